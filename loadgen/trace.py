@@ -1,0 +1,128 @@
+"""Request traces: our normalised schema (csv or csv.gz) and the CSV that Azure publishes.
+
+Normalised: `arrival_s` (seconds from the start; empty where the source has lengths only), `prompt_tokens`, `output_tokens`,
+`app`; other columns are ignored. Azure: `TIMESTAMP,ContextTokens,GeneratedTokens`.
+"""
+
+import csv
+import gzip
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple, TextIO
+
+from shared.errors import ConfigError
+
+NORMALISED = ("arrival_s", "prompt_tokens", "output_tokens")
+AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+GZIP_MAGIC = b"\x1f\x8b"
+
+
+class TraceRow(NamedTuple):
+    arrival_s: float | None
+    prompt_tokens: int
+    output_tokens: int
+    application: str
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Rows in order of arrival, the first at 0 s; in file order where there are no times."""
+
+    name: str
+    rows: Sequence[TraceRow]
+
+    @property
+    def recorded(self) -> bool:
+        """Has arrival times."""
+        return self.rows[0].arrival_s is not None
+
+    @property
+    def span_s(self) -> float:
+        return self.rows[-1].arrival_s or 0.0
+
+    def within(self, context_tokens: int) -> "Trace":
+        """The trace without the requests that `context_tokens` cannot hold. Raises ConfigError if none is left."""
+        rows = [row for row in self.rows if row.prompt_tokens + row.output_tokens <= context_tokens]
+        if not rows:
+            raise ConfigError(f"trace {self.name}: no request fits a context of {context_tokens} tokens")
+        return Trace(self.name, rows)
+
+
+def read_trace(path: Path) -> Trace:
+    """Raises ConfigError that names file, line and column."""
+    try:
+        with path.open("rb") as raw:
+            zipped = raw.read(2) == GZIP_MAGIC
+        with gzip.open(path, "rt", newline="") if zipped else path.open(newline="") as file:
+            rows = list(_rows(path, file))
+    except (OSError, EOFError, UnicodeDecodeError, csv.Error) as error:
+        raise ConfigError(f"trace {path}: cannot be read: {error}") from error
+    if not rows:
+        raise ConfigError(f"trace {path}: holds no requests")
+    if len({row.arrival_s is None for row in rows}) == 2:
+        raise ConfigError(f"trace {path}: column arrival_s is filled in some rows and empty in others")
+    if rows[0].arrival_s is not None:
+        rows.sort(key=lambda row: row.arrival_s or 0.0)
+        first_s = rows[0].arrival_s or 0.0
+        rows = [row._replace(arrival_s=(row.arrival_s or 0.0) - first_s) for row in rows]
+    return Trace(path.name.removesuffix(".gz").removesuffix(".csv"), rows)
+
+
+def _rows(path: Path, file: TextIO) -> Iterator[TraceRow]:
+    reader = csv.reader(file)
+    header = [name.strip().removeprefix("\ufeff") for name in next(reader, [])]
+    azure = set(AZURE) <= set(header)
+    names = AZURE if azure else NORMALISED
+    absent = [name for name in names if name not in header]
+    if absent:
+        raise ConfigError(
+            f"trace {path}, line 1: no column {', '.join(absent)}; "
+            f"the header must have {', '.join(NORMALISED)} or, as Azure's, {', '.join(AZURE)}"
+        )
+    at, prompt, output = (header.index(name) for name in names)
+    app = header.index("app") if "app" in header else None
+    for cells in reader:
+        if not cells:
+            continue
+        if len(cells) < len(header):
+            raise ConfigError(f"trace {path}, line {reader.line_num}: {len(cells)} columns where the header has {len(header)}")
+        here = f"trace {path}, line {reader.line_num}"
+        yield TraceRow(
+            _instant_s(here, cells[at]) if azure else _seconds(here, cells[at]),
+            _count(here, names[1], cells[prompt]),
+            _count(here, names[2], cells[output]),
+            cells[app] if app is not None else "azure" if azure else "",
+        )
+
+
+def _instant_s(here: str, cell: str) -> float:
+    try:
+        # Some copies name a zone and some do not; only differences count.
+        return datetime.fromisoformat(cell.strip()).replace(tzinfo=UTC).timestamp()
+    except ValueError as error:
+        raise ConfigError(f"{here}, column TIMESTAMP: `{cell}` is not a time such as 2023-11-16 18:17:03.979") from error
+
+
+def _seconds(here: str, cell: str) -> float | None:
+    if not cell.strip():
+        return None
+    try:
+        value = float(cell)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise ConfigError(f"{here}, column arrival_s: `{cell}` is not a number of seconds, 0 or more")
+    return value
+
+
+def _count(here: str, column: str, cell: str) -> int:
+    try:
+        value = int(cell)
+    except ValueError:
+        value = 0
+    if value < 1:
+        raise ConfigError(f"{here}, column {column}: `{cell}` is not a whole number of tokens, 1 or more")
+    return value

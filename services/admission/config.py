@@ -1,0 +1,17 @@
+"""What an operator may set of admission: section `admission`, or SLACKLINE_ADMISSION_<FIELD>."""
+
+import msgspec
+
+
+class AdmissionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    url: str = "nats://127.0.0.1:4222"
+    policy: str = "qoserve"  # whose router places requests
+    settings: dict[str, str] = {}  # of the policy
+    tiers: str = ""  # name of a tier set, or a file; empty: the default set
+    model: str = ""  # folder of the tokenizer; empty: the built-in byte-level one
+    hop_limit: int = 4  # offers of one request before it is best-effort
+    homeless_s: float = 10.0  # with no replica up for this long a request is relegated (and kept)
+    open_limit: int = 20_000  # requests under way at once; beyond, refused with a Retry-After
+    lost_s: float = 3.0  # a worker silent for this long is fenced
+    sweep_s: float = 5.0  # between looks at every open record
+    drain_s: float = 10.0

@@ -1,0 +1,118 @@
+"""From what a client sent to a record that can be stored: checks, tokens, deadlines. No I/O but the tokenizer's thread."""
+
+from collections.abc import Callable
+
+from msgspec.structs import replace
+
+from shared import subjects
+from shared.columns import pack
+from shared.errors import ConfigError, PeerError
+from shared.perf import store as profiles
+from shared.perf.zero_load import zero_load
+from shared.schemas import Announce, Body, GenerateRequest, Record
+from shared.text import Tokenizer
+from shared.tiers import TierSet
+from shared.vocabulary import RequestKey, ServiceClass, Slo
+
+Prompt = list[int]
+
+ZERO_LOAD_CHUNK_TOKENS = 2048  # what a prompt alone on a replica would be cut into
+
+
+def check(request: GenerateRequest, tier: str, tiers: TierSet) -> RequestKey:
+    """The request's key. Raises PeerError for anything a client got wrong that needs no tokenizer to see."""
+    key = subjects.request_key(request.tenant, request.request_id)
+    tiers.named(tier)
+    given = [name for name in ("prompt", "messages", "token_ids") if getattr(request, name) is not None]
+    if len(given) != 1:
+        raise PeerError(f"give exactly one of prompt, messages and token_ids, not {len(given)}", param="prompt")
+    if not getattr(request, given[0]):
+        raise PeerError(f"{given[0]} is empty", param=given[0])
+    if request.inbox is not None and not subjects.INBOX_PATTERN.fullmatch(request.inbox):
+        raise PeerError("inbox must be a subject under _INBOX.", param="inbox")
+    return key
+
+
+def tokenise(request: GenerateRequest, tokenizer: Tokenizer) -> Prompt:
+    """Prompt tokens. Raises PeerError for token ids outside the vocabulary, or messages that cannot be rendered."""
+    if request.token_ids is not None:
+        if min(request.token_ids) < 0 or max(request.token_ids) >= tokenizer.vocabulary:
+            raise PeerError(f"token ids must lie between 0 and {tokenizer.vocabulary - 1}", param="token_ids")
+        return request.token_ids
+    if request.messages is not None:
+        return tokenizer.encode(tokenizer.render(request.messages), rendered=True)
+    assert request.prompt is not None
+    return tokenizer.encode(request.prompt)
+
+
+def fits(prompt: Prompt, request: GenerateRequest, worker: Announce | None) -> int:
+    """The most tokens that may be generated. Raises PeerError for an unknown model or a prompt over the context."""
+    if worker is None:  # no worker has been heard yet: the replica that takes it will check
+        return request.sampling.max_tokens
+    if request.model is not None and request.model != worker.model:
+        raise PeerError(f"unknown model `{request.model}`; this fleet serves `{worker.model}`", code="model_not_found", param="model")
+    room = worker.context_tokens - len(prompt)
+    if room < 1:
+        raise PeerError(
+            f"the prompt has {len(prompt)} tokens; prompt and answer must fit {worker.context_tokens}",
+            code="context_length_exceeded",
+            param="prompt",
+        )
+    return min(request.sampling.max_tokens, room)
+
+
+def resolve(slo: Slo, prompt_tokens: int, max_tokens: int, worker: Announce | None) -> Slo:
+    """Bounds in seconds. Raises PeerError for a multiple of zero-load time while no profile is known."""
+    if slo.ttft_x is None and slo.tbt_x is None and slo.ttlt_x is None:
+        return slo
+    if worker is None:
+        raise PeerError("an SLO as a multiple of zero-load time needs a running worker", param="slo")
+    try:
+        profile = profiles.load(worker.profile)
+    except ConfigError as error:
+        raise PeerError(str(error), param="slo") from error
+    alone = zero_load(profile, prompt_tokens, max_tokens, ZERO_LOAD_CHUNK_TOKENS)
+    return slo.resolved(zero_load_ttft_s=alone.ttft_s, zero_load_tbt_s=alone.tbt_s, zero_load_ttlt_s=alone.ttlt_s)
+
+
+def record(
+    request: GenerateRequest,
+    key: RequestKey,
+    tier: str,
+    tiers: TierSet,
+    prompt: Prompt,
+    worker: Announce | None,
+    *,
+    body_key: Callable[[RequestKey], str],
+    owner: str,
+    now_unix_s: float,
+    json: bool,
+    traceparent: str,
+) -> tuple[Record, Body]:
+    """The record as it will be stored, not yet placed. Raises PeerError."""
+    max_tokens = fits(prompt, request, worker)
+    slo = resolve(request.slo or tiers.named(tier).slo, len(prompt), max_tokens, worker)
+    if slo == Slo():
+        raise PeerError("an SLO must bound something: ttft_s, tbt_s or ttlt_s", param="slo")
+    made = Record(
+        key=key,
+        body_key=body_key(key),
+        owner=owner,
+        state="placing",
+        attempt=0,
+        service_class=ServiceClass.STANDARD,
+        tier=tier,
+        slo=slo,
+        importance=request.importance,
+        application=request.application or tier,
+        session=request.session,
+        arrived_unix_s=now_unix_s,
+        expires_unix_s=now_unix_s + request.expires_s,
+        prompt_tokens=len(prompt),
+        max_tokens=max_tokens,
+        stream_subject=request.inbox or subjects.stream(key),
+        json=json,
+        allow_relegation=request.allow_relegation,
+        traceparent=traceparent,
+    )
+    return made, Body(prompt=pack(prompt), sampling=replace(request.sampling, max_tokens=max_tokens))

@@ -1,0 +1,431 @@
+"""Admission: brings requests in and to their end. Any instance may handle any message; records decide."""
+
+import asyncio
+from collections.abc import Coroutine
+from contextlib import suppress
+from random import Random
+from typing import Any
+
+import structlog
+from msgspec.structs import replace
+
+from services.admission import intake
+from services.admission.config import AdmissionConfig
+from services.admission.sweep import Sweep
+from services.admission.workers import Workers
+from shared import subjects
+from shared.bus.api import Bus, Call, Endpoint
+from shared.clock import Clock
+from shared.columns import unpack_list
+from shared.errors import BusError, BusTimeout, PeerError
+from shared.metrics import Registry
+from shared.policy import registry
+from shared.policy.admission import (
+    AdmissionAction,
+    AdmissionCore,
+    AdmissionEvent,
+    AdmissionSettings,
+    Declined,
+    Gone,
+    Heard,
+    Opened,
+    Place,
+    Refuse,
+    Relegate,
+    Taken,
+    Tick,
+    as_offer,
+)
+from shared.policy.verdict import ended
+from shared.schemas import (
+    Announce,
+    Attach,
+    AttemptOver,
+    Cancel,
+    Digest,
+    GenerateRequest,
+    Hint,
+    Received,
+    Record,
+    Refused,
+    Replay,
+    Resume,
+    Settled,
+)
+from shared.store import acklog
+from shared.store.ending import Ending
+from shared.store.leases import RENEW_S, Lease
+from shared.store.place import Placed, Placer, moved_on
+from shared.store.records import Records, Stored
+from shared.telemetry import Tracing
+from shared.text import Tokenizer
+from shared.tiers import DEFAULT, load_tiers
+from shared.vocabulary import FinishReason, ReplicaId, RequestKey, ServiceClass
+
+log = structlog.get_logger()
+
+QUEUE = "admission"
+FINAL = frozenset(reason.value for reason in FinishReason)
+LONG_PROMPT_CHARACTERS = 4096  # beyond, tokenising (1 us a character) would hold up the event loop
+BUSY_RETRY_S = 0.5  # pause before asking a store that did not answer again
+
+
+class Admission:
+    """One instance."""
+
+    def __init__(self, cfg: AdmissionConfig, bus: Bus, clock: Clock, tokenizer: Tokenizer, tracing: Tracing, rng: Random) -> None:
+        self._cfg, self._bus, self._clock, self._tokenizer, self._tracing = cfg, bus, clock, tokenizer, tracing
+        self.name = f"admission-{rng.getrandbits(48):012x}"
+        self._tiers = load_tiers(cfg.tiers) if cfg.tiers else DEFAULT
+        self._records = Records(bus.requests, lambda: f"{rng.getrandbits(32):08x}")
+        self.metrics = Registry()
+        self._ending = Ending(bus, self._records, tracing, self.metrics)
+        self._placer = Placer(bus, self._records, self.name)
+        policy = registry.make(cfg.policy, cfg.settings)
+        settings = AdmissionSettings(hop_limit=cfg.hop_limit, homeless_s=cfg.homeless_s, open_limit=cfg.open_limit)
+        self.core = AdmissionCore(policy.route, rng, settings)
+        self._workers = Workers(clock, cfg.lost_s)
+        self._sweep = Sweep(cfg, bus, clock, self.name, self._records, self._placer, self._workers, self.core, self._ending, self._reopen)
+        self._lease = Lease(bus.leases, f"admission.{self.name}", self.name)
+        self._tasks: asyncio.TaskGroup | None = None
+        self._changed = asyncio.Event()
+        self._receiving = 0
+
+    # ------------------------------------------------------------ life
+
+    async def run(self, stop: asyncio.Event) -> None:
+        bus = self._bus
+        intake_endpoints = [Endpoint("requests", subjects.REQUESTS, GenerateRequest, self._on_request, QUEUE)]
+        endpoints = [
+            Endpoint("attach", subjects.ATTACH, Attach, self._on_attach, QUEUE),
+            Endpoint("over", subjects.OVER, AttemptOver, self._on_over, QUEUE),
+        ]
+        subscriptions = []
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                self._tasks = tasks
+                subscriptions.append(await bus.subscribe(subjects.DIGESTS, Digest, self._on_digest))
+                subscriptions.append(await bus.subscribe(subjects.ANNOUNCEMENTS, Announce, self._on_announce))
+                subscriptions.append(await bus.subscribe(subjects.CANCELS, Cancel, self._on_cancel, queue=QUEUE))
+                background = [
+                    tasks.create_task(self._keep_lease(), name="admission.lease"),
+                    tasks.create_task(self._wake(), name="admission.wake"),
+                    tasks.create_task(self._sweep.run(), name="admission.sweep"),
+                ]
+                subscriptions.append(await bus.serve("admission", endpoints, {"instance": self.name}))
+                requests = await bus.serve("requests", intake_endpoints, {"instance": self.name})
+                log.info("admission.ready", instance=self.name, policy=self._cfg.policy, tiers=self._tiers.name)
+                await stop.wait()
+                await requests.stop()
+                await self._drain()
+                for task in background:
+                    task.cancel()
+        finally:
+            for subscription in reversed(subscriptions):
+                await subscription.stop()
+
+    async def _drain(self) -> None:
+        """Place what is open; what is left after drain_s, another instance takes over."""
+        deadline = self._clock.unix_s() + self._cfg.drain_s
+        while (self._receiving or not self.core.idle) and self._clock.unix_s() < deadline:
+            await asyncio.sleep(0.02)
+        with suppress(BusError):  # it runs out by itself
+            await self._lease.release()
+
+    async def _keep_lease(self) -> None:
+        """While it is held, nobody takes over what this instance has open."""
+        while True:
+            try:
+                if not self._lease.held or not await self._lease.renew():
+                    await self._lease.acquire()
+            except BusTimeout:
+                log.warning("lease.doubtful", instance=self.name)
+            await asyncio.sleep(RENEW_S)
+
+    async def _wake(self) -> None:
+        """Tick the core when it asked to be."""
+        loop = asyncio.get_running_loop()
+        while True:
+            self._changed.clear()
+            wake = self.core.wake_at_unix_s()
+            try:
+                async with asyncio.timeout_at(None if wake is None else loop.time() + wake - self._clock.unix_s()):
+                    await self._changed.wait()
+            except TimeoutError:
+                self._feed(Tick())
+
+    # ------------------------------------------------------------ the core's steps
+
+    def _feed(self, event: AdmissionEvent) -> None:
+        for action in self.core.handle(event, now_unix_s=self._clock.unix_s()):
+            self._spawn(self._perform(action), "admission.step")
+        self._changed.set()
+
+    async def _perform(self, action: AdmissionAction) -> None:
+        try:
+            match action:
+                case Place(key, replica, incarnation):
+                    placed = await self._placer.place(key, replica, incarnation, ServiceClass.STANDARD, "placing")
+                    self._placed(key, replica, placed)
+                case Relegate(key, reason):
+                    await self._relegate(key, reason)
+                    self._feed(Gone(key))
+                case Refuse(key, reason, retry_after_s):
+                    await self._ending.end(key, self._ends(FinishReason.REFUSED, reason, retry_after_s))
+                    self._feed(Gone(key))
+        except BusTimeout as error:
+            # The record says how far it came; the sweep goes on from there.
+            log.warning("step.doubtful", request=action.key, error=str(error))
+            self._feed(Gone(action.key))
+            self._sweep.soon()
+
+    def _placed(self, key: RequestKey, replica: ReplicaId, placed: Placed) -> None:
+        if placed.taken:
+            self._feed(Taken(key))
+        elif placed.gone:
+            self._feed(Gone(key))
+            self._spawn(self._end_cancelled(key), "admission.cancelled")
+        else:
+            self._feed(Declined(key, replica, placed.earliest_s, placed.unplanned))
+
+    async def _relegate(self, key: RequestKey, reason: str) -> None:
+        def step(record: Record) -> Record | None:
+            if record.verdict is not None or record.state != "placing" or record.owner != self.name or record.cancelled:
+                return None
+            return replace(record, state="relegated", service_class=ServiceClass.BEST_EFFORT, relegated=True, replica=None, incarnation="")
+
+        stored = await self._records.change(key, step)
+        if stored is None:
+            await self._end_cancelled(key)
+            return
+        await self._told_relegated(stored.record, reason)
+
+    async def _told_relegated(self, record: Record, reason: str) -> None:
+        await self._placer.tell(record, "relegated", reason)
+        with suppress(BusError):  # the next listing finds it
+            await self._bus.publish(subjects.RELEGATED, Hint(key=record.key))
+
+    def _reopen(self, record: Record) -> None:
+        """A record of ours that nobody holds."""
+        self._feed(Opened(record))
+
+    def _ends(self, reason: FinishReason, message: str, retry_after_s: float | None = None) -> Any:
+        def step(record: Record) -> Record | None:
+            if record.verdict is not None or record.owner != self.name:
+                return None
+            return ended(record, reason, record.resume, self._clock.unix_s(), message=message, retry_after_s=retry_after_s)
+
+        return step
+
+    # ------------------------------------------------------------ requests
+
+    def _on_request(self, request: GenerateRequest, call: Call) -> None:
+        self._spawn(self._receive(request, call), "admission.receive")
+
+    async def _receive(self, request: GenerateRequest, call: Call) -> None:
+        now = self._clock.unix_s()
+        self._receiving += 1
+        span = self._tracing.start("admit", call.headers.get("traceparent"), {"slackline.tenant": request.tenant[:64]}, kind="server")
+        try:
+            tier = call.subject.rsplit(".", 1)[-1]
+            key = intake.check(request, tier, self._tiers)
+            if self.core.full:
+                await call.reply(Refused(code="slow_down", message="too many requests are under way", retry_after_s=1.0))
+                return
+            prompt = await self._tokenised(request)
+            record, body = intake.record(
+                request,
+                key,
+                tier,
+                self._tiers,
+                prompt,
+                self._workers.any(),
+                body_key=self._records.body_key,
+                owner=self.name,
+                now_unix_s=now,
+                json=call.json,
+                traceparent=span.traceparent,
+            )
+            picked = self.core.pick(as_offer(record, ServiceClass.STANDARD), now_unix_s=now)
+            if picked is not None:
+                record = replace(record, attempt=1, replica=picked[0], incarnation=picked[1])
+            stored = await self._records.create(record, body)
+            if stored is None:
+                await self._attach_duplicate(key, call)
+                return
+            await call.reply(_received(record, attached=False))
+            if picked is None:
+                self._feed(Opened(record))
+            else:
+                self.core.placed(record, now_unix_s=now)
+                self._spawn(self._first_offer(stored), "admission.step")
+        except PeerError as error:
+            span.set(**{"error.type": error.code})
+            await call.reply(Refused(code=error.code, message=error.message, param=error.param))
+        except BusTimeout:
+            span.set(**{"error.type": "store_timeout"})
+            await call.reply(Refused(code="server_is_overloaded", message="ask again with the same id", retry_after_s=1.0))
+        finally:
+            span.end()
+            self._receiving -= 1
+
+    async def _first_offer(self, stored: Stored) -> None:
+        record = stored.record
+        assert record.replica is not None
+        try:
+            self._placed(record.key, record.replica, await self._placer.offer(stored))
+        except BusTimeout as error:
+            log.warning("step.doubtful", request=record.key, error=str(error))
+            self._feed(Gone(record.key))
+            self._sweep.soon()
+
+    async def _tokenised(self, request: GenerateRequest) -> intake.Prompt:
+        size = len(request.prompt or "") + sum(len(str(m.get("content", ""))) for m in request.messages or ())
+        if size < LONG_PROMPT_CHARACTERS:
+            return intake.tokenise(request, self._tokenizer)
+        return await asyncio.to_thread(intake.tokenise, request, self._tokenizer)
+
+    async def _attach_duplicate(self, key: RequestKey, call: Call) -> None:
+        """The id is taken: the caller is told where that request's events are."""
+        stored = await self._records.get(key)
+        if stored is None:
+            await call.reply(Refused(code="server_is_overloaded", message="ask again", retry_after_s=1.0))
+        else:
+            await call.reply(_received(stored.record, attached=True))
+
+    def _on_attach(self, attach: Attach, call: Call) -> None:
+        self._spawn(self._attach(attach, call), "admission.attach")
+
+    async def _attach(self, attach: Attach, call: Call) -> None:
+        """All that the request has produced, from the record and the log."""
+        try:
+            key = subjects.request_key(attach.tenant, attach.request_id)
+            stored = await self._records.get(key)
+            if stored is None:
+                await call.reply(Refused(code="not_found", message="no such request, or it ended long ago", param="request_id"))
+                return
+            record = stored.record
+            resume = await self._so_far(record)
+        except PeerError as error:
+            await call.reply(Refused(code=error.code, message=error.message, param=error.param))
+            return
+        except BusTimeout:
+            await call.reply(Refused(code="server_is_overloaded", message="the store did not answer", retry_after_s=1.0))
+            return
+        replay = Replay(
+            stream_subject=record.stream_subject,
+            offset=attach.from_token,
+            tokens=unpack_list(resume.tokens)[attach.from_token :],
+            text=resume.text,
+            text_offset=0,
+            verdict=record.verdict,
+        )
+        await call.reply(replay)
+
+    async def _so_far(self, record: Record) -> Resume:
+        if record.verdict is None and record.replica is not None:
+            story = (await acklog.read(self._bus, record.replica)).get((record.key, record.attempt, record.incarnation))
+            if story is not None:
+                return story.resume(record)
+        return record.resume
+
+    # ------------------------------------------------------------ ends
+
+    def _on_over(self, over: AttemptOver, call: Call) -> None:
+        self._spawn(self._settle(over, call), "admission.settle")
+
+    async def _settle(self, over: AttemptOver, call: Call) -> None:
+        """Write into the record what became of an attempt, unless the record has moved on since."""
+
+        def step(record: Record) -> Record | None:
+            place = (record.attempt, record.replica, record.incarnation)
+            if record.verdict is not None or place != (over.attempt, over.replica, over.incarnation):
+                return None
+            return self._after(record, over.why, over)
+
+        try:
+            stored = await self._ending.end(over.key, step)
+        except BusTimeout:
+            return  # the worker tells it again
+        if stored is not None and stored.record.verdict is None:
+            if stored.record.state == "relegated":
+                await self._told_relegated(stored.record, over.message or over.why)
+            else:
+                await self._placer.tell(stored.record, "replaced", over.why)
+                self._reopen(stored.record)
+        await call.reply(Settled())
+
+    def _after(self, record: Record, why: str, over: AttemptOver) -> Record:
+        now = self._clock.unix_s()
+        if why in FINAL or record.cancelled:
+            reason = FinishReason(why) if why in FINAL else FinishReason.CANCELLED
+            return ended(record, reason, over.resume, now, message=over.message, service_class=over.service_class, relegated=over.relegated)
+        if why == "relegated" or over.service_class is ServiceClass.BEST_EFFORT:
+            if not record.allow_relegation and why == "relegated":
+                return ended(record, FinishReason.REFUSED, over.resume, now, message="its SLO cannot be met", retry_after_s=1.0)
+            pooled = moved_on(record, over.resume, self.name)
+            return replace(pooled, state="relegated", service_class=ServiceClass.BEST_EFFORT, relegated=True)
+        return moved_on(record, over.resume, self.name)
+
+    def _on_cancel(self, cancel: Cancel, call: Call) -> None:
+        tenant, request_id = call.subject.split(".")[-2:]
+        try:
+            key = subjects.request_key(tenant, request_id)
+        except PeerError:
+            return
+        self._spawn(self._cancel(key), "admission.cancel")
+
+    async def _cancel(self, key: RequestKey) -> None:
+        """The tombstone. Who holds the request hears the cancel itself; nobody holding it, it ends here."""
+        try:
+            await self._records.change(key, lambda r: None if r.verdict is not None or r.cancelled else replace(r, cancelled=True))
+            await self._end_cancelled(key)
+        except BusTimeout:
+            self._sweep.soon()
+
+    async def _end_cancelled(self, key: RequestKey) -> None:
+        """End a cancelled request that no replica holds."""
+
+        def step(record: Record) -> Record | None:
+            if record.verdict is not None or not record.cancelled or record.replica is not None:
+                return None
+            return ended(record, FinishReason.CANCELLED, record.resume, self._clock.unix_s())
+
+        await self._ending.end(key, step)
+
+    # ------------------------------------------------------------ what is heard
+
+    def _on_digest(self, digest: Digest, call: Call) -> None:
+        self._feed(Heard(digest))
+
+    def _on_announce(self, announce: Announce, call: Call) -> None:
+        if self._workers.heard(announce):
+            self._sweep.soon()
+
+    def _spawn(self, coro: Coroutine[Any, Any, None], name: str) -> None:
+        assert self._tasks is not None
+        self._tasks.create_task(_or_log(coro, name), name=name)
+
+
+async def _or_log(coro: Coroutine[Any, Any, None], name: str) -> None:
+    """Answers are asked for again by whoever needs them."""
+    try:
+        await coro
+    except BusError as error:
+        log.warning("message.lost", task=name, error=str(error))
+
+
+def _received(record: Record, *, attached: bool) -> Received:
+    return Received(
+        request_id=record.key.partition(".")[2],
+        stream_subject=record.stream_subject,
+        arrived_unix_s=record.arrived_unix_s,
+        prompt_tokens=record.prompt_tokens,
+        attached=attached,
+    )
+
+
+async def serve(
+    cfg: AdmissionConfig, bus: Bus, clock: Clock, tokenizer: Tokenizer, stop: asyncio.Event, *, tracing: Tracing, rng: Random
+) -> None:
+    await Admission(cfg, bus, clock, tokenizer, tracing, rng).run(stop)

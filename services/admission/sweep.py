@@ -1,0 +1,220 @@
+"""The sweep: looks at every open record and sets right what a death, a lost message or a broker restart left behind.
+
+All recovery is here. It runs now and then, and soon after anything that may have stranded a request. Each step is a
+compare-and-set, so any number of instances may sweep at once.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+import structlog
+from msgspec.structs import replace
+
+from services.admission.config import AdmissionConfig
+from services.admission.workers import Workers
+from shared import subjects
+from shared.bus.api import Bus
+from shared.clock import Clock
+from shared.errors import BusError, BusTimeout, PeerError, WrongSequence
+from shared.policy.admission import AdmissionCore
+from shared.policy.admission import Lost as ReplicaLost
+from shared.policy.verdict import ended
+from shared.schemas import Fenced, Hint, Holdings, HoldingsAnswer, LogEntry, Record, Resume
+from shared.store.acklog import Story, decode_entry, encode_entry, fold
+from shared.store.ending import Ending
+from shared.store.leases import holders
+from shared.store.place import Placer, moved_on
+from shared.store.records import Records, Stored
+from shared.subjects import ack_log
+from shared.vocabulary import FinishReason, ReplicaId, RequestKey, ServiceClass
+
+log = structlog.get_logger()
+
+LOOK_S = 0.25  # how often lost workers are looked for, and how soon a sweep asked for begins
+FINAL = frozenset(reason.value for reason in FinishReason)
+
+
+class Sweep:
+    """Of one admission instance."""
+
+    def __init__(
+        self,
+        cfg: AdmissionConfig,
+        bus: Bus,
+        clock: Clock,
+        owner: str,
+        records: Records,
+        placer: Placer,
+        workers: Workers,
+        core: AdmissionCore,
+        ending: Ending,
+        reopen: Callable[[Record], None],
+    ) -> None:
+        self._cfg, self._bus, self._clock, self._owner = cfg, bus, clock, owner
+        self._records, self._placer, self._workers, self._core = records, placer, workers, core
+        self._ending, self._reopen = ending, reopen
+        self._soon = True  # what a former instance left
+        self._unknown: set[tuple[RequestKey, int]] = set()  # attempts that their worker did not know at the last sweep
+        self._live_owners: set[str] = set()
+
+    def soon(self) -> None:
+        self._soon = True
+
+    async def run(self) -> None:
+        next_at = 0.0
+        while True:
+            for replica in self._workers.newly_lost():
+                log.warning("worker.lost", replica=replica)
+                self._core.handle(ReplicaLost(replica), now_unix_s=self._clock.unix_s())
+                self._soon = True
+            try:
+                owners = set((await holders(self._bus.leases, "admission.")).values())
+                if self._live_owners - owners:
+                    self._soon = True
+                self._live_owners = owners
+                if self._soon or self._clock.unix_s() >= next_at:
+                    self._soon = False
+                    next_at = self._clock.unix_s() + self._cfg.sweep_s
+                    await self._sweep()
+            except (BusError, PeerError) as error:
+                log.warning("sweep.broken", error=str(error))
+                self._soon = True
+            await asyncio.sleep(LOOK_S)
+
+    async def _sweep(self) -> None:
+        verify: dict[ReplicaId, list[Stored]] = {}
+        stranded: dict[tuple[ReplicaId, str], list[Stored]] = {}
+        for stored in await self._records.open():
+            record = stored.record
+            if self._core.has(record.key) or record.state == "relegated":
+                if record.cancelled and record.replica is None:
+                    await self._end(stored, FinishReason.CANCELLED, record.resume)
+                continue
+            if record.replica is None:
+                if record.cancelled:
+                    await self._end(stored, FinishReason.CANCELLED, record.resume)
+                elif record.owner == self._owner or record.owner not in self._live_owners:
+                    await self._moved_on(stored, record.resume)  # its owner is gone, or it is ours and was lost sight of
+                continue
+            lives = self._workers.lives(record.replica, record.incarnation)
+            if lives:
+                verify.setdefault(record.replica, []).append(stored)
+            elif lives is None:
+                self._soon = True
+            else:
+                stranded.setdefault((record.replica, record.incarnation), []).append(stored)
+        for (replica, incarnation), records in stranded.items():
+            await self._recover(replica, incarnation, records)
+        unknown: set[tuple[RequestKey, int]] = set()
+        for replica, records in verify.items():
+            unknown |= await self._verify(replica, records)
+        self._unknown = unknown
+
+    # ------------------------------------------------------------ workers that live
+
+    async def _verify(self, replica: ReplicaId, records: Sequence[Stored]) -> set[tuple[RequestKey, int]]:
+        """Does the worker know what the records say it has? Unknown twice in a row, an attempt is taken back."""
+        asked = [(s.record.key, s.record.attempt) for s in records]
+        try:
+            answer = await self._bus.request(subjects.holdings(replica), Holdings(asked=asked), HoldingsAnswer, timeout_s=2.0)
+        except (BusError, PeerError):
+            return set()
+        unknown: set[tuple[RequestKey, int]] = set()
+        for stored, known in zip(records, answer.known, strict=True):
+            record = stored.record
+            name = (record.key, record.attempt)
+            if answer.incarnation != record.incarnation:
+                continue
+            if known and record.cancelled:
+                await self._withdraw(stored)  # the cancel itself was lost on its way
+            elif not known and name in self._unknown:
+                await self._withdraw(stored)
+            elif not known:
+                unknown.add(name)
+                self._soon = True
+        return unknown
+
+    async def _withdraw(self, stored: Stored) -> None:
+        over = await self._placer.withdraw(stored.record)
+        if over is None:  # it never came there, and cannot come any more
+            await self._moved_on(stored, stored.record.resume)
+
+    # ------------------------------------------------------------ workers that are lost
+
+    async def _recover(self, replica: ReplicaId, incarnation: str, records: Sequence[Stored]) -> None:
+        """Fence the incarnation, then let its requests go on from what the log says."""
+        entries = await self._fenced_log(replica, incarnation)
+        if entries is None:
+            self._soon = True
+            return
+        stories = fold(entries)
+        log.info("replica.recovered", replica=replica, incarnation=incarnation, requests=len(records))
+        for stored in records:
+            record = stored.record
+            story = stories.get((record.key, record.attempt, incarnation))
+            await self._after(stored, story)
+
+    async def _fenced_log(self, replica: ReplicaId, incarnation: str) -> list[LogEntry] | None:
+        """The replica's log, once the incarnation cannot write to it any more. None if it turned out to be alive."""
+        subject = ack_log(replica)
+        rows = await self._bus.acks.read(subject)
+        entries = [decode_entry(payload) for _, payload in rows]
+        if not entries or isinstance(entries[-1], Fenced) or entries[-1].incarnation != incarnation:
+            return entries  # another has written since: its appends fail
+        fence = encode_entry(Fenced(incarnation=incarnation, by=self._owner))
+        try:
+            await self._bus.acks.append(subject, fence, rows[-1][0] if rows else 0)
+        except WrongSequence:
+            return None  # it still writes, or someone else has fenced it: look again
+        log.warning("replica.fenced", replica=replica, incarnation=incarnation)
+        return entries
+
+    async def _after(self, stored: Stored, story: Story | None) -> None:
+        record = stored.record
+        if story is None:
+            await self._moved_on(stored, record.resume)
+        elif story.ended in FINAL:
+            over = story.over
+            resume = over.resume if over is not None else story.resume(record)
+            await self._end(stored, FinishReason(story.ended), resume, relegated=story.relegated)
+        else:
+            await self._moved_on(stored, story.resume(record), relegated=story.relegated)
+
+    # ------------------------------------------------------------ steps
+
+    async def _moved_on(self, stored: Stored, resume: Resume, *, relegated: bool = False) -> None:
+        name = (stored.record.attempt, stored.record.replica, stored.record.incarnation, stored.record.owner)
+        best_effort = relegated or stored.record.service_class is ServiceClass.BEST_EFFORT
+
+        def step(record: Record) -> Record | None:
+            if record.verdict is not None or (record.attempt, record.replica, record.incarnation, record.owner) != name:
+                return None
+            if record.cancelled:
+                return ended(record, FinishReason.CANCELLED, resume, self._clock.unix_s())
+            moved = moved_on(record, resume, self._owner)
+            if best_effort:
+                return replace(moved, state="relegated", service_class=ServiceClass.BEST_EFFORT, relegated=True)
+            return moved
+
+        changed = await self._ending.end(stored.record.key, step)
+        if changed is None or changed.record.verdict is not None:
+            return
+        if changed.record.state == "relegated":
+            await self._bus.publish(subjects.RELEGATED, Hint(key=changed.record.key))
+        else:
+            if stored.record.attempt:
+                await self._placer.tell(changed.record, "replaced", "its replica was lost")
+            self._reopen(changed.record)
+
+    async def _end(self, stored: Stored, reason: FinishReason, resume: Resume, *, relegated: bool = False) -> None:
+        name = (stored.record.attempt, stored.record.replica, stored.record.incarnation)
+
+        def step(record: Record) -> Record | None:
+            if record.verdict is not None or (record.attempt, record.replica, record.incarnation) != name:
+                return None
+            return ended(record, reason, resume, self._clock.unix_s(), relegated=relegated)
+
+        try:
+            await self._ending.end(stored.record.key, step)
+        except BusTimeout:
+            self._soon = True

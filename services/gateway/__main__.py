@@ -1,0 +1,36 @@
+"""python -m services.gateway"""
+
+import asyncio
+import signal
+import socket
+import sys
+
+import uvloop
+
+from services.gateway.config import GatewayConfig
+from services.gateway.service import listen, serve
+from shared import logs, telemetry
+from shared.config import load
+from shared.errors import ConfigError
+
+
+async def main() -> None:
+    """Raises ConfigError for whatever the operator must change."""
+    instance = f"gateway-{socket.gethostname()}"
+    logs.configure("gateway", instance)
+    cfg = load(GatewayConfig, "gateway")
+    tracing = telemetry.configure("gateway", instance)
+    stop = asyncio.Event()
+    for sig in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(sig, stop.set)
+    try:
+        await serve(cfg, listen(cfg), stop, tracing)
+    finally:
+        tracing.close()
+
+
+if __name__ == "__main__":
+    try:
+        uvloop.run(main())
+    except ConfigError as error:
+        sys.exit(f"gateway: {error}")

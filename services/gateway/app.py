@@ -1,0 +1,152 @@
+"""The routes of the gateway, and what is counted of them. Everything that fails is answered in OpenAI's envelope."""
+
+import asyncio
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from services.gateway import envelope, intake
+from services.gateway.body import Bodies
+from services.gateway.completions import Model, ModelList
+from services.gateway.config import GatewayConfig
+from services.gateway.envelope import Problem, Rejected
+from services.gateway.exchange import Exchanges
+from services.gateway.fleet import Fleet
+from services.gateway.intake import REQUEST_ID
+from shared import conventions, telemetry
+from shared.client import Client, new_request_id
+from shared.clock import Clock
+from shared.errors import BusError, PeerError
+from shared.metrics import Registry
+from shared.tiers import TierSet
+
+
+class Gateway:
+    """Serves HTTP for one Client. Its tasks live in `tasks`; set `draining` before the listener closes."""
+
+    def __init__(
+        self,
+        cfg: GatewayConfig,
+        tiers: TierSet,
+        client: Client,
+        fleet: Fleet,
+        clock: Clock,
+        registry: Registry,
+        tracing: telemetry.Tracing,
+        tasks: asyncio.TaskGroup,
+    ) -> None:
+        self.draining = False
+        self._cfg = cfg
+        self._tiers = tiers
+        self._fleet = fleet
+        self._clock = clock
+        self._registry = registry
+        self._bodies = Bodies(cfg)
+        self._exchanges = Exchanges(cfg, client, fleet, clock, tracing, tasks)
+        self._open = 0
+        self._responses = registry.counter(
+            "slackline_gateway_responses_total", "Completions by HTTP status; 0: left without one.", ["status"]
+        )
+        self._hung_up = registry.counter("slackline_gateway_hung_up_total", "Requests cancelled because their client left.").labels()
+        self._unfinished = registry.gauge("slackline_gateway_unfinished_requests", "Completions being served.").labels()
+        self._duration = registry.histogram(
+            "slackline_gateway_request_duration_seconds", "From a request's head to its last byte.", conventions.DURATION_BUCKETS_S
+        ).labels()
+
+    def app(self) -> Starlette:
+        return Starlette(
+            routes=[
+                Route("/v1/completions", _Asgi(self.completions), methods=["POST"]),
+                Route("/v1/models", self.models, methods=["GET"]),
+                Route("/health", self.health, methods=["GET"]),
+                Route("/ready", self.ready, methods=["GET"]),
+                Route("/metrics", self.metrics, methods=["GET"]),
+            ],
+            exception_handlers={HTTPException: _no_such_thing},
+        )
+
+    async def health(self, _: Request) -> Response:
+        return Response('{"status":"ok"}', media_type="application/json")
+
+    async def ready(self, _: Request) -> Response:
+        """200 while a replica was heard of within fresh_s (so the bus is connected) and this gateway is not stopping."""
+        reason = "shutting down" if self.draining else "" if self._fleet.models() else "no replica has been heard of"
+        body = msgspec.json.encode({"ready": not reason, "reason": reason})
+        return Response(body, status_code=503 if reason else 200, media_type="application/json")
+
+    async def models(self, _: Request) -> Response:
+        known = self._fleet.models()
+        models = ModelList(data=[Model(id=name, created=int(first_unix_s)) for name, first_unix_s in known.items()])
+        return Response(msgspec.json.encode(models), media_type="application/json")
+
+    async def metrics(self, _: Request) -> Response:
+        return Response(self._registry.render_prometheus(), media_type="text/plain; version=0.0.4")
+
+    async def completions(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """POST /v1/completions."""
+        began_unix_s = self._clock.unix_s()
+        headers = Headers(scope=scope)
+        request_id = new_request_id()  # until we know that the client's own may be used
+        status = 0
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message["headers"], (REQUEST_ID.encode(), request_id.encode())]
+            await send(message)
+
+        self._open += 1
+        self._unfinished.set(self._open)
+        try:
+            if self.draining:
+                raise Rejected(envelope.SHUTTING_DOWN)
+            if self._open > self._cfg.requests_limit:
+                raise Rejected(envelope.SATURATED)
+            request_id = intake.read_request_id(headers)
+            ask = intake.read_ask(headers, await self._bodies.read(headers, receive), request_id, self._tiers)
+            parent = headers.get(telemetry.TRACEPARENT)
+            if await self._exchanges.run(ask, parent, receive, send_with_id, began_unix_s):
+                self._hung_up.add()
+        except ClientDisconnect:
+            pass  # before there was a request
+        except Rejected as rejected:
+            await _respond(send_with_id, rejected.problem)
+        except (PeerError, BusError) as error:
+            await _respond(send_with_id, envelope.of_error(error))
+        finally:
+            self._open -= 1
+            self._unfinished.set(self._open)
+            self._responses.labels(str(status)).add()
+            self._duration.observe(self._clock.unix_s() - began_unix_s)
+
+
+class _Asgi:
+    """Starlette hands a callable object the raw ASGI call, which it does not do for a method."""
+
+    def __init__(self, method: ASGIApp) -> None:
+        self._method = method
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._method(scope, receive, send)
+
+
+async def _respond(send: Send, problem: Problem) -> None:
+    headers = {"content-type": "application/json", **problem.headers()}
+    raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": problem.status, "headers": raw})
+    await send({"type": "http.response.body", "body": problem.body()})
+
+
+async def _no_such_thing(request: Request, error: Exception) -> Response:
+    """404 and 405 in the envelope, like all else."""
+    assert isinstance(error, HTTPException)
+    code = "method_not_allowed" if error.status_code == 405 else "not_found"
+    problem = Problem(status=error.status_code, message=f"{request.method} {request.url.path}: {error.detail}", code=code)
+    return Response(problem.body(), status_code=problem.status, headers=error.headers, media_type="application/json")

@@ -1,0 +1,141 @@
+"""Every way in which a request can fail, as HTTP: a status, OpenAI's envelope, and headers that say why.
+
+429 is contention (it comes with Retry-After), 503 is nobody there, 504 a request whose time ran out. 408 is never used, since
+proxies retry it at once.
+"""
+
+import math
+
+import msgspec
+from msgspec import Struct
+
+from shared.bus.api import RefusedError
+from shared.errors import BusError, BusTimeout, NoResponders, PeerError
+from shared.schemas import Refused, Verdict
+from shared.vocabulary import FinishReason
+
+RETRY_AFTER_MAX_S = 30
+STATUS_OF_CODE = {
+    "model_not_found": 404,
+    "not_found": 404,
+    "context_length_exceeded": 413,
+    "request_too_large": 413,
+    "slow_down": 429,
+    "resource_unavailable": 429,
+    "server_error": 500,
+    "server_is_overloaded": 503,
+}
+TYPE_OF_STATUS = {429: "rate_limit_error", 499: "request_cancelled", 500: "server_error", 503: "server_error", 504: "server_error"}
+
+
+class Error(Struct, frozen=True, kw_only=True):
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class Envelope(Struct, frozen=True, kw_only=True):
+    error: Error
+
+
+class Problem(Struct, frozen=True, kw_only=True):
+    """One failure. `dropped` is the value of x-llm-d-request-dropped-reason."""
+
+    status: int
+    message: str
+    code: str
+    param: str | None = None
+    dropped: str | None = None
+    retry_after_s: float | None = None
+
+    def body(self) -> bytes:
+        kind = TYPE_OF_STATUS.get(self.status, "invalid_request_error")
+        return msgspec.json.encode(Envelope(error=Error(message=self.message, type=kind, param=self.param, code=self.code)))
+
+    def headers(self) -> dict[str, str]:
+        """Retry-After belongs to 429 alone: whole seconds, rounded up, 1 to 30."""
+        headers = {} if self.dropped is None else {"x-llm-d-request-dropped-reason": self.dropped}
+        if self.status == 429:
+            headers["retry-after"] = str(min(RETRY_AFTER_MAX_S, max(1, math.ceil(self.retry_after_s or 1.0))))
+        return headers
+
+
+class Rejected(Exception):
+    """Refused by the gateway itself, before anything was sent to admission."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem.message)
+        self.problem = problem
+
+
+SHUTTING_DOWN = Problem(status=503, message="this gateway is shutting down", code="server_is_overloaded", dropped="rejected-shutting-down")
+SATURATED = Problem(status=429, message="the gateway has too many unfinished requests", code="slow_down", dropped="rejected-saturated")
+BODY_TOO_LARGE = Problem(status=413, message="the body is too large", code="request_too_large")
+BODY_TOO_SLOW = Problem(status=400, message="the body did not arrive in time", code="body_timeout")
+
+
+def of_refused(no: Refused) -> Problem:
+    """Admission said no before it stored anything."""
+    status = STATUS_OF_CODE.get(no.code, 400)
+    dropped = {429: "rejected-saturated", 503: "rejected-no-endpoints"}.get(status)
+    param = "prompt" if no.param == "token_ids" else no.param  # what it is called over HTTP
+    return Problem(status=status, message=no.message, code=no.code, param=param, dropped=dropped, retry_after_s=no.retry_after_s)
+
+
+def of_error(error: PeerError | BusError) -> Problem:
+    """The request could not be read, or could not be handed over."""
+    match error:
+        case RefusedError():
+            return of_refused(error.refused)
+        case PeerError():
+            return of_refused(Refused(code=error.code, message=error.message, param=error.param))
+        case NoResponders():
+            return Problem(
+                status=503, message="no admission service is alive", code="server_is_overloaded", dropped="rejected-no-endpoints"
+            )
+        case BusTimeout():
+            return Problem(
+                status=503,
+                message="admission did not answer in time; the same x-request-id may be sent again",
+                code="server_is_overloaded",
+                dropped="rejected-no-endpoints",
+            )
+        case _:
+            return Problem(
+                status=503, message="the message bus is unreachable", code="server_is_overloaded", dropped="rejected-no-endpoints"
+            )
+
+
+def of_verdict(verdict: Verdict, *, flex: bool) -> Problem | None:
+    """None for a good end."""
+    message, wait_s = verdict.message, verdict.retry_after_s
+    match verdict.finish_reason:
+        case FinishReason.STOP | FinishReason.LENGTH:
+            return None
+        case FinishReason.REFUSED:
+            return Problem(
+                status=429,
+                message=message or "no replica can hold this request's SLO now",
+                code="resource_unavailable" if flex else "slow_down",
+                dropped="rejected-saturated",
+                retry_after_s=wait_s,
+            )
+        case FinishReason.DROPPED:
+            return Problem(
+                status=429,
+                message=message or "dropped under overload",
+                code="resource_unavailable" if flex else "slow_down",
+                dropped="evicted-queue-pressure",
+                retry_after_s=wait_s,
+            )
+        case FinishReason.EXPIRED:
+            return Problem(
+                status=504, message=message or "the request expired unfinished", code="request_expired", dropped="rejected-ttl-expired"
+            )
+        case FinishReason.CANCELLED:
+            return Problem(
+                status=499, message=message or "the request was cancelled", code="request_cancelled", dropped="rejected-context-cancelled"
+            )
+        case FinishReason.FAILED:
+            return Problem(status=500, message=message or "the request failed", code="server_error")

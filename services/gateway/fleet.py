@@ -1,0 +1,30 @@
+"""Which replicas and models are alive, from the digests planners publish ten times a second."""
+
+from shared.clock import Clock
+from shared.schemas import Digest
+from shared.vocabulary import ReplicaId
+
+
+class Fleet:
+    """Digests are dated by when they were heard here: another host's clock says nothing about its silence."""
+
+    def __init__(self, clock: Clock, fresh_s: float) -> None:
+        self._clock = clock
+        self._fresh_s = fresh_s
+        self._heard: dict[ReplicaId, tuple[float, str]] = {}
+        self._first_heard_unix_s: dict[str, float] = {}
+
+    def hear(self, digest: Digest) -> None:
+        now_unix_s = self._clock.unix_s()
+        self._heard[digest.replica] = (now_unix_s, digest.model)
+        self._first_heard_unix_s.setdefault(digest.model, now_unix_s)
+
+    def models(self) -> dict[str, float]:
+        """Models with a replica heard of within `fresh_s`, and when each was first heard of; empty when nobody is there."""
+        oldest_unix_s = self._clock.unix_s() - self._fresh_s
+        self._heard = {replica: seen for replica, seen in self._heard.items() if seen[0] >= oldest_unix_s}
+        return {model: self._first_heard_unix_s[model] for model in sorted({model for _, model in self._heard.values()})}
+
+    def default_model(self) -> str:
+        """What to call the model where the client named none; empty when nobody is there."""
+        return next(iter(self.models()), "")

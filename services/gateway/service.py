@@ -1,0 +1,88 @@
+"""The gateway as a service: a connection to the bus, a listener, and an orderly stop."""
+
+import asyncio
+import contextlib
+import math
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import uvicorn
+
+from services.gateway.app import Gateway
+from services.gateway.config import GatewayConfig
+from services.gateway.fleet import Fleet
+from shared import logs, subjects
+from shared.bus.api import Call
+from shared.bus.nats import connect
+from shared.client import Client, Patience
+from shared.clock import Clock
+from shared.config import without_secrets
+from shared.errors import ConfigError
+from shared.metrics import Registry
+from shared.schemas import Digest
+from shared.telemetry import Tracing
+from shared.tiers import load_tiers
+
+KEEP_ALIVE_S = 30  # idle connections; above the pauses of common clients' pools
+log = logs.logger()
+
+
+class Server(uvicorn.Server):
+    """Stops when `should_exit` is set; signals are main's."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def listen(cfg: GatewayConfig) -> socket.socket:
+    """A bound socket; connections queue from here on. Raises ConfigError."""
+    try:
+        return socket.create_server((cfg.host, cfg.port), backlog=1024)
+    except OSError as error:
+        raise ConfigError(f"gateway: cannot listen on {cfg.host}:{cfg.port}: {error}") from error
+
+
+async def serve(cfg: GatewayConfig, listener: socket.socket, stop: asyncio.Event, tracing: Tracing) -> None:
+    """Until `stop`: then no new connections, running streams have drain_s to finish, what is left is cut and may be attached to again.
+
+    Raises ConfigError at the start, and whatever ended the bus.
+    """
+    clock, registry = Clock(), Registry()
+    tiers = load_tiers(cfg.tiers)
+    fleet = Fleet(clock, cfg.fresh_s)
+
+    def on_digest(digest: Digest, _: Call) -> None:
+        fleet.hear(digest)
+
+    async with (
+        connect(cfg.url, "gateway") as bus,
+        Client(bus, clock, patience=Patience(submit_s=cfg.submit_s)) as client,
+        asyncio.TaskGroup() as tasks,
+    ):
+        digests = await bus.subscribe(subjects.DIGESTS, Digest, on_digest)
+        gateway = Gateway(cfg, tiers, client, fleet, clock, registry, tracing, tasks)
+        server = Server(
+            uvicorn.Config(
+                gateway.app(),
+                log_config=None,
+                access_log=False,
+                lifespan="off",
+                ws="none",
+                timeout_keep_alive=KEEP_ALIVE_S,
+                timeout_graceful_shutdown=math.ceil(cfg.drain_s),
+            )
+        )
+        serving = tasks.create_task(server.serve(sockets=[listener]), name="gateway.http")
+        stopping = tasks.create_task(stop.wait(), name="gateway.stop")
+        host, port = listener.getsockname()[:2]
+        log.info("service.ready", address=f"http://{host}:{port}", config=without_secrets(cfg))
+        ends: list[asyncio.Future[Any]] = [serving, stopping, bus.failed]
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        gateway.draining = True
+        server.should_exit = True
+        stopping.cancel()
+        await serving
+        await digests.stop()
+    log.info("service.stopped")

@@ -1,0 +1,17 @@
+"""What an operator may set of a planner: section `planner`, or SLACKLINE_PLANNER_<FIELD>."""
+
+import msgspec
+
+
+class PlannerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    url: str = "nats://127.0.0.1:4222"
+    policy: str = "qoserve"
+    settings: dict[str, str] = {}  # of the policy
+    max_replicas: int = 64  # leased by this planner at once
+    depth: int = 2  # plans in flight per replica
+    lead_s: float = 0.004  # first guess; adapted to the measured idle time
+    hand_back: bool = True  # relegated requests that have not begun go to the relegation service
+    digest_s: float = 0.1
+    hold_timeout_s: float = 1.0
+    lost_s: float = 3.0  # without a heartbeat for this long a worker is not planned for
+    drain_s: float = 5.0

@@ -1,0 +1,240 @@
+"""One leased replica: its core, its inbox, and the messages between them and the bus."""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import structlog
+
+from services.planner.config import PlannerConfig
+from shared import subjects
+from shared.bus.api import Bus, Call, Endpoint
+from shared.clock import Clock
+from shared.errors import BusError, BusTimeout, NoResponders, PeerError
+from shared.perf import store as profiles
+from shared.policy import registry
+from shared.policy.replica import ReplicaCore, ReplicaSettings
+from shared.policy.replica_events import (
+    Acked,
+    Answer,
+    HoldDone,
+    NeedResync,
+    Offered,
+    Refused,
+    ReplicaAction,
+    ReplicaEvent,
+    SendHold,
+    SendPlan,
+    Synced,
+    Tick,
+)
+from shared.schemas import Announce, Hold, HoldAnswer, Offer, OfferAnswer, PlanAck, PlanRefused, Resync, ResyncEntry, ResyncPage
+from shared.store.leases import Lease
+from shared.vocabulary import ReplicaId, RequestKey
+
+log = structlog.get_logger()
+
+INBOX_LIMIT = 4096  # offers of a burst of 1000/s over two seconds, and two acks of each of 20 iterations a second
+RESYNC_TIMEOUT_S = 2.0  # longer than an iteration: the worker answers between two
+RESYNC_PAUSE_S = 0.1
+
+
+class StaleEpoch(Exception):
+    """Another planner has a higher epoch: this lease is over, whatever the bucket says."""
+
+
+class Seat:
+    """Plans for one replica until stopped."""
+
+    def __init__(self, cfg: PlannerConfig, planner: str, bus: Bus, clock: Clock, lease: Lease, announce: Announce) -> None:
+        self._cfg, self._planner, self._bus, self._clock, self.lease = cfg, planner, bus, clock, lease
+        self.replica: ReplicaId = announce.replica
+        self.epoch = max(lease.epoch, announce.epoch + 1)
+        self.heard_unix_s = clock.unix_s()
+        self._incarnation = announce.incarnation
+        settings = ReplicaSettings(depth=cfg.depth, lead_s=cfg.lead_s, hand_back=cfg.hand_back)
+        policy = registry.make(cfg.policy, cfg.settings)
+        self.core = ReplicaCore(policy, profiles.load(announce.profile), epoch=self.epoch, settings=settings)
+        self._inbox: asyncio.Queue[ReplicaEvent] = asyncio.Queue(INBOX_LIMIT)
+        self._waiting: dict[tuple[RequestKey, int], list[Call]] = {}
+        self._tasks: asyncio.TaskGroup | None = None
+        self._resyncing = False
+        self._sync = 0
+
+    async def run(self) -> None:
+        """Until cancelled. Raises StaleEpoch."""
+        open_subscriptions = []
+        stale: list[BaseException] = []
+        replica = self.replica
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                self._tasks = tasks
+                bus = self._bus
+                open_subscriptions.append(await bus.subscribe(subjects.acked(replica), PlanAck, self._on_acked))
+                open_subscriptions.append(await bus.subscribe(subjects.plan_refused(replica), PlanRefused, self._on_refused))
+                self._need_resync("begin")
+                endpoint = Endpoint("offer", subjects.offer(replica), Offer, self._on_offer)
+                metadata = {"replica": replica, "planner": self._planner, "policy": self._cfg.policy, "epoch": str(self.epoch)}
+                open_subscriptions.append(await bus.serve("seat", [endpoint], metadata))
+                log.info("seat.taken", replica=replica, epoch=self.epoch, policy=self._cfg.policy)
+                tasks.create_task(self._digest_loop(), name="planner.digest")
+                await self._drive()
+        except* StaleEpoch as group:
+            stale.extend(group.exceptions)
+        finally:
+            for subscription in reversed(open_subscriptions):
+                await subscription.stop()
+        if stale:
+            raise StaleEpoch(str(stale[0]))
+
+    def heard(self, announce: Announce) -> None:
+        """The worker lives; under a new incarnation its books are empty."""
+        self.heard_unix_s = self._clock.unix_s()
+        if announce.incarnation != self._incarnation:
+            self._incarnation = announce.incarnation
+            self._put(Refused("another incarnation"))
+        else:
+            self.core.heard(announce)
+
+    # ------------------------------------------------------------ the loop
+
+    async def _drive(self) -> None:
+        """Feed the core what came, and wake it when it asked to be."""
+        loop, clock, core = asyncio.get_running_loop(), self._clock, self.core
+        while True:
+            wake_unix_s = core.wake_at_unix_s()
+            event: ReplicaEvent = Tick()
+            if not self._inbox.empty():
+                event = self._inbox.get_nowait()
+            elif wake_unix_s is None:
+                event = await self._inbox.get()
+            elif (wait_s := wake_unix_s - clock.unix_s()) > 0:
+                try:
+                    async with asyncio.timeout_at(loop.time() + wait_s):
+                        event = await self._inbox.get()
+                except TimeoutError:
+                    pass
+            if isinstance(event, Offered):
+                event, others = self._gather(event)
+            else:
+                others = []
+            for each in (event, *others):
+                for action in core.handle(each, now_unix_s=clock.unix_s()):
+                    await self._perform(action)
+
+    def _gather(self, first: Offered) -> tuple[Offered, list[ReplicaEvent]]:
+        """Offers that lie in the inbox together are decided together."""
+        offers = list(first.offers)
+        others: list[ReplicaEvent] = []
+        while not self._inbox.empty():
+            event = self._inbox.get_nowait()
+            if isinstance(event, Offered):
+                offers.extend(event.offers)
+            else:
+                others.append(event)
+        return Offered(offers), others
+
+    async def _perform(self, action: ReplicaAction) -> None:
+        match action:
+            case SendPlan(plan):
+                try:
+                    await self._bus.publish(subjects.plan(self.replica), plan)
+                except BusError as error:  # its ack will be missed
+                    log.warning("plan.lost", replica=self.replica, seq=plan.seq, error=str(error))
+            case SendHold(hold):
+                self._spawn(self._hold(hold), "planner.hold")
+            case Answer(key, attempt, answer):
+                for call in self._waiting.pop((key, attempt), []):
+                    self._spawn(_reply(call, answer), "planner.answer")
+            case NeedResync(reason):
+                self._need_resync(reason)
+
+    def _put(self, event: ReplicaEvent) -> bool:
+        try:
+            self._inbox.put_nowait(event)
+            return True
+        except asyncio.QueueFull:
+            return False
+
+    # ------------------------------------------------------------ messages
+
+    def _on_offer(self, offer: Offer, call: Call) -> None:
+        calls = self._waiting.setdefault((offer.key, offer.attempt), [])
+        calls.append(call)
+        if not self._put(Offered([offer])):
+            calls.remove(call)
+            self._spawn(_reply(call, OfferAnswer(accepted=False, reason="the planner is overloaded")), "planner.answer")
+
+    def _on_acked(self, ack: PlanAck, call: Call) -> None:
+        self._put(Acked(ack))  # lost when full: its successor shows the gap
+
+    def _on_refused(self, refused: PlanRefused, call: Call) -> None:
+        if refused.epoch > self.epoch:
+            self._spawn(_fail(StaleEpoch(f"epoch {refused.epoch} was seen on {self.replica}")), "planner.stale")
+        elif refused.epoch == self.epoch:
+            self._put(Refused(refused.reason))
+
+    async def _hold(self, hold: Hold) -> None:
+        try:
+            answer = await self._bus.request(subjects.hold(self.replica), hold, HoldAnswer, timeout_s=self._cfg.hold_timeout_s)
+            done = HoldDone(hold.slot, answer.held, answer.reason, answer.in_doubt)
+        except NoResponders:
+            done = HoldDone(hold.slot, False, "the worker is gone")
+        except (BusError, PeerError) as error:
+            done = HoldDone(hold.slot, False, str(error), in_doubt=True)
+        await self._inbox.put(done)
+
+    def _need_resync(self, reason: str) -> None:
+        if not self._resyncing:
+            self._resyncing = True
+            log.info("seat.resync", replica=self.replica, epoch=self.epoch, reason=reason)
+            self._spawn(self._resync(), "planner.resync")
+
+    async def _resync(self) -> None:
+        """Ask until the worker has told everything it holds."""
+        while True:
+            self._sync += 1
+            entries: list[ResyncEntry] = []
+            try:
+                more, page = True, None
+                while more:
+                    ask = Resync(epoch=self.epoch, sync=self._sync, page=0 if page is None else page + 1)
+                    answer = await self._bus.request(subjects.resync(self.replica), ask, ResyncPage, timeout_s=RESYNC_TIMEOUT_S)
+                    entries += answer.entries
+                    more, page = answer.more, ask.page
+                self._incarnation = answer.announce.incarnation
+                synced = Synced(answer.announce, self._sync, answer.next_seq, answer.ack_seq, entries)
+                self._resyncing = False
+                await self._inbox.put(synced)
+                return
+            except PeerError as error:
+                if error.code == "stale_epoch":
+                    raise StaleEpoch(str(error)) from error
+            except (NoResponders, BusTimeout):
+                pass
+            await asyncio.sleep(RESYNC_PAUSE_S)
+
+    async def _digest_loop(self) -> None:
+        while True:
+            digest = self.core.digest(planner=self._planner, now_unix_s=self._clock.unix_s())
+            if digest is not None:
+                try:
+                    await self._bus.publish(subjects.digest(self.replica), digest)
+                except BusError as error:
+                    log.warning("digest.lost", replica=self.replica, error=str(error))
+            await asyncio.sleep(self._cfg.digest_s)
+
+    def _spawn(self, coro: Coroutine[Any, Any, None], name: str) -> None:
+        assert self._tasks is not None
+        self._tasks.create_task(coro, name=name)
+
+
+async def _reply(call: Call, answer: OfferAnswer) -> None:
+    try:
+        await call.reply(answer)
+    except BusError as error:  # admission's timeout covers it
+        log.warning("answer.lost", error=str(error))
+
+
+async def _fail(error: Exception) -> None:
+    raise error

@@ -1,0 +1,120 @@
+"""The planner: leases replicas, plans for those it has, and gives up a replica the moment its lease is in doubt."""
+
+import asyncio
+from contextlib import suppress
+from random import Random
+
+import structlog
+
+from services.planner.config import PlannerConfig
+from services.planner.seat import Seat, StaleEpoch
+from shared import subjects
+from shared.bus.api import LEASE_TTL_S, Bus, Call
+from shared.clock import Clock
+from shared.errors import BusError, BusTimeout
+from shared.schemas import Announce
+from shared.store.leases import RENEW_S, Lease
+from shared.telemetry import Tracing
+from shared.vocabulary import ReplicaId
+
+log = structlog.get_logger()
+
+LOOK_S = 0.25  # how often leases without a holder are looked for
+SAFETY_S = 0.5  # a lease not renewed this long before it would run out is given up
+
+
+class Planner:
+    """Any number may run: each replica is planned by whoever holds its lease."""
+
+    def __init__(self, cfg: PlannerConfig, bus: Bus, clock: Clock, tracing: Tracing, rng: Random) -> None:
+        self._cfg, self._bus, self._clock, self._tracing, self._rng = cfg, bus, clock, tracing, rng
+        self.name = f"planner-{rng.getrandbits(48):012x}"
+        self._workers: dict[ReplicaId, tuple[Announce, float]] = {}
+        self._seats: dict[ReplicaId, Seat] = {}
+        self._stops: dict[ReplicaId, asyncio.Event] = {}
+
+    async def run(self, stop: asyncio.Event) -> None:
+        announcements = await self._bus.subscribe(subjects.ANNOUNCEMENTS, Announce, self._on_announce)
+        registered = await self._bus.serve("planner", [], {"instance": self.name, "policy": self._cfg.policy})
+        log.info("planner.ready", planner=self.name, policy=self._cfg.policy)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                look = tasks.create_task(self._look(tasks), name="planner.look")
+                await stop.wait()
+                look.cancel()
+                for event in self._stops.values():
+                    event.set()
+        finally:
+            await registered.stop()
+            await announcements.stop()
+
+    def _on_announce(self, announce: Announce, call: Call) -> None:
+        self._workers[announce.replica] = (announce, self._clock.unix_s())
+        seat = self._seats.get(announce.replica)
+        if seat is not None:
+            seat.heard(announce)
+
+    async def _look(self, tasks: asyncio.TaskGroup) -> None:
+        """Lease what nobody has; the more this planner holds, the later it tries, so that replicas spread."""
+        while True:
+            now = self._clock.unix_s()
+            for replica, (announce, at) in sorted(self._workers.items()):
+                if now - at > self._cfg.lost_s:
+                    del self._workers[replica]
+                elif replica not in self._seats and len(self._seats) < self._cfg.max_replicas:
+                    if self._seats:
+                        await asyncio.sleep(min(0.02 * len(self._seats), 0.2) * self._rng.random())
+                    lease = Lease(self._bus.leases, f"planner.{replica}", self.name)
+                    try:
+                        taken = await lease.acquire()
+                    except BusError:
+                        continue
+                    if taken:
+                        self._seats[replica] = seat = Seat(self._cfg, self.name, self._bus, self._clock, lease, announce)
+                        self._stops[replica] = asyncio.Event()
+                        tasks.create_task(self._sit(seat), name=f"planner.{replica}")
+            await asyncio.sleep(LOOK_S)
+
+    async def _sit(self, seat: Seat) -> None:
+        """Run a seat while its lease holds and its worker lives."""
+        stop = self._stops[seat.replica]
+        run = asyncio.ensure_future(seat.run())
+        keep = asyncio.ensure_future(self._keep(seat, stop))
+        try:
+            await asyncio.wait((run, keep), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            run.cancel()
+            keep.cancel()
+            results = await asyncio.gather(run, keep, return_exceptions=True)
+            del self._seats[seat.replica], self._stops[seat.replica]
+            with suppress(BusError):  # it runs out by itself
+                await seat.lease.release()
+            log.info("seat.left", replica=seat.replica, epoch=seat.epoch)
+        for result in results:
+            if isinstance(result, BaseException) and not isinstance(result, (asyncio.CancelledError, StaleEpoch)):
+                raise result
+
+    async def _keep(self, seat: Seat, stop: asyncio.Event) -> None:
+        """Renew until stopped; return when the lease is lost, in doubt, or the worker silent."""
+        renewed = self._clock.unix_s()
+        while not stop.is_set():
+            try:
+                async with asyncio.timeout(RENEW_S):
+                    await stop.wait()
+                return
+            except TimeoutError:
+                pass
+            if self._clock.unix_s() - seat.heard_unix_s > self._cfg.lost_s:
+                return
+            asked = self._clock.unix_s()
+            try:
+                if not await seat.lease.renew():
+                    return
+                renewed = asked
+            except BusTimeout:
+                if self._clock.unix_s() - renewed > LEASE_TTL_S - SAFETY_S:
+                    return
+
+
+async def serve(cfg: PlannerConfig, bus: Bus, clock: Clock, stop: asyncio.Event, *, tracing: Tracing, rng: Random) -> None:
+    await Planner(cfg, bus, clock, tracing, rng).run(stop)

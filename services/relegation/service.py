@@ -1,0 +1,197 @@
+"""The best-effort pool. One holder by lease, the others stand by; the queue is the records whose place is `relegated`."""
+
+import asyncio
+from collections.abc import Coroutine
+from contextlib import suppress
+from random import Random
+from typing import Any
+
+import structlog
+from msgspec.structs import replace
+
+from services.relegation.config import RelegationConfig
+from shared import subjects
+from shared.bus.api import LEASE_TTL_S, Bus, Call, Endpoint
+from shared.clock import Clock
+from shared.errors import BusError, BusTimeout
+from shared.metrics import Registry
+from shared.policy.relegation import (
+    Declined,
+    Expire,
+    Gone,
+    Heard,
+    Listed,
+    Place,
+    Queued,
+    RelegationAction,
+    RelegationCore,
+    RelegationEvent,
+    RelegationSettings,
+    Taken,
+    Tick,
+)
+from shared.policy.verdict import ended
+from shared.schemas import Digest, Hint, Record
+from shared.store.ending import Ending
+from shared.store.leases import RENEW_S, Lease
+from shared.store.place import Placer
+from shared.store.records import Records
+from shared.telemetry import Tracing
+from shared.vocabulary import FinishReason, RequestKey, ServiceClass
+
+log = structlog.get_logger()
+
+KEY = "relegation"
+SAFETY_S = 0.5
+
+
+class Relegation:
+    """One instance; it acts only while it holds the lease."""
+
+    def __init__(self, cfg: RelegationConfig, bus: Bus, clock: Clock, tracing: Tracing, rng: Random) -> None:
+        self._cfg, self._bus, self._clock = cfg, bus, clock
+        self.name = f"relegation-{rng.getrandbits(48):012x}"
+        self._records = Records(bus.requests)
+        self.metrics = Registry()
+        self._ending = Ending(bus, self._records, tracing, self.metrics)
+        self._placer = Placer(bus, self._records, self.name)
+        self._lease = Lease(bus.leases, KEY, self.name)
+        self.core = self._empty()
+        self._tasks: asyncio.TaskGroup | None = None
+
+    def _empty(self) -> RelegationCore:
+        return RelegationCore(RelegationSettings(per_digest=self._cfg.per_digest, promote_margin=self._cfg.promote_margin))
+
+    async def run(self, stop: asyncio.Event) -> None:
+        subscriptions = []
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                self._tasks = tasks
+                subscriptions.append(await self._bus.subscribe(subjects.DIGESTS, Digest, self._on_digest))
+                hints = Endpoint("hints", subjects.RELEGATED, Hint, self._on_hint)
+                subscriptions.append(await self._bus.serve("relegation", [hints], {"instance": self.name}))
+                hold = tasks.create_task(self._hold(), name="relegation.hold")
+                log.info("relegation.ready", instance=self.name)
+                await stop.wait()
+                hold.cancel()
+                deadline = self._clock.unix_s() + self._cfg.drain_s
+                while not self.core.idle and self._clock.unix_s() < deadline:
+                    await asyncio.sleep(0.02)
+                with suppress(BusError):  # it runs out by itself
+                    await self._lease.release()
+        finally:
+            for subscription in reversed(subscriptions):
+                await subscription.stop()
+
+    async def _hold(self) -> None:
+        """Stand by for the lease; holding it, list the records now and then. In doubt, stop acting."""
+        renewed = listed = 0.0
+        while True:
+            now = self._clock.unix_s()
+            try:
+                if not self._lease.held:
+                    if await self._lease.acquire():
+                        log.info("relegation.leads", instance=self.name)
+                        renewed, listed = now, 0.0
+                        self.core = self._empty()
+                elif await self._lease.renew():
+                    renewed = now
+            except BusTimeout:
+                if self._lease.held and now - renewed > LEASE_TTL_S - SAFETY_S:
+                    self._lease.lapse()
+            if self._lease.held and now - listed >= self._cfg.list_s:
+                try:
+                    await self._list()
+                    listed = now
+                except BusTimeout:
+                    log.warning("listing.broken", instance=self.name)
+            self._feed(Tick())
+            await asyncio.sleep(RENEW_S)
+
+    async def _list(self) -> None:
+        records = [s.record for s in await self._records.open() if s.record.state == "relegated"]
+        self._feed(Listed(records))
+        for record in records:
+            if record.cancelled:
+                self._spawn(self._end(record.key, FinishReason.CANCELLED), "relegation.cancelled")
+
+    def _on_digest(self, digest: Digest, call: Call) -> None:
+        self._feed(Heard(digest))
+
+    def _on_hint(self, hint: Hint, call: Call) -> None:
+        if self._lease.held:
+            self._spawn(self._look(hint.key), "relegation.look")
+
+    async def _look(self, key: RequestKey) -> None:
+        stored = await self._records.get(key)
+        if stored is not None and stored.record.state == "relegated":
+            self._feed(Queued(stored.record))
+
+    def _feed(self, event: RelegationEvent) -> None:
+        if self._lease.held:
+            for action in self.core.handle(event, now_unix_s=self._clock.unix_s()):
+                self._spawn(self._perform(action), "relegation.step")
+
+    async def _perform(self, action: RelegationAction) -> None:
+        match action:
+            case Place(key, replica, incarnation, service_class):
+                try:
+                    placed = await self._placer.place(key, replica, incarnation, service_class, "relegated")
+                except BusTimeout as error:
+                    log.warning("step.doubtful", request=key, error=str(error))
+                    self._feed(Gone(key))  # the sweep finds it
+                    return
+                if placed.taken:
+                    self._feed(Taken(key))
+                elif placed.gone:
+                    self._feed(Gone(key))
+                    await self._end(key, FinishReason.CANCELLED)
+                elif await self._back(key):
+                    self._feed(Declined(key, replica))
+                else:
+                    self._feed(Gone(key))
+            case Expire(key):
+                await self._end(key, FinishReason.EXPIRED)
+                self._feed(Gone(key))
+
+    async def _back(self, key: RequestKey) -> bool:
+        """It was declined, for certain: back into the pool."""
+
+        def step(record: Record) -> Record | None:
+            if record.verdict is not None or record.state != "placing" or record.owner != self.name:
+                return None
+            return replace(record, state="relegated", replica=None, incarnation="", service_class=ServiceClass.BEST_EFFORT)
+
+        stored = await self._records.change(key, step)
+        if stored is not None and stored.record.cancelled:
+            await self._end(key, FinishReason.CANCELLED)
+            return False
+        return stored is not None
+
+    async def _end(self, key: RequestKey, reason: FinishReason) -> None:
+        """End a request that is in the pool; a cancelled one only if it was cancelled."""
+
+        def step(record: Record) -> Record | None:
+            if record.verdict is not None or record.state != "relegated":
+                return None
+            if reason is FinishReason.CANCELLED and not record.cancelled:
+                return None
+            return ended(record, reason, record.resume, self._clock.unix_s())
+
+        await self._ending.end(key, step)
+
+    def _spawn(self, coro: Coroutine[Any, Any, None], name: str) -> None:
+        assert self._tasks is not None
+        self._tasks.create_task(_or_log(coro, name), name=name)
+
+
+async def _or_log(coro: Coroutine[Any, Any, None], name: str) -> None:
+    """The next listing sees what was left undone."""
+    try:
+        await coro
+    except BusError as error:
+        log.warning("message.lost", task=name, error=str(error))
+
+
+async def serve(cfg: RelegationConfig, bus: Bus, clock: Clock, stop: asyncio.Event, *, tracing: Tracing, rng: Random) -> None:
+    await Relegation(cfg, bus, clock, tracing, rng).run(stop)

@@ -1,0 +1,111 @@
+"""Storing acks in order, each before anything of it leaves. An append that loses its race means: fenced."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from shared.bus.api import Bus
+from shared.errors import BusTimeout, WrongSequence
+from shared.policy.worker import Finished
+from shared.schemas import Fenced, LogEntry, Registered, Snapshot
+from shared.store.acklog import decode_entry, encode_entry
+from shared.store.records import Records
+from shared.subjects import ack_log
+from shared.vocabulary import ReplicaId
+
+RETRY_S = 0.1
+
+
+class FencedError(Exception):
+    """Someone declared this incarnation lost, or registered over it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """An ack to store, what may leave after it, and the snapshot to store behind it."""
+
+    finished: Finished
+    then: Callable[[], None] | None = None
+    snapshots: Sequence[Snapshot] = ()
+
+
+class AckWriter:
+    """One incarnation's pen on the log of its replica."""
+
+    def __init__(self, bus: Bus, replica: ReplicaId, incarnation: str, records: Records, *, limit: int) -> None:
+        self._bus = bus
+        self._replica = replica
+        self._incarnation = incarnation
+        self._subject = ack_log(replica)
+        self._records = records
+        self._last_seq = 0
+        self._may_trim = False
+        self.queue: asyncio.Queue[Job] = asyncio.Queue(limit)
+
+    async def register(self) -> None:
+        """Take the log over: whoever wrote here before is fenced by it."""
+        while True:
+            last = await self._bus.acks.last(self._subject)
+            self._last_seq = 0 if last is None else last[0]
+            try:
+                await self._append(Registered(incarnation=self._incarnation))
+                return
+            except FencedError:
+                continue  # another entry came between; look again
+
+    async def run(self, after: Callable[[Finished], Awaitable[None]]) -> None:
+        """Store what is queued, forever. Raises FencedError."""
+        while True:
+            job = await self.queue.get()
+            await self._append(job.finished.ack)
+            await after(job.finished)
+            if job.then is not None:
+                job.then()
+            if job.snapshots:
+                await self._snapshot(job.snapshots)
+            self.queue.task_done()
+
+    async def _append(self, entry: LogEntry) -> None:
+        payload = encode_entry(entry)
+        while True:
+            try:
+                self._last_seq = await self._bus.acks.append(self._subject, payload, self._last_seq)
+                return
+            except (BusTimeout, WrongSequence) as error:
+                last = await self._last()
+                if last is not None and last[1] == payload:
+                    self._last_seq = last[0]  # stored; only the answer was lost
+                    return
+                if (0 if last is None else last[0]) != self._last_seq:
+                    raise FencedError(f"the log of {self._replica} has another writer") from error
+                await asyncio.sleep(RETRY_S)
+
+    async def _last(self) -> tuple[int, bytes] | None:
+        while True:
+            try:
+                return await self._bus.acks.last(self._subject)
+            except BusTimeout:
+                await asyncio.sleep(RETRY_S)
+
+    async def _snapshot(self, pages: Sequence[Snapshot]) -> None:
+        """Write the pages, then forget what is before them, once nobody can need an earlier incarnation's entries."""
+        first = 0
+        for page in pages:
+            await self._append(page)
+            first = first or self._last_seq
+        try:
+            if not self._may_trim:
+                held = [s.record for s in await self._records.open() if s.record.replica == self._replica]
+                self._may_trim = all(record.incarnation == self._incarnation for record in held)
+            if self._may_trim:
+                await self._bus.acks.trim(self._subject, first)
+        except BusTimeout:
+            return  # the next snapshot trims more
+
+    async def fenced(self) -> bool:
+        """Has someone else written since? For an idle worker, which would not notice by appending."""
+        last = await self._last()
+        if last is None or last[0] == self._last_seq or not self.queue.empty():
+            return False
+        entry = decode_entry(last[1])
+        return isinstance(entry, Fenced) or entry.incarnation != self._incarnation

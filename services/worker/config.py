@@ -1,0 +1,24 @@
+"""What an operator may set of a worker: section `worker`, or SLACKLINE_WORKER_<FIELD>."""
+
+import msgspec
+
+from shared.schemas import Count
+
+
+class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    url: str = "nats://127.0.0.1:4222"
+    replica: str = "r1"
+    pool: str = ""  # which pool the replica belongs to, for policies that route by pool
+    engine: str = "sim"  # sim | torch
+    model: str = ""  # folder of a model (torch), or the name to announce (sim)
+    profile: str = ""  # name or path; empty: the engine's own default
+    pace: float = 1.0  # sim: seconds of ours per second of the profile
+    kv_blocks: Count = 0  # 0: what the profile states (sim), or 2048 (torch)
+    block_tokens: int = 16
+    context_tokens: int = 8192
+    max_slots: int = 1024  # requests held at once, waiting ones included
+    announce_s: float = 0.5
+    over_retry_s: float = 1.0  # how often an attempt that is over is told again until it is settled
+    snapshot_acks: int = 1000  # acks between snapshots, after each of which the log is trimmed
+    log_queue: int = 64  # iterations whose acks wait to be stored; full, the engine waits
+    drain_s: float = 10.0

@@ -1,0 +1,54 @@
+"""The engine that a worker's configuration asks for. Engines are imported only here, and only the one that is used."""
+
+import time
+
+from services.worker.config import WorkerConfig
+from services.worker.engine import Engine, EngineFacts
+from services.worker.engines.sim import SimEngine
+from shared.errors import ConfigError
+from shared.perf import store as profiles
+from shared.text import Tokenizer
+
+SIM_PROFILE = "a100-llama3-8b"
+TORCH_PROFILE = "cpu-tiny"
+TORCH_KV_BLOCKS = 2048
+
+
+def make(cfg: WorkerConfig) -> tuple[Engine, Tokenizer]:
+    """The engine and the tokenizer of its model. Raises ConfigError."""
+    if cfg.engine == "sim":
+        tokenizer = Tokenizer.builtin()
+        profile = profiles.load(cfg.profile or SIM_PROFILE)
+        return SimEngine(sim_facts(cfg, tokenizer), profile, wait=time.sleep, clock=time.monotonic, pace=cfg.pace), tokenizer
+    if cfg.engine == "torch":
+        if not cfg.model:
+            raise ConfigError("the torch engine needs SLACKLINE_WORKER_MODEL, the folder of a model in Hugging Face format")
+        try:
+            from services.worker.engines.torch import TorchEngine
+        except ImportError as error:
+            raise ConfigError("the torch engine needs torch and transformers: pip install 'slackline[torch]'") from error
+        engine = TorchEngine(
+            cfg.model,
+            profile=cfg.profile or TORCH_PROFILE,
+            kv_blocks=cfg.kv_blocks or TORCH_KV_BLOCKS,
+            block_tokens=cfg.block_tokens,
+            max_slots=cfg.max_slots,
+        )
+        return engine, Tokenizer.load(cfg.model)
+    raise ConfigError(f"unknown engine {cfg.engine!r}: sim or torch")
+
+
+def sim_facts(cfg: WorkerConfig, tokenizer: Tokenizer) -> EngineFacts:
+    """What a simulated replica says of itself: KV as its profile states."""
+    profile = profiles.read(cfg.profile or SIM_PROFILE)
+    return EngineFacts(
+        engine="sim",
+        model=cfg.model or profile.model,
+        profile=cfg.profile or SIM_PROFILE,
+        kv_blocks=cfg.kv_blocks or profile.kv_capacity_tokens // cfg.block_tokens,
+        block_tokens=cfg.block_tokens,
+        context_tokens=cfg.context_tokens,
+        max_slots=cfg.max_slots,
+        vocabulary=tokenizer.vocabulary,
+        eos_token_ids=frozenset(tokenizer.eos_token_ids),
+    )

@@ -1,0 +1,57 @@
+"""Where turns run: on one engine thread beside the event loop, or, in virtual time, at once and then slept."""
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
+
+from services.worker.engine import Engine
+from services.worker.speaker import Speaker
+from services.worker.turn import take_turn
+from shared.policy.worker import Turn, TurnDone
+from shared.vocabulary import Slot
+
+
+class Runner(Protocol):
+    async def run(self, engine: Engine, speaker: Speaker, turn: Turn) -> tuple[list[TurnDone], float]:
+        """The turn's results and the engine's seconds."""
+
+    async def reset(self, engine: Engine) -> None:
+        """Forget every slot, after whatever still runs."""
+
+    def close(self) -> None: ...
+
+
+class ThreadRunner:
+    """The live one. The loop stays free while the engine works."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="engine")
+
+    async def run(self, engine: Engine, speaker: Speaker, turn: Turn) -> tuple[list[TurnDone], float]:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, take_turn, engine, speaker, turn)
+
+    async def reset(self, engine: Engine) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._pool, _reset, engine)
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+class VirtualRunner:
+    """For a loop whose time is virtual: the engine answers at once how long it takes, and that time passes."""
+
+    async def run(self, engine: Engine, speaker: Speaker, turn: Turn) -> tuple[list[TurnDone], float]:
+        done, exec_s = take_turn(engine, speaker, turn)
+        await asyncio.sleep(exec_s)
+        return done, exec_s
+
+    async def reset(self, engine: Engine) -> None:
+        _reset(engine)
+
+    def close(self) -> None:
+        pass
+
+
+def _reset(engine: Engine) -> None:
+    for slot in engine.snapshot().slots:
+        engine.release(Slot(slot))

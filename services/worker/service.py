@@ -1,0 +1,381 @@
+"""One worker: takes requests in, runs plans, stores acks, then lets tokens out. One incarnation at a time."""
+
+import asyncio
+import secrets
+from collections.abc import Callable, Coroutine
+from random import Random
+from typing import Any
+
+import structlog
+
+from services.worker.ack_writer import AckWriter, FencedError, Job
+from services.worker.config import WorkerConfig
+from services.worker.engine import Engine
+from services.worker.runner import Runner
+from services.worker.speaker import Speaker
+from shared import subjects
+from shared.bus.api import Bus, Call, Endpoint
+from shared.clock import Clock
+from shared.errors import BusError, BusTimeout, ConfigError, NoResponders, PeerError, SlacklineError
+from shared.policy.worker import Finished, WorkerCore
+from shared.schemas import (
+    Announce,
+    AttemptOver,
+    BatchPlan,
+    Cancel,
+    Hold,
+    HoldAnswer,
+    Holdings,
+    HoldingsAnswer,
+    Refused,
+    Resync,
+    ResyncEntry,
+    ResyncPage,
+    Settled,
+    Withdraw,
+    Withdrawn,
+)
+from shared.store.records import Records
+from shared.telemetry import Tracing
+from shared.text import Tokenizer
+from shared.vocabulary import ReplicaId, RequestKey
+
+log = structlog.get_logger()
+
+PAGE_ENTRIES = 256  # of a resync: 256 offers are about 60 KB
+HOLDS_AT_ONCE = 64  # reads of the store under way for holds; more wait their turn
+
+
+class WorkerService:
+    """Everything of one incarnation. `run` returns when stopped, or raises FencedError."""
+
+    def __init__(
+        self, cfg: WorkerConfig, bus: Bus, clock: Clock, engine: Engine, tokenizer: Tokenizer, runner: Runner, tracing: Tracing, rng: Random
+    ) -> None:
+        facts = engine.facts
+        self._cfg, self._bus, self._clock, self._engine, self._runner, self._tracing = cfg, bus, clock, engine, runner, tracing
+        self._facts = facts
+        self._replica = ReplicaId(cfg.replica)
+        self._speaker = Speaker(tokenizer)
+        self.incarnation = f"{rng.getrandbits(48):012x}"
+        self._records = Records(bus.requests)
+        # What fits the KV cache alone bounds the context, so that a request that runs alone always gets to its end.
+        self._context_tokens = min(facts.context_tokens, facts.kv_blocks * facts.block_tokens)
+        self.core = WorkerCore(
+            self._replica,
+            self.incarnation,
+            kv_blocks=facts.kv_blocks,
+            block_tokens=facts.block_tokens,
+            context_tokens=self._context_tokens,
+            max_slots=facts.max_slots,
+            eos_token_ids=facts.eos_token_ids,
+        )
+        self._writer = AckWriter(bus, self._replica, self.incarnation, self._records, limit=cfg.log_queue)
+        self._wake = asyncio.Event()
+        self._tasks: asyncio.TaskGroup | None = None
+        self._holds = asyncio.Semaphore(HOLDS_AT_ONCE)
+        self._resyncs: list[tuple[Resync, Call]] = []
+        self._pages: tuple[int, int, list[ResyncEntry]] | None = None
+        self._withdrawals: dict[tuple[RequestKey, int], list[Call]] = {}
+        self._telling: set[tuple[RequestKey, int]] = set()
+        self._plan_came_unix_s: dict[int, float] = {}
+        self._last_end_unix_s = 0.0
+        self._work_since_unix_s = 0.0
+        self._acks_since_snapshot = 0
+        self._draining = False
+
+    # ------------------------------------------------------------ life
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Serve until `stop`, then give every request back and leave."""
+        await self._writer.register()
+        replica = self._replica
+        endpoints = [
+            Endpoint("hold", subjects.hold(replica), Hold, self._on_hold),
+            Endpoint("resync", subjects.resync(replica), Resync, self._on_resync),
+            Endpoint("withdraw", subjects.withdraw(replica), Withdraw, self._on_withdraw),
+            Endpoint("holdings", subjects.holdings(replica), Holdings, self._on_holdings),
+        ]
+        open_subscriptions = []
+        fences: list[BaseException] = []
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                self._tasks = tasks
+                background = [
+                    tasks.create_task(self._engine_loop(), name="worker.engine"),
+                    tasks.create_task(self._writer.run(self._stored), name="worker.acks"),
+                    tasks.create_task(self._announce_loop(), name="worker.announce"),
+                    tasks.create_task(self._tell_loop(), name="worker.tell"),
+                ]
+                open_subscriptions.append(await self._bus.subscribe(subjects.plan(replica), BatchPlan, self._on_plan))
+                open_subscriptions.append(await self._bus.subscribe(subjects.CANCELS, Cancel, self._on_cancel))
+                open_subscriptions.append(await self._bus.serve("worker", endpoints, {"replica": replica, "incarnation": self.incarnation}))
+                log.info("worker.ready", replica=replica, incarnation=self.incarnation, engine=self._facts.engine, model=self._facts.model)
+                await stop.wait()
+                await self._drain()
+                for task in background:
+                    task.cancel()
+        except* FencedError as group:
+            fences.extend(group.exceptions)
+        finally:
+            for subscription in reversed(open_subscriptions):
+                await subscription.stop()
+        if fences:
+            raise FencedError(str(fences[0]))
+
+    async def _drain(self) -> None:
+        """Give everything back; leave when it is settled, or after drain_s."""
+        self._draining = True
+        await self._announce()
+        self.core.drain()
+        self._wake.set()
+        deadline = self._clock.unix_s() + self._cfg.drain_s
+        while (self.core.held or self.core.unsettled or not self._writer.queue.empty()) and self._clock.unix_s() < deadline:
+            await asyncio.sleep(0.02)
+
+    # ------------------------------------------------------------ the engine's side
+
+    async def _engine_loop(self) -> None:
+        clock, core = self._clock, self.core
+        while True:
+            if (finished := core.between()) is not None:
+                await self._writer.queue.put(Job(finished, self._after_ack(finished)))
+            self._answer_resyncs()
+            turn = core.begin()
+            if turn is None:
+                self._wake.clear()
+                await self._wake.wait()
+                continue
+            began = clock.unix_s()
+            done, exec_s = await self._runner.run(self._engine, self._speaker, turn)
+            if turn.plan is None:
+                continue
+            ended = clock.unix_s()
+            idle_s = 0.0
+            if turn.work:
+                came = self._plan_came_unix_s.pop(turn.plan.seq, began)
+                idle_s = max(0.0, came - max(self._last_end_unix_s, self._work_since_unix_s))
+                self._last_end_unix_s = ended
+            finished = core.finish(done, started_unix_s=began, ended_unix_s=ended, exec_s=exec_s, idle_s=idle_s)
+            if not core.held:
+                self._plan_came_unix_s.clear()
+            self._acks_since_snapshot += 1
+            snapshots = []
+            if self._acks_since_snapshot >= self._cfg.snapshot_acks:
+                self._acks_since_snapshot = 0
+                snapshots = core.snapshots()
+            await self._writer.queue.put(Job(finished, self._after_ack(finished), snapshots))
+
+    def _after_ack(self, finished: Finished) -> Callable[[], None] | None:
+        """Answers that wait for this ack: withdrawals of attempts that are over in it."""
+        answers = [(call, over) for over in finished.overs for call in self._withdrawals.pop((over.key, over.attempt), [])]
+        if not answers:
+            return None
+
+        def answer() -> None:
+            for call, over in answers:
+                self._spawn(call.reply(Withdrawn(over=over)), "worker.withdrawn")
+
+        return answer
+
+    async def _stored(self, finished: Finished) -> None:
+        """The ack is in the log: now it may be seen."""
+        for over in finished.overs:
+            self._tell(over)
+        try:
+            await self._bus.publish(subjects.acked(self._replica), finished.ack)
+            for subject, json, event in finished.outgoing:
+                await self._bus.publish(subject, event, json=json)
+        except BusError as error:  # planners resync, clients attach
+            log.warning("message.lost", task="worker.stored", error=str(error))
+
+    # ------------------------------------------------------------ the planner's side
+
+    def _on_plan(self, plan: BatchPlan, call: Call) -> None:
+        self._plan_came_unix_s[plan.seq] = self._clock.unix_s()
+        refused = self.core.plan(plan)
+        if refused is not None:
+            log.warning("plan.refused", reason=refused.reason, seq=plan.seq, epoch=plan.epoch)
+            self._spawn(self._bus.publish(subjects.plan_refused(self._replica), refused), "worker.refused")
+        self._wake.set()
+
+    def _on_hold(self, hold: Hold, call: Call) -> None:
+        self._spawn(self._hold(hold, call), "worker.hold")
+
+    async def _hold(self, hold: Hold, call: Call) -> None:
+        if self._draining:
+            await call.reply(HoldAnswer(held=False, reason="draining"))
+            return
+        try:
+            async with self._holds:
+                stored = await self._records.get(hold.key)
+                body = None if stored is None else await self._records.body(stored.record)
+        except BusTimeout:
+            await call.reply(HoldAnswer(held=False, reason="the store did not answer"))
+            return
+        if stored is None or body is None:
+            await call.reply(HoldAnswer(held=False, reason="no such record"))
+            return
+        idle = self.core.held == 0
+        answer = self.core.hold(hold, stored.record, body)
+        if answer.held and idle:
+            self._work_since_unix_s = self._clock.unix_s()
+        await call.reply(answer)
+
+    def _on_resync(self, resync: Resync, call: Call) -> None:
+        if resync.page == 0:
+            if not self.core.resync(resync.epoch, resync.sync):
+                refused = Refused(code="stale_epoch", message=f"epoch {self.core.epoch} was seen")
+                self._spawn(call.reply(refused), "worker.resync")
+                return
+            self._plan_came_unix_s.clear()
+        self._resyncs.append((resync, call))
+        if not self.core.running:
+            self._answer_resyncs()
+
+    def _answer_resyncs(self) -> None:
+        """Between iterations: the entries of page 0 are kept, so that later pages agree with it."""
+        waiting, self._resyncs = self._resyncs, []
+        for resync, call in waiting:
+            if resync.page == 0:
+                self._pages = (resync.sync, self.core.ack_seq, self.core.entries())
+            if self._pages is None or self._pages[0] != resync.sync:
+                self._spawn(call.reply(Refused(code="stale_resync", message="begin again at page 0")), "worker.resync")
+                continue
+            _, ack_seq, entries = self._pages
+            begin = resync.page * PAGE_ENTRIES
+            page = ResyncPage(
+                announce=self._announcement(),
+                next_seq=self.core.next_seq,
+                ack_seq=ack_seq,
+                entries=entries[begin : begin + PAGE_ENTRIES],
+                more=begin + PAGE_ENTRIES < len(entries),
+            )
+            self._spawn(call.reply(page), "worker.resync")
+
+    # ------------------------------------------------------------ admission's side
+
+    def _on_withdraw(self, withdraw: Withdraw, call: Call) -> None:
+        over = self.core.withdraw(withdraw.key, withdraw.attempt)
+        if over is True:
+            self._withdrawals.setdefault((withdraw.key, withdraw.attempt), []).append(call)
+            self._wake.set()
+        else:
+            self._spawn(call.reply(Withdrawn(over=over or None)), "worker.withdrawn")
+
+    def _on_holdings(self, holdings: Holdings, call: Call) -> None:
+        known = [self.core.knows(key, attempt) for key, attempt in holdings.asked]
+        self._spawn(call.reply(HoldingsAnswer(incarnation=self.incarnation, known=known)), "worker.holdings")
+
+    def _on_cancel(self, cancel: Cancel, call: Call) -> None:
+        tenant, request_id = call.subject.split(".")[-2:]
+        try:
+            key = subjects.request_key(tenant, request_id)
+        except PeerError:
+            return
+        self.core.cancel(key, cancel.reason)
+        self._wake.set()
+
+    async def _tell_loop(self) -> None:
+        """Attempts that are over are told again until someone has settled them."""
+        while True:
+            await asyncio.sleep(self._cfg.over_retry_s)
+            for over in self.core.unsettled:
+                self._tell(over)
+
+    def _tell(self, over: AttemptOver) -> None:
+        name = (over.key, over.attempt)
+        if name not in self._telling:
+            self._telling.add(name)
+            self._spawn(self._tell_once(over), "worker.over")
+
+    async def _tell_once(self, over: AttemptOver) -> None:
+        name = (over.key, over.attempt)
+        try:
+            await self._bus.request(subjects.OVER, over, Settled, timeout_s=2.0)
+            self.core.settled(*name)
+        except (BusError, PeerError):
+            pass  # told again after over_retry_s
+        finally:
+            self._telling.discard(name)
+
+    # ------------------------------------------------------------ being seen
+
+    async def _announce_loop(self) -> None:
+        while True:
+            await self._announce()
+            await asyncio.sleep(self._cfg.announce_s)
+            if await self._writer.fenced():
+                raise FencedError(f"{self._replica} was declared lost")
+
+    async def _announce(self) -> None:
+        try:
+            await self._bus.publish(subjects.announce(self._replica), self._announcement())
+        except BusError as error:
+            log.warning("message.lost", task="worker.announce", error=str(error))
+
+    def _announcement(self) -> Announce:
+        facts = self._facts
+        return Announce(
+            replica=self._replica,
+            incarnation=self.incarnation,
+            at_unix_s=self._clock.unix_s(),
+            model=facts.model,
+            engine=facts.engine,
+            profile=self._cfg.profile or facts.profile,
+            pool=self._cfg.pool,
+            kv_blocks=facts.kv_blocks,
+            block_tokens=facts.block_tokens,
+            context_tokens=self._context_tokens,
+            max_slots=facts.max_slots,
+            epoch=self.core.epoch,
+            draining=self._draining,
+        )
+
+    def _spawn(self, coro: Coroutine[Any, Any, None], name: str) -> None:
+        assert self._tasks is not None
+        self._tasks.create_task(_or_log(coro, name), name=name)
+
+
+async def _or_log(coro: Coroutine[Any, Any, None], name: str) -> None:
+    """Answers and notices are repeated by whoever needs them: a bus that cannot carry one now is no reason to stop."""
+    try:
+        await coro
+    except BusError as error:
+        log.warning("message.lost", task=name, error=str(error))
+
+
+async def refuse_a_twin(bus: Bus, replica: ReplicaId) -> None:
+    """Raises ConfigError if a live worker already has this id: two would fence each other for ever."""
+    try:
+        answer = await bus.request(subjects.holdings(replica), Holdings(asked=[]), HoldingsAnswer, timeout_s=1.0)
+    except NoResponders:
+        return
+    except SlacklineError:
+        return  # someone is subscribed but does not answer: a dead worker's connection, or a paused one; registering fences it
+    raise ConfigError(f"replica {replica!r} already has a live worker ({answer.incarnation}); set another SLACKLINE_WORKER_REPLICA")
+
+
+async def serve(
+    cfg: WorkerConfig,
+    bus: Bus,
+    clock: Clock,
+    engine: Engine,
+    tokenizer: Tokenizer,
+    runner: Runner,
+    stop: asyncio.Event,
+    *,
+    tracing: Tracing,
+    rng: Random | None = None,
+) -> None:
+    """Incarnation after incarnation, until stopped."""
+    rng = rng or Random(secrets.randbits(64))
+    subjects.check_id(cfg.replica, "replica")
+    await refuse_a_twin(bus, ReplicaId(cfg.replica))
+    while not stop.is_set():
+        service = WorkerService(cfg, bus, clock, engine, tokenizer, runner, tracing, rng)
+        try:
+            await service.run(stop)
+        except FencedError as fenced:
+            log.warning("worker.fenced", replica=cfg.replica, incarnation=service.incarnation, reason=str(fenced))
+            await runner.reset(engine)

@@ -1,0 +1,118 @@
+"""What a client may read of its tokens: detokenised, cut before a stop string, never more than is certain.
+
+Text that may be the beginning of a stop string waits until it is known not to be. Stop strings are followed character by
+character (one automaton each), so the cut does not depend on where the borders of tokens fall: the match that ends first
+wins, the longer one if two end together. Lives on the engine thread.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from shared.detokenizer import Detokenizer
+from shared.schemas import Sampling
+from shared.text import Tokenizer
+from shared.vocabulary import Slot
+
+
+class Spoken(NamedTuple):
+    """`text` may go out. If `stopped`, a stop string ended the output within the first `tokens_kept` of the tokens."""
+
+    text: str
+    stopped: bool
+    tokens_kept: int
+
+
+class Speaker:
+    """One voice per open slot."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._voices: dict[Slot, _Voice] = {}
+
+    def open(self, slot: Slot, sampling: Sampling, resume_tokens: Sequence[int] = (), resume_text: str = "") -> None:
+        """Begin an output, or go on with one: `resume_text` is what the client has of the text of `resume_tokens`.
+
+        What was held back then is held back again, so that nothing is lost or said twice; text that the client lacks
+        comes with the next tokens.
+        """
+        assert slot not in self._voices, f"slot {slot} speaks already"
+        voice = _Voice(self._tokenizer.detokenizer(), sampling.stop)
+        said = "".join(voice.hear(token) for token in resume_tokens)
+        voice.owed = said[len(resume_text) :]
+        self._voices[slot] = voice
+
+    def say(self, slot: Slot, tokens: Sequence[int]) -> Spoken:
+        """The text that became certain with these tokens. After a stop, nothing more is said."""
+        voice = self._voices[slot]
+        text, voice.owed = voice.owed, ""
+        for n, token in enumerate(tokens):
+            if voice.stopped:
+                return Spoken(text, True, n)
+            text += voice.hear(token)
+        return Spoken(text, voice.stopped, len(tokens))
+
+    def finish(self, slot: Slot) -> str:
+        """The output ended, by other means than a stop string: what was held back becomes text. Empty after a stop."""
+        voice = self._voices[slot]
+        text, voice.owed = voice.owed, ""
+        return text + voice.finish()
+
+    def close(self, slot: Slot) -> None:
+        del self._voices[slot]
+
+
+class _Voice:
+    def __init__(self, detokenizer: Detokenizer, stops: Sequence[str]) -> None:
+        self._detokenizer = detokenizer
+        self._stops = [_Stop(text) for text in stops if text]
+        self._firsts = frozenset(stop.text[0] for stop in self._stops)
+        self._held = ""  # the longest end of the text that begins a stop string
+        self.owed = ""  # said before, not yet sent
+        self.stopped = False
+
+    def hear(self, token: int) -> str:
+        return self._certain(self._detokenizer.feed(token))
+
+    def finish(self) -> str:
+        if self.stopped:
+            return ""
+        text = self._certain(self._detokenizer.flush())
+        text, self._held = text + self._held, ""
+        return text
+
+    def _certain(self, piece: str) -> str:
+        if not self._held and self._firsts.isdisjoint(piece):
+            return piece
+        text = self._held + piece
+        for n, character in enumerate(piece, start=len(self._held) + 1):
+            longest = max([stop.length for stop in self._stops if stop.advance(character)], default=0)
+            if longest:
+                self.stopped, self._held = True, ""
+                return text[: n - longest]
+        certain = len(text) - max(stop.matched for stop in self._stops)
+        self._held = text[certain:]
+        return text[:certain]
+
+
+class _Stop:
+    """Follows one stop string in linear time (Knuth-Morris-Pratt): clients choose the strings, so the worst case counts."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.length = len(text)
+        self.matched = 0  # characters of `text` that the output ends with
+        self._fallback = [0] * self.length  # of text[: n + 1]: its longest proper end that is also its beginning
+        k = 0
+        for n in range(1, self.length):
+            while k and text[n] != text[k]:
+                k = self._fallback[k - 1]
+            k += text[n] == text[k]
+            self._fallback[n] = k
+
+    def advance(self, character: str) -> bool:
+        """True when this character completes the string."""
+        k = self.matched
+        while k and character != self.text[k]:
+            k = self._fallback[k - 1]
+        self.matched = k + (character == self.text[k])
+        return self.matched == self.length

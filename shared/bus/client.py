@@ -1,0 +1,19 @@
+"""nats-py's client, with one repair."""
+
+import asyncio
+from typing import Any
+
+from nats.aio.client import PING_PROTO, Client
+
+
+class OrderedClient(Client):
+    """A PING takes its place behind the commands that wait.
+
+    nats-py 2.16 writes it to the socket at once, so its flush() and drain() may be confirmed before the subscription, message or
+    unsubscription that they follow has been sent: a subscriber is not there yet, a drained one loses what came in between.
+    """
+
+    async def _send_ping(self, future: "asyncio.Future[Any] | None" = None) -> None:
+        self._pongs.append(asyncio.get_running_loop().create_future() if future is None else future)
+        await self._send_command(PING_PROTO)
+        await self._flush_pending()

@@ -1,0 +1,78 @@
+"""Structs to bytes and back: msgpack inside, JSON for clients whose Content-Type says so."""
+
+import functools
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from shared.bus.api import RefusedError
+from shared.errors import PeerError
+from shared.schemas import Refused
+
+CONTENT_TYPE = "Content-Type"
+JSON_TYPE = "application/json"
+# of the NATS services API, so that its tools see our refusals as errors
+ERROR_HEADER = "Nats-Service-Error"
+ERROR_CODE_HEADER = "Nats-Service-Error-Code"
+
+_msgpack = msgspec.msgpack.Encoder()
+_json = msgspec.json.Encoder()
+_AT_PATH = re.compile(r"at `\$\.?(?P<path>[^`]+)`")
+
+
+def speaks_json(headers: Mapping[str, str] | None) -> bool:
+    if not headers:
+        return False
+    kind = headers.get(CONTENT_TYPE) or headers.get("content-type", "")
+    return kind.startswith(JSON_TYPE)
+
+
+def encode(msg: msgspec.Struct, *, json: bool) -> bytes:
+    """JSON has no infinity: what may hold one (an Offer) never goes to a client."""
+    return _json.encode(msg) if json else _msgpack.encode(msg)
+
+
+def with_content_type(headers: Mapping[str, str] | None, *, json: bool) -> dict[str, str] | None:
+    """The headers to send; None where there are none, which is the cheaper command on the wire."""
+    if json:
+        return {**(headers or {}), CONTENT_TYPE: JSON_TYPE}
+    return dict(headers) if headers else None
+
+
+def decode(kind: Any, raw: bytes, *, json: bool) -> Any:
+    """Raises PeerError, with the offending field as `param`, unless the bytes are a `kind`."""
+    try:
+        return _decoder(kind, json).decode(raw)
+    # RecursionError: nested deeper than the interpreter allows; ValueError: text that is not UTF-8
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        found = _AT_PATH.search(str(error))
+        hint = "" if json or not raw.startswith(b"{") else f"; JSON needs the header {CONTENT_TYPE}: {JSON_TYPE}"
+        raise PeerError(f"payload: {error}{hint}", param=found["path"] if found else None) from error
+
+
+@functools.cache
+def _decoder(kind: Any, json: bool) -> Any:
+    return msgspec.json.Decoder(kind) if json else msgspec.msgpack.Decoder(kind)
+
+
+def refusal(error: PeerError) -> Refused:
+    return Refused(code=error.code, message=error.message, param=error.param)
+
+
+def refusal_headers(refused: Refused) -> dict[str, str]:
+    status = "429" if refused.retry_after_s is not None else "400"
+    return {ERROR_HEADER: refused.message.replace("\n", " "), ERROR_CODE_HEADER: status}
+
+
+def answer(kind: Any, raw: bytes, headers: Mapping[str, str] | None) -> Any:
+    """An answer as a `kind`. Raises RefusedError where the headers call it an error, PeerError where it is something else."""
+    json = speaks_json(headers)
+    if not headers or ERROR_CODE_HEADER not in headers:
+        return decode(kind, raw, json=json)
+    try:
+        refused = decode(Refused, raw, json=json)
+    except PeerError:  # another services-API program's error: its words are in the headers alone
+        refused = Refused(code=headers[ERROR_CODE_HEADER], message=headers.get(ERROR_HEADER, "refused"))
+    raise RefusedError(refused)

@@ -1,0 +1,128 @@
+"""Questions and their answers over one wildcard subscription.
+
+In place of nats-py's own request(): a cancellation or a deadline always takes effect here (asyncio.wait_for of Python 3.11
+may swallow one), one question may have many answers, and nothing is left behind when sending fails.
+"""
+
+import asyncio
+import itertools
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+import nats.errors
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+
+from shared.errors import BusError, BusTimeout, NoResponders, PeerError
+
+T = TypeVar("T")
+
+# One subscription's queue: at 30 k msg/s, the most one takes, half a second of backlog; older answers are no use to anyone.
+PENDING_MSGS = 16_384
+PENDING_BYTES = 128 * 1024 * 1024  # 16 messages of the largest size
+OUTBOUND_BYTES = 16 * 1024 * 1024  # two messages of the largest size wait here for the socket
+CONGESTED_S = 2.0  # the longest a sender waits for that
+_POLL_S = 0.001
+
+
+class Outbox:
+    """Sends, within bounds. nats-py's own backpressure (and its swallowing of cancellation there) is never reached."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    async def send(self, subject: str, payload: bytes, *, reply: str = "", headers: Mapping[str, str] | None = None) -> None:
+        """Hand over to the socket. While disconnected, up to OUTBOUND_BYTES wait for the reconnect.
+
+        Raises PeerError for an impossible subject, BusTimeout where too much waits already, BusError for a closed connection
+        or a payload over the server's limit.
+        """
+        if len(payload) > self._client.max_payload:
+            raise BusError(f"{len(payload)} bytes for {subject}: the server's max_payload is {self._client.max_payload}")
+        if self._client.pending_data_size > OUTBOUND_BYTES:
+            await self._wait_for_room(subject)
+        try:
+            await self._client.publish(subject, payload, reply=reply, headers=None if headers is None else dict(headers))
+        except nats.errors.BadSubjectError as error:
+            raise PeerError(f"{subject!r} is not a subject", code="invalid_id") from error
+        except nats.errors.Error as error:
+            raise BusError(f"cannot send to {subject}: {error}") from error
+
+    async def _wait_for_room(self, subject: str) -> None:
+        give_up_at_s = asyncio.get_running_loop().time() + CONGESTED_S
+        while self._client.pending_data_size > OUTBOUND_BYTES:
+            if not self._client.is_connected or asyncio.get_running_loop().time() > give_up_at_s:
+                raise BusTimeout(f"cannot send to {subject}: {self._client.pending_data_size} bytes wait already")
+            await asyncio.sleep(_POLL_S)
+
+
+class Inbox:
+    """Open it before the first question."""
+
+    def __init__(self, client: Client, outbox: Outbox) -> None:
+        self._client = client
+        self._outbox = outbox
+        self._prefix = client.new_inbox() + "."
+        self._tokens = itertools.count(1)
+        self._waiting: dict[str, Callable[[Msg], None]] = {}
+
+    async def open(self) -> None:
+        await self._client.subscribe(
+            self._prefix + "*", cb=self._on_answer, pending_msgs_limit=PENDING_MSGS, pending_bytes_limit=PENDING_BYTES
+        )
+
+    async def ask(self, subject: str, payload: bytes, *, timeout_s: float, headers: Mapping[str, str] | None = None) -> Msg:
+        """The first answer. Raises NoResponders, BusTimeout, BusError."""
+        first: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
+
+        def on_answer(msg: Msg) -> None:
+            if not first.done():
+                first.set_result(msg)
+
+        msg = await self._ask(subject, payload, headers, on_answer, first, timeout_s)
+        if status(msg) == "503":
+            raise NoResponders(f"nobody serves {subject}")
+        return msg
+
+    async def ask_many(self, subject: str, payload: bytes, *, timeout_s: float) -> list[Msg]:
+        """All answers up to and including the one that is a bare status. Raises BusTimeout, BusError."""
+        msgs: list[Msg] = []
+        complete: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def on_answer(msg: Msg) -> None:
+            msgs.append(msg)
+            if status(msg) and not complete.done():
+                complete.set_result(None)
+
+        await self._ask(subject, payload, None, on_answer, complete, timeout_s)
+        return msgs
+
+    async def _ask(
+        self,
+        subject: str,
+        payload: bytes,
+        headers: Mapping[str, str] | None,
+        on_answer: Callable[[Msg], None],
+        done: "asyncio.Future[T]",
+        timeout_s: float,
+    ) -> T:
+        token = str(next(self._tokens))
+        self._waiting[token] = on_answer
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._outbox.send(subject, payload, reply=self._prefix + token, headers=headers)
+                return await done
+        except TimeoutError as error:
+            raise BusTimeout(f"no answer from {subject} within {timeout_s:g} s") from error
+        finally:
+            del self._waiting[token]
+
+    async def _on_answer(self, msg: Msg) -> None:
+        on_answer = self._waiting.get(msg.subject[len(self._prefix) :])
+        if on_answer is not None:
+            on_answer(msg)
+
+
+def status(msg: Msg) -> str:
+    """The status of a message that is nothing else ("503", "404", "204"); empty for a message proper."""
+    return "" if msg.data or not msg.headers else msg.headers.get("Status", "")

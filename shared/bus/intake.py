@@ -1,0 +1,71 @@
+"""Subscriptions that begin and end together: one, or all those of a service of nats.micro."""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any, cast
+
+import nats.errors
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription as RawSubscription
+from nats.micro import add_service
+from nats.micro.request import Handler
+from nats.micro.service import EndpointStats
+
+from shared.bus.api import Endpoint
+from shared.bus.inbox import PENDING_BYTES, PENDING_MSGS
+
+VERSION = "0.1.0"
+STOP_S = 5.0
+
+
+class Intake:
+    """Also all that nats.micro asks of a client, so that its subscriptions get our limits and are drained:
+    its own stop throws away what has been received."""
+
+    def __init__(self, client: Client, on_stop: Callable[["Intake"], None]) -> None:
+        self._client = client
+        self._nuid = client._nuid  # micro names its instances by it
+        self._on_stop = on_stop
+        self._subscriptions: list[RawSubscription] = []
+
+    async def subscribe(self, subject: str, queue: str = "", cb: Callable[[Msg], Awaitable[None]] | None = None) -> RawSubscription:
+        subscription = await self._client.subscribe(
+            subject, queue=queue, cb=cb, pending_msgs_limit=PENDING_MSGS, pending_bytes_limit=PENDING_BYTES
+        )
+        self._subscriptions.append(subscription)
+        return subscription
+
+    async def flush(self) -> None:
+        await self._client.flush()
+
+    async def stop(self) -> None:
+        """No new messages; those received have been handed to the handler, unless that takes over STOP_S."""
+        subscriptions, self._subscriptions = self._subscriptions, []
+        # A connection that is closed, or lost meanwhile, brings nothing new either.
+        with contextlib.suppress(TimeoutError, nats.errors.Error):
+            async with asyncio.timeout(STOP_S):
+                for subscription in subscriptions:
+                    await subscription.drain()
+        self._on_stop(self)
+
+
+async def register(
+    intake: Intake,
+    name: str,
+    endpoints: Iterable[tuple[Endpoint, Handler]],
+    metadata: Mapping[str, str],
+    amend: Callable[[EndpointStats], Any],
+) -> None:
+    """Register a service instance; `amend` is called on each endpoint's statistics before they are told."""
+    service = await add_service(cast("Client", intake), name=name, version=VERSION, metadata=dict(metadata), stats_handler=amend)
+    for endpoint, handler in endpoints:
+        await service.add_endpoint(
+            name=endpoint.name,
+            subject=endpoint.subject,
+            handler=handler,
+            # micro has no "no queue"; a group of one hears everything
+            queue_group=endpoint.queue or f"only-{service.id}",
+            metadata={},
+        )

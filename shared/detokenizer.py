@@ -1,0 +1,74 @@
+"""Tokens to text, one token at a time: what is returned is final, what may still change is held back.
+
+A byte-level vocabulary needs a table and an incremental UTF-8 decoder (0.2 us a token). For any other, a short window of
+tokens is decoded with and without the new one: the difference is new text unless it ends inside a character (5-10 us).
+"""
+
+import codecs
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+_Utf8 = codecs.getincrementaldecoder("utf-8")
+_UNFINISHED = "\ufffd"  # what every decoder puts for a character that lacks bytes
+_PATIENCE = 8  # tokens; a character has at most 4 bytes, so text unfinished for longer is bad bytes
+
+
+class Detokenizer(Protocol):
+    """One output being read. Special tokens, and ids that the vocabulary lacks, have no text."""
+
+    def feed(self, token: int) -> str:
+        """The text that became final with this token; an unfinished character waits. Bad bytes become U+FFFD."""
+
+    def flush(self) -> str:
+        """What was still held back, as U+FFFD. The output ends here."""
+
+
+class ByteDetokenizer:
+    """`table[token]` is the token's bytes."""
+
+    def __init__(self, table: Sequence[bytes]) -> None:
+        self._table = table
+        self._decode = _Utf8(errors="replace").decode
+
+    def feed(self, token: int) -> str:
+        try:
+            return self._decode(self._table[token])
+        except IndexError:  # models pad their vocabularies
+            return ""
+
+    def flush(self) -> str:
+        return self._decode(b"", True)
+
+
+class WindowDetokenizer:
+    """For vocabularies in which a token's text depends on its neighbours; `decode` turns ids into text, `silent` ones have none.
+
+    The window begins one emission back, so that a decoder which strips the first space strips it from both sides alike.
+    """
+
+    def __init__(self, decode: Callable[[list[int]], str], silent: frozenset[int]) -> None:
+        self._decode = decode
+        self._silent = silent
+        self._window: list[int] = []
+        self._said = 0  # tokens of the window whose text is out
+        self._said_text = ""  # the text of those, decoded alone
+
+    def feed(self, token: int) -> str:
+        if token in self._silent:
+            return ""
+        self._window.append(token)
+        text = self._decode(self._window)
+        unfinished = text.endswith(_UNFINISHED) and len(self._window) - self._said < _PATIENCE
+        if unfinished or len(text) <= len(self._said_text):
+            return ""
+        return self._advance(text)
+
+    def flush(self) -> str:
+        return self._advance(self._decode(self._window))
+
+    def _advance(self, text: str) -> str:
+        new = text[len(self._said_text) :]
+        self._window = self._window[self._said :]
+        self._said = len(self._window)
+        self._said_text = self._decode(self._window)
+        return new

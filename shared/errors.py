@@ -1,0 +1,51 @@
+"""What can go wrong, and whose fault it is.
+
+SlacklineError
+  + PeerError        a peer or a client sent something impossible: answer, count, drop it
+  + BusError
+      + NoResponders   nobody serves that subject now
+      + BusTimeout     no answer in time; the effect is unknown
+      + WrongSequence  an append or a compare-and-set lost its race
+  + ConfigError      the operator must change something; the message says what
+"""
+
+
+class SlacklineError(Exception):
+    """Root of every error we raise on purpose."""
+
+
+class PeerError(SlacklineError):
+    """They sent something impossible; drop the message and tell them why.
+
+    `code` is the OpenAI error code, `param` the offending field.
+    """
+
+    def __init__(self, message: str, *, code: str = "invalid_request_error", param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.code = code
+        self.param = param
+
+
+class BusError(SlacklineError):
+    """The bus could not do what was asked."""
+
+
+class NoResponders(BusError):
+    """Nobody serves that subject; raised at once."""
+
+
+class BusTimeout(BusError):
+    """No answer in time: the request may or may not have taken effect."""
+
+
+class WrongSequence(BusError):
+    """Another writer came first; `last_seq` is the sequence now, 0 where unknown."""
+
+    def __init__(self, message: str, last_seq: int = 0) -> None:
+        super().__init__(message)
+        self.last_seq = last_seq
+
+
+class ConfigError(SlacklineError):
+    """The operator must change something; the message says what."""

@@ -1,0 +1,76 @@
+"""Profiles that are a curve over the batch's tokens plus separate terms for its prefills and its decodes.
+
+The roofline, polynomial, piecewise and table forms (shared/perf/forms.py) are all of this shape.
+"""
+
+from dataclasses import dataclass
+
+from shared.perf.chunk import largest_chunk
+from shared.perf.shape import BatchShape
+
+
+@dataclass(frozen=True, slots=True)
+class AdditiveProfile:
+    """curve(tokens) + the terms below; `curve_s` holds its value at 0, 1, 2, ... tokens, per-iteration overhead included.
+
+    Looking a token count up costs the same everywhere, and any curve, however it was fitted, is made monotone once, when it is built.
+    No term is negative and `curve_s` never falls, so that the whole is monotone in every sum.
+    """
+
+    name: str
+    curve_s: tuple[float, ...]
+    beyond_s: float  # per token past the end of the curve
+    prefills_s: float = 0.0  # once, if there is any prefill
+    prefill_s: float = 0.0  # per chunk
+    prefill_token_s: float = 0.0
+    prefill_sq_s: float = 0.0  # per new token squared
+    prefill_cross_s: float = 0.0  # per new token and cached token
+    decodes_s: float = 0.0  # once, if there is any decode
+    decode_s: float = 0.0  # per decode
+    decode_context_s: float = 0.0  # per cached token of the decodes
+
+    def batch_s(self, shape: BatchShape) -> float:
+        prefill_tokens, prefills, prefill_sq, prefill_cross, _, decodes, decode_context = shape
+        tokens = prefill_tokens + decodes
+        if not tokens:
+            return 0.0
+        curve_s = self.curve_s
+        total_s = curve_s[tokens] if tokens < len(curve_s) else curve_s[-1] + (tokens - len(curve_s) + 1) * self.beyond_s
+        if decodes:
+            total_s += self.decodes_s + self.decode_s * decodes + self.decode_context_s * decode_context
+        if prefill_tokens:
+            total_s += (
+                self.prefills_s
+                + self.prefill_s * prefills
+                + self.prefill_token_s * prefill_tokens
+                + self.prefill_sq_s * prefill_sq
+                + self.prefill_cross_s * prefill_cross
+            )
+        return total_s
+
+    def prefill_budget(self, shape: BatchShape, cached: int, budget_s: float, limit: int) -> int:
+        prefill_tokens, prefills, prefill_sq, prefill_cross, _, decodes, decode_context = shape
+        curve_s, tokens = self.curve_s, prefill_tokens + decodes
+        if tokens + limit >= len(curve_s):
+            return largest_chunk(self.batch_s, shape, cached, budget_s, limit)
+        left_s = budget_s - (
+            self.prefills_s
+            + self.prefill_s * (prefills + 1)
+            + self.prefill_token_s * prefill_tokens
+            + self.prefill_sq_s * prefill_sq
+            + self.prefill_cross_s * prefill_cross
+        )
+        if decodes:
+            left_s -= self.decodes_s + self.decode_s * decodes + self.decode_context_s * decode_context
+        token_s, sq_s = self.prefill_token_s + self.prefill_cross_s * cached, self.prefill_sq_s
+        fits, exceeds = 0, limit + 1
+        while exceeds - fits > 1:
+            middle = (fits + exceeds) >> 1
+            if curve_s[tokens + middle] + (token_s + sq_s * middle) * middle <= left_s:
+                fits = middle
+            else:
+                exceeds = middle
+        # The sum above is grouped otherwise than in batch_s: the last bit may differ, and the answer must truly fit.
+        while fits > 0 and self.batch_s(shape.with_chunk(fits, cached)) > budget_s:
+            fits -= 1
+        return fits

@@ -1,0 +1,137 @@
+"""Making one iteration: all decodes, then prefill chunks in an order, within a token and a time budget and the KV that is free.
+
+KV rules, the same for every policy that fills this way:
+- Decodes claim first. If they run short, victims are preempted, and no more of them than the shortage needs:
+  best-effort before standard, then requests still in prefill before decodes, then the latest arrived.
+- Prefills leave one free block to every running decode, so that each can grow by at least a block before anyone is preempted.
+- A prefill begins only if all of it fits beside what the prefills already begun still need: those begun can always end.
+  While one cannot begin, none behind it does (it would starve); those already begun go on.
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shared.columns import Ints
+from shared.perf.shape import BatchShape
+from shared.policy.seam import Choice, Phase, View
+
+Rows = NDArray[np.intp]
+
+# Plain ints: numpy compares with an IntEnum five times as slowly, and this runs for every iteration.
+PREFILL, DECODE = int(Phase.PREFILL), int(Phase.DECODE)
+
+
+class Decoding(NamedTuple):
+    """The decodes of one iteration, and what they leave."""
+
+    rows: Rows
+    victims: Rows  # rows to preempt
+    free_blocks: int  # after the victims' KV has come free and the decodes have claimed theirs
+    shape: BatchShape
+
+
+def blocks(tokens: int, block_tokens: int) -> int:
+    """KV blocks that hold so many positions."""
+    return -(-tokens // block_tokens)
+
+
+def decoding(view: View) -> Decoding:
+    """Every decode with tokens still to make, one token each; fewer only if KV is short even after preemption."""
+    rows = ((view.phase == DECODE) & (view.generated_tokens < view.max_tokens)).nonzero()[0]
+    context = view.computed_tokens[rows] + view.unsure_tokens[rows]
+    need = np.maximum(context // view.block_tokens + 1 - view.kv_held_blocks[rows], 0)
+    free = view.kv_free_blocks - int(need.sum())
+    victims = rows[:0]
+    if free < 0:
+        victims = _victims(view, rows, need, -free)
+        runs = ~np.isin(rows, victims)
+        rows, context, need = rows[runs], context[runs], need[runs]
+        free = view.kv_free_blocks + int(view.kv_held_blocks[victims].sum()) - int(need.sum())
+    return Decoding(rows, victims, free, BatchShape(decodes=len(rows), decode_context=int(context.sum())))
+
+
+def _victims(view: View, decodes: Rows, need: Ints, short_blocks: int) -> Rows:
+    """Rows whose preemption covers the shortage, in the order of the rule above, none of which could be spared."""
+    gain = view.kv_held_blocks.astype(np.int64)
+    gain[decodes] += need  # a preempted decode asks for nothing
+    may_go = view.kv_held_blocks > 0
+    may_go &= (view.phase != DECODE) | (view.generated_tokens < view.max_tokens)  # the others are about to end
+    rows = np.flatnonzero(may_go)
+    rows = rows[np.lexsort((-view.slot[rows], -view.arrived_unix_s[rows], view.phase[rows] == DECODE, ~view.best_effort[rows]))]
+    total = np.cumsum(gain[rows])
+    rows = rows[: int(np.searchsorted(total, short_blocks)) + 1]
+    spare = int(gain[rows].sum()) - short_blocks
+    chosen = []
+    for row in reversed(rows.tolist()):  # a large last victim may make earlier ones needless
+        if gain[row] <= spare:
+            spare -= int(gain[row])
+        else:
+            chosen.append(row)
+    return np.array(chosen[::-1], dtype=np.intp)
+
+
+def fill(
+    view: View,
+    decodes: Decoding,
+    order: Rows,
+    *,
+    limit_tokens: int,
+    budget_s: float = math.inf,
+    relegate: Rows | None = None,
+) -> Choice:
+    """The iteration: the decodes, then chunks of the prefills in `order` until a budget or the KV is used up.
+
+    limit_tokens: the most prefill tokens. budget_s: the longest the whole predicted iteration may take; each chunk is fitted
+    on the batch as it then is (its decodes, the chunks before it, the context it stands on), so that the sum is exact.
+    """
+    bt, profile, shape = view.block_tokens, view.profile, decodes.shape
+    preempted = set(decodes.victims.tolist())
+    room = decodes.free_blocks - len(decodes.rows)
+    begun_rows = (view.phase == PREFILL).nonzero()[0]
+    owed = int(np.maximum(-(-view.target_tokens[begun_rows] // bt) - view.kv_held_blocks[begun_rows], 0).sum())
+    for row in preempted:
+        if view.phase[row] == PREFILL:
+            owed -= max(blocks(int(view.target_tokens[row]), bt) - int(view.kv_held_blocks[row]), 0)
+    rows: list[int] = []
+    chunks: list[int] = []
+    shut = False  # one that has not begun could not
+    for row in order.tolist():
+        if limit_tokens <= 0:
+            break
+        if row in preempted:
+            continue
+        cached, held = int(view.computed_tokens[row]), int(view.kv_held_blocks[row])
+        target = int(view.target_tokens[row])
+        begun = view.phase[row] == PREFILL
+        whole = max(blocks(target, bt) - held, 0)
+        if not begun and (shut or whole > room - owed):
+            shut = True
+            continue
+        wanted = min(target - cached, limit_tokens, (held + max(room, 0)) * bt - cached)
+        if wanted <= 0:
+            continue
+        tokens = wanted if budget_s == math.inf else profile.prefill_budget(shape, cached, budget_s, wanted)
+        if tokens <= 0:
+            break
+        rows.append(row)
+        chunks.append(tokens)
+        limit_tokens -= tokens
+        shape = shape.with_chunk(tokens, cached)
+        taken = max(blocks(cached + tokens, bt) - held, 0)
+        room -= taken
+        owed += -taken if begun else whole - taken
+        if tokens < wanted:
+            break
+    n = len(decodes.rows)
+    caps = np.ones(n + len(rows), dtype=np.int32)
+    caps[n:] = chunks
+    slots = view.slot[np.concatenate((decodes.rows, np.array(rows, dtype=np.intp)))]
+    return Choice(
+        slots=slots,
+        caps=caps,
+        preempt=view.slot[decodes.victims].tolist(),
+        relegate=() if relegate is None else view.slot[relegate].tolist(),
+    )

@@ -1,0 +1,39 @@
+"""Policies by the name they are chosen by, and their settings from the command line or a configuration."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from shared.errors import ConfigError
+from shared.policy import edf, fcfs, qoserve
+from shared.policy.seam import Policy
+
+_POLICIES: dict[str, tuple[type[msgspec.Struct], Callable[[Any], Policy]]] = {
+    "fcfs": (fcfs.Settings, fcfs.Fcfs),
+    "edf": (edf.Settings, edf.Edf),
+    "qoserve": (qoserve.Settings, qoserve.QoServe),
+}
+
+
+def names() -> list[str]:
+    return list(_POLICIES)
+
+
+def make(name: str, settings: Mapping[str, str] | None = None) -> Policy:
+    """A fresh policy; one is needed per replica, since it learns. Numbers and booleans may be given as text.
+
+    Raises: ConfigError for an unknown name or setting, or a value that does not fit.
+    """
+    if name not in _POLICIES:
+        raise ConfigError(f"no policy is called {name!r}; there are: {', '.join(names())}")
+    kind, build = _POLICIES[name]
+    fields = {f.name: f for f in msgspec.structs.fields(kind)}
+    known = ", ".join(f"{key}={field.default}" for key, field in fields.items())
+    unknown = sorted(set(settings or {}) - set(fields))
+    if unknown:
+        raise ConfigError(f"policy {name} has no setting {', '.join(unknown)}; there are, with their defaults: {known}")
+    try:
+        return build(msgspec.convert(dict(settings or {}), kind, strict=False))
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"policy {name}: {error}; settings with their defaults: {known}") from error

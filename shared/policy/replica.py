@@ -1,0 +1,658 @@
+"""ReplicaCore: the brain of one replica. Books, plans in flight, reconciliation with acks; the policy decides within it.
+
+Sans-IO: `handle(event, now_unix_s=...) -> actions`; `wake_at_unix_s()` says when it next wants a Tick. One implementation
+for all policies, live and simulated. docs/architecture.md draws the pipeline.
+
+Predicted = confirmed + what the plans in flight will do. A plan's effects are written into the books when it is sent;
+its ack changes them only where the worker did something else (a stop, a skip, fewer or more accepted drafts).
+"""
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+
+import msgspec
+import numpy as np
+
+from shared.columns import Ints, pack, unpack
+from shared.perf.online import Corrected
+from shared.perf.profile import Profile
+from shared.perf.shape import BatchShape
+from shared.policy.books import Books
+from shared.policy.replica_events import (
+    Acked,
+    Answer,
+    HoldDone,
+    NeedResync,
+    Offered,
+    Refused,
+    ReplicaAction,
+    ReplicaEvent,
+    SendHold,
+    SendPlan,
+    Synced,
+    Tick,
+)
+from shared.policy.seam import Choice, Ended, Observation, Phase, Policy
+from shared.schemas import (
+    Announce,
+    BatchPlan,
+    Digest,
+    Hold,
+    Offer,
+    OfferAnswer,
+    PlanAck,
+)
+from shared.vocabulary import FinishReason, RequestKey
+
+# ---------------------------------------------------------------- settings
+
+
+class ReplicaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How plans travel. depth 1 and lead 0 reproduce the papers' zero-latency loop."""
+
+    depth: int = 2  # plans the worker has: one running, one waiting
+    lead_s: float = 0.004  # first guess of how long before the end of N plan N+1 must leave; adapted to measured idle time
+    lead_max_s: float = 0.030
+    overdue_s: float = 1.0  # an ack this late after its prediction (plus five times the prediction) means resync
+    hand_back: bool = True  # relegated requests that have not begun go to the relegation service
+    best_effort_waiting: int = 4  # surplus is reported while fewer than this wait
+
+
+@dataclass(slots=True)
+class _Flight:
+    """A plan sent and not yet acked, with what the books already assume of it."""
+
+    seq: int
+    plan: BatchPlan
+    slots: Ints
+    computed: Ints  # predicted
+    emitted: Ints  # predicted
+    unsure: Ints
+    shape: BatchShape
+    predicted_s: float
+    end_unix_s: float  # predicted
+
+
+@dataclass(slots=True)
+class Counters:
+    """What the shell exports."""
+
+    plans: int = 0
+    acks: int = 0
+    resyncs: int = 0
+    mispredicted_entries: int = 0
+    forced_preemptions: int = 0
+    relegated: int = 0
+    exec_s: float = 0.0
+    idle_s: float = 0.0
+
+
+@dataclass(slots=True)
+class _Reservation:
+    offer: Offer
+    slot: int
+    waiting: int = field(default=1)
+
+
+# ---------------------------------------------------------------- the core
+
+
+class ReplicaCore:
+    """Plans for one replica under one lease epoch."""
+
+    def __init__(self, policy: Policy, profile: Profile, *, epoch: int, settings: ReplicaSettings | None = None) -> None:
+        self._policy = policy
+        self._profile = Corrected(profile)
+        self._epoch = epoch
+        self._set = settings or ReplicaSettings()
+        self._announce: Announce | None = None
+        self._books = Books(slots=1, kv_blocks=0, block_tokens=1, context_tokens=1)
+        self._synced = False
+        self._sync = 0
+        self._seq = 0  # next to send
+        self._acked_seq = 0
+        self._ack_seq = 0
+        self._releasing: set[int] = set()
+        self._flights: deque[_Flight] = deque()
+        self._free: list[int] = []  # heap: lowest slot first, so rows stay dense
+        self._quarantine: deque[tuple[int, int]] = deque()  # (slot, last seq sent when it ended)
+        self._reserved: dict[int, _Reservation] = {}
+        self._slot_of: dict[tuple[RequestKey, int], int] = {}
+        self._horizon: deque[Choice] = deque()
+        self._idle = True  # the policy had nothing to run and nothing has happened since
+        self._last_end_unix_s = -math.inf  # of the newest acked iteration
+        self._lead_s = self._set.lead_s
+        self._next_expiry_unix_s = math.inf
+        self._expired: set[int] = set()
+        self.counters = Counters()
+
+    # ------------------------------------------------------------ the driver's side
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is held, promised or in flight."""
+        return not self._flights and not self._reserved and self._books.used == 0
+
+    @property
+    def synced(self) -> bool:
+        return self._synced
+
+    @property
+    def residual(self) -> float:
+        """The corrected profile's relative error, smoothed."""
+        return self._profile.residual
+
+    def wake_at_unix_s(self) -> float | None:
+        if not self._synced:
+            return None
+        wake = self._next_expiry_unix_s
+        if self._flights:
+            wake = min(wake, self._overdue_unix_s())
+        if not self._idle and len(self._flights) < self._set.depth:
+            wake = min(wake, self._plan_at_unix_s())
+        return None if wake == math.inf else wake
+
+    def handle(self, event: ReplicaEvent, *, now_unix_s: float) -> list[ReplicaAction]:
+        """Actions, in order. Timers that are due fire after the event's own changes, once."""
+        actions: list[ReplicaAction] = []
+        match event:
+            case Synced():
+                self._on_synced(event, now_unix_s, actions)
+            case Offered():
+                self._on_offered(event.offers, now_unix_s, actions)
+            case HoldDone():
+                self._on_hold_done(event, actions)
+            case Acked():
+                self._on_acked(event.ack, now_unix_s, actions)
+            case Refused():
+                self._lose_sync(event.reason, actions)
+            case Tick():
+                pass
+        if self._synced:
+            self._on_time(now_unix_s, actions)
+        return actions
+
+    # ------------------------------------------------------------ events
+
+    def _on_synced(self, event: Synced, now_unix_s: float, actions: list[ReplicaAction]) -> None:
+        facts = event.announce
+        held = {(r.offer.key, r.offer.attempt): r for r in self._reserved.values()}
+        self._announce = facts
+        self._books = Books(
+            slots=facts.max_slots, kv_blocks=facts.kv_blocks, block_tokens=facts.block_tokens, context_tokens=facts.context_tokens
+        )
+        self._flights.clear()
+        self._horizon.clear()
+        self._quarantine.clear()
+        self._slot_of.clear()
+        self._expired.clear()
+        self._next_expiry_unix_s = math.inf
+        self._sync = event.sync
+        self._seq = event.next_seq
+        self._acked_seq = event.next_seq - 1
+        self._ack_seq = event.ack_seq
+        self._releasing.clear()
+        taken = {r.slot for r in self._reserved.values()}
+        for entry in event.entries:
+            taken.add(entry.slot)
+            reservation = held.get((entry.offer.key, entry.offer.attempt))
+            if reservation is not None and reservation.slot == entry.slot:
+                continue  # its HoldDone is on the way
+            self._admit_row(entry.slot, entry.offer, entry.computed_tokens, entry.generated_tokens)
+        self._free = [s for s in range(facts.max_slots) if s not in taken]
+        heapify(self._free)
+        self._synced = True
+        self._idle = False
+        self._last_end_unix_s = now_unix_s
+
+    def _on_offered(self, offers: Sequence[Offer], now_unix_s: float, actions: list[ReplicaAction]) -> None:
+        fresh: list[Offer] = []
+        for offer in offers:
+            slot = self._slot_of.get((offer.key, offer.attempt))
+            if slot is not None and slot in self._reserved:
+                self._reserved[slot].waiting += 1
+            elif slot is not None:
+                actions.append(Answer(offer.key, offer.attempt, OfferAnswer(accepted=True, reason="held")))
+            elif not self._synced or self._announce is None or self._announce.draining:
+                actions.append(Answer(offer.key, offer.attempt, OfferAnswer(accepted=False, reason="not ready")))
+            elif offer.prompt_tokens + offer.generated_tokens >= self._announce.context_tokens:
+                actions.append(Answer(offer.key, offer.attempt, OfferAnswer(accepted=False, reason="prompt exceeds the context")))
+            elif -(-(offer.prompt_tokens + offer.generated_tokens + 1) // self._books.block_tokens) > self._books.kv_blocks:
+                actions.append(Answer(offer.key, offer.attempt, OfferAnswer(accepted=False, reason="prompt exceeds the KV cache")))
+            else:
+                fresh.append(offer)
+        if not fresh:
+            return
+        view = self._books.view(self._start_unix_s(now_unix_s), self._profile)
+        for offer, admission in zip(fresh, self._policy.admit(view, fresh), strict=True):
+            if not admission.accepted:
+                answer = OfferAnswer(accepted=False, earliest_s=admission.earliest_s, reason=admission.reason)
+                actions.append(Answer(offer.key, offer.attempt, answer))
+            elif not self._free:
+                actions.append(Answer(offer.key, offer.attempt, OfferAnswer(accepted=False, reason="no free slot")))
+            else:
+                slot = heappop(self._free)
+                self._reserved[slot] = _Reservation(offer, slot)
+                self._slot_of[offer.key, offer.attempt] = slot
+                actions.append(SendHold(Hold(epoch=self._epoch, sync=self._sync, slot=slot, key=offer.key, attempt=offer.attempt)))
+
+    def _on_hold_done(self, event: HoldDone, actions: list[ReplicaAction]) -> None:
+        reservation = self._reserved.pop(event.slot, None)
+        if reservation is None:
+            return
+        offer = reservation.offer
+        if event.held:
+            if not self._books.holds(event.slot):
+                self._admit_row(event.slot, offer, 0, offer.generated_tokens)
+            answer = OfferAnswer(accepted=True)
+        else:
+            self._slot_of.pop((offer.key, offer.attempt), None)
+            answer = OfferAnswer(accepted=False, reason=event.reason, in_doubt=event.in_doubt)
+            if event.in_doubt:
+                self._lose_sync(f"hold of slot {event.slot}: {event.reason}", actions)
+            elif self._synced:
+                heappush(self._free, event.slot)
+        actions.extend([Answer(offer.key, offer.attempt, answer)] * reservation.waiting)
+
+    def _on_acked(self, ack: PlanAck, now_unix_s: float, actions: list[ReplicaAction]) -> None:
+        facts = self._announce
+        if not self._synced or facts is None:
+            return
+        if ack.incarnation != facts.incarnation:
+            self._lose_sync("another incarnation", actions)
+            return
+        if ack.ack_seq <= self._ack_seq:
+            return  # doubled, or part of what the resync told
+        if ack.ack_seq != self._ack_seq + 1:
+            self._lose_sync(f"ack {ack.ack_seq} came after {self._ack_seq}", actions)
+            return
+        self._ack_seq = ack.ack_seq
+        ended: list[Ended] = []
+        flight: _Flight | None = None
+        if ack.plan_seq:
+            if not self._flights or (ack.epoch, ack.plan_seq) != (self._epoch, self._flights[0].seq):
+                self._lose_sync(f"ack of plan {ack.plan_seq}, epoch {ack.epoch} was not expected", actions)
+                return
+            flight = self._flights.popleft()
+            self._acked_seq = flight.seq
+            self._reconcile(flight, ack)
+            self._last_end_unix_s = now_unix_s - min(max(now_unix_s - ack.ended_unix_s, 0.0), 0.005)
+            self._retime()
+        for slot, why in ack.ended:
+            if self._books.holds(slot):
+                self._remove(slot, why, ended)
+        self._release_quarantine()
+        if flight is not None and flight.shape.tokens:
+            self.counters.acks += 1
+            self.counters.exec_s += ack.exec_s
+            self.counters.idle_s += ack.idle_s
+            self._profile.observe(flight.shape, ack.exec_s)
+            self._adapt_lead(ack.idle_s)
+            observation = Observation(
+                at_unix_s=now_unix_s,
+                prefill_tokens=flight.shape.prefill_tokens,
+                decodes=flight.shape.decodes,
+                predicted_s=flight.predicted_s,
+                exec_s=ack.exec_s,
+                ended=ended,
+            )
+            self._policy.observe(observation)
+        elif ended:
+            self._policy.observe(Observation(now_unix_s, 0, 0, 0.0, 0.0, ended))
+        if ended or ack.ended:
+            self._changed()
+        self._idle = False
+
+    def _lose_sync(self, reason: str, actions: list[ReplicaAction]) -> None:
+        if self._synced:
+            self._synced = False
+            self.counters.resyncs += 1
+            actions.append(NeedResync(reason))
+
+    # ------------------------------------------------------------ time
+
+    def _on_time(self, now_unix_s: float, actions: list[ReplicaAction]) -> None:
+        if self._flights and now_unix_s >= self._overdue_unix_s():
+            self._lose_sync(f"ack {self._flights[0].seq} is overdue", actions)
+            return
+        if now_unix_s >= self._next_expiry_unix_s:
+            self._expire(now_unix_s)
+        while not self._idle and len(self._flights) < self._set.depth and now_unix_s >= self._plan_at_unix_s() - 1e-9:
+            plan = self._plan(now_unix_s)
+            if plan is None:
+                self._idle = True
+            else:
+                actions.append(SendPlan(plan))
+
+    def _start_unix_s(self, now_unix_s: float) -> float:
+        """When the next plan is predicted to begin."""
+        return max(self._flights[-1].end_unix_s, now_unix_s) if self._flights else now_unix_s
+
+    def _plan_at_unix_s(self) -> float:
+        """As late as is safe: a measured lead before the predicted end of what runs. At once if nothing runs."""
+        return self._flights[-1].end_unix_s - self._lead_s if self._flights else -math.inf
+
+    def _overdue_unix_s(self) -> float:
+        first = self._flights[0]
+        return first.end_unix_s + self._set.overdue_s + 5 * first.predicted_s
+
+    def _retime(self) -> None:
+        """An ack moved the clock of the plans behind it."""
+        end = self._last_end_unix_s
+        for flight in self._flights:
+            end += flight.predicted_s
+            flight.end_unix_s = end
+
+    def _adapt_lead(self, idle_s: float) -> None:
+        """Longer at once when the engine waited for us, slowly shorter while it does not."""
+        if idle_s > 0.0003:
+            self._lead_s = min(self._lead_s + min(idle_s, 0.004), self._set.lead_max_s)
+        else:
+            self._lead_s = max(self._lead_s * 0.999, self._set.lead_s)
+
+    def _expire(self, now_unix_s: float) -> None:
+        books = self._books
+        late = np.flatnonzero(books.expires_unix_s[: books.live] <= now_unix_s)
+        self._expired.update(int(books.slot[r]) for r in late)
+        later = books.expires_unix_s[: books.live]
+        later = later[later > now_unix_s]
+        self._next_expiry_unix_s = float(later.min()) if len(later) else math.inf
+        if len(late):
+            self._changed()
+
+    # ------------------------------------------------------------ planning
+
+    def _changed(self) -> None:
+        """Something other than progress happened: ask the policy afresh."""
+        self._horizon.clear()
+        self._idle = False
+
+    def _plan(self, now_unix_s: float) -> BatchPlan | None:
+        """The next plan, its effects written into the books; None if there is nothing to say."""
+        books, start = self._books, self._start_unix_s(now_unix_s)
+        if not self._horizon:
+            self._horizon.extend(self._policy.plan(books.view(start, self._profile)))
+        choice = self._horizon.popleft()
+        released = [(slot, FinishReason.EXPIRED.value) for slot in sorted(self._expired)]
+        self._expired.clear()
+        relegated: list[int] = []
+        for slot in choice.relegate:
+            row = books.row_of[slot]
+            self.counters.relegated += 1
+            begun = books.phase[row] != Phase.WAITING or books.generated_tokens[row] > books.offers[slot].generated_tokens
+            if self._set.hand_back and not begun:
+                released.append((slot, "relegated"))
+            else:
+                relegated.append(slot)
+            books.best_effort[row] = True
+        for slot in choice.promote:
+            books.best_effort[books.row_of[slot]] = False
+        released += choice.release
+        for slot, _ in released:
+            self._release(slot)
+        preempted = list(choice.preempt)
+        for slot in preempted:
+            self._preempt(slot)
+        slots, caps = choice.slots, choice.caps
+        if released:
+            kept = books.row_of[slots] < books.live
+            slots, caps = slots[kept], caps[kept]
+        slots, caps = self._fit(slots, caps, books.kv_free_blocks())
+        if not len(slots) and not self._flights and books.live and (len(choice.slots) or not (released or preempted or relegated)):
+            victim = self._last_resort()
+            if victim is not None:
+                preempted.append(victim)
+                self._preempt(victim)
+                self._horizon.clear()
+        if not (len(slots) or released or preempted or relegated or choice.promote):
+            return None
+        return self._send(start, slots, caps, choice, released, preempted, relegated)
+
+    def _fit(self, slots: Ints, caps: Ints, free_blocks: int) -> tuple[Ints, Ints]:
+        """Cut entries from the end until the blocks they may take are within the free ones."""
+        if len(slots):
+            ends = np.cumsum(self._books.blocks_for(self._books.row_of[slots], caps))
+            if ends[-1] > free_blocks:
+                keep = int(np.searchsorted(ends, free_blocks, side="right"))
+                return slots[:keep], caps[:keep]
+        return slots, caps
+
+    def _last_resort(self) -> int | None:
+        """KV is full and no entry fits: the one to give way is best-effort, else the latest come; never the only one."""
+        books = self._books
+        holding = np.flatnonzero(books.kv_held_blocks[: books.live] > 0)
+        if len(holding) < 2:
+            return None
+        self.counters.forced_preemptions += 1
+        order = np.lexsort((books.slot[holding], books.arrived_unix_s[holding], books.best_effort[holding]))
+        return int(books.slot[holding[order[-1]]])
+
+    def _release(self, slot: int) -> None:
+        """The worker frees it before the plan's entries run, so its KV counts as free from here."""
+        books = self._books
+        row = int(books.row_of[slot])
+        for column in (books.computed_tokens, books.unsure_tokens, books.kv_held_blocks):
+            column[row] = 0
+        self._releasing.add(slot)
+        books.leave(slot)
+
+    def _preempt(self, slot: int) -> None:
+        books = self._books
+        row = int(books.row_of[slot])
+        books.target_tokens[row] = books.prompt_tokens[row] + books.generated_tokens[row]
+        books.computed_tokens[row] = 0
+        books.unsure_tokens[row] = 0
+        books.kv_held_blocks[row] = 0
+        books.phase[row] = Phase.WAITING
+
+    def _send(
+        self,
+        start: float,
+        slots: Ints,
+        caps: Ints,
+        choice: Choice,
+        released: Sequence[tuple[int, str]],
+        preempted: Sequence[int],
+        relegated: Sequence[int],
+    ) -> BatchPlan:
+        assert self._announce is not None
+        books = self._books
+        rows = books.row_of[slots]
+        decode = books.phase[rows] == Phase.DECODE
+        shape = self._shape(rows, caps, decode)
+        predicted_s = self._profile.batch_s(shape)
+        end = start + predicted_s
+
+        blocks = books.blocks_for(rows, caps)
+        computed = np.where(decode, 1, np.minimum(caps, books.target_tokens[rows] - books.computed_tokens[rows])).astype(np.int32)
+        unsure = np.where(decode, caps - 1, 0).astype(np.int32)
+        books.kv_held_blocks[rows] += blocks
+        books.computed_tokens[rows] += computed
+        books.unsure_tokens[rows] += unsure
+        emitted = (decode | (books.computed_tokens[rows] >= books.target_tokens[rows])).astype(np.int32)
+        books.generated_tokens[rows] += emitted
+        # A prefill on its way leaves WAITING; one that ends becomes a decode.
+        books.phase[rows] = np.where(emitted > 0, Phase.DECODE, Phase.PREFILL)
+        self._advance_due(rows, emitted, end)
+        for slot in books.slot[rows[books.generated_tokens[rows] >= books.max_tokens[rows]]].tolist():
+            books.leave(slot)
+
+        plan = BatchPlan(
+            replica=self._announce.replica,
+            incarnation=self._announce.incarnation,
+            epoch=self._epoch,
+            sync=self._sync,
+            seq=self._seq,
+            slots=pack(slots),
+            caps=pack(caps),
+            predicted_s=predicted_s,
+            released=pack([s for s, _ in released]) if released else b"",
+            released_why=[w for _, w in released],
+            preempted=pack(preempted) if preempted else b"",
+            relegated=pack(relegated) if relegated else b"",
+            promoted=pack(choice.promote) if choice.promote else b"",
+            selection=choice.selection,
+        )
+        self._flights.append(_Flight(self._seq, plan, slots, computed, emitted, unsure, shape, predicted_s, end))
+        self._seq += 1
+        self.counters.plans += 1
+        return plan
+
+    def _shape(self, rows: Ints, caps: Ints, decode: np.ndarray) -> BatchShape:
+        """Speculating decodes (cap > 1) are chunks of their verified tokens on their context."""
+        books = self._books
+        has = books.computed_tokens[rows]
+        plain = decode & (caps == 1)
+        chunk = ~plain
+        l_in, l_has = caps[chunk].astype(np.int64), has[chunk].astype(np.int64)
+        return BatchShape(
+            int(l_in.sum()),
+            len(l_in),
+            float((l_in * l_in).sum()),
+            float((l_in * l_has).sum()),
+            int(l_has.sum()),
+            int(np.count_nonzero(plain)),
+            int(has[plain].sum()),
+        )
+
+    def _advance_due(self, rows: Ints, emitted: Ints, at_unix_s: float) -> None:
+        """Deadlines are cumulative; without a TTFT the pace is anchored at the first token."""
+        books = self._books
+        made = rows[emitted != 0]
+        due = books.next_due_unix_s[made]
+        anchored = np.where(np.isinf(due) & (books.generated_tokens[made] <= 1), at_unix_s, due)
+        books.next_due_unix_s[made] = anchored + emitted[emitted != 0] * books.tbt_s[made]
+
+    # ------------------------------------------------------------ reconciliation
+
+    def _reconcile(self, flight: _Flight, ack: PlanAck) -> None:
+        """Where the worker did something else than predicted, correct the books by the difference."""
+        books = self._books
+        if flight.unsure.any():
+            rows = books.row_of[flight.slots]
+            held = rows >= 0
+            books.unsure_tokens[rows[held]] = np.maximum(books.unsure_tokens[rows[held]] - flight.unsure[held], 0)
+        if ack.slots == flight.plan.slots and ack.computed == pack(flight.computed) and ack.emitted == pack(flight.emitted):
+            return
+        did = {
+            slot: (computed, emitted)
+            for slot, computed, emitted in zip(
+                unpack(ack.slots).tolist(), unpack(ack.computed).tolist(), unpack(ack.emitted).tolist(), strict=True
+            )
+        }
+        for slot, computed, emitted in zip(flight.slots.tolist(), flight.computed.tolist(), flight.emitted.tolist(), strict=True):
+            really_computed, really_emitted = did.get(slot, (0, 0))
+            if (really_computed, really_emitted) == (computed, emitted) or not books.holds(slot):
+                continue
+            self.counters.mispredicted_entries += 1
+            row = int(books.row_of[slot])
+            extra = really_emitted - emitted
+            books.generated_tokens[row] += extra
+            if slot in self._releasing:
+                continue
+            if math.isfinite(books.next_due_unix_s[row]):
+                books.next_due_unix_s[row] += extra * books.tbt_s[row]
+            if books.phase[row] == Phase.WAITING:  # preempted since: only what must be computed again has changed
+                books.target_tokens[row] = books.prompt_tokens[row] + books.generated_tokens[row]
+                continue
+            books.computed_tokens[row] = max(books.computed_tokens[row] + really_computed - computed, 0)
+            top = -(-int(books.computed_tokens[row] + books.unsure_tokens[row]) // books.block_tokens)
+            books.kv_held_blocks[row] = top
+            known = books.prompt_tokens[row] + books.generated_tokens[row]
+            if books.computed_tokens[row] < known - 1 or books.generated_tokens[row] == 0:
+                books.target_tokens[row] = known
+                books.phase[row] = Phase.PREFILL if books.computed_tokens[row] else Phase.WAITING
+            else:
+                books.phase[row] = Phase.DECODE
+            if books.generated_tokens[row] < books.max_tokens[row]:
+                books.come_back(slot)
+            else:
+                books.leave(slot)
+            self._changed()
+
+    def _remove(self, slot: int, why: str, ended: list[Ended]) -> None:
+        books = self._books
+        row = int(books.row_of[slot])
+        generated = int(books.generated_tokens[row])
+        for flight in self._flights:  # tokens the books already count, that will not come
+            generated -= int(flight.emitted[flight.slots == slot].sum())
+        offer = books.remove(slot)
+        self._slot_of.pop((offer.key, offer.attempt), None)
+        self._expired.discard(slot)
+        self._releasing.discard(slot)
+        self._quarantine.append((slot, self._seq - 1))
+        if why in (FinishReason.STOP, FinishReason.LENGTH):
+            ended.append(Ended(offer.application, offer.prompt_tokens, offer.max_tokens, generated))
+
+    def _release_quarantine(self) -> None:
+        """A slot is used again only when no plan that may name it is still to run."""
+        while self._quarantine and self._quarantine[0][1] <= self._acked_seq:
+            heappush(self._free, self._quarantine.popleft()[0])
+
+    def _admit_row(self, slot: int, offer: Offer, computed_tokens: int, generated_tokens: int) -> None:
+        self._books.add(slot, offer, computed_tokens=computed_tokens, generated_tokens=generated_tokens)
+        self._slot_of[offer.key, offer.attempt] = slot
+        self._next_expiry_unix_s = min(self._next_expiry_unix_s, offer.expires_unix_s)
+        if generated_tokens >= offer.max_tokens:
+            self._books.leave(slot)
+        self._changed()
+
+    # ------------------------------------------------------------ for others to see
+
+    def digest(self, *, planner: str, now_unix_s: float) -> Digest | None:
+        """What routers may know; None before the first resync."""
+        facts, books, n = self._announce, self._books, self._books.live
+        if facts is None or not self._synced:
+            return None
+        standard = ~books.best_effort[:n]
+        decode = books.phase[:n] == Phase.DECODE
+        left = np.where(decode, 0, books.target_tokens[:n] - books.computed_tokens[:n])
+        waiting_tokens = int(left[standard].sum())
+        best_effort_waiting = int(np.count_nonzero(~standard & ~decode))
+        future = -(-int(left.sum()) // books.block_tokens)
+        decodes = int(np.count_nonzero(decode))
+        context = int(books.computed_tokens[:n][decode].sum())
+        step = BatchShape(decodes=decodes, decode_context=context).with_chunk(512, 0)
+        per_token_s = self._profile.batch_s(step) / 512
+        free = books.kv_free_blocks()
+        reserved = sum(r.offer.prompt_tokens for r in self._reserved.values())
+        waiting = int(np.count_nonzero(standard & ~decode))
+        roomy = free * 4 > books.kv_blocks
+        return Digest(
+            replica=facts.replica,
+            incarnation=facts.incarnation,
+            planner=planner,
+            at_unix_s=now_unix_s,
+            model=facts.model,
+            pool=facts.pool,
+            waiting=waiting + len(self._reserved),
+            running=int(np.count_nonzero(standard & decode)),
+            best_effort=n - int(np.count_nonzero(standard)),
+            waiting_prefill_tokens=waiting_tokens + reserved,
+            backlog_s=(waiting_tokens + reserved) * per_token_s,
+            kv_blocks=books.kv_blocks,
+            kv_free_blocks=max(free - future, 0),
+            free_slots=len(self._free),
+            surplus=waiting == 0 and not self._reserved and best_effort_waiting < self._set.best_effort_waiting and roomy,
+            accepting=not facts.draining,
+        )
+
+    def heard(self, announce: Announce) -> None:
+        """The worker's heartbeat: the facts may change (draining)."""
+        if self._announce is not None and announce.incarnation == self._announce.incarnation:
+            self._announce = announce
+
+    def check(self) -> None:
+        """Raises AssertionError unless the books balance (DESIGN: what always holds)."""
+        self._books.check()
+        free, quarantined = set(self._free), {s for s, _ in self._quarantine}
+        assert not free & set(self._books.offers), "a free slot is held"
+        assert not free & set(self._reserved), "a free slot is reserved"
+        assert not free & quarantined, "a free slot is in quarantine"
+        assert len(self._flights) <= self._set.depth
+        for flight in self._flights:
+            named = flight.slots.tolist()
+            assert len(named) == len(set(named)), "a request twice in a plan"

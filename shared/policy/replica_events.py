@@ -1,0 +1,80 @@
+"""What a ReplicaCore is told, and what it asks for."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shared.schemas import Announce, BatchPlan, Hold, Offer, OfferAnswer, PlanAck, ResyncEntry
+from shared.vocabulary import RequestKey
+
+
+@dataclass(frozen=True, slots=True)
+class Synced:
+    """The worker's whole state, at the end of its last iteration; it has dropped plans that it had not begun."""
+
+    announce: Announce
+    sync: int
+    next_seq: int
+    ack_seq: int
+    entries: Sequence[ResyncEntry]
+
+
+@dataclass(frozen=True, slots=True)
+class Offered:
+    """Offers that came together are decided together."""
+
+    offers: Sequence[Offer]
+
+
+@dataclass(frozen=True, slots=True)
+class HoldDone:
+    """The worker answered a hold. `in_doubt`: it did not answer in time, or thinks otherwise of the slot: only a resync tells."""
+
+    slot: int
+    held: bool
+    reason: str = ""
+    in_doubt: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Acked:
+    ack: PlanAck
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The worker refused a plan."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    pass
+
+
+ReplicaEvent = Synced | Offered | HoldDone | Acked | Refused | Tick
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    key: RequestKey
+    attempt: int
+    answer: OfferAnswer
+
+
+@dataclass(frozen=True, slots=True)
+class SendHold:
+    hold: Hold
+
+
+@dataclass(frozen=True, slots=True)
+class SendPlan:
+    plan: BatchPlan
+
+
+@dataclass(frozen=True, slots=True)
+class NeedResync:
+    reason: str
+
+
+ReplicaAction = Answer | SendHold | SendPlan | NeedResync

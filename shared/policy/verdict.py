@@ -1,0 +1,45 @@
+"""How one request ended, from its record and what it made."""
+
+import math
+
+from msgspec.structs import replace
+
+from shared.schemas import Record, Resume, Verdict
+from shared.vocabulary import FinishReason, ServiceClass
+
+GOOD_ENDS = (FinishReason.STOP, FinishReason.LENGTH)
+
+
+def ended(
+    record: Record,
+    reason: FinishReason,
+    resume: Resume,
+    now_unix_s: float,
+    *,
+    message: str = "",
+    retry_after_s: float | None = None,
+    service_class: ServiceClass | None = None,
+    relegated: bool = False,
+) -> Record:
+    """The record with its verdict. Attainment by the definition `deadline`; only good ends can meet an SLO."""
+    measure = resume.measure
+    tokens = len(resume.tokens) // 4
+    arrived = record.arrived_unix_s
+    verdict = Verdict(
+        finish_reason=reason,
+        slo_met=reason in GOOD_ENDS and measure.met(record.slo, arrived),
+        relegated=record.relegated or relegated,
+        service_class=service_class or record.service_class,
+        prompt_tokens=record.prompt_tokens,
+        output_tokens=tokens,
+        attempts=record.attempt,
+        ttft_s=measure.first_unix_s - arrived if tokens else None,
+        worst_tbt_s=measure.worst_tbt_s if tokens > 1 else None,
+        mean_tpot_s=(measure.last_unix_s - measure.first_unix_s) / (tokens - 1) if tokens > 1 else None,
+        ttlt_s=measure.last_unix_s - arrived if tokens else None,
+        ended_unix_s=measure.last_unix_s if tokens and reason in GOOD_ENDS else now_unix_s,
+        replica=record.replica,
+        message=message,
+        retry_after_s=None if retry_after_s is None else float(math.ceil(retry_after_s)),
+    )
+    return replace(record, state="ended", verdict=verdict, resume=resume, relegated=verdict.relegated)

@@ -1,0 +1,605 @@
+"""WorkerCore: what one worker holds and what its next iteration is. Sans-IO; the shell moves messages and runs the engine.
+
+Nothing here waits: `begin` turns the next plan into exact work, `finish` turns what the engine did into the ack, the deltas
+that may leave once that ack is stored, and the attempts that are over. Cancels and withdrawals take effect between iterations.
+"""
+
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from shared.columns import pack, unpack_list
+from shared.schemas import (
+    AttemptOver,
+    BatchPlan,
+    Body,
+    Delta,
+    Held,
+    Hold,
+    HoldAnswer,
+    Offer,
+    PlanAck,
+    PlanRefused,
+    Record,
+    Resume,
+    ResyncEntry,
+    Sampling,
+    Selection,
+    Snapshot,
+    SnapshotEntry,
+    Status,
+)
+from shared.vocabulary import FinishReason, Measure, ReplicaId, RequestKey, ServiceClass
+
+FINAL = frozenset(FinishReason)
+TOMBSTONES = 4096  # withdrawn or cancelled requests remembered, so that a late hold is refused
+SNAPSHOT_PAGE_TOKENS = 200_000  # a page stays well under max_payload
+
+
+class TurnLoad(NamedTuple):
+    """A request the engine does not have yet (or no longer, after a preemption). `fresh`: its text begins here too."""
+
+    slot: int
+    tokens: Sequence[int]
+    generated: int
+    sampling: Sampling
+    seed: int
+    fresh: bool
+    resume: Resume
+
+
+class TurnWork(NamedTuple):
+    """Compute the next `tokens` positions; if `emits`, new tokens come, of which at most `limit` are kept."""
+
+    slot: int
+    tokens: int
+    emits: bool
+    limit: int
+    limit_reason: FinishReason
+    stops: frozenset[int]  # tokens that end the output
+
+
+class Turn(NamedTuple):
+    """One iteration, ready for the engine thread: releases and closes, then loads, then work."""
+
+    plan: BatchPlan | None
+    releases: Sequence[int]  # slots whose KV goes
+    closes: Sequence[int]  # slots whose text is over
+    loads: Sequence[TurnLoad]
+    work: Sequence[TurnWork]
+    selection: Selection | None
+    skipped: Sequence[int]
+
+
+class TurnDone(NamedTuple):
+    """What one work entry did. `text` is final text; `finish` if its output ended here."""
+
+    computed: int
+    tokens: Sequence[int]
+    text: str
+    finish: FinishReason | None
+    drafted: int = 0
+
+
+class Outgoing(NamedTuple):
+    """Where a client's event goes."""
+
+    subject: str
+    json: bool
+    event: Delta | Status
+
+
+class Finished(NamedTuple):
+    """Everything an iteration (or a change between iterations) leads to. All of it leaves after `ack` is in the log."""
+
+    ack: PlanAck
+    outgoing: Sequence[Outgoing]
+    overs: Sequence[AttemptOver]
+
+
+@dataclass(slots=True)
+class _Request:
+    slot: int
+    record: Record
+    sampling: Sampling
+    prompt: Sequence[int]
+    resumed: int  # tokens made by earlier attempts
+    tokens: list[int]  # all output, all attempts
+    text: str
+    measure: Measure
+    service_class: ServiceClass
+    relegated: bool
+    seed: int
+    stops: frozenset[int]
+    computed: int = 0
+    loaded: bool = False
+    spoken: bool = False  # the speaker knows it
+    pending_end: str = ""  # to end at the next boundary
+    message: str = ""
+
+    @property
+    def known_tokens(self) -> int:
+        return len(self.prompt) + len(self.tokens)
+
+
+@dataclass(slots=True)
+class WorkerCounters:
+    plans: int = 0
+    refused_plans: int = 0
+    iterations: int = 0
+    tokens: int = 0
+    skipped_entries: int = 0
+    cut_entries: int = 0
+    exec_s: float = 0.0
+    idle_s: float = 0.0
+    ended: dict[str, int] = field(default_factory=dict)
+
+
+class WorkerCore:
+    """One incarnation of one worker."""
+
+    def __init__(
+        self,
+        replica: ReplicaId,
+        incarnation: str,
+        *,
+        kv_blocks: int,
+        block_tokens: int,
+        context_tokens: int,
+        max_slots: int,
+        eos_token_ids: frozenset[int] = frozenset(),
+    ) -> None:
+        self.replica = replica
+        self.incarnation = incarnation
+        self.epoch = 0
+        self.counters = WorkerCounters()
+        self._sync = 0
+        self._kv_blocks = kv_blocks
+        self._block_tokens = block_tokens
+        self._context_tokens = context_tokens
+        self._max_slots = max_slots
+        self._eos = eos_token_ids
+        self._next_seq = 1  # the plan expected next
+        self._begun_seq = 0
+        self._ack_seq = 0
+        self._queue: deque[BatchPlan] = deque()
+        self._running: Turn | None = None
+        self._requests: dict[int, _Request] = {}
+        self._slot_of: dict[RequestKey, int] = {}
+        self._releases: list[int] = []  # slots the engine must free before its next work
+        self._closes: list[int] = []  # slots the speaker must forget
+        self._new_holds: list[Held] = []
+        self._ending: set[int] = set()
+        self._tombstones: OrderedDict[RequestKey, int] = OrderedDict()  # highest attempt refused
+        self._unsettled: dict[tuple[RequestKey, int], AttemptOver] = {}
+
+    # ------------------------------------------------------------ planner's side
+
+    def resync(self, epoch: int, sync: int) -> bool:
+        """A planner takes over, or lost its picture: drop plans not begun. False if its epoch is stale."""
+        if (epoch, sync) < (self.epoch, self._sync):
+            return False
+        self.epoch, self._sync = epoch, sync
+        self._queue.clear()
+        self._next_seq = self._begun_seq + 1
+        return True
+
+    @property
+    def next_seq(self) -> int:
+        return self._next_seq
+
+    @property
+    def ack_seq(self) -> int:
+        return self._ack_seq
+
+    def entries(self) -> list[ResyncEntry]:
+        """Every request held, as it is between iterations."""
+        return [
+            ResyncEntry(slot=r.slot, offer=self._offer(r), computed_tokens=r.computed, generated_tokens=len(r.tokens))
+            for r in self._requests.values()
+        ]
+
+    def hold(self, hold: Hold, record: Record, body: Body) -> HoldAnswer:
+        """Take a request in. `record` was read from the store after the hold came."""
+        if (hold.epoch, hold.sync) != (self.epoch, self._sync):
+            return HoldAnswer(held=False, reason="stale epoch", in_doubt=hold.epoch == self.epoch)
+        holder = self._slot_of.get(hold.key)
+        if holder is not None:
+            held = self._requests[holder]
+            if (held.record.attempt, holder) == (hold.attempt, hold.slot):
+                return HoldAnswer(held=True)
+            return HoldAnswer(held=False, reason="held under another attempt", in_doubt=True)
+        if hold.attempt <= self._tombstones.get(hold.key, -1):
+            return HoldAnswer(held=False, reason="withdrawn")
+        mine = (record.replica, record.incarnation, record.attempt) == (self.replica, self.incarnation, hold.attempt)
+        if not mine or record.cancelled or record.verdict is not None:
+            return HoldAnswer(held=False, reason="the record says otherwise")
+        if not 0 <= hold.slot < self._max_slots or hold.slot in self._requests:
+            return HoldAnswer(held=False, reason="slot taken", in_doubt=True)
+        resume = record.resume
+        tokens = unpack_list(resume.tokens)
+        sampling = body.sampling
+        self._requests[hold.slot] = _Request(
+            slot=hold.slot,
+            record=record,
+            sampling=sampling,
+            prompt=unpack_list(body.prompt),
+            resumed=len(tokens),
+            tokens=tokens,
+            text=resume.text,
+            measure=resume.measure if tokens else Measure.begin(record.slo, record.arrived_unix_s),
+            service_class=record.service_class,
+            relegated=record.relegated,
+            seed=sampling.seed if sampling.seed is not None else _seed(record.key),
+            stops=frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else self._eos),
+        )
+        self._slot_of[hold.key] = hold.slot
+        self._new_holds.append(Held(slot=hold.slot, key=hold.key, attempt=hold.attempt, offset=len(tokens), text_offset=len(resume.text)))
+        return HoldAnswer(held=True)
+
+    def plan(self, plan: BatchPlan) -> PlanRefused | None:
+        """Queue a plan, or say why not."""
+        reason = ""
+        if plan.incarnation != self.incarnation:
+            reason = "another incarnation"
+        elif (plan.epoch, plan.sync) != (self.epoch, self._sync):
+            if plan.epoch < self.epoch or (plan.epoch == self.epoch and plan.sync < self._sync):
+                self.counters.refused_plans += 1
+                return None  # its sender knows better by now, or will learn it from its lease
+            reason = "resync first"
+        elif plan.seq < self._next_seq:
+            return None  # doubled
+        elif plan.seq > self._next_seq:
+            reason = "a plan is missing"
+        if reason:
+            self.counters.refused_plans += 1
+            return PlanRefused(incarnation=self.incarnation, epoch=self.epoch, expected_seq=self._next_seq, reason=reason)
+        self._queue.append(plan)
+        self._next_seq += 1
+        return None
+
+    # ------------------------------------------------------------ client's and admission's side
+
+    def cancel(self, key: RequestKey, reason: str) -> None:
+        """End a request at the next boundary; refuse any hold of it that comes later."""
+        self._bury(key, 1 << 30)
+        slot = self._slot_of.get(key)
+        if slot is not None:
+            self._requests[slot].message = reason
+            self._end_later(slot, FinishReason.CANCELLED)
+
+    def withdraw(self, key: RequestKey, attempt: int) -> AttemptOver | bool:
+        """True: it is held, and will be over at the next boundary. Else what it made, or False if it never came here."""
+        over = self._unsettled.get((key, attempt))
+        if over is not None:
+            return over
+        self._bury(key, attempt)
+        slot = self._slot_of.get(key)
+        if slot is None or self._requests[slot].record.attempt != attempt:
+            return False
+        self._end_later(slot, "withdrawn")
+        return True
+
+    def knows(self, key: RequestKey, attempt: int) -> bool:
+        slot = self._slot_of.get(key)
+        return (key, attempt) in self._unsettled or (slot is not None and self._requests[slot].record.attempt == attempt)
+
+    def drain(self) -> None:
+        """Give every request back, to go on elsewhere."""
+        for slot in list(self._requests):
+            self._end_later(slot, "drained")
+
+    def settled(self, key: RequestKey, attempt: int) -> None:
+        self._unsettled.pop((key, attempt), None)
+
+    @property
+    def unsettled(self) -> list[AttemptOver]:
+        return list(self._unsettled.values())
+
+    def _bury(self, key: RequestKey, attempt: int) -> None:
+        self._tombstones[key] = max(attempt, self._tombstones.get(key, -1))
+        self._tombstones.move_to_end(key)
+        if len(self._tombstones) > TOMBSTONES:
+            self._tombstones.popitem(last=False)
+
+    def _end_later(self, slot: int, why: str) -> None:
+        self._requests[slot].pending_end = why
+        self._ending.add(slot)
+
+    # ------------------------------------------------------------ iterations
+
+    @property
+    def running(self) -> bool:
+        return self._running is not None
+
+    @property
+    def waiting_plans(self) -> int:
+        return len(self._queue)
+
+    @property
+    def held(self) -> int:
+        return len(self._requests)
+
+    def between(self) -> Finished | None:
+        """Ends that are due while nothing runs; None if there are none."""
+        if self._running is not None or not self._ending:
+            return None
+        return self._ack(None, [], [], 0.0, 0.0, 0.0, 0.0)
+
+    def begin(self) -> Turn | None:
+        """The next plan as exact work, or a turn of releases alone; None if there is neither."""
+        assert self._running is None
+        if not self._queue:
+            return self._turn(None, [], [], []) if self._releases or self._closes else None
+        plan = self._queue.popleft()
+        self._begun_seq = plan.seq
+        self.counters.plans += 1
+        for slot, why in zip(unpack_list(plan.released), plan.released_why, strict=True):
+            if slot in self._requests:
+                self._end_later(slot, why)
+        for slot in unpack_list(plan.preempted):
+            request = self._requests.get(slot)
+            if request is not None and request.loaded:
+                request.loaded = False
+                request.computed = 0
+                self._releases.append(slot)
+        for slot in self._ending:  # frees its KV before this plan's entries run, and is reported with them
+            self._let_go(self._requests[slot])
+        self._set_class(plan.relegated, ServiceClass.BEST_EFFORT)
+        self._set_class(plan.promoted, ServiceClass.STANDARD)
+        work, loads, skipped = self._work(plan)
+        self._running = self._turn(plan, loads, work, skipped)
+        return self._running
+
+    def _turn(self, plan: BatchPlan | None, loads: list[TurnLoad], work: list[TurnWork], skipped: list[int]) -> Turn:
+        releases, self._releases = self._releases, []
+        closes, self._closes = self._closes, []
+        return Turn(plan, releases, closes, loads, work, None if plan is None else plan.selection, skipped)
+
+    def _let_go(self, request: _Request) -> None:
+        """Its KV and its voice go before the engine's next work."""
+        if request.loaded:
+            self._releases.append(request.slot)
+        if request.spoken:
+            self._closes.append(request.slot)
+        request.loaded = request.spoken = False
+        request.computed = 0
+
+    def _work(self, plan: BatchPlan) -> tuple[list[TurnWork], list[TurnLoad], list[int]]:
+        work: list[TurnWork] = []
+        loads: list[TurnLoad] = []
+        skipped: list[int] = []
+        for slot, cap in zip(unpack_list(plan.slots), unpack_list(plan.caps), strict=True):
+            request = self._requests.get(slot)
+            if request is None or slot in self._ending:
+                skipped.append(slot)
+                continue
+            left = request.known_tokens - request.computed  # 1 for a decode
+            speculates = left == 1 and cap > 1 and len(request.tokens) > 0
+            tokens = cap if speculates else min(cap, left)
+            limit, reason = self._limit(request)
+            work.append(TurnWork(slot, tokens, tokens >= left, limit, reason, request.stops))
+            if not request.loaded:
+                request.loaded = True
+                fresh, request.spoken = not request.spoken, True
+                known = [*request.prompt, *request.tokens]
+                resume = Resume(tokens=pack(request.tokens), text=request.text) if fresh else Resume()
+                loads.append(TurnLoad(slot, known, len(request.tokens), request.sampling, request.seed, fresh, resume))
+        self.counters.skipped_entries += len(skipped)
+        return work, loads, skipped
+
+    def _limit(self, request: _Request) -> tuple[int, FinishReason]:
+        """How many more tokens the request may have, and what its end is called if it comes by that."""
+        made = len(request.tokens)
+        room = self._context_tokens - len(request.prompt) - made
+        limit, reason = min(request.sampling.max_tokens - made, room), FinishReason.LENGTH
+        if request.sampling.output_tokens is not None and request.sampling.output_tokens - made <= limit:
+            limit, reason = request.sampling.output_tokens - made, FinishReason.STOP
+        return limit, reason
+
+    def _set_class(self, slots: bytes, service_class: ServiceClass) -> None:
+        for slot in unpack_list(slots):
+            request = self._requests.get(slot)
+            if request is not None:
+                request.service_class = service_class
+                request.relegated = request.relegated or service_class is ServiceClass.BEST_EFFORT
+
+    def finish(self, done: Sequence[TurnDone], *, started_unix_s: float, ended_unix_s: float, exec_s: float, idle_s: float) -> Finished:
+        """The running turn is over."""
+        turn = self._running
+        assert turn is not None and turn.plan is not None
+        self._running = None
+        self.counters.iterations += 1
+        self.counters.exec_s += exec_s
+        self.counters.idle_s += idle_s
+        return self._ack(turn, turn.work, done, started_unix_s, ended_unix_s, exec_s, idle_s)
+
+    def _ack(
+        self,
+        turn: Turn | None,
+        work: Sequence[TurnWork],
+        done: Sequence[TurnDone],
+        started_unix_s: float,
+        ended_unix_s: float,
+        exec_s: float,
+        idle_s: float,
+    ) -> Finished:
+        plan = None if turn is None else turn.plan
+        slots: list[int] = []
+        computed: list[int] = []
+        emitted: list[int] = []
+        tokens: list[int] = []
+        texts: list[str] = []
+        drafted: list[int] = []
+        ended: list[tuple[int, str]] = []
+        outgoing: list[Outgoing] = []
+        overs: list[AttemptOver] = []
+        if plan is not None:
+            self._announce_class(plan, outgoing)
+        for entry, did in zip(work, done, strict=True):
+            request = self._requests[entry.slot]
+            record = request.record
+            request.computed += did.computed
+            slots.append(entry.slot)
+            computed.append(did.computed)
+            emitted.append(len(did.tokens))
+            drafted.append(did.drafted)
+            if did.tokens or did.finish is not None:
+                tokens.extend(did.tokens)
+                texts.append(did.text)
+                outgoing.append(
+                    Outgoing(
+                        record.stream_subject,
+                        record.json,
+                        Delta(
+                            attempt=record.attempt,
+                            offset=len(request.tokens),
+                            tokens=list(did.tokens),
+                            text=did.text,
+                            text_offset=len(request.text),
+                            finish_reason=did.finish,
+                        ),
+                    )
+                )
+                request.tokens.extend(did.tokens)
+                request.text += did.text
+                request.measure = request.measure.emit(len(did.tokens), ended_unix_s, record.slo)
+                if did.finish is not None:
+                    self._ending.discard(entry.slot)
+                    ended.append((entry.slot, did.finish.value))
+                    overs.append(self._over(request, did.finish.value))
+        for slot in sorted(self._ending):
+            request = self._requests[slot]
+            ended.append((slot, request.pending_end))
+            overs.append(self._over(request, request.pending_end))
+        self._ending.clear()
+        self.counters.tokens += len(tokens)
+        self._ack_seq += 1
+        holds, self._new_holds = self._new_holds, []
+        ack = PlanAck(
+            replica=self.replica,
+            incarnation=self.incarnation,
+            epoch=self.epoch if plan is None else plan.epoch,
+            plan_seq=0 if plan is None else plan.seq,
+            ack_seq=self._ack_seq,
+            slots=pack(slots),
+            computed=pack(computed),
+            emitted=pack(emitted),
+            tokens=pack(tokens),
+            texts=texts,
+            ended=ended,
+            held=holds,
+            preempted=b"" if plan is None else plan.preempted,
+            relegated=b"" if plan is None else plan.relegated,
+            promoted=b"" if plan is None else plan.promoted,
+            skipped=b"" if turn is None else pack(turn.skipped),
+            drafted=pack(drafted) if any(drafted) else b"",
+            free_blocks=self.free_blocks,
+            started_unix_s=started_unix_s,
+            ended_unix_s=ended_unix_s,
+            exec_s=exec_s,
+            idle_s=idle_s,
+        )
+        return Finished(ack, outgoing, overs)
+
+    def _announce_class(self, plan: BatchPlan, outgoing: list[Outgoing]) -> None:
+        for slots, state, service_class in (
+            (plan.relegated, "relegated", ServiceClass.BEST_EFFORT),
+            (plan.promoted, "promoted", ServiceClass.STANDARD),
+        ):
+            for slot in unpack_list(slots):
+                request = self._requests.get(slot)
+                if request is not None:
+                    record = request.record
+                    status = Status(state=state, service_class=service_class, attempt=record.attempt, replica=self.replica)
+                    outgoing.append(Outgoing(record.stream_subject, record.json, status))
+
+    def _over(self, request: _Request, why: str) -> AttemptOver:
+        """The attempt leaves: its slot is free, its KV goes before the engine's next work."""
+        record = request.record
+        del self._requests[request.slot]
+        del self._slot_of[record.key]
+        self._let_go(request)
+        over = AttemptOver(
+            key=record.key,
+            attempt=record.attempt,
+            replica=self.replica,
+            incarnation=self.incarnation,
+            why=why,
+            relegated=request.relegated or why == "relegated",
+            service_class=request.service_class,
+            resume=Resume(tokens=pack(request.tokens), text=request.text, measure=request.measure),
+            message=request.message,
+        )
+        self._unsettled[record.key, record.attempt] = over
+        self.counters.ended[why] = self.counters.ended.get(why, 0) + 1
+        return over
+
+    # ------------------------------------------------------------ books
+
+    @property
+    def free_blocks(self) -> int:
+        return self._kv_blocks - sum(-(-r.computed // self._block_tokens) for r in self._requests.values())
+
+    def snapshots(self) -> list[Snapshot]:
+        """All that must outlive a trim of the log, in pages. Called right after an ack was built, so nothing is half said."""
+        pages: list[list[SnapshotEntry]] = [[]]
+        size = 0
+        for request in self._requests.values():
+            if any(h.key == request.record.key for h in self._new_holds):
+                continue
+            record = request.record
+            held = Held(slot=request.slot, key=record.key, attempt=record.attempt, offset=0, text_offset=0)
+            entry = SnapshotEntry(
+                held=held,
+                tokens=pack(request.tokens),
+                text=request.text,
+                measure=request.measure,
+                service_class=request.service_class,
+            )
+            size += len(request.tokens) + 16
+            if size > SNAPSHOT_PAGE_TOKENS:
+                pages.append([])
+                size = 0
+            pages[-1].append(entry)
+        return [Snapshot(incarnation=self.incarnation, entries=page, overs=[]) for page in pages[:-1]] + [
+            Snapshot(incarnation=self.incarnation, entries=pages[-1], overs=self.unsettled)
+        ]
+
+    def _offer(self, request: _Request) -> Offer:
+        record = request.record
+        return Offer(
+            key=record.key,
+            attempt=record.attempt,
+            service_class=request.service_class,
+            tier=record.tier,
+            slo=record.slo,
+            importance=record.importance,
+            application=record.application,
+            arrived_unix_s=record.arrived_unix_s,
+            prompt_tokens=record.prompt_tokens,
+            max_tokens=record.max_tokens,
+            generated_tokens=request.resumed,
+            next_due_unix_s=request.measure.next_due_unix_s,
+            expires_unix_s=record.expires_unix_s,
+            session=record.session,
+            allow_relegation=record.allow_relegation,
+        )
+
+    def check(self) -> None:
+        """Raises AssertionError unless the books balance."""
+        assert self.free_blocks >= 0, "KV beyond capacity"
+        assert {r.record.key: s for s, r in self._requests.items()} == self._slot_of
+        assert self._ending <= set(self._requests)
+        for request in self._requests.values():
+            assert 0 <= request.computed <= max(request.known_tokens - 1, len(request.prompt)), "computed beyond what is known"
+            assert request.measure.tokens == len(request.tokens), "tokens without a measure"
+
+
+def _seed(key: RequestKey) -> int:
+    """A stable seed from the request's name (FNV-1a), so that a moved request draws on alike."""
+    value = 0xCBF29CE484222325
+    for byte in key.encode():
+        value = (value ^ byte) * 0x100000001B3 & 0xFFFFFFFFFFFFFFFF
+    return value >> 1

@@ -1,0 +1,85 @@
+"""Ending a request: its verdict by compare-and-set, the first one wins; then the client and the log hear of it, once."""
+
+from collections.abc import Callable
+from contextlib import suppress
+
+import structlog
+
+from shared import conventions as names
+from shared.bus.api import Bus
+from shared.errors import BusError
+from shared.metrics import Registry
+from shared.policy.verdict import GOOD_ENDS
+from shared.schemas import End, Record
+from shared.store.records import Records, Stored
+from shared.telemetry import AttributeValue, Tracing
+from shared.vocabulary import RequestKey
+
+log = structlog.get_logger()
+
+
+class Ending:
+    """Sets verdicts on behalf of one service."""
+
+    def __init__(self, bus: Bus, records: Records, tracing: Tracing, metrics: Registry) -> None:
+        self._bus, self._records, self._tracing = bus, records, tracing
+        self._requests = metrics.counter(names.REQUESTS, "Requests ended, by verdict.", ("tier", "verdict"))
+        self._violations = metrics.counter(names.SLO_VIOLATIONS, "Finished requests that missed their SLO.", ("tier", "type"))
+        self._relegations = metrics.counter(names.RELEGATIONS, "Requests that were best-effort at some time.", ("tier",))
+        self._ttft = metrics.histogram(names.TIME_TO_FIRST_TOKEN, "Arrival to first token.", names.TTFT_BUCKETS_S, ("tier",))
+
+    async def end(self, key: RequestKey, step: Callable[[Record], Record | None]) -> Stored | None:
+        """Apply `step`, which gives the record its verdict or declines. What was written, None if nothing was."""
+        stored = await self._records.change(key, step)
+        if stored is not None and stored.record.verdict is not None:
+            await self.told(stored.record)
+        return stored
+
+    async def told(self, record: Record) -> None:
+        """Everything that follows from a verdict that we wrote."""
+        verdict = record.verdict
+        assert verdict is not None
+        try:
+            await self._bus.publish(record.stream_subject, End(verdict=verdict), json=record.json)
+        except BusError as error:  # the client asks the log when it hears nothing
+            log.warning("end.lost", request=record.key, error=str(error))
+        finished = verdict.finish_reason in GOOD_ENDS
+        self._requests.labels(record.tier, "met" if verdict.slo_met else "missed" if finished else verdict.finish_reason.value).add()
+        if finished and not verdict.slo_met:
+            late = record.resume.measure.late_tokens > 0
+            self._violations.labels(record.tier, "token" if late else "ttlt").add()
+        if verdict.relegated:
+            self._relegations.labels(record.tier).add()
+        if verdict.ttft_s is not None:
+            self._ttft.labels(record.tier).observe(verdict.ttft_s)
+        attributes: dict[str, AttributeValue] = {
+            names.OPERATION: "text_completion",
+            names.PROVIDER: names.PROVIDER_NAME,
+            names.INPUT_TOKENS: verdict.prompt_tokens,
+            names.OUTPUT_TOKENS: verdict.output_tokens,
+            names.FINISH_REASONS: [verdict.finish_reason.value],
+            names.REQUEST_KEY: record.key,
+            names.REQUEST_TIER: record.tier,
+            names.SLO_MET: verdict.slo_met,
+            names.RELEGATED: verdict.relegated,
+            names.ATTEMPT: verdict.attempts,
+            names.REPLICA: verdict.replica or "",
+        }
+        self._tracing.record("request", record.traceparent, record.arrived_unix_s, verdict.ended_unix_s, attributes)
+        log.info(
+            "request.finished",
+            request=record.key,
+            tier=record.tier,
+            finish_reason=verdict.finish_reason.value,
+            slo_met=verdict.slo_met,
+            relegated=verdict.relegated,
+            attempts=verdict.attempts,
+            replica=verdict.replica,
+            prompt_tokens=verdict.prompt_tokens,
+            output_tokens=verdict.output_tokens,
+            ttft_s=verdict.ttft_s,
+            worst_tbt_s=verdict.worst_tbt_s,
+            ttlt_s=verdict.ttlt_s,
+        )
+        with suppress(BusError):  # its TTL takes it
+            await self._records.forget_body(record)

@@ -1,0 +1,79 @@
+"""Leases: who plans which replica, which admissions and which relegation holder live.
+
+A lease is a key whose value vanishes unless its holder writes it again. It is polled: a watch says nothing when a TTL expires.
+"""
+
+import msgspec
+
+from shared.bus.api import KeyValue
+from shared.errors import BusTimeout, WrongSequence
+from shared.schemas import LeaseValue
+
+RENEW_S = 1.0
+
+_encode = msgspec.msgpack.Encoder().encode
+_value = msgspec.msgpack.Decoder(LeaseValue)
+
+
+class Lease:
+    """One key that at most one holder has. `revision` of the acquisition is its fencing number (never falls while the bucket lives)."""
+
+    def __init__(self, bucket: KeyValue, key: str, holder: str) -> None:
+        self._bucket = bucket
+        self.key = key
+        self._value = _encode(LeaseValue(holder=holder))
+        self._holder = holder
+        self._revision = 0
+        self.epoch = 0
+
+    @property
+    def held(self) -> bool:
+        return self._revision > 0
+
+    async def acquire(self) -> bool:
+        """Take the lease if nobody has it. A lost answer is cleared up by reading."""
+        try:
+            self._revision = await self._bucket.create(self.key, self._value)
+        except WrongSequence:
+            return False
+        except BusTimeout:
+            entry = await self._bucket.get(self.key)
+            if entry is None or _value.decode(entry.value).holder != self._holder:
+                return False
+            self._revision = entry.revision
+        self.epoch = self._revision
+        return True
+
+    async def renew(self) -> bool:
+        """False: another has it, or it ran out; the holder must stop at once. Raises BusTimeout if nobody answers."""
+        assert self.held
+        try:
+            self._revision = await self._bucket.update(self.key, self._value, self._revision)
+        except WrongSequence:
+            entry = await self._bucket.get(self.key)
+            if entry is not None and _value.decode(entry.value).holder == self._holder:
+                self._revision = entry.revision  # a renewal whose answer was lost
+                return True
+            self._revision = 0
+            return False
+        return True
+
+    def lapse(self) -> None:
+        """Renewals went unanswered for too long: stop acting on it. It runs out by itself."""
+        self._revision = 0
+
+    async def release(self) -> None:
+        if self.held:
+            self._revision = 0
+            await self._bucket.delete(self.key)
+
+
+async def holder(bucket: KeyValue, key: str) -> str | None:
+    """Who has the lease now."""
+    entry = await bucket.get(key)
+    return None if entry is None else _value.decode(entry.value).holder
+
+
+async def holders(bucket: KeyValue, prefix: str) -> dict[str, str]:
+    """key -> holder, of every living lease under the prefix (ending in a dot)."""
+    return {key: _value.decode(entry.value).holder for key, entry in await bucket.scan(prefix)}

@@ -1,0 +1,111 @@
+"""Giving a request to a replica, and taking it back: the steps that admission and relegation share.
+
+The record names the place *before* the offer is made, and an offer in doubt is withdrawn at the worker (or the replica fenced)
+before the request goes elsewhere. So at any time at most one attempt can speak to the client.
+"""
+
+from contextlib import suppress
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from shared import subjects
+from shared.bus.api import Bus
+from shared.errors import BusError, BusTimeout, NoResponders, PeerError
+from shared.policy.admission import as_offer
+from shared.schemas import AttemptOver, OfferAnswer, Record, Resume, Status, Withdraw, Withdrawn
+from shared.store.records import Records, Stored
+from shared.vocabulary import ReplicaId, RequestKey, ServiceClass
+
+OFFER_TIMEOUT_S = 2.0  # longer than a hold may take
+WITHDRAW_TIMEOUT_S = 2.0  # longer than an iteration
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """How an attempt to place went: held there, or declined (for certain), or no longer ours to place."""
+
+    taken: bool
+    gone: bool = False
+    unplanned: bool = False
+    earliest_s: float | None = None
+    stored: Stored | None = None
+
+
+class Placer:
+    """Steps on behalf of one instance, named `owner`."""
+
+    def __init__(self, bus: Bus, records: Records, owner: str) -> None:
+        self._bus, self._records, self._owner = bus, records, owner
+
+    async def place(self, key: RequestKey, replica: ReplicaId, incarnation: str, service_class: ServiceClass, state: str) -> Placed:
+        """Raise the attempt and name the place, then offer. `state`: what the record must be in for this to be ours."""
+
+        def step(record: Record) -> Record | None:
+            if record.verdict is not None or record.cancelled or record.state != state:
+                return None
+            if state == "placing" and record.owner != self._owner:
+                return None
+            return replace(
+                record,
+                state="placing",
+                owner=self._owner,
+                attempt=record.attempt + 1,
+                replica=replica,
+                incarnation=incarnation,
+                service_class=service_class,
+                relegated=record.relegated or service_class is ServiceClass.BEST_EFFORT,
+            )
+
+        stored = await self._records.change(key, step)
+        if stored is None:
+            return Placed(taken=False, gone=True)
+        return await self.offer(stored)
+
+    async def offer(self, stored: Stored) -> Placed:
+        """Offer an attempt whose record already names the place. Returns only when it is certain who has it."""
+        record = stored.record
+        assert record.replica is not None
+        headers = {"traceparent": record.traceparent} if record.traceparent else None
+        offer = as_offer(record, record.service_class)
+        try:
+            answer = await self._bus.request(subjects.offer(record.replica), offer, OfferAnswer, timeout_s=OFFER_TIMEOUT_S, headers=headers)
+        except NoResponders:
+            return Placed(taken=False, unplanned=True, stored=stored)
+        except (BusTimeout, PeerError):
+            return await self._in_doubt(stored)
+        if answer.accepted:
+            await self.tell(record, "accepted" if record.service_class is ServiceClass.STANDARD else "relegated", "")
+            return Placed(taken=True, stored=stored)
+        if answer.in_doubt:
+            return await self._in_doubt(stored)
+        return Placed(taken=False, earliest_s=answer.earliest_s, stored=stored)
+
+    async def _in_doubt(self, stored: Stored) -> Placed:
+        """Nobody knows whether the worker holds it: take it back for certain."""
+        over = await self.withdraw(stored.record)
+        if over is None:
+            return Placed(taken=False, stored=stored)
+        # It was held, and may have spoken: its end is handled where all ends are.
+        return Placed(taken=False, gone=True, stored=stored)
+
+    async def withdraw(self, record: Record) -> AttemptOver | None:
+        """What the attempt made, None if it never came there and never will. Raises BusTimeout while the worker is silent."""
+        assert record.replica is not None
+        ask = Withdraw(key=record.key, attempt=record.attempt)
+        try:
+            answer = await self._bus.request(subjects.withdraw(record.replica), ask, Withdrawn, timeout_s=WITHDRAW_TIMEOUT_S)
+        except (NoResponders, PeerError) as error:
+            raise BusTimeout(f"the worker of {record.replica} does not answer") from error
+        return answer.over
+
+    async def tell(self, record: Record, state: str, reason: str) -> None:
+        """An event to the client; it may be lost."""
+        status = Status(state=state, service_class=record.service_class, attempt=record.attempt, replica=record.replica, reason=reason)
+        with suppress(BusError):
+            await self._bus.publish(record.stream_subject, status, json=record.json)
+
+
+def moved_on(record: Record, resume: Resume, owner: str) -> Record:
+    """The record of a request whose attempt is over without an end: free to be placed again, from where it was."""
+    return replace(record, state="placing", owner=owner, replica=None, incarnation="", resume=resume)

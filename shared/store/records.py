@@ -1,0 +1,103 @@
+"""The records of requests: created and changed by compare-and-set alone. The only truth about who has a request."""
+
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from shared.bus.api import KeyValue
+from shared.errors import BusTimeout, WrongSequence
+from shared.schemas import Body, Record
+from shared.vocabulary import RequestKey
+
+ENDED_TTL_S = 300.0  # how long an ended request can be attached to
+RETRIES = 8  # of a compare-and-set that raced; each loser read what the winner wrote
+
+_encode = msgspec.msgpack.Encoder().encode
+_record = msgspec.msgpack.Decoder(Record)
+_body = msgspec.msgpack.Decoder(Body)
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A record as it is at one revision."""
+
+    record: Record
+    revision: int
+
+
+class Records:
+    """State under `s.<key>`, the heavy body once under `b.<key>.<nonce>`."""
+
+    def __init__(self, bucket: KeyValue, nonce: Callable[[], str] = lambda: secrets.token_hex(4)) -> None:
+        self._bucket = bucket
+        self._nonce = nonce
+
+    def body_key(self, key: RequestKey) -> str:
+        """A fresh name for a body: an orphan left by a crash is never mistaken for another request's."""
+        return f"b.{key}.{self._nonce()}"
+
+    async def create(self, record: Record, body: Body) -> Stored | None:
+        """None if the key is taken (a duplicate). The body is stored first: the record commits."""
+        ttl_s = max(record.expires_unix_s - record.arrived_unix_s, 0.0) + ENDED_TTL_S
+        try:
+            await self._bucket.create(record.body_key, _encode(body), ttl_s=ttl_s)
+        except (WrongSequence, BusTimeout):
+            # Its name is ours alone, so whatever is there is this body.
+            if await self._bucket.get(record.body_key) is None:
+                raise
+        try:
+            return Stored(record, await self._bucket.create(f"s.{record.key}", _encode(record)))
+        except WrongSequence:
+            return await self._mine(record)
+        except BusTimeout:
+            mine = await self._mine(record)
+            if mine is None and await self.get(record.key) is None:
+                raise
+            return mine
+
+    async def _mine(self, record: Record) -> Stored | None:
+        """The stored record if it is this very one, written by a create whose answer was lost."""
+        stored = await self.get(record.key)
+        return stored if stored is not None and stored.record.body_key == record.body_key else None
+
+    async def get(self, key: RequestKey) -> Stored | None:
+        entry = await self._bucket.get(f"s.{key}")
+        return None if entry is None else Stored(_record.decode(entry.value), entry.revision)
+
+    async def body(self, record: Record) -> Body | None:
+        entry = await self._bucket.get(record.body_key)
+        return None if entry is None else _body.decode(entry.value)
+
+    async def change(self, key: RequestKey, step: Callable[[Record], Record | None], known: Stored | None = None) -> Stored | None:
+        """Apply `step` to the record until it is written. None if there is no record, or `step` declines (returns None).
+
+        `known` saves the first read. A write whose answer is lost is recognised by reading it back.
+        Raises BusTimeout if the store does not answer.
+        """
+        stored = known or await self.get(key)
+        for _ in range(RETRIES):
+            if stored is None:
+                return None
+            changed = step(stored.record)
+            if changed is None:
+                return None
+            ttl_s = ENDED_TTL_S if changed.verdict is not None else None
+            try:
+                revision = await self._bucket.update(f"s.{key}", _encode(changed), stored.revision, ttl_s=ttl_s)
+                return Stored(changed, revision)
+            except (WrongSequence, BusTimeout):
+                before = stored
+                stored = await self.get(key)
+                if stored is not None and stored.record == changed and stored.revision != before.revision:
+                    return stored
+        raise BusTimeout(f"the record of {key} kept changing")
+
+    async def forget_body(self, record: Record) -> None:
+        await self._bucket.delete(record.body_key)
+
+    async def open(self) -> Sequence[Stored]:
+        """Every record without a verdict."""
+        found = [Stored(_record.decode(entry.value), entry.revision) for _, entry in await self._bucket.scan("s.")]
+        return [stored for stored in found if stored.record.verdict is None]

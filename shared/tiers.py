@@ -1,0 +1,129 @@
+"""Tier sets: named SLOs, the share of the load each stands for, and how HTTP's `service_tier` names them."""
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct
+
+from shared.errors import ConfigError, PeerError
+from shared.subjects import ID_PATTERN
+from shared.vocabulary import Slo
+
+
+class Tier(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One kind of caller. `share` is its part of a mixed load, relative to the other tiers' shares.
+
+    `service_tier` is the value of OpenAI's request field that selects this tier; None: it is reached by its own name alone.
+    """
+
+    slo: Slo
+    share: Annotated[float, Meta(ge=0)] = 1.0
+    service_tier: str | None = None
+    importance: Annotated[float, Meta(ge=0, le=1000)] = 1.0
+
+
+class TierSet(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The tiers of one deployment, tightest first. `default` is where a request goes that names none."""
+
+    name: str
+    default: str
+    tiers: dict[str, Tier]
+
+    def __post_init__(self) -> None:
+        if not self.tiers:
+            raise ValueError("there must be at least one tier")
+        if self.default not in self.tiers:
+            raise ValueError(f"default is `{self.default}`, which is not one of the tiers {', '.join(self.tiers)}")
+        for name, tier in self.tiers.items():
+            if not ID_PATTERN.fullmatch(name):
+                raise ValueError(f"tier name `{name}` must be 1 to 64 characters of A-Z, a-z, 0-9, _ and -")
+            if tier.slo == Slo():
+                raise ValueError(f"tier `{name}` has an SLO without any bound")
+        if sum(tier.share for tier in self.tiers.values()) <= 0:
+            raise ValueError("the shares of the tiers are all zero")
+        claimed = [tier.service_tier for tier in self.tiers.values() if tier.service_tier is not None]
+        if len(claimed) != len(set(claimed)):
+            raise ValueError("two tiers claim the same service_tier")
+
+    def named(self, name: str) -> Tier:
+        """The tier of that name. Raises PeerError: names come from clients."""
+        tier = self.tiers.get(name)
+        if tier is None:
+            raise PeerError(f"unknown tier `{name[:64]}`; known: {', '.join(self.tiers)}", code="unknown_tier", param="tier")
+        return tier
+
+    def for_service_tier(self, value: str | None) -> str:
+        """The name of the tier for an HTTP request's `service_tier`: absent and `auto` mean the default, names are taken too.
+
+        Raises PeerError for anything else.
+        """
+        if value is None or value == "auto":
+            return self.default
+        for name, tier in self.tiers.items():
+            if value in (name, tier.service_tier):
+                return name
+        known = ["auto", *(t.service_tier for t in self.tiers.values() if t.service_tier is not None), *self.tiers]
+        raise PeerError(f"unknown service_tier `{value[:64]}`; known: {', '.join(known)}", code="invalid_value", param="service_tier")
+
+
+DEFAULT = TierSet(
+    name="default",
+    default="chat",
+    tiers={
+        # An autocompletion keeps up with the eye: a token every 30 ms.
+        "interactive": Tier(slo=Slo(ttft_s=0.5, tbt_s=0.03), share=0.3, service_tier="priority"),
+        # A chat begins within a second and is then read at about ten tokens a second.
+        "chat": Tier(slo=Slo(ttft_s=1.0, tbt_s=0.1), share=0.4, service_tier="default"),
+        "summary": Tier(slo=Slo(ttlt_s=600.0), share=0.2, service_tier="flex"),
+        "batch": Tier(slo=Slo(ttlt_s=86_400.0), share=0.1),
+    },
+)
+
+# QoServe Table 3 (section 4, "Workloads"): three classes in equal shares.
+QOSERVE_3 = TierSet(
+    name="qoserve-3",
+    default="Q1",
+    tiers={
+        "Q1": Tier(slo=Slo(ttft_s=6.0, tbt_s=0.05), service_tier="priority"),
+        "Q2": Tier(slo=Slo(ttlt_s=600.0), service_tier="default"),
+        "Q3": Tier(slo=Slo(ttlt_s=1800.0), service_tier="flex"),
+    },
+)
+
+# The same three kinds of caller with deadlines that a demonstration of a minute can reach, and can miss.
+DEMO_3 = TierSet(
+    name="demo-3",
+    default="interactive",
+    tiers={
+        "interactive": Tier(slo=Slo(ttft_s=2.0, tbt_s=0.06), service_tier="priority"),
+        "summary": Tier(slo=Slo(ttlt_s=25.0), service_tier="default"),
+        "batch": Tier(slo=Slo(ttlt_s=100.0), service_tier="flex"),
+    },
+)
+
+BUILT_IN = {tiers.name: tiers for tiers in (DEFAULT, QOSERVE_3, DEMO_3)}
+
+
+def load_tiers(name_or_path: str) -> TierSet:
+    """A built-in set by its name, or one from a .toml or .json file. Raises ConfigError that says what is wrong where."""
+    built_in = BUILT_IN.get(name_or_path)
+    if built_in is not None:
+        return built_in
+    path = Path(name_or_path)
+    if path.suffix not in (".toml", ".json"):
+        raise ConfigError(f"tiers `{name_or_path}`: neither a built-in set ({', '.join(BUILT_IN)}) nor a .toml or .json file")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"tiers: cannot read {path}: {error}") from error
+    try:
+        raw: Any = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"tiers: {path} is not proper {path.suffix[1:].upper()}: {error}") from error
+    try:
+        return msgspec.convert(raw, TierSet)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"tiers: {path}: {error}") from error

@@ -1,0 +1,127 @@
+"""The words and their units (docs/architecture.md has the whole table).
+
+_s         duration in seconds
+_unix_s    instant: wall clock at process start plus monotonic time since (see shared/clock.py),
+           so it never jumps within a process and is comparable between processes
+_tokens    token count; _blocks  KV-cache blocks
+"""
+
+import math
+from enum import StrEnum
+from typing import Annotated, NewType
+
+from msgspec import Meta, Struct
+
+RequestKey = NewType("RequestKey", str)  # "<tenant>.<request_id>": names a request everywhere
+ReplicaId = NewType("ReplicaId", str)
+Slot = NewType("Slot", int)  # names a request between one planner and one worker
+
+Positive = Annotated[float, Meta(gt=0)]
+
+
+class ServiceClass(StrEnum):
+    """Standard: the SLO is held. Best-effort: relegated, finished with what capacity is left."""
+
+    STANDARD = "standard"
+    BEST_EFFORT = "best_effort"
+
+
+class FinishReason(StrEnum):
+    """How a request's output ended; `stop` and `length` are the only good ends."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
+    FAILED = "failed"
+    DROPPED = "dropped"  # by a policy that declares that it drops
+    REFUSED = "refused"  # never begun: no capacity, and the caller did not want best-effort
+
+
+class Slo(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What one request is owed. Any bound may be absent; the earliest deadline governs.
+
+    `*_x` gives a bound as a multiple of its zero-load time; admission resolves it to seconds.
+    """
+
+    ttft_s: Positive | None = None
+    tbt_s: Positive | None = None
+    ttlt_s: Positive | None = None
+    thinking_tbt_s: Positive | None = None
+    ttft_x: Positive | None = None
+    tbt_x: Positive | None = None
+    ttlt_x: Positive | None = None
+
+    @property
+    def interactive(self) -> bool:
+        """QoServe section 3.2: bound by its first token and its pace, not by its end."""
+        return self.ttft_s is not None
+
+    def first_due_unix_s(self, arrived_unix_s: float) -> float:
+        """When token 1 is due (QoServe Eq. 1); inf where there is no TTFT."""
+        return arrived_unix_s + self.ttft_s if self.ttft_s is not None else math.inf
+
+    def last_due_unix_s(self, arrived_unix_s: float) -> float:
+        """When the last token is due (QoServe Eq. 3); inf where there is no TTLT."""
+        return arrived_unix_s + self.ttlt_s if self.ttlt_s is not None else math.inf
+
+    def resolved(self, *, zero_load_ttft_s: float, zero_load_tbt_s: float, zero_load_ttlt_s: float) -> "Slo":
+        """The same SLO with every multiple turned into seconds; the tighter of the two governs."""
+
+        def tighter(bound_s: float | None, multiple: float | None, zero_load_s: float) -> float | None:
+            bounds = [b for b in (bound_s, None if multiple is None else multiple * zero_load_s) if b is not None]
+            return min(bounds, default=None)
+
+        return Slo(
+            ttft_s=tighter(self.ttft_s, self.ttft_x, zero_load_ttft_s),
+            tbt_s=tighter(self.tbt_s, self.tbt_x, zero_load_tbt_s),
+            ttlt_s=tighter(self.ttlt_s, self.ttlt_x, zero_load_ttlt_s),
+            thinking_tbt_s=self.thinking_tbt_s,
+        )
+
+
+class Measure(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the tokens of one request did, folded over their emissions, across attempts.
+
+    Deadlines are cumulative (QoServe Eq. 1-3): token n is due tbt_s after token n-1 was *due*, so being early banks slack.
+    Without a TTFT the pace is anchored at the first token itself.
+    """
+
+    tokens: int = 0
+    first_unix_s: float = 0.0
+    last_unix_s: float = 0.0
+    next_due_unix_s: float = math.inf  # deadline of the next owed token
+    worst_tbt_s: float = 0.0
+    late_tokens: int = 0  # tokens after their deadline
+
+    @staticmethod
+    def begin(slo: Slo, arrived_unix_s: float) -> "Measure":
+        return Measure(next_due_unix_s=slo.first_due_unix_s(arrived_unix_s))
+
+    def emit(self, n: int, at_unix_s: float, slo: Slo) -> "Measure":
+        """The measure after n more tokens reached the client together at `at_unix_s`."""
+        if n == 0:
+            return self
+        due, late, tbt_s = self.next_due_unix_s, self.late_tokens, slo.tbt_s
+        if tbt_s is None:
+            late += int(at_unix_s > due)
+            due = math.inf
+        else:
+            for i in range(n):
+                if self.tokens + i == 0 and due == math.inf:
+                    due = at_unix_s
+                late += int(at_unix_s > due + 1e-9)
+                due += tbt_s
+        first = self.tokens == 0
+        return Measure(
+            tokens=self.tokens + n,
+            first_unix_s=at_unix_s if first else self.first_unix_s,
+            last_unix_s=at_unix_s,
+            next_due_unix_s=due,
+            worst_tbt_s=0.0 if first else max(self.worst_tbt_s, at_unix_s - self.last_unix_s),
+            late_tokens=late,
+        )
+
+    def met(self, slo: Slo, arrived_unix_s: float) -> bool:
+        """Definition `deadline` (QoServe): every token by its deadline, the last by TTLT."""
+        return self.tokens > 0 and self.late_tokens == 0 and self.last_unix_s <= slo.last_due_unix_s(arrived_unix_s)

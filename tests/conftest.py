@@ -1,0 +1,33 @@
+"""A real nats-server for the tests that want one, and event loops of the module's choice."""
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from loadgen.nats_server import NatsServer
+
+
+def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """A module's LOOP_FACTORIES run each of its async tests once on each of these loops."""
+    module = item.getparent(pytest.Module)
+    factories = getattr(module.obj if module else None, "LOOP_FACTORIES", None)
+    return factories or {"asyncio": asyncio.new_event_loop}
+
+
+@pytest.fixture(scope="module")
+def nats_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """One server for the whole module: tests use names of their own."""
+    server = NatsServer()
+    yield server.start(tmp_path_factory.mktemp("nats"))
+    server.stop()
+
+
+@pytest.fixture
+def nats_server(tmp_path: Path) -> Iterator[NatsServer]:
+    """A server of the test's own, which it may stop, kill and start again on `tmp_path / "nats"`."""
+    server = NatsServer()
+    server.start(tmp_path / "nats")
+    yield server
+    server.stop()

@@ -1,0 +1,185 @@
+"""Stands for admission and a worker on a real bus: answers requests as their prompt says, and remembers what it was asked.
+
+Prompts: `refuse <code>`, `end <finish reason>`, `relegate`, `break` (fails after two tokens), `hang` (one token, then nothing until
+cancelled), `wait` (nothing at all until `go` is set), `flood`; anything else: max_tokens words, each a token.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+from shared import subjects
+from shared.bus.api import Bus, Call, Endpoint
+from shared.clock import Clock
+from shared.schemas import Attach, Cancel, Delta, Digest, End, GenerateRequest, Received, Refused, Replay, Status, Verdict
+from shared.vocabulary import FinishReason, ReplicaId, RequestKey, ServiceClass
+
+MODEL = "stand-in"
+FLOOD_WORD = " " + 1023 * "x"
+
+
+class Running:
+    """One request: what it has made, and how it ended."""
+
+    def __init__(self, request: GenerateRequest, stream_subject: str) -> None:
+        self.request = request
+        self.stream_subject = stream_subject
+        self.words: list[str] = []
+        self.verdict: Verdict | None = None
+        self.relegated = False
+        self.cancelled = asyncio.Event()
+
+
+class StandIn:
+    def __init__(self, bus: Bus, tasks: asyncio.TaskGroup) -> None:
+        self.go = asyncio.Event()
+        self.asked: dict[RequestKey, Running] = {}
+        self.tiers: dict[RequestKey, str] = {}
+        self.traceparents: dict[RequestKey, str] = {}
+        self.cancels: dict[RequestKey, str] = {}
+        self.attaches = 0
+        self._bus = bus
+        self._tasks = tasks
+        self._clock = Clock()
+
+    async def digest(self) -> None:
+        """Says once that a replica lives."""
+        digest = Digest(
+            replica=ReplicaId("r0"),
+            incarnation="i",
+            planner="p",
+            at_unix_s=self._clock.unix_s(),
+            model=MODEL,
+            pool="",
+            waiting=0,
+            running=0,
+            best_effort=0,
+            waiting_prefill_tokens=0,
+            backlog_s=0.0,
+            kv_blocks=1,
+            kv_free_blocks=1,
+            free_slots=1,
+            surplus=True,
+        )
+        await self._bus.publish(subjects.digest(ReplicaId("r0")), digest)
+        await self._bus.flush(1.0)
+
+    def on_request(self, request: GenerateRequest, call: Call) -> None:
+        self._tasks.create_task(self._receive(request, call))
+
+    def on_attach(self, attach: Attach, call: Call) -> None:
+        self.attaches += 1
+        running = self.asked.get(subjects.request_key(attach.tenant, attach.request_id))
+        if running is None:
+            self._tasks.create_task(call.reply(Refused(code="not_found", message="no such request")))
+            return
+        start = min(attach.from_token, len(running.words))
+        replay = Replay(
+            stream_subject=running.stream_subject,
+            offset=start,
+            tokens=list(range(start, len(running.words))),
+            text="".join(running.words[start:]),
+            text_offset=len("".join(running.words[:start])),
+            verdict=running.verdict,
+        )
+        self._tasks.create_task(call.reply(replay))
+
+    def on_cancel(self, cancel: Cancel, call: Call) -> None:
+        key = RequestKey(call.subject.removeprefix(f"{subjects.ROOT}.cancel."))
+        self.cancels[key] = cancel.reason
+        if key in self.asked:
+            self.asked[key].cancelled.set()
+
+    async def _receive(self, request: GenerateRequest, call: Call) -> None:
+        key = subjects.request_key(request.tenant, request.request_id)
+        prompt = request.prompt if request.prompt is not None else " ".join(map(str, request.token_ids or []))
+        if prompt.startswith("refuse "):
+            code = prompt.split()[1]
+            retry_after_s = 2.2 if code in ("slow_down", "resource_unavailable") else None
+            await call.reply(Refused(code=code, message=f"refused with {code}", param="prompt", retry_after_s=retry_after_s))
+            return
+        before = self.asked.get(key)
+        running = before or Running(request, request.inbox or subjects.stream(key))
+        self.asked[key] = running
+        self.tiers[key] = call.subject.rpartition(".")[2]
+        self.traceparents[key] = call.headers.get("traceparent", "")
+        await call.reply(
+            Received(
+                request_id=request.request_id,
+                stream_subject=running.stream_subject,
+                arrived_unix_s=self._clock.unix_s(),
+                prompt_tokens=len(prompt.split()),
+                attached=before is not None,
+            )
+        )
+        if before is None:
+            await self._run(running, prompt)
+
+    async def _run(self, running: Running, prompt: str) -> None:
+        if prompt.startswith("wait"):
+            await self.go.wait()
+        if prompt.startswith("end "):
+            await self._end(running, FinishReason(prompt.split()[1]), retry_after_s=41.0)
+            return
+        running.relegated = prompt == "relegate"
+        service_class = ServiceClass.BEST_EFFORT if running.relegated else ServiceClass.STANDARD
+        await self._bus.publish(running.stream_subject, Status(state="accepted", service_class=service_class, attempt=1))
+        if prompt == "break":
+            await self._make(running, 2)
+            await self._end(running, FinishReason.FAILED)
+        elif prompt == "hang":
+            await self._make(running, 1)
+            await running.cancelled.wait()
+            await self._end(running, FinishReason.CANCELLED)
+        else:
+            await self._make(running, running.request.sampling.max_tokens, FLOOD_WORD if prompt == "flood" else "")
+            await self._end(running, FinishReason.LENGTH)
+
+    async def _make(self, running: Running, count: int, word: str = "") -> None:
+        for n in range(count):
+            text = word or f" w{n}"
+            characters = sum(map(len, running.words)) if not word else n * len(word)
+            running.words.append(text)
+            last = FinishReason.LENGTH if n + 1 == running.request.sampling.max_tokens else None
+            delta = Delta(attempt=1, offset=n, tokens=[n], text=text, text_offset=characters, finish_reason=last)
+            await self._bus.publish(running.stream_subject, delta)
+            if n % 64 == 63:
+                await self._bus.flush(5.0)
+
+    async def _end(self, running: Running, reason: FinishReason, retry_after_s: float | None = None) -> None:
+        running.verdict = Verdict(
+            finish_reason=reason,
+            slo_met=not running.relegated,
+            relegated=running.relegated,
+            service_class=ServiceClass.STANDARD,
+            prompt_tokens=3,
+            output_tokens=len(running.words),
+            attempts=1,
+            ttft_s=None,
+            worst_tbt_s=None,
+            mean_tpot_s=None,
+            ttlt_s=None,
+            ended_unix_s=self._clock.unix_s(),
+            retry_after_s=retry_after_s,
+        )
+        await self._bus.publish(running.stream_subject, End(verdict=running.verdict))
+
+
+@contextlib.asynccontextmanager
+async def standing_in(bus: Bus) -> AsyncIterator[StandIn]:
+    """In force when this is entered."""
+    async with asyncio.TaskGroup() as tasks:
+        fleet = StandIn(bus, tasks)
+        endpoints = [
+            Endpoint("generate", subjects.REQUESTS, GenerateRequest, fleet.on_request, queue="admission"),
+            Endpoint("attach", subjects.ATTACH, Attach, fleet.on_attach, queue="admission"),
+        ]
+        service = await bus.serve("admission", endpoints, {})
+        cancels = await bus.subscribe(subjects.CANCELS, Cancel, fleet.on_cancel)
+        await fleet.digest()
+        yield fleet
+        fleet.go.set()
+        for running in fleet.asked.values():
+            running.cancelled.set()
+        await service.stop()
+        await cancels.stop()
