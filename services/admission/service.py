@@ -1,7 +1,6 @@
 """Admission: brings requests in and to their end. Any instance may handle any message; records decide."""
 
 import asyncio
-from collections.abc import Coroutine
 from contextlib import suppress
 from random import Random
 from typing import Any
@@ -17,6 +16,7 @@ from shared import subjects
 from shared.bus.api import Bus, Call, Endpoint
 from shared.clock import Clock
 from shared.columns import unpack_list
+from shared.drive.chores import Chores
 from shared.errors import BusError, BusTimeout, PeerError
 from shared.metrics import Registry
 from shared.policy import registry
@@ -87,7 +87,7 @@ class Admission:
         self._workers = Workers(clock, cfg.lost_s)
         self._sweep = Sweep(cfg, bus, clock, self.name, self._records, self._placer, self._workers, self.core, self._ending, self._reopen)
         self._lease = Lease(bus.leases, f"admission.{self.name}", self.name)
-        self._tasks: asyncio.TaskGroup | None = None
+        self._chores = Chores()
         self._changed = asyncio.Event()
         self._receiving = 0
 
@@ -100,29 +100,23 @@ class Admission:
             Endpoint("attach", subjects.ATTACH, Attach, self._on_attach, QUEUE),
             Endpoint("over", subjects.OVER, AttemptOver, self._on_over, QUEUE),
         ]
-        subscriptions = []
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                self._tasks = tasks
-                subscriptions.append(await bus.subscribe(subjects.DIGESTS, Digest, self._on_digest))
-                subscriptions.append(await bus.subscribe(subjects.ANNOUNCEMENTS, Announce, self._on_announce))
-                subscriptions.append(await bus.subscribe(subjects.CANCELS, Cancel, self._on_cancel, queue=QUEUE))
-                background = [
-                    tasks.create_task(self._keep_lease(), name="admission.lease"),
-                    tasks.create_task(self._wake(), name="admission.wake"),
-                    tasks.create_task(self._sweep.run(), name="admission.sweep"),
-                ]
-                subscriptions.append(await bus.serve("admission", endpoints, {"instance": self.name}))
-                requests = await bus.serve("requests", intake_endpoints, {"instance": self.name})
-                log.info("admission.ready", instance=self.name, policy=self._cfg.policy, tiers=self._tiers.name)
-                await stop.wait()
-                await requests.stop()
-                await self._drain()
-                for task in background:
-                    task.cancel()
-        finally:
-            for subscription in reversed(subscriptions):
-                await subscription.stop()
+        async with self._chores as chores:
+            chores.listen(await bus.subscribe(subjects.DIGESTS, Digest, self._on_digest))
+            chores.listen(await bus.subscribe(subjects.ANNOUNCEMENTS, Announce, self._on_announce))
+            chores.listen(await bus.subscribe(subjects.CANCELS, Cancel, self._on_cancel, queue=QUEUE))
+            background = [
+                chores.start(self._keep_lease(), name="admission.lease"),
+                chores.start(self._wake(), name="admission.wake"),
+                chores.start(self._sweep.run(), name="admission.sweep"),
+            ]
+            chores.listen(await bus.serve("admission", endpoints, {"instance": self.name}))
+            requests = chores.listen(await bus.serve("requests", intake_endpoints, {"instance": self.name}))
+            log.info("admission.ready", instance=self.name, policy=self._cfg.policy, tiers=self._tiers.name)
+            await stop.wait()
+            await requests.stop()
+            await self._drain()
+            for task in background:
+                task.cancel()
 
     async def _drain(self) -> None:
         """Place what is open; what is left after drain_s, another instance takes over."""
@@ -158,7 +152,7 @@ class Admission:
 
     def _feed(self, event: AdmissionEvent) -> None:
         for action in self.core.handle(event, now_unix_s=self._clock.unix_s()):
-            self._spawn(self._perform(action), "admission.step")
+            self._chores.spawn(self._perform(action), "admission.step")
         self._changed.set()
 
     async def _perform(self, action: AdmissionAction) -> None:
@@ -173,7 +167,7 @@ class Admission:
                 case Refuse(key, reason, retry_after_s):
                     await self._ending.end(key, self._ends(FinishReason.REFUSED, reason, retry_after_s))
                     self._feed(Gone(key))
-        except BusTimeout as error:
+        except BusError as error:
             # The record says how far it came; the sweep goes on from there.
             log.warning("step.doubtful", request=action.key, error=str(error))
             self._feed(Gone(action.key))
@@ -184,7 +178,7 @@ class Admission:
             self._feed(Taken(key))
         elif placed.gone:
             self._feed(Gone(key))
-            self._spawn(self._end_cancelled(key), "admission.cancelled")
+            self._chores.spawn(self._end_cancelled(key), "admission.cancelled")
         else:
             self._feed(Declined(key, replica, placed.earliest_s, placed.unplanned))
 
@@ -220,7 +214,7 @@ class Admission:
     # ------------------------------------------------------------ requests
 
     def _on_request(self, request: GenerateRequest, call: Call) -> None:
-        self._spawn(self._receive(request, call), "admission.receive")
+        self._chores.spawn(self._receive(request, call), "admission.receive")
 
     async def _receive(self, request: GenerateRequest, call: Call) -> None:
         now = self._clock.unix_s()
@@ -254,11 +248,13 @@ class Admission:
                 await self._attach_duplicate(key, call)
                 return
             await call.reply(_received(record, attached=False))
-            if picked is None:
+            if stored.record != record:
+                self._sweep.soon()  # the answer to our create was lost, and a sweep has already moved the record on
+            elif picked is None:
                 self._feed(Opened(record))
             else:
                 self.core.placed(record, now_unix_s=now)
-                self._spawn(self._first_offer(stored), "admission.step")
+                self._chores.spawn(self._first_offer(stored), "admission.step")
         except PeerError as error:
             span.set(**{"error.type": error.code})
             await call.reply(Refused(code=error.code, message=error.message, param=error.param))
@@ -274,7 +270,7 @@ class Admission:
         assert record.replica is not None
         try:
             self._placed(record.key, record.replica, await self._placer.offer(stored))
-        except BusTimeout as error:
+        except BusError as error:
             log.warning("step.doubtful", request=record.key, error=str(error))
             self._feed(Gone(record.key))
             self._sweep.soon()
@@ -294,7 +290,7 @@ class Admission:
             await call.reply(_received(stored.record, attached=True))
 
     def _on_attach(self, attach: Attach, call: Call) -> None:
-        self._spawn(self._attach(attach, call), "admission.attach")
+        self._chores.spawn(self._attach(attach, call), "admission.attach")
 
     async def _attach(self, attach: Attach, call: Call) -> None:
         """All that the request has produced, from the record and the log."""
@@ -332,7 +328,7 @@ class Admission:
     # ------------------------------------------------------------ ends
 
     def _on_over(self, over: AttemptOver, call: Call) -> None:
-        self._spawn(self._settle(over, call), "admission.settle")
+        self._chores.spawn(self._settle(over, call), "admission.settle")
 
     async def _settle(self, over: AttemptOver, call: Call) -> None:
         """Write into the record what became of an attempt, unless the record has moved on since."""
@@ -373,7 +369,7 @@ class Admission:
             key = subjects.request_key(tenant, request_id)
         except PeerError:
             return
-        self._spawn(self._cancel(key), "admission.cancel")
+        self._chores.spawn(self._cancel(key), "admission.cancel")
 
     async def _cancel(self, key: RequestKey) -> None:
         """The tombstone. Who holds the request hears the cancel itself; nobody holding it, it ends here."""
@@ -401,18 +397,6 @@ class Admission:
     def _on_announce(self, announce: Announce, call: Call) -> None:
         if self._workers.heard(announce):
             self._sweep.soon()
-
-    def _spawn(self, coro: Coroutine[Any, Any, None], name: str) -> None:
-        assert self._tasks is not None
-        self._tasks.create_task(_or_log(coro, name), name=name)
-
-
-async def _or_log(coro: Coroutine[Any, Any, None], name: str) -> None:
-    """Answers are asked for again by whoever needs them."""
-    try:
-        await coro
-    except BusError as error:
-        log.warning("message.lost", task=name, error=str(error))
 
 
 def _received(record: Record, *, attached: bool) -> Received:

@@ -1,8 +1,6 @@
 """One leased replica: its core, its inbox, and the messages between them and the bus."""
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any
 
 import structlog
 
@@ -10,6 +8,7 @@ from services.planner.config import PlannerConfig
 from shared import subjects
 from shared.bus.api import Bus, Call, Endpoint
 from shared.clock import Clock
+from shared.drive.chores import Chores
 from shared.errors import BusError, BusTimeout, NoResponders, PeerError
 from shared.perf import store as profiles
 from shared.policy import registry
@@ -57,33 +56,27 @@ class Seat:
         self.core = ReplicaCore(policy, profiles.load(announce.profile), epoch=self.epoch, settings=settings)
         self._inbox: asyncio.Queue[ReplicaEvent] = asyncio.Queue(INBOX_LIMIT)
         self._waiting: dict[tuple[RequestKey, int], list[Call]] = {}
-        self._tasks: asyncio.TaskGroup | None = None
+        self._chores = Chores()
         self._resyncing = False
         self._sync = 0
 
     async def run(self) -> None:
         """Until cancelled. Raises StaleEpoch."""
-        open_subscriptions = []
         stale: list[BaseException] = []
-        replica = self.replica
+        replica, bus = self.replica, self._bus
         try:
-            async with asyncio.TaskGroup() as tasks:
-                self._tasks = tasks
-                bus = self._bus
-                open_subscriptions.append(await bus.subscribe(subjects.acked(replica), PlanAck, self._on_acked))
-                open_subscriptions.append(await bus.subscribe(subjects.plan_refused(replica), PlanRefused, self._on_refused))
+            async with self._chores as chores:
+                chores.listen(await bus.subscribe(subjects.acked(replica), PlanAck, self._on_acked))
+                chores.listen(await bus.subscribe(subjects.plan_refused(replica), PlanRefused, self._on_refused))
                 self._need_resync("begin")
                 endpoint = Endpoint("offer", subjects.offer(replica), Offer, self._on_offer)
                 metadata = {"replica": replica, "planner": self._planner, "policy": self._cfg.policy, "epoch": str(self.epoch)}
-                open_subscriptions.append(await bus.serve("seat", [endpoint], metadata))
+                chores.listen(await bus.serve("seat", [endpoint], metadata))
                 log.info("seat.taken", replica=replica, epoch=self.epoch, policy=self._cfg.policy)
-                tasks.create_task(self._digest_loop(), name="planner.digest")
+                chores.start(self._digest_loop(), name="planner.digest")
                 await self._drive()
         except* StaleEpoch as group:
             stale.extend(group.exceptions)
-        finally:
-            for subscription in reversed(open_subscriptions):
-                await subscription.stop()
         if stale:
             raise StaleEpoch(str(stale[0]))
 
@@ -142,10 +135,10 @@ class Seat:
                 except BusError as error:  # its ack will be missed
                     log.warning("plan.lost", replica=self.replica, seq=plan.seq, error=str(error))
             case SendHold(hold):
-                self._spawn(self._hold(hold), "planner.hold")
+                self._chores.spawn(self._hold(hold), "planner.hold")
             case Answer(key, attempt, answer):
                 for call in self._waiting.pop((key, attempt), []):
-                    self._spawn(_reply(call, answer), "planner.answer")
+                    self._chores.spawn(call.reply(answer), "planner.answer")
             case NeedResync(reason):
                 self._need_resync(reason)
 
@@ -163,14 +156,14 @@ class Seat:
         calls.append(call)
         if not self._put(Offered([offer])):
             calls.remove(call)
-            self._spawn(_reply(call, OfferAnswer(accepted=False, reason="the planner is overloaded")), "planner.answer")
+            self._chores.spawn(call.reply(OfferAnswer(accepted=False, reason="the planner is overloaded")), "planner.answer")
 
     def _on_acked(self, ack: PlanAck, call: Call) -> None:
         self._put(Acked(ack))  # lost when full: its successor shows the gap
 
     def _on_refused(self, refused: PlanRefused, call: Call) -> None:
         if refused.epoch > self.epoch:
-            self._spawn(_fail(StaleEpoch(f"epoch {refused.epoch} was seen on {self.replica}")), "planner.stale")
+            self._chores.spawn(_fail(StaleEpoch(f"epoch {refused.epoch} was seen on {self.replica}")), "planner.stale")
         elif refused.epoch == self.epoch:
             self._put(Refused(refused.reason))
 
@@ -188,7 +181,7 @@ class Seat:
         if not self._resyncing:
             self._resyncing = True
             log.info("seat.resync", replica=self.replica, epoch=self.epoch, reason=reason)
-            self._spawn(self._resync(), "planner.resync")
+            self._chores.spawn(self._resync(), "planner.resync")
 
     async def _resync(self) -> None:
         """Ask until the worker has told everything it holds."""
@@ -223,17 +216,6 @@ class Seat:
                 except BusError as error:
                     log.warning("digest.lost", replica=self.replica, error=str(error))
             await asyncio.sleep(self._cfg.digest_s)
-
-    def _spawn(self, coro: Coroutine[Any, Any, None], name: str) -> None:
-        assert self._tasks is not None
-        self._tasks.create_task(coro, name=name)
-
-
-async def _reply(call: Call, answer: OfferAnswer) -> None:
-    try:
-        await call.reply(answer)
-    except BusError as error:  # admission's timeout covers it
-        log.warning("answer.lost", error=str(error))
 
 
 async def _fail(error: Exception) -> None:

@@ -91,6 +91,10 @@ class Planner:
                 await seat.lease.release()
             log.info("seat.left", replica=seat.replica, epoch=seat.epoch)
         for result in results:
+            if isinstance(result, BaseExceptionGroup):
+                expected, result = result.split(BusError)  # the bus failed it at the start: whoever leases it next tries again
+                if expected is not None:
+                    log.warning("seat.failed", replica=seat.replica, error=str(expected.exceptions[0]))
             if isinstance(result, BaseException) and not isinstance(result, (asyncio.CancelledError, StaleEpoch)):
                 raise result
 

@@ -1,10 +1,8 @@
 """The best-effort pool. One holder by lease, the others stand by; the queue is the records whose place is `relegated`."""
 
 import asyncio
-from collections.abc import Coroutine
 from contextlib import suppress
 from random import Random
-from typing import Any
 
 import structlog
 from msgspec.structs import replace
@@ -13,6 +11,7 @@ from services.relegation.config import RelegationConfig
 from shared import subjects
 from shared.bus.api import LEASE_TTL_S, Bus, Call, Endpoint
 from shared.clock import Clock
+from shared.drive.chores import Chores
 from shared.errors import BusError, BusTimeout
 from shared.metrics import Registry
 from shared.policy.relegation import (
@@ -57,31 +56,25 @@ class Relegation:
         self._placer = Placer(bus, self._records, self.name)
         self._lease = Lease(bus.leases, KEY, self.name)
         self.core = self._empty()
-        self._tasks: asyncio.TaskGroup | None = None
+        self._chores = Chores()
 
     def _empty(self) -> RelegationCore:
         return RelegationCore(RelegationSettings(per_digest=self._cfg.per_digest, promote_margin=self._cfg.promote_margin))
 
     async def run(self, stop: asyncio.Event) -> None:
-        subscriptions = []
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                self._tasks = tasks
-                subscriptions.append(await self._bus.subscribe(subjects.DIGESTS, Digest, self._on_digest))
-                hints = Endpoint("hints", subjects.RELEGATED, Hint, self._on_hint)
-                subscriptions.append(await self._bus.serve("relegation", [hints], {"instance": self.name}))
-                hold = tasks.create_task(self._hold(), name="relegation.hold")
-                log.info("relegation.ready", instance=self.name)
-                await stop.wait()
-                hold.cancel()
-                deadline = self._clock.unix_s() + self._cfg.drain_s
-                while not self.core.idle and self._clock.unix_s() < deadline:
-                    await asyncio.sleep(0.02)
-                with suppress(BusError):  # it runs out by itself
-                    await self._lease.release()
-        finally:
-            for subscription in reversed(subscriptions):
-                await subscription.stop()
+        async with self._chores as chores:
+            chores.listen(await self._bus.subscribe(subjects.DIGESTS, Digest, self._on_digest))
+            hints = Endpoint("hints", subjects.RELEGATED, Hint, self._on_hint)
+            chores.listen(await self._bus.serve("relegation", [hints], {"instance": self.name}))
+            hold = chores.start(self._hold(), name="relegation.hold")
+            log.info("relegation.ready", instance=self.name)
+            await stop.wait()
+            hold.cancel()
+            deadline = self._clock.unix_s() + self._cfg.drain_s
+            while not self.core.idle and self._clock.unix_s() < deadline:
+                await asyncio.sleep(0.02)
+            with suppress(BusError):  # it runs out by itself
+                await self._lease.release()
 
     async def _hold(self) -> None:
         """Stand by for the lease; holding it, list the records now and then. In doubt, stop acting."""
@@ -113,14 +106,14 @@ class Relegation:
         self._feed(Listed(records))
         for record in records:
             if record.cancelled:
-                self._spawn(self._end(record.key, FinishReason.CANCELLED), "relegation.cancelled")
+                self._chores.spawn(self._end(record.key, FinishReason.CANCELLED), "relegation.cancelled")
 
     def _on_digest(self, digest: Digest, call: Call) -> None:
         self._feed(Heard(digest))
 
     def _on_hint(self, hint: Hint, call: Call) -> None:
         if self._lease.held:
-            self._spawn(self._look(hint.key), "relegation.look")
+            self._chores.spawn(self._look(hint.key), "relegation.look")
 
     async def _look(self, key: RequestKey) -> None:
         stored = await self._records.get(key)
@@ -130,29 +123,32 @@ class Relegation:
     def _feed(self, event: RelegationEvent) -> None:
         if self._lease.held:
             for action in self.core.handle(event, now_unix_s=self._clock.unix_s()):
-                self._spawn(self._perform(action), "relegation.step")
+                self._chores.spawn(self._perform(action), "relegation.step")
 
     async def _perform(self, action: RelegationAction) -> None:
-        match action:
-            case Place(key, replica, incarnation, service_class):
-                try:
-                    placed = await self._placer.place(key, replica, incarnation, service_class, "relegated")
-                except BusTimeout as error:
-                    log.warning("step.doubtful", request=key, error=str(error))
-                    self._feed(Gone(key))  # the sweep finds it
-                    return
-                if placed.taken:
-                    self._feed(Taken(key))
-                elif placed.gone:
+        """One step; whatever comes of it, the core hears."""
+        try:
+            match action:
+                case Place():
+                    await self._place(action)
+                case Expire(key):
+                    await self._end(key, FinishReason.EXPIRED)
                     self._feed(Gone(key))
-                    await self._end(key, FinishReason.CANCELLED)
-                elif await self._back(key):
-                    self._feed(Declined(key, replica))
-                else:
-                    self._feed(Gone(key))
-            case Expire(key):
-                await self._end(key, FinishReason.EXPIRED)
-                self._feed(Gone(key))
+        except BusError as error:
+            log.warning("step.doubtful", request=action.key, error=str(error))
+            self._feed(Gone(action.key))  # the next listing, or admission's sweep, finds it
+
+    async def _place(self, place: Place) -> None:
+        placed = await self._placer.place(place.key, place.replica, place.incarnation, place.service_class, "relegated")
+        if placed.taken:
+            self._feed(Taken(place.key))
+        elif placed.gone:
+            self._feed(Gone(place.key))
+            await self._end(place.key, FinishReason.CANCELLED)
+        elif await self._back(place.key):
+            self._feed(Declined(place.key, place.replica))
+        else:
+            self._feed(Gone(place.key))
 
     async def _back(self, key: RequestKey) -> bool:
         """It was declined, for certain: back into the pool."""
@@ -179,18 +175,6 @@ class Relegation:
             return ended(record, reason, record.resume, self._clock.unix_s())
 
         await self._ending.end(key, step)
-
-    def _spawn(self, coro: Coroutine[Any, Any, None], name: str) -> None:
-        assert self._tasks is not None
-        self._tasks.create_task(_or_log(coro, name), name=name)
-
-
-async def _or_log(coro: Coroutine[Any, Any, None], name: str) -> None:
-    """The next listing sees what was left undone."""
-    try:
-        await coro
-    except BusError as error:
-        log.warning("message.lost", task=name, error=str(error))
 
 
 async def serve(cfg: RelegationConfig, bus: Bus, clock: Clock, stop: asyncio.Event, *, tracing: Tracing, rng: Random) -> None:

@@ -2,9 +2,8 @@
 
 import asyncio
 import secrets
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from random import Random
-from typing import Any
 
 import structlog
 
@@ -16,6 +15,7 @@ from services.worker.speaker import Speaker
 from shared import subjects
 from shared.bus.api import Bus, Call, Endpoint
 from shared.clock import Clock
+from shared.drive.chores import Chores
 from shared.errors import BusError, BusTimeout, ConfigError, NoResponders, PeerError, SlacklineError
 from shared.policy.worker import Finished, WorkerCore
 from shared.schemas import (
@@ -72,7 +72,7 @@ class WorkerService:
         )
         self._writer = AckWriter(bus, self._replica, self.incarnation, self._records, limit=cfg.log_queue)
         self._wake = asyncio.Event()
-        self._tasks: asyncio.TaskGroup | None = None
+        self._chores = Chores()
         self._holds = asyncio.Semaphore(HOLDS_AT_ONCE)
         self._resyncs: list[tuple[Resync, Call]] = []
         self._pages: tuple[int, int, list[ResyncEntry]] | None = None
@@ -96,20 +96,19 @@ class WorkerService:
             Endpoint("withdraw", subjects.withdraw(replica), Withdraw, self._on_withdraw),
             Endpoint("holdings", subjects.holdings(replica), Holdings, self._on_holdings),
         ]
-        open_subscriptions = []
         fences: list[BaseException] = []
         try:
-            async with asyncio.TaskGroup() as tasks:
-                self._tasks = tasks
+            async with self._chores as chores:
                 background = [
-                    tasks.create_task(self._engine_loop(), name="worker.engine"),
-                    tasks.create_task(self._writer.run(self._stored), name="worker.acks"),
-                    tasks.create_task(self._announce_loop(), name="worker.announce"),
-                    tasks.create_task(self._tell_loop(), name="worker.tell"),
+                    chores.start(self._engine_loop(), name="worker.engine"),
+                    chores.start(self._writer.run(self._stored), name="worker.acks"),
+                    chores.start(self._announce_loop(), name="worker.announce"),
+                    chores.start(self._tell_loop(), name="worker.tell"),
                 ]
-                open_subscriptions.append(await self._bus.subscribe(subjects.plan(replica), BatchPlan, self._on_plan))
-                open_subscriptions.append(await self._bus.subscribe(subjects.CANCELS, Cancel, self._on_cancel))
-                open_subscriptions.append(await self._bus.serve("worker", endpoints, {"replica": replica, "incarnation": self.incarnation}))
+                bus = self._bus
+                chores.listen(await bus.subscribe(subjects.plan(replica), BatchPlan, self._on_plan))
+                chores.listen(await bus.subscribe(subjects.CANCELS, Cancel, self._on_cancel))
+                chores.listen(await bus.serve("worker", endpoints, {"replica": replica, "incarnation": self.incarnation}))
                 log.info("worker.ready", replica=replica, incarnation=self.incarnation, engine=self._facts.engine, model=self._facts.model)
                 await stop.wait()
                 await self._drain()
@@ -117,9 +116,6 @@ class WorkerService:
                     task.cancel()
         except* FencedError as group:
             fences.extend(group.exceptions)
-        finally:
-            for subscription in reversed(open_subscriptions):
-                await subscription.stop()
         if fences:
             raise FencedError(str(fences[0]))
 
@@ -174,7 +170,7 @@ class WorkerService:
 
         def answer() -> None:
             for call, over in answers:
-                self._spawn(call.reply(Withdrawn(over=over)), "worker.withdrawn")
+                self._chores.spawn(call.reply(Withdrawn(over=over)), "worker.withdrawn")
 
         return answer
 
@@ -196,11 +192,11 @@ class WorkerService:
         refused = self.core.plan(plan)
         if refused is not None:
             log.warning("plan.refused", reason=refused.reason, seq=plan.seq, epoch=plan.epoch)
-            self._spawn(self._bus.publish(subjects.plan_refused(self._replica), refused), "worker.refused")
+            self._chores.spawn(self._bus.publish(subjects.plan_refused(self._replica), refused), "worker.refused")
         self._wake.set()
 
     def _on_hold(self, hold: Hold, call: Call) -> None:
-        self._spawn(self._hold(hold, call), "worker.hold")
+        self._chores.spawn(self._hold(hold, call), "worker.hold")
 
     async def _hold(self, hold: Hold, call: Call) -> None:
         if self._draining:
@@ -226,7 +222,7 @@ class WorkerService:
         if resync.page == 0:
             if not self.core.resync(resync.epoch, resync.sync):
                 refused = Refused(code="stale_epoch", message=f"epoch {self.core.epoch} was seen")
-                self._spawn(call.reply(refused), "worker.resync")
+                self._chores.spawn(call.reply(refused), "worker.resync")
                 return
             self._plan_came_unix_s.clear()
         self._resyncs.append((resync, call))
@@ -240,7 +236,7 @@ class WorkerService:
             if resync.page == 0:
                 self._pages = (resync.sync, self.core.ack_seq, self.core.entries())
             if self._pages is None or self._pages[0] != resync.sync:
-                self._spawn(call.reply(Refused(code="stale_resync", message="begin again at page 0")), "worker.resync")
+                self._chores.spawn(call.reply(Refused(code="stale_resync", message="begin again at page 0")), "worker.resync")
                 continue
             _, ack_seq, entries = self._pages
             begin = resync.page * PAGE_ENTRIES
@@ -251,7 +247,7 @@ class WorkerService:
                 entries=entries[begin : begin + PAGE_ENTRIES],
                 more=begin + PAGE_ENTRIES < len(entries),
             )
-            self._spawn(call.reply(page), "worker.resync")
+            self._chores.spawn(call.reply(page), "worker.resync")
 
     # ------------------------------------------------------------ admission's side
 
@@ -261,11 +257,11 @@ class WorkerService:
             self._withdrawals.setdefault((withdraw.key, withdraw.attempt), []).append(call)
             self._wake.set()
         else:
-            self._spawn(call.reply(Withdrawn(over=over or None)), "worker.withdrawn")
+            self._chores.spawn(call.reply(Withdrawn(over=over or None)), "worker.withdrawn")
 
     def _on_holdings(self, holdings: Holdings, call: Call) -> None:
         known = [self.core.knows(key, attempt) for key, attempt in holdings.asked]
-        self._spawn(call.reply(HoldingsAnswer(incarnation=self.incarnation, known=known)), "worker.holdings")
+        self._chores.spawn(call.reply(HoldingsAnswer(incarnation=self.incarnation, known=known)), "worker.holdings")
 
     def _on_cancel(self, cancel: Cancel, call: Call) -> None:
         tenant, request_id = call.subject.split(".")[-2:]
@@ -287,7 +283,7 @@ class WorkerService:
         name = (over.key, over.attempt)
         if name not in self._telling:
             self._telling.add(name)
-            self._spawn(self._tell_once(over), "worker.over")
+            self._chores.spawn(self._tell_once(over), "worker.over")
 
     async def _tell_once(self, over: AttemptOver) -> None:
         name = (over.key, over.attempt)
@@ -331,18 +327,6 @@ class WorkerService:
             epoch=self.core.epoch,
             draining=self._draining,
         )
-
-    def _spawn(self, coro: Coroutine[Any, Any, None], name: str) -> None:
-        assert self._tasks is not None
-        self._tasks.create_task(_or_log(coro, name), name=name)
-
-
-async def _or_log(coro: Coroutine[Any, Any, None], name: str) -> None:
-    """Answers and notices are repeated by whoever needs them: a bus that cannot carry one now is no reason to stop."""
-    try:
-        await coro
-    except BusError as error:
-        log.warning("message.lost", task=name, error=str(error))
 
 
 async def refuse_a_twin(bus: Bus, replica: ReplicaId) -> None:

@@ -1,0 +1,61 @@
+"""The short tasks with which a service answers messages: started from handlers, owned by the service's task group."""
+
+import asyncio
+from collections.abc import Coroutine
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import Any
+
+import structlog
+
+from shared.bus.api import Subscription
+from shared.errors import BusError
+
+log = structlog.get_logger()
+
+
+class Chores:
+    """A task group, and the subscriptions whose handlers start tasks in it: they end before it does.
+
+    Answers and notices are repeated by whoever needs them, so a bus that cannot carry one now is logged and no reason to stop;
+    any other exception ends the service.
+    """
+
+    def __init__(self) -> None:
+        self._group = asyncio.TaskGroup()
+        self._subscriptions = AsyncExitStack()
+
+    async def __aenter__(self) -> "Chores":
+        await self._group.__aenter__()
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        try:
+            await self._subscriptions.aclose()
+        finally:
+            await self._group.__aexit__(kind, error, trace)
+
+    def start(self, coro: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
+        """A task whose failure ends the service."""
+        return self._group.create_task(coro, name=name)
+
+    def spawn(self, coro: Coroutine[Any, Any, Any], name: str) -> None:
+        """A short task. Dropped when the service is ending already."""
+        answer = _or_log(coro, name)
+        try:
+            self._group.create_task(answer, name=name)
+        except RuntimeError:
+            answer.close()
+            coro.close()
+
+    def listen(self, subscription: Subscription) -> Subscription:
+        """Stop it when the service ends."""
+        self._subscriptions.push_async_callback(subscription.stop)
+        return subscription
+
+
+async def _or_log(coro: Coroutine[Any, Any, Any], name: str) -> None:
+    try:
+        await coro
+    except BusError as error:
+        log.warning("message.lost", task=name, error=str(error))
