@@ -27,9 +27,9 @@ from shared.bus.simulated import SimNet
 from shared.bus.simulated_broker import Faults
 from shared.client import Client, Handle, Patience
 from shared.columns import unpack_list
-from shared.errors import BusError
 from shared.drive.simulated_process import SimProcess
 from shared.drive.virtual_loop import run_virtual
+from shared.errors import BusError
 from shared.perf import store as profiles
 from shared.policy.worker import _seed
 from shared.schemas import Delta, End, GenerateRequest, Record, Sampling
@@ -133,7 +133,10 @@ class World:
             await Relegation(RelegationConfig(list_s=2.0), bus, clock, Off(), rng).run(stop)
         else:
             cfg_w = WorkerConfig(
-                replica=name.split("-")[1], snapshot_acks=self.scene.snapshot_acks, kv_blocks=self.scene.kv_blocks, max_slots=self.scene.max_slots
+                replica=name.split("-")[1],
+                snapshot_acks=self.scene.snapshot_acks,
+                kv_blocks=self.scene.kv_blocks,
+                max_slots=self.scene.max_slots,
             )
             tokenizer = Tokenizer.builtin()
             facts = EngineFacts(

@@ -12,6 +12,7 @@ from services.admission import intake
 from services.admission.config import AdmissionConfig
 from services.admission.sweep import Sweep
 from services.admission.workers import Workers
+from shared import conventions as names
 from shared import subjects
 from shared.bus.api import Bus, Call, Endpoint
 from shared.clock import Clock
@@ -80,7 +81,7 @@ class Admission:
         self._records = Records(bus.requests, lambda: f"{rng.getrandbits(32):08x}")
         self.metrics = Registry()
         self._ending = Ending(bus, self._records, tracing, self.metrics)
-        self._placer = Placer(bus, self._records, self.name)
+        self._placer = Placer(bus, self._records, self.name, clock, tracing)
         policy = registry.make(cfg.policy, cfg.settings)
         settings = AdmissionSettings(hop_limit=cfg.hop_limit, homeless_s=cfg.homeless_s, open_limit=cfg.open_limit)
         self.core = AdmissionCore(policy.route, rng, settings)
@@ -219,7 +220,13 @@ class Admission:
     async def _receive(self, request: GenerateRequest, call: Call) -> None:
         now = self._clock.unix_s()
         self._receiving += 1
-        span = self._tracing.start("admit", call.headers.get("traceparent"), {"slackline.tenant": request.tenant[:64]}, kind="server")
+        attributes = {names.OPERATION: "text_completion", names.REQUEST_KEY: f"{request.tenant}.{request.request_id}"[:130]}
+        span = self._tracing.start("admit", call.headers.get("traceparent"), attributes, kind="server")
+            "admit",
+            call.headers.get("traceparent"),
+            {names.OPERATION: "text_completion", names.REQUEST_KEY: f"{request.tenant}.{request.request_id}"[:130]},
+            kind="server",
+        )
         try:
             tier = call.subject.rsplit(".", 1)[-1]
             key = intake.check(request, tier, self._tiers)
@@ -256,10 +263,10 @@ class Admission:
                 self.core.placed(record, now_unix_s=now)
                 self._chores.spawn(self._first_offer(stored), "admission.step")
         except PeerError as error:
-            span.set(**{"error.type": error.code})
+            span.set(**{names.ERROR_TYPE: error.code})
             await call.reply(Refused(code=error.code, message=error.message, param=error.param))
         except BusTimeout:
-            span.set(**{"error.type": "store_timeout"})
+            span.set(**{names.ERROR_TYPE: "store_timeout"})
             await call.reply(Refused(code="server_is_overloaded", message="ask again with the same id", retry_after_s=1.0))
         finally:
             span.end()
@@ -344,6 +351,8 @@ class Admission:
         except BusTimeout:
             return  # the worker tells it again
         if stored is not None and stored.record.verdict is None:
+            now = self._clock.unix_s()
+            self._tracing.record(over.why, stored.record.traceparent, now, now, {names.REPLICA: over.replica, names.ATTEMPT: over.attempt})
             if stored.record.state == "relegated":
                 await self._told_relegated(stored.record, over.message or over.why)
             else:

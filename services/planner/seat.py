@@ -5,6 +5,7 @@ import asyncio
 import structlog
 
 from services.planner.config import PlannerConfig
+from shared import conventions as names
 from shared import subjects
 from shared.bus.api import Bus, Call, Endpoint
 from shared.clock import Clock
@@ -29,6 +30,7 @@ from shared.policy.replica_events import (
 )
 from shared.schemas import Announce, Hold, HoldAnswer, Offer, OfferAnswer, PlanAck, PlanRefused, Resync, ResyncEntry, ResyncPage
 from shared.store.leases import Lease
+from shared.telemetry import TRACEPARENT, AttributeValue, Tracing
 from shared.vocabulary import ReplicaId, RequestKey
 
 log = structlog.get_logger()
@@ -45,8 +47,10 @@ class StaleEpoch(Exception):
 class Seat:
     """Plans for one replica until stopped."""
 
-    def __init__(self, cfg: PlannerConfig, planner: str, bus: Bus, clock: Clock, lease: Lease, announce: Announce) -> None:
-        self._cfg, self._planner, self._bus, self._clock, self.lease = cfg, planner, bus, clock, lease
+    def __init__(
+        self, cfg: PlannerConfig, planner: str, bus: Bus, clock: Clock, lease: Lease, announce: Announce, tracing: Tracing
+    ) -> None:
+        self._cfg, self._planner, self._bus, self._clock, self._tracing, self.lease = cfg, planner, bus, clock, tracing, lease
         self.replica: ReplicaId = announce.replica
         self.epoch = max(lease.epoch, announce.epoch + 1)
         self.heard_unix_s = clock.unix_s()
@@ -55,7 +59,7 @@ class Seat:
         policy = registry.make(cfg.policy, cfg.settings)
         self.core = ReplicaCore(policy, profiles.load(announce.profile), epoch=self.epoch, settings=settings)
         self._inbox: asyncio.Queue[ReplicaEvent] = asyncio.Queue(INBOX_LIMIT)
-        self._waiting: dict[tuple[RequestKey, int], list[Call]] = {}
+        self._waiting: dict[tuple[RequestKey, int], list[tuple[Call, float]]] = {}
         self._chores = Chores()
         self._resyncing = False
         self._sync = 0
@@ -137,10 +141,24 @@ class Seat:
             case SendHold(hold):
                 self._chores.spawn(self._hold(hold), "planner.hold")
             case Answer(key, attempt, answer):
-                for call in self._waiting.pop((key, attempt), []):
+                for call, came_unix_s in self._waiting.pop((key, attempt), []):
                     self._chores.spawn(call.reply(answer), "planner.answer")
+                    self._trace(call, came_unix_s, attempt, answer)
             case NeedResync(reason):
                 self._need_resync(reason)
+
+    def _trace(self, call: Call, came_unix_s: float, attempt: int, answer: OfferAnswer) -> None:
+        traceparent = call.headers.get(TRACEPARENT, "")
+        if traceparent:
+            attributes: dict[str, AttributeValue] = {
+                names.REPLICA: self.replica,
+                names.ATTEMPT: attempt,
+                "slackline.planner": self._planner,
+                "slackline.policy": self._cfg.policy,
+                "slackline.accepted": answer.accepted,
+                "slackline.reason": answer.reason,
+            }
+            self._tracing.record("decide and hold", traceparent, came_unix_s, self._clock.unix_s(), attributes)
 
     def _put(self, event: ReplicaEvent) -> bool:
         try:
@@ -153,9 +171,9 @@ class Seat:
 
     def _on_offer(self, offer: Offer, call: Call) -> None:
         calls = self._waiting.setdefault((offer.key, offer.attempt), [])
-        calls.append(call)
+        calls.append((call, self._clock.unix_s()))
         if not self._put(Offered([offer])):
-            calls.remove(call)
+            calls.pop()
             self._chores.spawn(call.reply(OfferAnswer(accepted=False, reason="the planner is overloaded")), "planner.answer")
 
     def _on_acked(self, ack: PlanAck, call: Call) -> None:

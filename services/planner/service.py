@@ -70,7 +70,7 @@ class Planner:
                     except BusError:
                         continue
                     if taken:
-                        self._seats[replica] = seat = Seat(self._cfg, self.name, self._bus, self._clock, lease, announce)
+                        self._seats[replica] = seat = Seat(self._cfg, self.name, self._bus, self._clock, lease, announce, self._tracing)
                         self._stops[replica] = asyncio.Event()
                         tasks.create_task(self._sit(seat), name=f"planner.{replica}")
             await asyncio.sleep(LOOK_S)

@@ -53,7 +53,7 @@ class Relegation:
         self._records = Records(bus.requests)
         self.metrics = Registry()
         self._ending = Ending(bus, self._records, tracing, self.metrics)
-        self._placer = Placer(bus, self._records, self.name)
+        self._placer = Placer(bus, self._records, self.name, clock, tracing)
         self._lease = Lease(bus.leases, KEY, self.name)
         self.core = self._empty()
         self._chores = Chores()

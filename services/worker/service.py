@@ -12,6 +12,7 @@ from services.worker.config import WorkerConfig
 from services.worker.engine import Engine
 from services.worker.runner import Runner
 from services.worker.speaker import Speaker
+from services.worker.traces import Traces
 from shared import subjects
 from shared.bus.api import Bus, Call, Endpoint
 from shared.clock import Clock
@@ -53,7 +54,8 @@ class WorkerService:
         self, cfg: WorkerConfig, bus: Bus, clock: Clock, engine: Engine, tokenizer: Tokenizer, runner: Runner, tracing: Tracing, rng: Random
     ) -> None:
         facts = engine.facts
-        self._cfg, self._bus, self._clock, self._engine, self._runner, self._tracing = cfg, bus, clock, engine, runner, tracing
+        self._cfg, self._bus, self._clock, self._engine, self._runner = cfg, bus, clock, engine, runner
+        self._traces = Traces(tracing)
         self._facts = facts
         self._replica = ReplicaId(cfg.replica)
         self._speaker = Speaker(tokenizer)
@@ -143,6 +145,8 @@ class WorkerService:
                 await self._wake.wait()
                 continue
             began = clock.unix_s()
+            if turn.plan is not None:
+                self._traces.ran(turn.plan.seq, turn.work, began)
             done, exec_s = await self._runner.run(self._engine, self._speaker, turn)
             if turn.plan is None:
                 continue
@@ -176,6 +180,7 @@ class WorkerService:
 
     async def _stored(self, finished: Finished) -> None:
         """The ack is in the log: now it may be seen."""
+        self._traces.over(finished.overs, finished.ack.ended_unix_s or self._clock.unix_s())
         for over in finished.overs:
             self._tell(over)
         try:
@@ -214,8 +219,11 @@ class WorkerService:
             return
         idle = self.core.held == 0
         answer = self.core.hold(hold, stored.record, body)
-        if answer.held and idle:
-            self._work_since_unix_s = self._clock.unix_s()
+        if answer.held:
+            now = self._clock.unix_s()
+            self._traces.held(hold.slot, stored.record, now)
+            if idle:
+                self._work_since_unix_s = now
         await call.reply(answer)
 
     def _on_resync(self, resync: Resync, call: Call) -> None:

@@ -9,12 +9,15 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
+from shared import conventions as names
 from shared import subjects
 from shared.bus.api import Bus
+from shared.clock import Clock
 from shared.errors import BusError, BusTimeout, NoResponders, PeerError
 from shared.policy.admission import as_offer
 from shared.schemas import AttemptOver, OfferAnswer, Record, Resume, Status, Withdraw, Withdrawn
 from shared.store.records import Records, Stored
+from shared.telemetry import AttributeValue, Tracing
 from shared.vocabulary import ReplicaId, RequestKey, ServiceClass
 
 OFFER_TIMEOUT_S = 2.0  # longer than a hold may take
@@ -35,8 +38,9 @@ class Placed:
 class Placer:
     """Steps on behalf of one instance, named `owner`."""
 
-    def __init__(self, bus: Bus, records: Records, owner: str) -> None:
+    def __init__(self, bus: Bus, records: Records, owner: str, clock: Clock, tracing: Tracing) -> None:
         self._bus, self._records, self._owner = bus, records, owner
+        self._clock, self._tracing = clock, tracing
 
     async def place(self, key: RequestKey, replica: ReplicaId, incarnation: str, service_class: ServiceClass, state: str) -> Placed:
         """Raise the attempt and name the place, then offer. `state`: what the record must be in for this to be ours."""
@@ -64,6 +68,20 @@ class Placer:
 
     async def offer(self, stored: Stored) -> Placed:
         """Offer an attempt whose record already names the place. Returns only when it is certain who has it."""
+        record, began = stored.record, self._clock.unix_s()
+        placed = await self._offer(stored)
+        if record.traceparent:
+            attributes: dict[str, AttributeValue] = {
+                names.MESSAGING_SYSTEM: names.NATS,
+                names.REPLICA: record.replica or "",
+                names.ATTEMPT: record.attempt,
+                names.SERVICE_CLASS: record.service_class.value,
+                "slackline.accepted": placed.taken,
+            }
+            self._tracing.record("place", record.traceparent, began, self._clock.unix_s(), attributes)
+        return placed
+
+    async def _offer(self, stored: Stored) -> Placed:
         record = stored.record
         assert record.replica is not None
         headers = {"traceparent": record.traceparent} if record.traceparent else None
