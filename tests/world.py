@@ -132,12 +132,8 @@ class World:
         elif kind == "relegation":
             await Relegation(RelegationConfig(list_s=2.0), bus, clock, Off(), rng).run(stop)
         else:
-            cfg_w = WorkerConfig(
-                replica=name.split("-")[1],
-                snapshot_acks=self.scene.snapshot_acks,
-                kv_blocks=self.scene.kv_blocks,
-                max_slots=self.scene.max_slots,
-            )
+            settings = {"snapshot_acks": self.scene.snapshot_acks, "kv_blocks": self.scene.kv_blocks, "max_slots": self.scene.max_slots}
+            cfg_w = WorkerConfig(replica=name.split("-")[1], **settings)
             tokenizer = Tokenizer.builtin()
             facts = EngineFacts(
                 "sim", "m", PROFILE, cfg_w.kv_blocks, 16, 4096, cfg_w.max_slots, tokenizer.vocabulary, frozenset(tokenizer.eos_token_ids)
@@ -200,8 +196,8 @@ class World:
                 self.requests[request.request_id] = request
                 self.told[request.request_id] = Told()
                 tasks.append(asyncio.ensure_future(self._client(client, request, 0.5 + rng.random() * scene.over_s)))
-            for _ in range(scene.cancels):
-                tasks.append(asyncio.ensure_future(self._cancel(f"q{rng.randrange(scene.requests)}", 0.5 + rng.random() * scene.over_s)))
+            cancels = [self._cancel(f"q{rng.randrange(scene.requests)}", 0.5 + rng.random() * scene.over_s) for _ in range(scene.cancels)]
+            tasks += [asyncio.ensure_future(cancel) for cancel in cancels]
             tasks += [asyncio.ensure_future(step) for step in self._misfortunes()]
             await asyncio.sleep(0.5 + scene.over_s)
             self.net.faults = CALM

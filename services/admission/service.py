@@ -222,11 +222,6 @@ class Admission:
         self._receiving += 1
         attributes = {names.OPERATION: "text_completion", names.REQUEST_KEY: f"{request.tenant}.{request.request_id}"[:130]}
         span = self._tracing.start("admit", call.headers.get("traceparent"), attributes, kind="server")
-            "admit",
-            call.headers.get("traceparent"),
-            {names.OPERATION: "text_completion", names.REQUEST_KEY: f"{request.tenant}.{request.request_id}"[:130]},
-            kind="server",
-        )
         try:
             tier = call.subject.rsplit(".", 1)[-1]
             key = intake.check(request, tier, self._tiers)
