@@ -11,11 +11,11 @@ from collections.abc import Iterator
 
 import pytest
 import structlog
-from world import CALM, Scene, run
 
 from services.admission.sweep import Sweep
 from services.worker.ack_writer import AckWriter
 from shared.policy.worker import WorkerCore
+from tests.world import CALM, Scene, run
 
 SCHEDULES = int(os.environ.get("SLACKLINE_SCHEDULES", "1000"))
 BLOCK = 25

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.perf import store
+from shared.perf.shape import BatchShape
 from shared.policy import chunk, registry
 from shared.policy.lengths import PRIOR_TOKENS, OutputLengths
 from shared.policy.qoserve import QoServe, Queue, Settings
@@ -155,7 +156,7 @@ def test_whoever_is_past_its_first_deadline_is_relegated_and_never_precedes_a_st
 
 def test_what_prefill_alone_would_make_late_is_relegated_before_it_is_late() -> None:
     policy = qoserve()
-    policy.observe(Observation(NOW, 1000, 0, 0.1, 0.1))  # 10,000 tokens/s
+    policy.observe(Observation(NOW, BatchShape(prefill_tokens=1000), 0.1, 0.1))  # 10,000 tokens/s
     made = [interactive(0, target=5000, next_due_s=0.4), interactive(1, target=5000, next_due_s=0.6)]
     (choice,) = policy.plan(view(made))
     assert list(choice.relegate) == [0]
@@ -178,7 +179,7 @@ def test_planning_ends_when_every_waiting_request_is_late() -> None:
 
 def test_the_less_important_go_first_and_only_as_many_as_rescue_the_important() -> None:
     policy = qoserve(hybrid=False)
-    policy.observe(Observation(NOW, 1000, 0, 0.1, 0.1))  # 10,000 tokens/s: each of these takes 0.5 s
+    policy.observe(Observation(NOW, BatchShape(prefill_tokens=1000), 0.1, 0.1))  # 10,000 tokens/s: each of these takes 0.5 s
     free = [interactive(i, target=5000, next_due_s=2.0 + i / 64, importance=0.5) for i in range(3)]
     paid = interactive(9, target=5000, next_due_s=2.1, importance=1.0)
     also = interactive(10, target=5000, next_due_s=2.2, importance=1.0)
@@ -190,7 +191,7 @@ def test_the_less_important_go_first_and_only_as_many_as_rescue_the_important() 
 
 def test_nobody_is_given_up_for_one_who_would_be_late_all_the_same() -> None:
     policy = qoserve(hybrid=False)
-    policy.observe(Observation(NOW, 1000, 0, 0.1, 0.1))
+    policy.observe(Observation(NOW, BatchShape(prefill_tokens=1000), 0.1, 0.1))
     free = interactive(0, target=500, next_due_s=1.0, importance=0.5)
     paid = [interactive(i, target=9000, next_due_s=1.0 + i / 64, importance=1.0) for i in (1, 2)]
     assert list(policy.plan(view([free, *paid]))[0].relegate) == []
@@ -208,7 +209,8 @@ def test_without_eager_relegation_nobody_is_relegated() -> None:
 
 def test_a_prefill_begun_is_overtaken_only_while_that_does_not_make_it_late() -> None:
     policy = qoserve(hybrid=False)
-    policy.observe(Observation(NOW, 1000, 0, 0.1, 0.1))  # 10,000 tokens/s; an iteration of 2,500 tokens takes 0.25 s
+    # 10,000 tokens/s; an iteration of 2,500 tokens takes 0.25 s
+    policy.observe(Observation(NOW, BatchShape(prefill_tokens=1000), 0.1, 0.1))
 
     def first(due_s: float) -> int:
         begun = summary(0, phase=Phase.PREFILL, target=3000, computed=1000, ttlt_s=due_s)
@@ -243,5 +245,5 @@ def test_history_makes_the_application_with_long_outputs_wait_for_the_short_one(
     pair = [summary(0, application=0, max_tokens=4000), summary(1, application=1, max_tokens=4000)]
     assert prefill_order(policy, pair) == [0, 1]
     ended = [Ended("a", 10, 4000, 2000) for _ in range(10)] + [Ended("b", 10, 4000, 20) for _ in range(10)]
-    policy.observe(Observation(NOW, 0, 10, 0.02, 0.02, ended))
+    policy.observe(Observation(NOW, BatchShape(decodes=10), 0.02, 0.02, ended))
     assert prefill_order(policy, pair) == [1, 0]

@@ -1,0 +1,101 @@
+"""kill -9 of each service in turn, under load, on a real nats-server: no accepted request lost, no text that is not the log's."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from random import Random
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from loadgen.fleet import Fleet, FleetSpec
+from shared.schemas import GenerateRequest
+from tests.live import WAIT_S, check, client_of, draw_requests, replay_of, under_load, until_idle
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+SEED = 20_261_121
+REQUESTS, DURING_S = 48, 2.0
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def fleet(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fleet]:
+    async with Fleet(FleetSpec(pace=0.5, store=tmp_path_factory.mktemp("fleet"), drain_s=2.0)) as fleet:
+        yield fleet
+
+
+async def survive(fleet: Fleet, disturb: Callable[[], None], seed: int, n: int, during_s: float, *, output: tuple[int, int]) -> None:
+    print(f"seed {seed}")
+    requests = draw_requests(seed, n, prompt=(5, 400), output=output)
+    async with client_of(fleet.url) as (bus, client, wire):
+        heard = await under_load(client, requests, during_s, disturb)
+        await check(bus, wire, heard)
+        await until_idle(bus, fleet.replicas)
+    if fleet.failed.done():
+        fleet.failed.result()
+
+
+@pytest.mark.parametrize("name", ["worker-r1", "planner", "admission", "relegation", "nats-server"])
+async def test_nothing_is_lost_when_a_process_is_killed_under_load(fleet: Fleet, name: str) -> None:
+    victim = fleet.process(name)
+    starts = victim.starts
+    await survive(fleet, victim.kill, SEED + len(name), REQUESTS, DURING_S, output=(40, 120))
+    assert victim.starts == starts + 1
+
+
+async def test_nothing_is_lost_when_worker_and_planner_are_killed_together(fleet: Fleet) -> None:
+    def kill() -> None:
+        fleet.process("worker-r2").kill()
+        fleet.process("planner").kill()
+
+    await survive(fleet, kill, SEED, REQUESTS, DURING_S, output=(40, 120))
+
+
+async def test_a_client_of_a_killed_gateway_attaches_by_its_id_and_reads_the_whole_text(fleet: Fleet) -> None:
+    print(f"seed {SEED}")
+    rng = Random(SEED)
+    ids = [f"http-{SEED}-{i}" for i in range(20)]
+    bodies = {name: {"prompt": "x" * rng.randint(5, 300), "max_tokens": rng.randint(60, 200), "ignore_eos": True} for name in ids}
+
+    async def complete(http: httpx.AsyncClient, name: str) -> str:
+        """Streams are cut: the same id again gives the text from its first token."""
+        while True:
+            text = ""
+            try:
+                headers = {"x-request-id": name}
+                async with http.stream("POST", "/v1/completions", json=bodies[name] | {"stream": True}, headers=headers) as stream:
+                    async for line in stream.aiter_lines():
+                        if line == "data: [DONE]":
+                            return text
+                        if line.startswith("data: {") and "error" not in (chunk := json.loads(line.removeprefix("data: "))):
+                            text += "".join(choice["text"] for choice in chunk["choices"])
+            except httpx.HTTPError:
+                pass
+            await asyncio.sleep(0.1)
+
+    async with client_of(fleet.url) as (bus, _, _wire), httpx.AsyncClient(base_url=fleet.http_url, trust_env=False, timeout=WAIT_S) as http:
+        async with asyncio.timeout(WAIT_S), asyncio.TaskGroup() as tasks:
+            running = {}
+            for i, name in enumerate(ids):
+                if i == len(ids) // 2:
+                    fleet.process("gateway").kill()
+                running[name] = tasks.create_task(complete(http, name))
+                await asyncio.sleep(0.05)
+        for name, task in running.items():
+            replay = await replay_of(bus, GenerateRequest(request_id=name))
+            assert task.result() == replay.text, name
+            assert replay.verdict is not None
+
+
+@asynccontextmanager
+async def torch_fleet(folder: Path) -> AsyncIterator[Fleet]:
+    async with Fleet(FleetSpec(engine="torch", gateway=False, store=folder, drain_s=2.0)) as fleet:
+        yield fleet
+
+
+async def test_sampled_text_of_a_real_model_goes_on_without_a_splice_when_its_worker_is_killed(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    async with torch_fleet(tmp_path) as fleet:
+        await survive(fleet, fleet.process("worker-r1").kill, SEED, 12, 2.0, output=(60, 120))
