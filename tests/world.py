@@ -32,7 +32,7 @@ from shared.drive.virtual_loop import run_virtual
 from shared.errors import BusError
 from shared.perf import store as profiles
 from shared.policy.worker import _seed
-from shared.schemas import Delta, End, GenerateRequest, Record, Sampling
+from shared.schemas import Delta, End, GenerateRequest, Record, Resume, Sampling
 from shared.store.acklog import decode_entry, fold
 from shared.telemetry import Off
 from shared.text import Tokenizer
@@ -245,6 +245,7 @@ class World:
             check()
         now = self.net.loop.time()
         records = {}
+        outputs = {key: entry.value for key, entry in self.net.requests.scan("o.", now_s=now)}
         for key, entry in self.net.requests.scan("s.", now_s=now):
             record = msgspec.msgpack.decode(entry.value, type=Record)
             records[record.key] = record
@@ -254,11 +255,12 @@ class World:
             verdict = record.verdict
             assert len(told.ends) == 1, f"{request_id} ended {len(told.ends)} times"
             assert told.ends[0].verdict == verdict, f"{request_id}: the client was told another verdict"
-            final = unpack_list(record.resume.tokens)
+            resume = msgspec.msgpack.decode(outputs[record.output_key], type=Resume) if record.output_key else record.resume
+            final = unpack_list(resume.tokens)
             assert told.tokens == final, f"{request_id}: client has {len(told.tokens)} tokens, record {len(final)}"
-            assert told.text == record.resume.text, f"{request_id}: text differs"
+            assert told.text == resume.text, f"{request_id}: text differs"
             assert verdict.output_tokens == len(final)
-            self._check_output(request_id, verdict.finish_reason, final, record)
+            self._check_output(request_id, verdict.finish_reason, final, resume.text, record)
             if verdict.finish_reason is FinishReason.CANCELLED:
                 assert request_id in self.cancelled
             else:
@@ -267,14 +269,14 @@ class World:
             rows = self.net.acks.read(subjects.ack_log(f"r{n}"), after=0)
             fold([decode_entry(payload) for _, payload in rows])
 
-    def _check_output(self, request_id: str, reason: FinishReason, tokens: list[int], record: Record) -> None:
+    def _check_output(self, request_id: str, reason: FinishReason, tokens: list[int], text: str, record: Record) -> None:
         """The sim engine's tokens are a function of the request and the position: nothing skipped, doubled or spliced."""
         request = self.requests[request_id]
         seed = _seed(record.key)
         assert tokens == [readable_token(seed, n) for n in range(len(tokens))], f"{request_id}: not its own tokens"
         if reason in (FinishReason.STOP, FinishReason.LENGTH):
             assert len(tokens) == min(request.sampling.output_tokens or 1 << 30, record.max_tokens), request_id
-            assert record.resume.text == bytes(tokens).decode()
+            assert text == bytes(tokens).decode()
 
 
 def run(seed: int, scene: Scene | None = None) -> World:

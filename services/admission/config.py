@@ -13,5 +13,5 @@ class AdmissionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     homeless_s: float = 10.0  # with no replica up for this long a request is relegated (and kept)
     open_limit: int = 20_000  # requests under way at once; beyond, refused with a Retry-After
     lost_s: float = 3.0  # a worker silent for this long is fenced
-    sweep_s: float = 5.0  # between looks at every open record
+    sweep_s: float = 15.0  # between looks at every open record
     drain_s: float = 10.0

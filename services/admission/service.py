@@ -325,7 +325,7 @@ class Admission:
             story = (await acklog.read(self._bus, record.replica)).get((record.key, record.attempt, record.incarnation))
             if story is not None:
                 return story.resume(record)
-        return record.resume
+        return await self._records.output(record)
 
     # ------------------------------------------------------------ ends
 

@@ -31,6 +31,7 @@ from shared.vocabulary import FinishReason, ReplicaId, RequestKey, ServiceClass
 log = structlog.get_logger()
 
 LOOK_S = 0.25  # how often lost workers are looked for, and how soon a sweep asked for begins
+SPACING_S = 1.0  # between two sweeps at least
 FINAL = frozenset(reason.value for reason in FinishReason)
 
 
@@ -72,9 +73,10 @@ class Sweep:
                 if self._live_owners - owners:
                     self._soon = True
                 self._live_owners = owners
-                if self._soon or self._clock.unix_s() >= next_at:
+                now = self._clock.unix_s()
+                if now >= next_at or (self._soon and now >= next_at - self._cfg.sweep_s + SPACING_S):
                     self._soon = False
-                    next_at = self._clock.unix_s() + self._cfg.sweep_s
+                    next_at = now + self._cfg.sweep_s
                     await self._sweep()
             except (BusError, PeerError) as error:
                 log.warning("sweep.broken", error=str(error))

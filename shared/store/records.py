@@ -5,10 +5,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
+from msgspec.structs import replace
 
 from shared.bus.api import KeyValue
 from shared.errors import BusTimeout, WrongSequence
-from shared.schemas import Body, Record
+from shared.schemas import Body, Record, Resume
 from shared.vocabulary import RequestKey
 
 ENDED_TTL_S = 300.0  # how long an ended request can be attached to
@@ -17,6 +18,7 @@ RETRIES = 8  # of a compare-and-set that raced; each loser read what the winner 
 _encode = msgspec.msgpack.Encoder().encode
 _record = msgspec.msgpack.Decoder(Record)
 _body = msgspec.msgpack.Decoder(Body)
+_resume = msgspec.msgpack.Decoder(Resume)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +30,10 @@ class Stored:
 
 
 class Records:
-    """State under `s.<key>`, the heavy body once under `b.<key>.<nonce>`."""
+    """State under `s.<key>`; the heavy parts once: the body under `b.<key>.<nonce>`, what an ended request made under `o.`.
+
+    So looking at every record stays cheap.
+    """
 
     def __init__(self, bucket: KeyValue, nonce: Callable[[], str] = lambda: secrets.token_hex(4)) -> None:
         self._bucket = bucket
@@ -83,7 +88,10 @@ class Records:
             changed = step(stored.record)
             if changed is None:
                 return None
-            ttl_s = ENDED_TTL_S if changed.verdict is not None else None
+            ttl_s = None
+            if changed.verdict is not None:
+                ttl_s = ENDED_TTL_S
+                changed = await self._without_output(changed)
             try:
                 revision = await self._bucket.update(f"s.{key}", _encode(changed), stored.revision, ttl_s=ttl_s)
                 return Stored(changed, revision)
@@ -93,6 +101,19 @@ class Records:
                 if stored is not None and stored.record == changed and stored.revision != before.revision:
                     return stored
         raise BusTimeout(f"the record of {key} kept changing")
+
+    async def _without_output(self, record: Record) -> Record:
+        """Store what the request made, under a name that only this record will know: it commits."""
+        if not record.resume.tokens:
+            return record
+        output_key = f"o.{record.key}.{self._nonce()}"
+        await self._bucket.create(output_key, _encode(record.resume), ttl_s=ENDED_TTL_S)
+        return replace(record, resume=Resume(measure=record.resume.measure), output_key=output_key)
+
+    async def output(self, record: Record) -> Resume:
+        """What an ended request made."""
+        entry = await self._bucket.get(record.output_key) if record.output_key else None
+        return record.resume if entry is None else _resume.decode(entry.value)
 
     async def forget_body(self, record: Record) -> None:
         await self._bucket.delete(record.body_key)
