@@ -37,6 +37,7 @@ from shared.policy.admission import (
     Tick,
     as_offer,
 )
+from shared.policy.moves import after_attempt, relegated
 from shared.policy.verdict import ended
 from shared.schemas import (
     Announce,
@@ -56,7 +57,7 @@ from shared.schemas import (
 from shared.store import acklog
 from shared.store.ending import Ending
 from shared.store.leases import RENEW_S, Lease
-from shared.store.place import Placed, Placer, moved_on
+from shared.store.place import Placed, Placer
 from shared.store.records import Records, Stored
 from shared.telemetry import Tracing
 from shared.text import Tokenizer
@@ -66,7 +67,6 @@ from shared.vocabulary import FinishReason, ReplicaId, RequestKey, ServiceClass
 log = structlog.get_logger()
 
 QUEUE = "admission"
-FINAL = frozenset(reason.value for reason in FinishReason)
 LONG_PROMPT_CHARACTERS = 4096  # beyond, tokenising (1 us a character) would hold up the event loop
 BUSY_RETRY_S = 0.5  # pause before asking a store that did not answer again
 
@@ -187,7 +187,7 @@ class Admission:
         def step(record: Record) -> Record | None:
             if record.verdict is not None or record.state != "placing" or record.owner != self.name or record.cancelled:
                 return None
-            return replace(record, state="relegated", service_class=ServiceClass.BEST_EFFORT, relegated=True, replica=None, incarnation="")
+            return relegated(record)
 
         stored = await self._records.change(key, step)
         if stored is None:
@@ -339,7 +339,7 @@ class Admission:
             place = (record.attempt, record.replica, record.incarnation)
             if record.verdict is not None or place != (over.attempt, over.replica, over.incarnation):
                 return None
-            return self._after(record, over.why, over)
+            return after_attempt(record, over, self.name, self._clock.unix_s())
 
         try:
             stored = await self._ending.end(over.key, step)
@@ -354,18 +354,6 @@ class Admission:
                 await self._placer.tell(stored.record, "replaced", over.why)
                 self._reopen(stored.record)
         await call.reply(Settled())
-
-    def _after(self, record: Record, why: str, over: AttemptOver) -> Record:
-        now = self._clock.unix_s()
-        if why in FINAL or record.cancelled:
-            reason = FinishReason(why) if why in FINAL else FinishReason.CANCELLED
-            return ended(record, reason, over.resume, now, message=over.message, service_class=over.service_class, relegated=over.relegated)
-        if why == "relegated" or over.service_class is ServiceClass.BEST_EFFORT:
-            if not record.allow_relegation and why == "relegated":
-                return ended(record, FinishReason.REFUSED, over.resume, now, message="its SLO cannot be met", retry_after_s=1.0)
-            pooled = moved_on(record, over.resume, self.name)
-            return replace(pooled, state="relegated", service_class=ServiceClass.BEST_EFFORT, relegated=True)
-        return moved_on(record, over.resume, self.name)
 
     def _on_cancel(self, cancel: Cancel, call: Call) -> None:
         tenant, request_id = call.subject.split(".")[-2:]

@@ -8,7 +8,6 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 import structlog
-from msgspec.structs import replace
 
 from services.admission.config import AdmissionConfig
 from services.admission.workers import Workers
@@ -18,12 +17,14 @@ from shared.clock import Clock
 from shared.errors import BusError, BusTimeout, PeerError, WrongSequence
 from shared.policy.admission import AdmissionCore
 from shared.policy.admission import Lost as ReplicaLost
+from shared.policy.moves import FINAL, moved_on
+from shared.policy.moves import relegated as in_pool
 from shared.policy.verdict import ended
 from shared.schemas import Fenced, Hint, Holdings, HoldingsAnswer, LogEntry, Record, Resume
 from shared.store.acklog import Story, decode_entry, encode_entry, fold
 from shared.store.ending import Ending
 from shared.store.leases import holders
-from shared.store.place import Placer, moved_on
+from shared.store.place import Placer
 from shared.store.records import Records, Stored
 from shared.subjects import ack_log
 from shared.vocabulary import FinishReason, ReplicaId, RequestKey, ServiceClass
@@ -32,7 +33,6 @@ log = structlog.get_logger()
 
 LOOK_S = 0.25  # how often lost workers are looked for, and how soon a sweep asked for begins
 SPACING_S = 1.0  # between two sweeps at least
-FINAL = frozenset(reason.value for reason in FinishReason)
 
 
 class Sweep:
@@ -194,9 +194,7 @@ class Sweep:
             if record.cancelled:
                 return ended(record, FinishReason.CANCELLED, resume, self._clock.unix_s())
             moved = moved_on(record, resume, self._owner)
-            if best_effort:
-                return replace(moved, state="relegated", service_class=ServiceClass.BEST_EFFORT, relegated=True)
-            return moved
+            return in_pool(moved) if best_effort else moved
 
         changed = await self._ending.end(stored.record.key, step)
         if changed is None or changed.record.verdict is not None:

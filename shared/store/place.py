@@ -7,15 +7,14 @@ before the request goes elsewhere. So at any time at most one attempt can speak 
 from contextlib import suppress
 from dataclasses import dataclass
 
-from msgspec.structs import replace
-
 from shared import conventions as names
 from shared import subjects
 from shared.bus.api import Bus
 from shared.clock import Clock
 from shared.errors import BusError, BusTimeout, NoResponders, PeerError
 from shared.policy.admission import as_offer
-from shared.schemas import AttemptOver, OfferAnswer, Record, Resume, Status, Withdraw, Withdrawn
+from shared.policy.moves import placed_at
+from shared.schemas import AttemptOver, OfferAnswer, Record, Status, Withdraw, Withdrawn
 from shared.store.records import Records, Stored
 from shared.telemetry import AttributeValue, Tracing
 from shared.vocabulary import ReplicaId, RequestKey, ServiceClass
@@ -50,16 +49,7 @@ class Placer:
                 return None
             if state == "placing" and record.owner != self._owner:
                 return None
-            return replace(
-                record,
-                state="placing",
-                owner=self._owner,
-                attempt=record.attempt + 1,
-                replica=replica,
-                incarnation=incarnation,
-                service_class=service_class,
-                relegated=record.relegated or service_class is ServiceClass.BEST_EFFORT,
-            )
+            return placed_at(record, self._owner, replica, incarnation, service_class)
 
         stored = await self._records.change(key, step)
         if stored is None:
@@ -122,8 +112,3 @@ class Placer:
         status = Status(state=state, service_class=record.service_class, attempt=record.attempt, replica=record.replica, reason=reason)
         with suppress(BusError):
             await self._bus.publish(record.stream_subject, status, json=record.json)
-
-
-def moved_on(record: Record, resume: Resume, owner: str) -> Record:
-    """The record of a request whose attempt is over without an end: free to be placed again, from where it was."""
-    return replace(record, state="placing", owner=owner, replica=None, incarnation="", resume=resume)
