@@ -7,6 +7,7 @@ import signal
 import socket
 import sys
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from random import Random
 from typing import TypeVar
 
@@ -44,8 +45,11 @@ async def _main(section: str, kind: type[C], body: Body[C]) -> None:
         asyncio.get_running_loop().add_signal_handler(sig, stop.set)
     log = logs.logger()
     log.info("service.started", config=without_secrets(cfg))
-    try:
+    connected = asyncio.Event()
+
+    async def serve() -> None:
         async with connect(cfg.url, instance) as bus:  # type: ignore[attr-defined]
+            connected.set()
             task = asyncio.ensure_future(body(cfg, bus, Clock(), stop, tracing, Random(secrets.randbits(64))))
             await asyncio.wait((task, bus.failed), return_when=asyncio.FIRST_COMPLETED)
             if not task.done():
@@ -53,7 +57,16 @@ async def _main(section: str, kind: type[C], body: Body[C]) -> None:
                 await asyncio.wait((task,), timeout=1.0)
                 await bus.failed
             await task
+
+    serving, stopped = asyncio.ensure_future(serve()), asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait((serving, stopped), return_when=asyncio.FIRST_COMPLETED)
+        if not connected.is_set():
+            serving.cancel()  # told to stop before any server answered
+        with suppress(asyncio.CancelledError):
+            await serving
     finally:
+        stopped.cancel()
         tracing.close()
     log.info("service.stopped")
 

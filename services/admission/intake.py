@@ -103,7 +103,7 @@ def record(
         service_class=ServiceClass.STANDARD,
         tier=tier,
         slo=slo,
-        importance=request.importance,
+        importance=request.importance * tiers.named(tier).importance,
         application=request.application or tier,
         session=request.session,
         arrived_unix_s=now_unix_s,
