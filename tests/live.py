@@ -141,7 +141,9 @@ async def until_idle(bus: NatsBus, replicas: Sequence[str]) -> None:
         changed.set()
 
     def idle(digest: Digest | None) -> bool:
-        return digest is not None and digest.running + digest.waiting + digest.best_effort == 0 and digest.kv_free_blocks == digest.kv_blocks
+        return (
+            digest is not None and digest.running + digest.waiting + digest.best_effort == 0 and digest.kv_free_blocks == digest.kv_blocks
+        )
 
     digests = await bus.subscribe(subjects.DIGESTS, Digest, hear)
     async with asyncio.timeout(15):

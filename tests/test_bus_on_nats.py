@@ -277,6 +277,21 @@ async def test_leaving_sends_what_was_published(nats_url: str, raw: Client) -> N
             await asyncio.sleep(0.01)
 
 
+async def test_a_connection_goes_on_after_what_waited_for_the_server_was_cancelled(nats_url: str) -> None:
+    subject, heard = f"t.{uuid.uuid4().hex}", asyncio.Event()
+    async with connect(nats_url, "service") as bus:
+        await bus.subscribe(subject, Echo, lambda msg, call: heard.set())
+        for turns in range(20):
+            flush = asyncio.create_task(bus.flush(1.0))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            flush.cancel()
+            await asyncio.gather(flush, return_exceptions=True)
+        await bus.publish(subject, Echo(text="still there"))
+        async with asyncio.timeout(2):
+            await heard.wait()
+
+
 async def test_leaving_and_cancelling_never_hang_though_the_server_is_gone(nats_server: NatsServer) -> None:
     clock = asyncio.get_running_loop().time
 

@@ -21,6 +21,7 @@ from loadgen import child as child_module
 from loadgen.child import Child, ChildError
 from loadgen.fleet import Fleet, FleetSpec
 from shared import subjects
+from shared.errors import ConfigError
 from shared.schemas import GenerateRequest, Sampling
 from shared.subjects import request_key
 from tests.live import ask, check, client_of, replay_of, until_idle
@@ -41,6 +42,12 @@ async def fleet(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fleet
 # ---------------------------------------------------------------- up and down
 
 
+def log_files(lines: list[str]) -> list[Path]:
+    """What there is in the folder that `slackline up` named."""
+    folder = Path(next(line.split()[-1] for line in lines if line.split()[0] == "logs"))
+    return sorted(folder.iterdir()) if folder.exists() else []
+
+
 def alive(pid: int) -> bool:
     """Zombies are not."""
     try:
@@ -59,9 +66,9 @@ async def until_gone(pids: list[int]) -> None:
             await asyncio.sleep(0.02)
 
 
-async def started() -> tuple[asyncio.subprocess.Process, list[str], list[int]]:
+async def started(*options: str) -> tuple[asyncio.subprocess.Process, list[str], list[int]]:
     """`slackline up`, what it printed until it was ready, and its processes."""
-    process = await asyncio.create_subprocess_exec(*UP, stdout=asyncio.subprocess.PIPE)
+    process = await asyncio.create_subprocess_exec(*UP, *options, stdout=asyncio.subprocess.PIPE)
     assert process.stdout is not None
     lines = []
     async with asyncio.timeout(60):
@@ -78,17 +85,16 @@ async def test_ctrl_c_stops_a_fleet_and_leaves_no_process_behind() -> None:
     assert len(pids) == 7, "nats-server, admission, planner, relegation, two workers, gateway"
     assert any("nats://127.0.0.1:" in line for line in lines)
     assert any("http://127.0.0.1:" in line for line in lines)
-    logs = Path(next(line.split()[-1] for line in lines if line.split()[0] == "logs"))
-    assert len(list(logs.iterdir())) == 7
+    assert len(log_files(lines)) == 7
     process.send_signal(signal.SIGINT)
     assert await process.wait() == 0
     assert [pid for pid in pids if alive(pid)] == []
-    assert not logs.exists(), "without --store nothing is kept"
+    assert log_files(lines) == [], "without --store nothing is kept"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's help is there only on Linux")
-async def test_a_fleet_that_is_killed_takes_its_processes_along() -> None:
-    process, _, pids = await started()
+async def test_a_fleet_that_is_killed_takes_its_processes_along(tmp_path: Path) -> None:
+    process, _, pids = await started("--store", str(tmp_path))
     process.kill()
     await process.wait()
     await until_gone(pids)
@@ -102,8 +108,6 @@ async def test_a_fleet_that_cannot_start_says_why_and_leaves_no_process_behind(t
 
 
 async def test_two_fleets_never_share_a_store(fleet: Fleet) -> None:
-    from shared.errors import ConfigError
-
     with pytest.raises(ConfigError, match="in use"):
         await Fleet(FleetSpec(store=fleet.spec.store)).__aenter__()
 
@@ -141,9 +145,9 @@ async def test_a_request_over_nats_is_answered_in_messagepack_and_attached_to_af
 
 
 async def test_ids_that_are_used_twice_at_once_run_once(fleet: Fleet) -> None:
-    async with client_of(fleet.url) as (bus, client, wire):
+    async with client_of(fleet.url) as (_, client, _wire):
         request = GenerateRequest(request_id="twice-1", prompt="one run", sampling=Sampling(max_tokens=30, ignore_eos=True))
-        async with client_of(fleet.url) as (_, other, _wire):
+        async with client_of(fleet.url) as (_, other, _):
             first, second = await asyncio.gather(ask(client, request), ask(other, request))
         assert first.tokens == second.tokens
         assert first.text == second.text
@@ -292,7 +296,9 @@ async def test_bytes_that_are_no_message_are_refused_and_the_fleet_goes_on(fleet
         await raw.publish(subject, GARBAGE)
     await raw.flush()
     async with client_of(fleet.url) as (bus, client, wire):
-        heard = await ask(client, GenerateRequest(request_id="after-garbage", prompt="still there?", sampling=Sampling(max_tokens=10, ignore_eos=True)))
+        heard = await ask(
+            client, GenerateRequest(request_id="after-garbage", prompt="still there?", sampling=Sampling(max_tokens=10, ignore_eos=True))
+        )
         await check(bus, wire, [heard])
     await raw.close()
 

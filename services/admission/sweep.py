@@ -193,7 +193,7 @@ class Sweep:
                 return None
             if record.cancelled:
                 return ended(record, FinishReason.CANCELLED, resume, self._clock.unix_s())
-            moved = moved_on(record, resume, self._owner)
+            moved = moved_on(record, resume, self._owner, "lost" if record.replica is not None else record.left)
             return in_pool(moved) if best_effort else moved
 
         changed = await self._ending.end(stored.record.key, step)

@@ -38,6 +38,7 @@ log = structlog.get_logger()
 INBOX_LIMIT = 4096  # offers of a burst of 1000/s over two seconds, and two acks of each of 20 iterations a second
 RESYNC_TIMEOUT_S = 2.0  # longer than an iteration: the worker answers between two
 RESYNC_PAUSE_S = 0.1
+STEPS_TO_SOCKET = 3  # of the event loop, until an answer has left: its task, the bus's writer, the socket. The plan comes after it
 
 
 class StaleEpoch(Exception):
@@ -118,6 +119,9 @@ class Seat:
             for each in (event, *others):
                 for action in core.handle(each, now_unix_s=clock.unix_s()):
                     await self._perform(action)
+                if isinstance(each, HoldDone):
+                    for _ in range(STEPS_TO_SOCKET):
+                        await asyncio.sleep(0)
 
     def _gather(self, first: Offered) -> tuple[Offered, list[ReplicaEvent]]:
         """Offers that lie in the inbox together are decided together."""

@@ -23,6 +23,7 @@ from shared.schemas import (
     Announce,
     AttemptOver,
     BatchPlan,
+    Body,
     Cancel,
     Hold,
     HoldAnswer,
@@ -36,7 +37,7 @@ from shared.schemas import (
     Withdraw,
     Withdrawn,
 )
-from shared.store.records import Records
+from shared.store.records import Records, Stored
 from shared.telemetry import Tracing
 from shared.text import Tokenizer
 from shared.vocabulary import ReplicaId, RequestKey
@@ -209,10 +210,9 @@ class WorkerService:
             return
         try:
             async with self._holds:
-                stored = await self._records.get(hold.key)
-                body = None if stored is None else await self._records.body(stored.record)
-        except BusTimeout:
-            await call.reply(HoldAnswer(held=False, reason="the store did not answer"))
+                stored, body = await self._asked(hold)
+        except (BusTimeout, PeerError) as error:
+            await call.reply(HoldAnswer(held=False, reason=str(error)))
             return
         if stored is None or body is None:
             await call.reply(HoldAnswer(held=False, reason="no such record"))
@@ -225,6 +225,16 @@ class WorkerService:
             if idle:
                 self._work_since_unix_s = now
         await call.reply(answer)
+
+    async def _asked(self, hold: Hold) -> tuple[Stored | None, Body | None]:
+        """Record and body, read at once where the hold says which body."""
+        if not hold.body_key:
+            stored = await self._records.get(hold.key)
+            return stored, None if stored is None else await self._records.body(stored.record.body_key)
+        stored, body = await asyncio.gather(self._records.get(hold.key), self._records.body(hold.body_key))
+        if stored is not None and stored.record.body_key != hold.body_key:
+            body = await self._records.body(stored.record.body_key)
+        return stored, body
 
     def _on_resync(self, resync: Resync, call: Call) -> None:
         if resync.page == 0:

@@ -248,4 +248,7 @@ def as_offer(record: Record, service_class: ServiceClass) -> Offer:
         expires_unix_s=record.expires_unix_s,
         session=record.session,
         allow_relegation=record.allow_relegation,
+        first_token_unix_s=record.resume.measure.first_unix_s if record.resume.measure.tokens else math.inf,
+        left=record.left,
+        body_key=record.body_key,
     )

@@ -4,6 +4,7 @@ Rows [0, live) are what a policy may plan; rows [live, used) are leaving (their 
 """
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -21,11 +22,22 @@ _INT = (
     "computed_tokens",
     "generated_tokens",
     "unsure_tokens",
+    "draft_tokens",
+    "restarts",
     "max_tokens",
     "kv_held_blocks",
     "application",
 )
-_FLOAT = ("arrived_unix_s", "first_due_unix_s", "next_due_unix_s", "last_due_unix_s", "tbt_s", "importance", "expires_unix_s")
+_FLOAT = (
+    "arrived_unix_s",
+    "first_token_unix_s",
+    "first_due_unix_s",
+    "next_due_unix_s",
+    "last_due_unix_s",
+    "tbt_s",
+    "importance",
+    "expires_unix_s",
+)
 
 
 class Books:
@@ -56,10 +68,13 @@ class Books:
     computed_tokens: Ints
     generated_tokens: Ints
     unsure_tokens: Ints
+    draft_tokens: Ints
+    restarts: Ints  # how often its KV was dropped: what a plan from before says of KV no longer holds
     max_tokens: Ints
     kv_held_blocks: Ints
     application: Ints
     arrived_unix_s: np.ndarray
+    first_token_unix_s: np.ndarray
     first_due_unix_s: np.ndarray
     next_due_unix_s: np.ndarray
     last_due_unix_s: np.ndarray
@@ -70,7 +85,7 @@ class Books:
 
     # ------------------------------------------------------------ rows
 
-    def add(self, slot: int, offer: Offer, *, computed_tokens: int = 0, generated_tokens: int | None = None) -> None:
+    def add(self, slot: int, offer: Offer, *, computed_tokens: int = 0, generated_tokens: int | None = None, draft_tokens: int = 0) -> None:
         """A request came to hold `slot`. With computed > 0 it was found on the worker (resync)."""
         assert self.row_of[slot] < 0, f"slot {slot} is taken"
         row = self.used
@@ -86,11 +101,14 @@ class Books:
         self.computed_tokens[row] = computed_tokens
         self.generated_tokens[row] = generated
         self.unsure_tokens[row] = 0
+        self.draft_tokens[row] = draft_tokens
+        self.restarts[row] = 0
         self.max_tokens[row] = offer.max_tokens
         self.kv_held_blocks[row] = -(-computed_tokens // self.block_tokens)
         self.application[row] = self._application(offer.application)
         slo = offer.slo
         self.arrived_unix_s[row] = offer.arrived_unix_s
+        self.first_token_unix_s[row] = offer.first_token_unix_s
         self.first_due_unix_s[row] = slo.first_due_unix_s(offer.arrived_unix_s)
         self.next_due_unix_s[row] = offer.next_due_unix_s
         self.last_due_unix_s[row] = slo.last_due_unix_s(offer.arrived_unix_s)
@@ -148,6 +166,11 @@ class Books:
             self._application_index[name] = index
         return index
 
+    def drop_kv(self, row: int) -> None:
+        """All of it, the draft's too."""
+        self.computed_tokens[row] = self.unsure_tokens[row] = self.draft_tokens[row] = self.kv_held_blocks[row] = 0
+        self.restarts[row] += 1
+
     # ------------------------------------------------------------ sums
 
     def kv_free_blocks(self) -> int:
@@ -159,7 +182,7 @@ class Books:
         needed: Ints = np.maximum(-(-top // self.block_tokens) - self.kv_held_blocks[rows], 0)
         return needed
 
-    def view(self, start_unix_s: float, profile: Profile) -> View:
+    def view(self, start_unix_s: float, profile: Profile, draft: Profile | None = None, promised: Sequence[Offer] = ()) -> View:
         """A window on the live rows; no copies. It is valid until the books change."""
         n = self.live
         return View(
@@ -171,14 +194,17 @@ class Books:
             context_tokens=self.context_tokens,
             slot=self.slot[:n],
             phase=self.phase[:n],
+            prompt_tokens=self.prompt_tokens[:n],
             target_tokens=self.target_tokens[:n],
             computed_tokens=self.computed_tokens[:n],
             generated_tokens=self.generated_tokens[:n],
             unsure_tokens=self.unsure_tokens[:n],
+            draft_tokens=self.draft_tokens[:n],
             max_tokens=self.max_tokens[:n],
             kv_held_blocks=self.kv_held_blocks[:n],
             application=self.application[:n],
             arrived_unix_s=self.arrived_unix_s[:n],
+            first_token_unix_s=self.first_token_unix_s[:n],
             first_due_unix_s=self.first_due_unix_s[:n],
             next_due_unix_s=self.next_due_unix_s[:n],
             last_due_unix_s=self.last_due_unix_s[:n],
@@ -186,6 +212,8 @@ class Books:
             importance=self.importance[:n],
             best_effort=self.best_effort[:n],
             applications=self.applications,
+            promised=promised,
+            draft=draft,
         )
 
     def check(self) -> None:

@@ -91,10 +91,10 @@ def fill(
     preempted = set(decodes.victims.tolist())
     room = decodes.free_blocks - len(decodes.rows)
     begun_rows = (view.phase == PREFILL).nonzero()[0]
-    owed = int(np.maximum(-(-view.target_tokens[begun_rows] // bt) - view.kv_held_blocks[begun_rows], 0).sum())
-    for row in preempted:
-        if view.phase[row] == PREFILL:
-            owed -= max(blocks(int(view.target_tokens[row]), bt) - int(view.kv_held_blocks[row]), 0)
+    if preempted:
+        begun_rows = begun_rows[~np.isin(begun_rows, decodes.victims)]
+    promised = view.target_tokens[begun_rows] + view.unsure_tokens[begun_rows]
+    owed = int(np.maximum(-(-promised // bt) - view.kv_held_blocks[begun_rows], 0).sum())
     rows: list[int] = []
     chunks: list[int] = []
     shut = False  # one that has not begun could not
@@ -104,13 +104,13 @@ def fill(
         if row in preempted:
             continue
         cached, held = int(view.computed_tokens[row]), int(view.kv_held_blocks[row])
-        target = int(view.target_tokens[row])
+        unsure, target = int(view.unsure_tokens[row]), int(view.target_tokens[row])
         begun = view.phase[row] == PREFILL
-        whole = max(blocks(target, bt) - held, 0)
+        whole = max(blocks(target + unsure, bt) - held, 0)
         if not begun and (shut or whole > room - owed):
             shut = True
             continue
-        wanted = min(target - cached, limit_tokens, (held + max(room, 0)) * bt - cached)
+        wanted = min(target - cached, limit_tokens, (held + max(room, 0)) * bt - cached - unsure)
         if wanted <= 0:
             continue
         tokens = wanted if budget_s == math.inf else profile.prefill_budget(shape, cached, budget_s, wanted)
@@ -120,7 +120,7 @@ def fill(
         chunks.append(tokens)
         limit_tokens -= tokens
         shape = shape.with_chunk(tokens, cached)
-        taken = max(blocks(cached + tokens, bt) - held, 0)
+        taken = max(blocks(cached + unsure + tokens, bt) - held, 0)
         room -= taken
         owed += -taken if begun else whole - taken
         if tokens < wanted:

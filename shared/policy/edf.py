@@ -10,7 +10,7 @@ from msgspec import Meta, Struct
 from shared.policy import chunk
 from shared.policy.fit import accept_what_fits
 from shared.policy.router import RouterName, make_router
-from shared.policy.seam import Admission, Choice, Observation, View
+from shared.policy.seam import Admission, Choice, Declared, Observation, View
 from shared.schemas import Digest, Offer
 from shared.vocabulary import ReplicaId
 
@@ -24,6 +24,7 @@ class Edf:
     """Decodes, then prefills by the sooner of next-token and TTLT deadline, best-effort ones last. Never relegates, learns nothing."""
 
     name = "edf"
+    declared = Declared()
 
     def __init__(self, settings: Settings) -> None:
         self._chunk_tokens = settings.chunk_tokens

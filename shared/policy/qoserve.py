@@ -27,7 +27,7 @@ from shared.policy.chunk import Decoding, Rows
 from shared.policy.fit import accept_what_fits
 from shared.policy.lengths import OutputLengths
 from shared.policy.router import RouterName, make_router
-from shared.policy.seam import Admission, Bools, Choice, Floats, Observation, View
+from shared.policy.seam import Admission, Bools, Choice, Declared, Floats, Observation, View
 from shared.schemas import Digest, Offer
 from shared.vocabulary import ReplicaId
 
@@ -108,6 +108,7 @@ class QoServe:
     """Learns output lengths per application, the prefill rate and the pace of iterations; everything else is in the view."""
 
     name = "qoserve"
+    declared = Declared()
 
     def __init__(self, settings: Settings) -> None:
         self._set = settings
@@ -168,17 +169,18 @@ class QoServe:
         tbt_s = view.tbt_s[rows]
         slack = view.next_due_unix_s[rows] - view.start_unix_s
         lost = slack < 0
-        if lost.any():
-            attainable = tbt_s >= self._set.safety * view.profile.batch_s(decodes.shape)
-            slack = np.where(lost, np.where(attainable, tbt_s, pace_s), slack)
-        smallest = float(slack.min())
         due = view.last_due_unix_s[rows]
         whole = np.isfinite(due)
+        if lost.any() or whole.any():
+            least_s = self._set.safety * view.profile.batch_s(decodes.shape)  # of any iteration with these decodes
+        if lost.any():
+            slack = np.where(lost, np.where(tbt_s >= least_s, tbt_s, pace_s), slack)
+        smallest = float(slack.min())
         if whole.any():
             rows, left_s = rows[whole], due[whole] - view.start_unix_s
             tokens = np.minimum(self._lengths.upper(view.applications)[view.application[rows]], view.max_tokens[rows])
             share = left_s / np.maximum(tokens - view.generated_tokens[rows], 1.0)
-            smallest = min(smallest, float(np.where(left_s < 0, pace_s, share).min()), pace_s)
+            smallest = min(smallest, float(np.where(share < least_s, pace_s, share).min()), pace_s)
         elif not np.isfinite(tbt_s).all():
             smallest = min(smallest, pace_s)
         return smallest
@@ -189,10 +191,10 @@ class QoServe:
         return self._set.alpha_low_s + share * (self._set.alpha_high_s - self._set.alpha_low_s)
 
     def observe(self, seen: Observation) -> None:
-        if seen.prefill_tokens >= RATE_MIN_TOKENS:
-            self._rate_tokens = RATE_DECAY * self._rate_tokens + seen.prefill_tokens
+        if seen.shape.prefill_tokens >= RATE_MIN_TOKENS:
+            self._rate_tokens = RATE_DECAY * self._rate_tokens + seen.shape.prefill_tokens
             self._rate_s = RATE_DECAY * self._rate_s + seen.exec_s
-        if seen.decodes:
+        if seen.shape.decodes:
             self._step_s = RATE_DECAY * self._step_s + (1 - RATE_DECAY) * seen.exec_s if self._step_s else seen.exec_s
         for ended in seen.ended:
             self._lengths.observe(ended)

@@ -16,7 +16,7 @@ from heapq import heapify, heappop, heappush
 import msgspec
 import numpy as np
 
-from shared.columns import Ints, pack, unpack
+from shared.columns import EMPTY, Ints, pack, unpack
 from shared.perf.online import Corrected
 from shared.perf.profile import Profile
 from shared.perf.shape import BatchShape
@@ -35,7 +35,8 @@ from shared.policy.replica_events import (
     Synced,
     Tick,
 )
-from shared.policy.seam import Choice, Ended, Observation, Phase, Policy
+from shared.policy.seam import Bools, Choice, Drafts, Ended, Observation, Phase, Policy, Speculation
+from shared.policy.speculation import draft_s
 from shared.schemas import (
     Announce,
     BatchPlan,
@@ -44,6 +45,7 @@ from shared.schemas import (
     Offer,
     OfferAnswer,
     PlanAck,
+    Selection,
 )
 from shared.vocabulary import FinishReason, RequestKey
 
@@ -71,7 +73,13 @@ class _Flight:
     computed: Ints  # predicted
     emitted: Ints  # predicted
     unsure: Ints
+    caps: Ints  # KV positions it may fill while it runs, rejected drafts included
+    has: Ints  # KV positions before it
+    decode: Bools
+    firsts: Bools  # entries that make their request's first token
+    restarts: Ints  # books.restarts when it was sent
     shape: BatchShape
+    draft_s: float
     predicted_s: float
     end_unix_s: float  # predicted
 
@@ -95,6 +103,11 @@ class _Reservation:
     offer: Offer
     slot: int
     waiting: int = field(default=1)
+    over: bool = False  # an ack told its end before the answer to its hold came
+
+
+AGAIN_S = 0.0005  # a policy that waits is not asked more often than this
+PREFILL, DECODE = int(Phase.PREFILL), int(Phase.DECODE)  # numpy takes an IntEnum five times as slowly
 
 
 # ---------------------------------------------------------------- the core
@@ -103,9 +116,12 @@ class _Reservation:
 class ReplicaCore:
     """Plans for one replica under one lease epoch."""
 
-    def __init__(self, policy: Policy, profile: Profile, *, epoch: int, settings: ReplicaSettings | None = None) -> None:
+    def __init__(
+        self, policy: Policy, profile: Profile, *, epoch: int, settings: ReplicaSettings | None = None, draft: Profile | None = None
+    ) -> None:
         self._policy = policy
         self._profile = Corrected(profile)
+        self._draft = draft
         self._epoch = epoch
         self._set = settings or ReplicaSettings()
         self._announce: Announce | None = None
@@ -119,9 +135,12 @@ class ReplicaCore:
         self._flights: deque[_Flight] = deque()
         self._free: list[int] = []  # heap: lowest slot first, so rows stay dense
         self._quarantine: deque[tuple[int, int]] = deque()  # (slot, last seq sent when it ended)
+        self._gathered: dict[tuple[RequestKey, int], tuple[Offer, int]] = {}  # offers that wait for others, and how often they came
+        self._decide_unix_s = math.inf
         self._reserved: dict[int, _Reservation] = {}
         self._slot_of: dict[tuple[RequestKey, int], int] = {}
         self._horizon: deque[Choice] = deque()
+        self._again_unix_s = math.inf  # when the policy wants to be asked although nothing has happened
         self._idle = True  # the policy had nothing to run and nothing has happened since
         self._last_end_unix_s = -math.inf  # of the newest acked iteration
         self._lead_s = self._set.lead_s
@@ -134,7 +153,7 @@ class ReplicaCore:
     @property
     def idle(self) -> bool:
         """Nothing is held, promised or in flight."""
-        return not self._flights and not self._reserved and self._books.used == 0
+        return not self._flights and not self._gathered and not self._reserved and self._books.used == 0
 
     @property
     def synced(self) -> bool:
@@ -148,7 +167,7 @@ class ReplicaCore:
     def wake_at_unix_s(self) -> float | None:
         if not self._synced:
             return None
-        wake = self._next_expiry_unix_s
+        wake = min(self._next_expiry_unix_s, self._again_unix_s, self._decide_unix_s)
         if self._flights:
             wake = min(wake, self._overdue_unix_s())
         if not self._idle and len(self._flights) < self._set.depth:
@@ -156,7 +175,11 @@ class ReplicaCore:
         return None if wake == math.inf else wake
 
     def handle(self, event: ReplicaEvent, *, now_unix_s: float) -> list[ReplicaAction]:
-        """Actions, in order. Timers that are due fire after the event's own changes, once."""
+        """Actions, in order. Timers that are due fire after the event's own changes, once.
+
+        After a HoldDone they wait for the next event, or the wake-up that is due at once: someone waits for its answer, and a
+        plan takes longer than that.
+        """
         actions: list[ReplicaAction] = []
         match event:
             case Synced():
@@ -171,7 +194,7 @@ class ReplicaCore:
                 self._lose_sync(event.reason, actions)
             case Tick():
                 pass
-        if self._synced:
+        if self._synced and not isinstance(event, HoldDone):
             self._on_time(now_unix_s, actions)
         return actions
 
@@ -201,7 +224,7 @@ class ReplicaCore:
             reservation = held.get((entry.offer.key, entry.offer.attempt))
             if reservation is not None and reservation.slot == entry.slot:
                 continue  # its HoldDone is on the way
-            self._admit_row(entry.slot, entry.offer, entry.computed_tokens, entry.generated_tokens)
+            self._admit_row(entry.slot, entry.offer, entry.computed_tokens, entry.generated_tokens, entry.draft_tokens)
         self._free = [s for s in range(facts.max_slots) if s not in taken]
         heapify(self._free)
         self._synced = True
@@ -209,9 +232,10 @@ class ReplicaCore:
         self._last_end_unix_s = now_unix_s
 
     def _on_offered(self, offers: Sequence[Offer], now_unix_s: float, actions: list[ReplicaAction]) -> None:
-        fresh: list[Offer] = []
+        gathered = self._gathered
         for offer in offers:
-            slot = self._slot_of.get((offer.key, offer.attempt))
+            name = (offer.key, offer.attempt)
+            slot = self._slot_of.get(name)
             if slot is not None and slot in self._reserved:
                 self._reserved[slot].waiting += 1
             elif slot is not None:
@@ -223,21 +247,34 @@ class ReplicaCore:
             elif -(-(offer.prompt_tokens + offer.generated_tokens + 1) // self._books.block_tokens) > self._books.kv_blocks:
                 actions.append(Answer(offer.key, offer.attempt, OfferAnswer(accepted=False, reason="prompt exceeds the KV cache")))
             else:
-                fresh.append(offer)
-        if not fresh:
+                gathered[name] = (offer, gathered[name][1] + 1 if name in gathered else 1)
+        if not gathered:
             return
-        view = self._books.view(self._start_unix_s(now_unix_s), self._profile)
-        for offer, admission in zip(fresh, self._policy.admit(view, fresh), strict=True):
+        declared = self._policy.declared
+        self._decide_unix_s = min(self._decide_unix_s, now_unix_s + declared.gather_s)
+        if now_unix_s >= self._decide_unix_s or len(gathered) >= declared.gather_offers:
+            self._decide(now_unix_s, actions)
+
+    def _decide(self, now_unix_s: float, actions: list[ReplicaAction]) -> None:
+        """Answer the gathered offers together."""
+        gathered, self._gathered, self._decide_unix_s = self._gathered, {}, math.inf
+        fresh = [offer for offer, _ in gathered.values()]
+        promised = [r.offer for r in self._reserved.values()]
+        view = self._books.view(self._start_unix_s(now_unix_s), self._profile, self._draft, promised)
+        for (offer, asked), admission in zip(gathered.values(), self._policy.admit(view, fresh), strict=True):
             if not admission.accepted:
                 answer = OfferAnswer(accepted=False, earliest_s=admission.earliest_s, reason=admission.reason)
-                actions.append(Answer(offer.key, offer.attempt, answer))
+                actions.extend([Answer(offer.key, offer.attempt, answer)] * asked)
             elif not self._free:
-                actions.append(Answer(offer.key, offer.attempt, OfferAnswer(accepted=False, reason="no free slot")))
+                actions.extend([Answer(offer.key, offer.attempt, OfferAnswer(accepted=False, reason="no free slot"))] * asked)
             else:
                 slot = heappop(self._free)
-                self._reserved[slot] = _Reservation(offer, slot)
+                self._reserved[slot] = _Reservation(offer, slot, asked)
                 self._slot_of[offer.key, offer.attempt] = slot
-                actions.append(SendHold(Hold(epoch=self._epoch, sync=self._sync, slot=slot, key=offer.key, attempt=offer.attempt)))
+                hold = Hold(
+                    epoch=self._epoch, sync=self._sync, slot=slot, key=offer.key, attempt=offer.attempt, body_key=offer.body_key
+                )
+                actions.append(SendHold(hold))
 
     def _on_hold_done(self, event: HoldDone, actions: list[ReplicaAction]) -> None:
         reservation = self._reserved.pop(event.slot, None)
@@ -245,8 +282,12 @@ class ReplicaCore:
             return
         offer = reservation.offer
         if event.held:
-            if not self._books.holds(event.slot):
-                self._admit_row(event.slot, offer, 0, offer.generated_tokens)
+            if reservation.over:
+                self._slot_of.pop((offer.key, offer.attempt), None)
+                if self._synced:
+                    heappush(self._free, event.slot)
+            elif not self._books.holds(event.slot):
+                self._admit_row(event.slot, offer, 0, offer.generated_tokens, 0)
             answer = OfferAnswer(accepted=True)
         else:
             self._slot_of.pop((offer.key, offer.attempt), None)
@@ -272,36 +313,34 @@ class ReplicaCore:
         self._ack_seq = ack.ack_seq
         ended: list[Ended] = []
         flight: _Flight | None = None
+        shape, drafts = BatchShape(), None
         if ack.plan_seq:
             if not self._flights or (ack.epoch, ack.plan_seq) != (self._epoch, self._flights[0].seq):
                 self._lose_sync(f"ack of plan {ack.plan_seq}, epoch {ack.epoch} was not expected", actions)
                 return
             flight = self._flights.popleft()
             self._acked_seq = flight.seq
-            self._reconcile(flight, ack)
+            shape, drafts = self._reconcile(flight, ack)
             self._last_end_unix_s = now_unix_s - min(max(now_unix_s - ack.ended_unix_s, 0.0), 0.005)
             self._retime()
         for slot, why in ack.ended:
             if self._books.holds(slot):
                 self._remove(slot, why, ended)
+            elif slot in self._reserved:
+                self._reserved[slot].over = True
+        if any(self._books.holds(slot) for slot in unpack(ack.skipped).tolist()):
+            self._lose_sync("the worker does not have what was planned", actions)
+            return
         self._release_quarantine()
-        if flight is not None and flight.shape.tokens:
+        if flight is not None and shape.tokens:
             self.counters.acks += 1
             self.counters.exec_s += ack.exec_s
             self.counters.idle_s += ack.idle_s
-            self._profile.observe(flight.shape, ack.exec_s)
+            self._profile.observe(shape, ack.exec_s - flight.draft_s)
             self._adapt_lead(ack.idle_s)
-            observation = Observation(
-                at_unix_s=now_unix_s,
-                prefill_tokens=flight.shape.prefill_tokens,
-                decodes=flight.shape.decodes,
-                predicted_s=flight.predicted_s,
-                exec_s=ack.exec_s,
-                ended=ended,
-            )
-            self._policy.observe(observation)
+            self._policy.observe(Observation(now_unix_s, shape, flight.predicted_s, ack.exec_s, ended, drafts))
         elif ended:
-            self._policy.observe(Observation(now_unix_s, 0, 0, 0.0, 0.0, ended))
+            self._policy.observe(Observation(now_unix_s, BatchShape(), 0.0, 0.0, ended))
         if ended or ack.ended:
             self._changed()
         self._idle = False
@@ -320,6 +359,10 @@ class ReplicaCore:
             return
         if now_unix_s >= self._next_expiry_unix_s:
             self._expire(now_unix_s)
+        if now_unix_s >= self._decide_unix_s:
+            self._decide(now_unix_s, actions)
+        if now_unix_s >= self._again_unix_s:
+            self._changed()
         while not self._idle and len(self._flights) < self._set.depth and now_unix_s >= self._plan_at_unix_s() - 1e-9:
             plan = self._plan(now_unix_s)
             if plan is None:
@@ -368,14 +411,13 @@ class ReplicaCore:
     def _changed(self) -> None:
         """Something other than progress happened: ask the policy afresh."""
         self._horizon.clear()
+        self._again_unix_s = math.inf
         self._idle = False
 
     def _plan(self, now_unix_s: float) -> BatchPlan | None:
         """The next plan, its effects written into the books; None if there is nothing to say."""
         books, start = self._books, self._start_unix_s(now_unix_s)
-        if not self._horizon:
-            self._horizon.extend(self._policy.plan(books.view(start, self._profile)))
-        choice = self._horizon.popleft()
+        choice = self._next_choice(start)
         released = [(slot, FinishReason.EXPIRED.value) for slot in sorted(self._expired)]
         self._expired.clear()
         relegated: list[int] = []
@@ -390,41 +432,71 @@ class ReplicaCore:
             books.best_effort[row] = True
         for slot in choice.promote:
             books.best_effort[books.row_of[slot]] = False
+        assert self._policy.declared.drops or all(why != FinishReason.DROPPED for _, why in choice.release), "an undeclared drop"
         released += choice.release
         for slot, _ in released:
             self._release(slot)
         preempted = list(choice.preempt)
         for slot in preempted:
             self._preempt(slot)
-        slots, caps = choice.slots, choice.caps
-        if released:
-            kept = books.row_of[slots] < books.live
-            slots, caps = slots[kept], caps[kept]
-        slots, caps = self._fit(slots, caps, books.kv_free_blocks())
-        if not len(slots) and not self._flights and books.live and (len(choice.slots) or not (released or preempted or relegated)):
-            victim = self._last_resort()
+        if not len(choice.slots) and math.isfinite(choice.again_unix_s):
+            self._again_unix_s = max(choice.again_unix_s, now_unix_s + AGAIN_S)
+        slots, caps, speculation = self._entries(choice)
+        nothing_said = not (released or preempted or relegated or math.isfinite(choice.again_unix_s))
+        if not len(slots) and not self._flights and books.live and (len(choice.slots) or nothing_said):
+            victim = self._last_resort(int(choice.slots[0]) if len(choice.slots) else None)
             if victim is not None:
                 preempted.append(victim)
                 self._preempt(victim)
                 self._horizon.clear()
         if not (len(slots) or released or preempted or relegated or choice.promote):
             return None
-        return self._send(start, slots, caps, choice, released, preempted, relegated)
+        return self._send(start, slots, caps, speculation, choice, released, preempted, relegated)
 
-    def _fit(self, slots: Ints, caps: Ints, free_blocks: int) -> tuple[Ints, Ints]:
-        """Cut entries from the end until the blocks they may take are within the free ones."""
-        if len(slots):
-            ends = np.cumsum(self._books.blocks_for(self._books.row_of[slots], caps))
-            if ends[-1] > free_blocks:
-                keep = int(np.searchsorted(ends, free_blocks, side="right"))
-                return slots[:keep], caps[:keep]
-        return slots, caps
-
-    def _last_resort(self) -> int | None:
-        """KV is full and no entry fits: the one to give way is best-effort, else the latest come; never the only one."""
+    def _next_choice(self, start_unix_s: float) -> Choice:
+        """What was chosen ahead, unless all whom it would run have left; else the policy is asked."""
         books = self._books
-        holding = np.flatnonzero(books.kv_held_blocks[: books.live] > 0)
-        if len(holding) < 2:
+        if self._horizon:
+            choice = self._horizon.popleft()
+            rows = books.row_of[choice.slots]
+            if not len(rows) or ((rows >= 0) & (rows < books.live)).any():
+                return choice
+            self._horizon.clear()
+        self._horizon.extend(self._policy.plan(books.view(start_unix_s, self._profile, self._draft)))
+        return self._horizon.popleft()
+
+    def _entries(self, choice: Choice) -> tuple[Ints, Ints, Speculation | None]:
+        """Those of the choice that can run: of requests still here, and within the free blocks, cut from the end.
+
+        Caps come down to what is left of each, so that KV is neither asked for nor taken beyond what was counted.
+        """
+        books, slots, caps, speculation = self._books, choice.slots, choice.caps, choice.speculation
+        if not len(slots):
+            return EMPTY, EMPTY, None
+        rows = books.row_of[slots]
+        kept: Bools = (rows >= 0) & (rows < books.live)
+        if not kept.all():
+            slots, caps, rows = slots[kept], caps[kept], rows[kept]
+            speculation = None if speculation is None else speculation.along(kept)
+            if not len(slots):
+                return EMPTY, EMPTY, None
+        decode = books.phase[rows] == DECODE
+        drafts = 0 if speculation is None else np.where(speculation.depth > 0, caps, 1)
+        left = np.where(decode, np.maximum(drafts, 1), books.target_tokens[rows] - books.computed_tokens[rows])
+        caps = np.minimum(caps, left).astype(np.int32)
+        ends = np.cumsum(books.blocks_for(rows, caps))
+        if ends[-1] > (free_blocks := books.kv_free_blocks()):
+            kept = np.arange(len(slots)) < np.searchsorted(ends, free_blocks, side="right")
+            slots, caps = slots[kept], caps[kept]
+            speculation = None if speculation is None else speculation.along(kept)
+            self._horizon.clear()  # what follows was chosen for a replica that this leaves otherwise
+        return slots, caps, speculation
+
+    def _last_resort(self, first: int | None) -> int | None:
+        """KV is full and no entry fits, not even the first: who gives way to it is best-effort, else the latest come."""
+        books = self._books
+        holding = np.flatnonzero((books.kv_held_blocks[: books.live] > 0) & (books.slot[: books.live] != (-1 if first is None else first)))
+        if len(holding) < (2 if first is None else 1):
             return None
         self.counters.forced_preemptions += 1
         order = np.lexsort((books.slot[holding], books.arrived_unix_s[holding], books.best_effort[holding]))
@@ -434,8 +506,7 @@ class ReplicaCore:
         """The worker frees it before the plan's entries run, so its KV counts as free from here."""
         books = self._books
         row = int(books.row_of[slot])
-        for column in (books.computed_tokens, books.unsure_tokens, books.kv_held_blocks):
-            column[row] = 0
+        books.drop_kv(row)
         self._releasing.add(slot)
         books.leave(slot)
 
@@ -443,9 +514,7 @@ class ReplicaCore:
         books = self._books
         row = int(books.row_of[slot])
         books.target_tokens[row] = books.prompt_tokens[row] + books.generated_tokens[row]
-        books.computed_tokens[row] = 0
-        books.unsure_tokens[row] = 0
-        books.kv_held_blocks[row] = 0
+        books.drop_kv(row)
         books.phase[row] = Phase.WAITING
 
     def _send(
@@ -453,6 +522,7 @@ class ReplicaCore:
         start: float,
         slots: Ints,
         caps: Ints,
+        speculation: Speculation | None,
         choice: Choice,
         released: Sequence[tuple[int, str]],
         preempted: Sequence[int],
@@ -461,21 +531,32 @@ class ReplicaCore:
         assert self._announce is not None
         books = self._books
         rows = books.row_of[slots]
-        decode = books.phase[rows] == Phase.DECODE
-        shape = self._shape(rows, caps, decode)
-        predicted_s = self._profile.batch_s(shape)
+        decode = books.phase[rows] == DECODE
+        has, restarts = books.computed_tokens[rows], books.restarts[rows]
+        depth: Ints = np.zeros_like(caps) if speculation is None else np.where(decode, speculation.depth, 0).astype(np.int32)
+        drafting = depth > 0
+        computed = np.where(decode, 1, caps).astype(np.int32)
+        unsure = np.minimum(caps - computed, depth)
+        verified = caps
+        drafted_s = 0.0
+        if speculation is not None and drafting.any():
+            verified = _within_budget(caps, drafting, speculation.budget_tokens)
+            drafted_s = self._draft_s(rows[drafting], depth[drafting], speculation.width[drafting], has[drafting])
+        shape = _shape(has, verified, decode & (verified == 1))
+        predicted_s = self._profile.batch_s(shape) + drafted_s
         end = start + predicted_s
 
         blocks = books.blocks_for(rows, caps)
-        computed = np.where(decode, 1, np.minimum(caps, books.target_tokens[rows] - books.computed_tokens[rows])).astype(np.int32)
-        unsure = np.where(decode, caps - 1, 0).astype(np.int32)
         books.kv_held_blocks[rows] += blocks
         books.computed_tokens[rows] += computed
         books.unsure_tokens[rows] += unsure
         emitted = (decode | (books.computed_tokens[rows] >= books.target_tokens[rows])).astype(np.int32)
         books.generated_tokens[rows] += emitted
         # A prefill on its way leaves WAITING; one that ends becomes a decode.
-        books.phase[rows] = np.where(emitted > 0, Phase.DECODE, Phase.PREFILL)
+        books.phase[rows] = np.where(emitted, DECODE, PREFILL)
+        books.draft_tokens[rows[drafting]] = books.computed_tokens[rows[drafting]]
+        firsts: Bools = (emitted > 0) & np.isinf(books.first_token_unix_s[rows])
+        books.first_token_unix_s[rows[firsts]] = end
         self._advance_due(rows, emitted, end)
         for slot in books.slot[rows[books.generated_tokens[rows] >= books.max_tokens[rows]]].tolist():
             books.leave(slot)
@@ -494,29 +575,22 @@ class ReplicaCore:
             preempted=pack(preempted) if preempted else b"",
             relegated=pack(relegated) if relegated else b"",
             promoted=pack(choice.promote) if choice.promote else b"",
-            selection=choice.selection,
+            selection=None if speculation is None or not drafting.any() else _selection(speculation, depth),
         )
-        self._flights.append(_Flight(self._seq, plan, slots, computed, emitted, unsure, shape, predicted_s, end))
+        self._flights.append(
+            _Flight(
+                self._seq, plan, slots, computed, emitted, unsure, caps, has, decode, firsts, restarts, shape, drafted_s, predicted_s, end
+            )
+        )
         self._seq += 1
         self.counters.plans += 1
         return plan
 
-    def _shape(self, rows: Ints, caps: Ints, decode: np.ndarray) -> BatchShape:
-        """Speculating decodes (cap > 1) are chunks of their verified tokens on their context."""
-        books = self._books
-        has = books.computed_tokens[rows]
-        plain = decode & (caps == 1)
-        chunk = ~plain
-        l_in, l_has = caps[chunk].astype(np.int64), has[chunk].astype(np.int64)
-        return BatchShape(
-            int(l_in.sum()),
-            len(l_in),
-            float((l_in * l_in).sum()),
-            float((l_in * l_has).sum()),
-            int(l_has.sum()),
-            int(np.count_nonzero(plain)),
-            int(has[plain].sum()),
-        )
+    def _draft_s(self, rows: Ints, depth: Ints, width: Ints, has: Ints) -> float:
+        assert self._draft is not None, "speculation without a draft model"
+        context = has + self._books.unsure_tokens[rows] + 1
+        missing = context - np.minimum(self._books.draft_tokens[rows], has)
+        return draft_s(self._draft, depth=depth, width=width, context=context, missing=missing)
 
     def _advance_due(self, rows: Ints, emitted: Ints, at_unix_s: float) -> None:
         """Deadlines are cumulative; without a TTFT the pace is anchored at the first token."""
@@ -528,50 +602,90 @@ class ReplicaCore:
 
     # ------------------------------------------------------------ reconciliation
 
-    def _reconcile(self, flight: _Flight, ack: PlanAck) -> None:
-        """Where the worker did something else than predicted, correct the books by the difference."""
+    def _reconcile(self, flight: _Flight, ack: PlanAck) -> tuple[BatchShape, Drafts | None]:
+        """Correct the books by what the worker did otherwise than predicted; the batch as it was run."""
         books = self._books
-        if flight.unsure.any():
-            rows = books.row_of[flight.slots]
-            held = rows >= 0
-            books.unsure_tokens[rows[held]] = np.maximum(books.unsure_tokens[rows[held]] - flight.unsure[held], 0)
-        if ack.slots == flight.plan.slots and ack.computed == pack(flight.computed) and ack.emitted == pack(flight.emitted):
+        rows = books.row_of[flight.slots]  # until a row moves
+        held = rows >= 0
+        tbt_s, application = books.tbt_s[rows], books.application[rows]
+        same = held & (books.restarts[rows] == flight.restarts)  # its KV is still the one that this plan filled
+        unsure = flight.unsure > 0
+        speculated = bool(unsure.any())
+        books.unsure_tokens[rows[same]] -= flight.unsure[same]
+        exact = ack.slots == flight.plan.slots and ack.computed == pack(flight.computed) and ack.emitted == pack(flight.emitted)
+        if exact and not speculated:
+            if flight.firsts.any():
+                began = flight.firsts & held
+                self._first_tokens(rows[began], flight.emitted[began], ack.ended_unix_s)
+            return flight.shape, None
+        at = _positions(unpack(ack.slots), flight.slots, books.capacity)
+        computed, emitted = (np.where(at >= 0, np.append(unpack(raw), 0)[at], 0) for raw in (ack.computed, ack.emitted))
+        if flight.firsts.any():
+            self._first_tokens(rows[flight.firsts & held], emitted[flight.firsts & held], ack.ended_unix_s)
+        for i in np.flatnonzero(held & ((computed != flight.computed) | (emitted != flight.emitted))).tolist():
+            self._correct(int(flight.slots[i]), flight, i, int(computed[i]), int(emitted[i]), bool(same[i]))
+        self._hold_kv(flight.slots[same])
+        drafted = np.where(at >= 0, np.append(unpack(ack.drafted), 0)[at], 0) if ack.drafted else np.zeros_like(computed)
+        tokens = np.where(flight.decode & (computed > 0), drafted + 1, computed).astype(np.int32)
+        ran = tokens > 0
+        shape = _shape(flight.has[ran], tokens[ran], (flight.decode & (drafted == 0))[ran])
+        told = held & (drafted > 0)
+        if not told.any():
+            return shape, None
+        return shape, Drafts(tbt_s[told], application[told], drafted[told], np.maximum(emitted[told] - 1, 0))
+
+    def _correct(self, slot: int, flight: _Flight, i: int, computed: int, emitted: int, same: bool) -> None:
+        """One entry did otherwise than its row assumes. More drafts accepted than the one token counted is progress, not a miss."""
+        books = self._books
+        row = int(books.row_of[slot])
+        extra, moved = emitted - int(flight.emitted[i]), computed - int(flight.computed[i])
+        foreseen = 0 < extra == moved <= flight.unsure[i]
+        books.generated_tokens[row] += extra
+        if slot in self._releasing:
             return
-        did = {
-            slot: (computed, emitted)
-            for slot, computed, emitted in zip(
-                unpack(ack.slots).tolist(), unpack(ack.computed).tolist(), unpack(ack.emitted).tolist(), strict=True
-            )
-        }
-        for slot, computed, emitted in zip(flight.slots.tolist(), flight.computed.tolist(), flight.emitted.tolist(), strict=True):
-            really_computed, really_emitted = did.get(slot, (0, 0))
-            if (really_computed, really_emitted) == (computed, emitted) or not books.holds(slot):
-                continue
-            self.counters.mispredicted_entries += 1
-            row = int(books.row_of[slot])
-            extra = really_emitted - emitted
-            books.generated_tokens[row] += extra
-            if slot in self._releasing:
-                continue
-            if math.isfinite(books.next_due_unix_s[row]):
-                books.next_due_unix_s[row] += extra * books.tbt_s[row]
-            if books.phase[row] == Phase.WAITING:  # preempted since: only what must be computed again has changed
-                books.target_tokens[row] = books.prompt_tokens[row] + books.generated_tokens[row]
-                continue
-            books.computed_tokens[row] = max(books.computed_tokens[row] + really_computed - computed, 0)
-            top = -(-int(books.computed_tokens[row] + books.unsure_tokens[row]) // books.block_tokens)
-            books.kv_held_blocks[row] = top
-            known = books.prompt_tokens[row] + books.generated_tokens[row]
-            if books.computed_tokens[row] < known - 1 or books.generated_tokens[row] == 0:
+        if math.isfinite(books.next_due_unix_s[row]):
+            books.next_due_unix_s[row] += extra * books.tbt_s[row]
+        known = books.prompt_tokens[row] + books.generated_tokens[row]
+        if not same:  # preempted since: only what must be computed again has changed
+            if books.phase[row] != Phase.DECODE:
                 books.target_tokens[row] = known
-                books.phase[row] = Phase.PREFILL if books.computed_tokens[row] else Phase.WAITING
-            else:
-                books.phase[row] = Phase.DECODE
-            if books.generated_tokens[row] < books.max_tokens[row]:
-                books.come_back(slot)
-            else:
-                books.leave(slot)
+            return
+        books.computed_tokens[row] = max(books.computed_tokens[row] + moved, 0)
+        if books.computed_tokens[row] < known - 1 or books.generated_tokens[row] == 0:
+            books.target_tokens[row] = known
+            books.phase[row] = Phase.PREFILL if books.computed_tokens[row] else Phase.WAITING
+        else:
+            books.phase[row] = Phase.DECODE
+        if books.generated_tokens[row] < books.max_tokens[row]:
+            books.come_back(slot)
+        else:
+            books.leave(slot)
+        if not foreseen:
+            self.counters.mispredicted_entries += 1
             self._changed()
+
+    def _first_tokens(self, rows: Ints, emitted: Ints, at_unix_s: float) -> None:
+        """They were predicted; this is when they came, if they did. A pace without a TTFT counts from there."""
+        books = self._books
+        anchored = np.isinf(books.first_due_unix_s[rows]) & np.isfinite(books.tbt_s[rows])
+        instant = np.where(emitted > 0, at_unix_s, math.inf)
+        shift = instant - books.first_token_unix_s[rows]
+        books.next_due_unix_s[rows[anchored]] += shift[anchored]
+        books.first_token_unix_s[rows] = instant
+
+    def _hold_kv(self, slots: Ints) -> None:
+        """Hold what these slots may still fill: after all plans in flight, and at the peak of each of them."""
+        books = self._books
+        rows = books.row_of[slots]
+        upper = books.computed_tokens[rows] + books.unsure_tokens[rows]
+        top = upper.copy()
+        for flight in reversed(self._flights):
+            at = _positions(flight.slots, slots, books.capacity)
+            runs = at >= 0
+            runs[runs] = flight.restarts[at[runs]] == books.restarts[rows[runs]]
+            upper[runs] -= (flight.computed + flight.unsure)[at[runs]]
+            top[runs] = np.maximum(top[runs], upper[runs] + flight.caps[at[runs]])
+        books.kv_held_blocks[rows] = -(-top // books.block_tokens)
 
     def _remove(self, slot: int, why: str, ended: list[Ended]) -> None:
         books = self._books
@@ -592,8 +706,8 @@ class ReplicaCore:
         while self._quarantine and self._quarantine[0][1] <= self._acked_seq:
             heappush(self._free, self._quarantine.popleft()[0])
 
-    def _admit_row(self, slot: int, offer: Offer, computed_tokens: int, generated_tokens: int) -> None:
-        self._books.add(slot, offer, computed_tokens=computed_tokens, generated_tokens=generated_tokens)
+    def _admit_row(self, slot: int, offer: Offer, computed_tokens: int, generated_tokens: int, draft_tokens: int) -> None:
+        self._books.add(slot, offer, computed_tokens=computed_tokens, generated_tokens=generated_tokens, draft_tokens=draft_tokens)
         self._slot_of[offer.key, offer.attempt] = slot
         self._next_expiry_unix_s = min(self._next_expiry_unix_s, offer.expires_unix_s)
         if generated_tokens >= offer.max_tokens:
@@ -608,7 +722,7 @@ class ReplicaCore:
         if facts is None or not self._synced:
             return None
         standard = ~books.best_effort[:n]
-        decode = books.phase[:n] == Phase.DECODE
+        decode = books.phase[:n] == DECODE
         left = np.where(decode, 0, books.target_tokens[:n] - books.computed_tokens[:n])
         waiting_tokens = int(left[standard].sum())
         best_effort_waiting = int(np.count_nonzero(~standard & ~decode))
@@ -656,3 +770,51 @@ class ReplicaCore:
         for flight in self._flights:
             named = flight.slots.tolist()
             assert len(named) == len(set(named)), "a request twice in a plan"
+
+
+# ---------------------------------------------------------------- batches
+
+
+def _shape(has: Ints, tokens: Ints, plain: Bools) -> BatchShape:
+    """Plain decodes apart; all else, speculating decodes too, are chunks of `tokens` on the `has` they stand on."""
+    chunk = ~plain
+    l_in, l_has = tokens[chunk].astype(np.int64), has[chunk].astype(np.int64)
+    return BatchShape(
+        int(l_in.sum()),
+        len(l_in),
+        float((l_in * l_in).sum()),
+        float((l_in * l_has).sum()),
+        int(l_has.sum()),
+        int(np.count_nonzero(plain)),
+        int(has[plain].sum()),
+    )
+
+
+def _within_budget(caps: Ints, drafting: Bools, budget_tokens: int) -> Ints:
+    """What is likely to be verified: the caps, shrunk evenly where their sum exceeds the budget that they share."""
+    drafts = int((caps[drafting] - 1).sum())
+    room = max(budget_tokens - int(np.count_nonzero(drafting)), 0)
+    if drafts <= room:
+        return caps
+    verified = caps.copy()
+    verified[drafting] = 1 + np.rint((caps[drafting] - 1) * (room / drafts)).astype(np.int32)
+    return verified
+
+
+def _selection(speculation: Speculation, depth: Ints) -> Selection:
+    return Selection(
+        method=speculation.method,
+        depth=pack(depth),
+        width=pack(speculation.width),
+        needed=speculation.needed.astype("<f4").tobytes(),
+        budget_tokens=speculation.budget_tokens,
+        needed_limit_tokens=speculation.needed_limit_tokens,
+    )
+
+
+def _positions(of: Ints, wanted: Ints, capacity: int) -> Ints:
+    """Where each wanted slot stands among `of`; -1 where it does not."""
+    at = np.full(capacity, -1, dtype=np.int32)
+    at[of] = np.arange(len(of), dtype=np.int32)
+    found: Ints = at[wanted]
+    return found

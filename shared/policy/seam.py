@@ -5,8 +5,9 @@ The policy answers with choices. It holds learned statistics only; what it decid
 (class, phase) and comes back in the next view, so any planner can go on from any point.
 """
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from random import Random
 from typing import Protocol
@@ -16,7 +17,8 @@ from numpy.typing import NDArray
 
 from shared.columns import EMPTY, Ints
 from shared.perf.profile import Profile
-from shared.schemas import Digest, Offer, Selection
+from shared.perf.shape import BatchShape
+from shared.schemas import Digest, Offer
 from shared.vocabulary import ReplicaId
 
 Floats = NDArray[np.float64]
@@ -35,8 +37,8 @@ class Phase(IntEnum):
 class View:
     """The replica when the next plan starts. Row arrays run in parallel; row order is arbitrary but reproducible.
 
-    Read-only: policies must not write into the arrays. With speculation or stops a plan in flight may yield more or fewer
-    tokens than `generated_tokens` says: `unsure_tokens` is how many more there can be (0 without speculation).
+    Read-only: policies must not write into the arrays. A speculating plan in flight yields one token or more: columns count
+    the one (`computed_tokens`, `generated_tokens`, `next_due_unix_s`), and `unsure_tokens` is how many more there can be.
     """
 
     start_unix_s: float  # when the next iteration is predicted to begin
@@ -48,14 +50,17 @@ class View:
 
     slot: Ints
     phase: Ints
+    prompt_tokens: Ints
     target_tokens: Ints  # to compute before the next output token: prompt, plus what was generated before a preemption
     computed_tokens: Ints  # KV positions filled
     generated_tokens: Ints  # output so far, all attempts
     unsure_tokens: Ints
+    draft_tokens: Ints  # positions filled in the draft model's KV; the draft computes the others before it next drafts
     max_tokens: Ints
     kv_held_blocks: Ints
     application: Ints  # index into `applications`
     arrived_unix_s: Floats
+    first_token_unix_s: Floats  # when token 1 came (predicted, while in flight); inf before
     first_due_unix_s: Floats  # arrived + TTFT; inf without one
     next_due_unix_s: Floats  # deadline of the next owed token; inf without one
     last_due_unix_s: Floats  # arrived + TTLT; inf without one
@@ -63,6 +68,8 @@ class View:
     importance: Floats
     best_effort: Bools
     applications: Sequence[str]
+    promised: Sequence[Offer] = ()  # accepted, and on the way to the worker: not rows yet, but theirs to serve
+    draft: Profile | None = None  # of the draft model; None: no speculation
 
     @property
     def rows(self) -> int:
@@ -76,10 +83,32 @@ class View:
 
 
 @dataclass(frozen=True, slots=True)
+class Speculation:
+    """How the decodes of one choice speculate. Columns run along its entries; depth 0: this entry does not.
+
+    An entry's cap bounds its verified tokens, the root included, and is what KV is reserved for; it keeps at most depth + 1
+    of them. Which ones are verified is chosen on the worker, from the draft's probabilities (shared/policy/speculation.py).
+    """
+
+    method: str  # a name in shared/policy/speculation.py
+    depth: Ints  # draft steps
+    width: Ints  # beam width of each step
+    needed: Floats  # tokens that must be accepted, the root included, to keep the pace
+    budget_tokens: int  # verified by all speculating entries together, roots included
+    needed_limit_tokens: int  # the most that one entry may verify for its own need
+
+    def along(self, kept: Bools) -> "Speculation":
+        """The same for some of the entries."""
+        return replace(self, depth=self.depth[kept], width=self.width[kept], needed=self.needed[kept])
+
+
+@dataclass(frozen=True, slots=True)
 class Choice:
     """One iteration. Entries in the order in which they claim KV: if blocks run short, the core cuts from the end.
 
     slots, caps: int32, parallel. A decode's cap is 1 (or, speculating, its verified tokens); a prefill's, its chunk.
+    Entries whose request has left by the time they would run are dropped. No entries at all means: nothing to run until
+    something happens, or until `again_unix_s`.
     Class changes and releases take effect before the entries; a slot named there may still be an entry, unless released.
     A relegated slot that has not begun leaves the replica for the relegation service; the core sees to that.
     """
@@ -90,7 +119,8 @@ class Choice:
     relegate: Sequence[int] = ()
     promote: Sequence[int] = ()
     release: Sequence[tuple[int, str]] = ()  # (slot, "offloaded" | "dropped")
-    selection: Selection | None = None
+    speculation: Speculation | None = None
+    again_unix_s: float = math.inf  # only without entries: waiting is meant, and over then
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,28 +143,49 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True)
+class Drafts:
+    """What speculation did in one iteration: one row for each entry that drafted. What acceptance is learned from."""
+
+    tbt_s: Floats  # the request's, so that a tier can be told from another
+    application: Ints  # index into the view's `applications`
+    drafted: Ints  # tokens verified, without the root
+    accepted: Ints  # of those
+
+
+@dataclass(frozen=True, slots=True)
 class Observation:
-    """One acked iteration."""
+    """One acked iteration, as it was run; an empty shape where requests ended between two."""
 
     at_unix_s: float
-    prefill_tokens: int
-    decodes: int
+    shape: BatchShape
     predicted_s: float
     exec_s: float
     ended: Sequence[Ended] = ()
+    drafts: Drafts | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """What a policy says of itself, and is held to."""
+
+    drops: bool = False  # it may release requests as "dropped"
+    gather_s: float = 0.0  # an offer may wait so long for others to be decided with it
+    gather_offers: int = 8  # or until so many wait
 
 
 class Policy(Protocol):
     """Pure decisions. `name` is how it is chosen on the command line."""
 
     name: str
+    declared: Declared
 
     def admit(self, view: View, offers: Sequence[Offer]) -> Sequence[Admission]:
-        """Answer offers that came together, jointly. One answer per offer, in order."""
+        """Answer offers that came together, jointly. One answer per offer, in order; what was promised before stays promised."""
 
     def plan(self, view: View) -> Sequence[Choice]:
-        """1..H iterations, the first to run next. The rest is used while nothing but progress happens
-        (an arrival, an end, a class change or a miss of the prediction makes the core ask again)."""
+        """1..H iterations, the first to run next. The rest is used while nothing but progress happens: an arrival, an end,
+        an expiry, entries cut for want of KV, or an ack outside the bounds of the view make the core ask again; accepted
+        drafts do not."""
 
     def observe(self, seen: Observation) -> None:
         """Learn from an acked iteration."""

@@ -4,10 +4,14 @@ Nothing here waits: `begin` turns the next plan into exact work, `finish` turns 
 that may leave once that ack is stored, and the attempts that are over. Cancels and withdrawals take effect between iterations.
 """
 
+import math
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
+
+import numpy as np
+from msgspec.structs import replace
 
 from shared.columns import pack, unpack_list
 from shared.schemas import (
@@ -113,6 +117,7 @@ class _Request:
     seed: int
     stops: frozenset[int]
     computed: int = 0
+    drafted: int = 0  # positions filled in the draft model's KV
     loaded: bool = False
     spoken: bool = False  # the speaker knows it
     pending_end: str = ""  # to end at the next boundary
@@ -170,6 +175,7 @@ class WorkerCore:
         self._releases: list[int] = []  # slots the engine must free before its next work
         self._closes: list[int] = []  # slots the speaker must forget
         self._new_holds: list[Held] = []
+        self._held_blocks = 0
         self._ending: set[int] = set()
         self._tombstones: OrderedDict[RequestKey, int] = OrderedDict()  # highest attempt refused
         self._unsettled: dict[tuple[RequestKey, int], AttemptOver] = {}
@@ -196,7 +202,9 @@ class WorkerCore:
     def entries(self) -> list[ResyncEntry]:
         """Every request held, as it is between iterations."""
         return [
-            ResyncEntry(slot=r.slot, offer=self._offer(r), computed_tokens=r.computed, generated_tokens=len(r.tokens))
+            ResyncEntry(
+                slot=r.slot, offer=self._offer(r), computed_tokens=r.computed, generated_tokens=len(r.tokens), draft_tokens=r.drafted
+            )
             for r in self._requests.values()
         ]
 
@@ -262,10 +270,13 @@ class WorkerCore:
     # ------------------------------------------------------------ client's and admission's side
 
     def cancel(self, key: RequestKey, reason: str) -> None:
-        """End a request at the next boundary; refuse any hold of it that comes later."""
-        self._bury(key, 1 << 30)
+        """End a request at the next boundary; refuse any hold of it that comes later.
+
+        Of a request that is not here, its record will say that it was cancelled: a tombstone would outlive a cancel of nothing.
+        """
         slot = self._slot_of.get(key)
         if slot is not None:
+            self._bury(key, 1 << 30)
             self._requests[slot].message = reason
             self._end_later(slot, FinishReason.CANCELLED)
 
@@ -321,6 +332,11 @@ class WorkerCore:
     def held(self) -> int:
         return len(self._requests)
 
+    @property
+    def closing(self) -> int:
+        """Requests that will be over at the next boundary."""
+        return len(self._ending)
+
     def between(self) -> Finished | None:
         """Ends that are due while nothing runs; None if there are none."""
         if self._running is not None or not self._ending:
@@ -342,20 +358,23 @@ class WorkerCore:
             request = self._requests.get(slot)
             if request is not None and request.loaded:
                 request.loaded = False
-                request.computed = 0
+                self._filled(request, 0)
+                request.drafted = 0
                 self._releases.append(slot)
         for slot in self._ending:  # frees its KV before this plan's entries run, and is reported with them
             self._let_go(self._requests[slot])
         self._set_class(plan.relegated, ServiceClass.BEST_EFFORT)
         self._set_class(plan.promoted, ServiceClass.STANDARD)
-        work, loads, skipped = self._work(plan)
-        self._running = self._turn(plan, loads, work, skipped)
+        work, loads, skipped, selection = self._work(plan)
+        self._running = self._turn(plan, loads, work, skipped, selection)
         return self._running
 
-    def _turn(self, plan: BatchPlan | None, loads: list[TurnLoad], work: list[TurnWork], skipped: list[int]) -> Turn:
+    def _turn(
+        self, plan: BatchPlan | None, loads: list[TurnLoad], work: list[TurnWork], skipped: list[int], selection: Selection | None = None
+    ) -> Turn:
         releases, self._releases = self._releases, []
         closes, self._closes = self._closes, []
-        return Turn(plan, releases, closes, loads, work, None if plan is None else plan.selection, skipped)
+        return Turn(plan, releases, closes, loads, work, selection, skipped)
 
     def _let_go(self, request: _Request) -> None:
         """Its KV and its voice go before the engine's next work."""
@@ -364,21 +383,31 @@ class WorkerCore:
         if request.spoken:
             self._closes.append(request.slot)
         request.loaded = request.spoken = False
-        request.computed = 0
+        self._filled(request, 0)
+        request.drafted = 0
 
-    def _work(self, plan: BatchPlan) -> tuple[list[TurnWork], list[TurnLoad], list[int]]:
+    def _filled(self, request: _Request, computed: int) -> None:
+        """So many KV positions of it are filled now; the sum of blocks is kept, for it goes into every ack."""
+        self._held_blocks += -(-computed // self._block_tokens) - -(-request.computed // self._block_tokens)
+        request.computed = computed
+
+    def _work(self, plan: BatchPlan) -> tuple[list[TurnWork], list[TurnLoad], list[int], Selection | None]:
+        """A decode speculates where the plan says so and nowhere else, never past its own end; chunks are cut to what is left."""
         work: list[TurnWork] = []
         loads: list[TurnLoad] = []
         skipped: list[int] = []
-        for slot, cap in zip(unpack_list(plan.slots), unpack_list(plan.caps), strict=True):
+        kept: list[int] = []  # entries of the plan that run
+        depths = None if plan.selection is None else unpack_list(plan.selection.depth)
+        for entry, (slot, cap) in enumerate(zip(unpack_list(plan.slots), unpack_list(plan.caps), strict=True)):
             request = self._requests.get(slot)
             if request is None or slot in self._ending:
                 skipped.append(slot)
                 continue
             left = request.known_tokens - request.computed  # 1 for a decode
-            speculates = left == 1 and cap > 1 and len(request.tokens) > 0
-            tokens = cap if speculates else min(cap, left)
             limit, reason = self._limit(request)
+            speculates = depths is not None and depths[entry] > 0 and left == 1 and len(request.tokens) > 0
+            tokens = min(cap, limit) if speculates else min(cap, left)
+            kept.append(entry)
             work.append(TurnWork(slot, tokens, tokens >= left, limit, reason, request.stops))
             if not request.loaded:
                 request.loaded = True
@@ -387,7 +416,7 @@ class WorkerCore:
                 resume = Resume(tokens=pack(request.tokens), text=request.text) if fresh else Resume()
                 loads.append(TurnLoad(slot, known, len(request.tokens), request.sampling, request.seed, fresh, resume))
         self.counters.skipped_entries += len(skipped)
-        return work, loads, skipped
+        return work, loads, skipped, plan.selection if not skipped or plan.selection is None else _along(plan.selection, kept)
 
     def _limit(self, request: _Request) -> tuple[int, FinishReason]:
         """How many more tokens the request may have, and what its end is called if it comes by that."""
@@ -440,7 +469,9 @@ class WorkerCore:
         for entry, did in zip(work, done, strict=True):
             request = self._requests[entry.slot]
             record = request.record
-            request.computed += did.computed
+            self._filled(request, request.computed + did.computed)
+            if did.drafted:
+                request.drafted = request.computed
             slots.append(entry.slot)
             computed.append(did.computed)
             emitted.append(len(did.tokens))
@@ -540,7 +571,7 @@ class WorkerCore:
 
     @property
     def free_blocks(self) -> int:
-        return self._kv_blocks - sum(-(-r.computed // self._block_tokens) for r in self._requests.values())
+        return self._kv_blocks - self._held_blocks
 
     def snapshots(self) -> list[Snapshot]:
         """All that must outlive a trim of the log, in pages. Called right after an ack was built, so nothing is half said."""
@@ -582,6 +613,8 @@ class WorkerCore:
             max_tokens=record.max_tokens,
             generated_tokens=request.resumed,
             next_due_unix_s=request.measure.next_due_unix_s,
+            first_token_unix_s=request.measure.first_unix_s if request.measure.tokens else math.inf,
+            left=record.left,
             expires_unix_s=record.expires_unix_s,
             session=record.session,
             allow_relegation=record.allow_relegation,
@@ -590,11 +623,19 @@ class WorkerCore:
     def check(self) -> None:
         """Raises AssertionError unless the books balance."""
         assert self.free_blocks >= 0, "KV beyond capacity"
+        assert self._held_blocks == sum(-(-r.computed // self._block_tokens) for r in self._requests.values()), "blocks do not add up"
         assert {r.record.key: s for s, r in self._requests.items()} == self._slot_of
         assert self._ending <= set(self._requests)
         for request in self._requests.values():
             assert 0 <= request.computed <= max(request.known_tokens - 1, len(request.prompt)), "computed beyond what is known"
             assert request.measure.tokens == len(request.tokens), "tokens without a measure"
+
+
+def _along(selection: Selection, entries: Sequence[int]) -> Selection:
+    """The selection for these entries of its plan alone."""
+    # Four bytes an element, whatever they mean.
+    columns = {name: np.frombuffer(getattr(selection, name), dtype="<i4")[entries].tobytes() for name in ("depth", "width", "needed")}
+    return replace(selection, **columns)
 
 
 def _seed(key: RequestKey) -> int:

@@ -71,8 +71,9 @@ class Records:
         entry = await self._bucket.get(f"s.{key}")
         return None if entry is None else Stored(_record.decode(entry.value), entry.revision)
 
-    async def body(self, record: Record) -> Body | None:
-        entry = await self._bucket.get(record.body_key)
+    async def body(self, key: str) -> Body | None:
+        """Of a record's `body_key`."""
+        entry = await self._bucket.get(key)
         return None if entry is None else _body.decode(entry.value)
 
     async def change(self, key: RequestKey, step: Callable[[Record], Record | None], known: Stored | None = None) -> Stored | None:

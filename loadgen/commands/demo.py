@@ -1,0 +1,152 @@
+"""`slackline demo`: streamed answers of a real model, then two policies under one and the same rush of requests, side by side."""
+
+import argparse
+import asyncio
+import logging
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, TypeVar
+
+import structlog
+import uvloop
+from rich.console import Console
+
+from loadgen.cli import INTERRUPTED
+from loadgen.demo import answers, rush, story
+from loadgen.demo.rush import Rush
+from loadgen.fleet import Fleet, FleetSpec
+from loadgen.mix import PlannedRequest
+from loadgen.report import DEFINITION, Report, percent, side_by_side, write_report
+from shared.errors import ConfigError
+
+Result = TypeVar("Result")
+
+# Two bursts that two such GPUs cannot serve as they come, and time to recover; docs/demo.md has the sweep that found the chunk.
+RUSH = Rush(rate=7.0, duration_s=45.0, seed=3)
+QUICK = Rush(rate=6.0, duration_s=3.0, seed=3, wait_s=20.0, pace=0.25)
+FCFS_CHUNK_TOKENS = 768
+POLICIES: tuple[tuple[str, dict[str, str]], ...] = (("fcfs", {"chunk_tokens": str(FCFS_CHUNK_TOKENS)}), ("qoserve", {}))
+PLAIN_WIDTH = 120  # where there is no terminal to ask
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--quick", action="store_true", help="a few requests on faster engines, no torch: only whether it works")
+    parser.add_argument("--seed", type=int, default=RUSH.seed, metavar="K", help=f"of the requests (default: {RUSH.seed})")
+    parser.add_argument("--out", type=Path, default=Path("out/demo"), metavar="DIR", help="for reports and traces (default: out/demo)")
+
+
+def run(args: argparse.Namespace) -> int:
+    # Ours are words for a person; of the bus, only what went wrong is of interest.
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING), logger_factory=structlog.PrintLoggerFactory(sys.stderr)
+    )
+    console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH)
+    try:
+        args.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--out {args.out}: {error}") from error
+    return uvloop.run(_until_told(args, console))
+
+
+async def _until_told(args: argparse.Namespace, console: Console) -> int:
+    """The whole demonstration, or as much of it as Ctrl-C allows; fleets are down when it returns."""
+    work = asyncio.ensure_future(_demo(args, console))
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, work.cancel)
+    try:
+        await work
+    except asyncio.CancelledError:
+        console.print("\nstopped; nothing is left running", highlight=False)
+        return INTERRUPTED
+    return 0
+
+
+async def _demo(args: argparse.Namespace, console: Console) -> None:
+    began_s, load = time.monotonic(), QUICK if args.quick else RUSH
+    load = Rush(rate=load.rate, duration_s=load.duration_s, seed=args.seed, wait_s=load.wait_s, pace=load.pace)
+    if not args.quick:
+        console.rule("1 of 2  A model answers")
+        await _on(answers.spec(), lambda fleet: answers.answer(fleet, console), console)
+    console.rule("2 of 2  A rush of requests")
+    requests = load.requests()
+    console.print(
+        f"{len(requests)} requests of three kinds in {load.duration_s:g} s, in bursts with the shape of a recorded trace, for two "
+        f"replicas that run at the pace of an A100 with Llama-3-8B. Twice the very same requests: in order of arrival (fcfs, with "
+        f"the best chunk of a sweep, {FCFS_CHUNK_TOKENS} tokens), then by the slack that each has left (qoserve).",
+        highlight=False,
+    )
+    reports = []
+    for policy, settings in POLICIES:
+        reports.append(await _round(policy, settings, load, requests, args, console))
+    _show(reports, args.out, console)
+    console.print(f"[dim]{time.monotonic() - began_s:.0f} s in all[/]", highlight=False)
+
+
+async def _round(
+    policy: str, settings: dict[str, str], load: Rush, requests: list[PlannedRequest], args: argparse.Namespace, console: Console
+) -> Report:
+    label = policy + "".join(f" {name.removesuffix('_tokens')} {value}" for name, value in settings.items())
+    trace = (args.out / f"trace-{policy}.jsonl").absolute()
+    trace.unlink(missing_ok=True)
+    console.print(f"\n[bold]{label}[/]", highlight=False)
+    command = shlex.join(["slackline", *sys.argv[1:]])
+    report = await _on(
+        rush.spec(policy, settings, load, trace), lambda fleet: rush.serve(fleet, label, load, requests, command, console), console
+    )
+    for note in report.notes:
+        console.print(f"  {note}", highlight=False, style="dim")
+    write_report(report, args.out / f"{policy}.json")
+    return report
+
+
+async def _on(spec: FleetSpec, work: Callable[[Fleet], Coroutine[Any, Any, Result]], console: Console) -> Result:
+    """Do `work` on a fleet of its own, which is gone afterwards. Raises what ends either of them."""
+    console.print(
+        f"[dim]starting nats-server, admission, planner, relegation, {spec.replicas} x {spec.engine} worker ...[/]", highlight=False
+    )
+    async with Fleet(spec, lambda line: console.print(line, highlight=False, markup=False)) as fleet:
+        task = asyncio.ensure_future(work(fleet))
+        try:
+            await asyncio.wait((task, fleet.failed), return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                fleet.failed.result()
+            return await task
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+def _show(reports: list[Report], out: Path, console: Console) -> None:
+    console.rule("What came of it")
+    console.print(side_by_side(reports))
+    console.print(_in_words(reports), highlight=False)
+    console.print(f"\n[dim]{DEFINITION}[/]\n", highlight=False)
+    path = out / "trace-qoserve.jsonl"
+    traces = story.read_traces(path)
+    chosen = story.richest(traces)
+    if chosen is not None:
+        console.print(story.timeline(chosen, traces[chosen]))
+    console.print(f"\nreports  {out}/fcfs.json, {out}/qoserve.json  (slackline compare {out}/*.json)", highlight=False, soft_wrap=True)
+    console.print(f"traces   {path}, one span a line; the one above: {chosen}", highlight=False, soft_wrap=True)
+
+
+def _in_words(reports: list[Report]) -> str:
+    """What the table says, for someone who has never seen one like it."""
+    fcfs, qoserve = reports
+    first = next(iter(fcfs.tiers))
+    before, after = fcfs.tiers[first], qoserve.tiers[first]
+    lost, kept = fcfs.total.offered - fcfs.total.met, qoserve.total.offered - qoserve.total.met
+    if kept >= lost:
+        return "\nToo little load to tell the policies apart, or a machine too busy with other things."
+    return (
+        f"\nThe same engines, the same {fcfs.total.offered} requests. In the bursts more came than two GPUs can do at once. In order of "
+        f"arrival, {first} callers waited behind long prompts that had a minute to spare: {percent(before.met_fraction)} of them got "
+        f"what they were promised. By slack it was {percent(after.met_fraction)}: whoever has time waits, chunks grow while "
+        f"nobody is in a hurry and shrink when a token is due, and a request that cannot make it any more is told so early and "
+        f"finished with what is left over ({qoserve.total.relegated} here) rather than making others late. "
+        f"Broken promises: {lost} with fcfs, {kept} with qoserve."
+    )

@@ -1,0 +1,138 @@
+"""`slackline up`: a fleet on this machine until Ctrl-C."""
+
+import argparse
+import asyncio
+import logging
+import signal
+import sys
+from pathlib import Path
+
+import structlog
+
+from loadgen.cli import DEFAULT_URL
+from loadgen.fleet import Fleet, FleetSpec, is_free
+from shared.errors import ConfigError
+from shared.policy import registry
+from shared.tiers import load_tiers
+
+NATS_PORT, HTTP_PORT = int(DEFAULT_URL.rpartition(":")[2]), 8080  # where clients look unless told otherwise
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--replicas", type=int, default=2, metavar="N", help="workers, each with an engine (default: 2)")
+    parser.add_argument("--policy", default="", metavar="NAME", help=f"{', '.join(registry.names())} (default: qoserve)")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the policy; may be repeated")
+    parser.add_argument("--engine", default="sim", choices=("sim", "torch"))
+    parser.add_argument("--model", default="", metavar="FOLDER", help="torch: in Hugging Face format (default: a small random one)")
+    parser.add_argument("--profile", default="", metavar="NAME", help="the engine's iteration-time model: a shipped one, or a file")
+    parser.add_argument("--pace", type=float, default=1.0, metavar="X", help="sim: seconds per second of the profile (default: 1)")
+    parser.add_argument("--tiers", default="", metavar="NAME|FILE", help="the SLOs that have names")
+    parser.add_argument("--planners", type=int, default=1, metavar="N")
+    parser.add_argument("--admissions", type=int, default=1, metavar="N")
+    parser.add_argument("--port", type=int, metavar="P", help=f"of NATS; 0: any (default: {NATS_PORT} if free, else any)")
+    parser.add_argument("--http-port", type=int, metavar="P", help=f"of the gateway; 0: any (default: {HTTP_PORT} if free, else any)")
+    parser.add_argument("--store", type=Path, metavar="DIR", help="keep requests and logs there (default: nothing is kept)")
+    parser.add_argument("--no-gateway", action="store_true", help="NATS only")
+
+
+def run(args: argparse.Namespace) -> int:
+    # Ours are words for a person; of the bus, only what went wrong is of interest.
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING), logger_factory=structlog.PrintLoggerFactory(sys.stderr)
+    )
+    return asyncio.run(_up(make_spec(args)))
+
+
+def make_spec(args: argparse.Namespace) -> FleetSpec:
+    """Raises ConfigError for what can be seen before anything is started."""
+    settings = dict[str, str]()
+    for pair in args.set:
+        name, equals, value = pair.partition("=")
+        if not equals:
+            raise ConfigError(f"--set {pair}: write KEY=VALUE")
+        settings[name] = value
+    if args.policy or settings:
+        registry.make(args.policy or "qoserve", settings)
+    if args.tiers:
+        load_tiers(args.tiers)
+    if args.pace <= 0:
+        raise ConfigError("--pace must be above 0")
+    return FleetSpec(
+        replicas=args.replicas,
+        policy=args.policy,
+        settings=settings,
+        engine=args.engine,
+        model=args.model,
+        profile=args.profile,
+        pace=args.pace,
+        tiers=args.tiers,
+        planners=args.planners,
+        admissions=args.admissions,
+        gateway=not args.no_gateway,
+        port=_port(args.port, NATS_PORT),
+        http_port=_port(args.http_port, HTTP_PORT),
+        store=args.store,
+    )
+
+
+def _port(wanted: int | None, usual: int) -> int:
+    if wanted is None:
+        return usual if is_free(usual) else 0
+    if not 0 <= wanted <= 65535 or (wanted and not is_free(wanted)):
+        raise ConfigError(f"port {wanted} is not free; 0 takes any that is")
+    return wanted
+
+
+async def _up(spec: FleetSpec) -> int:
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+    fleet = Fleet(spec, _say)
+    starting = asyncio.ensure_future(fleet.__aenter__())
+
+    def on_signal() -> None:
+        if stop.is_set():
+            fleet.abandon()
+        stop.set()
+        starting.cancel()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, on_signal)
+    print(f"starting {spec.replicas} replicas of the {spec.engine} engine", flush=True)
+    try:
+        await starting
+    except asyncio.CancelledError:
+        print("stopped before it was ready", flush=True)
+        return 0
+    try:
+        print(_welcome(fleet), flush=True)
+        stopping = asyncio.ensure_future(stop.wait())
+        await asyncio.wait((stopping, fleet.failed), return_when=asyncio.FIRST_COMPLETED)
+        if stop.is_set():
+            print("stopping: running requests are put back, NATS last (Ctrl-C again: at once)", flush=True)
+        else:
+            stopping.cancel()
+            fleet.failed.result()
+    finally:
+        await fleet.__aexit__(None, None, None)
+    print("stopped", flush=True)
+    return 0
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+def _welcome(fleet: Fleet) -> str:
+    at = "" if fleet.url == DEFAULT_URL else f" --url {fleet.url}"
+    tier = load_tiers(fleet.spec.tiers or "default")
+    lines = [f"ready   NATS  {fleet.url}"]
+    if fleet.http_url:
+        lines.append(f"        HTTP  {fleet.http_url}")
+    lines.append(f"        logs  {fleet.folder / 'logs'}")
+    lines += ["try     " + f'slackline submit "Why is the sky blue?" --tier {next(iter(tier.tiers))}{at}']
+    if fleet.http_url:
+        lines.append(
+            f"        curl -N {fleet.http_url}/v1/completions -H 'Content-Type: application/json' "
+            '-d \'{"prompt": "Why is the sky blue?", "max_tokens": 64, "stream": true}\''
+        )
+    lines.append("stop    Ctrl-C")
+    return "\n".join(lines)

@@ -1,0 +1,130 @@
+"""The demonstration's second part: one and the same rush of requests, served by a fleet under one policy after another."""
+
+import asyncio
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from msgspec import Struct
+from rich.console import Console
+
+from loadgen.arrivals import draw_arrivals, parse_gaps, parse_profile
+from loadgen.bench.machine import cpu_s
+from loadgen.commands.connection import connected
+from loadgen.commands.load import PATIENCE
+from loadgen.fleet import Fleet, FleetSpec
+from loadgen.load import run_load
+from loadgen.mix import PlannedRequest, plan_requests
+from loadgen.progress import progress
+from loadgen.report import Report, make_report
+from loadgen.send_nats import NatsSender
+from loadgen.tally import Tally
+from loadgen.workload import named_workload
+from shared import subjects
+from shared.bus.api import Bus, Call
+from shared.clock import Clock
+from shared.schemas import PlanAck
+from shared.tiers import load_tiers
+
+PROFILE, REPLICAS, CONTEXT_TOKENS = "a100-llama3-8b", 2, 8192
+TIERS, WORKLOAD, BURSTS = "demo-3", "mix", "demo"
+# Beyond these, at an A100's pace, the figures tell more of the machine than of the policies.
+IDLE_LIMIT, LATENESS_LIMIT_S = 0.03, 0.25
+
+
+class Rush(Struct, frozen=True, kw_only=True):
+    """What is offered. `pace`: seconds of ours per second of the engine; below 1 it outruns a real A100, for a quick look."""
+
+    rate: float  # requests/s, the mean over the bursts
+    duration_s: float
+    seed: int
+    wait_s: float = 90.0  # for what still runs when all is sent
+    pace: float = 1.0
+
+    def requests(self) -> list[PlannedRequest]:
+        """The same every time."""
+        arrivals = draw_arrivals(parse_gaps("poisson"), self.rate, self.duration_s, self.seed, parse_profile(BURSTS, self.duration_s))
+        return plan_requests(arrivals, named_workload(WORKLOAD, CONTEXT_TOKENS), load_tiers(TIERS), self.seed)
+
+    def load_options(self) -> str:
+        """The same rush, for `slackline load` and `slackline simulate`."""
+        return (
+            f"--workload {WORKLOAD} --rate {self.rate:g} --duration {self.duration_s:g} "
+            f"--bursts {BURSTS} --tiers {TIERS} --seed {self.seed}"
+        )
+
+
+class Engines:
+    """What the acks tell of the engines: seconds computed, and seconds waited for a plan while there was work."""
+
+    def __init__(self) -> None:
+        self.busy_s = self.idle_s = 0.0
+
+    async def listen(self, bus: Bus, fleet: Fleet) -> None:
+        for replica in fleet.replicas:
+            await bus.subscribe(subjects.acked(replica), PlanAck, self._hear)
+
+    def _hear(self, ack: PlanAck, _: Call) -> None:
+        self.busy_s += ack.exec_s
+        self.idle_s += ack.idle_s
+
+    @property
+    def idle_fraction(self) -> float:
+        return self.idle_s / (self.busy_s + self.idle_s) if self.busy_s else 0.0
+
+
+def spec(policy: str, settings: Mapping[str, str], rush: Rush, trace: Path) -> FleetSpec:
+    return FleetSpec(
+        replicas=REPLICAS,
+        policy=policy,
+        settings=settings,
+        profile=PROFILE,
+        pace=rush.pace,
+        tiers=TIERS,
+        gateway=False,
+        drain_s=2.0,
+        environment={"SLACKLINE_TRACE_FILE": str(trace), "OTEL_TRACES_SAMPLER_ARG": "1"},
+    )
+
+
+async def serve(fleet: Fleet, label: str, rush: Rush, requests: list[PlannedRequest], command: str, console: Console) -> Report:
+    """Offer the rush to this fleet, with progress."""
+    clock, tiers, stop = Clock(), load_tiers(TIERS), asyncio.Event()
+    tally, engines = Tally(tiers), Engines()
+    async with connected(fleet.url, "slackline-demo", clock, PATIENCE) as client:
+        await engines.listen(client.bus, fleet)
+        longest = max(request.output_tokens for request in requests)
+        sender = NatsSender(client, clock, seed=rush.seed, longest_output=longest, context_tokens=CONTEXT_TOKENS)
+        began_s, used_s = time.monotonic(), _cpu_s(fleet)
+        async with progress(tally, len(requests), rush.duration_s, label, console):
+            await run_load(requests, sender, tally, clock, stop, rush.wait_s)
+        took_s = time.monotonic() - began_s
+        cores = (_cpu_s(fleet) - used_s) / took_s
+    late_s = max(outcome.lateness_s for outcome in tally.outcomes)
+    busy, waited = engines.busy_s / (took_s * REPLICAS), engines.idle_fraction
+    machine = (
+        f"{took_s:.0f} s until the last answer; engines computed {100 * busy:.0f} % of it and waited {100 * waited:.1f} % for plans; "
+        f"requests left at most {1000 * late_s:.0f} ms late; the fleet used {cores:.2f} cores"
+    )
+    notes = [machine]
+    if rush.pace >= 1 and (waited > IDLE_LIMIT or late_s > LATENESS_LIMIT_S):
+        notes.append("this machine was too busy with other things: run the demonstration again when it is not")
+    return make_report(
+        tally,
+        label=label,
+        command=command,
+        transport="nats",
+        seed=rush.seed,
+        planned=len(requests),
+        offered_s=rush.duration_s,
+        notes=notes,
+    )
+
+
+def _cpu_s(fleet: Fleet) -> float:
+    total_s = 0.0
+    for child in fleet.processes:
+        with suppress(OSError):
+            total_s += (cpu_s(child.pid) or 0.0) if child.pid is not None else 0.0
+    return total_s
