@@ -266,6 +266,7 @@ class Announce(Struct, frozen=True, kw_only=True):
     context_tokens: int
     max_slots: int
     epoch: int  # the highest seen
+    ack_seq: int = 0  # of the newest ack it has stored: a planner that has not heard it missed one
     draining: bool = False
     draft_profile: str = ""  # of the draft model; empty: none, no speculation
 

@@ -14,17 +14,19 @@ from shared.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
 from shared.errors import ConfigError, PeerError
 
 BUILTIN_SPECIALS = {"<|bos|>": 256, "<|eos|>": 257, "<|pad|>": 258, "<|im_start|>": 259, "<|im_end|>": 260}
+SPECIAL_MARK = "<|"  # all of those begin with it
 BUILTIN_ENDS = frozenset({BUILTIN_SPECIALS["<|eos|>"], BUILTIN_SPECIALS["<|im_end|>"]})
 
 
 class Tokenizer:
     """Immutable, and safe to call from several threads (encoding releases the interpreter)."""
 
-    def __init__(self, inner: tokenizers.Tokenizer, *, eos_token_ids: frozenset[int], render: chat.Render) -> None:
+    def __init__(self, inner: tokenizers.Tokenizer, *, eos_token_ids: frozenset[int], render: chat.Render, plain: bool = False) -> None:
         self.inner = inner
         self.eos_token_ids = eos_token_ids
         self.vocabulary = 1 + max(inner.get_vocab(with_added_tokens=True).values())  # ids are below this
         self._render = render
+        self._plain = plain  # a token is a byte: the library would take 150 us to find that out
         self._table = _byte_table(inner, self.vocabulary)
         self._silent = frozenset(token_id for token_id, added in inner.get_added_tokens_decoder().items() if added.special)
 
@@ -46,9 +48,11 @@ class Tokenizer:
         Raises: PeerError for text that is not Unicode (lone surrogates).
         """
         try:
-            text.encode()
+            raw = text.encode()
         except UnicodeEncodeError as error:
             raise PeerError("the text holds lone surrogates, which are no characters", param="prompt") from error
+        if self._plain and SPECIAL_MARK not in text:
+            return list(raw)
         ids: list[int] = self.inner.encode(text, add_special_tokens=not rendered).ids
         return ids
 
@@ -71,7 +75,7 @@ def _builtin() -> Tokenizer:
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     inner.decoder = decoders.ByteLevel()
     inner.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in BUILTIN_SPECIALS])
-    return Tokenizer(inner, eos_token_ids=BUILTIN_ENDS, render=chat.marked)
+    return Tokenizer(inner, eos_token_ids=BUILTIN_ENDS, render=chat.marked, plain=True)
 
 
 @cache

@@ -90,6 +90,13 @@ def test_a_token_already_late_does_not_stop_all_prefill() -> None:
     assert prefill_tokens(view([hopeless, waiting]), qoserve()) == 2500
 
 
+def test_an_end_that_no_pace_can_reach_in_time_does_not_stop_all_prefill() -> None:
+    waiting = summary(1, target=6000)
+    for ttlt_s in (-1.0, 0.0, 0.1):  # 100 tokens are predicted to come
+        assert prefill_tokens(view([decode(summary(0, max_tokens=105, ttlt_s=ttlt_s)), waiting]), qoserve()) == 2500
+    assert 0 < prefill_tokens(view([decode(summary(0, max_tokens=105, ttlt_s=5.0)), waiting]), qoserve()) < 500
+
+
 def test_example_of_section_3_5() -> None:
     """A is interactive, B to E are not. A's prefill comes first; the slack it then has goes to those due soonest in large
     chunks; once that is spent the chunks are small; with A gone they are large again."""

@@ -20,7 +20,7 @@ from loadgen.demo import answers, rush, story
 from loadgen.demo.rush import Rush
 from loadgen.fleet import Fleet, FleetSpec
 from loadgen.mix import PlannedRequest
-from loadgen.report import DEFINITION, Report, percent, side_by_side, write_report
+from loadgen.report import DEFINITION, Report, percent, seconds, side_by_side, write_report
 from shared.errors import ConfigError
 
 Result = TypeVar("Result")
@@ -142,11 +142,15 @@ def _in_words(reports: list[Report]) -> str:
     lost, kept = fcfs.total.offered - fcfs.total.met, qoserve.total.offered - qoserve.total.met
     if kept >= lost:
         return "\nToo little load to tell the policies apart, or a machine too busy with other things."
-    return (
+    words = (
         f"\nThe same engines, the same {fcfs.total.offered} requests. In the bursts more came than two GPUs can do at once. In order of "
         f"arrival, {first} callers waited behind long prompts that had a minute to spare: {percent(before.met_fraction)} of them got "
-        f"what they were promised. By slack it was {percent(after.met_fraction)}: whoever has time waits, chunks grow while "
-        f"nobody is in a hurry and shrink when a token is due, and a request that cannot make it any more is told so early and "
-        f"finished with what is left over ({qoserve.total.relegated} here) rather than making others late. "
+        f"what they were promised. By slack it was {percent(after.met_fraction)}: whoever has time waits, chunks grow while nobody "
+        f"is in a hurry and shrink when a token is due, and a request that cannot make it any more is told so early and finished "
+        f"with what is left over ({qoserve.total.relegated} here: the slow end of the times above) rather than making others late. "
         f"Broken promises: {lost} with fcfs, {kept} with qoserve."
     )
+    bound_s = after.slo.tbt_s if after.slo else None
+    if bound_s is not None and after.tbt.p99_s is not None and after.tbt.p99_s > bound_s:
+        words += f" Gaps of more than {seconds(bound_s)} there are slack well spent: the tokens before them had come early."
+    return words

@@ -17,6 +17,7 @@ from shared.policy.replica import ReplicaCore, ReplicaSettings
 from shared.policy.replica_events import (
     Acked,
     Answer,
+    Heartbeat,
     HoldDone,
     NeedResync,
     Offered,
@@ -92,7 +93,7 @@ class Seat:
             self._incarnation = announce.incarnation
             self._put(Refused("another incarnation"))
         else:
-            self.core.heard(announce)
+            self._put(Heartbeat(announce))
 
     # ------------------------------------------------------------ the loop
 

@@ -85,6 +85,7 @@ class WorkerService:
         self._last_end_unix_s = 0.0
         self._work_since_unix_s = 0.0
         self._acks_since_snapshot = 0
+        self._published_ack_seq = 0
         self._draining = False
 
     # ------------------------------------------------------------ life
@@ -185,6 +186,7 @@ class WorkerService:
         for over in finished.overs:
             self._tell(over)
         try:
+            self._published_ack_seq = finished.ack.ack_seq
             await self._bus.publish(subjects.acked(self._replica), finished.ack)
             for subject, json, event in finished.outgoing:
                 await self._bus.publish(subject, event, json=json)
@@ -343,6 +345,7 @@ class WorkerService:
             context_tokens=self._context_tokens,
             max_slots=facts.max_slots,
             epoch=self.core.epoch,
+            ack_seq=self._published_ack_seq,
             draining=self._draining,
         )
 

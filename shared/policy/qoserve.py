@@ -8,7 +8,8 @@ Where the paper leaves room:
   relegated, the least important and among them the largest first, as far as that rescues it, and not at all if it does not.
 - *Selective preemption* costs no KV: a request in prefill may be overtaken, unless one full iteration more would make it late.
 - A decode whose token is already late keeps its TBT as its slack (it cannot be rescued, but need not starve either); if
-  even the decodes alone do not fit that, the pace of the non-interactive. Otherwise one such caller would stop all prefill.
+  even the decodes alone do not fit that, the pace of the non-interactive. So does one whose TTLT asks for a quicker pace than
+  the decodes alone have. Otherwise one such caller would stop all prefill.
 - Algorithm 1 as printed does not end once every waiting request is relegated; here relegated ones follow in turn and run.
 """
 
@@ -160,7 +161,7 @@ class QoServe:
         """The longest the iteration may take for the sake of its standard decodes; inf without any (section 3.3).
 
         Interactive: until the owed token is due. Non-interactive: the time left over the predicted tokens left, at most
-        `batch_tbt_s`. Best-effort decodes ask for nothing.
+        `batch_tbt_s`, and just that where no iteration is so short. Best-effort decodes ask for nothing.
         """
         rows = decodes.rows[~view.best_effort[decodes.rows]]
         if len(rows) == 0:

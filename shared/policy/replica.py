@@ -24,6 +24,7 @@ from shared.policy.books import Books
 from shared.policy.replica_events import (
     Acked,
     Answer,
+    Heartbeat,
     HoldDone,
     NeedResync,
     Offered,
@@ -82,6 +83,7 @@ class _Flight:
     draft_s: float
     predicted_s: float
     end_unix_s: float  # predicted
+    follows: bool  # sent while another was with the worker: with a longer lead it would have been there sooner
 
 
 @dataclass(slots=True)
@@ -192,6 +194,8 @@ class ReplicaCore:
                 self._on_acked(event.ack, now_unix_s, actions)
             case Refused():
                 self._lose_sync(event.reason, actions)
+            case Heartbeat(announce):
+                self._on_heartbeat(announce, actions)
             case Tick():
                 pass
         if self._synced and not isinstance(event, HoldDone):
@@ -271,9 +275,7 @@ class ReplicaCore:
                 slot = heappop(self._free)
                 self._reserved[slot] = _Reservation(offer, slot, asked)
                 self._slot_of[offer.key, offer.attempt] = slot
-                hold = Hold(
-                    epoch=self._epoch, sync=self._sync, slot=slot, key=offer.key, attempt=offer.attempt, body_key=offer.body_key
-                )
+                hold = Hold(epoch=self._epoch, sync=self._sync, slot=slot, key=offer.key, attempt=offer.attempt, body_key=offer.body_key)
                 actions.append(SendHold(hold))
 
     def _on_hold_done(self, event: HoldDone, actions: list[ReplicaAction]) -> None:
@@ -337,13 +339,22 @@ class ReplicaCore:
             self.counters.exec_s += ack.exec_s
             self.counters.idle_s += ack.idle_s
             self._profile.observe(shape, ack.exec_s - flight.draft_s)
-            self._adapt_lead(ack.idle_s)
+            if flight.follows:
+                self._adapt_lead(ack.idle_s)
             self._policy.observe(Observation(now_unix_s, shape, flight.predicted_s, ack.exec_s, ended, drafts))
         elif ended:
             self._policy.observe(Observation(now_unix_s, BatchShape(), 0.0, 0.0, ended))
         if ended or ack.ended:
             self._changed()
         self._idle = False
+
+    def _on_heartbeat(self, announce: Announce, actions: list[ReplicaAction]) -> None:
+        """An ack that the last heartbeat already told of and that has not come by this one is lost."""
+        if not self._synced or self._announce is None or announce.incarnation != self._announce.incarnation:
+            return
+        if self._announce.ack_seq > self._ack_seq:
+            self._lose_sync(f"ack {self._announce.ack_seq} was missed", actions)
+        self._announce = announce
 
     def _lose_sync(self, reason: str, actions: list[ReplicaAction]) -> None:
         if self._synced:
@@ -579,8 +590,23 @@ class ReplicaCore:
         )
         self._flights.append(
             _Flight(
-                self._seq, plan, slots, computed, emitted, unsure, caps, has, decode, firsts, restarts, shape, drafted_s, predicted_s, end
-            )
+                self._seq,
+                plan,
+                slots,
+                computed,
+                emitted,
+                unsure,
+                caps,
+                has,
+                decode,
+                firsts,
+                restarts,
+                shape,
+                drafted_s,
+                predicted_s,
+                end,
+                bool(self._flights),
+            )  # fmt: skip
         )
         self._seq += 1
         self.counters.plans += 1
@@ -753,11 +779,6 @@ class ReplicaCore:
             surplus=waiting == 0 and not self._reserved and best_effort_waiting < self._set.best_effort_waiting and roomy,
             accepting=not facts.draining,
         )
-
-    def heard(self, announce: Announce) -> None:
-        """The worker's heartbeat: the facts may change (draining)."""
-        if self._announce is not None and announce.incarnation == self._announce.incarnation:
-            self._announce = announce
 
     def check(self) -> None:
         """Raises AssertionError unless the books balance (DESIGN: what always holds)."""

@@ -48,11 +48,18 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """The worker announced itself: its facts may have changed (draining), and it says which acks there are."""
+
+    announce: Announce
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     pass
 
 
-ReplicaEvent = Synced | Offered | HoldDone | Acked | Refused | Tick
+ReplicaEvent = Synced | Offered | HoldDone | Acked | Refused | Heartbeat | Tick
 
 
 @dataclass(frozen=True, slots=True)
