@@ -40,6 +40,34 @@ def test_the_fleet_has_every_service_and_two_replicas() -> None:
     assert sorted(r for r in replicas if r) == ["r1", "r2"]
 
 
+@pytest.mark.parametrize("name", sorted(set(FLEET) - {"gateway"}))
+def test_a_health_check_asks_for_the_service_and_replica_it_stands_beside(name: str) -> None:
+    section = FLEET[name]["command"][0].removeprefix("services.")
+    replica = FLEET[name]["environment"].get("SLACKLINE_WORKER_REPLICA")
+    wanted = [section, f"replica={replica}"] if replica else [section]
+    assert FLEET[name]["healthcheck"]["test"][3:] == wanted
+
+
+def test_the_gateway_is_asked_where_it_listens_and_published_where_it_listens() -> None:
+    gateway = COMPOSE["services"]["gateway"]
+    port = gateway["environment"]["SLACKLINE_GATEWAY_PORT"]
+    assert gateway["healthcheck"]["test"][3] == f"http://127.0.0.1:{port}/health"
+    assert [mapping.split(":")[-1] for mapping in gateway["ports"]] == [port]
+
+
+def test_ports_are_published_on_loopback_only() -> None:
+    mappings = [mapping for s in COMPOSE["services"].values() for mapping in s.get("ports", [])]
+    assert [m for m in mappings if not m.startswith("127.0.0.1:")] == []
+
+
+def test_the_image_is_built_from_files_that_are_here_and_reach_the_build() -> None:
+    hidden = (ROOT / ".dockerignore").read_text().split()
+    copies = [line.split()[1:-1] for line in (ROOT / "infra" / "Dockerfile").read_text().splitlines() if line.startswith("COPY ")]
+    sources = [path for words in copies if not words[0].startswith("--from") for path in words]
+    assert sources
+    assert [path for path in sources if not (ROOT / path).exists() or path.split("/")[0] in hidden] == []
+
+
 def test_everything_that_is_mounted_is_here() -> None:
     mounts = [v.split(":")[0] for s in COMPOSE["services"].values() for v in s.get("volumes", [])]
     assert [m for m in mounts if m.startswith("./") and not (ROOT / m).is_file()] == []

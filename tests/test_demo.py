@@ -76,7 +76,7 @@ async def test_ctrl_c_in_the_middle_of_it_stops_everything(tmp_path: Path) -> No
     process = await begun(tmp_path)
     watching = asyncio.create_task(seen_below(process))
     async with asyncio.timeout(60):
-        while not list(tmp_path.glob("trace-fcfs.jsonl")) or (tmp_path / "trace-fcfs.jsonl").stat().st_size == 0:
+        while not story.read_traces(tmp_path / "trace-fcfs.jsonl"):
             assert process.returncode is None
             await asyncio.sleep(0.05)
         process.send_signal(signal.SIGINT)

@@ -27,7 +27,7 @@ Result = TypeVar("Result")
 
 # Two bursts that two such GPUs cannot serve as they come, and time to recover; docs/demo.md has the sweep that found the chunk.
 RUSH = Rush(rate=7.0, duration_s=45.0, seed=3)
-QUICK = Rush(rate=6.0, duration_s=3.0, seed=3, wait_s=20.0, pace=0.25)
+QUICK = Rush(rate=6.0, duration_s=2.0, seed=3, wait_s=20.0, pace=0.2)
 FCFS_CHUNK_TOKENS = 768
 POLICIES: tuple[tuple[str, dict[str, str]], ...] = (("fcfs", {"chunk_tokens": str(FCFS_CHUNK_TOKENS)}), ("qoserve", {}))
 PLAIN_WIDTH = 120  # where there is no terminal to ask
@@ -73,10 +73,11 @@ async def _demo(args: argparse.Namespace, console: Console) -> None:
         await _on(answers.spec(), lambda fleet: answers.answer(fleet, console), console)
     console.rule("2 of 2  A rush of requests")
     requests = load.requests()
+    speed = "at the pace of" if load.pace == 1 else f"{1 / load.pace:g} times as fast as"
     console.print(
         f"{len(requests)} requests of three kinds in {load.duration_s:g} s, in bursts with the shape of a recorded trace, for two "
-        f"replicas that run at the pace of an A100 with Llama-3-8B. Twice the very same requests: in order of arrival (fcfs, with "
-        f"the best chunk of a sweep, {FCFS_CHUNK_TOKENS} tokens), then by the slack that each has left (qoserve).",
+        f"replicas that run {speed} an A100 with Llama-3-8B. Twice the very same requests: in order of arrival (fcfs, with the "
+        f"best chunk of a sweep, {FCFS_CHUNK_TOKENS} tokens), then by the slack that each has left (qoserve).",
         highlight=False,
     )
     reports = []
@@ -152,5 +153,5 @@ def _in_words(reports: list[Report]) -> str:
     )
     bound_s = after.slo.tbt_s if after.slo else None
     if bound_s is not None and after.tbt.p99_s is not None and after.tbt.p99_s > bound_s:
-        words += f" Gaps of more than {seconds(bound_s)} there are slack well spent: the tokens before them had come early."
+        words += f" Gaps of more than {seconds(bound_s)} there are mostly slack well spent: the tokens before them had come early."
     return words

@@ -47,13 +47,6 @@ class Rush(Struct, frozen=True, kw_only=True):
         arrivals = draw_arrivals(parse_gaps("poisson"), self.rate, self.duration_s, self.seed, parse_profile(BURSTS, self.duration_s))
         return plan_requests(arrivals, named_workload(WORKLOAD, CONTEXT_TOKENS), load_tiers(TIERS), self.seed)
 
-    def load_options(self) -> str:
-        """The same rush, for `slackline load` and `slackline simulate`."""
-        return (
-            f"--workload {WORKLOAD} --rate {self.rate:g} --duration {self.duration_s:g} "
-            f"--bursts {BURSTS} --tiers {TIERS} --seed {self.seed}"
-        )
-
 
 class Engines:
     """What the acks tell of the engines: seconds computed, and seconds waited for a plan while there was work."""

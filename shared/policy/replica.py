@@ -2,9 +2,6 @@
 
 Sans-IO: `handle(event, now_unix_s=...) -> actions`; `wake_at_unix_s()` says when it next wants a Tick. One implementation
 for all policies, live and simulated. docs/architecture.md draws the pipeline.
-
-Predicted = confirmed + what the plans in flight will do. A plan's effects are written into the books when it is sent;
-its ack changes them only where the worker did something else (a stop, a skip, fewer or more accepted drafts).
 """
 
 import math
@@ -16,11 +13,13 @@ from heapq import heapify, heappop, heappush
 import msgspec
 import numpy as np
 
-from shared.columns import EMPTY, Ints, pack, unpack
+from shared.columns import pack, unpack
 from shared.perf.online import Corrected
 from shared.perf.profile import Profile
 from shared.perf.shape import BatchShape
 from shared.policy.books import Books
+from shared.policy.digest import best_effort_waiting, digest_of
+from shared.policy.prediction import Flight, Prediction
 from shared.policy.replica_events import (
     Acked,
     Answer,
@@ -36,8 +35,7 @@ from shared.policy.replica_events import (
     Synced,
     Tick,
 )
-from shared.policy.seam import Bools, Choice, Drafts, Ended, Observation, Phase, Policy, Speculation
-from shared.policy.speculation import draft_s
+from shared.policy.seam import Choice, Ended, Observation, Phase, Policy
 from shared.schemas import (
     Announce,
     BatchPlan,
@@ -46,7 +44,6 @@ from shared.schemas import (
     Offer,
     OfferAnswer,
     PlanAck,
-    Selection,
 )
 from shared.vocabulary import FinishReason, RequestKey
 
@@ -62,28 +59,6 @@ class ReplicaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     overdue_s: float = 1.0  # an ack this late after its prediction (plus five times the prediction) means resync
     hand_back: bool = True  # relegated requests that have not begun go to the relegation service
     best_effort_waiting: int = 4  # surplus is reported while fewer than this wait
-
-
-@dataclass(slots=True)
-class _Flight:
-    """A plan sent and not yet acked, with what the books already assume of it."""
-
-    seq: int
-    plan: BatchPlan
-    slots: Ints
-    computed: Ints  # predicted
-    emitted: Ints  # predicted
-    unsure: Ints
-    caps: Ints  # KV positions it may fill while it runs, rejected drafts included
-    has: Ints  # KV positions before it
-    decode: Bools
-    firsts: Bools  # entries that make their request's first token
-    restarts: Ints  # books.restarts when it was sent
-    shape: BatchShape
-    draft_s: float
-    predicted_s: float
-    end_unix_s: float  # predicted
-    follows: bool  # sent while another was with the worker: with a longer lead it would have been there sooner
 
 
 @dataclass(slots=True)
@@ -109,7 +84,6 @@ class _Reservation:
 
 
 AGAIN_S = 0.0005  # a policy that waits is not asked more often than this
-PREFILL, DECODE = int(Phase.PREFILL), int(Phase.DECODE)  # numpy takes an IntEnum five times as slowly
 
 
 # ---------------------------------------------------------------- the core
@@ -128,13 +102,12 @@ class ReplicaCore:
         self._set = settings or ReplicaSettings()
         self._announce: Announce | None = None
         self._books = Books(slots=1, kv_blocks=0, block_tokens=1, context_tokens=1)
+        self._ahead = Prediction(self._books, draft)
         self._synced = False
         self._sync = 0
         self._seq = 0  # next to send
         self._acked_seq = 0
         self._ack_seq = 0
-        self._releasing: set[int] = set()
-        self._flights: deque[_Flight] = deque()
         self._free: list[int] = []  # heap: lowest slot first, so rows stay dense
         self._quarantine: deque[tuple[int, int]] = deque()  # (slot, last seq sent when it ended)
         self._gathered: dict[tuple[RequestKey, int], tuple[Offer, int]] = {}  # offers that wait for others, and how often they came
@@ -155,7 +128,7 @@ class ReplicaCore:
     @property
     def idle(self) -> bool:
         """Nothing is held, promised or in flight."""
-        return not self._flights and not self._gathered and not self._reserved and self._books.used == 0
+        return not self._ahead.flights and not self._gathered and not self._reserved and self._books.used == 0
 
     @property
     def synced(self) -> bool:
@@ -170,9 +143,9 @@ class ReplicaCore:
         if not self._synced:
             return None
         wake = min(self._next_expiry_unix_s, self._again_unix_s, self._decide_unix_s)
-        if self._flights:
+        if self._ahead.flights:
             wake = min(wake, self._overdue_unix_s())
-        if not self._idle and len(self._flights) < self._set.depth:
+        if not self._idle and len(self._ahead.flights) < self._set.depth:
             wake = min(wake, self._plan_at_unix_s())
         return None if wake == math.inf else wake
 
@@ -211,7 +184,7 @@ class ReplicaCore:
         self._books = Books(
             slots=facts.max_slots, kv_blocks=facts.kv_blocks, block_tokens=facts.block_tokens, context_tokens=facts.context_tokens
         )
-        self._flights.clear()
+        self._ahead = Prediction(self._books, self._draft)
         self._horizon.clear()
         self._quarantine.clear()
         self._slot_of.clear()
@@ -221,7 +194,6 @@ class ReplicaCore:
         self._seq = event.next_seq
         self._acked_seq = event.next_seq - 1
         self._ack_seq = event.ack_seq
-        self._releasing.clear()
         taken = {r.slot for r in self._reserved.values()}
         for entry in event.entries:
             taken.add(entry.slot)
@@ -314,17 +286,20 @@ class ReplicaCore:
             return
         self._ack_seq = ack.ack_seq
         ended: list[Ended] = []
-        flight: _Flight | None = None
+        flight: Flight | None = None
         shape, drafts = BatchShape(), None
         if ack.plan_seq:
-            if not self._flights or (ack.epoch, ack.plan_seq) != (self._epoch, self._flights[0].seq):
+            if not self._ahead.flights or (ack.epoch, ack.plan_seq) != (self._epoch, self._ahead.flights[0].seq):
                 self._lose_sync(f"ack of plan {ack.plan_seq}, epoch {ack.epoch} was not expected", actions)
                 return
-            flight = self._flights.popleft()
+            flight = self._ahead.flights.popleft()
             self._acked_seq = flight.seq
-            shape, drafts = self._reconcile(flight, ack)
+            shape, drafts, missed = self._ahead.reconcile(flight, ack)
+            if missed:
+                self.counters.mispredicted_entries += missed
+                self._changed()
             self._last_end_unix_s = now_unix_s - min(max(now_unix_s - ack.ended_unix_s, 0.0), 0.005)
-            self._retime()
+            self._ahead.retime(self._last_end_unix_s)
         for slot, why in ack.ended:
             if self._books.holds(slot):
                 self._remove(slot, why, ended)
@@ -365,8 +340,8 @@ class ReplicaCore:
     # ------------------------------------------------------------ time
 
     def _on_time(self, now_unix_s: float, actions: list[ReplicaAction]) -> None:
-        if self._flights and now_unix_s >= self._overdue_unix_s():
-            self._lose_sync(f"ack {self._flights[0].seq} is overdue", actions)
+        if self._ahead.flights and now_unix_s >= self._overdue_unix_s():
+            self._lose_sync(f"ack {self._ahead.flights[0].seq} is overdue", actions)
             return
         if now_unix_s >= self._next_expiry_unix_s:
             self._expire(now_unix_s)
@@ -374,7 +349,7 @@ class ReplicaCore:
             self._decide(now_unix_s, actions)
         if now_unix_s >= self._again_unix_s:
             self._changed()
-        while not self._idle and len(self._flights) < self._set.depth and now_unix_s >= self._plan_at_unix_s() - 1e-9:
+        while not self._idle and len(self._ahead.flights) < self._set.depth and now_unix_s >= self._plan_at_unix_s() - 1e-9:
             plan = self._plan(now_unix_s)
             if plan is None:
                 self._idle = True
@@ -383,22 +358,15 @@ class ReplicaCore:
 
     def _start_unix_s(self, now_unix_s: float) -> float:
         """When the next plan is predicted to begin."""
-        return max(self._flights[-1].end_unix_s, now_unix_s) if self._flights else now_unix_s
+        return max(self._ahead.flights[-1].end_unix_s, now_unix_s) if self._ahead.flights else now_unix_s
 
     def _plan_at_unix_s(self) -> float:
         """As late as is safe: a measured lead before the predicted end of what runs. At once if nothing runs."""
-        return self._flights[-1].end_unix_s - self._lead_s if self._flights else -math.inf
+        return self._ahead.flights[-1].end_unix_s - self._lead_s if self._ahead.flights else -math.inf
 
     def _overdue_unix_s(self) -> float:
-        first = self._flights[0]
+        first = self._ahead.flights[0]
         return first.end_unix_s + self._set.overdue_s + 5 * first.predicted_s
-
-    def _retime(self) -> None:
-        """An ack moved the clock of the plans behind it."""
-        end = self._last_end_unix_s
-        for flight in self._flights:
-            end += flight.predicted_s
-            flight.end_unix_s = end
 
     def _adapt_lead(self, idle_s: float) -> None:
         """Longer at once when the engine waited for us, slowly shorter while it does not."""
@@ -446,23 +414,26 @@ class ReplicaCore:
         assert self._policy.declared.drops or all(why != FinishReason.DROPPED for _, why in choice.release), "an undeclared drop"
         released += choice.release
         for slot, _ in released:
-            self._release(slot)
+            self._ahead.release(slot)
         preempted = list(choice.preempt)
         for slot in preempted:
-            self._preempt(slot)
+            self._ahead.preempt(slot)
         if not len(choice.slots) and math.isfinite(choice.again_unix_s):
             self._again_unix_s = max(choice.again_unix_s, now_unix_s + AGAIN_S)
-        slots, caps, speculation = self._entries(choice)
+        entries = self._ahead.entries(choice)
+        if entries.cut:
+            self._horizon.clear()
         nothing_said = not (released or preempted or relegated or math.isfinite(choice.again_unix_s))
-        if not len(slots) and not self._flights and books.live and (len(choice.slots) or nothing_said):
+        if not len(entries.slots) and not self._ahead.flights and books.live and (len(choice.slots) or nothing_said):
             victim = self._last_resort(int(choice.slots[0]) if len(choice.slots) else None)
             if victim is not None:
                 preempted.append(victim)
-                self._preempt(victim)
+                self._ahead.preempt(victim)
                 self._horizon.clear()
-        if not (len(slots) or released or preempted or relegated or choice.promote):
+        if not (len(entries.slots) or released or preempted or relegated or choice.promote):
             return None
-        return self._send(start, slots, caps, speculation, choice, released, preempted, relegated)
+        flight = self._ahead.launch(self._seq, entries, start, self._profile)
+        return self._send(flight, choice, released, preempted, relegated)
 
     def _next_choice(self, start_unix_s: float) -> Choice:
         """What was chosen ahead, unless all whom it would run have left; else the policy is asked."""
@@ -476,33 +447,6 @@ class ReplicaCore:
         self._horizon.extend(self._policy.plan(books.view(start_unix_s, self._profile, self._draft)))
         return self._horizon.popleft()
 
-    def _entries(self, choice: Choice) -> tuple[Ints, Ints, Speculation | None]:
-        """Those of the choice that can run: of requests still here, and within the free blocks, cut from the end.
-
-        Caps come down to what is left of each, so that KV is neither asked for nor taken beyond what was counted.
-        """
-        books, slots, caps, speculation = self._books, choice.slots, choice.caps, choice.speculation
-        if not len(slots):
-            return EMPTY, EMPTY, None
-        rows = books.row_of[slots]
-        kept: Bools = (rows >= 0) & (rows < books.live)
-        if not kept.all():
-            slots, caps, rows = slots[kept], caps[kept], rows[kept]
-            speculation = None if speculation is None else speculation.along(kept)
-            if not len(slots):
-                return EMPTY, EMPTY, None
-        decode = books.phase[rows] == DECODE
-        drafts = 0 if speculation is None else np.where(speculation.depth > 0, caps, 1)
-        left = np.where(decode, np.maximum(drafts, 1), books.target_tokens[rows] - books.computed_tokens[rows])
-        caps = np.minimum(caps, left).astype(np.int32)
-        ends = np.cumsum(books.blocks_for(rows, caps))
-        if ends[-1] > (free_blocks := books.kv_free_blocks()):
-            kept = np.arange(len(slots)) < np.searchsorted(ends, free_blocks, side="right")
-            slots, caps = slots[kept], caps[kept]
-            speculation = None if speculation is None else speculation.along(kept)
-            self._horizon.clear()  # what follows was chosen for a replica that this leaves otherwise
-        return slots, caps, speculation
-
     def _last_resort(self, first: int | None) -> int | None:
         """KV is full and no entry fits, not even the first: who gives way to it is best-effort, else the latest come."""
         books = self._books
@@ -513,216 +457,44 @@ class ReplicaCore:
         order = np.lexsort((books.slot[holding], books.arrived_unix_s[holding], books.best_effort[holding]))
         return int(books.slot[holding[order[-1]]])
 
-    def _release(self, slot: int) -> None:
-        """The worker frees it before the plan's entries run, so its KV counts as free from here."""
-        books = self._books
-        row = int(books.row_of[slot])
-        books.drop_kv(row)
-        self._releasing.add(slot)
-        books.leave(slot)
-
-    def _preempt(self, slot: int) -> None:
-        books = self._books
-        row = int(books.row_of[slot])
-        books.target_tokens[row] = books.prompt_tokens[row] + books.generated_tokens[row]
-        books.drop_kv(row)
-        books.phase[row] = Phase.WAITING
-
     def _send(
         self,
-        start: float,
-        slots: Ints,
-        caps: Ints,
-        speculation: Speculation | None,
+        flight: Flight,
         choice: Choice,
         released: Sequence[tuple[int, str]],
         preempted: Sequence[int],
         relegated: Sequence[int],
     ) -> BatchPlan:
         assert self._announce is not None
-        books = self._books
-        rows = books.row_of[slots]
-        decode = books.phase[rows] == DECODE
-        has, restarts = books.computed_tokens[rows], books.restarts[rows]
-        depth: Ints = np.zeros_like(caps) if speculation is None else np.where(decode, speculation.depth, 0).astype(np.int32)
-        drafting = depth > 0
-        computed = np.where(decode, 1, caps).astype(np.int32)
-        unsure = np.minimum(caps - computed, depth)
-        verified = caps
-        drafted_s = 0.0
-        if speculation is not None and drafting.any():
-            verified = _within_budget(caps, drafting, speculation.budget_tokens)
-            drafted_s = self._draft_s(rows[drafting], depth[drafting], speculation.width[drafting], has[drafting])
-        shape = _shape(has, verified, decode & (verified == 1))
-        predicted_s = self._profile.batch_s(shape) + drafted_s
-        end = start + predicted_s
-
-        blocks = books.blocks_for(rows, caps)
-        books.kv_held_blocks[rows] += blocks
-        books.computed_tokens[rows] += computed
-        books.unsure_tokens[rows] += unsure
-        emitted = (decode | (books.computed_tokens[rows] >= books.target_tokens[rows])).astype(np.int32)
-        books.generated_tokens[rows] += emitted
-        # A prefill on its way leaves WAITING; one that ends becomes a decode.
-        books.phase[rows] = np.where(emitted, DECODE, PREFILL)
-        books.draft_tokens[rows[drafting]] = books.computed_tokens[rows[drafting]]
-        firsts: Bools = (emitted > 0) & np.isinf(books.first_token_unix_s[rows])
-        books.first_token_unix_s[rows[firsts]] = end
-        self._advance_due(rows, emitted, end)
-        for slot in books.slot[rows[books.generated_tokens[rows] >= books.max_tokens[rows]]].tolist():
-            books.leave(slot)
-
-        plan = BatchPlan(
+        self._seq += 1
+        self.counters.plans += 1
+        return BatchPlan(
             replica=self._announce.replica,
             incarnation=self._announce.incarnation,
             epoch=self._epoch,
             sync=self._sync,
-            seq=self._seq,
-            slots=pack(slots),
-            caps=pack(caps),
-            predicted_s=predicted_s,
+            seq=flight.seq,
+            slots=flight.packed_slots,
+            caps=pack(flight.caps),
+            predicted_s=flight.predicted_s,
             released=pack([s for s, _ in released]) if released else b"",
             released_why=[w for _, w in released],
             preempted=pack(preempted) if preempted else b"",
             relegated=pack(relegated) if relegated else b"",
             promoted=pack(choice.promote) if choice.promote else b"",
-            selection=None if speculation is None or not drafting.any() else _selection(speculation, depth),
+            selection=flight.selection,
         )
-        self._flights.append(
-            _Flight(
-                self._seq,
-                plan,
-                slots,
-                computed,
-                emitted,
-                unsure,
-                caps,
-                has,
-                decode,
-                firsts,
-                restarts,
-                shape,
-                drafted_s,
-                predicted_s,
-                end,
-                bool(self._flights),
-            )  # fmt: skip
-        )
-        self._seq += 1
-        self.counters.plans += 1
-        return plan
 
-    def _draft_s(self, rows: Ints, depth: Ints, width: Ints, has: Ints) -> float:
-        assert self._draft is not None, "speculation without a draft model"
-        context = has + self._books.unsure_tokens[rows] + 1
-        missing = context - np.minimum(self._books.draft_tokens[rows], has)
-        return draft_s(self._draft, depth=depth, width=width, context=context, missing=missing)
-
-    def _advance_due(self, rows: Ints, emitted: Ints, at_unix_s: float) -> None:
-        """Deadlines are cumulative; without a TTFT the pace is anchored at the first token."""
-        books = self._books
-        made = rows[emitted != 0]
-        due = books.next_due_unix_s[made]
-        anchored = np.where(np.isinf(due) & (books.generated_tokens[made] <= 1), at_unix_s, due)
-        books.next_due_unix_s[made] = anchored + emitted[emitted != 0] * books.tbt_s[made]
-
-    # ------------------------------------------------------------ reconciliation
-
-    def _reconcile(self, flight: _Flight, ack: PlanAck) -> tuple[BatchShape, Drafts | None]:
-        """Correct the books by what the worker did otherwise than predicted; the batch as it was run."""
-        books = self._books
-        rows = books.row_of[flight.slots]  # until a row moves
-        held = rows >= 0
-        tbt_s, application = books.tbt_s[rows], books.application[rows]
-        same = held & (books.restarts[rows] == flight.restarts)  # its KV is still the one that this plan filled
-        unsure = flight.unsure > 0
-        speculated = bool(unsure.any())
-        books.unsure_tokens[rows[same]] -= flight.unsure[same]
-        exact = ack.slots == flight.plan.slots and ack.computed == pack(flight.computed) and ack.emitted == pack(flight.emitted)
-        if exact and not speculated:
-            if flight.firsts.any():
-                began = flight.firsts & held
-                self._first_tokens(rows[began], flight.emitted[began], ack.ended_unix_s)
-            return flight.shape, None
-        at = _positions(unpack(ack.slots), flight.slots, books.capacity)
-        computed, emitted = (np.where(at >= 0, np.append(unpack(raw), 0)[at], 0) for raw in (ack.computed, ack.emitted))
-        if flight.firsts.any():
-            self._first_tokens(rows[flight.firsts & held], emitted[flight.firsts & held], ack.ended_unix_s)
-        for i in np.flatnonzero(held & ((computed != flight.computed) | (emitted != flight.emitted))).tolist():
-            self._correct(int(flight.slots[i]), flight, i, int(computed[i]), int(emitted[i]), bool(same[i]))
-        self._hold_kv(flight.slots[same])
-        drafted = np.where(at >= 0, np.append(unpack(ack.drafted), 0)[at], 0) if ack.drafted else np.zeros_like(computed)
-        tokens = np.where(flight.decode & (computed > 0), drafted + 1, computed).astype(np.int32)
-        ran = tokens > 0
-        shape = _shape(flight.has[ran], tokens[ran], (flight.decode & (drafted == 0))[ran])
-        told = held & (drafted > 0)
-        if not told.any():
-            return shape, None
-        return shape, Drafts(tbt_s[told], application[told], drafted[told], np.maximum(emitted[told] - 1, 0))
-
-    def _correct(self, slot: int, flight: _Flight, i: int, computed: int, emitted: int, same: bool) -> None:
-        """One entry did otherwise than its row assumes. More drafts accepted than the one token counted is progress, not a miss."""
-        books = self._books
-        row = int(books.row_of[slot])
-        extra, moved = emitted - int(flight.emitted[i]), computed - int(flight.computed[i])
-        foreseen = 0 < extra == moved <= flight.unsure[i]
-        books.generated_tokens[row] += extra
-        if slot in self._releasing:
-            return
-        if math.isfinite(books.next_due_unix_s[row]):
-            books.next_due_unix_s[row] += extra * books.tbt_s[row]
-        known = books.prompt_tokens[row] + books.generated_tokens[row]
-        if not same:  # preempted since: only what must be computed again has changed
-            if books.phase[row] != Phase.DECODE:
-                books.target_tokens[row] = known
-            return
-        books.computed_tokens[row] = max(books.computed_tokens[row] + moved, 0)
-        if books.computed_tokens[row] < known - 1 or books.generated_tokens[row] == 0:
-            books.target_tokens[row] = known
-            books.phase[row] = Phase.PREFILL if books.computed_tokens[row] else Phase.WAITING
-        else:
-            books.phase[row] = Phase.DECODE
-        if books.generated_tokens[row] < books.max_tokens[row]:
-            books.come_back(slot)
-        else:
-            books.leave(slot)
-        if not foreseen:
-            self.counters.mispredicted_entries += 1
-            self._changed()
-
-    def _first_tokens(self, rows: Ints, emitted: Ints, at_unix_s: float) -> None:
-        """They were predicted; this is when they came, if they did. A pace without a TTFT counts from there."""
-        books = self._books
-        anchored = np.isinf(books.first_due_unix_s[rows]) & np.isfinite(books.tbt_s[rows])
-        instant = np.where(emitted > 0, at_unix_s, math.inf)
-        shift = instant - books.first_token_unix_s[rows]
-        books.next_due_unix_s[rows[anchored]] += shift[anchored]
-        books.first_token_unix_s[rows] = instant
-
-    def _hold_kv(self, slots: Ints) -> None:
-        """Hold what these slots may still fill: after all plans in flight, and at the peak of each of them."""
-        books = self._books
-        rows = books.row_of[slots]
-        upper = books.computed_tokens[rows] + books.unsure_tokens[rows]
-        top = upper.copy()
-        for flight in reversed(self._flights):
-            at = _positions(flight.slots, slots, books.capacity)
-            runs = at >= 0
-            runs[runs] = flight.restarts[at[runs]] == books.restarts[rows[runs]]
-            upper[runs] -= (flight.computed + flight.unsure)[at[runs]]
-            top[runs] = np.maximum(top[runs], upper[runs] + flight.caps[at[runs]])
-        books.kv_held_blocks[rows] = -(-top // books.block_tokens)
+    # ------------------------------------------------------------ slots
 
     def _remove(self, slot: int, why: str, ended: list[Ended]) -> None:
         books = self._books
         row = int(books.row_of[slot])
-        generated = int(books.generated_tokens[row])
-        for flight in self._flights:  # tokens the books already count, that will not come
-            generated -= int(flight.emitted[flight.slots == slot].sum())
+        generated = int(books.generated_tokens[row]) - self._ahead.overcounted(slot)
         offer = books.remove(slot)
         self._slot_of.pop((offer.key, offer.attempt), None)
         self._expired.discard(slot)
-        self._releasing.discard(slot)
+        self._ahead.releasing.discard(slot)
         self._quarantine.append((slot, self._seq - 1))
         if why in (FinishReason.STOP, FinishReason.LENGTH):
             ended.append(Ended(offer.application, offer.prompt_tokens, offer.max_tokens, generated))
@@ -744,41 +516,14 @@ class ReplicaCore:
 
     def digest(self, *, planner: str, now_unix_s: float) -> Digest | None:
         """What routers may know; None before the first resync."""
-        facts, books, n = self._announce, self._books, self._books.live
-        if facts is None or not self._synced:
+        if self._announce is None or not self._synced:
             return None
-        standard = ~books.best_effort[:n]
-        decode = books.phase[:n] == DECODE
-        left = np.where(decode, 0, books.target_tokens[:n] - books.computed_tokens[:n])
-        waiting_tokens = int(left[standard].sum())
-        best_effort_waiting = int(np.count_nonzero(~standard & ~decode))
-        future = -(-int(left.sum()) // books.block_tokens)
-        decodes = int(np.count_nonzero(decode))
-        context = int(books.computed_tokens[:n][decode].sum())
-        step = BatchShape(decodes=decodes, decode_context=context).with_chunk(512, 0)
-        per_token_s = self._profile.batch_s(step) / 512
-        free = books.kv_free_blocks()
-        reserved = sum(r.offer.prompt_tokens for r in self._reserved.values())
-        waiting = int(np.count_nonzero(standard & ~decode))
-        roomy = free * 4 > books.kv_blocks
-        return Digest(
-            replica=facts.replica,
-            incarnation=facts.incarnation,
-            planner=planner,
-            at_unix_s=now_unix_s,
-            model=facts.model,
-            pool=facts.pool,
-            waiting=waiting + len(self._reserved),
-            running=int(np.count_nonzero(standard & decode)),
-            best_effort=n - int(np.count_nonzero(standard)),
-            waiting_prefill_tokens=waiting_tokens + reserved,
-            backlog_s=(waiting_tokens + reserved) * per_token_s,
-            kv_blocks=books.kv_blocks,
-            kv_free_blocks=max(free - future, 0),
-            free_slots=len(self._free),
-            surplus=waiting == 0 and not self._reserved and best_effort_waiting < self._set.best_effort_waiting and roomy,
-            accepting=not facts.draining,
-        )
+        reserved = [r.offer for r in self._reserved.values()]
+        told = digest_of(self._announce, self._books, reserved, self._profile, planner=planner, now_unix_s=now_unix_s)
+        roomy = self._books.kv_free_blocks() * 4 > told.kv_blocks
+        waiting = best_effort_waiting(self._books)
+        surplus = told.waiting == 0 and waiting < self._set.best_effort_waiting and roomy
+        return msgspec.structs.replace(told, free_slots=len(self._free), surplus=surplus)
 
     def check(self) -> None:
         """Raises AssertionError unless the books balance (DESIGN: what always holds)."""
@@ -787,55 +532,7 @@ class ReplicaCore:
         assert not free & set(self._books.offers), "a free slot is held"
         assert not free & set(self._reserved), "a free slot is reserved"
         assert not free & quarantined, "a free slot is in quarantine"
-        assert len(self._flights) <= self._set.depth
-        for flight in self._flights:
+        assert len(self._ahead.flights) <= self._set.depth
+        for flight in self._ahead.flights:
             named = flight.slots.tolist()
             assert len(named) == len(set(named)), "a request twice in a plan"
-
-
-# ---------------------------------------------------------------- batches
-
-
-def _shape(has: Ints, tokens: Ints, plain: Bools) -> BatchShape:
-    """Plain decodes apart; all else, speculating decodes too, are chunks of `tokens` on the `has` they stand on."""
-    chunk = ~plain
-    l_in, l_has = tokens[chunk].astype(np.int64), has[chunk].astype(np.int64)
-    return BatchShape(
-        int(l_in.sum()),
-        len(l_in),
-        float((l_in * l_in).sum()),
-        float((l_in * l_has).sum()),
-        int(l_has.sum()),
-        int(np.count_nonzero(plain)),
-        int(has[plain].sum()),
-    )
-
-
-def _within_budget(caps: Ints, drafting: Bools, budget_tokens: int) -> Ints:
-    """What is likely to be verified: the caps, shrunk evenly where their sum exceeds the budget that they share."""
-    drafts = int((caps[drafting] - 1).sum())
-    room = max(budget_tokens - int(np.count_nonzero(drafting)), 0)
-    if drafts <= room:
-        return caps
-    verified = caps.copy()
-    verified[drafting] = 1 + np.rint((caps[drafting] - 1) * (room / drafts)).astype(np.int32)
-    return verified
-
-
-def _selection(speculation: Speculation, depth: Ints) -> Selection:
-    return Selection(
-        method=speculation.method,
-        depth=pack(depth),
-        width=pack(speculation.width),
-        needed=speculation.needed.astype("<f4").tobytes(),
-        budget_tokens=speculation.budget_tokens,
-        needed_limit_tokens=speculation.needed_limit_tokens,
-    )
-
-
-def _positions(of: Ints, wanted: Ints, capacity: int) -> Ints:
-    """Where each wanted slot stands among `of`; -1 where it does not."""
-    at = np.full(capacity, -1, dtype=np.int32)
-    at[of] = np.arange(len(of), dtype=np.int32)
-    found: Ints = at[wanted]
-    return found

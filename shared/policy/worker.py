@@ -213,13 +213,13 @@ class WorkerCore:
         if (hold.epoch, hold.sync) != (self.epoch, self._sync):
             return HoldAnswer(held=False, reason="stale epoch", in_doubt=hold.epoch == self.epoch)
         holder = self._slot_of.get(hold.key)
-        if holder is not None:
-            held = self._requests[holder]
-            if (held.record.attempt, holder) == (hold.attempt, hold.slot):
-                return HoldAnswer(held=True)
-            return HoldAnswer(held=False, reason="held under another attempt", in_doubt=True)
+        held = None if holder is None else self._requests[holder]
+        if held is not None and (held.record.attempt, holder) == (hold.attempt, hold.slot):
+            return HoldAnswer(held=True)
         if hold.attempt <= self._tombstones.get(hold.key, -1):
             return HoldAnswer(held=False, reason="withdrawn")
+        if held is not None:
+            return HoldAnswer(held=False, reason="held under another attempt", in_doubt=True)
         mine = (record.replica, record.incarnation, record.attempt) == (self.replica, self.incarnation, hold.attempt)
         if not mine or record.cancelled or record.verdict is not None:
             return HoldAnswer(held=False, reason="the record says otherwise")

@@ -1,0 +1,81 @@
+"""A figure: what was measured, beside what we aim at. And the report of them all, as JSON and as a table."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from msgspec import Struct
+from rich.table import Table
+
+from loadgen.bench.machine import Machine
+from shared.errors import ConfigError
+
+UNITS = {"s": 1.0, "ms": 1e3, "us": 1e6, "MB": 1e-6, "%": 100.0, "": 1.0}
+
+
+class Figure(Struct, frozen=True, kw_only=True):
+    """`value` in base units (seconds, bytes, a share of 1, a count); `unit` is how it is shown. None: nothing was measured."""
+
+    part: str
+    name: str
+    value: float | None
+    unit: str
+    aim: float | None = None  # at most
+    note: str = ""
+
+    @property
+    def met(self) -> bool | None:
+        return None if self.aim is None or self.value is None else self.value <= self.aim
+
+    def shown(self, value: float | None) -> str:
+        return "-" if value is None else f"{value * UNITS[self.unit]:.3g} {self.unit}".strip()
+
+
+class BenchReport(Struct, frozen=True, kw_only=True):
+    command: str
+    seed: int
+    quick: bool
+    began: str  # UTC
+    took_s: float
+    machine: Machine
+    figures: Sequence[Figure]
+
+
+def quantile(values: Sequence[float], share: float) -> float | None:
+    return float(np.quantile(values, share)) if len(values) else None
+
+
+def spread(
+    part: str, name: str, seconds: Sequence[float], unit: str, *, p50: float | None = None, p99: float | None = None
+) -> list[Figure]:
+    """The median and the 99th percentile of measured seconds, with the aims given for them."""
+    note = f"{len(seconds)} samples"
+    return [
+        Figure(part=part, name=f"{name}, p50", value=quantile(seconds, 0.5), unit=unit, aim=p50, note=note),
+        Figure(part=part, name=f"{name}, p99", value=quantile(seconds, 0.99), unit=unit, aim=p99),
+    ]
+
+
+def table(report: BenchReport) -> Table:
+    out = Table(title=f"{report.machine}; seed {report.seed}; {report.took_s:.0f} s", title_justify="left")
+    for name in ("", "figure", "measured", "aim", "", ""):
+        out.add_column(name, justify="right" if name in ("measured", "aim") else "left")
+    part = ""
+    for figure in report.figures:
+        if part and figure.part != part:
+            out.add_section()
+        aim = "" if figure.aim is None else f"<= {figure.shown(figure.aim)}"
+        verdict = {None: "", True: "met", False: "missed"}[figure.met]
+        out.add_row("" if figure.part == part else figure.part, figure.name, figure.shown(figure.value), aim, verdict, figure.note)
+        part = figure.part
+    return out
+
+
+def write(report: BenchReport, path: Path) -> None:
+    """Raises ConfigError where it cannot be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error}") from error

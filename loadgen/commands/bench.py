@@ -1,0 +1,98 @@
+"""`slackline bench`: figures of the hot path, each beside its aim. They fail nothing: a slow day is no error."""
+
+import argparse
+import logging
+import shlex
+import sys
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+import structlog
+import uvloop
+from rich.console import Console
+
+from loadgen.bench import idle, loaded, machine, messages, planning
+from loadgen.bench.figure import BenchReport, Figure, table, write
+from loadgen.bench.live import calling
+from loadgen.fleet import Fleet, FleetSpec
+
+PARTS = ("messages", "planning", "idle", "loaded")
+
+
+class Effort(msgspec.Struct, frozen=True, kw_only=True):
+    """How long each part takes its measure."""
+
+    repeats: int = 5000  # of a message
+    steps: int = 5000  # of the planner
+    requests: int = 200  # through an idle fleet
+    settle_s: float = 4.0
+    loaded_s: float = 30.0
+
+
+QUICK = Effort(repeats=200, steps=100, requests=8, settle_s=1.0, loaded_s=2.0)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--quick", action="store_true", help="every figure from few samples, in a few seconds")
+    parser.add_argument("--only", choices=PARTS, help="one part")
+    parser.add_argument("--seed", type=int, default=1, metavar="K")
+    parser.add_argument("--out", type=Path, default=Path("out/bench.json"), metavar="FILE", help="default: out/bench.json")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+
+
+def run(args: argparse.Namespace) -> int:
+    # Standard output is for the table; of the bus, only what went wrong is of interest here.
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING), logger_factory=structlog.PrintLoggerFactory(sys.stderr)
+    )
+    began, began_at_s = datetime.now(UTC), time.monotonic()
+    effort = QUICK if args.quick else Effort()
+    parts = PARTS if args.only is None else (args.only,)
+    facts = machine.look()
+    figures: list[Figure] = []
+    if "messages" in parts:
+        _say("messages")
+        figures += messages.measure(effort.repeats)
+    if "planning" in parts:
+        _say("planning steps of one replica, without a bus")
+        figures += planning.measure(effort.steps, args.seed)
+    if "idle" in parts or "loaded" in parts:
+        figures += uvloop.run(_with_fleet(parts, effort, args.seed))
+    report = BenchReport(
+        command=shlex.join(["slackline", *sys.argv[1:]]),
+        seed=args.seed,
+        quick=args.quick,
+        began=began.isoformat(timespec="seconds"),
+        took_s=time.monotonic() - began_at_s,
+        machine=facts,
+        figures=figures,
+    )
+    write(report, args.out)
+    if args.json:
+        print(msgspec.json.encode(report).decode())
+    else:
+        Console(width=None if sys.stdout.isatty() else 180).print(table(report))
+        print(f"also in {args.out}")
+    return 0
+
+
+async def _with_fleet(parts: tuple[str, ...], effort: Effort, seed: int) -> list[Figure]:
+    _say("starting a fleet of two sim engines")
+    spec = FleetSpec(profile=loaded.PROFILE, pace=loaded.pace(), drain_s=1.0)
+    figures: list[Figure] = []
+    async with Fleet(spec, _say) as fleet, calling(fleet, seed) as (caller, bystander):
+        at_rest = loaded.memory_figures("memory at rest", loaded.memory_now(fleet))
+        if "idle" in parts:
+            _say("requests through an idle fleet, one at a time")
+            figures += await idle.measure(caller, bystander, effort.requests, _say)
+        if "loaded" in parts:
+            _say("a steady load on both replicas")
+            figures += at_rest + await loaded.measure(fleet, caller, bystander, effort.settle_s, effort.loaded_s, _say)
+        _say("stopping the fleet")
+    return figures
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

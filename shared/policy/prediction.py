@@ -1,0 +1,329 @@
+"""What a replica will be: its books, with what the plans in flight will do already written in, and put right by their acks.
+
+Predicted = confirmed + what the plans in flight will do. A plan's effects are written into the books when it is sent; its ack
+changes them only where the worker did something else (a stop, a skip, fewer or more accepted drafts).
+"""
+
+import math
+from collections import deque
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from shared.columns import EMPTY, Ints, pack, unpack
+from shared.perf.profile import Profile
+from shared.perf.shape import BatchShape
+from shared.policy.books import Books
+from shared.policy.seam import Bools, Choice, Drafts, Phase, Speculation
+from shared.policy.speculation import draft_s
+from shared.schemas import PlanAck, Selection
+
+PREFILL, DECODE = int(Phase.PREFILL), int(Phase.DECODE)  # numpy takes an IntEnum five times as slowly
+
+
+class Entries(NamedTuple):
+    """What of a choice can run; `cut`: some had to go for want of KV, so what was chosen to follow no longer fits."""
+
+    slots: Ints
+    caps: Ints
+    speculation: Speculation | None
+    cut: bool = False
+
+
+class Landing(NamedTuple):
+    """An acked flight: the batch as it was run, what its drafts did, and how many entries did what nobody foresaw."""
+
+    shape: BatchShape
+    drafts: Drafts | None
+    missed: int
+
+
+@dataclass(slots=True)
+class Flight:
+    """A plan sent and not yet acked, with what the books already assume of it."""
+
+    seq: int
+    slots: Ints
+    packed_slots: bytes  # as they are in the plan and, if all ran, in the ack
+    computed: Ints  # predicted
+    emitted: Ints  # predicted
+    unsure: Ints
+    selection: Selection | None
+    caps: Ints  # KV positions it may fill while it runs, rejected drafts included
+    has: Ints  # KV positions before it
+    decode: Bools
+    firsts: Bools  # entries that make their request's first token
+    restarts: Ints  # books.restarts when it was sent
+    shape: BatchShape
+    draft_s: float
+    predicted_s: float
+    end_unix_s: float  # predicted
+    follows: bool  # sent while another was with the worker: with a longer lead it would have been there sooner
+
+
+class Prediction:
+    """Books and flights of one replica, from one resync to the next."""
+
+    def __init__(self, books: Books, draft: Profile | None) -> None:
+        self._books = books
+        self._draft = draft
+        self.flights: deque[Flight] = deque()
+        self.releasing: set[int] = set()  # slots whose end is in flight: nothing of them is corrected any more
+
+    # ------------------------------------------------------------ sending
+
+    def entries(self, choice: Choice) -> Entries:
+        """Those of the choice that can run: of requests still here, and within the free blocks, cut from the end.
+
+        Caps come down to what is left of each, so that KV is neither asked for nor taken beyond what was counted.
+        """
+        cut = False
+        books, slots, caps, speculation = self._books, choice.slots, choice.caps, choice.speculation
+        if not len(slots):
+            return Entries(EMPTY, EMPTY, None)
+        rows = books.row_of[slots]
+        kept: Bools = (rows >= 0) & (rows < books.live)
+        if not kept.all():
+            slots, caps, rows = slots[kept], caps[kept], rows[kept]
+            speculation = None if speculation is None else speculation.along(kept)
+            if not len(slots):
+                return Entries(EMPTY, EMPTY, None)
+        decode = books.phase[rows] == DECODE
+        drafts = 0 if speculation is None else np.where(speculation.depth > 0, caps, 1)
+        left = np.where(decode, np.maximum(drafts, 1), books.target_tokens[rows] - books.computed_tokens[rows])
+        caps = np.minimum(caps, left).astype(np.int32)
+        ends = np.cumsum(books.blocks_for(rows, caps))
+        if ends[-1] > (free_blocks := books.kv_free_blocks()):
+            kept = np.arange(len(slots)) < np.searchsorted(ends, free_blocks, side="right")
+            slots, caps = slots[kept], caps[kept]
+            speculation = None if speculation is None else speculation.along(kept)
+            cut = True
+        return Entries(slots, caps, speculation, cut)
+
+    def release(self, slot: int) -> None:
+        """The worker frees it before the plan's entries run, so its KV counts as free from here."""
+        self._books.drop_kv(int(self._books.row_of[slot]))
+        self.releasing.add(slot)
+        self._books.leave(slot)
+
+    def preempt(self, slot: int) -> None:
+        """Its KV goes, its tokens stay: it must compute all of them again."""
+        books = self._books
+        row = int(books.row_of[slot])
+        books.target_tokens[row] = books.prompt_tokens[row] + books.generated_tokens[row]
+        books.drop_kv(row)
+        books.phase[row] = Phase.WAITING
+
+    def overcounted(self, slot: int) -> int:
+        """Output tokens of the slot that the books already count and plans in flight have still to make."""
+        return sum(int(flight.emitted[flight.slots == slot].sum()) for flight in self.flights)
+
+    def retime(self, end_unix_s: float) -> None:
+        """An iteration ended at this instant: the clock of the plans behind it moves."""
+        for flight in self.flights:
+            end_unix_s += flight.predicted_s
+            flight.end_unix_s = end_unix_s
+
+    def launch(self, seq: int, entries: Entries, start_unix_s: float, profile: Profile) -> Flight:
+        """Write into the books what these entries will do; the flight that remembers it."""
+        slots, caps, speculation, _ = entries
+        books = self._books
+        rows = books.row_of[slots]
+        decode: Bools = books.phase[rows] == DECODE
+        has, restarts = books.computed_tokens[rows], books.restarts[rows]
+        depth: Ints = np.zeros_like(caps) if speculation is None else np.where(decode, speculation.depth, 0).astype(np.int32)
+        drafting: Bools = depth > 0
+        computed = np.where(decode, 1, caps).astype(np.int32)
+        unsure: Ints = np.minimum(caps - computed, depth)
+        verified, drafted_s, selection = caps, 0.0, None
+        if speculation is not None and drafting.any():
+            verified = _within_budget(caps, drafting, speculation.budget_tokens)
+            drafted_s = self._draft_s(rows[drafting], depth[drafting], speculation.width[drafting], has[drafting])
+            selection = _selection(speculation, depth)
+        shape = _shape(has, verified, decode & (verified == 1))
+        predicted_s = profile.batch_s(shape) + drafted_s
+        end = start_unix_s + predicted_s
+
+        books.kv_held_blocks[rows] += books.blocks_for(rows, caps)
+        books.computed_tokens[rows] += computed
+        books.unsure_tokens[rows] += unsure
+        emitted = (decode | (books.computed_tokens[rows] >= books.target_tokens[rows])).astype(np.int32)
+        books.generated_tokens[rows] += emitted
+        # A prefill on its way leaves WAITING; one that ends becomes a decode.
+        books.phase[rows] = np.where(emitted, DECODE, PREFILL)
+        books.draft_tokens[rows[drafting]] = books.computed_tokens[rows[drafting]]
+        firsts: Bools = (emitted > 0) & np.isinf(books.first_token_unix_s[rows])
+        books.first_token_unix_s[rows[firsts]] = end
+        self._advance_due(rows, emitted, end)
+        for slot in books.slot[rows[books.generated_tokens[rows] >= books.max_tokens[rows]]].tolist():
+            books.leave(slot)
+        flight = Flight(
+            seq=seq,
+            slots=slots,
+            packed_slots=pack(slots),
+            computed=computed,
+            emitted=emitted,
+            unsure=unsure,
+            selection=selection,
+            caps=caps,
+            has=has,
+            decode=decode,
+            firsts=firsts,
+            restarts=restarts,
+            shape=shape,
+            draft_s=drafted_s,
+            predicted_s=predicted_s,
+            end_unix_s=end,
+            follows=bool(self.flights),
+        )
+        self.flights.append(flight)
+        return flight
+
+    def _draft_s(self, rows: Ints, depth: Ints, width: Ints, has: Ints) -> float:
+        assert self._draft is not None, "speculation without a draft model"
+        context = has + self._books.unsure_tokens[rows] + 1
+        missing = context - np.minimum(self._books.draft_tokens[rows], has)
+        return draft_s(self._draft, depth=depth, width=width, context=context, missing=missing)
+
+    def _advance_due(self, rows: Ints, emitted: Ints, at_unix_s: float) -> None:
+        """Deadlines are cumulative; without a TTFT the pace is anchored at the first token."""
+        books = self._books
+        made = rows[emitted != 0]
+        due = books.next_due_unix_s[made]
+        anchored = np.where(np.isinf(due) & (books.generated_tokens[made] <= 1), at_unix_s, due)
+        books.next_due_unix_s[made] = anchored + emitted[emitted != 0] * books.tbt_s[made]
+
+    # ------------------------------------------------------------ reconciliation
+
+    def reconcile(self, flight: Flight, ack: PlanAck) -> Landing:
+        """Correct the books by what the worker did otherwise than predicted; the batch as it was run."""
+        books = self._books
+        rows = books.row_of[flight.slots]  # until a row moves
+        held = rows >= 0
+        tbt_s, application = books.tbt_s[rows], books.application[rows]
+        same = held & (books.restarts[rows] == flight.restarts)  # its KV is still the one that this plan filled
+        unsure = flight.unsure > 0
+        speculated = bool(unsure.any())
+        books.unsure_tokens[rows[same]] -= flight.unsure[same]
+        exact = ack.slots == flight.packed_slots and ack.computed == pack(flight.computed) and ack.emitted == pack(flight.emitted)
+        if exact and not speculated:
+            if flight.firsts.any():
+                began = flight.firsts & held
+                self._first_tokens(rows[began], flight.emitted[began], ack.ended_unix_s)
+            return Landing(flight.shape, None, 0)
+        at = _positions(unpack(ack.slots), flight.slots, books.capacity)
+        computed, emitted = (np.where(at >= 0, np.append(unpack(raw), 0)[at], 0) for raw in (ack.computed, ack.emitted))
+        if flight.firsts.any():
+            self._first_tokens(rows[flight.firsts & held], emitted[flight.firsts & held], ack.ended_unix_s)
+        missed = 0
+        for i in np.flatnonzero(held & ((computed != flight.computed) | (emitted != flight.emitted))).tolist():
+            missed += not self._correct(int(flight.slots[i]), flight, i, int(computed[i]), int(emitted[i]), bool(same[i]))
+        self._hold_kv(flight.slots[same])
+        drafted = np.where(at >= 0, np.append(unpack(ack.drafted), 0)[at], 0) if ack.drafted else np.zeros_like(computed)
+        tokens = np.where(flight.decode & (computed > 0), drafted + 1, computed).astype(np.int32)
+        ran = tokens > 0
+        shape = _shape(flight.has[ran], tokens[ran], (flight.decode & (drafted == 0))[ran])
+        told = held & (drafted > 0)
+        if not told.any():
+            return Landing(shape, None, missed)
+        return Landing(shape, Drafts(tbt_s[told], application[told], drafted[told], np.maximum(emitted[told] - 1, 0)), missed)
+
+    def _correct(self, slot: int, flight: Flight, i: int, computed: int, emitted: int, same: bool) -> bool:
+        """One entry did otherwise than its row assumes. True if that was foreseen: more drafts accepted than the one token counted."""
+        books = self._books
+        row = int(books.row_of[slot])
+        extra, moved = emitted - int(flight.emitted[i]), computed - int(flight.computed[i])
+        foreseen = bool(0 < extra == moved <= flight.unsure[i])
+        books.generated_tokens[row] += extra
+        if slot in self.releasing:
+            return True
+        if math.isfinite(books.next_due_unix_s[row]):
+            books.next_due_unix_s[row] += extra * books.tbt_s[row]
+        known = books.prompt_tokens[row] + books.generated_tokens[row]
+        if not same:  # preempted since: only what must be computed again has changed
+            if books.phase[row] != Phase.DECODE:
+                books.target_tokens[row] = known
+            return True
+        books.computed_tokens[row] = max(books.computed_tokens[row] + moved, 0)
+        if books.computed_tokens[row] < known - 1 or books.generated_tokens[row] == 0:
+            books.target_tokens[row] = known
+            books.phase[row] = Phase.PREFILL if books.computed_tokens[row] else Phase.WAITING
+        else:
+            books.phase[row] = Phase.DECODE
+        if books.generated_tokens[row] < books.max_tokens[row]:
+            books.come_back(slot)
+        else:
+            books.leave(slot)
+        return foreseen
+
+    def _first_tokens(self, rows: Ints, emitted: Ints, at_unix_s: float) -> None:
+        """They were predicted; this is when they came, if they did. A pace without a TTFT counts from there."""
+        books = self._books
+        anchored = np.isinf(books.first_due_unix_s[rows]) & np.isfinite(books.tbt_s[rows])
+        instant = np.where(emitted > 0, at_unix_s, math.inf)
+        shift = instant - books.first_token_unix_s[rows]
+        books.next_due_unix_s[rows[anchored]] += shift[anchored]
+        books.first_token_unix_s[rows] = instant
+
+    def _hold_kv(self, slots: Ints) -> None:
+        """Hold what these slots may still fill: after all plans in flight, and at the peak of each of them."""
+        books = self._books
+        rows = books.row_of[slots]
+        upper = books.computed_tokens[rows] + books.unsure_tokens[rows]
+        top = upper.copy()
+        for flight in reversed(self.flights):
+            at = _positions(flight.slots, slots, books.capacity)
+            runs = at >= 0
+            runs[runs] = flight.restarts[at[runs]] == books.restarts[rows[runs]]
+            upper[runs] -= (flight.computed + flight.unsure)[at[runs]]
+            top[runs] = np.maximum(top[runs], upper[runs] + flight.caps[at[runs]])
+        books.kv_held_blocks[rows] = -(-top // books.block_tokens)
+
+
+# ---------------------------------------------------------------- batches
+
+
+def _shape(has: Ints, tokens: Ints, plain: Bools) -> BatchShape:
+    """Plain decodes apart; all else, speculating decodes too, are chunks of `tokens` on the `has` they stand on."""
+    chunk = ~plain
+    l_in, l_has = tokens[chunk].astype(np.int64), has[chunk].astype(np.int64)
+    return BatchShape(
+        int(l_in.sum()),
+        len(l_in),
+        float((l_in * l_in).sum()),
+        float((l_in * l_has).sum()),
+        int(l_has.sum()),
+        int(np.count_nonzero(plain)),
+        int(has[plain].sum()),
+    )
+
+
+def _within_budget(caps: Ints, drafting: Bools, budget_tokens: int) -> Ints:
+    """What is likely to be verified: the caps, shrunk evenly where their sum exceeds the budget that they share."""
+    drafts = int((caps[drafting] - 1).sum())
+    room = max(budget_tokens - int(np.count_nonzero(drafting)), 0)
+    if drafts <= room:
+        return caps
+    verified = caps.copy()
+    verified[drafting] = 1 + np.rint((caps[drafting] - 1) * (room / drafts)).astype(np.int32)
+    return verified
+
+
+def _selection(speculation: Speculation, depth: Ints) -> Selection:
+    return Selection(
+        method=speculation.method,
+        depth=pack(depth),
+        width=pack(speculation.width),
+        needed=speculation.needed.astype("<f4").tobytes(),
+        budget_tokens=speculation.budget_tokens,
+        needed_limit_tokens=speculation.needed_limit_tokens,
+    )
+
+
+def _positions(of: Ints, wanted: Ints, capacity: int) -> Ints:
+    """Where each wanted slot stands among `of`; -1 where it does not."""
+    at = np.full(capacity, -1, dtype=np.int32)
+    at[of] = np.arange(len(of), dtype=np.int32)
+    found: Ints = at[wanted]
+    return found

@@ -1,0 +1,32 @@
+"""`slackline bench` runs and shows every figure. What the figures are is no test's affair: a slow day is no error."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+AIMED = {
+    "qoserve, 256 decodes and 64 waiting, encoded, p50",
+    "qoserve, 256 decodes and 64 waiting, encoded, p99",
+    "request to accepted, p50",
+    "first delta after its iteration's end, p50",
+    "engines idle for want of a plan",
+}
+PROCESSES = {"nats-server", "admission", "planner", "relegation", "worker-r1", "worker-r2", "gateway"}
+
+
+def test_the_quick_bench_prints_every_figure_and_writes_the_same(tmp_path: Path) -> None:
+    out = tmp_path / "new" / "bench.json"
+    command = [sys.executable, "-m", "loadgen", "bench", "--quick", "--json", "--seed", "3", "--out", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report == json.loads(out.read_text())
+    assert (report["seed"], report["quick"]) == (3, True)
+    assert report["machine"]["cores"] > 0
+    figures = report["figures"]
+    assert [f["name"] for f in figures if f["value"] is None] == []
+    assert {f["name"] for f in figures if f["aim"] is not None} == AIMED
+    for part in ("memory at rest", "memory under load"):
+        assert {f["name"] for f in figures if f["part"] == part} == PROCESSES
+    assert "steady load" in done.stderr, "progress is shown"
