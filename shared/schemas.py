@@ -23,13 +23,13 @@ class Sampling(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unk
     max_tokens: Annotated[int, Meta(ge=1, le=1_000_000)] = 256
     temperature: Annotated[float, Meta(ge=0, le=2)] = 1.0
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
-    top_k: Annotated[int, Meta(ge=0)] = 0  # 0: all
+    top_k: Annotated[int, Meta(ge=0, le=1_000_000)] = 0  # 0: all
     seed: Int64 | None = None  # None: derived from the request's key
     stop: Annotated[list[Annotated[str, Meta(max_length=256)]], Meta(max_length=16)] = field(default_factory=list)
     stop_token_ids: Annotated[list[Int64], Meta(max_length=64)] = field(default_factory=list)
     ignore_eos: bool = False
     # Stands for the model's own end of sequence when a trace is replayed: the worker stops there, no planner sees it.
-    output_tokens: Annotated[int, Meta(ge=1)] | None = None
+    output_tokens: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
 
 
 class GenerateRequest(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -47,7 +47,7 @@ class GenerateRequest(Struct, frozen=True, kw_only=True, omit_defaults=True, for
     application: ShortText = ""  # whose decode-length history predicts this one
     session: ShortText = ""
     allow_relegation: bool = True  # False: refused with a Retry-After rather than served late
-    expires_s: Annotated[float, Meta(gt=0)] = 172_800.0  # longest it may stay unfinished
+    expires_s: Annotated[float, Meta(gt=0, le=31_536_000)] = 172_800.0  # longest it may stay unfinished, at most a year
     inbox: str | None = None  # a subject under _INBOX. for the events instead of the derived one
 
 
@@ -164,8 +164,8 @@ class Record(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     key: RequestKey
     body_key: str
-    owner: str  # the admission or relegation instance that moves it while `placed` is False
-    state: str  # placing | placed | relegated | ended
+    owner: str  # the admission or relegation instance that places it
+    state: str  # placing (also while a replica holds it) | relegated | ended
     attempt: int
     service_class: ServiceClass
     tier: str
@@ -185,6 +185,7 @@ class Record(Struct, frozen=True, kw_only=True, omit_defaults=True):
     resume: Resume = Resume()
     relegated: bool = False  # ever
     left: str = ""  # why its last replica gave it up
+    lost: int = 0  # attempts whose replica was lost: a request that breaks engines must not go round for ever
     cancelled: bool = False  # tombstone
     traceparent: str = ""
     verdict: Verdict | None = None
@@ -224,6 +225,7 @@ class OfferAnswer(Struct, frozen=True, kw_only=True):
     earliest_s: float | None = None  # from now
     reason: str = ""
     in_doubt: bool = False  # not accepted, yet the worker may hold it: withdraw before it goes elsewhere
+    ready: bool = True  # False: nobody could decide just now; ask again
 
 
 class Digest(Struct, frozen=True, kw_only=True):
@@ -398,6 +400,7 @@ class SnapshotEntry(Struct, frozen=True, kw_only=True):
     text: str
     measure: Measure
     service_class: ServiceClass
+    relegated: bool = False  # ever
 
 
 class Snapshot(Struct, frozen=True, kw_only=True, tag="snapshot"):

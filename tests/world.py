@@ -32,7 +32,7 @@ from shared.drive.virtual_loop import run_virtual
 from shared.errors import BusError
 from shared.perf import store as profiles
 from shared.policy.worker import _seed
-from shared.schemas import Delta, End, GenerateRequest, Record, Resume, Sampling
+from shared.schemas import Delta, End, GenerateRequest, PlanAck, Record, Resume, Sampling
 from shared.store.acklog import decode_entry, fold
 from shared.telemetry import Off
 from shared.text import Tokenizer
@@ -98,6 +98,16 @@ class World:
         self.handles: dict[str, Handle] = {}
         self.requests: dict[str, GenerateRequest] = {}
         self.cancelled: set[str] = set()
+        self.planners: list[Planner] = []
+        self.written: list[tuple[str, bytes]] = []  # every entry of every ack log, in order, whatever was trimmed since
+        append = self.net.acks.append
+
+        def remember(subject: str, payload: bytes, expected_last: int) -> int:
+            seq = append(subject, payload, expected_last)
+            self.written.append((subject, payload))
+            return seq
+
+        self.net.acks.append = remember  # type: ignore[method-assign]
         self.down_s = 0.3  # until a dead process is started again
 
     # ------------------------------------------------------------ processes
@@ -121,13 +131,14 @@ class World:
         rng = random.Random(self.rng.getrandbits(64))
         kind = name.split("-")[0]
         if kind == "admission":
-            cfg = AdmissionConfig(policy=self.scene.policy, sweep_s=2.0)
+            cfg = AdmissionConfig(policy=self.scene.policy, sweep_s=2.0, lost_limit=100)
             service = Admission(cfg, bus, clock, Tokenizer.builtin(), Off(), rng)
             self.cores[name] = service.core.check
             await service.run(stop)
         elif kind == "planner":
             planner = Planner(PlannerConfig(policy=self.scene.policy), bus, clock, Off(), rng)
             self.cores[name] = lambda: [seat.core.check() for seat in planner._seats.values() if seat.core.synced] and None
+            self.planners.append(planner)
             await planner.run(stop)
         elif kind == "relegation":
             await Relegation(RelegationConfig(list_s=2.0), bus, clock, Off(), rng).run(stop)
@@ -265,9 +276,27 @@ class World:
                 assert request_id in self.cancelled
             else:
                 assert verdict.finish_reason in (FinishReason.STOP, FinishReason.LENGTH, FinishReason.REFUSED), verdict
+        assert not [error for planner in self.planners for error in planner.broken], "a seat was broken"
+        self._check_attempts()
         for n in range(self.scene.replicas):
             rows = self.net.acks.read(subjects.ack_log(f"r{n}"), after=0)
             fold([decode_entry(payload) for _, payload in rows])
+
+    def _check_attempts(self) -> None:
+        """Once an attempt has spoken, no earlier one ever does: no second text can be spliced in."""
+        spoken: dict[str, int] = {}
+        at_slot: dict[tuple[str, str, int], tuple[str, int]] = {}
+        for subject, payload in self.written:
+            ack = decode_entry(payload)
+            if not isinstance(ack, PlanAck):
+                continue
+            for held in ack.held:
+                at_slot[subject, ack.incarnation, held.slot] = (held.key, held.attempt)
+            for slot, emitted in zip(unpack_list(ack.slots), unpack_list(ack.emitted), strict=True):
+                if emitted:
+                    key, attempt = at_slot[subject, ack.incarnation, slot]
+                    assert attempt >= spoken.get(key, 0), f"{key}: attempt {attempt} spoke after attempt {spoken[key]}"
+                    spoken[key] = attempt
 
     def _check_output(self, request_id: str, reason: FinishReason, tokens: list[int], text: str, record: Record) -> None:
         """The sim engine's tokens are a function of the request and the position: nothing skipped, doubled or spliced."""

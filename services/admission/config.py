@@ -14,4 +14,5 @@ class AdmissionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     open_limit: int = 20_000  # requests under way at once; beyond, refused with a Retry-After
     lost_s: float = 3.0  # a worker silent for this long is fenced
     sweep_s: float = 15.0  # between looks at every open record
+    lost_limit: int = 5  # attempts whose replica was lost before a request is failed
     drain_s: float = 10.0

@@ -18,7 +18,7 @@ from shared.bus.api import Bus, Call, Endpoint
 from shared.clock import Clock
 from shared.columns import unpack_list
 from shared.drive.chores import Chores
-from shared.errors import BusError, BusTimeout, PeerError
+from shared.errors import BusError, PeerError
 from shared.metrics import Registry
 from shared.policy import registry
 from shared.policy.admission import (
@@ -68,7 +68,7 @@ log = structlog.get_logger()
 
 QUEUE = "admission"
 LONG_PROMPT_CHARACTERS = 4096  # beyond, tokenising (1 us a character) would hold up the event loop
-BUSY_RETRY_S = 0.5  # pause before asking a store that did not answer again
+STORIES_S = 0.3  # age of what attach may read; who asks too early asks again
 
 
 class Admission:
@@ -91,6 +91,8 @@ class Admission:
         self._chores = Chores()
         self._changed = asyncio.Event()
         self._receiving = 0
+        self._story_cache: dict[ReplicaId, tuple[float, acklog.Stories]] = {}
+        self._story_locks: dict[ReplicaId, asyncio.Lock] = {}
 
     # ------------------------------------------------------------ life
 
@@ -133,7 +135,7 @@ class Admission:
             try:
                 if not self._lease.held or not await self._lease.renew():
                     await self._lease.acquire()
-            except BusTimeout:
+            except BusError:
                 log.warning("lease.doubtful", instance=self.name)
             await asyncio.sleep(RENEW_S)
 
@@ -159,9 +161,9 @@ class Admission:
     async def _perform(self, action: AdmissionAction) -> None:
         try:
             match action:
-                case Place(key, replica, incarnation):
-                    placed = await self._placer.place(key, replica, incarnation, ServiceClass.STANDARD, "placing")
-                    self._placed(key, replica, placed)
+                case Place(key, attempt, replica, incarnation):
+                    placed = await self._placer.place(key, replica, incarnation, ServiceClass.STANDARD, "placing", attempt)
+                    self._placed(key, attempt + 1, replica, placed)
                 case Relegate(key, reason):
                     await self._relegate(key, reason)
                     self._feed(Gone(key))
@@ -174,14 +176,14 @@ class Admission:
             self._feed(Gone(action.key))
             self._sweep.soon()
 
-    def _placed(self, key: RequestKey, replica: ReplicaId, placed: Placed) -> None:
+    def _placed(self, key: RequestKey, attempt: int, replica: ReplicaId, placed: Placed) -> None:
         if placed.taken:
-            self._feed(Taken(key))
+            self._feed(Taken(key, attempt))
         elif placed.gone:
             self._feed(Gone(key))
             self._chores.spawn(self._end_cancelled(key), "admission.cancelled")
         else:
-            self._feed(Declined(key, replica, placed.earliest_s, placed.unplanned))
+            self._feed(Declined(key, attempt, replica, placed.earliest_s, placed.unplanned))
 
     async def _relegate(self, key: RequestKey, reason: str) -> None:
         def step(record: Record) -> Record | None:
@@ -225,8 +227,9 @@ class Admission:
         try:
             tier = call.subject.rsplit(".", 1)[-1]
             key = intake.check(request, tier, self._tiers)
-            if self.core.full:
-                await call.reply(Refused(code="slow_down", message="too many requests are under way", retry_after_s=1.0))
+            if self.core.full(self._receiving):
+                wait_s = self.core.shortest_backlog_s(now_unix_s=now)
+                await call.reply(Refused(code="slow_down", message="too many requests are under way", retry_after_s=wait_s))
                 return
             prompt = await self._tokenised(request)
             record, body = intake.record(
@@ -260,7 +263,9 @@ class Admission:
         except PeerError as error:
             span.set(**{names.ERROR_TYPE: error.code})
             await call.reply(Refused(code=error.code, message=error.message, param=error.param))
-        except BusTimeout:
+        except BusError as error:
+            log.warning("request.doubtful", request_id=request.request_id[:64], error=str(error))
+            self._sweep.soon()  # it may have been stored
             span.set(**{names.ERROR_TYPE: "store_timeout"})
             await call.reply(Refused(code="server_is_overloaded", message="ask again with the same id", retry_after_s=1.0))
         finally:
@@ -271,7 +276,7 @@ class Admission:
         record = stored.record
         assert record.replica is not None
         try:
-            self._placed(record.key, record.replica, await self._placer.offer(stored))
+            self._placed(record.key, record.attempt, record.replica, await self._placer.offer(stored))
         except BusError as error:
             log.warning("step.doubtful", request=record.key, error=str(error))
             self._feed(Gone(record.key))
@@ -307,7 +312,7 @@ class Admission:
         except PeerError as error:
             await call.reply(Refused(code=error.code, message=error.message, param=error.param))
             return
-        except BusTimeout:
+        except BusError:
             await call.reply(Refused(code="server_is_overloaded", message="the store did not answer", retry_after_s=1.0))
             return
         replay = Replay(
@@ -322,10 +327,20 @@ class Admission:
 
     async def _so_far(self, record: Record) -> Resume:
         if record.verdict is None and record.replica is not None:
-            story = (await acklog.read(self._bus, record.replica)).get((record.key, record.attempt, record.incarnation))
+            story = (await self._stories(record.replica)).get((record.key, record.attempt, record.incarnation))
             if story is not None:
                 return story.resume(record)
         return await self._records.output(record)
+
+    async def _stories(self, replica: ReplicaId) -> acklog.Stories:
+        """What the log of a replica tells, read at most every STORIES_S: when many streams fall silent at once, all of them ask."""
+        lock = self._story_locks.setdefault(replica, asyncio.Lock())
+        async with lock:
+            read_unix_s, stories = self._story_cache.get(replica, (0.0, {}))
+            if self._clock.unix_s() - read_unix_s > STORIES_S:
+                stories = await acklog.read(self._bus, replica)
+                self._story_cache[replica] = (self._clock.unix_s(), stories)
+            return stories
 
     # ------------------------------------------------------------ ends
 
@@ -343,7 +358,7 @@ class Admission:
 
         try:
             stored = await self._ending.end(over.key, step)
-        except BusTimeout:
+        except BusError:
             return  # the worker tells it again
         if stored is not None and stored.record.verdict is None:
             now = self._clock.unix_s()
@@ -368,7 +383,7 @@ class Admission:
         try:
             await self._records.change(key, lambda r: None if r.verdict is not None or r.cancelled else replace(r, cancelled=True))
             await self._end_cancelled(key)
-        except BusTimeout:
+        except BusError:
             self._sweep.soon()
 
     async def _end_cancelled(self, key: RequestKey) -> None:

@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 import structlog
+from msgspec.structs import replace
 
 from services.admission.config import AdmissionConfig
 from services.admission.workers import Workers
@@ -21,7 +22,7 @@ from shared.policy.moves import FINAL, moved_on
 from shared.policy.moves import relegated as in_pool
 from shared.policy.verdict import ended
 from shared.schemas import Fenced, Hint, Holdings, HoldingsAnswer, LogEntry, Record, Resume
-from shared.store.acklog import Story, decode_entry, encode_entry, fold
+from shared.store.acklog import Story, decode_log, encode_entry, fold
 from shared.store.ending import Ending
 from shared.store.leases import holders
 from shared.store.place import Placer
@@ -32,6 +33,7 @@ from shared.vocabulary import FinishReason, ReplicaId, RequestKey, ServiceClass
 log = structlog.get_logger()
 
 LOOK_S = 0.25  # how often lost workers are looked for, and how soon a sweep asked for begins
+STALLED_S = 1.0  # a turn of the loop that comes this late heard no heartbeats either
 SPACING_S = 1.0  # between two sweeps at least
 
 
@@ -63,7 +65,11 @@ class Sweep:
 
     async def run(self) -> None:
         next_at = 0.0
+        turned = self._clock.unix_s()
         while True:
+            if self._clock.unix_s() - turned > STALLED_S:
+                self._workers.forget()  # it was we who heard nothing
+            turned = self._clock.unix_s()
             for replica in self._workers.newly_lost():
                 log.warning("worker.lost", replica=replica)
                 self._core.handle(ReplicaLost(replica), now_unix_s=self._clock.unix_s())
@@ -80,6 +86,7 @@ class Sweep:
                     await self._sweep()
             except (BusError, PeerError) as error:
                 log.warning("sweep.broken", error=str(error))
+                self._workers.forget()
                 self._soon = True
             await asyncio.sleep(LOOK_S)
 
@@ -121,6 +128,8 @@ class Sweep:
             answer = await self._bus.request(subjects.holdings(replica), Holdings(asked=asked), HoldingsAnswer, timeout_s=2.0)
         except (BusError, PeerError):
             return set()
+        if len(answer.known) != len(asked):
+            return set()
         unknown: set[tuple[RequestKey, int]] = set()
         for stored, known in zip(records, answer.known, strict=True):
             record = stored.record
@@ -160,7 +169,7 @@ class Sweep:
         """The replica's log, once the incarnation cannot write to it any more. None if it turned out to be alive."""
         subject = ack_log(replica)
         rows = await self._bus.acks.read(subject)
-        entries = [decode_entry(payload) for _, payload in rows]
+        entries = decode_log(rows)
         if not entries or isinstance(entries[-1], Fenced) or entries[-1].incarnation != incarnation:
             return entries  # another has written since: its appends fail
         fence = encode_entry(Fenced(incarnation=incarnation, by=self._owner))
@@ -193,7 +202,12 @@ class Sweep:
                 return None
             if record.cancelled:
                 return ended(record, FinishReason.CANCELLED, resume, self._clock.unix_s())
+            lost = record.lost + (record.replica is not None)
+            if lost >= self._cfg.lost_limit:
+                message = f"the replicas of {lost} attempts were lost"
+                return ended(record, FinishReason.FAILED, resume, self._clock.unix_s(), message=message)
             moved = moved_on(record, resume, self._owner, "lost" if record.replica is not None else record.left)
+            moved = replace(moved, lost=lost)
             return in_pool(moved) if best_effort else moved
 
         changed = await self._ending.end(stored.record.key, step)

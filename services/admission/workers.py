@@ -35,6 +35,11 @@ class Workers:
             return heard[0].incarnation == incarnation
         return None if now - self._began_unix_s <= self._lost_s else False
 
+    def forget(self) -> None:
+        """We heard nothing for a while, whoever lived: nobody is judged before heartbeats have had time to come again."""
+        self._began_unix_s = self._clock.unix_s()
+        self._heard.clear()
+
     def newly_lost(self) -> list[ReplicaId]:
         """Replicas silent for too long since the last time this was asked; they are forgotten by it."""
         now = self._clock.unix_s()

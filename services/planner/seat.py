@@ -75,7 +75,7 @@ class Seat:
                 chores.listen(await bus.subscribe(subjects.acked(replica), PlanAck, self._on_acked))
                 chores.listen(await bus.subscribe(subjects.plan_refused(replica), PlanRefused, self._on_refused))
                 self._need_resync("begin")
-                endpoint = Endpoint("offer", subjects.offer(replica), Offer, self._on_offer)
+                endpoint = Endpoint("offer", subjects.offer(replica), Offer, self._on_offer, "seat")
                 metadata = {"replica": replica, "planner": self._planner, "policy": self._cfg.policy, "epoch": str(self.epoch)}
                 chores.listen(await bus.serve("seat", [endpoint], metadata))
                 log.info("seat.taken", replica=replica, epoch=self.epoch, policy=self._cfg.policy)
@@ -179,6 +179,8 @@ class Seat:
         calls.append((call, self._clock.unix_s()))
         if not self._put(Offered([offer])):
             calls.pop()
+            if not calls:
+                del self._waiting[offer.key, offer.attempt]
             self._chores.spawn(call.reply(OfferAnswer(accepted=False, reason="the planner is overloaded")), "planner.answer")
 
     def _on_acked(self, ack: PlanAck, call: Call) -> None:
@@ -195,7 +197,7 @@ class Seat:
             answer = await self._bus.request(subjects.hold(self.replica), hold, HoldAnswer, timeout_s=self._cfg.hold_timeout_s)
             done = HoldDone(hold.slot, answer.held, answer.reason, answer.in_doubt)
         except NoResponders:
-            done = HoldDone(hold.slot, False, "the worker is gone")
+            done = HoldDone(hold.slot, False, "the worker is gone", gone=True)
         except (BusError, PeerError) as error:
             done = HoldDone(hold.slot, False, str(error), in_doubt=True)
         await self._inbox.put(done)

@@ -11,7 +11,7 @@ from services.planner.seat import Seat, StaleEpoch
 from shared import subjects
 from shared.bus.api import LEASE_TTL_S, Bus, Call
 from shared.clock import Clock
-from shared.errors import BusError, BusTimeout
+from shared.errors import BusError, ConfigError, PeerError
 from shared.schemas import Announce
 from shared.store.leases import RENEW_S, Lease
 from shared.telemetry import Tracing
@@ -20,6 +20,7 @@ from shared.vocabulary import ReplicaId
 log = structlog.get_logger()
 
 LOOK_S = 0.25  # how often leases without a holder are looked for
+SHUN_S = 10.0  # a replica whose planning failed is left to others for that long
 SAFETY_S = 0.5  # a lease not renewed this long before it would run out is given up
 
 
@@ -32,6 +33,8 @@ class Planner:
         self._workers: dict[ReplicaId, tuple[Announce, float]] = {}
         self._seats: dict[ReplicaId, Seat] = {}
         self._stops: dict[ReplicaId, asyncio.Event] = {}
+        self._shunned: dict[ReplicaId, float] = {}  # replicas that could not be planned, and until when they are left alone
+        self.broken: list[BaseException] = []  # what ended a seat and should not have
 
     async def run(self, stop: asyncio.Event) -> None:
         announcements = await self._bus.subscribe(subjects.ANNOUNCEMENTS, Announce, self._on_announce)
@@ -49,6 +52,8 @@ class Planner:
             await announcements.stop()
 
     def _on_announce(self, announce: Announce, call: Call) -> None:
+        if call.subject != subjects.announce(announce.replica):
+            return  # not who it says it is
         self._workers[announce.replica] = (announce, self._clock.unix_s())
         seat = self._seats.get(announce.replica)
         if seat is not None:
@@ -61,7 +66,7 @@ class Planner:
             for replica, (announce, at) in sorted(self._workers.items()):
                 if now - at > self._cfg.lost_s:
                     del self._workers[replica]
-                elif replica not in self._seats and len(self._seats) < self._cfg.max_replicas:
+                elif replica not in self._seats and len(self._seats) < self._cfg.max_replicas and now >= self._shunned.get(replica, now):
                     if self._seats:
                         await asyncio.sleep(min(0.02 * len(self._seats), 0.2) * self._rng.random())
                     lease = Lease(self._bus.leases, f"planner.{replica}", self.name)
@@ -70,10 +75,22 @@ class Planner:
                     except BusError:
                         continue
                     if taken:
-                        self._seats[replica] = seat = Seat(self._cfg, self.name, self._bus, self._clock, lease, announce, self._tracing)
+                        seat = self._seat(lease, announce)
+                        if seat is None:
+                            self._shunned[replica] = now + SHUN_S
+                            continue
+                        self._seats[replica] = seat
                         self._stops[replica] = asyncio.Event()
                         tasks.create_task(self._sit(seat), name=f"planner.{replica}")
             await asyncio.sleep(LOOK_S)
+
+    def _seat(self, lease: Lease, announce: Announce) -> Seat | None:
+        """None where the worker announced what we cannot plan for: its lease runs out by itself, others may know better."""
+        try:
+            return Seat(self._cfg, self.name, self._bus, self._clock, lease, announce, self._tracing)
+        except ConfigError as error:
+            log.error("seat.impossible", replica=announce.replica, error=str(error))
+            return None
 
     async def _sit(self, seat: Seat) -> None:
         """Run a seat while its lease holds and its worker lives."""
@@ -91,12 +108,17 @@ class Planner:
                 await seat.lease.release()
             log.info("seat.left", replica=seat.replica, epoch=seat.epoch)
         for result in results:
-            if isinstance(result, BaseExceptionGroup):
-                expected, result = result.split(BusError)  # the bus failed it at the start: whoever leases it next tries again
-                if expected is not None:
-                    log.warning("seat.failed", replica=seat.replica, error=str(expected.exceptions[0]))
-            if isinstance(result, BaseException) and not isinstance(result, (asyncio.CancelledError, StaleEpoch)):
-                raise result
+            self._judge(seat.replica, result)
+
+    def _judge(self, replica: ReplicaId, result: BaseException | None) -> None:
+        """Why a seat ended. A fault in one replica's planning must not take the others with it: it is told, and left for a while."""
+        if isinstance(result, BaseExceptionGroup):
+            result = result.split((BusError, PeerError))[1]  # the bus failed it at the start: whoever leases it next tries again
+        if result is None or isinstance(result, (asyncio.CancelledError, StaleEpoch, BusError)):
+            return
+        log.error("seat.broken", replica=replica, exc_info=result)
+        self.broken.append(result)
+        self._shunned[replica] = self._clock.unix_s() + SHUN_S
 
     async def _keep(self, seat: Seat, stop: asyncio.Event) -> None:
         """Renew until stopped; return when the lease is lost, in doubt, or the worker silent."""
@@ -115,7 +137,7 @@ class Planner:
                 if not await seat.lease.renew():
                     return
                 renewed = asked
-            except BusTimeout:
+            except BusError:
                 if self._clock.unix_s() - renewed > LEASE_TTL_S - SAFETY_S:
                     return
 

@@ -12,7 +12,7 @@ from shared import subjects
 from shared.bus.api import LEASE_TTL_S, Bus, Call, Endpoint
 from shared.clock import Clock
 from shared.drive.chores import Chores
-from shared.errors import BusError, BusTimeout
+from shared.errors import BusError
 from shared.metrics import Registry
 from shared.policy.relegation import (
     Declined,
@@ -89,14 +89,14 @@ class Relegation:
                         self.core = self._empty()
                 elif await self._lease.renew():
                     renewed = now
-            except BusTimeout:
+            except BusError:
                 if self._lease.held and now - renewed > LEASE_TTL_S - SAFETY_S:
                     self._lease.lapse()
             if self._lease.held and now - listed >= self._cfg.list_s:
                 try:
                     await self._list()
                     listed = now
-                except BusTimeout:
+                except BusError:
                     log.warning("listing.broken", instance=self.name)
             self._feed(Tick())
             await asyncio.sleep(RENEW_S)
@@ -145,16 +145,16 @@ class Relegation:
         elif placed.gone:
             self._feed(Gone(place.key))
             await self._end(place.key, FinishReason.CANCELLED)
-        elif await self._back(place.key):
+        elif placed.stored is not None and await self._back(place.key, placed.stored.record.attempt):
             self._feed(Declined(place.key, place.replica))
         else:
             self._feed(Gone(place.key))
 
-    async def _back(self, key: RequestKey) -> bool:
-        """It was declined, for certain: back into the pool."""
+    async def _back(self, key: RequestKey, attempt: int) -> bool:
+        """This attempt was declined, for certain: back into the pool."""
 
         def step(record: Record) -> Record | None:
-            if record.verdict is not None or record.state != "placing" or record.owner != self.name:
+            if record.verdict is not None or record.state != "placing" or (record.owner, record.attempt) != (self.name, attempt):
                 return None
             return replace(record, state="relegated", replica=None, incarnation="", service_class=ServiceClass.BEST_EFFORT)
 

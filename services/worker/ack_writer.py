@@ -4,14 +4,18 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
+import structlog
+
 from shared.bus.api import Bus
-from shared.errors import BusTimeout, WrongSequence
+from shared.errors import BusError, PeerError
 from shared.policy.worker import Finished
 from shared.schemas import Fenced, LogEntry, Registered, Snapshot
 from shared.store.acklog import decode_entry, encode_entry
 from shared.store.records import Records
 from shared.subjects import ack_log
 from shared.vocabulary import ReplicaId
+
+log = structlog.get_logger()
 
 RETRY_S = 0.1
 
@@ -71,20 +75,21 @@ class AckWriter:
             try:
                 self._last_seq = await self._bus.acks.append(self._subject, payload, self._last_seq)
                 return
-            except (BusTimeout, WrongSequence) as error:
+            except BusError as error:
                 last = await self._last()
                 if last is not None and last[1] == payload:
                     self._last_seq = last[0]  # stored; only the answer was lost
                     return
                 if (0 if last is None else last[0]) != self._last_seq:
                     raise FencedError(f"the log of {self._replica} has another writer") from error
+                log.warning("ack.waits", replica=self._replica, error=str(error))
                 await asyncio.sleep(RETRY_S)
 
     async def _last(self) -> tuple[int, bytes] | None:
         while True:
             try:
                 return await self._bus.acks.last(self._subject)
-            except BusTimeout:
+            except BusError:
                 await asyncio.sleep(RETRY_S)
 
     async def _snapshot(self, pages: Sequence[Snapshot]) -> None:
@@ -99,7 +104,7 @@ class AckWriter:
                 self._may_trim = all(record.incarnation == self._incarnation for record in held)
             if self._may_trim:
                 await self._bus.acks.trim(self._subject, first)
-        except BusTimeout:
+        except BusError:
             return  # the next snapshot trims more
 
     async def fenced(self) -> bool:
@@ -107,5 +112,8 @@ class AckWriter:
         last = await self._last()
         if last is None or last[0] == self._last_seq or not self.queue.empty():
             return False
-        entry = decode_entry(last[1])
+        try:
+            entry = decode_entry(last[1])
+        except PeerError:
+            return True  # whoever wrote that, our next append would fail
         return isinstance(entry, Fenced) or entry.incarnation != self._incarnation

@@ -17,7 +17,7 @@ from shared import subjects
 from shared.bus.api import Bus, Call, Endpoint
 from shared.clock import Clock
 from shared.drive.chores import Chores
-from shared.errors import BusError, BusTimeout, ConfigError, NoResponders, PeerError, SlacklineError
+from shared.errors import BusError, ConfigError, NoResponders, PeerError, SlacklineError
 from shared.policy.worker import Finished, WorkerCore
 from shared.schemas import (
     Announce,
@@ -86,7 +86,7 @@ class WorkerService:
         self._work_since_unix_s = 0.0
         self._acks_since_snapshot = 0
         self._published_ack_seq = 0
-        self._draining = False
+        self._draining = asyncio.Event()
 
     # ------------------------------------------------------------ life
 
@@ -125,7 +125,7 @@ class WorkerService:
 
     async def _drain(self) -> None:
         """Give everything back; leave when it is settled, or after drain_s."""
-        self._draining = True
+        self._draining.set()
         await self._announce()
         self.core.drain()
         self._wake.set()
@@ -154,8 +154,8 @@ class WorkerService:
                 continue
             ended = clock.unix_s()
             idle_s = 0.0
+            came = self._plan_came_unix_s.pop(turn.plan.seq, began)
             if turn.work:
-                came = self._plan_came_unix_s.pop(turn.plan.seq, began)
                 idle_s = max(0.0, came - max(self._last_end_unix_s, self._work_since_unix_s))
                 self._last_end_unix_s = ended
             finished = core.finish(done, started_unix_s=began, ended_unix_s=ended, exec_s=exec_s, idle_s=idle_s)
@@ -207,17 +207,17 @@ class WorkerService:
         self._chores.spawn(self._hold(hold, call), "worker.hold")
 
     async def _hold(self, hold: Hold, call: Call) -> None:
-        if self._draining:
+        if self._draining.is_set():
             await call.reply(HoldAnswer(held=False, reason="draining"))
             return
         try:
             async with self._holds:
                 stored, body = await self._asked(hold)
-        except (BusTimeout, PeerError) as error:
+        except (BusError, PeerError) as error:
             await call.reply(HoldAnswer(held=False, reason=str(error)))
             return
-        if stored is None or body is None:
-            await call.reply(HoldAnswer(held=False, reason="no such record"))
+        if stored is None or body is None or self._draining.is_set():
+            await call.reply(HoldAnswer(held=False, reason="draining" if self._draining.is_set() else "no such record"))
             return
         idle = self.core.held == 0
         answer = self.core.hold(hold, stored.record, body)
@@ -346,7 +346,7 @@ class WorkerService:
             max_slots=facts.max_slots,
             epoch=self.core.epoch,
             ack_seq=self._published_ack_seq,
-            draining=self._draining,
+            draining=self._draining.is_set(),
         )
 
 
@@ -376,11 +376,12 @@ async def serve(
     """Incarnation after incarnation, until stopped."""
     rng = rng or Random(secrets.randbits(64))
     subjects.check_id(cfg.replica, "replica")
-    await refuse_a_twin(bus, ReplicaId(cfg.replica))
     while not stop.is_set():
+        await refuse_a_twin(bus, ReplicaId(cfg.replica))
         service = WorkerService(cfg, bus, clock, engine, tokenizer, runner, tracing, rng)
         try:
             await service.run(stop)
         except FencedError as fenced:
             log.warning("worker.fenced", replica=cfg.replica, incarnation=service.incarnation, reason=str(fenced))
             await runner.reset(engine)
+            await asyncio.sleep(rng.random())  # of two that fence each other, one comes back first and the other finds it there

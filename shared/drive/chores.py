@@ -9,7 +9,7 @@ from typing import Any
 import structlog
 
 from shared.bus.api import Subscription
-from shared.errors import BusError
+from shared.errors import BusError, PeerError
 
 log = structlog.get_logger()
 
@@ -17,8 +17,8 @@ log = structlog.get_logger()
 class Chores:
     """A task group, and the subscriptions whose handlers start tasks in it: they end before it does.
 
-    Answers and notices are repeated by whoever needs them, so a bus that cannot carry one now is logged and no reason to stop;
-    any other exception ends the service.
+    Answers and notices are repeated by whoever needs them: a bus that cannot carry one now, or a peer that sent something
+    impossible, is logged and no reason to stop. Any other exception ends the service.
     """
 
     def __init__(self) -> None:
@@ -57,5 +57,5 @@ class Chores:
 async def _or_log(coro: Coroutine[Any, Any, Any], name: str) -> None:
     try:
         await coro
-    except BusError as error:
+    except (BusError, PeerError) as error:
         log.warning("message.lost", task=name, error=str(error))

@@ -86,7 +86,7 @@ class VirtualFleet:
         now_s = self._timeline.now_s
         if self._keep_times:
             self.times[record.key] = array("d")
-        if self._admission.full:
+        if self._admission.full():
             refused = ended(
                 record, FinishReason.REFUSED, record.resume, now_s, message="too many requests are under way", retry_after_s=1.0
             )
@@ -114,7 +114,7 @@ class VirtualFleet:
     def _admission_step(self, action: admission.AdmissionAction) -> None:
         record = self._records[action.key]
         match action:
-            case admission.Place(_, replica, incarnation):
+            case admission.Place(_, _, replica, incarnation):
                 self._offer(
                     self._write(placed_at(record, ADMISSION, replica, incarnation, ServiceClass.STANDARD)), self._admission_answered
                 )
@@ -130,9 +130,9 @@ class VirtualFleet:
     def _admission_answered(self, record: Record, answer: OfferAnswer) -> None:
         assert record.replica is not None
         if answer.accepted:
-            self._admit(admission.Taken(record.key))
+            self._admit(admission.Taken(record.key, record.attempt))
         else:
-            self._admit(admission.Declined(record.key, record.replica, answer.earliest_s))
+            self._admit(admission.Declined(record.key, record.attempt, record.replica, answer.earliest_s))
 
     # ------------------------------------------------------------ relegation
 

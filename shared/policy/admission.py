@@ -39,16 +39,18 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """A replica holds it."""
+    """A replica holds this attempt."""
 
     key: RequestKey
+    attempt: int
 
 
 @dataclass(frozen=True, slots=True)
 class Declined:
-    """Not held there, for certain. `unplanned`: nobody plans that replica now."""
+    """This attempt is not held there, for certain. `unplanned`: nobody plans that replica now, so nobody was asked."""
 
     key: RequestKey
+    attempt: int
     replica: ReplicaId
     earliest_s: float | None = None
     unplanned: bool = False
@@ -71,9 +73,10 @@ AdmissionEvent = Opened | Heard | Lost | Taken | Declined | Gone | Tick
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Write the record (attempt + 1, this replica), then offer it there. Answered by Taken, Declined or Gone."""
+    """Write the record (attempt + 1, this replica) if it still has `attempt`, then offer it there. Answered by Taken, Declined, Gone."""
 
     key: RequestKey
+    attempt: int
     replica: ReplicaId
     incarnation: str
 
@@ -109,11 +112,12 @@ class AdmissionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 class _Open:
     record: Record
     since_unix_s: float
+    attempt: int  # the record's now, or once the step under way is written
     tried: list[ReplicaId] = field(default_factory=list)
     hops: int = 0
     earliest_s: float = math.inf
     busy: bool = False  # a step is under way
-    gone: bool = False  # drop it when the step comes back
+    unasked: bool = False  # a replica was skipped because nobody planned it just then
 
 
 class AdmissionCore:
@@ -132,12 +136,12 @@ class AdmissionCore:
         return not self._open
 
     @property
-    def full(self) -> bool:
-        return len(self._open) >= self._set.open_limit
-
-    @property
     def open(self) -> int:
         return len(self._open)
+
+    def full(self, receiving: int = 1) -> bool:
+        """Would these, not yet open, be too many?"""
+        return len(self._open) + receiving > self._set.open_limit
 
     def has(self, key: RequestKey) -> bool:
         return key in self._open
@@ -149,13 +153,18 @@ class AdmissionCore:
         actions: list[AdmissionAction] = []
         match event:
             case Opened(record):
-                self._open[record.key] = _Open(record, now_unix_s)
-                self._step(record.key, now_unix_s, actions)
+                known = self._open.get(record.key)
+                if known is None or record.attempt > known.attempt:  # else a step of it is under way, or it is being looked at
+                    self._open[record.key] = _Open(record, now_unix_s, record.attempt)
+                    self._step(record.key, now_unix_s, actions)
             case Heard(digest):
                 self._debits.heard(digest)
             case Lost(replica):
                 self._debits.gone(replica)
-            case Taken(key) | Gone(key):
+            case Taken(key, attempt):
+                if key in self._open and self._open[key].attempt == attempt:
+                    del self._open[key]
+            case Gone(key):
                 self._open.pop(key, None)
             case Declined():
                 self._on_declined(event, now_unix_s, actions)
@@ -176,20 +185,27 @@ class AdmissionCore:
         self._debits.placed(replica, offer.prompt_tokens, now_unix_s)
         return replica, digest.incarnation
 
+    def shortest_backlog_s(self, *, now_unix_s: float) -> float:
+        """When it may be worth asking again: the least backlog of any replica, between 1 and 30 s."""
+        backlogs = [digest.backlog_s for digest in self._debits.views(now_unix_s).values()]
+        return float(min(max(math.ceil(min(backlogs, default=1.0)), 1), 30))
+
     def placed(self, record: Record, *, now_unix_s: float) -> None:
         """A record was stored with its first place: the offer is under way."""
         assert record.replica is not None
-        self._open[record.key] = _Open(record, now_unix_s, tried=[record.replica], hops=1, busy=True)
+        self._open[record.key] = _Open(record, now_unix_s, record.attempt, tried=[record.replica], hops=1, busy=True)
 
     def _on_declined(self, event: Declined, now_unix_s: float, actions: list[AdmissionAction]) -> None:
         waiting = self._open.get(event.key)
         if event.unplanned:
             self._debits.gone(event.replica)
-        if waiting is None:
+        if waiting is None or waiting.attempt != event.attempt:
             return
         waiting.busy = False
         if event.unplanned:
             waiting.hops -= 1  # nobody was asked
+            waiting.unasked = True
+            waiting.tried.remove(event.replica)
         elif event.earliest_s is not None:
             waiting.earliest_s = min(waiting.earliest_s, event.earliest_s)
         self._step(event.key, now_unix_s, actions)
@@ -211,9 +227,12 @@ class AdmissionCore:
             waiting.hops += 1
             waiting.busy = True
             self._debits.placed(replica, record.prompt_tokens, now_unix_s)
-            actions.append(Place(key, replica, digest.incarnation))
-        elif not waiting.hops and now_unix_s - waiting.since_unix_s < self._set.homeless_s:
-            waiting.tried.clear()
+            actions.append(Place(key, waiting.attempt, replica, digest.incarnation))
+            waiting.attempt += 1
+            waiting.unasked = False
+        elif (not waiting.hops or waiting.unasked) and now_unix_s - waiting.since_unix_s < self._set.homeless_s:
+            if not waiting.hops:
+                waiting.tried.clear()
             self._retry_unix_s = min(self._retry_unix_s, now_unix_s + self._set.retry_s)
         else:
             waiting.busy = True

@@ -194,7 +194,8 @@ class ReplicaCore:
         self._seq = event.next_seq
         self._acked_seq = event.next_seq - 1
         self._ack_seq = event.ack_seq
-        taken = {r.slot for r in self._reserved.values()}
+        taken = set(self._reserved)
+        self._slot_of.update({(r.offer.key, r.offer.attempt): r.slot for r in self._reserved.values()})
         for entry in event.entries:
             taken.add(entry.slot)
             reservation = held.get((entry.offer.key, entry.offer.attempt))
@@ -217,7 +218,7 @@ class ReplicaCore:
             elif slot is not None:
                 actions.append(Answer(offer.key, offer.attempt, OfferAnswer(accepted=True, reason="held")))
             elif not self._synced or self._announce is None or self._announce.draining:
-                actions.append(Answer(offer.key, offer.attempt, OfferAnswer(accepted=False, reason="not ready")))
+                actions.append(Answer(offer.key, offer.attempt, OfferAnswer(accepted=False, reason="not ready", ready=False)))
             elif offer.prompt_tokens + offer.generated_tokens >= self._announce.context_tokens:
                 actions.append(Answer(offer.key, offer.attempt, OfferAnswer(accepted=False, reason="prompt exceeds the context")))
             elif -(-(offer.prompt_tokens + offer.generated_tokens + 1) // self._books.block_tokens) > self._books.kv_blocks:
@@ -265,7 +266,7 @@ class ReplicaCore:
             answer = OfferAnswer(accepted=True)
         else:
             self._slot_of.pop((offer.key, offer.attempt), None)
-            answer = OfferAnswer(accepted=False, reason=event.reason, in_doubt=event.in_doubt)
+            answer = OfferAnswer(accepted=False, reason=event.reason, in_doubt=event.in_doubt, ready=not event.gone)
             if event.in_doubt:
                 self._lose_sync(f"hold of slot {event.slot}: {event.reason}", actions)
             elif self._synced:
@@ -278,6 +279,9 @@ class ReplicaCore:
             return
         if ack.incarnation != facts.incarnation:
             self._lose_sync("another incarnation", actions)
+            return
+        if not _well_formed(ack, self._books.capacity):
+            self._lose_sync("an ack whose columns do not fit", actions)
             return
         if ack.ack_seq <= self._ack_seq:
             return  # doubled, or part of what the resync told
@@ -536,3 +540,11 @@ class ReplicaCore:
         for flight in self._ahead.flights:
             named = flight.slots.tolist()
             assert len(named) == len(set(named)), "a request twice in a plan"
+
+
+def _well_formed(ack: PlanAck, slots: int) -> bool:
+    """Columns of equal length, of slots that there are."""
+    if not len(ack.slots) == len(ack.computed) == len(ack.emitted) or len(ack.slots) % 4 or len(ack.skipped) % 4:
+        return False
+    named = unpack(ack.slots)
+    return not len(named) or (int(named.min()) >= 0 and int(named.max()) < slots)

@@ -33,6 +33,7 @@ class HoldDone:
     held: bool
     reason: str = ""
     in_doubt: bool = False
+    gone: bool = False  # there is no worker to ask
 
 
 @dataclass(frozen=True, slots=True)

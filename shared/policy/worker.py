@@ -210,12 +210,13 @@ class WorkerCore:
 
     def hold(self, hold: Hold, record: Record, body: Body) -> HoldAnswer:
         """Take a request in. `record` was read from the store after the hold came."""
-        if (hold.epoch, hold.sync) != (self.epoch, self._sync):
-            return HoldAnswer(held=False, reason="stale epoch", in_doubt=hold.epoch == self.epoch)
         holder = self._slot_of.get(hold.key)
         held = None if holder is None else self._requests[holder]
         if held is not None and (held.record.attempt, holder) == (hold.attempt, hold.slot):
             return HoldAnswer(held=True)
+        if (hold.epoch, hold.sync) != (self.epoch, self._sync):
+            # Another planner, or this one after a resync, may have been asked the same: only a withdrawal tells.
+            return HoldAnswer(held=False, reason="stale epoch", in_doubt=True)
         if hold.attempt <= self._tombstones.get(hold.key, -1):
             return HoldAnswer(held=False, reason="withdrawn")
         if held is not None:
@@ -260,6 +261,8 @@ class WorkerCore:
             return None  # doubled
         elif plan.seq > self._next_seq:
             reason = "a plan is missing"
+        elif not _well_formed(plan, self._max_slots):
+            reason = "columns of different lengths, or slots out of range"
         if reason:
             self.counters.refused_plans += 1
             return PlanRefused(incarnation=self.incarnation, epoch=self.epoch, expected_seq=self._next_seq, reason=reason)
@@ -588,6 +591,7 @@ class WorkerCore:
                 text=request.text,
                 measure=request.measure,
                 service_class=request.service_class,
+                relegated=request.relegated,
             )
             size += len(request.tokens) + 16
             if size > SNAPSHOT_PAGE_TOKENS:
@@ -629,6 +633,21 @@ class WorkerCore:
         for request in self._requests.values():
             assert 0 <= request.computed <= max(request.known_tokens - 1, len(request.prompt)), "computed beyond what is known"
             assert request.measure.tokens == len(request.tokens), "tokens without a measure"
+
+
+def _well_formed(plan: BatchPlan, max_slots: int) -> bool:
+    """Columns run in parallel, slots exist, caps are positive, nobody is named twice."""
+    columns = [plan.slots, plan.caps, plan.released, plan.preempted, plan.relegated, plan.promoted]
+    if plan.selection is not None:
+        columns += [plan.selection.depth, plan.selection.width, plan.selection.needed]
+        if not len(plan.selection.depth) == len(plan.selection.width) == len(plan.selection.needed) == len(plan.slots):
+            return False
+    if any(len(column) % 4 for column in columns) or len(plan.slots) != len(plan.caps) or len(plan.released) != 4 * len(plan.released_why):
+        return False
+    slots = unpack_list(plan.slots)
+    named = [*slots, *unpack_list(plan.released), *unpack_list(plan.preempted), *unpack_list(plan.relegated), *unpack_list(plan.promoted)]
+    in_range = all(0 <= slot < max_slots for slot in named)
+    return in_range and len(set(slots)) == len(slots) and all(cap > 0 for cap in unpack_list(plan.caps))
 
 
 def _along(selection: Selection, entries: Sequence[int]) -> Selection:

@@ -4,15 +4,39 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import msgspec
+import structlog
 
 from shared.bus.api import Bus
 from shared.columns import pack, unpack_list
+from shared.errors import PeerError
 from shared.schemas import AttemptOver, Fenced, LogEntry, PlanAck, Record, Registered, Resume, Snapshot
 from shared.subjects import ack_log
-from shared.vocabulary import FinishReason, Measure, ReplicaId, RequestKey
+from shared.vocabulary import FinishReason, Measure, ReplicaId, RequestKey, ServiceClass
+
+log = structlog.get_logger()
 
 encode_entry = msgspec.msgpack.Encoder().encode
-decode_entry = msgspec.msgpack.Decoder(LogEntry).decode
+_entry: msgspec.msgpack.Decoder[LogEntry] = msgspec.msgpack.Decoder(LogEntry)
+
+
+def decode_entry(payload: bytes) -> LogEntry:
+    """Raises PeerError for what no worker or admission can have written."""
+    try:
+        return _entry.decode(payload)
+    except msgspec.MsgspecError as error:
+        raise PeerError(f"an entry of an ack log cannot be read: {error}", code="unreadable") from error
+
+
+def decode_log(rows: Sequence[tuple[int, bytes]]) -> list[LogEntry]:
+    """The entries that can be read, in order."""
+    entries = []
+    for seq, payload in rows:
+        try:
+            entries.append(decode_entry(payload))
+        except PeerError as error:
+            log.warning("entry.unreadable", seq=seq, error=error.message)
+    return entries
+
 
 _OWN_ENDS = (FinishReason.STOP, FinishReason.LENGTH)  # ends by the output itself: they carry text even without a token
 
@@ -30,7 +54,8 @@ class Story:
     emissions: list[tuple[int, float]] = field(default_factory=list)  # (tokens, at_unix_s)
     ended: str = ""
     over: AttemptOver | None = None
-    relegated: bool = False
+    relegated: bool = False  # ever
+    best_effort: bool = False  # at the end of the story
 
     def resume(self, record: Record) -> Resume:
         """What the next attempt goes on from: the record's own resume with this attempt's tokens after it."""
@@ -44,9 +69,12 @@ class Story:
         return Resume(tokens=pack(tokens), text=before.text[: self.text_offset] + self.text, measure=measure)
 
 
-def fold(entries: Sequence[LogEntry]) -> dict[tuple[RequestKey, int, str], Story]:
+Stories = dict[tuple[RequestKey, int, str], Story]  # by key, attempt and incarnation
+
+
+def fold(entries: Sequence[LogEntry]) -> Stories:
     """(key, attempt, incarnation) -> story, of everything the entries mention."""
-    stories: dict[tuple[RequestKey, int, str], Story] = {}
+    stories: Stories = {}
     at_slot: dict[int, Story] = {}
     for entry in entries:
         match entry:
@@ -58,39 +86,48 @@ def fold(entries: Sequence[LogEntry]) -> dict[tuple[RequestKey, int, str], Story
                 for kept in entry.entries:
                     held = kept.held
                     story = Story(entry.incarnation, held.offset, held.text_offset, unpack_list(kept.tokens), kept.text, kept.measure)
+                    story.relegated, story.best_effort = kept.relegated, kept.service_class is ServiceClass.BEST_EFFORT
                     stories[held.key, held.attempt, entry.incarnation] = at_slot[held.slot] = story
                 for over in entry.overs:
-                    stories[over.key, over.attempt, entry.incarnation] = Story(
-                        entry.incarnation, 0, 0, unpack_list(over.resume.tokens), over.resume.text, over.resume.measure, [], over.why, over
-                    )
+                    made, at = over.resume, (over.key, over.attempt, entry.incarnation)
+                    stories[at] = Story(entry.incarnation, 0, 0, unpack_list(made.tokens), made.text, made.measure, [], over.why, over)
+                    stories[at].relegated = over.relegated
+                    stories[at].best_effort = over.service_class is ServiceClass.BEST_EFFORT
             case PlanAck():
-                _feed(entry, stories, at_slot)
+                try:
+                    _feed(entry, stories, at_slot)
+                except ValueError as error:  # columns that do not fit: no worker of ours wrote that
+                    log.warning("entry.unreadable", ack_seq=entry.ack_seq, error=str(error))
     return stories
 
 
-def _feed(ack: PlanAck, stories: dict[tuple[RequestKey, int, str], Story], at_slot: dict[int, Story]) -> None:
+def _feed(ack: PlanAck, stories: Stories, at_slot: dict[int, Story]) -> None:
     for held in ack.held:
         story = Story(ack.incarnation, held.offset, held.text_offset)
         stories[held.key, held.attempt, ack.incarnation] = at_slot[held.slot] = story
     for slot in unpack_list(ack.relegated):
         if slot in at_slot:
-            at_slot[slot].relegated = True
+            at_slot[slot].relegated = at_slot[slot].best_effort = True
+    for slot in unpack_list(ack.promoted):
+        if slot in at_slot:
+            at_slot[slot].best_effort = False
     ended = dict(ack.ended)
     tokens, texts, at = unpack_list(ack.tokens), iter(ack.texts), 0
     for slot, n in zip(unpack_list(ack.slots), unpack_list(ack.emitted), strict=True):
         if not n and ended.get(slot) not in _OWN_ENDS:
             continue
         text = next(texts, "")
-        story = at_slot[slot]
-        story.tokens += tokens[at : at + n]
-        story.text += text
-        story.emissions.append((n, ack.ended_unix_s))
+        told = at_slot.get(slot)
+        if told is not None:  # else its hold was in an entry that could not be read
+            told.tokens += tokens[at : at + n]
+            told.text += text
+            told.emissions.append((n, ack.ended_unix_s))
         at += n
     for slot, why in ack.ended:
         if slot in at_slot:
             at_slot.pop(slot).ended = why
 
 
-async def read(bus: Bus, replica: ReplicaId) -> dict[tuple[RequestKey, int, str], Story]:
+async def read(bus: Bus, replica: ReplicaId) -> Stories:
     """Fold the whole log of a replica. Raises BusTimeout."""
-    return fold([decode_entry(payload) for _, payload in await bus.acks.read(ack_log(replica))])
+    return fold(decode_log(await bus.acks.read(ack_log(replica))))

@@ -38,7 +38,7 @@ class Lease:
             return False
         except BusTimeout:
             entry = await self._bucket.get(self.key)
-            if entry is None or _value.decode(entry.value).holder != self._holder:
+            if entry is None or _holder_of(entry.value) != self._holder:
                 return False
             self._revision = entry.revision
         self.epoch = self._revision
@@ -51,7 +51,7 @@ class Lease:
             self._revision = await self._bucket.update(self.key, self._value, self._revision)
         except WrongSequence:
             entry = await self._bucket.get(self.key)
-            if entry is not None and _value.decode(entry.value).holder == self._holder:
+            if entry is not None and _holder_of(entry.value) == self._holder:
                 self._revision = entry.revision  # a renewal whose answer was lost
                 return True
             self._revision = 0
@@ -71,9 +71,17 @@ class Lease:
 async def holder(bucket: KeyValue, key: str) -> str | None:
     """Who has the lease now."""
     entry = await bucket.get(key)
-    return None if entry is None else _value.decode(entry.value).holder
+    return None if entry is None else _holder_of(entry.value)
 
 
 async def holders(bucket: KeyValue, prefix: str) -> dict[str, str]:
     """key -> holder, of every living lease under the prefix (ending in a dot)."""
-    return {key: _value.decode(entry.value).holder for key, entry in await bucket.scan(prefix)}
+    return {key: _holder_of(entry.value) for key, entry in await bucket.scan(prefix)}
+
+
+def _holder_of(value: bytes) -> str:
+    """Whoever wrote something else than a lease holds it all the same."""
+    try:
+        return _value.decode(value).holder
+    except msgspec.MsgspecError:
+        return ""

@@ -41,11 +41,21 @@ class Placer:
         self._bus, self._records, self._owner = bus, records, owner
         self._clock, self._tracing = clock, tracing
 
-    async def place(self, key: RequestKey, replica: ReplicaId, incarnation: str, service_class: ServiceClass, state: str) -> Placed:
-        """Raise the attempt and name the place, then offer. `state`: what the record must be in for this to be ours."""
+    async def place(
+        self,
+        key: RequestKey,
+        replica: ReplicaId,
+        incarnation: str,
+        service_class: ServiceClass,
+        state: str,
+        attempt: int | None = None,
+    ) -> Placed:
+        """Raise the attempt and name the place, then offer. For this to be ours the record must be in `state`, at `attempt`."""
 
         def step(record: Record) -> Record | None:
             if record.verdict is not None or record.cancelled or record.state != state:
+                return None
+            if attempt is not None and record.attempt != attempt:
                 return None
             if state == "placing" and record.owner != self._owner:
                 return None
@@ -87,7 +97,7 @@ class Placer:
             return Placed(taken=True, stored=stored)
         if answer.in_doubt:
             return await self._in_doubt(stored)
-        return Placed(taken=False, earliest_s=answer.earliest_s, stored=stored)
+        return Placed(taken=False, unplanned=not answer.ready, earliest_s=answer.earliest_s, stored=stored)
 
     async def _in_doubt(self, stored: Stored) -> Placed:
         """Nobody knows whether the worker holds it: take it back for certain."""

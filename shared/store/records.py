@@ -3,17 +3,22 @@
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import msgspec
+import structlog
 from msgspec.structs import replace
 
 from shared.bus.api import KeyValue
-from shared.errors import BusTimeout, WrongSequence
+from shared.errors import BusTimeout, PeerError, WrongSequence
 from shared.schemas import Body, Record, Resume
 from shared.vocabulary import RequestKey
 
 ENDED_TTL_S = 300.0  # how long an ended request can be attached to
 RETRIES = 8  # of a compare-and-set that raced; each loser read what the winner wrote
+
+T = TypeVar("T")
+log = structlog.get_logger()
 
 _encode = msgspec.msgpack.Encoder().encode
 _record = msgspec.msgpack.Decoder(Record)
@@ -69,12 +74,12 @@ class Records:
 
     async def get(self, key: RequestKey) -> Stored | None:
         entry = await self._bucket.get(f"s.{key}")
-        return None if entry is None else Stored(_record.decode(entry.value), entry.revision)
+        return None if entry is None else Stored(_read(_record, f"s.{key}", entry.value), entry.revision)
 
     async def body(self, key: str) -> Body | None:
         """Of a record's `body_key`."""
         entry = await self._bucket.get(key)
-        return None if entry is None else _body.decode(entry.value)
+        return None if entry is None else _read(_body, key, entry.value)
 
     async def change(self, key: RequestKey, step: Callable[[Record], Record | None], known: Stored | None = None) -> Stored | None:
         """Apply `step` to the record until it is written. None if there is no record, or `step` declines (returns None).
@@ -114,12 +119,28 @@ class Records:
     async def output(self, record: Record) -> Resume:
         """What an ended request made."""
         entry = await self._bucket.get(record.output_key) if record.output_key else None
-        return record.resume if entry is None else _resume.decode(entry.value)
+        return record.resume if entry is None else _read(_resume, record.output_key, entry.value)
 
     async def forget_body(self, record: Record) -> None:
         await self._bucket.delete(record.body_key)
 
     async def open(self) -> Sequence[Stored]:
-        """Every record without a verdict."""
-        found = [Stored(_record.decode(entry.value), entry.revision) for _, entry in await self._bucket.scan("s.")]
-        return [stored for stored in found if stored.record.verdict is None]
+        """Every record without a verdict. What cannot be read is none of ours: it is logged and left alone."""
+        found = []
+        for name, entry in await self._bucket.scan("s."):
+            try:
+                stored = Stored(_read(_record, name, entry.value), entry.revision)
+            except PeerError as error:
+                log.warning("record.unreadable", key=name, error=error.message)
+                continue
+            if stored.record.verdict is None:
+                found.append(stored)
+        return found
+
+
+def _read(decoder: msgspec.msgpack.Decoder[T], key: str, value: bytes) -> T:
+    """Raises PeerError for what none of us can have written."""
+    try:
+        return decoder.decode(value)
+    except msgspec.MsgspecError as error:
+        raise PeerError(f"{key} cannot be read: {error}", code="unreadable") from error
