@@ -99,6 +99,7 @@ class World:
         self.requests: dict[str, GenerateRequest] = {}
         self.cancelled: set[str] = set()
         self.planners: list[Planner] = []
+        self.ignored: set[str] = set()  # keys that are none of ours
         self.written: list[tuple[str, bytes]] = []  # every entry of every ack log, in order, whatever was trimmed since
         append = self.net.acks.append
 
@@ -258,6 +259,8 @@ class World:
         records = {}
         outputs = {key: entry.value for key, entry in self.net.requests.scan("o.", now_s=now)}
         for key, entry in self.net.requests.scan("s.", now_s=now):
+            if key in self.ignored:
+                continue
             record = msgspec.msgpack.decode(entry.value, type=Record)
             records[record.key] = record
             assert record.verdict is not None, f"{key} has not ended: {record.state}"
