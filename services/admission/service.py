@@ -85,7 +85,7 @@ class Admission:
         policy = registry.make(cfg.policy, cfg.settings)
         settings = AdmissionSettings(hop_limit=cfg.hop_limit, homeless_s=cfg.homeless_s, open_limit=cfg.open_limit)
         self.core = AdmissionCore(policy.route, rng, settings)
-        self._workers = Workers(clock, cfg.lost_s)
+        self._workers = Workers(clock, cfg.lost_s, self.metrics)
         self._sweep = Sweep(cfg, bus, clock, self.name, self._records, self._placer, self._workers, self.core, self._ending, self._reopen)
         self._lease = Lease(bus.leases, f"admission.{self.name}", self.name)
         self._chores = Chores()

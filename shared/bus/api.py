@@ -128,9 +128,7 @@ class Bus(Protocol):
     async def publish(self, subject: str, msg: Struct, *, headers: Mapping[str, str] | None = None, json: bool = False) -> None:
         """Fire and forget: at most once."""
 
-    async def request(
-        self, subject: str, msg: Struct, kind: type[T], *, timeout_s: float, headers: Mapping[str, str] | None = None
-    ) -> T:
+    async def request(self, subject: str, msg: Struct, kind: type[T], *, timeout_s: float, headers: Mapping[str, str] | None = None) -> T:
         """Raises NoResponders, BusTimeout, or PeerError (the answer is not a `kind`; RefusedError where it was a Refused)."""
 
     async def subscribe(self, subject: str, kind: Any, handler: Handler, *, queue: str = "") -> Subscription:

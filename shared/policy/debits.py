@@ -1,11 +1,14 @@
 """What routers believe of replicas: the planners' digests, with one's own recent placements debited.
 
 State half a second old costs nothing if the router adds what it has placed since, and ruins it if not.
+Hosts' clocks differ, so ages are told by the local instant at which a digest was heard; a planner's own instants only order its
+digests among each other.
 """
 
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 from typing import Protocol
 
@@ -15,6 +18,9 @@ from shared.schemas import Digest, Offer
 from shared.vocabulary import ReplicaId
 
 STALE_S = 2.0  # a replica whose planner has been silent this long is not offered anything
+FORGET_S = 600.0  # and after this long nothing is kept of it: ids that come once must not pile up
+ON_ITS_WAY_S = 0.05  # a placement shows in a digest once the planner has answered it: it stays debited a little longer
+PLACED_LIMIT = 1024  # placements debited of one replica; a digest each 0.1 s leaves far fewer
 TOKEN_S = 1e-4  # prefill seconds a token, where a digest shows no backlog to derive it from
 
 
@@ -31,55 +37,109 @@ class _Placement:
     best_effort: bool
 
 
+@dataclass(slots=True)
+class _Known:
+    """Of one replica. `tokens` and `best_effort` are sums over `placed`; `debited` is kept until either side changes."""
+
+    digest: Digest  # at_unix_s: when it was heard, by our clock
+    said_unix_s: float  # by its planner's clock
+    placed: deque[_Placement] = field(default_factory=deque)
+    tokens: int = 0
+    best_effort: int = 0
+    debited: Digest | None = None
+
+    def add(self, placement: _Placement) -> None:
+        self.placed.append(placement)
+        self.tokens += placement.tokens
+        self.best_effort += placement.best_effort
+        self.debited = None
+        if len(self.placed) > PLACED_LIMIT:
+            self._drop()
+
+    def hear(self, digest: Digest, said_unix_s: float) -> None:
+        self.digest, self.said_unix_s, self.debited = digest, said_unix_s, None
+        while self.placed and self.placed[0].at_unix_s < digest.at_unix_s - ON_ITS_WAY_S:
+            self._drop()
+
+    def view(self) -> Digest:
+        if self.debited is None:
+            self.debited = self._debit() if self.placed else self.digest
+        return self.debited
+
+    def _drop(self) -> None:
+        oldest = self.placed.popleft()
+        self.tokens -= oldest.tokens
+        self.best_effort -= oldest.best_effort
+
+    def _debit(self) -> Digest:
+        digest = self.digest
+        per_token_s = digest.backlog_s / digest.waiting_prefill_tokens if digest.waiting_prefill_tokens else TOKEN_S
+        return replace(
+            digest,
+            waiting=digest.waiting + len(self.placed) - self.best_effort,
+            best_effort=digest.best_effort + self.best_effort,
+            waiting_prefill_tokens=digest.waiting_prefill_tokens + self.tokens,
+            backlog_s=digest.backlog_s + self.tokens * per_token_s,
+            kv_free_blocks=max(digest.kv_free_blocks - self.tokens // 16, 0),
+            free_slots=max(digest.free_slots - len(self.placed), 0),
+            surplus=False,
+        )
+
+
 class Debits:
-    """The newest digest of each replica, and what this process has placed there since."""
+    """The newest digest of each replica, and what this process has placed there since.
+
+    Digests given out carry in `at_unix_s` the local instant at which they were heard.
+    """
 
     def __init__(self) -> None:
-        self._digests: dict[ReplicaId, Digest] = {}
-        self._placed: dict[ReplicaId, deque[_Placement]] = {}
+        self._known: dict[ReplicaId, _Known] = {}  # in the order in which they were last heard
+        self._sorted: list[ReplicaId] = []
 
-    def heard(self, digest: Digest) -> None:
-        known = self._digests.get(digest.replica)
-        if known is not None and known.at_unix_s > digest.at_unix_s:
-            return
-        self._digests[digest.replica] = digest
-        placed = self._placed.get(digest.replica)
-        # A placement shows in a digest once the planner has answered it: keep it a little longer than its instant.
-        while placed and placed[0].at_unix_s < digest.at_unix_s - 0.05:
-            placed.popleft()
+    def heard(self, digest: Digest, now_unix_s: float) -> bool:
+        """False if it says nothing new: it came twice, or after a later one of the same planner and incarnation."""
+        replica, said_unix_s = digest.replica, digest.at_unix_s
+        known = self._known.get(replica)
+        local = replace(digest, at_unix_s=now_unix_s)
+        if known is None:
+            insort(self._sorted, replica)
+            self._known[replica] = _Known(local, said_unix_s)
+        else:
+            before = known.digest
+            same = before.planner == digest.planner and before.incarnation == digest.incarnation
+            if same and known.said_unix_s >= said_unix_s:
+                return False
+            known.hear(local, said_unix_s)
+            self._known[replica] = self._known.pop(replica)
+        while (oldest := next(iter(self._known.values())).digest).at_unix_s < now_unix_s - FORGET_S:
+            self.gone(oldest.replica)
+        return True
 
     def placed(self, replica: ReplicaId, tokens: int, now_unix_s: float, *, best_effort: bool = False) -> None:
-        self._placed.setdefault(replica, deque(maxlen=1024)).append(_Placement(now_unix_s, tokens, best_effort))
+        """Offered just now. Without effect for a replica of which nothing is known."""
+        known = self._known.get(replica)
+        if known is not None:
+            known.add(_Placement(now_unix_s, tokens, best_effort))
 
     def gone(self, replica: ReplicaId) -> None:
         """It declined for want of a planner, or was declared lost: nothing is known of it until its next digest."""
-        self._digests.pop(replica, None)
-        self._placed.pop(replica, None)
+        if self._known.pop(replica, None) is not None:
+            del self._sorted[bisect_left(self._sorted, replica)]
 
     def raw(self, replica: ReplicaId) -> Digest | None:
-        return self._digests.get(replica)
+        """Not debited, and however old."""
+        known = self._known.get(replica)
+        return None if known is None else known.digest
+
+    def view(self, replica: ReplicaId) -> Digest | None:
+        """Debited, and however old."""
+        known = self._known.get(replica)
+        return None if known is None else known.view()
 
     def views(self, now_unix_s: float) -> dict[ReplicaId, Digest]:
         """Fresh, accepting replicas, debited; sorted by id, so that equal inputs give equal orders."""
         return {
-            replica: self._debited(digest)
-            for replica, digest in sorted(self._digests.items())
-            if digest.accepting and now_unix_s - digest.at_unix_s <= STALE_S
+            replica: known.view()
+            for replica in self._sorted
+            if (known := self._known[replica]).digest.accepting and now_unix_s - known.digest.at_unix_s <= STALE_S
         }
-
-    def _debited(self, digest: Digest) -> Digest:
-        placed = self._placed.get(digest.replica)
-        if not placed:
-            return digest
-        tokens = sum(p.tokens for p in placed)
-        per_token_s = digest.backlog_s / digest.waiting_prefill_tokens if digest.waiting_prefill_tokens else TOKEN_S
-        return replace(
-            digest,
-            waiting=digest.waiting + sum(not p.best_effort for p in placed),
-            best_effort=digest.best_effort + sum(p.best_effort for p in placed),
-            waiting_prefill_tokens=digest.waiting_prefill_tokens + tokens,
-            backlog_s=digest.backlog_s + tokens * per_token_s,
-            kv_free_blocks=max(digest.kv_free_blocks - tokens // 16, 0),
-            free_slots=max(digest.free_slots - len(placed), 0),
-            surplus=False,
-        )

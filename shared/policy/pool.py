@@ -1,0 +1,181 @@
+"""What waits in the best-effort pool, in order: importance, then the tenant that was given least, then age.
+
+Each step costs a logarithm of what waits: heaps whose entries are corrected when they come to the top, which is enough since what a
+tenant was given only grows while it waits. What was taken out leaves its entries behind; they are swept once they are the most.
+"""
+
+from collections import OrderedDict
+from heapq import heapify, heappop, heappush, heapreplace
+
+from shared.schemas import Record
+from shared.vocabulary import RequestKey
+
+FORGET_S = 600.0  # a tenant with nothing waiting for this long begins anew
+SWEEP_MIN = 64  # entries; fewer are not worth sweeping
+
+Lane = tuple[float, str]  # (-importance, tenant)
+Item = tuple[float, RequestKey, Lane]  # arrived_unix_s, ...
+Rank = tuple[float, float, float, RequestKey, Lane]  # -importance, given, then the oldest item of the lane
+
+
+def lane_of(record: Record) -> Lane:
+    return -record.importance, record.key.partition(".")[0]
+
+
+class _Level:
+    """The tenants of one importance."""
+
+    def __init__(self) -> None:
+        self.given: dict[str, float] = {}
+        self.waiting: dict[str, int] = {}  # requests of each tenant that has any
+        self.floor = 0.0  # the least given to a waiting tenant; with none, what the last to leave was given
+        self._least: list[tuple[float, str]] = []  # heap; at most what they were given, of all that wait
+
+    def enter(self, tenant: str) -> None:
+        self.waiting[tenant] = self.waiting.get(tenant, 0) + 1
+        if self.waiting[tenant] > 1:
+            return
+        self.given[tenant] = max(self.given.get(tenant, 0.0), self.floor)
+        heappush(self._least, (self.given[tenant], tenant))
+        if len(self._least) > 2 * len(self.waiting) + SWEEP_MIN:
+            self._least = [(self.given[t], t) for t in self.waiting]
+            heapify(self._least)
+        self._lift()
+
+    def leave(self, tenant: str) -> None:
+        self.waiting[tenant] -= 1
+        if not self.waiting[tenant]:
+            del self.waiting[tenant]
+            if not self.waiting:
+                self.floor = max(self.floor, self.given[tenant])
+            self._lift()
+
+    def give(self, tenant: str, tokens: int) -> None:
+        self.given[tenant] += tokens
+        self._lift()
+
+    def _lift(self) -> None:
+        while self._least:
+            given, tenant = self._least[0]
+            if tenant not in self.waiting:
+                heappop(self._least)
+            elif given != self.given[tenant]:
+                heapreplace(self._least, (self.given[tenant], tenant))
+            else:
+                self.floor = given
+                return
+
+
+class Shares:
+    """Tokens given to each tenant, counted for each importance by itself: only equals compete.
+
+    A tenant that comes begins at the least of those that wait, so that a new name, or a long absence, is no credit.
+    Source: the Virtual Token Counter and its lift, Y. Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024,
+    algorithm 2, after P. Goyal et al., "Start-time Fair Queuing", SIGCOMM 1996; deviation: prompt tokens only, and a tenant is
+    forgotten once it has been away for FORGET_S.
+    """
+
+    def __init__(self) -> None:
+        self._levels: dict[float, _Level] = {}
+        self._away: OrderedDict[Lane, float] = OrderedDict()  # since when nothing of theirs waits
+
+    def __len__(self) -> int:
+        return sum(len(level.given) for level in self._levels.values())
+
+    def given(self, lane: Lane) -> float:
+        return self._levels[lane[0]].given[lane[1]]
+
+    def enter(self, lane: Lane, now_unix_s: float) -> None:
+        """One more request of theirs waits."""
+        self._away.pop(lane, None)
+        while self._away and next(iter(self._away.values())) < now_unix_s - FORGET_S:
+            self._forget(*self._away.popitem(last=False)[0])
+        self._levels.setdefault(lane[0], _Level()).enter(lane[1])
+
+    def leave(self, lane: Lane, now_unix_s: float) -> None:
+        """One fewer."""
+        level = self._levels[lane[0]]
+        level.leave(lane[1])
+        if lane[1] not in level.waiting:
+            self._away[lane] = now_unix_s
+
+    def give(self, lane: Lane, tokens: int) -> None:
+        self._levels[lane[0]].give(lane[1], tokens)
+
+    def _forget(self, importance: float, tenant: str) -> None:
+        level = self._levels[importance]
+        del level.given[tenant]
+        if not level.given:
+            del self._levels[importance]
+
+
+class FairOrder:
+    """Some of the records that wait; all of them have entered `shares`."""
+
+    def __init__(self, shares: Shares) -> None:
+        self._shares = shares
+        self._items: dict[RequestKey, Item] = {}
+        self._clear()
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def add(self, record: Record) -> None:
+        item = self._items[record.key] = (record.arrived_unix_s, record.key, lane_of(record))
+        self._push(item)
+        self._sweep()
+
+    def discard(self, key: RequestKey) -> None:
+        if self._items.pop(key, None) is not None:
+            self._sweep()
+
+    def first(self) -> RequestKey | None:
+        """Whose turn it is. None: nobody is here."""
+        while self._ranks:
+            rank = self._ranks[0]
+            lane = rank[-1]
+            if self._rank.get(lane) is not rank:
+                self._entries -= 1
+                heappop(self._ranks)
+                continue
+            lined = self._lined[lane]
+            while lined and self._items.get(lined[0][1]) is not lined[0]:
+                self._entries -= 1
+                heappop(lined)
+            if not lined:
+                self._entries -= 1
+                heappop(self._ranks)
+                del self._lined[lane], self._rank[lane]
+                continue
+            now = self._rank_of(lined[0])
+            if now == rank:
+                return lined[0][1]
+            self._rank[lane] = now
+            heapreplace(self._ranks, now)
+        return None
+
+    def _clear(self) -> None:
+        self._lined: dict[Lane, list[Item]] = {}  # heaps: the items of each lane, the oldest first
+        self._ranks: list[Rank] = []  # heap: the entry of each lane, never above its true rank; others are void
+        self._rank: dict[Lane, Rank] = {}  # which entry counts
+        self._entries = 0  # in all heaps
+
+    def _rank_of(self, item: Item) -> Rank:
+        return item[2][0], self._shares.given(item[2]), *item
+
+    def _push(self, item: Item) -> None:
+        lane = item[2]
+        heappush(self._lined.setdefault(lane, []), item)
+        rank, known = self._rank_of(item), self._rank.get(lane)
+        self._entries += 1
+        if known is None or rank < known:
+            self._rank[lane] = rank
+            heappush(self._ranks, rank)
+            self._entries += 1
+
+    def _sweep(self) -> None:
+        """Begin anew once most entries are void: at most two for each item count."""
+        if self._entries > 4 * len(self._items) + SWEEP_MIN:
+            self._clear()
+            for item in self._items.values():
+                self._push(item)

@@ -1,0 +1,33 @@
+"""How far two processes' clocks differ, from messages that carry the sender's instant."""
+
+from collections import deque
+
+WINDOW_S = 30.0  # long enough to hold a message that did not wait, short enough that drift (some 50 ppm) stays below 2 ms
+ENOUGH = 5  # messages; the first few may all have waited
+
+
+class Offset:
+    """Our clock minus a sender's, in seconds. Latency only adds, so the least difference in the window is nearest the truth.
+
+    It is too high by the least latency, which between hosts of one site is well below a millisecond.
+    """
+
+    def __init__(self, window_s: float = WINDOW_S) -> None:
+        self._window_s = window_s
+        self._heard = 0
+        self._least: deque[tuple[float, float]] = deque()  # (received, difference): both grow, so the first is the least
+
+    def heard(self, received_unix_s: float, sent_unix_s: float) -> None:
+        """Instants by our clock, which must not go back, and by the sender's."""
+        difference_s = received_unix_s - sent_unix_s
+        while self._least and self._least[-1][1] >= difference_s:
+            self._least.pop()
+        self._least.append((received_unix_s, difference_s))
+        while self._least[0][0] < received_unix_s - self._window_s:
+            self._least.popleft()
+        self._heard += 1
+
+    @property
+    def offset_s(self) -> float | None:
+        """Positive: our clock is ahead. None until enough was heard."""
+        return self._least[0][1] if self._heard >= ENOUGH else None
