@@ -43,7 +43,7 @@ class Chores:
         """A short task. Dropped when the service is ending already."""
         answer = _or_log(coro, name)
         try:
-            self._group.create_task(answer, name=name)
+            self._group.create_task(answer, name=name).add_done_callback(lambda _: coro.close())  # also if it never began
         except RuntimeError:
             answer.close()
             coro.close()

@@ -5,7 +5,7 @@ for all policies, live and simulated. docs/architecture.md draws the pipeline.
 """
 
 import math
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
@@ -83,6 +83,7 @@ class _Reservation:
     over: bool = False  # an ack told its end before the answer to its hold came
 
 
+DECLINES = 4096  # remembered; a second copy of an offer comes within seconds, if ever
 AGAIN_S = 0.0005  # a policy that waits is not asked more often than this
 
 
@@ -113,6 +114,7 @@ class ReplicaCore:
         self._gathered: dict[tuple[RequestKey, int], tuple[Offer, int]] = {}  # offers that wait for others, and how often they came
         self._decide_unix_s = math.inf
         self._reserved: dict[int, _Reservation] = {}
+        self._declined: OrderedDict[tuple[RequestKey, int], OfferAnswer] = OrderedDict()
         self._slot_of: dict[tuple[RequestKey, int], int] = {}
         self._horizon: deque[Choice] = deque()
         self._again_unix_s = math.inf  # when the policy wants to be asked although nothing has happened
@@ -213,16 +215,18 @@ class ReplicaCore:
         for offer in offers:
             name = (offer.key, offer.attempt)
             slot = self._slot_of.get(name)
-            if slot is not None and slot in self._reserved:
+            if name in self._declined:
+                actions.append(Answer(offer.key, offer.attempt, self._declined[name]))
+            elif slot is not None and slot in self._reserved:
                 self._reserved[slot].waiting += 1
             elif slot is not None:
                 actions.append(Answer(offer.key, offer.attempt, OfferAnswer(accepted=True, reason="held")))
             elif not self._synced or self._announce is None or self._announce.draining:
-                actions.append(Answer(offer.key, offer.attempt, OfferAnswer(accepted=False, reason="not ready", ready=False)))
+                self._decline(offer, OfferAnswer(accepted=False, reason="not ready", ready=False), actions)
             elif offer.prompt_tokens + offer.generated_tokens >= self._announce.context_tokens:
-                actions.append(Answer(offer.key, offer.attempt, OfferAnswer(accepted=False, reason="prompt exceeds the context")))
+                self._decline(offer, OfferAnswer(accepted=False, reason="prompt exceeds the context"), actions)
             elif -(-(offer.prompt_tokens + offer.generated_tokens + 1) // self._books.block_tokens) > self._books.kv_blocks:
-                actions.append(Answer(offer.key, offer.attempt, OfferAnswer(accepted=False, reason="prompt exceeds the KV cache")))
+                self._decline(offer, OfferAnswer(accepted=False, reason="prompt exceeds the KV cache"), actions)
             else:
                 gathered[name] = (offer, gathered[name][1] + 1 if name in gathered else 1)
         if not gathered:
@@ -241,9 +245,9 @@ class ReplicaCore:
         for (offer, asked), admission in zip(gathered.values(), self._policy.admit(view, fresh), strict=True):
             if not admission.accepted:
                 answer = OfferAnswer(accepted=False, earliest_s=admission.earliest_s, reason=admission.reason)
-                actions.extend([Answer(offer.key, offer.attempt, answer)] * asked)
+                self._decline(offer, answer, actions, asked)
             elif not self._free:
-                actions.extend([Answer(offer.key, offer.attempt, OfferAnswer(accepted=False, reason="no free slot"))] * asked)
+                self._decline(offer, OfferAnswer(accepted=False, reason="no free slot"), actions, asked)
             else:
                 slot = heappop(self._free)
                 self._reserved[slot] = _Reservation(offer, slot, asked)
@@ -271,7 +275,16 @@ class ReplicaCore:
                 self._lose_sync(f"hold of slot {event.slot}: {event.reason}", actions)
             elif self._synced:
                 heappush(self._free, event.slot)
+            self._decline(offer, answer, actions, reservation.waiting)
+            return
         actions.extend([Answer(offer.key, offer.attempt, answer)] * reservation.waiting)
+
+    def _decline(self, offer: Offer, answer: OfferAnswer, actions: list[ReplicaAction], times: int = 1) -> None:
+        """Once declined, an attempt stays declined: a second copy of its offer must not be accepted behind the asker's back."""
+        self._declined[offer.key, offer.attempt] = answer
+        if len(self._declined) > DECLINES:
+            self._declined.popitem(last=False)
+        actions.extend([Answer(offer.key, offer.attempt, answer)] * times)
 
     def _on_acked(self, ack: PlanAck, now_unix_s: float, actions: list[ReplicaAction]) -> None:
         facts = self._announce
