@@ -47,6 +47,7 @@ from shared.schemas import (
     Digest,
     GenerateRequest,
     Hint,
+    OfferAnswer,
     Received,
     Record,
     Refused,
@@ -248,6 +249,8 @@ class Admission:
             picked = self.core.pick(as_offer(record, ServiceClass.STANDARD), now_unix_s=now)
             if picked is not None:
                 record = replace(record, attempt=1, replica=picked[0], incarnation=picked[1])
+            # The offer leaves beside the record: its worker finds the record, or declines. Nothing is concluded before it is stored.
+            answer = None if picked is None else self._chores.start(self._placer.ask(record), "admission.ask")
             stored = await self._records.create(record, body)
             if stored is None:
                 await self._attach_duplicate(key, call)
@@ -255,11 +258,11 @@ class Admission:
             await call.reply(_received(record, attached=False))
             if stored.record != record:
                 self._sweep.soon()  # the answer to our create was lost, and a sweep has already moved the record on
-            elif picked is None:
+            elif answer is None:
                 self._feed(Opened(record))
             else:
                 self.core.placed(record, now_unix_s=now)
-                self._chores.spawn(self._first_offer(stored), "admission.step")
+                self._chores.spawn(self._conclude(stored, answer), "admission.step")
         except PeerError as error:
             span.set(**{names.ERROR_TYPE: error.code})
             await call.reply(Refused(code=error.code, message=error.message, param=error.param))
@@ -272,11 +275,11 @@ class Admission:
             span.end()
             self._receiving -= 1
 
-    async def _first_offer(self, stored: Stored) -> None:
+    async def _conclude(self, stored: Stored, answer: asyncio.Task[OfferAnswer]) -> None:
         record = stored.record
         assert record.replica is not None
         try:
-            self._placed(record.key, record.attempt, record.replica, await self._placer.offer(stored))
+            self._placed(record.key, record.attempt, record.replica, await self._placer.conclude(stored, await answer))
         except BusError as error:
             log.warning("step.doubtful", request=record.key, error=str(error))
             self._feed(Gone(record.key))

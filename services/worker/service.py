@@ -45,6 +45,7 @@ from shared.vocabulary import ReplicaId, RequestKey
 log = structlog.get_logger()
 
 PAGE_ENTRIES = 256  # of a resync: 256 offers are about 60 KB
+RECORD_PAUSES_S = (0.0005, 0.001, 0.005, 0.02)  # a first offer leaves beside its record, and may come here before it is stored
 HOLDS_AT_ONCE = 64  # reads of the store under way for holds; more wait their turn
 
 
@@ -213,6 +214,11 @@ class WorkerService:
         try:
             async with self._holds:
                 stored, body = await self._asked(hold)
+                for pause_s in RECORD_PAUSES_S:
+                    if stored is not None:
+                        break
+                    await asyncio.sleep(pause_s)
+                    stored, body = await self._asked(hold)
         except (BusError, PeerError) as error:
             await call.reply(HoldAnswer(held=False, reason=str(error)))
             return

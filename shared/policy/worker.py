@@ -219,6 +219,8 @@ class WorkerCore:
             return HoldAnswer(held=False, reason="stale epoch", in_doubt=True)
         if hold.attempt <= self._tombstones.get(hold.key, -1):
             return HoldAnswer(held=False, reason="withdrawn")
+        if held is not None and hold.attempt < held.record.attempt:
+            return HoldAnswer(held=False, reason="held under a later attempt")
         if held is not None:
             return HoldAnswer(held=False, reason="held under another attempt", in_doubt=True)
         mine = (record.replica, record.incarnation, record.attempt) == (self.replica, self.incarnation, hold.attempt)

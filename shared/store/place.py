@@ -1,7 +1,7 @@
 """Giving a request to a replica, and taking it back: the steps that admission and relegation share.
 
-The record names the place *before* the offer is made, and an offer in doubt is withdrawn at the worker (or the replica fenced)
-before the request goes elsewhere. So at any time at most one attempt can speak to the client.
+A worker takes a request in only if the record names that place, and an offer in doubt is withdrawn at the worker (or the replica
+fenced) before the request goes elsewhere. So at any time at most one attempt can speak to the client.
 """
 
 from contextlib import suppress
@@ -16,7 +16,7 @@ from shared.policy.admission import as_offer
 from shared.policy.moves import placed_at
 from shared.schemas import AttemptOver, OfferAnswer, Record, Status, Withdraw, Withdrawn
 from shared.store.records import Records, Stored
-from shared.telemetry import AttributeValue, Tracing
+from shared.telemetry import TRACEPARENT, AttributeValue, Tracing
 from shared.vocabulary import ReplicaId, RequestKey, ServiceClass
 
 OFFER_TIMEOUT_S = 2.0  # longer than a hold may take
@@ -68,30 +68,35 @@ class Placer:
 
     async def offer(self, stored: Stored) -> Placed:
         """Offer an attempt whose record already names the place. Returns only when it is certain who has it."""
-        record, began = stored.record, self._clock.unix_s()
-        placed = await self._offer(stored)
-        if record.traceparent:
-            attributes: dict[str, AttributeValue] = {
-                names.MESSAGING_SYSTEM: names.NATS,
-                names.REPLICA: record.replica or "",
-                names.ATTEMPT: record.attempt,
-                names.SERVICE_CLASS: record.service_class.value,
-                "slackline.accepted": placed.taken,
-            }
-            self._tracing.record("place", record.traceparent, began, self._clock.unix_s(), attributes)
-        return placed
+        return await self.conclude(stored, await self.ask(stored.record))
 
-    async def _offer(self, stored: Stored) -> Placed:
-        record = stored.record
+    async def ask(self, record: Record) -> OfferAnswer:
+        """What the replica's planner says; it takes nothing in that its worker does not find in the store under this place."""
         assert record.replica is not None
-        headers = {"traceparent": record.traceparent} if record.traceparent else None
+        began = self._clock.unix_s()
+        headers = {TRACEPARENT: record.traceparent} if record.traceparent else None
         offer = as_offer(record, record.service_class)
         try:
             answer = await self._bus.request(subjects.offer(record.replica), offer, OfferAnswer, timeout_s=OFFER_TIMEOUT_S, headers=headers)
         except NoResponders:
-            return Placed(taken=False, unplanned=True, stored=stored)
-        except (BusTimeout, PeerError):
-            return await self._in_doubt(stored)
+            answer = OfferAnswer(accepted=False, reason="nobody plans that replica", ready=False)
+        except (BusTimeout, PeerError) as error:
+            answer = OfferAnswer(accepted=False, reason=str(error), in_doubt=True)
+        if record.traceparent:
+            attributes: dict[str, AttributeValue] = {
+                names.MESSAGING_SYSTEM: names.NATS,
+                names.REPLICA: record.replica,
+                names.ATTEMPT: record.attempt,
+                names.SERVICE_CLASS: record.service_class.value,
+                "slackline.accepted": answer.accepted,
+                "slackline.reason": answer.reason,
+            }
+            self._tracing.record("place", record.traceparent, began, self._clock.unix_s(), attributes)
+        return answer
+
+    async def conclude(self, stored: Stored, answer: OfferAnswer) -> Placed:
+        """What follows from the answer for a record that is stored."""
+        record = stored.record
         if answer.accepted:
             await self.tell(record, "accepted" if record.service_class is ServiceClass.STANDARD else "relegated", "")
             return Placed(taken=True, stored=stored)
