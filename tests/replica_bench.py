@@ -34,7 +34,8 @@ from shared.policy.replica_events import (
     Tick,
 )
 from shared.policy.seam import Admission, Choice, Declared, Observation, Phase, Policy, View
-from shared.policy.worker import Finished, Turn, TurnDone, WorkerCore
+from shared.policy.turn import Finished, Turn, TurnDone
+from shared.policy.worker import WorkerCore
 from shared.schemas import Announce, AttemptOver, BatchPlan, Body, Delta, Hold, HoldAnswer, Offer, OfferAnswer, Record, Sampling
 from shared.vocabulary import FinishReason, ReplicaId, RequestKey, ServiceClass, Slo, Slot
 from tests.views import Linear

@@ -21,7 +21,8 @@ from shared.policy.admission import as_offer
 from shared.policy.moves import placed_at
 from shared.policy.replica import ReplicaCore, ReplicaSettings
 from shared.policy.replica_events import Acked, HoldDone, NeedResync, Offered, ReplicaAction, ReplicaEvent, SendHold, SendPlan, Synced, Tick
-from shared.policy.worker import Finished, WorkerCore
+from shared.policy.turn import Finished
+from shared.policy.worker import WorkerCore
 from shared.schemas import Announce, AttemptOver, BatchPlan, Body, Hold, Record
 from shared.tiers import DEMO_3
 from shared.vocabulary import ReplicaId, RequestKey, ServiceClass

@@ -8,7 +8,7 @@ import structlog
 
 from shared.bus.api import Bus
 from shared.errors import BusError, PeerError
-from shared.policy.worker import Finished
+from shared.policy.turn import Finished
 from shared.schemas import Fenced, LogEntry, Registered, Snapshot
 from shared.store.acklog import decode_entry, encode_entry
 from shared.store.records import Records

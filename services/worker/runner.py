@@ -7,7 +7,7 @@ from typing import Protocol
 from services.worker.engine import Engine
 from services.worker.speaker import Speaker
 from services.worker.turn import take_turn
-from shared.policy.worker import Turn, TurnDone
+from shared.policy.turn import Turn, TurnDone
 from shared.vocabulary import Slot
 
 

@@ -18,7 +18,8 @@ from shared.bus.api import Bus, Call, Endpoint
 from shared.clock import Clock
 from shared.drive.chores import Chores
 from shared.errors import BusError, ConfigError, NoResponders, PeerError, SlacklineError
-from shared.policy.worker import Finished, WorkerCore
+from shared.policy.turn import Finished
+from shared.policy.worker import WorkerCore
 from shared.schemas import (
     Announce,
     AttemptOver,

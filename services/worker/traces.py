@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shared import conventions as names
-from shared.policy.worker import TurnWork
+from shared.policy.turn import TurnWork
 from shared.schemas import AttemptOver, Record
 from shared.telemetry import AttributeValue, Tracing
 from shared.vocabulary import RequestKey

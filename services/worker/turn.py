@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from services.worker.engine import Engine, Load, Work
 from services.worker.speaker import Speaker
 from shared.columns import unpack_list
-from shared.policy.worker import Turn, TurnDone, TurnWork
+from shared.policy.turn import Turn, TurnDone, TurnWork
 from shared.vocabulary import FinishReason, Slot
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from shared.perf.profile import Profile
 from shared.perf.shape import BatchShape
-from shared.policy.worker import Turn, TurnDone, TurnWork
+from shared.policy.turn import Turn, TurnDone, TurnWork
 
 
 @dataclass(slots=True)

@@ -22,7 +22,8 @@ from shared.policy.replica_events import (
     Tick,
 )
 from shared.policy.seam import Policy
-from shared.policy.worker import Finished, Turn, TurnDone, WorkerCore
+from shared.policy.turn import Finished, Turn, TurnDone
+from shared.policy.worker import WorkerCore
 from shared.schemas import Announce, AttemptOver, BatchPlan, Body, Digest, Hold, Offer, OfferAnswer, PlanAck, Record
 from shared.vocabulary import ReplicaId, RequestKey
 

@@ -8,12 +8,12 @@ import math
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 from msgspec.structs import replace
 
 from shared.columns import pack, unpack_list
+from shared.policy.turn import Finished, Outgoing, Turn, TurnDone, TurnLoad, TurnWork
 from shared.schemas import (
     AttemptOver,
     BatchPlan,
@@ -39,67 +39,6 @@ from shared.vocabulary import FinishReason, Measure, ReplicaId, RequestKey, Serv
 FINAL = frozenset(FinishReason)
 TOMBSTONES = 4096  # withdrawn or cancelled requests remembered, so that a late hold is refused
 SNAPSHOT_PAGE_TOKENS = 200_000  # a page stays well under max_payload
-
-
-class TurnLoad(NamedTuple):
-    """A request the engine does not have yet (or no longer, after a preemption). `fresh`: its text begins here too."""
-
-    slot: int
-    tokens: Sequence[int]
-    generated: int
-    sampling: Sampling
-    seed: int
-    fresh: bool
-    resume: Resume
-
-
-class TurnWork(NamedTuple):
-    """Compute the next `tokens` positions; if `emits`, new tokens come, of which at most `limit` are kept."""
-
-    slot: int
-    tokens: int
-    emits: bool
-    limit: int
-    limit_reason: FinishReason
-    stops: frozenset[int]  # tokens that end the output
-
-
-class Turn(NamedTuple):
-    """One iteration, ready for the engine thread: releases and closes, then loads, then work."""
-
-    plan: BatchPlan | None
-    releases: Sequence[int]  # slots whose KV goes
-    closes: Sequence[int]  # slots whose text is over
-    loads: Sequence[TurnLoad]
-    work: Sequence[TurnWork]
-    selection: Selection | None
-    skipped: Sequence[int]
-
-
-class TurnDone(NamedTuple):
-    """What one work entry did. `text` is final text; `finish` if its output ended here."""
-
-    computed: int
-    tokens: Sequence[int]
-    text: str
-    finish: FinishReason | None
-    drafted: int = 0
-
-
-class Outgoing(NamedTuple):
-    """Where a client's event goes."""
-
-    subject: str
-    json: bool
-    event: Delta | Status
-
-
-class Finished(NamedTuple):
-    """Everything an iteration (or a change between iterations) leads to. All of it leaves after `ack` is in the log."""
-
-    ack: PlanAck
-    outgoing: Sequence[Outgoing]
-    overs: Sequence[AttemptOver]
 
 
 @dataclass(slots=True)
