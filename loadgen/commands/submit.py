@@ -21,7 +21,7 @@ PATIENCE = Patience(submit_s=3.0)
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("prompt", help="the prompt; - reads it from standard input")
     parser.add_argument("--tier", default="interactive", help="the latency wanted, by name (default: interactive)")
-    parser.add_argument("--max-tokens", type=int, default=256, metavar="N")
+    parser.add_argument("--max-tokens", type=int, default=256, metavar="N", help="cut to what fits the context (default: 256)")
     parser.add_argument("--temperature", type=float, default=1.0, metavar="T", help="0 is greedy")
     parser.add_argument("--seed", type=int, metavar="K", help="the same seed gives the same answer")
     parser.add_argument("--tenant", default="default")

@@ -128,7 +128,7 @@ def _welcome(fleet: Fleet) -> str:
     if fleet.http_url:
         lines.append(f"        HTTP  {fleet.http_url}")
     lines.append(f"        logs  {fleet.folder / 'logs'}")
-    lines += ["try     " + f'slackline submit "Why is the sky blue?" --tier {next(iter(tier.tiers))}{at}']
+    lines += ["try     " + f'{sys.argv[0]} submit "Why is the sky blue?" --tier {next(iter(tier.tiers))}{at}']
     if fleet.http_url:
         lines.append(
             f"        curl -N {fleet.http_url}/v1/completions -H 'Content-Type: application/json' "

@@ -42,14 +42,17 @@ def with_content_type(headers: Mapping[str, str] | None, *, json: bool) -> dict[
 
 
 def decode(kind: Any, raw: bytes, *, json: bool) -> Any:
-    """Raises PeerError, with the offending field as `param`, unless the bytes are a `kind`."""
+    """Raises PeerError, with the offending field as `param`, unless the bytes are a `kind`. An empty message has no fields."""
     try:
-        return _decoder(kind, json).decode(raw)
+        return _decoder(kind, json).decode(raw or (b"{}" if json else EMPTY))
     # RecursionError: nested deeper than the interpreter allows; ValueError: text that is not UTF-8
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         found = _AT_PATH.search(str(error))
         hint = "" if json or not raw.startswith(b"{") else f"; JSON needs the header {CONTENT_TYPE}: {JSON_TYPE}"
         raise PeerError(f"payload: {error}{hint}", param=found["path"] if found else None) from error
+
+
+EMPTY = b"\x80"  # a map without entries
 
 
 @functools.cache
