@@ -26,10 +26,9 @@ class FencedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """An ack to store, what may leave after it, and the snapshot to store behind it."""
+    """An ack to store, and the snapshot to store behind it."""
 
     finished: Finished
-    then: Callable[[], None] | None = None
     snapshots: Sequence[Snapshot] = ()
 
 
@@ -63,8 +62,6 @@ class AckWriter:
             job = await self.queue.get()
             await self._append(job.finished.ack)
             await after(job.finished)
-            if job.then is not None:
-                job.then()
             if job.snapshots:
                 await self._snapshot(job.snapshots)
             self.queue.task_done()

@@ -2,7 +2,6 @@
 
 import asyncio
 import secrets
-from collections.abc import Callable
 from random import Random
 
 import structlog
@@ -83,6 +82,7 @@ class WorkerService:
         self._pages: tuple[int, int, list[ResyncEntry]] | None = None
         self._withdrawals: dict[tuple[RequestKey, int], list[Call]] = {}
         self._telling: set[tuple[RequestKey, int]] = set()
+        self._stored_overs: set[tuple[RequestKey, int]] = set()  # attempts whose end is in the log: only these may be told
         self._plan_came_unix_s: dict[int, float] = {}
         self._last_end_unix_s = 0.0
         self._work_since_unix_s = 0.0
@@ -141,7 +141,7 @@ class WorkerService:
         clock, core = self._clock, self.core
         while True:
             if (finished := core.between()) is not None:
-                await self._writer.queue.put(Job(finished, self._after_ack(finished)))
+                await self._writer.queue.put(Job(finished))
             self._answer_resyncs()
             turn = core.begin()
             if turn is None:
@@ -168,24 +168,16 @@ class WorkerService:
             if self._acks_since_snapshot >= self._cfg.snapshot_acks:
                 self._acks_since_snapshot = 0
                 snapshots = core.snapshots()
-            await self._writer.queue.put(Job(finished, self._after_ack(finished), snapshots))
-
-    def _after_ack(self, finished: Finished) -> Callable[[], None] | None:
-        """Answers that wait for this ack: withdrawals of attempts that are over in it."""
-        answers = [(call, over) for over in finished.overs for call in self._withdrawals.pop((over.key, over.attempt), [])]
-        if not answers:
-            return None
-
-        def answer() -> None:
-            for call, over in answers:
-                self._chores.spawn(call.reply(Withdrawn(over=over)), "worker.withdrawn")
-
-        return answer
+            await self._writer.queue.put(Job(finished, snapshots))
 
     async def _stored(self, finished: Finished) -> None:
         """The ack is in the log: now it may be seen."""
         self._traces.over(finished.overs, finished.ack.ended_unix_s or self._clock.unix_s())
         for over in finished.overs:
+            name = (over.key, over.attempt)
+            self._stored_overs.add(name)
+            for call in self._withdrawals.pop(name, []):
+                self._chores.spawn(call.reply(Withdrawn(over=over)), "worker.withdrawn")
             self._tell(over)
         try:
             self._published_ack_seq = finished.ack.ack_seq
@@ -280,11 +272,13 @@ class WorkerService:
 
     def _on_withdraw(self, withdraw: Withdraw, call: Call) -> None:
         over = self.core.withdraw(withdraw.key, withdraw.attempt)
-        if over is True:
-            self._withdrawals.setdefault((withdraw.key, withdraw.attempt), []).append(call)
+        name = (withdraw.key, withdraw.attempt)
+        if over and name not in self._stored_overs:  # held, or over in an ack that is not in the log yet: answered once it is
+            self._withdrawals.setdefault(name, []).append(call)
             self._wake.set()
         else:
-            self._chores.spawn(call.reply(Withdrawn(over=over or None)), "worker.withdrawn")
+            answer = Withdrawn(over=over if isinstance(over, AttemptOver) else None)
+            self._chores.spawn(call.reply(answer), "worker.withdrawn")
 
     def _on_holdings(self, holdings: Holdings, call: Call) -> None:
         known = [self.core.knows(key, attempt) for key, attempt in holdings.asked]
@@ -304,7 +298,8 @@ class WorkerService:
         while True:
             await asyncio.sleep(self._cfg.over_retry_s)
             for over in self.core.unsettled:
-                self._tell(over)
+                if (over.key, over.attempt) in self._stored_overs:
+                    self._tell(over)
 
     def _tell(self, over: AttemptOver) -> None:
         name = (over.key, over.attempt)
@@ -317,6 +312,7 @@ class WorkerService:
         try:
             await self._bus.request(subjects.OVER, over, Settled, timeout_s=2.0)
             self.core.settled(*name)
+            self._stored_overs.discard(name)
         except (BusError, PeerError):
             pass  # told again after over_retry_s
         finally:
