@@ -247,7 +247,6 @@ class Digest(Struct, frozen=True, kw_only=True):
     free_slots: int
     surplus: bool  # would take best-effort work now
     accepting: bool = True
-    slo_risk: float = 0.0  # share of standard requests predicted late, 0..1
 
 
 # ---------------------------------------------------------------- planner <-> worker
@@ -270,7 +269,6 @@ class Announce(Struct, frozen=True, kw_only=True):
     epoch: int  # the highest seen
     ack_seq: int = 0  # of the newest ack it has stored: a planner that has not heard it missed one
     draining: bool = False
-    draft_profile: str = ""  # of the draft model; empty: none, no speculation
 
 
 class Hold(Struct, frozen=True, kw_only=True):

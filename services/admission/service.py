@@ -87,7 +87,7 @@ class Admission:
         settings = AdmissionSettings(hop_limit=cfg.hop_limit, homeless_s=cfg.homeless_s, open_limit=cfg.open_limit)
         self.core = AdmissionCore(policy.route, rng, settings)
         self._workers = Workers(clock, cfg.lost_s, self.metrics)
-        self._sweep = Sweep(cfg, bus, clock, self.name, self._records, self._placer, self._workers, self.core, self._ending, self._reopen)
+        self._sweep = Sweep(cfg, bus, clock, self.name, self._records, self._placer, self._workers, self.core, self._ending, self._feed)
         self._lease = Lease(bus.leases, f"admission.{self.name}", self.name)
         self._chores = Chores()
         self._changed = asyncio.Event()
@@ -182,6 +182,7 @@ class Admission:
             self._feed(Taken(key, attempt))
         elif placed.gone:
             self._feed(Gone(key))
+            self._sweep.soon()  # if it is ours after all, that finds it
             self._chores.spawn(self._end_cancelled(key), "admission.cancelled")
         else:
             self._feed(Declined(key, attempt, replica, placed.earliest_s, placed.unplanned))
@@ -202,10 +203,6 @@ class Admission:
         await self._placer.tell(record, "relegated", reason)
         with suppress(BusError):  # the next listing finds it
             await self._bus.publish(subjects.RELEGATED, Hint(key=record.key))
-
-    def _reopen(self, record: Record) -> None:
-        """A record of ours that nobody holds."""
-        self._feed(Opened(record))
 
     def _ends(self, reason: FinishReason, message: str, retry_after_s: float | None = None) -> Any:
         def step(record: Record) -> Record | None:
@@ -370,7 +367,7 @@ class Admission:
                 await self._told_relegated(stored.record, over.message or over.why)
             else:
                 await self._placer.tell(stored.record, "replaced", over.why)
-                self._reopen(stored.record)
+                self._feed(Opened(stored.record))
         await call.reply(Settled())
 
     def _on_cancel(self, cancel: Cancel, call: Call) -> None:

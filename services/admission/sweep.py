@@ -16,7 +16,7 @@ from shared import subjects
 from shared.bus.api import Bus
 from shared.clock import Clock
 from shared.errors import BusError, BusTimeout, PeerError, WrongSequence
-from shared.policy.admission import AdmissionCore
+from shared.policy.admission import AdmissionCore, AdmissionEvent, Opened
 from shared.policy.admission import Lost as ReplicaLost
 from shared.policy.moves import FINAL, moved_on
 from shared.policy.moves import relegated as in_pool
@@ -51,11 +51,11 @@ class Sweep:
         workers: Workers,
         core: AdmissionCore,
         ending: Ending,
-        reopen: Callable[[Record], None],
+        feed: Callable[[AdmissionEvent], None],
     ) -> None:
         self._cfg, self._bus, self._clock, self._owner = cfg, bus, clock, owner
         self._records, self._placer, self._workers, self._core = records, placer, workers, core
-        self._ending, self._reopen = ending, reopen
+        self._ending, self._feed = ending, feed
         self._soon = True  # what a former instance left
         self._unknown: set[tuple[RequestKey, int]] = set()  # attempts that their worker did not know at the last sweep
         self._live_owners: set[str] = set()
@@ -72,7 +72,7 @@ class Sweep:
             turned = self._clock.unix_s()
             for replica in self._workers.newly_lost():
                 log.warning("worker.lost", replica=replica)
-                self._core.handle(ReplicaLost(replica), now_unix_s=self._clock.unix_s())
+                self._feed(ReplicaLost(replica))
                 self._soon = True
             try:
                 owners = set((await holders(self._bus.leases, "admission.")).values())
@@ -183,17 +183,17 @@ class Sweep:
     async def _after(self, stored: Stored, story: Story | None) -> None:
         record = stored.record
         if story is None:
-            await self._moved_on(stored, record.resume)
+            await self._moved_on(stored, record.resume, lost=True)
         elif story.ended in FINAL:
             over = story.over
             resume = over.resume if over is not None else story.resume(record)
             await self._end(stored, FinishReason(story.ended), resume, relegated=story.relegated)
         else:
-            await self._moved_on(stored, story.resume(record), relegated=story.relegated)
+            await self._moved_on(stored, story.resume(record), relegated=story.relegated, lost=True)
 
     # ------------------------------------------------------------ steps
 
-    async def _moved_on(self, stored: Stored, resume: Resume, *, relegated: bool = False) -> None:
+    async def _moved_on(self, stored: Stored, resume: Resume, *, relegated: bool = False, lost: bool = False) -> None:
         name = (stored.record.attempt, stored.record.replica, stored.record.incarnation, stored.record.owner)
         best_effort = relegated or stored.record.service_class is ServiceClass.BEST_EFFORT
 
@@ -202,12 +202,11 @@ class Sweep:
                 return None
             if record.cancelled:
                 return ended(record, FinishReason.CANCELLED, resume, self._clock.unix_s())
-            lost = record.lost + (record.replica is not None)
-            if lost >= self._cfg.lost_limit:
-                message = f"the replicas of {lost} attempts were lost"
+            losses = record.lost + lost
+            if losses >= self._cfg.lost_limit:
+                message = f"the replicas of {losses} attempts were lost"
                 return ended(record, FinishReason.FAILED, resume, self._clock.unix_s(), message=message)
-            moved = moved_on(record, resume, self._owner, "lost" if record.replica is not None else record.left)
-            moved = replace(moved, lost=lost)
+            moved = replace(moved_on(record, resume, self._owner, "lost" if lost else record.left), lost=losses)
             return in_pool(moved) if best_effort else moved
 
         changed = await self._ending.end(stored.record.key, step)
@@ -217,8 +216,8 @@ class Sweep:
             await self._bus.publish(subjects.RELEGATED, Hint(key=changed.record.key))
         else:
             if stored.record.attempt:
-                await self._placer.tell(changed.record, "replaced", "its replica was lost")
-            self._reopen(changed.record)
+                await self._placer.tell(changed.record, "replaced", "its replica was lost" if lost else "it was not held")
+            self._feed(Opened(changed.record))
 
     async def _end(self, stored: Stored, reason: FinishReason, resume: Resume, *, relegated: bool = False) -> None:
         name = (stored.record.attempt, stored.record.replica, stored.record.incarnation)

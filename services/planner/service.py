@@ -66,6 +66,7 @@ class Planner:
             for replica, (announce, at) in sorted(self._workers.items()):
                 if now - at > self._cfg.lost_s:
                     del self._workers[replica]
+                    self._shunned.pop(replica, None)
                 elif replica not in self._seats and len(self._seats) < self._cfg.max_replicas and now >= self._shunned.get(replica, now):
                     if self._seats:
                         await asyncio.sleep(min(0.02 * len(self._seats), 0.2) * self._rng.random())

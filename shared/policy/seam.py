@@ -75,12 +75,6 @@ class View:
     def rows(self) -> int:
         return len(self.slot)
 
-    @property
-    def prefill_left(self) -> Ints:
-        """Tokens to compute before the next output token; 0 for decodes."""
-        left: Ints = np.where(self.phase == Phase.DECODE, 0, self.target_tokens - self.computed_tokens)
-        return left
-
 
 @dataclass(frozen=True, slots=True)
 class Speculation:

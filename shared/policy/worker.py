@@ -36,7 +36,6 @@ from shared.schemas import (
 )
 from shared.vocabulary import FinishReason, Measure, ReplicaId, RequestKey, ServiceClass
 
-FINAL = frozenset(FinishReason)
 TOMBSTONES = 4096  # withdrawn or cancelled requests remembered, so that a late hold is refused
 SNAPSHOT_PAGE_TOKENS = 200_000  # a page stays well under max_payload
 
@@ -70,11 +69,8 @@ class _Request:
 @dataclass(slots=True)
 class WorkerCounters:
     plans: int = 0
-    refused_plans: int = 0
     iterations: int = 0
     tokens: int = 0
-    skipped_entries: int = 0
-    cut_entries: int = 0
     exec_s: float = 0.0
     idle_s: float = 0.0
     ended: dict[str, int] = field(default_factory=dict)
@@ -195,7 +191,6 @@ class WorkerCore:
             reason = "another incarnation"
         elif (plan.epoch, plan.sync) != (self.epoch, self._sync):
             if plan.epoch < self.epoch or (plan.epoch == self.epoch and plan.sync < self._sync):
-                self.counters.refused_plans += 1
                 return None  # its sender knows better by now, or will learn it from its lease
             reason = "resync first"
         elif plan.seq < self._next_seq:
@@ -205,7 +200,6 @@ class WorkerCore:
         elif not _well_formed(plan, self._max_slots):
             reason = "columns of different lengths, or slots out of range"
         if reason:
-            self.counters.refused_plans += 1
             return PlanRefused(incarnation=self.incarnation, epoch=self.epoch, expected_seq=self._next_seq, reason=reason)
         self._queue.append(plan)
         self._next_seq += 1
@@ -359,7 +353,6 @@ class WorkerCore:
                 known = [*request.prompt, *request.tokens]
                 resume = Resume(tokens=pack(request.tokens), text=request.text) if fresh else Resume()
                 loads.append(TurnLoad(slot, known, len(request.tokens), request.sampling, request.seed, fresh, resume))
-        self.counters.skipped_entries += len(skipped)
         return work, loads, skipped, plan.selection if not skipped or plan.selection is None else _along(plan.selection, kept)
 
     def _limit(self, request: _Request) -> tuple[int, FinishReason]:

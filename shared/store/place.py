@@ -80,7 +80,7 @@ class Placer:
             answer = await self._bus.request(subjects.offer(record.replica), offer, OfferAnswer, timeout_s=OFFER_TIMEOUT_S, headers=headers)
         except NoResponders:
             answer = OfferAnswer(accepted=False, reason="nobody plans that replica", ready=False)
-        except (BusTimeout, PeerError) as error:
+        except (BusError, PeerError) as error:
             answer = OfferAnswer(accepted=False, reason=str(error), in_doubt=True)
         if record.traceparent:
             attributes: dict[str, AttributeValue] = {

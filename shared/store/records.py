@@ -81,13 +81,13 @@ class Records:
         entry = await self._bucket.get(key)
         return None if entry is None else _read(_body, key, entry.value)
 
-    async def change(self, key: RequestKey, step: Callable[[Record], Record | None], known: Stored | None = None) -> Stored | None:
+    async def change(self, key: RequestKey, step: Callable[[Record], Record | None]) -> Stored | None:
         """Apply `step` to the record until it is written. None if there is no record, or `step` declines (returns None).
 
-        `known` saves the first read. A write whose answer is lost is recognised by reading it back.
+        A write whose answer is lost is recognised by reading it back.
         Raises BusTimeout if the store does not answer.
         """
-        stored = known or await self.get(key)
+        stored = await self.get(key)
         for _ in range(RETRIES):
             if stored is None:
                 return None
