@@ -7,7 +7,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 PY := .venv/bin/python
 STAMP := .venv/.installed
 
-.PHONY: help setup test demo bench soak clean
+.PHONY: help setup test demo bench soak models clean
 
 help: ## this text
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## (.*)$$/  make \1\t\2/' | expand -t 16
@@ -40,7 +40,7 @@ test: $(STAMP) ## ruff, mypy --strict and the whole test suite
 	$(PY) -m pytest -n 2 --ignore=tests/test_live_agrees.py $(ARGS)
 	$(PY) -m pytest -rs tests/test_live_agrees.py # live against simulated: it needs the machine to itself
 
-demo: $(STAMP) ## a fleet, streamed answers, then fcfs and qoserve side by side on identical bursts (3 minutes)
+demo: $(STAMP) ## a fleet, a real model's answers, then fcfs and qoserve side by side on identical bursts (3 minutes)
 	.venv/bin/slackline demo $(ARGS)
 
 bench: $(STAMP) ## figures of the hot path, printed and as JSON
@@ -48,6 +48,9 @@ bench: $(STAMP) ## figures of the hot path, printed and as JSON
 
 soak: $(STAMP) ## ten thousand schedules of the protocol with faults; stops at the first broken invariant
 	SLACKLINE_SCHEDULES=$${SLACKLINE_SCHEDULES:-10000} $(PY) -m pytest -n 2 -x tests/test_protocol.py $(ARGS)
+
+models: $(STAMP) ## trains the shipped models again, into out/models (an hour and a half on two cores; says which texts it needs)
+	$(PY) -m loadgen.training --out out/models $(ARGS)
 
 clean: ## removes .venv, caches and outputs
 	rm -rf .venv out var build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -11,9 +11,10 @@ from shared.errors import ConfigError, SlacklineError
 
 # Name: (module, one line of help). Imported only when chosen, so that `slackline --help` is quick.
 COMMANDS: dict[str, tuple[str, str]] = {
-    "demo": ("loadgen.commands.demo", "streamed answers, then two policies side by side under the same bursts, in three minutes"),
+    "demo": ("loadgen.commands.demo", "a real model answers, then two policies side by side under the same bursts, in three minutes"),
     "up": ("loadgen.commands.up", "start a fleet on this machine, and stop it with Ctrl-C"),
     "submit": ("loadgen.commands.submit", "send one prompt and stream the answer"),
+    "chat": ("loadgen.commands.chat", "talk with the model of a running fleet, and see how quick each answer was"),
     "load": ("loadgen.commands.load", "replay a trace or a synthetic workload against a running fleet"),
     "simulate": ("loadgen.commands.simulate", "serve a trace or a workload in virtual time, with the cores that run live"),
     "compare": ("loadgen.commands.compare", "print the reports of several load runs side by side"),

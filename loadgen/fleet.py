@@ -28,6 +28,7 @@ from shared import subjects
 from shared.bus.api import Bus
 from shared.bus.nats import connect
 from shared.errors import BusError, ConfigError, PeerError, SlacklineError
+from shared.models import store as models
 from shared.schemas import Digest
 from shared.vocabulary import ReplicaId
 
@@ -36,7 +37,6 @@ POLL_S = 0.05
 PING_S = 1.0  # for one answer of the services API
 READY_S = 90.0  # two torch engines import and load on two cores in 15 s
 KILL_AFTER_S = 3.0  # longer than a service's drain_s it is not waited for
-MODELS = Path("var/models")  # under the current folder: made once, used again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ class FleetSpec:
     policy: str = ""
     settings: Mapping[str, str] = field(default_factory=dict)  # of the policy
     engine: str = "sim"
-    model: str = ""  # torch: a folder; empty: a small random one, made on the spot
+    model: str = models.DEFAULT  # torch: a shipped model, or a folder
     profile: str = ""
     pace: float = 1.0  # sim: seconds of ours per second of the profile
     tiers: str = ""
@@ -126,10 +126,7 @@ class Fleet:
         self.folder = self._take_folder()
         (self.folder / "logs").mkdir(exist_ok=True)
         await self._start_nats()
-        model = self.spec.model
-        if self.spec.engine == "torch" and not model:
-            model = await self._random_model()
-        environment = self._environment(model)
+        environment = self._environment()
         for n in range(self.spec.admissions):
             self._add("admission", n, environment)
         for n in range(self.spec.planners):
@@ -179,29 +176,14 @@ class Fleet:
         while not await asyncio.to_thread(greets, self.url):
             await asyncio.sleep(POLL_S)
 
-    async def _random_model(self) -> str:
-        folder = MODELS / "random-llama"
-        if not (folder / "config.json").exists():
-            self._say(f"making a small random model in {folder}")
-        command = [sys.executable, "-m", "services.worker.engines.random_llama", str(folder)]
-        process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT)
-        try:
-            output, _ = await process.communicate()
-        finally:
-            if process.returncode is None:
-                process.kill()
-        if process.returncode:
-            raise ChildError(f"cannot make a model for the torch engine:\n{output.decode(errors='replace')[-1000:]}")
-        return str(folder)
-
-    def _environment(self, model: str) -> dict[str, str]:
+    def _environment(self) -> dict[str, str]:
         spec = self.spec
-        cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+        model = spec.model if spec.engine == "torch" else ""
         given = {
             "SLACKLINE_POLICY": spec.policy,
             "SLACKLINE_SETTINGS": json.dumps(dict(spec.settings)) if spec.settings else "",
             "SLACKLINE_TIERS": spec.tiers,
-            "SLACKLINE_ADMISSION_MODEL": model if spec.engine == "torch" else "",
+            "SLACKLINE_ADMISSION_MODEL": model,
             "SLACKLINE_WORKER_MODEL": model,
             "SLACKLINE_WORKER_PROFILE": spec.profile,
         }
@@ -213,7 +195,7 @@ class Fleet:
             **{f"SLACKLINE_{s}_DRAIN_S": str(spec.drain_s) for s in ("ADMISSION", "PLANNER", "RELEGATION", "WORKER", "GATEWAY")},
         }
         # More threads than cores make a model on the CPU ten times slower.
-        threads = {"OMP_NUM_THREADS": str(max(1, cores // (2 * spec.replicas)))}
+        threads = {"OMP_NUM_THREADS": str(max(1, cores() // (2 * spec.replicas)))}
         return threads | dict(os.environ) | {name: value for name, value in given.items() if value} | fixed | dict(spec.environment)
 
     def _add(self, service: str, n: int, environment: dict[str, str]) -> None:
@@ -311,6 +293,15 @@ class Fleet:
                 shutil.rmtree(self.folder, ignore_errors=True)
             self.failed.cancel()
             self._exit.close()
+
+
+def cores() -> int:
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+
+
+def torch_replicas() -> int:
+    """As many as leave as much of the machine to everything else, and two at most: more show nothing more."""
+    return max(1, min(2, cores() // 2))
 
 
 def free_port() -> int:

@@ -1,12 +1,13 @@
 """The figures of a run: one struct per tier, as JSON and as a table; and several runs side by side."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
 import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
+from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
@@ -186,34 +187,48 @@ def promise(slo: Slo | None) -> str:
 
 
 def table(report: Report) -> Table:
-    """One run, a row per tier."""
+    """One run, a column per tier: it fits a terminal of 80 columns with four tiers."""
     cut = ", interrupted" if report.interrupted else ""
     title = f"{escape(report.label) or 'load'}: {report.rate_per_s:.2f} requests/s for {report.offered_s:.0f} s{cut}"
-    out = Table(title=title, title_justify="left")
-    out.add_column("tier")
-    out.add_column("SLO")
-    for name in ("offered", "finished", "SLO met", "TTFT p50/p99", "TBT p50/p99", "TTLT p50/p99"):
-        out.add_column(name, justify="right")
-    for name in ("relegated", "refused", "errors", "unfinished", "goodput/s"):
-        out.add_column(name, justify="right")
-    for name, tier in (*report.tiers.items(), ("all", report.total)):
-        if name == "all":
-            out.add_section()
-        out.add_row(
-            name,
-            promise(tier.slo),
-            str(tier.offered),
-            str(tier.finished),
-            percent(tier.met_fraction),
-            *(f"{seconds(s.p50_s)} / {seconds(s.p99_s)}" for s in (tier.ttft, tier.tbt, tier.ttlt)),
-            str(tier.relegated),
-            str(tier.refused),
-            str(tier.errors + tier.cancelled),
-            str(tier.unfinished),
-            f"{tier.goodput_per_s:.2f}",
-            style="bold" if name == "all" else None,
-        )
+    out = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
+    out.add_column("")
+    tiers = [*report.tiers.values(), report.total]
+    for name in report.tiers:
+        out.add_column(name, justify="right", overflow="fold")
+    out.add_column("all", justify="right", style="bold")
+
+    def row(name: str, texts: Iterable[str]) -> None:
+        out.add_row(name, *texts)
+
+    row("SLO", (promise(tier.slo).replace(", ", "\n") for tier in tiers))
+    row("SLO met", (percent(tier.met_fraction) for tier in tiers))
+    row("goodput/s", (f"{tier.goodput_per_s:.2f}" for tier in tiers))
+    out.add_section()
+    for name, spreads in (("TTFT", [t.ttft for t in tiers]), ("TBT", [t.tbt for t in tiers]), ("TTLT", [t.ttlt for t in tiers])):
+        row(f"{name} p50", (seconds(s.p50_s) for s in spreads))
+        row(f"{name} p99", (seconds(s.p99_s) for s in spreads))
+    out.add_section()
+    for name, count in (
+        ("offered", [t.offered for t in tiers]),
+        ("finished", [t.finished for t in tiers]),
+        ("relegated", [t.relegated for t in tiers]),
+        ("refused", [t.refused for t in tiers]),
+        ("errors", [t.errors + t.cancelled for t in tiers]),
+        ("unfinished", [t.unfinished for t in tiers]),
+    ):
+        row(name, map(str, count))
     return out
+
+
+def unlike(reports: Sequence[Report]) -> str:
+    """In what the runs differ besides what served them; empty if they were offered the same requests the same way."""
+    facts: dict[str, set[str]] = {
+        "seeds": {str(r.seed) for r in reports},
+        "numbers of requests": {str(r.planned) for r in reports},
+        "durations": {seconds(r.offered_s) for r in reports},
+        "transports": {r.transport for r in reports},
+    }
+    return " and ".join(f"{name} ({', '.join(sorted(values))})" for name, values in facts.items() if len(values) > 1)
 
 
 def side_by_side(reports: Sequence[Report]) -> Table:
@@ -223,7 +238,7 @@ def side_by_side(reports: Sequence[Report]) -> Table:
     """
     if len({tuple(report.tiers) for report in reports}) != 1:
         raise ConfigError("only runs over the same tiers can be put side by side")
-    out = Table(title="The same requests, served by", title_justify="left")
+    out = Table(title="Different requests, served by" if unlike(reports) else "The same requests, served by", title_justify="left")
     out.add_column("")
     for report in reports:
         out.add_column(escape(report.label) or "load", justify="right")

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from random import Random
 from uuid import uuid4
 
+from loadgen.mix import PlannedRequest
 from loadgen.tally import Outcome
 from shared.client import Client, Now
 from shared.errors import PeerError, SlacklineError
@@ -24,12 +25,21 @@ def cap_tokens(longest_output: int, context_tokens: int, prompt_tokens: int) -> 
 
 
 class NatsSender:
-    """`sampling.output_tokens` ends the answer where the plan says; the planner sees only max_tokens."""
+    """`sampling.output_tokens` ends the answer where the plan says; the planner sees only max_tokens. `prompts`: None for random ones."""
 
-    def __init__(self, client: Client, clock: Now, *, seed: int, longest_output: int, context_tokens: int) -> None:
+    def __init__(
+        self,
+        client: Client,
+        clock: Now,
+        *,
+        seed: int,
+        longest_output: int,
+        context_tokens: int,
+        prompts: Callable[[PlannedRequest], list[int]] | None = None,
+    ) -> None:
         self._client = client
         self._clock = clock
-        self._seed = seed
+        self._prompts = prompts or (lambda planned: prompt_ids(seed, planned.number, planned.prompt_tokens))
         self._longest_output = longest_output
         self._context_tokens = context_tokens
         self._run = uuid4().hex[:12]  # ids of another run must not attach to this one's
@@ -40,7 +50,7 @@ class NatsSender:
         request = GenerateRequest(
             request_id=f"load-{self._run}-{planned.number}",
             tenant=planned.tenant,
-            token_ids=prompt_ids(self._seed, planned.number, planned.prompt_tokens),
+            token_ids=self._prompts(planned),
             sampling=Sampling(
                 max_tokens=cap_tokens(self._longest_output, self._context_tokens, planned.prompt_tokens),
                 output_tokens=planned.output_tokens,

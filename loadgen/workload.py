@@ -88,12 +88,18 @@ SHAREGPT = Shape("sharegpt", TruncatedLognormal.fit(1730, 5696, 8192), Truncated
 AZURE_CONV = Shape("azure-conv", TruncatedLognormal.fit(928, 3830, 8192), TruncatedLognormal.fit(41, 342, 1024))
 AZURE_CODE = Shape("azure-code", TruncatedLognormal.fit(1930, 6251, 8192), TruncatedLognormal.fit(8, 43, 1024))
 
+# The same at a quarter of the length, for small models: their contexts are short and their machines slow.
+SHORT_SHAREGPT = Shape("sharegpt", TruncatedLognormal.fit(432, 1424, 2048), TruncatedLognormal.fit(104, 208, 256))
+SHORT_AZURE_CONV = Shape("azure-conv", TruncatedLognormal.fit(232, 957, 2048), TruncatedLognormal.fit(10, 85, 256))
+SHORT_AZURE_CODE = Shape("azure-code", TruncatedLognormal.fit(482, 1562, 2048), TruncatedLognormal.fit(2, 11, 256))
+
 # By rank of the tier, tightest first; the last one stands for all tiers beyond.
 WORKLOADS: Mapping[str, Sequence[Shape]] = {
     "azure-code": (AZURE_CODE,),
     "azure-conv": (AZURE_CONV,),
     "sharegpt": (SHAREGPT,),
     "mix": (AZURE_CODE, AZURE_CONV, SHAREGPT),
+    "short-mix": (SHORT_AZURE_CODE, SHORT_AZURE_CONV, SHORT_SHAREGPT),
 }
 
 

@@ -65,7 +65,14 @@ class Assembler:
             return []
         if replay.verdict is not None:
             self._verdict = replay.verdict
-        known = Delta(attempt=self._attempt, offset=replay.offset, tokens=replay.tokens, text=replay.text, text_offset=replay.text_offset)
+        known = Delta(
+            attempt=self._attempt,
+            offset=replay.offset,
+            tokens=replay.tokens,
+            text=replay.text,
+            text_offset=replay.text_offset,
+            logprobs=replay.logprobs,
+        )
         out = self._advance(known)
         # The log is complete before the verdict is given, so this replay was too.
         self._whole = self._whole or replay.verdict is not None or self._asked_after_end
@@ -97,6 +104,7 @@ class Assembler:
             text=text,
             text_offset=self.characters,
             finish_reason=delta.finish_reason,
+            logprobs=delta.logprobs[self.tokens - delta.offset :],
         )
         self.tokens += len(tokens)
         self.characters += len(text)

@@ -63,10 +63,10 @@ class Handle:
         self.received: Received | None = None
         self.status: Status | None = None  # the latest
         self.verdict: Verdict | None = None
+        self.wake = asyncio.Event()  # set when there may be something to take; whoever reads several handles gives them one
         self._client = client
         self._sink = sink
         self._unread: deque[StreamEvent] = deque()
-        self._wake = asyncio.Event()
         self._over: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
         self._over.add_done_callback(lambda over: over.cancelled() or over.exception())  # seen, even if nobody waits
         # What the client keeps about this request.
@@ -102,29 +102,36 @@ class Handle:
                 self._unread.append(event)
         if self.verdict is not None and not self.over:
             self._over.set_result(self.verdict)
-        self._wake.set()
+        self.wake.set()
 
     def fail(self, error: SlacklineError) -> None:
         if not self.over:
             self._over.set_exception(error)
-        self._wake.set()
+        self.wake.set()
 
     async def wait(self) -> Verdict:
         """Until the request has ended. Raises what went wrong (a SlacklineError)."""
         return await asyncio.shield(self._over)
+
+    def take(self) -> StreamEvent | None:
+        """The next event, if it has come. Raises what went wrong, once all that came before it has been taken."""
+        if self._unread:
+            return self._unread.popleft()
+        if self.over:
+            self._over.result()
+        return None
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> StreamEvent:
         """Bounded by the client's patience: silence is asked about, and raises BusTimeout in the end."""
-        while not self._unread:
+        while (event := self.take()) is None:
             if self.over:
-                self._over.result()
                 raise StopAsyncIteration
-            self._wake.clear()
-            await self._wake.wait()
-        return self._unread.popleft()
+            self.wake.clear()
+            await self.wake.wait()
+        return event
 
     async def cancel(self, reason: str = "cancelled by the client") -> None:
         """Ask for the end of it; said again until End comes, for a cancel is sent at most once."""
@@ -212,6 +219,11 @@ class Client:
         handle.ask_unix_s = now_unix_s if stream != own else now_unix_s + handle.silence_s
         self._ask_if_due(handle, now_unix_s)
         return handle
+
+    async def withdraw(self, request: GenerateRequest) -> None:
+        """Cancel a request that may have been stored. Said once. Raises BusError."""
+        key = subjects.request_key(request.tenant, request.request_id)
+        await self.bus.publish(subjects.cancel(key), Cancel(reason="it was asked for in vain"))
 
     def forget(self, handle: Handle) -> None:
         self._handles.discard(handle)

@@ -2,26 +2,38 @@
 
 Each service has one frozen struct and one section. A key of its section is set in the file under `[<section>]` or by
 SLACKLINE_<SECTION>_<FIELD>. What all services share (FLEET_KEYS) stands at the top of the file or in SLACKLINE_<KEY>, and a
-section may say otherwise. Anything unknown or of the wrong type stops the start: a setting that is silently ignored is worse.
+section may say otherwise. Every section but the gateway's, which serves HTTP anyway, also has the fields of Watched. Anything
+unknown or of the wrong type stops the start: a setting that is silently ignored is worse.
 """
 
 import os
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
+from msgspec import Meta
 
 from shared.errors import ConfigError
 
 T = TypeVar("T", bound=msgspec.Struct)
 
 SECTIONS = ("admission", "planner", "relegation", "worker", "gateway")
-FLEET_KEYS = ("url", "policy", "settings", "tiers")
+FLEET_KEYS = ("url", "policy", "settings", "tiers", "metrics_host", "metrics_port")
 PREFIX = "SLACKLINE_"
 USER_INFO = re.compile(r"(?<=://)[^/@\s]+@")
+
+
+class Watched(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a process can be asked for its metrics, beside what its own struct says."""
+
+    metrics_host: str = "127.0.0.1"
+    metrics_port: Annotated[int, Meta(ge=0, le=65535)] = 0  # 0: nowhere
+
+
+WATCHED = Watched.__struct_fields__
 
 
 def load(kind: type[T], section: str, environ: Mapping[str, str] | None = None) -> T:
@@ -32,11 +44,8 @@ def load(kind: type[T], section: str, environ: Mapping[str, str] | None = None) 
     """
     env = os.environ if environ is None else environ
     types = {f.name: f.type for f in msgspec.structs.fields(kind)}
-    values: dict[str, Any] = {}
-    for name, origin, raw in _from_file(env, section, types):
-        values[name] = _converted(raw, types[name], origin)
-    for name, origin, text in _from_environment(env, section, types):
-        values[name] = _from_text(text, types[name], origin)
+    also = WATCHED if section != "gateway" else ()
+    values = _values(env, section, types, {*types, *also})
     missing = [f.name for f in msgspec.structs.fields(kind) if f.required and f.name not in values]
     if missing:
         raise ConfigError(f"{section}.{missing[0]} is required: set it under [{section}] or in {_variable(section, missing[0])}")
@@ -46,13 +55,34 @@ def load(kind: type[T], section: str, environ: Mapping[str, str] | None = None) 
         raise ConfigError(f"[{section}]: {error}") from error
 
 
+def load_watched(section: str, environ: Mapping[str, str] | None = None) -> Watched:
+    """Where this process tells its metrics. Whether the section's other keys are known is for `load` to say. Raises: ConfigError."""
+    env = os.environ if environ is None else environ
+    types = {f.name: f.type for f in msgspec.structs.fields(Watched)}
+    return Watched(**_values(env, section, types, None))
+
+
 def without_secrets(config: msgspec.Struct) -> dict[str, Any]:
     """The configuration as plain values for the log, with user and password taken out of every URL."""
     plain: dict[str, Any] = msgspec.to_builtins(config, str_keys=True)
     return {name: USER_INFO.sub("***@", value) if isinstance(value, str) else value for name, value in plain.items()}
 
 
-def _from_file(env: Mapping[str, str], section: str, types: Mapping[str, Any]) -> Iterable[tuple[str, str, Any]]:
+def _values(env: Mapping[str, str], section: str, types: Mapping[str, Any], known: Collection[str] | None) -> dict[str, Any]:
+    """The fields of `types` that are set. Keys of the section that are not `known` are errors; None: any is."""
+    values: dict[str, Any] = {}
+    for name, origin, raw in _from_file(env, section, types, known):
+        if name in types:
+            values[name] = _converted(raw, types[name], origin)
+    for name, origin, text in _from_environment(env, section, types, known):
+        if name in types:
+            values[name] = _from_text(text, types[name], origin)
+    return values
+
+
+def _from_file(
+    env: Mapping[str, str], section: str, types: Mapping[str, Any], known: Collection[str] | None
+) -> Iterable[tuple[str, str, Any]]:
     path = env.get(f"{PREFIX}CONFIG")
     if not path:
         return
@@ -69,11 +99,14 @@ def _from_file(env: Mapping[str, str], section: str, types: Mapping[str, Any]) -
     if not isinstance(table, dict):
         raise ConfigError(f"{section} in {path} must be a section, [{section}]")
     for key, raw in table.items():
-        _check_known(key, types, f"in [{section}] of {path}")
+        if known is not None:
+            _check_known(key, known, f"in [{section}] of {path}")
         yield key, f"{section}.{key} in {path}", raw
 
 
-def _from_environment(env: Mapping[str, str], section: str, types: Mapping[str, Any]) -> Iterable[tuple[str, str, str]]:
+def _from_environment(
+    env: Mapping[str, str], section: str, types: Mapping[str, Any], known: Collection[str] | None
+) -> Iterable[tuple[str, str, str]]:
     for key in FLEET_KEYS:
         variable = PREFIX + key.upper()
         if variable in env and key in types:
@@ -81,7 +114,8 @@ def _from_environment(env: Mapping[str, str], section: str, types: Mapping[str, 
     own = f"{PREFIX}{section.upper()}_"
     for variable in sorted(v for v in env if v.startswith(own)):
         key = variable.removeprefix(own).lower()
-        _check_known(key, types, f"in the environment ({variable})")
+        if known is not None:
+            _check_known(key, known, f"in the environment ({variable})")
         yield key, variable, env[variable]
 
 

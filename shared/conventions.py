@@ -28,7 +28,11 @@ PROVIDER_NAME = "slackline"  # value of PROVIDER
 # Metrics known to dashboards; labels as vLLM has them
 TIME_TO_FIRST_TOKEN = "vllm:time_to_first_token_seconds"
 E2E_LATENCY = "vllm:e2e_request_latency_seconds"
-PROMPT_TOKENS = "vllm:prompt_tokens_total"
+PROMPT_TOKENS = "vllm:prompt_tokens_total"  # model_name, as the next ones
+GENERATION_TOKENS = "vllm:generation_tokens_total"
+REQUESTS_RUNNING = "vllm:num_requests_running"
+REQUESTS_WAITING = "vllm:num_requests_waiting"
+KV_CACHE_USAGE = "vllm:kv_cache_usage_perc"  # a fraction from 0 to 1, whatever its name says
 
 # GenAI metrics under their Prometheus names, with the buckets the convention gives (seconds)
 DURATION_BUCKETS_S = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
@@ -39,3 +43,20 @@ REQUESTS = "slackline_requests_total"  # tier, verdict
 SLO_VIOLATIONS = "slackline_slo_violation_total"  # tier, type
 RELEGATIONS = "slackline_relegated_total"  # tier
 CLOCK_OFFSET = "slackline_clock_offset_seconds"
+FIT_ERROR = "slackline_profile_fit_error_ratio"  # regime
+RESIDUAL = "slackline_profile_residual_ratio"  # replica
+BIAS = "slackline_profile_bias_ratio"  # replica
+GAMMA = "slackline_profile_gamma_ratio"  # replica, regime
+ITERATION = "slackline_iteration_seconds"
+BUBBLE = "slackline_bubble_seconds"
+COMPUTED_TOKENS = "slackline_computed_tokens_total"
+HELD_REQUESTS = "slackline_held_requests"
+KV_FREE_BLOCKS = "slackline_kv_free_blocks"
+PLANS = "slackline_plans_total"  # replica
+ACKS = "slackline_acks_total"  # replica
+RESYNCS = "slackline_resyncs_total"  # replica
+PLAN_STEP = "slackline_plan_step_seconds"  # replica
+
+# Buckets of ours: an iteration is 5 to 100 ms, what lies between two of them is hoped to be under 1 ms, and so is a step of the planner
+ITERATION_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0)
+STEP_BUCKETS_S = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)

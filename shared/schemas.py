@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct, field
 
+from shared.perf.store import ProfileFile
 from shared.vocabulary import FinishReason, Measure, ReplicaId, RequestKey, ServiceClass, Slo
 
 Count = Annotated[int, Meta(ge=0)]
@@ -28,6 +29,7 @@ class Sampling(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unk
     stop: Annotated[list[Annotated[str, Meta(max_length=256)]], Meta(max_length=16)] = field(default_factory=list)
     stop_token_ids: Annotated[list[Int64], Meta(max_length=64)] = field(default_factory=list)
     ignore_eos: bool = False
+    logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None  # alternatives to tell with each token; None: tell nothing
     # Stands for the model's own end of sequence when a trace is replayed: the worker stops there, no planner sees it.
     output_tokens: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
 
@@ -98,6 +100,21 @@ class Verdict(Struct, frozen=True, kw_only=True):
     retry_after_s: float | None = None
 
 
+class Likelihood(Struct, frozen=True, array_like=True):
+    """One token and its natural log-probability under the model, before temperature and cuts. `piece`: its bytes (base64 in JSON)."""
+
+    token: int
+    piece: bytes
+    logprob: float
+
+
+class TokenLogprob(Struct, frozen=True, array_like=True):
+    """What was known of one output token; `top` is as long as asked for, likeliest first."""
+
+    chosen: Likelihood
+    top: list[Likelihood] = []
+
+
 class Replay(Struct, frozen=True, kw_only=True, tag="replay"):
     """The answer to Attach: tokens and text from `offset` on (the client's from_token), and the verdict if it ended."""
 
@@ -107,6 +124,7 @@ class Replay(Struct, frozen=True, kw_only=True, tag="replay"):
     text: str
     text_offset: int
     verdict: Verdict | None = None
+    logprobs: list[TokenLogprob] = []  # along `tokens`, or empty
 
 
 class Delta(Struct, frozen=True, kw_only=True, tag="delta"):
@@ -121,6 +139,7 @@ class Delta(Struct, frozen=True, kw_only=True, tag="delta"):
     text: str
     text_offset: int
     finish_reason: FinishReason | None = None
+    logprobs: list[TokenLogprob] = []  # along `tokens`, or empty
 
 
 class Status(Struct, frozen=True, kw_only=True, tag="status"):
@@ -157,6 +176,7 @@ class Resume(Struct, frozen=True, kw_only=True, omit_defaults=True):
     tokens: bytes = b""  # int32
     text: str = ""
     measure: Measure = Measure()
+    logprobs: list[TokenLogprob] = []  # along `tokens`, or empty
 
 
 class Record(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -260,7 +280,7 @@ class Announce(Struct, frozen=True, kw_only=True):
     at_unix_s: float
     model: str
     engine: str
-    profile: str  # name of a shipped profile, or a path
+    profile: str  # name of a shipped profile, or a path; of `fitted`, where that is given
     pool: str
     kv_blocks: int
     block_tokens: int
@@ -269,6 +289,7 @@ class Announce(Struct, frozen=True, kw_only=True):
     epoch: int  # the highest seen
     ack_seq: int = 0  # of the newest ack it has stored: a planner that has not heard it missed one
     draining: bool = False
+    fitted: ProfileFile | None = None  # what the worker measured of its engine; shared/perf/announced.py judges it
 
 
 class Hold(Struct, frozen=True, kw_only=True):
@@ -361,6 +382,8 @@ class PlanAck(Struct, frozen=True, kw_only=True, tag="ack"):
     emitted: bytes = b""
     tokens: bytes = b""
     texts: list[str] = field(default_factory=list)  # one for each slot with emitted > 0 or ended here
+    logprobs: list[TokenLogprob] = []  # of the slots that asked for them, one for each of their tokens, in the order of `tokens`
+    logprob_slots: bytes = b""  # those slots
     ended: list[tuple[int, str]] = field(default_factory=list)  # slot, FinishReason or why it was released
     held: list[Held] = field(default_factory=list)  # since the last ack, in force before the entries
     preempted: bytes = b""
@@ -399,6 +422,7 @@ class SnapshotEntry(Struct, frozen=True, kw_only=True):
     measure: Measure
     service_class: ServiceClass
     relegated: bool = False  # ever
+    logprobs: list[TokenLogprob] = []  # along `tokens`, or empty
 
 
 class Snapshot(Struct, frozen=True, kw_only=True, tag="snapshot"):

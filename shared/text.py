@@ -60,6 +60,13 @@ class Tokenizer:
         """One prompt from chat messages, ending where the assistant is to speak. Raises PeerError."""
         return self._render(chat.checked(messages))
 
+    def piece(self, token: int) -> bytes:
+        """The bytes of one token by itself; of a special token, its name; of an id that the vocabulary lacks, none."""
+        if self._table is not None and token < len(self._table) and self._table[token]:
+            return self._table[token]
+        text: str = self.inner.decode([token], skip_special_tokens=False)
+        return text.encode()
+
     def detokenizer(self) -> Detokenizer:
         """A fresh reader of one output."""
         if self._table is not None:

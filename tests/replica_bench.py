@@ -4,6 +4,7 @@ The bench stands for everything around the two: it offers, withdraws, cancels, s
 every event it checks all books; at the end, that every request ended once with just the tokens it should have.
 """
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
@@ -33,7 +34,7 @@ from shared.policy.replica_events import (
     Synced,
     Tick,
 )
-from shared.policy.seam import Admission, Choice, Declared, Observation, Phase, Policy, View
+from shared.policy.seam import Admission, Choice, Declared, Observation, Phase, Policy, Speculation, View
 from shared.policy.turn import Finished, Turn, TurnDone
 from shared.policy.worker import WorkerCore
 from shared.schemas import Announce, AttemptOver, BatchPlan, Body, Delta, Hold, HoldAnswer, Offer, OfferAnswer, Record, Sampling
@@ -99,6 +100,8 @@ class Chaos:
         first = self._choice(view, 0)
         if self._calls < 0 or not (len(first.slots) or first.preempt or first.release):
             return self._plain.plan(view)  # who chooses nothing is not asked again until something happens
+        if self._rng.random() < 0.5:
+            first = self._speculating(first, view)
         later = [self._choice(view, n + 1) for n in range(self._rng.choice((0, 0, 0, 1, 3)))]
         return [first, *(choice for choice in later if len(choice.slots))]
 
@@ -128,6 +131,16 @@ class Chaos:
             promote=(),
             release=release,
         )
+
+    def _speculating(self, choice: Choice, view: View) -> Choice:
+        """Some decodes draft, with more or less of a cap than their depth could fill."""
+        decoding = {int(slot) for slot, phase in zip(view.slot, view.phase, strict=True) if phase == Phase.DECODE}
+        chance = [self._rng.randint(1, 4) if int(slot) in decoding and self._rng.random() < 0.7 else 0 for slot in choice.slots]
+        depth = np.array(chance, dtype=np.int32)
+        caps = np.where(depth > 0, np.array([self._rng.randint(1, 6) for _ in chance], dtype=np.int32), choice.caps).astype(np.int32)
+        zeros = np.zeros(len(depth), dtype=np.int32)
+        drafts = Speculation("chain", depth, zeros + 1, zeros.astype(np.float32), budget_tokens=1 << 20, needed_limit_tokens=1 << 20)
+        return dataclasses.replace(choice, caps=caps, speculation=drafts)
 
     def observe(self, seen: Observation) -> None:
         self._plain.observe(seen)
@@ -194,7 +207,7 @@ class Bench:
         self.withdrawn: set[tuple[RequestKey, int]] = set()
         self.resync_waits: list[tuple[ReplicaCore, int, int]] = []
         self.resyncing = False
-        self.compared = 0
+        self.compared = self.drafted = 0
         self.blind = False  # an ack was lost: the planner cannot know yet
         self.take_over()
         at_s = 0.0
@@ -234,7 +247,7 @@ class Bench:
         world = self.world
         inner: Policy = Chaos(self.rng) if world.policy == "chaos" else registry.make(world.policy, world.settings)
         settings = ReplicaSettings(depth=world.depth, hand_back=world.hand_back, overdue_s=0.5)
-        self.core = ReplicaCore(Watched(inner, self.look), Linear(), epoch=self.epoch, settings=settings)
+        self.core = ReplicaCore(Watched(inner, self.look), Linear(), epoch=self.epoch, settings=settings, draft=Linear())
         self.alarm = Alarm(self.line, self.core.wake_at_unix_s, lambda core=self.core: self.feed(core, Tick()))
         self.sync = 0
         self.resyncing = False
@@ -330,12 +343,13 @@ class Bench:
             self.engine.load(Load(Slot(load.slot), load.tokens, load.generated, load.sampling, load.seed))
         if not turn.work:
             return [], 0.0
-        outcome = self.engine.execute([Work(Slot(w.slot), w.tokens, w.emits) for w in turn.work], None)
+        outcome = self.engine.execute([Work(Slot(w.slot), w.tokens, w.emits) for w in turn.work], turn.selection)
         done = []
         for work, did in zip(turn.work, outcome.done, strict=True):
             kept = list(did.tokens[: work.limit])
             finish = work.limit_reason if kept and len(kept) == work.limit else None
-            done.append(TurnDone(did.computed, kept, "", finish))
+            done.append(TurnDone(did.computed, kept, "", finish, did.drafted))
+            self.drafted += did.drafted
         return done, outcome.exec_s
 
     def end(self, turn: Turn, done: list[TurnDone], began_s: float) -> None:

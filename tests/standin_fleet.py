@@ -1,7 +1,11 @@
 """Stands for admission and a worker on a real bus: answers requests as their prompt says, and remembers what it was asked.
 
 Prompts: `refuse <code>`, `end <finish reason>`, `relegate`, `break` (fails after two tokens), `hang` (one token, then nothing until
-cancelled), `wait` (nothing at all until `go` is set), `flood`; anything else: max_tokens words, each a token.
+cancelled), `wait` (nothing at all until `go` is set, or it is cancelled), `flood` (max_tokens long words); anything else: max_tokens
+words, WORDS_LIMIT at most. Each word is a token.
+
+The prompt of a chat is its last message. Who asks for log-probabilities gets -0.5 - n for token n, and as many of OTHERS (half a
+character, and one that cannot be) as wanted.
 """
 
 import asyncio
@@ -11,10 +15,27 @@ from collections.abc import AsyncIterator
 from shared import subjects
 from shared.bus.api import Bus, Call, Endpoint
 from shared.clock import Clock
-from shared.schemas import Attach, Cancel, Delta, Digest, End, GenerateRequest, Received, Refused, Replay, Status, Verdict
+from shared.schemas import (
+    Attach,
+    Cancel,
+    Delta,
+    Digest,
+    End,
+    GenerateRequest,
+    Likelihood,
+    Received,
+    Refused,
+    Replay,
+    Status,
+    TokenLogprob,
+    Verdict,
+)
 from shared.vocabulary import FinishReason, ReplicaId, RequestKey, ServiceClass
 
 MODEL = "stand-in"
+WORDS_LIMIT = 200
+PROMPT_TOKENS = 3  # of any prompt
+OTHERS = [Likelihood(200, b"\xe2\x80", -0.25), Likelihood(201, "\u00e9".encode(), float("-inf"))]
 FLOOD_WORD = " " + 1023 * "x"
 
 
@@ -93,6 +114,8 @@ class StandIn:
     async def _receive(self, request: GenerateRequest, call: Call) -> None:
         key = subjects.request_key(request.tenant, request.request_id)
         prompt = request.prompt if request.prompt is not None else " ".join(map(str, request.token_ids or []))
+        if request.messages is not None:
+            prompt = request.messages[-1]["content"]
         if prompt.startswith("refuse "):
             code = prompt.split()[1]
             retry_after_s = 2.2 if code in ("slow_down", "resource_unavailable") else None
@@ -108,7 +131,7 @@ class StandIn:
                 request_id=request.request_id,
                 stream_subject=running.stream_subject,
                 arrived_unix_s=self._clock.unix_s(),
-                prompt_tokens=len(prompt.split()),
+                prompt_tokens=PROMPT_TOKENS,
                 attached=before is not None,
             )
         )
@@ -117,7 +140,13 @@ class StandIn:
 
     async def _run(self, running: Running, prompt: str) -> None:
         if prompt.startswith("wait"):
-            await self.go.wait()
+            waits = [asyncio.create_task(event.wait()) for event in (self.go, running.cancelled)]
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            for wait in waits:
+                wait.cancel()
+            if not self.go.is_set():
+                await self._end(running, FinishReason.CANCELLED)
+                return
         if prompt.startswith("end "):
             await self._end(running, FinishReason(prompt.split()[1]), retry_after_s=41.0)
             return
@@ -132,7 +161,11 @@ class StandIn:
             await running.cancelled.wait()
             await self._end(running, FinishReason.CANCELLED)
         else:
-            await self._make(running, running.request.sampling.max_tokens, FLOOD_WORD if prompt == "flood" else "")
+            wanted = running.request.sampling.max_tokens
+            if prompt == "flood":
+                await self._make(running, wanted, FLOOD_WORD)
+            else:
+                await self._make(running, min(WORDS_LIMIT, wanted))
             await self._end(running, FinishReason.LENGTH)
 
     async def _make(self, running: Running, count: int, word: str = "") -> None:
@@ -141,7 +174,9 @@ class StandIn:
             characters = sum(map(len, running.words)) if not word else n * len(word)
             running.words.append(text)
             last = FinishReason.LENGTH if n + 1 == running.request.sampling.max_tokens else None
-            delta = Delta(attempt=1, offset=n, tokens=[n], text=text, text_offset=characters, finish_reason=last)
+            top = running.request.sampling.logprobs
+            known = [] if top is None else [TokenLogprob(Likelihood(n, text.encode(), -0.5 - n), OTHERS[:top])]
+            delta = Delta(attempt=1, offset=n, tokens=[n], text=text, text_offset=characters, finish_reason=last, logprobs=known)
             await self._bus.publish(running.stream_subject, delta)
             if n % 64 == 63:
                 await self._bus.flush(5.0)
@@ -152,7 +187,7 @@ class StandIn:
             slo_met=not running.relegated,
             relegated=running.relegated,
             service_class=ServiceClass.STANDARD,
-            prompt_tokens=3,
+            prompt_tokens=PROMPT_TOKENS,
             output_tokens=len(running.words),
             attempts=1,
             ttft_s=None,

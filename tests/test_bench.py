@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 AIMED = {
@@ -12,6 +13,8 @@ AIMED = {
     "first delta after its iteration's end, p50",
     "engines idle for want of a plan",
 }
+WAYS = ("generate", "generate_batch")
+FASTER = {"prefill, over generate", *(f"decode, batch {batch}, over {way}" for batch in (1, 8, 32) for way in WAYS)}
 PROCESSES = {"nats-server", "admission", "planner", "relegation", "worker-r1", "worker-r2", "gateway"}
 
 
@@ -27,6 +30,8 @@ def test_the_quick_bench_prints_every_figure_and_writes_the_same(tmp_path: Path)
     figures = report["figures"]
     assert [f["name"] for f in figures if f["value"] is None] == []
     assert {f["name"] for f in figures if f["aim"] is not None} == AIMED
+    if find_spec("torch") and find_spec("transformers"):
+        assert {f["name"] for f in figures if f["least"] is not None} == FASTER
     for part in ("memory at rest", "memory under load"):
         assert {f["name"] for f in figures if f["part"] == part} == PROCESSES
     assert "steady load" in done.stderr, "progress is shown"

@@ -310,6 +310,38 @@ def test_a_second_client_with_the_same_id_sees_the_whole_answer_and_starts_nothi
     on_a_good_network(body)
 
 
+def test_several_requests_are_read_together_by_one_wake() -> None:
+    async def body(net: SimNet, server: Server, client: Client) -> None:
+        wake = asyncio.Event()
+        handles = [await client.submit(GenerateRequest(request_id=f"r{i}", prompt="x"), "chat") for i in range(3)]
+        for handle in handles:
+            handle.wake = wake
+        readers = [Reader(LOG) for _ in handles]
+        while not all(reader.ends for reader in readers):
+            took = [(reader, event) for reader, handle in zip(readers, handles, strict=True) if (event := handle.take()) is not None]
+            for reader, event in took:
+                reader.show([event])
+            if not took:
+                wake.clear()
+                await wake.wait()
+        assert all(reader.tokens == LOG.tokens and reader.text == LOG.text for reader in readers)
+        assert [handle.take() for handle in handles] == [None] * 3
+
+    on_a_good_network(body)
+
+
+def test_what_went_wrong_is_raised_after_all_that_came_before_it() -> None:
+    async def body(net: SimNet, server: Server, client: Client) -> None:
+        handle = await client.submit(GenerateRequest(request_id="r", prompt="x"), "chat")
+        await asyncio.sleep(0.3)
+        handle.close()
+        assert [type(handle.take()) for _ in range(3)] == [Status, Delta, Delta]
+        with pytest.raises(BusTimeout):
+            _ = [event async for event in handle]
+
+    on_a_good_network(body)
+
+
 def test_a_reader_that_sleeps_loses_nothing() -> None:
     long = Log([([i], "x") for i in range(3000)])
 

@@ -8,7 +8,7 @@ import pytest
 import yaml
 from msgspec import Struct
 
-from shared.config import SECTIONS, load
+from shared.config import SECTIONS, load, load_watched
 
 ROOT = Path(__file__).parent.parent
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
@@ -78,3 +78,16 @@ def test_the_broker_has_what_services_ask_of_it() -> None:
     assert "max_payload: 8MB" in text
     assert "store_dir: /data" in text
     assert "jetstream:/data" in COMPOSE["services"]["nats"]["volumes"]
+
+
+def test_prometheus_scrapes_every_service_where_it_tells_its_metrics() -> None:
+    config = yaml.safe_load((ROOT / "infra" / "prometheus" / "prometheus.yml").read_text())
+    static = [t for job in config["scrape_configs"] for group in job.get("static_configs", []) for t in group["targets"]]
+    found = [(name, dns["port"]) for job in config["scrape_configs"] for dns in job.get("dns_sd_configs", []) for name in dns["names"]]
+    port = {name: int(service["environment"]["SLACKLINE_METRICS_PORT"]) for name, service in FLEET.items()}
+    assert sorted(found) == sorted((name, port[name]) for name in FLEET if name != "gateway")
+    assert f"gateway:{FLEET['gateway']['environment']['SLACKLINE_GATEWAY_PORT']}" in static
+    for name in set(FLEET) - {"gateway"}:
+        section = FLEET[name]["command"][0].removeprefix("services.")
+        told = load_watched(section, FLEET[name]["environment"])
+        assert (told.metrics_host, told.metrics_port) == ("0.0.0.0", port[name])

@@ -8,8 +8,15 @@ from pathlib import Path
 import pytest
 
 from loadgen.demo import story
+from loadgen.demo.prompts import Prompts
+from loadgen.demo.rush import capacity_per_s
 from loadgen.demo.story import SpanLine
+from loadgen.mix import PlannedRequest, plan_requests
 from loadgen.report import read_report
+from loadgen.workload import named_workload
+from shared.perf import store as profiles
+from shared.text import Tokenizer
+from shared.tiers import load_tiers
 
 DEMO = (sys.executable, "-m", "loadgen", "demo", "--quick")
 
@@ -106,3 +113,24 @@ def test_the_trace_shown_is_the_one_that_saw_most_services() -> None:
     many = [span(f"m{i}", None, i, i + 1, service, "many") for i, service in enumerate(("admission", "worker"))]
     assert story.richest({"few": few, "many": many}) == "many"
     assert story.richest({}) is None
+
+
+@pytest.mark.parametrize("tokens", [1, 20, 47, 48, 500, 2048])
+def test_prompts_are_real_text_of_exactly_the_length_that_was_planned(tokens: int) -> None:
+    tokenizer = Tokenizer.builtin()
+    prompts = Prompts(tokenizer, seed=3)
+    planned = PlannedRequest(7, 0.0, tokens, 1, "batch", 1.0, "default", "app")
+    ids = prompts.ids(planned)
+    assert len(ids) == tokens
+    assert ids == Prompts(tokenizer, seed=3).ids(planned), "the same request has the same prompt"
+    if tokens >= 500:
+        assert ids != prompts.ids(planned._replace(number=8))
+        text = bytes(token for token in ids if token < 256).decode()
+        assert "Summarise this:" in text
+        assert text.endswith("assistant\n")
+
+
+def test_the_rush_offers_what_the_engines_keep_up_with() -> None:
+    """Two A100s with Llama-3-8B keep up with about 8 requests of the full-length mix a second: by simulation."""
+    requests = plan_requests([0.1 * n for n in range(2000)], named_workload("mix", 8192), load_tiers("demo-3"), seed=1)
+    assert 3.5 < capacity_per_s(profiles.load("a100-llama3-8b"), requests) < 4.5

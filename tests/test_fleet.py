@@ -29,7 +29,7 @@ from tests.live import ask, check, client_of, replay_of, until_idle
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 JSON = {"Content-Type": "application/json"}
 SEED = 20_261_120
-UP = (sys.executable, "-m", "loadgen", "up", "--port", "0", "--http-port", "0", "--pace", "0.2")
+UP = (sys.executable, "-m", "loadgen", "up", "--port", "0", "--http-port", "0", "--engine", "sim", "--pace", "0.2")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -17,10 +17,11 @@ import openai
 import pytest
 
 from services.gateway.config import GatewayConfig
+from services.gateway.intake import id_of_choice
 from services.gateway.service import listen, serve
 from shared import subjects
 from shared.bus.nats import connect
-from shared.telemetry import Off
+from shared.telemetry import Off, configure
 from shared.vocabulary import RequestKey, Slo
 from tests.standin_fleet import FLOOD_WORD, MODEL, StandIn, standing_in
 
@@ -43,10 +44,11 @@ class Site:
 
 @contextlib.asynccontextmanager
 async def gateway(nats_url: str, **settings: Any) -> AsyncIterator[tuple[str, asyncio.Event, asyncio.Task[None]]]:
+    tracing = settings.pop("tracing", Off())
     cfg = GatewayConfig(url=nats_url, port=0, submit_s=0.3, **{"drain_s": 2.0, **settings})
     listener, stop = listen(cfg), asyncio.Event()
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    serving = asyncio.create_task(serve(cfg, listener, stop, Off()))
+    serving = asyncio.create_task(serve(cfg, listener, stop, tracing))
     try:
         async with httpx.AsyncClient(trust_env=False) as http:
             assert (await http.get(f"{url}/health", timeout=20)).status_code == 200
@@ -156,9 +158,10 @@ async def test_a_stream_that_breaks_midway_raises_in_the_client_and_never_looks_
         assert caught.value.code == "server_error"
 
 
-async def test_without_admission_the_answer_is_503_and_says_that_there_is_no_endpoint(nats_url: str) -> None:
+@pytest.mark.parametrize("n", [1, 3])
+async def test_without_admission_the_answer_is_503_and_says_that_there_is_no_endpoint(nats_url: str, n: int) -> None:
     async with gateway(nats_url) as (url, _, _), httpx.AsyncClient(base_url=url, trust_env=False) as http:
-        answer = await http.post("/v1/completions", json={"prompt": "hello"})
+        answer = await http.post("/v1/completions", json={"prompt": "hello", "n": n})
         assert answer.status_code == 503
         assert answer.json()["error"]["code"] == "server_is_overloaded"
         assert answer.headers["x-llm-d-request-dropped-reason"] == "rejected-no-endpoints"
@@ -200,6 +203,8 @@ TIERS_USED: list[tuple[dict[str, str], dict[str, str], str, str]] = [
     ({"service_tier": "flex"}, {}, "summary", "flex"),
     ({"service_tier": "batch"}, {}, "batch", "batch"),
     ({"service_tier": "priority"}, {"x-slackline-tier": "batch"}, "batch", "batch"),
+    ({"service_tier": "priority"}, {"x-llm-d-inference-objective": "batch"}, "batch", "batch"),
+    ({}, {"x-llm-d-inference-objective": "batch", "x-slackline-tier": "interactive"}, "interactive", "priority"),
     ({"service_tier": "priority", "prompt": "relegate"}, {}, "interactive", "flex"),
 ]
 
@@ -221,6 +226,7 @@ async def test_the_answer_says_which_service_tier_was_used(nats_url: str, stream
 MALFORMED: list[tuple[bytes, dict[str, str], str | None]] = [
     (b"{", {}, None),
     (b"\xff\xfe", {}, None),
+    (b'{"prompt": "caf\xe9"}', {}, None),
     (b'"text"', {}, None),
     (b"[" * 100_000, {}, None),
     (b"{}", {}, "prompt"),
@@ -230,14 +236,28 @@ MALFORMED: list[tuple[bytes, dict[str, str], str | None]] = [
     (b'{"prompt": "a", "max_tokens": 0}', {}, "max_tokens"),
     (b'{"prompt": "a", "max_tokens": "many"}', {}, "max_tokens"),
     (b'{"prompt": "a", "temperature": -1}', {}, "temperature"),
-    (b'{"prompt": "a", "n": 2}', {}, "n"),
-    (b'{"prompt": "a", "logprobs": 5}', {}, "logprobs"),
+    (b'{"prompt": "a", "n": 0}', {}, "n"),
+    (b'{"prompt": "a", "n": 17}', {}, "n"),
+    (b'{"prompt": ["a", "b", "c", "d", "e"], "n": 13}', {}, "n"),
+    (b'{"prompt": [' + 64 * b'"a",' + b'"a"]}', {}, "prompt"),
+    (b'{"prompt": []}', {}, "prompt"),
+    (b'{"prompt": null}', {}, "prompt"),
+    (b'{"prompt": ["a", [1]]}', {}, "prompt"),
+    (b'{"prompt": "a", "logprobs": 21}', {}, "logprobs"),
+    (b'{"prompt": "a", "logprobs": true}', {}, "logprobs"),
+    (b'{"prompt": "a", "best_of": 2}', {}, "best_of"),
+    (b'{"prompt": "a", "echo": true, "logprobs": 1}', {}, "echo"),
+    (b'{"prompt": [1], "echo": true}', {}, "echo"),
+    (b'{"prompt": "a", "max_tokens": 1, "max_completion_tokens": 2}', {}, "max_completion_tokens"),
+    (b'{"prompt": "a", "stream_options": {"colour": 1}}', {}, "colour"),
+    (b'{"prompt": "a", "messages": []}', {}, "messages"),
     (b'{"prompt": "a", "frequency_penalty": 0.5}', {}, "frequency_penalty"),
     (b'{"prompt": "a", "colour": "red"}', {}, "colour"),
     (b'{"prompt": "\\ud800"}', {}, None),
     (b'{"prompt": "a", "' + b"x" * 1_000_000 + b'": 1}', {}, None),
     (b'{"prompt": "a", "service_tier": "platinum"}', {}, "service_tier"),
-    (b'{"prompt": "a"}', {"x-slackline-tier": "slo.v1.>"}, "tier"),
+    (b'{"prompt": "a"}', {"x-slackline-tier": "slo.v1.>"}, "x-slackline-tier"),
+    (b'{"prompt": "a"}', {"x-llm-d-inference-objective": "world peace"}, "x-llm-d-inference-objective"),
     (b'{"prompt": "a"}', {"x-request-id": "a.b"}, "x-request-id"),
     (b'{"prompt": "a"}', {"x-request-id": "*"}, "x-request-id"),
     (b'{"prompt": "a"}', {"x-llm-d-inference-fairness-id": ">"}, "x-llm-d-inference-fairness-id"),
@@ -257,6 +277,68 @@ async def test_malformed_requests_are_answered_400_with_the_field_and_reach_nobo
             assert answer.headers["x-request-id"]
             assert len(answer.content) < 1000
         assert at.fleet.asked == {}
+
+
+MESSAGES = b'"messages": [{"role": "user", "content": "hi"}]'
+MALFORMED_CHATS: list[tuple[bytes, str | None]] = [
+    (b"", "messages"),
+    (b'"messages": "hi"', "messages"),
+    (b'"messages": ["hi"]', "messages"),
+    (b'"prompt": "hi"', "prompt"),
+    (MESSAGES + b', "prompt": "hi"', "prompt"),
+    (MESSAGES + b', "tools": [{"type": "function", "function": {"name": "f"}}]', "tools"),
+    (MESSAGES + b', "tool_choice": "required"', "tool_choice"),
+    (MESSAGES + b', "functions": [{"name": "f"}]', "functions"),
+    (MESSAGES + b', "response_format": {"type": "json_object"}', "response_format"),
+    (MESSAGES + b', "modalities": ["text", "audio"]', "modalities"),
+    (MESSAGES + b', "audio": {"voice": "alloy", "format": "wav"}', "audio"),
+    (MESSAGES + b', "store": true', "store"),
+    (MESSAGES + b', "reasoning_effort": "high"', "reasoning_effort"),
+    (MESSAGES + b', "web_search_options": {}', "web_search_options"),
+    (MESSAGES + b', "metadata": {"a": 1}', "metadata"),
+    (MESSAGES + b', "logprobs": 5', "logprobs"),
+    (MESSAGES + b', "top_logprobs": 5', "top_logprobs"),
+    (MESSAGES + b', "logprobs": true, "top_logprobs": 21', "top_logprobs"),
+    (MESSAGES + b', "presence_penalty": 1', "presence_penalty"),
+]
+
+
+async def test_malformed_chats_are_answered_400_with_the_field_and_reach_nobody(nats_url: str) -> None:
+    async with site(nats_url) as at, at.http() as http:
+        for fields, param in MALFORMED_CHATS:
+            answer = await http.post("/v1/chat/completions", content=b"{" + fields + b"}")
+            error = answer.json()["error"]
+            assert (answer.status_code, error["param"], error["type"]) == (400, param, "invalid_request_error"), error
+        assert at.fleet.asked == {}
+
+
+async def test_what_real_clients_send_along_with_a_chat_is_taken(nats_url: str) -> None:
+    async with site(nats_url) as at, at.http() as http:
+        request_id = new_id()
+        body = {
+            "model": None,
+            "messages": [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}],
+            "max_completion_tokens": 2,
+            "max_tokens": 2,
+            "user": "u1",
+            "prompt_cache_key": "s1",
+            "safety_identifier": "x",
+            "metadata": {"team": "a"},
+            "store": False,
+            "parallel_tool_calls": True,
+            "tools": [],
+            "tool_choice": "none",
+            "response_format": {"type": "text"},
+            "modalities": ["text"],
+            "top_p": 1,
+            "frequency_penalty": 0,
+            "logit_bias": None,
+            "stream_options": None,
+        }
+        answer = await http.post("/v1/chat/completions", json=body, headers={"x-request-id": request_id})
+        assert answer.status_code == 200, answer.text
+        request = at.fleet.asked[key_of(request_id)].request
+        assert (request.session, request.sampling.max_tokens, request.messages) == ("s1", 2, body["messages"])
 
 
 async def test_a_body_that_trickles_in_is_given_up(nats_url: str) -> None:
@@ -285,6 +367,13 @@ async def test_a_body_over_the_limit_is_413_and_the_sender_hears_it(nats_url: st
     async with site(nats_url, body_limit_bytes=100_000) as at, at.http() as http:
         answer = await http.post("/v1/completions", content=b"x" * size)
         assert (answer.status_code, answer.json()["error"]["code"]) == (413, "request_too_large")
+
+
+async def test_a_body_whose_copies_for_every_choice_are_over_the_limit_is_413(nats_url: str) -> None:
+    async with site(nats_url, body_limit_bytes=100_000) as at, at.http() as http:
+        answer = await http.post("/v1/completions", json={"prompt": "x" * 20_000, "n": 5})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (413, "n")
+        assert (await http.post("/v1/completions", json={"prompt": "x" * 20_000, "n": 4})).status_code == 200
 
 
 async def test_a_client_that_hangs_up_cancels_its_request(nats_url: str) -> None:
@@ -322,6 +411,199 @@ async def until_metrics(http: httpx.AsyncClient, line: str) -> None:
     async with asyncio.timeout(10):
         while line not in (await http.get("/metrics")).text:
             await asyncio.sleep(0.02)
+
+
+CHAT: list[Any] = [{"role": "user", "content": "hi"}]
+
+
+async def test_a_chat_is_answered_whole_in_the_words_of_openai(nats_url: str) -> None:
+    async with site(nats_url) as at, at.http() as http:
+        request_id = new_id()
+        answer = await http.post("/v1/chat/completions", json={"messages": CHAT, "max_tokens": 2}, headers={"x-request-id": request_id})
+        assert answer.headers["x-request-id"] == request_id
+        told = answer.json()
+        assert told.pop("created") > 1_700_000_000
+        assert told == {
+            "id": f"chatcmpl-{request_id}",
+            "object": "chat.completion",
+            "model": MODEL,
+            "choices": [
+                {
+                    "index": 0,
+                    "message": {"role": "assistant", "content": " w0 w1", "refusal": None},
+                    "logprobs": None,
+                    "finish_reason": "length",
+                }
+            ],
+            "service_tier": "default",
+            "usage": {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5},
+        }
+
+
+async def test_a_chat_streams_its_role_then_words_then_the_end_then_usage(nats_url: str) -> None:
+    async with site(nats_url) as at, at.http() as http:
+        body = {"messages": CHAT, "max_tokens": 2, "stream": True, "stream_options": {"include_usage": True}}
+        events = sse((await http.post("/v1/chat/completions", json=body)).text)
+        assert events.pop() == "[DONE]"
+        assert {event["object"] for event in events} == {"chat.completion.chunk"}
+        assert [event["choices"] for event in events] == [
+            [{"index": 0, "delta": {"role": "assistant", "content": "", "refusal": None}, "logprobs": None, "finish_reason": None}],
+            [{"index": 0, "delta": {"content": " w0"}, "logprobs": None, "finish_reason": None}],
+            [{"index": 0, "delta": {"content": " w1"}, "logprobs": None, "finish_reason": None}],
+            [{"index": 0, "delta": {}, "logprobs": None, "finish_reason": "length"}],
+            [],
+        ]
+        assert [event["usage"] for event in events] == [None] * 4 + [{"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}]
+
+
+async def test_usage_so_far_comes_with_every_chunk_if_wanted(nats_url: str) -> None:
+    async with site(nats_url) as at, at.http() as http:
+        options = {"include_usage": True, "continuous_usage_stats": True}
+        body = {"prompt": ["one two three", "one two three"], "max_tokens": 3, "stream": True, "stream_options": options}
+        events = sse((await http.post("/v1/completions", json=body)).text)[:-1]
+        made = [event["usage"]["completion_tokens"] for event in events if event["choices"] and event["choices"][0]["text"]]
+        assert made == [1, 2, 3, 4, 5, 6]
+        assert {event["usage"]["prompt_tokens"] for event in events} == {6}
+
+
+async def test_a_chat_without_max_tokens_asks_for_what_fits_and_a_completion_for_16(nats_url: str) -> None:
+    async with site(nats_url) as at, at.http() as http:
+        chat, likely, plain = new_id(), new_id(), new_id()
+        await http.post("/v1/chat/completions", json={"messages": CHAT}, headers={"x-request-id": chat})
+        await http.post("/v1/chat/completions", json={"messages": CHAT, "logprobs": True}, headers={"x-request-id": likely})
+        await http.post("/v1/completions", json={"prompt": "hi"}, headers={"x-request-id": plain})
+        asked = [at.fleet.asked[key_of(request_id)].request.sampling.max_tokens for request_id in (chat, likely, plain)]
+        assert asked == [1_000_000, 8192, 16]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_log_probabilities_are_written_as_each_api_has_them(nats_url: str, stream: bool) -> None:
+    async with site(nats_url) as at, at.http() as http:
+        body = {"max_tokens": 2, "stream": stream}
+        half = {"token": "bytes:\\xe2\\x80", "bytes": [0xE2, 0x80], "logprob": -0.25}
+        whole = {"token": "\u00e9", "bytes": [0xC3, 0xA9], "logprob": -9999.0}
+        answer = await http.post("/v1/chat/completions", json=body | {"messages": CHAT, "logprobs": True, "top_logprobs": 2})
+        found = [c["logprobs"] for e in (sse(answer.text)[:-1] if stream else [answer.json()]) for c in e["choices"] if c["logprobs"]]
+        assert [entry for one in found for entry in one["content"]] == [
+            {"token": f" w{n}", "bytes": list(f" w{n}".encode()), "logprob": -0.5 - n, "top_logprobs": [half, whole]} for n in range(2)
+        ]
+        answer = await http.post("/v1/completions", json=body | {"prompt": "hi", "logprobs": 1})
+        found = [c["logprobs"] for e in (sse(answer.text)[:-1] if stream else [answer.json()]) for c in e["choices"] if c["logprobs"]]
+        assert {name: [value for one in found for value in one[name]] for name in found[0]} == {
+            "tokens": [" w0", " w1"],
+            "token_logprobs": [-0.5, -1.5],
+            "top_logprobs": [{"bytes:\\xe2\\x80": -0.25, " w0": -0.5}, {"bytes:\\xe2\\x80": -0.25, " w1": -1.5}],
+            "text_offset": [0, 3],
+        }
+
+
+async def test_several_prompts_and_choices_are_several_requests_with_ids_and_seeds_of_their_own(nats_url: str) -> None:
+    async with site(nats_url) as at, at.http() as http:
+        request_id, long_id = new_id(), "x" * 64
+        body = {"prompt": ["one", "two"], "n": 2, "seed": 2**63 - 1, "max_tokens": 3, "echo": True}
+        answer = (await http.post("/v1/completions", json=body, headers={"x-request-id": request_id})).json()
+        assert [(c["index"], c["text"]) for c in answer["choices"]] == [
+            (0, "one w0 w1 w2"),
+            (1, "one w0 w1 w2"),
+            (2, "two w0 w1 w2"),
+            (3, "two w0 w1 w2"),
+        ]
+        assert answer["usage"] == {"prompt_tokens": 6, "completion_tokens": 12, "total_tokens": 18}
+        requests = [at.fleet.asked[key_of(name)].request for name in (id_of_choice(request_id, i) for i in range(4))]
+        assert [(r.prompt, r.sampling.seed) for r in requests] == [(p, s) for p in ("one", "two") for s in (2**63 - 1, -(2**63))]
+        again = (await http.post("/v1/completions", json=body, headers={"x-request-id": request_id})).json()
+        assert again["choices"] == answer["choices"]
+        assert len(at.fleet.asked) == 4
+        for _ in range(2):
+            answer = (await http.post("/v1/completions", json={"prompt": [[1], [2, 3]]}, headers={"x-request-id": long_id})).json()
+            assert answer["id"] == f"cmpl-{long_id}"
+        assert len(at.fleet.asked) == 6
+
+
+async def test_choices_stream_side_by_side_each_complete_under_its_index(nats_url: str) -> None:
+    async with site(nats_url) as at, at.http() as http:
+        body = {"messages": CHAT, "n": 16, "max_tokens": 20, "stream": True, "stream_options": {"include_usage": True}}
+        events = sse((await http.post("/v1/chat/completions", json=body)).text)
+        assert events.pop() == "[DONE]"
+        assert events.pop()["usage"] == {"prompt_tokens": 3, "completion_tokens": 320, "total_tokens": 323}
+        told: dict[int, list[Any]] = {}
+        for event in events:
+            (choice,) = event["choices"]
+            told.setdefault(choice["index"], []).append(choice)
+        assert sorted(told) == list(range(16))
+        for chunks in told.values():
+            assert chunks[0]["delta"]["role"] == "assistant"
+            assert "".join(chunk["delta"].get("content", "") for chunk in chunks) == "".join(f" w{n}" for n in range(20))
+            assert [chunk["finish_reason"] for chunk in chunks] == [None] * 21 + ["length"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("last", ["refuse slow_down", "end refused"])
+async def test_if_one_choice_is_refused_the_answer_is_that_refusal_and_the_others_are_cancelled(
+    nats_url: str, stream: bool, last: str
+) -> None:
+    async with site(nats_url) as at, at.http() as http:
+        request_id = new_id()
+        body = {"prompt": ["wait", "wait", last], "stream": stream}
+        answer = await http.post("/v1/completions", json=body, headers={"x-request-id": request_id})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (429, "slow_down")
+        assert answer.headers["retry-after"] == ("3" if last.startswith("refuse") else "30")
+        await until(lambda: set(at.fleet.cancels) == {key_of(request_id), key_of(id_of_choice(request_id, 1))})
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_if_one_choice_fails_midway_the_answer_is_an_error_and_the_others_are_cancelled(nats_url: str, stream: bool) -> None:
+    async with site(nats_url) as at, at.http() as http:
+        request_id = new_id()
+        body = {"prompt": ["hang", "hang", "break"], "stream": stream}
+        answer = await http.post("/v1/completions", json=body, headers={"x-request-id": request_id})
+        if stream:
+            assert answer.status_code == 200
+            assert sse(answer.text)[-1]["error"]["code"] == "server_error"
+        else:
+            assert (answer.status_code, answer.json()["error"]["code"]) == (500, "server_error")
+        await until(lambda: set(at.fleet.cancels) == {key_of(request_id), key_of(id_of_choice(request_id, 1))})
+
+
+async def test_an_answer_of_which_one_choice_was_relegated_was_served_as_flex(nats_url: str) -> None:
+    async with site(nats_url) as at, at.http() as http:
+        answer = await http.post("/v1/completions", json={"prompt": ["hi", "relegate"]})
+        assert answer.json()["service_tier"] == "flex"
+
+
+async def test_a_client_that_hangs_up_cancels_all_its_choices(nats_url: str) -> None:
+    async with site(nats_url) as at, at.http() as http:
+        request_id = new_id()
+        messages = [{"role": "user", "content": "hang"}]
+        async with http.stream(
+            "POST", "/v1/chat/completions", json={"messages": messages, "n": 3, "stream": True}, headers={"x-request-id": request_id}
+        ) as answer:
+            async for line in answer.aiter_lines():
+                if line.startswith("data: "):
+                    break
+        await until(lambda: set(at.fleet.cancels) == {key_of(name) for name in (id_of_choice(request_id, n) for n in range(3))})
+
+
+async def test_every_choice_counts_towards_the_limit_of_unfinished_requests(nats_url: str) -> None:
+    async with site(nats_url, requests_limit=3) as at, at.http() as http:
+        assert (await http.post("/v1/completions", json={"prompt": "hi", "n": 4})).status_code == 429
+        assert (await http.post("/v1/completions", json={"prompt": "hi", "n": 3})).status_code == 200
+        await until_metrics(http, "slackline_gateway_unfinished_requests 0")
+
+
+async def test_spans_are_named_for_the_operation_and_tell_what_was_used(nats_url: str, tmp_path: Path) -> None:
+    tracing = configure("gateway", "g", environ={"SLACKLINE_TRACE_FILE": str(tmp_path / "spans.jsonl")})
+    async with site(nats_url, tracing=tracing) as at, at.http() as http:
+        await http.post("/v1/chat/completions", json={"messages": CHAT, "n": 2, "max_tokens": 2})
+        await http.post("/v1/completions", json={"prompt": "end expired"})
+    tracing.close()
+    chat, completion = [json.loads(line) for line in (tmp_path / "spans.jsonl").read_text().splitlines()]
+    assert chat["name"] == f"chat {MODEL}"
+    told = chat["attributes"]
+    assert (told["gen_ai.operation.name"], told["gen_ai.usage.input_tokens"], told["gen_ai.usage.output_tokens"]) == ("chat", 3, 4)
+    assert told["gen_ai.response.finish_reasons"] == ["length", "length"]
+    assert completion["name"] == f"text_completion {MODEL}"
+    assert completion["attributes"]["error.type"] == "request_expired"
 
 
 async def test_the_same_request_id_attaches_and_gives_the_same_text(nats_url: str) -> None:
@@ -383,6 +665,9 @@ async def test_health_readiness_models_and_unknown_paths(nats_url: str) -> None:
     async with site(nats_url, fresh_s=1.0) as at, at.http() as http, at.openai() as client:
         assert (await http.get("/ready")).status_code == 200
         assert [model.id async for model in client.models.list()] == [MODEL]
+        assert (await client.models.retrieve(MODEL)).id == MODEL
+        with pytest.raises(openai.NotFoundError):
+            await client.models.retrieve("no/such")
         assert (await http.get("/v1/nothing")).json()["error"]["code"] == "not_found"
         wrong = await http.get("/v1/completions")
         assert (wrong.status_code, wrong.json()["error"]["code"]) == (405, "method_not_allowed")

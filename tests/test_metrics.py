@@ -1,13 +1,21 @@
-"""Metrics: what a scraper reads is what was counted."""
+"""Metrics: what a scraper reads is what was counted, and every service can be asked."""
 
+import asyncio
+import contextlib
 import math
 
+import httpx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
+from loadgen.fleet import Fleet, FleetSpec, free_port
+from shared import conventions as names
+from shared.config import Watched, load_watched
+from shared.errors import ConfigError
 from shared.metrics import Registry
+from shared.service import SCRAPE_LIMIT_BYTES, scraped
 
 
 def samples(registry: Registry) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
@@ -58,3 +66,88 @@ def test_a_name_is_registered_once_and_labels_are_complete() -> None:
         registry.gauge("slackline_offers_total", "again")
     with pytest.raises(ValueError, match="answer"):
         family.labels()
+
+
+# ---------------------------------------------------------------- asked over HTTP
+
+
+def watched() -> Watched:
+    return Watched(metrics_port=free_port())
+
+
+async def test_metrics_of_all_registries_and_health_are_told_over_http() -> None:
+    first, second = Registry(), Registry()
+    registries = [first]
+    async with scraped(watched(), registries) as address, httpx.AsyncClient(trust_env=False) as http:
+        registries.append(second)
+        first.counter("slackline_a_total", "a").labels().add(2)
+        second.gauge("slackline_b", "b").labels().set(0.5)
+        answer = await http.get(address)
+        assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+        families = text_string_to_metric_families(answer.text)
+        assert {s.name: s.value for family in families for s in family.samples} == {"slackline_a_total": 2, "slackline_b": 0.5}
+        health = address.replace("/metrics", "/health?verbose=1")
+        assert (await http.get(health)).json() == {"status": "ok"}
+        assert (await http.get(address + "/more")).status_code == 404
+        assert (await http.post(address, content=b"x")).status_code == 405
+
+
+async def test_who_says_nothing_or_nonsense_holds_up_nobody() -> None:
+    async with scraped(watched(), [Registry()]) as address, httpx.AsyncClient(trust_env=False) as http:
+        host, port = httpx.URL(address).host, httpx.URL(address).port
+        _, silent = await asyncio.open_connection(host, port)
+        for nonsense in (b"\r\n\r\n", b"\xff\xfe\r\n\r\n", b"GET", b"x" * (2 * SCRAPE_LIMIT_BYTES)):
+            reader, writer = await asyncio.open_connection(host, port)
+            writer.write(nonsense)
+            writer.write_eof()
+            with contextlib.suppress(ConnectionError):  # hung up on before it had said all
+                await asyncio.wait_for(reader.read(), 5.0)
+            writer.close()
+        assert (await http.get(address)).status_code == 200
+        silent.close()
+
+
+async def test_no_port_means_no_listener_and_a_taken_one_is_an_error() -> None:
+    async with scraped(Watched(), []) as address:
+        assert address == ""
+    taken = watched()
+    async with scraped(taken, []):
+        with pytest.raises(ConfigError, match=str(taken.metrics_port)):
+            async with scraped(taken, []):
+                pass
+
+
+def test_the_port_is_set_for_all_services_or_for_one_and_must_be_one() -> None:
+    assert load_watched("worker", {}) == Watched(metrics_port=0)
+    both = {"SLACKLINE_METRICS_PORT": "9464", "SLACKLINE_WORKER_METRICS_PORT": "9465", "SLACKLINE_WORKER_REPLICA": "r1"}
+    assert load_watched("worker", both).metrics_port == 9465
+    assert load_watched("planner", both).metrics_port == 9464
+    with pytest.raises(ConfigError, match="SLACKLINE_METRICS_PORT"):
+        load_watched("planner", {"SLACKLINE_METRICS_PORT": "65536"})
+
+
+async def test_every_process_of_a_fleet_tells_its_metrics_and_a_torch_worker_the_error_of_the_profile_it_fitted() -> None:
+    pytest.importorskip("torch")
+    ports = {section: free_port() for section in ("ADMISSION", "PLANNER", "RELEGATION", "WORKER")}
+    environment = {f"SLACKLINE_{section}_METRICS_PORT": str(port) for section, port in ports.items()}
+    environment |= {"SLACKLINE_WORKER_PROFILE_S": "6", "SLACKLINE_WORKER_PROFILE": ""}
+    read = dict[str, dict[str, float]]()
+    async with (
+        Fleet(FleetSpec(engine="torch", replicas=1, environment=environment, drain_s=1.0)) as fleet,
+        httpx.AsyncClient(trust_env=False, timeout=30.0) as http,
+    ):
+        body = {"prompt": "Why is the sky blue?", "max_tokens": 12}
+        assert (await http.post(f"{fleet.http_url}/v1/completions", json=body)).status_code == 200
+        async with asyncio.timeout(10):
+            while not read or not read["PLANNER"].get(names.ACKS):  # it is brought up to date ten times a second
+                for section, port in ports.items():
+                    families = text_string_to_metric_families((await http.get(f"http://127.0.0.1:{port}/metrics")).text)
+                    read[section] = {s.name: s.value for family in families for s in family.samples}
+                await asyncio.sleep(0.05)
+    assert 0 < read["WORKER"][names.FIT_ERROR] < 2
+    assert read["WORKER"][names.GENERATION_TOKENS] >= 1
+    assert read["WORKER"][f"{names.ITERATION}_sum"] > 0
+    assert read["WORKER"][names.HELD_REQUESTS] == 0
+    assert read["PLANNER"][names.RESIDUAL] > 0
+    assert read["PLANNER"][names.GAMMA] > 0
+    assert read["ADMISSION"][names.REQUESTS] == 1

@@ -11,7 +11,7 @@ from rich.table import Table
 from loadgen.bench.machine import Machine
 from shared.errors import ConfigError
 
-UNITS = {"s": 1.0, "ms": 1e3, "us": 1e6, "MB": 1e-6, "%": 100.0, "": 1.0}
+UNITS = {"s": 1.0, "ms": 1e3, "us": 1e6, "MB": 1e-6, "%": 100.0, "tokens/s": 1.0, "x": 1.0, "": 1.0}
 
 
 class Figure(Struct, frozen=True, kw_only=True):
@@ -22,14 +22,26 @@ class Figure(Struct, frozen=True, kw_only=True):
     value: float | None
     unit: str
     aim: float | None = None  # at most
+    least: float | None = None  # the aim of what should be large
     note: str = ""
 
     @property
     def met(self) -> bool | None:
-        return None if self.aim is None or self.value is None else self.value <= self.aim
+        if self.value is None or (self.aim is None and self.least is None):
+            return None
+        return (self.aim is None or self.value <= self.aim) and (self.least is None or self.value >= self.least)
 
     def shown(self, value: float | None) -> str:
-        return "-" if value is None else f"{value * UNITS[self.unit]:.3g} {self.unit}".strip()
+        if value is None:
+            return "-"
+        shown = value * UNITS[self.unit]
+        return f"{shown:{',.0f' if shown >= 1000 else '.3g'}} {self.unit}".strip()
+
+    @property
+    def aimed(self) -> str:
+        if self.least is not None:
+            return f">= {self.shown(self.least)}"
+        return "" if self.aim is None else f"<= {self.shown(self.aim)}"
 
 
 class BenchReport(Struct, frozen=True, kw_only=True):
@@ -65,9 +77,8 @@ def table(report: BenchReport) -> Table:
     for figure in report.figures:
         if part and figure.part != part:
             out.add_section()
-        aim = "" if figure.aim is None else f"<= {figure.shown(figure.aim)}"
         verdict = {None: "", True: "met", False: "missed"}[figure.met]
-        out.add_row("" if figure.part == part else figure.part, figure.name, figure.shown(figure.value), aim, verdict, figure.note)
+        out.add_row("" if figure.part == part else figure.part, figure.name, figure.shown(figure.value), figure.aimed, verdict, figure.note)
         part = figure.part
     return out
 

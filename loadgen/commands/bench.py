@@ -13,12 +13,12 @@ import structlog
 import uvloop
 from rich.console import Console
 
-from loadgen.bench import idle, loaded, machine, messages, planning
+from loadgen.bench import engine, idle, loaded, machine, messages, planning
 from loadgen.bench.figure import BenchReport, Figure, table, write
 from loadgen.bench.live import calling
 from loadgen.fleet import Fleet, FleetSpec
 
-PARTS = ("messages", "planning", "idle", "loaded")
+PARTS = ("messages", "planning", "engine", "idle", "loaded")
 
 
 class Effort(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,6 +58,9 @@ def run(args: argparse.Namespace) -> int:
     if "planning" in parts:
         _say("planning steps of one replica, without a bus")
         figures += planning.measure(effort.steps, args.seed)
+    if "engine" in parts:
+        _say("the torch engine beside transformers' own generate")
+        figures += engine.measure(args.quick, _say)
     if "idle" in parts or "loaded" in parts:
         figures += uvloop.run(_with_fleet(parts, effort, args.seed))
     report = BenchReport(

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from loadgen.report import DEFINITION, read_report, side_by_side
+from loadgen.report import DEFINITION, read_report, side_by_side, unlike
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -14,6 +14,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     console = Console()
-    console.print(side_by_side([read_report(path) for path in args.reports]))
+    reports = [read_report(path) for path in args.reports]
+    console.print(side_by_side(reports))
+    if different := unlike(reports):
+        console.print(f"These runs have different {different}: their figures say little about what served them.", style="bold")
     console.print(DEFINITION, style="dim")
     return 0

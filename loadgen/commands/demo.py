@@ -13,29 +13,45 @@ from typing import Any, TypeVar
 
 import structlog
 import uvloop
+from msgspec.structs import replace
 from rich.console import Console
 
 from loadgen.cli import INTERRUPTED
 from loadgen.demo import answers, rush, story
-from loadgen.demo.rush import Rush
-from loadgen.fleet import Fleet, FleetSpec
+from loadgen.demo.prompts import Prompts
+from loadgen.demo.rush import Rush, capacity_per_s
+from loadgen.fleet import Fleet, FleetSpec, torch_replicas
 from loadgen.mix import PlannedRequest
 from loadgen.report import DEFINITION, Report, percent, seconds, side_by_side, write_report
 from shared.errors import ConfigError
+from shared.models import store as models
+from shared.perf.profile import Profile
+from shared.text import Tokenizer
 
 Result = TypeVar("Result")
 
-# Two bursts that two such GPUs cannot serve as they come, and time to recover; docs/demo.md has the sweep that found the chunk.
-RUSH = Rush(rate=7.0, duration_s=45.0, seed=3)
-QUICK = Rush(rate=6.0, duration_s=2.0, seed=3, wait_s=20.0, pace=0.2)
-FCFS_CHUNK_TOKENS = 768
+DURATION_S, SEED, LOAD = 45.0, 3, 0.85  # LOAD: of what the replicas keep up with, in the mean; the bursts are 2.6 times that
+WORKLOAD, CONTEXT_TOKENS = "short-mix", 4096
+QUICK = Rush(
+    engine="sim",
+    profile="a100-llama3-8b",
+    workload=WORKLOAD,
+    context_tokens=CONTEXT_TOKENS,
+    replicas=2,
+    rate=10.0,
+    duration_s=2.0,
+    seed=SEED,
+    wait_s=20.0,
+    pace=0.2,
+)
+FCFS_CHUNK_TOKENS = 2048  # the best of a sweep: docs/demo.md
 POLICIES: tuple[tuple[str, dict[str, str]], ...] = (("fcfs", {"chunk_tokens": str(FCFS_CHUNK_TOKENS)}), ("qoserve", {}))
 PLAIN_WIDTH = 120  # where there is no terminal to ask
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--quick", action="store_true", help="a few requests on faster engines, no torch: only whether it works")
-    parser.add_argument("--seed", type=int, default=RUSH.seed, metavar="K", help=f"of the requests (default: {RUSH.seed})")
+    parser.add_argument("--quick", action="store_true", help="a few requests on simulated engines, no torch: only whether it works")
+    parser.add_argument("--seed", type=int, default=SEED, metavar="K", help=f"of the requests (default: {SEED})")
     parser.add_argument("--out", type=Path, default=Path("out/demo"), metavar="DIR", help="for reports and traces (default: out/demo)")
 
 
@@ -66,29 +82,43 @@ async def _until_told(args: argparse.Namespace, console: Console) -> int:
 
 
 async def _demo(args: argparse.Namespace, console: Console) -> None:
-    began_s, load = time.monotonic(), QUICK if args.quick else RUSH
-    load = Rush(rate=load.rate, duration_s=load.duration_s, seed=args.seed, wait_s=load.wait_s, pace=load.pace)
+    began_s, load, prompts = time.monotonic(), replace(QUICK, seed=args.seed), None
     if not args.quick:
         console.rule("1 of 2  A model answers")
-        await _on(answers.spec(), lambda fleet: answers.answer(fleet, console), console)
+        profile = await _on(answers.spec(), lambda fleet: answers.answer(fleet, console), console)
+        load = _as_fast_as_here(load, profile)
+        prompts = Prompts(Tokenizer.load(models.folder(models.DEFAULT)), args.seed)
     console.rule("2 of 2  A rush of requests")
     requests = load.requests()
-    speed = "at the pace of" if load.pace == 1 else f"{1 / load.pace:g} times as fast as"
+    engines = "one replica" if load.replicas == 1 else "two replicas"
+    share = "on simulated engines" if args.quick else f"{100 * LOAD:.0f} % of what {engines} can keep up with on this machine"
     console.print(
-        f"{len(requests)} requests of three kinds in {load.duration_s:g} s, in bursts with the shape of a recorded trace, for two "
-        f"replicas that run {speed} an A100 with Llama-3-8B. Twice the very same requests: in order of arrival (fcfs, with the "
-        f"best chunk of a sweep, {FCFS_CHUNK_TOKENS} tokens), then by the slack that each has left (qoserve).",
+        f"{len(requests)} requests of three kinds in {load.duration_s:g} s, in bursts with the shape of a recorded trace: "
+        f"{load.rate:.1f} a second in the mean, {share}. Twice the very same requests: in order of arrival (fcfs, with the best "
+        f"chunk of a sweep, {FCFS_CHUNK_TOKENS} tokens), then by the slack that each has left (qoserve).",
         highlight=False,
     )
     reports = []
     for policy, settings in POLICIES:
-        reports.append(await _round(policy, settings, load, requests, args, console))
+        reports.append(await _round(policy, settings, load, requests, prompts, args, console))
     _show(reports, args.out, console)
     console.print(f"[dim]{time.monotonic() - began_s:.0f} s in all[/]", highlight=False)
 
 
+def _as_fast_as_here(like: Rush, profile: Profile) -> Rush:
+    """The same kinds of requests for torch engines, as many as `profile` says they keep up with."""
+    torch = replace(like, engine="torch", profile="", replicas=torch_replicas(), duration_s=DURATION_S, wait_s=90.0, pace=1.0)
+    return replace(torch, rate=LOAD * torch.replicas * capacity_per_s(profile, torch.requests()))
+
+
 async def _round(
-    policy: str, settings: dict[str, str], load: Rush, requests: list[PlannedRequest], args: argparse.Namespace, console: Console
+    policy: str,
+    settings: dict[str, str],
+    load: Rush,
+    requests: list[PlannedRequest],
+    prompts: Prompts | None,
+    args: argparse.Namespace,
+    console: Console,
 ) -> Report:
     label = policy + "".join(f" {name.removesuffix('_tokens')} {value}" for name, value in settings.items())
     trace = (args.out / f"trace-{policy}.jsonl").absolute()
@@ -96,7 +126,7 @@ async def _round(
     console.print(f"\n[bold]{label}[/]", highlight=False)
     command = shlex.join(["slackline", *sys.argv[1:]])
     report = await _on(
-        rush.spec(policy, settings, load, trace), lambda fleet: rush.serve(fleet, label, load, requests, command, console), console
+        rush.spec(policy, settings, load, trace), lambda fleet: rush.serve(fleet, label, load, requests, prompts, command, console), console
     )
     for note in report.notes:
         console.print(f"  {note}", highlight=False, style="dim")
@@ -143,12 +173,17 @@ def _in_words(reports: list[Report]) -> str:
     lost, kept = fcfs.total.offered - fcfs.total.met, qoserve.total.offered - qoserve.total.met
     if kept >= lost:
         return "\nToo little load to tell the policies apart, or a machine too busy with other things."
+    given_up = (
+        f", and a request that cannot make it any more is told so early and finished with what is left over "
+        f"({qoserve.total.relegated} here: the slow end of the times above) rather than making others late"
+        if qoserve.total.relegated
+        else ""
+    )
     words = (
-        f"\nThe same engines, the same {fcfs.total.offered} requests. In the bursts more came than two GPUs can do at once. In order of "
+        f"\nThe same engines, the same {fcfs.total.offered} requests. In the bursts more came than the engines can do at once. In order of "
         f"arrival, {first} callers waited behind long prompts that had a minute to spare: {percent(before.met_fraction)} of them got "
         f"what they were promised. By slack it was {percent(after.met_fraction)}: whoever has time waits, chunks grow while nobody "
-        f"is in a hurry and shrink when a token is due, and a request that cannot make it any more is told so early and finished "
-        f"with what is left over ({qoserve.total.relegated} here: the slow end of the times above) rather than making others late. "
+        f"is in a hurry and shrink when a token is due{given_up}. "
         f"Broken promises: {lost} with fcfs, {kept} with qoserve."
     )
     bound_s = after.slo.tbt_s if after.slo else None

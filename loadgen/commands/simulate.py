@@ -1,60 +1,40 @@
 """`slackline simulate`: the same plan of requests as `slackline load`, served by the live cores in virtual time."""
 
 import argparse
+import math
 import shlex
 import sys
-from pathlib import Path
 
 import msgspec
 from rich.console import Console
 
-from loadgen.arrivals import SHAPES
-from loadgen.commands.load import make_plan
+from loadgen.commands.plan import add_plan_arguments, make_plan
 from loadgen.report import make_report, table
 from loadgen.simulation import Figures, figures, tally
-from loadgen.workload import WORKLOADS
 from shared.drive.latency import Latency
 from shared.drive.virtual import ReplicaFacts, simulate
 from shared.errors import ConfigError
 from shared.perf import store as profiles
 from shared.policy import registry
-from shared.tiers import BUILT_IN
 
 LATENCIES = {"none": Latency.none, "live": Latency.live}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--trace", type=Path, metavar="FILE", help="csv or csv.gz: our normalised schema or Azure's own")
-    what.add_argument("--workload", metavar="NAME", help=f"built-in lengths: {', '.join(WORKLOADS)}")
-    parser.add_argument("--rate", type=float, metavar="R", help="requests per second (default with --arrivals trace: as recorded)")
-    parser.add_argument("--duration", type=float, default=600.0, metavar="S", help="seconds of arrivals (default: 600)")
+    add_plan_arguments(parser, duration_s=600.0)
     parser.add_argument("--policy", default="qoserve", metavar="P", help=f"{', '.join(registry.names())} (default: qoserve)")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the policy; may be repeated")
     parser.add_argument("--profile", default="a100-llama3-8b", metavar="NAME", help=f"{', '.join(profiles.names())}, or a .json file")
     parser.add_argument("--replicas", type=int, default=1, metavar="N")
     parser.add_argument("--latency", default="none", choices=LATENCIES, help="of control: none (as papers assume) or what a live fleet has")
-    parser.add_argument("--arrivals", default="poisson", metavar="KIND", help="poisson, gamma:CV or trace (as recorded)")
-    parser.add_argument(
-        "--bursts",
-        metavar="PROFILE",
-        help=f"multiples of the rate over time: SECONDS:MULTIPLE,... or a recorded shape: {', '.join(SHAPES)}",
-    )
-    parser.add_argument("--tiers", default="default", metavar="NAME|FILE", help=f"{', '.join(BUILT_IN)}, or a .toml or .json file")
-    parser.add_argument("--tenants", type=int, default=1, metavar="N")
-    parser.add_argument("--important", type=float, default=0.0, metavar="FRACTION", help="of requests, ten times as important")
-    parser.add_argument("--seed", type=int, default=0, metavar="K", help="the same seed gives the same output, wall times apart")
-    parser.add_argument(
-        "--context", type=int, default=8192, metavar="N", help="leave out requests of more tokens, prompt and output (default: 8192)"
-    )
     parser.add_argument("--wait", type=float, metavar="S", help="stop so long after the last arrival (default: until all have ended)")
     parser.add_argument("--check", type=int, default=0, metavar="N", help="check every book every N events")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON instead of a table")
 
 
 def run(args: argparse.Namespace) -> int:
-    args.out = None  # make_plan is of `load`
-    waits, args.wait = args.wait is not None, args.wait or 0.0
+    if args.wait is not None and not 0 <= args.wait < math.inf:
+        raise ConfigError("--wait must be 0 or more")
     settings = parse_settings(args.set)
     plan = make_plan(args)
     if args.replicas < 1 or args.check < 0:
@@ -75,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
             facts=ReplicaFacts(context_tokens=args.context),
             keep_times=True,
             check_every=args.check,
-            horizon_s=plan.requests[-1].arrival_s + args.wait if waits else None,
+            horizon_s=plan.requests[-1].arrival_s + args.wait if args.wait is not None else None,
             progress=lambda now_s, ended: status.update(f"{now_s:.0f} s simulated, {ended} of {len(plan.requests)} requests ended"),
         )
     found = figures(
@@ -101,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
         offered_s=plan.duration_s,
         notes=plan.notes,
     )
-    out = Console(width=None if sys.stdout.isatty() else 180)
+    out = Console(width=None if sys.stdout.isatty() else 120)
     out.print(table(report))
     out.print(_line(found), highlight=False)
     return 0

@@ -3,16 +3,18 @@
 import argparse
 import asyncio
 import sys
+import time
 from typing import Any
 
 import msgspec
 
 from loadgen.cli import INTERRUPTED, default_url
+from loadgen.stream import printable, stream
 from loadgen.tally import GOOD_ENDS
 from shared.client import Client, Patience, new_request_id
 from shared.clock import Clock
 from shared.errors import BusError, ConfigError, NoResponders
-from shared.schemas import Delta, GenerateRequest, Sampling, Verdict
+from shared.schemas import GenerateRequest, Sampling
 from shared.subjects import ID_PATTERN
 
 PATIENCE = Patience(submit_s=3.0)
@@ -20,6 +22,7 @@ PATIENCE = Patience(submit_s=3.0)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("prompt", help="the prompt; - reads it from standard input")
+    parser.add_argument("--raw", action="store_true", help="text to go on with, rather than a question in the model's chat template")
     parser.add_argument("--tier", default="interactive", help="the latency wanted, by name (default: interactive)")
     parser.add_argument("--max-tokens", type=int, default=256, metavar="N", help="cut to what fits the context (default: 256)")
     parser.add_argument("--temperature", type=float, default=1.0, metavar="T", help="0 is greedy")
@@ -38,7 +41,13 @@ def run(args: argparse.Namespace) -> int:
             raise ConfigError(f"{name} must be 1 to 64 characters of A-Z, a-z, 0-9, _ and -")
     sampling = {"max_tokens": args.max_tokens, "temperature": args.temperature, "seed": args.seed}
     try:
-        request = GenerateRequest(request_id=request_id, tenant=args.tenant, prompt=prompt, sampling=msgspec.convert(sampling, Sampling))
+        request = GenerateRequest(
+            request_id=request_id,
+            tenant=args.tenant,
+            prompt=prompt if args.raw else None,
+            messages=None if args.raw else [{"role": "user", "content": prompt}],
+            sampling=msgspec.convert(sampling, Sampling),
+        )
     except msgspec.ValidationError as error:
         raise ConfigError(str(error)) from error
     return asyncio.run(_submit(request, args))
@@ -47,53 +56,36 @@ def run(args: argparse.Namespace) -> int:
 async def _submit(request: GenerateRequest, args: argparse.Namespace) -> int:
     from loadgen.commands.connection import connected
 
-    clock = Clock()
-    async with connected(args.url, "slackline-submit", clock, PATIENCE) as client:
+    async with connected(args.url, "slackline-submit", Clock(), PATIENCE) as client:
         try:
-            return await _answer(client, request, args, clock)
+            return await _answer(client, request, args)
         except NoResponders as error:
             raise BusError(f"{args.url} answers, but no admission service is there: start a fleet with `slackline up`") from error
 
 
-async def _answer(client: Client, request: GenerateRequest, args: argparse.Namespace, clock: Clock) -> int:
-    begin_unix_s = clock.unix_s()
+async def _answer(client: Client, request: GenerateRequest, args: argparse.Namespace) -> int:
+    began_s = time.monotonic()
     handle = await client.submit(request, args.tier)
-    texts, tokens, first_unix_s, last_unix_s = list[str](), list[int](), 0.0, 0.0
     try:
-        async for event in handle:
-            if isinstance(event, Delta):
-                last_unix_s = clock.unix_s()
-                first_unix_s = first_unix_s or last_unix_s
-                tokens += event.tokens
-                texts.append(event.text)
-                if not args.json:
-                    print(event.text, end="", flush=True)
+        answer = await stream(handle, began_s, _quiet if args.json else _print)
     except asyncio.CancelledError:
-        await handle.cancel()
         print("\ncancelled", file=sys.stderr)
         return INTERRUPTED
-    verdict = await handle.wait()
-    ttft_s = first_unix_s - begin_unix_s if tokens else None
-    pace = (len(tokens) - 1) / (last_unix_s - first_unix_s) if last_unix_s > first_unix_s else None
     if args.json:
         result: dict[str, Any] = {
-            "request_id": request.request_id, "tier": args.tier, "text": "".join(texts), "tokens": tokens,
-            "ttft_s": ttft_s, "tokens_per_s": pace, "verdict": verdict,
+            "request_id": request.request_id, "tier": args.tier, "text": answer.text, "tokens": answer.tokens, "attached": answer.attached,
+            "ttft_s": answer.ttft_s, "tokens_per_s": answer.tokens_per_s, "verdict": answer.verdict,
         }  # fmt: skip
         print(msgspec.json.encode(result).decode())
-    elif texts and not texts[-1].endswith("\n"):
+    elif answer.text and not answer.text.endswith("\n"):
         print()
-    print(_summary(args.tier, verdict, ttft_s, pace), file=sys.stderr)
-    return 0 if verdict.finish_reason in GOOD_ENDS else 1
+    print(f"{args.tier}, {answer.in_words}", file=sys.stderr)
+    return 0 if answer.verdict.finish_reason in GOOD_ENDS else 1
 
 
-def _summary(tier: str, verdict: Verdict, ttft_s: float | None, pace: float | None) -> str:
-    parts = [
-        tier,
-        "relegated to best effort" if verdict.relegated else verdict.service_class.replace("_", " "),
-        "SLO met" if verdict.slo_met else "SLO missed",
-        f"TTFT {1000 * ttft_s:.0f} ms" if ttft_s is not None else "no token",
-        f"{verdict.output_tokens} tokens" + (f" at {pace:.1f}/s" if pace is not None else ""),
-        f"ended by {verdict.finish_reason}" + (f": {verdict.message}" if verdict.message else ""),
-    ]
-    return ", ".join(parts)
+def _print(text: str) -> None:
+    print(printable(text) if sys.stdout.isatty() else text, end="", flush=True)
+
+
+def _quiet(_: str) -> None:
+    pass

@@ -10,8 +10,10 @@ from pathlib import Path
 import structlog
 
 from loadgen.cli import DEFAULT_URL
-from loadgen.fleet import Fleet, FleetSpec, is_free
+from loadgen.fleet import Fleet, FleetSpec, is_free, torch_replicas
 from shared.errors import ConfigError
+from shared.models import store as models
+from shared.perf import store as profiles
 from shared.policy import registry
 from shared.tiers import load_tiers
 
@@ -19,11 +21,15 @@ NATS_PORT, HTTP_PORT = int(DEFAULT_URL.rpartition(":")[2]), 8080  # where client
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--replicas", type=int, default=2, metavar="N", help="workers, each with an engine (default: 2)")
+    parser.add_argument("--replicas", type=int, metavar="N", help="workers, each with an engine (default: sim 2, torch one per two cores)")
     parser.add_argument("--policy", default="", metavar="NAME", help=f"{', '.join(registry.names())} (default: qoserve)")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the policy; may be repeated")
-    parser.add_argument("--engine", default="sim", choices=("sim", "torch"))
-    parser.add_argument("--model", default="", metavar="FOLDER", help="torch: in Hugging Face format (default: a small random one)")
+    parser.add_argument(
+        "--engine", default="torch", choices=("torch", "sim"), help="a real model, or the timing of a GPU and nonsense (default: torch)"
+    )
+    parser.add_argument(
+        "--model", metavar="NAME|FOLDER", help=f"torch: a shipped model, or a folder in Hugging Face format (default: {models.DEFAULT})"
+    )
     parser.add_argument("--profile", default="", metavar="NAME", help="the engine's iteration-time model: a shipped one, or a file")
     parser.add_argument("--pace", type=float, default=1.0, metavar="X", help="sim: seconds per second of the profile (default: 1)")
     parser.add_argument("--tiers", default="", metavar="NAME|FILE", help="the SLOs that have names")
@@ -57,12 +63,18 @@ def make_spec(args: argparse.Namespace) -> FleetSpec:
         load_tiers(args.tiers)
     if args.pace <= 0:
         raise ConfigError("--pace must be above 0")
+    if args.model and args.engine != "torch":
+        raise ConfigError("--model is of the torch engine: add --engine torch")
+    if args.engine == "torch":
+        models.folder(args.model or models.DEFAULT)
+    if args.profile:
+        profiles.read(args.profile)
     return FleetSpec(
-        replicas=args.replicas,
+        replicas=args.replicas if args.replicas is not None else 2 if args.engine == "sim" else torch_replicas(),
         policy=args.policy,
         settings=settings,
         engine=args.engine,
-        model=args.model,
+        model=args.model or models.DEFAULT,
         profile=args.profile,
         pace=args.pace,
         tiers=args.tiers,
@@ -96,7 +108,8 @@ async def _up(spec: FleetSpec) -> int:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, on_signal)
-    print(f"starting {spec.replicas} replicas of the {spec.engine} engine", flush=True)
+    what = f"of {spec.model}" if spec.engine == "torch" else "that have the timing of a GPU and speak nonsense"
+    print(f"starting {spec.replicas} replica{'s' if spec.replicas > 1 else ''} {what}", flush=True)
     try:
         await starting
     except asyncio.CancelledError:
@@ -128,11 +141,12 @@ def _welcome(fleet: Fleet) -> str:
     if fleet.http_url:
         lines.append(f"        HTTP  {fleet.http_url}")
     lines.append(f"        logs  {fleet.folder / 'logs'}")
-    lines += ["try     " + f'{sys.argv[0]} submit "Why is the sky blue?" --tier {next(iter(tier.tiers))}{at}']
+    lines += ["try     " + f'{sys.argv[0]} submit "What is a river?" --tier {next(iter(tier.tiers))}{at}']
+    lines.append(f"        {sys.argv[0]} chat{at}")
     if fleet.http_url:
         lines.append(
-            f"        curl -N {fleet.http_url}/v1/completions -H 'Content-Type: application/json' "
-            '-d \'{"prompt": "Why is the sky blue?", "max_tokens": 64, "stream": true}\''
+            f"        curl -N {fleet.http_url}/v1/chat/completions -H 'Content-Type: application/json' "
+            '-d \'{"messages": [{"role": "user", "content": "What is a river?"}], "stream": true}\''
         )
     lines.append("stop    Ctrl-C")
     return "\n".join(lines)

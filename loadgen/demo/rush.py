@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from loadgen.arrivals import draw_arrivals, parse_gaps, parse_profile
 from loadgen.bench.machine import cpu_s
 from loadgen.commands.connection import connected
 from loadgen.commands.load import PATIENCE
+from loadgen.demo.prompts import Prompts
 from loadgen.fleet import Fleet, FleetSpec
 from loadgen.load import run_load
 from loadgen.mix import PlannedRequest, plan_requests
@@ -24,18 +25,25 @@ from loadgen.workload import named_workload
 from shared import subjects
 from shared.bus.api import Bus, Call
 from shared.clock import Clock
+from shared.perf.profile import Profile
+from shared.perf.shape import BatchShape
 from shared.schemas import PlanAck
 from shared.tiers import load_tiers
 
-PROFILE, REPLICAS, CONTEXT_TOKENS = "a100-llama3-8b", 2, 8192
-TIERS, WORKLOAD, BURSTS = "demo-3", "mix", "demo"
-# Beyond these, at an A100's pace, the figures tell more of the machine than of the policies.
+TIERS, BURSTS = "demo-3", "demo"
+# Beyond these the figures tell more of the machine than of the policies.
 IDLE_LIMIT, LATENESS_LIMIT_S = 0.03, 0.2
+STEADY_DECODES = 32  # together in an iteration, with the chunk that keeps up with them
 
 
 class Rush(Struct, frozen=True, kw_only=True):
-    """What is offered. `pace`: seconds of ours per second of the engine; below 1 it outruns a real A100, for a quick look."""
+    """What is offered, and to which engines. `pace`, of simulated ones: seconds of ours per second of the profile."""
 
+    engine: str
+    profile: str  # empty: each worker measures its own
+    workload: str
+    context_tokens: int
+    replicas: int
     rate: float  # requests/s, the mean over the bursts
     duration_s: float
     seed: int
@@ -45,7 +53,15 @@ class Rush(Struct, frozen=True, kw_only=True):
     def requests(self) -> list[PlannedRequest]:
         """The same every time."""
         arrivals = draw_arrivals(parse_gaps("poisson"), self.rate, self.duration_s, self.seed, parse_profile(BURSTS, self.duration_s))
-        return plan_requests(arrivals, named_workload(WORKLOAD, CONTEXT_TOKENS), load_tiers(TIERS), self.seed)
+        return plan_requests(arrivals, named_workload(self.workload, self.context_tokens), load_tiers(TIERS), self.seed)
+
+
+def capacity_per_s(profile: Profile, requests: Sequence[PlannedRequest]) -> float:
+    """Of such requests per second, what one replica keeps up with: iterations of many decodes and the chunk that replaces them."""
+    prompt = sum(request.prompt_tokens for request in requests) / len(requests)
+    iterations = sum(request.output_tokens for request in requests) / len(requests) / STEADY_DECODES  # per request
+    decodes = BatchShape(decodes=STEADY_DECODES, decode_context=int(STEADY_DECODES * prompt))
+    return 1 / (iterations * profile.batch_s(decodes.with_chunk(int(prompt / iterations), int(prompt / 2))))
 
 
 class Engines:
@@ -69,10 +85,11 @@ class Engines:
 
 def spec(policy: str, settings: Mapping[str, str], rush: Rush, trace: Path) -> FleetSpec:
     return FleetSpec(
-        replicas=REPLICAS,
+        replicas=rush.replicas,
         policy=policy,
         settings=settings,
-        profile=PROFILE,
+        engine=rush.engine,
+        profile=rush.profile,
         pace=rush.pace,
         tiers=TIERS,
         gateway=False,
@@ -81,27 +98,36 @@ def spec(policy: str, settings: Mapping[str, str], rush: Rush, trace: Path) -> F
     )
 
 
-async def serve(fleet: Fleet, label: str, rush: Rush, requests: list[PlannedRequest], command: str, console: Console) -> Report:
+async def serve(
+    fleet: Fleet, label: str, rush: Rush, requests: list[PlannedRequest], prompts: Prompts | None, command: str, console: Console
+) -> Report:
     """Offer the rush to this fleet, with progress."""
     clock, tiers, stop = Clock(), load_tiers(TIERS), asyncio.Event()
     tally, engines = Tally(tiers), Engines()
     async with connected(fleet.url, "slackline-demo", clock, PATIENCE) as client:
         await engines.listen(client.bus, fleet)
         longest = max(request.output_tokens for request in requests)
-        sender = NatsSender(client, clock, seed=rush.seed, longest_output=longest, context_tokens=CONTEXT_TOKENS)
+        sender = NatsSender(
+            client,
+            clock,
+            seed=rush.seed,
+            longest_output=longest,
+            context_tokens=rush.context_tokens,
+            prompts=prompts.ids if prompts is not None else None,
+        )
         began_s, used_s = time.monotonic(), _cpu_s(fleet)
         async with progress(tally, len(requests), rush.duration_s, label, console):
             await run_load(requests, sender, tally, clock, stop, rush.wait_s)
         took_s = time.monotonic() - began_s
         cores = (_cpu_s(fleet) - used_s) / took_s
-    busy, waited = engines.busy_s / (took_s * REPLICAS), engines.idle_fraction
+    busy, waited = engines.busy_s / (took_s * rush.replicas), engines.idle_fraction
     late = spread([outcome.lateness_s for outcome in tally.outcomes])
     machine = (
         f"{took_s:.0f} s until the last answer; engines computed {100 * busy:.0f} % of it and waited {100 * waited:.1f} % for plans; "
         f"requests left {seconds(late.p50_s)} late, 99 % of them at most {seconds(late.p99_s)}; the fleet used {cores:.2f} cores"
     )
     notes = [machine]
-    if rush.pace >= 1 and (waited > IDLE_LIMIT or (late.p99_s or 0.0) > LATENESS_LIMIT_S):
+    if rush.engine != "sim" and (waited > IDLE_LIMIT or (late.p99_s or 0.0) > LATENESS_LIMIT_S):
         notes.append("this machine was too busy with other things: run the demonstration again when it is not")
     return make_report(
         tally,

@@ -4,17 +4,20 @@ import asyncio
 from random import Random
 
 from services.admission.config import AdmissionConfig
-from services.admission.service import serve
+from services.admission.service import Admission
 from shared.bus.api import Bus
 from shared.clock import Clock
-from shared.service import run
+from shared.models import store as models
+from shared.service import Export, run
 from shared.telemetry import Tracing
 from shared.text import Tokenizer
 
 
-async def body(cfg: AdmissionConfig, bus: Bus, clock: Clock, stop: asyncio.Event, tracing: Tracing, rng: Random) -> None:
-    tokenizer = Tokenizer.load(cfg.model) if cfg.model else Tokenizer.builtin()
-    await serve(cfg, bus, clock, tokenizer, stop, tracing=tracing, rng=rng)
+async def body(cfg: AdmissionConfig, bus: Bus, clock: Clock, stop: asyncio.Event, tracing: Tracing, rng: Random, export: Export) -> None:
+    tokenizer = Tokenizer.load(models.folder(cfg.model)) if cfg.model else Tokenizer.builtin()
+    admission = Admission(cfg, bus, clock, tokenizer, tracing, rng)
+    export(admission.metrics)
+    await admission.run(stop)
 
 
 if __name__ == "__main__":

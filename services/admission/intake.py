@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from shared import subjects
 from shared.columns import pack
 from shared.errors import ConfigError, PeerError
-from shared.perf import store as profiles
+from shared.perf.announced import profile_of
 from shared.perf.zero_load import zero_load
 from shared.schemas import Announce, Body, GenerateRequest, Record
 from shared.text import Tokenizer
@@ -16,6 +16,7 @@ from shared.vocabulary import RequestKey, ServiceClass, Slo
 
 Prompt = list[int]
 
+LOGPROBS_LIMIT = 200_000  # of one request: about 4 MB, which a message can carry
 ZERO_LOAD_CHUNK_TOKENS = 2048  # what a prompt alone on a replica would be cut into
 
 
@@ -23,7 +24,7 @@ def check(request: GenerateRequest, tier: str, tiers: TierSet) -> RequestKey:
     """The request's key. Raises PeerError for anything a client got wrong that needs no tokenizer to see."""
     key = subjects.request_key(request.tenant, request.request_id)
     tiers.named(tier)
-    given = [name for name in ("prompt", "messages", "token_ids") if getattr(request, name) is not None]
+    given = _given(request)
     if len(given) != 1:
         raise PeerError(f"give exactly one of prompt, messages and token_ids, not {len(given)}", param="prompt")
     if not getattr(request, given[0]):
@@ -31,6 +32,21 @@ def check(request: GenerateRequest, tier: str, tiers: TierSet) -> RequestKey:
     if request.inbox is not None and not subjects.INBOX_PATTERN.fullmatch(request.inbox):
         raise PeerError("inbox must be a subject under _INBOX.", param="inbox")
     return key
+
+
+def _given(request: GenerateRequest) -> list[str]:
+    """By what names the prompt was given."""
+    return [name for name in ("prompt", "messages", "token_ids") if getattr(request, name) is not None]
+
+
+def speaks(worker: Announce | None, model: str) -> None:
+    """Raises PeerError if the tokenizer we have, of `model`, is not that of the model the fleet serves: its words would be others."""
+    if worker is not None and worker.engine != "sim" and worker.model != model:
+        ours = f"that of `{model}`" if model else "the built-in one"
+        raise PeerError(
+            f"admission's tokenizer is {ours}, the workers serve `{worker.model}`: set SLACKLINE_ADMISSION_MODEL to the same model",
+            code="server_error",
+        )
 
 
 def tokenise(request: GenerateRequest, tokenizer: Tokenizer) -> Prompt:
@@ -46,19 +62,27 @@ def tokenise(request: GenerateRequest, tokenizer: Tokenizer) -> Prompt:
 
 
 def fits(prompt: Prompt, request: GenerateRequest, worker: Announce | None) -> int:
-    """The most tokens that may be generated. Raises PeerError for an unknown model or a prompt over the context."""
-    if worker is None:  # no worker has been heard yet: the replica that takes it will check
+    """The most tokens that may be generated. Raises PeerError for what this fleet's model or engine cannot do."""
+    if worker is None and request.sampling.logprobs is not None:
+        raise PeerError("no worker has been heard yet: whether it has log-probabilities is not known", code="server_is_overloaded")
+    if worker is None:  # the replica that takes it will check
         return request.sampling.max_tokens
     if request.model is not None and request.model != worker.model:
         raise PeerError(f"unknown model `{request.model}`; this fleet serves `{worker.model}`", code="model_not_found", param="model")
+    if request.sampling.logprobs is not None and worker.engine == "sim":
+        raise PeerError("the simulated engine has no log-probabilities to tell", code="unsupported_parameter", param="logprobs")
     room = worker.context_tokens - len(prompt)
     if room < 1:
         raise PeerError(
             f"the prompt has {len(prompt)} tokens; prompt and answer must fit {worker.context_tokens}",
             code="context_length_exceeded",
-            param="prompt",
+            param=_given(request)[0],
         )
-    return min(request.sampling.max_tokens, room)
+    most = min(request.sampling.max_tokens, room)
+    told = most * (1 + (request.sampling.logprobs or 0))
+    if request.sampling.logprobs is not None and told > LOGPROBS_LIMIT:
+        raise PeerError(f"max_tokens and logprobs together may ask for {LOGPROBS_LIMIT} log-probabilities, not {told}", param="logprobs")
+    return most
 
 
 def resolve(slo: Slo, prompt_tokens: int, max_tokens: int, worker: Announce | None) -> Slo:
@@ -68,7 +92,7 @@ def resolve(slo: Slo, prompt_tokens: int, max_tokens: int, worker: Announce | No
     if worker is None:
         raise PeerError("an SLO as a multiple of zero-load time needs a running worker", param="slo")
     try:
-        profile = profiles.load(worker.profile)
+        profile = profile_of(worker)
     except ConfigError as error:
         raise PeerError(str(error), param="slo") from error
     alone = zero_load(profile, prompt_tokens, max_tokens, ZERO_LOAD_CHUNK_TOKENS)

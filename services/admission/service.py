@@ -20,6 +20,7 @@ from shared.columns import unpack_list
 from shared.drive.chores import Chores
 from shared.errors import BusError, PeerError
 from shared.metrics import Registry
+from shared.models import store as models
 from shared.policy import registry
 from shared.policy.admission import (
     AdmissionAction,
@@ -78,6 +79,7 @@ class Admission:
     def __init__(self, cfg: AdmissionConfig, bus: Bus, clock: Clock, tokenizer: Tokenizer, tracing: Tracing, rng: Random) -> None:
         self._cfg, self._bus, self._clock, self._tokenizer, self._tracing = cfg, bus, clock, tokenizer, tracing
         self.name = f"admission-{rng.getrandbits(48):012x}"
+        self._model = models.folder(cfg.model).resolve().name if cfg.model else ""  # whose tokenizer it is
         self._tiers = load_tiers(cfg.tiers) if cfg.tiers else DEFAULT
         self._records = Records(bus.requests, lambda: f"{rng.getrandbits(32):08x}")
         self.metrics = Registry()
@@ -220,7 +222,7 @@ class Admission:
     async def _receive(self, request: GenerateRequest, call: Call) -> None:
         now = self._clock.unix_s()
         self._receiving += 1
-        attributes = {names.OPERATION: "text_completion", names.REQUEST_KEY: f"{request.tenant}.{request.request_id}"[:130]}
+        attributes = {names.REQUEST_KEY: f"{request.tenant}.{request.request_id}"[:130]}
         span = self._tracing.start("admit", call.headers.get("traceparent"), attributes, kind="server")
         try:
             tier = call.subject.rsplit(".", 1)[-1]
@@ -229,6 +231,8 @@ class Admission:
                 wait_s = self.core.shortest_backlog_s(now_unix_s=now)
                 await call.reply(Refused(code="slow_down", message="too many requests are under way", retry_after_s=wait_s))
                 return
+            worker = self._workers.any()
+            intake.speaks(worker, self._model)
             prompt = await self._tokenised(request)
             record, body = intake.record(
                 request,
@@ -236,7 +240,7 @@ class Admission:
                 tier,
                 self._tiers,
                 prompt,
-                self._workers.any(),
+                worker,
                 body_key=self._records.body_key,
                 owner=self.name,
                 now_unix_s=now,
@@ -322,6 +326,7 @@ class Admission:
             text=resume.text,
             text_offset=0,
             verdict=record.verdict,
+            logprobs=resume.logprobs[attach.from_token :],
         )
         await call.reply(replay)
 
@@ -414,9 +419,3 @@ def _received(record: Record, *, attached: bool) -> Received:
         prompt_tokens=record.prompt_tokens,
         attached=attached,
     )
-
-
-async def serve(
-    cfg: AdmissionConfig, bus: Bus, clock: Clock, tokenizer: Tokenizer, stop: asyncio.Event, *, tracing: Tracing, rng: Random
-) -> None:
-    await Admission(cfg, bus, clock, tokenizer, tracing, rng).run(stop)

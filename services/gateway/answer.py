@@ -1,24 +1,24 @@
-"""From the events of one request to an HTTP response: a stream of server-sent events, or one JSON body.
+"""From the events of one answer's requests to an HTTP response: a stream of server-sent events, or one JSON body.
 
-Nothing is queued here: an event is written before the next one is taken. Behind a slow reader the handle keeps a bounded number
-of events, drops the rest, and reads them again from the log once the reader has caught up.
+Nothing is queued here: an event is written before the next one is taken. Behind a slow reader the handles keep a bounded number
+of events, drop the rest, and read them again from the log once the reader has caught up.
 """
 
 import asyncio
-import math
-from collections.abc import Mapping
-from typing import assert_never
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, assert_never
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, Struct, UnsetType
 from starlette.types import Message, Send
 
-from services.gateway.completions import Choice, Completion, Usage
+from services.gateway.dialect import Output, Reply, Usage
 from services.gateway.envelope import Problem, of_error, of_verdict
 from services.gateway.intake import Ask
+from services.gateway.merge import Merge
 from shared.client import Handle
 from shared.errors import BusError, PeerError
-from shared.schemas import Delta, End, Status, StreamEvent, Verdict
+from shared.schemas import Delta, End, Status, Verdict
 from shared.vocabulary import ServiceClass
 
 FLEX = "flex"  # what a relegated request was served as
@@ -31,133 +31,159 @@ class ReaderStalled(Exception):
     """The client has read nothing for longer than it may; it counts as gone."""
 
 
+class Heard(NamedTuple):
+    """News of one choice. Its verdict is a good one."""
+
+    choice: int
+    news: Delta | Status | Verdict
+
+
 class Answer:
-    """One response. `status` is 0 until its head has been sent, `over` once nothing more can come, with a `verdict` or without."""
+    """One response. `status` is 0 until its head has been sent; `problem` is what ended it, if not every choice's own good end."""
 
     def __init__(
-        self, ask: Ask, handle: Handle, send: Send, *, model: str, created_unix_s: float, keepalive_s: float, stall_s: float
+        self, ask: Ask, handles: Sequence[Handle], send: Send, *, model: str, created_unix_s: float, keepalive_s: float, stall_s: float
     ) -> None:
         self.status = 0
-        self.over = False
-        self.verdict: Verdict | None = None
+        self.problem: Problem | None = None
+        self.verdicts: dict[int, Verdict] = {}  # by choice, as they come
         self._ask = ask
-        self._handle = handle
+        self._count = len(handles)
+        self._prompt_tokens = sum(handle.received.prompt_tokens for handle in handles[:: ask.n] if handle.received is not None)
+        self._tokens = 0  # of all choices so far
+        self._events = Merge(handles)
+        self._voices = [ask.dialect.voice(index) for index in range(self._count)]
         self._send_message = send
-        self._model = ask.request.model or model
+        self._id = f"{ask.dialect.id_prefix}-{ask.request_id}"
+        self._model = ask.model or model
         self._created = int(created_unix_s)
         self._keepalive_s = keepalive_s
         self._stall_s = stall_s
+        self._placed: set[int] = set()  # choices of which there was any news
+        self._opened = False
         self._relegated = False
 
     @property
+    def over(self) -> bool:
+        """Nothing more can come."""
+        return self.problem is not None or len(self.verdicts) == self._count
+
+    @property
     def service_tier(self) -> str:
-        """The one actually used, as far as is known by now."""
+        """The one actually used, as far as is known by now: flex if any choice was relegated."""
         return FLEX if self._relegated else self._ask.service_tier
+
+    @property
+    def usage(self) -> Usage:
+        """So far: what all choices made, and each prompt once, however many choices it has."""
+        prompts, made = self._prompt_tokens, self._tokens
+        return Usage(prompt_tokens=prompts, completion_tokens=made, total_tokens=prompts + made)
 
     async def run(self) -> None:
         """Raises ReaderStalled."""
         await (self._stream() if self._ask.stream else self._whole())
 
     async def _whole(self) -> None:
-        text: list[str] = []
-        tokens: list[int] = []
-        while True:
-            event = await self._next(math.inf)
-            match event:
-                case Delta():
-                    text.append(event.text)
-                    tokens += event.tokens
-                case Problem():
-                    await self._refuse(event)
-                    return
-                case Verdict():
-                    body = self._completion([self._choice("".join(text), tokens, event)], self._usage(event))
-                    await self._start(200, {"content-type": "application/json"})
-                    await self._send(_encode(body), more=False)
-                    return
-                case None:
-                    pass
-                case _:
-                    assert_never(event)
+        outputs = [Output() for _ in self._voices]
+        while not self.over:
+            heard = await self._next(None)
+            if isinstance(heard, Problem):
+                await self._refuse(heard)
+                return
+            if heard is not None and isinstance(heard.news, Delta):
+                outputs[heard.choice].take(heard.news)
+        reasons = [self.verdicts[index].finish_reason.value for index in range(self._count)]
+        choices = [voice.whole(output, reason) for voice, output, reason in zip(self._voices, outputs, reasons, strict=True)]
+        body = _encode(self._reply(self._ask.dialect.whole_object, choices, self.usage))
+        await self._start(200, {"content-type": "application/json"})
+        await self._send(body, more=False)
 
     async def _stream(self) -> None:
-        """The head waits for the first event, so that a refusal has its status; not longer than `keepalive_s`, for proxies."""
+        """The head waits for news of every choice, so that a refusal has its status; not once words have come, nor beyond `keepalive_s`."""
         while True:
-            event = await self._next(self._keepalive_s)
-            if isinstance(event, Problem) and self.status == 0:
-                await self._refuse(event)
+            heard = await self._next(self._keepalive_s)
+            if isinstance(heard, Problem):
+                if self.status == 0:
+                    await self._refuse(heard)
+                else:
+                    await self._send(b"data: " + heard.body() + b"\n\n", more=False)
                 return
+            if heard is not None and isinstance(heard.news, Status) and self.status == 0 and len(self._placed) < self._count:
+                continue
+            body = COMMENT if heard is None else self._written(heard)
+            over = self.over
+            if over:
+                body += (self._chunk([], self.usage) if self._ask.include_usage else b"") + DONE
             if self.status == 0:
                 await self._start(200, {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-store"})
-            match event:
-                case Delta():
-                    await self._send(self._chunk([self._choice(event.text, event.tokens, None)]))
-                case Problem():
-                    await self._send(b"data: " + event.body() + b"\n\n", more=False)
-                    return
-                case Verdict():
-                    last = self._chunk([self._choice("", [], event)])
-                    if self._ask.include_usage:
-                        last += self._chunk([], self._usage(event))
-                    await self._send(last + DONE, more=False)
-                    return
-                case None:
-                    await self._send(COMMENT)
-                case _:
-                    assert_never(event)
+            await self._send(body, more=not over)
+            if over:
+                return
 
-    async def _next(self, patience_s: float) -> Delta | Problem | Verdict | None:
-        """What to tell the client next; None when there is nothing to tell: a status, or silence for `patience_s`."""
+    async def _next(self, patience_s: float | None) -> Heard | Problem | None:
+        """What to tell the client next; None after a silence of `patience_s`."""
         try:
-            event = await self._event(patience_s)
+            async with asyncio.timeout(patience_s):
+                index, event = await self._events.next()
+        except TimeoutError:
+            return None
         except (PeerError, BusError) as lost:
-            self.over = True
-            return of_error(lost)
+            self.problem = of_error(lost)
+            return self.problem
+        self._placed.add(index)
         match event:
-            case Delta() | None:
-                return event
+            case Delta():
+                self._tokens += len(event.tokens)
+                return Heard(index, event)
             case Status():
                 self._relegated |= event.service_class is ServiceClass.BEST_EFFORT
-                return None
+                return Heard(index, event)
             case End():
-                self.over, self.verdict, self._relegated = True, event.verdict, event.verdict.relegated
-                return of_verdict(event.verdict, flex=self._ask.flex) or event.verdict
+                self.verdicts[index] = event.verdict
+                self._relegated |= event.verdict.relegated
+                self.problem = of_verdict(event.verdict, flex=self._ask.flex)
+                return self.problem or Heard(index, event.verdict)
             case _:
                 assert_never(event)
 
-    async def _event(self, patience_s: float) -> StreamEvent | None:
-        """The handle may be waited for in vain and asked again."""
-        if patience_s == math.inf:
-            return await anext(self._handle)
-        try:
-            async with asyncio.timeout(patience_s):
-                return await anext(self._handle)
-        except TimeoutError:
-            return None
+    def _written(self, heard: Heard) -> bytes:
+        voice = self._voices[heard.choice]
+        match heard.news:
+            case Delta():
+                return self._opening() + self._chunks(voice.say(heard.news))
+            case Verdict():
+                return self._opening() + self._chunks(voice.close(heard.news.finish_reason.value))
+            case Status():
+                return COMMENT
+            case _:
+                assert_never(heard.news)
 
-    def _choice(self, text: str, tokens: list[int], verdict: Verdict | None) -> Choice:
-        return Choice(
-            text=text,
-            finish_reason=None if verdict is None else verdict.finish_reason.value,
-            token_ids=tokens if self._ask.return_token_ids else UNSET,
-        )
+    def _opening(self) -> bytes:
+        """Once, beside the first words of any choice: each choice in turn, as clients expect that gather a stream by index."""
+        if self._opened:
+            return b""
+        self._opened = True
+        return b"".join([self._chunks(voice.open()) for voice in self._voices])
 
-    def _usage(self, verdict: Verdict) -> Usage:
-        prompt, output = verdict.prompt_tokens, verdict.output_tokens
-        return Usage(prompt_tokens=prompt, completion_tokens=output, total_tokens=prompt + output)
-
-    def _completion(self, choices: list[Choice], usage: Usage | None) -> Completion:
-        return Completion(
-            id=f"cmpl-{self._ask.request.request_id}",
+    def _reply(self, kind: str, choices: Sequence[Struct], usage: Usage | UnsetType | None) -> Reply:
+        return Reply(
+            id=self._id,
+            object=kind,
             created=self._created,
             model=self._model,
             choices=choices,
             service_tier=self.service_tier,
-            usage=UNSET if usage is None and not self._ask.include_usage else usage,
+            usage=usage,
         )
 
-    def _chunk(self, choices: list[Choice], usage: Usage | None = None) -> bytes:
-        return b"data: " + _encode(self._completion(choices, usage)) + b"\n\n"
+    def _chunks(self, choices: Sequence[Struct]) -> bytes:
+        usage: Usage | UnsetType | None = None if self._ask.include_usage else UNSET
+        if self._ask.usage_so_far:
+            usage = self.usage
+        return b"".join([self._chunk([choice], usage) for choice in choices])
+
+    def _chunk(self, choices: Sequence[Struct], usage: Usage | UnsetType | None) -> bytes:
+        return b"data: " + _encode(self._reply(self._ask.dialect.chunk_object, choices, usage)) + b"\n\n"
 
     async def _refuse(self, problem: Problem) -> None:
         await self._start(problem.status, {"content-type": "application/json", **problem.headers()})

@@ -1,6 +1,7 @@
 """The routes of the gateway, and what is counted of them. Everything that fails is answered in OpenAI's envelope."""
 
 import asyncio
+from collections.abc import Callable
 
 import msgspec
 from starlette.applications import Starlette
@@ -11,20 +12,24 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from services.gateway import envelope, intake
+from services.gateway import chats, completions, envelope, intake
 from services.gateway.body import Bodies
-from services.gateway.completions import Model, ModelList
+from services.gateway.chats import ChatBody
+from services.gateway.completions import CompletionBody
 from services.gateway.config import GatewayConfig
 from services.gateway.envelope import Problem, Rejected
 from services.gateway.exchange import Exchanges
 from services.gateway.fleet import Fleet
 from services.gateway.intake import REQUEST_ID
+from services.gateway.models import Model, ModelList
 from shared import conventions, telemetry
 from shared.client import Client, new_request_id
 from shared.clock import Clock
 from shared.errors import BusError, PeerError
 from shared.metrics import Registry
 from shared.tiers import TierSet
+
+ReadBody = Callable[[bytes], CompletionBody | ChatBody]
 
 
 class Gateway:
@@ -49,12 +54,10 @@ class Gateway:
         self._registry = registry
         self._bodies = Bodies(cfg)
         self._exchanges = Exchanges(cfg, client, fleet, clock, tracing, tasks)
-        self._open = 0
-        self._responses = registry.counter(
-            "slackline_gateway_responses_total", "Completions by HTTP status; 0: left without one.", ["status"]
-        )
-        self._hung_up = registry.counter("slackline_gateway_hung_up_total", "Requests cancelled because their client left.").labels()
-        self._unfinished = registry.gauge("slackline_gateway_unfinished_requests", "Completions being served.").labels()
+        self._open = 0  # choices: each is a request of its own
+        self._responses = registry.counter("slackline_gateway_responses_total", "Answers by HTTP status; 0: left without one.", ["status"])
+        self._hung_up = registry.counter("slackline_gateway_hung_up_total", "Answers cancelled because their client left.").labels()
+        self._unfinished = registry.gauge("slackline_gateway_unfinished_requests", "Choices being made.").labels()
         self._duration = registry.histogram(
             "slackline_gateway_request_duration_seconds", "From a request's head to its last byte.", conventions.DURATION_BUCKETS_S
         ).labels()
@@ -62,8 +65,10 @@ class Gateway:
     def app(self) -> Starlette:
         return Starlette(
             routes=[
+                Route("/v1/chat/completions", _Asgi(self.chat), methods=["POST"]),
                 Route("/v1/completions", _Asgi(self.completions), methods=["POST"]),
                 Route("/v1/models", self.models, methods=["GET"]),
+                Route("/v1/models/{model:path}", self.model, methods=["GET"]),
                 Route("/health", self.health, methods=["GET"]),
                 Route("/ready", self.ready, methods=["GET"]),
                 Route("/metrics", self.metrics, methods=["GET"]),
@@ -81,15 +86,31 @@ class Gateway:
         return Response(body, status_code=503 if reason else 200, media_type="application/json")
 
     async def models(self, _: Request) -> Response:
-        known = self._fleet.models()
-        models = ModelList(data=[Model(id=name, created=int(first_unix_s)) for name, first_unix_s in known.items()])
-        return Response(msgspec.json.encode(models), media_type="application/json")
+        return Response(msgspec.json.encode(ModelList(data=self._models())), media_type="application/json")
+
+    async def model(self, request: Request) -> Response:
+        name = request.path_params["model"]
+        found = [model for model in self._models() if model.id == name]
+        if found:
+            return Response(msgspec.json.encode(found[0]), media_type="application/json")
+        problem = Problem(status=404, message="no replica of that model has been heard of", code="model_not_found", param="model")
+        return Response(problem.body(), status_code=problem.status, media_type="application/json")
+
+    def _models(self) -> list[Model]:
+        return [Model(id=name, created=int(first_unix_s)) for name, first_unix_s in self._fleet.models().items()]
 
     async def metrics(self, _: Request) -> Response:
         return Response(self._registry.render_prometheus(), media_type="text/plain; version=0.0.4")
 
+    async def chat(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """POST /v1/chat/completions."""
+        await self._serve(chats.read_body, scope, receive, send)
+
     async def completions(self, scope: Scope, receive: Receive, send: Send) -> None:
         """POST /v1/completions."""
+        await self._serve(completions.read_body, scope, receive, send)
+
+    async def _serve(self, read_body: ReadBody, scope: Scope, receive: Receive, send: Send) -> None:
         began_unix_s = self._clock.unix_s()
         headers = Headers(scope=scope)
         request_id = new_request_id()  # until we know that the client's own may be used
@@ -102,15 +123,20 @@ class Gateway:
                 message["headers"] = [*message["headers"], (REQUEST_ID.encode(), request_id.encode())]
             await send(message)
 
-        self._open += 1
-        self._unfinished.set(self._open)
+        held = self._take(1)
         try:
             if self.draining:
                 raise Rejected(envelope.SHUTTING_DOWN)
             if self._open > self._cfg.requests_limit:
                 raise Rejected(envelope.SATURATED)
             request_id = intake.read_request_id(headers)
-            ask = intake.read_ask(headers, await self._bodies.read(headers, receive), request_id, self._tiers)
+            raw = await self._bodies.read(headers, receive)
+            ask = intake.read_ask(headers, read_body(raw), request_id, self._tiers)
+            held += self._take(len(ask.requests) - 1)
+            if self._open > self._cfg.requests_limit:
+                raise Rejected(envelope.SATURATED)
+            if len(raw) * ask.n > self._cfg.body_limit_bytes:  # every choice is sent its prompt
+                raise Rejected(envelope.TOO_MANY_COPIES)
             parent = headers.get(telemetry.TRACEPARENT)
             if await self._exchanges.run(ask, parent, receive, send_with_id, began_unix_s):
                 self._hung_up.add()
@@ -121,10 +147,15 @@ class Gateway:
         except (PeerError, BusError) as error:
             await _respond(send_with_id, envelope.of_error(error))
         finally:
-            self._open -= 1
-            self._unfinished.set(self._open)
+            self._take(-held)
             self._responses.labels(str(status)).add()
             self._duration.observe(self._clock.unix_s() - began_unix_s)
+
+    def _take(self, choices: int) -> int:
+        """Count so many more as being made."""
+        self._open += choices
+        self._unfinished.set(self._open)
+        return choices
 
 
 class _Asgi:

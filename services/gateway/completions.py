@@ -1,116 +1,129 @@
-"""OpenAI's completions on the wire: what a client may send, and what it gets.
+"""OpenAI's completions on the wire: what a client may send to POST /v1/completions, and what it gets."""
 
-Fields that we do not implement are accepted with their neutral value only; a request is never served as something it did
-not ask for. `top_k`, `stop_token_ids`, `ignore_eos` and `return_token_ids` are vLLM's.
-"""
-
-import re
-from typing import Annotated, Any
+from collections.abc import Sequence
+from typing import Any
 
 import msgspec
-from msgspec import UNSET, Meta, Struct, UnsetType, field
+from msgspec import UNSET, Struct, UnsetType
 
+from services.gateway import asking
+from services.gateway.asking import Alternatives, AskBody, Prompt, TokenId
+from services.gateway.dialect import Output
+from services.gateway.likelihoods import CompletionColumns, CompletionLogprobs
 from shared.errors import PeerError
+from shared.schemas import Delta, TokenLogprob
 
-TokenId = Annotated[int, Meta(ge=0, lt=2**31)]
-StopString = Annotated[str, Meta(min_length=1, max_length=256)]
-
-
-class StreamOptions(Struct, frozen=True, kw_only=True):
-    include_usage: bool | None = None
+DEFAULT_MAX_TOKENS = 16  # as OpenAI documents for completions
 
 
-class CompletionBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Body of POST /v1/completions. `null` is the default, as in OpenAI's API."""
+class CompletionBody(AskBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One prompt, or several of one kind. `best_of` may only be what `n` is: all that was made is returned."""
 
-    prompt: str | list[TokenId]
-    model: Annotated[str, Meta(max_length=128)] | None = None
-    max_tokens: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
-    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Meta(ge=-1, lt=2**31)] | None = None  # vLLM's -1 is our 0: all
-    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
-    stop: StopString | Annotated[list[StopString], Meta(max_length=16)] | None = None
-    stop_token_ids: Annotated[list[TokenId], Meta(max_length=64)] | None = None
-    ignore_eos: bool | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    return_token_ids: bool | None = None
-    user: Annotated[str, Meta(max_length=128)] | None = None
-    service_tier: Annotated[str, Meta(max_length=64)] | None = None
-    priority: Annotated[int, Meta(ge=-999, le=999)] | None = None
-    n: int | None = None
-    best_of: int | None = None
+    prompt: str | list[TokenId | str | list[TokenId]]
+    logprobs: Alternatives | None = None
     echo: bool | None = None
-    logprobs: int | None = None
+    best_of: int | None = None
     suffix: str | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+
+    @property
+    def prompts(self) -> list[Prompt]:
+        """Raises PeerError for a list of nothing, or of different things."""
+        given = self.prompt
+        if isinstance(given, str):
+            return [Prompt(text=given)]
+        texts = [one for one in given if isinstance(one, str)]
+        tokens = [one for one in given if isinstance(one, int)]
+        lists = [one for one in given if isinstance(one, list)]
+        if not given or len(given) not in (len(texts), len(tokens), len(lists)):
+            raise PeerError("prompt must be a string, a list of strings, a list of tokens or a list of such lists", param="prompt")
+        if tokens:
+            return [Prompt(token_ids=tokens)]
+        return [Prompt(text=text) for text in texts] or [Prompt(token_ids=one) for one in lists]
+
+    @property
+    def default_max_tokens(self) -> int:
+        return DEFAULT_MAX_TOKENS
+
+    @property
+    def alternatives(self) -> int | None:
+        return self.logprobs
+
+    @property
+    def dialect(self) -> "CompletionDialect":
+        echoes = [prompt.text or "" for prompt in self.prompts for _ in range(self.n or 1)] if self.echo else []
+        return CompletionDialect(echoes, self.logprobs, token_ids=bool(self.return_token_ids))
 
 
-NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "n": (None, 1),
-    "best_of": (None, 1),
-    "echo": (None, False),
-    "logprobs": (None,),
-    "suffix": (None, ""),
-    "frequency_penalty": (None, 0.0),
-    "presence_penalty": (None, 0.0),
-    "logit_bias": (None, {}),
-}
-FIELD_IN_ERROR = re.compile(r"\$\.([a-z_]+)|field `([^`]+)`")
 _BODY = msgspec.json.Decoder(CompletionBody)
+_NEUTRAL: dict[str, tuple[Any, ...]] = {**asking.NEUTRAL, "suffix": (None, "")}
 
 
 def read_body(raw: bytes) -> CompletionBody:
     """Raises PeerError, naming the field where there is one."""
-    try:
-        body = _BODY.decode(raw)
-    except (msgspec.DecodeError, RecursionError) as wrong:
-        # What they sent may be in it, at any length.
-        message = str(wrong)[:300]
-        found = FIELD_IN_ERROR.search(message)
-        raise PeerError(f"malformed body: {message}", param=found and (found[1] or found[2])) from None
-    for name, neutral in NEUTRAL.items():
-        if getattr(body, name) not in neutral:
-            raise PeerError(f"{name} is not supported, except as {neutral[-1]!r}", code="unsupported_parameter", param=name)
+    body = asking.read(_BODY, raw, _NEUTRAL)
+    if body.best_of not in (None, body.n or 1):
+        raise PeerError("best_of is not supported, except as n", code="unsupported_parameter", param="best_of")
+    if body.echo and body.logprobs is not None:
+        raise PeerError("echo with logprobs is not supported: prompts have none", code="unsupported_parameter", param="echo")
+    if body.echo and any(prompt.text is None for prompt in body.prompts):
+        raise PeerError("echo of a prompt given as tokens is not supported", code="unsupported_parameter", param="echo")
     return body
 
 
-class Usage(Struct, frozen=True, kw_only=True):
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-
-
-class Choice(Struct, frozen=True, kw_only=True):
+class CompletionChoice(Struct, frozen=True, kw_only=True):
     text: str
-    finish_reason: str | None = None
-    index: int = 0
-    logprobs: None = None
+    index: int
+    logprobs: CompletionLogprobs | None
+    finish_reason: str | None
     token_ids: list[int] | UnsetType = UNSET
 
 
-class Completion(Struct, frozen=True, kw_only=True):
-    """A whole answer, or one chunk of a stream. `service_tier` is the one actually used as far as it is known by then."""
+class CompletionVoice:
+    """One choice of a completion. `echo`: what it begins with."""
 
-    id: str
-    created: int  # unix seconds
-    model: str
-    choices: list[Choice]
-    service_tier: str
-    usage: Usage | UnsetType | None = UNSET
-    object: str = "text_completion"
+    def __init__(self, index: int, echo: str, alternatives: int | None, *, token_ids: bool) -> None:
+        self._index = index
+        self._echo = echo  # not written yet
+        self._alternatives = alternatives
+        self._token_ids = token_ids
+        self._columns = CompletionColumns()
+
+    def whole(self, output: Output, finish_reason: str) -> CompletionChoice:
+        return self._choice(output.text, output.tokens, output.logprobs, finish_reason)
+
+    def open(self) -> Sequence[CompletionChoice]:
+        return ()
+
+    def say(self, delta: Delta) -> Sequence[CompletionChoice]:
+        return (self._choice(delta.text, delta.tokens, delta.logprobs, None),)
+
+    def close(self, finish_reason: str) -> Sequence[CompletionChoice]:
+        return (self._choice("", [], [], finish_reason),)
+
+    def _choice(self, text: str, tokens: list[int], logprobs: Sequence[TokenLogprob], finish_reason: str | None) -> CompletionChoice:
+        echo, self._echo = self._echo, ""
+        return CompletionChoice(
+            text=echo + text,
+            index=self._index,
+            logprobs=self._columns.of(logprobs, self._alternatives) if logprobs and self._alternatives is not None else None,
+            finish_reason=finish_reason,
+            token_ids=tokens if self._token_ids else UNSET,
+        )
 
 
-class Model(Struct, frozen=True, kw_only=True):
-    id: str
-    created: int
-    object: str = "model"
-    owned_by: str = "slackline"
+class CompletionDialect:
+    """Implements Dialect. `echoes`: what each choice begins with, or nothing."""
 
+    operation = "text_completion"
+    id_prefix = "cmpl"
+    whole_object = "text_completion"
+    chunk_object = "text_completion"
 
-class ModelList(Struct, frozen=True, kw_only=True):
-    data: list[Model] = field(default_factory=list)
-    object: str = "list"
+    def __init__(self, echoes: Sequence[str], alternatives: int | None, *, token_ids: bool) -> None:
+        self._echoes = echoes
+        self._alternatives = alternatives
+        self._token_ids = token_ids
+
+    def voice(self, index: int) -> CompletionVoice:
+        echo = self._echoes[index] if self._echoes else ""
+        return CompletionVoice(index, echo, self._alternatives, token_ids=self._token_ids)

@@ -72,6 +72,7 @@ class Rejected(Exception):
 SHUTTING_DOWN = Problem(status=503, message="this gateway is shutting down", code="server_is_overloaded", dropped="rejected-shutting-down")
 SATURATED = Problem(status=429, message="the gateway has too many unfinished requests", code="slow_down", dropped="rejected-saturated")
 BODY_TOO_LARGE = Problem(status=413, message="the body is too large", code="request_too_large")
+TOO_MANY_COPIES = Problem(status=413, message="the body, once for each of n choices, is too large", code="request_too_large", param="n")
 BODY_TOO_SLOW = Problem(status=400, message="the body did not arrive in time", code="body_timeout")
 
 
@@ -97,7 +98,7 @@ def of_error(error: PeerError | BusError) -> Problem:
         case BusTimeout():
             return Problem(
                 status=503,
-                message="admission did not answer in time; the same x-request-id may be sent again",
+                message="admission did not answer in time; what asks for one choice may be sent again with the same x-request-id",
                 code="server_is_overloaded",
                 dropped="rejected-no-endpoints",
             )

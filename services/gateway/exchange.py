@@ -1,15 +1,18 @@
-"""The life of one completion: submitted, answered, and cancelled if its client leaves before the end.
+"""The life of one answer: its requests submitted together, answered together, and cancelled if its client leaves before the end.
 
-Stateless: whatever happens here, the request itself goes on in the fleet, and the same x-request-id attaches to it again, through
-any gateway. Only a client that hangs up (or reads nothing for `stall_s`) ends its request.
+Stateless: whatever happens here, the requests themselves go on in the fleet, and the same x-request-id attaches to them again, through
+any gateway. Only a client that hangs up (or reads nothing for `stall_s`) ends its requests; and one that fails ends the others,
+for an answer that lacks a choice is none.
 """
 
 import asyncio
 import contextlib
+from collections.abc import Sequence
 
 from starlette.types import Receive, Send
 
 from services.gateway.answer import Answer, ReaderStalled
+from services.gateway.chats import WHATEVER_FITS
 from services.gateway.config import GatewayConfig
 from services.gateway.fleet import Fleet
 from services.gateway.intake import Ask
@@ -18,13 +21,14 @@ from shared.bus.api import RefusedError
 from shared.client import Client, Handle
 from shared.clock import Clock
 from shared.errors import BusError, PeerError, SlacklineError
+from shared.schemas import GenerateRequest
 
 CANCEL_WITHIN_S = 10.0  # how long a cancel is repeated before the request is left to its expiry
 log = logs.logger()
 
 
 class Exchanges:
-    """What all completions share. Cancels outlive their connection: they run in `tasks`."""
+    """What all answers share. Cancels outlive their connection: they run in `tasks`."""
 
     def __init__(
         self, cfg: GatewayConfig, client: Client, fleet: Fleet, clock: Clock, tracing: telemetry.Tracing, tasks: asyncio.TaskGroup
@@ -37,31 +41,21 @@ class Exchanges:
         self._tasks = tasks
 
     async def run(self, ask: Ask, traceparent: str | None, receive: Receive, send: Send, began_unix_s: float) -> bool:
-        """Submit, answer, and see the request ended if its client leaves first: True then.
+        """Submit, answer, and see the requests ended if their client leaves first: True then.
 
         Raises PeerError or BusError, if nothing has been answered yet.
         """
-        request = ask.request
-        model = request.model or self._fleet.default_model()
-        attributes: dict[str, telemetry.AttributeValue] = {
-            conventions.OPERATION: "text_completion",
-            conventions.PROVIDER: conventions.PROVIDER_NAME,
-            conventions.REQUEST_MODEL: model,
-            conventions.REQUEST_MAX_TOKENS: request.sampling.max_tokens,
-            conventions.REQUEST_TIER: ask.service_tier,
-            conventions.REQUEST_KEY: subjects.request_key(request.tenant, request.request_id),
-        }
-        parent = traceparent if telemetry.TraceParent.parse(traceparent) else None
-        span = self._tracing.start(f"text_completion {model}".rstrip(), parent, attributes, at_unix_s=began_unix_s, kind="server")
-        handle: Handle | None = None
+        model = ask.model or self._fleet.default_model()
+        span = self._span(ask, model, traceparent, began_unix_s)
+        handles: list[Handle] = []
         answer: Answer | None = None
         gone = False
         error_type = ""
         try:
-            handle = await self._submit(ask, span.traceparent)
+            handles = await self._submit(ask, span.traceparent)
             answer = Answer(
                 ask,
-                handle,
+                handles,
                 send,
                 model=model,
                 created_unix_s=began_unix_s,
@@ -69,46 +63,89 @@ class Exchanges:
                 stall_s=self._cfg.stall_s,
             )
             gone = await _run_until_gone(answer, receive) and not answer.over
+            if answer.problem is not None:
+                error_type = answer.problem.code
         except SlacklineError as error:
             error_type = error.code if isinstance(error, PeerError) else type(error).__name__
             raise
         finally:
-            if handle is not None:
-                if gone:
-                    self._tasks.create_task(_cancel(handle), name="gateway.cancel")
-                else:
+            if gone:
+                self._cancel(handles, "the client hung up")
+            elif answer is not None and answer.problem is not None:
+                self._cancel(handles, "another choice of the same request failed")
+            else:
+                for handle in handles:
                     handle.close()
             self._tell(ask, answer, gone, error_type, span, began_unix_s)
         return gone
 
-    async def _submit(self, ask: Ask, traceparent: str) -> Handle:
-        """Raises RefusedError, BusError."""
-        try:
-            return await self._client.submit(ask.request, ask.tier, headers={telemetry.TRACEPARENT: traceparent} if traceparent else None)
-        except RefusedError:
-            raise
-        except PeerError as error:  # the answer was no answer: not the fault of the one who asked
-            raise BusError(error.message) from error
+    def _span(self, ask: Ask, model: str, traceparent: str | None, began_unix_s: float) -> telemetry.Span:
+        operation, max_tokens = ask.dialect.operation, ask.requests[0].sampling.max_tokens
+        attributes: dict[str, telemetry.AttributeValue] = {
+            conventions.OPERATION: operation,
+            conventions.PROVIDER: conventions.PROVIDER_NAME,
+            conventions.REQUEST_MODEL: model,
+            conventions.REQUEST_TIER: ask.service_tier,
+            conventions.REQUEST_KEY: subjects.request_key(ask.tenant, ask.request_id),
+        }
+        if max_tokens != WHATEVER_FITS:
+            attributes[conventions.REQUEST_MAX_TOKENS] = max_tokens
+        parent = traceparent if telemetry.TraceParent.parse(traceparent) else None
+        return self._tracing.start(f"{operation} {model}".rstrip(), parent, attributes, at_unix_s=began_unix_s, kind="server")
+
+    async def _submit(self, ask: Ask, traceparent: str) -> list[Handle]:
+        """All or none. Raises RefusedError, BusError."""
+        headers = {telemetry.TRACEPARENT: traceparent} if traceparent else None
+        asked = [self._client.submit(request, ask.tier, headers=headers) for request in ask.requests]
+        outcomes = await asyncio.gather(*asked, return_exceptions=True)
+        handles = [outcome for outcome in outcomes if isinstance(outcome, Handle)]
+        errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+        if not errors:
+            return handles
+        self._cancel(handles, "another choice of the same request was refused")
+        if len(asked) > 1:  # what nobody answered may have been stored, and nobody would come back for it
+            doubtful = [r for r, outcome in zip(ask.requests, outcomes, strict=True) if isinstance(outcome, BusError)]
+            self._tasks.create_task(self._withdraw(doubtful), name="gateway.cancel")
+        error = next((error for error in errors if isinstance(error, RefusedError)), errors[0])  # a clear no goes before a doubt
+        if isinstance(error, PeerError) and not isinstance(error, RefusedError):
+            raise BusError(error.message) from error  # the answer was no answer: not the fault of the one who asked
+        raise error
+
+    async def _withdraw(self, requests: Sequence[GenerateRequest]) -> None:
+        with contextlib.suppress(BusError):
+            for request in requests:
+                await self._client.withdraw(request)
+
+    def _cancel(self, handles: Sequence[Handle], reason: str) -> None:
+        for handle in handles:
+            if handle.over:
+                handle.close()
+            else:
+                self._tasks.create_task(_cancel(handle, reason), name="gateway.cancel")
 
     def _tell(self, ask: Ask, answer: Answer | None, gone: bool, error_type: str, span: telemetry.Span, began_unix_s: float) -> None:
-        """The request's one line in the log, and the end of its span."""
-        verdict = None if answer is None else answer.verdict
-        if verdict is not None:
-            tokens = {conventions.INPUT_TOKENS: verdict.prompt_tokens, conventions.OUTPUT_TOKENS: verdict.output_tokens}
-            span.set(**tokens, **{conventions.FINISH_REASONS: [verdict.finish_reason.value]})
+        """The answer's one line in the log, and the end of its span."""
+        reasons: list[str] = []
+        relegated = None
         if answer is not None:
-            span.set(**{conventions.RESPONSE_TIER: answer.service_tier})
+            usage, verdicts = answer.usage, [answer.verdicts[index] for index in sorted(answer.verdicts)]
+            reasons = [verdict.finish_reason.value for verdict in verdicts]
+            relegated = any(verdict.relegated for verdict in verdicts) if verdicts else None
+            tokens = {conventions.INPUT_TOKENS: usage.prompt_tokens, conventions.OUTPUT_TOKENS: usage.completion_tokens}
+            span.set(**tokens, **{conventions.RESPONSE_TIER: answer.service_tier, conventions.FINISH_REASONS: reasons})
         if error_type:
             span.set(**{conventions.ERROR_TYPE: error_type})
         span.end()
         log.info(
             "request.served",
-            request_id=ask.request.request_id,
-            tenant=ask.request.tenant,
+            operation=ask.dialect.operation,
+            request_id=ask.request_id,
+            tenant=ask.tenant,
             tier=ask.tier,
+            choices=len(ask.requests),
             status=0 if answer is None else answer.status,
-            finish_reason=None if verdict is None else verdict.finish_reason.value,
-            relegated=None if verdict is None else verdict.relegated,
+            finish_reasons=reasons,
+            relegated=relegated,
             hung_up=gone,
             error=error_type or None,
             duration_s=round(self._clock.unix_s() - began_unix_s, 6),
@@ -141,12 +178,12 @@ async def _run_until_gone(answer: Answer, receive: Receive) -> bool:
     return gone
 
 
-async def _cancel(handle: Handle) -> None:
+async def _cancel(handle: Handle, reason: str) -> None:
     """Cancel, and listen until the end: the handle says it again as long as it listens."""
     try:
         with contextlib.suppress(TimeoutError, SlacklineError):
             async with asyncio.timeout(CANCEL_WITHIN_S):
-                await handle.cancel("the client hung up")
+                await handle.cancel(reason)
                 async for _ in handle:
                     pass
     finally:

@@ -5,13 +5,14 @@ import asyncio
 import structlog
 
 from services.planner.config import PlannerConfig
+from services.planner.metrics import PlannerMetrics
 from shared import conventions as names
 from shared import subjects
 from shared.bus.api import Bus, Call, Endpoint
 from shared.clock import Clock
 from shared.drive.chores import Chores
 from shared.errors import BusError, BusTimeout, NoResponders, PeerError
-from shared.perf import store as profiles
+from shared.perf.announced import profile_of
 from shared.policy import registry
 from shared.policy.replica import ReplicaCore, ReplicaSettings
 from shared.policy.replica_events import (
@@ -43,15 +44,24 @@ STEPS_TO_SOCKET = 3  # of the event loop, until an answer has left: its task, th
 
 
 class StaleEpoch(Exception):
-    """Another planner has a higher epoch: this lease is over, whatever the bucket says."""
+    """This lease is over, whatever the bucket says: another planner has a higher epoch, or the seat must be taken anew."""
 
 
 class Seat:
     """Plans for one replica until stopped."""
 
     def __init__(
-        self, cfg: PlannerConfig, planner: str, bus: Bus, clock: Clock, lease: Lease, announce: Announce, tracing: Tracing
+        self,
+        cfg: PlannerConfig,
+        planner: str,
+        bus: Bus,
+        clock: Clock,
+        lease: Lease,
+        announce: Announce,
+        tracing: Tracing,
+        metrics: PlannerMetrics,
     ) -> None:
+        """Raises ConfigError where the announced profile is none."""
         self._cfg, self._planner, self._bus, self._clock, self._tracing, self.lease = cfg, planner, bus, clock, tracing, lease
         self.replica: ReplicaId = announce.replica
         self.epoch = max(lease.epoch, announce.epoch + 1)
@@ -59,7 +69,9 @@ class Seat:
         self._incarnation = announce.incarnation
         settings = ReplicaSettings(depth=cfg.depth, lead_s=cfg.lead_s, hand_back=cfg.hand_back)
         policy = registry.make(cfg.policy, cfg.settings)
-        self.core = ReplicaCore(policy, profiles.load(announce.profile), epoch=self.epoch, settings=settings)
+        self._profile = (announce.profile, announce.fitted)
+        self.core = ReplicaCore(policy, profile_of(announce), epoch=self.epoch, settings=settings)
+        self._watch = metrics.watch(self.replica, self.core)
         self._inbox: asyncio.Queue[ReplicaEvent] = asyncio.Queue(INBOX_LIMIT)
         self._waiting: dict[tuple[RequestKey, int], list[tuple[Call, float]]] = {}
         self._chores = Chores()
@@ -89,7 +101,9 @@ class Seat:
     def heard(self, announce: Announce) -> None:
         """The worker lives; under a new incarnation its books are empty."""
         self.heard_unix_s = self._clock.unix_s()
-        if announce.incarnation != self._incarnation:
+        if (announce.profile, announce.fitted) != self._profile:  # the worker was started again and measured anew
+            self._chores.spawn(_fail(StaleEpoch(f"{self.replica} announces another profile")), "planner.profile")
+        elif announce.incarnation != self._incarnation:
             self._incarnation = announce.incarnation
             self._put(Refused("another incarnation"))
         else:
@@ -118,7 +132,10 @@ class Seat:
             else:
                 others = []
             for each in (event, *others):
-                for action in core.handle(each, now_unix_s=clock.unix_s()):
+                began_unix_s = clock.unix_s()
+                actions = core.handle(each, now_unix_s=began_unix_s)
+                self._watch.step(clock.unix_s() - began_unix_s)
+                for action in actions:
                     await self._perform(action)
                 if isinstance(each, HoldDone):
                     for _ in range(STEPS_TO_SOCKET):
@@ -234,6 +251,7 @@ class Seat:
 
     async def _digest_loop(self) -> None:
         while True:
+            self._watch.show()
             digest = self.core.digest(planner=self._planner, now_unix_s=self._clock.unix_s())
             if digest is not None:
                 try:

@@ -7,11 +7,13 @@ from random import Random
 import structlog
 
 from services.planner.config import PlannerConfig
+from services.planner.metrics import PlannerMetrics
 from services.planner.seat import Seat, StaleEpoch
 from shared import subjects
 from shared.bus.api import LEASE_TTL_S, Bus, Call
 from shared.clock import Clock
 from shared.errors import BusError, ConfigError, PeerError
+from shared.metrics import Registry
 from shared.schemas import Announce
 from shared.store.leases import RENEW_S, Lease
 from shared.telemetry import Tracing
@@ -30,6 +32,8 @@ class Planner:
     def __init__(self, cfg: PlannerConfig, bus: Bus, clock: Clock, tracing: Tracing, rng: Random) -> None:
         self._cfg, self._bus, self._clock, self._tracing, self._rng = cfg, bus, clock, tracing, rng
         self.name = f"planner-{rng.getrandbits(48):012x}"
+        self.metrics = Registry()
+        self._counted = PlannerMetrics(self.metrics)
         self._workers: dict[ReplicaId, tuple[Announce, float]] = {}
         self._seats: dict[ReplicaId, Seat] = {}
         self._stops: dict[ReplicaId, asyncio.Event] = {}
@@ -88,7 +92,7 @@ class Planner:
     def _seat(self, lease: Lease, announce: Announce) -> Seat | None:
         """None where the worker announced what we cannot plan for: its lease runs out by itself, others may know better."""
         try:
-            return Seat(self._cfg, self.name, self._bus, self._clock, lease, announce, self._tracing)
+            return Seat(self._cfg, self.name, self._bus, self._clock, lease, announce, self._tracing, self._counted)
         except ConfigError as error:
             log.error("seat.impossible", replica=announce.replica, error=str(error))
             return None
@@ -141,7 +145,3 @@ class Planner:
             except BusError:
                 if self._clock.unix_s() - renewed > LEASE_TTL_S - SAFETY_S:
                     return
-
-
-async def serve(cfg: PlannerConfig, bus: Bus, clock: Clock, stop: asyncio.Event, *, tracing: Tracing, rng: Random) -> None:
-    await Planner(cfg, bus, clock, tracing, rng).run(stop)

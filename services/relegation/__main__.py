@@ -4,15 +4,17 @@ import asyncio
 from random import Random
 
 from services.relegation.config import RelegationConfig
-from services.relegation.service import serve
+from services.relegation.service import Relegation
 from shared.bus.api import Bus
 from shared.clock import Clock
-from shared.service import run
+from shared.service import Export, run
 from shared.telemetry import Tracing
 
 
-async def body(cfg: RelegationConfig, bus: Bus, clock: Clock, stop: asyncio.Event, tracing: Tracing, rng: Random) -> None:
-    await serve(cfg, bus, clock, stop, tracing=tracing, rng=rng)
+async def body(cfg: RelegationConfig, bus: Bus, clock: Clock, stop: asyncio.Event, tracing: Tracing, rng: Random, export: Export) -> None:
+    relegation = Relegation(cfg, bus, clock, tracing, rng)
+    export(relegation.metrics)
+    await relegation.run(stop)
 
 
 if __name__ == "__main__":

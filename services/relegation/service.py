@@ -175,7 +175,3 @@ class Relegation:
             return ended(record, reason, record.resume, self._clock.unix_s())
 
         await self._ending.end(key, step)
-
-
-async def serve(cfg: RelegationConfig, bus: Bus, clock: Clock, stop: asyncio.Event, *, tracing: Tracing, rng: Random) -> None:
-    await Relegation(cfg, bus, clock, tracing, rng).run(stop)

@@ -1,8 +1,13 @@
 """What an operator may set of a worker: section `worker`, or SLACKLINE_WORKER_<FIELD>."""
 
+from typing import Annotated
+
 import msgspec
+from msgspec import Meta
 
 from shared.schemas import Count
+
+Seconds = Annotated[float, Meta(ge=0)]
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -11,11 +16,13 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     pool: str = ""  # which pool the replica belongs to, for policies that route by pool
     engine: str = "sim"  # sim | torch
     model: str = ""  # folder of a model (torch), or the name to announce (sim)
-    profile: str = ""  # name or path; empty: the engine's own default
+    profile: str = ""  # name or path; empty: measured at the start (torch), or the engine's own default (sim)
+    profile_s: Seconds = 4.0  # how long a worker measures its engine, 0: not at all. Under a second there is seldom enough to fit
     pace: float = 1.0  # sim: seconds of ours per second of the profile
     kv_blocks: Count = 0  # 0: what the profile states (sim), or 2048 (torch)
     block_tokens: int = 16
-    context_tokens: int = 8192
+    dtype: str = ""  # torch: float32 or bfloat16; empty: float32 on a CPU, bfloat16 on CUDA
+    context_tokens: int = 8192  # sim; a model has its own
     max_slots: int = 1024  # requests held at once, waiting ones included
     announce_s: float = 0.5
     over_retry_s: float = 1.0  # how often an attempt that is over is told again until it is settled

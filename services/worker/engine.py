@@ -1,6 +1,6 @@
 """The seam between a worker and whatever runs the model: load, execute, release, snapshot.
 
-Every method is called on one engine thread, never concurrently; none touches the event loop.
+Calls never overlap, and come from threads beside the event loop: one engine thread while requests are served.
 """
 
 from collections.abc import Sequence
@@ -45,12 +45,20 @@ class Work(NamedTuple):
     emits: bool
 
 
+class Likely(NamedTuple):
+    """Natural log-probabilities under the model, before temperature and cuts: of one output token, and of the likeliest ones."""
+
+    logprob: float
+    top: Sequence[tuple[int, float]] = ()  # as many as Sampling.logprobs asks for, likeliest first
+
+
 class Done(NamedTuple):
     """What one entry did; parallel to the work. `computed` KV positions were filled and kept."""
 
     computed: int
     tokens: Sequence[int]  # new output tokens
     drafted: int = 0
+    logprobs: Sequence[Likely] = ()  # along `tokens`, if the request asks for them
 
 
 class Outcome(NamedTuple):

@@ -34,7 +34,7 @@ class ThreadRunner:
         await asyncio.get_running_loop().run_in_executor(self._pool, _reset, engine)
 
     def close(self) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._pool.shutdown(cancel_futures=True)  # whoever closes the engine next must find it at rest
 
 
 class VirtualRunner:

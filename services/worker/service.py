@@ -9,6 +9,7 @@ import structlog
 from services.worker.ack_writer import AckWriter, FencedError, Job
 from services.worker.config import WorkerConfig
 from services.worker.engine import Engine
+from services.worker.metrics import WorkerMetrics
 from services.worker.runner import Runner
 from services.worker.speaker import Speaker
 from services.worker.traces import Traces
@@ -17,6 +18,8 @@ from shared.bus.api import Bus, Call, Endpoint
 from shared.clock import Clock
 from shared.drive.chores import Chores
 from shared.errors import BusError, ConfigError, NoResponders, PeerError, SlacklineError
+from shared.metrics import Registry
+from shared.perf.store import ProfileFile
 from shared.policy.turn import Finished
 from shared.policy.worker import WorkerCore
 from shared.schemas import (
@@ -53,12 +56,22 @@ class WorkerService:
     """Everything of one incarnation. `run` returns when stopped, or raises FencedError."""
 
     def __init__(
-        self, cfg: WorkerConfig, bus: Bus, clock: Clock, engine: Engine, tokenizer: Tokenizer, runner: Runner, tracing: Tracing, rng: Random
+        self,
+        cfg: WorkerConfig,
+        bus: Bus,
+        clock: Clock,
+        engine: Engine,
+        tokenizer: Tokenizer,
+        runner: Runner,
+        tracing: Tracing,
+        rng: Random,
+        metrics: WorkerMetrics,
+        fitted: ProfileFile | None = None,
     ) -> None:
         facts = engine.facts
         self._cfg, self._bus, self._clock, self._engine, self._runner = cfg, bus, clock, engine, runner
         self._traces = Traces(tracing)
-        self._facts = facts
+        self._facts, self._metrics, self._fitted = facts, metrics, fitted
         self._replica = ReplicaId(cfg.replica)
         self._speaker = Speaker(tokenizer)
         self.incarnation = f"{rng.getrandbits(48):012x}"
@@ -145,6 +158,7 @@ class WorkerService:
             self._answer_resyncs()
             turn = core.begin()
             if turn is None:
+                self._metrics.holds(core.held, 0, core.free_blocks)
                 self._wake.clear()
                 await self._wake.wait()
                 continue
@@ -161,6 +175,9 @@ class WorkerService:
                 idle_s = max(0.0, came - max(self._last_end_unix_s, self._work_since_unix_s))
                 self._last_end_unix_s = ended
             finished = core.finish(done, started_unix_s=began, ended_unix_s=ended, exec_s=exec_s, idle_s=idle_s)
+            if turn.work:
+                self._metrics.ran(turn, done, exec_s, idle_s)
+            self._metrics.holds(core.held, len(turn.work), core.free_blocks)
             if not core.held:
                 self._plan_came_unix_s.clear()
             self._acks_since_snapshot += 1
@@ -341,7 +358,7 @@ class WorkerService:
             at_unix_s=self._clock.unix_s(),
             model=facts.model,
             engine=facts.engine,
-            profile=self._cfg.profile or facts.profile,
+            profile=self._cfg.profile or (facts.profile if self._fitted is None else self._fitted.name),
             pool=self._cfg.pool,
             kv_blocks=facts.kv_blocks,
             block_tokens=facts.block_tokens,
@@ -350,6 +367,7 @@ class WorkerService:
             epoch=self.core.epoch,
             ack_seq=self._published_ack_seq,
             draining=self._draining.is_set(),
+            fitted=self._fitted,
         )
 
 
@@ -375,13 +393,16 @@ async def serve(
     *,
     tracing: Tracing,
     rng: Random | None = None,
+    metrics: Registry | None = None,
+    fitted: ProfileFile | None = None,
 ) -> None:
-    """Incarnation after incarnation, until stopped."""
+    """Incarnation after incarnation, until stopped; each announces `fitted`, the profile measured of the engine, if there is one."""
     rng = rng or Random(secrets.randbits(64))
+    counted = WorkerMetrics(metrics or Registry(), engine.facts, fitted)
     subjects.check_id(cfg.replica, "replica")
     while not stop.is_set():
         await refuse_a_twin(bus, ReplicaId(cfg.replica))
-        service = WorkerService(cfg, bus, clock, engine, tokenizer, runner, tracing, rng)
+        service = WorkerService(cfg, bus, clock, engine, tokenizer, runner, tracing, rng, counted, fitted)
         try:
             await service.run(stop)
         except FencedError as fenced:

@@ -57,6 +57,10 @@ class Speaker:
         text, voice.owed = voice.owed, ""
         return text + voice.finish()
 
+    def piece(self, token: int) -> bytes:
+        """The bytes of one token by itself, special ones by their name."""
+        return self._tokenizer.piece(token)
+
     def close(self, slot: Slot) -> None:
         del self._voices[slot]
 

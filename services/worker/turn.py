@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 
-from services.worker.engine import Engine, Load, Work
+from services.worker.engine import Engine, Likely, Load, Work
 from services.worker.speaker import Speaker
 from shared.columns import unpack_list
 from shared.policy.turn import Turn, TurnDone, TurnWork
+from shared.schemas import Likelihood, TokenLogprob
 from shared.vocabulary import FinishReason, Slot
 
 
@@ -25,8 +26,16 @@ def take_turn(engine: Engine, speaker: Speaker, turn: Turn) -> tuple[list[TurnDo
     done = []
     for work, did in zip(turn.work, outcome.done, strict=True):
         tokens, text, finish = _end(speaker, work, did.tokens)
-        done.append(TurnDone(did.computed, tokens, text, finish, did.drafted))
+        logprobs = [_told(speaker, *known) for known in zip(tokens, did.logprobs, strict=False)]  # an end may have cut the tokens
+        done.append(TurnDone(did.computed, tokens, text, finish, did.drafted, logprobs))
     return done, outcome.exec_s
+
+
+def _told(speaker: Speaker, token: int, likely: Likely) -> TokenLogprob:
+    def named(token: int, logprob: float) -> Likelihood:
+        return Likelihood(token, speaker.piece(token), logprob)
+
+    return TokenLogprob(named(token, likely.logprob), [named(*other) for other in likely.top])
 
 
 def _end(speaker: Speaker, work: TurnWork, tokens: Sequence[int]) -> tuple[Sequence[int], str, FinishReason | None]:

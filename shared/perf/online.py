@@ -1,12 +1,17 @@
 """A profile that follows the machine it runs on."""
 
 from enum import IntEnum
+from math import exp, log
 
 from shared.perf.profile import Profile
 from shared.perf.shape import BatchShape
 
-WEIGHT = 0.05  # of one observation once settled: forgets with about 20 iterations, half a second of them
-LOWEST, HIGHEST = 0.25, 4.0  # bounds of a ratio, and of what one observation may claim: a stalled iteration is not a slower machine
+MEMORIES = (0.05, 0.15, 0.4)  # weights of one observation: of the last 20 or so, 7, and 2 or 3
+JUDGED = 0.1  # weight of one observation in what a memory was wrong by
+APART = 0.02  # weight of one observation in how regimes differ, once settled: that is the profile's fault, and stays
+SMOOTHED = 0.05  # weight of one observation in scatter and in the exported errors
+LOWEST, HIGHEST = 1 / 16, 16.0  # bounds of a ratio: an idle core shared with six others is that slow
+FARTHEST = log(2.0)  # one observation claims no more than a factor of 2: a stalled iteration is not a slower machine
 MARGIN_HIGHEST = 0.1  # of the ratio; policies have safety factors of their own
 JUST_UNDER = 1 - 1e-12  # so that a budget divided and multiplied again by the same factor still fits
 
@@ -23,46 +28,56 @@ class Regime(IntEnum):
         return Regime.MIXED if shape.decodes else Regime.PREFILL_ONLY
 
 
-class Ratio:
-    """measured / predicted, smoothed, with its mean absolute relative deviation.
+class Speed:
+    """The logarithm of measured / predicted for any iteration, remembered for long, for shorter and for very short.
 
-    gamma = w * measured/predicted + (1 - w) * gamma, clipped to [0.25, 4]. Source: [sola] Eq. 5.
-    Deviation: w begins at 1/2 and falls to WEIGHT as 1/(n+1), so that a file made for another machine is corrected within seconds.
+    Whichever memory was least wrong lately is believed: in peace the long one, since it scatters least; when another process
+    comes or goes, within a few iterations, the short one. Source: [sola] Eq. 5 for one memory; deviation: logarithms, and three.
     """
 
-    __slots__ = ("deviation", "gamma", "seen")
+    __slots__ = ("_logs", "_seen", "_wrong", "log")
 
-    def __init__(self, gamma: float = 1.0) -> None:
-        self.gamma, self.deviation, self.seen = gamma, 0.0, 0
+    def __init__(self) -> None:
+        self._logs = [0.0] * len(MEMORIES)
+        self._wrong = [0.0] * len(MEMORIES)
+        self._seen = 0
+        self.log = 0.0  # as believed
 
-    def observe(self, ratio: float) -> None:
-        clipped = min(max(ratio, LOWEST), HIGHEST)
-        self.seen += 1
-        weight = max(WEIGHT, 1 / (self.seen + 1))
-        self.gamma += weight * (clipped - self.gamma)
-        # Against the new gamma: while it is still moving, the distance it has to go is not scatter.
-        self.deviation += weight * (abs(clipped / self.gamma - 1) - self.deviation)
+    def observe(self, value: float) -> None:
+        self._seen += 1
+        for i, weight in enumerate(MEMORIES):
+            off = _within(value - self._logs[i])
+            self._wrong[i] += JUDGED * (abs(off) - self._wrong[i])
+            # The first weigh 1/2, 1/3, ...: a file made for another machine is corrected within seconds.
+            self._logs[i] += max(weight, 1 / (self._seen + 1)) * off
+        self.log = self._logs[self._wrong.index(min(self._wrong))]
 
-    @property
-    def factor(self) -> float:
-        """What to multiply a prediction by: the ratio, leaning up by its own scatter."""
-        return self.gamma * (1 + min(self.deviation, MARGIN_HIGHEST))
+    def shift(self, by: float) -> None:
+        self._logs = [known + by for known in self._logs]
+        self.log += by
 
 
 class Corrected:
-    """A profile scaled by what was measured, per regime; itself a Profile. One planner core owns it, and it alone calls `observe`.
+    """A profile scaled by what was measured; itself a Profile. One planner core owns it, and it alone calls `observe`.
 
-    A regime not yet seen takes the ratio over all iterations. Deterministic: the same observations give the same predictions.
+    What slows the machine slows all iterations, so one ratio is shared and follows fast; how regimes stand to each other is learned
+    slowly beside it, and is 1 on average over the iterations, so that a regime not yet seen takes what the others have.
+    Predictions lean up by the regime's scatter. Deterministic: the same observations give the same predictions.
     Regimes may have drifted apart, so a mixed batch is never predicted faster than its decodes alone or its prefills alone:
     without that, adding a chunk could make a prediction fall, and the inverse would not be defined.
     """
 
     def __init__(self, base: Profile) -> None:
         self._base = base
-        self._all = Ratio()
-        self._ratios: list[Ratio | None] = [None, None, None]
+        self._speed = Speed()
+        self._apart = [0.0, 0.0, 0.0]  # logarithms
+        self._seen = [0, 0, 0]
+        self._share = [0.0, 0.0, 0.0]  # of late iterations
+        self._scatter = [0.0, 0.0, 0.0]  # mean absolute deviation from the ratio
+        self._gammas = (1.0, 1.0, 1.0)
         self._factors = (1.0, 1.0, 1.0)
         self._residual: float | None = None
+        self._measured_s = self._missing_s = 0.0
 
     @property
     def name(self) -> str:
@@ -70,30 +85,61 @@ class Corrected:
 
     @property
     def residual(self) -> float:
-        """|measured - predicted| / measured after correction, smoothed; 0 before the first observation. A metric."""
+        """|measured - predicted| / measured, smoothed; 0 before the first observation. A metric.
+
+        Of the prediction without its margin: to lean up is what policies are owed, and no error.
+        """
         return 0.0 if self._residual is None else self._residual
+
+    @property
+    def bias(self) -> float:
+        """(measured - predicted) / measured of late iterations taken together: 0 where errors are only scatter. A metric."""
+        return self._missing_s / self._measured_s if self._measured_s else 0.0
 
     @property
     def gammas(self) -> tuple[float, float, float]:
         """The ratio now used for decode-only, mixed and prefill-only iterations, without the margin. A metric."""
-        decode, mixed, prefill = (ratio or self._all for ratio in self._ratios)
-        return decode.gamma, mixed.gamma, prefill.gamma
+        return self._gammas
 
     def observe(self, shape: BatchShape, exec_s: float) -> None:
         """Learn that an iteration of this shape took `exec_s`. An empty shape, or no time, teaches nothing."""
         base_s = self._base.batch_s(shape)
         if base_s <= 0 or not 0 < exec_s < float("inf"):
             return
-        off = abs(exec_s - self.batch_s(shape)) / exec_s
-        self._residual = off if self._residual is None else self._residual + WEIGHT * (off - self._residual)
         regime = Regime.of(shape)
-        ratio = self._ratios[regime]
-        if ratio is None:
-            ratio = self._ratios[regime] = Ratio(self._all.gamma)
-        ratio.observe(exec_s / base_s)
-        self._all.observe(exec_s / base_s)
-        decode, mixed, prefill = (known or self._all for known in self._ratios)
-        self._factors = (decode.factor, mixed.factor, prefill.factor)
+        self._judge(exec_s, self._gammas[regime] * base_s)
+        value = log(min(max(exec_s / base_s, LOWEST), HIGHEST))
+        self._speed.observe(value - self._apart[regime])
+        self._tell_apart(regime, value)
+        self._gammas = self._each([min(max(exp(self._speed.log + apart), LOWEST), HIGHEST) for apart in self._apart])
+        # Against the new ratio: while it is still moving, the distance it has to go is not scatter.
+        weight = max(SMOOTHED, 1 / (self._seen[regime] + 1))
+        self._scatter[regime] += weight * (abs(exp(value) / self._gammas[regime] - 1) - self._scatter[regime])
+        overall = sum(share * scatter for share, scatter in zip(self._share, self._scatter, strict=True))
+        scatter = [known if seen else overall for known, seen in zip(self._scatter, self._seen, strict=True)]
+        self._factors = self._each([g * (1 + min(off, MARGIN_HIGHEST)) for g, off in zip(self._gammas, scatter, strict=True)])
+
+    def _judge(self, exec_s: float, predicted_s: float) -> None:
+        off = abs(exec_s - predicted_s) / exec_s
+        self._residual = off if self._residual is None else self._residual + SMOOTHED * (off - self._residual)
+        self._measured_s += SMOOTHED * (exec_s - self._measured_s)
+        self._missing_s += SMOOTHED * (exec_s - predicted_s - self._missing_s)
+
+    def _tell_apart(self, regime: Regime, value: float) -> None:
+        """Move the regime's own part, then hand to the shared ratio what all of them have in common."""
+        self._seen[regime] += 1
+        off = _within(value - self._apart[regime] - self._speed.log)
+        self._apart[regime] += max(APART, 1 / (self._seen[regime] + 2)) * off
+        weight = max(APART, 1 / sum(self._seen))
+        self._share = [share + weight * ((i == regime) - share) for i, share in enumerate(self._share)]
+        common = sum(share * apart for share, apart in zip(self._share, self._apart, strict=True))
+        self._apart = [apart - common if seen else 0.0 for apart, seen in zip(self._apart, self._seen, strict=True)]
+        self._speed.shift(common)
+
+    @staticmethod
+    def _each(values: list[float]) -> tuple[float, float, float]:
+        decode, mixed, prefill = values
+        return decode, mixed, prefill
 
     def batch_s(self, shape: BatchShape) -> float:
         decode, mixed, prefill = self._factors
@@ -128,3 +174,7 @@ def _decodes(shape: BatchShape) -> BatchShape:
 
 def _prefills(shape: BatchShape) -> BatchShape:
     return BatchShape(*shape[:5])
+
+
+def _within(off: float) -> float:
+    return min(max(off, -FARTHEST), FARTHEST)

@@ -39,7 +39,7 @@ class ProfileFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     model: NonEmpty
     tensor_parallel: Annotated[int, Meta(ge=1)]
     kv_capacity_tokens: Annotated[int, Meta(ge=1)]
-    kv_bytes_per_token: Annotated[int, Meta(ge=1)]
+    kv_bytes_per_token: Annotated[int, Meta(ge=0)]  # 0: not stated
     overhead_s: Annotated[float, Meta(ge=0)]  # per iteration, on top of what the form gives
     error: FitError
     provenance: NonEmpty

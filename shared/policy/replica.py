@@ -141,6 +141,16 @@ class ReplicaCore:
         """The corrected profile's relative error, smoothed."""
         return self._profile.residual
 
+    @property
+    def bias(self) -> float:
+        """(measured - predicted) / measured of late iterations taken together."""
+        return self._profile.bias
+
+    @property
+    def gammas(self) -> tuple[float, float, float]:
+        """measured / base profile as now used for decode-only, mixed and prefill-only iterations."""
+        return self._profile.gammas
+
     def wake_at_unix_s(self) -> float | None:
         if not self._synced:
             return None

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from shared.schemas import AttemptOver, BatchPlan, Delta, PlanAck, Resume, Sampling, Selection, Status
+from shared.schemas import AttemptOver, BatchPlan, Delta, PlanAck, Resume, Sampling, Selection, Status, TokenLogprob
 from shared.vocabulary import FinishReason
 
 
@@ -43,13 +43,14 @@ class Turn(NamedTuple):
 
 
 class TurnDone(NamedTuple):
-    """What one work entry did. `text` is final text; `finish` if its output ended here."""
+    """What one work entry did. `text` is final text; `finish` if its output ended here; `logprobs` along `tokens`, or empty."""
 
     computed: int
     tokens: Sequence[int]
     text: str
     finish: FinishReason | None
     drafted: int = 0
+    logprobs: Sequence[TokenLogprob] = ()
 
 
 class Outgoing(NamedTuple):

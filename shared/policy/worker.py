@@ -13,6 +13,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from shared.columns import pack, unpack_list
+from shared.policy.snapshot_pages import pages
 from shared.policy.turn import Finished, Outgoing, Turn, TurnDone, TurnLoad, TurnWork
 from shared.schemas import (
     AttemptOver,
@@ -33,11 +34,11 @@ from shared.schemas import (
     Snapshot,
     SnapshotEntry,
     Status,
+    TokenLogprob,
 )
 from shared.vocabulary import FinishReason, Measure, ReplicaId, RequestKey, ServiceClass
 
 TOMBSTONES = 4096  # withdrawn or cancelled requests remembered, so that a late hold is refused
-SNAPSHOT_PAGE_TOKENS = 200_000  # a page stays well under max_payload
 
 
 @dataclass(slots=True)
@@ -54,6 +55,7 @@ class _Request:
     relegated: bool
     seed: int
     stops: frozenset[int]
+    logprobs: list[TokenLogprob]  # along `tokens`, if asked for
     computed: int = 0
     drafted: int = 0  # positions filled in the draft model's KV
     loaded: bool = False
@@ -179,6 +181,7 @@ class WorkerCore:
             relegated=record.relegated,
             seed=sampling.seed if sampling.seed is not None else _seed(record.key),
             stops=frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else self._eos),
+            logprobs=list(resume.logprobs),
         )
         self._slot_of[hold.key] = hold.slot
         self._new_holds.append(Held(slot=hold.slot, key=hold.key, attempt=hold.attempt, offset=len(tokens), text_offset=len(resume.text)))
@@ -397,6 +400,8 @@ class WorkerCore:
         emitted: list[int] = []
         tokens: list[int] = []
         texts: list[str] = []
+        logprobs: list[TokenLogprob] = []
+        logprob_slots: list[int] = []
         drafted: list[int] = []
         ended: list[tuple[int, str]] = []
         outgoing: list[Outgoing] = []
@@ -416,6 +421,9 @@ class WorkerCore:
             if did.tokens or did.finish is not None:
                 tokens.extend(did.tokens)
                 texts.append(did.text)
+                if did.logprobs:
+                    logprobs.extend(did.logprobs)
+                    logprob_slots.append(entry.slot)
                 outgoing.append(
                     Outgoing(
                         record.stream_subject,
@@ -427,11 +435,13 @@ class WorkerCore:
                             text=did.text,
                             text_offset=len(request.text),
                             finish_reason=did.finish,
+                            logprobs=list(did.logprobs),
                         ),
                     )
                 )
                 request.tokens.extend(did.tokens)
                 request.text += did.text
+                request.logprobs.extend(did.logprobs)
                 request.measure = request.measure.emit(len(did.tokens), ended_unix_s, record.slo)
                 if did.finish is not None:
                     self._ending.discard(entry.slot)
@@ -456,6 +466,8 @@ class WorkerCore:
             emitted=pack(emitted),
             tokens=pack(tokens),
             texts=texts,
+            logprobs=logprobs,
+            logprob_slots=pack(logprob_slots),
             ended=ended,
             held=holds,
             preempted=b"" if plan is None else plan.preempted,
@@ -497,7 +509,7 @@ class WorkerCore:
             why=why,
             relegated=request.relegated or why == "relegated",
             service_class=request.service_class,
-            resume=Resume(tokens=pack(request.tokens), text=request.text, measure=request.measure),
+            resume=Resume(tokens=pack(request.tokens), text=request.text, measure=request.measure, logprobs=request.logprobs),
             message=request.message,
         )
         self._unsettled[record.key, record.attempt] = over
@@ -512,8 +524,7 @@ class WorkerCore:
 
     def snapshots(self) -> list[Snapshot]:
         """All that must outlive a trim of the log, in pages. Called right after an ack was built, so nothing is half said."""
-        pages: list[list[SnapshotEntry]] = [[]]
-        size = 0
+        entries = []
         for request in self._requests.values():
             if any(h.key == request.record.key for h in self._new_holds):
                 continue
@@ -526,15 +537,10 @@ class WorkerCore:
                 measure=request.measure,
                 service_class=request.service_class,
                 relegated=request.relegated,
+                logprobs=list(request.logprobs),
             )
-            size += len(request.tokens) + 16
-            if size > SNAPSHOT_PAGE_TOKENS:
-                pages.append([])
-                size = 0
-            pages[-1].append(entry)
-        return [Snapshot(incarnation=self.incarnation, entries=page, overs=[]) for page in pages[:-1]] + [
-            Snapshot(incarnation=self.incarnation, entries=pages[-1], overs=self.unsettled)
-        ]
+            entries.append(entry)
+        return pages(self.incarnation, entries, self.unsettled)
 
     def _offer(self, request: _Request) -> Offer:
         record = request.record

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 import msgspec
 import structlog
@@ -9,7 +10,7 @@ import structlog
 from shared.bus.api import Bus
 from shared.columns import pack, unpack_list
 from shared.errors import PeerError
-from shared.schemas import AttemptOver, Fenced, LogEntry, PlanAck, Record, Registered, Resume, Snapshot
+from shared.schemas import AttemptOver, Fenced, LogEntry, PlanAck, Record, Registered, Resume, Snapshot, TokenLogprob
 from shared.subjects import ack_log
 from shared.vocabulary import FinishReason, Measure, ReplicaId, RequestKey, ServiceClass
 
@@ -56,6 +57,7 @@ class Story:
     over: AttemptOver | None = None
     relegated: bool = False  # ever
     best_effort: bool = False  # at the end of the story
+    logprobs: list[TokenLogprob] = field(default_factory=list)  # along `tokens`, or empty
 
     def resume(self, record: Record) -> Resume:
         """What the next attempt goes on from: the record's own resume with this attempt's tokens after it."""
@@ -66,7 +68,11 @@ class Story:
         for n, at_unix_s in self.emissions:
             measure = measure.emit(n, at_unix_s, record.slo)
         tokens = unpack_list(before.tokens)[: self.offset] + self.tokens
-        return Resume(tokens=pack(tokens), text=before.text[: self.text_offset] + self.text, measure=measure)
+        text = before.text[: self.text_offset] + self.text
+        logprobs = before.logprobs[: self.offset] + self.logprobs
+        if len(logprobs) != len(tokens):  # an engine on the way had none to give
+            logprobs = []
+        return Resume(tokens=pack(tokens), text=text, measure=measure, logprobs=logprobs)
 
 
 Stories = dict[tuple[RequestKey, int, str], Story]  # by key, attempt and incarnation
@@ -87,11 +93,13 @@ def fold(entries: Sequence[LogEntry]) -> Stories:
                     held = kept.held
                     story = Story(entry.incarnation, held.offset, held.text_offset, unpack_list(kept.tokens), kept.text, kept.measure)
                     story.relegated, story.best_effort = kept.relegated, kept.service_class is ServiceClass.BEST_EFFORT
+                    story.logprobs = list(kept.logprobs)
                     stories[held.key, held.attempt, entry.incarnation] = at_slot[held.slot] = story
                 for over in entry.overs:
                     made, at = over.resume, (over.key, over.attempt, entry.incarnation)
                     stories[at] = Story(entry.incarnation, 0, 0, unpack_list(made.tokens), made.text, made.measure, [], over.why, over)
                     stories[at].relegated = over.relegated
+                    stories[at].logprobs = list(made.logprobs)
                     stories[at].best_effort = over.service_class is ServiceClass.BEST_EFFORT
             case PlanAck():
                 try:
@@ -113,14 +121,17 @@ def _feed(ack: PlanAck, stories: Stories, at_slot: dict[int, Story]) -> None:
             at_slot[slot].best_effort = False
     ended = dict(ack.ended)
     tokens, texts, at = unpack_list(ack.tokens), iter(ack.texts), 0
+    logprobs, with_logprobs = iter(ack.logprobs), frozenset(unpack_list(ack.logprob_slots))
     for slot, n in zip(unpack_list(ack.slots), unpack_list(ack.emitted), strict=True):
         if not n and ended.get(slot) not in _OWN_ENDS:
             continue
         text = next(texts, "")
+        likely = list(islice(logprobs, n)) if slot in with_logprobs else []
         told = at_slot.get(slot)
         if told is not None:  # else its hold was in an entry that could not be read
             told.tokens += tokens[at : at + n]
             told.text += text
+            told.logprobs += likely
             told.emissions.append((n, ack.ended_unix_s))
         at += n
     for slot, why in ack.ended:

@@ -53,7 +53,6 @@ class Ending:
         if verdict.ttft_s is not None:
             self._ttft.labels(record.tier).observe(verdict.ttft_s)
         attributes: dict[str, AttributeValue] = {
-            names.OPERATION: "text_completion",
             names.PROVIDER: names.PROVIDER_NAME,
             names.INPUT_TOKENS: verdict.prompt_tokens,
             names.OUTPUT_TOKENS: verdict.output_tokens,

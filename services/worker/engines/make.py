@@ -6,6 +6,7 @@ from services.worker.config import WorkerConfig
 from services.worker.engine import Engine, EngineFacts
 from services.worker.engines.sim import SimEngine
 from shared.errors import ConfigError
+from shared.models import store as models
 from shared.perf import store as profiles
 from shared.text import Tokenizer
 
@@ -21,20 +22,22 @@ def make(cfg: WorkerConfig) -> tuple[Engine, Tokenizer]:
         profile = profiles.load(cfg.profile or SIM_PROFILE)
         return SimEngine(sim_facts(cfg, tokenizer), profile, wait=time.sleep, clock=time.monotonic, pace=cfg.pace), tokenizer
     if cfg.engine == "torch":
-        if not cfg.model:
-            raise ConfigError("the torch engine needs SLACKLINE_WORKER_MODEL, the folder of a model in Hugging Face format")
+        folder = models.folder(cfg.model or models.DEFAULT)
+        if cfg.profile:
+            profiles.read(cfg.profile)  # planners will: better said here
         try:
             from services.worker.engines.torch import TorchEngine
         except ImportError as error:
             raise ConfigError("the torch engine needs torch and transformers: pip install 'slackline[torch]'") from error
         engine = TorchEngine(
-            cfg.model,
+            folder,
             profile=cfg.profile or TORCH_PROFILE,
             kv_blocks=cfg.kv_blocks or TORCH_KV_BLOCKS,
             block_tokens=cfg.block_tokens,
             max_slots=cfg.max_slots,
+            dtype=cfg.dtype or None,
         )
-        return engine, Tokenizer.load(cfg.model)
+        return engine, Tokenizer.load(folder)
     raise ConfigError(f"unknown engine {cfg.engine!r}: sim or torch")
 
 

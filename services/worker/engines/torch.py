@@ -1,5 +1,7 @@
-"""A real model in Hugging Face format, on CPU (float32) or CUDA (bfloat16): paged KV, ragged mixed batches, chunked prefill.
+"""A real model in Hugging Face format: paged KV, ragged mixed batches, chunked prefill.
 
+On a CPU in float32, whose tokens are transformers' own; `dtype="bfloat16"` halves the weights and is several times
+faster at prefill where the processor multiplies bfloat16 in hardware, and slower at single decodes. On CUDA in bfloat16.
 It has no draft model: of a speculating entry the root alone is verified.
 """
 
@@ -8,15 +10,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
-from transformers.utils.logging import disable_progress_bar
 
-from services.worker.engine import Done, EngineFacts, EngineState, Load, Outcome, Work
+from services.worker.engine import Done, EngineFacts, EngineState, Likely, Load, Outcome, Work
 from services.worker.engines import paged
-from services.worker.engines.sampling import Draw, choose
+from services.worker.engines.attention import Piece
+from services.worker.engines.model import PagedModel
+from services.worker.engines.sampling import Draw, choose, likelihoods
 from shared.errors import ConfigError
 from shared.schemas import Sampling, Selection
 from shared.text import Tokenizer
@@ -26,7 +27,7 @@ from shared.vocabulary import Slot
 @dataclass(slots=True)
 class _Slot:
     tokens: list[int]  # prompt and generated
-    blocks: list[int]
+    place: paged.Place
     sampling: Sampling
     seed: int
     computed: int = 0
@@ -35,7 +36,8 @@ class _Slot:
 class TorchEngine:
     """Implements services.worker.engine.Engine. Raises ConfigError for a folder that holds no model it can run.
 
-    `profile` names the profile announced with it. Threads: OMP_NUM_THREADS, 1 without it (more than cores is far slower).
+    `profile` names the profile announced with it. `dtype`: float32 or bfloat16; None, the device's default.
+    Threads: OMP_NUM_THREADS, 1 without it (more than cores is far slower).
     """
 
     def __init__(
@@ -47,29 +49,28 @@ class TorchEngine:
         block_tokens: int = 16,
         max_slots: int = 256,
         device: str | None = None,
+        dtype: str | None = None,
         model_name: str | None = None,
     ) -> None:
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-        self._device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        self._model: Any = _load_model(Path(folder), self._device)  # transformers' classes are not typed
-        config = self._model.config.get_text_config()
-        if not hasattr(config, "max_position_embeddings"):
-            raise ConfigError(f"the model in {folder} does not say how long its context is")
+        where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        kind = dtype or ("bfloat16" if where.type == "cuda" else "float32")
+        if kind not in ("float32", "bfloat16"):
+            raise ConfigError(f"the torch engine computes in float32 or bfloat16, not in {kind}")
+        self._model = PagedModel(Path(folder), where, getattr(torch, kind), kv_blocks * block_tokens)
         self._facts = EngineFacts(
             engine="torch",
             model=model_name or Path(folder).resolve().name,
             profile=profile,
             kv_blocks=kv_blocks,
             block_tokens=block_tokens,
-            context_tokens=min(config.max_position_embeddings, kv_blocks * block_tokens),
+            context_tokens=min(self._model.context_tokens, kv_blocks * block_tokens),
             max_slots=max_slots,
-            vocabulary=config.vocab_size,
+            vocabulary=self._model.vocabulary,
             eos_token_ids=Tokenizer.load(folder).eos_token_ids,
         )
         self._blocks = paged.Blocks(kv_blocks, block_tokens)
-        self._pool = paged.Pool(kv_blocks, block_tokens)
         self._slots: dict[Slot, _Slot] = {}
-        self._warm_up()
 
     @property
     def facts(self) -> EngineFacts:
@@ -79,18 +80,19 @@ class TorchEngine:
         assert load.slot not in self._slots, f"slot {load.slot} is loaded already"
         assert len(self._slots) < self._facts.max_slots, "no slot is free"
         assert 0 <= load.generated < len(load.tokens) <= self._facts.context_tokens, f"slot {load.slot}: impossible length"
-        self._slots[load.slot] = _Slot(list(load.tokens), [], load.sampling, load.seed)
+        wanted = min(len(load.tokens) - load.generated + load.sampling.max_tokens, self._facts.context_tokens)
+        self._slots[load.slot] = _Slot(list(load.tokens), paged.Place(self._facts.block_tokens, wanted), load.sampling, load.seed)
 
     def execute(self, work: Sequence[Work], selection: Selection | None) -> Outcome:
         began_s = time.monotonic()
         assert len({entry.slot for entry in work}) == len(work), "a slot may be in a batch once"
         ids: list[int] = []
-        positions: list[int] = []
-        pieces: list[paged.Piece] = []
+        pieces: list[Piece] = []
+        states: list[_Slot] = []
         ends: list[int] = []  # rows of the packed batch whose logits are wanted
-        draws: list[Draw] = []
+        emitting: list[int] = []  # entries of the work they belong to
         done: list[Done] = []
-        for slot, asked, emits in work:
+        for n, (slot, asked, emits) in enumerate(work):
             state = self._slots[slot]
             left = len(state.tokens) - state.computed
             new = min(asked, left) if selection is not None else asked
@@ -98,26 +100,26 @@ class TorchEngine:
             assert emits == (new == left), f"slot {slot}: emits is {emits} with {left} tokens left"
             end = state.computed + new
             assert end <= self._facts.context_tokens, "over the context"
-            self._blocks.grow(state.blocks, end)
+            self._blocks.grow(state.place, end)
             ids += state.tokens[state.computed : end]
-            positions += range(state.computed, end)
-            pieces.append(paged.Piece(state.computed, new, state.blocks))
+            pieces.append(Piece(state.computed, new, state.place))
+            states.append(state)
             state.computed = end
             if emits:
                 ends.append(len(ids) - 1)
-                draws.append(Draw(state.sampling, state.seed, end))
+                emitting.append(n)
             done.append(Done(new, ()))
         if work:
-            tokens = iter(self._forward(ids, positions, pieces, ends, draws))
-            for n, entry in enumerate(work):
-                if entry.emits:
-                    token = next(tokens)
-                    self._slots[entry.slot].tokens.append(token)
-                    done[n] = Done(done[n].computed, (token,))
+            logits = self._model.logits(ids, pieces, ends)
+            if ends:
+                told = self._choose(logits, [states[n] for n in emitting])
+                for n, (token, known) in zip(emitting, told, strict=True):
+                    states[n].tokens.append(token)
+                    done[n] = Done(done[n].computed, (token,), 0, known)
         return Outcome(done, time.monotonic() - began_s)
 
     def release(self, slot: Slot) -> None:
-        self._blocks.release(self._slots.pop(slot).blocks)
+        self._blocks.release(self._slots.pop(slot).place)
 
     def snapshot(self) -> EngineState:
         return EngineState(self._blocks.free, list(self._slots))
@@ -126,39 +128,16 @@ class TorchEngine:
         for slot in list(self._slots):
             self.release(slot)
 
-    def _forward(
-        self, ids: Sequence[int], positions: Sequence[int], pieces: Sequence[paged.Piece], ends: Sequence[int], draws: Sequence[Draw]
-    ) -> list[int]:
-        """The tokens chosen at `ends`. Position n of a request draws from (seed, n), n counting prompt and output from 0."""
+    @staticmethod
+    def _choose(logits: torch.Tensor, states: Sequence[_Slot]) -> list[tuple[int, tuple[Likely, ...]]]:
+        """A token for each, and its likelihood where asked. Position n of a request draws from (seed, n), n counting from its first."""
         with torch.inference_mode():
-            out = self._model(
-                input_ids=torch.tensor([ids], device=self._device),
-                position_ids=torch.tensor([positions], device=self._device),
-                use_cache=False,
-                logits_to_keep=torch.tensor(ends, dtype=torch.long, device=self._device),
-                slackline_batch=paged.Batch(self._pool, pieces, self._device),
-            )
-            return choose(out.logits[0], draws) if ends else []
-
-    def _warm_up(self) -> None:
-        """One token through the model, so that one that cannot run here fails at the start and not at the first request."""
-        self.load(Load(Slot(0), [0], 0, Sampling(temperature=0.0), 0))
-        self.execute([Work(Slot(0), 1, True)], None)
-        self.release(Slot(0))
-        if not self._pool.used:
-            raise ConfigError("this model's attention cannot be replaced, so its KV cannot be paged")
-
-
-def _load_model(folder: Path, device: torch.device) -> Any:
-    paged.register()
-    disable_progress_bar()  # a service's output is its log
-    try:
-        model = AutoModelForCausalLM.from_pretrained(
-            folder,
-            local_files_only=True,
-            dtype=torch.bfloat16 if device.type == "cuda" else torch.float32,
-            attn_implementation=paged.NAME,
-        )
-    except (OSError, ValueError, KeyError) as error:
-        raise ConfigError(f"no model that transformers can load in {folder}: {error}") from error
-    return model.to(device).eval()
+            tokens = choose(logits, [Draw(state.sampling, state.seed, state.computed) for state in states])
+            told: list[tuple[Likely, ...]] = [()] * len(states)
+            rows = [row for row, state in enumerate(states) if state.sampling.logprobs is not None]
+            if rows:
+                tops = [states[row].sampling.logprobs or 0 for row in rows]
+                known = likelihoods(logits[rows], [tokens[row] for row in rows], tops)
+                for row, likely in zip(rows, known, strict=True):
+                    told[row] = (likely,)
+            return list(zip(tokens, told, strict=True))

@@ -1,4 +1,4 @@
-"""A small Llama with random weights in Hugging Face format, made on the spot: `python -m services.worker.engines.random_llama FOLDER`.
+"""A small Llama with random weights in Hugging Face format, made on the spot.
 
 2.9 M parameters, stored as bfloat16 (6 MB), with the built-in byte-level tokenizer. Random weights would say garbage bytes,
 so three hidden dimensions are kept out of the network's reach (no layer writes to them): one-hot marks of the last token's
@@ -10,7 +10,6 @@ text depends on the whole context, as a real model's does, and reads like words.
 import json
 import math
 import os
-import sys
 import tempfile
 from pathlib import Path
 
@@ -129,7 +128,3 @@ def _log_odds(vocabulary: int, eos: int) -> torch.Tensor:
             if share > 0:
                 odds[tokens, last] = math.log(share / len(tokens))
     return odds
-
-
-if __name__ == "__main__":
-    print(make(sys.argv[1]))

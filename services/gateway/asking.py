@@ -1,0 +1,112 @@
+"""What every body that asks for text has in common, and how bodies are read.
+
+Fields that we do not implement are accepted with their neutral value only; a request is never served as something it did
+not ask for. `top_k`, `stop_token_ids`, `ignore_eos`, `return_token_ids` and `priority` are vLLM's.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, NamedTuple, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+
+from shared.errors import PeerError
+
+TokenId = Annotated[int, Meta(ge=0, lt=2**31)]
+ShortString = Annotated[str, Meta(max_length=128)]
+StopString = Annotated[str, Meta(min_length=1, max_length=256)]
+Tokens = Annotated[int, Meta(ge=1, le=1_000_000)]
+Alternatives = Annotated[int, Meta(ge=0, le=20)]  # likely tokens to tell with each token
+
+CHOICES_LIMIT = 16  # of one prompt
+
+
+class StreamOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None  # vLLM's: usage so far with every chunk, if usage is wanted at all
+    include_obfuscation: bool | None = None  # padding against eavesdroppers on packet sizes: none is sent, either way
+
+
+class Prompt(NamedTuple):
+    """Exactly one of them."""
+
+    text: str | None = None
+    token_ids: list[int] | None = None
+    messages: list[dict[str, Any]] | None = None
+
+
+class AskBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`null` is the default, as in OpenAI's API."""
+
+    model: ShortString | None = None
+    max_tokens: Tokens | None = None
+    max_completion_tokens: Tokens | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, lt=2**31)] | None = None  # vLLM's -1 is our 0: all
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    n: Annotated[int, Meta(ge=1, le=CHOICES_LIMIT)] | None = None
+    stop: StopString | Annotated[list[StopString], Meta(max_length=16)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Meta(max_length=64)] | None = None
+    ignore_eos: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool | None = None
+    user: ShortString | None = None
+    service_tier: Annotated[str, Meta(max_length=64)] | None = None
+    priority: Annotated[int, Meta(ge=-999, le=999)] | None = None
+    # With their neutral value only:
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    repetition_penalty: float | None = None
+    min_p: float | None = None
+    min_tokens: int | None = None
+    skip_special_tokens: bool | None = None
+
+    @property
+    def limit(self) -> int | None:
+        """The most tokens to make, under either name. Raises PeerError if they contradict each other."""
+        if self.max_tokens is None or self.max_completion_tokens is None:
+            return self.max_tokens or self.max_completion_tokens
+        if self.max_tokens != self.max_completion_tokens:
+            raise PeerError("max_tokens and max_completion_tokens differ: give one of them", param="max_completion_tokens")
+        return self.max_tokens
+
+    @property
+    def session(self) -> str:
+        """Requests of one session prefer one replica."""
+        return self.user or ""
+
+
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "frequency_penalty": (None, 0.0),
+    "presence_penalty": (None, 0.0),
+    "logit_bias": (None, {}),
+    "repetition_penalty": (None, 1.0),
+    "min_p": (None, 0.0),
+    "min_tokens": (None, 0),
+    "skip_special_tokens": (None, True),
+}
+FIELD_IN_ERROR = re.compile(r"\$\.([a-z_]+)|field `([^`]+)`")
+Body = TypeVar("Body", bound=AskBody)
+
+
+def read(decoder: msgspec.json.Decoder[Body], raw: bytes, neutral: Mapping[str, tuple[Any, ...]]) -> Body:
+    """A body whose fields named in `neutral` have one of the values given there.
+
+    Raises PeerError, naming the field where there is one.
+    """
+    try:
+        body = decoder.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as wrong:
+        # What they sent may be in it, at any length.
+        message = str(wrong)[:300]
+        found = FIELD_IN_ERROR.search(message)
+        raise PeerError(f"malformed body: {message}", param=found and (found[1] or found[2])) from None
+    for name, values in neutral.items():
+        if getattr(body, name) not in values:
+            accepted = msgspec.json.encode(values[-1]).decode()
+            raise PeerError(f"{name} is not supported, except as {accepted}", code="unsupported_parameter", param=name)
+    return body

@@ -1,0 +1,33 @@
+"""Several handles read as one, whichever has something first."""
+
+import asyncio
+from collections.abc import Sequence
+
+from shared.client import Handle
+from shared.schemas import StreamEvent
+
+
+class Merge:
+    """Reads handles in turns, so that none waits behind a chatty one. Nothing is queued here: who reads slowly, the handles know."""
+
+    def __init__(self, handles: Sequence[Handle]) -> None:
+        self._handles = handles
+        self._turn = 0
+        self._wake = asyncio.Event()
+        for handle in handles:
+            handle.wake = self._wake
+
+    async def next(self) -> tuple[int, StreamEvent]:
+        """The number of a handle, and its next event. May be cancelled and asked again. Raises what went wrong with any (a SlacklineError).
+
+        To be asked only while some handle has not given its End.
+        """
+        count = len(self._handles)
+        while True:
+            for step in range(count):
+                number = (self._turn + step) % count
+                if (event := self._handles[number].take()) is not None:
+                    self._turn = (number + 1) % count
+                    return number, event
+            self._wake.clear()
+            await self._wake.wait()

@@ -1,0 +1,66 @@
+"""Attention of a whole mixed batch, in place of the one that transformers' models bring along.
+
+One forward pass carries the batch as a single row of T packed tokens. Every layer writes their keys and values to the
+pool, then each sequence attends over its own positions there.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+from transformers import AttentionInterface
+from transformers.masking_utils import AttentionMaskInterface
+
+from services.worker.engines.paged import Place
+from shared.errors import ConfigError
+
+NAME = "slackline_paged"  # what `attn_implementation` is set to
+
+# attend(layer, query, key, value, scale): [1, heads or KV heads, T, size] each -> [1, T, heads, size].
+Attend = Callable[[int, Tensor, Tensor, Tensor, float | None], Tensor]
+
+
+class Piece(NamedTuple):
+    """`new` tokens of one sequence, standing on `cached` ones; `place` has room for both."""
+
+    cached: int
+    new: int
+    place: Place
+
+
+class Batch(Protocol):
+    """The layout of one forward pass, the same for every layer."""
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor: ...
+
+
+def _attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    _mask: Tensor | None,
+    *,
+    scaling: float | None = None,
+    slackline_attend: Attend | None = None,
+    **rest: Any,
+) -> tuple[Tensor, None]:
+    """Raises ConfigError for a model whose attention is not plain causal attention."""
+    unknown = [name for name in ("sliding_window", "softcap", "s_aux", "position_bias") if rest.get(name) is not None]
+    config: Any = module.config
+    if unknown == ["sliding_window"] and rest["sliding_window"] >= config.max_position_embeddings:
+        unknown = []  # a window that holds the whole context
+    if unknown or slackline_attend is None:
+        raise ConfigError(f"this engine computes plain causal attention; the model wants {unknown or 'another way of being called'}")
+    return slackline_attend(int(module.layer_idx), query, key, value, scaling), None  # type: ignore[arg-type]
+
+
+def _no_mask(*_: object, **__: object) -> None:
+    """The batch's layout says who sees whom."""
+
+
+def register() -> None:
+    """Make NAME known to transformers; harmless when repeated."""
+    AttentionInterface.register(NAME, _attention)
+    AttentionMaskInterface.register(NAME, _no_mask)

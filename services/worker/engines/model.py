@@ -1,0 +1,154 @@
+"""A transformers model over a paged pool of keys and values: tokens of many sequences in, logits of the rows wanted out."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import structlog
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+from transformers.utils.logging import disable_progress_bar
+
+from services.worker.engines import attention, flat
+from services.worker.engines.attention import Batch, Piece
+from services.worker.engines.attention_gathered import GatheredBatch
+from services.worker.engines.attention_in_place import InPlaceBatch, sparse_works
+from services.worker.engines.paged import Blocks, Place, Pool
+from shared.errors import ConfigError
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger()
+
+_STRETCHED = {"dynamic", "longrope"}  # kinds of rotary positions
+_PROOF_TOKENS = 13  # computed once by transformers alone and once in pieces by us
+
+
+class PagedModel:
+    """Raises ConfigError for a folder that holds no model, or one whose tokens would not be its own here."""
+
+    def __init__(self, folder: Path, device: torch.device, dtype: torch.dtype, positions: int) -> None:
+        """`positions`: of the pool, over all sequences."""
+        self._device = device
+        self._positions = positions
+        self._model: Any = _load(folder, device, dtype)  # transformers' classes are not typed
+        config = self._model.config.get_text_config()
+        if not hasattr(config, "max_position_embeddings"):
+            raise ConfigError(f"the model in {folder} does not say how long its context is")
+        self.context_tokens = int(config.max_position_embeddings)
+        self.vocabulary = int(config.vocab_size)
+        self._batch: Batch | None = None
+        self._attend: attention.Attend = self._attend_in_batch
+        self._forward: flat.Forward = self._plain
+        self._pool = Pool(positions)
+        self._in_place = False
+        self._sparse = device.type == "cpu" and sparse_works(dtype)
+        self._settle(folder)
+
+    def logits(self, ids: Sequence[int], pieces: Sequence[Piece], rows: Sequence[int]) -> Tensor:
+        """[rows, vocabulary]. `ids` are the pieces' new tokens, one piece after the other; `rows` count in them."""
+        if self._in_place:
+            self._batch = InPlaceBatch(self._pool, pieces, self._positions, self._sparse)
+        else:
+            self._batch = GatheredBatch(self._pool, pieces, self._device)
+        positions = np.concatenate([np.arange(cached, cached + new) for cached, new, _ in pieces])
+        with torch.inference_mode():
+            out = self._forward(
+                torch.tensor([ids], device=self._device),
+                torch.from_numpy(positions)[None].to(self._device),
+                torch.tensor(rows, dtype=torch.long, device=self._device),
+            )
+        self._batch = None
+        return out[0]
+
+    def _plain(self, ids: Tensor, positions: Tensor, rows: Tensor) -> Tensor:
+        out = self._model(input_ids=ids, position_ids=positions, use_cache=False, logits_to_keep=rows, slackline_attend=self._attend)
+        return out.logits  # type: ignore[no-any-return]
+
+    def _attend_in_batch(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
+        assert self._batch is not None, "attention outside of a pass"
+        return self._batch.attend(layer, query, key, value, scale)
+
+    def _settle(self, folder: Path) -> None:
+        """From what serves any model to what is fastest for this one; every step must give transformers' own logits."""
+        tokens = min(_PROOF_TOKENS, self._positions, self.context_tokens)
+        prompt = [(3 + 7 * n) % self.vocabulary for n in range(tokens)]
+        try:
+            with torch.inference_mode():
+                wanted = self._model(input_ids=torch.tensor([prompt], device=self._device), use_cache=False).logits[0]
+            self._model.set_attn_implementation(attention.NAME)
+            proven = self._proves(prompt, wanted)
+        except ConfigError:
+            raise
+        except Exception as error:  # of transformers or torch; a model may fail in any way
+            raise ConfigError(f"the model in {folder} cannot be computed over a paged KV pool: {error}") from error
+        if not self._pool.used:
+            raise ConfigError(f"the attention of the model in {folder} cannot be replaced, so its KV cannot be paged")
+        if not proven:
+            raise ConfigError(f"the model in {folder} computes other tokens over a paged KV pool than by itself: it keeps more than KV")
+        if self._device.type != "cpu":
+            return
+        self._in_place = self._pool.even
+        if self._in_place and not self._proves_or_says("engine.cache_gathered", prompt, wanted):
+            self._in_place = False
+        self._attend = flat.traced_attend
+        try:
+            self._forward = flat.flatten(self._plain, self._model, self._attend_in_batch)
+        except Exception as error:  # torch.export has no class of its own for what it cannot follow
+            log.info("engine.model_not_flat", reason=str(error).split("\n", 1)[0])
+        self._attend = self._attend_in_batch
+        if self.is_flat and not self._proves_or_says("engine.model_not_flat", prompt, wanted):
+            self._forward = self._plain
+
+    @property
+    def is_flat(self) -> bool:
+        return self._forward != self._plain
+
+    def _proves_or_says(self, event: str, prompt: Sequence[int], wanted: Tensor) -> bool:
+        """Whether the way now set is right; else the log tells what is done without."""
+        try:
+            proven, reason = self._proves(prompt, wanted), "other logits"
+        except Exception as error:  # shapes that a kernel does not take
+            proven, reason = False, str(error).split("\n", 1)[0]
+        if not proven:
+            log.info(event, reason=reason)
+        return proven
+
+    def _proves(self, prompt: Sequence[int], wanted: Tensor) -> bool:
+        """These tokens, alone and beside each other, have the logits `wanted` [tokens, vocabulary]."""
+        return all(self._proves_beside(count, prompt, wanted) for count in sorted({1, min(4, self._positions // len(prompt))}))
+
+    def _proves_beside(self, count: int, prompt: Sequence[int], wanted: Tensor) -> bool:
+        """`count` sequences in two chunks and a decode."""
+        tokens = len(prompt)
+        blocks, places = Blocks(self._positions, 1), [Place(1, tokens) for _ in range(count)]
+        allowed = (1e-3 if wanted.dtype == torch.float32 else 0.1) * float(wanted.abs().max())
+        before = 0
+        for end in sorted({min(5, tokens), max(tokens - 1, 1), tokens}):
+            for place in places:
+                blocks.grow(place, end)
+            rows = [(n + 1) * (end - before) - 1 for n in range(count)]
+            got = self.logits([*prompt[before:end]] * count, [Piece(before, end - before, place) for place in places], rows)
+            if not float((got - wanted[end - 1]).abs().max()) <= allowed:  # also false for NaN
+                return False
+            before = end
+        return True
+
+
+def _load(folder: Path, device: torch.device, dtype: torch.dtype) -> Any:
+    attention.register()
+    disable_progress_bar()  # a service's output is its log
+    try:
+        model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, dtype=dtype, attn_implementation="eager")
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(f"no model that transformers can load in {folder}: {error}") from error
+    config = model.config.get_text_config()
+    kinds = set(getattr(config, "layer_types", None) or []) - {"full_attention", "sliding_attention"}
+    if kinds:
+        raise ConfigError(f"the model in {folder} has layers this engine cannot compute: {', '.join(sorted(kinds))}")
+    rope = getattr(config, "rope_parameters", None) or {}
+    if _STRETCHED & {str(value) for part in (rope, *rope.values()) if isinstance(part, dict) for value in part.values()}:
+        raise ConfigError(
+            f"the model in {folder} scales its positions by the longest of a batch, so requests would change each other's tokens"
+        )
+    return model.to(device).eval()

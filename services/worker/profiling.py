@@ -1,0 +1,236 @@
+"""A worker times its own engine for a few seconds and fits the profile it announces.
+
+It lives as a worker does: requests are loaded, prefilled in chunks of every size, alone, several at once and beside decodes, and
+then decode, greedy and sampled ones mixed. What to run next comes from shuffled rounds of the same designed batches, so that a
+slow moment of the machine falls on all kinds alike. Time bounds it, not a number of iterations: no batch is begun that would
+take a large part of the time, and a slow engine has smaller ones.
+"""
+
+import math
+import platform
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+from typing import NamedTuple
+
+import msgspec
+import structlog
+
+from services.worker.engine import Engine, Load, Work
+from shared.perf.fitting import LEAST, Timed, fit
+from shared.perf.shape import BatchShape
+from shared.perf.store import ProfileFile
+from shared.schemas import Sampling
+from shared.vocabulary import Slot
+
+log = structlog.get_logger()
+
+DECODES = (1, 1, 2, 4, 8, 16, 24, 32)  # of the decode-only batches of a round
+PREFILLS = ((1, 4), (1, 16), (1, 64), (1, 256), (1, 1024), (2, 32), (3, 96), (2, 512), (4, 256))  # chunks, tokens of all
+MIXES = ((1, 1, 32), (4, 1, 128), (16, 1, 64), (32, 1, 256), (8, 2, 512), (2, 1, 16), (24, 2, 32), (12, 3, 192))  # decodes, then those
+RESIDENTS = max(DECODES)
+ARRIVING = 6  # requests whose prefill is under way
+SHORTEST_TOKENS, LONGEST_TOKENS = 8, 1024  # of a prompt
+FIRST_TOKENS = 64  # of one batch, until it is known how long that takes
+WARM_UP = 0.1  # of the time: what runs in it is not believed
+POPULATE = 0.25  # of the time: when so much is over, the rest goes on with what decodes there are
+LARGEST = 0.03  # of the time: longer than that no batch should take
+KV_SHARE = 0.75  # of the blocks, so that a batch under way always finds some
+GREEDY, SAMPLED = Sampling(temperature=0.0), Sampling(temperature=0.8, top_p=0.95)
+
+
+class Batch(NamedTuple):
+    """What to time: so many decodes, and so many chunks with so many tokens in all."""
+
+    decodes: int
+    chunks: int
+    tokens: int
+
+
+ROUND = (
+    *(Batch(n, 0, 0) for n in DECODES),
+    *(Batch(0, chunks, tokens) for chunks, tokens in PREFILLS),
+    *(Batch(n, chunks, tokens) for n, chunks, tokens in MIXES),
+)
+
+
+@dataclass(slots=True)
+class _Request:
+    slot: Slot
+    known: int  # tokens: prompt and generated
+    computed: int = 0
+
+
+class Measurement:
+    """Drives one engine that holds nothing else, and leaves it so. Not to be used beside anything that uses the engine."""
+
+    def __init__(self, engine: Engine, rng: Random) -> None:
+        facts = engine.facts
+        self._engine, self._rng, self._facts = engine, rng, facts
+        self._kv_tokens = int(KV_SHARE * facts.kv_blocks) * facts.block_tokens
+        # A context that one of many can have, and room for what it generates.
+        self._context = max(SHORTEST_TOKENS, min(facts.context_tokens, self._kv_tokens // 4) - 16)
+        self._residents: list[_Request] = []  # they decode
+        self._arriving: list[_Request] = []  # their prefill is under way
+        self._slots = [Slot(n) for n in range(min(facts.max_slots, RESIDENTS + 16))]
+        self._most_tokens = FIRST_TOKENS
+        self._quick_s = 0.0
+
+    def run(
+        self, seconds: float, *, give_up: Callable[[], bool] = lambda: False, clock: Callable[[], float] = time.monotonic
+    ) -> list[Timed]:
+        """Timings of about `seconds`, by `clock`, the warm-up's left out; fewer once `give_up` says so."""
+        self._quick_s = LARGEST * seconds
+        began_s, timings = clock(), list[Timed]()
+        todo: list[Batch] = []
+        idle = 0  # batches in a row of which nothing was possible: the engine is too small for any
+        try:
+            while (spent_s := clock() - began_s) < seconds and idle <= len(ROUND) and not give_up():
+                populate = len(self._residents) < RESIDENTS and spent_s < POPULATE * seconds
+                if populate:
+                    batch = Batch(0, 4, 4 * self._length(SHORTEST_TOKENS))
+                else:
+                    if not todo:
+                        todo = list(ROUND)
+                        self._rng.shuffle(todo)
+                    batch = todo.pop()
+                timed = self._time(batch, whole=populate)
+                idle = 0 if timed is not None else idle + 1
+                if timed is not None and spent_s >= WARM_UP * seconds:
+                    timings.append(timed)
+        finally:
+            for request in (*self._residents, *self._arriving):
+                self._engine.release(request.slot)
+        return timings
+
+    def _time(self, batch: Batch, *, whole: bool) -> Timed | None:
+        """Run it, or what of it is possible now. None if that is nothing. `whole`: the chunks are requests of their own."""
+        shape, work = BatchShape(), list[Work]()
+        tokens = min(batch.tokens, max(1, self._most_tokens - batch.decodes))
+        chunks = self._chunks(min(batch.chunks, tokens), tokens, whole=whole)
+        for request, new in chunks:
+            shape = shape.with_chunk(new, request.computed)
+            work.append(Work(request.slot, new, request.computed + new == request.known))
+        decoding = self._decoding(min(batch.decodes, len(self._residents)))
+        for request in decoding:
+            shape = shape._replace(decodes=shape.decodes + 1, decode_context=shape.decode_context + request.computed)
+            work.append(Work(request.slot, 1, True))
+        if not work:
+            return None
+        outcome = self._engine.execute(work, None)
+        for request, new in (*chunks, *((request, 1) for request in decoding)):
+            request.computed += new
+            request.known += request.computed == request.known  # it has emitted
+        self._settle(chunks)
+        if outcome.exec_s < self._quick_s / 2 and 2 * shape.tokens > self._most_tokens:
+            self._most_tokens *= 2
+        return Timed(shape, outcome.exec_s)
+
+    def _chunks(self, chunks: int, tokens: int, *, whole: bool) -> list[tuple[_Request, int]]:
+        """Requests to prefill and how much of each: new ones, and ones under way that have enough left."""
+        found: list[tuple[_Request, int]] = []
+        for n in range(chunks):
+            each = tokens // chunks + (n < tokens % chunks)
+            taken = [request.slot for request, _ in found]
+            under_way = [request for request in self._arriving if request.slot not in taken]
+            enough = [request for request in under_way if request.known - request.computed >= each]
+            request: _Request | None
+            if whole:
+                request = self._load(each)
+            elif enough and (len(self._arriving) >= ARRIVING or self._rng.random() < 0.7):
+                request = self._rng.choice(enough)
+            elif len(self._arriving) >= ARRIVING:
+                request = max(under_way, key=lambda r: r.known - r.computed, default=None)
+            else:
+                request = self._load(self._length(each))
+            if request is not None:
+                found.append((request, min(each, request.known - request.computed)))
+        return found
+
+    def _decoding(self, n: int) -> list[_Request]:
+        """Any n, or n of like contexts: else a cached token's cost cannot be told from a decode's."""
+        if self._rng.random() < 0.5:
+            return self._rng.sample(self._residents, n)
+        first = self._rng.randint(0, len(self._residents) - n)
+        return sorted(self._residents, key=lambda request: request.computed)[first : first + n]
+
+    def _length(self, at_least: int) -> int:
+        """Of a new request: as many short ones as long ones, on a scale of ratios."""
+        longest = min(self._context, LONGEST_TOKENS)
+        return round(math.exp(self._rng.uniform(math.log(min(max(at_least, SHORTEST_TOKENS), longest)), math.log(longest))))
+
+    def _load(self, length: int) -> _Request | None:
+        """A new request; old ones give way for its slot and KV. None where that is not enough."""
+        length = min(length, self._context)
+        while self._residents and (not self._slots or self._held(length) > self._kv_tokens):
+            self._release(self._residents, self._rng.choice(self._residents))
+        if not self._slots or self._held(length) > self._kv_tokens:
+            return None
+        request = _Request(self._slots.pop(), length)
+        self._arriving.append(request)
+        vocabulary, rng = self._facts.vocabulary, self._rng
+        sampling = GREEDY if request.slot % 2 else SAMPLED
+        self._engine.load(Load(request.slot, [rng.randrange(vocabulary) for _ in range(length)], 0, sampling, rng.getrandbits(32)))
+        return request
+
+    def _held(self, more: int) -> int:
+        """Tokens of KV that all there are and one of `more` will take, in whole blocks, when each has generated some."""
+        size = self._facts.block_tokens
+        lengths = (more, *(request.known for request in (*self._residents, *self._arriving)))
+        return sum(-(-(length + 16) // size) * size for length in lengths)
+
+    def _settle(self, chunks: list[tuple[_Request, int]]) -> None:
+        """Prefills that have ended become residents; what is at the end of the context, or one too many, goes."""
+        for request, _ in chunks:
+            if request.computed + 1 == request.known:
+                self._arriving.remove(request)
+                self._residents.append(request)
+        for request in [r for r in self._residents if r.known >= self._context + 16]:
+            self._release(self._residents, request)
+        while len(self._residents) > RESIDENTS:
+            self._release(self._residents, self._residents[0])
+
+    def _release(self, among: list[_Request], request: _Request) -> None:
+        self._engine.release(request.slot)
+        self._slots.append(request.slot)
+        among.remove(request)
+
+
+def fit_engine(
+    engine: Engine, seconds: float, *, give_up: Callable[[], bool] = lambda: False, clock: Callable[[], float] = time.monotonic
+) -> ProfileFile | None:
+    """The engine's own profile, measured for `seconds`; None if it is too slow for that time. Blocks: not for the event loop."""
+    facts = engine.facts
+    log.info("profile.measuring", engine=facts.engine, model=facts.model, seconds=seconds)
+    began_s = clock()
+    timings = Measurement(engine, Random(1)).run(seconds, give_up=give_up, clock=clock)
+    measured_s = clock() - began_s
+    if len(timings) < LEAST:
+        log.warning("profile.not_fitted", observations=len(timings), needed=LEAST, measured_s=round(measured_s, 3), used=facts.profile)
+        return None
+    file = fit(
+        timings,
+        name=_name(facts.model),
+        gpu=f"{facts.engine} on {platform.machine() or 'unknown'}",
+        model=facts.model or "unnamed",
+        kv_capacity_tokens=facts.kv_blocks * facts.block_tokens,
+        provenance=f"measured by the worker at its start, in {measured_s:.1f} s",
+    )
+    fields = {name: getattr(file.error, name) for name in ("mape", "mape_decode_only", "mape_mixed", "mape_prefill_only", "p95", "worst")}
+    log.info(
+        "profile.fitted",
+        profile=file.name,
+        coefficients=msgspec.to_builtins(file.coefficients),
+        observations=len(timings),
+        measured_s=round(measured_s, 3),
+        fitting_s=round(clock() - began_s - measured_s, 3),
+        **fields,
+    )
+    return file
+
+
+def _name(model: str) -> str:
+    """As a profile may be called."""
+    return "fitted-" + (re.sub(r"[^a-z0-9._-]+", "-", model.lower())[:48].strip("-") or "engine")

@@ -1,0 +1,35 @@
+"""A worker's snapshot in pages that a message can carry: attempts differ a thousandfold in what they weigh."""
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+from shared.schemas import AttemptOver, Snapshot, SnapshotEntry, TokenLogprob
+
+Item = TypeVar("Item")
+SNAPSHOT_PAGE_TOKENS = 200_000  # a page stays well under max_payload
+
+
+def pages(incarnation: str, entries: Sequence[SnapshotEntry], overs: Sequence[AttemptOver]) -> list[Snapshot]:
+    """All of them, in order, one page at least; a page holds SNAPSHOT_PAGE_TOKENS at most, or a single attempt."""
+    held = _paged([(entry, _size(entry.tokens, entry.logprobs)) for entry in entries])
+    ended = _paged([(over, _size(over.resume.tokens, over.resume.logprobs)) for over in overs])
+    found = [Snapshot(incarnation=incarnation, entries=page, overs=[]) for page in held]
+    found += [Snapshot(incarnation=incarnation, entries=[], overs=page) for page in ended]
+    return found or [Snapshot(incarnation=incarnation, entries=[], overs=[])]
+
+
+def _size(tokens: bytes, logprobs: Sequence[TokenLogprob]) -> int:
+    """In tokens of four bytes."""
+    return 16 + len(tokens) // 4 + sum(8 * (1 + len(known.top)) for known in logprobs)
+
+
+def _paged(items: Sequence[tuple[Item, int]]) -> list[list[Item]]:
+    found: list[list[Item]] = []
+    size = 0
+    for item, its_size in items:
+        size += its_size
+        if not found or size > SNAPSHOT_PAGE_TOKENS:
+            found.append([])
+            size = its_size
+        found[-1].append(item)
+    return found
