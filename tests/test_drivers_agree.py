@@ -11,7 +11,6 @@ from shared.columns import unpack_list
 from shared.drive.latency import Latency
 from shared.drive.timeline import Timeline
 from shared.drive.virtual import stored_as
-from shared.drive.virtual_engine import VirtualEngine
 from shared.drive.virtual_loop import run_virtual
 from shared.drive.virtual_replica import VirtualReplica
 from shared.perf import store
@@ -25,7 +24,8 @@ from shared.policy.turn import Finished
 from shared.policy.worker import WorkerCore
 from shared.schemas import Announce, AttemptOver, BatchPlan, Body, Hold, Record
 from shared.tiers import DEMO_3
-from shared.vocabulary import ReplicaId, RequestKey, ServiceClass
+from shared.vocabulary import Measure, ReplicaId, RequestKey, ServiceClass
+from tests.virtual_engine import VirtualEngine
 
 ANNOUNCE = Announce(
     replica=ReplicaId("r1"), incarnation="1", at_unix_s=0.0, model="m", engine="virtual", profile="a100-llama3-8b", pool="",
@@ -35,7 +35,7 @@ PROFILE: Profile = store.load("a100-llama3-8b")
 POLICIES = registry.names()
 Plan = tuple[int, list[int], list[int], float, list[int], float]  # seq, slots, caps, predicted_s, preempted, came at
 
-Over = tuple[RequestKey, str]
+Over = tuple[RequestKey, str, Measure]
 Step = tuple[float, ReplicaEvent, list[ReplicaAction]]
 
 
@@ -61,6 +61,7 @@ class Around:
         self.records = {record.key: record for _, record, _ in made}
         self.bodies = {record.key: body for _, record, body in made}
         self.overs: list[Over] = []
+        self.times = {record.key: array("d") for _, record, _ in made}
 
     def record(self, key: RequestKey) -> Record:
         return self.records[key]
@@ -68,12 +69,11 @@ class Around:
     def body(self, key: RequestKey) -> Body:
         return self.bodies[key]
 
-    def token_times(self, key: RequestKey) -> "array[float] | None":
-        return None
+    def token_times(self, key: RequestKey) -> "array[float]":
+        return self.times[key]
 
     def over(self, replica: VirtualReplica, over: AttemptOver) -> None:
-        self.overs.append((over.key, over.why))
-        replica.worker.settled(over.key, over.attempt)
+        self.overs.append((over.key, over.why, over.resume.measure))
 
 
 def virtual(policy: str, seed: int, latency: Latency) -> tuple[list[Plan], list[Over], list[Step]]:
@@ -87,11 +87,11 @@ def virtual(policy: str, seed: int, latency: Latency) -> tuple[list[Plan], list[
         log.append((now_unix_s, event, actions))
         return actions
 
-    def plan(plan: BatchPlan) -> object:
+    def plan(plan: BatchPlan) -> None:
         plans.append(plan_of(plan, line.now_s))
-        return inner_plan(plan)
+        inner_plan(plan)
 
-    replica.core.handle, replica.worker.plan = handle, plan  # type: ignore[method-assign, assignment]
+    replica.core.handle, replica.worker.plan = handle, plan  # type: ignore[method-assign]
     for at_s, record, _ in made:
         line.at(at_s, replica.offer, as_offer(record, record.service_class), lambda answer: None)
     while len(around.overs) < len(made):
@@ -182,7 +182,7 @@ class LiveLoop:
         self.loop.call_later(self.latency.ack_s, self.inbox.put_nowait, Acked(finished.ack))
         for over in finished.overs:
             self.worker.settled(over.key, over.attempt)
-            self.around.overs.append((over.key, over.why))
+            self.around.overs.append((over.key, over.why, over.resume.measure))
         if len(self.around.overs) == len(self.made):
             self.done.set()
 

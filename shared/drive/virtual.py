@@ -80,6 +80,7 @@ class SimulationResult:
     simulated_s: float
     wall_s: float
     events: int
+    stopped: bool = False  # early: more than `most_missed` had missed
 
     @property
     def relegated(self) -> int:
@@ -112,10 +113,14 @@ def simulate(
     keep_times: bool = False,
     check_every: int = 0,
     horizon_s: float | None = None,
+    most_missed: int | None = None,
+    leaps: bool = True,
     progress: Callable[[float, int], None] | None = None,
 ) -> SimulationResult:
-    """Serve these requests (in order of arrival) until all have ended, or until `horizon_s`.
+    """Serve these requests (in order of arrival) until all have ended, or until `horizon_s`, or until more than `most_missed` have
+    ended without their SLO: who only wants to know whether a rate is too high need not see the rest.
 
+    leaps: alike iterations of decodes are run as one where control takes no time (virtual_replica.py); False: each by itself.
     check_every: events between checks of all books, 0 for none. progress: told now and then (virtual seconds, requests ended).
     Raises: ConfigError for an unknown policy, setting or profile; AssertionError where an invariant breaks; RuntimeError on a stall.
     """
@@ -129,10 +134,13 @@ def simulate(
     context_tokens = min(facts.context_tokens, kv_blocks * facts.block_tokens)
     timeline = Timeline(requests[0].arrival_s if requests else 0.0)
     verdicts: dict[RequestKey, Verdict] = {}
+    missed = 0
 
     def on_end(record: Record) -> None:
+        nonlocal missed
         assert record.verdict is not None and record.key not in verdicts, f"{record.key} ended twice"
         verdicts[record.key] = record.verdict
+        missed += not record.verdict.slo_met
 
     fleet = VirtualFleet(
         timeline,
@@ -166,6 +174,7 @@ def simulate(
             latency,
             fleet,
             hand_back=hand_back,
+            leaps=leaps,
         )
         for i in range(replicas)
     ]
@@ -187,7 +196,8 @@ def simulate(
 
     if requests:
         timeline.at(requests[0].arrival_s, arrive, 0)
-    while len(verdicts) < len(requests) and (horizon_s is None or timeline.next_s <= horizon_s):
+    limit = len(requests) if most_missed is None else most_missed
+    while len(verdicts) < len(requests) and missed <= limit and (horizon_s is None or timeline.next_s <= horizon_s):
         timeline.step()
         if check_every and timeline.calls % check_every == 0:
             fleet.check()
@@ -204,8 +214,9 @@ def simulate(
     counters = [member.worker.counters for member in members]
     return SimulationResult(
         verdicts=[verdicts.get(key) for key in keys],
-        slos=slos,
+        slos=slos if len(slos) == len(requests) else [tiers.named(r.tier).slo for r in requests],
         token_unix_s=[fleet.times.get(key, array("d")) for key in keys] if keep_times else None,
+        stopped=missed > limit,
         iterations=sum(c.iterations for c in counters),
         tokens=sum(c.tokens for c in counters),
         preempted=sum(member.preempted for member in members),

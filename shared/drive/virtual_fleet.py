@@ -2,6 +2,9 @@
 
 It does what the live shells do (services/admission, services/relegation, shared/store/place.py), in the same order, where nothing
 is lost and nobody dies: so every compare-and-set that is ours succeeds, and no offer is ever in doubt.
+
+Digests come as often as live ones where they take time to come. Where they take none, those are left out that nobody would look at:
+one is asked for when a request arrives, or somebody waits for a place, unless the last is younger than that interval.
 """
 
 from array import array
@@ -39,6 +42,9 @@ class VirtualFleet:
         keep_times: bool = False,
     ) -> None:
         self._timeline, self._latency, self._on_end, self._keep_times = timeline, latency, on_end, keep_times
+        self._asked = latency.digest_s == 0.0  # digests come when they are wanted
+        self._looking = False  # somebody waits, so the next look is on the timeline
+        self._said_s: dict[str, float] = {}
         self._admission = AdmissionCore(route, rng, admission_settings)
         self._relegation = RelegationCore(relegation_settings)
         self._admission_alarm = Alarm(timeline, self._admission.wake_at_unix_s, lambda: self._admit(admission.Tick()))
@@ -54,7 +60,8 @@ class VirtualFleet:
         for i, replica in enumerate(replicas):
             self._replicas[replica.id] = replica
             self._heard(replica.digest())
-            self._timeline.after(every_s * (i + 1) / len(replicas), self._say_digest, replica)
+            if not self._asked:
+                self._timeline.after(every_s * (i + 1) / len(replicas), self._say_digest, replica)
 
     # ------------------------------------------------------------ what replicas ask (virtual_replica.Store)
 
@@ -64,32 +71,32 @@ class VirtualFleet:
     def body(self, key: RequestKey) -> Body:
         return self._bodies[key]
 
-    def token_times(self, key: RequestKey) -> "array[float] | None":
-        return self.times.get(key)
+    def token_times(self, key: RequestKey) -> "array[float]":
+        return self.times[key]
 
     def over(self, replica: VirtualReplica, over: AttemptOver) -> None:
         """Admission's settle."""
         record = self._records[over.key]
-        place = (record.attempt, record.replica, record.incarnation)
-        if record.verdict is None and place == (over.attempt, over.replica, over.incarnation):
-            after = self._write(after_attempt(record, over, ADMISSION, self._timeline.now_s))
-            if after.state == "relegated":
-                self._timeline.after(self._latency.hint_s, self._hinted, after.key)
-            elif after.verdict is None:
-                self._admit(admission.Opened(after))
-        replica.worker.settled(over.key, over.attempt)
+        assert (record.attempt, record.replica, record.incarnation) == (over.attempt, over.replica, over.incarnation)
+        after = self._write(after_attempt(record, over, ADMISSION, self._timeline.now_s))
+        if after.state == "relegated":
+            self._timeline.after(self._latency.hint_s, self._hinted, after.key)
+        elif after.verdict is None:
+            self._admit(admission.Opened(after))
 
     # ------------------------------------------------------------ admission
 
     def receive(self, record: Record, body: Body) -> None:
         """A new request: its first place is chosen before its record is written. Refused if too many are open."""
         now_s = self._timeline.now_s
-        if self._keep_times:
-            self.times[record.key] = array("d")
+        if self._asked:
+            self._look()
+        self.times[record.key] = array("d")
         if self._admission.full():
             refused = ended(
                 record, FinishReason.REFUSED, record.resume, now_s, message="too many requests are under way", retry_after_s=1.0
             )
+            del self.times[record.key]
             self._on_end(refused)
             return
         picked = self._admission.pick(as_offer(record, ServiceClass.STANDARD), now_unix_s=now_s)
@@ -110,6 +117,7 @@ class VirtualFleet:
         for action in self._admission.handle(event, now_unix_s=self._timeline.now_s):
             self._timeline.after(self._latency.change_s, self._admission_step, action)
         self._admission_alarm.reset()
+        self._look_again()
 
     def _admission_step(self, action: admission.AdmissionAction) -> None:
         record = self._records[action.key]
@@ -145,6 +153,7 @@ class VirtualFleet:
         for action in self._relegation.handle(event, now_unix_s=self._timeline.now_s):
             self._timeline.after(self._latency.change_s, self._relegation_step, action)
         self._relegation_alarm.reset()
+        self._look_again()
 
     def _relegation_step(self, action: relegation.RelegationAction) -> None:
         record = self._records[action.key]
@@ -177,15 +186,36 @@ class VirtualFleet:
     def _write(self, record: Record) -> Record:
         self._records[record.key] = record
         if record.verdict is not None:
-            del self._bodies[record.key]
+            del self._records[record.key], self._bodies[record.key]
+            if not self._keep_times:
+                del self.times[record.key]
             self._on_end(record)
         return record
+
+    def _look_again(self) -> None:
+        """While a request waits for a place, or in the pool, digests are wanted at the pace of live ones."""
+        if self._asked and not self._looking and (self._relegation.waiting or self._admission.wake_at_unix_s() is not None):
+            self._looking = True
+            self._timeline.after(self._latency.digest_every_s, self._look_on)
+
+    def _look_on(self) -> None:
+        self._looking = False
+        self._look()
+        self._look_again()
+
+    def _look(self) -> None:
+        """Ask every replica whose last digest is too old."""
+        now_s = self._timeline.now_s
+        for replica in self._replicas.values():
+            if now_s - self._said_s.get(replica.id, -1.0) >= self._latency.digest_every_s:
+                self._heard(replica.digest())
 
     def _say_digest(self, replica: VirtualReplica) -> None:
         self._timeline.after(self._latency.digest_s, self._heard, replica.digest())
         self._timeline.after(self._latency.digest_every_s, self._say_digest, replica)
 
     def _heard(self, digest: Digest) -> None:
+        self._said_s[digest.replica] = digest.at_unix_s
         self._admit(admission.Heard(digest))
         self._pool(relegation.Heard(digest))
 

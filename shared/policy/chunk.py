@@ -20,6 +20,8 @@ from shared.policy.seam import Choice, Phase, View
 
 Rows = NDArray[np.intp]
 
+FOREVER = 1 << 30  # iterations
+
 # Plain ints: numpy compares with an IntEnum five times as slowly, and this runs for every iteration.
 PREFILL, DECODE = int(Phase.PREFILL), int(Phase.DECODE)
 
@@ -86,6 +88,7 @@ def fill(
 
     limit_tokens: the most prefill tokens. budget_s: the longest the whole predicted iteration may take; each chunk is fitted
     on the batch as it then is (its decodes, the chunks before it, the context it stands on), so that the sum is exact.
+    With nobody in `order` it is the decodes alone, and that stays right until something happens.
     """
     bt, profile, shape = view.block_tokens, view.profile, decodes.shape
     preempted = set(decodes.victims.tolist())
@@ -126,6 +129,7 @@ def fill(
         if tokens < wanted:
             break
     n = len(decodes.rows)
+    lasting = len(order) == 0 and n > 0 and not preempted and (relegate is None or len(relegate) == 0)
     caps = np.ones(n + len(rows), dtype=np.int32)
     caps[n:] = chunks
     slots = view.slot[np.concatenate((decodes.rows, np.array(rows, dtype=np.intp)))]
@@ -134,4 +138,5 @@ def fill(
         caps=caps,
         preempt=view.slot[decodes.victims].tolist(),
         relegate=() if relegate is None else view.slot[relegate].tolist(),
+        repeats=FOREVER if lasting else 1,
     )

@@ -180,6 +180,22 @@ class Prediction:
         self.flights.append(flight)
         return flight
 
+    def leap(self, iterations: int, ended_unix_s: float, profile: Profile) -> None:
+        """The flight of decodes has landed so often, each time just as predicted, and is in the air once more."""
+        books, flight = self._books, self.flights[0]
+        rows = books.row_of[flight.slots]
+        assert not flight.unsure.any() and not flight.firsts.any()
+        books.computed_tokens[rows] += iterations
+        books.generated_tokens[rows] += iterations
+        books.next_due_unix_s[rows] += iterations * books.tbt_s[rows]
+        books.kv_held_blocks[rows] = -(-books.computed_tokens[rows] // books.block_tokens)
+        for slot in flight.slots[books.generated_tokens[rows] >= books.max_tokens[rows]].tolist():
+            books.leave(slot)
+        flight.has = flight.has + iterations
+        flight.shape = flight.shape._replace(decode_context=flight.shape.decode_context + iterations * flight.shape.decodes)
+        flight.predicted_s = profile.batch_s(flight.shape)
+        flight.end_unix_s = ended_unix_s + flight.predicted_s
+
     def _draft_s(self, rows: Ints, depth: Ints, width: Ints, has: Ints) -> float:
         assert self._draft is not None, "speculation without a draft model"
         context = has + self._books.unsure_tokens[rows] + 1

@@ -4,6 +4,8 @@ Where the paper leaves room:
 - *Load* is the largest ratio, over the queue in deadline order, of the prefill seconds up to a request to the seconds it has.
 - *Will violate* is judged of every queued request each time, run at once and alone, at the measured prefill rate; for a TTLT
   the application's mean output at the measured pace comes on top (nothing, while there is no history).
+- *Slack* of a decode with a TTLT is no token's deadline. It is paced by the application's mean output: mean + 2 sigma (section 3.4)
+  is meant for the priority, and as a pace it would hold chunks down for outputs that hardly ever come.
 - *Hints*: where an important request is predicted late in the order of this iteration, less important ones before it are
   relegated, the least important and among them the largest first, as far as that rescues it, and not at all if it does not.
 - *Selective preemption* costs no KV: a request in prefill may be overtaken, unless one full iteration more would make it late.
@@ -160,7 +162,7 @@ class QoServe:
     def slack_s(self, view: View, decodes: Decoding) -> float:
         """The longest the iteration may take for the sake of its standard decodes; inf without any (section 3.3).
 
-        Interactive: until the owed token is due. Non-interactive: the time left over the predicted tokens left, at most
+        Interactive: until the owed token is due. Non-interactive: the time left over the tokens expected to be left, at most
         `batch_tbt_s`, and just that where no iteration is so short. Best-effort decodes ask for nothing.
         """
         rows = decodes.rows[~view.best_effort[decodes.rows]]
@@ -179,7 +181,7 @@ class QoServe:
         smallest = float(slack.min())
         if whole.any():
             rows, left_s = rows[whole], due[whole] - view.start_unix_s
-            tokens = np.minimum(self._lengths.upper(view.applications)[view.application[rows]], view.max_tokens[rows])
+            tokens = np.minimum(self._lengths.mean(view.applications)[view.application[rows]], view.max_tokens[rows])
             share = left_s / np.maximum(tokens - view.generated_tokens[rows], 1.0)
             smallest = min(smallest, float(np.where(share < least_s, pace_s, share).min()), pace_s)
         elif not np.isfinite(tbt_s).all():
@@ -196,7 +198,8 @@ class QoServe:
             self._rate_tokens = RATE_DECAY * self._rate_tokens + seen.shape.prefill_tokens
             self._rate_s = RATE_DECAY * self._rate_s + seen.exec_s
         if seen.shape.decodes:
-            self._step_s = RATE_DECAY * self._step_s + (1 - RATE_DECAY) * seen.exec_s if self._step_s else seen.exec_s
+            decay = RATE_DECAY**seen.iterations
+            self._step_s = decay * self._step_s + (1 - decay) * seen.exec_s if self._step_s else seen.exec_s
         for ended in seen.ended:
             self._lengths.observe(ended)
 
@@ -212,10 +215,10 @@ class QoServe:
 
 
 def _order(queue: Queue, key: Floats, waiting: Bools, pinned: Bools) -> Rows:
-    """Those not relegated first, by key; the relegated by importance, then as they arrived."""
+    """Those not relegated first; each by key (Algorithm 1, COMPARATOR), among the relegated the important first."""
     rank = np.where(waiting, np.where(pinned, PINNED, STANDARD), RELEGATED)
     hint = np.where(waiting, 0.0, -queue.importance)
-    return np.lexsort((queue.slot, np.where(waiting, key, queue.arrived), hint, rank))
+    return np.lexsort((queue.slot, queue.arrived, key, hint, rank))
 
 
 def _give_up(queue: Queue, order: Rows, now_unix_s: float) -> Rows:

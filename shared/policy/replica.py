@@ -25,6 +25,7 @@ from shared.policy.replica_events import (
     Answer,
     Heartbeat,
     HoldDone,
+    Leapt,
     NeedResync,
     Offered,
     Refused,
@@ -117,6 +118,8 @@ class ReplicaCore:
         self._declined: OrderedDict[tuple[RequestKey, int], OfferAnswer] = OrderedDict()
         self._slot_of: dict[tuple[RequestKey, int], int] = {}
         self._horizon: deque[Choice] = deque()
+        self._repeating: Choice | None = None  # right for this many iterations more
+        self._repeats_left = 0
         self._again_unix_s = math.inf  # when the policy wants to be asked although nothing has happened
         self._idle = True  # the policy had nothing to run and nothing has happened since
         self._last_end_unix_s = -math.inf  # of the newest acked iteration
@@ -151,6 +154,18 @@ class ReplicaCore:
         """measured / base profile as now used for decode-only, mixed and prefill-only iterations."""
         return self._profile.gammas
 
+    @property
+    def repeats(self) -> int:
+        """How many iterations, the one in flight included, may run its plan over and over: 1 unless its choice stays right that long,
+        nobody reaches its maximum before the last, and the free KV is enough for all. A driver of virtual time may leap them."""
+        flights, books = self._ahead.flights, self._books
+        if self._repeating is None or len(flights) != 1 or not len(flights[0].slots):
+            return 1
+        rows = books.row_of[flights[0].slots]
+        tokens = int((books.max_tokens[rows] - books.generated_tokens[rows]).min())
+        fit = books.kv_free_blocks() // len(rows) * books.block_tokens
+        return 1 + max(0, min(self._repeats_left, tokens, fit))
+
     def wake_at_unix_s(self) -> float | None:
         if not self._synced:
             return None
@@ -177,6 +192,8 @@ class ReplicaCore:
                 self._on_hold_done(event, actions)
             case Acked():
                 self._on_acked(event.ack, now_unix_s, actions)
+            case Leapt():
+                self._on_leapt(event)
             case Refused():
                 self._lose_sync(event.reason, actions)
             case Heartbeat(announce):
@@ -197,7 +214,7 @@ class ReplicaCore:
             slots=facts.max_slots, kv_blocks=facts.kv_blocks, block_tokens=facts.block_tokens, context_tokens=facts.context_tokens
         )
         self._ahead = Prediction(self._books, self._draft)
-        self._horizon.clear()
+        self._forget_choices()
         self._quarantine.clear()
         self._slot_of.clear()
         self._expired.clear()
@@ -350,6 +367,18 @@ class ReplicaCore:
             self._changed()
         self._idle = False
 
+    def _on_leapt(self, event: Leapt) -> None:
+        """Books and policy as after so many acks; the profile learns from the iteration that is acked."""
+        n, flight = event.iterations, self._ahead.flights[0]
+        self.counters.plans += n
+        self.counters.acks += n
+        self.counters.exec_s += event.exec_s
+        seen = Observation(event.ended_unix_s, flight.shape, flight.predicted_s, event.exec_s / n, iterations=n)
+        self._ahead.leap(n, event.ended_unix_s, self._profile)
+        self._repeats_left -= n
+        self._last_end_unix_s = event.ended_unix_s
+        self._policy.observe(seen)
+
     def _on_heartbeat(self, announce: Announce, actions: list[ReplicaAction]) -> None:
         """An ack that the last heartbeat already told of and that has not come by this one is lost."""
         if not self._synced or self._announce is None or announce.incarnation != self._announce.incarnation:
@@ -416,9 +445,13 @@ class ReplicaCore:
 
     def _changed(self) -> None:
         """Something other than progress happened: ask the policy afresh."""
-        self._horizon.clear()
+        self._forget_choices()
         self._again_unix_s = math.inf
         self._idle = False
+
+    def _forget_choices(self) -> None:
+        self._horizon.clear()
+        self._repeating = None
 
     def _plan(self, now_unix_s: float) -> BatchPlan | None:
         """The next plan, its effects written into the books; None if there is nothing to say."""
@@ -449,14 +482,14 @@ class ReplicaCore:
             self._again_unix_s = max(choice.again_unix_s, now_unix_s + AGAIN_S)
         entries = self._ahead.entries(choice)
         if entries.cut:
-            self._horizon.clear()
+            self._forget_choices()
         nothing_said = not (released or preempted or relegated or math.isfinite(choice.again_unix_s))
         if not len(entries.slots) and not self._ahead.flights and books.live and (len(choice.slots) or nothing_said):
             victim = self._last_resort(int(choice.slots[0]) if len(choice.slots) else None)
             if victim is not None:
                 preempted.append(victim)
                 self._ahead.preempt(victim)
-                self._horizon.clear()
+                self._forget_choices()
         if not (len(entries.slots) or released or preempted or relegated or choice.promote):
             return None
         flight = self._ahead.launch(self._seq, entries, start, self._profile)
@@ -464,15 +497,20 @@ class ReplicaCore:
 
     def _next_choice(self, start_unix_s: float) -> Choice:
         """What was chosen ahead, unless all whom it would run have left; else the policy is asked."""
-        books = self._books
-        if self._horizon:
-            choice = self._horizon.popleft()
-            rows = books.row_of[choice.slots]
-            if not len(rows) or ((rows >= 0) & (rows < books.live)).any():
-                return choice
+        if self._repeating is not None and self._repeats_left > 0 and self._concerns_anyone(self._repeating):
+            self._repeats_left -= 1
+            return self._repeating
+        if not self._horizon or not self._concerns_anyone(self._horizon[0]):
             self._horizon.clear()
-        self._horizon.extend(self._policy.plan(books.view(start_unix_s, self._profile, self._draft)))
-        return self._horizon.popleft()
+            self._horizon.extend(self._policy.plan(self._books.view(start_unix_s, self._profile, self._draft)))
+        choice = self._horizon.popleft()
+        self._repeating, self._repeats_left = (choice, choice.repeats - 1) if choice.repeats > 1 else (None, 0)
+        return choice
+
+    def _concerns_anyone(self, choice: Choice) -> bool:
+        """It names nobody, or somebody who is still here."""
+        rows = self._books.row_of[choice.slots]
+        return not len(rows) or bool(((rows >= 0) & (rows < self._books.live)).any())
 
     def _last_resort(self, first: int | None) -> int | None:
         """KV is full and no entry fits, not even the first: who gives way to it is best-effort, else the latest come."""

@@ -42,6 +42,15 @@ class Acked:
 
 
 @dataclass(frozen=True, slots=True)
+class Leapt:
+    """The plan in flight was run so many times already, and once more is under way (virtual time; ReplicaCore.repeats allows it)."""
+
+    iterations: int
+    ended_unix_s: float  # the last of them
+    exec_s: float  # all of them
+
+
+@dataclass(frozen=True, slots=True)
 class Refused:
     """The worker refused a plan."""
 
@@ -60,7 +69,7 @@ class Tick:
     pass
 
 
-ReplicaEvent = Synced | Offered | HoldDone | Acked | Refused | Heartbeat | Tick
+ReplicaEvent = Synced | Offered | HoldDone | Acked | Leapt | Refused | Heartbeat | Tick
 
 
 @dataclass(frozen=True, slots=True)

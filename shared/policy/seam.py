@@ -105,6 +105,7 @@ class Choice:
     something happens, or until `again_unix_s`.
     Class changes and releases take effect before the entries; a slot named there may still be an entry, unless released.
     A relegated slot that has not begun leaves the replica for the relegation service; the core sees to that.
+    `repeats`: the same entries stay right for so many iterations in a row, this one included, while nothing but progress happens.
     """
 
     slots: Ints = field(default_factory=lambda: EMPTY)
@@ -115,6 +116,7 @@ class Choice:
     release: Sequence[tuple[int, str]] = ()  # (slot, "offloaded" | "dropped")
     speculation: Speculation | None = None
     again_unix_s: float = math.inf  # only without entries: waiting is meant, and over then
+    repeats: int = 1  # more only where nothing but entries is said
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +150,10 @@ class Drafts:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """One acked iteration, as it was run; an empty shape where requests ended between two."""
+    """One acked iteration, as it was run; an empty shape where requests ended between two.
+
+    Or several that were alike: then `shape` and `predicted_s` are of the first, and `exec_s` is their mean.
+    """
 
     at_unix_s: float
     shape: BatchShape
@@ -156,6 +161,7 @@ class Observation:
     exec_s: float
     ended: Sequence[Ended] = ()
     drafts: Drafts | None = None
+    iterations: int = 1
 
 
 @dataclass(frozen=True, slots=True)

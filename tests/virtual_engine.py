@@ -1,4 +1,4 @@
-"""The profile as the GPU: what a turn takes and yields in virtual time. One token for each entry that emits."""
+"""An engine for a real WorkerCore in virtual time: what a turn takes by the profile, and yields. One token for each entry that emits."""
 
 from dataclasses import dataclass
 

@@ -1,0 +1,291 @@
+"""A worker and its engine in virtual time, as columns: what a WorkerCore would do with a plan, at a cost that does not grow with its batch.
+
+It decides nothing: plans say what runs, the profile says how long. tests/test_drivers_agree.py holds it to the real WorkerCore. Nobody
+reads text or tokens here, so there are none: an output is the instants of its tokens, and the measure is taken from them at the end.
+"""
+
+from array import array
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shared.columns import Ints, pack, unpack, unpack_list
+from shared.perf.profile import Profile
+from shared.perf.shape import BatchShape
+from shared.schemas import Announce, AttemptOver, BatchPlan, Body, Hold, HoldAnswer, PlanAck, Record, Resume
+from shared.vocabulary import FinishReason, Measure, ServiceClass, Slo
+
+
+@dataclass(slots=True)
+class Counters:
+    """Sums over all iterations."""
+
+    iterations: int = 0
+    tokens: int = 0
+    exec_s: float = 0.0
+    idle_s: float = 0.0
+
+
+@dataclass(slots=True)
+class _Request:
+    record: Record
+    times: "array[float]"
+    reason: FinishReason  # what its end is called
+    service_class: ServiceClass
+    relegated: bool
+
+
+class _Running(NamedTuple):
+    """The iteration under way. `decodes_only`: all of its entries are decodes, so another one just like it may follow."""
+
+    plan: BatchPlan
+    slots: Ints
+    tokens: Ints
+    emits: NDArray[np.bool_]
+    skipped: bytes
+    shape: BatchShape
+    ending: Sequence[tuple[int, str]]
+    decodes_only: bool
+
+
+class VirtualWorker:
+    """One replica's worker. Columns are indexed by slot."""
+
+    def __init__(self, announce: Announce, profile: Profile) -> None:
+        self._announce, self._profile = announce, profile
+        self.counters = Counters()
+        self._queue: deque[BatchPlan] = deque()
+        self._running: _Running | None = None
+        self._requests: dict[int, _Request] = {}
+        self._next_seq, self._ack_seq = 1, 0
+        slots = announce.max_slots
+        self._here = np.zeros(slots, dtype=np.bool_)
+        self._known: Ints = np.zeros(slots, dtype=np.int32)  # prompt and output tokens
+        self._computed: Ints = np.zeros(slots, dtype=np.int32)
+        self._left: Ints = np.zeros(slots, dtype=np.int32)  # output tokens until it ends
+        self._decoding = np.zeros(slots, dtype=np.bool_)  # has emitted since its KV was last filled from nothing
+        self._emit: list[Callable[[float], None]] = [_nobody] * slots
+
+    @property
+    def running(self) -> bool:
+        return self._running is not None
+
+    @property
+    def held(self) -> int:
+        return len(self._requests)
+
+    def hold(self, hold: Hold, record: Record, body: Body, times: "array[float]") -> HoldAnswer:
+        """Take a request in; `times` has the tokens of earlier attempts, and takes those to come."""
+        assert hold.attempt == record.attempt and not self._here[hold.slot], f"slot {hold.slot} of {self._announce.replica}"
+        made = record.resume.measure.tokens
+        assert made == len(times)
+        sampling = body.sampling
+        left, reason = min(sampling.max_tokens, self._announce.context_tokens - record.prompt_tokens) - made, FinishReason.LENGTH
+        if sampling.output_tokens is not None and sampling.output_tokens - made <= left:
+            left, reason = sampling.output_tokens - made, FinishReason.STOP
+        slot = hold.slot
+        self._requests[slot] = _Request(record, times, reason, record.service_class, record.relegated)
+        self._here[slot], self._decoding[slot] = True, False
+        self._known[slot], self._computed[slot], self._left[slot] = record.prompt_tokens + made, 0, left
+        self._emit[slot] = times.append
+        return HoldAnswer(held=True)
+
+    def plan(self, plan: BatchPlan) -> None:
+        assert plan.seq == self._next_seq, f"{self._announce.replica}: plan {plan.seq} came for {self._next_seq}"
+        assert plan.selection is None, "speculation has no model of acceptance here yet"
+        self._next_seq += 1
+        self._queue.append(plan)
+
+    def begin(self) -> tuple[BatchPlan, float] | None:
+        """The next plan, and the seconds it takes; None without one. A plan of releases alone takes none."""
+        assert self._running is None
+        if not self._queue:
+            return None
+        plan = self._queue.popleft()
+        ending: list[tuple[int, str]] = []
+        if plan.released:
+            ending = [(s, why) for s, why in zip(unpack_list(plan.released), plan.released_why, strict=True) if self._here[s]]
+        for slot in unpack_list(plan.preempted) if plan.preempted else ():
+            self._computed[slot], self._decoding[slot] = 0, False
+        self._set_class(plan.relegated, ServiceClass.BEST_EFFORT)
+        self._set_class(plan.promoted, ServiceClass.STANDARD)
+        slots, caps, skipped = unpack(plan.slots), unpack(plan.caps), b""
+        gone = ~self._here[slots]
+        if ending:
+            gone |= np.isin(slots, [slot for slot, _ in ending])
+        if gone.any():
+            skipped = pack(slots[gone])
+            slots, caps = slots[~gone], caps[~gone]
+        has = self._computed[slots]
+        wanted = self._known[slots] - has
+        tokens: Ints = np.minimum(caps, wanted)
+        decodes = self._decoding[slots]
+        alone = bool(decodes.all())
+        shape = BatchShape(decodes=len(slots), decode_context=int(has.sum())) if alone else _shape(has, tokens, decodes)
+        self._running = _Running(plan, slots, tokens, tokens >= wanted, skipped, shape, ending, alone and not ending)
+        return plan, self._profile.batch_s(shape)
+
+    @property
+    def worked(self) -> bool:
+        """The iteration under way computes something."""
+        assert self._running is not None
+        return len(self._running.slots) > 0
+
+    # ------------------------------------------------------------ leaps
+
+    def alike(self, most: int) -> list[float]:
+        """Seconds of the iteration under way and of those after it, at most so many, if each is just like it but for its contexts: all
+        decodes, and nobody ends before the last. The sums grow by one token for each decode, so the shapes are known beforehand."""
+        running = self._running
+        assert running is not None
+        if not running.decodes_only or not len(running.slots):
+            return []
+        steps = min(most, int(self._left[running.slots].min()))
+        batch_s, decodes, context = self._profile.batch_s, running.shape.decodes, running.shape.decode_context
+        return [batch_s(BatchShape(0, 0, 0.0, 0.0, 0, decodes, context + decodes * step)) for step in range(steps)]
+
+    def leap(self, ends_unix_s: Sequence[float], exec_s: float) -> None:
+        """The iteration under way has ended at each of these instants and begun again; `exec_s` in all."""
+        running = self._running
+        assert running is not None
+        n, slots = len(ends_unix_s), running.slots
+        self._computed[slots] += n
+        self._known[slots] += n
+        self._left[slots] -= n
+        for slot in slots.tolist():
+            self._requests[slot].times.extend(ends_unix_s)
+        self.counters.iterations += n
+        self.counters.tokens += n * len(slots)
+        self.counters.exec_s += exec_s
+        shape = running.shape
+        self._running = running._replace(shape=shape._replace(decode_context=shape.decode_context + n * shape.decodes))
+
+    # ------------------------------------------------------------ ends
+
+    def finish(self, *, started_unix_s: float, ended_unix_s: float, exec_s: float, idle_s: float) -> tuple[PlanAck, list[AttemptOver]]:
+        """The running iteration is over."""
+        running = self._running
+        assert running is not None
+        self._running = None
+        plan, slots, emits = running.plan, running.slots, running.emits
+        ended: list[tuple[int, str]] = []
+        overs: list[AttemptOver] = []
+        if len(slots):
+            self.counters.iterations += 1
+            self.counters.exec_s += exec_s
+            self.counters.idle_s += idle_s
+            self._computed[slots] += running.tokens
+            told = slots if running.decodes_only else slots[emits]
+            self.counters.tokens += len(told)
+            self._known[told] += 1
+            left = self._left[told] - 1
+            self._left[told] = left
+            self._decoding[told] = True
+            emit = self._emit
+            for slot in told.tolist():
+                emit[slot](ended_unix_s)
+            for slot in told[left == 0].tolist():
+                why = self._requests[slot].reason.value
+                ended.append((slot, why))
+                overs.append(self._over(slot, why))
+        for slot, why in sorted(running.ending):
+            ended.append((slot, why))
+            overs.append(self._over(slot, why))
+        self._ack_seq += 1
+        ack = PlanAck(
+            replica=plan.replica,
+            incarnation=plan.incarnation,
+            epoch=plan.epoch,
+            plan_seq=plan.seq,
+            ack_seq=self._ack_seq,
+            slots=plan.slots if not running.skipped else pack(slots),
+            computed=pack(running.tokens),
+            emitted=pack(emits),
+            ended=ended,
+            preempted=plan.preempted,
+            relegated=plan.relegated,
+            promoted=plan.promoted,
+            skipped=running.skipped,
+            started_unix_s=started_unix_s,
+            ended_unix_s=ended_unix_s,
+            exec_s=exec_s,
+            idle_s=idle_s,
+        )
+        return ack, overs
+
+    def _over(self, slot: int, why: str) -> AttemptOver:
+        request = self._requests.pop(slot)
+        record = request.record
+        self._here[slot], self._computed[slot], self._emit[slot] = False, 0, _nobody
+        measure = measured(request.times, record.slo, record.arrived_unix_s)
+        return AttemptOver(
+            key=record.key,
+            attempt=record.attempt,
+            replica=self._announce.replica,
+            incarnation=self._announce.incarnation,
+            why=why,
+            relegated=request.relegated or why == "relegated",
+            service_class=request.service_class,
+            resume=Resume(tokens=bytes(4 * measure.tokens), measure=measure),
+        )
+
+    def _set_class(self, slots: bytes, service_class: ServiceClass) -> None:
+        for slot in unpack_list(slots) if slots else ():
+            request = self._requests.get(slot)
+            if request is not None:
+                request.service_class = service_class
+                request.relegated = request.relegated or service_class is ServiceClass.BEST_EFFORT
+
+    def check(self) -> None:
+        """Raises AssertionError unless the columns balance."""
+        held = np.flatnonzero(self._here)
+        assert set(held.tolist()) == set(self._requests)
+        blocks = -(-self._computed // self._announce.block_tokens)
+        assert int(blocks.sum()) <= self._announce.kv_blocks, "KV beyond capacity"
+        assert (self._computed[held] <= self._known[held]).all() and (self._left[held] > 0).all()
+        for slot, request in self._requests.items():
+            assert self._known[slot] == request.record.prompt_tokens + len(request.times), "tokens without an instant"
+
+
+def measured(times: "array[float]", slo: Slo, arrived_unix_s: float) -> Measure:
+    """What Measure.emit, token by token, would have come to."""
+    if not times:
+        return Measure.begin(slo, arrived_unix_s)
+    at, due = np.frombuffer(times), slo.first_due_unix_s(arrived_unix_s)
+    if slo.tbt_s is None:
+        late, due = int(at[0] > due), float("inf")
+    else:
+        dues = np.full(len(at) + 1, slo.tbt_s)
+        dues[0] = due if due < float("inf") else at[0]
+        dues = np.add.accumulate(dues)
+        late, due = int(np.count_nonzero(at > dues[:-1] + 1e-9)), float(dues[-1])
+    return Measure(
+        tokens=len(at),
+        first_unix_s=float(at[0]),
+        last_unix_s=float(at[-1]),
+        next_due_unix_s=due,
+        worst_tbt_s=float(np.diff(at).max(initial=0.0)),
+        late_tokens=late,
+    )
+
+
+def _shape(has: Ints, tokens: Ints, decodes: NDArray[np.bool_]) -> BatchShape:
+    prefill = ~decodes
+    l_in, l_has = tokens[prefill].tolist(), has[prefill].tolist()
+    return BatchShape(
+        sum(l_in),
+        len(l_in),
+        float(sum(n * n for n in l_in)),
+        float(sum(n * cached for n, cached in zip(l_in, l_has, strict=True))),
+        sum(l_has),
+        len(tokens) - len(l_in),
+        int(has[decodes].sum()),
+    )
+
+
+def _nobody(at_unix_s: float) -> None:
+    raise AssertionError("a token of nobody")
