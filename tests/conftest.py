@@ -1,12 +1,16 @@
 """A real nats-server for the tests that want one, and event loops of the module's choice."""
 
 import asyncio
+import signal
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 from loadgen.nats_server import NatsServer
+
+# A shell's background job begins with SIGINT ignored, and its children would ignore it too: tests press Ctrl-C.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:

@@ -204,7 +204,7 @@ class VirtualWorker:
             ack_seq=self._ack_seq,
             slots=plan.slots if not running.skipped else pack(slots),
             computed=pack(running.tokens),
-            emitted=pack(emits),
+            emitted=pack(emits.astype(np.int32)),
             ended=ended,
             preempted=plan.preempted,
             relegated=plan.relegated,
@@ -288,4 +288,4 @@ def _shape(has: Ints, tokens: Ints, decodes: NDArray[np.bool_]) -> BatchShape:
 
 
 def _nobody(at_unix_s: float) -> None:
-    raise AssertionError("a token of nobody")
+    raise AssertionError(f"a token of nobody at {at_unix_s} s")

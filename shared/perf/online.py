@@ -52,6 +52,10 @@ class Speed:
             self._logs[i] += max(weight, 1 / (self._seen + 1)) * off
         self.log = self._logs[self._wrong.index(min(self._wrong))]
 
+    def agree(self) -> None:
+        """`observe(0)` while it has only seen 0."""
+        self._seen += 1
+
     def shift(self, by: float) -> None:
         self._logs = [known + by for known in self._logs]
         self.log += by
@@ -76,6 +80,7 @@ class Corrected:
         self._scatter = [0.0, 0.0, 0.0]  # mean absolute deviation from the ratio
         self._gammas = (1.0, 1.0, 1.0)
         self._factors = (1.0, 1.0, 1.0)
+        self._exact = True  # so far every iteration took just what the base says
         self._residual: float | None = None
         self._measured_s = self._missing_s = 0.0
 
@@ -107,6 +112,10 @@ class Corrected:
         if base_s <= 0 or not 0 < exec_s < float("inf"):
             return
         regime = Regime.of(shape)
+        if self._exact and exec_s == base_s:
+            self._agree(regime)
+            return
+        self._exact = False
         self._judge(exec_s, self._gammas[regime] * base_s)
         value = log(min(max(exec_s / base_s, LOWEST), HIGHEST))
         self._speed.observe(value - self._apart[regime])
@@ -118,6 +127,14 @@ class Corrected:
         overall = sum(share * scatter for share, scatter in zip(self._share, self._scatter, strict=True))
         scatter = [known if seen else overall for known, seen in zip(self._scatter, self._seen, strict=True)]
         self._factors = self._each([g * (1 + min(off, MARGIN_HIGHEST)) for g, off in zip(self._gammas, scatter, strict=True)])
+
+    def _agree(self, regime: Regime) -> None:
+        """What `observe` comes to while nothing was ever off: all ratios stay 1, and only the counts that weigh later ones grow."""
+        self._residual = 0.0
+        self._speed.agree()
+        self._seen[regime] += 1
+        weight = max(APART, 1 / sum(self._seen))
+        self._share = [share + weight * ((i == regime) - share) for i, share in enumerate(self._share)]
 
     def _judge(self, exec_s: float, predicted_s: float) -> None:
         off = abs(exec_s - predicted_s) / exec_s

@@ -28,7 +28,11 @@ class Entries(NamedTuple):
     slots: Ints
     caps: Ints
     speculation: Speculation | None
+    blocks: Ints  # that they newly take, at their upper bound
     cut: bool = False
+
+
+NO_ENTRIES = Entries(EMPTY, EMPTY, None, EMPTY)
 
 
 class Landing(NamedTuple):
@@ -81,25 +85,25 @@ class Prediction:
         cut = False
         books, slots, caps, speculation = self._books, choice.slots, choice.caps, choice.speculation
         if not len(slots):
-            return Entries(EMPTY, EMPTY, None)
+            return NO_ENTRIES
         rows = books.row_of[slots]
         kept: Bools = (rows >= 0) & (rows < books.live)
         if not kept.all():
             slots, caps, rows = slots[kept], caps[kept], rows[kept]
             speculation = None if speculation is None else speculation.along(kept)
             if not len(slots):
-                return Entries(EMPTY, EMPTY, None)
+                return NO_ENTRIES
         decode = books.phase[rows] == DECODE
-        drafts = 0 if speculation is None else np.where(speculation.depth > 0, caps, 1)
-        left = np.where(decode, np.maximum(drafts, 1), books.target_tokens[rows] - books.computed_tokens[rows])
+        drafts = 1 if speculation is None else np.maximum(np.where(speculation.depth > 0, caps, 1), 1)
+        left = np.where(decode, drafts, books.target_tokens[rows] - books.computed_tokens[rows])
         caps = np.minimum(caps, left).astype(np.int32)
-        ends = np.cumsum(books.blocks_for(rows, caps))
-        if ends[-1] > (free_blocks := books.kv_free_blocks()):
-            kept = np.arange(len(slots)) < np.searchsorted(ends, free_blocks, side="right")
-            slots, caps = slots[kept], caps[kept]
+        blocks = books.blocks_for(rows, caps)
+        if blocks.sum() > (free_blocks := books.kv_free_blocks()):
+            kept = blocks.cumsum() <= free_blocks
+            slots, caps, blocks = slots[kept], caps[kept], blocks[kept]
             speculation = None if speculation is None else speculation.along(kept)
             cut = True
-        return Entries(slots, caps, speculation, cut)
+        return Entries(slots, caps, speculation, blocks, cut)
 
     def release(self, slot: int) -> None:
         """The worker frees it before the plan's entries run, so its KV counts as free from here."""
@@ -127,43 +131,51 @@ class Prediction:
 
     def launch(self, seq: int, entries: Entries, start_unix_s: float, profile: Profile) -> Flight:
         """Write into the books what these entries will do; the flight that remembers it."""
-        slots, caps, speculation, _ = entries
+        slots, caps, speculation, blocks, _ = entries
         books = self._books
         rows = books.row_of[slots]
         decode: Bools = books.phase[rows] == DECODE
         has, restarts = books.computed_tokens[rows], books.restarts[rows]
-        depth: Ints = np.zeros_like(caps) if speculation is None else np.where(decode, speculation.depth, 0).astype(np.int32)
-        drafting: Bools = depth > 0
-        computed = np.where(decode, 1, caps).astype(np.int32)
-        unsure: Ints = np.minimum(caps - computed, depth)
-        verified, drafted_s, selection = caps, 0.0, None
-        if speculation is not None and drafting.any():
-            verified = _within_budget(caps, drafting, speculation.budget_tokens)
-            drafted_s = self._draft_s(rows[drafting], depth[drafting], speculation.width[drafting], has[drafting])
-            selection = _selection(speculation, depth)
+        computed, unsure, verified, drafted_s, selection = caps, np.zeros_like(caps), caps, 0.0, None
+        if speculation is not None:
+            depth: Ints = np.where(decode, speculation.depth, 0).astype(np.int32)
+            drafting: Bools = depth > 0
+            computed = np.where(decode, 1, caps).astype(np.int32)
+            unsure = np.minimum(caps - computed, depth)
+            if drafting.any():
+                verified = _within_budget(caps, drafting, speculation.budget_tokens)
+                drafted_s = self._draft_s(rows[drafting], depth[drafting], speculation.width[drafting], has[drafting])
+                selection = _selection(speculation, depth)
+                books.unsure_tokens[rows] += unsure
+                books.draft_tokens[rows[drafting]] = has[drafting] + 1
         shape = _shape(has, verified, decode & (verified == 1))
         predicted_s = profile.batch_s(shape) + drafted_s
         end = start_unix_s + predicted_s
 
-        books.kv_held_blocks[rows] += books.blocks_for(rows, caps)
-        books.computed_tokens[rows] += computed
-        books.unsure_tokens[rows] += unsure
-        emitted = (decode | (books.computed_tokens[rows] >= books.target_tokens[rows])).astype(np.int32)
-        books.generated_tokens[rows] += emitted
-        # A prefill on its way leaves WAITING; one that ends becomes a decode.
-        books.phase[rows] = np.where(emitted, DECODE, PREFILL)
-        books.draft_tokens[rows[drafting]] = books.computed_tokens[rows[drafting]]
-        firsts: Bools = (emitted > 0) & np.isinf(books.first_token_unix_s[rows])
-        books.first_token_unix_s[rows[firsts]] = end
-        self._advance_due(rows, emitted, end)
-        for slot in books.slot[rows[books.generated_tokens[rows] >= books.max_tokens[rows]]].tolist():
+        books.kv_held_blocks[rows] += blocks
+        ahead = has + computed
+        books.computed_tokens[rows] = ahead
+        emitted, firsts = decode, np.zeros(len(rows), dtype=np.bool_)
+        if shape.prefills:
+            emitted = decode | (ahead >= books.target_tokens[rows])
+            # A prefill on its way leaves WAITING; one that ends becomes a decode.
+            books.phase[rows] = np.where(emitted, DECODE, PREFILL)
+            if len(begun := (emitted & ~decode).nonzero()[0]):
+                firsts = emitted & np.isinf(books.first_token_unix_s[rows])
+                books.first_token_unix_s[rows[firsts]] = end
+                self._anchor(rows[begun], end)
+        made = rows if len(rows) == shape.decodes else rows[emitted]
+        books.next_due_unix_s[made] += books.tbt_s[made]  # deadlines are cumulative
+        generated = books.generated_tokens[made] + 1
+        books.generated_tokens[made] = generated
+        for slot in books.slot[made[generated >= books.max_tokens[made]]].tolist():
             books.leave(slot)
         flight = Flight(
             seq=seq,
             slots=slots,
             packed_slots=pack(slots),
             computed=computed,
-            emitted=emitted,
+            emitted=emitted.astype(np.int32),
             unsure=unsure,
             selection=selection,
             caps=caps,
@@ -202,13 +214,11 @@ class Prediction:
         missing = context - np.minimum(self._books.draft_tokens[rows], has)
         return draft_s(self._draft, depth=depth, width=width, context=context, missing=missing)
 
-    def _advance_due(self, rows: Ints, emitted: Ints, at_unix_s: float) -> None:
-        """Deadlines are cumulative; without a TTFT the pace is anchored at the first token."""
+    def _anchor(self, rows: Ints, at_unix_s: float) -> None:
+        """Without a TTFT the pace of these, whose prefill ends now, counts from their first token."""
         books = self._books
-        made = rows[emitted != 0]
-        due = books.next_due_unix_s[made]
-        anchored = np.where(np.isinf(due) & (books.generated_tokens[made] <= 1), at_unix_s, due)
-        books.next_due_unix_s[made] = anchored + emitted[emitted != 0] * books.tbt_s[made]
+        free = rows[np.isinf(books.next_due_unix_s[rows]) & (books.generated_tokens[rows] == 0)]
+        books.next_due_unix_s[free] = at_unix_s
 
     # ------------------------------------------------------------ reconciliation
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from random import Random
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,8 +33,7 @@ class Phase(IntEnum):
     DECODE = 2
 
 
-@dataclass(frozen=True, slots=True)
-class View:
+class View(NamedTuple):
     """The replica when the next plan starts. Row arrays run in parallel; row order is arbitrary but reproducible.
 
     Read-only: policies must not write into the arrays. A speculating plan in flight yields one token or more: columns count
