@@ -24,6 +24,13 @@ def qoserve(**changed: object) -> QoServe:
     return QoServe(Settings(**changed))  # type: ignore[arg-type]
 
 
+def after(outputs: int, policy: QoServe) -> QoServe:
+    """Once ten requests of application "a" have put out so many tokens each."""
+    ended = [Ended("a", 10, 5000, outputs) for _ in range(10)]
+    policy.observe(Observation(NOW, BatchShape(), 0.0, 0.0, ended))
+    return policy
+
+
 def prefill_order(policy: QoServe, made: Sequence[Row]) -> list[int]:
     waiting = {r.slot for r in made if r.phase != Phase.DECODE}
     return [slot for slot in entries(policy.plan(view(made))[0]) if slot in waiting]
@@ -74,9 +81,9 @@ def test_without_standard_decodes_the_chunk_is_the_largest() -> None:
 
 
 def test_non_interactive_decodes_ask_for_their_share_of_the_time_left() -> None:
-    policy = qoserve()
-    relaxed_one = decode(summary(0, max_tokens=105))  # 600 s for 100 tokens
-    tight = decode(summary(0, max_tokens=105, ttlt_s=10.0))  # 0.1 s a token
+    policy = after(105, qoserve())
+    relaxed_one = decode(summary(0))  # 600 s for 100 tokens more
+    tight = decode(summary(0, ttlt_s=10.0))  # 0.1 s a token
     for row, slack_s in ((relaxed_one, 0.4), (tight, 0.1)):
         seen = view([row])
         assert policy.slack_s(seen, chunk.decoding(seen)) == pytest.approx(slack_s)
@@ -90,11 +97,20 @@ def test_a_token_already_late_does_not_stop_all_prefill() -> None:
     assert prefill_tokens(view([hopeless, waiting]), qoserve()) == 2500
 
 
+def test_outputs_that_vary_widely_do_not_hold_the_chunks_down() -> None:
+    """The mean paces a TTLT; mean + 2 sigma, which is for the priority, would here ask for 50 ms a token."""
+    policy = qoserve()
+    ended = [Ended("a", 10, 5000, outputs) for outputs in (20, 20, 20, 20, 20, 20, 20, 20, 20, 1820)]
+    policy.observe(Observation(NOW, BatchShape(), 0.0, 0.0, ended))
+    assert prefill_tokens(view([decode(summary(0, max_tokens=2000, ttlt_s=60.0)), summary(1, target=6000)]), policy) == 2500
+
+
 def test_an_end_that_no_pace_can_reach_in_time_does_not_stop_all_prefill() -> None:
     waiting = summary(1, target=6000)
-    for ttlt_s in (-1.0, 0.0, 0.1):  # 100 tokens are predicted to come
-        assert prefill_tokens(view([decode(summary(0, max_tokens=105, ttlt_s=ttlt_s)), waiting]), qoserve()) == 2500
-    assert 0 < prefill_tokens(view([decode(summary(0, max_tokens=105, ttlt_s=5.0)), waiting]), qoserve()) < 500
+    policy = after(105, qoserve())
+    for ttlt_s in (-1.0, 0.0, 0.1):  # 100 tokens more are expected
+        assert prefill_tokens(view([decode(summary(0, ttlt_s=ttlt_s)), waiting]), policy) == 2500
+    assert 0 < prefill_tokens(view([decode(summary(0, ttlt_s=5.0)), waiting]), policy) < 500
 
 
 def test_example_of_section_3_5() -> None:
@@ -175,7 +191,7 @@ def test_relegated_requests_run_when_nothing_else_waits_and_the_important_first(
     late = interactive(7, phase=Phase.PREFILL, computed=16, next_due_s=-1.0)
     (choice,) = qoserve().plan(view([*best, late]))
     assert list(choice.relegate) == [7]
-    assert list(entries(choice)) == [2, 1, 7, 0]  # 1 came before 7
+    assert list(entries(choice)) == [2, 7, 1, 0]  # 7 and 1 weigh the same, but 1 has no deadline
 
 
 def test_planning_ends_when_every_waiting_request_is_late() -> None:

@@ -60,7 +60,7 @@ class ReplicaFacts:
     kv_blocks: int = 0
     block_tokens: int = 16
     context_tokens: int = 8192
-    max_slots: int = 1024
+    max_slots: int = 16_384  # as the papers' queues: as long as they get
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -101,8 +101,9 @@ def fill(
     rows: list[int] = []
     chunks: list[int] = []
     shut = False  # one that has not begun could not
+    begun_left = len(begun_rows)
     for row in order.tolist():
-        if limit_tokens <= 0:
+        if limit_tokens <= 0 or (shut and not begun_left):
             break
         if row in preempted:
             continue
@@ -113,6 +114,7 @@ def fill(
         if not begun and (shut or whole > room - owed):
             shut = True
             continue
+        begun_left -= int(begun)
         wanted = min(target - cached, limit_tokens, (held + max(room, 0)) * bt - cached - unsure)
         if wanted <= 0:
             continue

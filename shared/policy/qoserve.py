@@ -52,6 +52,9 @@ RATE_MIN_TOKENS = 128
 # Section 4, baselines: the chunk without dynamic chunking, decodes included.
 CHUNK_TOKENS = 256
 
+# Of those waiting, so many are put in order first: an iteration rarely gives more of them a token.
+REACH = 64
+
 PINNED, STANDARD, RELEGATED = 0, 1, 2
 
 
@@ -90,7 +93,6 @@ class Queue:
         self.standard: Bools = ~view.best_effort[rows]
         self.begun: Bools = view.phase[rows] == chunk.PREFILL
         self.importance: Floats = view.importance[rows]
-        self.arrived: Floats = view.arrived_unix_s[rows]
         self.slot = view.slot[rows]
 
     def key(self, alpha_s: float) -> Floats:
@@ -139,14 +141,13 @@ class QoServe:
         if self._set.eager_relegation:
             late = queue.standard & (now + queue.seconds > queue.due)
         waiting = queue.standard & ~late
-        key = queue.key(self.alpha_s(queue.load(now, waiting)) if self._set.hybrid else 0.0)
+        key = queue.key(self._alpha_now_s(queue, now, waiting))
         pinned = queue.begun & (now + one_more_s + queue.seconds > queue.due)
-        order = _order(queue, key, waiting, pinned)
-        if self._set.eager_relegation:
-            given_up = _give_up(queue, order[: np.count_nonzero(waiting)], now)
-            if len(given_up):
-                late[given_up] = True
-                order = _order(queue, key, queue.standard & ~late, pinned)
+        if self._set.eager_relegation and queue.importance.min() < queue.importance.max():
+            given_up = _give_up(queue, _order(queue, key, waiting, pinned)[: np.count_nonzero(waiting)], now)
+            late[given_up] = True
+            waiting[given_up] = False
+        order = _order(queue, key, waiting, pinned, limit_tokens)
         stays = ~late | queue.begun  # one relegated before it began leaves the replica
         return [
             chunk.fill(
@@ -188,6 +189,13 @@ class QoServe:
             smallest = min(smallest, pace_s)
         return smallest
 
+    def _alpha_now_s(self, queue: Queue, now_unix_s: float, waiting: Bools) -> float:
+        if not self._set.hybrid:
+            return 0.0
+        if self._set.alpha_low_s == self._set.alpha_high_s:
+            return self._set.alpha_high_s  # whatever the load
+        return self.alpha_s(queue.load(now_unix_s, waiting))
+
     def alpha_s(self, load: float) -> float:
         """Seconds per token of remaining work, for a load as `Queue.load` gives it."""
         share = min(1.0, max(0.0, (load - LOW_LOAD) / (HIGH_LOAD - LOW_LOAD)))
@@ -214,17 +222,37 @@ class QoServe:
         return largest / profile.batch_s(BatchShape().with_chunk(largest, 0))
 
 
-def _order(queue: Queue, key: Floats, waiting: Bools, pinned: Bools) -> Rows:
-    """Those not relegated first; each by key (Algorithm 1, COMPARATOR), among the relegated the important first."""
+def _order(queue: Queue, key: Floats, waiting: Bools, pinned: Bools, limit_tokens: int | None = None) -> Rows:
+    """Those not relegated first; each by key (Algorithm 1, COMPARATOR), among the relegated the important first.
+
+    With `limit_tokens`, of a long queue only those that an iteration of so many tokens can reach.
+    """
+    near = None if limit_tokens is None else _within_reach(queue, key, waiting, limit_tokens)
     rank = np.where(waiting, np.where(pinned, PINNED, STANDARD), RELEGATED)
     hint = np.where(waiting, 0.0, -queue.importance)
-    return np.lexsort((queue.slot, queue.arrived, key, hint, rank))
+    columns = (queue.slot, key, hint, rank)
+    if near is None:
+        return np.lexsort(columns)
+    return near[np.lexsort([column[near] for column in columns])]
+
+
+def _within_reach(queue: Queue, key: Floats, waiting: Bools, limit_tokens: int) -> Rows | None:
+    """All that have begun, and the first of the others, as many as fill an iteration: nobody behind them gets a token, since one that
+    has not begun is passed over only if none behind it begins either (shared/policy/chunk.py). None: all of them.
+    """
+    rows = (waiting & ~queue.begun).nonzero()[0]
+    if len(rows) <= 2 * REACH:
+        return None
+    rows = rows[key[rows].argpartition(REACH)[:REACH]]
+    if queue.left[rows].sum() < limit_tokens:
+        return None
+    return np.concatenate((queue.begun.nonzero()[0], rows))
 
 
 def _give_up(queue: Queue, order: Rows, now_unix_s: float) -> Rows:
     """Less important standard requests that must go for more important ones behind them; `order` holds the standard ones."""
     importance = queue.importance[order]
-    if len(order) < 2 or importance.min() == importance.max():
+    if len(order) < 2:
         return order[:0]
     seconds, spare = queue.seconds[order], queue.due[order] - now_unix_s
     gone = np.zeros(len(order), dtype=np.bool_)
