@@ -13,12 +13,12 @@ import structlog
 import uvloop
 from rich.console import Console
 
-from loadgen.bench import engine, idle, loaded, machine, messages, planning
+from loadgen.bench import engine, idle, loaded, machine, messages, planning, simulator
 from loadgen.bench.figure import BenchReport, Figure, table, write
 from loadgen.bench.live import calling
 from loadgen.fleet import Fleet, FleetSpec
 
-PARTS = ("messages", "planning", "engine", "idle", "loaded")
+PARTS = ("messages", "planning", "simulator", "engine", "idle", "loaded")
 
 
 class Effort(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,12 +26,13 @@ class Effort(msgspec.Struct, frozen=True, kw_only=True):
 
     repeats: int = 5000  # of a message
     steps: int = 5000  # of the planner
+    simulated: int = 5000  # requests
     requests: int = 200  # through an idle fleet
     settle_s: float = 4.0
     loaded_s: float = 30.0
 
 
-QUICK = Effort(repeats=200, steps=100, requests=8, settle_s=1.0, loaded_s=2.0)
+QUICK = Effort(repeats=200, steps=100, simulated=200, requests=8, settle_s=1.0, loaded_s=2.0)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,6 +59,9 @@ def run(args: argparse.Namespace) -> int:
     if "planning" in parts:
         _say("planning steps of one replica, without a bus")
         figures += planning.measure(effort.steps, args.seed)
+    if "simulator" in parts:
+        _say("simulations of one replica, and of up to 64")
+        figures += simulator.measure(effort.simulated, args.seed)
     if "engine" in parts:
         _say("the torch engine beside transformers' own generate")
         figures += engine.measure(args.quick, _say)
