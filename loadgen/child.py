@@ -6,7 +6,7 @@ from asyncio.subprocess import Process
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from loadgen.lifeline import lifeline
+from loadgen.lifeline import bound
 from shared.errors import SlacklineError
 
 FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.1, 5.0  # before it is started again; doubles with every life shorter than SHORT_LIFE_S
@@ -117,9 +117,9 @@ class Child:
         self._told_to_end = self._murdered = False
         with self.log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
-                *self._command,
+                *bound(self._command),
                 stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log,
-                env=self.environment, start_new_session=True, preexec_fn=lifeline(),
+                env=self.environment, start_new_session=True,
             )  # fmt: skip
         self.starts += 1
         if self._told_to_end:

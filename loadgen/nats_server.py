@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from loadgen.lifeline import lifeline
+from loadgen.lifeline import bound
 from shared.errors import ConfigError
 
 READY_S = 15.0  # JetStream reads its store before the port opens
@@ -63,9 +63,9 @@ class NatsServer:
         config.write_text("\n".join(lines) + "\n")
         binary = find_binary()
         self._process = subprocess.Popen(
-            [str(binary), "--config", str(config)],
+            bound([str(binary), "--config", str(config)]),
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            start_new_session=True, preexec_fn=lifeline(),
+            start_new_session=True,
         )  # fmt: skip
         try:
             self.url = self._wait_ready(store_dir, log)
