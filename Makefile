@@ -7,7 +7,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 PY := .venv/bin/python
 STAMP := .venv/.installed
 
-.PHONY: help setup test demo bench soak models clean
+.PHONY: help setup test demo bench results soak models clean
 
 help: ## this text
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## (.*)$$/  make \1\t\2/' | expand -t 16
@@ -45,6 +45,9 @@ demo: $(STAMP) ## a fleet, a real model's answers, then fcfs and qoserve side by
 
 bench: $(STAMP) ## figures of the hot path, printed and as JSON
 	.venv/bin/slackline bench $(ARGS)
+
+results: $(STAMP) ## QoServe's tables and figures by simulation, into docs/results.md (hours; goes on where it stopped)
+	$(PY) -m loadgen.results $(ARGS)
 
 soak: $(STAMP) ## ten thousand schedules of the protocol with faults; stops at the first broken invariant
 	SLACKLINE_SCHEDULES=$${SLACKLINE_SCHEDULES:-10000} $(PY) -m pytest -n 2 -x tests/test_protocol.py $(ARGS)

@@ -17,7 +17,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "chat": ("loadgen.commands.chat", "talk with the model of a running fleet, and see how quick each answer was"),
     "load": ("loadgen.commands.load", "replay a trace or a synthetic workload against a running fleet"),
     "simulate": ("loadgen.commands.simulate", "serve a trace or a workload in virtual time, with the cores that run live"),
-    "compare": ("loadgen.commands.compare", "print the reports of several load runs side by side"),
+    "capacity": ("loadgen.commands.capacity", "find the highest rate at which few enough requests miss their SLO, in virtual time"),
+    "compare": ("loadgen.commands.compare", "put policies on identical arrivals, in virtual time, side by side; or reports of load runs"),
+    "profile": ("loadgen.commands.profile", "list, show and fit the profiles that say how long an iteration takes"),
     "bench": ("loadgen.commands.bench", "measure the hot path on this machine, each figure beside its aim"),
 }
 DEFAULT_URL = "nats://127.0.0.1:4222"

@@ -1,6 +1,7 @@
 """How long prompts and outputs are: named synthetic workloads, and the rows of a trace."""
 
 import math
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
@@ -26,43 +27,70 @@ class LengthSource(Protocol):
     def draw(self, index: int, rank: int, rng: Random) -> Lengths: ...
 
 
+class Law(Protocol):
+    """A distribution of token counts."""
+
+    def draw(self, rng: Random) -> int:
+        """One count, at least 1."""
+
+
 @dataclass(frozen=True, slots=True)
 class TruncatedLognormal:
-    """exp(mu + sigma Z), no more than `maximum`, rounded up to 1 token at least."""
+    """exp(mu + sigma Z) between 1 and `maximum`, by the inverse of its distribution."""
 
     mu: float
     sigma: float
     maximum: int
 
-    @staticmethod
-    def fit(p50: float, p90: float, maximum: int) -> "TruncatedLognormal":
-        """The one whose median and 90th percentile, *after* truncation, are these. Raises ValueError if there is none.
+    def draw(self, rng: Random) -> int:
+        low, high = (NORMAL.cdf((math.log(bound) - self.mu) / self.sigma) for bound in (1, self.maximum))
+        z = NORMAL.inv_cdf(_inside(low + rng.random() * (high - low)))
+        return max(1, min(self.maximum, round(math.exp(self.mu + self.sigma * z))))
 
-        With q the part of the untruncated law that is kept, the quantiles are at z(0.5 q) and z(0.9 q); q is found by bisection.
-        """
 
-        def law(kept: float) -> tuple[float, float]:
-            low, high = NORMAL.inv_cdf(0.5 * kept), NORMAL.inv_cdf(0.9 * kept)
-            sigma = math.log(p90 / p50) / (high - low)
-            return math.log(p50) - sigma * low, sigma
+@dataclass(frozen=True, slots=True)
+class TruncatedWeibull:
+    """scale (-ln U)^(1/shape) between 1 and `maximum`, by the inverse of its distribution."""
 
-        def excess(kept: float) -> float:
-            mu, sigma = law(kept)
-            return NORMAL.cdf((math.log(maximum) - mu) / sigma) - kept
-
-        few, many = 1e-3, 1.0
-        if not (0 < p50 < p90 < maximum and excess(few) > 0):
-            raise ValueError(f"no truncated lognormal has p50 {p50}, p90 {p90} and maximum {maximum}")
-        for _ in range(60):
-            kept = (few + many) / 2
-            few, many = (kept, many) if excess(kept) > 0 else (few, kept)
-        mu, sigma = law(few)
-        return TruncatedLognormal(mu, sigma, maximum)
+    shape: float
+    scale: float
+    maximum: int
 
     def draw(self, rng: Random) -> int:
-        kept = NORMAL.cdf((math.log(self.maximum) - self.mu) / self.sigma)
-        z = NORMAL.inv_cdf(max(1e-12, rng.random() * kept))
-        return max(1, min(self.maximum, round(math.exp(self.mu + self.sigma * z))))
+        low, high = (-math.expm1(-((bound / self.scale) ** self.shape)) for bound in (1, self.maximum))
+        u = _inside(low + rng.random() * (high - low))
+        tokens: float = self.scale * (-math.log1p(-u)) ** (1 / self.shape)
+        return max(1, min(self.maximum, round(tokens)))
+
+
+def _inside(p: float) -> float:
+    """Where an inverse distribution is finite."""
+    return min(max(p, 1e-12), 1 - 1e-12)
+
+
+@dataclass(frozen=True, slots=True)
+class Knots:
+    """Linear between the quantiles `tokens` at the probabilities `p`, which rise from 0 to 1."""
+
+    p: Sequence[float]
+    tokens: Sequence[float]
+
+    def draw(self, rng: Random) -> int:
+        u = rng.random()
+        i = bisect_right(self.p, u)
+        share = (u - self.p[i - 1]) / (self.p[i] - self.p[i - 1])
+        return max(1, round(self.tokens[i - 1] + share * (self.tokens[i] - self.tokens[i - 1])))
+
+
+@dataclass(frozen=True, slots=True)
+class Shorter:
+    """A law divided by `times`."""
+
+    law: Law
+    times: int
+
+    def draw(self, rng: Random) -> int:
+        return max(1, round(self.law.draw(rng) / self.times))
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +98,8 @@ class Shape:
     """Prompt and output lengths of one application, independent of each other (their correlation is near zero in the records)."""
 
     application: str
-    prompt: TruncatedLognormal
-    output: TruncatedLognormal
+    prompt: Law
+    output: Law
 
     def pair(self, rng: Random, context_tokens: int) -> Lengths:
         """Drawn again while the context cannot hold both. Raises ConfigError if nothing ever fits."""
@@ -81,17 +109,30 @@ class Shape:
                 return Lengths(prompt, output, self.application)
         raise ConfigError(f"workload {self.application}: nothing of it fits a context of {context_tokens} tokens")
 
+    def shorter(self, times: int) -> "Shape":
+        return Shape(self.application, Shorter(self.prompt, times), Shorter(self.output, times))
 
-# Medians and 90th percentiles of QoServe Table 2. The maxima are ours: the published ones are not given, ShareGPT's filtered
-# file ends at 8,032 and 1,024, and Llama-3-8B's context is 8,192.
-SHAREGPT = Shape("sharegpt", TruncatedLognormal.fit(1730, 5696, 8192), TruncatedLognormal.fit(415, 834, 1024))
-AZURE_CONV = Shape("azure-conv", TruncatedLognormal.fit(928, 3830, 8192), TruncatedLognormal.fit(41, 342, 1024))
-AZURE_CODE = Shape("azure-code", TruncatedLognormal.fit(1930, 6251, 8192), TruncatedLognormal.fit(8, 43, 1024))
 
-# The same at a quarter of the length, for small models: their contexts are short and their machines slow.
-SHORT_SHAREGPT = Shape("sharegpt", TruncatedLognormal.fit(432, 1424, 2048), TruncatedLognormal.fit(104, 208, 256))
-SHORT_AZURE_CONV = Shape("azure-conv", TruncatedLognormal.fit(232, 957, 2048), TruncatedLognormal.fit(10, 85, 256))
-SHORT_AZURE_CODE = Shape("azure-code", TruncatedLognormal.fit(482, 1562, 2048), TruncatedLognormal.fit(2, 11, 256))
+# The datasets of QoServe Table 2, each matched to its published median and 90th percentile.
+#
+# ShareGPT: quantiles of the filtered file that Sarathi and QoServe use (a 70 % sample of its lengths; Llama-2's tokenizer).
+SHAREGPT_P = (
+    0, 0.005, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.93, 0.95,
+    0.97, 0.98, 0.99, 0.995, 0.999, 1,
+)  # fmt: skip
+SHAREGPT_PROMPT = (
+    1.0, 9.0, 12.0, 16.0, 29.0, 74.0, 185.0, 388.0, 591.0, 789.4, 981.0, 1212.0, 1477.1, 1730.0, 2086.0, 2422.0, 2828.0, 3253.0, 3756.0,
+    4285.8, 4921.3, 5696.0, 6204.5, 6561.0, 6926.0, 7148.0, 7421.3, 7603.9, 7801.0, 8032.0,
+)  # fmt: skip
+SHAREGPT_OUTPUT = (
+    2.0, 3.0, 6.0, 19.0, 47.0, 86.0, 134.0, 186.0, 233.0, 276.0, 316.0, 350.2, 384.0, 415.0, 459.0, 497.0, 534.7, 582.0, 629.0, 682.0,
+    753.0, 834.0, 882.0, 919.0, 957.0, 976.0, 997.0, 1008.0, 1021.0, 1024.0,
+)  # fmt: skip
+SHAREGPT = Shape("sharegpt", Knots(SHAREGPT_P, SHAREGPT_PROMPT), Knots(SHAREGPT_P, SHAREGPT_OUTPUT))
+# Azure 2024: the week that QoServe used is not at hand, so two published quantiles fix two parameters. The families and the maxima
+# are assumed: a Weibull law for code, whose prompts end at 8,192 there and would be far too long as a lognormal one.
+AZURE_CONV = Shape("azure-conv", TruncatedLognormal(6.8407, 1.1242, 16384), TruncatedLognormal(3.704, 1.7291, 2048))
+AZURE_CODE = Shape("azure-code", TruncatedWeibull(0.712, 6187.06, 8192), TruncatedLognormal(1.9468, 1.3676, 2048))
 
 # By rank of the tier, tightest first; the last one stands for all tiers beyond.
 WORKLOADS: Mapping[str, Sequence[Shape]] = {
@@ -99,7 +140,8 @@ WORKLOADS: Mapping[str, Sequence[Shape]] = {
     "azure-conv": (AZURE_CONV,),
     "sharegpt": (SHAREGPT,),
     "mix": (AZURE_CODE, AZURE_CONV, SHAREGPT),
-    "short-mix": (SHORT_AZURE_CODE, SHORT_AZURE_CONV, SHORT_SHAREGPT),
+    # For small models: their contexts are short and their machines slow.
+    "short-mix": tuple(shape.shorter(4) for shape in (AZURE_CODE, AZURE_CONV, SHAREGPT)),
 }
 
 

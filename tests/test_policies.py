@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.errors import ConfigError
-from shared.policy import chunk, registry
+from shared.policy import chunk, registry, sarathi
 from shared.policy.router import RoundRobin, attainable
 from shared.policy.seam import Phase, View
 from shared.schemas import Digest, Offer
@@ -18,7 +18,7 @@ from shared.vocabulary import ReplicaId, RequestKey, ServiceClass, Slo
 from tests.views import BLOCK, NOW, Row, decode, entries, interactive, rows, shape_of, summary, view, views
 
 NAMES = registry.names()
-relaxed = settings(deadline=None, max_examples=150)
+relaxed = settings(deadline=None, max_examples=80)
 
 
 def need_blocks(seen: View, i: int, cap: int) -> int:
@@ -131,6 +131,61 @@ def test_prefills_leave_each_decode_a_block_to_grow_into() -> None:
     plan = registry.make("fcfs").plan
     assert 9 not in entries(plan(view(rows, free=13))[0])
     assert entries(plan(view(rows, free=14))[0])[9] == 160
+
+
+@pytest.mark.parametrize(
+    ("name", "order"),
+    [
+        ("fcfs", [1, 2, 3, 4]),
+        ("edf", [4, 2, 1, 3]),
+        ("srpf", [4, 3, 2, 1]),  # 2 has 400 left of 900
+        ("sjf", [2, 4, 3, 1]),  # 2 has begun
+    ],
+)
+def test_each_baseline_has_its_order(name: str, order: list[int]) -> None:
+    made = [
+        summary(1, target=600, arrived_s=-4),
+        summary(2, target=900, computed=500, phase=Phase.PREFILL, arrived_s=-3, ttlt_s=100.0),
+        Row(slot=3, target=300, arrived_s=-2),
+        interactive(4, target=200, arrived_s=-1),
+    ]
+    (choice,) = registry.make(name, {"chunk_tokens": "5000"}).plan(view(made))
+    assert list(entries(choice)) == order
+
+
+@pytest.mark.parametrize("name", ["fcfs", "edf", "srpf", "sjf"])
+def test_a_chunk_counts_the_decodes_and_shrinks_to_the_iteration_that_is_asked_for(name: str) -> None:
+    seen = view([*(decode(interactive(i)) for i in range(6)), summary(9, target=5000)])
+    assert entries(registry.make(name).plan(seen)[0])[9] == 250
+    (choice,) = registry.make(name, {"chunk_tokens": "2500", "iteration_s": "0.05"}).plan(seen)
+    assert 250 < entries(choice)[9] < 2494
+    assert 0.0499 < seen.profile.batch_s(shape_of(seen, choice)) <= 0.05
+
+
+@pytest.mark.parametrize("name", ["fcfs", "edf", "srpf", "sjf"])
+@settings(deadline=None, max_examples=25)
+@given(seed=st.integers(0, 10_000), free=st.integers(0, 400), best=st.sampled_from([0.0, 0.5, 0.98]))
+def test_a_long_queue_is_planned_as_if_all_of_it_had_been_sorted(name: str, seed: int, free: int, best: float) -> None:
+    rng = Random(seed)
+    made = [decode(interactive(i)) for i in range(5)]
+    for slot in range(5, 120):
+        begun = rng.random() < 0.05
+        made.append(
+            Row(
+                slot=slot,
+                phase=Phase.PREFILL if begun else Phase.WAITING,
+                computed=16 if begun else 0,
+                target=rng.choice([17, 40, 300, 2000]),
+                arrived_s=-rng.randrange(20) / 4,
+                ttlt_s=rng.choice([math.inf, 10.0, 600.0]),
+                best_effort=rng.random() < best,
+            )
+        )
+    seen, policy = view(made, free=free), registry.make(name, {"chunk_tokens": "40"})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sarathi, "_within_reach", lambda view, queue, key, entries: np.ones(len(queue), dtype=np.bool_))
+        whole = policy.plan(seen)[0]
+    assert entries(policy.plan(seen)[0]) == entries(whole)
 
 
 @relaxed

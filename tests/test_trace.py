@@ -1,15 +1,13 @@
-"""Traces in both formats, and errors that name the place; workloads with the published percentiles; plans that repeat."""
+"""Traces in both formats, and errors that name the place; plans that repeat."""
 
 import gzip
 from pathlib import Path
-from random import Random
-from statistics import quantiles
 
 import pytest
 
 from loadgen.mix import plan_requests
 from loadgen.trace import read_trace
-from loadgen.workload import AZURE_CODE, AZURE_CONV, SHAREGPT, Rows, Shape, TruncatedLognormal, named_workload
+from loadgen.workload import Rows, named_workload
 from shared.errors import ConfigError, PeerError
 from shared.tiers import BUILT_IN, DEFAULT, DEMO_3, load_tiers
 
@@ -75,33 +73,6 @@ def test_a_trace_that_is_not_there_or_not_text_is_said_so(tmp_path: Path) -> Non
         read_trace(tmp_path / "bytes.csv")
 
 
-@pytest.mark.parametrize(
-    ("shape", "prompt", "output"),
-    [(SHAREGPT, (1730, 5696), (415, 834)), (AZURE_CONV, (928, 3830), (41, 342)), (AZURE_CODE, (1930, 6251), (8, 43))],
-)
-def test_synthetic_lengths_have_the_published_median_and_90th_percentile(
-    shape: Shape, prompt: tuple[int, int], output: tuple[int, int]
-) -> None:
-    rng = Random(7)
-    pairs = [shape.pair(rng, 100_000) for _ in range(20_000)]
-    for (p50, p90), drawn in ((prompt, [p.prompt_tokens for p in pairs]), (output, [p.output_tokens for p in pairs])):
-        deciles = quantiles(drawn, n=10)
-        assert deciles[4] == pytest.approx(p50, rel=0.04, abs=1)
-        assert deciles[8] == pytest.approx(p90, rel=0.04)
-        assert min(drawn) >= 1
-    assert max(p.prompt_tokens for p in pairs) <= 8192
-
-
-def test_a_workload_keeps_to_the_context() -> None:
-    source, rng = named_workload("sharegpt", 2048), Random(1)
-    assert all(sum(source.draw(i, 0, rng)[:2]) <= 2048 for i in range(500))
-
-
-def test_an_impossible_fit_is_refused() -> None:
-    with pytest.raises(ValueError, match="no truncated lognormal"):
-        TruncatedLognormal.fit(100, 900, 1000 - 50)
-
-
 def test_the_mix_gives_each_tier_lengths_of_its_own_and_the_same_seed_gives_the_same_plan() -> None:
     def plan(seed: int) -> list[tuple[object, ...]]:
         return list(plan_requests([i / 10 for i in range(3000)], named_workload("mix", 8192), DEMO_3, seed, tenants=5, important=0.25))
@@ -127,11 +98,6 @@ def test_rows_in_order_are_those_of_the_trace(tmp_path: Path) -> None:
     trace = read_trace(written(tmp_path / "a.csv", NORMALISED + "0,5,6,x,1\n1,7,8,y,1\n"))
     planned = plan_requests([0.0, 1.0], Rows(trace, in_order=True), DEFAULT, 0)
     assert [(p.prompt_tokens, p.output_tokens, p.application) for p in planned] == [(5, 6, "x"), (7, 8, "y")]
-
-
-def test_an_unknown_workload_is_refused_with_those_there_are() -> None:
-    with pytest.raises(ConfigError, match="azure-code, azure-conv, sharegpt, mix"):
-        named_workload("poetry", 8192)
 
 
 # ---------------------------------------------------------------- tiers

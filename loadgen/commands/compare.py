@@ -1,18 +1,88 @@
-"""`slackline compare`: reports of `slackline load --out`, side by side."""
+"""`slackline compare`: policies on identical arrivals in virtual time; or reports of `slackline load --out`. Side by side."""
 
 import argparse
+import math
+import sys
 from pathlib import Path
 
+import msgspec
+from msgspec import Struct
 from rich.console import Console
 
+from loadgen.bound.bound import Bound
+from loadgen.commands.plan import Demand, add_plan_arguments, read_demand
+from loadgen.commands.trial import add_trial_arguments, make_trial
+from loadgen.comparison import Comparison, Offered, compare, parse_policies
+from loadgen.comparison_table import comparison_table
+from loadgen.figures_table import circumstances
+from loadgen.parallel import check_jobs, cores
 from loadgen.report import DEFINITION, read_report, side_by_side, unlike
+from loadgen.simulation import Figures
+from shared.errors import ConfigError
+
+
+class Common(Struct, frozen=True, kw_only=True):
+    """What `--json` says first, of all rates."""
+
+    command: str = "compare"
+    seed: int
+    definition: str
+    profile: str
+    replicas: int
+    latency: str
+    workload: str
+    tiers: str
+    duration_s: float
+
+
+class AtOneRate(Common, frozen=True, kw_only=True):
+    """What `slackline compare --json` prints without --rates."""
+
+    rate_rps: float
+    requests: int
+    bound: Bound
+    policies: list[Figures]
+
+
+class OverLoad(Common, frozen=True, kw_only=True):
+    """What it prints with --rates, in the order of the rates."""
+
+    rates: list[Comparison]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("reports", nargs="+", type=Path, metavar="REPORT", help="JSON files written by `slackline load --out`")
+    parser.add_argument(
+        "reports", nargs="*", type=Path, metavar="REPORT", help="JSON files written by `slackline load --out`, and no options"
+    )
+    add_plan_arguments(parser, duration_s=600.0, needed=False)
+    parser.add_argument(
+        "--policies",
+        metavar="NAME[:KEY=VALUE[+KEY=VALUE...]],...",
+        help="each with its settings, such as fcfs:chunk_tokens=512,edf,qoserve:alpha_high_s=0.004+safety=1.1",
+    )
+    add_trial_arguments(parser)
+    parser.add_argument("--rates", metavar="R,R,...", help="instead of --rate: compare at each of these")
+    parser.add_argument("--plots", type=Path, metavar="DIR", help="write plots there, as SVG")
+    parser.add_argument(
+        "--jobs", type=int, default=cores(), metavar="N", help="processes; results do not depend on it (default: all cores)"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
 
 def run(args: argparse.Namespace) -> int:
+    planned = args.policies is not None or args.trace is not None or args.workload is not None
+    if args.reports and planned:
+        raise ConfigError("give either reports, or --policies with a --trace or --workload; not both")
+    if args.reports:
+        return _reports(args)
+    if args.policies is None or (args.trace is None and args.workload is None):
+        raise ConfigError("give reports of `slackline load --out`, or --policies with a --trace or --workload")
+    return _policies(args)
+
+
+def _reports(args: argparse.Namespace) -> int:
+    if args.json or args.plots is not None:
+        raise ConfigError("--json and --plots are for --policies; reports are JSON already")
     console = Console()
     reports = [read_report(path) for path in args.reports]
     console.print(side_by_side(reports))
@@ -20,3 +90,79 @@ def run(args: argparse.Namespace) -> int:
         console.print(f"These runs have different {different}: their figures say little about what served them.", style="bold")
     console.print(DEFINITION, style="dim")
     return 0
+
+
+def _policies(args: argparse.Namespace) -> int:
+    jobs = check_jobs(args.jobs)
+    contestants = parse_policies(args.policies)
+    rates = parse_rates(args)
+    demand = read_demand(args)
+    if args.plots is not None:
+        make_folder(args.plots)
+    err = Console(stderr=True)
+    offered, notes = [], dict.fromkeys(demand.notes)
+    for rate_rps in rates:
+        trials = [make_trial(args, demand, policy, settings, rate_rps) for policy, settings in contestants]
+        plan = demand.at(rate_rps)
+        notes |= dict.fromkeys(plan.notes)
+        offered.append(Offered(rate_rps if rate_rps is not None else len(plan.requests) / plan.duration_s, plan.requests, trials))
+    for note in notes:
+        err.print(note, highlight=False)
+    rounds = compare(
+        offered, jobs, latencies=args.plots is not None, said=lambda line: None if args.json else err.print(line, highlight=False)
+    )
+    made = [one.comparison for one in rounds]
+    if args.plots is not None:
+        from loadgen.plots import write_plots  # takes half a second, and most comparisons need none
+
+        for path in write_plots(rounds, demand.tiers, args.plots):
+            err.print(f"wrote {path}", highlight=False)
+    if args.json:
+        print(msgspec.json.encode(_told(args, demand, made)).decode())
+        return 0
+    out = Console(width=None if sys.stdout.isatty() else 140)
+    out.print(
+        circumstances(made[0].policies[0], None if len(made) > 1 else made[0].rate_rps), highlight=False, markup=False, soft_wrap=True
+    )
+    out.print(comparison_table(made, demand.tiers))
+    return 0
+
+
+def parse_rates(args: argparse.Namespace) -> list[float | None]:
+    """Raises ConfigError for what is not a list of different rates."""
+    if args.rates is None:
+        return [args.rate]
+    if args.rate is not None:
+        raise ConfigError("give either --rate or --rates")
+    try:
+        rates = [float(word) for word in args.rates.split(",")]
+    except ValueError:
+        rates = []
+    if not rates or len(set(rates)) < len(rates) or not all(0 < rate < math.inf for rate in rates):
+        raise ConfigError(f"--rates `{args.rates}`: expected different rates above 0, such as 2,3,4")
+    return [*sorted(rates)]
+
+
+def make_folder(folder: Path) -> None:
+    """Before the runs, which take long. Raises ConfigError."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--plots: cannot make the folder {folder}: {error.strerror}") from error
+
+
+def _told(args: argparse.Namespace, demand: Demand, made: list[Comparison]) -> AtOneRate | OverLoad:
+    common = {
+        "seed": args.seed,
+        "definition": args.definition,
+        "profile": args.profile,
+        "replicas": args.replicas,
+        "latency": args.latency,
+        "workload": demand.name,
+        "tiers": demand.tiers.name,
+        "duration_s": args.duration,
+    }
+    if args.rates is not None:
+        return OverLoad(**common, rates=made)
+    [one] = made
+    return AtOneRate(**common, rate_rps=one.rate_rps, requests=one.requests, bound=one.bound, policies=one.policies)

@@ -6,12 +6,18 @@ from typing import Any
 import msgspec
 
 from shared.errors import ConfigError
-from shared.policy import edf, fcfs, qoserve
+from shared.policy import qoserve, sarathi
+from shared.policy.edf import edf
+from shared.policy.fcfs import fcfs
 from shared.policy.seam import Policy
+from shared.policy.sjf import sjf
+from shared.policy.srpf import srpf
 
 _POLICIES: dict[str, tuple[type[msgspec.Struct], Callable[[Any], Policy]]] = {
-    "fcfs": (fcfs.Settings, fcfs.Fcfs),
-    "edf": (edf.Settings, edf.Edf),
+    "fcfs": (sarathi.Settings, fcfs),
+    "edf": (sarathi.Settings, edf),
+    "srpf": (sarathi.Settings, srpf),
+    "sjf": (sarathi.Settings, sjf),
     "qoserve": (qoserve.Settings, qoserve.QoServe),
 }
 

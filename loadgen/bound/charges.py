@@ -1,0 +1,81 @@
+"""What a request is charged for its work, in seconds of a replica, so that no iteration collects more than it takes (docs/bound.md, 3).
+
+Each iteration with a decode collects `iteration_s` from those who decode in it, and every chunk and decode pays for itself.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loadgen.bound.strata import Stratum
+
+Seconds = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Charges:
+    """`prompt_s[p]`: the least for p prompt tokens in any chunks. `decodes_s[c]`: decode steps on contexts 1..c, summed.
+
+    A step on a short context may cost less than nothing: `credit_s[c]` sums how much, and `decodes_s` counts such a step as 0.
+    """
+
+    iteration_s: float
+    prompt_s: Seconds
+    decodes_s: Seconds
+    credit_s: Seconds
+
+
+def iteration_range_s(strata: tuple[Stratum, ...]) -> tuple[float, float]:
+    """The least and the most that `iteration_s` can usefully be: above it some chunk would be paid for being run."""
+    low_s = max(0.0, min(s.base_s for s in strata), *(s.decodes_s for s in strata))
+    high_s = min(s.base_s + min(s.prefill_token_s * (s.above + 1), math.inf) for s in strata)
+    return low_s, max(low_s, min(high_s, max(s.base_s for s in strata)))
+
+
+@lru_cache(maxsize=32)
+def charges(strata: tuple[Stratum, ...], iteration_s: float, longest_tokens: int) -> Charges:
+    """For prompts and contexts of up to `longest_tokens`; `iteration_s` within `iteration_range_s`."""
+    context = np.arange(longest_tokens + 1, dtype=np.float64)
+    step_s = np.min([s.decode_s + s.decode_context_s * context + _share(s, iteration_s, np.ones(1)) for s in strata], axis=0)
+    step_s[0] = 0.0
+    return Charges(
+        iteration_s,
+        _least_prompt_s(strata, iteration_s, longest_tokens),
+        np.cumsum(np.maximum(step_s, 0.0)),
+        np.cumsum(np.maximum(-step_s, 0.0)),
+    )
+
+
+def _share(stratum: Stratum, iteration_s: float, tokens: Seconds) -> Seconds:
+    """What a piece of work of so many tokens pays of base_s - iteration_s: of a rest at most its part, of a lack at least its part."""
+    rest_s = stratum.base_s - iteration_s
+    if rest_s > 0:
+        return rest_s * tokens / stratum.up_to
+    return rest_s * np.minimum(1.0, tokens / (stratum.above + 1))
+
+
+def _least_prompt_s(strata: tuple[Stratum, ...], iteration_s: float, longest_tokens: int) -> Seconds:
+    """[longest_tokens + 1] by the last chunk: least[t] = min over cached c < t of least[c] + the chunk of t - c tokens on c."""
+    new = np.arange(longest_tokens + 1, dtype=np.float64)
+    alone = []  # per stratum, a chunk by its new tokens, on nothing; reversed, so that a slice runs along rising cached tokens
+    for s in strata:
+        chunk_s = s.chunk_s + s.prefill_token_s * new + s.prefill_sq_s * new * new + _share(s, iteration_s, new)
+        chunk_s[new > s.up_to] = math.inf
+        alone.append(np.ascontiguousarray(np.maximum(chunk_s, 0.0)[::-1]))
+    cross = any(s.prefill_cross_s for s in strata)
+    least_s = np.zeros(longest_tokens + 1)
+    on_s = [s.prefill_context_s * new for s in strata]
+    for t in range(1, longest_tokens + 1):
+        # A chunk of t - c new tokens on c = 0 .. t - 1, in the reversed arrays from index longest - t on.
+        options = [one[longest_tokens - t : longest_tokens] + on[:t] for one, on in zip(alone, on_s, strict=True)]
+        if cross:
+            pairs = new[:t] * (t - new[:t])
+            options = [option + s.prefill_cross_s * pairs for option, s in zip(options, strata, strict=True)]
+        chunk_s = options[0]
+        for option in options[1:]:
+            np.minimum(chunk_s, option, out=chunk_s)
+        least_s[t] = (least_s[:t] + chunk_s).min()
+    return least_s

@@ -1,0 +1,91 @@
+"""One instance as the bound sees it: the work of its requests, the time it may be done in, and what it would be charged."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from loadgen.bound.charges import Charges, charges, iteration_range_s
+from loadgen.bound.prices import Market, Phase
+from loadgen.bound.shares import Floats, payers
+from loadgen.bound.strata import strata
+from loadgen.bound.windows import Windows
+from loadgen.bound.work import work_of
+from loadgen.mix import PlannedRequest
+from shared.perf.profile import Profile
+from shared.tiers import TierSet
+
+BLOCK_TOKENS = 16  # of KV: what is left over of a replica's memory holds nothing
+LENGTHS_TOKENS = 1024  # tables of charges are made for multiples of it
+RUSH_CELLS, LATE_CELLS = 768, 192  # at most, and
+CELLS_PER_REQUEST = 2
+
+
+class Instance:
+    """`rush`: the time until the last deadline of those who may have to pay for iterations (shares.py); `late`: what comes after."""
+
+    def __init__(
+        self, requests: Sequence[PlannedRequest], tiers: TierSet, profile: Profile, kv_tokens: int, replicas: int, definition: str
+    ) -> None:
+        self._strata = strata(profile)
+        self._kv_tokens = kv_tokens // BLOCK_TOKENS * BLOCK_TOKENS
+        longest = max(r.prompt_tokens + r.output_tokens for r in requests)
+        self._longest = -(-longest // LENGTHS_TOKENS) * LENGTHS_TOKENS
+        self.iteration_range_s = iteration_range_s(self._strata)
+        everything = work_of(requests, tiers, definition, profile, self._kv_tokens, self._least_prompt_s())
+        bounded = np.isfinite(everything.due_s) | np.isfinite(everything.prompt_due_s)
+        self.unbounded = int((~bounded & ~everything.hopeless).sum())  # satisfied by whoever waits long enough
+        self.work = everything.only(bounded & ~everything.hopeless)
+        self.payers = payers(self.work)
+        if len(self.work.steps):
+            self._cut(replicas)
+
+    def _charges(self, iteration_s: float) -> Charges:
+        return charges(self._strata, iteration_s, self._longest)
+
+    def _least_prompt_s(self) -> Floats:
+        """Where nobody is credited anything, a charge is a part of the time of its own iteration."""
+        least = self._charges(self.iteration_range_s[0])
+        return np.zeros(self._longest + 1) if least.credit_s.any() else least.prompt_s
+
+    def _cut(self, replicas: int) -> None:
+        """Time into cells, and every window into runs of them, rush and late."""
+        work = self.work
+        dues_s = np.concatenate((work.due_s, work.prompt_due_s))
+        begin_s, end_s = float(work.arrival_s.min()), float(dues_s[np.isfinite(dues_s)].max())
+        turn_s = float(work.due_s[self.payers.of].max(initial=begin_s))
+        rush, late = (min(most, 8 + CELLS_PER_REQUEST * len(work.steps)) for most in (RUSH_CELLS, LATE_CELLS))
+        runs = [(begin_s, turn_s, rush), (turn_s, end_s, late)]
+        edges = [np.linspace(since_s, until_s, cells + 1) for since_s, until_s, cells in runs if until_s > since_s]
+        edges_s = np.concatenate([run[1:] if i else run for i, run in enumerate(edges)])
+        cells = len(edges_s) - 1
+        rush = rush if turn_s > begin_s else 0
+        self.begin_s, self.turn_s, self.middles_s = begin_s, turn_s, (edges_s[1:] + edges_s[:-1]) / 2
+        self.capacity_s = np.diff(edges_s) * replicas
+        # A deadline on an edge may be met in the cell after it, by rounding; both ends are inclusive.
+        bounds = [
+            np.clip(np.searchsorted(edges_s, at_s, side="right") - 1, 0, cells - 1)
+            for at_s in (work.arrival_s, work.prompt_due_s, work.steps_from_s, work.due_s)
+        ]
+        self._phases = [
+            (first, last, *(Windows(np.maximum(since, first), np.minimum(until, last), cells) for since, until in (bounds[:2], bounds[2:])))
+            for first, last in ((0, rush - 1), (rush, cells - 1))
+            if first <= last
+        ]
+        self._has_rush = rush > 0
+
+    def market(self, rush_s: float, late_s: float, shared: Floats, *, memory: bool) -> Market:
+        """What an iteration collects is `rush_s` and `late_s`: late from the contexts that the KV holds; in the rush from these too
+        (`memory`), or as `shared` says, which sums for each request its steps' shares.
+        """
+        work = self.work
+        contexts = work.steps * (2 * work.prompt_tokens + work.steps - 1) / 2
+        upto, before = work.prompt_tokens + work.steps - 1, work.prompt_tokens - 1
+        made = []
+        for first, last, prompts, steps in self._phases:
+            rush = self._has_rush and first == 0
+            of = self._charges(rush_s if rush else late_s)
+            collected = shared if rush and not memory else contexts / self._kv_tokens
+            steps_s = of.decodes_s[upto] - of.decodes_s[before] + of.iteration_s * collected
+            credit_s = of.credit_s[upto] - of.credit_s[before]
+            made.append(Phase(first, last, prompts, steps, of.prompt_s[work.prompt_tokens], steps_s, credit_s))
+        return Market(self.capacity_s, tuple(made))

@@ -1,0 +1,104 @@
+"""A profile from below: strata of the batch's tokens, in each of which an iteration takes at least a linear function of its batch."""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from shared.perf.additive import AdditiveProfile
+from shared.perf.ascendra import AscendraProfile
+from shared.perf.profile import Profile
+from shared.perf.stratified import StratifiedProfile
+
+CUTS_TOKENS = (64, 256, 512, 1024)  # where the curve of an additive profile is cut; any cuts are valid
+
+
+class Stratum(NamedTuple):
+    """An iteration with `above` < tokens <= `up_to`, and at least one decode, takes at least the sum of its terms (docs/bound.md).
+
+    Without a decode it may take `decodes_s` less.
+    """
+
+    above: int
+    up_to: float
+    base_s: float  # once, `decodes_s` included
+    decodes_s: float
+    chunk_s: float  # per prefill chunk
+    prefill_token_s: float
+    prefill_sq_s: float  # per new token squared
+    prefill_cross_s: float  # per new token and cached token
+    prefill_context_s: float  # per chunk and cached token
+    decode_s: float
+    decode_context_s: float
+
+
+def strata(profile: Profile) -> tuple[Stratum, ...]:
+    """In rising order, from 0 tokens to any number. No coefficient but a base is negative."""
+    match profile:
+        case StratifiedProfile():
+            return tuple(
+                Stratum(
+                    p.above,
+                    p.up_to,
+                    p.base_s,
+                    0.0,
+                    0.0,
+                    p.prefill_token_s,
+                    0.0,
+                    0.0,
+                    p.prefill_context_s,
+                    p.decode_token_s,
+                    p.decode_context_s,
+                )
+                for p in profile.pieces
+            )
+        case AdditiveProfile():
+            return _additive(profile)
+        case AscendraProfile():
+            return _ascendra(profile)
+    raise AssertionError(f"{profile.name}: a form without strata")
+
+
+def _additive(profile: AdditiveProfile) -> tuple[Stratum, ...]:
+    """Under each piece of the curve the line through its first point, as steep as stays below the rest of it."""
+    curve_s = np.array(profile.curve_s)
+    ends = [cut for cut in CUTS_TOKENS if cut < len(curve_s) - 1]
+    made = []
+    for above, up_to in zip([0, *ends], [*ends, math.inf], strict=True):
+        tokens = np.arange(above + 1, min(up_to, len(curve_s) - 1) + 1, dtype=np.int64)
+        piece_s = curve_s[tokens]
+        slopes_s = (piece_s[1:] - piece_s[0]) / (tokens[1:] - tokens[0])
+        slope_s = min(float(slopes_s.min(initial=math.inf)), profile.beyond_s if math.isinf(up_to) else math.inf)
+        made.append(
+            Stratum(
+                above,
+                up_to,
+                float(np.min(piece_s - slope_s * tokens)) + profile.decodes_s,
+                profile.decodes_s,
+                profile.prefill_s,
+                profile.prefill_token_s + float(slope_s),
+                profile.prefill_sq_s,
+                profile.prefill_cross_s,
+                0.0,
+                profile.decode_s + float(slope_s),
+                profile.decode_context_s,
+            )
+        )
+    return tuple(made)
+
+
+def _ascendra(profile: AscendraProfile) -> tuple[Stratum, ...]:
+    """The larger of two times is at least either: memory where the weights take longer to read than the tokens to multiply, else compute."""
+
+    def side(above: int, up_to: float, memory: float, compute: float) -> Stratum:
+        kv_s, pair_s = memory * profile.kv_token_s, compute * profile.pair_s
+        token_s = compute * profile.token_s
+        base_s = profile.base_s + memory * profile.weights_s
+        return Stratum(above, up_to, base_s, 0.0, 0.0, token_s + kv_s, pair_s / 2, pair_s, kv_s, token_s, kv_s + pair_s)
+
+    reads = side(0, math.inf, profile.both + profile.memory, profile.compute)
+    sums = side(0, math.inf, profile.memory, profile.both + profile.compute)
+    meet = int(profile.weights_s / profile.token_s) if profile.token_s > 0 else 0
+    if meet < 1:
+        return (sums,) if profile.token_s > 0 else (reads,)
+    return (reads._replace(up_to=meet), sums._replace(above=meet))

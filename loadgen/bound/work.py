@@ -1,0 +1,99 @@
+"""What each request asks of the replicas if its SLO is to be met, and when: its prompt, its decode steps, and their windows."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loadgen.definition import CLOSE_S, DEADLINE, MAX_TPOT_10, MEAN_TPOT, TTLT, WINDOW_TOKENS, check
+from loadgen.mix import PlannedRequest
+from shared.errors import ConfigError
+from shared.perf.profile import Profile
+from shared.perf.shape import BatchShape
+from shared.tiers import TierSet
+from shared.vocabulary import Slo
+
+Seconds = NDArray[np.float64]
+Tokens = NDArray[np.int64]
+
+ROUNDING_S = 1000 * CLOSE_S  # added to every deadline: more than any sum of seconds may be off
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Work:
+    """Along the requests. A prompt is computed in [arrival_s, prompt_due_s], `steps` decode steps follow in [steps_from_s, due_s].
+
+    Step k = 1, 2, ... is due at step_due_s + k * pace_s, or at due_s, whichever is earlier. Deadlines may be inf.
+    """
+
+    arrival_s: Seconds
+    prompt_tokens: Tokens
+    steps: Tokens  # output tokens after the first, which comes with the prompt's last chunk; 0 if they are never due
+    prompt_due_s: Seconds
+    steps_from_s: Seconds
+    step_due_s: Seconds
+    pace_s: Seconds
+    due_s: Seconds
+    hopeless: NDArray[np.bool_]  # late or too large even alone on a replica
+
+    def only(self, kept: NDArray[np.bool_]) -> "Work":
+        return Work(*(getattr(self, field.name)[kept] for field in fields(self)))
+
+
+def work_of(
+    requests: Sequence[PlannedRequest], tiers: TierSet, definition: str, profile: Profile, kv_tokens: int, alone_s: Seconds
+) -> Work:
+    """`alone_s[p]`: at least so long do the iterations that compute p prompt tokens take. Raises ConfigError."""
+    slos = {name: tier.slo for name, tier in tiers.tiers.items()}
+    for name, slo in slos.items():
+        if (slo.ttft_x, slo.tbt_x, slo.ttlt_x) != (None, None, None):
+            raise ConfigError(f"tier {name}: bounds in multiples of zero-load time are not bounded here; give seconds")
+    if unknown := sorted({r.tier for r in requests} - set(slos)):
+        raise ConfigError(f"tiers {tiers.name}: there is none named {', '.join(unknown)}")
+    arrival_s = np.array([r.arrival_s for r in requests])
+    prompt = np.array([r.prompt_tokens for r in requests], dtype=np.int64)
+    steps = np.array([r.output_tokens for r in requests], dtype=np.int64) - 1
+    after_s = np.array([_after_s(slos[r.tier], r.output_tokens - 1, check(definition)) for r in requests])
+    first_due_s, due_s, step_due_s = (arrival_s[:, None] + after_s[:, :3] + ROUNDING_S).T
+    pace_s = after_s[:, 3]
+    # A step is an iteration, which takes at least what it would with nobody else in it.
+    step_alone = {p: profile.batch_s(BatchShape(decodes=1, decode_context=p)) for p in set(prompt.tolist())}
+    steps_s = steps * np.array([step_alone[p] for p in prompt.tolist()])
+    prompt_due_s, steps_from_s = np.minimum(first_due_s, due_s - steps_s), arrival_s + alone_s[prompt]
+    hopeless = (steps_from_s > prompt_due_s) | (prompt + steps > kv_tokens)
+    # Without a deadline they may wait until everything else is over.
+    steps = np.where(np.isfinite(due_s), steps, 0)
+    return Work(arrival_s, prompt, steps, prompt_due_s, steps_from_s, step_due_s, pace_s, due_s, hopeless)
+
+
+def _after_s(slo: Slo, steps: int, definition: str) -> tuple[float, float, float, float]:
+    """After arrival: the first token's deadline, the last one's, and that of step k as a start and a pace.
+
+    Source: loadgen/definition.py; deviation: weaker where a definition is not one of deadlines (docs/bound.md, 2).
+    """
+    first_s, last_s = _or_inf(slo.ttft_s), _or_inf(slo.ttlt_s)
+    paced = slo.ttft_s is not None and slo.tbt_s is not None
+    tbt_s = slo.tbt_s if slo.tbt_s is not None else 0.0
+    by_pace_s = first_s + steps * tbt_s if paced else math.inf
+    if definition == TTLT:
+        if slo.ttlt_s is not None or slo.tbt_s is not None:
+            first_s = math.inf
+        last_s = last_s if slo.ttlt_s is not None else by_pace_s
+        return first_s, last_s, last_s, 0.0
+    if definition == MAX_TPOT_10 and steps > WINDOW_TOKENS:
+        # Ten tokens may come together at the end of theirs, and the last ten overlap those before.
+        by_pace_s += (WINDOW_TOKENS - 1) * tbt_s
+        start_s = first_s + (WINDOW_TOKENS - 1) * tbt_s
+    else:
+        start_s = first_s
+    last_s = min(last_s, by_pace_s)
+    if paced and definition in (DEADLINE, MAX_TPOT_10) and not (definition == MAX_TPOT_10 and steps <= WINDOW_TOKENS):
+        return first_s, last_s, start_s, tbt_s
+    assert definition in (DEADLINE, MAX_TPOT_10, MEAN_TPOT)
+    return first_s, last_s, last_s, 0.0
+
+
+def _or_inf(bound_s: float | None) -> float:
+    return math.inf if bound_s is None else bound_s

@@ -1,0 +1,182 @@
+"""`slackline profile list|show|fit`: the profiles that say how long an iteration takes, and a new one from measurements."""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from loadgen.profile_fit import COLUMNS, FITTED, fit_form, read_timings
+from loadgen.report import percent
+from shared.errors import ConfigError
+from shared.perf import store
+from shared.perf.shape import BatchShape
+from shared.perf.store import FitError, ProfileFile
+
+CONTEXT_TOKENS = 1024  # cached, of each decode in the shapes shown
+
+
+def decodes(n: int) -> BatchShape:
+    return BatchShape(decodes=n, decode_context=n * CONTEXT_TOKENS)
+
+
+# (what it is, the shape): the extremes and the middle of what a replica runs.
+TYPICAL: tuple[tuple[str, BatchShape], ...] = (
+    *((f"{n} decode{'s' * (n > 1)} on {CONTEXT_TOKENS} cached", decodes(n)) for n in (1, 32, 128)),
+    *((f"a prefill chunk of {n}", BatchShape().with_chunk(n, 0)) for n in (256, 512, 1024, 2048)),
+    ("32 decodes and a chunk of 256", decodes(32).with_chunk(256, 0)),
+    ("32 decodes and a chunk of 512 on 4096 cached", decodes(32).with_chunk(512, 4096)),
+    ("128 decodes and a chunk of 512", decodes(128).with_chunk(512, 0)),
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", required=True, metavar="list|show|fit")
+    for_list = actions.add_parser("list", help="the shipped profiles")
+    for_show = actions.add_parser("show", help="one of them, and what typical batches take")
+    for_show.add_argument("name", metavar="NAME", help="a shipped profile, or a .json file")
+    for_fit = actions.add_parser("fit", help="make a profile from measured iterations")
+    for_fit.add_argument("timings", type=Path, metavar="FILE", help=f"CSV, an iteration per line: {', '.join(COLUMNS)}")
+    for_fit.add_argument("--name", required=True, metavar="N")
+    for_fit.add_argument("--gpu", required=True, metavar="G")
+    for_fit.add_argument("--model", required=True, metavar="M")
+    for_fit.add_argument("--tensor-parallel", type=int, default=1, metavar="N", help="GPUs that share an iteration (default: 1)")
+    for_fit.add_argument("--kv-capacity-tokens", type=int, required=True, metavar="K", help="cached tokens that one GPU holds")
+    for_fit.add_argument(
+        "--overhead",
+        type=float,
+        default=0.0,
+        metavar="S",
+        help="to add to every iteration, if what was measured is kernel time (default: 0)",
+    )
+    for_fit.add_argument("--form", default=next(iter(FITTED)), metavar="NAME", help=f"{', '.join(FITTED)} (default: the first)")
+    for_fit.add_argument("--out", type=Path, metavar="FILE", help="write it there (.json) instead of printing it")
+    for action in (for_list, for_show):
+        action.add_argument("--json", action="store_true", help="print JSON instead of a table")
+
+
+def run(args: argparse.Namespace) -> int:
+    out = Console(width=None if sys.stdout.isatty() else 140)
+    if args.action == "list":
+        files = [store.read(name) for name in store.names()]
+        if args.json:
+            print(msgspec.json.encode([facts(file) for file in files]).decode())
+        else:
+            out.print(list_table(files))
+    elif args.action == "show":
+        file = store.read(args.name)
+        took = typical(file)
+        if args.json:
+            print(msgspec.json.encode({**facts(file), "coefficients": file.coefficients, "typical": took}).decode())
+        else:
+            show(file, took, out)
+    else:
+        _fit(args, out)
+    return 0
+
+
+def facts(file: ProfileFile) -> dict[str, Any]:
+    """All that a profile states but its coefficients."""
+    stated: dict[str, Any] = msgspec.to_builtins(file)
+    form = stated.pop("coefficients")["form"]
+    return {**stated, "form": form}
+
+
+def typical(file: ProfileFile) -> list[dict[str, Any]]:
+    profile = file.profile()
+    return [{"what": what, **shape._asdict(), "batch_s": profile.batch_s(shape)} for what, shape in TYPICAL]
+
+
+def list_table(files: list[ProfileFile]) -> Table:
+    out = Table(box=SIMPLE_HEAD)
+    for name in ("profile", "GPU", "model", "TP", "form", "error", "KV tokens", "overhead"):
+        figure = name in ("TP", "error", "KV tokens", "overhead")
+        out.add_column(name, justify="right" if figure else "left", no_wrap=name != "model", overflow="fold")
+    for file in files:
+        out.add_row(
+            *map(escape, (file.name, file.gpu, file.model)),
+            str(file.tensor_parallel),
+            facts(file)["form"],
+            mean_error(file.error),
+            f"{file.kv_capacity_tokens:,}",
+            milliseconds(file.overhead_s),
+        )
+    return out
+
+
+def show(file: ProfileFile, took: list[dict[str, Any]], out: Console) -> None:
+    error = file.error
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    kinds = [("95 % are within", error.p95), ("worst", error.worst)]
+    kinds += [("decode-only", error.mape_decode_only), ("mixed", error.mape_mixed), ("prefill-only", error.mape_prefill_only)]
+    for name, text in (
+        ("profile", file.name),
+        ("GPU", f"{file.gpu}, {file.tensor_parallel} together" if file.tensor_parallel > 1 else file.gpu),
+        ("model", file.model),
+        ("form", facts(file)["form"]),
+        (
+            "KV capacity",
+            f"{file.kv_capacity_tokens:,} tokens" + f", {file.kv_bytes_per_token:,} bytes each" * (file.kv_bytes_per_token > 0),
+        ),
+        ("overhead", f"{milliseconds(file.overhead_s)} per iteration, added to what the form gives"),
+        ("mean error", mean_error(error) + "".join(f"; {kind} {percent(value)}" for kind, value in kinds if value is not None)),
+        ("against", error.against),
+        ("provenance", file.provenance),
+    ):
+        table.add_row(name, escape(text))
+    out.print(table, highlight=False)
+    batches = Table(box=SIMPLE_HEAD)
+    batches.add_column("an iteration of")
+    batches.add_column("takes", justify="right")
+    batches.add_column("tokens/s", justify="right")
+    for one in took:
+        tokens = one["prefill_tokens"] + one["decodes"]
+        batches.add_row(one["what"], milliseconds(one["batch_s"]), f"{tokens / one['batch_s']:,.0f}")
+    out.print(batches)
+
+
+def mean_error(error: FitError) -> str:
+    return "not stated" if error.mape is None else percent(error.mape)
+
+
+def milliseconds(value_s: float) -> str:
+    return f"{1000 * value_s:.1f} ms"
+
+
+def _fit(args: argparse.Namespace, out: Console) -> None:
+    if args.out is not None and (args.out.suffix != ".json" or not args.out.parent.is_dir()):
+        raise ConfigError(f"--out {args.out}: expected a .json file in a folder that is there")
+    timings = read_timings(args.timings)
+    form, error = fit_form(args.form, timings, args.timings.name)
+    file = ProfileFile(
+        name=args.name,
+        gpu=args.gpu,
+        model=args.model,
+        tensor_parallel=args.tensor_parallel,
+        kv_capacity_tokens=args.kv_capacity_tokens,
+        kv_bytes_per_token=0,
+        overhead_s=args.overhead,
+        error=error,
+        provenance=f"Fitted by `slackline profile fit` to {len(timings)} iterations of {args.timings.name}.",
+        coefficients=form,
+    )
+    try:
+        text = msgspec.json.format(msgspec.json.encode(file), indent=1) + b"\n"
+        msgspec.json.decode(text, type=ProfileFile)  # what is given is checked as it will be when it is read
+    except msgspec.MsgspecError as wrong:
+        raise ConfigError(f"this makes no profile: {wrong}") from wrong
+    if args.out is None:
+        print(text.decode(), end="")
+        return
+    try:
+        args.out.write_bytes(text)
+    except OSError as wrong:
+        raise ConfigError(f"--out: cannot write {args.out}: {wrong.strerror}") from wrong
+    out.print(f"wrote {args.out}: mean error {mean_error(error)} on {error.against}", highlight=False, markup=False, soft_wrap=True)

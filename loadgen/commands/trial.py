@@ -1,0 +1,65 @@
+"""What `simulate`, `capacity` and `compare` share: the words that say what serves the plan of requests, and how it is judged."""
+
+import argparse
+import math
+from collections.abc import Mapping
+
+from loadgen.commands.plan import Demand
+from loadgen.definition import DEADLINE, DEFINITIONS
+from loadgen.trial import LATENCIES, Trial
+from shared.errors import ConfigError
+from shared.perf import store as profiles
+from shared.policy import registry
+
+DEFINITIONS_HELP = "when an SLO is met: every token by its deadline (the default), or by mean TPOT, worst TPOT over 10 tokens, or TTLT only"
+
+
+def add_policy_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--policy", default="qoserve", metavar="P", help=f"{', '.join(registry.names())} (default: qoserve)")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the policy; may be repeated")
+
+
+def add_trial_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--profile", default="a100-llama3-8b", metavar="NAME", help=f"{', '.join(profiles.names())}, or a .json file")
+    parser.add_argument("--replicas", type=int, default=1, metavar="N")
+    parser.add_argument("--definition", default=DEADLINE, choices=DEFINITIONS, help=DEFINITIONS_HELP)
+    parser.add_argument("--latency", default="none", choices=LATENCIES, help="of control: none (as papers assume) or what a live fleet has")
+    parser.add_argument("--wait", type=float, metavar="S", help="stop so long after the last arrival (default: until all have ended)")
+
+
+def make_trial(args: argparse.Namespace, demand: Demand, policy: str, settings: Mapping[str, str], rate_rps: float | None) -> Trial:
+    """Raises ConfigError for a policy, setting or profile that does not exist, and for impossible numbers."""
+    if args.replicas < 1:
+        raise ConfigError("--replicas must be 1 or more")
+    if args.wait is not None and not 0 <= args.wait < math.inf:
+        raise ConfigError("--wait must be 0 or more")
+    profiles.read(args.profile)
+    registry.make(policy, settings)
+    return Trial(
+        policy=policy,
+        settings=settings,
+        profile=args.profile,
+        replicas=args.replicas,
+        workload=demand.name,
+        tiers=demand.tiers,
+        latency=args.latency,
+        definition=args.definition,
+        seed=args.seed,
+        duration_s=args.duration,
+        rate_rps=rate_rps,
+        context_tokens=args.context,
+        wait_s=args.wait,
+    )
+
+
+def parse_settings(pairs: list[str]) -> dict[str, str]:
+    """Raises ConfigError for what is not KEY=VALUE, and for a key given twice."""
+    settings: dict[str, str] = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not key or not equals:
+            raise ConfigError(f"setting `{pair}`: expected KEY=VALUE")
+        if key in settings:
+            raise ConfigError(f"setting `{key}` is given twice")
+        settings[key] = value
+    return settings

@@ -1,0 +1,124 @@
+"""Several policies on identical arrivals, at one rate or more, each rate with the limit that no scheduler can beat."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+from msgspec import Struct
+from numpy.typing import NDArray
+
+from loadgen.bound.bound import Bound, bound
+from loadgen.figures_table import named
+from loadgen.mix import PlannedRequest
+from loadgen.parallel import run_all
+from loadgen.report import percent
+from loadgen.simulation import Figures
+from loadgen.tally import GOOD_ENDS
+from loadgen.trial import Trial
+from shared.drive.virtual import SimulationResult
+from shared.errors import ConfigError
+
+Seconds = NDArray[np.float32]
+
+
+class Comparison(Struct, frozen=True, kw_only=True):
+    """At one rate. `requests`: how many were offered to each policy, the same ones."""
+
+    rate_rps: float
+    requests: int
+    bound: Bound
+    policies: list[Figures]
+
+
+class Latencies(NamedTuple):
+    """Of one tier: every TTFT of those that have a first token, every TTLT of those that finished; ascending."""
+
+    ttft_s: Seconds
+    ttlt_s: Seconds
+
+
+class Offered(NamedTuple):
+    """What is served at one rate, by each of `trials`."""
+
+    rate_rps: float
+    requests: Sequence[PlannedRequest]
+    trials: Sequence[Trial]
+
+
+class Served(NamedTuple):
+    figures: Figures
+    latencies: dict[str, Latencies]  # by tier; empty unless wanted
+
+
+class Round(NamedTuple):
+    """`latencies`: of each policy, by tier; empty unless wanted."""
+
+    comparison: Comparison
+    latencies: list[dict[str, Latencies]]
+
+
+class Contestant(NamedTuple):
+    policy: str
+    settings: dict[str, str]
+
+
+def parse_policies(text: str) -> list[Contestant]:
+    """`NAME[:KEY=VALUE[+KEY=VALUE...]],...`. The same name may come again with other settings. Raises ConfigError."""
+    found: list[Contestant] = []
+    for word in text.split(","):
+        policy, colon, pairs = word.strip().partition(":")
+        if not policy:
+            raise ConfigError("--policies: expected NAME[:KEY=VALUE[+KEY=VALUE...]],..., and one of the names is empty")
+        settings: dict[str, str] = {}
+        for pair in pairs.split("+") if colon else []:
+            key, equals, value = pair.partition("=")
+            if not key or not equals or key in settings:
+                raise ConfigError(f"--policies `{word.strip()}`: expected each KEY=VALUE once after the colon, joined by +")
+            settings[key] = value
+        if Contestant(policy, settings) in found:
+            raise ConfigError(f"--policies: `{word.strip()}` is there twice")
+        found.append(Contestant(policy, settings))
+    return found
+
+
+def compare(offered: Sequence[Offered], jobs: int, *, latencies: bool, said: Callable[[str], None]) -> list[Round]:
+    """One round per rate. `said` hears of each run that has ended."""
+    tasks: list[Callable[[], Bound | Served]] = []
+    places: list[tuple[int, int]] = []  # of each task: which rate, and which policy, or -1 for the bound
+    for at, (_, requests, trials) in enumerate(offered):
+        one = trials[0]
+        tasks.append(partial(bound, requests, one.tiers, one.profile, one.replicas, one.definition))
+        tasks += [partial(serve, trial, requests, latencies) for trial in trials]
+        places += [(at, n) for n in range(-1, len(trials))]
+    bounds, served = dict[int, Bound](), dict[tuple[int, int], Served]()
+    for number, made in run_all(tasks, jobs):
+        at, n = places[number]
+        if isinstance(made, Bound):
+            bounds[at], who, fraction, wall_s = made, "bound", made.violated_fraction, made.wall_s
+        else:
+            served[at, n], found = made, made.figures
+            who, fraction, wall_s = named(found.policy, found.settings), found.violated_fraction, found.wall_s
+        said(f"{offered[at].rate_rps:g} requests/s: {who} {percent(fraction)} violated ({wall_s:.1f} s)")
+    rounds = []
+    for at, (rate_rps, requests, trials) in enumerate(offered):
+        row = [served[at, n] for n in range(len(trials))]
+        found_all = Comparison(rate_rps=rate_rps, requests=len(requests), bound=bounds[at], policies=[one.figures for one in row])
+        rounds.append(Round(found_all, [one.latencies for one in row]))
+    return rounds
+
+
+def serve(trial: Trial, requests: Sequence[PlannedRequest], latencies: bool) -> Served:
+    """In a process of its own, or here. The figures and latencies are all that is kept of the run."""
+    result = trial.serve(requests)
+    return Served(trial.judge(requests, result), by_tier(requests, result) if latencies else {})
+
+
+def by_tier(requests: Sequence[PlannedRequest], result: SimulationResult) -> dict[str, Latencies]:
+    found = {}
+    for tier in dict.fromkeys(request.tier for request in requests):
+        of = [v for request, v in zip(requests, result.verdicts, strict=True) if v is not None and request.tier == tier]
+        ttft_s = np.array([v.ttft_s for v in of if v.ttft_s is not None], dtype=np.float32)
+        ttlt_s = np.array([v.ttlt_s for v in of if v.ttlt_s is not None and v.finish_reason in GOOD_ENDS], dtype=np.float32)
+        found[tier] = Latencies(np.sort(ttft_s), np.sort(ttlt_s))
+    return found

@@ -1,0 +1,73 @@
+"""Sarathi's scheduler, the baseline of QoServe section 4: all decodes, then prefills in some order until a fixed chunk is full.
+
+The policies on top of it differ in the order alone. None relegates, none learns.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from random import Random
+from typing import Annotated
+
+import numpy as np
+from msgspec import Meta, Struct
+
+from shared.policy import chunk
+from shared.policy.chunk import Rows
+from shared.policy.fit import accept_what_fits
+from shared.policy.router import RouterName, make_router
+from shared.policy.seam import Admission, Bools, Choice, Declared, Floats, Observation, View
+from shared.schemas import Digest, Offer
+from shared.vocabulary import ReplicaId
+
+Key = Callable[[View, Rows], Floats]  # what the rows still to prefill are ordered by
+
+
+class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    chunk_tokens: Annotated[int, Meta(ge=1)] = 256  # of one iteration, decodes included (QoServe section 4, shared clusters)
+    iteration_s: Annotated[float, Meta(gt=0)] = math.inf  # the chunk shrinks until the iteration is this short (Medha, PolyServe)
+    router: RouterName = "attainable"
+
+
+class Sarathi:
+    """Decodes, then prefills by the smallest key, then by arrival; best-effort ones last."""
+
+    declared = Declared()
+
+    def __init__(self, name: str, key: Key, settings: Settings) -> None:
+        self.name = name
+        self._key = key
+        self._set = settings
+        self._router = make_router(settings.router)
+
+    def admit(self, view: View, offers: Sequence[Offer]) -> Sequence[Admission]:
+        return accept_what_fits(view, offers)
+
+    def plan(self, view: View) -> Sequence[Choice]:
+        decodes = chunk.decoding(view)
+        limit_tokens = self._set.chunk_tokens - len(decodes.rows)
+        queue = (view.phase != chunk.DECODE).nonzero()[0]
+        key = self._key(view, queue)
+        if len(queue) > 2 * self._set.chunk_tokens:
+            near = _within_reach(view, queue, key, self._set.chunk_tokens + len(decodes.victims))
+            queue, key = queue[near], key[near]
+        order = queue[np.lexsort((view.slot[queue], view.arrived_unix_s[queue], key, view.best_effort[queue]))]
+        return [chunk.fill(view, decodes, order, limit_tokens=limit_tokens, budget_s=self._set.iteration_s)]
+
+    def observe(self, seen: Observation) -> None:
+        pass
+
+    def route(self, offer: Offer, digests: Mapping[ReplicaId, Digest], rng: Random) -> Sequence[ReplicaId]:
+        return self._router(offer, digests, rng)
+
+
+def _within_reach(view: View, queue: Rows, key: Floats, entries: int) -> Bools:
+    """Which of a long queue can get a token in an iteration of so many entries: those begun, and so many of the first.
+
+    A prefill that has not begun is passed over only if none behind it begins either (shared/policy/chunk.py).
+    """
+    standard = ~view.best_effort[queue]
+    near: Bools = view.phase[queue] == chunk.PREFILL
+    if np.count_nonzero(standard) <= entries:
+        return np.ones(len(queue), dtype=np.bool_)
+    near |= standard & (key <= np.partition(key[standard], entries)[entries])
+    return near
