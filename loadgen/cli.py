@@ -19,11 +19,12 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "simulate": ("loadgen.commands.simulate", "serve a trace or a workload in virtual time, with the cores that run live"),
     "capacity": ("loadgen.commands.capacity", "find the highest rate at which few enough requests miss their SLO, in virtual time"),
     "compare": ("loadgen.commands.compare", "put policies on identical arrivals, in virtual time, side by side; or reports of load runs"),
+    "bound": ("loadgen.commands.bound", "limit what any scheduler could satisfy of a trace or a workload, whatever it knows"),
     "profile": ("loadgen.commands.profile", "list, show and fit the profiles that say how long an iteration takes"),
     "bench": ("loadgen.commands.bench", "measure the hot path on this machine, each figure beside its aim"),
 }
 DEFAULT_URL = "nats://127.0.0.1:4222"
-INTERRUPTED = 130  # as shells say it
+INTERRUPTED, BROKEN_PIPE = 130, 141  # as shells say it
 
 
 class Parser(argparse.ArgumentParser):
@@ -38,7 +39,7 @@ def default_url() -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The exit code: 0 well, 1 the system failed, 2 the arguments are wrong, 130 interrupted."""
+    """The exit code: 0 well, 1 the system failed, 2 the arguments are wrong, 130 interrupted, 141 the reader left."""
     words = list(sys.argv[1:] if argv is None else argv)
     parser = Parser(prog="slackline", description="Multi-SLO LLM serving: every request carries the latency it needs.")
     choices = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=Parser)
@@ -49,6 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(words)
     try:
         code: int = import_module(COMMANDS[args.command][0]).run(args)
+        sys.stdout.flush()
     except ConfigError as error:
         print(f"slackline {args.command}: {error}", file=sys.stderr)
         return 2
@@ -57,4 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return INTERRUPTED
+    except BrokenPipeError:  # whoever read has seen enough, as `| head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is flushed at exit
+        return BROKEN_PIPE
     return code

@@ -30,9 +30,10 @@ class Charges:
 
 def iteration_range_s(strata: tuple[Stratum, ...]) -> tuple[float, float]:
     """The least and the most that `iteration_s` can usefully be: above it some chunk would be paid for being run."""
-    low_s = max(0.0, min(s.base_s for s in strata), *(s.decodes_s for s in strata))
-    high_s = min(s.base_s + min(s.prefill_token_s * (s.above + 1), math.inf) for s in strata)
-    return low_s, max(low_s, min(high_s, max(s.base_s for s in strata)))
+    least_s = [s.decodes_s if s.curve_s else s.base_s for s in strata]
+    most_s = [s.base_s if s.curve_s else s.base_s + s.prefill_token_s * (s.above + 1) for s in strata]
+    low_s = max(0.0, min(least_s), *(s.decodes_s for s in strata))
+    return low_s, max(low_s, min(*most_s, max(s.base_s for s in strata)))
 
 
 @lru_cache(maxsize=32)
@@ -50,7 +51,17 @@ def charges(strata: tuple[Stratum, ...], iteration_s: float, longest_tokens: int
 
 
 def _share(stratum: Stratum, iteration_s: float, tokens: Seconds) -> Seconds:
-    """What a piece of work of so many tokens pays of base_s - iteration_s: of a rest at most its part, of a lack at least its part."""
+    """What a piece of work of so many tokens pays of base_s - iteration_s: of a rest at most its part, of a lack at least its part.
+
+    Under a curve, its tokens' part of what is left of it, in the batch of no fewer tokens where that is least.
+    """
+    if stratum.curve_s:
+        curve_s = np.array(stratum.curve_s[1:]) + stratum.decodes_s
+        # Past the end of the curve the part of a token lies between the last one's and `beyond_s`.
+        part_s = np.minimum((curve_s - iteration_s) / np.arange(1, len(curve_s) + 1), stratum.beyond_s)
+        part_s = np.minimum.accumulate(part_s[::-1])[::-1]
+        found: Seconds = tokens * part_s[np.clip(tokens.astype(np.int64), 1, len(part_s)) - 1]
+        return found
     rest_s = stratum.base_s - iteration_s
     if rest_s > 0:
         return rest_s * tokens / stratum.up_to

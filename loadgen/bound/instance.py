@@ -66,11 +66,14 @@ class Instance:
             np.clip(np.searchsorted(edges_s, at_s, side="right") - 1, 0, cells - 1)
             for at_s in (work.arrival_s, work.prompt_due_s, work.steps_from_s, work.due_s)
         ]
-        self._phases = [
-            (first, last, *(Windows(np.maximum(since, first), np.minimum(until, last), cells) for since, until in (bounds[:2], bounds[2:])))
-            for first, last in ((0, rush - 1), (rush, cells - 1))
-            if first <= last
-        ]
+        # Per phase its first and last cell, and the windows of prompts and of steps within it.
+        self._phases: list[tuple[int, int, Windows, Windows]] = []
+        for first, last in ((0, rush - 1), (rush, cells - 1)):
+            if first <= last:
+                prompts, steps = (
+                    Windows(np.maximum(since, first), np.minimum(until, last), cells) for since, until in (bounds[:2], bounds[2:])
+                )
+                self._phases.append((first, last, prompts, steps))
         self._has_rush = rush > 0
 
     def market(self, rush_s: float, late_s: float, shared: Floats, *, memory: bool) -> Market:

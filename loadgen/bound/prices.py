@@ -108,4 +108,5 @@ def _demand(market: Market, now: Quote, dearness: Floats, soft: float) -> Floats
         reach = np.sum([w.sum(weight) for w in windows], axis=0)
         for w, s in zip(windows, seconds, strict=True):
             total += w.spread(wanted * s / np.maximum(reach, 1e-300))
-    return total * weight
+    demand_s: Floats = total * weight
+    return demand_s

@@ -1,4 +1,4 @@
-"""The bounds of one instance, from the simplest to the tightest: `alone`, `work`, `memory` and `pace` (docs/bound.md says what each leaves out)."""
+"""The bounds of one instance, from the loosest: `alone`, `work`, `memory`, `pace`. docs/bound.md says what each leaves out."""
 
 import numpy as np
 
@@ -57,4 +57,5 @@ def _first_prices(instance: Instance) -> Floats:
     market = instance.market(*instance.iteration_range_s[:1] * 2, np.zeros(len(instance.work.steps)), memory=False)
     whole_s = market.phases[0].prompt_s + market.phases[0].steps_s
     fits = float(np.clip(instance.capacity_s.sum() / max(float(whole_s.sum()), 1e-300), 0.05, 0.95))
-    return (1.0 - 0.95 * late) / max(float(np.quantile(whole_s, fits)), 1e-9)
+    prices: Floats = (1.0 - 0.95 * late) / max(float(np.quantile(whole_s, fits)), 1e-9)
+    return prices

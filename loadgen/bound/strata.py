@@ -3,14 +3,10 @@
 import math
 from typing import NamedTuple
 
-import numpy as np
-
 from shared.perf.additive import AdditiveProfile
 from shared.perf.ascendra import AscendraProfile
 from shared.perf.profile import Profile
 from shared.perf.stratified import StratifiedProfile
-
-CUTS_TOKENS = (64, 256, 512, 1024)  # where the curve of an additive profile is cut; any cuts are valid
 
 
 class Stratum(NamedTuple):
@@ -30,6 +26,8 @@ class Stratum(NamedTuple):
     prefill_context_s: float  # per chunk and cached token
     decode_s: float
     decode_context_s: float
+    curve_s: tuple[float, ...] = ()  # if there is one, it stands in for `base_s` from 1 token on; never falls
+    beyond_s: float = 0.0  # per token past its end
 
 
 def strata(profile: Profile) -> tuple[Stratum, ...]:
@@ -53,42 +51,30 @@ def strata(profile: Profile) -> tuple[Stratum, ...]:
                 for p in profile.pieces
             )
         case AdditiveProfile():
-            return _additive(profile)
+            return (
+                Stratum(
+                    0,
+                    math.inf,
+                    profile.curve_s[1] + profile.decodes_s,
+                    profile.decodes_s,
+                    profile.prefill_s,
+                    profile.prefill_token_s,
+                    profile.prefill_sq_s,
+                    profile.prefill_cross_s,
+                    0.0,
+                    profile.decode_s,
+                    profile.decode_context_s,
+                    profile.curve_s,
+                    profile.beyond_s,
+                ),
+            )
         case AscendraProfile():
             return _ascendra(profile)
     raise AssertionError(f"{profile.name}: a form without strata")
 
 
-def _additive(profile: AdditiveProfile) -> tuple[Stratum, ...]:
-    """Under each piece of the curve the line through its first point, as steep as stays below the rest of it."""
-    curve_s = np.array(profile.curve_s)
-    ends = [cut for cut in CUTS_TOKENS if cut < len(curve_s) - 1]
-    made = []
-    for above, up_to in zip([0, *ends], [*ends, math.inf], strict=True):
-        tokens = np.arange(above + 1, min(up_to, len(curve_s) - 1) + 1, dtype=np.int64)
-        piece_s = curve_s[tokens]
-        slopes_s = (piece_s[1:] - piece_s[0]) / (tokens[1:] - tokens[0])
-        slope_s = min(float(slopes_s.min(initial=math.inf)), profile.beyond_s if math.isinf(up_to) else math.inf)
-        made.append(
-            Stratum(
-                above,
-                up_to,
-                float(np.min(piece_s - slope_s * tokens)) + profile.decodes_s,
-                profile.decodes_s,
-                profile.prefill_s,
-                profile.prefill_token_s + float(slope_s),
-                profile.prefill_sq_s,
-                profile.prefill_cross_s,
-                0.0,
-                profile.decode_s + float(slope_s),
-                profile.decode_context_s,
-            )
-        )
-    return tuple(made)
-
-
 def _ascendra(profile: AscendraProfile) -> tuple[Stratum, ...]:
-    """The larger of two times is at least either: memory where the weights take longer to read than the tokens to multiply, else compute."""
+    """The larger of two times is at least either: that of memory up to where the weights take as long as the tokens, then compute."""
 
     def side(above: int, up_to: float, memory: float, compute: float) -> Stratum:
         kv_s, pair_s = memory * profile.kv_token_s, compute * profile.pair_s

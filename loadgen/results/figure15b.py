@@ -65,5 +65,8 @@ SECTION = Section(
     "replica. PolyServe: a deployment per class, each with the chunk that its TBT allows. Of the figure only bars are published.",
     hours=1,
     body=body,
-    notes="",
+    notes="""\
+What differs: PolyServe needs no safety factor here, as its iterations are predicted exactly; QoServe keeps its 1.2. Neither scales
+automatically nor moves requests, as in the paper.
+""",
 )

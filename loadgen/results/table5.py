@@ -36,5 +36,8 @@ SECTION = Section(
     "requests equally important. The table does not name the workload: its loads are those of the code workload.",
     hours=4,
     body=body,
-    notes="",
+    notes="""\
+What differs: at 6 requests/s every figure depends on how long the overload lasts, since Q3 may wait half an hour; the paper does not
+say how long its runs at that load were.
+""",
 )

@@ -227,17 +227,16 @@ class Prediction:
         books = self._books
         rows = books.row_of[flight.slots]  # until a row moves
         held = rows >= 0
-        tbt_s, application = books.tbt_s[rows], books.application[rows]
-        same = held & (books.restarts[rows] == flight.restarts)  # its KV is still the one that this plan filled
-        unsure = flight.unsure > 0
-        speculated = bool(unsure.any())
-        books.unsure_tokens[rows[same]] -= flight.unsure[same]
+        speculated = flight.selection is not None
         exact = ack.slots == flight.packed_slots and ack.computed == pack(flight.computed) and ack.emitted == pack(flight.emitted)
         if exact and not speculated:
-            if flight.firsts.any():
+            if np.count_nonzero(flight.firsts):
                 began = flight.firsts & held
                 self._first_tokens(rows[began], flight.emitted[began], ack.ended_unix_s)
             return Landing(flight.shape, None, 0)
+        tbt_s, application = books.tbt_s[rows], books.application[rows]
+        same = held & (books.restarts[rows] == flight.restarts)  # its KV is still the one that this plan filled
+        books.unsure_tokens[rows[same]] -= flight.unsure[same]
         at = _positions(unpack(ack.slots), flight.slots, books.capacity)
         computed, emitted = (np.where(at >= 0, np.append(unpack(raw), 0)[at], 0) for raw in (ack.computed, ack.emitted))
         if flight.firsts.any():
