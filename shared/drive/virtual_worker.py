@@ -40,7 +40,7 @@ class _Request:
 
 
 class _Running(NamedTuple):
-    """The iteration under way. `decodes_only`: all of its entries are decodes, so another one just like it may follow."""
+    """The iteration under way. `alike`: none of its prefills ends, nor does a request, so another one just like it may follow."""
 
     plan: BatchPlan
     slots: Ints
@@ -49,7 +49,7 @@ class _Running(NamedTuple):
     skipped: bytes
     shape: BatchShape
     ending: Sequence[tuple[int, str]]
-    decodes_only: bool
+    alike: bool
 
 
 class VirtualWorker:
@@ -123,10 +123,12 @@ class VirtualWorker:
         has = self._computed[slots]
         wanted = self._known[slots] - has
         tokens: Ints = np.minimum(caps, wanted)
-        decodes = self._decoding[slots]
-        alone = bool(decodes.all())
+        decodes, emits = self._decoding[slots], tokens >= wanted
+        emitting, decoding = np.count_nonzero(emits), np.count_nonzero(decodes)
+        alone = decoding == len(slots)
         shape = BatchShape(decodes=len(slots), decode_context=int(has.sum())) if alone else _shape(has, tokens, decodes)
-        self._running = _Running(plan, slots, tokens, tokens >= wanted, skipped, shape, ending, alone and not ending)
+        alike = emitting == decoding and not ending and not skipped
+        self._running = _Running(plan, slots, tokens, emits, skipped, shape, ending, alike)
         return plan, self._profile.batch_s(shape)
 
     @property
@@ -138,31 +140,40 @@ class VirtualWorker:
     # ------------------------------------------------------------ leaps
 
     def alike(self, most: int) -> list[float]:
-        """Seconds of the iteration under way and of those after it, at most so many, if each is just like it but for its contexts: all
-        decodes, and nobody ends before the last. The sums grow by one token for each decode, so the shapes are known beforehand."""
+        """Seconds of the iteration under way and of those after it, at most so many, if each is just like it but for its contexts: no
+        prefill ends, and no request before the last. Contexts grow by what each entry computes, so the shapes are known beforehand."""
         running = self._running
         assert running is not None
-        if not running.decodes_only or not len(running.slots):
+        if most < 2 or not running.alike or not len(running.slots):
             return []
-        steps = min(most, int(self._left[running.slots].min()))
-        batch_s, decodes, context = self._profile.batch_s, running.shape.decodes, running.shape.decode_context
-        return [batch_s(BatchShape(0, 0, 0.0, 0.0, 0, decodes, context + decodes * step)) for step in range(steps)]
+        told = running.slots[running.emits]
+        steps = min(most, int(self._left[told].min())) if len(told) else most
+        prefill_tokens, prefills, sq, cross, has, decodes, context = running.shape
+        if prefills:
+            chunks, tokens = running.slots[~running.emits], running.tokens[~running.emits]
+            steps = min(steps, int(((self._known[chunks] - self._computed[chunks] - 1) // tokens).min()))
+        batch_s = self._profile.batch_s
+        return [
+            batch_s(BatchShape(prefill_tokens, prefills, sq, cross + n * sq, has + n * prefill_tokens, decodes, context + n * decodes))
+            for n in range(steps)
+        ]
 
     def leap(self, ends_unix_s: Sequence[float], exec_s: float) -> None:
         """The iteration under way has ended at each of these instants and begun again; `exec_s` in all."""
         running = self._running
         assert running is not None
-        n, slots = len(ends_unix_s), running.slots
-        self._computed[slots] += n
-        self._known[slots] += n
-        self._left[slots] -= n
-        for slot in slots.tolist():
+        n, told = len(ends_unix_s), running.slots[running.emits]
+        self._computed[running.slots] += n * running.tokens
+        self._known[told] += n
+        self._left[told] -= n
+        for slot in told.tolist():
             self._requests[slot].times.extend(ends_unix_s)
         self.counters.iterations += n
-        self.counters.tokens += n * len(slots)
+        self.counters.tokens += n * len(told)
         self.counters.exec_s += exec_s
-        shape = running.shape
-        self._running = running._replace(shape=shape._replace(decode_context=shape.decode_context + n * shape.decodes))
+        prefill_tokens, prefills, sq, cross, has, decodes, context = running.shape
+        shape = BatchShape(prefill_tokens, prefills, sq, cross + n * sq, has + n * prefill_tokens, decodes, context + n * decodes)
+        self._running = running._replace(shape=shape)
 
     # ------------------------------------------------------------ ends
 
@@ -179,7 +190,7 @@ class VirtualWorker:
             self.counters.exec_s += exec_s
             self.counters.idle_s += idle_s
             self._computed[slots] += running.tokens
-            told = slots if running.decodes_only else slots[emits]
+            told = slots[emits]
             self.counters.tokens += len(told)
             self._known[told] += 1
             left = self._left[told] - 1

@@ -83,12 +83,14 @@ def fill(
     limit_tokens: int,
     budget_s: float = math.inf,
     relegate: Rows | None = None,
+    steady: bool = False,
 ) -> Choice:
     """The iteration: the decodes, then chunks of the prefills in `order` until a budget or the KV is used up.
 
     limit_tokens: the most prefill tokens. budget_s: the longest the whole predicted iteration may take; each chunk is fitted
     on the batch as it then is (its decodes, the chunks before it, the context it stands on), so that the sum is exact.
-    With nobody in `order` it is the decodes alone, and that stays right until something happens.
+    With nobody in `order` it is the decodes alone, and that stays right until something happens. `steady`: `order` would stay as it is
+    while nothing but progress happens, so if the first of it takes the whole limit, it does so again until its last chunk.
     """
     bt, profile, shape = view.block_tokens, view.profile, decodes.shape
     preempted = set(decodes.victims.tolist())
@@ -131,7 +133,12 @@ def fill(
         if tokens < wanted:
             break
     n = len(decodes.rows)
-    lasting = len(order) == 0 and n > 0 and not preempted and (relegate is None or len(relegate) == 0)
+    repeats = 1
+    if n + len(rows) and not preempted and (relegate is None or len(relegate) == 0):
+        if len(order) == 0:
+            repeats = FOREVER
+        elif steady and budget_s == math.inf and limit_tokens == 0 and rows == order[:1].tolist():
+            repeats = max(1, int(view.target_tokens[rows[0]] - view.computed_tokens[rows[0]] - 1) // chunks[0])
     caps = np.ones(n + len(rows), dtype=np.int32)
     caps[n:] = chunks
     slots = view.slot[np.concatenate((decodes.rows, np.array(rows, dtype=np.intp)))]
@@ -140,5 +147,5 @@ def fill(
         caps=caps,
         preempt=view.slot[decodes.victims].tolist(),
         relegate=() if relegate is None else view.slot[relegate].tolist(),
-        repeats=FOREVER if lasting else 1,
+        repeats=repeats,
     )

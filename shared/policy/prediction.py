@@ -193,18 +193,19 @@ class Prediction:
         return flight
 
     def leap(self, iterations: int, ended_unix_s: float, profile: Profile) -> None:
-        """The flight of decodes has landed so often, each time just as predicted, and is in the air once more."""
+        """The flight has landed so often, each time just as predicted, and is in the air once more; no prefill of it has ended."""
         books, flight = self._books, self.flights[0]
         rows = books.row_of[flight.slots]
-        assert not flight.unsure.any() and not flight.firsts.any()
-        books.computed_tokens[rows] += iterations
-        books.generated_tokens[rows] += iterations
-        books.next_due_unix_s[rows] += iterations * books.tbt_s[rows]
+        assert flight.selection is None and not flight.firsts.any()
+        books.computed_tokens[rows] += iterations * flight.computed
         books.kv_held_blocks[rows] = -(-books.computed_tokens[rows] // books.block_tokens)
-        for slot in flight.slots[books.generated_tokens[rows] >= books.max_tokens[rows]].tolist():
+        made = rows[flight.decode]
+        books.next_due_unix_s[made] += iterations * books.tbt_s[made]
+        books.generated_tokens[made] += iterations
+        for slot in books.slot[made[books.generated_tokens[made] >= books.max_tokens[made]]].tolist():
             books.leave(slot)
-        flight.has = flight.has + iterations
-        flight.shape = flight.shape._replace(decode_context=flight.shape.decode_context + iterations * flight.shape.decodes)
+        flight.has = flight.has + iterations * flight.computed
+        flight.shape = _shape(flight.has, flight.caps, flight.decode)
         flight.predicted_s = profile.batch_s(flight.shape)
         flight.end_unix_s = ended_unix_s + flight.predicted_s
 

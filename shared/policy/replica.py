@@ -161,9 +161,12 @@ class ReplicaCore:
         flights, books = self._ahead.flights, self._books
         if self._repeating is None or len(flights) != 1 or not len(flights[0].slots):
             return 1
-        rows = books.row_of[flights[0].slots]
-        tokens = int((books.max_tokens[rows] - books.generated_tokens[rows]).min())
-        fit = books.kv_free_blocks() // len(rows) * books.block_tokens
+        flight = flights[0]
+        rows = books.row_of[flight.slots[flight.decode]]
+        tokens = int((books.max_tokens[rows] - books.generated_tokens[rows]).min()) if len(rows) else self._repeats_left
+        # Policies leave each decode a block of its own, and the last block of each entry may be begun.
+        spare_blocks = books.kv_free_blocks() - 2 * len(flight.slots)
+        fit = spare_blocks * books.block_tokens // flight.shape.tokens
         return 1 + max(0, min(self._repeats_left, tokens, fit))
 
     def wake_at_unix_s(self) -> float | None:

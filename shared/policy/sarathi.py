@@ -19,7 +19,7 @@ from shared.policy.seam import Admission, Bools, Choice, Declared, Floats, Obser
 from shared.schemas import Digest, Offer
 from shared.vocabulary import ReplicaId
 
-Key = Callable[[View, Rows], Floats]  # what the rows still to prefill are ordered by
+Key = Callable[[View, Rows], Floats]  # what the rows still to prefill are ordered by; progress may only bring the first further ahead
 
 
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -51,7 +51,7 @@ class Sarathi:
             near = _within_reach(view, queue, key, self._set.chunk_tokens + len(decodes.victims))
             queue, key = queue[near], key[near]
         order = queue[np.lexsort((view.slot[queue], view.arrived_unix_s[queue], key, view.best_effort[queue]))]
-        return [chunk.fill(view, decodes, order, limit_tokens=limit_tokens, budget_s=self._set.iteration_s)]
+        return [chunk.fill(view, decodes, order, limit_tokens=limit_tokens, budget_s=self._set.iteration_s, steady=True)]
 
     def observe(self, seen: Observation) -> None:
         pass
