@@ -30,9 +30,9 @@ class Charges:
 
 def iteration_range_s(strata: tuple[Stratum, ...]) -> tuple[float, float]:
     """The least and the most that `iteration_s` can usefully be: above it some chunk would be paid for being run."""
-    least_s = [s.decodes_s if s.curve_s else s.base_s for s in strata]
+    least_s = [0.0 if s.curve_s else s.base_s for s in strata]
     most_s = [s.base_s if s.curve_s else s.base_s + s.prefill_token_s * (s.above + 1) for s in strata]
-    low_s = max(0.0, min(least_s), *(s.decodes_s for s in strata))
+    low_s = max(0.0, min(least_s))
     return low_s, max(low_s, min(*most_s, max(s.base_s for s in strata)))
 
 
@@ -41,10 +41,13 @@ def charges(strata: tuple[Stratum, ...], iteration_s: float, longest_tokens: int
     """For prompts and contexts of up to `longest_tokens`; `iteration_s` within `iteration_range_s`."""
     context = np.arange(longest_tokens + 1, dtype=np.float64)
     step_s = np.min([s.decode_s + s.decode_context_s * context + _share(s, iteration_s, np.ones(1)) for s in strata], axis=0)
+    prompt_s = _least_prompt_s(strata, iteration_s, longest_tokens)
+    # After a preemption a token may come from computing its whole context anew.
+    step_s[:-1] = np.minimum(step_s[:-1], prompt_s[1:])
     step_s[0] = 0.0
     return Charges(
         iteration_s,
-        _least_prompt_s(strata, iteration_s, longest_tokens),
+        prompt_s,
         np.cumsum(np.maximum(step_s, 0.0)),
         np.cumsum(np.maximum(-step_s, 0.0)),
     )
@@ -56,7 +59,7 @@ def _share(stratum: Stratum, iteration_s: float, tokens: Seconds) -> Seconds:
     Under a curve, its tokens' part of what is left of it, in the batch of no fewer tokens where that is least.
     """
     if stratum.curve_s:
-        curve_s = np.array(stratum.curve_s[1:]) + stratum.decodes_s
+        curve_s = np.array(stratum.curve_s)
         # Past the end of the curve the part of a token lies between the last one's and `beyond_s`.
         part_s = np.minimum((curve_s - iteration_s) / np.arange(1, len(curve_s) + 1), stratum.beyond_s)
         part_s = np.minimum.accumulate(part_s[::-1])[::-1]

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from loadgen.bound.charges import Charges, charges, iteration_range_s
-from loadgen.bound.prices import Market, Phase
+from loadgen.bound.prices import Market, Wares
 from loadgen.bound.shares import Floats, payers
 from loadgen.bound.strata import strata
 from loadgen.bound.windows import Windows
@@ -66,29 +66,29 @@ class Instance:
             np.clip(np.searchsorted(edges_s, at_s, side="right") - 1, 0, cells - 1)
             for at_s in (work.arrival_s, work.prompt_due_s, work.steps_from_s, work.due_s)
         ]
-        # Per phase its first and last cell, and the windows of prompts and of steps within it.
-        self._phases: list[tuple[int, int, Windows, Windows]] = []
-        for first, last in ((0, rush - 1), (rush, cells - 1)):
-            if first <= last:
-                prompts, steps = (
-                    Windows(np.maximum(since, first), np.minimum(until, last), cells) for since, until in (bounds[:2], bounds[2:])
-                )
-                self._phases.append((first, last, prompts, steps))
-        self._has_rush = rush > 0
+        arrived, prompt_due, steps_from, due = bounds
+        self._prompts, self._steps = Windows(arrived, prompt_due, cells), Windows(steps_from, due, cells)
+        self._rush_steps = Windows(steps_from, np.minimum(due, rush - 1), cells)
+        self._late_steps = Windows(np.maximum(steps_from, rush), due, cells)
+        self._contexts = Windows(work.prompt_tokens, work.prompt_tokens + work.steps - 1, self._longest + 1)
 
-    def market(self, rush_s: float, late_s: float, shared: Floats, *, memory: bool) -> Market:
-        """What an iteration collects is `rush_s` and `late_s`: late from the contexts that the KV holds; in the rush from these too
-        (`memory`), or as `shared` says, which sums for each request its steps' shares.
+    def market(self, iteration_s: float, shared: Floats | None) -> Market:
+        """Every iteration collects `iteration_s`: from the contexts it reads, or, while the pace matters, as `shared` says.
+
+        `shared` sums for each request the shares of its steps; None: the pace never matters.
         """
-        work = self.work
-        contexts = work.steps * (2 * work.prompt_tokens + work.steps - 1) / 2
+        work, of = self.work, self._charges(iteration_s)
         upto, before = work.prompt_tokens + work.steps - 1, work.prompt_tokens - 1
-        made = []
-        for first, last, prompts, steps in self._phases:
-            rush = self._has_rush and first == 0
-            of = self._charges(rush_s if rush else late_s)
-            collected = shared if rush and not memory else contexts / self._kv_tokens
-            steps_s = of.decodes_s[upto] - of.decodes_s[before] + of.iteration_s * collected
-            credit_s = of.credit_s[upto] - of.credit_s[before]
-            made.append(Phase(first, last, prompts, steps, of.prompt_s[work.prompt_tokens], steps_s, credit_s))
-        return Market(self.capacity_s, tuple(made))
+        steps_s, credit_s = of.decodes_s[upto] - of.decodes_s[before], of.credit_s[upto] - of.credit_s[before]
+        prompts = Wares(self._prompts, of.prompt_s[work.prompt_tokens])
+        if shared is None:
+            contexts = work.steps * (work.prompt_tokens + before + work.steps) / 2
+            steps = (Wares(self._steps, steps_s + iteration_s * contexts / self._kv_tokens),)
+            return Market(self.capacity_s, prompts, steps, credit_s)
+        # The least, over the steps of a request, by which its context's part of an iteration makes a late step dearer.
+        each_s = np.diff(of.decodes_s, prepend=0.0)
+        dearer = iteration_s * np.arange(len(each_s)) / self._kv_tokens / np.maximum(each_s, 1e-12)
+        late_s = steps_s * (1.0 + np.where(work.steps > 0, self._contexts.least(dearer), 0.0))
+        return Market(
+            self.capacity_s, prompts, (Wares(self._rush_steps, steps_s + iteration_s * shared), Wares(self._late_steps, late_s)), credit_s
+        )

@@ -19,43 +19,40 @@ def met_by_relaxation(instance: Instance) -> dict[str, float]:
         return met_by
     least_s, most_s = instance.iteration_range_s
     choices = np.linspace(least_s, most_s, CHOICES).tolist() if most_s > least_s else [least_s]
-    nothing = np.zeros(count)
-    work = search(instance.market(least_s, least_s, nothing, memory=False), _first_prices(instance), LAST_ROUNDS)
-    memory = [search(instance.market(choice, choice, nothing, memory=True), work.prices, ROUNDS) for choice in choices]
-    best = min(range(len(choices)), key=lambda n: memory[n].bound)
-    met_by |= {"work": work.bound + free, "memory": memory[best].bound + free}
+    work = search(instance.market(least_s, np.zeros(count)), _first_prices(instance, least_s), LAST_ROUNDS)
+    memory = [search(instance.market(choice, None), work.prices, ROUNDS).bound for choice in choices]
+    met_by |= {"work": work.bound + free, "memory": min(memory) + free}
     if len(instance.payers.of):
-        met_by["pace"] = _pace(instance, choices, choices[best], memory[best]).bound + free
+        met_by["pace"] = _pace(instance, choices, work) + free
     return met_by
 
 
-def _pace(instance: Instance, choices: list[float], late_s: float, start: Quote) -> Quote:
-    """Choose what an iteration collects while somebody's pace matters, and let those pay whom it costs most."""
-    tried = [_turns(instance, choice, late_s, start, np.zeros(len(start.gain)), 2, ROUNDS) for choice in choices]
+def _pace(instance: Instance, choices: list[float], start: Quote) -> float:
+    """Choose what an iteration collects, and while somebody's pace matters let those pay whom it costs most."""
+    tried = [_turns(instance, choice, start, np.zeros(len(start.gain)), 2, ROUNDS) for choice in choices]
     best = min(range(len(choices)), key=lambda n: tried[n][0].bound)
-    found, shared = tried[best]
-    return _turns(instance, choices[best], late_s, found, shared, TURNS, LAST_ROUNDS)[0]
+    return _turns(instance, choices[best], *tried[best], TURNS, LAST_ROUNDS)[0].bound
 
 
-def _turns(instance: Instance, rush_s: float, late_s: float, found: Quote, shared: Floats, turns: int, rounds: int) -> tuple[Quote, Floats]:
+def _turns(instance: Instance, iteration_s: float, found: Quote, shared: Floats, turns: int, rounds: int) -> tuple[Quote, Floats]:
     best, best_shared = found, shared
     for _ in range(turns):
         # Who pays so much already that it gains nothing is not to pay more. All payers' steps lie in the rush.
-        price_s = np.where(np.isfinite(found.step_price[0]), found.step_price[0], 0.0) * rush_s
+        price_s = np.where(np.isfinite(found.step_prices[0]), found.step_prices[0], 0.0) * iteration_s
         worth = np.maximum(found.gain + price_s * shared, 0.0) / np.maximum(price_s, 1e-300)
-        shared = shared_steps(instance.work, instance.payers, worth)
-        found = search(instance.market(rush_s, late_s, shared, memory=False), found.prices, rounds)
+        shared = shared_steps(instance.work, instance.payers, np.minimum(worth, instance.work.steps))
+        found = search(instance.market(iteration_s, shared), found.prices, rounds)
         if found.bound < best.bound:
             best, best_shared = found, shared
     return best, best_shared
 
 
-def _first_prices(instance: Instance) -> Floats:
+def _first_prices(instance: Instance, iteration_s: float) -> Floats:
     """Dearest while requests arrive, then falling; at a level that the largest requests can hardly pay."""
     last_s = float(instance.work.arrival_s.max())
     late = np.clip((instance.middles_s - last_s) / max(1e-9, float(instance.middles_s[-1]) - last_s), 0.0, 1.0)
-    market = instance.market(*instance.iteration_range_s[:1] * 2, np.zeros(len(instance.work.steps)), memory=False)
-    whole_s = market.phases[0].prompt_s + market.phases[0].steps_s
+    market = instance.market(iteration_s, np.zeros(len(instance.work.steps)))
+    whole_s = market.prompts.seconds + market.steps[0].seconds
     fits = float(np.clip(instance.capacity_s.sum() / max(float(whole_s.sum()), 1e-300), 0.05, 0.95))
     prices: Floats = (1.0 - 0.95 * late) / max(float(np.quantile(whole_s, fits)), 1e-9)
     return prices

@@ -10,15 +10,11 @@ from shared.perf.stratified import StratifiedProfile
 
 
 class Stratum(NamedTuple):
-    """An iteration with `above` < tokens <= `up_to`, and at least one decode, takes at least the sum of its terms (docs/bound.md).
-
-    Without a decode it may take `decodes_s` less.
-    """
+    """An iteration with `above` < tokens <= `up_to` takes at least the sum of its terms (docs/bound.md, 3)."""
 
     above: int
     up_to: float
-    base_s: float  # once, `decodes_s` included
-    decodes_s: float
+    base_s: float  # once
     chunk_s: float  # per prefill chunk
     prefill_token_s: float
     prefill_sq_s: float  # per new token squared
@@ -26,7 +22,7 @@ class Stratum(NamedTuple):
     prefill_context_s: float  # per chunk and cached token
     decode_s: float
     decode_context_s: float
-    curve_s: tuple[float, ...] = ()  # if there is one, it stands in for `base_s` from 1 token on; never falls
+    curve_s: tuple[float, ...] = ()  # if there is one, it is the base, at 1, 2, ... tokens; it never falls
     beyond_s: float = 0.0  # per token past its end
 
 
@@ -40,7 +36,6 @@ def strata(profile: Profile) -> tuple[Stratum, ...]:
                     p.up_to,
                     p.base_s,
                     0.0,
-                    0.0,
                     p.prefill_token_s,
                     0.0,
                     0.0,
@@ -51,12 +46,13 @@ def strata(profile: Profile) -> tuple[Stratum, ...]:
                 for p in profile.pieces
             )
         case AdditiveProfile():
+            # Whatever is in a batch, it pays for its prefills or for its decodes.
+            once_s = min(profile.prefills_s, profile.decodes_s)
             return (
                 Stratum(
                     0,
                     math.inf,
-                    profile.curve_s[1] + profile.decodes_s,
-                    profile.decodes_s,
+                    profile.curve_s[1] + once_s,
                     profile.prefill_s,
                     profile.prefill_token_s,
                     profile.prefill_sq_s,
@@ -64,7 +60,7 @@ def strata(profile: Profile) -> tuple[Stratum, ...]:
                     0.0,
                     profile.decode_s,
                     profile.decode_context_s,
-                    profile.curve_s,
+                    tuple(at_s + once_s for at_s in profile.curve_s[1:]),
                     profile.beyond_s,
                 ),
             )
@@ -80,7 +76,7 @@ def _ascendra(profile: AscendraProfile) -> tuple[Stratum, ...]:
         kv_s, pair_s = memory * profile.kv_token_s, compute * profile.pair_s
         token_s = compute * profile.token_s
         base_s = profile.base_s + memory * profile.weights_s
-        return Stratum(above, up_to, base_s, 0.0, 0.0, token_s + kv_s, pair_s / 2, pair_s, kv_s, token_s, kv_s + pair_s)
+        return Stratum(above, up_to, base_s, 0.0, token_s + kv_s, pair_s / 2, pair_s, kv_s, token_s, kv_s + pair_s)
 
     reads = side(0, math.inf, profile.both + profile.memory, profile.compute)
     sums = side(0, math.inf, profile.memory, profile.both + profile.compute)

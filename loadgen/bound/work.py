@@ -54,15 +54,16 @@ def work_of(
         raise ConfigError(f"tiers {tiers.name}: there is none named {', '.join(unknown)}")
     arrival_s = np.array([r.arrival_s for r in requests])
     prompt = np.array([r.prompt_tokens for r in requests], dtype=np.int64)
-    steps = np.array([r.output_tokens for r in requests], dtype=np.int64) - 1
-    after_s = np.array([_after_s(slos[r.tier], r.output_tokens - 1, check(definition)) for r in requests])
+    # An output ends where the memory does, as in the simulator.
+    steps = np.minimum([r.output_tokens for r in requests], np.maximum(kv_tokens - prompt, 1)) - 1
+    after_s = np.array([_after_s(slos[r.tier], count, check(definition)) for r, count in zip(requests, steps.tolist(), strict=True)])
     first_due_s, due_s, step_due_s = (arrival_s[:, None] + after_s[:, :3] + ROUNDING_S).T
     pace_s = after_s[:, 3]
     # A step is an iteration, which takes at least what it would with nobody else in it.
     step_alone = {p: profile.batch_s(BatchShape(decodes=1, decode_context=p)) for p in set(prompt.tolist())}
     steps_s = steps * np.array([step_alone[p] for p in prompt.tolist()])
     prompt_due_s, steps_from_s = np.minimum(first_due_s, due_s - steps_s), arrival_s + alone_s[prompt]
-    hopeless = (steps_from_s > prompt_due_s) | (prompt + steps > kv_tokens)
+    hopeless = (steps_from_s > prompt_due_s) | (prompt >= kv_tokens)
     # Without a deadline they may wait until everything else is over.
     steps = np.where(np.isfinite(due_s), steps, 0)
     return Work(arrival_s, prompt, steps, prompt_due_s, steps_from_s, step_due_s, pace_s, due_s, hopeless)
