@@ -161,7 +161,7 @@ def figures(
         by_length={"short": group(~long), "long": group(long)},
         relegated=result.relegated,
         preempted=result.preempted,
-        offloaded=0,  # no policy hands a request it has accepted to another pool yet
+        offloaded=result.offloaded,
         goodput_rps=met / duration_s,
         iterations=result.iterations,
         tokens=result.tokens,

@@ -51,6 +51,7 @@ class Row:
     importance: float = 1.0
     best_effort: bool = False
     unsure: int = 0
+    offloaded: bool = False
 
     @property
     def due_s(self) -> float:
@@ -114,6 +115,7 @@ def view(rows: Sequence[Row], *, profile: Profile | None = None, free: int | Non
         tbt_s=floats([r.tbt_s for r in rows]),
         importance=floats([r.importance for r in rows]),
         best_effort=frozen(np.array([r.best_effort for r in rows], dtype=np.bool_)),
+        offloaded=frozen(np.array([r.offloaded for r in rows], dtype=np.bool_)),
         applications=["a", "b", "c"],
     )
 

@@ -75,6 +75,7 @@ class SimulationResult:
     preempted: int  # times a request's KV was given up
     forced_preemptions: int  # of these, by the core because nothing else fitted
     mispredicted_entries: int
+    offloaded: int  # times a request was given to another replica, to be served sooner there
     busy_s: float  # engine seconds, all replicas
     idle_s: float  # engines waited for a plan while they held work
     simulated_s: float
@@ -142,6 +143,7 @@ def simulate(
         verdicts[record.key] = record.verdict
         missed += not record.verdict.slo_met
 
+    pools = registry.make(policy, settings).declared.pools
     fleet = VirtualFleet(
         timeline,
         latency,
@@ -161,7 +163,7 @@ def simulate(
                 model=file.model,
                 engine="virtual",
                 profile=profile,
-                pool="",
+                pool=pools[i % len(pools)],
                 kv_blocks=kv_blocks,
                 block_tokens=facts.block_tokens,
                 context_tokens=context_tokens,
@@ -222,6 +224,7 @@ def simulate(
         preempted=sum(member.preempted for member in members),
         forced_preemptions=sum(member.core.counters.forced_preemptions for member in members),
         mispredicted_entries=sum(member.core.counters.mispredicted_entries for member in members),
+        offloaded=fleet.offloaded,
         busy_s=sum(c.exec_s for c in counters),
         idle_s=sum(c.idle_s for c in counters),
         simulated_s=timeline.now_s - (requests[0].arrival_s if requests else 0.0),

@@ -52,6 +52,7 @@ class VirtualFleet:
         self._replicas: dict[str, VirtualReplica] = {}
         self._records: dict[RequestKey, Record] = {}
         self._bodies: dict[RequestKey, Body] = {}
+        self.offloaded = 0
         self.times: dict[RequestKey, array[float]] = {}
 
     def start(self, replicas: Sequence[VirtualReplica]) -> None:
@@ -77,6 +78,7 @@ class VirtualFleet:
     def over(self, replica: VirtualReplica, over: AttemptOver) -> None:
         """Admission's settle."""
         record = self._records[over.key]
+        self.offloaded += over.why == "offloaded"
         assert (record.attempt, record.replica, record.incarnation) == (over.attempt, over.replica, over.incarnation)
         after = self._write(after_attempt(record, over, ADMISSION, self._timeline.now_s))
         if after.state == "relegated":

@@ -59,7 +59,8 @@ class Books:
         for name in _FLOAT:
             setattr(self, name, np.zeros(slots, dtype=np.float64))
         self.best_effort = np.zeros(slots, dtype=np.bool_)
-        self._columns = [getattr(self, name) for name in (*_INT, *_FLOAT, "best_effort")]
+        self.offloaded = np.zeros(slots, dtype=np.bool_)
+        self._columns = [getattr(self, name) for name in (*_INT, *_FLOAT, "best_effort", "offloaded")]
 
     slot: Ints
     phase: Ints
@@ -82,6 +83,7 @@ class Books:
     importance: np.ndarray
     expires_unix_s: np.ndarray
     best_effort: np.ndarray
+    offloaded: np.ndarray
 
     # ------------------------------------------------------------ rows
 
@@ -116,6 +118,7 @@ class Books:
         self.importance[row] = offer.importance
         self.expires_unix_s[row] = offer.expires_unix_s
         self.best_effort[row] = offer.service_class is ServiceClass.BEST_EFFORT
+        self.offloaded[row] = offer.left == "offloaded"
         self.offers[slot] = offer
         self.row_of[slot] = row
         self._swap(row, self.live)
@@ -182,7 +185,9 @@ class Books:
         needed: Ints = np.maximum(-(-top // self.block_tokens) - self.kv_held_blocks[rows], 0)
         return needed
 
-    def view(self, start_unix_s: float, profile: Profile, draft: Profile | None = None, promised: Sequence[Offer] = ()) -> View:
+    def view(
+        self, start_unix_s: float, profile: Profile, draft: Profile | None = None, promised: Sequence[Offer] = (), pool: str = ""
+    ) -> View:
         """A window on the live rows; no copies. It is valid until the books change."""
         n = self.live
         return View(
@@ -211,9 +216,11 @@ class Books:
             tbt_s=self.tbt_s[:n],
             importance=self.importance[:n],
             best_effort=self.best_effort[:n],
+            offloaded=self.offloaded[:n],
             applications=self.applications,
             promised=promised,
             draft=draft,
+            pool=pool,
         )
 
     def check(self) -> None:

@@ -36,7 +36,7 @@ from shared.policy.replica_events import (
     Synced,
     Tick,
 )
-from shared.policy.seam import Choice, Ended, Observation, Phase, Policy
+from shared.policy.seam import Choice, Ended, Observation, Phase, Policy, View
 from shared.schemas import (
     Announce,
     BatchPlan,
@@ -271,7 +271,7 @@ class ReplicaCore:
         gathered, self._gathered, self._decide_unix_s = self._gathered, {}, math.inf
         fresh = [offer for offer, _ in gathered.values()]
         promised = [r.offer for r in self._reserved.values()]
-        view = self._books.view(self._start_unix_s(now_unix_s), self._profile, self._draft, promised)
+        view = self._view(self._start_unix_s(now_unix_s), promised)
         for (offer, asked), admission in zip(gathered.values(), self._policy.admit(view, fresh), strict=True):
             if not admission.accepted:
                 answer = OfferAnswer(accepted=False, earliest_s=admission.earliest_s, reason=admission.reason)
@@ -505,10 +505,14 @@ class ReplicaCore:
             return self._repeating
         if not self._horizon or not self._concerns_anyone(self._horizon[0]):
             self._horizon.clear()
-            self._horizon.extend(self._policy.plan(self._books.view(start_unix_s, self._profile, self._draft)))
+            self._horizon.extend(self._policy.plan(self._view(start_unix_s)))
         choice = self._horizon.popleft()
         self._repeating, self._repeats_left = (choice, choice.repeats - 1) if choice.repeats > 1 else (None, 0)
         return choice
+
+    def _view(self, start_unix_s: float, promised: Sequence[Offer] = ()) -> View:
+        assert self._announce is not None
+        return self._books.view(start_unix_s, self._profile, self._draft, promised, self._announce.pool)
 
     def _concerns_anyone(self, choice: Choice) -> bool:
         """It names nobody, or somebody who is still here."""

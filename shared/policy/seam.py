@@ -66,9 +66,11 @@ class View(NamedTuple):
     tbt_s: Floats  # inf without one
     importance: Floats
     best_effort: Bools
+    offloaded: Bools  # another replica of this policy gave it up, so that it be served sooner here
     applications: Sequence[str]
     promised: Sequence[Offer] = ()  # accepted, and on the way to the worker: not rows yet, but theirs to serve
     draft: Profile | None = None  # of the draft model; None: no speculation
+    pool: str = ""  # of the replica, as its worker announced it
 
     @property
     def rows(self) -> int:
@@ -170,6 +172,7 @@ class Declared:
     drops: bool = False  # it may release requests as "dropped"
     gather_s: float = 0.0  # an offer may wait so long for others to be decided with it
     gather_offers: int = 8  # or until so many wait
+    pools: Sequence[str] = ("",)  # of the replicas, in turn, where nobody configures them (in simulations)
 
 
 class Policy(Protocol):
