@@ -1,6 +1,7 @@
 """The program behind docs/results.md: what it asks for, that it goes on where it stopped, and what the page says of it."""
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -30,10 +31,10 @@ def tiny() -> Made:
     return make(TINY)
 
 
-def carries_up_to_the_limit(tiny: Made, calls: list[Run]) -> object:
+def carries_up_to_the_limit(tiny: Made, calls: list[Run]) -> Callable[[Run, Path | None], Made]:
     """Instead of a simulation: runs above the limit are stopped."""
 
-    def made(run: Run, traces: Path | None = None) -> Made:
+    def made(run: Run, traces: Path | None) -> Made:
         calls.append(run)
         return replace(tiny, run=run, figures=tiny.figures if run.rate_rps <= LIMIT_RPS else None)
 
@@ -88,6 +89,7 @@ def test_every_field_of_a_run_is_part_of_its_name() -> None:
         replace(TINY, most_violated=0.01),
     ]
     assert len({run.digest for run in [TINY, *others]}) == len(others) + 1
+    assert replace(TINY, rate_rps=2, duration_s=30).digest == TINY.digest, "however its numbers are written"
     assert replace(TINY, settings={"a": "1", "b": "2"}).digest == replace(TINY, settings={"b": "2", "a": "1"}).digest
 
 
@@ -100,6 +102,13 @@ def test_what_was_made_is_read_back_the_same(tmp_path: Path, tiny: Made) -> None
 
 
 # ---------------------------------------------------------------- searching, and going on
+
+
+def test_a_first_rate_that_fails_is_followed_by_one_a_little_lower(tmp_path: Path, tiny: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Run] = []
+    monkeypatch.setattr(work, "make", carries_up_to_the_limit(tiny, calls))
+    Work("tiny", Search(run=replace(TINY, rate_rps=3.6)), tmp_path, None)()
+    assert [run.rate_rps for run in calls[:2]] == [3.6, 3.06]
 
 
 def test_a_search_ends_within_its_precision_below_the_limit(tmp_path: Path, tiny: Made, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,7 +141,7 @@ def test_work_that_was_broken_off_goes_on_where_it_stopped(tmp_path: Path, tiny:
     def breaks_off(run: Run, traces: Path | None) -> Made:
         if len(parts) == 3:
             raise KeyboardInterrupt
-        return made(run, traces)  # type: ignore[operator,no-any-return]
+        return made(run, traces)
 
     monkeypatch.setattr(work, "make", breaks_off)
     with pytest.raises(KeyboardInterrupt):

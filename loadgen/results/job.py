@@ -1,16 +1,17 @@
 """What an experiment asks for: a run, or a search for the rate that a policy carries. Each is done by one process, run after run."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from loadgen.capacity import next_rate
+from loadgen.capacity import DIGITS, next_rate
 from loadgen.results.run import Made, Run
 from loadgen.workload import WORKLOADS
 
 VIOLATIONS = 0.01  # QoServe section 4.1.2: at most 1 % of the requests
 PRECISION = 0.03
+STEP_DOWN = 0.85
 
 Known = Callable[[Run], Made | None]
 
@@ -55,7 +56,7 @@ def capacity(search: Search, known: Known) -> Capacity | Run:
     """What the search found, or the run it waits for."""
     made: dict[float, Made] = {}
     passed: dict[float, bool] = {}
-    while (rate_rps := next_rate(passed, PRECISION, search.run.rate_rps, 1 / search.run.duration_s)) is not None:
+    while (rate_rps := _next_rate(search.run, passed)) is not None:
         run = search.at(rate_rps)
         one = known(run)
         if one is None:
@@ -64,3 +65,11 @@ def capacity(search: Search, known: Known) -> Capacity | Run:
         passed[rate_rps] = one.figures is not None
     best_rps = max((rate for rate, well in passed.items() if well), default=0.0)
     return Capacity(rate_rps=best_rps, made=made.get(best_rps))
+
+
+def _next_rate(first: Run, passed: Mapping[float, bool]) -> float | None:
+    """As in loadgen/capacity.py; but a first rate that fails is near, and half of it would be a long run for little: those that pass
+    are not stopped early."""
+    if passed == {first.rate_rps: False}:
+        return float(f"{STEP_DOWN * first.rate_rps:.{DIGITS}g}")
+    return next_rate(passed, PRECISION, first.rate_rps, 1 / first.duration_s)

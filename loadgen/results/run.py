@@ -46,7 +46,9 @@ class Run(Struct, frozen=True, kw_only=True):
 
     @property
     def digest(self) -> str:
-        return hashlib.sha256(b"%d" % VERSION + msgspec.json.encode(self, order="sorted")).hexdigest()[:24]
+        """The same however its numbers were written: 4 and 4.0 are one rate."""
+        same = msgspec.convert(msgspec.to_builtins(self), Run)
+        return hashlib.sha256(b"%d" % VERSION + msgspec.json.encode(same, order="sorted")).hexdigest()[:24]
 
 
 class Made(Struct, frozen=True, kw_only=True):
