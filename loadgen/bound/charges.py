@@ -1,6 +1,6 @@
 """What a request is charged for its work, in seconds of a replica, so that no iteration collects more than it takes (docs/bound.md, 3).
 
-Each iteration with a decode collects `iteration_s` from those who decode in it, and every chunk and decode pays for itself.
+An iteration collects `iteration_s` from those who get a token in it, and every chunk and decode pays for itself besides.
 """
 
 import math
@@ -74,7 +74,8 @@ def _share(stratum: Stratum, iteration_s: float, tokens: Seconds) -> Seconds:
 def _least_prompt_s(strata: tuple[Stratum, ...], iteration_s: float, longest_tokens: int) -> Seconds:
     """[longest_tokens + 1] by the last chunk: least[t] = min over cached c < t of least[c] + the chunk of t - c tokens on c."""
     new = np.arange(longest_tokens + 1, dtype=np.float64)
-    alone = []  # per stratum, a chunk by its new tokens, on nothing; reversed, so that a slice runs along rising cached tokens
+    # Per stratum, a chunk by its new tokens, on nothing; reversed, so that a slice runs along rising cached tokens.
+    alone = []
     for s in strata:
         chunk_s = s.chunk_s + s.prefill_token_s * new + s.prefill_sq_s * new * new + _share(s, iteration_s, new)
         chunk_s[new > s.up_to] = math.inf

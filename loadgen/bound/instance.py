@@ -59,7 +59,7 @@ class Instance:
         edges_s = np.concatenate([run[1:] if i else run for i, run in enumerate(edges)])
         cells = len(edges_s) - 1
         rush = rush if turn_s > begin_s else 0
-        self.begin_s, self.turn_s, self.middles_s = begin_s, turn_s, (edges_s[1:] + edges_s[:-1]) / 2
+        self.middles_s = (edges_s[1:] + edges_s[:-1]) / 2
         self.capacity_s = np.diff(edges_s) * replicas
         # A deadline on an edge may be met in the cell after it, by rounding; both ends are inclusive.
         bounds = [

@@ -21,10 +21,11 @@ def met_by_relaxation(instance: Instance) -> dict[str, float]:
     choices = np.linspace(least_s, most_s, CHOICES).tolist() if most_s > least_s else [least_s]
     work = search(instance.market(least_s, np.zeros(count)), _first_prices(instance, least_s), LAST_ROUNDS)
     memory = [search(instance.market(choice, None), work.prices, ROUNDS).bound for choice in choices]
-    met_by |= {"work": work.bound + free, "memory": min(memory) + free}
+    found = {"work": work.bound, "memory": min(memory)}
     if len(instance.payers.of):
-        met_by["pace"] = _pace(instance, choices, work) + free
-    return met_by
+        found["pace"] = _pace(instance, choices, work)
+    # None of them says more than that each may be met alone.
+    return met_by | {name: min(bound, count) + free for name, bound in found.items()}
 
 
 def _pace(instance: Instance, choices: list[float], start: Quote) -> float:

@@ -16,14 +16,15 @@ BLOCK = 1024  # payers worked on at once, which bounds the memory
 CELLS = 16_384  # of the time in which anybody has a share, at most
 WINDOW_CELLS = 256  # the longest window is cut into about so many
 POWERS = (8.0, 4.0, 2.0, 1.0, 0.0)  # of the pace asked for: each round gives what is left to more of the requests
-SLOWEST = 0.25  # of the fastest pace asked for: slower ones get no share
+QUICK = 0.97  # the quantile of the paces asked for that the others are measured by
+SLOWEST = 0.25  # of that quick one: slower ones get no share
 
 
 class Payers(NamedTuple):
     """Requests that ask for so quick a pace that they may have a share; arrays along them."""
 
     of: NDArray[np.int64]  # their place among the requests
-    pace: Floats  # steps per second over the window, of the fastest
+    pace: Floats  # steps per second over the window, relative to a quick one
     first: NDArray[np.int64]  # cells of the window
     last: NDArray[np.int64]
     cell_s: float
@@ -34,15 +35,16 @@ class Payers(NamedTuple):
 def payers(work: Work) -> Payers:
     window_s = np.maximum(work.due_s - work.steps_from_s, 1e-9)
     pace = np.where(np.isfinite(window_s) & ~work.hopeless, work.steps / window_s, 0.0)
-    fastest = max(pace.max(initial=0.0), 1e-9)
-    of = np.flatnonzero(pace > SLOWEST * fastest)
-    if not len(of):
+    if not pace.any():
+        of = np.flatnonzero(pace)
         return Payers(of, pace[of], of, of, 1.0, 0.0, 1)
+    quick = float(np.quantile(pace[pace > 0], QUICK))
+    of = np.flatnonzero(pace > SLOWEST * quick)
     begin_s, end_s = float(work.steps_from_s[of].min()), float(work.due_s[of].max())
     cell_s = max(float(window_s[of].max()) / WINDOW_CELLS, (end_s - begin_s) / CELLS)
     first = ((work.steps_from_s[of] - begin_s) / cell_s).astype(np.int64)
     last = ((work.due_s[of] - begin_s) / cell_s).astype(np.int64)
-    return Payers(of, pace[of] / fastest, first, last, cell_s, begin_s, int(last.max()) + 1)
+    return Payers(of, pace[of] / quick, first, last, cell_s, begin_s, int(last.max()) + 1)
 
 
 def shared_steps(work: Work, by: Payers, worth: Floats) -> Floats:
@@ -53,7 +55,7 @@ def shared_steps(work: Work, by: Payers, worth: Floats) -> Floats:
     total = np.zeros(len(work.steps))
     if not len(by.of):
         return total
-    left = np.ones(by.cells)
+    left, handed = np.ones(by.cells), np.zeros(by.cells)
     for power in POWERS:
         paying = np.flatnonzero(total[by.of] < worth[by.of] * (1 - 1e-6))
         if not len(paying):
@@ -62,16 +64,16 @@ def shared_steps(work: Work, by: Payers, worth: Floats) -> Floats:
         first, last, of = by.first[paying], by.last[paying], by.of[paying]
         asked = np.bincount(first, weight, by.cells + 1) - np.bincount(last + 1, weight, by.cells + 1)
         asked = np.maximum(np.cumsum(asked)[:-1], 1e-12)
-        # Rounded down a little, so that what is handed out stays below what is left.
-        each = left / asked * (1 - 1e-9)
+        each = left / asked
         for begin in range(0, len(paying), BLOCK):
             block = slice(begin, begin + BLOCK)
             cells, shares, paid = _shares(work, by, each, weight[block], first[block], last[block], of[block])
             part = np.minimum(1.0, (worth[of[block]] - total[of[block]]) / np.maximum(paid, 1e-12))
             total[of[block]] += part * paid
-            left -= np.bincount(cells.ravel(), (part[:, None] * shares).ravel(), by.cells)
-        left = np.maximum(left, 0.0)
-    return total
+            handed += np.bincount(cells.ravel(), (part[:, None] * shares).ravel(), by.cells)
+        left = np.maximum(1.0 - handed, 0.0)
+    # `asked` is a running sum and rounds: what was handed out too much by it is taken back from all.
+    return total / (max(1.0, float(handed.max())) * (1 + 1e-12))
 
 
 def _shares(work: Work, by: Payers, each: Floats, weight: Floats, first: Cells, last: Cells, of: Cells) -> tuple[Cells, Floats, Floats]:

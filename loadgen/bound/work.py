@@ -59,8 +59,9 @@ def work_of(
     after_s = np.array([_after_s(slos[r.tier], count, check(definition)) for r, count in zip(requests, steps.tolist(), strict=True)])
     first_due_s, due_s, step_due_s = (arrival_s[:, None] + after_s[:, :3] + ROUNDING_S).T
     pace_s = after_s[:, 3]
-    # A step is an iteration, which takes at least what it would with nobody else in it.
-    step_alone = {p: profile.batch_s(BatchShape(decodes=1, decode_context=p)) for p in set(prompt.tolist())}
+    # A step is an iteration, which takes at least what it would with nobody else in it: a decode, or the end of computing anew.
+    anew_s = profile.batch_s(BatchShape().with_chunk(1, 0))
+    step_alone = {p: min(anew_s, profile.batch_s(BatchShape(decodes=1, decode_context=p))) for p in set(prompt.tolist())}
     steps_s = steps * np.array([step_alone[p] for p in prompt.tolist()])
     prompt_due_s, steps_from_s = np.minimum(first_due_s, due_s - steps_s), arrival_s + alone_s[prompt]
     hopeless = (steps_from_s > prompt_due_s) | (prompt >= kv_tokens)
