@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from loadgen.parallel import check_jobs, cores
-from loadgen.results import figure7, figure8, figure10, figure12, figure15b, table4, table5, table6
+from loadgen.results import figure7, figure8, figure10, figure12, figure15b, latency, table4, table5, table6
 from loadgen.results.cache import Cache
 from loadgen.results.job import recorded
 from loadgen.results.page import page
@@ -24,6 +24,7 @@ SECTIONS = {
         figure10.SECTION,
         figure12.SECTION,
         figure15b.SECTION,
+        latency.SECTION,
     )
 }
 

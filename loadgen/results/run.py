@@ -13,8 +13,8 @@ from loadgen.definition import DEADLINE
 from loadgen.mix import plan_requests
 from loadgen.simulation import Figures, figures
 from loadgen.trace import read_trace
+from loadgen.trial import LATENCIES
 from loadgen.workload import WORKLOADS, Lengths, LengthSource, Rows, named_workload
-from shared.drive.latency import Latency
 from shared.drive.virtual import ReplicaFacts, simulate
 from shared.errors import ConfigError
 from shared.tiers import QOSERVE_3, TierSet
@@ -96,7 +96,7 @@ def make(run: Run, traces: Path | None = None) -> Made:
         PROFILE,
         run.replicas,
         run.tiers,
-        Latency.none(),
+        LATENCIES[run.latency](),
         run.seed,
         facts=ReplicaFacts(context_tokens=CONTEXT_TOKENS, max_slots=MAX_SLOTS),
         hand_back=False,
@@ -112,7 +112,7 @@ def make(run: Run, traces: Path | None = None) -> Made:
             profile=PROFILE,
             replicas=run.replicas,
             seed=run.seed,
-            latency="none",
+            latency=run.latency,
             duration_s=run.duration_s,
             definition=DEADLINE,
             rate_rps=run.rate_rps,
