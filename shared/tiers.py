@@ -104,7 +104,32 @@ DEMO_3 = TierSet(
     },
 )
 
-BUILT_IN = {tiers.name: tiers for tiers in (DEFAULT, QOSERVE_3, DEMO_3)}
+# SOLA Table 3 (section 6.1): TTFT and mean TPOT, tight and loose, for each of its models; one kind of caller.
+_SOLA_TABLE_3 = {
+    "llama3-8b": ((0.4, 0.15), (0.6, 0.225)),
+    "llama3-70b": ((0.5, 0.2), (1.0, 0.4)),
+    "qwen1.5-14b": ((0.8, 0.2), (1.2, 0.3)),
+    "vicuna1.5-7b-16k": ((2.55, 0.16), (3.825, 0.24)),
+    "qwen1.5-72b": ((2.425, 0.2), (4.85, 0.4)),
+}
+# Its rule for a model that is not in the table (sections 6.1 and 6.5): so many times what a request takes alone, here each by itself.
+_SOLA_TIMES = (5, 10, 15, 20)
+
+SOLA = tuple(
+    TierSet(name=f"sola-{model}-{kind}", default="chat", tiers={"chat": Tier(slo=Slo(ttft_s=ttft_s, tbt_s=tbt_s))})
+    for model, bounds in _SOLA_TABLE_3.items()
+    for kind, (ttft_s, tbt_s) in zip(("tight", "loose"), bounds, strict=True)
+) + tuple(TierSet(name=f"sola-{x}x", default="chat", tiers={"chat": Tier(slo=Slo(ttft_x=x, tbt_x=x))}) for x in _SOLA_TIMES)
+
+# Ascendra Table 2 (section 8.1): TTFT and mean TBT; Mistral-7B and Llama3.1-8B share theirs, Qwen-14B has its own.
+_ASCENDRA_TABLE_2 = {"8b-sharegpt": (1.0, 0.15), "8b-longbench": (2.5, 0.15), "14b-sharegpt": (1.5, 0.15), "14b-longbench": (3.0, 0.15)}
+
+ASCENDRA = tuple(
+    TierSet(name=f"ascendra-{kind}", default="chat", tiers={"chat": Tier(slo=Slo(ttft_s=ttft_s, tbt_s=tbt_s))})
+    for kind, (ttft_s, tbt_s) in _ASCENDRA_TABLE_2.items()
+)
+
+BUILT_IN = {tiers.name: tiers for tiers in (DEFAULT, QOSERVE_3, DEMO_3, *SOLA, *ASCENDRA)}
 
 
 def load_tiers(name_or_path: str) -> TierSet:

@@ -262,9 +262,13 @@ def test_what_is_wrong_with_the_arguments_is_one_line_and_exit_code_2(wrong: lis
     assert error.count("\n") == 1
 
 
-def test_bounds_in_multiples_and_unknown_tiers_are_refused() -> None:
+def test_bounds_in_multiples_speak_against_nobody_and_unknown_tiers_are_refused() -> None:
     request = PlannedRequest(0, 0.0, 100, 10, "b", 1.0, "default", "")
-    with pytest.raises(ConfigError, match="multiples"):
-        bound([request], TierSet(name="x", default="b", tiers={"b": Tier(slo=Slo(ttft_x=3.0))}), QOSERVE, 1)
+
+    def met(slo: Slo) -> float:
+        return bound([request], TierSet(name="x", default="b", tiers={"b": Tier(slo=slo)}), QOSERVE, 1).met_fraction
+
+    assert met(Slo(ttft_x=0.01)) == 1.0
+    assert met(Slo(ttft_x=3.0, ttft_s=0.001)) == 0.0
     with pytest.raises(ConfigError, match="none named b"):
         bound([request], DEMO_3, QOSERVE, 1)

@@ -50,7 +50,8 @@ def test_entries_stay_within_kv_and_target(name: str, seen: View) -> None:
         assert free >= 0
 
 
-@pytest.mark.parametrize("name", NAMES)
+# SOLA leaves decodes out of an iteration that is for first tokens (its Eq. 1).
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "sola"])
 @relaxed
 @given(seen=views)
 def test_every_decode_runs_unless_it_was_preempted_for_lack_of_kv(name: str, seen: View) -> None:

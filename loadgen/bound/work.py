@@ -46,10 +46,8 @@ def work_of(
     requests: Sequence[PlannedRequest], tiers: TierSet, definition: str, profile: Profile, kv_tokens: int, alone_s: Seconds
 ) -> Work:
     """`alone_s[p]`: at least so long do the iterations that compute p prompt tokens take. Raises ConfigError."""
-    slos = {name: tier.slo for name, tier in tiers.tiers.items()}
-    for name, slo in slos.items():
-        if (slo.ttft_x, slo.tbt_x, slo.ttlt_x) != (None, None, None):
-            raise ConfigError(f"tier {name}: bounds in multiples of zero-load time are not bounded here; give seconds")
+    # Multiples of zero-load time would have to be resolved for each request as admission does: left out, which only helps.
+    slos = {name: Slo(ttft_s=t.slo.ttft_s, tbt_s=t.slo.tbt_s, ttlt_s=t.slo.ttlt_s) for name, t in tiers.tiers.items()}
     if unknown := sorted({r.tier for r in requests} - set(slos)):
         raise ConfigError(f"tiers {tiers.name}: there is none named {', '.join(unknown)}")
     arrival_s = np.array([r.arrival_s for r in requests])

@@ -43,11 +43,14 @@ class Run(Struct, frozen=True, kw_only=True):
     first_token_only: bool = False  # as on the prefill nodes of a disaggregated fleet
     most_violated: float = 1.0  # a run that is known to exceed this fraction is stopped
     seed: int = SEED
+    latency: str = "none"  # as --latency
 
     @property
     def digest(self) -> str:
         """The same however its numbers were written: 4 and 4.0 are one rate."""
-        same = msgspec.convert(msgspec.to_builtins(self), Run)
+        same = msgspec.to_builtins(msgspec.convert(msgspec.to_builtins(self), Run))
+        if self.latency == "none":
+            del same["latency"]  # as of the runs kept before there was another one
         return hashlib.sha256(b"%d" % VERSION + msgspec.json.encode(same, order="sorted")).hexdigest()[:24]
 
 

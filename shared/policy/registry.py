@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from shared.errors import ConfigError
-from shared.policy import qoserve, sarathi
+from shared.policy import ascendra, qoserve, sarathi, sola
 from shared.policy.edf import edf
 from shared.policy.fcfs import fcfs
 from shared.policy.seam import Policy
@@ -19,6 +19,8 @@ _POLICIES: dict[str, tuple[type[msgspec.Struct], Callable[[Any], Policy]]] = {
     "srpf": (sarathi.Settings, srpf),
     "sjf": (sarathi.Settings, sjf),
     "qoserve": (qoserve.Settings, qoserve.QoServe),
+    "ascendra": (ascendra.Settings, ascendra.Ascendra),
+    "sola": (sola.Settings, sola.Sola),
 }
 
 
