@@ -417,6 +417,24 @@ def test_correction_is_bounded_deterministic_and_deaf_to_nonsense() -> None:
     assert one.gammas == before
 
 
+def test_what_an_exact_profile_taught_weighs_the_same_whichever_way_it_was_counted() -> None:
+    """Iterations that took just what the base says are digested by a shortcut; a hair of difference takes the long way."""
+    base = load("a100-llama3-8b")
+    shapes = [BatchShape(decodes=20 + n % 7, decode_context=9000 + 100 * n).with_chunk(64 * (n % 3), 0) for n in range(60)]
+    short, long = Corrected(base), Corrected(base)
+    for n, shape in enumerate(shapes):
+        exact_s = base.batch_s(shape)
+        short.observe(shape, exact_s)
+        long.observe(shape, exact_s * (1 + 1e-9))
+        assert (short.residual, short.bias) == pytest.approx((long.residual, long.bias), abs=1e-8), n
+    for shape in shapes:
+        for profile in (short, long):
+            profile.observe(shape, 1.1 * base.batch_s(shape))
+        assert short.gammas == pytest.approx(long.gammas, rel=1e-6)
+        assert short.batch_s(shape) == pytest.approx(long.batch_s(shape), rel=1e-6)
+        assert (short.residual, short.bias) == pytest.approx((long.residual, long.bias), rel=1e-5, abs=1e-8)
+
+
 def test_a_correction_that_has_seen_nothing_is_its_base() -> None:
     base = load("a100-llama3-8b")
     corrected, shape = Corrected(base), BatchShape(decodes=7, decode_context=7_000).with_chunk(100, 50)

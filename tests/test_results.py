@@ -170,16 +170,16 @@ def test_two_processes_make_the_same_as_one(tmp_path: Path) -> None:
 
 def test_a_part_of_the_page_says_how_it_was_made_and_what_is_missing(tmp_path: Path, tiny: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = Cache(tmp_path)
-    empty = part(section(), cache, None)
+    empty = part(section(), cache, 0.01)
     assert "| goodput | 3 | not run |  |  |" in empty
     assert "not run yet" in empty
     monkeypatch.setattr(work, "make", carries_up_to_the_limit(tiny, []))
     do(works(tmp_path)[1:], jobs=1)
-    half = part(section(), cache, None)
+    half = part(section(), cache, 0.01)
     assert "| goodput | 3 | not run |  |  |" in half
     assert "| violated | 0 % | 0 % | - | within 15 % |" in half
     do(works(tmp_path), jobs=1)
-    whole = part(section(), cache, None)
+    whole = part(section(), cache, 0.01)
     assert "not run" not in whole
     for said in (
         "## A tiny table",
@@ -191,7 +191,7 @@ def test_a_part_of_the_page_says_how_it_was_made_and_what_is_missing(tmp_path: P
         "What differs.",
     ):
         assert said in whole
-    assert "not run" in part(section("edf"), cache, None), "another policy is another run"
+    assert "not run" in part(section("edf"), cache, 0.01), "another policy is another run"
 
 
 def test_the_command_writes_the_whole_page_and_refuses_nonsense(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

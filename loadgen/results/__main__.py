@@ -63,7 +63,8 @@ def main(words: list[str] | None = None) -> int:
     except ConfigError as error:
         print(f"results: {error}", file=sys.stderr)
         return 2
-    args.out.write_text(page(list(SECTIONS.values()), Cache(args.cache), args.hours), encoding="utf-8")
+    hours = {} if args.hours is None else {section.name: args.hours for section in chosen}
+    args.out.write_text(page(list(SECTIONS.values()), Cache(args.cache), hours), encoding="utf-8")
     return 0
 
 

@@ -15,9 +15,10 @@ class Cache:
         self.folder = folder
 
     def get(self, run: Run) -> Made | None:
+        """None: not made, or kept by a version that knew other figures."""
         try:
             return msgspec.json.decode(self._path(run).read_bytes(), type=Made)
-        except FileNotFoundError:
+        except (FileNotFoundError, msgspec.ValidationError):
             return None
 
     def put(self, made: Made) -> None:

@@ -121,7 +121,7 @@ def simulate(
     """Serve these requests (in order of arrival) until all have ended, or until `horizon_s`, or until more than `most_missed` have
     ended without their SLO: who only wants to know whether a rate is too high need not see the rest.
 
-    leaps: alike iterations of decodes are run as one where control takes no time (virtual_replica.py); False: each by itself.
+    leaps: iterations that are alike are run as one where control takes no time (virtual_replica.py); False: each by itself.
     check_every: events between checks of all books, 0 for none. progress: told now and then (virtual seconds, requests ended).
     Raises: ConfigError for an unknown policy, setting or profile; AssertionError where an invariant breaks; RuntimeError on a stall.
     """
@@ -211,6 +211,12 @@ def simulate(
                 raise RuntimeError(f"nothing has moved since {last_s:.1f} s, and {len(requests) - len(verdicts)} requests have not ended")
             if progress is not None:
                 progress(timeline.now_s, len(verdicts))
+    stopped = missed > limit
+    if len(verdicts) < len(requests):  # what has been done by then counts
+        if horizon_s is not None and not stopped:
+            timeline.now_s = max(timeline.now_s, horizon_s)
+        for member in members:
+            member.settle()
     if check_every:
         fleet.check()
     counters = [member.worker.counters for member in members]
@@ -218,7 +224,7 @@ def simulate(
         verdicts=[verdicts.get(key) for key in keys],
         slos=slos if len(slos) == len(requests) else [tiers.named(r.tier).slo for r in requests],
         token_unix_s=[fleet.times.get(key, array("d")) for key in keys] if keep_times else None,
-        stopped=missed > limit,
+        stopped=stopped,
         iterations=sum(c.iterations for c in counters),
         tokens=sum(c.tokens for c in counters),
         preempted=sum(member.preempted for member in members),

@@ -1,7 +1,7 @@
 """One replica in virtual time: the planner's core and a worker, joined as their live shells join them.
 
-With no latency it leaps. While the policy's choice stays right (Choice.repeats) and the batch is decodes only, iterations differ by
-their contexts alone: their ends are worked out beforehand and stand on the timeline as one event. Whoever wants to know the replica, or
+With no latency it leaps. While the policy's choice stays right (Choice.repeats) and nobody's prefill or output ends, iterations differ
+by their contexts alone: their ends are worked out beforehand and stand on the timeline as one event. Whoever wants to know the replica, or
 tell it something, in the meantime finds it as it is at that instant; if what he tells makes the choice stale, the leap ends with the
 iteration then under way. tests/test_leap.py holds it to the run without leaps.
 """
@@ -105,7 +105,7 @@ class VirtualReplica:
         self._feed(Tick())
 
     def digest(self) -> Digest:
-        self._settle()
+        self.settle()
         digest = self.core.digest(planner="planner", now_unix_s=self._timeline.now_s)
         assert digest is not None
         return digest
@@ -113,7 +113,7 @@ class VirtualReplica:
     def _feed(self, event: ReplicaEvent) -> None:
         timeline, latency = self._timeline, self._latency
         if len(self._ends_s) > 1:
-            self._settle()
+            self.settle()
         for action in self.core.handle(event, now_unix_s=timeline.now_s):
             match action:
                 case SendPlan(plan):
@@ -162,7 +162,7 @@ class VirtualReplica:
         self._serial += 1
         self._timeline.at(now_s, self._end, self._serial)
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
         """Tell of the iterations of a leap that have ended by now; the one under way stays, as if its plan had just come."""
         done = min(bisect_right(self._ends_s, self._timeline.now_s), len(self._ends_s) - 1)
         if done <= 0:
@@ -182,7 +182,7 @@ class VirtualReplica:
     def _end(self, serial: int) -> None:
         if serial != self._serial:
             return
-        self._settle()
+        self.settle()
         now_s, idle_s, began_s, exec_s = self._timeline.now_s, 0.0, self._began_s, self._exec_s[-1]
         came_s = self._plan_came_s.popleft()
         if self.worker.worked:

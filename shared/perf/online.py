@@ -113,7 +113,7 @@ class Corrected:
             return
         regime = Regime.of(shape)
         if self._exact and exec_s == base_s:
-            self._agree(regime)
+            self._agree(regime, exec_s)
             return
         self._exact = False
         self._judge(exec_s, self._gammas[regime] * base_s)
@@ -128,9 +128,10 @@ class Corrected:
         scatter = [known if seen else overall for known, seen in zip(self._scatter, self._seen, strict=True)]
         self._factors = self._each([g * (1 + min(off, MARGIN_HIGHEST)) for g, off in zip(self._gammas, scatter, strict=True)])
 
-    def _agree(self, regime: Regime) -> None:
+    def _agree(self, regime: Regime, exec_s: float) -> None:
         """What `observe` comes to while nothing was ever off: all ratios stay 1, and only the counts that weigh later ones grow."""
         self._residual = 0.0
+        self._measured_s += SMOOTHED * (exec_s - self._measured_s)
         self._speed.agree()
         self._seen[regime] += 1
         weight = max(APART, 1 / sum(self._seen))

@@ -202,11 +202,12 @@ class QoServe:
         return self._set.alpha_low_s + share * (self._set.alpha_high_s - self._set.alpha_low_s)
 
     def observe(self, seen: Observation) -> None:
+        decay = RATE_DECAY**seen.iterations
         if seen.shape.prefill_tokens >= RATE_MIN_TOKENS:
-            self._rate_tokens = RATE_DECAY * self._rate_tokens + seen.shape.prefill_tokens
-            self._rate_s = RATE_DECAY * self._rate_s + seen.exec_s
+            weight = (1 - decay) / (1 - RATE_DECAY)
+            self._rate_tokens = decay * self._rate_tokens + weight * seen.shape.prefill_tokens
+            self._rate_s = decay * self._rate_s + weight * seen.exec_s
         if seen.shape.decodes:
-            decay = RATE_DECAY**seen.iterations
             self._step_s = decay * self._step_s + (1 - decay) * seen.exec_s if self._step_s else seen.exec_s
         for ended in seen.ended:
             self._lengths.observe(ended)

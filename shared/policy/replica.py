@@ -156,18 +156,14 @@ class ReplicaCore:
 
     @property
     def repeats(self) -> int:
-        """How many iterations, the one in flight included, may run its plan over and over: 1 unless its choice stays right that long,
-        nobody reaches its maximum before the last, and the free KV is enough for all. A driver of virtual time may leap them."""
+        """How many iterations, the one in flight included, may run its plan over and over: 1 unless its choice stays right that long
+        and nobody reaches its maximum before the last. A driver of virtual time may leap them."""
         flights, books = self._ahead.flights, self._books
         if self._repeating is None or len(flights) != 1 or not len(flights[0].slots):
             return 1
-        flight = flights[0]
-        rows = books.row_of[flight.slots[flight.decode]]
+        rows = books.row_of[flights[0].slots[flights[0].decode]]
         tokens = int((books.max_tokens[rows] - books.generated_tokens[rows]).min()) if len(rows) else self._repeats_left
-        # Policies leave each decode a block of its own, and the last block of each entry may be begun.
-        spare_blocks = books.kv_free_blocks() - 2 * len(flight.slots)
-        fit = spare_blocks * books.block_tokens // flight.shape.tokens
-        return 1 + max(0, min(self._repeats_left, tokens, fit))
+        return 1 + max(0, min(self._repeats_left, tokens))
 
     def wake_at_unix_s(self) -> float | None:
         if not self._synced:
@@ -182,8 +178,8 @@ class ReplicaCore:
     def handle(self, event: ReplicaEvent, *, now_unix_s: float) -> list[ReplicaAction]:
         """Actions, in order. Timers that are due fire after the event's own changes, once.
 
-        After a HoldDone they wait for the next event, or the wake-up that is due at once: someone waits for its answer, and a
-        plan takes longer than that.
+        After a Leapt they wait for the event that made the driver look. After a HoldDone they wait for the next event, or the wake-up
+        that is due at once: someone waits for its answer, and a plan takes longer than that.
         """
         actions: list[ReplicaAction] = []
         match event:
@@ -203,7 +199,7 @@ class ReplicaCore:
                 self._on_heartbeat(announce, actions)
             case Tick():
                 pass
-        if self._synced and not isinstance(event, HoldDone):
+        if self._synced and not isinstance(event, HoldDone | Leapt):
             self._on_time(now_unix_s, actions)
         return actions
 
@@ -507,8 +503,16 @@ class ReplicaCore:
             self._horizon.clear()
             self._horizon.extend(self._policy.plan(self._view(start_unix_s)))
         choice = self._horizon.popleft()
-        self._repeating, self._repeats_left = (choice, choice.repeats - 1) if choice.repeats > 1 else (None, 0)
+        self._repeating, self._repeats_left = None, 0
+        if choice.repeats > 1:
+            self._repeating, self._repeats_left = choice, min(choice.repeats, self._roomy_iterations(choice)) - 1
         return choice
+
+    def _roomy_iterations(self, choice: Choice) -> int:
+        """How many iterations of it fit so well that no rule about scarce KV could say otherwise: each entry may begin a block, and a
+        block more is left to each. With less room the policy is asked every time."""
+        free_blocks = self._books.kv_free_blocks() - 2 * len(choice.slots)
+        return free_blocks * self._books.block_tokens // max(1, int(choice.caps.sum()))
 
     def _view(self, start_unix_s: float, promised: Sequence[Offer] = ()) -> View:
         assert self._announce is not None

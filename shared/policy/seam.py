@@ -106,7 +106,8 @@ class Choice:
     something happens, or until `again_unix_s`.
     Class changes and releases take effect before the entries; a slot named there may still be an entry, unless released.
     A relegated slot that has not begun leaves the replica for the relegation service; the core sees to that.
-    `repeats`: the same entries stay right for so many iterations in a row, this one included, while nothing but progress happens.
+    `repeats`: the same entries stay right for so many iterations in a row, this one included, while nothing but progress happens and
+    KV is not scarce. The core then does not ask again, live and simulated alike.
     """
 
     slots: Ints = field(default_factory=lambda: EMPTY)
