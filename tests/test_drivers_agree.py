@@ -5,6 +5,7 @@ from array import array
 from random import Random
 
 import pytest
+from msgspec.structs import replace
 
 from loadgen.mix import PlannedRequest
 from shared.columns import unpack_list
@@ -46,6 +47,7 @@ def requests(seed: int) -> list[tuple[float, Record, Body]]:
         tier = rng.choice(list(DEMO_3.tiers))
         planned = PlannedRequest(number, at_s, rng.randint(1, 3000), rng.randint(1, 60), tier, rng.choice([1.0, 10.0]), "t", "app")
         record, body = stored_as(planned, DEMO_3, PROFILE, 8192, 1024, at_s)
+        body = replace(body, prompt=bytes(4 * planned.prompt_tokens))  # for the real worker
         made.append((at_s, placed_at(record, "test", ANNOUNCE.replica, "1", ServiceClass.STANDARD), body))
     return made
 

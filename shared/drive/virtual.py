@@ -242,7 +242,10 @@ def simulate(
 def stored_as(
     planned: Planned, tiers: TierSet, profile: Profile, context_tokens: int, most_tokens: int, now_unix_s: float
 ) -> tuple[Record, Body]:
-    """The record as admission would store it, not yet placed. Raises ConfigError for a request that no replica can hold."""
+    """The record as admission would store it, not yet placed, and a body without its prompt, which nobody here reads.
+
+    Raises ConfigError for a request that no replica can hold.
+    """
     room = context_tokens - planned.prompt_tokens
     if room < 1 or planned.prompt_tokens < 1:
         raise ConfigError(f"request {planned.number} has a prompt of {planned.prompt_tokens} tokens; a replica holds {context_tokens}")
@@ -271,4 +274,4 @@ def stored_as(
         stream_subject="",
     )
     sampling = Sampling(max_tokens=max_tokens, output_tokens=planned.output_tokens, ignore_eos=True, temperature=0.0)
-    return record, Body(prompt=bytes(4 * planned.prompt_tokens), sampling=sampling)
+    return record, Body(prompt=b"", sampling=sampling)
