@@ -30,7 +30,8 @@ class Bound(Struct, frozen=True, kw_only=True):
 def bound(requests: Sequence[PlannedRequest], tiers: TierSet, profile_name: str, replicas: int, definition: str = "deadline") -> Bound:
     """Of these requests, by one of the definitions of loadgen/definition.py, each replica with the KV that the profile states.
 
-    Bounds in multiples of zero-load time are not looked at. Raises: ConfigError for an unknown profile, definition or tier, or no replicas.
+    Bounds in multiples of zero-load time are not looked at, by `ttlt` nor is any other bound of their tier.
+    Raises: ConfigError for an unknown profile, definition or tier, or no replicas.
     """
     began_s = time.perf_counter()
     if replicas < 1:

@@ -18,7 +18,8 @@ from shared.vocabulary import Slo
 Seconds = NDArray[np.float64]
 Tokens = NDArray[np.int64]
 
-ROUNDING_S = 1000 * CLOSE_S  # added to every deadline: more than any sum of seconds may be off
+# Added to every deadline, and CLOSE_S more for each step: more than sums of seconds may be off, and what the means forgive each token.
+ROUNDING_S = 1000 * CLOSE_S
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,26 +47,34 @@ def work_of(
     requests: Sequence[PlannedRequest], tiers: TierSet, definition: str, profile: Profile, kv_tokens: int, alone_s: Seconds
 ) -> Work:
     """`alone_s[p]`: at least so long do the iterations that compute p prompt tokens take. Raises ConfigError."""
-    # Multiples of zero-load time would have to be resolved for each request as admission does: left out, which only helps.
-    slos = {name: Slo(ttft_s=t.slo.ttft_s, tbt_s=t.slo.tbt_s, ttlt_s=t.slo.ttlt_s) for name, t in tiers.tiers.items()}
+    slos = {name: _in_seconds(tier.slo, check(definition)) for name, tier in tiers.tiers.items()}
     if unknown := sorted({r.tier for r in requests} - set(slos)):
         raise ConfigError(f"tiers {tiers.name}: there is none named {', '.join(unknown)}")
     arrival_s = np.array([r.arrival_s for r in requests])
     prompt = np.array([r.prompt_tokens for r in requests], dtype=np.int64)
     # An output ends where the memory does, as in the simulator.
     steps = np.minimum([r.output_tokens for r in requests], np.maximum(kv_tokens - prompt, 1)) - 1
-    after_s = np.array([_after_s(slos[r.tier], count, check(definition)) for r, count in zip(requests, steps.tolist(), strict=True)])
-    first_due_s, due_s, step_due_s = (arrival_s[:, None] + after_s[:, :3] + ROUNDING_S).T
+    after_s = np.array([_after_s(slos[r.tier], count, definition) for r, count in zip(requests, steps.tolist(), strict=True)])
+    rounding_s = ROUNDING_S + steps * CLOSE_S
+    first_due_s, due_s, step_due_s = (arrival_s + rounding_s) + after_s[:, :3].T
     pace_s = after_s[:, 3]
     # A step is an iteration, which takes at least what it would with nobody else in it: a decode, or the end of computing anew.
     anew_s = profile.batch_s(BatchShape().with_chunk(1, 0))
     step_alone = {p: min(anew_s, profile.batch_s(BatchShape(decodes=1, decode_context=p))) for p in set(prompt.tolist())}
     steps_s = steps * np.array([step_alone[p] for p in prompt.tolist()])
     prompt_due_s, steps_from_s = np.minimum(first_due_s, due_s - steps_s), arrival_s + alone_s[prompt]
-    hopeless = (steps_from_s > prompt_due_s) | (prompt >= kv_tokens)
+    hopeless = (steps_from_s > prompt_due_s) | (prompt > kv_tokens)
     # Without a deadline they may wait until everything else is over.
     steps = np.where(np.isfinite(due_s), steps, 0)
     return Work(arrival_s, prompt, steps, prompt_due_s, steps_from_s, step_due_s, pace_s, due_s, hopeless)
+
+
+def _in_seconds(slo: Slo, definition: str) -> Slo:
+    """Without the multiples of zero-load time, which would have to be resolved for each request as admission does."""
+    # By the other three each bound only adds deadlines, so that to drop it relaxes; by ttlt a TTLT or a pace takes away those of the rest.
+    if definition == TTLT and (slo.ttft_x, slo.tbt_x, slo.ttlt_x) != (None, None, None):
+        return Slo()
+    return Slo(ttft_s=slo.ttft_s, tbt_s=slo.tbt_s, ttlt_s=slo.ttlt_s)
 
 
 def _after_s(slo: Slo, steps: int, definition: str) -> tuple[float, float, float, float]:

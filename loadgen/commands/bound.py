@@ -9,11 +9,10 @@ from rich.console import Console
 from rich.table import Table
 
 from loadgen.bound.bound import Bound, bound
-from loadgen.commands.plan import add_plan_arguments, make_plan
-from loadgen.definition import DEADLINE, DEFINITIONS
+from loadgen.commands.plan import add_plan_arguments, read_demand
+from loadgen.commands.trial import add_policy_arguments, add_trial_arguments, make_trial, parse_settings
 from loadgen.report import percent
 from shared.errors import ConfigError
-from shared.perf import store as profiles
 
 # What each relaxation takes into account, from the loosest; docs/bound.md defines and proves them.
 ACCOUNTS = {
@@ -23,42 +22,53 @@ ACCOUNTS = {
     "memory": "and the iterations that a full KV cache forces",
     "pace": "work, and the iterations that the pace of the kept requests forces",
 }
+EPILOG = """Every option of `simulate` is taken, so that a command needs but another word. Those that say how requests are served do not
+matter to a bound: --policy, --set, --latency, --wait and --check."""
 
 
 class Asked(Struct, frozen=True, kw_only=True):
-    """Of what the bound is: `--json` prints this and the bound as one object."""
+    """Of what the bound is, in the words of `simulate --json`: `--json` prints this and the bound as one object."""
 
     profile: str
     replicas: int
+    workload: str
+    tiers: str
     rate_rps: float
+    duration_s: float
     seed: int
     definition: str
     offered: int
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = EPILOG
     add_plan_arguments(parser, duration_s=600.0)
-    parser.add_argument("--profile", default="a100-llama3-8b", metavar="NAME", help=f"{', '.join(profiles.names())}, or a .json file")
-    parser.add_argument("--replicas", type=int, default=1, metavar="N")
-    parser.add_argument("--definition", default=DEADLINE, metavar="D", help=f"when an SLO is met: {', '.join(DEFINITIONS)}")
+    add_policy_arguments(parser)
+    add_trial_arguments(parser)
+    parser.add_argument("--check", type=int, default=0, metavar="N", help="as `simulate` takes it")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON instead of a table")
 
 
 def run(args: argparse.Namespace) -> int:
-    plan = make_plan(args)
-    if args.replicas < 1:
-        raise ConfigError("--replicas must be 1 or more")
+    if args.check < 0:
+        raise ConfigError("--check must be 0 or more")
+    demand = read_demand(args)
+    trial = make_trial(args, demand, args.policy, parse_settings(args.set), args.rate)
+    plan = demand.at(args.rate)
     console = Console(stderr=True)
     for note in plan.notes:
         console.print(note, highlight=False)
     with console.status("looking for the least bound"):
-        found = bound(plan.requests, plan.tiers, args.profile, args.replicas, args.definition)
+        found = bound(plan.requests, trial.tiers, trial.profile, trial.replicas, trial.definition)
     asked = Asked(
-        profile=args.profile,
-        replicas=args.replicas,
-        rate_rps=len(plan.requests) / plan.duration_s,
-        seed=args.seed,
-        definition=args.definition,
+        profile=trial.profile,
+        replicas=trial.replicas,
+        workload=trial.workload,
+        tiers=trial.tiers.name,
+        rate_rps=trial.rate_rps if trial.rate_rps is not None else len(plan.requests) / trial.duration_s,
+        duration_s=trial.duration_s,
+        seed=trial.seed,
+        definition=trial.definition,
         offered=len(plan.requests),
     )
     if args.json:

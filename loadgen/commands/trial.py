@@ -1,4 +1,4 @@
-"""What `simulate`, `capacity` and `compare` share: the words that say what serves the plan of requests, and how it is judged."""
+"""What `simulate`, `capacity`, `compare` and `bound` share: the words that say what serves the plan of requests, and how it is judged."""
 
 import argparse
 import math
