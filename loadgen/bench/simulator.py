@@ -36,7 +36,9 @@ def measure(requests: int, seed: int) -> list[Figure]:
         Figure(part=PART, name=name, value=rate, unit="", least=AIM_REQUESTS_PER_S, note="requests/s of wall clock")
         for name, rate in rates.items()
     ]
-    figures.append(Figure(part=PART, name=f"memory after {requests} requests, peak", value=memory_bytes, unit="MB", aim=AIM_MEMORY_BYTES))
+    figures.append(
+        Figure(part=PART, name="peak memory of a run", value=memory_bytes, unit="MB", aim=AIM_MEMORY_BYTES, note=f"{requests} requests")
+    )
     figures += [Figure(part=PART, name=f"an iteration of {n} decodes", value=_iteration_s(n), unit="us", note="no leaps") for n in RUNNING]
     note = f"requests/s of wall clock, {RATE_RPS:g} a second each"
     for replicas in REPLICAS:
