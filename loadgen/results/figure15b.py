@@ -63,7 +63,7 @@ SECTION = Section(
     title="Figure 15b: PolyServe's separate deployments",
     paper="50 requests/s of the conversation workload, TTFT 6 s, TBT 50 ms (Q1) or 100 ms (Q2). GPUs needed, from the goodput of one "
     "replica. PolyServe: a deployment per class, each with the chunk that its TBT allows. Of the figure only bars are published.",
-    hours=1,
+    hours=0.5,
     body=body,
     notes="""\
 What differs: PolyServe needs no safety factor here, as its iterations are predicted exactly; QoServe keeps its 1.2. Neither scales
