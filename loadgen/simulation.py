@@ -8,11 +8,9 @@ from numpy.typing import NDArray
 
 from loadgen.definition import DEADLINE, Missed, TokenTimes, missed
 from loadgen.mix import PlannedRequest
-from loadgen.tally import Outcome, Tally
 from shared.drive.virtual import SimulationResult
 from shared.policy.verdict import GOOD_ENDS
 from shared.schemas import Verdict
-from shared.tiers import TierSet
 
 LONG_PERCENTILE = 90  # QoServe section 4.2: a request is long if its prompt is at or beyond this percentile of the workload's
 
@@ -197,23 +195,6 @@ def token_gaps_s(token_unix_s: TokenTimes, block: int = 1024) -> tuple[NDArray[n
         gaps_s[filled : filled + len(found_s)] = found_s
         filled += len(found_s)
     return gaps_s, gaps
-
-
-def tally(requests: Sequence[PlannedRequest], result: SimulationResult, tiers: TierSet) -> Tally:
-    """The run as `slackline load` would have counted it, clients without any network of their own."""
-    times = result.token_unix_s
-    assert times is not None
-    made = Tally(tiers)
-    for planned, verdict, token_unix_s in zip(requests, result.verdicts, times, strict=True):
-        outcome: Outcome = made.begin(planned, planned.arrival_s, 0.0)
-        for at_unix_s in token_unix_s:
-            outcome.emit(1, at_unix_s)
-        if verdict is None:
-            outcome.end("unfinished")
-        else:
-            outcome.server_met, outcome.relegated = verdict.slo_met, verdict.relegated
-            outcome.end(verdict.finish_reason, verdict.message)
-    return made
 
 
 def _finished(verdict: Verdict | None) -> bool:

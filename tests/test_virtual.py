@@ -7,7 +7,8 @@ import pytest
 
 from loadgen.arrivals import Gaps, draw_arrivals, parse_profile
 from loadgen.mix import PlannedRequest, plan_requests
-from loadgen.simulation import figures, tally
+from loadgen.simulation import figures
+from loadgen.tally import Tally
 from loadgen.workload import named_workload
 from shared.drive.latency import Latency
 from shared.drive.timeline import Alarm, Timeline
@@ -15,7 +16,7 @@ from shared.drive.virtual import ReplicaFacts, SimulationResult, simulate
 from shared.errors import ConfigError
 from shared.perf import store, zero_load
 from shared.policy import registry
-from shared.tiers import DEMO_3, QOSERVE_3
+from shared.tiers import DEMO_3, QOSERVE_3, TierSet
 from shared.vocabulary import FinishReason
 
 PROFILE = "a100-llama3-8b"
@@ -97,6 +98,23 @@ def test_a_horizon_leaves_requests_without_a_verdict_and_they_count_as_missed() 
     found = figures(requests, whole, policy="fcfs", profile=PROFILE, replicas=1, seed=3, latency="live", duration_s=20.0)
     assert found.offered == len(requests) > found.finished
     assert found.violated == len(requests) - sum(v is not None and v.slo_met for v in whole.verdicts)
+
+
+def tally(requests: Sequence[PlannedRequest], result: SimulationResult, tiers: TierSet) -> Tally:
+    """The run as `slackline load` would have counted it, clients without any network of their own."""
+    times = result.token_unix_s
+    assert times is not None
+    made = Tally(tiers)
+    for planned, verdict, token_unix_s in zip(requests, result.verdicts, times, strict=True):
+        outcome = made.begin(planned, planned.arrival_s, 0.0)
+        for at_unix_s in token_unix_s:
+            outcome.emit(1, at_unix_s)
+        if verdict is None:
+            outcome.end("unfinished")
+        else:
+            outcome.server_met, outcome.relegated = verdict.slo_met, verdict.relegated
+            outcome.end(verdict.finish_reason, verdict.message)
+    return made
 
 
 def test_the_client_would_count_what_the_verdicts_say() -> None:

@@ -9,10 +9,8 @@ from rich.console import Console
 from rich.table import Table
 
 from loadgen.bound.bound import Bound, bound
-from loadgen.commands.plan import add_plan_arguments, read_demand
-from loadgen.commands.trial import add_policy_arguments, add_trial_arguments, make_trial, parse_settings
+from loadgen.commands.trial import add_run_arguments, read_run
 from loadgen.report import percent
-from shared.errors import ConfigError
 
 # What each relaxation takes into account, from the loosest; docs/bound.md defines and proves them.
 ACCOUNTS = {
@@ -42,22 +40,12 @@ class Asked(Struct, frozen=True, kw_only=True):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
-    add_plan_arguments(parser, duration_s=600.0)
-    add_policy_arguments(parser)
-    add_trial_arguments(parser)
-    parser.add_argument("--check", type=int, default=0, metavar="N", help="as `simulate` takes it")
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON instead of a table")
+    add_run_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.check < 0:
-        raise ConfigError("--check must be 0 or more")
-    demand = read_demand(args)
-    trial = make_trial(args, demand, args.policy, parse_settings(args.set), args.rate)
-    plan = demand.at(args.rate)
     console = Console(stderr=True)
-    for note in plan.notes:
-        console.print(note, highlight=False)
+    trial, plan = read_run(args, console)
     with console.status("looking for the least bound"):
         found = bound(plan.requests, trial.tiers, trial.profile, trial.replicas, trial.definition)
     asked = Asked(

@@ -4,7 +4,9 @@ import argparse
 import math
 from collections.abc import Mapping
 
-from loadgen.commands.plan import Demand
+from rich.console import Console
+
+from loadgen.commands.plan import Demand, Plan, add_plan_arguments, read_demand
 from loadgen.definition import DEADLINE, DEFINITIONS
 from loadgen.trial import LATENCIES, Trial
 from shared.errors import ConfigError
@@ -25,6 +27,27 @@ def add_trial_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--definition", default=DEADLINE, choices=DEFINITIONS, help=DEFINITIONS_HELP)
     parser.add_argument("--latency", default="none", choices=LATENCIES, help="of control: none (as papers assume) or what a live fleet has")
     parser.add_argument("--wait", type=float, metavar="S", help="stop so long after the last arrival (default: until all have ended)")
+
+
+def add_run_arguments(parser: argparse.ArgumentParser) -> None:
+    """All of `simulate`, and so of `bound`: one plan, one policy."""
+    add_plan_arguments(parser, duration_s=600.0)
+    add_policy_arguments(parser)
+    add_trial_arguments(parser)
+    parser.add_argument("--check", type=int, default=0, metavar="N", help="check every book every N events")
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON instead of a table")
+
+
+def read_run(args: argparse.Namespace, console: Console) -> tuple[Trial, Plan]:
+    """What these arguments ask for; what was left out of the plan is said. Raises ConfigError."""
+    if args.check < 0:
+        raise ConfigError("--check must be 0 or more")
+    demand = read_demand(args)
+    trial = make_trial(args, demand, args.policy, parse_settings(args.set), args.rate)
+    plan = demand.at(args.rate)
+    for note in plan.notes:
+        console.print(note, highlight=False)
+    return trial, plan
 
 
 def make_trial(args: argparse.Namespace, demand: Demand, policy: str, settings: Mapping[str, str], rate_rps: float | None) -> Trial:

@@ -149,9 +149,8 @@ class VirtualReplica:
 
     def _go_on(self) -> None:
         """The engine: begin the next plan, unless one runs or there is none."""
-        if self.worker.running or (begun := self.worker.begin()) is None:
+        if self.worker.running or (exec_s := self.worker.begin()) is None:
             return
-        _, exec_s = begun
         now_s = self._began_s = self._timeline.now_s
         alike = self.worker.alike(min(self.core.repeats, LEAP_MOST)) if self._leaps else []
         self._exec_s = alike if len(alike) > 1 else [exec_s]

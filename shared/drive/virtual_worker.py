@@ -16,18 +16,9 @@ from numpy.typing import NDArray
 from shared.columns import Ints, pack, unpack, unpack_list
 from shared.perf.profile import Profile
 from shared.perf.shape import BatchShape
+from shared.policy.worker import WorkerCounters
 from shared.schemas import Announce, AttemptOver, BatchPlan, Body, Hold, HoldAnswer, PlanAck, Record, Resume
 from shared.vocabulary import FinishReason, Measure, ServiceClass, Slo
-
-
-@dataclass(slots=True)
-class Counters:
-    """Sums over all iterations."""
-
-    iterations: int = 0
-    tokens: int = 0
-    exec_s: float = 0.0
-    idle_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -57,7 +48,7 @@ class VirtualWorker:
 
     def __init__(self, announce: Announce, profile: Profile) -> None:
         self._announce, self._profile = announce, profile
-        self.counters = Counters()
+        self.counters = WorkerCounters()
         self._queue: deque[BatchPlan] = deque()
         self._running: _Running | None = None
         self._requests: dict[int, _Request] = {}
@@ -100,8 +91,8 @@ class VirtualWorker:
         self._next_seq += 1
         self._queue.append(plan)
 
-    def begin(self) -> tuple[BatchPlan, float] | None:
-        """The next plan, and the seconds it takes; None without one. A plan of releases alone takes none."""
+    def begin(self) -> float | None:
+        """Begin the next plan; the seconds it takes, or None without one. A plan of releases alone takes none."""
         assert self._running is None
         if not self._queue:
             return None
@@ -129,7 +120,7 @@ class VirtualWorker:
         shape = BatchShape(decodes=len(slots), decode_context=int(has.sum())) if alone else _shape(has, tokens, decodes)
         alike = emitting == decoding and not ending and not skipped
         self._running = _Running(plan, slots, tokens, emits, skipped, shape, ending, alike)
-        return plan, self._profile.batch_s(shape)
+        return self._profile.batch_s(shape)
 
     @property
     def worked(self) -> bool:
