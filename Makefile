@@ -46,7 +46,7 @@ demo: $(STAMP) ## a fleet, a real model's answers, then fcfs and qoserve side by
 bench: $(STAMP) ## figures of the hot path, printed and as JSON
 	.venv/bin/slackline bench $(ARGS)
 
-results: $(STAMP) ## QoServe's tables and figures by simulation, into docs/results.md (hours; goes on where it stopped)
+results: $(STAMP) ## the papers' tables and figures by simulation, into docs/results.md and docs/which-policy.md (hours; goes on where it stopped)
 	$(PY) -m loadgen.results $(ARGS)
 
 soak: $(STAMP) ## ten thousand schedules of the protocol with faults; stops at the first broken invariant

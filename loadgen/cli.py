@@ -18,6 +18,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "load": ("loadgen.commands.load", "replay a trace or a synthetic workload against a running fleet"),
     "simulate": ("loadgen.commands.simulate", "serve a trace or a workload in virtual time, with the cores that run live"),
     "capacity": ("loadgen.commands.capacity", "find the highest rate at which few enough requests miss their SLO, in virtual time"),
+    "search": (
+        "loadgen.commands.search",
+        "rank the settings of a policy, such as the mix of its pools, by how they serve a load in virtual time",
+    ),
     "compare": ("loadgen.commands.compare", "put policies on identical arrivals, in virtual time, side by side; or reports of load runs"),
     "bound": ("loadgen.commands.bound", "limit what any scheduler could satisfy of a trace or a workload, whatever it knows"),
     "profile": ("loadgen.commands.profile", "list, show and fit the profiles that say how long an iteration takes"),

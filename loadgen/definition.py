@@ -16,6 +16,10 @@ TTFT and TTLT are judged alike by the first three: a tier that has no TTFT or no
 TTLT is judged the same by all four. For what a tier has too little for: under `ttlt`, a tier without TTFT has its pace
 counted from its first token, and a tier with nothing but a TTFT is held to that.
 
+A request that thinks has a pace for each of its two stages, and is judged stage by stage ([slos-serve] sections 1 and 6): a mean or ten
+tokens lie within one stage, the thinking ones against `thinking_tbt_s`, the rest, from the end of thinking on, against `tbt_s`; deadlines
+grow by the pace of the stage that a token is in.
+
 TTFT and TTLT begin when the request arrives, queueing included. An output of one token has no pace.
 """
 
@@ -76,14 +80,18 @@ def missed(
     numbers = np.array([n for n, _ in ended])
     of = [verdict for _, verdict in ended]
     ttft_s, ttlt_s = (np.array(values, dtype=np.float64) for values in ([v.ttft_s for v in of], [v.ttlt_s for v in of]))
-    ttft_due_s, tbt_due_s, ttlt_due_s = (
+    ttft_due_s, tbt_due_s, ttlt_due_s, thinking_due_s = (
         np.array([math.inf if (bound_s := bound_of(slos[n])) is None else bound_s for n, _ in ended]) for bound_of in _BOUNDS
     )
     late = np.zeros((len(Missed), len(ended)), dtype=bool)
+    thinking = np.array([v.thinking_tokens for v in of])
+    thinking_gaps = np.maximum(thinking - 1, 0)
+    gaps = np.array([v.output_tokens for v in of]) - 1 - thinking_gaps  # between tokens of the response, and before its first
     if check(definition) == TTLT:
-        gaps = np.array([v.output_tokens - 1 for v in of], dtype=np.float64)
-        late[Missed.TTLT] = ttlt_s > _last_due_s(ttft_s, gaps, ttft_due_s, tbt_due_s, ttlt_due_s) + CLOSE_S
-        late[Missed.TTFT] = np.isinf(tbt_due_s) & np.isinf(ttlt_due_s) & (ttft_s > ttft_due_s + CLOSE_S)
+        by_pace_s = _owed_s(thinking_gaps, thinking_due_s) + _owed_s(gaps, tbt_due_s)
+        last_due_s = _last_due_s(ttft_s, by_pace_s, ttft_due_s, tbt_due_s, ttlt_due_s)
+        late[Missed.TTLT] = ttlt_s > last_due_s + np.where(np.isfinite(ttlt_due_s), 0.0, CLOSE_S)
+        late[Missed.TTFT] = np.isinf(last_due_s) & (ttft_s > ttft_due_s + CLOSE_S)
     else:
         late[Missed.TTFT], late[Missed.TTLT] = ttft_s > ttft_due_s + CLOSE_S, ttlt_s > ttlt_due_s
         if definition == DEADLINE:
@@ -91,24 +99,38 @@ def missed(
             late[Missed.TBT] = unmet & ~late[Missed.TTLT]
             late[Missed.TTFT] &= unmet
             late[Missed.TTLT] &= unmet
-        elif definition == MEAN_TPOT:
-            late[Missed.TBT] = np.array([v.mean_tpot_s or 0.0 for v in of]) > tbt_due_s + CLOSE_S
         else:
-            assert token_unix_s is not None
-            late[Missed.TBT] = worst_tpot_s([token_unix_s[n] for n, _ in ended]) > tbt_due_s + CLOSE_S
+            if definition == MEAN_TPOT:
+                both_s = np.array([v.mean_tpot_s or 0.0 for v in of])
+                thinking_s = np.array([v.thinking_tpot_s or 0.0 for v in of])
+                pace_s = (both_s * (gaps + thinking_gaps) - thinking_s * thinking_gaps) / np.maximum(gaps, 1)
+            else:
+                assert token_unix_s is not None
+                times = [token_unix_s[n] for n, _ in ended]
+                pace_s = worst_tpot_s([one[k - 1 :] if k else one for one, k in zip(times, thinking.tolist(), strict=True)])
+                thinking_s = worst_tpot_s([one[:k] for one, k in zip(times, thinking.tolist(), strict=True)])
+            late[Missed.TBT] = (pace_s > tbt_due_s + CLOSE_S) | (thinking_s > thinking_due_s + CLOSE_S)
     found[numbers] = late.argmax(axis=0)  # 0, that is NOTHING, where none is set
     return found
 
 
-_BOUNDS: tuple[Callable[[Slo], float | None], ...] = (lambda slo: slo.ttft_s, lambda slo: slo.tbt_s, lambda slo: slo.ttlt_s)
+_BOUNDS: tuple[Callable[[Slo], float | None], ...] = (
+    lambda slo: slo.ttft_s,
+    lambda slo: slo.tbt_s,
+    lambda slo: slo.ttlt_s,
+    lambda slo: slo.thinking_tbt_s,
+)
 
 
-def _last_due_s(ttft_s: Seconds, gaps: Seconds, ttft_due_s: Seconds, tbt_due_s: Seconds, ttlt_due_s: Seconds) -> Seconds:
-    """After arrival, when the last token is due by definition `ttlt`: TTLT, else TTFT and TBT; inf where there is neither."""
-    paced = np.isfinite(tbt_due_s)
+def _owed_s(gaps: NDArray[np.int64], pace_s: Seconds) -> Seconds:
+    """So many times this pace; nothing for none of it."""
+    return np.multiply(gaps, pace_s, out=np.zeros(len(gaps)), where=gaps > 0)
+
+
+def _last_due_s(ttft_s: Seconds, by_pace_s: Seconds, ttft_due_s: Seconds, tbt_due_s: Seconds, ttlt_due_s: Seconds) -> Seconds:
+    """After arrival, when the last token is due by definition `ttlt`: TTLT, else TTFT and paces; inf where there is neither."""
     begin_s = np.where(np.isfinite(ttft_due_s), ttft_due_s, ttft_s)
-    by_pace_s = np.where(paced, begin_s + gaps * np.where(paced, tbt_due_s, 0.0), math.inf)
-    return np.where(np.isfinite(ttlt_due_s), ttlt_due_s, by_pace_s)
+    return np.where(np.isfinite(ttlt_due_s), ttlt_due_s, np.where(np.isfinite(tbt_due_s), begin_s + by_pace_s, math.inf))
 
 
 def worst_tpot_s(token_unix_s: TokenTimes, block: int = 1024) -> Seconds:

@@ -27,6 +27,8 @@ def figures_table(found: Figures, tiers: TierSet) -> Table:
         if group := found.by_tier.get(name):
             row(name, owed(tier.slo), group)
     out.add_row("all", "", str(found.offered), percent(found.violated_fraction), "", "", "", "", style="bold")
+    if (whole := found.by_session) is not None:
+        out.add_row("sessions", "all rounds", str(whole.offered), percent(whole.violated_fraction), style="bold")
     out.add_section()
     if len(found.by_importance) > 1:
         for name, group in found.by_importance.items():
@@ -58,6 +60,7 @@ def owed(slo: Slo) -> str:
     """An SLO in words; multiples are of zero-load time."""
     bounds: Sequence[tuple[str, float | None, float | None]] = (
         ("TTFT", slo.ttft_s, slo.ttft_x),
+        ("thinking TBT", slo.thinking_tbt_s, None),
         ("TBT", slo.tbt_s, slo.tbt_x),
         ("TTLT", slo.ttlt_s, slo.ttlt_x),
     )

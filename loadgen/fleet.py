@@ -24,11 +24,13 @@ from msgspec import Struct
 
 from loadgen.child import Child, ChildError, Say
 from loadgen.nats_server import MAX_PAYLOAD_BYTES, find_binary, greets, server_config
-from shared import subjects
+from shared import config, subjects
 from shared.bus.api import Bus
 from shared.bus.nats import connect
+from shared.drive.virtual import ACCEPTANCE, DRAFT
 from shared.errors import BusError, ConfigError, PeerError, SlacklineError
 from shared.models import store as models
+from shared.policy import registry
 from shared.schemas import Digest
 from shared.vocabulary import ReplicaId
 
@@ -50,6 +52,8 @@ class FleetSpec:
     model: str = models.DEFAULT  # torch: a shipped model, or a folder
     profile: str = ""
     pace: float = 1.0  # sim: seconds of ours per second of the profile
+    draft: float = DRAFT  # sim: of the target's time that a step of the draft model takes
+    acceptance: float = ACCEPTANCE  # sim: of a first draft, in the mean
     tiers: str = ""
     planners: int = 1
     admissions: int = 1
@@ -59,6 +63,13 @@ class FleetSpec:
     store: Path | None = None  # requests and logs are kept there; None: a folder that goes when the fleet does
     drain_s: float = 5.0  # each service may take that long to stop
     environment: Mapping[str, str] = field(default_factory=dict)  # more of SLACKLINE_..., for every service
+
+
+class Chosen(Struct, frozen=True):
+    """The policy, as every service is told of it."""
+
+    policy: str = "qoserve"
+    settings: dict[str, str] = {}
 
 
 class Pinged(Struct, frozen=True):
@@ -77,6 +88,7 @@ class Fleet:
         self.url = ""
         self.http_url = ""  # empty without a gateway
         self.folder = Path()
+        self.pools: dict[ReplicaId, str] = {}
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.failed.add_done_callback(lambda failed: failed.cancelled() or failed.exception())  # seen, even if nobody waits
         self._say = say
@@ -132,8 +144,10 @@ class Fleet:
         for n in range(self.spec.planners):
             self._add("planner", n, environment)
         self._add("relegation", 0, environment)
-        for replica in self.replicas:
-            self._spawn(f"worker-{replica}", _service("worker"), environment | {"SLACKLINE_WORKER_REPLICA": replica})
+        self.pools = self._pools(environment)
+        for replica, pool in self.pools.items():
+            of_pool = {"SLACKLINE_WORKER_POOL": pool} if pool else {}
+            self._spawn(f"worker-{replica}", _service("worker"), environment | {"SLACKLINE_WORKER_REPLICA": replica} | of_pool)
         if self.spec.gateway:
             self._spawn("gateway", _service("gateway"), environment | {"SLACKLINE_GATEWAY_PORT": str(self.spec.http_port)})
         async with connect(self.url, "slackline-fleet") as bus:
@@ -169,10 +183,10 @@ class Fleet:
 
     async def _start_nats(self) -> None:
         port = self.spec.port or free_port()
-        config = self.folder / "nats-server.conf"
-        config.write_text("\n".join(server_config(HOST, port, MAX_PAYLOAD_BYTES, self.folder / "jetstream")) + "\n")
+        conf = self.folder / "nats-server.conf"
+        conf.write_text("\n".join(server_config(HOST, port, MAX_PAYLOAD_BYTES, self.folder / "jetstream")) + "\n")
         self.url = f"nats://{HOST}:{port}"
-        self._spawn("nats-server", [str(find_binary()), "--config", str(config)], dict(os.environ), suffix="log")
+        self._spawn("nats-server", [str(find_binary()), "--config", str(conf)], dict(os.environ), suffix="log")
         while not await asyncio.to_thread(greets, self.url):
             await asyncio.sleep(POLL_S)
 
@@ -191,12 +205,20 @@ class Fleet:
             "SLACKLINE_URL": self.url,
             "SLACKLINE_WORKER_ENGINE": spec.engine,
             "SLACKLINE_WORKER_PACE": str(spec.pace),
+            "SLACKLINE_WORKER_DRAFT": str(spec.draft),
+            "SLACKLINE_WORKER_ACCEPTANCE": str(spec.acceptance),
             "SLACKLINE_GATEWAY_HOST": HOST,
             **{f"SLACKLINE_{s}_DRAIN_S": str(spec.drain_s) for s in ("ADMISSION", "PLANNER", "RELEGATION", "WORKER", "GATEWAY")},
         }
         # More threads than cores make a model on the CPU ten times slower.
         threads = {"OMP_NUM_THREADS": str(max(1, cores() // (2 * spec.replicas)))}
         return threads | dict(os.environ) | {name: value for name, value in given.items() if value} | fixed | dict(spec.environment)
+
+    def _pools(self, environment: Mapping[str, str]) -> dict[ReplicaId, str]:
+        """Of each replica: those of the policy in turn, as in the simulator; empty where it has none."""
+        chosen = config.load(Chosen, "fleet", environment)
+        pools = registry.make(chosen.policy, chosen.settings).declared.pools
+        return {replica: pools[n % len(pools)] for n, replica in enumerate(self.replicas)}
 
     def _add(self, service: str, n: int, environment: dict[str, str]) -> None:
         self._spawn(service if n == 0 else f"{service}-{n + 1}", _service(service), environment)

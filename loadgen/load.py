@@ -1,10 +1,13 @@
-"""Open-loop load: every request leaves at its planned instant, whatever became of those before it."""
+"""Open-loop load: every request leaves at its planned instant, whatever became of those before it; but for the later rounds of a session,
+which leave when the one before has ended well, after its pause.
+"""
 
 import asyncio
 from collections.abc import Sequence
 from typing import Protocol
 
 from loadgen.mix import PlannedRequest
+from loadgen.session import rounds
 from loadgen.tally import Outcome, Tally
 from shared.client import Now
 
@@ -34,14 +37,23 @@ async def run_load(
             mistakes.append(error)
             stop.set()
 
-    for planned in plan:
+    async def serve(outcome: Outcome, later: Sequence[PlannedRequest]) -> None:
+        await sender.send(outcome)
+        for planned in later:
+            if not outcome.finished or stop.is_set():
+                return
+            await asyncio.sleep(planned.pause_s)
+            outcome = tally.begin(planned, clock.unix_s(), 0.0)
+            await sender.send(outcome)
+
+    for planned, *later in rounds(plan):
         await _until(begin_unix_s + planned.arrival_s, clock, stop)
         if stop.is_set():
             stopped_s = clock.unix_s() - begin_unix_s
             break
         sent_unix_s = clock.unix_s()
         outcome = tally.begin(planned, sent_unix_s, sent_unix_s - begin_unix_s - planned.arrival_s)
-        task = asyncio.create_task(sender.send(outcome), name=f"load.{planned.number}")
+        task = asyncio.create_task(serve(outcome, later), name=f"load.{planned.number}")
         running.add(task)
         task.add_done_callback(finished)
     await _drained(running, stop, wait_s)

@@ -182,7 +182,7 @@ def promise(slo: Slo | None) -> str:
     """An SLO in words."""
     if slo is None:
         return ""
-    bounds = (("TTFT", slo.ttft_s), ("TBT", slo.tbt_s), ("TTLT", slo.ttlt_s))
+    bounds = (("TTFT", slo.ttft_s), ("thinking TBT", slo.thinking_tbt_s), ("TBT", slo.tbt_s), ("TTLT", slo.ttlt_s))
     return ", ".join(f"{name} {seconds(bound_s)}" for name, bound_s in bounds if bound_s is not None)
 
 

@@ -54,12 +54,14 @@ class NatsSender:
             sampling=Sampling(
                 max_tokens=cap_tokens(self._longest_output, self._context_tokens, planned.prompt_tokens),
                 output_tokens=planned.output_tokens,
+                thinking_tokens=planned.thinking_tokens,
                 ignore_eos=True,
                 temperature=0.0,
             ),
             slo=outcome.slo,
             importance=planned.importance,
             application=planned.application,
+            session=planned.session,
         )
         try:
             handle = await self._client.submit(request, planned.tier, sink=self._sink(outcome))

@@ -8,7 +8,8 @@ from numpy.typing import NDArray
 
 from loadgen.definition import DEADLINE, Missed, TokenTimes, missed
 from loadgen.mix import PlannedRequest
-from shared.drive.virtual import SimulationResult
+from loadgen.session import Sessions, sessions
+from shared.drive.virtual import ACCEPTANCE, DRAFT, SimulationResult
 from shared.policy.verdict import GOOD_ENDS
 from shared.schemas import Verdict
 
@@ -62,7 +63,8 @@ class Group(Struct, frozen=True, kw_only=True):
 class Figures(Struct, frozen=True, kw_only=True):
     """What `slackline simulate --json` prints. `rate_rps` is the rate asked for, or else the requests offered over `duration_s`.
 
-    `workload` names the workload or trace that lengths are from, `tiers` the set.
+    `workload` names the workload or trace that lengths are from, `tiers` the set. `draft` and `acceptance` are of the draft model that
+    policies could use: of `drafted` tokens verified `accepted` were kept, in `verifications` of one request each.
     """
 
     policy: str
@@ -83,6 +85,7 @@ class Figures(Struct, frozen=True, kw_only=True):
     by_tier: dict[str, Group]
     by_importance: dict[str, Group]
     by_length: dict[str, Group]
+    by_session: Sessions | None = None  # None where no request follows another
     relegated: int
     preempted: int
     offloaded: int
@@ -94,6 +97,12 @@ class Figures(Struct, frozen=True, kw_only=True):
     simulated_s: float
     wall_s: float
     requests_per_wall_s: float
+    draft: float = 0.0  # these have defaults for the runs that loadgen/results keeps from before there were drafts
+    acceptance: float = 0.0
+    drafted: int = 0
+    accepted: int = 0
+    verifications: int = 0
+    goodput_tokens_per_s: float = 0.0  # output tokens of requests whose SLO was met ([adaserve] section 6.1)
 
 
 def figures(
@@ -111,6 +120,8 @@ def figures(
     settings: Mapping[str, str] | None = None,
     workload: str = "",
     tiers: str = "",
+    draft: float = DRAFT,
+    acceptance: float = ACCEPTANCE,
 ) -> Figures:
     """Rates are over `duration_s`, the length of the offered load. Raises ConfigError for an unknown definition."""
     verdicts, times = result.verdicts, result.token_unix_s
@@ -157,6 +168,7 @@ def figures(
         by_tier=groups([r.tier for r in requests]),
         by_importance=groups([f"{r.importance:g}" for r in requests]),
         by_length={"short": group(~long), "long": group(long)},
+        by_session=sessions(requests, broke != Missed.NOTHING),
         relegated=result.relegated,
         preempted=result.preempted,
         offloaded=result.offloaded,
@@ -168,6 +180,13 @@ def figures(
         simulated_s=result.simulated_s,
         wall_s=result.wall_s,
         requests_per_wall_s=len(requests) / result.wall_s,
+        draft=draft,
+        acceptance=acceptance,
+        drafted=result.drafted,
+        accepted=result.accepted,
+        verifications=result.verifications,
+        goodput_tokens_per_s=sum(v.output_tokens for v, kind in zip(verdicts, broke, strict=True) if v and kind == Missed.NOTHING)
+        / duration_s,
     )
 
 

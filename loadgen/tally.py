@@ -36,7 +36,7 @@ class Outcome:
         if n <= 0:
             return
         before = self.measure
-        self.measure = before.emit(n, at_unix_s, self.slo)
+        self.measure = before.emit(n, at_unix_s, self.slo, self.planned.thinking_tokens)
         if before.tokens:
             self.gaps_s.append(at_unix_s - before.last_unix_s)
         for _ in range(n - 1):

@@ -4,12 +4,14 @@ from collections.abc import Callable, Mapping, Sequence
 
 from msgspec import Struct
 
-from loadgen.definition import needs_token_times
+from loadgen.definition import DEADLINE, Missed, missed, needs_token_times
 from loadgen.mix import PlannedRequest
 from loadgen.simulation import Figures, figures
 from shared.drive.latency import Latency
-from shared.drive.virtual import ReplicaFacts, SimulationResult, simulate
+from shared.drive.virtual import ACCEPTANCE, DRAFT, ReplicaFacts, SimulationResult, simulate
+from shared.schemas import Verdict
 from shared.tiers import TierSet
+from shared.vocabulary import Slo
 
 LATENCIES = {"none": Latency.none, "live": Latency.live}
 
@@ -30,6 +32,10 @@ class Trial(Struct, frozen=True, kw_only=True):
     rate_rps: float | None
     context_tokens: int
     wait_s: float | None = None
+    draft: float = DRAFT
+    acceptance: float = ACCEPTANCE
+    max_slots: int = ReplicaFacts().max_slots
+    hand_back: bool = True
 
     def serve(
         self,
@@ -40,7 +46,7 @@ class Trial(Struct, frozen=True, kw_only=True):
         most_missed: int | None = None,
         progress: Callable[[float, int], None] | None = None,
     ) -> SimulationResult:
-        """Token times are kept if wished, or if the definition needs them. `most_missed` is of the definition `deadline`.
+        """Token times are kept if wished, or if the definition needs them. `most_missed` is of requests that ended, by the definition.
 
         Raises ConfigError for a request that no replica can hold.
         """
@@ -53,13 +59,20 @@ class Trial(Struct, frozen=True, kw_only=True):
             self.tiers,
             LATENCIES[self.latency](),
             self.seed,
-            facts=ReplicaFacts(context_tokens=self.context_tokens),
+            draft=self.draft,
+            acceptance=self.acceptance,
+            facts=ReplicaFacts(context_tokens=self.context_tokens, max_slots=self.max_slots),
+            hand_back=self.hand_back,
             keep_times=keep_times or needs_token_times(self.definition),
             check_every=check_every,
             most_missed=most_missed,
+            misses=None if most_missed is None or self.definition == DEADLINE else self._misses,
             horizon_s=requests[-1].arrival_s + self.wait_s if self.wait_s is not None else None,
             progress=progress,
         )
+
+    def _misses(self, verdict: Verdict, slo: Slo, token_unix_s: Sequence[float]) -> bool:
+        return bool(missed(self.definition, [verdict], [slo], [token_unix_s])[0] != Missed.NOTHING)
 
     def judge(self, requests: Sequence[PlannedRequest], result: SimulationResult) -> Figures:
         return figures(
@@ -76,4 +89,6 @@ class Trial(Struct, frozen=True, kw_only=True):
             rate_rps=self.rate_rps,
             workload=self.workload,
             tiers=self.tiers.name,
+            draft=self.draft,
+            acceptance=self.acceptance,
         )

@@ -32,6 +32,8 @@ class Sampling(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unk
     logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None  # alternatives to tell with each token; None: tell nothing
     # Stands for the model's own end of sequence when a trace is replayed: the worker stops there, no planner sees it.
     output_tokens: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
+    # Likewise for the end-of-thinking token: so many of its tokens are thinking. Only an SLO that names thinking_tbt_s heeds it.
+    thinking_tokens: Annotated[int, Meta(ge=0, le=1_000_000)] | None = None
 
 
 class GenerateRequest(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -98,6 +100,8 @@ class Verdict(Struct, frozen=True, kw_only=True):
     replica: ReplicaId | None = None
     message: str = ""
     retry_after_s: float | None = None
+    thinking_tokens: int = 0  # of the output; only where the SLO names a pace for thinking
+    thinking_tpot_s: float | None = None  # mean time per token of these after the first
 
 
 class Likelihood(Struct, frozen=True, array_like=True):
@@ -235,7 +239,13 @@ class Offer(Struct, frozen=True, kw_only=True, omit_defaults=True):
     allow_relegation: bool = True
     first_token_unix_s: float = math.inf  # when its first token came; inf before
     left: str = ""  # why its last replica gave it up ("offloaded", "drained", ...); empty if none has had it
+    answering: bool = False  # of one whose SLO names a pace for thinking: it has ended, so `tbt_s` is its pace
     body_key: str = ""  # for the worker that is to hold it
+
+    @property
+    def thinking(self) -> bool:
+        """Its next token is one of the thinking stage, as far as is known."""
+        return self.slo.thinks and not self.answering
 
 
 class OfferAnswer(Struct, frozen=True, kw_only=True):
@@ -290,6 +300,7 @@ class Announce(Struct, frozen=True, kw_only=True):
     ack_seq: int = 0  # of the newest ack it has stored: a planner that has not heard it missed one
     draining: bool = False
     fitted: ProfileFile | None = None  # what the worker measured of its engine; shared/perf/announced.py judges it
+    draft: float = 0.0  # what an iteration of its draft model takes, as a fraction of the profile; 0: it has none
 
 
 class Hold(Struct, frozen=True, kw_only=True):
@@ -391,6 +402,8 @@ class PlanAck(Struct, frozen=True, kw_only=True, tag="ack"):
     promoted: bytes = b""
     skipped: bytes = b""  # planned, but already ended
     drafted: bytes = b""  # along slots: draft tokens verified
+    answering: bytes = b""  # slots whose thinking is over as of this ack
+    thinking_tokens: bytes = b""  # along those: how many of all its output tokens were thinking; 0: it never thought
     free_blocks: int = 0
     started_unix_s: float = 0.0
     ended_unix_s: float = 0.0

@@ -15,6 +15,7 @@ from shared.errors import ConfigError, PeerError
 
 BUILTIN_SPECIALS = {"<|bos|>": 256, "<|eos|>": 257, "<|pad|>": 258, "<|im_start|>": 259, "<|im_end|>": 260}
 SPECIAL_MARK = "<|"  # all of those begin with it
+ENDS_OF_THINKING = ("</think>", "[/THINK]")  # what models that think say when they have: most; Magistral
 BUILTIN_ENDS = frozenset({BUILTIN_SPECIALS["<|eos|>"], BUILTIN_SPECIALS["<|im_end|>"]})
 
 
@@ -28,6 +29,8 @@ class Tokenizer:
         self._render = render
         self._plain = plain  # a token is a byte: the library would take 150 us to find that out
         self._table = _byte_table(inner, self.vocabulary)
+        added = {token.content: token_id for token_id, token in inner.get_added_tokens_decoder().items()}
+        self.end_of_thinking = next((added[name] for name in ENDS_OF_THINKING if name in added), None)  # None: the model has no such token
         self._silent = frozenset(token_id for token_id, added in inner.get_added_tokens_decoder().items() if added.special)
 
     @staticmethod

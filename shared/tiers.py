@@ -23,6 +23,7 @@ class Tier(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     share: Annotated[float, Meta(ge=0)] = 1.0
     service_tier: str | None = None
     importance: Annotated[float, Meta(ge=0, le=1000)] = 1.0
+    last_round: str | None = None  # the tier of the last round of a session whose rounds are of this one; None: this one too
 
 
 class TierSet(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -42,6 +43,8 @@ class TierSet(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
                 raise ValueError(f"tier name `{name}` must be 1 to 64 characters of A-Z, a-z, 0-9, _ and -")
             if tier.slo == Slo():
                 raise ValueError(f"tier `{name}` has an SLO without any bound")
+            if tier.last_round is not None and tier.last_round not in self.tiers:
+                raise ValueError(f"tier `{name}`: its last_round is `{tier.last_round}`, which is not one of the tiers")
         if sum(tier.share for tier in self.tiers.values()) <= 0:
             raise ValueError("the shares of the tiers are all zero")
         claimed = [tier.service_tier for tier in self.tiers.values() if tier.service_tier is not None]
@@ -104,6 +107,46 @@ DEMO_3 = TierSet(
     },
 )
 
+# SLOs-Serve Tables 1 and 3 (sections 1 and 6): a prefill may take 3 (tight) or 5 (loose) times what it takes alone, and every 10 tokens
+# 50 or 100 ms each in the mean. Which scenario is tight where is Table 1. Shares of the mixed scenario are not given: equal.
+_TIGHT_X, _LOOSE_X, _TIGHT_S, _LOOSE_S = 3, 5, 0.05, 0.1
+_SLOS_SERVE = {
+    "coder": Slo(ttft_x=_LOOSE_X, tbt_s=_TIGHT_S),
+    "chatbot": Slo(ttft_x=_LOOSE_X, tbt_s=_LOOSE_S),
+    "summarizer": Slo(ttft_x=_TIGHT_X, tbt_s=_LOOSE_S),
+}
+
+SLOS_SERVE = (
+    *(TierSet(name=f"slos-serve-{kind}", default=kind, tiers={kind: Tier(slo=slo)}) for kind, slo in _SLOS_SERVE.items()),
+    TierSet(name="slos-serve-mixed", default="chatbot", tiers={kind: Tier(slo=slo) for kind, slo in _SLOS_SERVE.items()}),
+    # Fast thinking, then a response at reading speed.
+    TierSet(
+        name="slos-serve-reasoning",
+        default="reasoning",
+        tiers={"reasoning": Tier(slo=Slo(ttft_x=_TIGHT_X, thinking_tbt_s=_TIGHT_S, tbt_s=_LOOSE_S))},
+    ),
+    # A fast loop of tool calls and tool responses, each one a round; what the last round says is read.
+    TierSet(
+        name="slos-serve-toolllm",
+        default="tool-call",
+        tiers={
+            "tool-call": Tier(slo=Slo(ttft_x=_TIGHT_X, tbt_s=_TIGHT_S), last_round="answer"),
+            "answer": Tier(slo=Slo(ttft_x=_TIGHT_X, tbt_s=_LOOSE_S), share=0.0),
+        },
+    ),
+)
+
+# AdaServe Table 2 and section 6.2: time per token alone. A first token is due at no time; coding is held to 1.2 times its pace alone.
+ADASERVE_3 = TierSet(
+    name="adaserve-3",
+    default="chat",
+    tiers={
+        "coding": Tier(slo=Slo(tbt_x=1.2), share=0.6, service_tier="priority"),
+        "chat": Tier(slo=Slo(tbt_s=0.05), share=0.2, service_tier="default"),
+        "summary": Tier(slo=Slo(tbt_s=0.15), share=0.2, service_tier="flex"),
+    },
+)
+
 # SOLA Table 3 (section 6.1): TTFT and mean TPOT, tight and loose, for each of its models; one kind of caller.
 _SOLA_TABLE_3 = {
     "llama3-8b": ((0.4, 0.15), (0.6, 0.225)),
@@ -129,7 +172,7 @@ ASCENDRA = tuple(
     for kind, (ttft_s, tbt_s) in _ASCENDRA_TABLE_2.items()
 )
 
-BUILT_IN = {tiers.name: tiers for tiers in (DEFAULT, QOSERVE_3, DEMO_3, *SOLA, *ASCENDRA)}
+BUILT_IN = {tiers.name: tiers for tiers in (DEFAULT, QOSERVE_3, DEMO_3, *SLOS_SERVE, ADASERVE_3, *SOLA, *ASCENDRA)}
 
 
 def load_tiers(name_or_path: str) -> TierSet:

@@ -42,6 +42,8 @@ class Slo(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_
     """What one request is owed. Any bound may be absent; the earliest deadline governs.
 
     `*_x` gives a bound as a multiple of its zero-load time; admission resolves it to seconds.
+    A request that names `thinking_tbt_s` thinks first: that is its pace up to and with the end-of-thinking token, `tbt_s` after it.
+    Of no other request are stages followed, since nothing depends on them.
     """
 
     ttft_s: Positive | None = None
@@ -56,6 +58,19 @@ class Slo(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_
     def interactive(self) -> bool:
         """QoServe section 3.2: bound by its first token and its pace, not by its end."""
         return self.ttft_s is not None
+
+    @property
+    def thinks(self) -> bool:
+        return self.thinking_tbt_s is not None
+
+    def pace_s(self, thinking: bool) -> float:
+        """Time between the deadlines of two tokens in this stage; inf where there is none."""
+        bound_s = self.thinking_tbt_s if thinking else self.tbt_s
+        return math.inf if bound_s is None else bound_s
+
+    def tightest_pace_s(self, thinking: bool) -> float:
+        """Of this stage and those still to come; inf where none has one."""
+        return min(self.pace_s(True), self.pace_s(False)) if thinking else self.pace_s(False)
 
     def first_due_unix_s(self, arrived_unix_s: float) -> float:
         """When token 1 is due (QoServe Eq. 1); inf where there is no TTFT."""
@@ -83,8 +98,8 @@ class Slo(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_
 class Measure(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What the tokens of one request did, folded over their emissions, across attempts.
 
-    Deadlines are cumulative (QoServe Eq. 1-3): token n is due tbt_s after token n-1 was *due*, so being early banks slack.
-    Without a TTFT the pace is anchored at the first token itself.
+    Deadlines are cumulative (QoServe Eq. 1-3): token n is due the pace of its stage after token n-1 was *due*, so being early banks
+    slack. Without a TTFT the pace is anchored at the first token itself.
     """
 
     tokens: int = 0
@@ -93,25 +108,36 @@ class Measure(Struct, frozen=True, kw_only=True, omit_defaults=True):
     next_due_unix_s: float = math.inf  # deadline of the next owed token
     worst_tbt_s: float = 0.0
     late_tokens: int = 0  # tokens after their deadline
+    thinking_tokens: int | None = None  # of all, the end-of-thinking token included; None: it thinks still, if its SLO says that it does
+    thought_unix_s: float = 0.0  # when the last of them came
 
     @staticmethod
     def begin(slo: Slo, arrived_unix_s: float) -> "Measure":
         return Measure(next_due_unix_s=slo.first_due_unix_s(arrived_unix_s))
 
-    def emit(self, n: int, at_unix_s: float, slo: Slo) -> "Measure":
-        """The measure after n more tokens reached the client together at `at_unix_s`."""
+    def thinking(self, slo: Slo) -> bool:
+        """Is its next token one of the thinking stage, as far as is known?"""
+        return slo.thinks and self.thinking_tokens is None
+
+    def emit(self, n: int, at_unix_s: float, slo: Slo, thinking_tokens: int | None = None) -> "Measure":
+        """The measure after n more tokens reached the client together at `at_unix_s`.
+
+        `thinking_tokens`: it is known by now that just so many of all its tokens are thinking (0: it never thought); None: no news.
+        """
         if n == 0:
             return self
-        due, late, tbt_s = self.next_due_unix_s, self.late_tokens, slo.tbt_s
-        if tbt_s is None:
-            late += int(at_unix_s > due)
-            due = math.inf
-        else:
-            for i in range(n):
-                if self.tokens + i == 0 and due == math.inf:
-                    due = at_unix_s
-                late += int(at_unix_s > due + 1e-9)
-                due += tbt_s
+        due, late = self.next_due_unix_s, self.late_tokens
+        if thinking_tokens is None:
+            thinking_tokens = self.thinking_tokens
+        thinks_until: float = 0
+        thinking_s = response_s = math.inf if slo.tbt_s is None else slo.tbt_s
+        if slo.thinking_tbt_s is not None:
+            thinks_until, thinking_s = math.inf if thinking_tokens is None else thinking_tokens, slo.thinking_tbt_s
+        for made in range(self.tokens + 1, self.tokens + n + 1):
+            if made == 1 and due == math.inf:
+                due = at_unix_s
+            late += int(at_unix_s > due + 1e-9)
+            due += thinking_s if made < thinks_until else response_s
         first = self.tokens == 0
         return Measure(
             tokens=self.tokens + n,
@@ -120,6 +146,8 @@ class Measure(Struct, frozen=True, kw_only=True, omit_defaults=True):
             next_due_unix_s=due,
             worst_tbt_s=0.0 if first else max(self.worst_tbt_s, at_unix_s - self.last_unix_s),
             late_tokens=late,
+            thinking_tokens=thinking_tokens,
+            thought_unix_s=at_unix_s if self.tokens < thinks_until else self.thought_unix_s,
         )
 
     def met(self, slo: Slo, arrived_unix_s: float) -> bool:

@@ -56,6 +56,7 @@ class Ask:
     slo: Slo
     importance: float = 1.0
     expires_s: float = 1e6
+    thinking: int | None = None  # tokens of the output
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -381,7 +382,7 @@ class Bench:
             importance=ask.importance, application="app", session="", arrived_unix_s=now_s, expires_unix_s=now_s + ask.expires_s,
             prompt_tokens=ask.prompt, max_tokens=ask.max_tokens, stream_subject=key,
         )  # fmt: skip
-        sampling = Sampling(max_tokens=ask.max_tokens, output_tokens=ask.output, ignore_eos=True, seed=number)
+        sampling = Sampling(max_tokens=ask.max_tokens, output_tokens=ask.output, thinking_tokens=ask.thinking, ignore_eos=True, seed=number)
         self.bodies[key] = Body(prompt=pack([1] * ask.prompt), sampling=sampling)
         self.place(key)
 
@@ -499,8 +500,12 @@ class Bench:
             self.compared += 1
             entries = {e.slot: e for e in self.worker.entries()}
             for i, slot in enumerate(view.slot.tolist()):
-                seen = (view.computed_tokens[i], view.generated_tokens[i])
+                seen, offer = (view.computed_tokens[i], view.generated_tokens[i]), entries[slot].offer
                 assert seen == (entries[slot].computed_tokens, entries[slot].generated_tokens)
+                paces_s = (offer.slo.pace_s(offer.thinking), offer.slo.tightest_pace_s(offer.thinking))
+                assert (view.thinking[i], view.tbt_s[i], view.tightest_tbt_s[i]) == (offer.thinking, *paces_s), "another stage"
+                due_s = offer.next_due_unix_s
+                assert view.next_due_unix_s[i] == due_s or abs(view.next_due_unix_s[i] - due_s) < 1e-6, "another deadline"
 
     def run_all(self) -> None:
         """Until every request has ended. Raises AssertionError if one does not."""
@@ -516,9 +521,23 @@ class Bench:
             assert client.tokens == [readable_token(number, n) for n in range(len(client.tokens))], f"{key}: other tokens"
             whole = min(ask.output, ask.max_tokens)
             assert len(client.tokens) <= whole
+            self.check_stages(key, ask, len(client.tokens))
             if client.ends[0] in (FinishReason.STOP, FinishReason.LENGTH):
                 assert len(client.tokens) == whole
                 assert client.ends[0] == (FinishReason.STOP if ask.output <= ask.max_tokens else FinishReason.LENGTH)
+
+    def check_stages(self, key: RequestKey, ask: Ask, made: int) -> None:
+        """The measure, whatever moved the request, knows when its thinking ended, and has the deadlines of its stages."""
+        measure, slo = self.records[key].resume.measure, ask.slo
+        if not made or not slo.thinks:
+            return
+        wanted = ask.thinking or 0  # this model has no token that ends it
+        assert measure.thinking_tokens == (wanted if made >= wanted else None), f"{key}: thought for {measure.thinking_tokens}"
+        anchor_s = self.records[key].arrived_unix_s + slo.ttft_s if slo.ttft_s is not None else measure.first_unix_s
+        thinking = max(0, min(made, wanted - 1))  # steps to a token that is thinking
+        response = made - thinking
+        due_s = anchor_s + thinking * slo.pace_s(True) + (response * slo.pace_s(False) if response else 0.0)
+        assert measure.next_due_unix_s == due_s or abs(measure.next_due_unix_s - due_s) < 1e-6, f"{key}: another deadline"
 
     def story(self) -> str:
         open_ = {k: (r.state, r.attempt, r.service_class.value) for k, r in self.records.items() if r.verdict is None}

@@ -96,6 +96,15 @@ def haphazard(rng: Random, profile: Profile, queues: Sequence[Sequence[Served]])
     return _schedule(profile, len(queues), held, [one for queue in queues for one in queue])
 
 
+def followed_by(first: Schedule, then: Schedule) -> Schedule:
+    """The one when the other has ended, on its replicas."""
+    ended_s = max(one.token_at_s[-1] for one in first.served)
+    for one in then.served:
+        one.arrival_s += ended_s
+        one.token_at_s = [at_s + ended_s for at_s in one.token_at_s]
+    return Schedule(first.profile, first.replicas, max(first.kv_tokens, then.kv_tokens), [*first.served, *then.served])
+
+
 def _iterate(profile: Profile, now_s: float, work: Sequence[tuple[Served, int]]) -> float:
     """How long it takes. Who has its context computed at the end of it gets a token; one new token on a context is a decode."""
     decodes = [one for one, new in work if new == 1 and one.token_at_s and one.cached_tokens]

@@ -196,6 +196,7 @@ class StandIn:
             ttlt_s=None,
             ended_unix_s=self._clock.unix_s(),
             retry_after_s=retry_after_s,
+            thinking_tokens=1 if running.words and running.request.slo is not None and running.request.slo.thinks else 0,
         )
         await self._bus.publish(running.stream_subject, End(verdict=running.verdict))
 

@@ -84,7 +84,7 @@ def test_the_same_seed_finds_the_same_and_another_definition_something_else(caps
     one, two, other = (printed(capsys, [*SEARCH, "--definition", name]) for name in ("deadline", "deadline", "ttlt"))
     assert {k: v for k, v in one.items() if k != "wall_s"} == {k: v for k, v in two.items() if k != "wall_s"}
     assert other["capacity_rps"] > one["capacity_rps"]  # fewer bounds to keep
-    assert not any(probe["stopped"] for probe in other["probes"])
+    assert any(probe["stopped"] for probe in other["probes"]), "by whichever definition, a run ends once it is known to fail"
 
 
 def test_recorded_arrivals_are_thinned_and_compressed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

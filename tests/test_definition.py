@@ -16,12 +16,12 @@ CHAT = Slo(ttft_s=1.0, tbt_s=0.1)
 SUMMARY = Slo(ttlt_s=5.0)
 
 
-def verdict_of(token_s: Sequence[float], slo: Slo, reason: FinishReason = FinishReason.STOP) -> Verdict:
+def verdict_of(token_s: Sequence[float], slo: Slo, reason: FinishReason = FinishReason.STOP, thinking: int = 0) -> Verdict:
     """Of a request that arrived at 0, as a live worker's measure makes it."""
     measure = Measure.begin(slo, 0.0)
     for at_s in token_s:
-        measure = measure.emit(1, at_s, slo)
-    several = len(token_s) > 1
+        measure = measure.emit(1, at_s, slo, thinking)
+    several, thinking = len(token_s) > 1, thinking if slo.thinks else 0
     return Verdict(
         finish_reason=reason,
         slo_met=reason is FinishReason.STOP and measure.met(slo, 0.0),
@@ -35,12 +35,14 @@ def verdict_of(token_s: Sequence[float], slo: Slo, reason: FinishReason = Finish
         mean_tpot_s=(token_s[-1] - token_s[0]) / (len(token_s) - 1) if several else None,
         ttlt_s=token_s[-1] if token_s else None,
         ended_unix_s=token_s[-1] if token_s else 0.0,
+        thinking_tokens=thinking,
+        thinking_tpot_s=(token_s[thinking - 1] - token_s[0]) / (thinking - 1) if thinking > 1 else None,
     )
 
 
-def judged(token_s: Sequence[float], slo: Slo = CHAT) -> dict[str, Missed]:
+def judged(token_s: Sequence[float], slo: Slo = CHAT, thinking: int = 0) -> dict[str, Missed]:
     """By each definition."""
-    return {d: Missed(missed(d, [verdict_of(token_s, slo)], [slo], [token_s])[0]) for d in DEFINITIONS}
+    return {d: Missed(missed(d, [verdict_of(token_s, slo, thinking=thinking)], [slo], [token_s])[0]) for d in DEFINITIONS}
 
 
 def paced(first_s: float, *gaps_s: float) -> list[float]:
@@ -71,6 +73,34 @@ N, F, B, L = Missed.NOTHING, Missed.TTFT, Missed.TBT, Missed.TTLT
 )
 def test_each_definition_forgives_what_it_says(token_s: list[float], slo: Slo, expected: tuple[Missed, ...]) -> None:
     assert tuple(judged(token_s, slo).values()) == expected
+
+
+THINKER = Slo(ttft_s=1.0, thinking_tbt_s=0.05, tbt_s=0.1)
+
+
+@pytest.mark.parametrize(
+    ("token_s", "thinking", "expected"),
+    [
+        (paced(0.9, *[0.049] * 20, *[0.099] * 20), 21, (N, N, N, N)),  # each stage at its own pace
+        (paced(0.9, *[0.06] * 20, *[0.05] * 30), 21, (B, B, B, N)),  # slow thought is not made good by a quick answer
+        (paced(0.9, *[0.02] * 20, *[0.11] * 20), 21, (N, B, B, N)),  # nor the other way round, but for deadlines, which bank slack
+        (paced(0.9, *[0.06] * 20), 21, (B, B, B, L)),  # it ended in thought
+        (paced(0.9, *[0.09] * 20), 0, (N, N, N, N)),  # it never thought
+        (paced(0.9, *[0.049] * 4, *[0.099] * 6), 5, (N, N, N, N)),  # stages shorter than ten tokens
+        (paced(0.9, *[0.049] * 4, *[0.11] * 6), 5, (N, B, B, N)),
+        (paced(0.9, 0.09), 1, (N, N, N, N)),  # all its thought is one token: no pace
+    ],
+)
+def test_each_stage_is_judged_by_its_own_pace(token_s: list[float], thinking: int, expected: tuple[Missed, ...]) -> None:
+    assert tuple(judged(token_s, THINKER, thinking).values()) == expected
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.lists(st.floats(0.0, 0.3), min_size=1, max_size=40), st.integers(0, 40), st.floats(0.02, 0.3))
+def test_two_stages_of_one_pace_are_one_stage_by_deadlines_and_by_the_last_token(gaps: list[float], thinking: int, tbt_s: float) -> None:
+    token_s, one, two = np.cumsum(gaps).tolist(), Slo(ttft_s=1.0, tbt_s=tbt_s), Slo(ttft_s=1.0, tbt_s=tbt_s, thinking_tbt_s=tbt_s)
+    plain, staged = judged(token_s, one), judged(token_s, two, min(thinking, len(token_s)))
+    assert (plain[DEADLINE], plain[TTLT]) == (staged[DEADLINE], staged[TTLT])
 
 
 def test_what_did_not_finish_is_missed_by_every_definition() -> None:

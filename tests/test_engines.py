@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from services.worker.engine import Engine, EngineFacts, Load, Work
 from services.worker.engines import draws
 from services.worker.engines.sim import ALLOWANCE_S, SimEngine
-from shared.columns import EMPTY, pack
+from shared.columns import pack
 from shared.perf.shape import BatchShape
 from shared.schemas import Sampling, Selection
 from shared.text import Tokenizer
@@ -231,13 +231,13 @@ def test_output_is_readable_and_the_same_after_a_preemption() -> None:
 @seeded
 @given(st.integers(0, 2**32), st.integers(2, 6))
 def test_accepted_drafts_change_the_pace_but_not_the_text_and_rejected_ones_hold_no_kv(seed: int, cap: int) -> None:
-    plain, fast = sim(), sim()
+    plain, fast = sim(), sim(SIM._replace(draft=0.05))
     for engine in (plain, fast):
         load(engine, 0, [1] * 9, seed=seed)
     out = [run(engine, (0, 9, True))[0] for engine in (plain, fast)]
     for _ in range(60):
         out[0] += run(plain, (0, 1, True))[0]
-    selection = Selection(method="chain", depth=pack([cap - 1]), width=pack([1]), needed=EMPTY.tobytes(), budget_tokens=cap)
+    selection = Selection(method="chain", depth=pack([cap - 1]), width=pack([1]), needed=bytes(4), budget_tokens=cap)
     steps, verified = 0, 0
     while len(out[1]) <= 60 - cap:
         done = fast.execute([Work(Slot(0), cap, True)], selection).done[0]
@@ -248,6 +248,23 @@ def test_accepted_drafts_change_the_pace_but_not_the_text_and_rejected_ones_hold
         assert fast.snapshot().free_blocks == SIM.kv_blocks - -(-(9 + verified) // SIM.block_tokens)
     assert out[1] == out[0][: len(out[1])]
     assert verified > steps
+
+
+def test_drafting_takes_its_part_of_the_time_and_without_a_draft_model_the_root_is_verified_alone() -> None:
+    selection = Selection(method="chain", depth=pack([2, 0]), width=pack([1, 1]), needed=bytes(8), budget_tokens=3)
+    took_s = {}
+    for draft in (0.0, 0.1):
+        engine = sim(SIM._replace(draft=draft), pace=2.0)
+        for slot, prompt in ((0, 10), (1, 40)):
+            load(engine, slot, [1] * prompt)
+        run(engine, (0, 10, True))
+        outcome = engine.execute([Work(Slot(0), 3, True), Work(Slot(1), 16, False)], selection)
+        took_s[draft] = outcome.exec_s
+        assert [done.drafted for done in outcome.done] == [2 if draft else 0, 0]
+    assert took_s[0.0] == pytest.approx(2 * (5e-3 + 16e-4 + 5e-4 + 10e-6))
+    drafting_s = 0.1 * (5e-3 + 11e-4) + 0.1 * (5e-3 + 5e-4 + 11e-6)  # first the whole context, which the draft has not seen
+    verifying_s = 5e-4 + 10e-6 + 2e-4  # a decode, and two drafts
+    assert took_s[0.1] == pytest.approx(2 * (5e-3 + 16e-4 + verifying_s + drafting_s))
 
 
 def test_how_well_real_sleeps_keep_the_timeline() -> None:

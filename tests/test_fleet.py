@@ -22,9 +22,10 @@ from loadgen.child import Child, ChildError
 from loadgen.fleet import Fleet, FleetSpec
 from shared import subjects
 from shared.errors import ConfigError
-from shared.schemas import GenerateRequest, Sampling
+from shared.schemas import Digest, GenerateRequest, Sampling
 from shared.subjects import request_key
-from tests.live import ask, check, client_of, replay_of, until_idle
+from shared.vocabulary import Slo
+from tests.live import ask, check, client_of, draw_requests, replay_of, until_idle
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 JSON = {"Content-Type": "application/json"}
@@ -107,6 +108,19 @@ async def test_a_fleet_that_cannot_start_says_why_and_leaves_no_process_behind(t
     assert [c.name for c in fleet.processes if c.pid is not None] == []
 
 
+async def test_replicas_are_of_the_pools_of_their_policy_in_turn_and_requests_are_served_by_each_pool() -> None:
+    spec = FleetSpec(replicas=3, policy="ascendra", pace=0.2, gateway=False, drain_s=1.0)
+    digests: dict[str, Digest] = {}
+    async with Fleet(spec) as fleet, client_of(fleet.url) as (bus, client, wire):
+        await bus.subscribe(subjects.DIGESTS, Digest, lambda digest, _: digests.update({digest.replica: digest}))
+        requests = draw_requests(SEED, 6, prompt=(200, 400), output=(5, 20))
+        await check(bus, wire, await asyncio.gather(*(ask(client, request, "chat") for request, _ in requests)))
+        async with asyncio.timeout(10):
+            while len(digests) < 3:
+                await asyncio.sleep(0.05)
+    assert {replica: digest.pool for replica, digest in digests.items()} == {"r1": "lp", "r2": "hp", "r3": "lp"} == fleet.pools
+
+
 async def test_two_fleets_never_share_a_store(fleet: Fleet) -> None:
     with pytest.raises(ConfigError, match="in use"):
         await Fleet(FleetSpec(store=fleet.spec.store)).__aenter__()
@@ -142,6 +156,18 @@ async def test_a_request_over_nats_is_answered_in_messagepack_and_attached_to_af
         assert tokens == heard.tokens
         assert await again.wait() == heard.verdict
         assert len(heard.tokens) == 40
+
+
+async def test_a_request_that_thinks_is_told_how_long_it_thought(fleet: Fleet) -> None:
+    """A simulated engine has no token that ends it: the sampling says when."""
+    slo = Slo(ttft_s=20.0, thinking_tbt_s=5.0, tbt_s=10.0)
+    async with client_of(fleet.url) as (_, client, _wire):
+        for thinking in (0, 6, 20):
+            sampling = Sampling(max_tokens=20, thinking_tokens=thinking, ignore_eos=True)
+            heard = await ask(client, GenerateRequest(request_id=f"thinks-{thinking}", prompt="Why?", sampling=sampling, slo=slo))
+            assert heard.verdict is not None
+            assert (heard.verdict.thinking_tokens, heard.verdict.output_tokens, heard.verdict.slo_met) == (thinking, 20, True)
+            assert (heard.verdict.thinking_tpot_s is not None) == (thinking > 1)
 
 
 async def test_ids_that_are_used_twice_at_once_run_once(fleet: Fleet) -> None:

@@ -178,6 +178,7 @@ async def test_headers_become_tenant_slo_importance_and_trace(nats_url: str) -> 
             "x-slo-ttft-ms": "999",
             "x-slo-tpot-ms": "30.5",
             "x-slackline-slo-ttlt-ms": "60000",
+            "x-slackline-slo-thinking-tpot-ms": "20",
             "x-slackline-application": "editor",
             "x-slackline-allow-relegation": "false",
             "traceparent": PARENT,
@@ -189,7 +190,8 @@ async def test_headers_become_tenant_slo_importance_and_trace(nats_url: str) -> 
         assert answer.json()["id"] == f"cmpl-{request_id}"
         key = key_of(request_id, "acme")
         request = at.fleet.asked[key].request
-        assert request.slo == Slo(ttft_s=0.25, tbt_s=0.0305, ttlt_s=60.0)
+        assert request.slo == Slo(ttft_s=0.25, tbt_s=0.0305, ttlt_s=60.0, thinking_tbt_s=0.02)
+        assert answer.json()["usage"]["completion_tokens_details"] == {"reasoning_tokens": 1}
         assert (request.application, request.session, request.allow_relegation, request.importance) == ("editor", "u1", False, 3.0)
         sampling = request.sampling
         assert (sampling.max_tokens, sampling.temperature, sampling.top_p, sampling.seed, sampling.stop) == (2, 0.5, 0.9, 7, ["END"])

@@ -52,7 +52,7 @@ def drawn(workload: str, rate: float, duration_s: float, seed: int, tiers: TierS
 def test_a_leapt_run_has_the_same_tokens_at_the_same_instants(policy: str, workload: str, facts: ReplicaFacts) -> None:
     requests = drawn(workload, 1.5, 40.0, seed=11)
     leapt, stepped = both(requests, policy, facts)
-    assert leapt.events < stepped.events, "nothing was leapt over"
+    assert leapt.events < stepped.events or leapt.verifications, "nothing was leapt over, and nobody speculated"
     assert (leapt.iterations, leapt.tokens, leapt.preempted) == (stepped.iterations, stepped.tokens, stepped.preempted)
     assert leapt.token_unix_s is not None
     assert stepped.token_unix_s is not None

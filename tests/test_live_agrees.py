@@ -6,7 +6,7 @@ alone moves a tier of a hundred requests by two points from one simulator seed t
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 import pytest
@@ -24,18 +24,46 @@ from shared.drive.virtual import simulate
 from shared.schemas import GenerateRequest, PlanAck, Received, Sampling, Verdict
 from shared.store.acklog import decode_entry
 from shared.store.records import Records
-from shared.tiers import DEMO_3
+from shared.tiers import BUILT_IN, TierSet
 from shared.vocabulary import RequestKey
 
 SEED = 20_261_120
 PROFILE, REPLICAS, CONTEXT_TOKENS = "a100-llama3-8b", 2, 8192
-DURATION_S, BURSTS = 31.0, "demo"
+BURSTS = "demo"
 FEWEST = 100  # requests of a tier, so that two points are two requests
 POINTS = 2.0
 WITHIN_S = 120.0
 # A machine beyond these did not keep the pace. In the simulator, 2 % of time lost at random moves a tier by up to 1.5 points.
 LOST_FRACTION = 0.015  # of the engines' time, after iterations that another followed at once
 LATE_S = 0.05  # the load generator
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A load that is too much for the policy for a while."""
+
+    policy: str
+    settings: Mapping[str, str] = field(default_factory=dict)
+    workload: str
+    rate: float
+    tiers: str = "demo-3"
+    duration_s: float = 25.0
+
+    @property
+    def tier_set(self) -> TierSet:
+        return BUILT_IN[self.tiers]
+
+    def plan(self) -> list[PlannedRequest]:
+        arrivals = draw_arrivals(Gaps(), self.rate, self.duration_s, SEED, parse_profile(BURSTS, self.duration_s))
+        return plan_requests(arrivals, named_workload(self.workload, CONTEXT_TOKENS), self.tier_set, SEED, important=0.2)
+
+
+CASES = (
+    Case(policy="fcfs", settings={"chunk_tokens": "512", "router": "round_robin"}, workload="azure-conv", rate=11.0, duration_s=31.0),
+    Case(policy="qoserve", settings={"router": "round_robin"}, workload="mix", rate=10.3, duration_s=31.0),
+    Case(policy="ascendra", workload="short-mix", rate=20.0, tiers="ascendra-8b-sharegpt", duration_s=20.0),  # one LP, one HP
+    Case(policy="sola", settings={"router": "round_robin"}, workload="azure-conv", rate=8.0, tiers="sola-llama3-8b-loose"),
+)
 
 
 @dataclass(frozen=True)
@@ -47,19 +75,14 @@ class Lived:
     lost_fraction: float
 
 
-def plan(workload: str, rate: float) -> list[PlannedRequest]:
-    arrivals = draw_arrivals(Gaps(), rate, DURATION_S, SEED, parse_profile(BURSTS, DURATION_S))
-    return plan_requests(arrivals, named_workload(workload, CONTEXT_TOKENS), DEMO_3, SEED, important=0.2)
-
-
-async def live(requests: Sequence[PlannedRequest], policy: str, settings: Mapping[str, str]) -> Lived:
+async def live(case: Case, requests: Sequence[PlannedRequest]) -> Lived:
     """Nobody listens to the tokens: a client in Python would take the machine's time from the fleet."""
     spec = FleetSpec(
         replicas=REPLICAS,
-        policy=policy,
-        settings=settings,
+        policy=case.policy,
+        settings=case.settings,
         profile=PROFILE,
-        tiers=DEMO_3.name,
+        tiers=case.tiers,
         gateway=False,
         drain_s=1.0,
         environment={"SLACKLINE_WORKER_SNAPSHOT_ACKS": "1000000"},  # the whole log stays, for `_lost_fraction`
@@ -117,28 +140,23 @@ async def _lost_fraction(bus: NatsBus, fleet: Fleet) -> float:
     return lost_s / exec_s
 
 
-def attainment(requests: Sequence[PlannedRequest], verdicts: Sequence[Verdict | None]) -> dict[str, float]:
+def attainment(case: Case, requests: Sequence[PlannedRequest], verdicts: Sequence[Verdict | None]) -> dict[str, float]:
     """Percent of each tier's offered requests."""
-    met: dict[str, list[bool]] = {tier: [] for tier in DEMO_3.tiers}
+    met: dict[str, list[bool]] = {tier: [] for tier in case.tier_set.tiers}
     for request, verdict in zip(requests, verdicts, strict=True):
         met[request.tier].append(verdict is not None and verdict.slo_met)
     assert min(len(each) for each in met.values()) >= FEWEST
     return {tier: 100 * sum(each) / len(each) for tier, each in met.items()}
 
 
-@pytest.mark.parametrize(
-    ("policy", "settings", "workload", "rate"),
-    [("fcfs", {"chunk_tokens": "512"}, "azure-conv", 11.0), ("qoserve", {}, "mix", 10.3)],  # each overloads that policy for a while
-)
-def test_a_live_fleet_and_the_simulator_agree_within_two_points_of_attainment_per_tier(
-    policy: str, settings: dict[str, str], workload: str, rate: float
-) -> None:
-    requests, settings = plan(workload, rate), settings | {"router": "round_robin"}
-    result = simulate(requests, policy, settings, PROFILE, REPLICAS, DEMO_3, Latency.live(), SEED)
-    simulated = attainment(requests, result.verdicts)
-    lived = asyncio.run(live(requests, policy, settings))
-    found = attainment(requests, lived.verdicts)
-    print(f"\nseed {SEED}, {policy}, {len(requests)} requests; sent late by at most {1000 * lived.late_s:.0f} ms", end="; ")
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.policy)
+def test_a_live_fleet_and_the_simulator_agree_within_two_points_of_attainment_per_tier(case: Case) -> None:
+    requests = case.plan()
+    result = simulate(requests, case.policy, case.settings, PROFILE, REPLICAS, case.tier_set, Latency.live(), SEED)
+    simulated = attainment(case, requests, result.verdicts)
+    lived = asyncio.run(live(case, requests))
+    found = attainment(case, requests, lived.verdicts)
+    print(f"\nseed {SEED}, {case.policy}, {len(requests)} requests; sent late by at most {1000 * lived.late_s:.0f} ms", end="; ")
     print(f"engines lost {100 * lived.lost_fraction:.2f} %; relegated {sum(v.relegated for v in lived.verdicts)}, {result.relegated}")
     for tier in found:
         print(f"{tier}: live {found[tier]:.1f} %, simulated {simulated[tier]:.1f} %")

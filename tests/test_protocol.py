@@ -25,6 +25,7 @@ SCENES = {
     "fcfs": Scene(policy="fcfs"),
     "edf under memory pressure": Scene(policy="edf", kv_blocks=120, requests=20, max_slots=8),
     "one of each": Scene(replicas=1, planners=1, admissions=1, relegations=1, kills=4),
+    "speculation": Scene(policy="vllm", settings={"spec_tokens": "3"}, kv_blocks=160),
     "many deaths": Scene(replicas=3, kills=8, pauses=4, over_s=4.0),
 }
 

@@ -7,7 +7,17 @@ from shared.vocabulary import Slo
 from tests.replica_bench import Act, Ask, Bench, World
 
 INSTANTS = st.integers(0, 64 * 3).map(lambda n: n / 64)
-SLOS = st.sampled_from([Slo(ttft_s=0.25, tbt_s=0.03), Slo(ttft_s=2.0, tbt_s=0.1), Slo(ttlt_s=1.0), Slo(ttlt_s=60.0)])
+SLOS = st.sampled_from(
+    [
+        Slo(ttft_s=0.25, tbt_s=0.03),
+        Slo(ttft_s=2.0, tbt_s=0.1),
+        Slo(ttlt_s=1.0),
+        Slo(ttlt_s=60.0),
+        Slo(ttft_s=1.0, thinking_tbt_s=0.03, tbt_s=0.1),
+        Slo(thinking_tbt_s=0.1, tbt_s=0.03),
+        Slo(ttft_s=0.5, thinking_tbt_s=0.05),
+    ]
+)
 ACTS = ["cancel", "withdraw", "drain"]
 FAULTS = ["lose_ack", "lose_plan", "lose_hold", "resync", "takeover"]
 
@@ -42,6 +52,7 @@ def schedules(draw: st.DrawFn, *, policies: list[str], faults: bool) -> tuple[Wo
                 slo=draw(SLOS),
                 importance=draw(st.sampled_from([1.0, 10.0])),
                 expires_s=draw(st.sampled_from([0.3, 3.0, 1e6, 1e6])),
+                thinking=draw(st.none() | st.integers(0, most)),
             )
         )
     kinds = st.sampled_from(ACTS + (FAULTS if faults else []))

@@ -4,23 +4,25 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from loadgen.results import figure15b, work
+from loadgen.results import figure15b, matrix, work
 from loadgen.results.__main__ import SECTIONS, main
 from loadgen.results.cache import Cache
 from loadgen.results.figure15b import gpus
 from loadgen.results.job import Capacity, Search, capacity, next_run
-from loadgen.results.page import part
-from loadgen.results.run import Made, Run, make
+from loadgen.results.page import shown
+from loadgen.results.run import BOUND, Made, Run, make
 from loadgen.results.section import Lab, Section, compare, table, violated_percent
 from loadgen.results.table4 import overall_percent
 from loadgen.results.work import Work, do
 from loadgen.simulation import Figures
 from shared.policy import registry
+from shared.tiers import load_tiers
 
 TINY = Run(policy="fcfs", workload="azure-code", rate_rps=2.0, duration_s=30.0)
 LIMIT_RPS = 3.3
@@ -87,10 +89,56 @@ def test_every_field_of_a_run_is_part_of_its_name() -> None:
         replace(TINY, seed=2),
         replace(TINY, only="Q1"),
         replace(TINY, most_violated=0.01),
+        replace(TINY, latency="live"),
+        replace(TINY, profile="a100-llama3-8b"),
+        replace(TINY, definition="mean-tpot"),
+        replace(TINY, context_tokens=8192),
+        replace(TINY, arrivals="gamma:2"),
+        replace(TINY, draft=0.1),
+        replace(TINY, acceptance=0.8),
+        replace(TINY, wait_s=10.0),
     ]
     assert len({run.digest for run in [TINY, *others]}) == len(others) + 1
     assert replace(TINY, rate_rps=2, duration_s=30).digest == TINY.digest, "however its numbers are written"
     assert replace(TINY, settings={"a": "1", "b": "2"}).digest == replace(TINY, settings={"b": "2", "a": "1"}).digest
+
+
+def test_runs_kept_from_before_are_found_and_read(tmp_path: Path, tiny: Made) -> None:
+    """There are days of them. The name and the fields are those of the first that were kept."""
+    assert TINY.digest == "22768cb2e45412a3b0fc33c0"
+    kept = msgspec.to_builtins(tiny)
+    for name in ("draft", "acceptance", "drafted", "accepted", "verifications", "by_session"):
+        del kept["figures"][name]
+    for name in ("latency", "profile", "definition", "context_tokens", "arrivals", "draft", "acceptance", "wait_s"):
+        del kept["run"][name]
+    del kept["bound"]
+    (tmp_path / f"{TINY.digest}.json").write_bytes(msgspec.json.encode(kept))
+    found = Cache(tmp_path).get(TINY)
+    assert found is not None and found.figures is not None and tiny.figures is not None
+    assert found.figures.violated == tiny.figures.violated
+
+
+@pytest.mark.parametrize("definition", ["mean-tpot", "max-tpot-10"])
+def test_a_run_is_stopped_by_its_own_definition(definition: str) -> None:
+    tiers = load_tiers("sola-llama3-8b-tight")
+    run = replace(TINY, workload="chatbot", tiers=tiers, definition=definition, rate_rps=8.0, profile="a100-llama3-8b")
+    whole = make(run).figures
+    assert whole is not None
+    share = whole.violated_fraction
+    assert 0 < share < 1, "a load that some of them survive"
+    same = make(replace(run, most_violated=share)).figures
+    assert same is not None
+    assert same.by_tier == whole.by_tier
+    assert make(replace(run, most_violated=share / 2)).figures is None
+
+
+def test_a_bound_is_kept_like_a_run_and_no_policy_beats_it(tmp_path: Path, tiny: Made) -> None:
+    made = make(replace(TINY, policy=BOUND))
+    assert made.figures is None
+    assert made.bound is not None and tiny.figures is not None
+    assert made.bound.violated_fraction <= tiny.figures.violated_fraction
+    Cache(tmp_path).put(made)
+    assert Cache(tmp_path).get(replace(TINY, policy=BOUND)) == made
 
 
 def test_what_was_made_is_read_back_the_same(tmp_path: Path, tiny: Made) -> None:
@@ -121,6 +169,47 @@ def test_a_search_ends_within_its_precision_below_the_limit(tmp_path: Path, tiny
         assert LIMIT_RPS / 1.03 <= found.rate_rps <= LIMIT_RPS
         assert found.made is not None
         assert found.made.run.rate_rps == found.rate_rps
+
+
+def test_rivals_are_searched_for_the_rate_that_the_best_of_them_carries(
+    tmp_path: Path, tiny: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits, calls = {"fcfs": 2.0, "edf": LIMIT_RPS, "srpf": 1.0}, list[Run]()
+
+    def made(run: Run, traces: Path | None) -> Made:
+        calls.append(run)
+        return replace(tiny, run=run, figures=tiny.figures if run.rate_rps <= limits[run.policy] else None)
+
+    monkeypatch.setattr(work, "make", made)
+    rivals = tuple(replace(TINY, policy=policy) for policy in ("srpf", "edf"))
+    search = Search(run=TINY, rivals=rivals, precision=0.05)
+    Work("tiny", search, tmp_path, None)()
+    found = capacity(search, Cache(tmp_path).get)
+    assert isinstance(found, Capacity)
+    assert LIMIT_RPS / 1.05 <= found.rate_rps <= LIMIT_RPS
+    assert found.made is not None and found.made.run.policy == "edf"
+    assert calls[1].policy == "fcfs" or calls[0].rate_rps <= limits["fcfs"]
+    last = [run.policy for run in calls if run.rate_rps == found.rate_rps]
+    assert last == ["edf"], "who carried the rate before is asked first"
+
+
+def test_a_search_may_allow_more_violations(tmp_path: Path, tiny: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert tiny.figures is not None
+    overall = tiny.figures
+
+    def made(run: Run, traces: Path | None) -> Made:
+        violated = 0.05 * run.rate_rps  # a tenth at 2
+        return replace(tiny, run=run, figures=replace(overall, violated_fraction=violated) if violated <= run.most_violated else None)
+
+    monkeypatch.setattr(work, "make", made)
+    rates = []
+    for violations in (0.1, 0.05):
+        search = Search(run=TINY, violations=violations)
+        Work("tiny", search, tmp_path, None)()
+        found = capacity(search, Cache(tmp_path).get)
+        assert isinstance(found, Capacity)
+        rates.append(found.rate_rps)
+    assert rates == pytest.approx([2.0, 1.0], rel=0.03)
 
 
 def test_a_policy_that_carries_nothing_is_found_out(tmp_path: Path, tiny: Made, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,19 +259,19 @@ def test_two_processes_make_the_same_as_one(tmp_path: Path) -> None:
 
 def test_a_part_of_the_page_says_how_it_was_made_and_what_is_missing(tmp_path: Path, tiny: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = Cache(tmp_path)
-    empty = part(section(), cache, 0.01)
+    empty = shown(section(), cache, 0.01)
     assert "| goodput | 3 | not run |  |  |" in empty
     assert "not run yet" in empty
     monkeypatch.setattr(work, "make", carries_up_to_the_limit(tiny, []))
     do(works(tmp_path)[1:], jobs=1)
-    half = part(section(), cache, 0.01)
+    half = shown(section(), cache, 0.01)
     assert "| goodput | 3 | not run |  |  |" in half
     assert "| violated | 0 % | 0 % | - | within 15 % |" in half
     do(works(tmp_path), jobs=1)
-    whole = part(section(), cache, 0.01)
+    whole = shown(section(), cache, 0.01)
     assert "not run" not in whole
     for said in (
-        "## A tiny table",
+        "### A tiny table",
         "What it says.",
         "--only tiny --hours 0.01",
         "seed 1",
@@ -191,16 +280,40 @@ def test_a_part_of_the_page_says_how_it_was_made_and_what_is_missing(tmp_path: P
         "What differs.",
     ):
         assert said in whole
-    assert "not run" in part(section("edf"), cache, 0.01), "another policy is another run"
+    assert "not run" in shown(section("edf"), cache, 0.01), "another policy is another run"
 
 
 def test_the_command_writes_the_whole_page_and_refuses_nonsense(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "results.md"
-    assert main(["--render", "--cache", str(tmp_path), "--out", str(out)]) == 0
-    text = out.read_text()
+    assert main(["--render", "--cache", str(tmp_path), "--out", str(tmp_path)]) == 0
+    text = (tmp_path / "results.md").read_text() + (tmp_path / "which-policy.md").read_text()
     assert all(section.title in text for section in SECTIONS.values())
     assert main(["--hours", "0"]) == 2
     assert "--hours must be above 0" in capsys.readouterr().err
+
+
+def test_a_paper_stands_for_its_sections_and_other_pages_stay_as_they_are(tmp_path: Path) -> None:
+    assert main(["--render", "--only", "qoserve", "--cache", str(tmp_path), "--out", str(tmp_path)]) == 0
+    assert (tmp_path / "results.md").exists()
+    assert not (tmp_path / "which-policy.md").exists()
+
+
+def test_runs_that_wait_for_a_rate_are_made_once_it_is_known(tmp_path: Path, tiny: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The matrix: a search for each load, then every policy at the rate it found, then the chunk that suited best."""
+    served, limit = set[str](), make(replace(TINY, policy=BOUND)).bound
+
+    def made(run: Run, traces: Path | None) -> Made:
+        served.add(run.policy)
+        stopped = run.most_violated < 1 and run.rate_rps > LIMIT_RPS
+        bound = limit if run.policy == BOUND else None
+        return replace(tiny, run=run, figures=None if stopped or bound is not None else tiny.figures, bound=bound)
+
+    monkeypatch.setattr(work, "make", made)
+    assert main(["--only", "matrix", "--jobs", "1", "--cache", str(tmp_path), "--out", str(tmp_path)]) == 0
+    text = (tmp_path / "which-policy.md").read_text()
+    assert all(f"| {load.name} |" in text for load in matrix.LOADS)
+    assert "not run" not in text
+    assert served == {*matrix.FIXED, *matrix.OTHERS, BOUND}
+    assert main(["--only", "matrix", "--cache", str(tmp_path), "--out", str(tmp_path)]) == 0
 
 
 @pytest.mark.parametrize("name", SECTIONS)
@@ -210,7 +323,8 @@ def test_what_a_section_asks_for_can_be_run(name: str, tmp_path: Path) -> None:
     for job in asked:
         run = next_run(job, Cache(tmp_path).get)
         assert run is not None
-        registry.make(run.policy, run.settings)
+        if run.policy != BOUND:
+            registry.make(run.policy, run.settings)
         assert run.only in ("", *run.tiers.tiers)
 
 

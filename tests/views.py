@@ -52,6 +52,8 @@ class Row:
     best_effort: bool = False
     unsure: int = 0
     offloaded: bool = False
+    thinking: bool = False
+    later_tbt_s: float = math.inf  # of stages still to come
 
     @property
     def due_s(self) -> float:
@@ -113,6 +115,8 @@ def view(rows: Sequence[Row], *, profile: Profile | None = None, free: int | Non
         next_due_unix_s=floats([NOW + r.due_s for r in rows]),
         last_due_unix_s=floats([NOW + r.arrived_s + r.ttlt_s for r in rows]),
         tbt_s=floats([r.tbt_s for r in rows]),
+        tightest_tbt_s=floats([min(r.tbt_s, r.later_tbt_s) for r in rows]),
+        thinking=frozen(np.array([r.thinking for r in rows], dtype=np.bool_)),
         importance=floats([r.importance for r in rows]),
         best_effort=frozen(np.array([r.best_effort for r in rows], dtype=np.bool_)),
         offloaded=frozen(np.array([r.offloaded for r in rows], dtype=np.bool_)),

@@ -31,7 +31,7 @@ from shared.drive.simulated_process import SimProcess
 from shared.drive.virtual_loop import run_virtual
 from shared.errors import BusError
 from shared.perf import store as profiles
-from shared.policy.worker import _seed
+from shared.policy.worker import seed_of
 from shared.schemas import Delta, End, GenerateRequest, PlanAck, Record, Resume, Sampling
 from shared.store.acklog import decode_entry, fold
 from shared.telemetry import Off
@@ -65,6 +65,7 @@ class Scene:
     requests: int = 12
     over_s: float = 2.0  # arrivals and misfortunes fall into this time
     policy: str = "qoserve"
+    settings: dict[str, str] = field(default_factory=dict)  # of the policy
     kv_blocks: int = 400
     max_slots: int = 16
     snapshot_acks: int = 20
@@ -137,7 +138,7 @@ class World:
             self.cores[name] = service.core.check
             await service.run(stop)
         elif kind == "planner":
-            planner = Planner(PlannerConfig(policy=self.scene.policy), bus, clock, Off(), rng)
+            planner = Planner(PlannerConfig(policy=self.scene.policy, settings=self.scene.settings), bus, clock, Off(), rng)
             self.cores[name] = lambda: [seat.core.check() for seat in planner._seats.values() if seat.core.synced] and None
             self.planners.append(planner)
             await planner.run(stop)
@@ -150,6 +151,7 @@ class World:
             facts = EngineFacts(
                 "sim", "m", PROFILE, cfg_w.kv_blocks, 16, 4096, cfg_w.max_slots, tokenizer.vocabulary, frozenset(tokenizer.eos_token_ids)
             )
+            facts = facts._replace(draft=cfg_w.draft)
             engine = SimEngine(facts, profiles.load(PROFILE), wait=None, clock=self.net.loop.time)
             await worker.serve(cfg_w, bus, clock, engine, tokenizer, VirtualRunner(), stop, tracing=Off(), rng=rng)
 
@@ -159,8 +161,10 @@ class World:
         rng = self.rng
         prompt = rng.choice((3, 40, 300, 900))
         output = rng.choice((1, 2, 7, 20))
-        sampling = Sampling(max_tokens=output + rng.choice((0, 50)), output_tokens=output, ignore_eos=True)
-        slo = rng.choice((Slo(ttft_s=0.3, tbt_s=0.05), Slo(ttft_s=0.02, tbt_s=0.02), Slo(ttlt_s=5.0), Slo(ttlt_s=0.1)))
+        most, thinking = output + rng.choice((0, 50)), rng.randint(0, output)
+        sampling = Sampling(max_tokens=most, output_tokens=output, thinking_tokens=thinking, ignore_eos=True)
+        slos = (Slo(ttft_s=0.3, tbt_s=0.05), Slo(ttft_s=0.02, tbt_s=0.02), Slo(ttlt_s=5.0), Slo(ttlt_s=0.1))
+        slo = rng.choice((*slos, Slo(ttft_s=0.3, thinking_tbt_s=0.03, tbt_s=0.1)))
         return GenerateRequest(
             request_id=f"q{n}",
             token_ids=[rng.randrange(32, 127) for _ in range(prompt)],
@@ -275,6 +279,7 @@ class World:
             assert told.text == resume.text, f"{request_id}: text differs"
             assert verdict.output_tokens == len(final)
             self._check_output(request_id, verdict.finish_reason, final, resume.text, record)
+            self._check_stage(request_id, len(final), record, resume)
             if verdict.finish_reason is FinishReason.CANCELLED:
                 assert request_id in self.cancelled
             else:
@@ -284,6 +289,16 @@ class World:
         for n in range(self.scene.replicas):
             rows = self.net.acks.read(subjects.ack_log(f"r{n}"), after=0)
             fold([decode_entry(payload) for _, payload in rows])
+
+    def _check_stage(self, request_id: str, made: int, record: Record, resume: Resume) -> None:
+        """Wherever its tokens were made: its thinking ended where it should, and its deadlines are those of its stages."""
+        thinking, slo = self.requests[request_id].sampling.thinking_tokens or 0, record.slo
+        assert record.verdict is not None
+        assert record.verdict.thinking_tokens == (min(thinking, made) if slo.thinks else 0), request_id
+        if slo.thinks and made:
+            steps = max(0, min(made, thinking - 1))  # to a token that is thinking
+            due_s = slo.first_due_unix_s(record.arrived_unix_s) + steps * slo.pace_s(True) + (made - steps) * slo.pace_s(False)
+            assert abs(resume.measure.next_due_unix_s - due_s) < 1e-4, f"{request_id}: another deadline"
 
     def _check_attempts(self) -> None:
         """Once an attempt has spoken, no earlier one ever does: no second text can be spliced in."""
@@ -304,7 +319,7 @@ class World:
     def _check_output(self, request_id: str, reason: FinishReason, tokens: list[int], text: str, record: Record) -> None:
         """The sim engine's tokens are a function of the request and the position: nothing skipped, doubled or spliced."""
         request = self.requests[request_id]
-        seed = _seed(record.key)
+        seed = seed_of(record.key, request.sampling)
         assert tokens == [readable_token(seed, n) for n in range(len(tokens))], f"{request_id}: not its own tokens"
         if reason in (FinishReason.STOP, FinishReason.LENGTH):
             assert len(tokens) == min(request.sampling.output_tokens or 1 << 30, record.max_tokens), request_id

@@ -30,7 +30,8 @@ class Bound(Struct, frozen=True, kw_only=True):
 def bound(requests: Sequence[PlannedRequest], tiers: TierSet, profile_name: str, replicas: int, definition: str = "deadline") -> Bound:
     """Of these requests, by one of the definitions of loadgen/definition.py, each replica with the KV that the profile states.
 
-    Bounds in multiples of zero-load time are not looked at, by `ttlt` nor is any other bound of their tier.
+    Later rounds of a session, whose arrival nobody knows beforehand, count as met, and their work as none.
+    Of bounds in multiples of zero-load time only a TTFT is looked at; by `ttlt` none, nor any other bound of their tier.
     Raises: ConfigError for an unknown profile, definition or tier, or no replicas.
     """
     began_s = time.perf_counter()
@@ -39,10 +40,14 @@ def bound(requests: Sequence[PlannedRequest], tiers: TierSet, profile_name: str,
     check(definition)
     file = profiles.read(profile_name)
     met_by = {"none": 1.0}
-    if requests:
-        instance = Instance(requests, tiers, file.profile(), file.kv_capacity_tokens, replicas, definition)
+    first = [request for request in requests if request.after is None]
+    if first:
+        instance = Instance(first, tiers, file.profile(), file.kv_capacity_tokens, replicas, definition)
         # Requests are satisfied whole, so that the part of one more is none.
-        met_by = {name: min(math.floor(met + SLIVER), len(requests)) / len(requests) for name, met in met_by_relaxation(instance).items()}
+        later = len(requests) - len(first)
+        met_by = {
+            name: (later + min(math.floor(met + SLIVER), len(first))) / len(requests) for name, met in met_by_relaxation(instance).items()
+        }
     by = min(met_by, key=lambda name: met_by[name])
     return Bound(
         met_fraction=met_by[by],

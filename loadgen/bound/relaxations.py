@@ -3,11 +3,12 @@
 import numpy as np
 
 from loadgen.bound.instance import Instance
-from loadgen.bound.prices import Quote, search
+from loadgen.bound.prices import Market, Quote, quote, search
 from loadgen.bound.shares import Floats, shared_steps
 
 CHOICES = 5  # of the seconds that an iteration collects, evenly from the least to the most
 ROUNDS, LAST_ROUNDS = 30, 120  # of the search for prices: for a choice, and for the best one
+MULTIPLES = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)  # of the level of prices to start the search from
 TURNS = 3  # of prices and shares, each found for the other
 
 
@@ -19,20 +20,43 @@ def met_by_relaxation(instance: Instance) -> dict[str, float]:
         return met_by
     least_s, most_s = instance.iteration_range_s
     choices = np.linspace(least_s, most_s, CHOICES).tolist() if most_s > least_s else [least_s]
-    work = search(instance.market(least_s, np.zeros(count)), _first_prices(instance, least_s), LAST_ROUNDS)
-    memory = [search(instance.market(choice, None), work.prices, ROUNDS).bound for choice in choices]
-    found = {"work": work.bound, "memory": min(memory)}
+    market = instance.market(least_s, np.zeros(count))
+    work = search(market, _falling(instance, market), LAST_ROUNDS)
+    memory = _memory(instance, choices, work.prices)
+    found = {"work": work.bound, "memory": memory.bound}
     if len(instance.payers.of):
-        found["pace"] = _pace(instance, choices, work)
+        # Prices for memory are a second place to start from, if it excludes anybody whom work does not.
+        found["pace"] = _pace(instance, choices, [work, memory] if memory.bound < min(work.bound, count) else [work])
     # None of them says more than that each may be met alone.
     return met_by | {name: min(bound, count) + free for name, bound in found.items()}
 
 
-def _pace(instance: Instance, choices: list[float], start: Quote) -> float:
+def _memory(instance: Instance, choices: list[float], known: Floats) -> Quote:
+    """Choose what an iteration collects from the contexts that it reads.
+
+    Searched from the known prices as well as from the best of even and of falling ones at several levels: where the KV binds and work does
+    not, prices that were found for work say nothing.
+    """
+    tried = []
+    for choice in choices:
+        market = instance.market(choice, None)
+        falling = _falling(instance, market)
+        shapes = known, np.full(len(known), falling.max()), falling
+        fresh = min((quote(market, multiple * shape) for shape in shapes for multiple in MULTIPLES), key=lambda one: one.bound)
+        tried += [(search(market, prices, ROUNDS), market) for prices in (known, fresh.prices)]
+    best, market = min(tried, key=lambda one: one[0].bound)
+    return search(market, best.prices, LAST_ROUNDS)
+
+
+def _pace(instance: Instance, choices: list[float], known: list[Quote]) -> float:
     """Choose what an iteration collects, and while somebody's pace matters let those pay whom it costs most."""
-    tried = [_turns(instance, choice, start, np.zeros(len(start.gain)), 2, ROUNDS) for choice in choices]
-    best = min(range(len(choices)), key=lambda n: tried[n][0].bound)
-    return _turns(instance, choices[best], *tried[best], TURNS, LAST_ROUNDS)[0].bound
+    nobody = np.zeros(len(instance.work.steps))
+    tried = []
+    for choice in choices:
+        market = instance.market(choice, nobody)
+        tried += [(choice, _turns(instance, choice, quote(market, one.prices), nobody, 2, ROUNDS)) for one in known]
+    choice, best = min(tried, key=lambda one: one[1][0].bound)
+    return _turns(instance, choice, *best, TURNS, LAST_ROUNDS)[0].bound
 
 
 def _turns(instance: Instance, iteration_s: float, found: Quote, shared: Floats, turns: int, rounds: int) -> tuple[Quote, Floats]:
@@ -48,11 +72,10 @@ def _turns(instance: Instance, iteration_s: float, found: Quote, shared: Floats,
     return best, best_shared
 
 
-def _first_prices(instance: Instance, iteration_s: float) -> Floats:
-    """Dearest while requests arrive, then falling; at a level that the largest requests can hardly pay."""
+def _falling(instance: Instance, market: Market) -> Floats:
+    """Prices that are highest while requests arrive, then fall; at a level that the largest requests can hardly pay."""
     last_s = float(instance.work.arrival_s.max())
     late = np.clip((instance.middles_s - last_s) / max(1e-9, float(instance.middles_s[-1]) - last_s), 0.0, 1.0)
-    market = instance.market(iteration_s, np.zeros(len(instance.work.steps)))
     whole_s = market.prompts.seconds + market.steps[0].seconds
     fits = float(np.clip(instance.capacity_s.sum() / max(float(whole_s.sum()), 1e-300), 0.05, 0.95))
     prices: Floats = (1.0 - 0.95 * late) / max(float(np.quantile(whole_s, fits)), 1e-9)

@@ -5,13 +5,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from loadgen.definition import CLOSE_S, DEADLINE, MAX_TPOT_10, MEAN_TPOT, TTLT, WINDOW_TOKENS, check
 from loadgen.mix import PlannedRequest
+from shared.drive.virtual import ZERO_LOAD_CHUNK_TOKENS
 from shared.errors import ConfigError
 from shared.perf.profile import Profile
 from shared.perf.shape import BatchShape
+from shared.perf.zero_load import ttft_s
 from shared.tiers import TierSet
 from shared.vocabulary import Slo
 
@@ -54,7 +57,8 @@ def work_of(
     prompt = np.array([r.prompt_tokens for r in requests], dtype=np.int64)
     # An output ends where the memory does, as in the simulator.
     steps = np.minimum([r.output_tokens for r in requests], np.maximum(kv_tokens - prompt, 1)) - 1
-    after_s = np.array([_after_s(slos[r.tier], count, definition) for r, count in zip(requests, steps.tolist(), strict=True)])
+    owed = [_with_first_s(slos[r.tier], tiers.tiers[r.tier].slo.ttft_x, r.prompt_tokens, definition, profile) for r in requests]
+    after_s = np.array([_after_s(slo, count, definition) for slo, count in zip(owed, steps.tolist(), strict=True)])
     rounding_s = ROUNDING_S + steps * CLOSE_S
     first_due_s, due_s, step_due_s = (arrival_s + rounding_s) + after_s[:, :3].T
     pace_s = after_s[:, 3]
@@ -70,11 +74,21 @@ def work_of(
 
 
 def _in_seconds(slo: Slo, definition: str) -> Slo:
-    """Without the multiples of zero-load time, which would have to be resolved for each request as admission does."""
+    """Without the multiples of zero-load time, which differ from request to request."""
     # By the other three each bound only adds deadlines, so that to drop it relaxes; by ttlt a TTLT or a pace takes away those of the rest.
     if definition == TTLT and (slo.ttft_x, slo.tbt_x, slo.ttlt_x) != (None, None, None):
         return Slo()
-    return Slo(ttft_s=slo.ttft_s, tbt_s=slo.tbt_s, ttlt_s=slo.ttlt_s)
+    tbt_s = slo.tbt_s
+    if slo.thinks:  # the looser of two paces; two stages with windows of their own may each be late by most of one, so no pace at all there
+        tbt_s = None if definition == MAX_TPOT_10 or tbt_s is None else max(tbt_s, slo.pace_s(True))
+    return Slo(ttft_s=slo.ttft_s, tbt_s=tbt_s, ttlt_s=slo.ttlt_s)
+
+
+def _with_first_s(slo: Slo, times: float | None, prompt_tokens: int, definition: str, profile: Profile) -> Slo:
+    """With the TTFT that is so many times its own alone, as admission resolves it. The other multiples depend on the longest output."""
+    if times is None or definition == TTLT:
+        return slo
+    return replace(slo, ttft_s=min(_or_inf(slo.ttft_s), times * ttft_s(profile, prompt_tokens, ZERO_LOAD_CHUNK_TOKENS)))
 
 
 def _after_s(slo: Slo, steps: int, definition: str) -> tuple[float, float, float, float]:

@@ -21,7 +21,8 @@ ACCOUNTS = {
     "pace": "work, and the iterations that the pace of the kept requests forces",
 }
 EPILOG = """Every option of `simulate` is taken, so that a command needs but another word. Those that say how requests are served do not
-matter to a bound: --policy, --set, --latency, --wait and --check."""
+matter to a bound: --policy, --set, --latency, --wait and --check; nor do --draft and --acceptance, for it holds for schedulers that
+do not speculate."""
 
 
 class Asked(Struct, frozen=True, kw_only=True):
@@ -65,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     out = Console(width=None if sys.stdout.isatty() else 120)
     out.print(_table(asked, found))
     out.print(
-        f"No scheduler can violate less than {percent(found.violated_fraction)} of these {asked.offered} requests "
+        f"No scheduler can violate less than {percent(found.violated_fraction)} of these {asked.offered} requests without speculation "
         f"(definition {asked.definition}, {asked.replicas} x {asked.profile}; found in {found.wall_s:.1f} s).",
         highlight=False,
     )

@@ -5,6 +5,7 @@ import sys
 import time
 
 import msgspec
+import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 from rich.box import SIMPLE_HEAD
@@ -15,9 +16,10 @@ from rich.table import Table
 from loadgen.capacity import Probe, find_capacity
 from loadgen.commands.plan import Demand, add_plan_arguments, read_demand
 from loadgen.commands.trial import add_policy_arguments, add_trial_arguments, make_trial, parse_settings
-from loadgen.definition import DEADLINE, Missed, missed
+from loadgen.definition import Missed, missed
 from loadgen.figures_table import named
 from loadgen.report import percent
+from loadgen.session import has_rounds, sessions
 from loadgen.trial import Trial
 from shared.errors import ConfigError
 
@@ -44,6 +46,8 @@ class Found(Struct, frozen=True, kw_only=True):
     definition: str
     latency: str
     wall_s: float
+    draft: float
+    acceptance: float
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -93,6 +97,8 @@ def run(args: argparse.Namespace) -> int:
         definition=trial.definition,
         latency=trial.latency,
         wall_s=time.perf_counter() - began_s,
+        draft=trial.draft,
+        acceptance=trial.acceptance,
     )
     if args.json:
         print(msgspec.json.encode(found).decode())
@@ -110,15 +116,16 @@ def run(args: argparse.Namespace) -> int:
 
 
 def try_rate(trial: Trial, demand: Demand, rate_rps: float, violations: float) -> Probe:
-    """By `deadline` the run stops as soon as it is known to fail: overloaded runs take longest."""
+    """The run stops as soon as it is known to fail: overloaded runs take longest. Of rounds the sessions count, known at the end only."""
     requests = demand.at(rate_rps).requests
-    most = int(violations * len(requests) + 1e-9) if trial.definition == DEADLINE else None
+    most = None if has_rounds(requests) else int(violations * len(requests) + 1e-9)
     result = replace(trial, rate_rps=rate_rps).serve(requests, keep_times=False, most_missed=most)
+    broke = missed(trial.definition, result.verdicts, result.slos, result.token_unix_s) != Missed.NOTHING
     if result.stopped:  # who had not ended yet may have met its SLO
-        violated = sum(verdict is not None and not verdict.slo_met for verdict in result.verdicts)
-    else:
-        violated = int((missed(trial.definition, result.verdicts, result.slos, result.token_unix_s) != Missed.NOTHING).sum())
-    return Probe(rate_rps=rate_rps, offered=len(requests), violated_fraction=violated / len(requests), stopped=result.stopped)
+        broke &= np.array([verdict is not None for verdict in result.verdicts])
+    elif (whole := sessions(requests, broke)) is not None:
+        return Probe(rate_rps=rate_rps, offered=whole.offered, violated_fraction=whole.violated_fraction, stopped=False)
+    return Probe(rate_rps=rate_rps, offered=len(requests), violated_fraction=int(broke.sum()) / len(requests), stopped=result.stopped)
 
 
 def line(probe: Probe) -> str:

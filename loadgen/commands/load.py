@@ -87,6 +87,8 @@ async def _run(args: argparse.Namespace, plan: Plan, console: Console) -> int:
 @asynccontextmanager
 async def _sender(args: argparse.Namespace, plan: Plan, clock: Clock) -> AsyncIterator[Sender]:
     if args.http:
+        if any(request.thinking_tokens for request in plan.requests):
+            raise ConfigError("--http: HTTP cannot say for how long a model would think; leave it out to load over NATS")
         from loadgen.send_http import HttpSender
 
         http = HttpSender(args.http, args.model, plan.tiers, clock, seed=args.seed)

@@ -37,7 +37,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _line(found: Figures) -> str:
-    return (
+    drafts = ""
+    if found.verifications:
+        drafts = (
+            f"{found.accepted} of {found.drafted} drafted tokens accepted, {1 + found.accepted / found.verifications:.2f} tokens per "
+            f"verification (draft {found.draft:g}, acceptance {found.acceptance:g})\n"
+        )
+    return drafts + (
         f"goodput {found.goodput_rps:.2f} requests/s; {found.relegated} relegated, {found.preempted} preemptions\n"
         f"{found.simulated_s:.0f} s simulated in {found.wall_s:.1f} s ({found.requests_per_wall_s:.0f} requests per second): "
         f"{found.iterations} iterations, engines {100 * found.busy_fraction:.0f} % busy"

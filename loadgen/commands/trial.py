@@ -9,6 +9,7 @@ from rich.console import Console
 from loadgen.commands.plan import Demand, Plan, add_plan_arguments, read_demand
 from loadgen.definition import DEADLINE, DEFINITIONS
 from loadgen.trial import LATENCIES, Trial
+from shared.drive.virtual import ACCEPTANCE, DRAFT
 from shared.errors import ConfigError
 from shared.perf import store as profiles
 from shared.policy import registry
@@ -21,8 +22,31 @@ def add_policy_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the policy; may be repeated")
 
 
+def add_draft_arguments(parser: argparse.ArgumentParser) -> None:
+    """Of simulated engines, in virtual time or live."""
+    parser.add_argument(
+        "--draft",
+        type=float,
+        default=DRAFT,
+        metavar="X",
+        help=f"of an iteration's time a draft step takes; 0: no draft (default: {DRAFT:g})",
+    )
+    parser.add_argument(
+        "--acceptance", type=float, default=ACCEPTANCE, metavar="A", help=f"mean of a first draft's acceptance (default: {ACCEPTANCE:g})"
+    )
+
+
+def check_draft(args: argparse.Namespace) -> None:
+    """Raises ConfigError for impossible numbers."""
+    if not 0 <= args.draft <= 1:
+        raise ConfigError("--draft is a fraction: 0 (no draft), or up to 1")
+    if not 0 < args.acceptance <= 1:
+        raise ConfigError("--acceptance must be above 0 and at most 1")
+
+
 def add_trial_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--profile", default="a100-llama3-8b", metavar="NAME", help=f"{', '.join(profiles.names())}, or a .json file")
+    add_draft_arguments(parser)
     parser.add_argument("--replicas", type=int, default=1, metavar="N")
     parser.add_argument("--definition", default=DEADLINE, choices=DEFINITIONS, help=DEFINITIONS_HELP)
     parser.add_argument("--latency", default="none", choices=LATENCIES, help="of control: none (as papers assume) or what a live fleet has")
@@ -57,6 +81,7 @@ def make_trial(args: argparse.Namespace, demand: Demand, policy: str, settings: 
     if args.wait is not None and not 0 <= args.wait < math.inf:
         raise ConfigError("--wait must be 0 or more")
     profiles.read(args.profile)
+    check_draft(args)
     registry.make(policy, settings)
     return Trial(
         policy=policy,
@@ -72,6 +97,8 @@ def make_trial(args: argparse.Namespace, demand: Demand, policy: str, settings: 
         rate_rps=rate_rps,
         context_tokens=args.context,
         wait_s=args.wait,
+        draft=args.draft,
+        acceptance=args.acceptance,
     )
 
 

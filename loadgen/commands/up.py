@@ -10,6 +10,7 @@ from pathlib import Path
 import structlog
 
 from loadgen.cli import DEFAULT_URL
+from loadgen.commands.trial import add_draft_arguments, check_draft
 from loadgen.fleet import Fleet, FleetSpec, is_free, torch_replicas
 from shared.errors import ConfigError
 from shared.models import store as models
@@ -32,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--profile", default="", metavar="NAME", help="the engine's iteration-time model: a shipped one, or a file")
     parser.add_argument("--pace", type=float, default=1.0, metavar="X", help="sim: seconds per second of the profile (default: 1)")
+    add_draft_arguments(parser)
     parser.add_argument("--tiers", default="", metavar="NAME|FILE", help="the SLOs that have names")
     parser.add_argument("--planners", type=int, default=1, metavar="N")
     parser.add_argument("--admissions", type=int, default=1, metavar="N")
@@ -63,6 +65,7 @@ def make_spec(args: argparse.Namespace) -> FleetSpec:
         load_tiers(args.tiers)
     if args.pace <= 0:
         raise ConfigError("--pace must be above 0")
+    check_draft(args)
     if args.model and args.engine != "torch":
         raise ConfigError("--model is of the torch engine: add --engine torch")
     if args.engine == "torch":
@@ -77,6 +80,8 @@ def make_spec(args: argparse.Namespace) -> FleetSpec:
         model=args.model or models.DEFAULT,
         profile=args.profile,
         pace=args.pace,
+        draft=args.draft,
+        acceptance=args.acceptance,
         tiers=args.tiers,
         planners=args.planners,
         admissions=args.admissions,
@@ -141,6 +146,8 @@ def _welcome(fleet: Fleet) -> str:
     if fleet.http_url:
         lines.append(f"        HTTP  {fleet.http_url}")
     lines.append(f"        logs  {fleet.folder / 'logs'}")
+    if any(fleet.pools.values()):
+        lines.append("        pools " + ", ".join(f"{replica} {pool}" for replica, pool in fleet.pools.items()))
     lines += ["try     " + f'{sys.argv[0]} submit "What is a river?" --tier {next(iter(tier.tiers))}{at}']
     lines.append(f"        {sys.argv[0]} chat{at}")
     if fleet.http_url:

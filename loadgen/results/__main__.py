@@ -1,4 +1,4 @@
-"""`python -m loadgen.results`: makes what docs/results.md shows, and that page."""
+"""`python -m loadgen.results`: makes what the pages of docs/ show that are made of runs, and those pages."""
 
 import argparse
 import math
@@ -6,32 +6,22 @@ import sys
 from pathlib import Path
 
 from loadgen.parallel import check_jobs, cores
-from loadgen.results import figure7, figure8, figure10, figure12, figure15b, latency, table4, table5, table6
 from loadgen.results.cache import Cache
 from loadgen.results.job import recorded
-from loadgen.results.page import page
-from loadgen.results.work import Work, do
+from loadgen.results.page import written
+from loadgen.results.pages import PAGES
+from loadgen.results.section import Section
+from loadgen.results.work import Work, do, left
 from shared.errors import ConfigError
 
-SECTIONS = {
-    section.name: section
-    for section in (
-        figure7.SECTION,
-        table4.SECTION,
-        table5.SECTION,
-        table6.SECTION,
-        figure8.SECTION,
-        figure10.SECTION,
-        figure12.SECTION,
-        figure15b.SECTION,
-        latency.SECTION,
-    )
-}
+SECTIONS: dict[str, Section] = {section.name: section for page in PAGES for section in page.sections}
+PARTS = {part.name: [section.name for section in part.sections] for page in PAGES for part in page.parts}
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(prog="python -m loadgen.results", description="QoServe's tables, run and written to docs/results.md.")
-    made.add_argument("--only", nargs="+", choices=SECTIONS, metavar="NAME", help=f"run these alone: {', '.join(SECTIONS)}")
+    made = argparse.ArgumentParser(prog="python -m loadgen.results", description="Tables of the papers, run and written to docs/.")
+    names = ", ".join(dict.fromkeys((*PARTS, *SECTIONS)))
+    made.add_argument("--only", nargs="+", choices=(*PARTS, *SECTIONS), metavar="NAME", help=f"run these alone: {names}")
     made.add_argument("--hours", type=float, metavar="H", help="of arrivals in each run (default: what each section states)")
     made.add_argument(
         "--traces",
@@ -40,31 +30,41 @@ def parser() -> argparse.ArgumentParser:
         help="with Azure's traces of 2023, in our schema (default: not run)",
     )
     made.add_argument("--jobs", type=int, default=min(2, cores()), metavar="N", help="processes (default: 2)")
-    made.add_argument("--render", action="store_true", help="run nothing: write the page from what has been run")
+    made.add_argument("--render", action="store_true", help="run nothing: write the pages from what has been run")
     made.add_argument("--cache", type=Path, default=Path("out/results"), metavar="FOLDER", help="of finished runs (default: out/results)")
-    made.add_argument("--out", type=Path, default=Path("docs/results.md"), metavar="FILE", help="default: docs/results.md")
+    made.add_argument("--out", type=Path, default=Path("docs"), metavar="FOLDER", help="for the pages (default: docs)")
     return made
 
 
 def main(words: list[str] | None = None) -> int:
     args = parser().parse_args(words)
+    names = list(SECTIONS) if not args.only else [one for name in args.only for one in PARTS.get(name, [name])]
+    hours = {} if args.hours is None else dict.fromkeys(names, args.hours)
+    cache = Cache(args.cache)
+
+    def works() -> list[Work]:
+        """What can be run by now: some runs are asked for only when others have said at which rate."""
+        return left(
+            [
+                Work(name, job, args.cache, args.traces)
+                for name in names
+                for job in SECTIONS[name].jobs(3600 * hours.get(name, SECTIONS[name].hours), cache)
+                if args.traces is not None or not recorded(job)
+            ]
+        )
+
     try:
         if args.hours is not None and not 0 < args.hours < math.inf:
             raise ConfigError("--hours must be above 0")
-        chosen = [section for name, section in SECTIONS.items() if not args.only or name in args.only]
-        works = [
-            Work(section.name, job, args.cache, args.traces)
-            for section in chosen
-            for job in section.jobs(3600 * (section.hours if args.hours is None else args.hours))
-            if args.traces is not None or not recorded(job)
-        ]
-        if not args.render:
-            do(works, check_jobs(args.jobs))
+        jobs = check_jobs(args.jobs)
+        while not args.render and (waiting := works()):
+            do(waiting, jobs)
     except ConfigError as error:
         print(f"results: {error}", file=sys.stderr)
         return 2
-    hours = {} if args.hours is None else {section.name: args.hours for section in chosen}
-    args.out.write_text(page(list(SECTIONS.values()), Cache(args.cache), hours), encoding="utf-8")
+    for page in PAGES:
+        if any(section.name in names for section in page.sections):
+            (args.out / page.file).write_text(written(page, cache, hours), encoding="utf-8")
     return 0
 
 

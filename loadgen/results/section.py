@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from loadgen.bound.bound import Bound
 from loadgen.results.cache import Cache
 from loadgen.results.job import Capacity, Job, Search, capacity
 from loadgen.results.run import Made, Run
@@ -31,6 +32,15 @@ class Lab:
         self.used.append(made)
         return made.figures
 
+    def bound(self, run: Run) -> Bound | None:
+        """`run` has BOUND as its policy. None: not worked out yet."""
+        self.asked.append(run)
+        made = self._known(run)
+        if made is None:
+            return None
+        self.used.append(made)
+        return made.bound
+
     def capacity(self, search: Search) -> Capacity | None:
         """None: not found yet."""
         self.asked.append(search)
@@ -56,10 +66,34 @@ class Section:
     body: Callable[[Lab, float], str]
     notes: str
 
-    def jobs(self, duration_s: float) -> Sequence[Job]:
-        lab = Lab(None)
+    def jobs(self, duration_s: float, cache: Cache | None = None) -> Sequence[Job]:
+        """What it asks for, as far as that can be said: what depends on runs that `cache` lacks comes when they are there."""
+        lab = Lab(cache)
         self.body(lab, duration_s)
         return lab.asked
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """One file of docs/: parts, each with a head of its own, and sections in them."""
+
+    file: str
+    head: str
+    parts: Sequence["Part"]
+
+    @property
+    def sections(self) -> Sequence[Section]:
+        return [section for part in self.parts for section in part.sections]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What belongs to one paper."""
+
+    name: str  # --only takes it for all its sections
+    title: str
+    head: str  # profile, workload and other stand-ins
+    sections: Sequence[Section]
 
 
 class Cells(NamedTuple):

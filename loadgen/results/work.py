@@ -8,7 +8,7 @@ from pathlib import Path
 from loadgen.parallel import run_all
 from loadgen.results.cache import Cache
 from loadgen.results.job import Job, next_run
-from loadgen.results.run import Made, make
+from loadgen.results.run import Made, make, violated_fraction
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,12 @@ class Work:
 def line(section: str, made: Made) -> str:
     run, found = made.run, made.figures
     served = " ".join((run.policy, *(f"{key}={value}" for key, value in run.settings.items())))
-    came = f"over {100 * run.most_violated:g} % violated" if found is None else f"{100 * found.violated_fraction:.2f} % violated"
+    if made.bound is not None:
+        came = f"at least {100 * made.bound.violated_fraction:.2f} % violated"
+    elif found is None:
+        came = f"over {100 * run.most_violated:g} % violated"
+    else:
+        came = f"{100 * violated_fraction(found):.2f} % violated"
     only = f", {run.only} alone" if run.only else ""
     return f"{section}: {served}: {run.workload} at {run.rate_rps:g} requests/s{only}, {run.tiers.name}: {came} ({made.wall_s:.0f} s)"
 
@@ -49,6 +54,7 @@ def left(works: Sequence[Work]) -> list[Work]:
 
 
 def do(works: Sequence[Work], jobs: int) -> None:
+    """Those of them that are not done."""
     waiting = left(works)
     for done, (number, _) in enumerate(run_all(waiting, jobs), start=1):
         print(f"[{done}/{len(waiting)}] {waiting[number].section}", file=sys.stderr, flush=True)

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 from starlette.types import Message, Send
 
-from services.gateway.dialect import Output, Reply, Usage
+from services.gateway.dialect import CompletionDetails, Output, Reply, Usage
 from services.gateway.envelope import Problem, of_error, of_verdict
 from services.gateway.intake import Ask
 from services.gateway.merge import Merge
@@ -77,7 +77,13 @@ class Answer:
     def usage(self) -> Usage:
         """So far: what all choices made, and each prompt once, however many choices it has."""
         prompts, made = self._prompt_tokens, self._tokens
-        return Usage(prompt_tokens=prompts, completion_tokens=made, total_tokens=prompts + made)
+        thinking = sum(verdict.thinking_tokens for verdict in self.verdicts.values())
+        return Usage(
+            prompt_tokens=prompts,
+            completion_tokens=made,
+            total_tokens=prompts + made,
+            completion_tokens_details=CompletionDetails(reasoning_tokens=thinking) if thinking else UNSET,
+        )
 
     async def run(self) -> None:
         """Raises ReaderStalled."""

@@ -58,10 +58,17 @@ class Dialect(Protocol):
     def voice(self, index: int) -> Voice: ...
 
 
+class CompletionDetails(Struct, frozen=True, kw_only=True):
+    reasoning_tokens: int
+
+
 class Usage(Struct, frozen=True, kw_only=True):
+    """`completion_tokens_details`: once a choice has ended that thought, as its SLO says that it does."""
+
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    completion_tokens_details: CompletionDetails | UnsetType = UNSET
 
 
 class Reply(Struct, frozen=True, kw_only=True):

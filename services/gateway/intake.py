@@ -30,6 +30,7 @@ SLO_HEADERS = {
     "ttft_s": ("x-llm-d-slo-ttft-ms", "x-slo-ttft-ms"),
     "tbt_s": ("x-llm-d-slo-tpot-ms", "x-slo-tpot-ms"),
     "ttlt_s": ("x-slackline-slo-ttlt-ms",),
+    "thinking_tbt_s": ("x-slackline-slo-thinking-tpot-ms",),
 }
 
 

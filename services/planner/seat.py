@@ -12,7 +12,7 @@ from shared.bus.api import Bus, Call, Endpoint
 from shared.clock import Clock
 from shared.drive.chores import Chores
 from shared.errors import BusError, BusTimeout, NoResponders, PeerError
-from shared.perf.announced import profile_of
+from shared.perf.announced import draft_of, profile_of
 from shared.policy import registry
 from shared.policy.replica import ReplicaCore, ReplicaSettings
 from shared.policy.replica_events import (
@@ -69,8 +69,8 @@ class Seat:
         self._incarnation = announce.incarnation
         settings = ReplicaSettings(depth=cfg.depth, lead_s=cfg.lead_s, hand_back=cfg.hand_back)
         policy = registry.make(cfg.policy, cfg.settings)
-        self._profile = (announce.profile, announce.fitted)
-        self.core = ReplicaCore(policy, profile_of(announce), epoch=self.epoch, settings=settings)
+        self._profile = (announce.profile, announce.fitted, announce.draft)
+        self.core = ReplicaCore(policy, profile_of(announce), epoch=self.epoch, settings=settings, draft=draft_of(announce))
         self._watch = metrics.watch(self.replica, self.core)
         self._inbox: asyncio.Queue[ReplicaEvent] = asyncio.Queue(INBOX_LIMIT)
         self._waiting: dict[tuple[RequestKey, int], list[tuple[Call, float]]] = {}
@@ -101,7 +101,7 @@ class Seat:
     def heard(self, announce: Announce) -> None:
         """The worker lives; under a new incarnation its books are empty."""
         self.heard_unix_s = self._clock.unix_s()
-        if (announce.profile, announce.fitted) != self._profile:  # the worker was started again and measured anew
+        if (announce.profile, announce.fitted, announce.draft) != self._profile:  # the worker was started again and measured anew
             self._chores.spawn(_fail(StaleEpoch(f"{self.replica} announces another profile")), "planner.profile")
         elif announce.incarnation != self._incarnation:
             self._incarnation = announce.incarnation

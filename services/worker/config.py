@@ -19,6 +19,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     profile: str = ""  # name or path; empty: measured at the start (torch), or the engine's own default (sim)
     profile_s: Seconds = 4.0  # how long a worker measures its engine, 0: not at all. Under a second there is seldom enough to fit
     pace: float = 1.0  # sim: seconds of ours per second of the profile
+    draft: float = 0.05  # sim: what an iteration of its draft model takes, as a fraction of the target's; 0: it has none
+    acceptance: float = 0.7  # sim: with which probability the draft's first token is accepted, in the mean
     kv_blocks: Count = 0  # 0: what the profile states (sim), or 2048 (torch)
     block_tokens: int = 16
     dtype: str = ""  # torch: float32 or bfloat16; empty: float32 on a CPU, bfloat16 on CUDA

@@ -22,6 +22,7 @@ class EngineFacts(NamedTuple):
     max_slots: int
     vocabulary: int
     eos_token_ids: frozenset[int]
+    draft: float = 0.0  # what an iteration of its draft model takes, as a fraction of the profile; 0: it has none
 
 
 class Load(NamedTuple):

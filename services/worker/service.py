@@ -86,6 +86,7 @@ class WorkerService:
             context_tokens=self._context_tokens,
             max_slots=facts.max_slots,
             eos_token_ids=facts.eos_token_ids,
+            end_of_thinking=tokenizer.end_of_thinking,
         )
         self._writer = AckWriter(bus, self._replica, self.incarnation, self._records, limit=cfg.log_queue)
         self._wake = asyncio.Event()
@@ -368,6 +369,7 @@ class WorkerService:
             ack_seq=self._published_ack_seq,
             draining=self._draining.is_set(),
             fitted=self._fitted,
+            draft=facts.draft,
         )
 
 

@@ -6,11 +6,13 @@ same result to the last digit, wall time apart.
 
 import time
 from array import array
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Protocol
 
+from shared.drive.acceptance import Acceptance
 from shared.drive.latency import Latency
 from shared.drive.timeline import Timeline
 from shared.drive.virtual_fleet import ADMISSION, VirtualFleet
@@ -18,10 +20,12 @@ from shared.drive.virtual_replica import VirtualReplica
 from shared.errors import ConfigError
 from shared.perf import store as profiles
 from shared.perf.profile import Profile
+from shared.perf.scaled import draft_of
 from shared.perf.zero_load import zero_load
 from shared.policy import registry
 from shared.policy.admission import AdmissionSettings
 from shared.policy.relegation import RelegationSettings
+from shared.policy.verdict import GOOD_ENDS
 from shared.schemas import Announce, Body, Record, Sampling, Verdict
 from shared.tiers import TierSet
 from shared.vocabulary import ReplicaId, RequestKey, ServiceClass, Slo
@@ -29,6 +33,7 @@ from shared.vocabulary import ReplicaId, RequestKey, ServiceClass, Slo
 STALL_S = 3600.0  # without a token for so long after the last arrival, something hangs
 EXPIRES_S = 172_800.0  # longest a request may stay unfinished: the default of GenerateRequest
 ZERO_LOAD_CHUNK_TOKENS = 2048  # what SLOs given as multiples are multiples of, as admission has it
+DRAFT, ACCEPTANCE = 0.05, 0.7  # of the draft model, where nobody says otherwise: stated choices
 OUTPUT_STEP_TOKENS = 1024  # max_tokens is the longest output rounded up to this, the same for all: it tells nobody their length
 
 
@@ -51,6 +56,12 @@ class Planned(Protocol):
     def tenant(self) -> str: ...
     @property
     def application(self) -> str: ...
+    @property
+    def thinking_tokens(self) -> int: ...
+    @property
+    def after(self) -> int | None: ...  # the request whose good end it waits for
+    @property
+    def pause_s(self) -> float: ...  # after that
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +76,8 @@ class ReplicaFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulationResult:
-    """Lists run along the requests given. A verdict is None where the horizon came first; times only if they were asked for."""
+    """Lists run along the requests given. A verdict is None where the horizon came first, and of the rounds after one that failed; times
+    only if they were asked for."""
 
     verdicts: Sequence[Verdict | None]
     slos: Sequence[Slo]
@@ -78,6 +90,9 @@ class SimulationResult:
     offloaded: int  # times a request was given to another replica, to be served sooner there
     busy_s: float  # engine seconds, all replicas
     idle_s: float  # engines waited for a plan while they held work
+    drafted: int  # draft tokens verified
+    accepted: int  # of these
+    verifications: int  # entries that had drafts verified, over all iterations
     simulated_s: float
     wall_s: float
     events: int
@@ -107,6 +122,8 @@ def simulate(
     latency: Latency,
     seed: int,
     *,
+    draft: float = DRAFT,
+    acceptance: float = ACCEPTANCE,
     facts: ReplicaFacts | None = None,
     hand_back: bool = True,
     admission: AdmissionSettings | None = None,
@@ -115,20 +132,27 @@ def simulate(
     check_every: int = 0,
     horizon_s: float | None = None,
     most_missed: int | None = None,
+    misses: Callable[[Verdict, Slo, Sequence[float]], bool] | None = None,
     leaps: bool = True,
     progress: Callable[[float, int], None] | None = None,
 ) -> SimulationResult:
-    """Serve these requests (in order of arrival) until all have ended, or until `horizon_s`, or until more than `most_missed` have
-    ended without their SLO: who only wants to know whether a rate is too high need not see the rest.
+    """Serve these requests (in order of arrival; one `after` another comes when that has ended well, and its pause) until all have ended,
+    or until `horizon_s`, or until more than `most_missed` have ended without their SLO: who only wants to know whether a rate is too high
+    need not see the rest. `misses` says of a request that ended, with its token times if they are kept, whether it did so without its SLO;
+    None: as its verdict has it. Rounds that are never sent have missed it.
 
+    draft: what a draft model's iteration takes, as a fraction of the target's, for policies that speculate; 0: there is none.
+    acceptance: with which probability its first token is accepted, in the mean (acceptance.py).
     leaps: iterations that are alike are run as one where control takes no time (virtual_replica.py); False: each by itself.
     check_every: events between checks of all books, 0 for none. progress: told now and then (virtual seconds, requests ended).
-    Raises: ConfigError for an unknown policy, setting or profile; AssertionError where an invariant breaks; RuntimeError on a stall.
+    Raises: ConfigError for an unknown policy, setting or profile, an impossible draft or acceptance;
+        AssertionError where an invariant breaks; RuntimeError on a stall.
     """
     began_s = time.perf_counter()
     facts = facts or ReplicaFacts()
     file = profiles.read(profile)
     model = file.profile()
+    drafting, accepting = draft_of(model, draft), Acceptance(acceptance)
     if replicas < 1:
         raise ConfigError("there must be at least one replica")
     kv_blocks = facts.kv_blocks or file.kv_capacity_tokens // facts.block_tokens
@@ -141,7 +165,14 @@ def simulate(
         nonlocal missed
         assert record.verdict is not None and record.key not in verdicts, f"{record.key} ended twice"
         verdicts[record.key] = record.verdict
-        missed += not record.verdict.slo_met
+        late = not record.verdict.slo_met if misses is None else misses(record.verdict, record.slo, fleet.times.get(record.key, ()))
+        missed += late
+        if (later := followers.pop(record.key, None)) is None:
+            return
+        if record.verdict.finish_reason in GOOD_ENDS:
+            timeline.after(requests[later].pause_s, receive, later)
+        else:
+            unsent.extend(rounds_from(later))
 
     pools = registry.make(policy, settings).declared.pools
     fleet = VirtualFleet(
@@ -172,6 +203,8 @@ def simulate(
             ),
             registry.make(policy, settings),
             model,
+            drafting,
+            accepting,
             timeline,
             latency,
             fleet,
@@ -183,36 +216,51 @@ def simulate(
     fleet.start(members)
     longest = max((r.output_tokens for r in requests), default=1)
     most_tokens = -(-longest // OUTPUT_STEP_TOKENS) * OUTPUT_STEP_TOKENS
-    keys: list[RequestKey] = []
-    slos: list[Slo] = []
+    keys, slos = [_key(request) for request in requests], [tiers.named(request.tier).slo for request in requests]
+    index = {request.number: i for i, request in enumerate(requests)}
+    followers = {keys[index[r.after]]: i for i, r in enumerate(requests) if r.after is not None}
+    arrivals = deque(i for i, request in enumerate(requests) if request.after is None)
+    unsent: list[int] = []  # rounds that never will be: one before them failed
     last_s, iterations = timeline.now_s, 0
 
-    def arrive(i: int) -> None:
-        """Each arrival schedules the next, so that a long trace is not a long heap."""
+    def rounds_from(i: int) -> list[int]:
+        """This round of its session and those after it."""
+        later = followers.pop(keys[i], None)
+        return [i] if later is None else [i, *rounds_from(later)]
+
+    def receive(i: int) -> None:
         record, body = stored_as(requests[i], tiers, model, context_tokens, most_tokens, timeline.now_s)
-        keys.append(record.key)
-        slos.append(record.slo)
-        if i + 1 < len(requests):
-            timeline.at(requests[i + 1].arrival_s, arrive, i + 1)
+        slos[i] = record.slo
         fleet.receive(record, body)
 
+    def arrive() -> None:
+        """Each arrival schedules the next, so that a long trace is not a long heap."""
+        i = arrivals.popleft()
+        if arrivals:
+            timeline.at(requests[arrivals[0]].arrival_s, arrive)
+        receive(i)
+
     if requests:
-        timeline.at(requests[0].arrival_s, arrive, 0)
+        timeline.at(requests[0].arrival_s, arrive)
     limit = len(requests) if most_missed is None else most_missed
-    while len(verdicts) < len(requests) and missed <= limit and (horizon_s is None or timeline.next_s <= horizon_s):
+    while (
+        len(verdicts) + len(unsent) < len(requests)
+        and missed + len(unsent) <= limit
+        and (horizon_s is None or timeline.next_s <= horizon_s)
+    ):
         timeline.step()
         if check_every and timeline.calls % check_every == 0:
             fleet.check()
         if not timeline.calls & 0xFFFF:
             done = sum(member.worker.counters.iterations for member in members)
-            if done != iterations or len(keys) < len(requests):
+            if done != iterations or arrivals:
                 last_s, iterations = timeline.now_s, done
             elif timeline.now_s - last_s > STALL_S:
                 raise RuntimeError(f"nothing has moved since {last_s:.1f} s, and {len(requests) - len(verdicts)} requests have not ended")
             if progress is not None:
                 progress(timeline.now_s, len(verdicts))
-    stopped = missed > limit
-    if len(verdicts) < len(requests):  # what has been done by then counts
+    stopped = missed + len(unsent) > limit
+    if len(verdicts) + len(unsent) < len(requests):  # what has been done by then counts
         if horizon_s is not None and not stopped:
             timeline.now_s = max(timeline.now_s, horizon_s)
         for member in members:
@@ -222,7 +270,7 @@ def simulate(
     counters = [member.worker.counters for member in members]
     return SimulationResult(
         verdicts=[verdicts.get(key) for key in keys],
-        slos=slos if len(slos) == len(requests) else [tiers.named(r.tier).slo for r in requests],
+        slos=slos,
         token_unix_s=[fleet.times.get(key, array("d")) for key in keys] if keep_times else None,
         stopped=stopped,
         iterations=sum(c.iterations for c in counters),
@@ -233,6 +281,9 @@ def simulate(
         offloaded=fleet.offloaded,
         busy_s=sum(c.exec_s for c in counters),
         idle_s=sum(c.idle_s for c in counters),
+        drafted=sum(c.drafted for c in counters),
+        accepted=sum(c.accepted for c in counters),
+        verifications=sum(c.verifications for c in counters),
         simulated_s=timeline.now_s - (requests[0].arrival_s if requests else 0.0),
         wall_s=time.perf_counter() - began_s,
         events=timeline.calls,
@@ -254,9 +305,8 @@ def stored_as(
     if (slo.ttft_x, slo.tbt_x, slo.ttlt_x) != (None, None, None):
         alone = zero_load(profile, planned.prompt_tokens, max_tokens, ZERO_LOAD_CHUNK_TOKENS)
         slo = slo.resolved(zero_load_ttft_s=alone.ttft_s, zero_load_tbt_s=alone.tbt_s, zero_load_ttlt_s=alone.ttlt_s)
-    key = RequestKey(f"{planned.tenant}.{planned.number}")
     record = Record(
-        key=key,
+        key=_key(planned),
         body_key="",
         owner=ADMISSION,
         state="placing",
@@ -273,5 +323,15 @@ def stored_as(
         max_tokens=max_tokens,
         stream_subject="",
     )
-    sampling = Sampling(max_tokens=max_tokens, output_tokens=planned.output_tokens, ignore_eos=True, temperature=0.0)
+    sampling = Sampling(
+        max_tokens=max_tokens,
+        output_tokens=planned.output_tokens,
+        thinking_tokens=planned.thinking_tokens,
+        ignore_eos=True,
+        temperature=0.0,
+    )
     return record, Body(prompt=b"", sampling=sampling)
+
+
+def _key(planned: Planned) -> RequestKey:
+    return RequestKey(f"{planned.tenant}.{planned.number}")

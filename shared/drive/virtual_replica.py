@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
+from shared.drive.acceptance import Acceptance
 from shared.drive.latency import Latency
 from shared.drive.timeline import Alarm, Timeline
 from shared.drive.virtual_worker import VirtualWorker
@@ -61,6 +62,8 @@ class VirtualReplica:
         announce: Announce,
         policy: Policy,
         profile: Profile,
+        draft: Profile | None,
+        acceptance: Acceptance,
         timeline: Timeline,
         latency: Latency,
         store: Store,
@@ -72,8 +75,8 @@ class VirtualReplica:
         self._timeline, self._latency, self._store = timeline, latency, store
         self._leaps = leaps and latency.depth == 1 and latency.plan_s == latency.ack_s == 0.0
         settings = ReplicaSettings(depth=latency.depth, lead_s=latency.lead_s, hand_back=hand_back)
-        self.core = ReplicaCore(policy, profile, epoch=1, settings=settings)
-        self.worker = VirtualWorker(announce, profile)
+        self.core = ReplicaCore(policy, profile, epoch=1, settings=settings, draft=draft)
+        self.worker = VirtualWorker(announce, profile, draft, acceptance)
         self._alarm = Alarm(timeline, self.core.wake_at_unix_s, self._tick)
         self._offers: list[Offer] = []
         self._replies: dict[tuple[RequestKey, int], Reply] = {}

@@ -6,7 +6,7 @@ from math import isfinite
 import msgspec
 
 from shared.errors import ConfigError
-from shared.perf import store
+from shared.perf import scaled, store
 from shared.perf.forms import PiecewiseTokens
 from shared.perf.profile import Profile
 from shared.perf.shape import BatchShape
@@ -30,6 +30,11 @@ def profile_of(announce: Announce) -> Profile:
     Raises: ConfigError for a name or path that is no profile, or a fitted one that no worker of ours would send.
     """
     return _fitted(announce.fitted) if announce.fitted is not None else store.load(announce.profile)
+
+
+def draft_of(announce: Announce) -> Profile | None:
+    """That of its draft model; None without one. Raises: as `profile_of`, and ConfigError for an impossible fraction."""
+    return scaled.draft_of(profile_of(announce), announce.draft)
 
 
 @lru_cache(maxsize=REMEMBERED)

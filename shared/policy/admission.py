@@ -269,5 +269,6 @@ def as_offer(record: Record, service_class: ServiceClass) -> Offer:
         allow_relegation=record.allow_relegation,
         first_token_unix_s=record.resume.measure.first_unix_s if record.resume.measure.tokens else math.inf,
         left=record.left,
+        answering=record.resume.measure.thinking_tokens is not None,
         body_key=record.body_key,
     )

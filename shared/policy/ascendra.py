@@ -16,7 +16,7 @@ Where this differs from the paper:
 - A preempted request computes its prompt again where it is; it is neither offloaded nor given up.
 - The batch size of LP bounds how many begin. Requests that a resync finds beyond it all run.
 - Prompts longer than the maximum batch are computed in parts on HP too. Best-effort requests come last everywhere.
-- Subgroups (section 8.7) are not kept apart: any LP offloads to any HP. The paper's search for the best mix is not part of the policy.
+- Subgroups (section 8.7) are not kept apart: any LP offloads to any HP. The paper's search for the best mix is `slackline search`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -49,7 +49,14 @@ BATCH_TOKENS = 2048
 RESERVE = 0.1
 
 # Sections 8.2 and 8.7: what was evaluated; more replicas are further subgroups of the same kind.
-SUBGROUPS = {"2L1H": (LP, HP, LP), "1L1H": (LP, HP), "1L2H": (HP, LP, HP)}
+SUBGROUPS = ("2L1H", "1L1H", "1L2H")
+
+
+def pools(subgroup: str) -> Sequence[str]:
+    """Of the replicas of one subgroup, such as 2L1H: as far apart as can be, so that any number in a row has about its mix."""
+    low, high = (int(count) for count in subgroup.removesuffix("H").split("L"))
+    of = low + high
+    return [HP if ((i + 1) * high + (of - 1) // 2) // of > (i * high + (of - 1) // 2) // of else LP for i in range(of)]
 
 
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -63,7 +70,8 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     reserve: Annotated[float, Meta(ge=0, le=1)] = RESERVE
     overload: Literal["relegate", "drop"] = "relegate"
     router: RouterName = "round_robin"  # section 4: within each pool in turn
-    subgroup: Literal["2L1H", "1L1H", "1L2H"] = "2L1H"  # which pools a simulated fleet has; live, workers announce theirs
+    # Of simulated fleets and those of `slackline up`; other workers announce what their configuration says.
+    subgroup: Annotated[str, Meta(pattern="^[1-9][0-9]?L[1-9][0-9]?H$")] = "2L1H"
 
 
 class Ascendra:
@@ -73,7 +81,7 @@ class Ascendra:
 
     def __init__(self, settings: Settings) -> None:
         self._set = settings
-        self.declared = Declared(drops=settings.overload == "drop", pools=SUBGROUPS[settings.subgroup])
+        self.declared = Declared(drops=settings.overload == "drop", pools=pools(settings.subgroup))
         self._lengths = OutputLengths()
         self._model = Refitted()
         self._routers = {LP: make_router(settings.router), HP: make_router(settings.router)}

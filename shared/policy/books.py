@@ -3,7 +3,6 @@
 Rows [0, live) are what a policy may plan; rows [live, used) are leaving (their end is in flight). A row moves, its slot does not.
 """
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,7 +11,7 @@ from shared.columns import Ints
 from shared.perf.profile import Profile
 from shared.policy.seam import Phase, View
 from shared.schemas import Offer
-from shared.vocabulary import ServiceClass
+from shared.vocabulary import ServiceClass, Slo
 
 _INT = (
     "slot",
@@ -35,6 +34,7 @@ _FLOAT = (
     "next_due_unix_s",
     "last_due_unix_s",
     "tbt_s",
+    "tightest_tbt_s",
     "importance",
     "expires_unix_s",
 )
@@ -60,7 +60,8 @@ class Books:
             setattr(self, name, np.zeros(slots, dtype=np.float64))
         self.best_effort = np.zeros(slots, dtype=np.bool_)
         self.offloaded = np.zeros(slots, dtype=np.bool_)
-        self._columns = [getattr(self, name) for name in (*_INT, *_FLOAT, "best_effort", "offloaded")]
+        self.thinking = np.zeros(slots, dtype=np.bool_)
+        self._columns = [getattr(self, name) for name in (*_INT, *_FLOAT, "best_effort", "offloaded", "thinking")]
 
     slot: Ints
     phase: Ints
@@ -80,10 +81,12 @@ class Books:
     next_due_unix_s: np.ndarray
     last_due_unix_s: np.ndarray
     tbt_s: np.ndarray
+    tightest_tbt_s: np.ndarray
     importance: np.ndarray
     expires_unix_s: np.ndarray
     best_effort: np.ndarray
     offloaded: np.ndarray
+    thinking: np.ndarray
 
     # ------------------------------------------------------------ rows
 
@@ -114,7 +117,7 @@ class Books:
         self.first_due_unix_s[row] = slo.first_due_unix_s(offer.arrived_unix_s)
         self.next_due_unix_s[row] = offer.next_due_unix_s
         self.last_due_unix_s[row] = slo.last_due_unix_s(offer.arrived_unix_s)
-        self.tbt_s[row] = math.inf if slo.tbt_s is None else slo.tbt_s
+        self._pace(row, slo, offer.thinking)
         self.importance[row] = offer.importance
         self.expires_unix_s[row] = offer.expires_unix_s
         self.best_effort[row] = offer.service_class is ServiceClass.BEST_EFFORT
@@ -123,6 +126,21 @@ class Books:
         self.row_of[slot] = row
         self._swap(row, self.live)
         self.live += 1
+
+    def _pace(self, row: int, slo: Slo, thinking: bool) -> None:
+        self.thinking[row] = thinking
+        self.tbt_s[row], self.tightest_tbt_s[row] = slo.pace_s(thinking), slo.tightest_pace_s(thinking)
+
+    def answers(self, slot: int, thinking_tokens: int) -> None:
+        """Its thinking ended with so many output tokens, maybe before tokens already counted here: those were due at the other pace."""
+        row = int(self.row_of[slot])
+        if not self.thinking[row]:
+            return
+        slo = self.offers[slot].slo
+        steps = int(self.generated_tokens[row]) - max(thinking_tokens, 1) + 1  # from a token to the next, of the response
+        if steps > 0:
+            self.next_due_unix_s[row] += steps * (slo.pace_s(False) - slo.pace_s(True))
+        self._pace(row, slo, False)
 
     def leave(self, slot: int) -> None:
         """Nothing more is planned for the slot; it stays in the books until its end is acked."""
@@ -214,6 +232,8 @@ class Books:
             next_due_unix_s=self.next_due_unix_s[:n],
             last_due_unix_s=self.last_due_unix_s[:n],
             tbt_s=self.tbt_s[:n],
+            tightest_tbt_s=self.tightest_tbt_s[:n],
+            thinking=self.thinking[:n],
             importance=self.importance[:n],
             best_effort=self.best_effort[:n],
             offloaded=self.offloaded[:n],

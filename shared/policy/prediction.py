@@ -94,7 +94,10 @@ class Prediction:
             if not len(slots):
                 return NO_ENTRIES
         decode = books.phase[rows] == DECODE
-        drafts = 1 if speculation is None else np.maximum(np.where(speculation.depth > 0, caps, 1), 1)
+        drafts: Ints | int = 1
+        if speculation is not None:  # never past a request's end: who runs alone must find KV for its last tokens
+            owed = books.max_tokens[rows] - books.generated_tokens[rows] - books.unsure_tokens[rows]
+            drafts = np.maximum(np.where(speculation.depth > 0, np.minimum(caps, owed), 1), 1)
         left = np.where(decode, drafts, books.target_tokens[rows] - books.computed_tokens[rows])
         caps = np.minimum(caps, left).astype(np.int32)
         blocks = books.blocks_for(rows, caps)
@@ -148,7 +151,7 @@ class Prediction:
                 selection = _selection(speculation, depth)
                 books.unsure_tokens[rows] += unsure
                 books.draft_tokens[rows[drafting]] = has[drafting] + 1
-        shape = _shape(has, verified, decode & (verified == 1))
+        shape = _shape(has, verified, decode)
         predicted_s = profile.batch_s(shape) + drafted_s
         end = start_unix_s + predicted_s
 
@@ -212,7 +215,7 @@ class Prediction:
     def _draft_s(self, rows: Ints, depth: Ints, width: Ints, has: Ints) -> float:
         assert self._draft is not None, "speculation without a draft model"
         context = has + self._books.unsure_tokens[rows] + 1
-        missing = context - np.minimum(self._books.draft_tokens[rows], has)
+        missing = has + 1 - np.minimum(self._books.draft_tokens[rows], has)  # what is unsure, the draft made itself
         return draft_s(self._draft, depth=depth, width=width, context=context, missing=missing)
 
     def _anchor(self, rows: Ints, at_unix_s: float) -> None:
@@ -238,22 +241,41 @@ class Prediction:
         tbt_s, application = books.tbt_s[rows], books.application[rows]
         same = held & (books.restarts[rows] == flight.restarts)  # its KV is still the one that this plan filled
         books.unsure_tokens[rows[same]] -= flight.unsure[same]
-        at = _positions(unpack(ack.slots), flight.slots, books.capacity)
-        computed, emitted = (np.where(at >= 0, np.append(unpack(raw), 0)[at], 0) for raw in (ack.computed, ack.emitted))
+        computed, emitted, drafted = _told(ack, flight, books.capacity)
         if flight.firsts.any():
             self._first_tokens(rows[flight.firsts & held], emitted[flight.firsts & held], ack.ended_unix_s)
         missed = 0
-        for i in np.flatnonzero(held & ((computed != flight.computed) | (emitted != flight.emitted))).tolist():
+        otherwise = held & ((computed != flight.computed) | (emitted != flight.emitted))
+        if flight.selection is not None:
+            otherwise &= ~self._accept(flight, rows, computed, emitted, same)
+        for i in np.flatnonzero(otherwise).tolist():
             missed += not self._correct(int(flight.slots[i]), flight, i, int(computed[i]), int(emitted[i]), bool(same[i]))
         self._hold_kv(flight.slots[same])
-        drafted = np.where(at >= 0, np.append(unpack(ack.drafted), 0)[at], 0) if ack.drafted else np.zeros_like(computed)
         tokens = np.where(flight.decode & (computed > 0), drafted + 1, computed).astype(np.int32)
         ran = tokens > 0
-        shape = _shape(flight.has[ran], tokens[ran], (flight.decode & (drafted == 0))[ran])
+        shape = _shape(flight.has, tokens, flight.decode) if ran.all() else _shape(flight.has[ran], tokens[ran], flight.decode[ran])
         told = held & (drafted > 0)
         if not told.any():
             return Landing(shape, None, missed)
         return Landing(shape, Drafts(tbt_s[told], application[told], drafted[told], np.maximum(emitted[told] - 1, 0)), missed)
+
+    def _accept(self, flight: Flight, rows: Ints, computed: Ints, emitted: Ints, same: Bools) -> Bools:
+        """Entries that did more than the one token counted, within the bound, and go on: most of those that speculate, so all at once.
+
+        What is accepted is in the draft's KV too (of a draft accepted to its last token, but for that one).
+        """
+        assert flight.selection is not None
+        books, extra = self._books, emitted - flight.emitted
+        more: Bools = same & flight.decode & (extra > 0) & (extra == computed - flight.computed) & (extra <= flight.unsure)
+        more[more] = books.generated_tokens[rows[more]] + extra[more] < books.max_tokens[rows[more]]
+        if self.releasing:
+            more &= ~np.isin(flight.slots, list(self.releasing))
+        ours, extra = rows[more], extra[more]
+        books.generated_tokens[ours] += extra
+        books.computed_tokens[ours] += extra
+        books.draft_tokens[ours] += extra
+        books.next_due_unix_s[ours] += extra * books.tbt_s[ours]
+        return more
 
     def _correct(self, slot: int, flight: Flight, i: int, computed: int, emitted: int, same: bool) -> bool:
         """One entry did otherwise than its row assumes. True if that was foreseen: more drafts accepted than the one token counted."""
@@ -310,19 +332,22 @@ class Prediction:
 # ---------------------------------------------------------------- batches
 
 
-def _shape(has: Ints, tokens: Ints, plain: Bools) -> BatchShape:
-    """Plain decodes apart; all else, speculating decodes too, are chunks of `tokens` on the `has` they stand on."""
-    chunk = ~plain
+def _shape(has: Ints, tokens: Ints, decode: Bools) -> BatchShape:
+    """Entries that compute `tokens` on the `has` they stand on, drafts to be verified among them."""
+    if decode.all():
+        return BatchShape(decodes=len(has), decode_context=int(has.sum())).with_drafts(tokens - 1, has)
+    chunk = ~decode
     l_in, l_has = tokens[chunk].astype(np.int64), has[chunk].astype(np.int64)
-    return BatchShape(
+    shape = BatchShape(
         int(l_in.sum()),
         len(l_in),
         float((l_in * l_in).sum()),
         float((l_in * l_has).sum()),
         int(l_has.sum()),
-        int(np.count_nonzero(plain)),
-        int(has[plain].sum()),
+        int(np.count_nonzero(decode)),
+        int(has[decode].sum()),
     )
+    return shape.with_drafts(tokens[decode] - 1, has[decode])
 
 
 def _within_budget(caps: Ints, drafting: Bools, budget_tokens: int) -> Ints:
@@ -345,6 +370,16 @@ def _selection(speculation: Speculation, depth: Ints) -> Selection:
         budget_tokens=speculation.budget_tokens,
         needed_limit_tokens=speculation.needed_limit_tokens,
     )
+
+
+def _told(ack: PlanAck, flight: Flight, capacity: int) -> tuple[Ints, Ints, Ints]:
+    """What the ack says of each of the flight's entries: computed, emitted, drafted; nothing of those that were skipped."""
+    columns = [unpack(raw) for raw in (ack.computed, ack.emitted, ack.drafted or bytes(len(ack.slots)))]
+    if ack.slots != flight.packed_slots:
+        at = _positions(unpack(ack.slots), flight.slots, capacity)
+        columns = [np.where(at >= 0, np.append(column, np.int32(0))[at], 0) for column in columns]
+    computed, emitted, drafted = columns
+    return computed, emitted, drafted
 
 
 def _positions(of: Ints, wanted: Ints, capacity: int) -> Ints:

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from shared.errors import ConfigError
-from shared.policy import ascendra, qoserve, sarathi, sola
+from shared.policy import adaserve, ascendra, qoserve, sarathi, slos_serve, sola, vllm
 from shared.policy.edf import edf
 from shared.policy.fcfs import fcfs
 from shared.policy.seam import Policy
@@ -19,8 +19,11 @@ _POLICIES: dict[str, tuple[type[msgspec.Struct], Callable[[Any], Policy]]] = {
     "srpf": (sarathi.Settings, srpf),
     "sjf": (sarathi.Settings, sjf),
     "qoserve": (qoserve.Settings, qoserve.QoServe),
+    "adaserve": (adaserve.Settings, adaserve.AdaServe),
     "ascendra": (ascendra.Settings, ascendra.Ascendra),
+    "slos_serve": (slos_serve.Settings, slos_serve.SlosServe),
     "sola": (sola.Settings, sola.Sola),
+    "vllm": (vllm.Settings, vllm.Vllm),
 }
 
 

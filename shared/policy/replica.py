@@ -18,6 +18,7 @@ from shared.perf.online import Corrected
 from shared.perf.profile import Profile
 from shared.perf.shape import BatchShape
 from shared.policy.books import Books
+from shared.policy.course import Course
 from shared.policy.digest import best_effort_waiting, digest_of
 from shared.policy.prediction import Flight, Prediction
 from shared.policy.replica_events import (
@@ -117,9 +118,7 @@ class ReplicaCore:
         self._reserved: dict[int, _Reservation] = {}
         self._declined: OrderedDict[tuple[RequestKey, int], OfferAnswer] = OrderedDict()
         self._slot_of: dict[tuple[RequestKey, int], int] = {}
-        self._horizon: deque[Choice] = deque()
-        self._repeating: Choice | None = None  # right for this many iterations more
-        self._repeats_left = 0
+        self._course = Course()
         self._again_unix_s = math.inf  # when the policy wants to be asked although nothing has happened
         self._idle = True  # the policy had nothing to run and nothing has happened since
         self._last_end_unix_s = -math.inf  # of the newest acked iteration
@@ -158,12 +157,7 @@ class ReplicaCore:
     def repeats(self) -> int:
         """How many iterations, the one in flight included, may run its plan over and over: 1 unless its choice stays right that long
         and nobody reaches its maximum before the last. A driver of virtual time may leap them."""
-        flights, books = self._ahead.flights, self._books
-        if self._repeating is None or len(flights) != 1 or not len(flights[0].slots):
-            return 1
-        rows = books.row_of[flights[0].slots[flights[0].decode]]
-        tokens = int((books.max_tokens[rows] - books.generated_tokens[rows]).min()) if len(rows) else self._repeats_left
-        return 1 + max(0, min(self._repeats_left, tokens))
+        return self._course.repeats(self._books, self._ahead.flights)
 
     def wake_at_unix_s(self) -> float | None:
         if not self._synced:
@@ -213,7 +207,7 @@ class ReplicaCore:
             slots=facts.max_slots, kv_blocks=facts.kv_blocks, block_tokens=facts.block_tokens, context_tokens=facts.context_tokens
         )
         self._ahead = Prediction(self._books, self._draft)
-        self._forget_choices()
+        self._course.forget()
         self._quarantine.clear()
         self._slot_of.clear()
         self._expired.clear()
@@ -343,6 +337,10 @@ class ReplicaCore:
                 self._changed()
             self._last_end_unix_s = now_unix_s - min(max(now_unix_s - ack.ended_unix_s, 0.0), 0.005)
             self._ahead.retime(self._last_end_unix_s)
+        for slot, thinking_tokens in zip(unpack(ack.answering).tolist(), unpack(ack.thinking_tokens).tolist(), strict=True):
+            if self._books.holds(slot):
+                self._books.answers(slot, thinking_tokens)
+                self._changed()  # another pace: what was chosen for the old one may not be right for it
         for slot, why in ack.ended:
             if self._books.holds(slot):
                 self._remove(slot, why, ended)
@@ -374,7 +372,7 @@ class ReplicaCore:
         self.counters.exec_s += event.exec_s
         seen = Observation(event.ended_unix_s, flight.shape, flight.predicted_s, event.exec_s / n, iterations=n)
         self._ahead.leap(n, event.ended_unix_s, self._profile)
-        self._repeats_left -= n
+        self._course.leapt(n)
         self._last_end_unix_s = event.ended_unix_s
         self._policy.observe(seen)
 
@@ -444,18 +442,14 @@ class ReplicaCore:
 
     def _changed(self) -> None:
         """Something other than progress happened: ask the policy afresh."""
-        self._forget_choices()
+        self._course.forget()
         self._again_unix_s = math.inf
         self._idle = False
-
-    def _forget_choices(self) -> None:
-        self._horizon.clear()
-        self._repeating = None
 
     def _plan(self, now_unix_s: float) -> BatchPlan | None:
         """The next plan, its effects written into the books; None if there is nothing to say."""
         books, start = self._books, self._start_unix_s(now_unix_s)
-        choice = self._next_choice(start)
+        choice = self._course.next(books, lambda: self._policy.plan(self._view(start)))
         released = [(slot, FinishReason.EXPIRED.value) for slot in sorted(self._expired)]
         self._expired.clear()
         relegated: list[int] = []
@@ -481,47 +475,22 @@ class ReplicaCore:
             self._again_unix_s = max(choice.again_unix_s, now_unix_s + AGAIN_S)
         entries = self._ahead.entries(choice)
         if entries.cut:
-            self._forget_choices()
+            self._course.forget()
         nothing_said = not (released or preempted or relegated or math.isfinite(choice.again_unix_s))
         if not len(entries.slots) and not self._ahead.flights and books.live and (len(choice.slots) or nothing_said):
             victim = self._last_resort(int(choice.slots[0]) if len(choice.slots) else None)
             if victim is not None:
                 preempted.append(victim)
                 self._ahead.preempt(victim)
-                self._forget_choices()
+                self._course.forget()
         if not (len(entries.slots) or released or preempted or relegated or choice.promote):
             return None
         flight = self._ahead.launch(self._seq, entries, start, self._profile)
         return self._send(flight, choice, released, preempted, relegated)
 
-    def _next_choice(self, start_unix_s: float) -> Choice:
-        """What was chosen ahead, unless all whom it would run have left; else the policy is asked."""
-        if self._repeating is not None and self._repeats_left > 0 and self._concerns_anyone(self._repeating):
-            self._repeats_left -= 1
-            return self._repeating
-        if not self._horizon or not self._concerns_anyone(self._horizon[0]):
-            self._horizon.clear()
-            self._horizon.extend(self._policy.plan(self._view(start_unix_s)))
-        choice = self._horizon.popleft()
-        self._repeating, self._repeats_left = None, 0
-        if choice.repeats > 1:
-            self._repeating, self._repeats_left = choice, min(choice.repeats, self._roomy_iterations(choice)) - 1
-        return choice
-
-    def _roomy_iterations(self, choice: Choice) -> int:
-        """How many iterations of it fit so well that no rule about scarce KV could say otherwise: each entry may begin a block, and a
-        block more is left to each. With less room the policy is asked every time."""
-        free_blocks = self._books.kv_free_blocks() - 2 * len(choice.slots)
-        return free_blocks * self._books.block_tokens // max(1, int(choice.caps.sum()))
-
     def _view(self, start_unix_s: float, promised: Sequence[Offer] = ()) -> View:
         assert self._announce is not None
         return self._books.view(start_unix_s, self._profile, self._draft, promised, self._announce.pool)
-
-    def _concerns_anyone(self, choice: Choice) -> bool:
-        """It names nobody, or somebody who is still here."""
-        rows = self._books.row_of[choice.slots]
-        return not len(rows) or bool(((rows >= 0) & (rows < self._books.live)).any())
 
     def _last_resort(self, first: int | None) -> int | None:
         """KV is full and no entry fits, not even the first: who gives way to it is best-effort, else the latest come."""
@@ -616,7 +585,11 @@ class ReplicaCore:
 
 def _well_formed(ack: PlanAck, slots: int) -> bool:
     """Columns of equal length, of slots that there are."""
-    if not len(ack.slots) == len(ack.computed) == len(ack.emitted) or len(ack.slots) % 4 or len(ack.skipped) % 4:
+    if ack.drafted and len(ack.drafted) != len(ack.slots):
         return False
-    named = unpack(ack.slots)
+    if not len(ack.slots) == len(ack.computed) == len(ack.emitted) or len(ack.answering) != len(ack.thinking_tokens):
+        return False
+    if len(ack.slots) % 4 or len(ack.skipped) % 4 or len(ack.answering) % 4:
+        return False
+    named = unpack(ack.slots + ack.answering)
     return not len(named) or (int(named.min()) >= 0 and int(named.max()) < slots)

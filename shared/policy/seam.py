@@ -63,7 +63,9 @@ class View(NamedTuple):
     first_due_unix_s: Floats  # arrived + TTFT; inf without one
     next_due_unix_s: Floats  # deadline of the next owed token; inf without one
     last_due_unix_s: Floats  # arrived + TTLT; inf without one
-    tbt_s: Floats  # inf without one
+    tbt_s: Floats  # pace of the present stage (thinking, then response); inf without one
+    tightest_tbt_s: Floats  # of the present stage and those to come; inf without one
+    thinking: Bools  # in its thinking stage, or before it: whose SLO names a pace for that, until the worker says that it is over
     importance: Floats
     best_effort: Bools
     offloaded: Bools  # another replica of this policy gave it up, so that it be served sooner here

@@ -46,6 +46,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     tile_tokens: Annotated[int, Meta(ge=1)] = 128  # section 4.4.3, for A100
     window: Annotated[int, Meta(ge=1)] = 4  # iterations; the paper does not say how many
     max_batch_tokens: Annotated[int, Meta(ge=1)] = 8192  # vLLM v0.4.2: max_num_batched_tokens, a context of Llama 3
+    peak_memory: bool = True  # False is an ablation of section 6.3.1: whoever fits now may begin
     router: RouterName = "attainable"
 
 
@@ -78,7 +79,7 @@ class Sola:
         left_out = self._lengths.left(view.prompt_tokens, view.max_tokens, view.generated_tokens)
         state = State(view, left_out, view.profile.batch_s(running.shape))
         prefills = Prefills(view, state, queue)
-        room = room_of(view, running, state, prefills)
+        room = room_of(view, running, state, prefills, predicts=self._set.peak_memory)
         ttft, tpot = state.ttft_ratios, state.tpot_ratios
         problem = self._window.problem(view.start_unix_s, *fulfilment(ttft, tpot))
         if problem is Problem.TTFT or not prefills.urgent or len(running.rows) == 0:

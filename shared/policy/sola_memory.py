@@ -76,14 +76,17 @@ class Room:
             self._look()
 
 
-def room_of(view: View, running: Decoding, state: State, prefills: Prefills) -> Room:
-    """Beside the decodes that run and the prefills that have begun. The token that a prefill ends with costs no KV of its own."""
+def room_of(view: View, running: Decoding, state: State, prefills: Prefills, *, predicts: bool = True) -> Room:
+    """Beside the decodes that run and the prefills that have begun. The token that a prefill ends with costs no KV of its own.
+
+    `predicts` False: nobody is held back for what others will need.
+    """
     queue, begun = prefills.rows, prefills.begun
     has = (view.target_tokens[queue] + view.unsure_tokens[queue]).astype(np.float64)
     left = state.left_out[queue] - 1
     held = (view.computed_tokens[running.rows] + view.unsure_tokens[running.rows]).astype(np.float64)
     growing = state.left_out[running.rows]
     memory = None
-    if np.ceil(np.concatenate((held + growing, has + left)) / view.block_tokens).sum() > view.kv_blocks:
+    if predicts and np.ceil(np.concatenate((held + growing, has + left)) / view.block_tokens).sum() > view.kv_blocks:
         memory = PeakMemory(np.concatenate((held, has[begun])), np.concatenate((growing, left[begun])), view.block_tokens)
     return Room(memory, view.kv_blocks, has, left, begun)

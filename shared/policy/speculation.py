@@ -43,11 +43,8 @@ def select(selection: Selection, caps: Ints, candidates: Candidates) -> Bools:
 
 def chain(selection: Selection, caps: Ints, candidates: Candidates) -> Bools:
     """The first drafts of each entry, as many as its depth and cap say ([slos-serve] appendix D: lengths are fixed per tier)."""
-    chosen: Bools = np.zeros(len(candidates.entry), dtype=np.bool_)
-    room = np.minimum(caps - 1, unpack(selection.depth))
-    for node, entry in enumerate(candidates.entry.tolist()):
-        chosen[node] = room[entry] > 0
-        room[entry] -= 1
+    most = np.minimum(caps - 1, unpack(selection.depth))
+    chosen: Bools = _places(candidates.entry) < most[candidates.entry]
     return chosen
 
 
@@ -55,37 +52,44 @@ def slo_then_throughput(selection: Selection, caps: Ints, candidates: Candidates
     """First what each entry's pace needs, the neediest first; then the likeliest nodes of all ([adaserve] Algorithm 2).
 
     A node's path probability never exceeds its parent's, so taking nodes by descending probability, ties as they come, keeps
-    every tree connected ([adaserve] appendix B). Deviations: Eq. 7's path probability is added, not the node's own; the
-    budget is not overshot by one.
+    every tree connected ([adaserve] appendix B). Where budget, caps and `needed_limit_tokens` allow every need to be met, no other nodes
+    that meet them within budget and caps have more accepted tokens to expect (appendix C). Deviations: Eq. 7's path probability is added,
+    not the node's own; the budget is not overshot by one; no entry has more than its cap.
     """
     needed: NDArray[np.float32] = np.frombuffer(selection.needed, dtype="<f4")
     depth = unpack(selection.depth)
-    speculates = depth > 0
-    enough = np.minimum(needed, depth + 1.0)  # A_cap
-    accepted = np.ones(len(caps))
-    room = caps.astype(np.int64) - 1
-    budget = selection.budget_tokens - int(np.count_nonzero(speculates))
-    chosen: Bools = np.zeros(len(candidates.entry), dtype=np.bool_)
+    budget = max(0, selection.budget_tokens - int(np.count_nonzero(depth > 0)))
     likeliest = np.argsort(-candidates.path, kind="stable")
-    of_entry = candidates.entry[likeliest]
-    for entry in np.argsort(-needed, kind="stable").tolist():
-        limit = min(int(room[entry]), selection.needed_limit_tokens - 1)
-        for node in likeliest[of_entry == entry].tolist():
-            if accepted[entry] >= enough[entry] or limit <= 0 or budget <= 0:
-                break
-            chosen[node] = True
-            accepted[entry] += candidates.path[node]
-            limit, budget = limit - 1, budget - 1
-            room[entry] -= 1
-    for node in likeliest.tolist():
-        if budget <= 0:
-            break
-        entry = int(candidates.entry[node])
-        if not chosen[node] and room[entry] > 0:
-            chosen[node] = True
-            room[entry] -= 1
-            budget -= 1
+    entry, path = candidates.entry[likeliest], candidates.path[likeliest]
+    place = _places(entry)  # an entry takes its own nodes from the likeliest down, so it is enough to say how many
+
+    path_of = np.zeros((len(caps), int(place.max(initial=0)) + 2))  # [entries, 1 for the root, then its nodes from the likeliest down]
+    path_of[:, 0] = 1.0
+    path_of[entry, place + 1] = path
+    enough = np.minimum(needed, depth + 1.0)  # A_cap
+    missing = np.cumsum(path_of, axis=1) < enough[:, None]  # with the nodes so far
+    most = np.minimum(caps - 1, np.bincount(entry, minlength=len(caps)))
+    toward = np.minimum(np.count_nonzero(missing, axis=1), np.minimum(most, selection.needed_limit_tokens - 1))
+    neediest = np.argsort(-needed, kind="stable")
+    before = np.cumsum(toward[neediest]) - toward[neediest]
+    toward[neediest] = np.clip(budget - before, 0, toward[neediest])
+
+    wanted: Bools = place < toward[entry]
+    others = (~wanted & (place < most[entry])).nonzero()[0]
+    wanted[others[: budget - int(toward.sum())]] = True
+    chosen: Bools = np.zeros(len(entry), dtype=np.bool_)
+    chosen[likeliest[wanted]] = True
     return chosen
+
+
+def _places(entry: Ints) -> NDArray[np.intp]:
+    """[nodes] how many nodes of the same entry come before each."""
+    by_entry = np.argsort(entry, kind="stable")
+    sorted_entry = entry[by_entry]
+    first = np.searchsorted(sorted_entry, sorted_entry)
+    places = np.empty(len(entry), dtype=np.intp)
+    places[by_entry] = np.arange(len(entry)) - first
+    return places
 
 
 METHODS: dict[str, Select] = {"chain": chain, "slo_then_throughput": slo_then_throughput}
@@ -98,19 +102,20 @@ def draft_s(draft: Profile, *, depth: Ints, width: Ints, context: Ints, missing:
     """
     if not len(depth):
         return 0.0
-    lacking = missing > 1  # one is the newest token, which the first step computes
-    l_in, l_has = missing[lacking].astype(np.int64), (context - missing)[lacking].astype(np.int64)
+    new = missing >= context  # its prompt too; who lacks less caught up before, and the rest goes beside the newest token
+    l_in = missing[new].astype(np.int64)
     first = BatchShape(
         int(l_in.sum()),
         len(l_in),
         float((l_in * l_in).sum()),
-        float((l_in * l_has).sum()),
-        int(l_has.sum()),
-        int(np.count_nonzero(~lacking)),
-        int(context[~lacking].sum()),
-    )
+        decodes=int(np.count_nonzero(~new)),
+        decode_context=int((context - missing)[~new].sum()),
+    ).with_drafts(missing[~new] - 1, (context - missing)[~new])
     total_s = draft.batch_s(first)
-    for step in range(1, int(depth.max())):
+    alike = int(depth.min())  # steps that all take
+    if alike > 1:
+        total_s += (alike - 1) * draft.batch_s(BatchShape(decodes=int(width.sum()), decode_context=int((width * context).sum())))
+    for step in range(alike, int(depth.max())):
         going = depth > step
         beams = width[going]
         total_s += draft.batch_s(BatchShape(decodes=int(beams.sum()), decode_context=int((beams * context[going]).sum())))

@@ -24,6 +24,7 @@ def ended(
     """The record with its verdict. Attainment by the definition `deadline`; only good ends can meet an SLO."""
     measure = resume.measure
     tokens = len(resume.tokens) // 4
+    thinking = 0 if not record.slo.thinks else tokens if measure.thinking_tokens is None else min(measure.thinking_tokens, tokens)
     arrived = record.arrived_unix_s
     verdict = Verdict(
         finish_reason=reason,
@@ -41,5 +42,7 @@ def ended(
         replica=record.replica,
         message=message,
         retry_after_s=None if retry_after_s is None else float(math.ceil(retry_after_s)),
+        thinking_tokens=thinking,
+        thinking_tpot_s=(measure.thought_unix_s - measure.first_unix_s) / (thinking - 1) if thinking > 1 else None,
     )
     return replace(record, state="ended", verdict=verdict, resume=resume, relegated=verdict.relegated)

@@ -38,6 +38,7 @@ from shared.schemas import (
 )
 from shared.vocabulary import FinishReason, Measure, ReplicaId, RequestKey, ServiceClass
 
+TEMPLATE_END_TOKENS = 4  # of a prompt: where a chat template closes the thinking that it does not want (Qwen3: `</think>`, line ends)
 TOMBSTONES = 4096  # withdrawn or cancelled requests remembered, so that a late hold is refused
 
 
@@ -56,6 +57,7 @@ class _Request:
     seed: int
     stops: frozenset[int]
     logprobs: list[TokenLogprob]  # along `tokens`, if asked for
+    thinks_for: int | None  # tokens of its output that are thinking, where that is known beforehand
     computed: int = 0
     drafted: int = 0  # positions filled in the draft model's KV
     loaded: bool = False
@@ -73,6 +75,9 @@ class WorkerCounters:
     plans: int = 0
     iterations: int = 0
     tokens: int = 0
+    drafted: int = 0  # draft tokens verified
+    accepted: int = 0  # of these
+    verifications: int = 0  # entries that had drafts verified
     exec_s: float = 0.0
     idle_s: float = 0.0
     ended: dict[str, int] = field(default_factory=dict)
@@ -91,6 +96,7 @@ class WorkerCore:
         context_tokens: int,
         max_slots: int,
         eos_token_ids: frozenset[int] = frozenset(),
+        end_of_thinking: int | None = None,  # the token; None: this model has none, and its whole output is response
     ) -> None:
         self.replica = replica
         self.incarnation = incarnation
@@ -102,6 +108,7 @@ class WorkerCore:
         self._context_tokens = context_tokens
         self._max_slots = max_slots
         self._eos = eos_token_ids
+        self._end_of_thinking = end_of_thinking
         self._next_seq = 1  # the plan expected next
         self._begun_seq = 0
         self._ack_seq = 0
@@ -167,21 +174,22 @@ class WorkerCore:
             return HoldAnswer(held=False, reason="slot taken", in_doubt=True)
         resume = record.resume
         tokens = unpack_list(resume.tokens)
-        sampling = body.sampling
+        sampling, prompt = body.sampling, unpack_list(body.prompt)
         self._requests[hold.slot] = _Request(
             slot=hold.slot,
             record=record,
             sampling=sampling,
-            prompt=unpack_list(body.prompt),
+            prompt=prompt,
             resumed=len(tokens),
             tokens=tokens,
             text=resume.text,
             measure=resume.measure if tokens else Measure.begin(record.slo, record.arrived_unix_s),
             service_class=record.service_class,
             relegated=record.relegated,
-            seed=sampling.seed if sampling.seed is not None else _seed(record.key),
+            seed=seed_of(record.key, sampling),
             stops=frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else self._eos),
             logprobs=list(resume.logprobs),
+            thinks_for=self._thinks_for(sampling, prompt),
         )
         self._slot_of[hold.key] = hold.slot
         self._new_holds.append(Held(slot=hold.slot, key=hold.key, attempt=hold.attempt, offset=len(tokens), text_offset=len(resume.text)))
@@ -367,6 +375,21 @@ class WorkerCore:
             limit, reason = request.sampling.output_tokens - made, FinishReason.STOP
         return limit, reason
 
+    def _thinks_for(self, sampling: Sampling, prompt: Sequence[int]) -> int | None:
+        """So many output tokens, if that is known before the first. A chat template ends thinking in the prompt where it is not wanted."""
+        if sampling.thinking_tokens is not None:
+            return sampling.thinking_tokens
+        return 0 if self._end_of_thinking in (None, *prompt[-TEMPLATE_END_TOKENS:]) else None
+
+    def _thought(self, request: _Request, tokens: Sequence[int]) -> int | None:
+        """How many of its output tokens are thinking, if these, the newest, show it; None: it thinks on, or that was known before."""
+        if not tokens or not request.measure.thinking(request.record.slo):
+            return None
+        before = len(request.tokens) - len(tokens)
+        if request.thinks_for is not None:
+            return request.thinks_for if len(request.tokens) >= request.thinks_for else None
+        return before + tokens.index(self._end_of_thinking) + 1 if self._end_of_thinking in tokens else None
+
     def _set_class(self, slots: bytes, service_class: ServiceClass) -> None:
         for slot in unpack_list(slots):
             request = self._requests.get(slot)
@@ -403,6 +426,7 @@ class WorkerCore:
         logprobs: list[TokenLogprob] = []
         logprob_slots: list[int] = []
         drafted: list[int] = []
+        answering: list[tuple[int, int]] = []
         ended: list[tuple[int, str]] = []
         outgoing: list[Outgoing] = []
         overs: list[AttemptOver] = []
@@ -414,6 +438,9 @@ class WorkerCore:
             self._filled(request, request.computed + did.computed)
             if did.drafted:
                 request.drafted = request.computed
+                self.counters.drafted += did.drafted
+                self.counters.accepted += did.computed - 1
+                self.counters.verifications += 1
             slots.append(entry.slot)
             computed.append(did.computed)
             emitted.append(len(did.tokens))
@@ -442,7 +469,10 @@ class WorkerCore:
                 request.tokens.extend(did.tokens)
                 request.text += did.text
                 request.logprobs.extend(did.logprobs)
-                request.measure = request.measure.emit(len(did.tokens), ended_unix_s, record.slo)
+                thought = self._thought(request, did.tokens)
+                if thought is not None:
+                    answering.append((entry.slot, thought))
+                request.measure = request.measure.emit(len(did.tokens), ended_unix_s, record.slo, thought)
                 if did.finish is not None:
                     self._ending.discard(entry.slot)
                     ended.append((entry.slot, did.finish.value))
@@ -475,6 +505,8 @@ class WorkerCore:
             promoted=b"" if plan is None else plan.promoted,
             skipped=b"" if turn is None else pack(turn.skipped),
             drafted=pack(drafted) if any(drafted) else b"",
+            answering=pack([slot for slot, _ in answering]) if answering else b"",
+            thinking_tokens=pack([thought for _, thought in answering]) if answering else b"",
             free_blocks=self.free_blocks,
             started_unix_s=started_unix_s,
             ended_unix_s=ended_unix_s,
@@ -559,6 +591,7 @@ class WorkerCore:
             next_due_unix_s=request.measure.next_due_unix_s,
             first_token_unix_s=request.measure.first_unix_s if request.measure.tokens else math.inf,
             left=record.left,
+            answering=request.measure.thinking_tokens is not None,
             expires_unix_s=record.expires_unix_s,
             session=record.session,
             allow_relegation=record.allow_relegation,
@@ -597,8 +630,10 @@ def _along(selection: Selection, entries: Sequence[int]) -> Selection:
     return replace(selection, **columns)
 
 
-def _seed(key: RequestKey) -> int:
-    """A stable seed from the request's name (FNV-1a), so that a moved request draws on alike."""
+def seed_of(key: RequestKey, sampling: Sampling) -> int:
+    """What a request draws from: its own seed, or one from its name (FNV-1a), so that a moved request draws on alike."""
+    if sampling.seed is not None:
+        return sampling.seed
     value = 0xCBF29CE484222325
     for byte in key.encode():
         value = (value ^ byte) * 0x100000001B3 & 0xFFFFFFFFFFFFFFFF

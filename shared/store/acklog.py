@@ -52,7 +52,7 @@ class Story:
     tokens: list[int] = field(default_factory=list)  # from `offset` on
     text: str = ""
     measure: Measure | None = None  # where a snapshot gave it; emissions are those since
-    emissions: list[tuple[int, float]] = field(default_factory=list)  # (tokens, at_unix_s)
+    emissions: list[tuple[int, float, int | None]] = field(default_factory=list)  # (tokens, at_unix_s, thinking tokens if told then)
     ended: str = ""
     over: AttemptOver | None = None
     relegated: bool = False  # ever
@@ -65,8 +65,8 @@ class Story:
         measure = self.measure
         if measure is None:
             measure = before.measure if before.tokens else Measure.begin(record.slo, record.arrived_unix_s)
-        for n, at_unix_s in self.emissions:
-            measure = measure.emit(n, at_unix_s, record.slo)
+        for n, at_unix_s, thinking_tokens in self.emissions:
+            measure = measure.emit(n, at_unix_s, record.slo, thinking_tokens)
         tokens = unpack_list(before.tokens)[: self.offset] + self.tokens
         text = before.text[: self.text_offset] + self.text
         logprobs = before.logprobs[: self.offset] + self.logprobs
@@ -119,7 +119,7 @@ def _feed(ack: PlanAck, stories: Stories, at_slot: dict[int, Story]) -> None:
     for slot in unpack_list(ack.promoted):
         if slot in at_slot:
             at_slot[slot].best_effort = False
-    ended = dict(ack.ended)
+    ended, thought = dict(ack.ended), dict(zip(unpack_list(ack.answering), unpack_list(ack.thinking_tokens), strict=True))
     tokens, texts, at = unpack_list(ack.tokens), iter(ack.texts), 0
     logprobs, with_logprobs = iter(ack.logprobs), frozenset(unpack_list(ack.logprob_slots))
     for slot, n in zip(unpack_list(ack.slots), unpack_list(ack.emitted), strict=True):
@@ -132,7 +132,7 @@ def _feed(ack: PlanAck, stories: Stories, at_slot: dict[int, Story]) -> None:
             told.tokens += tokens[at : at + n]
             told.text += text
             told.logprobs += likely
-            told.emissions.append((n, ack.ended_unix_s))
+            told.emissions.append((n, ack.ended_unix_s, thought.get(slot)))
         at += n
     for slot, why in ack.ended:
         if slot in at_slot:

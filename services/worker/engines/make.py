@@ -5,6 +5,7 @@ import time
 from services.worker.config import WorkerConfig
 from services.worker.engine import Engine, EngineFacts
 from services.worker.engines.sim import SimEngine
+from shared.drive.acceptance import Acceptance
 from shared.errors import ConfigError
 from shared.models import store as models
 from shared.perf import store as profiles
@@ -20,7 +21,8 @@ def make(cfg: WorkerConfig) -> tuple[Engine, Tokenizer]:
     if cfg.engine == "sim":
         tokenizer = Tokenizer.builtin()
         profile = profiles.load(cfg.profile or SIM_PROFILE)
-        return SimEngine(sim_facts(cfg, tokenizer), profile, wait=time.sleep, clock=time.monotonic, pace=cfg.pace), tokenizer
+        facts, acceptance = sim_facts(cfg, tokenizer), Acceptance(cfg.acceptance)
+        return SimEngine(facts, profile, wait=time.sleep, clock=time.monotonic, pace=cfg.pace, acceptance=acceptance), tokenizer
     if cfg.engine == "torch":
         folder = models.folder(cfg.model or models.DEFAULT)
         if cfg.profile:
@@ -54,4 +56,5 @@ def sim_facts(cfg: WorkerConfig, tokenizer: Tokenizer) -> EngineFacts:
         max_slots=cfg.max_slots,
         vocabulary=tokenizer.vocabulary,
         eos_token_ids=frozenset(tokenizer.eos_token_ids),
+        draft=cfg.draft,
     )

@@ -8,9 +8,13 @@ still costs. A thread that slept longer than HICCUP_S too long was stopped, not 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from services.worker.engine import Done, EngineFacts, EngineState, Load, Outcome, Work
 from services.worker.engines import draws
+from shared.drive.acceptance import Acceptance, Speculated, speculate
 from shared.perf.profile import Profile
+from shared.perf.scaled import draft_of
 from shared.perf.shape import BatchShape
 from shared.schemas import Selection
 from shared.vocabulary import Slot
@@ -41,6 +45,7 @@ class _Slot:
     seed: int
     known: int  # tokens: prompt and generated
     computed: int = 0
+    drafted: int = 0  # positions filled in the draft's KV
     blocks: int = 0
     decoding: bool = False  # has emitted since it was loaded
 
@@ -49,7 +54,8 @@ class SimEngine:
     """Implements services.worker.engine.Engine.
 
     `pace` multiplies every duration. `wait(seconds)` sleeps (time.sleep in a live worker) by `clock()`, a monotonic one;
-    with `wait` None nothing sleeps and nothing reads the clock. A drafted token is accepted with probability `acceptance`.
+    with `wait` None nothing sleeps and nothing reads the clock. What its draft model takes is the fraction `facts.draft` of the profile
+    (without one the root of a speculating entry is verified alone); what is accepted of its drafts, the acceptance model says.
     """
 
     def __init__(
@@ -60,7 +66,7 @@ class SimEngine:
         wait: Callable[[float], None] | None,
         clock: Callable[[], float],
         pace: float = 1.0,
-        acceptance: float = 0.7,
+        acceptance: Acceptance | None = None,
     ) -> None:
         assert facts.vocabulary >= 128, "the tokens are ASCII"
         self._facts = facts
@@ -68,7 +74,7 @@ class SimEngine:
         self._pace = pace
         self._wait = wait
         self._clock = clock
-        self._acceptance = acceptance
+        self._draft, self._acceptance = draft_of(profile, facts.draft), acceptance or Acceptance()
         self._slots: dict[Slot, _Slot] = {}
         self._free_blocks = facts.kv_blocks
         self._ended_at_s = float("-inf")  # on the GPU's timeline, by `clock`
@@ -87,9 +93,14 @@ class SimEngine:
     def execute(self, work: Sequence[Work], selection: Selection | None) -> Outcome:
         handed_at_s = self._clock() if self._wait is not None else 0.0
         assert len({entry.slot for entry in work}) == len(work), "a slot may be in a batch once"
-        speculates = selection is not None and selection.method == "chain"
-        exec_s = self._pace * self._profile.batch_s(self._shape(work))
-        done = [self._advance(entry, speculates) for entry in work]
+        if selection is None:
+            exec_s = self._pace * self._profile.batch_s(self._shape(work, [entry.tokens for entry in work]))
+            done = [self._advance(entry, entry.tokens, 0, self._slots[entry.slot].drafted) for entry in work]
+        else:
+            did = self._speculate(work, selection)
+            exec_s = self._pace * (did.drafted_s + self._profile.batch_s(self._shape(work, did.fills.tolist())))
+            columns = did.kept.tolist(), did.drafted.tolist(), did.filled.tolist()
+            done = [self._advance(*each) for each in zip(work, *columns, strict=True)]
         if self._wait is not None:
             in_time = handed_at_s - self._returned_at_s < ALLOWANCE_S and handed_at_s - self._ended_at_s < HICCUP_S
             self._ended_at_s = (self._ended_at_s if in_time else handed_at_s) + exec_s
@@ -109,41 +120,59 @@ class SimEngine:
         self._slots.clear()
         self._free_blocks = self._facts.kv_blocks
 
-    def _shape(self, work: Sequence[Work]) -> BatchShape:
-        prefill_tokens = prefills = prefill_sq = prefill_cross = prefill_has = decodes = decode_context = 0
-        for slot, tokens, _ in work:
+    def _speculate(self, work: Sequence[Work], selection: Selection) -> Speculated:
+        states = [self._slots[entry.slot] for entry in work]
+        tokens, has, left, made, filled = (
+            np.array(column, dtype=np.int32)
+            for column in zip(
+                *(
+                    (entry.tokens, s.computed, s.known - s.computed, s.known - s.prompt, s.drafted)
+                    for entry, s in zip(work, states, strict=True)
+                ),
+                strict=True,
+            )
+        )
+        seeds = np.array([state.seed % (1 << 64) for state in states], dtype=np.uint64)
+        if self._draft is None:
+            tokens = np.minimum(tokens, left)
+            return Speculated(tokens, tokens, np.zeros_like(tokens), filled, 0.0)
+        return speculate(self._draft, self._acceptance, selection, tokens, seeds=seeds, made=made, has=has, left=left, filled=filled)
+
+    def _shape(self, work: Sequence[Work], fills: Sequence[int]) -> BatchShape:
+        prefill_tokens = prefills = prefill_sq = prefill_cross = prefill_has = 0
+        verified, contexts = list[int](), list[int]()
+        for (slot, _, _), tokens in zip(work, fills, strict=True):
             state = self._slots[slot]
-            if state.decoding and tokens == 1:
-                decodes += 1
-                decode_context += state.computed
+            if state.decoding:
+                verified.append(tokens - 1)
+                contexts.append(state.computed)
             else:
                 prefills += 1
                 prefill_tokens += tokens
                 prefill_sq += tokens * tokens
                 prefill_cross += state.computed * tokens
                 prefill_has += state.computed
-        return BatchShape(prefill_tokens, prefills, prefill_sq, prefill_cross, prefill_has, decodes, decode_context)
+        shape = BatchShape(prefill_tokens, prefills, prefill_sq, prefill_cross, prefill_has, len(contexts), sum(contexts))
+        return shape.with_drafts(np.array(verified, dtype=np.int32), np.array(contexts, dtype=np.int32)) if any(verified) else shape
 
-    def _advance(self, work: Work, speculates: bool) -> Done:
+    def _advance(self, work: Work, kept: int, drafted: int, filled: int) -> Done:
+        """Of the entry's positions `kept` stay. A decode emits a token for each of them; a prefill one, at its end."""
         state = self._slots[work.slot]
         left = state.known - state.computed
-        drafts = work.tokens - 1 if speculates and state.decoding else 0
-        assert 1 <= work.tokens <= left + drafts, f"slot {work.slot}: {work.tokens} tokens asked, {left} known"
-        assert work.emits == (work.tokens == left + drafts), f"slot {work.slot}: emits is {work.emits} with {left} tokens left"
+        assert 1 <= kept <= work.tokens, f"slot {work.slot}: {work.tokens} tokens asked"
+        assert left == 1 or kept <= left, f"slot {work.slot}: {work.tokens} tokens asked, {left} known"
+        assert work.emits == (kept >= left), f"slot {work.slot}: emits is {work.emits} with {left} tokens left"
         self._reserve(state, state.computed + work.tokens)  # for full acceptance
-        if not work.emits:
-            state.computed += work.tokens
-            return Done(work.tokens, ())
-        first = state.known - state.prompt
-        accepted = 0
-        while accepted < drafts and draws.uniform(state.seed ^ 0x5EED, first + accepted) < self._acceptance:
-            accepted += 1
-        kept = work.tokens - drafts + accepted
         state.computed += kept
-        state.known += accepted + 1
+        state.drafted = filled
+        if not work.emits:
+            return Done(kept, ())
+        first = state.known - state.prompt
+        emitted = kept if left == 1 else 1
+        state.known += emitted
         state.decoding = True
         self._reserve(state, state.computed)  # the rejected give theirs back
-        return Done(kept, [readable_token(state.seed, first + n) for n in range(accepted + 1)], drafts)
+        return Done(kept, [readable_token(state.seed, first + n) for n in range(emitted)], drafted)
 
     def _reserve(self, state: _Slot, tokens: int) -> None:
         assert tokens <= self._facts.context_tokens, "over the context"

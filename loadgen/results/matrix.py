@@ -1,0 +1,213 @@
+"""All policies on the workloads of all papers: docs/which-policy.md.
+
+Each load is offered at the rate that the best of the policies carries, found by a search in which a rate counts as carried once one of
+them carries it. Sarathi's four orders run with the chunk that suits EDF best there.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from loadgen.results import figure7, settings
+from loadgen.results.job import VIOLATIONS, Search
+from loadgen.results.run import BOUND, SEED, Run, violated_fraction
+from loadgen.results.run import PROFILE as QOSERVE_PROFILE
+from loadgen.results.section import MISSING, Lab, Page, Part, Section, figure, table
+from loadgen.simulation import Figures
+from shared.drive.virtual import ACCEPTANCE, DRAFT
+from shared.tiers import load_tiers
+
+REPLICAS = 2  # the fewest that have Ascendra's pools, and a next replica for SLOs-Serve
+PROFILE = "a100-llama3-8b"
+PRECISION = 0.05
+STEP = 1.25
+CHUNKS = ("256", "512", "1024")
+FIXED = ("fcfs", "edf", "sjf", "srpf")
+OTHERS = ("vllm", "qoserve", "slos_serve", "sola", "adaserve", "ascendra")
+NEAR_POINTS = 1.0  # of the best: as good, with one seed
+
+
+class Load(NamedTuple):
+    """`run` with its policy left open; its `duration_s` is of a whole hour, its rate, of all replicas, the first that is tried.
+
+    `figure7`: the rate is REPLICAS times what QoServe carries alone there, and is not searched for again.
+    """
+
+    name: str
+    run: Run
+    violations: float = 0.1
+    figure7: bool = False
+
+
+def _load(
+    workload: str,
+    tiers: str,
+    rate_rps: float,
+    duration_s: float,
+    definition: str,
+    *,
+    profile: str = PROFILE,
+    bursty: bool = False,
+    draft: float = DRAFT,
+    wait_s: float | None = None,
+) -> Run:
+    return Run(
+        policy="",
+        workload=workload,
+        rate_rps=rate_rps,
+        duration_s=duration_s,
+        tiers=load_tiers(tiers),
+        replicas=REPLICAS,
+        profile=profile,
+        definition=definition,
+        arrivals="gamma:4" if bursty else "poisson",
+        bursts="azure-code" if bursty else "",
+        draft=draft,
+        wait_s=wait_s,
+    )
+
+
+LOADS = (
+    *(
+        Load(f"QoServe, {name}", _load(workload, "qoserve-3", 0.0, 1800, "deadline", profile=QOSERVE_PROFILE), VIOLATIONS, figure7=True)
+        for workload, name in {"azure-code": "code", "azure-conv": "conversations", "sharegpt": "ShareGPT"}.items()
+    ),
+    Load("SLOs-Serve, ChatBot", _load("chatbot", "slos-serve-chatbot", 17.0, 240, "max-tpot-10")),
+    Load("SLOs-Serve, Coder", _load("coder", "slos-serve-coder", 5.0, 840, "max-tpot-10", bursty=True)),
+    Load("SLOs-Serve, Summarizer", _load("summarizer", "slos-serve-summarizer", 11.0, 360, "max-tpot-10")),
+    Load("SLOs-Serve, Mixed", _load("mixed", "slos-serve-mixed", 16.0, 240, "max-tpot-10")),
+    Load("SLOs-Serve, ToolLLM", _load("toolllm", "slos-serve-toolllm", 3.0, 840, "max-tpot-10", bursty=True, draft=0.0)),
+    Load("SLOs-Serve, Reasoning", _load("reasoning", "slos-serve-reasoning", 1.0, 1200, "max-tpot-10", draft=0.0)),
+    Load("SOLA, tight", _load("chatbot", "sola-llama3-8b-tight", 18.0, 240, "mean-tpot")),
+    # Nobody is due a first token there: with time enough at the end, whoever holds requests back long enough violates none at any rate.
+    Load("AdaServe", _load("adaserve-placeholder", "adaserve-3", 30.0, 150, "mean-tpot", wait_s=20.0)),
+    Load("Ascendra", _load("sharegpt", "ascendra-8b-sharegpt", 6.0, 600, "mean-tpot")),
+)
+
+
+def served(load: Load, policy: str, **settings: str) -> Run:
+    return replace(load.run, policy=policy, settings=settings)
+
+
+def rate_of(load: Load, lab: Lab) -> float | None:
+    """What the best carries, all replicas together; None: not known yet."""
+    if load.figure7:
+        workload = load.run.workload
+        alone = settings.run("qoserve", workload, figure7.PUBLISHED[workload]["qoserve"], 3600 * figure7.SECTION.hours)
+        found = lab.capacity(Search(run=alone))
+        return None if found is None else REPLICAS * found.rate_rps
+    first, *rivals = (served(load, policy) for policy in ("qoserve", *(name for name in OTHERS if name != "qoserve")))
+    rivals.append(served(load, "edf", chunk_tokens=CHUNKS[1]))
+    found = lab.capacity(Search(run=first, rivals=tuple(rivals), violations=load.violations, precision=PRECISION, step=STEP))
+    return None if found is None else found.rate_rps
+
+
+class Row(NamedTuple):
+    """None: not run."""
+
+    rate_rps: float | None
+    chunk: str | None
+    made: dict[str, Figures | None]
+    bound_met: float | None
+
+
+def row_of(load: Load, lab: Lab) -> Row:
+    rate_rps = rate_of(load, lab)
+    if not rate_rps:
+        return Row(rate_rps, None, dict.fromkeys((*FIXED, *OTHERS)), None)
+    here = load._replace(run=replace(load.run, rate_rps=rate_rps))
+    swept = {chunk: lab.figures(served(here, "edf", chunk_tokens=chunk)) for chunk in CHUNKS}
+    limit = lab.bound(replace(here.run, policy=BOUND))
+    made: dict[str, Figures | None] = {name: lab.figures(served(here, name)) for name in OTHERS}
+    known = {chunk: violated_fraction(of) for chunk, of in swept.items() if of is not None}
+    chunk = min(known, key=known.__getitem__) if len(known) == len(CHUNKS) else None
+    made |= {name: None if chunk is None else lab.figures(served(here, name, chunk_tokens=chunk)) for name in FIXED}
+    return Row(rate_rps, chunk, made, None if limit is None else limit.met_fraction)
+
+
+def body(lab: Lab, duration_s: float) -> str:
+    loads = [load._replace(run=replace(load.run, duration_s=round(load.run.duration_s * duration_s / 3600, 1))) for load in LOADS]
+    rows = {load.name: row_of(load, lab) for load in loads}
+    met = [(name, *cells(row), figure(percent(row.bound_met), percent=True)) for name, row in rows.items()]
+    offered = [
+        (
+            load.name,
+            load.run.workload,
+            load.run.tiers.name,
+            load.run.definition,
+            f"{load.run.duration_s:g} s",
+            figure(row.rate_rps),
+            count(row),
+            row.chunk or MISSING,
+        )
+        for load, row in zip(loads, rows.values(), strict=True)
+    ]
+    return "\n\n".join(
+        (
+            table(("load", *FIXED, *OTHERS, "bound"), met),
+            "What was offered, to two replicas together:",
+            table(("load", "workload", "tiers", "definition", "arrivals", "requests/s", "requests", "chunk"), offered),
+        )
+    )
+
+
+def cells(row: Row) -> Sequence[str]:
+    """Met in %, in bold whoever is within NEAR_POINTS of the best."""
+    met = {name: percent(None if of is None else 1 - violated_fraction(of)) for name, of in row.made.items()}
+    best = max((value for value in met.values() if value is not None), default=0.0)
+    shown = []
+    for name in (*FIXED, *OTHERS):
+        value = met[name]
+        text = figure(value, percent=True)
+        shown.append(f"**{text}**" if value is not None and value >= best - NEAR_POINTS else text)
+    return shown
+
+
+def count(row: Row) -> str:
+    return next((str(of.offered) for of in row.made.values() if of is not None), MISSING)
+
+
+def percent(fraction: float | None) -> float | None:
+    return None if fraction is None else 100 * fraction
+
+
+SECTION = Section(
+    name="matrix",
+    title="Attainment at the capacity of the best",
+    paper=f"""\
+Requests whose SLO was met, of those offered, in % (ToolLLM: sessions). Each load is offered at the highest rate (to
+{100 * PRECISION:g} %) at which one of the policies still meets 90 % of them; QoServe's loads at twice the rate at which it meets 99 % alone
+([results.md](results.md), Figure 7). In bold: within {NEAR_POINTS:g} point of the best. The bound is what no scheduler without a draft
+model can exceed, one that knows the future included ([bound.md](bound.md)).""",
+    hours=1,
+    body=body,
+    notes="",
+)
+
+PAGE = Page(
+    file="which-policy.md",
+    head="""# Which policy for which load
+
+Ten policies on the loads of five papers, simulated on two A100s with Llama-3-8B. Made by `python -m loadgen.results --only matrix`;
+which policy does what is in [policies.md](policies.md).
+""",
+    parts=(
+        Part(
+            name="which-policy",
+            title="The matrix",
+            head=f"""\
+- Every policy runs with its defaults, on the same requests (seed {SEED}). Sarathi's orders (`fcfs`, `edf`, `sjf`, `srpf`) get the chunk of
+  {", ".join(CHUNKS[:-1])} and {CHUNKS[-1]} tokens that suits `edf` best at that load, stated in the second table.
+- `slos_serve` and `adaserve` may speculate with a draft whose iterations take {100 * DRAFT:g} % of the target's and whose first tokens
+  are accepted with probability {ACCEPTANCE:g}; not on ToolLLM and Reasoning, as in the paper of these. The others do not use it.
+- `ascendra` has one replica of each pool.
+- Loads whose workload is a placeholder, or stands for a dataset that is not at hand ([simulator.md](simulator.md)), say which policy
+  does better on such a load, and nothing about the paper's figures.
+- Runs are minutes long (QoServe's an hour): enough where deadlines are seconds. AdaServe's SLOs have no TTFT; so that who holds requests
+  back does not win by that, what has not ended 20 s after the last arrival counts as violated there.
+""",
+            sections=(SECTION,),
+        ),
+    ),
+)

@@ -1,0 +1,98 @@
+"""A batch whose decodes speculate: SLOs-Serve's sections 3.2.3 and appendix D.
+
+Batches are as long as the lengths of the tiers allow (slos_serve_speculation.py). All standard decodes run in each, and verify what their
+TPOT then asks for; one that has fallen behind has a tighter TPOT until it has caught up. Such batches are planned one at a time: how many
+tokens come of one is known when it is over.
+"""
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from shared.columns import Ints
+from shared.perf.shape import BatchShape
+from shared.policy import chunk
+from shared.policy.chunk import Decoding, Rows
+from shared.policy.seam import Choice, Floats, Speculation, View
+from shared.policy.slos_serve_batch import CLOSE_S, Standing, filled
+from shared.policy.slos_serve_best_effort import make_room
+from shared.policy.slos_serve_speculation import LONGEST
+from shared.policy.speculation import draft_s
+
+# Section 6: TPOT is judged over 10 tokens.
+WINDOW_TOKENS = 10
+
+
+class Drafting(NamedTuple):
+    """How decodes speculate now: `batch_s`, the time of a batch; `made`: expected tokens by tokens verified; `tpot_s`: each row's now."""
+
+    batch_s: float
+    made: Floats
+    tpot_s: Floats
+
+
+def speculating(view: View, standing: Standing, drafting: Drafting) -> Choice | None:
+    """One batch in which all standard decodes verify as many tokens as their pace asks for; None where KV is too short for drafts."""
+    assert view.draft is not None
+    every = make_room(view, chunk.decoding(view))
+    rows = every.rows[~view.best_effort[every.rows]]
+    if not len(rows):
+        return None
+    left = view.max_tokens[rows] - view.generated_tokens[rows] - view.unsure_tokens[rows]
+    tokens = np.minimum(_verified(drafting, rows), np.maximum(left, 1))
+    has = view.computed_tokens[rows] + view.unsure_tokens[rows]
+    extra = (has + tokens - 1) // view.block_tokens - has // view.block_tokens
+    free_blocks = every.free_blocks - int(extra.sum())
+    if free_blocks < len(rows) or tokens.max() == 1:
+        return None
+    depth: Ints = (tokens - 1).astype(np.int32)
+    drafts = depth > 0
+    l_in, l_has = tokens[drafts].astype(np.int64), has[drafts].astype(np.int64)
+    shape = BatchShape(
+        int(l_in.sum()),
+        len(l_in),
+        float((l_in * l_in).sum()),
+        float((l_in * l_has).sum()),
+        int(l_has.sum()),
+        int(np.count_nonzero(~drafts)),
+        int(has[~drafts].sum()),
+    )
+    computed = view.computed_tokens[rows[drafts]]
+    missing = computed + 1 - np.minimum(view.draft_tokens[rows[drafts]], computed)
+    drafted_s = draft_s(view.draft, depth=depth[drafts], width=np.ones_like(depth[drafts]), context=has[drafts] + 1, missing=missing)
+    running = Decoding(rows, every.victims, free_blocks, shape)
+    choice = filled(view, every, running, standing, drafting.batch_s, drafted_s).choice
+    count = len(choice.slots)
+    caps = choice.caps.copy()
+    caps[: len(rows)] = tokens
+    padded = np.zeros(count, dtype=np.int32)
+    padded[: len(rows)] = depth
+    speculation = Speculation(
+        method="chain",
+        depth=padded,
+        width=np.ones(count, dtype=np.int32),
+        needed=np.zeros(count),
+        budget_tokens=int(tokens.sum()),
+        needed_limit_tokens=1,
+    )
+    return replace(choice, caps=caps, speculation=speculation, repeats=1)
+
+
+def _verified(drafting: Drafting, rows: Rows) -> Ints:
+    """Appendix D: of each row the shortest length that does not bind."""
+    enough = drafting.tpot_s[rows][:, None] * drafting.made[1:] >= drafting.batch_s - CLOSE_S
+    tokens: Ints = np.where(enough.any(axis=1), enough.argmax(axis=1) + 1, LONGEST).astype(np.int32)
+    return tokens
+
+
+def tightened(view: View, tpot_s: Floats, made: Floats) -> Floats:
+    """[rows] Section 3.2.3: one that has fallen behind its TPOT since its first token has a tighter one, by which it catches up within
+    WINDOW_TOKENS. Beyond half of that many TPOTs it is past rescue, and keeps its own.
+    """
+    generated = view.generated_tokens + made[np.minimum(view.unsure_tokens + 1, len(made) - 1)] - 1.0
+    with np.errstate(invalid="ignore"):
+        behind_s = view.start_unix_s - (view.first_token_unix_s + (generated - 1.0) * tpot_s)
+    late = (behind_s > 0) & (behind_s <= WINDOW_TOKENS / 2 * tpot_s)
+    tightened: Floats = np.where(late, tpot_s - np.where(late, behind_s, 0.0) / WINDOW_TOKENS, tpot_s)
+    return tightened
