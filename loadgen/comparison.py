@@ -18,6 +18,8 @@ from loadgen.tally import GOOD_ENDS
 from loadgen.trial import Trial
 from shared.drive.virtual import SimulationResult
 from shared.errors import ConfigError
+from shared.schemas import Verdict
+from shared.vocabulary import Slo
 
 Seconds = NDArray[np.float32]
 
@@ -32,10 +34,14 @@ class Comparison(Struct, frozen=True, kw_only=True):
 
 
 class Latencies(NamedTuple):
-    """Of one tier: every TTFT of those that have a first token, every TTLT of those that finished; ascending."""
+    """Of one tier: every TTFT of those that have a first token, every TTLT of those that finished; ascending.
+
+    `plane`: [requests, 2] TTFT and mean TPOT, each over its bound, in order of arrival; of those that are bound in both and finished.
+    """
 
     ttft_s: Seconds
     ttlt_s: Seconds
+    plane: Seconds
 
 
 class Offered(NamedTuple):
@@ -117,8 +123,18 @@ def serve(trial: Trial, requests: Sequence[PlannedRequest], latencies: bool) -> 
 def by_tier(requests: Sequence[PlannedRequest], result: SimulationResult) -> dict[str, Latencies]:
     found = {}
     for tier in dict.fromkeys(request.tier for request in requests):
-        of = [v for request, v in zip(requests, result.verdicts, strict=True) if v is not None and request.tier == tier]
+        each = zip(requests, result.verdicts, result.slos, strict=True)
+        ended = [(v, slo) for request, v, slo in each if v is not None and request.tier == tier]
+        of = [v for v, _ in ended]
         ttft_s = np.array([v.ttft_s for v in of if v.ttft_s is not None], dtype=np.float32)
         ttlt_s = np.array([v.ttlt_s for v in of if v.ttlt_s is not None and v.finish_reason in GOOD_ENDS], dtype=np.float32)
-        found[tier] = Latencies(np.sort(ttft_s), np.sort(ttlt_s))
+        plane = [both for both in (on_the_plane(v, slo) for v, slo in ended) if both is not None]
+        found[tier] = Latencies(np.sort(ttft_s), np.sort(ttlt_s), np.array(plane, dtype=np.float32).reshape(-1, 2))
     return found
+
+
+def on_the_plane(v: Verdict, slo: Slo) -> tuple[float, float] | None:
+    """TTFT and mean TPOT over their bounds; None where one is missing."""
+    if v.finish_reason not in GOOD_ENDS or v.ttft_s is None or v.mean_tpot_s is None or slo.ttft_s is None or slo.tbt_s is None:
+        return None
+    return v.ttft_s / slo.ttft_s, v.mean_tpot_s / slo.tbt_s

@@ -1,4 +1,5 @@
-"""Plots of a comparison, as SVG: what was violated, how long it took, and both over load ([qoserve] Figures 10 and 11)."""
+"""Plots of a comparison, as SVG: what was violated, how long it took, and both over load ([qoserve] Figures 10 and 11); and where requests
+lie between TTFT and TPOT ([sola] Figures 1 and 9)."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -9,6 +10,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
+from matplotlib.patches import PathPatch
+from matplotlib.path import Path as Outline
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from loadgen.comparison import Comparison, Latencies, Round
@@ -25,6 +28,7 @@ BOUND, BOUND_COLOUR = "bound", "#666666"
 QUANTILES = np.linspace(0, 1, 401)  # of a distribution: as much as the eye can see
 FAR = 4  # a bound so many times beyond what was measured would only squeeze the rest
 ROOMY = 300  # an axis that spans less has room for ticks between powers of ten
+POINTS = 800  # of a panel: more cannot be told apart
 LABEL_GAP = 0.045  # between two labels, of the height of the axes
 
 mpl.rcParams.update(
@@ -50,6 +54,8 @@ def write_plots(rounds: Sequence[Round], tiers: TierSet, folder: Path) -> Iterat
         suffix = f"-at-{one.comparison.rate_rps:g}" if len(rounds) > 1 else ""
         yield _write(violations(one.comparison, tiers), folder / f"violations{suffix}.svg")
         yield _write(latency_distributions(one, tiers), folder / f"latency{suffix}.svg")
+        if any(len(latencies.plane) for each in one.latencies for latencies in each.values()):
+            yield _write(plane(one, tiers), folder / f"plane{suffix}.svg")
     if len(rounds) > 1:
         yield _write(violations_over_load(comparisons, tiers), folder / "violations-over-load.svg")
         yield _write(latency_over_load(comparisons, tiers), folder / "latency-over-load.svg")
@@ -102,6 +108,44 @@ def latency_distributions(one: Round, tiers: TierSet) -> Figure:
     return figure
 
 
+def plane(one: Round, tiers: TierSet) -> Figure:
+    """[sola] Figures 1 and 9: a panel for each policy, a point for each request that is bound in both, and the box of those within both."""
+    found = one.comparison
+    title, below = "TTFT and mean TPOT of requests, each over its bound", circumstances(found.policies[0], found.rate_rps)
+    figure, panels = _figure(1, len(found.policies), title, below, width=max(7.0, 3.6 * len(found.policies)), sharex=True, sharey=True)
+    shown = [tier for tier in _shown([found], tiers) if any(tier in each and len(each[tier].plane) for each in one.latencies)]
+    every = np.concatenate([each[tier].plane for each in one.latencies for tier in shown if tier in each])
+    low, high = every.min(axis=0), every.max(axis=0)
+    for axes, policy, latencies in zip(panels, found.policies, one.latencies, strict=True):
+        within = np.concatenate([latencies[tier].plane for tier in shown if tier in latencies])
+        for n, tier in enumerate(shown):
+            points = latencies[tier].plane if tier in latencies else within[:0]
+            points = points[:: max(1, -(-len(within) // POINTS))]
+            if len(points):
+                axes.add_patch(_dots(points, COLOURS[n % len(COLOURS)], tier if len(shown) > 1 else ""))
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.set_xlim(0.8 * min(low[0], 1), 1.25 * max(high[0], 1))
+        axes.set_ylim(0.8 * min(low[1], 1), 1.25 * max(high[1], 1))
+        axes.plot((1, 1, 0), (0, 1, 1), color=BOUND_COLOUR, linestyle="--", linewidth=1)
+        _plain(axes.xaxis)
+        _plain(axes.yaxis)
+        share = 100 * (within <= 1).all(axis=1).mean() if len(within) else 0.0
+        axes.set_title(f"{named(policy.policy, policy.settings)}\n{share:.1f} % of those that finished within both", fontsize=8)
+        axes.set_xlabel("TTFT / SLO")
+    panels[0].set_ylabel("mean TPOT / SLO")
+    if len(shown) > 1:
+        figure.legend(*panels[0].get_legend_handles_labels(), frameon=False, loc="outside right upper")
+    return figure
+
+
+def _dots(points: Any, colour: str, label: str) -> PathPatch:
+    """A dot for each of [points, 2]: strokes of hardly any length, with round ends, which take less of a file than markers."""
+    outline = Outline(np.stack((points, 1.001 * points), axis=1).reshape(-1, 2), np.tile((Outline.MOVETO, Outline.LINETO), len(points)))
+    outline.should_simplify = False
+    return PathPatch(outline, fill=False, edgecolor=colour, linewidth=2.2, capstyle="round", alpha=0.6, label=label)
+
+
 def violations_over_load(found: Sequence[Comparison], tiers: TierSet) -> Figure:
     """[qoserve] Figure 11: of all requests with the bound, of each tier, of short and of long prompts."""
     panels = ["all", *_shown(found, tiers), "short", "long"]
@@ -150,10 +194,12 @@ def latency_over_load(found: Sequence[Comparison], tiers: TierSet) -> Figure:
     return figure
 
 
-def _figure(rows: int, columns: int, title: str, subtitle: str, *, width: float = 0.0, sharey: bool = False) -> tuple[Figure, list[Axes]]:
+def _figure(
+    rows: int, columns: int, title: str, subtitle: str, *, width: float = 0.0, sharex: bool = False, sharey: bool = False
+) -> tuple[Figure, list[Axes]]:
     """Without pyplot, which would keep every figure and pick a backend."""
     figure = Figure(figsize=(width or 3.6 * columns, 1.2 + 2.6 * rows if rows > 1 else 4.4), layout="constrained")
-    axes = figure.subplots(rows, columns, squeeze=False, sharey=sharey)
+    axes = figure.subplots(rows, columns, squeeze=False, sharex=sharex, sharey=sharey)
     figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold")
     figure.supxlabel(subtitle, x=0.01, ha="left", fontsize=8, color="#555555")
     return figure, list(axes.flat)

@@ -11,12 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from loadgen.cli import main
-from loadgen.comparison import parse_policies
+from loadgen.comparison import on_the_plane, parse_policies
 from loadgen.parallel import run_all
 from shared.errors import ConfigError
 from shared.perf import store
+from shared.schemas import Verdict
+from shared.vocabulary import FinishReason, ServiceClass, Slo
 
 ROOT = Path(__file__).parent.parent
 LOAD = ["--workload", "mix", "--duration", "8", "--tiers", "demo-3", "--seed", "5"]
@@ -72,14 +75,40 @@ def test_plots_are_written_and_say_what_they_show(tmp_path: Path, capsys: pytest
         assert main([*COMPARE, *rates, "--jobs", "1", "--plots", str(folder)]) == 0
         texts.append({path.name: path.read_text() for path in folder.iterdir()})
     over_load, at_one = texts
-    names = {"violations-over-load.svg", "latency-over-load.svg", *(f"{n}-at-{r}.svg" for n in ("violations", "latency") for r in (3, 6))}
-    assert set(over_load) == names
-    assert at_one == {f"{name}.svg": over_load[f"{name}-at-3.svg"] for name in ("violations", "latency")}  # to the last digit
+    each = ("violations", "latency", "plane")
+    assert set(over_load) == {"violations-over-load.svg", "latency-over-load.svg", *(f"{n}-at-{r}.svg" for n in each for r in (3, 6))}
+    assert at_one == {f"{name}.svg": over_load[f"{name}-at-3.svg"] for name in each}  # to the last digit
     for text in over_load.values():
         said = re.findall(r"<!-- (.*?) -->", text)  # matplotlib says in a comment what each run of glyphs spells
         assert any("seed 5" in line and "judged by deadline" in line for line in said)
         assert {"edf", "fcfs:chunk_tokens=512"} <= set(said)
     capsys.readouterr()
+
+
+def test_the_plane_has_those_who_are_bound_in_both_latencies_over_their_bounds() -> None:
+    done = Verdict(
+        finish_reason=FinishReason.LENGTH,
+        slo_met=False,
+        relegated=False,
+        service_class=ServiceClass.STANDARD,
+        prompt_tokens=5,
+        output_tokens=9,
+        attempts=1,
+        ttft_s=0.5,
+        worst_tbt_s=0.1,
+        mean_tpot_s=0.03,
+        ttlt_s=0.74,
+        ended_unix_s=1.0,
+    )
+    both = Slo(ttft_s=1.0, tbt_s=0.02)
+    assert on_the_plane(done, both) == pytest.approx((0.5, 1.5))
+    for verdict, slo in (
+        (done, Slo(ttlt_s=9.0)),
+        (done, Slo(ttft_s=1.0)),
+        (replace(done, finish_reason=FinishReason.DROPPED), both),
+        (replace(done, mean_tpot_s=None, output_tokens=1), both),
+    ):
+        assert on_the_plane(verdict, slo) is None
 
 
 def test_policies_may_carry_settings() -> None:

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from random import Random
 
@@ -22,11 +22,22 @@ from shared.perf.shape import BatchShape
 from shared.policy import slos_serve_demand
 from shared.policy.seam import Choice, Drafts, Ended, Observation, Phase, View
 from shared.policy.slos_serve import Settings, SlosServe
-from shared.policy.slos_serve_batch import HORIZON, MARGIN_S, after
+from shared.policy.slos_serve_batch import HORIZON, MARGIN_S, after, decodes_of
 from shared.policy.slos_serve_budget import MAX_TIERS, PrefillRate, tier_along, tiers_of
 from shared.policy.slos_serve_demand import FAR_S, LOOSE_TPOT_S
 from shared.policy.slos_serve_routing import InTurn
-from shared.policy.slos_serve_speculation import LONGEST, WORTH, Acceptance, Lengths, best_lengths, expected_tokens, prefill_tokens
+from shared.policy.slos_serve_speculation import (
+    LATE_WINDOWS,
+    LONGEST,
+    WINDOW_TOKENS,
+    Acceptance,
+    Lengths,
+    best_lengths,
+    expected_tokens,
+    prefill_tokens,
+    sure_tokens,
+    verifying,
+)
 from shared.schemas import Offer
 from shared.tiers import Tier, TierSet
 from shared.vocabulary import ReplicaId, RequestKey, ServiceClass, Slo
@@ -284,26 +295,48 @@ DRAFT = Scaled(Linear(), 0.05)
 
 
 @relaxed
-@given(n=st.tuples(st.integers(0, 40), st.integers(0, 40)), tight=st.sampled_from([0.012, 0.02, 0.04]), alpha=st.floats(0.3, 0.9))
-def test_lengths_are_the_best_of_all_there_are(n: tuple[int, int], tight: float, alpha: float) -> None:
+@given(
+    n=st.tuples(st.integers(0, 40), st.integers(0, 40)),
+    tight=st.sampled_from([0.012, 0.02, 0.04]),
+    alpha=st.floats(0.3, 0.9),
+    acc=st.sampled_from([expected_tokens, sure_tokens]),
+)
+def test_lengths_are_the_best_of_all_there_are(n: tuple[int, int], tight: float, alpha: float, acc: Callable[[float], np.ndarray]) -> None:
     """Brute force over the paper's objective: batch time min TPOT Acc(s), prefill left over per second."""
-    tpot_s, made = (tight, 0.1), expected_tokens(alpha)
+    tpot_s, made = (tight, 0.1), acc(alpha)
 
     def rate(tokens: tuple[int, ...]) -> float:
         batch_s = min(tpot_s[tier] * made[tokens[tier]] for tier in (0, 1) if n[tier])
         return prefill_tokens(Linear(), DRAFT, Lengths(tokens, batch_s), n, 300.0, MARGIN_S) / batch_s
 
-    got = best_lengths(Linear(), DRAFT, tpot_s, n, 300.0, alpha, MARGIN_S)
+    got = best_lengths(Linear(), DRAFT, tpot_s, n, 300.0, made, MARGIN_S)
     if not any(n):
         assert got.tokens == (1, 1)
         return
     lengths = range(1, LONGEST + 1)
-    best = max(rate(tokens) for tokens in itertools.product(lengths if n[0] else [1], lengths if n[1] else [1]))
-    plain = rate((1, 1))
-    if best > WORTH * plain:
-        assert rate(got.tokens) == pytest.approx(best)
-    else:
-        assert got.tokens == (1, 1)
+    assert rate(got.tokens) == max(rate(tokens) for tokens in itertools.product(lengths if n[0] else [1], lengths if n[1] else [1]))
+
+
+def test_a_window_of_ten_tokens_comes_in_time_as_surely_as_it_says() -> None:
+    rng = np.random.default_rng(3)
+    assert sure_tokens(0.3).tolist() == [0.0] + [1.0] * LONGEST, "with drafts as bad as these no time can be relied on"
+    for alpha in (0.5, 0.7, 0.9):
+        sure, mean = sure_tokens(alpha), expected_tokens(alpha)
+        assert sure[1] == 1.0
+        assert (np.diff(sure) >= 0).all() and (sure <= mean + 1e-9).all()
+        for tokens in (2, 4, LONGEST):
+            batches = round(WINDOW_TOKENS / sure[tokens])
+            drawn = np.minimum(rng.geometric(1 - alpha, (100_000, batches)), tokens)
+            assert np.mean(drawn.sum(axis=1) < WINDOW_TOKENS) <= 1.3 * LATE_WINDOWS
+            assert np.mean(drawn[:, 1:].sum(axis=1) < WINDOW_TOKENS) > LATE_WINDOWS, "one batch less is too few"
+
+
+def test_a_verifying_decode_costs_what_the_books_charge_for_it() -> None:
+    tokens, counts = (3, 1), (2, 4)
+    seen = view([decoding(n, context=300) for n in range(6)])
+    assert verifying(counts, tokens, 300.0) == decodes_of(seen, np.arange(6)).with_drafts(
+        np.array([2, 2], dtype=np.int32), np.array([300, 300], dtype=np.int32)
+    )
 
 
 def speculating(rows: Sequence[Row], by: SlosServe | None = None, **more: object) -> Choice:
@@ -319,15 +352,15 @@ def test_decodes_draft_where_their_tpot_is_near_a_step_and_loose_ones_draft_less
     assert got[9] < got[0]
     assert choice.speculation.depth.tolist() == (choice.caps - 1).tolist()
     assert choice.speculation.budget_tokens == choice.caps.sum()
-    assert speculating([decoding(n, tbt_s=0.1) for n in range(4)]).speculation is None
-    assert speculating(rows, policy(speculate=False)).speculation is None
+    assert speculating(rows, policy(speculate="never")).speculation is None
     assert speculating(rows, free=3).speculation is None
 
 
 def test_one_that_has_fallen_behind_verifies_more_until_it_has_caught_up() -> None:
     """Both have had five tokens; the first token of one came 4 TPOTs ago, that of the other 8."""
     rows = [decoding(n, tbt_s=0.02, arrived_s=-since_s) for n, since_s in enumerate([0.08, 0.16, 0.9])]
-    got = entries(speculating([*rows, *(decoding(n, tbt_s=0.02, arrived_s=-0.08) for n in range(3, 9))]))
+    everyone = [*rows, *(decoding(n, tbt_s=0.02, arrived_s=-0.08) for n in range(3, 9))]
+    got = entries(speculating(everyone, policy(speculate="paper")))
     assert got[1] > got[0]
     assert got[2] == got[0]  # past rescue
 

@@ -464,6 +464,13 @@ def test_who_would_overflow_at_the_peak_is_passed_over_and_the_next_may_begin() 
         assert set(planned(seen_as([running, big, small], capacity=capacity), policy)) - {0} == begin
 
 
+def test_without_the_prediction_whoever_fits_now_may_begin() -> None:
+    policy = ended(sola(peak_memory=False), *[100] * MIN_ENDS)
+    running = decoding(0, since_first_s=0.5, generated=51, max_tokens=500)
+    big, small = waiting(1, since_s=0.39, tokens=160), waiting(2, since_s=0.38, tokens=16)
+    assert set(planned(seen_as([running, big, small], capacity=28), policy)) - {0} == {1, 2}
+
+
 def test_the_peak_also_bounds_the_prefills_that_eq_2_asks_for() -> None:
     policy = ended(sola(), *[100] * MIN_ENDS)
     urgent = [waiting(slot, since_s=0.25 - slot / 1000, tokens=160) for slot in (1, 2)]

@@ -47,6 +47,15 @@ def test_a_prompt_that_passes_the_token_limit_waits_for_the_next_iteration_whole
     assert entries(plan(view([Row(target=5000)]), **words)) == {0: 5000}, "one that is longer than the limit runs alone"
 
 
+def test_shortest_job_first_goes_by_the_prompt_among_those_that_have_not_begun() -> None:
+    rows = [Row(slot=slot, target=target, arrived_s=slot - 10.0) for slot, target in enumerate((900, 400, 1200, 400))]
+    words = {"mode": "prefill_first", "max_num_batched_tokens": 1700}
+    assert list(entries(plan(view(rows), order="sjf", **words))) == [1, 3, 0]
+    assert list(entries(plan(view(rows), **words))) == [0, 1]
+    begun = [Row(slot=8, phase=Phase.PREFILL, target=2000, computed=100), *rows]
+    assert next(iter(entries(plan(view(begun), order="sjf")))) == 8
+
+
 @settings(deadline=None, max_examples=80)
 @given(seen=views)
 def test_prefill_first_never_mixes_and_never_cuts_a_prompt_short(seen: View) -> None:

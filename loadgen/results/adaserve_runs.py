@@ -86,9 +86,9 @@ def by_system(head: str, rows: Mapping[str, Found], value: Callable[[Figures], f
 
 
 def fewer_unattained(found: Found, rivals: Sequence[str]) -> float | None:
-    """How many times as many the best of the rivals leaves unattained; ours count as one at least."""
+    """How many times as many the best of the rivals leaves unattained; ours count as a hundredth of the requests at least."""
     ours, others = _of(found, rivals)
-    return None if ours is None else min(of.violated for of in others) / max(1, ours.violated)
+    return None if ours is None else min(of.violated for of in others) / max(0.01 * ours.offered, ours.violated)
 
 
 def more_attained(found: Found, rivals: Sequence[str]) -> float | None:

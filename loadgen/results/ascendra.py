@@ -5,8 +5,9 @@ from collections.abc import Mapping
 from msgspec.structs import replace
 
 from loadgen.results.job import Search
+from loadgen.results.ratios import ahead, best, ratio
 from loadgen.results.run import SEED, Run
-from loadgen.results.section import Lab, Part, Section, compare, figure, table, violated_percent
+from loadgen.results.section import Lab, Part, Section, figure, table, violated_percent
 from loadgen.simulation import Figures
 from shared.tiers import Tier, TierSet, load_tiers
 from shared.vocabulary import Slo
@@ -50,15 +51,9 @@ def goodput(lab: Lab, run: Run) -> float | None:
     return None if found is None else found.rate_rps
 
 
-def best_chunk(lab: Lab, runs: Run) -> float | None:
+def best_chunk(lab: Lab, run: Run) -> float | None:
     """Sarathi's goodput with the chunk that suits it best."""
-    found = [goodput(lab, replace(runs, settings={**runs.settings, "chunk_tokens": chunk})) for chunk in CHUNKS]
-    known = [rate for rate in found if rate is not None]
-    return max(known) if len(known) == len(found) else None
-
-
-def ratio(ours: float | None, theirs: float | None) -> float | None:
-    return None if ours is None or not theirs else ours / theirs
+    return best([goodput(lab, replace(run, settings={**run.settings, "chunk_tokens": chunk})) for chunk in CHUNKS])
 
 
 # ---------------------------------------------------------------- Figures 9 (top) and 13
@@ -80,7 +75,7 @@ def goodput_body(lab: Lab, duration_s: float) -> str:
     ]
     published = {VLLM: 1.191, SARATHI: 1.174}
     claims = [
-        (f"{mix} over {base}", *compare(of, ratio(rates[3, mix], rates[3, base])))
+        (f"{mix} over {base}", *ahead(of, ratio(rates[3, mix], rates[3, base])))
         for mix in ("2L1H", "2L1H, drops")
         for base, of in published.items()
     ]
@@ -156,7 +151,7 @@ def overload_body(lab: Lab, duration_s: float) -> str:
     for name, figures in made.items():
         dropped = None if figures is None else float(figures.offered - figures.finished)
         rows.append((name, figure(within[name]), figure(violated_percent(figures), percent=True), figure(dropped)))
-    claims = [(f"{DROPS}, over {name}", *compare(1.74, ratio(within[DROPS], within[name]))) for name in (VLLM, SARATHI)]
+    claims = [(f"{DROPS}, over {name}", *ahead(1.74, ratio(within[DROPS], within[name]))) for name in (VLLM, SARATHI)]
     return "\n\n".join(
         (
             table(("", "served within their SLO", "violated", "dropped"), rows),

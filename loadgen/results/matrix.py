@@ -11,9 +11,10 @@ from msgspec.structs import replace
 
 from loadgen.results import figure7, settings
 from loadgen.results.job import VIOLATIONS, Search
-from loadgen.results.run import BOUND, SEED, Run, violated_fraction
+from loadgen.results.run import BOUND, Run, violated_fraction
 from loadgen.results.run import PROFILE as QOSERVE_PROFILE
 from loadgen.results.section import MISSING, Lab, Page, Part, Section, figure, table
+from loadgen.results.slos_serve_runs import BURSTS, BURSTY_GAPS
 from loadgen.simulation import Figures
 from shared.drive.virtual import ACCEPTANCE, DRAFT
 from shared.tiers import load_tiers
@@ -21,10 +22,11 @@ from shared.tiers import load_tiers
 REPLICAS = 2  # the fewest that have Ascendra's pools, and a next replica for SLOs-Serve
 PROFILE = "a100-llama3-8b"
 PRECISION = 0.05
-STEP = 1.25
+STEP = 1.1  # the first rates below are near
+SEED = 7  # some of the policies were looked at with seed 1 while they were written
 CHUNKS = ("256", "512", "1024")
 FIXED = ("fcfs", "edf", "sjf", "srpf")
-OTHERS = ("vllm", "qoserve", "slos_serve", "sola", "adaserve", "ascendra")
+OTHERS = ("slos_serve", "qoserve", "sola", "adaserve", "ascendra", "vllm")
 NEAR_POINTS = 1.0  # of the best: as good, with one seed
 
 
@@ -61,10 +63,11 @@ def _load(
         replicas=REPLICAS,
         profile=profile,
         definition=definition,
-        arrivals="gamma:4" if bursty else "poisson",
-        bursts="azure-code" if bursty else "",
+        arrivals=BURSTY_GAPS if bursty else "poisson",
+        bursts=BURSTS if bursty else "",
         draft=draft,
         wait_s=wait_s,
+        seed=SEED,
     )
 
 
@@ -73,16 +76,16 @@ LOADS = (
         Load(f"QoServe, {name}", _load(workload, "qoserve-3", 0.0, 1800, "deadline", profile=QOSERVE_PROFILE), VIOLATIONS, figure7=True)
         for workload, name in {"azure-code": "code", "azure-conv": "conversations", "sharegpt": "ShareGPT"}.items()
     ),
-    Load("SLOs-Serve, ChatBot", _load("chatbot", "slos-serve-chatbot", 17.0, 240, "max-tpot-10")),
-    Load("SLOs-Serve, Coder", _load("coder", "slos-serve-coder", 5.0, 840, "max-tpot-10", bursty=True)),
-    Load("SLOs-Serve, Summarizer", _load("summarizer", "slos-serve-summarizer", 11.0, 360, "max-tpot-10")),
-    Load("SLOs-Serve, Mixed", _load("mixed", "slos-serve-mixed", 16.0, 240, "max-tpot-10")),
-    Load("SLOs-Serve, ToolLLM", _load("toolllm", "slos-serve-toolllm", 3.0, 840, "max-tpot-10", bursty=True, draft=0.0)),
-    Load("SLOs-Serve, Reasoning", _load("reasoning", "slos-serve-reasoning", 1.0, 1200, "max-tpot-10", draft=0.0)),
-    Load("SOLA, tight", _load("chatbot", "sola-llama3-8b-tight", 18.0, 240, "mean-tpot")),
+    Load("SLOs-Serve, ChatBot", _load("chatbot", "slos-serve-chatbot", 18.5, 240, "max-tpot-10")),
+    Load("SLOs-Serve, Coder", _load("coder", "slos-serve-coder", 8.5, 600, "max-tpot-10", bursty=True)),
+    Load("SLOs-Serve, Summarizer", _load("summarizer", "slos-serve-summarizer", 12.6, 300, "max-tpot-10")),
+    Load("SLOs-Serve, Mixed", _load("mixed", "slos-serve-mixed", 17.0, 240, "max-tpot-10")),
+    Load("SLOs-Serve, ToolLLM", _load("toolllm", "slos-serve-toolllm", 2.6, 600, "max-tpot-10", bursty=True, draft=0.0)),
+    Load("SLOs-Serve, Reasoning", _load("reasoning", "slos-serve-reasoning", 0.65, 1200, "max-tpot-10", draft=0.0)),
+    Load("SOLA, tight", _load("chatbot", "sola-llama3-8b-tight", 20.0, 240, "mean-tpot")),
     # Nobody is due a first token there: with time enough at the end, whoever holds requests back long enough violates none at any rate.
     Load("AdaServe", _load("adaserve-placeholder", "adaserve-3", 30.0, 150, "mean-tpot", wait_s=20.0)),
-    Load("Ascendra", _load("sharegpt", "ascendra-8b-sharegpt", 6.0, 600, "mean-tpot")),
+    Load("Ascendra", _load("sharegpt", "ascendra-8b-sharegpt", 5.5, 480, "mean-tpot")),
 )
 
 
@@ -97,8 +100,7 @@ def rate_of(load: Load, lab: Lab) -> float | None:
         alone = settings.run("qoserve", workload, figure7.PUBLISHED[workload]["qoserve"], 3600 * figure7.SECTION.hours)
         found = lab.capacity(Search(run=alone))
         return None if found is None else REPLICAS * found.rate_rps
-    first, *rivals = (served(load, policy) for policy in ("qoserve", *(name for name in OTHERS if name != "qoserve")))
-    rivals.append(served(load, "edf", chunk_tokens=CHUNKS[1]))
+    first, *rivals = (*(served(load, policy) for policy in OTHERS), served(load, "edf", chunk_tokens=CHUNKS[1]))
     found = lab.capacity(Search(run=first, rivals=tuple(rivals), violations=load.violations, precision=PRECISION, step=STEP))
     return None if found is None else found.rate_rps
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from loadgen.results.cache import Cache
-from loadgen.results.run import SEED, Run
+from loadgen.results.run import Run
 from loadgen.results.section import Lab, Page, Part, Section
 
 
@@ -27,7 +27,8 @@ def shown(section: Section, cache: Cache, hours: float) -> str:
     profiles, definitions = _each([run.profile for run in runs]), _each([run.definition for run in runs])
     each = sorted({run.duration_s / 3600 for run in runs})
     arrivals = " to ".join(f"{h:.2g}" for h in dict.fromkeys((each[0], each[-1])))
-    facts = f"`{command}`\n\nProfile {profiles}, seed {SEED}, {arrivals} h of arrivals a run, definition {definitions}; {when}."
+    seeds = ", ".join(f"{seed}" for seed in sorted({run.seed for run in runs}))
+    facts = f"`{command}`\n\nProfile {profiles}, seed {seeds}, {arrivals} h of arrivals a run, definition {definitions}; {when}."
     return f"### {section.title}\n\n{section.paper}\n\n{facts}\n\n{body}\n\n{section.notes}"
 
 

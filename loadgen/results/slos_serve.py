@@ -1,46 +1,30 @@
-"""What docs/results.md has of SLOs-Serve, and what its experiments have in common."""
+"""What docs/results.md has of SLOs-Serve."""
 
-from loadgen.results.run import SEED, Run
+from loadgen.results import slos_serve_ablation, slos_serve_capacity, slos_serve_replicas
 from loadgen.results.section import Part
+from loadgen.results.slos_serve_runs import CHUNK_TOKENS, PROFILE, SEED, SMALL_KV, TIGHT_CHUNK_TOKENS
 from shared.drive.virtual import ACCEPTANCE, DRAFT
-from shared.tiers import load_tiers
-
-PROFILE = "a100-llama2-7b"
-CONTEXT_TOKENS = 10_240  # all but the longest thoughts
-VIOLATIONS = 0.1  # section 6, "Metric"
-BURSTY = ("coder", "toolllm")  # Table 2: arrivals of Azure's code trace
-UNDRAFTED = ("toolllm", "reasoning")  # Table 2: their models have no draft
-
-
-def scenario(name: str, policy: str, rate_rps: float, duration_s: float, **settings: str) -> Run:
-    """`name`: of a workload of Table 2, judged by the tier set of that name; on one replica."""
-    return Run(
-        policy=policy,
-        settings=settings,
-        workload=name,
-        rate_rps=rate_rps,
-        duration_s=duration_s,
-        tiers=load_tiers(f"slos-serve-{name}"),
-        profile=PROFILE,
-        definition="max-tpot-10",
-        context_tokens=CONTEXT_TOKENS,
-        arrivals="gamma:4" if name in BURSTY else "poisson",
-        bursts="azure-code" if name in BURSTY else "",
-        draft=0.0 if name in UNDRAFTED else DRAFT,
-    )
-
 
 PART = Part(
     name="slos-serve",
     title="SLOs-Serve",
     head=f"""\
 - **GPU**: the profile `{PROFILE}`, a model with as many parameters, layers and KV heads as OPT-6.7B, on an A100 of 80 GB. The paper has
-  OPT-7B, 13B and 30B on A100s of 40 GB, where less KV fits.
+  OPT-7B, 13B and 30B on A100s of 40 GB, where less KV fits. Reasoning, there a model of 1.5B with two KV heads, has `{SMALL_KV}`.
 - **Draft**: an iteration of it takes {100 * DRAFT:g} % of the target's, and {100 * ACCEPTANCE:g} % of its first tokens are accepted;
   the paper has OPT-125m and does not say how often it is right. Reasoning and ToolLLM run without a draft there, and here.
-- **Workloads** have the figures of Table 4 (`loadgen/workload.py`), seed {SEED}. **Arrivals** are Poisson; for Coder and ToolLLM, which
-  replay Azure's bursty code trace there, bursts of that trace's minutes with Gamma gaps inside ([simulator.md](simulator.md)).
-- **A request is violated** by definition `max-tpot-10` over all that were offered; **capacity** is the rate at which a tenth are.
+- **Workloads** have the figures of Table 4 (`loadgen/workload.py`). **Arrivals** are Poisson; for Coder and ToolLLM, which replay Azure's
+  bursty code trace there, bursts of that trace's minutes, shortened to the run, with Gamma gaps inside ([simulator.md](simulator.md)).
+- **Seed** {SEED}: while the policy was written it was looked at with seed 1.
+- **Baselines**: `vllm` in both of its behaviours; Sarathi is `fcfs` with the largest power of two that keeps the tightest TPOT,
+  {CHUNK_TOKENS["chatbot"]} tokens where that is 100 ms and {TIGHT_CHUNK_TOKENS} where it is 50. DistServe is left out.
+- **A request is violated** by definition `max-tpot-10` over all that were offered, a session of ToolLLM if one of its rounds is;
+  **capacity** is the rate at which a tenth are.
 """,
-    sections=(),
+    sections=(
+        slos_serve_capacity.SECTION,
+        slos_serve_capacity.STRICT,
+        slos_serve_ablation.SECTION,
+        slos_serve_replicas.SECTION,
+    ),
 )

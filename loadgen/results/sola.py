@@ -1,14 +1,14 @@
 """What docs/results.md has of SOLA."""
 
-from collections.abc import Mapping, Sequence
-from math import prod
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from loadgen.results.job import Search
-from loadgen.results.run import SEED, Run
-from loadgen.results.section import Lab, Part, Section, compare, figure, table, violated_percent
+from loadgen.results.ratios import ahead, mean, ratio
+from loadgen.results.run import CONTEXT_TOKENS, SEED, Run
+from loadgen.results.section import Lab, Part, Section, figure, table, violated_percent
 from shared.tiers import Tier, TierSet, load_tiers
 from shared.vocabulary import Slo
 
@@ -73,10 +73,6 @@ def goodput(lab: Lab, run: Run, violations: float = 0.1) -> float | None:
     return None if found is None else found.rate_rps
 
 
-def ratio(ours: float | None, theirs: float | None) -> float | None:
-    return None if ours is None or not theirs else ours / theirs
-
-
 # ---------------------------------------------------------------- Figures 7 and 8
 
 
@@ -93,7 +89,7 @@ def goodput_body(lab: Lab, duration_s: float) -> str:
                     for name, each in over.items():
                         each.append(ratio(found[OURS], found[name]))
         for name, against in BASELINES.items():
-            ratios.append((level, name, *compare(against.at_90 if violations == 0.1 else against.at_99, mean(over[name]))))
+            ratios.append((level, name, *ahead(against.at_90 if violations == 0.1 else against.at_99, mean(over[name]))))
     return (
         table(("attained", "model and workload", "SLOs", *(f"{name}, requests/s" for name in (*BASELINES, OURS))), rates)
         + "\n\nSOLA's goodput over each, the geometric mean of the rows above without the placeholder:\n\n"
@@ -101,16 +97,16 @@ def goodput_body(lab: Lab, duration_s: float) -> str:
     )
 
 
-def mean(ratios: Sequence[float | None]) -> float | None:
-    """Geometric; None while one is missing."""
-    known = [one for one in ratios if one is not None]
-    return prod(known) ** (1 / len(known)) if len(known) == len(ratios) else None
-
-
 # ---------------------------------------------------------------- Figures 1, 9 and 10
 
 TIMES = (5, 10, 15, 20)  # of a request's latency alone: very tight, tight, loose, very loose (sections 6.1 and 6.5)
 PLANE_RPS = 10.0
+PLANE = f"""\
+![TTFT and mean TPOT of each request over its bounds, for vLLM-S, vLLM-D and SOLA](sola-plane.svg)
+
+Each dot is a request of such a run, the box is the SLO (`slackline compare --workload chatbot --rate {PLANE_RPS:g} --duration 180 --tiers
+sola-llama3-8b-loose --definition mean-tpot --context {CONTEXT_TOKENS} --seed {SEED} --policies
+vllm:max_num_batched_tokens=1024,vllm:mode=prefill_first,sola --plots DIR`)."""
 
 
 def tiers_of(times: int) -> TierSet:
@@ -141,6 +137,7 @@ def slo_body(lab: Lab, duration_s: float) -> str:
             table(headers, rows),
             f"Figure 1 for Llama3-8B with its loose SLOs at {PLANE_RPS:g} requests/s (there Llama3-70B at 4.6: vLLM 45.5 %, SOLA 99.4 %):",
             table(("policy", "violated", "by TTFT", "by TPOT", "TTFT p50, s", "TTFT p99, s"), at),
+            PLANE,
         )
     )
 

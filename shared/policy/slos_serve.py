@@ -7,10 +7,11 @@ turn (slos_serve_routing.py).
 
 Where this differs from the paper:
 - *When it plans* (Algorithm 1): offers are decided as they come, those that come together jointly, and batches are planned when the books
-  ask; a horizon ends with an arrival or an end. Letting offers wait for each other served fewer (docs/policies.md).
+  ask; a horizon ends with an arrival or an end. An offer that waits for others only has less time.
 - *The loss at a deadline*: a batch may end at a deadline (slos_serve_batch.py), so of the batch in which one lies only what its decodes
   take is lost, not all of it. Elsewhere PB* is linear in time.
-- *Lengths of drafts* are fixed for one admission from the decodes there are and those that may come, not solved anew for each n.
+- *Lengths of drafts* are fixed for one admission from the decodes there are and those that may come, not solved anew for each n; and
+  they are lengths by which windows of 10 tokens come in time, not their mean (slos_serve_speculation.py).
 - *Many new requests*: beyond EXACT_NEW the programme is left for its stand-in.
 - *A running request whose deadline is lost* stays standard: the paper has no way down after admission. It does not keep others out.
 - *Memory*: best-effort requests count as free, since they give way.
@@ -34,7 +35,7 @@ from shared.policy.slos_serve_demand import FAR_S, LOOSE_TPOT_S, Demands, Length
 from shared.policy.slos_serve_drafted import Drafting, speculating, tightened
 from shared.policy.slos_serve_greedy import choose_greedily
 from shared.policy.slos_serve_routing import make_router
-from shared.policy.slos_serve_speculation import Acceptance, best_lengths, expected_tokens
+from shared.policy.slos_serve_speculation import Acceptance, best_lengths, expected_tokens, sure_tokens
 from shared.policy.slos_serve_speculation import Lengths as DraftLengths
 from shared.schemas import Digest, Offer
 from shared.vocabulary import ReplicaId, ServiceClass
@@ -47,10 +48,13 @@ PROBE_TOKENS = 512
 
 
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`router`, `speculate` and `best_effort` are the ablations of figure 14; all three off is its baseline."""
+    """`router`, `speculate` and `best_effort` are the ablations of figure 14; all three off is its baseline.
+
+    `speculate`, where there is a draft model: batches as long as windows of 10 tokens surely allow, or, as in the paper, their mean.
+    """
 
     router: Literal["sequential", "round_robin"] = "sequential"
-    speculate: bool = True  # where there is a draft model
+    speculate: Literal["windows", "paper", "never"] = "windows"
     best_effort: bool = True  # burst resilience; without it everyone is taken, and prefills go first
 
 
@@ -128,10 +132,10 @@ class SlosServe:
         """`most`: decodes by tier if all were taken."""
         context = float(everyone.context_tokens.mean())
         begins = everyone.prefill_tokens > 0
-        draft = view.draft if self._set.speculate else None
+        draft = view.draft if self._set.speculate != "never" else None
         lengths = None
         if draft is not None:
-            lengths = best_lengths(view.profile, draft, tiers, most, context, self._acceptance.alpha, MARGIN_S)
+            lengths = best_lengths(view.profile, draft, tiers, most, context, self._made(self._acceptance.alpha), MARGIN_S)
         return PrefillRate(view.profile, tiers, context, float(everyone.tpot_s[begins].min()), MARGIN_S, draft, lengths)
 
     def route(self, offer: Offer, digests: Mapping[ReplicaId, Digest], rng: Random) -> Sequence[ReplicaId]:
@@ -147,7 +151,7 @@ class SlosServe:
         tpot_s, due = np.full(view.rows, np.inf), np.full(view.rows, np.inf)
         tpot_s[rows], due[rows] = demands.tpot_s, demands.due_unix_s
         standing = Standing(tpot_s, due, self._idle_s)
-        if view.draft is not None and self._set.speculate:
+        if view.draft is not None and self._set.speculate != "never":
             drafting = self._drafting(view, standing)
             choice = None if drafting is None else speculating(view, standing, drafting)
             if choice is not None:
@@ -167,12 +171,15 @@ class SlosServe:
         speed = view.profile.batch_s(BatchShape(PROBE_TOKENS, 1))  # profiles are corrected while they are used
         asked = (tiers, tuple(counts), round(context / CONTEXT_STEP), round(alpha, 2), round(speed, 4))
         if self._solved is None or self._solved[0] != asked:
-            self._solved = asked, best_lengths(view.profile, view.draft, tiers, counts, context, alpha, MARGIN_S)
+            self._solved = asked, best_lengths(view.profile, view.draft, tiers, counts, context, self._made(alpha), MARGIN_S)
         lengths = self._solved[1]
         if not lengths.drafts:
             return None
-        made = expected_tokens(alpha)
-        return Drafting(lengths.batch_s, made, tightened(view, standing.tpot_s, made))
+        mean = expected_tokens(alpha)
+        return Drafting(lengths.batch_s, self._made(alpha), mean, tightened(view, standing.tpot_s, mean))
+
+    def _made(self, alpha: float) -> Floats:
+        return expected_tokens(alpha) if self._set.speculate == "paper" else sure_tokens(alpha)
 
     def observe(self, seen: Observation) -> None:
         if seen.drafts is not None:

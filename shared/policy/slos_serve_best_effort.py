@@ -18,12 +18,15 @@ def queue_of(view: View, victims: Rows, *, best_effort: bool) -> Rows:
 
 def make_room(view: View, every: Decoding) -> Decoding:
     """The decodes, after best-effort requests have lost as much KV as the prompts of standard ones need: the least important, then the
-    latest come, first."""
+    latest come, first. What a best-effort prefill has begun and still needs is kept from others (chunk.py), so it goes with it."""
     queue = queue_of(view, every.victims, best_effort=False)
     if not len(queue) or not view.best_effort.any():
         return every
-    wanted = -(-(view.target_tokens[queue] + view.unsure_tokens[queue]) // view.block_tokens) - view.kv_held_blocks[queue]
-    short = int(np.maximum(wanted, 0).sum()) + len(every.rows) - every.free_blocks
+    begun = queue_of(view, every.victims, best_effort=True)
+    begun = begun[view.phase[begun] == chunk.PREFILL]
+    held = view.kv_held_blocks.astype(np.int64)
+    needs = np.maximum(-(-(view.target_tokens + view.unsure_tokens) // view.block_tokens) - held, 0)
+    short = int(needs[queue].sum() + needs[begun].sum()) + len(every.rows) - every.free_blocks
     if short <= 0:
         return every
     may_go = view.best_effort & (view.kv_held_blocks > 0)
@@ -31,11 +34,12 @@ def make_room(view: View, every: Decoding) -> Decoding:
     may_go[every.victims] = False
     rows = may_go.nonzero()[0]
     rows = rows[np.lexsort((-view.slot[rows], -view.arrived_unix_s[rows], view.importance[rows]))]
-    freed = view.kv_held_blocks[rows].astype(np.int64).cumsum()
-    rows = rows[: int(np.searchsorted(freed, short)) + 1]
+    gain = held.copy()
+    gain[begun] += needs[begun]
+    rows = rows[: int(np.searchsorted(gain[rows].cumsum(), short)) + 1]
     stay = ~np.isin(every.rows, rows)
     victims = np.concatenate((every.victims, rows))
-    free_blocks = every.free_blocks + int(view.kv_held_blocks[rows].sum())
+    free_blocks = every.free_blocks + int(held[rows].sum())
     return every._replace(rows=every.rows[stay], victims=victims, free_blocks=free_blocks)
 
 

@@ -99,7 +99,8 @@ def of_rows(view: View, rows: Rows, lengths: Lengths) -> Demands:
         share = np.minimum(tpot[whole], (last_due - view.arrived_unix_s[of]) / 2 / np.maximum(upper, 1.0))
         due[whole] = np.minimum(due[whole], last_due - share * tokens_left)
         pace = (last_due - view.start_unix_s) / tokens_left
-        tpot[whole] = np.minimum(tpot[whole], np.where(decodes[whole], pace, share))
+        lost = pace < view.profile.batch_s(BatchShape(decodes=1))  # or over already, which would make batches of less than no time
+        tpot[whole] = np.minimum(tpot[whole], np.where(~decodes[whole], share, np.where(lost, np.inf, pace)))
     prefill = np.where(decodes, 0, view.target_tokens[rows] - view.computed_tokens[rows]).astype(np.float64)
     begins = (prefill > 0).nonzero()[0]
     prefill[begins] = _priced(view.profile, prefill[begins], view.computed_tokens[rows[begins]].astype(np.float64))

@@ -11,25 +11,24 @@ from typing import NamedTuple
 import numpy as np
 
 from shared.columns import Ints
-from shared.perf.shape import BatchShape
 from shared.policy import chunk
-from shared.policy.chunk import Decoding, Rows
+from shared.policy.chunk import Decoding
 from shared.policy.seam import Choice, Floats, Speculation, View
-from shared.policy.slos_serve_batch import CLOSE_S, Standing, filled
+from shared.policy.slos_serve_batch import CLOSE_S, Standing, decodes_of, filled
 from shared.policy.slos_serve_best_effort import make_room
-from shared.policy.slos_serve_speculation import LONGEST
+from shared.policy.slos_serve_speculation import LONGEST, WINDOW_TOKENS
 from shared.policy.speculation import draft_s
-
-# Section 6: TPOT is judged over 10 tokens.
-WINDOW_TOKENS = 10
 
 
 class Drafting(NamedTuple):
-    """How decodes speculate now: `batch_s`, the time of a batch; `made`: expected tokens by tokens verified; `tpot_s`: each row's now."""
+    """How decodes speculate now. `batch_s`: the time of a batch; `made`: Acc, by tokens verified, and `mean`, what they make in the mean;
+    `tightened_s`: each row's TPOT, tighter while it is behind.
+    """
 
     batch_s: float
     made: Floats
-    tpot_s: Floats
+    mean: Floats
+    tightened_s: Floats
 
 
 def speculating(view: View, standing: Standing, drafting: Drafting) -> Choice | None:
@@ -40,7 +39,7 @@ def speculating(view: View, standing: Standing, drafting: Drafting) -> Choice | 
     if not len(rows):
         return None
     left = view.max_tokens[rows] - view.generated_tokens[rows] - view.unsure_tokens[rows]
-    tokens = np.minimum(_verified(drafting, rows), np.maximum(left, 1))
+    tokens = np.minimum(_verified(drafting, standing.tpot_s[rows], drafting.tightened_s[rows]), np.maximum(left, 1))
     has = view.computed_tokens[rows] + view.unsure_tokens[rows]
     extra = (has + tokens - 1) // view.block_tokens - has // view.block_tokens
     free_blocks = every.free_blocks - int(extra.sum())
@@ -48,16 +47,7 @@ def speculating(view: View, standing: Standing, drafting: Drafting) -> Choice | 
         return None
     depth: Ints = (tokens - 1).astype(np.int32)
     drafts = depth > 0
-    l_in, l_has = tokens[drafts].astype(np.int64), has[drafts].astype(np.int64)
-    shape = BatchShape(
-        int(l_in.sum()),
-        len(l_in),
-        float((l_in * l_in).sum()),
-        float((l_in * l_has).sum()),
-        int(l_has.sum()),
-        int(np.count_nonzero(~drafts)),
-        int(has[~drafts].sum()),
-    )
+    shape = decodes_of(view, rows).with_drafts(depth, has)
     computed = view.computed_tokens[rows[drafts]]
     missing = computed + 1 - np.minimum(view.draft_tokens[rows[drafts]], computed)
     drafted_s = draft_s(view.draft, depth=depth[drafts], width=np.ones_like(depth[drafts]), context=has[drafts] + 1, missing=missing)
@@ -79,18 +69,19 @@ def speculating(view: View, standing: Standing, drafting: Drafting) -> Choice | 
     return replace(choice, caps=caps, speculation=speculation, repeats=1)
 
 
-def _verified(drafting: Drafting, rows: Rows) -> Ints:
-    """Appendix D: of each row the shortest length that does not bind."""
-    enough = drafting.tpot_s[rows][:, None] * drafting.made[1:] >= drafting.batch_s - CLOSE_S
+def _verified(drafting: Drafting, tpot_s: Floats, tightened_s: Floats) -> Ints:
+    """Appendix D: of each row the shortest length that does not bind; by its tightened TPOT, in the mean."""
+    until_s = drafting.batch_s - CLOSE_S
+    enough = (tpot_s[:, None] * drafting.made[1:] >= until_s) & (tightened_s[:, None] * drafting.mean[1:] >= until_s)
     tokens: Ints = np.where(enough.any(axis=1), enough.argmax(axis=1) + 1, LONGEST).astype(np.int32)
     return tokens
 
 
-def tightened(view: View, tpot_s: Floats, made: Floats) -> Floats:
+def tightened(view: View, tpot_s: Floats, mean: Floats) -> Floats:
     """[rows] Section 3.2.3: one that has fallen behind its TPOT since its first token has a tighter one, by which it catches up within
     WINDOW_TOKENS. Beyond half of that many TPOTs it is past rescue, and keeps its own.
     """
-    generated = view.generated_tokens + made[np.minimum(view.unsure_tokens + 1, len(made) - 1)] - 1.0
+    generated = view.generated_tokens + mean[np.minimum(view.unsure_tokens + 1, len(mean) - 1)] - 1.0
     with np.errstate(invalid="ignore"):
         behind_s = view.start_unix_s - (view.first_token_unix_s + (generated - 1.0) * tpot_s)
     late = (behind_s > 0) & (behind_s <= WINDOW_TOKENS / 2 * tpot_s)

@@ -1,19 +1,21 @@
 """How long to draft: SLOs-Serve's appendix D, a length for each TPOT tier.
 
-A decode that verifies s tokens (s - 1 drafts and its newest token) makes Acc(s) = (1 - alpha^s) / (1 - alpha) of them in the mean, so its
-batches may take TPOT Acc(s). Longer batches hold more prefill for the same fixed cost. For each tier that may bind, and each length of
-it, the others take the shortest length that does not bind; kept is what leaves most prefill tokens per second. All lengths 1 is decoding
-without a draft.
+A decode that verifies s tokens (s - 1 drafts and its newest token) is counted with Acc(s) tokens, so its batches may take TPOT Acc(s).
+Longer batches hold more prefill for the same fixed cost. For each tier that may bind, and each length of it, the others take the shortest
+length that does not bind; kept is what leaves most prefill tokens per second. All lengths 1 is decoding without a draft.
 
 alpha is learned from what was accepted, over all requests as in the paper: an accepted draft is a success, the first rejected one a
 failure, those behind it were never tried. Seconds of drafting are the draft's profile's.
 
-Where we differ: *drafting must be worth it*. Acc is a mean, and a full batch lasts as long as the mean allows, so that nearly half of the
-windows of 10 tokens by which TPOT is judged (section 6) come late. Where that buys little, decoding without a draft, which is exact, is
-better.
+What Acc(s) is, is a choice:
+- *mean*, the appendix as written: (1 - alpha^s) / (1 - alpha). A full batch lasts as long as the mean allows, so of the windows of 10
+  tokens by which section 6 judges TPOT nearly half come late, and the worst of a request's decides.
+- *sure*, ours: 10 / K, where in K batches all but LATE_WINDOWS make 10 tokens. It is 1 where nothing is drafted, never above the mean, and
+  a tier drafts where it buys time that can be relied on.
 """
 
 from collections.abc import Sequence
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -24,8 +26,10 @@ from shared.policy.seam import Drafts, Floats
 
 # Appendix D: "the maximum speculation decode lengths is below 10".
 LONGEST = 9
-# Ours: drafting must leave so many times the prefill that plain decoding leaves.
-WORTH = 1.25
+# Section 6: TPOT is judged over 10 tokens.
+WINDOW_TOKENS = 10
+# Ours: of an output of 300 tokens, 30 windows, then 3 % have one that is late.
+LATE_WINDOWS = 0.001
 # Ours: no batch prefills more tokens, whatever the time it has.
 BATCH_TOKENS = 4096
 # Ours: alpha before anything was seen, and how many drafts that counts for.
@@ -53,8 +57,27 @@ class Acceptance:
 
 
 def expected_tokens(alpha: float) -> Floats:
-    """[LONGEST + 1] Acc(s) for s verified tokens; 0 of none."""
+    """[LONGEST + 1] the mean of what s verified tokens make; 0 of none."""
     return np.array([(1.0 - alpha**s) / (1.0 - alpha) for s in range(LONGEST + 1)])
+
+
+def sure_tokens(alpha: float) -> Floats:
+    """[LONGEST + 1] what s verified tokens make for sure, a batch; alpha counts in hundredths."""
+    return _sure_tokens(round(alpha, 2))
+
+
+@cache
+def _sure_tokens(alpha: float) -> Floats:
+    made = [0.0]
+    for length in range(1, LONGEST + 1):
+        by_one = np.zeros(WINDOW_TOKENS + 1)  # the chance of so many tokens of one batch
+        by_one[1 : length + 1] = alpha ** np.arange(length) * (1.0 - alpha)
+        by_one[length] = alpha ** (length - 1)
+        short, batches = by_one[:WINDOW_TOKENS], 1  # of fewer than a window's, of all batches
+        while short.sum() > LATE_WINDOWS:
+            short, batches = np.convolve(short, by_one)[:WINDOW_TOKENS], batches + 1
+        made.append(WINDOW_TOKENS / batches)
+    return np.array(made)
 
 
 class Lengths(NamedTuple):
@@ -68,16 +91,11 @@ class Lengths(NamedTuple):
         return max(self.tokens) > 1
 
 
-def verifying(count: int, tokens: int, context_tokens: float) -> BatchShape:
-    """The shape of so many decodes that verify `tokens` each."""
-    if tokens == 1:
-        return BatchShape(decodes=count, decode_context=int(count * context_tokens))
-    has = int(count * context_tokens)
-    return BatchShape(count * tokens, count, float(count * tokens * tokens), float(tokens * has), has)
-
-
-def together(shapes: Sequence[BatchShape]) -> BatchShape:
-    return BatchShape(*[sum(sums) for sums in zip(*shapes, strict=True)])
+def verifying(counts: Sequence[int], tokens: Sequence[int], context_tokens: float) -> BatchShape:
+    """The shape of so many decodes of each tier that verify `tokens` each."""
+    drafts = np.repeat(np.array(tokens, dtype=np.int32) - 1, counts)
+    has = np.full(len(drafts), round(context_tokens), dtype=np.int32)
+    return BatchShape(decodes=len(drafts), decode_context=int(len(drafts) * context_tokens)).with_drafts(drafts, has)
 
 
 def drafting_s(draft: Profile, counts: Sequence[int], tokens: Sequence[int], context_tokens: float) -> float:
@@ -91,17 +109,15 @@ def drafting_s(draft: Profile, counts: Sequence[int], tokens: Sequence[int], con
 
 
 def best_lengths(
-    profile: Profile, draft: Profile, tpot_s: Sequence[float], counts: Sequence[int], context_tokens: float, alpha: float, margin_s: float
+    profile: Profile, draft: Profile, tpot_s: Sequence[float], counts: Sequence[int], context_tokens: float, made: Floats, margin_s: float
 ) -> Lengths:
-    """The maximisation of appendix D, for `counts` decodes of tiers with TPOTs `tpot_s`; of equals the shorter lengths.
+    """The maximisation of appendix D, for `counts` decodes of tiers with TPOTs `tpot_s`; of equals the shorter lengths. `made`: Acc.
 
     Without any decode lengths are 1. Where not even the decodes alone fit, too.
     """
-    made = expected_tokens(alpha)
     tiers = [tier for tier, n in enumerate(counts) if n]
-    plain = Lengths((1,) * len(tpot_s), min((tpot_s[tier] for tier in tiers), default=max(tpot_s)))
-    plain_rate = prefill_tokens(profile, None, plain, counts, context_tokens, margin_s) / plain.batch_s
-    best, most = plain, float("-inf")
+    best = Lengths((1,) * len(tpot_s), min((tpot_s[tier] for tier in tiers), default=max(tpot_s)))
+    most = prefill_tokens(profile, None, best, counts, context_tokens, margin_s) / best.batch_s
     for binding in tiers:
         for length in range(1, LONGEST + 1):
             batch_s = tpot_s[binding] * float(made[length])
@@ -114,14 +130,14 @@ def best_lengths(
             rate = prefill_tokens(profile, draft, found, counts, context_tokens, margin_s) / batch_s
             if rate > most:
                 best, most = found, rate
-    return best if most > WORTH * plain_rate else plain
+    return best
 
 
 def prefill_tokens(
     profile: Profile, draft: Profile | None, lengths: Lengths, counts: Sequence[int], context_tokens: float, margin_s: float
 ) -> float:
     """What fits into a batch of these lengths beside its decodes; -inf if these alone do not."""
-    shape = together([verifying(n, s, context_tokens) for n, s in zip(counts, lengths.tokens, strict=True)])
+    shape = verifying(counts, lengths.tokens, context_tokens)
     budget_s = lengths.batch_s - margin_s
     if draft is not None and lengths.drafts:
         budget_s -= drafting_s(draft, counts, lengths.tokens, context_tokens)

@@ -4,8 +4,9 @@
 `max_num_batched_tokens` are in the iteration. Where a decode wants KV and there is none, others are preempted and computed again later;
 no request begins in such an iteration.
 
-`mode=prefill_first`, the default until 2025 (V0; "vLLM-S" in SOLA, "vLLM" in SLOs-Serve and Ascendra): while a prompt waits for which
-there is KV, whole prompts as they arrived, up to `max_num_batched_tokens`, and no decode beside them; otherwise all decodes.
+`mode=prefill_first`, the default until 2025 (V0; "vLLM-D" in SOLA, whose "vLLM-S" is the other mode with 1,024 tokens, "vLLM" in SLOs-Serve
+and Ascendra): while a prompt waits for which there is KV, whole prompts as they arrived, up to `max_num_batched_tokens`, and no decode
+beside them; otherwise all decodes.
 
 Both run at most `max_num_seqs` requests. The limits are what vLLM takes on an A100, or any GPU of less than 70 GiB, behind its HTTP
 server (`EngineArgs.get_batch_defaults`): 2,048 tokens and 256 requests; on other large GPUs it takes 8,192 and 1,024. Prefill first, the
