@@ -151,13 +151,7 @@ def overload_body(lab: Lab, duration_s: float) -> str:
     for name, figures in made.items():
         dropped = None if figures is None else float(figures.offered - figures.finished)
         rows.append((name, figure(within[name]), figure(violated_percent(figures), percent=True), figure(dropped)))
-    claims = [(f"{DROPS}, over {name}", *ahead(1.74, ratio(within[DROPS], within[name]))) for name in (VLLM, SARATHI)]
-    return "\n\n".join(
-        (
-            table(("", "served within their SLO", "violated", "dropped"), rows),
-            table(("served within SLO", "published", "ours", "ratio", ""), claims),
-        )
-    )
+    return table(("", "served within their SLO", "violated", "dropped"), rows)
 
 
 HOURS = 0.05
@@ -182,7 +176,11 @@ PART = Part(
             "baselines.",
             hours=HOURS,
             body=goodput_body,
-            notes="",
+            notes="""\
+What comes out: the order is as claimed, 2L1H before 1L2H, and 1L1H before the baselines. Of the 15 to 19 % there are 11 if those who are
+late are dropped, and 2, less than the precision of the search, if everyone is to be served. Goodput at 90 % shows little of it, as the
+baselines fall steeply behind that rate: at the goodput of 2L1H they attain 78 and 66 % (below).
+""",
         ),
         Section(
             name="ascendra-slo",
@@ -191,7 +189,10 @@ PART = Part(
             "every scale, and holds 90 % with SLOs up to four times as tight.",
             hours=HOURS,
             body=slo_body,
-            notes="",
+            notes="""\
+What comes out: Ascendra is above the baselines at every scale. It does not hold 90 % with SLOs tighter than the given: by this profile 9 %
+of the prompts take longer than 0.5 s alone, and 31 % longer than 0.25 s.
+""",
         ),
         Section(
             name="ascendra-ablation",
@@ -199,7 +200,11 @@ PART = Part(
             paper="EDF has a higher goodput than SJF as value function of LP, and elastic batches on HP add to it at high rates.",
             hours=HOURS,
             body=ablation_body,
-            notes="",
+            notes="""\
+What comes out: neither matters here. All requests have the same TTFT, so EDF on LP is the order of arrival, and whoever would be late for
+it goes to HP under either. Batches of 128 on HP are as good as elastic ones, since KV is never short: 16 GB of weights leave room for
+427,000 tokens.
+""",
         ),
         Section(
             name="ascendra-overload",
@@ -208,7 +213,10 @@ PART = Part(
             "times as many within their SLO.",
             hours=HOURS,
             body=overload_body,
-            notes="",
+            notes="""\
+What comes out: not 1.74 times the baselines but 9 and 16 times, and that is not comparable: in the paper they drop as well, and ours have
+no such setting. So they serve an ever longer queue in order, every request of it late. To relegate instead of dropping costs 5 % here.
+""",
         ),
     ),
 )

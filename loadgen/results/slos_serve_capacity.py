@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from loadgen.results import slos_serve_runs as runs
+from loadgen.results.ratios import best, mean, ratio
 from loadgen.results.section import Lab, Section, compare, figure, table
 
 # Tried first, requests/s (sessions/s of ToolLLM).
@@ -21,10 +22,10 @@ def body(lab: Lab, duration_s: float) -> str:
     rows, over_best, over_vllm, over_sarathi = [], list[float | None](), list[float | None](), list[float | None]()
     for name, first in FIRST_RPS.items():
         found = {system: runs.carried(lab, runs.scenario(system, name, rps, duration_s)) for system, rps in first.items()}
-        vllm, ours = runs.best([found[system] for system in runs.VLLM]), found[runs.OURS]
-        over_best.append(runs.ratio(ours, runs.best([found[system] for system in runs.BASELINES])))
-        over_vllm.append(runs.ratio(ours, vllm))
-        over_sarathi.append(runs.ratio(ours, found[runs.SARATHI]))
+        vllm, ours = best([found[system] for system in runs.VLLM]), found[runs.OURS]
+        over_best.append(ratio(ours, best([found[system] for system in runs.BASELINES])))
+        over_vllm.append(ratio(ours, vllm))
+        over_sarathi.append(ratio(ours, found[runs.SARATHI]))
         rows.append((name, *(figure(found[system]) for system in (*runs.BASELINES, runs.OURS)), figure(over_best[-1])))
     claims = (
         ("the better of both", 2.2, over_best),
@@ -35,9 +36,7 @@ def body(lab: Lab, duration_s: float) -> str:
         (
             table(("requests/s", *runs.BASELINES, runs.OURS, "over the best"), rows),
             "The geometric means of the six (vLLM: its better mode in each):",
-            table(
-                ("SLOs-Serve over", "published", "ours", "ratio", ""), [(of, *compare(told, runs.mean(each))) for of, told, each in claims]
-            ),
+            table(("SLOs-Serve over", "published", "ours", "ratio", ""), [(of, *compare(told, mean(each))) for of, told, each in claims]),
         )
     )
 
@@ -47,10 +46,10 @@ def strict_body(lab: Lab, duration_s: float) -> str:
         system: runs.carried(lab, runs.scenario(system, "chatbot", rps, 2 * duration_s), violations=0.02)
         for system, rps in FIRST_AT_2_RPS.items()
     }
-    ours, vllm = found[runs.OURS], runs.best([found[system] for system in runs.VLLM])
+    ours, vllm = found[runs.OURS], best([found[system] for system in runs.VLLM])
     rows = [
-        ("vLLM", figure(vllm), *compare(1.91, runs.ratio(ours, vllm))),
-        ("Sarathi", figure(found[runs.SARATHI]), *compare(2.19, runs.ratio(ours, found[runs.SARATHI]))),
+        ("vLLM", figure(vllm), *compare(1.91, ratio(ours, vllm))),
+        ("Sarathi", figure(found[runs.SARATHI]), *compare(2.19, ratio(ours, found[runs.SARATHI]))),
     ]
     return f"SLOs-Serve carries {figure(ours)} requests/s.\n\n" + table(
         ("SLOs-Serve over", "which carries", "published", "ours", "ratio", ""), rows

@@ -1,7 +1,6 @@
 """What SLOs-Serve's experiments have in common: scenarios, systems, and the search for what a system carries."""
 
-from collections.abc import Mapping, Sequence
-from math import prod
+from collections.abc import Mapping
 
 from loadgen.results.job import Search
 from loadgen.results.run import Run
@@ -66,19 +65,3 @@ def carried(lab: Lab, run: Run, violations: float = VIOLATIONS) -> float | None:
     """Requests/s, of all replicas together; None: not found yet. `run.rate_rps` is tried first."""
     found = lab.capacity(Search(run=run, violations=violations, precision=PRECISION, step=STEP))
     return None if found is None else found.rate_rps
-
-
-def ratio(ours: float | None, theirs: float | None) -> float | None:
-    return None if ours is None or not theirs else ours / theirs
-
-
-def best(rates: Sequence[float | None]) -> float | None:
-    """None while one is missing."""
-    known = [rate for rate in rates if rate is not None]
-    return max(known) if len(known) == len(rates) else None
-
-
-def mean(ratios: Sequence[float | None]) -> float | None:
-    """Geometric; None while one is missing."""
-    known = [one for one in ratios if one is not None]
-    return prod(known) ** (1 / len(known)) if len(known) == len(ratios) else None
