@@ -146,7 +146,7 @@ async def until_idle(bus: NatsBus, replicas: Sequence[str]) -> None:
         )
 
     digests = await bus.subscribe(subjects.DIGESTS, Digest, hear)
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(WAIT_S):
         while not all(idle(latest.get(replica)) for replica in replicas):
             changed.clear()
             await changed.wait()
