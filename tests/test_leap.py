@@ -72,8 +72,7 @@ def test_several_replicas_and_overload_leap_to_the_same_attainment(policy: str) 
     assert leapt.tokens == stepped.tokens
 
 
-# Not slos_serve: with best-effort decodes in a batch it plans for BEST_EFFORT_REPEATS iterations, although who fits may change meanwhile.
-@pytest.mark.parametrize("policy", [name for name in registry.names() if name != "slos_serve"])
+@pytest.mark.parametrize("policy", registry.names())
 def test_a_choice_that_is_used_again_is_the_one_the_policy_would_make(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where KV is short, and with two plans in flight, as live."""
     requests = drawn("sharegpt", 1.5, 40.0, seed=11)

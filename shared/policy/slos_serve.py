@@ -18,6 +18,7 @@ Where this differs from the paper:
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from random import Random
 from typing import Literal
 
@@ -151,12 +152,12 @@ class SlosServe:
         tpot_s, due = np.full(view.rows, np.inf), np.full(view.rows, np.inf)
         tpot_s[rows], due[rows] = demands.tpot_s, demands.due_unix_s
         standing = Standing(tpot_s, due, self._idle_s)
-        if view.draft is not None and self._set.speculate != "never":
-            drafting = self._drafting(view, standing)
-            choice = None if drafting is None else speculating(view, standing, drafting)
-            if choice is not None:
-                return [choice]
-        return batches(view, standing)
+        if view.draft is None or self._set.speculate == "never":
+            return batches(view, standing)
+        drafting = self._drafting(view, standing)
+        choice = None if drafting is None else speculating(view, standing, drafting)
+        # Contexts grow, and a TTLT's pace moves: the next iteration may be one to draft in.
+        return [choice] if choice is not None else [replace(plain, repeats=1) for plain in batches(view, standing)]
 
     def _drafting(self, view: View, standing: Standing) -> Drafting | None:
         """Appendix D for the standard decodes; None where it says not to draft."""

@@ -30,8 +30,7 @@ from shared.policy.slos_serve_speculation import BATCH_TOKENS
 HORIZON = 5
 # Ours: what a batch is planned shorter than it may be. Live, nine of ten iterations come within 2 ms (docs/simulator.md).
 MARGIN_S = 0.001
-# Ours: with best-effort decodes among them, decodes alone are planned for so many iterations, although who of them fits may change
-# meanwhile: contexts grow, and the pace that a TTLT asks for moves.
+# Ours: with best-effort decodes among them, decodes alone are planned for so many iterations; their contexts grow meanwhile.
 BEST_EFFORT_REPEATS = 16
 CLOSE_S = 1e-9
 
