@@ -1,4 +1,4 @@
-"""Policies side by side as people read them: a row each, tiers as columns, and last the limit that no scheduler can beat."""
+"""Policies side by side as people read them: a row each, tiers as columns, and last what no scheduler without a draft model can beat."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ from loadgen.figures_table import named, owed
 from loadgen.report import percent
 from shared.tiers import TierSet
 
-BOUND = "bound: at least"
+BOUND = "bound without drafts: at least"  # loadgen/bound knows no draft model: who speculates may do better
 
 
 def comparison_table(rounds: Sequence[Comparison], tiers: TierSet) -> Table:

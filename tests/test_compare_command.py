@@ -62,8 +62,8 @@ def test_the_results_do_not_depend_on_the_number_of_processes(capsys: pytest.Cap
 def test_people_get_a_row_per_policy_and_last_the_bound(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*COMPARE, "--rate", "4", "--jobs", "1"]) == 0
     shown = capsys.readouterr()
-    rows = [line.split()[0] for line in shown.out.splitlines() if "%" in line]
-    assert rows == ["fcfs:chunk_tokens=512", "edf", "bound:"]
+    rows = [line.split("  ")[1] for line in shown.out.splitlines() if "%" in line]
+    assert rows == ["fcfs:chunk_tokens=512", "edf", "bound without drafts: at least"]
     assert "interactive" in shown.out and "judged by deadline" in shown.out
     assert "edf" in shown.err  # progress
 

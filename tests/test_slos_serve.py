@@ -1,8 +1,6 @@
-"""SLOs-Serve: demands, budgets, batches, best-effort tier, speculation, routing, and the whole policy."""
+"""SLOs-Serve: demands, budgets, batches, best-effort tier, routing, and the whole policy."""
 
-import itertools
 import math
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from random import Random
 
@@ -17,72 +15,20 @@ from loadgen.mix import plan_requests
 from loadgen.workload import CHATBOT, Synthetic
 from shared.drive.latency import Latency
 from shared.drive.virtual import simulate
-from shared.perf.scaled import Scaled
 from shared.perf.shape import BatchShape
 from shared.policy import slos_serve_demand
-from shared.policy.seam import Choice, Drafts, Ended, Observation, Phase, View
-from shared.policy.slos_serve import Settings, SlosServe
-from shared.policy.slos_serve_batch import HORIZON, MARGIN_S, after, decodes_of
+from shared.policy.seam import Phase, View
+from shared.policy.slos_serve_batch import HORIZON, MARGIN_S, after
 from shared.policy.slos_serve_budget import MAX_TIERS, PrefillRate, tier_along, tiers_of
-from shared.policy.slos_serve_demand import FAR_S, LOOSE_TPOT_S
+from shared.policy.slos_serve_demand import FAR_S, LATELY_S, LOOSE_TPOT_S, TightestOffered
 from shared.policy.slos_serve_routing import InTurn
-from shared.policy.slos_serve_speculation import (
-    LATE_WINDOWS,
-    LONGEST,
-    WINDOW_TOKENS,
-    Acceptance,
-    Lengths,
-    best_lengths,
-    expected_tokens,
-    prefill_tokens,
-    sure_tokens,
-    verifying,
-)
-from shared.schemas import Offer
 from shared.tiers import Tier, TierSet
-from shared.vocabulary import ReplicaId, RequestKey, ServiceClass, Slo
+from shared.vocabulary import ReplicaId, ServiceClass, Slo
+from tests.slos_serving import accepted, decoding, offer, policy, waiting
 from tests.test_policies import digest
 from tests.views import NOW, Linear, Row, entries, rows, shape_of, view, views
 
 relaxed = settings(deadline=None, max_examples=60)
-
-
-def policy(*outputs: int, **changed: object) -> SlosServe:
-    """One that has seen these outputs of application `a` end."""
-    made = SlosServe(Settings(**changed))  # type: ignore[arg-type]
-    made.observe(Observation(NOW, BatchShape(), 0.0, 0.0, [Ended("a", 100, 500, n) for n in outputs]))
-    return made
-
-
-def waiting(slot: int, *, tokens: int = 500, ttft_s: float = 1.0, tbt_s: float = 0.1, **more: object) -> Row:
-    return Row(**{"slot": slot, "target": tokens, "ttft_s": ttft_s, "tbt_s": tbt_s, **more})  # type: ignore[arg-type]
-
-
-def decoding(slot: int, *, tbt_s: float = 0.05, context: int = 200, generated: int = 5, **more: object) -> Row:
-    values: dict[str, object] = {"phase": Phase.DECODE, "target": context, "computed": context, "generated": generated, "ttft_s": 1.0}
-    return Row(**{"slot": slot, "tbt_s": tbt_s, **values, **more})  # type: ignore[arg-type]
-
-
-def offer(n: int = 0, *, tokens: int = 500, slo: Slo | None = None, **more: object) -> Offer:
-    slo = slo or Slo(ttft_s=1.0, tbt_s=0.1)
-    values: dict[str, object] = {
-        "key": RequestKey(f"t.{n}"),
-        "attempt": 1,
-        "service_class": ServiceClass.STANDARD,
-        "tier": "any",
-        "slo": slo,
-        "importance": 1.0,
-        "application": "a",
-        "arrived_unix_s": NOW,
-        "prompt_tokens": tokens,
-        "max_tokens": 400,
-        "next_due_unix_s": slo.first_due_unix_s(NOW),
-    }
-    return Offer(**{**values, **more})  # type: ignore[arg-type]
-
-
-def accepted(seen: View, offers: Sequence[Offer], by: SlosServe | None = None) -> list[bool]:
-    return [answer.accepted for answer in (by or policy()).admit(seen, offers)]
 
 
 # ---------------------------------------------------------------- batches (section 3.2.2, Algorithm 2)
@@ -266,6 +212,28 @@ def test_a_ttlt_leaves_the_output_its_time_and_no_bounds_means_the_loose_pace() 
     assert got.due_unix_s[0] - NOW == pytest.approx(2.0)
 
 
+@relaxed
+@given(st.lists(st.tuples(st.integers(0, 40), st.sampled_from([0.01, 0.02, 0.05, 0.2])), min_size=1, max_size=20), st.integers(0, 120))
+def test_the_tightest_tpot_is_that_of_the_last_minute(gaps: list[tuple[int, float]], after_s: int) -> None:
+    seen, now_s = TightestOffered(), 0.0
+    came = list[tuple[float, float]]()
+    for gap_s, tpot_s in gaps:
+        now_s += gap_s
+        seen.offered(tpot_s, now_s)
+        came.append((now_s, tpot_s))
+    now_s += after_s
+    assert seen.at(now_s) == min([LOOSE_TPOT_S, *(tpot_s for at_s, tpot_s in came if at_s >= now_s - LATELY_S)])
+
+
+def test_an_impossible_slo_shortens_best_effort_batches_for_a_minute_only() -> None:
+    by, fresh = policy(), policy()
+    seen = view([waiting(1, tokens=5000, best_effort=True)])
+    full = entries(fresh.plan(seen)[0])[1]
+    assert accepted(view([]), [offer(slo=Slo(ttft_s=1.0, tbt_s=0.0001))], by) == [False]
+    assert entries(by.plan(seen)[0])[1] < full / 4
+    assert entries(by.plan(seen._replace(start_unix_s=NOW + LATELY_S + 1))[0])[1] == full
+
+
 # ---------------------------------------------------------------- PB* (Eq. 2, 3)
 
 
@@ -287,91 +255,6 @@ def test_tiers_are_merged_into_the_tighter_neighbour() -> None:
     assert tiers == (0.02, 0.05, 0.1, 0.4)
     assert len(tiers) == MAX_TIERS
     assert tier_along(tpot_s, tiers).tolist() == [2, 1, 1, 0, 3, 1]
-
-
-# ---------------------------------------------------------------- speculation (appendix D)
-
-DRAFT = Scaled(Linear(), 0.05)
-
-
-@relaxed
-@given(
-    n=st.tuples(st.integers(0, 40), st.integers(0, 40)),
-    tight=st.sampled_from([0.012, 0.02, 0.04]),
-    alpha=st.floats(0.3, 0.9),
-    acc=st.sampled_from([expected_tokens, sure_tokens]),
-)
-def test_lengths_are_the_best_of_all_there_are(n: tuple[int, int], tight: float, alpha: float, acc: Callable[[float], np.ndarray]) -> None:
-    """Brute force over the paper's objective: batch time min TPOT Acc(s), prefill left over per second."""
-    tpot_s, made = (tight, 0.1), acc(alpha)
-
-    def rate(tokens: tuple[int, ...]) -> float:
-        batch_s = min(tpot_s[tier] * made[tokens[tier]] for tier in (0, 1) if n[tier])
-        return prefill_tokens(Linear(), DRAFT, Lengths(tokens, batch_s), n, 300.0, MARGIN_S) / batch_s
-
-    got = best_lengths(Linear(), DRAFT, tpot_s, n, 300.0, made, MARGIN_S)
-    if not any(n):
-        assert got.tokens == (1, 1)
-        return
-    lengths = range(1, LONGEST + 1)
-    assert rate(got.tokens) == max(rate(tokens) for tokens in itertools.product(lengths if n[0] else [1], lengths if n[1] else [1]))
-
-
-def test_a_window_of_ten_tokens_comes_in_time_as_surely_as_it_says() -> None:
-    rng = np.random.default_rng(3)
-    assert sure_tokens(0.3).tolist() == [0.0] + [1.0] * LONGEST, "with drafts as bad as these no time can be relied on"
-    for alpha in (0.5, 0.7, 0.9):
-        sure, mean = sure_tokens(alpha), expected_tokens(alpha)
-        assert sure[1] == 1.0
-        assert (np.diff(sure) >= 0).all() and (sure <= mean + 1e-9).all()
-        for tokens in (2, 4, LONGEST):
-            batches = round(WINDOW_TOKENS / sure[tokens])
-            drawn = np.minimum(rng.geometric(1 - alpha, (100_000, batches)), tokens)
-            assert np.mean(drawn.sum(axis=1) < WINDOW_TOKENS) <= 1.3 * LATE_WINDOWS
-            assert np.mean(drawn[:, 1:].sum(axis=1) < WINDOW_TOKENS) > LATE_WINDOWS, "one batch less is too few"
-
-
-def test_a_verifying_decode_costs_what_the_books_charge_for_it() -> None:
-    tokens, counts = (3, 1), (2, 4)
-    seen = view([decoding(n, context=300) for n in range(6)])
-    assert verifying(counts, tokens, 300.0) == decodes_of(seen, np.arange(6)).with_drafts(
-        np.array([2, 2], dtype=np.int32), np.array([300, 300], dtype=np.int32)
-    )
-
-
-def speculating(rows: Sequence[Row], by: SlosServe | None = None, **more: object) -> Choice:
-    return (by or policy()).plan(view(rows, **more)._replace(draft=DRAFT))[0]  # type: ignore[arg-type]
-
-
-def test_decodes_draft_where_their_tpot_is_near_a_step_and_loose_ones_draft_less() -> None:
-    rows = [decoding(n, tbt_s=0.014) for n in range(4)] + [decoding(9, tbt_s=0.05)]
-    choice = speculating(rows)
-    got = entries(choice)
-    assert choice.speculation is not None and choice.speculation.method == "chain"
-    assert got[0] > 1
-    assert got[9] < got[0]
-    assert choice.speculation.depth.tolist() == (choice.caps - 1).tolist()
-    assert choice.speculation.budget_tokens == choice.caps.sum()
-    assert speculating(rows, policy(speculate="never")).speculation is None
-    assert speculating(rows, free=3).speculation is None
-
-
-def test_one_that_has_fallen_behind_verifies_more_until_it_has_caught_up() -> None:
-    """Both have had five tokens; the first token of one came 4 TPOTs ago, that of the other 8."""
-    rows = [decoding(n, tbt_s=0.02, arrived_s=-since_s) for n, since_s in enumerate([0.08, 0.16, 0.9])]
-    everyone = [*rows, *(decoding(n, tbt_s=0.02, arrived_s=-0.08) for n in range(3, 9))]
-    got = entries(speculating(everyone, policy(speculate="paper")))
-    assert got[1] > got[0]
-    assert got[2] == got[0]  # past rescue
-
-
-def test_acceptance_is_learned_from_the_drafts_that_were_tried() -> None:
-    learned = Acceptance()
-    none = np.array([0])
-    for _ in range(500):  # of 3 drafts, 1 accepted: two were tried
-        learned.observe(Drafts(tbt_s=np.array([0.05]), application=none, drafted=np.array([3]), accepted=np.array([1])))
-    assert 0.5 < learned.alpha < 0.54
-    assert expected_tokens(0.5)[:4].tolist() == [0.0, 1.0, 1.5, 1.75]
 
 
 # ---------------------------------------------------------------- routing (section 4.2)
@@ -409,3 +292,20 @@ def test_in_overload_those_taken_keep_their_slo_and_more_do_than_first_come_firs
     assert 0 < sum(relegated) < 0.5 * len(requests)
     assert np.count_nonzero(ours & ~np.array(relegated)) <= 0.02 * len(requests)
     assert ours.sum() < 0.6 * theirs.sum()
+
+
+def test_with_a_draft_model_far_fewer_are_declined_and_nobody_else_is_late() -> None:
+    slo = Slo(ttft_s=0.6, tbt_s=0.1)
+    tiers = TierSet(name="chat", default="chat", tiers={"chat": Tier(slo=slo)})
+    requests = plan_requests(draw_arrivals(Gaps(), 8.0, 40.0, 1), Synthetic((CHATBOT,), 8192), tiers, seed=1)
+
+    def violated(draft: float) -> int:
+        result = simulate(
+            requests, "slos_serve", None, "a100-llama2-7b", 1, tiers, Latency.none(), 1, draft=draft, check_every=5, keep_times=True
+        )
+        broken = missed(MAX_TPOT_10, result.verdicts, [slo] * len(requests), result.token_unix_s) != Missed.NOTHING
+        relegated = [verdict is not None and verdict.relegated for verdict in result.verdicts]
+        assert np.count_nonzero(broken & ~np.array(relegated)) <= 0.01 * len(requests)
+        return int(broken.sum())
+
+    assert 0 < 3 * violated(0.05) < violated(0.0)

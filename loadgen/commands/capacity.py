@@ -3,6 +3,8 @@
 import argparse
 import sys
 import time
+from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -27,13 +29,9 @@ FINEST = 0.001  # relative; rates are tried to four digits
 FEWEST = 10  # requests in a run, about: the lowest rate tried offers no fewer
 
 
-class Found(Struct, frozen=True, kw_only=True):
-    """What `slackline capacity --json` prints. `capacity_rps` 0: even the lowest rate tried failed."""
+class Tried(Struct, frozen=True, kw_only=True):
+    """What `--json` says of all the runs of a command, here and in search.py."""
 
-    capacity_rps: float
-    violations: float
-    precision: float
-    probes: list[Probe]  # in the order in which they were tried
     policy: str
     settings: dict[str, str]
     profile: str
@@ -45,9 +43,18 @@ class Found(Struct, frozen=True, kw_only=True):
     arrivals: str
     definition: str
     latency: str
-    wall_s: float
     draft: float
     acceptance: float
+    wall_s: float
+
+
+class Found(Tried, frozen=True, kw_only=True):
+    """What `slackline capacity --json` prints. `capacity_rps` 0: even the lowest rate tried failed."""
+
+    capacity_rps: float
+    violations: float
+    precision: float
+    probes: list[Probe]  # in the order in which they were tried
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -60,9 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    for name, value, least in (("--violations", args.violations, 0.0), ("--precision", args.precision, FINEST)):
-        if not least <= value < 1:
-            raise ConfigError(f"{name} is a fraction, {least:g} or more and below 1")
+    check_fractions(args.violations, args.precision)
     began_s = time.perf_counter()
     demand = read_demand(args)
     trial = make_trial(args, demand, args.policy, parse_settings(args.set), args.rate)
@@ -85,20 +90,7 @@ def run(args: argparse.Namespace) -> int:
         violations=args.violations,
         precision=args.precision,
         probes=probes,
-        policy=trial.policy,
-        settings=dict(trial.settings),
-        profile=trial.profile,
-        replicas=trial.replicas,
-        workload=trial.workload,
-        tiers=trial.tiers.name,
-        seed=trial.seed,
-        duration_s=trial.duration_s,
-        arrivals=args.arrivals,
-        definition=trial.definition,
-        latency=trial.latency,
-        wall_s=time.perf_counter() - began_s,
-        draft=trial.draft,
-        acceptance=trial.acceptance,
+        **in_words(args, demand, trial.settings, began_s),
     )
     if args.json:
         print(msgspec.json.encode(found).decode())
@@ -113,6 +105,33 @@ def run(args: argparse.Namespace) -> int:
         highlight=False,
     )
     return 0
+
+
+def check_fractions(violations: float, precision: float) -> None:
+    """Raises ConfigError."""
+    for name, value, least in (("--violations", violations, 0.0), ("--precision", precision, FINEST)):
+        if not least <= value < 1:
+            raise ConfigError(f"{name} is a fraction, {least:g} or more and below 1")
+
+
+def in_words(args: argparse.Namespace, demand: Demand, settings: Mapping[str, str], began_s: float) -> dict[str, Any]:
+    """The fields of Tried, of a command that began at `began_s` (time.perf_counter())."""
+    return {
+        "policy": args.policy,
+        "settings": dict(settings),
+        "profile": args.profile,
+        "replicas": args.replicas,
+        "workload": demand.name,
+        "tiers": demand.tiers.name,
+        "seed": args.seed,
+        "duration_s": args.duration,
+        "arrivals": args.arrivals,
+        "definition": args.definition,
+        "latency": args.latency,
+        "draft": args.draft,
+        "acceptance": args.acceptance,
+        "wall_s": time.perf_counter() - began_s,
+    }
 
 
 def try_rate(trial: Trial, demand: Demand, rate_rps: float, violations: float) -> Probe:

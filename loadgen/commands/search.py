@@ -7,14 +7,13 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 import msgspec
-from msgspec import Struct
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from loadgen.capacity import Probe, find_capacity
-from loadgen.commands.capacity import FEWEST, FINEST, try_rate
+from loadgen.commands.capacity import FEWEST, Tried, check_fractions, in_words, try_rate
 from loadgen.commands.plan import Demand, add_plan_arguments, read_demand
 from loadgen.commands.trial import add_policy_arguments, add_trial_arguments, make_trial, parse_settings
 from loadgen.figures_table import named
@@ -27,28 +26,17 @@ from shared.errors import ConfigError
 VIOLATIONS, PRECISION = 0.01, 0.03
 
 
-class Searched(Struct, frozen=True, kw_only=True):
-    """What `slackline search --json` prints. `violations` is null at one rate, `rate_rps` by capacity."""
+class Searched(Tried, frozen=True, kw_only=True):
+    """What `slackline search --json` prints; `settings` are those of every configuration.
+
+    `violations` is null at one rate, `rate_rps` by capacity.
+    """
 
     command: str = "search"
-    policy: str
-    settings: dict[str, str]  # of every configuration
     grid: dict[str, list[str]]
     configurations: list[Carried | AtRate]  # best first
     violations: float | None
     rate_rps: float | None
-    profile: str
-    replicas: int
-    workload: str
-    tiers: str
-    seed: int
-    duration_s: float
-    arrivals: str
-    definition: str
-    latency: str
-    draft: float
-    acceptance: float
-    wall_s: float
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -81,9 +69,7 @@ def run(args: argparse.Namespace) -> int:
     if args.rate is not None and args.violations is not None:
         raise ConfigError("give --rate, to search by what is violated at it, or --violations, to search by capacity; not both")
     violations = VIOLATIONS if args.violations is None else args.violations
-    for name, value, least in (("--violations", violations, 0.0), ("--precision", args.precision, FINEST)):
-        if not least <= value < 1:
-            raise ConfigError(f"{name} is a fraction, {least:g} or more and below 1")
+    check_fractions(violations, args.precision)
     began_s, jobs = time.perf_counter(), check_jobs(args.jobs)
     demand, fixed = read_demand(args), parse_settings(args.set)
     make_trial(args, demand, args.policy, fixed, args.rate)  # what is wrong without any grid is told first
@@ -105,24 +91,11 @@ def run(args: argparse.Namespace) -> int:
         if not args.json:
             err.print(f"[{len(found)}/{len(tasks)}] {line(args.policy, one)}", highlight=False, markup=False, soft_wrap=True)
     searched = Searched(
-        policy=args.policy,
-        settings=fixed,
         grid=grid,
         configurations=best_first([found[number] for number in range(len(tasks))]),
         violations=None if args.rate is not None else violations,
         rate_rps=args.rate,
-        profile=args.profile,
-        replicas=args.replicas,
-        workload=demand.name,
-        tiers=demand.tiers.name,
-        seed=args.seed,
-        duration_s=args.duration,
-        arrivals=args.arrivals,
-        definition=args.definition,
-        latency=args.latency,
-        draft=args.draft,
-        acceptance=args.acceptance,
-        wall_s=time.perf_counter() - began_s,
+        **in_words(args, demand, fixed, began_s),
     )
     if args.json:
         print(msgspec.json.encode(searched).decode())

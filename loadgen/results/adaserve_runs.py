@@ -72,6 +72,26 @@ def served(lab: Lab, of: Mapping[str, Run]) -> Found:
     return {system: lab.figures(run) for system, run in of.items()}
 
 
+def varied(lab: Lab, head: str, tiers: Mapping[str, TierSet], duration_s: float, *, unattained: float, goodput: float) -> str:
+    """Figures 10 and 11: the systems of the paper at RATE_RPS, over `tiers` by what `head` says; and what is claimed at most."""
+    systems, rivals = [OURS, *BASELINES], list(BASELINES)
+    found = {name: served(lab, {system: run(system, RATE_RPS, duration_s, of) for system in systems}) for name, of in tiers.items()}
+    return "\n\n".join(
+        (
+            "SLO attainment:",
+            by_system(head, found, attained_percent, percent=True),
+            "Goodput, tokens/s of attained requests:",
+            by_system(head, found, lambda of: of.goodput_tokens_per_s),
+            claims(
+                (
+                    ("unattained, fewer by at most", unattained, most([fewer_unattained(of, rivals) for of in found.values()])),
+                    ("goodput, at most", goodput, most([more_goodput(of, rivals) for of in found.values()])),
+                )
+            ),
+        )
+    )
+
+
 def attained_percent(of: Figures) -> float:
     return 100 * (1 - of.violated_fraction)
 

@@ -8,25 +8,8 @@ SCALES = (1.6, 1.4, 1.2, 1.0, 0.8, 0.6)
 
 
 def body(lab: Lab, duration_s: float) -> str:
-    systems, rivals = [runs.OURS, *runs.BASELINES], list(runs.BASELINES)
-    found = {
-        f"{scale:g}": runs.served(lab, {system: runs.run(system, runs.RATE_RPS, duration_s, tiers(scale)) for system in systems})
-        for scale in SCALES
-    }
-    return "\n\n".join(
-        (
-            "SLO attainment:",
-            runs.by_system("coding's SLO over its pace alone", found, runs.attained_percent, percent=True),
-            "Goodput, tokens/s of attained requests:",
-            runs.by_system("coding's SLO over its pace alone", found, lambda of: of.goodput_tokens_per_s),
-            runs.claims(
-                (
-                    ("unattained, fewer by at most", 4.61, runs.most([runs.fewer_unattained(of, rivals) for of in found.values()])),
-                    ("goodput, at most", 1.38, runs.most([runs.more_goodput(of, rivals) for of in found.values()])),
-                )
-            ),
-        )
-    )
+    by_scale = {f"{scale:g}": tiers(scale) for scale in SCALES}
+    return runs.varied(lab, "coding's SLO over its pace alone", by_scale, duration_s, unattained=4.61, goodput=1.38)
 
 
 def tiers(scale: float) -> TierSet:

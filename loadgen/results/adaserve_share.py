@@ -7,27 +7,8 @@ SHARES = (0.3, 0.5, 0.7, 0.9)
 
 
 def body(lab: Lab, duration_s: float) -> str:
-    systems, rivals = [runs.OURS, *runs.BASELINES], list(runs.BASELINES)
-    found = {
-        f"{100 * share:g} %": runs.served(
-            lab, {system: runs.run(system, runs.RATE_RPS, duration_s, runs.coding_share(share)) for system in systems}
-        )
-        for share in SHARES
-    }
-    return "\n\n".join(
-        (
-            "SLO attainment:",
-            runs.by_system("coding", found, runs.attained_percent, percent=True),
-            "Goodput, tokens/s of attained requests:",
-            runs.by_system("coding", found, lambda of: of.goodput_tokens_per_s),
-            runs.claims(
-                (
-                    ("unattained, fewer by at most", 4.3, runs.most([runs.fewer_unattained(of, rivals) for of in found.values()])),
-                    ("goodput, at most", 1.3, runs.most([runs.more_goodput(of, rivals) for of in found.values()])),
-                )
-            ),
-        )
-    )
+    by_share = {f"{100 * share:g} %": runs.coding_share(share) for share in SHARES}
+    return runs.varied(lab, "coding", by_share, duration_s, unattained=4.3, goodput=1.3)
 
 
 SECTION = Section(

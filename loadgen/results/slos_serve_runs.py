@@ -8,7 +8,7 @@ from loadgen.results.section import Lab
 from shared.drive.virtual import DRAFT
 from shared.tiers import load_tiers
 
-SEED = 7  # the policy was looked at with seed 1 while it was written
+SEED = 11  # the policy was looked at with seed 1 while it was written, and with 7 before its drafts were paid for in full
 PROFILE = "a100-llama2-7b"
 SMALL_KV = "a100-llama3-8b"  # Reasoning's: a model with few KV heads
 CONTEXT_TOKENS = 10_240  # all but the longest thoughts

@@ -10,8 +10,9 @@ Where this differs from the paper:
   ask; a horizon ends with an arrival or an end. An offer that waits for others only has less time.
 - *The loss at a deadline*: a batch may end at a deadline (slos_serve_batch.py), so of the batch in which one lies only what its decodes
   take is lost, not all of it. Elsewhere PB* is linear in time.
-- *Lengths of drafts* are fixed for one admission from the decodes there are and those that may come, not solved anew for each n; and
-  they are lengths by which windows of 10 tokens come in time, not their mean (slos_serve_speculation.py).
+- *Lengths of drafts* are fixed for one admission from the decodes there are and those that may come, not solved anew for each n; they
+  are lengths by which windows of 10 tokens come in time, not their mean; what the draft model reads is paid for; and while nothing is to
+  be prefilled everybody drafts (slos_serve_speculation.py).
 - *Many new requests*: beyond EXACT_NEW the programme is left for its stand-in.
 - *A running request whose deadline is lost* stays standard: the paper has no way down after admission. It does not keep others out.
 - *Memory*: best-effort requests count as free, since they give way.
@@ -25,18 +26,20 @@ from typing import Literal
 import numpy as np
 from msgspec import Struct
 
+from shared.perf.profile import Profile
 from shared.perf.shape import BatchShape
 from shared.policy import chunk, slos_serve_demand
+from shared.policy.chunk import Rows
 from shared.policy.fit import accept_what_fits
 from shared.policy.seam import Admission, Choice, Declared, Floats, Observation, View
-from shared.policy.slos_serve_admission import Problem, choose, eased
+from shared.policy.slos_serve_admission import Counts, Problem, choose, eased
 from shared.policy.slos_serve_batch import MARGIN_S, Standing, batches, prefill_first
 from shared.policy.slos_serve_budget import PrefillRate, tier_along, tiers_of
-from shared.policy.slos_serve_demand import FAR_S, LOOSE_TPOT_S, Demands, Lengths
+from shared.policy.slos_serve_demand import FAR_S, Demands, Lengths, TightestOffered
 from shared.policy.slos_serve_drafted import Drafting, speculating, tightened
 from shared.policy.slos_serve_greedy import choose_greedily
 from shared.policy.slos_serve_routing import make_router
-from shared.policy.slos_serve_speculation import Acceptance, best_lengths, expected_tokens, sure_tokens
+from shared.policy.slos_serve_speculation import Acc, Acceptance, best_lengths, expected_tokens, fastest, sure_tokens, token_s
 from shared.policy.slos_serve_speculation import Lengths as DraftLengths
 from shared.schemas import Digest, Offer
 from shared.vocabulary import ReplicaId, ServiceClass
@@ -51,7 +54,8 @@ PROBE_TOKENS = 512
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`router`, `speculate` and `best_effort` are the ablations of figure 14; all three off is its baseline.
 
-    `speculate`, where there is a draft model: batches as long as windows of 10 tokens surely allow, or, as in the paper, their mean.
+    `speculate`, where there is a draft model: as above, or, as in the paper, in batches as long as the mean of a window allows, and by
+    appendix D even while nothing is to be prefilled.
     """
 
     router: Literal["sequential", "round_robin"] = "sequential"
@@ -70,7 +74,7 @@ class SlosServe:
         self._router = make_router(settings.router)
         self._lengths = Lengths()
         self._acceptance = Acceptance()
-        self._idle_s = LOOSE_TPOT_S  # the tightest TPOT that was ever offered
+        self._tightest = TightestOffered()
         self._solved: tuple[object, DraftLengths] | None = None  # appendix D for the counts it was last asked for
 
     # ------------------------------------------------------------ admission (section 3)
@@ -97,7 +101,7 @@ class SlosServe:
         everyone = held.beside(slos_serve_demand.of_offers(view, [*promised, *offers], self._lengths))
         first_new = len(everyone.value) - len(offers)
         new = np.arange(len(everyone.value)) >= first_new
-        self._idle_s = min(self._idle_s, float(everyone.tpot_s[new].min()))
+        self._tightest.offered(float(everyone.tpot_s[new].min()), view.start_unix_s)
         tiers = tiers_of(everyone.tpot_s)
         tier = tier_along(everyone.tpot_s, tiers)
         decodes = everyone.prefill_tokens == 0
@@ -136,7 +140,7 @@ class SlosServe:
         draft = view.draft if self._set.speculate != "never" else None
         lengths = None
         if draft is not None:
-            lengths = best_lengths(view.profile, draft, tiers, most, context, self._made(self._acceptance.alpha), MARGIN_S)
+            lengths = best_lengths(view.profile, draft, tiers, most, context, self._acc(), MARGIN_S)
         return PrefillRate(view.profile, tiers, context, float(everyone.tpot_s[begins].min()), MARGIN_S, draft, lengths)
 
     def route(self, offer: Offer, digests: Mapping[ReplicaId, Digest], rng: Random) -> Sequence[ReplicaId]:
@@ -151,7 +155,7 @@ class SlosServe:
         demands = slos_serve_demand.of_rows(view, rows, self._lengths)
         tpot_s, due = np.full(view.rows, np.inf), np.full(view.rows, np.inf)
         tpot_s[rows], due[rows] = demands.tpot_s, demands.due_unix_s
-        standing = Standing(tpot_s, due, self._idle_s)
+        standing = Standing(tpot_s, due, self._tightest.at(view.start_unix_s))
         if view.draft is None or self._set.speculate == "never":
             return batches(view, standing)
         drafting = self._drafting(view, standing)
@@ -160,27 +164,42 @@ class SlosServe:
         return [choice] if choice is not None else [replace(plain, repeats=1) for plain in batches(view, standing)]
 
     def _drafting(self, view: View, standing: Standing) -> Drafting | None:
-        """Appendix D for the standard decodes; None where it says not to draft."""
+        """Lengths for the standard decodes: appendix D's while there is anything to prefill; None where they are not to draft."""
         assert view.draft is not None
         rows = ((view.phase == chunk.DECODE) & ~view.best_effort).nonzero()[0]
         if not len(rows):
             return None
         tiers = tiers_of(standing.tpot_s[rows])
-        counts = np.bincount(tier_along(standing.tpot_s[rows], tiers), minlength=len(tiers)).tolist()
+        tier = tier_along(standing.tpot_s[rows], tiers)
+        counts = np.bincount(tier, minlength=len(tiers)).tolist()
         context = float(view.computed_tokens[rows].mean())
-        alpha = self._acceptance.alpha
+        prefills = self._set.speculate == "paper" or bool(((view.phase != chunk.DECODE) & ~view.best_effort).any())
+        owed_s = self._owed_s(view, view.draft, rows, tier, len(tiers)) if prefills else None
         speed = view.profile.batch_s(BatchShape(PROBE_TOKENS, 1))  # profiles are corrected while they are used
-        asked = (tiers, tuple(counts), round(context / CONTEXT_STEP), round(alpha, 2), round(speed, 4))
+        asked = (tiers, tuple(counts), round(context / CONTEXT_STEP), round(self._acceptance.alpha, 2), round(speed, 4), owed_s)
         if self._solved is None or self._solved[0] != asked:
-            self._solved = asked, best_lengths(view.profile, view.draft, tiers, counts, context, self._made(alpha), MARGIN_S)
+            if prefills:
+                found = best_lengths(view.profile, view.draft, tiers, counts, context, self._acc(), MARGIN_S, owed_s)
+            else:
+                found = fastest(view.profile, view.draft, tiers, counts, context, self._acc(), MARGIN_S)
+            self._solved = asked, found
         lengths = self._solved[1]
         if not lengths.drafts:
             return None
-        mean = expected_tokens(alpha)
-        return Drafting(lengths.batch_s, self._made(alpha), mean, tightened(view, standing.tpot_s, mean))
+        acc = self._acc()
+        return Drafting(lengths, acc, tightened(view, standing.tpot_s, acc.mean))
 
-    def _made(self, alpha: float) -> Floats:
-        return expected_tokens(alpha) if self._set.speculate == "paper" else sure_tokens(alpha)
+    def _owed_s(self, view: View, draft: Profile, rows: Rows, tier: Counts, tiers: int) -> tuple[float, ...]:
+        """By tier: what the draft model has not read of its decodes, for each token that is still expected of them; to 0.1 ms."""
+        left = self._lengths.left(view.prompt_tokens[rows], view.max_tokens[rows], view.generated_tokens[rows])
+        missing = np.maximum(view.computed_tokens[rows] - view.draft_tokens[rows], 0)
+        owed = token_s(draft) * np.bincount(tier, missing / np.maximum(left, 1.0), tiers)
+        return tuple(owed.round(4).tolist())
+
+    def _acc(self) -> Acc:
+        alpha = self._acceptance.alpha
+        mean = expected_tokens(alpha)
+        return Acc(mean if self._set.speculate == "paper" else sure_tokens(alpha), mean)
 
     def observe(self, seen: Observation) -> None:
         if seen.drafts is not None:

@@ -4,16 +4,14 @@ Without a draft, by the batches of Algorithm 2: each as long as the tightest TPO
 its own TPOT asks, the rest prefill. With one, by the lengths of appendix D, where that is more. Decodes have a mean context.
 """
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
 
 from shared.perf.profile import Profile
-from shared.perf.shape import BatchShape
 from shared.policy.seam import Floats
 from shared.policy.slos_serve_admission import Counts
-from shared.policy.slos_serve_speculation import BATCH_TOKENS, Lengths, prefill_tokens
+from shared.policy.slos_serve_speculation import Lengths, in_each, plain_tokens, prefill_tokens
 
 # Ours: tiers that are told apart; the closest others are counted with the tighter neighbour. The paper has two or three.
 MAX_TIERS = 4
@@ -48,21 +46,15 @@ class PrefillRate:
 
     def _rate(self, counts: tuple[int, ...]) -> float:
         batch_s = next((tpot_s for tpot_s, n in zip(self._tpot_s, counts, strict=True) if n), self._idle_s)
-        decodes = math.ceil(sum(n * batch_s / tpot_s for n, tpot_s in zip(counts, self._tpot_s, strict=True)) - 1e-9)
+        decodes = in_each(counts, self._tpot_s, batch_s)
         key = (batch_s, decodes)
         rate = self._plain.get(key)
         if rate is None:
-            rate = self._plain[key] = self._tokens(batch_s, decodes) / batch_s
+            rate = self._plain[key] = plain_tokens(self._profile, decodes, batch_s, self._context, self._margin_s) / batch_s
         if self._lengths is not None and self._lengths.drafts:
             drafted = prefill_tokens(self._profile, self._draft, self._lengths, counts, self._context, self._margin_s)
             rate = max(rate, drafted / self._lengths.batch_s)
         return rate
-
-    def _tokens(self, batch_s: float, decodes: int) -> float:
-        shape = BatchShape(decodes=decodes, decode_context=int(decodes * self._context))
-        if decodes and self._profile.batch_s(shape) > batch_s - self._margin_s:
-            return -math.inf
-        return float(self._profile.prefill_budget(shape, 0, batch_s - self._margin_s, BATCH_TOKENS))
 
 
 def tiers_of(tpot_s: Floats) -> tuple[float, ...]:

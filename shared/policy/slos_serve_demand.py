@@ -15,6 +15,7 @@ The paper's requests have a TTFT and a TPOT. Ours may have other bounds, and are
 """
 
 import math
+from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -33,6 +34,8 @@ from shared.schemas import Offer
 LOOSE_TPOT_S = 0.1
 # Ours: a prefill without a deadline is planned to end within this.
 FAR_S = 3600.0
+# Ours: how long a TPOT is expected again after it was last offered.
+LATELY_S = 60.0
 # Ours: the chunk that prompts are thought to be cut into when their attention is priced, and the tokens over which one more is.
 CHUNK_TOKENS = 512
 
@@ -56,6 +59,26 @@ class Demands(NamedTuple):
             np.concatenate((self.blocks, other.blocks)),
             np.concatenate((self.value, other.value)),
         )
+
+
+class TightestOffered:
+    """The tightest TPOT offered within the last LATELY_S, which may come again; the loose one where there is none.
+
+    Who asks for what no batch keeps shortens the batches that others wait for no longer than that.
+    """
+
+    def __init__(self) -> None:
+        self._rising = deque[tuple[float, float]]()  # (offered, TPOT): none is followed by one as tight
+
+    def offered(self, tpot_s: float, now_unix_s: float) -> None:
+        while self._rising and self._rising[-1][1] >= tpot_s:
+            self._rising.pop()
+        self._rising.append((now_unix_s, tpot_s))
+
+    def at(self, now_unix_s: float) -> float:
+        while self._rising and self._rising[0][0] < now_unix_s - LATELY_S:
+            self._rising.popleft()
+        return min(LOOSE_TPOT_S, self._rising[0][1]) if self._rising else LOOSE_TPOT_S
 
 
 class Lengths:

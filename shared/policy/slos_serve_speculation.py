@@ -4,6 +4,14 @@ A decode that verifies s tokens (s - 1 drafts and its newest token) is counted w
 Longer batches hold more prefill for the same fixed cost. For each tier that may bind, and each length of it, the others take the shortest
 length that does not bind; kept is what leaves most prefill tokens per second. All lengths 1 is decoding without a draft.
 
+Where we differ:
+- *The draft model reads too.* Before its first step for a request it computes the whole context, which the appendix leaves out. So a
+  prompt token counts as one and what it takes the draft, as far as its tier drafts; and what the decodes there are still owe is spread over
+  the tokens expected of each. A tier drafts only where that is paid for as well.
+- *Not drafting* is what Algorithm 2 makes of it: looser tiers rest in some batches. In the appendix every decode runs in every batch.
+- *Nothing to prefill* (`fastest`): there is no rate to maximise. Then everybody drafts so far as decodes end soonest, in batches that keep
+  every TPOT without luck: who ends sooner leaves more for the prompts that come next. The same where no length keeps the pace.
+
 alpha is learned from what was accepted, over all requests as in the paper: an accepted draft is a success, the first rejected one a
 failure, those behind it were never tried. Seconds of drafting are the draft's profile's.
 
@@ -14,6 +22,7 @@ What Acc(s) is, is a choice:
   a tier drafts where it buys time that can be relied on.
 """
 
+import math
 from collections.abc import Sequence
 from functools import cache
 from typing import NamedTuple
@@ -35,6 +44,8 @@ BATCH_TOKENS = 4096
 # Ours: alpha before anything was seen, and how many drafts that counts for.
 PRIOR_ALPHA = 0.7
 PRIOR_DRAFTS = 100.0
+# Ours: the seconds of one more prompt token are those between so many and twice as many.
+CHUNK_TOKENS = 512
 # Ours: at so many drafts all that was seen counts half.
 FADE_DRAFTS = 20_000.0
 
@@ -80,6 +91,13 @@ def _sure_tokens(alpha: float) -> Floats:
     return np.array(made)
 
 
+class Acc(NamedTuple):
+    """Acc(s), by tokens verified: what a pace is planned with, and the mean."""
+
+    made: Floats
+    mean: Floats
+
+
 class Lengths(NamedTuple):
     """`tokens`: verified by a decode of each tier, its newest one included; `batch_s`: what a batch may take."""
 
@@ -109,38 +127,88 @@ def drafting_s(draft: Profile, counts: Sequence[int], tokens: Sequence[int], con
 
 
 def best_lengths(
-    profile: Profile, draft: Profile, tpot_s: Sequence[float], counts: Sequence[int], context_tokens: float, made: Floats, margin_s: float
+    profile: Profile,
+    draft: Profile,
+    tpot_s: Sequence[float],
+    counts: Sequence[int],
+    context_tokens: float,
+    acc: Acc,
+    margin_s: float,
+    owed_s: Sequence[float] | None = None,
 ) -> Lengths:
-    """The maximisation of appendix D, for `counts` decodes of tiers with TPOTs `tpot_s`; of equals the shorter lengths. `made`: Acc.
+    """The maximisation of appendix D, for `counts` decodes of tiers with TPOTs `tpot_s`; of equals the shorter lengths.
 
-    Without any decode lengths are 1. Where not even the decodes alone fit, too.
+    `owed_s`: by tier, what the draft has not read yet of its decodes, in seconds for each token that they still make; None: nothing.
+    Without any decode lengths are 1. Where not even the decodes alone fit, those of `fastest`.
     """
     tiers = [tier for tier, n in enumerate(counts) if n]
     best = Lengths((1,) * len(tpot_s), min((tpot_s[tier] for tier in tiers), default=max(tpot_s)))
-    most = prefill_tokens(profile, None, best, counts, context_tokens, margin_s) / best.batch_s
+    running = in_each(counts, tpot_s, best.batch_s)
+    most = plain_tokens(profile, running, best.batch_s, context_tokens, margin_s) / best.batch_s
     for binding in tiers:
         for length in range(1, LONGEST + 1):
-            batch_s = tpot_s[binding] * float(made[length])
+            batch_s = tpot_s[binding] * float(acc.made[length])
             tokens = [1] * len(tpot_s)
             for tier in tiers:
-                tokens[tier] = length if tier == binding else int(np.searchsorted(tpot_s[tier] * made, batch_s))
+                tokens[tier] = length if tier == binding else int(np.searchsorted(tpot_s[tier] * acc.made, batch_s))
             if max(tokens) > LONGEST:
                 continue
             found = Lengths(tuple(tokens), batch_s)
-            rate = prefill_tokens(profile, draft, found, counts, context_tokens, margin_s) / batch_s
+            now_s = sum(owed * s for owed, s in zip(owed_s, tokens, strict=True) if s > 1) if owed_s is not None else 0.0
+            rate = prefill_tokens(profile, draft, found, counts, context_tokens, margin_s + now_s) / batch_s
             if rate > most:
                 best, most = found, rate
+    return best if most >= 0 else fastest(profile, draft, tpot_s, counts, context_tokens, acc, margin_s)
+
+
+def fastest(
+    profile: Profile, draft: Profile, tpot_s: Sequence[float], counts: Sequence[int], context_tokens: float, acc: Acc, margin_s: float
+) -> Lengths:
+    """The one length for all with which most tokens come a second, of those that keep the tightest pace, if any does. Some decode there is.
+
+    A batch takes no longer than the tightest TPOT, so that each of its tokens is in time, if that is enough for it.
+    """
+    tightest_s, n = min(tpot_s[tier] for tier, n in enumerate(counts) if n), sum(counts)
+    best, most = Lengths((1,) * len(tpot_s), tightest_s), (False, 0.0)
+    step_s = drafting_s(draft, (n,), (2,), context_tokens)
+    for length in range(1, LONGEST + 1):
+        seconds = profile.batch_s(verifying((n,), (length,), context_tokens)) + (length - 1) * step_s
+        batch_s = tightest_s if seconds + margin_s <= tightest_s else tightest_s * float(acc.made[length])
+        came = (seconds + margin_s <= batch_s, float(acc.mean[length]) / seconds)
+        if came > most:
+            best, most = Lengths((length,) * len(tpot_s), batch_s), came
     return best
 
 
 def prefill_tokens(
     profile: Profile, draft: Profile | None, lengths: Lengths, counts: Sequence[int], context_tokens: float, margin_s: float
 ) -> float:
-    """What fits into a batch of these lengths beside its decodes; -inf if these alone do not."""
+    """What fits into a batch of these lengths beside its decodes, the draft's reading of it included; -inf if these alone do not."""
     shape = verifying(counts, lengths.tokens, context_tokens)
-    budget_s = lengths.batch_s - margin_s
+    budget_s, read = lengths.batch_s - margin_s, 1.0
     if draft is not None and lengths.drafts:
         budget_s -= drafting_s(draft, counts, lengths.tokens, context_tokens)
+        drafting = sum(n for n, s in zip(counts, lengths.tokens, strict=True) if s > 1)
+        one_s = token_s(profile)  # 0 where prompts are no longer than what the weights take to read
+        read += token_s(draft) / one_s * drafting / max(sum(counts), 1) if one_s > 0 else 0.0
     if shape.tokens and profile.batch_s(shape) > budget_s:
-        return float("-inf")
-    return float(profile.prefill_budget(shape, 0, budget_s, BATCH_TOKENS))
+        return -math.inf
+    return profile.prefill_budget(shape, 0, budget_s, BATCH_TOKENS) / read
+
+
+def in_each(counts: Sequence[int], tpot_s: Sequence[float], batch_s: float) -> int:
+    """Decodes in a batch where nobody drafts: each runs in every so many of them as its TPOT asks."""
+    return math.ceil(sum(n * batch_s / each_s for n, each_s in zip(counts, tpot_s, strict=True)) - 1e-9)
+
+
+def plain_tokens(profile: Profile, decodes: int, batch_s: float, context_tokens: float, margin_s: float) -> float:
+    """What fits into a batch beside decodes that do not draft; -inf if these alone do not."""
+    shape = BatchShape(decodes=decodes, decode_context=int(decodes * context_tokens))
+    if decodes and profile.batch_s(shape) > batch_s - margin_s:
+        return -math.inf
+    return float(profile.prefill_budget(shape, 0, batch_s - margin_s, BATCH_TOKENS))
+
+
+def token_s(profile: Profile) -> float:
+    """Seconds that one more prompt token takes, its attention left out."""
+    return (profile.batch_s(BatchShape(2 * CHUNK_TOKENS)) - profile.batch_s(BatchShape(CHUNK_TOKENS))) / CHUNK_TOKENS

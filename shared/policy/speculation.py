@@ -4,10 +4,11 @@ A planner fixes depth, width, needs and budget one plan ahead (seam.Speculation)
 has run. `select` is that second half, and all of a policy that a worker executes. `draft_s` is what drafting costs.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from shared.columns import Ints, unpack
@@ -39,6 +40,13 @@ def select(selection: Selection, caps: Ints, candidates: Candidates) -> Bools:
     if chosen is None:
         raise PeerError(f"no selection is called {selection.method!r}; there are: {', '.join(METHODS)}", param="method")
     return chosen(selection, caps, candidates)
+
+
+def along(selection: Selection, entries: Sequence[int]) -> Selection:
+    """The selection for these entries of its plan alone."""
+    # Four bytes an element, whatever they mean.
+    columns = {name: np.frombuffer(getattr(selection, name), dtype="<i4")[entries].tobytes() for name in ("depth", "width", "needed")}
+    return replace(selection, **columns)
 
 
 def chain(selection: Selection, caps: Ints, candidates: Candidates) -> Bools:
