@@ -38,6 +38,8 @@ HOST = "127.0.0.1"
 POLL_S = 0.05
 PING_S = 1.0  # for one answer of the services API
 READY_S = 90.0  # two torch engines import and load on two cores in 15 s
+VLLM_READY_S = 1800.0  # loads weights, compiles, records CUDA graphs
+ENGINES = ("sim", "torch", "vllm")
 KILL_AFTER_S = 3.0  # longer than a service's drain_s it is not waited for
 
 
@@ -49,11 +51,13 @@ class FleetSpec:
     policy: str = ""
     settings: Mapping[str, str] = field(default_factory=dict)  # of the policy
     engine: str = "sim"
-    model: str = models.DEFAULT  # torch: a shipped model, or a folder
+    model: str = models.DEFAULT  # torch, vllm: a shipped model, or a folder
     profile: str = ""
     pace: float = 1.0  # sim: seconds of ours per second of the profile
     draft: float = DRAFT  # sim: of the target's time that a step of the draft model takes
     acceptance: float = ACCEPTANCE  # sim: of a first draft, in the mean
+    vllm: Mapping[str, Any] = field(default_factory=dict)  # vllm: further arguments of its engine, by vLLM's names
+    adapters: Mapping[str, str] = field(default_factory=dict)  # vllm: LoRA adapters, name to folder
     tiers: str = ""
     planners: int = 1
     admissions: int = 1
@@ -112,12 +116,13 @@ class Fleet:
         return [ReplicaId(f"r{n}") for n in range(1, self.spec.replicas + 1)]
 
     async def __aenter__(self) -> Self:
+        ready_s = VLLM_READY_S if self.spec.engine == "vllm" else READY_S
         try:
-            async with asyncio.timeout(READY_S):
+            async with asyncio.timeout(ready_s):
                 await self._unless_failed(self._start())
         except TimeoutError as error:
             await self._stop(keep_logs=True)
-            raise ChildError(f"the fleet was not ready within {READY_S:g} s: {self._still_awaited()}") from error
+            raise ChildError(f"the fleet was not ready within {ready_s:g} s: {self._still_awaited()}") from error
         except BaseException:
             await self._stop()
             raise
@@ -145,9 +150,11 @@ class Fleet:
             self._add("planner", n, environment)
         self._add("relegation", 0, environment)
         self.pools = self._pools(environment)
-        for replica, pool in self.pools.items():
-            of_pool = {"SLACKLINE_WORKER_POOL": pool} if pool else {}
-            self._spawn(f"worker-{replica}", _service("worker"), environment | {"SLACKLINE_WORKER_REPLICA": replica} | of_pool)
+        for n, (replica, pool) in enumerate(self.pools.items()):
+            its_own = {"SLACKLINE_WORKER_REPLICA": replica, **devices(self.spec, n, environment)}
+            if pool:
+                its_own["SLACKLINE_WORKER_POOL"] = pool
+            self._spawn(f"worker-{replica}", _service("worker"), environment | its_own)
         if self.spec.gateway:
             self._spawn("gateway", _service("gateway"), environment | {"SLACKLINE_GATEWAY_PORT": str(self.spec.http_port)})
         async with connect(self.url, "slackline-fleet") as bus:
@@ -161,8 +168,8 @@ class Fleet:
         spec = self.spec
         if spec.replicas < 1 or spec.planners < 1 or spec.admissions < 1:
             raise ConfigError("a fleet has at least one replica, one planner and one admission")
-        if spec.engine not in ("sim", "torch"):
-            raise ConfigError(f"unknown engine {spec.engine!r}: sim or torch")
+        if spec.engine not in ENGINES:
+            raise ConfigError(f"unknown engine {spec.engine!r}: {', '.join(ENGINES)}")
 
     def _take_folder(self) -> Path:
         """The store, and nobody else's while we use it: two servers on one store would spoil it."""
@@ -192,7 +199,7 @@ class Fleet:
 
     def _environment(self) -> dict[str, str]:
         spec = self.spec
-        model = spec.model if spec.engine == "torch" else ""
+        model = "" if spec.engine == "sim" else spec.model
         given = {
             "SLACKLINE_POLICY": spec.policy,
             "SLACKLINE_SETTINGS": json.dumps(dict(spec.settings)) if spec.settings else "",
@@ -200,6 +207,8 @@ class Fleet:
             "SLACKLINE_ADMISSION_MODEL": model,
             "SLACKLINE_WORKER_MODEL": model,
             "SLACKLINE_WORKER_PROFILE": spec.profile,
+            "SLACKLINE_WORKER_VLLM": json.dumps(dict(spec.vllm)) if spec.vllm else "",
+            "SLACKLINE_WORKER_ADAPTERS": json.dumps(dict(spec.adapters)) if spec.adapters else "",
         }
         fixed = {
             "SLACKLINE_URL": self.url,
@@ -315,6 +324,18 @@ class Fleet:
                 shutil.rmtree(self.folder, ignore_errors=True)
             self.failed.cancel()
             self._exit.close()
+
+
+def devices(spec: FleetSpec, n: int, environment: Mapping[str, str]) -> dict[str, str]:
+    """Of several vLLM workers on one machine each has GPUs of its own, in turn: of those that are visible, or of all."""
+    if spec.engine != "vllm" or spec.replicas == 1:
+        return {}
+    each = int(spec.vllm.get("tensor_parallel_size", 1))
+    visible = [device for device in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if device]
+    if visible and len(visible) < each * spec.replicas:
+        raise ConfigError(f"{spec.replicas} replicas of {each} GPUs need {each * spec.replicas}; CUDA_VISIBLE_DEVICES names {len(visible)}")
+    mine = (visible or [str(device) for device in range(each * spec.replicas)])[n * each : (n + 1) * each]
+    return {"CUDA_VISIBLE_DEVICES": ",".join(mine)}
 
 
 def cores() -> int:

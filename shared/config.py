@@ -11,7 +11,7 @@ import re
 import tomllib
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_origin
 
 import msgspec
 from msgspec import Meta
@@ -75,7 +75,7 @@ def _values(env: Mapping[str, str], section: str, types: Mapping[str, Any], know
         if name in types:
             values[name] = _converted(raw, types[name], origin)
     for name, origin, text in _from_environment(env, section, types, known):
-        if name in types:
+        if name in types and (text or get_origin(types[name]) is not dict):  # compose gives an empty text for what is not set
             values[name] = _from_text(text, types[name], origin)
     return values
 

@@ -9,17 +9,20 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct, field
 
 from shared.perf.store import ProfileFile
+from shared.structured import Structured
 from shared.vocabulary import FinishReason, Measure, ReplicaId, RequestKey, ServiceClass, Slo
 
 Count = Annotated[int, Meta(ge=0)]
 ShortText = Annotated[str, Meta(max_length=128)]
+TokenId = Annotated[int, Meta(ge=0, lt=2**31)]
+Bias = Annotated[float, Meta(ge=-100, le=100)]
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]  # JSON may bring more, which msgpack cannot store
 
 # ---------------------------------------------------------------- client <-> admission
 
 
 class Sampling(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """How tokens are drawn and when the output ends. temperature 0 is greedy."""
+    """How tokens are drawn and when the output ends. temperature 0 is greedy. Not every engine has all of it: shared/features.py."""
 
     max_tokens: Annotated[int, Meta(ge=1, le=1_000_000)] = 256
     temperature: Annotated[float, Meta(ge=0, le=2)] = 1.0
@@ -30,6 +33,13 @@ class Sampling(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unk
     stop_token_ids: Annotated[list[Int64], Meta(max_length=64)] = field(default_factory=list)
     ignore_eos: bool = False
     logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None  # alternatives to tell with each token; None: tell nothing
+    min_p: Annotated[float, Meta(ge=0, le=1)] = 0.0  # tokens less likely than this share of the likeliest one are not drawn
+    min_tokens: Annotated[int, Meta(ge=0, le=1_000_000)] = 0  # before these no stop token is drawn and no stop string heeded
+    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] = 0.0  # off the logit of each token of the output so far
+    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] = 0.0  # likewise, for each time it is there
+    repetition_penalty: Annotated[float, Meta(gt=0, le=100)] = 1.0  # divides (below 0: multiplies) the logits of prompt and output
+    logit_bias: Annotated[dict[TokenId, Bias], Meta(max_length=300)] = field(default_factory=dict)  # added to logits
+    structured: Structured | None = None  # what the output must be
     # Stands for the model's own end of sequence when a trace is replayed: the worker stops there, no planner sees it.
     output_tokens: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
     # Likewise for the end-of-thinking token: so many of its tokens are thinking. Only an SLO that names thinking_tbt_s heeds it.
@@ -41,7 +51,8 @@ class GenerateRequest(Struct, frozen=True, kw_only=True, omit_defaults=True, for
 
     request_id: str
     tenant: str = "default"
-    model: ShortText | None = None
+    model: ShortText | None = None  # the model's name, or an adapter's
+    adapter: ShortText = ""  # by this LoRA adapter; "": by the model itself, if `model` names no adapter
     prompt: str | None = None
     messages: list[dict[str, Any]] | None = None
     token_ids: list[int] | None = None
@@ -172,6 +183,7 @@ class Body(Struct, frozen=True, kw_only=True):
 
     prompt: bytes  # token ids, int32
     sampling: Sampling
+    adapter: str = ""
 
 
 class Resume(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -214,6 +226,7 @@ class Record(Struct, frozen=True, kw_only=True, omit_defaults=True):
     traceparent: str = ""
     verdict: Verdict | None = None
     output_key: str = ""  # where what it made is, once it has ended
+    needs: tuple[str, ...] = ()  # what its replica must have, sorted (shared/features.py)
 
 
 # ---------------------------------------------------------------- admission <-> planner
@@ -241,6 +254,7 @@ class Offer(Struct, frozen=True, kw_only=True, omit_defaults=True):
     left: str = ""  # why its last replica gave it up ("offloaded", "drained", ...); empty if none has had it
     answering: bool = False  # of one whose SLO names a pace for thinking: it has ended, so `tbt_s` is its pace
     body_key: str = ""  # for the worker that is to hold it
+    needs: tuple[str, ...] = ()  # what its replica must have
 
     @property
     def thinking(self) -> bool:
@@ -277,6 +291,8 @@ class Digest(Struct, frozen=True, kw_only=True):
     free_slots: int
     surplus: bool  # would take best-effort work now
     accepting: bool = True
+    features: list[str] = []  # what its engine can do (shared/features.py)
+    adapters: list[str] = []
 
 
 # ---------------------------------------------------------------- planner <-> worker
@@ -301,6 +317,8 @@ class Announce(Struct, frozen=True, kw_only=True):
     draining: bool = False
     fitted: ProfileFile | None = None  # what the worker measured of its engine; shared/perf/announced.py judges it
     draft: float = 0.0  # what an iteration of its draft model takes, as a fraction of the profile; 0: it has none
+    features: list[str] = []  # what it can do that not every engine can (shared/features.py)
+    adapters: list[str] = []  # LoRA adapters it has loaded
 
 
 class Hold(Struct, frozen=True, kw_only=True):
@@ -402,12 +420,14 @@ class PlanAck(Struct, frozen=True, kw_only=True, tag="ack"):
     promoted: bytes = b""
     skipped: bytes = b""  # planned, but already ended
     drafted: bytes = b""  # along slots: draft tokens verified
+    cached: bytes = b""  # along slots: of `computed`, positions found in a prefix cache
     answering: bytes = b""  # slots whose thinking is over as of this ack
     thinking_tokens: bytes = b""  # along those: how many of all its output tokens were thinking; 0: it never thought
     free_blocks: int = 0
     started_unix_s: float = 0.0
     ended_unix_s: float = 0.0
     exec_s: float = 0.0  # by the worker's monotonic clock
+    outside_s: float = 0.0  # of that, not spent in the model and its sampling; 0: unknown
     idle_s: float = 0.0  # waited for this plan after the previous iteration, while holding work
 
 

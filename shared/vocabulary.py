@@ -34,6 +34,7 @@ class FinishReason(StrEnum):
     CANCELLED = "cancelled"
     EXPIRED = "expired"
     FAILED = "failed"
+    INVALID = "invalid"  # the engine cannot do what it asks for, as a grammar that does not compile: no other try would help
     DROPPED = "dropped"  # by a policy that declares that it drops
     REFUSED = "refused"  # never begun: no capacity, and the caller did not want best-effort
 

@@ -14,7 +14,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from services.worker.engine import EngineFacts, Load, Work
-from services.worker.engines.sim import SimEngine, readable_token
+from services.worker.engines.sim import readable_token
 from shared.columns import pack, unpack_list
 from shared.drive.timeline import Alarm, Timeline
 from shared.policy import registry
@@ -40,6 +40,7 @@ from shared.policy.worker import WorkerCore
 from shared.schemas import Announce, AttemptOver, BatchPlan, Body, Delta, Hold, HoldAnswer, Offer, OfferAnswer, Record, Sampling
 from shared.vocabulary import FinishReason, ReplicaId, RequestKey, ServiceClass, Slo, Slot
 from tests.views import Linear
+from tests.wayward import WaywardEngine
 
 REPLICA = ReplicaId("r1")
 STEPS = 40_000  # of one run: far more than any schedule here needs
@@ -79,6 +80,8 @@ class World:
     noise: float  # of an iteration's duration
     seed: int
     hand_back: bool = True
+    hits: float = 0.0  # how often the engine finds a part of what begins in a prefix cache
+    lapses: float = 0.0  # how often it does nothing for an entry
     settings: dict[str, str] = field(default_factory=dict)
 
 
@@ -191,7 +194,9 @@ class Bench:
             block_tokens=world.block_tokens, context_tokens=context, max_slots=world.slots, epoch=0,
         )  # fmt: skip
         facts = EngineFacts("sim", "m", "p", world.kv_blocks, world.block_tokens, context, world.slots, 256, frozenset())
-        self.engine = SimEngine(facts, Linear(), wait=None, clock=lambda: 0.0)
+        self.engine = WaywardEngine(
+            facts, Linear(), wait=None, clock=lambda: 0.0, rng=Random(world.seed), hits=world.hits, lapses=world.lapses
+        )
         self.worker = WorkerCore(
             REPLICA, "i1", kv_blocks=world.kv_blocks, block_tokens=world.block_tokens, context_tokens=context, max_slots=world.slots
         )
@@ -338,6 +343,8 @@ class Bench:
                 self.line.after(exec_s * (1 + self.world.noise * self.rng.random()), self.end, turn, done, self.line.now_s)
 
     def run(self, turn: Turn) -> tuple[list[TurnDone], float]:
+        for slot in turn.preempts:
+            self.engine.preempt(Slot(slot))
         for slot in turn.releases:
             self.engine.release(Slot(slot))
         for load in turn.loads:
@@ -349,7 +356,7 @@ class Bench:
         for work, did in zip(turn.work, outcome.done, strict=True):
             kept = list(did.tokens[: work.limit])
             finish = work.limit_reason if kept and len(kept) == work.limit else None
-            done.append(TurnDone(did.computed, kept, "", finish, did.drafted))
+            done.append(TurnDone(did.computed, kept, "", finish, did.drafted, cached=did.cached))
             self.drafted += did.drafted
         return done, outcome.exec_s
 

@@ -63,8 +63,8 @@ class StandIn:
         self._tasks = tasks
         self._clock = Clock()
 
-    async def digest(self) -> None:
-        """Says once that a replica lives."""
+    async def digest(self, *adapters: str) -> None:
+        """Says once that a replica lives, and what adapters it has."""
         digest = Digest(
             replica=ReplicaId("r0"),
             incarnation="i",
@@ -81,6 +81,7 @@ class StandIn:
             kv_free_blocks=1,
             free_slots=1,
             surplus=True,
+            adapters=list(adapters),
         )
         await self._bus.publish(subjects.digest(ReplicaId("r0")), digest)
         await self._bus.flush(1.0)

@@ -33,11 +33,16 @@ def test_a_service_starts_from_the_environment_compose_gives_it(name: str) -> No
     assert config.url == "nats://nats:4222"
 
 
-def test_the_fleet_has_every_service_and_two_replicas() -> None:
+def test_the_fleet_has_every_service_and_two_replicas_and_another_of_vllm_where_it_is_asked_for() -> None:
     commands = [s["command"][0].removeprefix("services.") for s in FLEET.values()]
     assert set(commands) == set(SECTIONS)
-    replicas = [s["environment"].get("SLACKLINE_WORKER_REPLICA") for s in FLEET.values()]
-    assert sorted(r for r in replicas if r) == ["r1", "r2"]
+    replicas = {s["environment"].get("SLACKLINE_WORKER_REPLICA"): s.get("profiles") for s in FLEET.values()}
+    assert {name: profiles for name, profiles in replicas.items() if name} == {"r1": None, "r2": None, "v1": ["vllm"]}
+
+
+def test_the_tokenizer_of_a_mounted_model_is_where_its_engine_is() -> None:
+    models = "${SLACKLINE_MODELS:-./shared/models}:/models:ro"
+    assert all(models in FLEET[name]["volumes"] for name in ("admission", "worker-vllm"))
 
 
 @pytest.mark.parametrize("name", sorted(set(FLEET) - {"gateway"}))
@@ -70,7 +75,7 @@ def test_the_image_is_built_from_files_that_are_here_and_reach_the_build() -> No
 
 def test_everything_that_is_mounted_is_here() -> None:
     mounts = [v.split(":")[0] for s in COMPOSE["services"].values() for v in s.get("volumes", [])]
-    assert [m for m in mounts if m.startswith("./") and not (ROOT / m).is_file()] == []
+    assert [m for m in mounts if m.startswith("./") and not (ROOT / m).exists()] == []
 
 
 def test_the_broker_has_what_services_ask_of_it() -> None:

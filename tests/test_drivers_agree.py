@@ -227,7 +227,7 @@ class LiveLoop:
                 await self.wake.wait()
                 continue
             began_s = self.loop.time()
-            done, exec_s = take_turn(self.engine, self.speaker, turn)
+            done, exec_s, _ = take_turn(self.engine, self.speaker, turn)
             if turn.plan is None:
                 continue
             await asyncio.sleep(exec_s)
@@ -336,7 +336,7 @@ class Both:
         exec_s = self.virtual.begin()
         turn = self.real.begin()
         assert turn is not None
-        done, real_s = take_turn(self.engine, self.speaker, turn)
+        done, real_s, _ = take_turn(self.engine, self.speaker, turn)
         assert exec_s is not None
         assert not turn.work or real_s == exec_s
         self.virtual.check()

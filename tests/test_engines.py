@@ -143,11 +143,11 @@ def play(engine: Engine, rng: Random, steps: int, tokens_of: Callable[[int], lis
 
     for _ in range(steps):
         for slot in [s for s in known if rng.random() < 0.05]:
-            engine.release(Slot(slot))
             if rng.random() < 0.5:
-                load(engine, slot, known[slot])  # preempted: to be computed again
+                engine.preempt(Slot(slot))
                 computed[slot] = 0
             else:
+                engine.release(Slot(slot))
                 del known[slot], computed[slot]
         for slot in range(facts.max_slots):
             if slot not in known and rng.random() < 0.3:

@@ -173,6 +173,9 @@ class Hand:
         self.longest_s = max(self.longest_s, outcome.exec_s)
         return outcome
 
+    def preempt(self, slot: Slot) -> None:
+        self._engine.preempt(slot)
+
     def release(self, slot: Slot) -> None:
         self._engine.release(slot)
 

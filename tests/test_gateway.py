@@ -124,6 +124,7 @@ BAD_ENDS: list[tuple[str, type[openai.APIStatusError], int, str]] = [
     ("end refused", openai.RateLimitError, 429, "slow_down"),
     ("end dropped", openai.RateLimitError, 429, "slow_down"),
     ("end failed", openai.InternalServerError, 500, "server_error"),
+    ("end invalid", openai.BadRequestError, 400, "unsupported_parameter"),
     ("end expired", openai.InternalServerError, 504, "request_expired"),
     ("end cancelled", openai.APIStatusError, 499, "request_cancelled"),
 ]
@@ -253,7 +254,7 @@ MALFORMED: list[tuple[bytes, dict[str, str], str | None]] = [
     (b'{"prompt": "a", "max_tokens": 1, "max_completion_tokens": 2}', {}, "max_completion_tokens"),
     (b'{"prompt": "a", "stream_options": {"colour": 1}}', {}, "colour"),
     (b'{"prompt": "a", "messages": []}', {}, "messages"),
-    (b'{"prompt": "a", "frequency_penalty": 0.5}', {}, "frequency_penalty"),
+    (b'{"prompt": "a", "frequency_penalty": 2.5}', {}, "frequency_penalty"),
     (b'{"prompt": "a", "colour": "red"}', {}, "colour"),
     (b'{"prompt": "\\ud800"}', {}, None),
     (b'{"prompt": "a", "' + b"x" * 1_000_000 + b'": 1}', {}, None),
@@ -291,7 +292,7 @@ MALFORMED_CHATS: list[tuple[bytes, str | None]] = [
     (MESSAGES + b', "tools": [{"type": "function", "function": {"name": "f"}}]', "tools"),
     (MESSAGES + b', "tool_choice": "required"', "tool_choice"),
     (MESSAGES + b', "functions": [{"name": "f"}]', "functions"),
-    (MESSAGES + b', "response_format": {"type": "json_object"}', "response_format"),
+    (MESSAGES + b', "response_format": {"type": "xml"}', "response_format"),
     (MESSAGES + b', "modalities": ["text", "audio"]', "modalities"),
     (MESSAGES + b', "audio": {"voice": "alloy", "format": "wav"}', "audio"),
     (MESSAGES + b', "store": true', "store"),
@@ -301,7 +302,7 @@ MALFORMED_CHATS: list[tuple[bytes, str | None]] = [
     (MESSAGES + b', "logprobs": 5', "logprobs"),
     (MESSAGES + b', "top_logprobs": 5', "top_logprobs"),
     (MESSAGES + b', "logprobs": true, "top_logprobs": 21', "top_logprobs"),
-    (MESSAGES + b', "presence_penalty": 1', "presence_penalty"),
+    (MESSAGES + b', "presence_penalty": -3', "presence_penalty"),
 ]
 
 

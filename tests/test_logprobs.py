@@ -73,6 +73,8 @@ class Scripted:
         known = () if top is None else [likely_of(slot, i, top) for i in positions]
         return Done(work.tokens, [token_of(slot, i) for i in positions], logprobs=known)
 
+    def preempt(self, slot: Slot) -> None: ...
+
     def release(self, slot: Slot) -> None:
         del self.loads[slot]
 
@@ -109,7 +111,7 @@ class Replica:
         assert self.core.plan(plan) is None
         turn = self.core.begin()
         assert turn is not None
-        done, exec_s = take_turn(self.engine, self.speaker, turn)
+        done, exec_s, _ = take_turn(self.engine, self.speaker, turn)
         finished = self.core.finish(done, started_unix_s=NOW, ended_unix_s=NOW, exec_s=exec_s, idle_s=0.0)
         self.core.check()
         self.log.append(acklog.decode_entry(acklog.encode_entry(finished.ack)))
@@ -169,7 +171,7 @@ class Client:
         work = TurnWork(self.slot, 1, True, OUTPUT, FinishReason.LENGTH, frozenset())
         speaker = Speaker(Tokenizer.builtin())
         speaker.open(Slot(self.slot), Sampling())
-        done, _ = take_turn(engine, speaker, Turn(None, [], [], [], [work], None, []))
+        done = take_turn(engine, speaker, Turn(None, [], [], [], [work], None, [])).done
         return list(done[0].logprobs)
 
     def place(self, replica: Replica) -> None:

@@ -221,6 +221,7 @@ WRONG: list[tuple[dict[str, Any], type[openai.APIStatusError], str, str | None]]
     ({"service_tier": "scale"}, openai.BadRequestError, "invalid_value", "service_tier"),
     ({"tools": [{"type": "function", "function": {"name": "f"}}]}, openai.BadRequestError, "unsupported_parameter", "tools"),
     ({"response_format": {"type": "json_object"}}, openai.BadRequestError, "unsupported_parameter", "response_format"),
+    ({"extra_body": {"min_p": 0.1}}, openai.BadRequestError, "unsupported_parameter", "min_p"),
     ({"extra_body": {"temprature": 1}}, openai.BadRequestError, "invalid_request_error", "temprature"),
     ({"extra_headers": {"x-slackline-tier": "gold"}}, openai.BadRequestError, "unknown_tier", "x-slackline-tier"),
     ({"extra_headers": {"x-llm-d-slo-ttft-ms": "soon"}}, openai.BadRequestError, "invalid_value", "x-llm-d-slo-ttft-ms"),

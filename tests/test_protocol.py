@@ -50,6 +50,15 @@ def test_without_misfortune_nothing_is_moved_and_nothing_is_lost() -> None:
         assert all(told.ends[0].verdict.attempts == 1 for told in world.told.values())
 
 
+def test_requests_come_only_to_replicas_that_have_what_they_need_however_often_they_are_moved() -> None:
+    """The reckoning looks at every place that held one."""
+    moved = 0
+    for seed in range(20):
+        world = run(seed, Scene(replicas=3, able=("r1", "r2"), kills=5, pauses=0, restarts=0))
+        moved += sum(told.ends[0].verdict.attempts > 1 for name, told in world.told.items() if world.requests[name].sampling.min_p)
+    assert moved > 20
+
+
 def _fails_somewhere(seeds: range, scene: Scene) -> bool:
     for seed in seeds:
         try:

@@ -23,7 +23,7 @@ FAULTS = ["lose_ack", "lose_plan", "lose_hold", "resync", "takeover"]
 
 
 @st.composite
-def schedules(draw: st.DrawFn, *, policies: list[str], faults: bool) -> tuple[World, list[Ask], list[Act]]:
+def schedules(draw: st.DrawFn, *, policies: list[str], faults: bool, wayward: bool = False) -> tuple[World, list[Ask], list[Act]]:
     block_tokens = draw(st.sampled_from([1, 4, 16]))
     kv_tokens = draw(st.sampled_from([32, 64, 160, 640]))
     policy = draw(st.sampled_from(policies))
@@ -37,6 +37,8 @@ def schedules(draw: st.DrawFn, *, policies: list[str], faults: bool) -> tuple[Wo
         noise=draw(st.sampled_from([0.0, 0.5])),
         seed=draw(st.integers(0, 1 << 32)),
         hand_back=draw(st.booleans()),
+        hits=draw(st.sampled_from([0.0, 0.5])) if wayward else 0.0,
+        lapses=draw(st.sampled_from([0.0, 0.3])) if wayward else 0.0,
         settings={"chunk_tokens": str(draw(st.sampled_from([8, 64])))},
     )
     asks = []
@@ -81,4 +83,10 @@ def test_every_request_ends_once_with_its_tokens_when_messages_and_planners_are_
 @COMMON
 @given(schedules(policies=["chaos"], faults=True))
 def test_no_policy_can_break_the_books(schedule: tuple[World, list[Ask], list[Act]]) -> None:
+    Bench(*schedule).run_all()
+
+
+@COMMON
+@given(schedules(policies=["fcfs", "edf", "qoserve", "chaos"], faults=True, wayward=True))
+def test_an_engine_that_finds_prefixes_or_lacks_room_confuses_nobody(schedule: tuple[World, list[Ask], list[Act]]) -> None:
     Bench(*schedule).run_all()

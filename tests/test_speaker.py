@@ -115,3 +115,26 @@ def test_how_long_a_token_takes_to_say() -> None:
         for token in tokens:
             speaker.say(SLOT, (token,))
         print(f"speaker, {name}: {(time.perf_counter() - began_s) / len(tokens) * 1e6:.2f} us per token")
+
+
+@seeded
+@given(texts, stops, cuts, st.integers(0, 60))
+def test_a_stop_string_that_is_whole_within_min_tokens_is_not_heeded(text: str, stops: list[str], cuts: list[int], least: int) -> None:
+    """The built-in tokens are bytes."""
+
+    def cut_at(n: int) -> str | None:
+        ending = [stop for stop in stops if text[:n].endswith(stop)]
+        return text[: n - max(map(len, ending))] if ending and len(text[:n].encode()) > least else None
+
+    tokens = list(text.encode())
+    wanted = next((found for n in range(1, len(text) + 1) if (found := cut_at(n)) is not None), None)
+    speaker = Speaker(TOKENIZER)
+    speaker.open(SLOT, Sampling(stop=stops, min_tokens=least))
+    said, stopped = "", False
+    for piece in pieces(tokens, cuts):
+        spoken = speaker.say(SLOT, piece)
+        said, stopped = said + spoken.text, spoken.stopped
+        if stopped:
+            break
+    assert stopped == (wanted is not None)
+    assert said + speaker.finish(SLOT) == (text if wanted is None else wanted)

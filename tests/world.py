@@ -30,6 +30,7 @@ from shared.columns import unpack_list
 from shared.drive.simulated_process import SimProcess
 from shared.drive.virtual_loop import run_virtual
 from shared.errors import BusError
+from shared.features import MIN_P
 from shared.perf import store as profiles
 from shared.policy.worker import seed_of
 from shared.schemas import Delta, End, GenerateRequest, PlanAck, Record, Resume, Sampling
@@ -74,6 +75,7 @@ class Scene:
     pauses: int = 2
     restarts: int = 1  # of the broker
     cancels: int = 2
+    able: tuple[str, ...] = ()  # replicas whose engine has min-p; where there are any, every second request needs it
     settle_s: float = 120.0  # the longest it may take until everything has ended, in calm
 
 
@@ -151,7 +153,7 @@ class World:
             facts = EngineFacts(
                 "sim", "m", PROFILE, cfg_w.kv_blocks, 16, 4096, cfg_w.max_slots, tokenizer.vocabulary, frozenset(tokenizer.eos_token_ids)
             )
-            facts = facts._replace(draft=cfg_w.draft)
+            facts = facts._replace(draft=cfg_w.draft, features=frozenset({MIN_P} if cfg_w.replica in self.scene.able else ()))
             engine = SimEngine(facts, profiles.load(PROFILE), wait=None, clock=self.net.loop.time)
             await worker.serve(cfg_w, bus, clock, engine, tokenizer, VirtualRunner(), stop, tracing=Off(), rng=rng)
 
@@ -162,7 +164,13 @@ class World:
         prompt = rng.choice((3, 40, 300, 900))
         output = rng.choice((1, 2, 7, 20))
         most, thinking = output + rng.choice((0, 50)), rng.randint(0, output)
-        sampling = Sampling(max_tokens=most, output_tokens=output, thinking_tokens=thinking, ignore_eos=True)
+        sampling = Sampling(
+            max_tokens=most,
+            output_tokens=output,
+            thinking_tokens=thinking,
+            ignore_eos=True,
+            min_p=0.1 if self.scene.able and n % 2 else 0.0,
+        )
         slos = (Slo(ttft_s=0.3, tbt_s=0.05), Slo(ttft_s=0.02, tbt_s=0.02), Slo(ttlt_s=5.0), Slo(ttlt_s=0.1))
         slo = rng.choice((*slos, Slo(ttft_s=0.3, thinking_tbt_s=0.03, tbt_s=0.1)))
         return GenerateRequest(
@@ -310,6 +318,8 @@ class World:
                 continue
             for held in ack.held:
                 at_slot[subject, ack.incarnation, held.slot] = (held.key, held.attempt)
+                if self.requests[held.key.partition(".")[2]].sampling.min_p:
+                    assert ack.replica in self.scene.able, f"{held.key} came to a replica that does not have what it needs"
             for slot, emitted in zip(unpack_list(ack.slots), unpack_list(ack.emitted), strict=True):
                 if emitted:
                     key, attempt = at_slot[subject, ack.incarnation, slot]

@@ -2,10 +2,13 @@
 
 import argparse
 import asyncio
+import json
 import logging
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import structlog
 
@@ -22,15 +25,24 @@ NATS_PORT, HTTP_PORT = int(DEFAULT_URL.rpartition(":")[2]), 8080  # where client
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--replicas", type=int, metavar="N", help="workers, each with an engine (default: sim 2, torch one per two cores)")
+    parser.add_argument(
+        "--replicas", type=int, metavar="N", help="workers, each with an engine (default: sim 2, torch one per two cores, vllm 1)"
+    )
     parser.add_argument("--policy", default="", metavar="NAME", help=f"{', '.join(registry.names())} (default: qoserve)")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the policy; may be repeated")
     parser.add_argument(
-        "--engine", default="torch", choices=("torch", "sim"), help="a real model, or the timing of a GPU and nonsense (default: torch)"
+        "--engine",
+        default="torch",
+        choices=("torch", "vllm", "sim"),
+        help="a real model, the same in vLLM, or the timing of a GPU and nonsense (default: torch)",
     )
     parser.add_argument(
-        "--model", metavar="NAME|FOLDER", help=f"torch: a shipped model, or a folder in Hugging Face format (default: {models.DEFAULT})"
+        "--model", metavar="NAME|FOLDER", help=f"not sim: a shipped model, or a folder in Hugging Face format (default: {models.DEFAULT})"
     )
+    parser.add_argument(
+        "--vllm", action="append", default=[], metavar="NAME=VALUE", help="an argument of vLLM's engine, its value in JSON; may be repeated"
+    )
+    parser.add_argument("--adapter", action="append", default=[], metavar="NAME=FOLDER", help="vllm: a LoRA adapter; may be repeated")
     parser.add_argument("--profile", default="", metavar="NAME", help="the engine's iteration-time model: a shipped one, or a file")
     parser.add_argument("--pace", type=float, default=1.0, metavar="X", help="sim: seconds per second of the profile (default: 1)")
     add_draft_arguments(parser)
@@ -53,12 +65,8 @@ def run(args: argparse.Namespace) -> int:
 
 def make_spec(args: argparse.Namespace) -> FleetSpec:
     """Raises ConfigError for what can be seen before anything is started."""
-    settings = dict[str, str]()
-    for pair in args.set:
-        name, equals, value = pair.partition("=")
-        if not equals:
-            raise ConfigError(f"--set {pair}: write KEY=VALUE")
-        settings[name] = value
+    settings, adapters = pairs_of("--set", args.set), pairs_of("--adapter", args.adapter)
+    vllm = {name: _plain(text) for name, text in pairs_of("--vllm", args.vllm).items()}
     if args.policy or settings:
         registry.make(args.policy or "qoserve", settings)
     if args.tiers:
@@ -66,14 +74,16 @@ def make_spec(args: argparse.Namespace) -> FleetSpec:
     if args.pace <= 0:
         raise ConfigError("--pace must be above 0")
     check_draft(args)
-    if args.model and args.engine != "torch":
-        raise ConfigError("--model is of the torch engine: add --engine torch")
-    if args.engine == "torch":
+    if args.model and args.engine == "sim":
+        raise ConfigError("--model is of a real engine: add --engine torch, or vllm")
+    if args.engine != "sim":
         models.folder(args.model or models.DEFAULT)
+    if (vllm or adapters) and args.engine != "vllm":
+        raise ConfigError("--vllm and --adapter are of the vllm engine: add --engine vllm")
     if args.profile:
         profiles.read(args.profile)
     return FleetSpec(
-        replicas=args.replicas if args.replicas is not None else 2 if args.engine == "sim" else torch_replicas(),
+        replicas=args.replicas if args.replicas is not None else {"sim": 2, "vllm": 1}.get(args.engine) or torch_replicas(),
         policy=args.policy,
         settings=settings,
         engine=args.engine,
@@ -82,6 +92,8 @@ def make_spec(args: argparse.Namespace) -> FleetSpec:
         pace=args.pace,
         draft=args.draft,
         acceptance=args.acceptance,
+        vllm=vllm,
+        adapters=adapters,
         tiers=args.tiers,
         planners=args.planners,
         admissions=args.admissions,
@@ -90,6 +102,25 @@ def make_spec(args: argparse.Namespace) -> FleetSpec:
         http_port=_port(args.http_port, HTTP_PORT),
         store=args.store,
     )
+
+
+def pairs_of(option: str, given: Sequence[str]) -> dict[str, str]:
+    """NAME=VALUE, so often. Raises ConfigError."""
+    found = dict[str, str]()
+    for pair in given:
+        name, equals, value = pair.partition("=")
+        if not equals:
+            raise ConfigError(f"{option} {pair}: write NAME=VALUE")
+        found[name] = value
+    return found
+
+
+def _plain(text: str) -> Any:
+    """JSON, or else the text as it is: --vllm quantization=fp8 wants no quotes."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 def _port(wanted: int | None, usual: int) -> int:
@@ -113,7 +144,8 @@ async def _up(spec: FleetSpec) -> int:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, on_signal)
-    what = f"of {spec.model}" if spec.engine == "torch" else "that have the timing of a GPU and speak nonsense"
+    by = " in vLLM, which may take minutes" if spec.engine == "vllm" else ""
+    what = "that have the timing of a GPU and speak nonsense" if spec.engine == "sim" else f"of {spec.model}{by}"
     print(f"starting {spec.replicas} replica{'s' if spec.replicas > 1 else ''} {what}", flush=True)
     try:
         await starting

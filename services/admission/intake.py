@@ -2,14 +2,17 @@
 
 from collections.abc import Callable
 
+import msgspec
 from msgspec.structs import replace
 
+from services.admission.wants import Wants
 from shared import subjects
 from shared.columns import pack
 from shared.errors import ConfigError, PeerError
 from shared.perf.announced import profile_of
 from shared.perf.zero_load import zero_load
-from shared.schemas import Announce, Body, GenerateRequest, Record
+from shared.schemas import Announce, Body, GenerateRequest, Record, Sampling
+from shared.structured import JsonSchema
 from shared.text import Tokenizer
 from shared.tiers import TierSet
 from shared.vocabulary import RequestKey, ServiceClass, Slo
@@ -29,9 +32,25 @@ def check(request: GenerateRequest, tier: str, tiers: TierSet) -> RequestKey:
         raise PeerError(f"give exactly one of prompt, messages and token_ids, not {len(given)}", param="prompt")
     if not getattr(request, given[0]):
         raise PeerError(f"{given[0]} is empty", param=given[0])
+    _coherent(request.sampling)
     if request.inbox is not None and not subjects.INBOX_PATTERN.fullmatch(request.inbox):
         raise PeerError("inbox must be a subject under _INBOX.", param="inbox")
     return key
+
+
+def _coherent(sampling: Sampling) -> None:
+    """Raises PeerError for parameters that contradict each other."""
+    if sampling.min_tokens > sampling.max_tokens:
+        raise PeerError(f"min_tokens {sampling.min_tokens} is more than max_tokens {sampling.max_tokens}", param="min_tokens")
+    if sampling.structured is not None and sampling.ignore_eos:
+        raise PeerError("ignore_eos and structured output exclude each other: an output that is complete can only end", param="ignore_eos")
+    if isinstance(sampling.structured, JsonSchema):
+        try:
+            schema = msgspec.json.decode(sampling.structured.schema)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise PeerError(f"the schema is not JSON: {error}", param="structured") from None
+        if not isinstance(schema, dict | bool):
+            raise PeerError("a JSON schema is an object, or true or false", param="structured")
 
 
 def _given(request: GenerateRequest) -> list[str]:
@@ -51,6 +70,9 @@ def speaks(worker: Announce | None, model: str) -> None:
 
 def tokenise(request: GenerateRequest, tokenizer: Tokenizer) -> Prompt:
     """Prompt tokens. Raises PeerError for token ids outside the vocabulary, or messages that cannot be rendered."""
+    for param, tokens in (("logit_bias", request.sampling.logit_bias), ("stop_token_ids", request.sampling.stop_token_ids)):
+        if tokens and not 0 <= min(tokens) <= max(tokens) < tokenizer.vocabulary:
+            raise PeerError(f"token ids must lie between 0 and {tokenizer.vocabulary - 1}", param=param)
     if request.token_ids is not None:
         if min(request.token_ids) < 0 or max(request.token_ids) >= tokenizer.vocabulary:
             raise PeerError(f"token ids must lie between 0 and {tokenizer.vocabulary - 1}", param="token_ids")
@@ -63,14 +85,8 @@ def tokenise(request: GenerateRequest, tokenizer: Tokenizer) -> Prompt:
 
 def fits(prompt: Prompt, request: GenerateRequest, worker: Announce | None) -> int:
     """The most tokens that may be generated. Raises PeerError for what this fleet's model or engine cannot do."""
-    if worker is None and request.sampling.logprobs is not None:
-        raise PeerError("no worker has been heard yet: whether it has log-probabilities is not known", code="server_is_overloaded")
     if worker is None:  # the replica that takes it will check
         return request.sampling.max_tokens
-    if request.model is not None and request.model != worker.model:
-        raise PeerError(f"unknown model `{request.model}`; this fleet serves `{worker.model}`", code="model_not_found", param="model")
-    if request.sampling.logprobs is not None and worker.engine == "sim":
-        raise PeerError("the simulated engine has no log-probabilities to tell", code="unsupported_parameter", param="logprobs")
     room = worker.context_tokens - len(prompt)
     if room < 1:
         raise PeerError(
@@ -106,6 +122,7 @@ def record(
     tiers: TierSet,
     prompt: Prompt,
     worker: Announce | None,
+    wants: Wants,
     *,
     body_key: Callable[[RequestKey], str],
     owner: str,
@@ -138,5 +155,7 @@ def record(
         json=json,
         allow_relegation=request.allow_relegation,
         traceparent=traceparent,
+        needs=wants.needs,
     )
-    return made, Body(prompt=pack(prompt), sampling=replace(request.sampling, max_tokens=max_tokens))
+    sampling = replace(request.sampling, max_tokens=max_tokens, min_tokens=min(request.sampling.min_tokens, max_tokens))
+    return made, Body(prompt=pack(prompt), sampling=sampling, adapter=wants.adapter)

@@ -8,7 +8,7 @@ from typing import Any
 import structlog
 from msgspec.structs import replace
 
-from services.admission import intake
+from services.admission import intake, wants
 from services.admission.config import AdmissionConfig
 from services.admission.sweep import Sweep
 from services.admission.workers import Workers
@@ -70,6 +70,7 @@ log = structlog.get_logger()
 
 QUEUE = "admission"
 LONG_PROMPT_CHARACTERS = 4096  # beyond, tokenising (1 us a character) would hold up the event loop
+LISTEN_S = 0.05  # between looks whether a worker that has what a request needs was heard, for as long as one may not have been
 STORIES_S = 0.3  # age of what attach may read; who asks too early asks again
 
 
@@ -231,7 +232,9 @@ class Admission:
                 wait_s = self.core.shortest_backlog_s(now_unix_s=now)
                 await call.reply(Refused(code="slow_down", message="too many requests are under way", retry_after_s=wait_s))
                 return
-            worker = self._workers.any()
+            while (wanted := wants.of(request, self._workers, self._model)) is None:
+                await asyncio.sleep(LISTEN_S)
+            worker = self._workers.any(wanted.needs)
             intake.speaks(worker, self._model)
             prompt = await self._tokenised(request)
             record, body = intake.record(
@@ -241,6 +244,7 @@ class Admission:
                 self._tiers,
                 prompt,
                 worker,
+                wanted,
                 body_key=self._records.body_key,
                 owner=self.name,
                 now_unix_s=now,

@@ -1,11 +1,13 @@
 """Which workers live, as their heartbeats tell; and how far their clocks are from ours."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import structlog
 
 from shared.clock import Clock
 from shared.conventions import CLOCK_OFFSET
+from shared.features import abilities, meets
 from shared.metrics import Registry
 from shared.schemas import Announce
 from shared.skew import Offset
@@ -34,6 +36,8 @@ class Workers:
         self._lost_s = lost_s
         self._began_unix_s = clock.unix_s()
         self._heard: dict[ReplicaId, _Heard] = {}
+        self.abilities: set[frozenset[str]] = set()  # features and adapters of every replica that there was since we began
+        self.models: set[str] = set()  # likewise
         text = "Clock of admission minus clock of the worker, seconds, the least latency of a heartbeat included."
         self._gauge = metrics.gauge(CLOCK_OFFSET, text, ("replica",), {"replica": REPLICA_LIMIT})
 
@@ -42,6 +46,8 @@ class Workers:
         before, now = self._heard.get(announce.replica), self._clock.unix_s()
         if before is not None and before.announce.at_unix_s > announce.at_unix_s:
             return False
+        self.abilities.add(abilities(announce))
+        self.models.add(announce.model)
         if before is not None and before.announce.incarnation == announce.incarnation:
             before.announce, before.at_unix_s = announce, now
             self._compare(before)
@@ -52,11 +58,18 @@ class Workers:
         self._compare(heard)
         return before is not None
 
-    def any(self) -> Announce | None:
-        """The worker with the longest context that lives; all serve the same model."""
+    def living(self) -> list[Announce]:
         now = self._clock.unix_s()
-        living = [h.announce for h in self._heard.values() if now - h.at_unix_s <= self._lost_s]
-        return max(living, key=lambda a: a.context_tokens, default=None)
+        return [h.announce for h in self._heard.values() if now - h.at_unix_s <= self._lost_s]
+
+    def any(self, needs: Collection[str] = ()) -> Announce | None:
+        """Of the living workers that have what is needed the one with the longest context; all serve the same model."""
+        return max((a for a in self.living() if meets(a, needs)), key=lambda a: a.context_tokens, default=None)
+
+    @property
+    def complete(self) -> bool:
+        """We have listened for so long that a worker not heard of does not live."""
+        return self._clock.unix_s() - self._began_unix_s > self._lost_s
 
     def lives(self, replica: ReplicaId, incarnation: str) -> bool | None:
         """None: cannot be told yet."""
@@ -64,7 +77,7 @@ class Workers:
         heard = self._heard.get(replica)
         if heard is not None and now - heard.at_unix_s <= self._lost_s:
             return heard.announce.incarnation == incarnation
-        return None if now - self._began_unix_s <= self._lost_s else False
+        return False if self.complete else None
 
     def forget(self) -> None:
         """We heard nothing for a while, whoever lived: nobody is judged before heartbeats have had time to come again."""

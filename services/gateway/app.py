@@ -97,7 +97,9 @@ class Gateway:
         return Response(problem.body(), status_code=problem.status, media_type="application/json")
 
     def _models(self) -> list[Model]:
-        return [Model(id=name, created=int(first_unix_s)) for name, first_unix_s in self._fleet.models().items()]
+        models = [Model(id=name, created=int(first_unix_s)) for name, first_unix_s in self._fleet.models().items()]
+        adapters = self._fleet.adapters().items()
+        return models + [Model(id=name, created=int(first_unix_s), parent=parent) for name, (parent, first_unix_s) in adapters]
 
     async def metrics(self, _: Request) -> Response:
         return Response(self._registry.render_prometheus(), media_type="text/plain; version=0.0.4")

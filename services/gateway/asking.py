@@ -1,7 +1,8 @@
 """What every body that asks for text has in common, and how bodies are read.
 
 Fields that we do not implement are accepted with their neutral value only; a request is never served as something it did
-not ask for. `top_k`, `stop_token_ids`, `ignore_eos`, `return_token_ids` and `priority` are vLLM's.
+not ask for. What only some engines have, admission refuses where no replica has it. `top_k`, `min_p`, `min_tokens`,
+`repetition_penalty`, `structured_outputs`, `stop_token_ids`, `ignore_eos`, `return_token_ids` and `priority` are vLLM's.
 """
 
 import re
@@ -11,9 +12,11 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
+from services.gateway.formats import ResponseFormat, StructuredOutputs, wanted
 from shared.errors import PeerError
+from shared.schemas import Bias, TokenId
+from shared.structured import Structured
 
-TokenId = Annotated[int, Meta(ge=0, lt=2**31)]
 ShortString = Annotated[str, Meta(max_length=128)]
 StopString = Annotated[str, Meta(min_length=1, max_length=256)]
 Tokens = Annotated[int, Meta(ge=1, le=1_000_000)]
@@ -56,13 +59,15 @@ class AskBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     user: ShortString | None = None
     service_tier: Annotated[str, Meta(max_length=64)] | None = None
     priority: Annotated[int, Meta(ge=-999, le=999)] | None = None
-    # With their neutral value only:
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    repetition_penalty: float | None = None
-    min_p: float | None = None
-    min_tokens: int | None = None
+    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0, le=100)] | None = None
+    logit_bias: Annotated[dict[TokenId, Bias], Meta(max_length=300)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    min_tokens: Annotated[int, Meta(ge=0, le=1_000_000)] | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    # With its neutral value only:
     skip_special_tokens: bool | None = None
 
     @property
@@ -75,18 +80,17 @@ class AskBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return self.max_tokens
 
     @property
+    def structured(self) -> Structured | None:
+        """Raises PeerError for a format that is none, or two."""
+        return wanted(self.response_format, self.structured_outputs)
+
+    @property
     def session(self) -> str:
         """Requests of one session prefer one replica."""
         return self.user or ""
 
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "frequency_penalty": (None, 0.0),
-    "presence_penalty": (None, 0.0),
-    "logit_bias": (None, {}),
-    "repetition_penalty": (None, 1.0),
-    "min_p": (None, 0.0),
-    "min_tokens": (None, 0),
     "skip_special_tokens": (None, True),
 }
 FIELD_IN_ERROR = re.compile(r"\$\.([a-z_]+)|field `([^`]+)`")

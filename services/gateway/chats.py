@@ -1,6 +1,6 @@
 """OpenAI's chat completions on the wire: what a client may send to POST /v1/chat/completions, and what it gets.
 
-What would change the answer and is not implemented (tools, JSON formats, audio ...) is refused. What only labels a request
+What would change the answer and is not implemented (tools, audio ...) is refused. What only labels a request
 (metadata, identifiers, cache hints) is taken; what is left to the model with no tools to choose from is as good as absent.
 """
 
@@ -44,7 +44,6 @@ class ChatBody(AskBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
     prediction: Any = None
     prompt_cache_options: Any = None
     reasoning_effort: Any = None
-    response_format: Any = None
     store: bool | None = None
     tool_choice: Any = None
     tools: Any = None
@@ -83,7 +82,6 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "prediction": (None,),
     "prompt_cache_options": (None,),
     "reasoning_effort": (None, "none"),
-    "response_format": (None, {"type": "text"}),
     "store": (None, False),
     "tool_choice": (None, "auto", "none"),
     "tools": (None, []),

@@ -7,11 +7,11 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from services.gateway import asking
-from services.gateway.asking import Alternatives, AskBody, Prompt, TokenId
+from services.gateway.asking import Alternatives, AskBody, Prompt
 from services.gateway.dialect import Output
 from services.gateway.likelihoods import CompletionColumns, CompletionLogprobs
 from shared.errors import PeerError
-from shared.schemas import Delta, TokenLogprob
+from shared.schemas import Delta, TokenId, TokenLogprob
 
 DEFAULT_MAX_TOKENS = 16  # as OpenAI documents for completions
 

@@ -80,7 +80,7 @@ def of_refused(no: Refused) -> Problem:
     """Admission said no before it stored anything."""
     status = STATUS_OF_CODE.get(no.code, 400)
     dropped = {429: "rejected-saturated", 503: "rejected-no-endpoints"}.get(status)
-    param = "prompt" if no.param == "token_ids" else no.param  # what it is called over HTTP
+    param = {"token_ids": "prompt", "structured": "response_format", "adapter": "model"}.get(no.param or "", no.param)  # over HTTP
     return Problem(status=status, message=no.message, code=no.code, param=param, dropped=dropped, retry_after_s=no.retry_after_s)
 
 
@@ -138,5 +138,7 @@ def of_verdict(verdict: Verdict, *, flex: bool) -> Problem | None:
             return Problem(
                 status=499, message=message or "the request was cancelled", code="request_cancelled", dropped="rejected-context-cancelled"
             )
+        case FinishReason.INVALID:
+            return Problem(status=400, message=message or "the engine cannot do what was asked for", code="unsupported_parameter")
         case FinishReason.FAILED:
             return Problem(status=500, message=message or "the request failed", code="server_error")

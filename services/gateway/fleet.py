@@ -1,4 +1,4 @@
-"""Which replicas and models are alive, from the digests planners publish ten times a second."""
+"""Which replicas, models and LoRA adapters are alive, from the digests planners publish ten times a second."""
 
 from shared.clock import Clock
 from shared.schemas import Digest
@@ -11,20 +11,29 @@ class Fleet:
     def __init__(self, clock: Clock, fresh_s: float) -> None:
         self._clock = clock
         self._fresh_s = fresh_s
-        self._heard: dict[ReplicaId, tuple[float, str]] = {}
-        self._first_heard_unix_s: dict[str, float] = {}
+        self._heard: dict[ReplicaId, tuple[float, Digest]] = {}
+        self._first_heard_unix_s: dict[str, float] = {}  # of models and adapters
 
     def hear(self, digest: Digest) -> None:
         now_unix_s = self._clock.unix_s()
-        self._heard[digest.replica] = (now_unix_s, digest.model)
-        self._first_heard_unix_s.setdefault(digest.model, now_unix_s)
+        self._heard[digest.replica] = (now_unix_s, digest)
+        for name in (digest.model, *digest.adapters):
+            self._first_heard_unix_s.setdefault(name, now_unix_s)
 
     def models(self) -> dict[str, float]:
         """Models with a replica heard of within `fresh_s`, and when each was first heard of; empty when nobody is there."""
-        oldest_unix_s = self._clock.unix_s() - self._fresh_s
-        self._heard = {replica: seen for replica, seen in self._heard.items() if seen[0] >= oldest_unix_s}
-        return {model: self._first_heard_unix_s[model] for model in sorted({model for _, model in self._heard.values()})}
+        return {model: self._first_heard_unix_s[model] for model in sorted({digest.model for digest in self._fresh()})}
+
+    def adapters(self) -> dict[str, tuple[str, float]]:
+        """Likewise the adapters, each with its model and when it was first heard of."""
+        found = {name: digest.model for digest in self._fresh() for name in digest.adapters}
+        return {name: (found[name], self._first_heard_unix_s[name]) for name in sorted(found)}
 
     def default_model(self) -> str:
         """What to call the model where the client named none; empty when nobody is there."""
         return next(iter(self.models()), "")
+
+    def _fresh(self) -> list[Digest]:
+        oldest_unix_s = self._clock.unix_s() - self._fresh_s
+        self._heard = {replica: seen for replica, seen in self._heard.items() if seen[0] >= oldest_unix_s}
+        return [digest for _, digest in self._heard.values()]

@@ -183,4 +183,11 @@ def sampling_of(body: CompletionBody | ChatBody) -> Sampling:
         stop_token_ids=body.stop_token_ids or [],
         ignore_eos=bool(body.ignore_eos),
         logprobs=body.alternatives,
+        min_p=body.min_p or 0.0,
+        min_tokens=body.min_tokens or 0,
+        presence_penalty=body.presence_penalty or 0.0,
+        frequency_penalty=body.frequency_penalty or 0.0,
+        repetition_penalty=1.0 if body.repetition_penalty is None else body.repetition_penalty,
+        logit_bias=body.logit_bias or {},
+        structured=body.structured,
     )

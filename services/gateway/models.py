@@ -1,6 +1,6 @@
 """OpenAI's list of models on the wire."""
 
-from msgspec import Struct, field
+from msgspec import UNSET, Struct, UnsetType, field
 
 
 class Model(Struct, frozen=True, kw_only=True):
@@ -8,6 +8,7 @@ class Model(Struct, frozen=True, kw_only=True):
     created: int  # unix seconds
     object: str = "model"
     owned_by: str = "slackline"
+    parent: str | UnsetType = UNSET  # of a LoRA adapter: the model that it adapts
 
 
 class ModelList(Struct, frozen=True, kw_only=True):

@@ -1,6 +1,6 @@
 """What an operator may set of a worker: section `worker`, or SLACKLINE_WORKER_<FIELD>."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
@@ -14,16 +14,18 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     url: str = "nats://127.0.0.1:4222"
     replica: str = "r1"
     pool: str = ""  # which pool the replica belongs to, for policies that route by pool
-    engine: str = "sim"  # sim | torch
-    model: str = ""  # folder of a model (torch), or the name to announce (sim)
-    profile: str = ""  # name or path; empty: measured at the start (torch), or the engine's own default (sim)
+    engine: str = "sim"  # sim | torch | vllm
+    model: str = ""  # folder of a model (torch, vllm), or the name to announce (sim)
+    profile: str = ""  # name or path; empty: measured at the start (torch, vllm), or the engine's own default (sim)
     profile_s: Seconds = 4.0  # how long a worker measures its engine, 0: not at all. Under a second there is seldom enough to fit
     pace: float = 1.0  # sim: seconds of ours per second of the profile
     draft: float = 0.05  # sim: what an iteration of its draft model takes, as a fraction of the target's; 0: it has none
     acceptance: float = 0.7  # sim: with which probability the draft's first token is accepted, in the mean
-    kv_blocks: Count = 0  # 0: what the profile states (sim), or 2048 (torch)
-    block_tokens: int = 16
-    dtype: str = ""  # torch: float32 or bfloat16; empty: float32 on a CPU, bfloat16 on CUDA
+    kv_blocks: Count = 0  # 0: what the profile states (sim), what fits (vllm on CUDA), or 2048
+    block_tokens: Count = 0  # 0: 16, or 32 for vllm on a CPU
+    dtype: str = ""  # torch, vllm: float32 or bfloat16; empty: float32 on a CPU, bfloat16 on CUDA
+    vllm: dict[str, Any] = {}  # vllm: further arguments of its engine, by vLLM's names
+    adapters: dict[str, str] = {}  # vllm: LoRA adapters, name to folder
     context_tokens: int = 8192  # sim; a model has its own
     max_slots: int = 1024  # requests held at once, waiting ones included
     announce_s: float = 0.5

@@ -6,6 +6,7 @@ Calls never overlap, and come from threads beside the event loop: one engine thr
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+from shared.errors import SlacklineError
 from shared.schemas import Sampling, Selection
 from shared.vocabulary import Slot
 
@@ -23,22 +24,33 @@ class EngineFacts(NamedTuple):
     vocabulary: int
     eos_token_ids: frozenset[int]
     draft: float = 0.0  # what an iteration of its draft model takes, as a fraction of the profile; 0: it has none
+    features: frozenset[str] = frozenset()  # of shared/features.py
+    adapters: tuple[str, ...] = ()
+
+
+class RefusedError(SlacklineError):
+    """The engine does not take this request, and will not later: it fails with this message, others are not concerned."""
 
 
 class Load(NamedTuple):
-    """A request about to be computed from position 0: its prompt, followed by the `generated` tokens it already has."""
+    """A request about to be computed from position 0: its prompt, followed by the `generated` tokens it already has.
+
+    `adapter`: one of the facts' names, or "" for the model itself.
+    """
 
     slot: Slot
     tokens: Sequence[int]
     generated: int
     sampling: Sampling
     seed: int  # of this request; position n draws from (seed, n), so that a recomputed request goes on alike
+    adapter: str = ""
 
 
 class Work(NamedTuple):
     """One entry of an iteration: compute the next `tokens` positions of the slot, exactly.
 
     `emits`: the chunk reaches the last known token, so one new token is sampled (more with drafts).
+    An engine with a prefix cache may find positions computed before those; one that keeps its own books may lack room, and does nothing.
     """
 
     slot: Slot
@@ -54,19 +66,28 @@ class Likely(NamedTuple):
 
 
 class Done(NamedTuple):
-    """What one entry did; parallel to the work. `computed` KV positions were filled and kept."""
+    """What one entry did; parallel to the work. `computed` KV positions were filled and kept, of which `cached` cost nothing.
+
+    `failed`: the engine cannot do what this request asks for, and why; others are not concerned.
+    """
 
     computed: int
     tokens: Sequence[int]  # new output tokens
     drafted: int = 0
     logprobs: Sequence[Likely] = ()  # along `tokens`, if the request asks for them
+    cached: int = 0
+    failed: str = ""
 
 
 class Outcome(NamedTuple):
-    """`exec_s` by a monotonic clock; a simulated engine may have begun at an instant before it was called."""
+    """`exec_s` by a monotonic clock; a simulated engine may have begun at an instant before it was called.
+
+    `outside_s`: how much of it was not spent in the model and its sampling, where the engine can tell.
+    """
 
     done: Sequence[Done]
     exec_s: float
+    outside_s: float = 0.0
 
 
 class EngineState(NamedTuple):
@@ -79,13 +100,16 @@ class Engine(Protocol):
     def facts(self) -> EngineFacts: ...
 
     def load(self, load: Load) -> None:
-        """Make a slot known. KV is taken as positions are computed."""
+        """Make a slot known. KV is taken as positions are computed. Raises RefusedError, and knows nothing of it then."""
 
     def execute(self, work: Sequence[Work], selection: Selection | None) -> Outcome:
         """One forward pass over a mixed batch."""
 
+    def preempt(self, slot: Slot) -> None:
+        """Free its KV at once. Its tokens stay, and are computed again from position 0."""
+
     def release(self, slot: Slot) -> None:
-        """Free a slot and its KV at once. A preempted request is released, and loaded again with what it generated."""
+        """Free a slot and its KV at once."""
 
     def snapshot(self) -> EngineState: ...
 

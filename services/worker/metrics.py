@@ -4,7 +4,7 @@ from services.worker.engine import EngineFacts
 from shared import conventions as names
 from shared.metrics import Registry
 from shared.perf.store import ProfileFile
-from shared.policy.turn import Turn, TurnDone
+from shared.policy.turn import Ran, Turn
 
 
 class WorkerMetrics:
@@ -14,8 +14,10 @@ class WorkerMetrics:
         model, labels, made = facts.model, ("model_name",), registry
         self._blocks = max(1, facts.kv_blocks)
         self._iterations = made.histogram(names.ITERATION, "The engine's time per iteration.", names.ITERATION_BUCKETS_S).labels()
+        self._outside = made.histogram(names.OUTSIDE, "Of an iteration, the time not spent in the model.", names.STEP_BUCKETS_S).labels()
         self._bubbles = made.histogram(names.BUBBLE, "Idle time of the engine before an iteration.", names.STEP_BUCKETS_S).labels()
         self._computed = made.counter(names.COMPUTED_TOKENS, "Positions computed, recomputed ones included.").labels()
+        self._cached = made.counter(names.CACHED_TOKENS, "Positions found in a prefix cache instead.").labels()
         self._held = made.gauge(names.HELD_REQUESTS, "Requests held.").labels()
         self._free = made.gauge(names.KV_FREE_BLOCKS, "KV blocks that no request has.").labels()
         self._usage = made.gauge(names.KV_CACHE_USAGE, "Share of the KV blocks in use, from 0 to 1.", labels).labels(model)
@@ -31,12 +33,16 @@ class WorkerMetrics:
                 if mape is not None:
                     off.labels(regime).set(mape)
 
-    def ran(self, turn: Turn, done: list[TurnDone], exec_s: float, idle_s: float) -> None:
-        self._iterations.observe(exec_s)
+    def ran(self, turn: Turn, ran: Ran, idle_s: float) -> None:
+        self._iterations.observe(ran.exec_s)
+        self._outside.observe(ran.outside_s)
         self._bubbles.observe(idle_s)
-        self._computed.add(sum(did.computed for did in done))
-        self._prompt.add(sum(work.tokens for work, did in zip(turn.work, done, strict=True) if work.tokens > 1 and not did.drafted))
-        self._generated.add(sum(len(did.tokens) for did in done))
+        chunks = [did for did in ran.done if not did.drafted and did.computed - did.cached > len(did.tokens)]
+        cached = sum(did.cached for did in ran.done)
+        self._cached.add(cached)
+        self._computed.add(sum(did.computed for did in ran.done) - cached)
+        self._prompt.add(sum(did.computed - did.cached for did in chunks))
+        self._generated.add(sum(len(did.tokens) for did in ran.done))
 
     def holds(self, held: int, running: int, free_blocks: int) -> None:
         self._held.set(held)

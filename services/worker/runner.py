@@ -7,13 +7,13 @@ from typing import Protocol
 from services.worker.engine import Engine
 from services.worker.speaker import Speaker
 from services.worker.turn import take_turn
-from shared.policy.turn import Turn, TurnDone
+from shared.policy.turn import Ran, Turn
 from shared.vocabulary import Slot
 
 
 class Runner(Protocol):
-    async def run(self, engine: Engine, speaker: Speaker, turn: Turn) -> tuple[list[TurnDone], float]:
-        """The turn's results and the engine's seconds."""
+    async def run(self, engine: Engine, speaker: Speaker, turn: Turn) -> Ran:
+        """Take the turn."""
 
     async def reset(self, engine: Engine) -> None:
         """Forget every slot, after whatever still runs."""
@@ -27,7 +27,7 @@ class ThreadRunner:
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="engine")
 
-    async def run(self, engine: Engine, speaker: Speaker, turn: Turn) -> tuple[list[TurnDone], float]:
+    async def run(self, engine: Engine, speaker: Speaker, turn: Turn) -> Ran:
         return await asyncio.get_running_loop().run_in_executor(self._pool, take_turn, engine, speaker, turn)
 
     async def reset(self, engine: Engine) -> None:
@@ -40,10 +40,10 @@ class ThreadRunner:
 class VirtualRunner:
     """For a loop whose time is virtual: the engine answers at once how long it takes, and that time passes."""
 
-    async def run(self, engine: Engine, speaker: Speaker, turn: Turn) -> tuple[list[TurnDone], float]:
-        done, exec_s = take_turn(engine, speaker, turn)
-        await asyncio.sleep(exec_s)
-        return done, exec_s
+    async def run(self, engine: Engine, speaker: Speaker, turn: Turn) -> Ran:
+        ran = take_turn(engine, speaker, turn)
+        await asyncio.sleep(ran.exec_s)
+        return ran
 
     async def reset(self, engine: Engine) -> None:
         _reset(engine)

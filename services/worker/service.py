@@ -166,7 +166,7 @@ class WorkerService:
             began = clock.unix_s()
             if turn.plan is not None:
                 self._traces.ran(turn.plan.seq, turn.work, began)
-            done, exec_s = await self._runner.run(self._engine, self._speaker, turn)
+            ran = await self._runner.run(self._engine, self._speaker, turn)
             if turn.plan is None:
                 continue
             ended = clock.unix_s()
@@ -175,9 +175,11 @@ class WorkerService:
             if turn.work:
                 idle_s = max(0.0, came - max(self._last_end_unix_s, self._work_since_unix_s))
                 self._last_end_unix_s = ended
-            finished = core.finish(done, started_unix_s=began, ended_unix_s=ended, exec_s=exec_s, idle_s=idle_s)
+            finished = core.finish(
+                ran.done, started_unix_s=began, ended_unix_s=ended, exec_s=ran.exec_s, idle_s=idle_s, outside_s=ran.outside_s
+            )
             if turn.work:
-                self._metrics.ran(turn, done, exec_s, idle_s)
+                self._metrics.ran(turn, ran, idle_s)
             self._metrics.holds(core.held, len(turn.work), core.free_blocks)
             if not core.held:
                 self._plan_came_unix_s.clear()
@@ -246,14 +248,16 @@ class WorkerService:
         await call.reply(answer)
 
     async def _asked(self, hold: Hold) -> tuple[Stored | None, Body | None]:
-        """Record and body, read at once where the hold says which body."""
+        """Record and body, read at once where the hold says which body.
+
+        Another body than the record's: the hold is of a second copy of the request, whose admission has not seen yet that it came late.
+        Whoever placed the first may have been declined here for good, and must not find it held after all.
+        """
         if not hold.body_key:
             stored = await self._records.get(hold.key)
             return stored, None if stored is None else await self._records.body(stored.record.body_key)
         stored, body = await asyncio.gather(self._records.get(hold.key), self._records.body(hold.body_key))
-        if stored is not None and stored.record.body_key != hold.body_key:
-            body = await self._records.body(stored.record.body_key)
-        return stored, body
+        return stored, body if stored is None or stored.record.body_key == hold.body_key else None
 
     def _on_resync(self, resync: Resync, call: Call) -> None:
         if resync.page == 0:
@@ -370,6 +374,8 @@ class WorkerService:
             draining=self._draining.is_set(),
             fitted=self._fitted,
             draft=facts.draft,
+            features=sorted(facts.features),
+            adapters=list(facts.adapters),
         )
 
 

@@ -2,7 +2,7 @@
 
 Text that may be the beginning of a stop string waits until it is known not to be. Stop strings are followed character by
 character (one automaton each), so the cut does not depend on where the borders of tokens fall: the match that ends first
-wins, the longer one if two end together. Lives on the engine thread.
+wins, the longer one if two end together; one that is complete within the first `min_tokens` is not heeded. Lives on the engine thread.
 """
 
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ class Speaker:
         comes with the next tokens.
         """
         assert slot not in self._voices, f"slot {slot} speaks already"
-        voice = _Voice(self._tokenizer.detokenizer(), sampling.stop)
+        voice = _Voice(self._tokenizer.detokenizer(), sampling.stop, sampling.min_tokens)
         said = "".join(voice.hear(token) for token in resume_tokens)
         voice.owed = said[len(resume_text) :]
         self._voices[slot] = voice
@@ -66,8 +66,9 @@ class Speaker:
 
 
 class _Voice:
-    def __init__(self, detokenizer: Detokenizer, stops: Sequence[str]) -> None:
+    def __init__(self, detokenizer: Detokenizer, stops: Sequence[str], min_tokens: int) -> None:
         self._detokenizer = detokenizer
+        self._early = min_tokens  # tokens yet to come that no stop string may end
         self._stops = [_Stop(text) for text in stops if text]
         self._firsts = frozenset(stop.text[0] for stop in self._stops)
         self._held = ""  # the longest end of the text that begins a stop string
@@ -75,7 +76,9 @@ class _Voice:
         self.stopped = False
 
     def hear(self, token: int) -> str:
-        return self._certain(self._detokenizer.feed(token))
+        text = self._certain(self._detokenizer.feed(token))
+        self._early -= 1
+        return text
 
     def finish(self) -> str:
         if self.stopped:
@@ -90,7 +93,7 @@ class _Voice:
         text = self._held + piece
         for n, character in enumerate(piece, start=len(self._held) + 1):
             longest = max([stop.length for stop in self._stops if stop.advance(character)], default=0)
-            if longest:
+            if longest and self._early <= 0:
                 self.stopped, self._held = True, ""
                 return text[: n - longest]
         certain = len(text) - max(stop.matched for stop in self._stops)
@@ -115,7 +118,7 @@ class _Stop:
 
     def advance(self, character: str) -> bool:
         """True when this character completes the string."""
-        k = self.matched
+        k = self.matched if self.matched < self.length else self._fallback[-1]  # it was complete, and was not heeded
         while k and character != self.text[k]:
             k = self._fallback[k - 1]
         self.matched = k + (character == self.text[k])

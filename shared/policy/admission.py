@@ -178,7 +178,7 @@ class AdmissionCore:
 
     def pick(self, offer: Offer, *, now_unix_s: float) -> tuple[ReplicaId, str] | None:
         """The first choice for a request about to be stored, so that its record can be written with it. Debited."""
-        replica = next(iter(self._route(offer, self._debits.views(now_unix_s), self._rng)), None)
+        replica = next(iter(self._route(offer, self._debits.views(now_unix_s, offer.needs), self._rng)), None)
         digest = None if replica is None else self._debits.raw(replica)
         if replica is None or digest is None:
             return None
@@ -216,7 +216,7 @@ class AdmissionCore:
         if waiting.busy:
             return
         record = waiting.record
-        views = self._debits.views(now_unix_s)
+        views = self._debits.views(now_unix_s, record.needs)
         order: Sequence[ReplicaId] = self._route(as_offer(record, ServiceClass.STANDARD), views, self._rng) if views else ()
         fresh = [replica for replica in order if replica not in waiting.tried]
         if waiting.hops < self._set.hop_limit and fresh:
@@ -271,4 +271,5 @@ def as_offer(record: Record, service_class: ServiceClass) -> Offer:
         left=record.left,
         answering=record.resume.measure.thinking_tokens is not None,
         body_key=record.body_key,
+        needs=record.needs,
     )

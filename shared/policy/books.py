@@ -50,6 +50,7 @@ class Books:
         self.context_tokens = context_tokens
         self.live = 0
         self.used = 0
+        self.overdrawn = False  # blocks found in a prefix cache may have been promised to a plan in flight: the engine does less of that
         self.row_of: Ints = np.full(slots, -1, dtype=np.int32)
         self.offers: dict[int, Offer] = {}  # by slot: what was accepted
         self.applications: list[str] = []
@@ -195,7 +196,11 @@ class Books:
     # ------------------------------------------------------------ sums
 
     def kv_free_blocks(self) -> int:
-        return self.kv_blocks - int(self.kv_held_blocks[: self.used].sum())
+        free = self.kv_blocks - int(self.kv_held_blocks[: self.used].sum())
+        if free < 0 and self.overdrawn:
+            return 0
+        self.overdrawn = False
+        return free
 
     def blocks_for(self, rows: Ints, caps: Ints) -> Ints:
         """Blocks that entries with these caps would newly take, at their upper bound."""

@@ -7,13 +7,14 @@ digests among each other.
 
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Protocol
 
 from msgspec.structs import replace
 
+from shared.features import meets
 from shared.schemas import Digest, Offer
 from shared.vocabulary import ReplicaId
 
@@ -136,10 +137,12 @@ class Debits:
         known = self._known.get(replica)
         return None if known is None else known.view()
 
-    def views(self, now_unix_s: float) -> dict[ReplicaId, Digest]:
-        """Fresh, accepting replicas, debited; sorted by id, so that equal inputs give equal orders."""
+    def views(self, now_unix_s: float, needs: Collection[str] = ()) -> dict[ReplicaId, Digest]:
+        """Fresh, accepting replicas that have what is needed, debited; sorted by id, so that equal inputs give equal orders."""
         return {
             replica: known.view()
             for replica in self._sorted
-            if (known := self._known[replica]).digest.accepting and now_unix_s - known.digest.at_unix_s <= STALE_S
+            if (known := self._known[replica]).digest.accepting
+            and now_unix_s - known.digest.at_unix_s <= STALE_S
+            and (not needs or meets(known.digest, needs))
         }

@@ -40,6 +40,8 @@ def digest_of(facts: Announce, books: Books, reserved: Sequence[Offer], profile:
         free_slots=0,
         surplus=False,
         accepting=not facts.draining,
+        features=facts.features,
+        adapters=facts.adapters,
     )
 
 

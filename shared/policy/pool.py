@@ -1,10 +1,13 @@
 """What waits in the best-effort pool, in order: importance, then the tenant that was given least, then age.
 
+A replica takes only those whose needs it meets: what needs alike is ordered by itself, and the first of the firsts is next.
+
 Each step costs a logarithm of what waits: heaps whose entries are corrected when they come to the top, which is enough since what a
 tenant was given only grows while it waits. What was taken out leaves its entries behind; they are swept once they are the most.
 """
 
 from collections import OrderedDict
+from collections.abc import Callable
 from heapq import heapify, heappop, heappush, heapreplace
 
 from shared.schemas import Record
@@ -15,6 +18,7 @@ SWEEP_MIN = 64  # entries; fewer are not worth sweeping
 
 Lane = tuple[float, str]  # (-importance, tenant)
 Item = tuple[float, RequestKey, Lane]  # arrived_unix_s, ...
+Needs = tuple[str, ...]  # Record.needs
 Rank = tuple[float, float, float, RequestKey, Lane]  # -importance, given, then the oldest item of the lane
 
 
@@ -129,8 +133,8 @@ class FairOrder:
         if self._items.pop(key, None) is not None:
             self._sweep()
 
-    def first(self) -> RequestKey | None:
-        """Whose turn it is. None: nobody is here."""
+    def first(self) -> Rank | None:
+        """Of the one whose turn it is. None: nobody is here."""
         while self._ranks:
             rank = self._ranks[0]
             lane = rank[-1]
@@ -149,7 +153,7 @@ class FairOrder:
                 continue
             now = self._rank_of(lined[0])
             if now == rank:
-                return lined[0][1]
+                return now
             self._rank[lane] = now
             heapreplace(self._ranks, now)
         return None
@@ -179,3 +183,30 @@ class FairOrder:
             self._clear()
             for item in self._items.values():
                 self._push(item)
+
+
+class Order:
+    """The same by what is needed: a FairOrder for each set of needs that anyone here has."""
+
+    def __init__(self, shares: Shares) -> None:
+        self._shares = shares
+        self._orders: dict[Needs, FairOrder] = {}
+        self._needs: dict[RequestKey, Needs] = {}
+
+    def add(self, record: Record) -> None:
+        self._needs[record.key] = record.needs
+        if record.needs not in self._orders:
+            self._orders[record.needs] = FairOrder(self._shares)
+        self._orders[record.needs].add(record)
+
+    def discard(self, key: RequestKey) -> None:
+        needs = self._needs.pop(key, None)
+        if needs is not None:
+            self._orders[needs].discard(key)
+            if not self._orders[needs]:
+                del self._orders[needs]
+
+    def first(self, meets: Callable[[Needs], bool]) -> RequestKey | None:
+        """Whose turn it is, of those whose needs are met. None: no such one is here."""
+        ranks = [rank for needs, order in self._orders.items() if meets(needs) and (rank := order.first()) is not None]
+        return min(ranks)[3] if ranks else None

@@ -64,6 +64,16 @@ class Flight:
     predicted_s: float
     end_unix_s: float  # predicted
     follows: bool  # sent while another was with the worker: with a longer lead it would have been there sooner
+    otherwise: bool = False  # its shape is another since its time was predicted
+
+    def land_otherwise(self, entry: int, has: int, computed: int, emitted: int, decode: bool) -> None:
+        """One entry is now predicted to do this."""
+        self.computed, self.caps = self.computed.copy(), self.caps.copy()  # until now they may be the same
+        self.has[entry], self.computed[entry], self.emitted[entry], self.decode[entry] = has, computed, emitted, decode
+        if not self.unsure[entry]:
+            self.caps[entry] = computed
+        if self.selection is None:
+            self.shape, self.otherwise = _shape(self.has, self.computed, self.decode), True
 
 
 class Prediction:
@@ -126,9 +136,11 @@ class Prediction:
         """Output tokens of the slot that the books already count and plans in flight have still to make."""
         return sum(int(flight.emitted[flight.slots == slot].sum()) for flight in self.flights)
 
-    def retime(self, end_unix_s: float) -> None:
+    def retime(self, end_unix_s: float, profile: Profile) -> None:
         """An iteration ended at this instant: the clock of the plans behind it moves."""
         for flight in self.flights:
+            if flight.otherwise:
+                flight.predicted_s, flight.otherwise = profile.batch_s(flight.shape) + flight.draft_s, False
             end_unix_s += flight.predicted_s
             flight.end_unix_s = end_unix_s
 
@@ -233,7 +245,7 @@ class Prediction:
         held = rows >= 0
         speculated = flight.selection is not None
         exact = ack.slots == flight.packed_slots and ack.computed == pack(flight.computed) and ack.emitted == pack(flight.emitted)
-        if exact and not speculated:
+        if exact and not speculated and not ack.cached:
             if np.count_nonzero(flight.firsts):
                 began = flight.firsts & held
                 self._first_tokens(rows[began], flight.emitted[began], ack.ended_unix_s)
@@ -241,7 +253,7 @@ class Prediction:
         tbt_s, application = books.tbt_s[rows], books.application[rows]
         same = held & (books.restarts[rows] == flight.restarts)  # its KV is still the one that this plan filled
         books.unsure_tokens[rows[same]] -= flight.unsure[same]
-        computed, emitted, drafted = _told(ack, flight, books.capacity)
+        computed, emitted, drafted, cached = _told(ack, flight, books.capacity)
         if flight.firsts.any():
             self._first_tokens(rows[flight.firsts & held], emitted[flight.firsts & held], ack.ended_unix_s)
         missed = 0
@@ -249,11 +261,16 @@ class Prediction:
         if flight.selection is not None:
             otherwise &= ~self._accept(flight, rows, computed, emitted, same)
         for i in np.flatnonzero(otherwise).tolist():
-            missed += not self._correct(int(flight.slots[i]), flight, i, int(computed[i]), int(emitted[i]), bool(same[i]))
+            slot, did = int(flight.slots[i]), (int(computed[i]), int(emitted[i]))
+            if same[i] and not flight.decode[i] and did[0] != flight.computed[i] and slot not in self.releasing:
+                self._go_on_from(slot, flight, i, did, ack.ended_unix_s)
+                missed += 1
+            else:
+                missed += not self._correct(slot, flight, i, *did, bool(same[i]))
         self._hold_kv(flight.slots[same])
-        tokens = np.where(flight.decode & (computed > 0), drafted + 1, computed).astype(np.int32)
-        ran = tokens > 0
-        shape = _shape(flight.has, tokens, flight.decode) if ran.all() else _shape(flight.has[ran], tokens[ran], flight.decode[ran])
+        tokens = np.where(flight.decode & (computed > 0), drafted + 1, computed - cached).astype(np.int32)
+        ran, has = tokens > 0, flight.has + cached
+        shape = _shape(has, tokens, flight.decode) if ran.all() else _shape(has[ran], tokens[ran], flight.decode[ran])
         told = held & (drafted > 0)
         if not told.any():
             return Landing(shape, None, missed)
@@ -304,6 +321,55 @@ class Prediction:
         else:
             books.leave(slot)
         return foreseen
+
+    def _go_on_from(self, slot: int, flight: Flight, i: int, did: tuple[int, int], ended_unix_s: float) -> None:
+        """A prefill got further than planned, by what a prefix cache had of it, or nowhere for want of room: the next plans begin there.
+
+        What they were predicted to do of it is taken back, and predicted again.
+        """
+        books, row = self._books, int(self._books.row_of[slot])
+        steps = [(flight, i, ended_unix_s)]
+        for later in self.flights:
+            steps += [
+                (later, int(j), later.end_unix_s) for j in np.flatnonzero(later.slots == slot) if later.restarts[j] == books.restarts[row]
+            ]
+        predicted = sum(int(step.emitted[j]) for step, j, _ in steps)
+        books.generated_tokens[row] -= predicted
+        if predicted and math.isfinite(books.tbt_s[row]):
+            books.next_due_unix_s[row] -= predicted * books.tbt_s[row]
+        elif not books.generated_tokens[row]:
+            books.next_due_unix_s[row] = books.first_due_unix_s[row]
+        if any(step.firsts[j] for step, j, _ in steps):
+            books.first_token_unix_s[row] = math.inf
+            if math.isinf(books.first_due_unix_s[row]):
+                books.next_due_unix_s[row] = math.inf  # it was anchored at that token
+        has = int(flight.has[i])
+        for step, j, end_unix_s in steps:
+            known = int(books.prompt_tokens[row] + books.generated_tokens[row])
+            decode = step is not flight and books.generated_tokens[row] > 0 and has == known - 1
+            computed, emitted = did if step is flight else (min(int(step.caps[j]), known - has), int(known - has <= step.caps[j]))
+            if step is not flight:
+                step.land_otherwise(j, has, 1 if decode else computed, emitted, decode)
+            has += 1 if decode else computed
+            step.firsts[j] = emitted and math.isinf(books.first_token_unix_s[row])
+            if emitted:
+                if step.firsts[j]:
+                    books.first_token_unix_s[row] = end_unix_s
+                if math.isinf(books.next_due_unix_s[row]) and not books.generated_tokens[row]:
+                    books.next_due_unix_s[row] = end_unix_s
+                books.generated_tokens[row] += 1
+                books.next_due_unix_s[row] += books.tbt_s[row]
+        known = int(books.prompt_tokens[row] + books.generated_tokens[row])
+        books.overdrawn = books.overdrawn or has > books.computed_tokens[row]
+        books.computed_tokens[row] = has
+        decoding = books.generated_tokens[row] > 0 and has == known - 1
+        books.phase[row] = DECODE if decoding else PREFILL if has else Phase.WAITING
+        if not decoding:
+            books.target_tokens[row] = known
+        if books.generated_tokens[row] < books.max_tokens[row]:
+            books.come_back(slot)
+        else:
+            books.leave(slot)
 
     def _first_tokens(self, rows: Ints, emitted: Ints, at_unix_s: float) -> None:
         """They were predicted; this is when they came, if they did. A pace without a TTFT counts from there."""
@@ -372,14 +438,15 @@ def _selection(speculation: Speculation, depth: Ints) -> Selection:
     )
 
 
-def _told(ack: PlanAck, flight: Flight, capacity: int) -> tuple[Ints, Ints, Ints]:
-    """What the ack says of each of the flight's entries: computed, emitted, drafted; nothing of those that were skipped."""
-    columns = [unpack(raw) for raw in (ack.computed, ack.emitted, ack.drafted or bytes(len(ack.slots)))]
+def _told(ack: PlanAck, flight: Flight, capacity: int) -> tuple[Ints, Ints, Ints, Ints]:
+    """What the ack says of each of the flight's entries: computed, emitted, drafted, cached; nothing of those that were skipped."""
+    nothing = bytes(len(ack.slots))
+    columns = [unpack(raw) for raw in (ack.computed, ack.emitted, ack.drafted or nothing, ack.cached or nothing)]
     if ack.slots != flight.packed_slots:
         at = _positions(unpack(ack.slots), flight.slots, capacity)
         columns = [np.where(at >= 0, np.append(column, np.int32(0))[at], 0) for column in columns]
-    computed, emitted, drafted = columns
-    return computed, emitted, drafted
+    computed, emitted, drafted, cached = columns
+    return computed, emitted, drafted, cached
 
 
 def _positions(of: Ints, wanted: Ints, capacity: int) -> Ints:

@@ -1,7 +1,8 @@
 """RelegationCore: the best-effort pool. Which relegated request goes to which replica that reports surplus.
 
-Order: importance, then the tenant that has been given least, then age (shared/policy/pool.py). A request whose SLO has become
-attainable again goes back as standard. The records are the queue; this is a working copy that can be listed again at any time.
+Order: importance, then the tenant that has been given least, then age (shared/policy/pool.py); a request that needs what a replica
+does not have waits for another. One whose SLO has become attainable again goes back as standard. The records are the queue; this is
+a working copy that can be listed again at any time.
 """
 
 import math
@@ -11,8 +12,9 @@ from heapq import heapify, heappop, heappush
 
 import msgspec
 
+from shared.features import meets
 from shared.policy.debits import TOKEN_S, Debits
-from shared.policy.pool import SWEEP_MIN, FairOrder, Shares, lane_of
+from shared.policy.pool import SWEEP_MIN, Order, Shares, lane_of
 from shared.schemas import Digest, Record
 from shared.vocabulary import ReplicaId, RequestKey, ServiceClass
 
@@ -100,8 +102,8 @@ class RelegationCore:
         self._waiting: dict[RequestKey, _Waiting] = {}
         self._busy: set[RequestKey] = set()
         self._shares = Shares()
-        self._everyone = FairOrder(self._shares)  # of those not busy
-        self._hopeful = FairOrder(self._shares)  # of them, those whose SLO may still be attainable somewhere
+        self._everyone = Order(self._shares)  # of those not busy
+        self._hopeful = Order(self._shares)  # of them, those whose SLO may still be attainable somewhere
         self._expiries: list[tuple[float, RequestKey]] = []  # heap; void where the request has left or is busy
         self._debits = Debits()
         self._not_before_unix_s: dict[ReplicaId, float] = {}
@@ -208,7 +210,7 @@ class RelegationCore:
         ready_unix_s = now_unix_s + self._set.promote_margin * digest.backlog_s
         left, too_late_here = min(self._set.per_digest, digest.free_slots), []
         looks = LOOKS
-        while left > 0 and looks > 0 and (key := order.first()) is not None:
+        while left > 0 and looks > 0 and (key := order.first(lambda needs: meets(digest, needs))) is not None:
             waiting = self._waiting[key]
             record = waiting.record
             attainable = not digest.waiting and ready_unix_s <= waiting.hopeful_until_unix_s

@@ -336,7 +336,7 @@ class ReplicaCore:
                 self.counters.mispredicted_entries += missed
                 self._changed()
             self._last_end_unix_s = now_unix_s - min(max(now_unix_s - ack.ended_unix_s, 0.0), 0.005)
-            self._ahead.retime(self._last_end_unix_s)
+            self._ahead.retime(self._last_end_unix_s, self._profile)
         for slot, thinking_tokens in zip(unpack(ack.answering).tolist(), unpack(ack.thinking_tokens).tolist(), strict=True):
             if self._books.holds(slot):
                 self._books.answers(slot, thinking_tokens)
@@ -585,7 +585,7 @@ class ReplicaCore:
 
 def _well_formed(ack: PlanAck, slots: int) -> bool:
     """Columns of equal length, of slots that there are."""
-    if ack.drafted and len(ack.drafted) != len(ack.slots):
+    if any(column and len(column) != len(ack.slots) for column in (ack.drafted, ack.cached)):
         return False
     if not len(ack.slots) == len(ack.computed) == len(ack.emitted) or len(ack.answering) != len(ack.thinking_tokens):
         return False

@@ -8,14 +8,14 @@ from shared.vocabulary import FinishReason
 
 
 class TurnLoad(NamedTuple):
-    """A request the engine does not have yet (or no longer, after a preemption). `fresh`: its text begins here too."""
+    """A request the engine does not have yet; its text begins here too."""
 
     slot: int
     tokens: Sequence[int]
     generated: int
     sampling: Sampling
     seed: int
-    fresh: bool
+    adapter: str
     resume: Resume
 
 
@@ -31,11 +31,11 @@ class TurnWork(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """One iteration, ready for the engine thread: releases and closes, then loads, then work."""
+    """One iteration, ready for the engine thread: preemptions, releases and closes, then loads, then work."""
 
     plan: BatchPlan | None
-    releases: Sequence[int]  # slots whose KV goes
-    closes: Sequence[int]  # slots whose text is over
+    preempts: Sequence[int]  # slots whose KV goes, and that stay
+    releases: Sequence[int]  # slots that go, their text with them
     loads: Sequence[TurnLoad]
     work: Sequence[TurnWork]
     selection: Selection | None
@@ -43,7 +43,10 @@ class Turn(NamedTuple):
 
 
 class TurnDone(NamedTuple):
-    """What one work entry did. `text` is final text; `finish` if its output ended here; `logprobs` along `tokens`, or empty."""
+    """What one work entry did. `text` is final text; `finish` if its output ended here; `logprobs` along `tokens`, or empty.
+
+    `cached`: of the computed positions, those found in a prefix cache. `message`: why it failed; `refused`: the engine never took it.
+    """
 
     computed: int
     tokens: Sequence[int]
@@ -51,6 +54,17 @@ class TurnDone(NamedTuple):
     finish: FinishReason | None
     drafted: int = 0
     logprobs: Sequence[TokenLogprob] = ()
+    cached: int = 0
+    message: str = ""
+    refused: bool = False
+
+
+class Ran(NamedTuple):
+    """A turn that is over. `outside_s`: of the engine's `exec_s`, what was not spent in the model, where that is known."""
+
+    done: Sequence[TurnDone]
+    exec_s: float
+    outside_s: float = 0.0
 
 
 class Outgoing(NamedTuple):

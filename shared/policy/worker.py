@@ -9,11 +9,9 @@ from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-from msgspec.structs import replace
-
 from shared.columns import pack, unpack_list
 from shared.policy.snapshot_pages import pages
+from shared.policy.speculation import along
 from shared.policy.turn import Finished, Outgoing, Turn, TurnDone, TurnLoad, TurnWork
 from shared.schemas import (
     AttemptOver,
@@ -47,6 +45,7 @@ class _Request:
     slot: int
     record: Record
     sampling: Sampling
+    adapter: str
     prompt: Sequence[int]
     resumed: int  # tokens made by earlier attempts
     tokens: list[int]  # all output, all attempts
@@ -60,8 +59,7 @@ class _Request:
     thinks_for: int | None  # tokens of its output that are thinking, where that is known beforehand
     computed: int = 0
     drafted: int = 0  # positions filled in the draft model's KV
-    loaded: bool = False
-    spoken: bool = False  # the speaker knows it
+    loaded: bool = False  # engine and speaker know it
     pending_end: str = ""  # to end at the next boundary
     message: str = ""
 
@@ -116,8 +114,7 @@ class WorkerCore:
         self._running: Turn | None = None
         self._requests: dict[int, _Request] = {}
         self._slot_of: dict[RequestKey, int] = {}
-        self._releases: list[int] = []  # slots the engine must free before its next work
-        self._closes: list[int] = []  # slots the speaker must forget
+        self._releases: list[int] = []  # slots that engine and speaker must forget before their next work
         self._new_holds: list[Held] = []
         self._held_blocks = 0
         self._ending: set[int] = set()
@@ -179,6 +176,7 @@ class WorkerCore:
             slot=hold.slot,
             record=record,
             sampling=sampling,
+            adapter=body.adapter,
             prompt=prompt,
             resumed=len(tokens),
             tokens=tokens,
@@ -296,42 +294,45 @@ class WorkerCore:
         """The next plan as exact work, or a turn of releases alone; None if there is neither."""
         assert self._running is None
         if not self._queue:
-            return self._turn(None, [], [], []) if self._releases or self._closes else None
+            return self._turn(None, [], [], [], []) if self._releases else None
         plan = self._queue.popleft()
         self._begun_seq = plan.seq
         self.counters.plans += 1
         for slot, why in zip(unpack_list(plan.released), plan.released_why, strict=True):
             if slot in self._requests:
                 self._end_later(slot, why)
+        preempts = []
         for slot in unpack_list(plan.preempted):
             request = self._requests.get(slot)
             if request is not None and request.loaded:
-                request.loaded = False
                 self._filled(request, 0)
                 request.drafted = 0
-                self._releases.append(slot)
+                preempts.append(slot)
         for slot in self._ending:  # frees its KV before this plan's entries run, and is reported with them
             self._let_go(self._requests[slot])
         self._set_class(plan.relegated, ServiceClass.BEST_EFFORT)
         self._set_class(plan.promoted, ServiceClass.STANDARD)
         work, loads, skipped, selection = self._work(plan)
-        self._running = self._turn(plan, loads, work, skipped, selection)
+        self._running = self._turn(plan, preempts, loads, work, skipped, selection)
         return self._running
 
     def _turn(
-        self, plan: BatchPlan | None, loads: list[TurnLoad], work: list[TurnWork], skipped: list[int], selection: Selection | None = None
+        self,
+        plan: BatchPlan | None,
+        preempts: list[int],
+        loads: list[TurnLoad],
+        work: list[TurnWork],
+        skipped: list[int],
+        selection: Selection | None = None,
     ) -> Turn:
         releases, self._releases = self._releases, []
-        closes, self._closes = self._closes, []
-        return Turn(plan, releases, closes, loads, work, selection, skipped)
+        return Turn(plan, preempts, releases, loads, work, selection, skipped)
 
     def _let_go(self, request: _Request) -> None:
         """Its KV and its voice go before the engine's next work."""
         if request.loaded:
             self._releases.append(request.slot)
-        if request.spoken:
-            self._closes.append(request.slot)
-        request.loaded = request.spoken = False
+        request.loaded = False
         self._filled(request, 0)
         request.drafted = 0
 
@@ -360,11 +361,10 @@ class WorkerCore:
             work.append(TurnWork(slot, tokens, tokens >= left, limit, reason, request.stops))
             if not request.loaded:
                 request.loaded = True
-                fresh, request.spoken = not request.spoken, True
                 known = [*request.prompt, *request.tokens]
-                resume = Resume(tokens=pack(request.tokens), text=request.text) if fresh else Resume()
-                loads.append(TurnLoad(slot, known, len(request.tokens), request.sampling, request.seed, fresh, resume))
-        return work, loads, skipped, plan.selection if not skipped or plan.selection is None else _along(plan.selection, kept)
+                resume = Resume(tokens=pack(request.tokens), text=request.text)
+                loads.append(TurnLoad(slot, known, len(request.tokens), request.sampling, request.seed, request.adapter, resume))
+        return work, loads, skipped, plan.selection if not skipped or plan.selection is None else along(plan.selection, kept)
 
     def _limit(self, request: _Request) -> tuple[int, FinishReason]:
         """How many more tokens the request may have, and what its end is called if it comes by that."""
@@ -397,7 +397,16 @@ class WorkerCore:
                 request.service_class = service_class
                 request.relegated = request.relegated or service_class is ServiceClass.BEST_EFFORT
 
-    def finish(self, done: Sequence[TurnDone], *, started_unix_s: float, ended_unix_s: float, exec_s: float, idle_s: float) -> Finished:
+    def finish(
+        self,
+        done: Sequence[TurnDone],
+        *,
+        started_unix_s: float,
+        ended_unix_s: float,
+        exec_s: float,
+        idle_s: float,
+        outside_s: float = 0.0,
+    ) -> Finished:
         """The running turn is over."""
         turn = self._running
         assert turn is not None and turn.plan is not None
@@ -405,7 +414,7 @@ class WorkerCore:
         self.counters.iterations += 1
         self.counters.exec_s += exec_s
         self.counters.idle_s += idle_s
-        return self._ack(turn, turn.work, done, started_unix_s, ended_unix_s, exec_s, idle_s)
+        return self._ack(turn, turn.work, done, started_unix_s, ended_unix_s, exec_s, idle_s, outside_s)
 
     def _ack(
         self,
@@ -416,6 +425,7 @@ class WorkerCore:
         ended_unix_s: float,
         exec_s: float,
         idle_s: float,
+        outside_s: float = 0.0,
     ) -> Finished:
         plan = None if turn is None else turn.plan
         slots: list[int] = []
@@ -426,6 +436,7 @@ class WorkerCore:
         logprobs: list[TokenLogprob] = []
         logprob_slots: list[int] = []
         drafted: list[int] = []
+        cached: list[int] = []
         answering: list[tuple[int, int]] = []
         ended: list[tuple[int, str]] = []
         outgoing: list[Outgoing] = []
@@ -445,6 +456,7 @@ class WorkerCore:
             computed.append(did.computed)
             emitted.append(len(did.tokens))
             drafted.append(did.drafted)
+            cached.append(did.cached)
             if did.tokens or did.finish is not None:
                 tokens.extend(did.tokens)
                 texts.append(did.text)
@@ -474,6 +486,8 @@ class WorkerCore:
                     answering.append((entry.slot, thought))
                 request.measure = request.measure.emit(len(did.tokens), ended_unix_s, record.slo, thought)
                 if did.finish is not None:
+                    request.loaded = request.loaded and not did.refused
+                    request.message = did.message or request.message
                     self._ending.discard(entry.slot)
                     ended.append((entry.slot, did.finish.value))
                     overs.append(self._over(request, did.finish.value))
@@ -505,12 +519,14 @@ class WorkerCore:
             promoted=b"" if plan is None else plan.promoted,
             skipped=b"" if turn is None else pack(turn.skipped),
             drafted=pack(drafted) if any(drafted) else b"",
+            cached=pack(cached) if any(cached) else b"",
             answering=pack([slot for slot, _ in answering]) if answering else b"",
             thinking_tokens=pack([thought for _, thought in answering]) if answering else b"",
             free_blocks=self.free_blocks,
             started_unix_s=started_unix_s,
             ended_unix_s=ended_unix_s,
             exec_s=exec_s,
+            outside_s=outside_s,
             idle_s=idle_s,
         )
         return Finished(ack, outgoing, overs)
@@ -595,6 +611,7 @@ class WorkerCore:
             expires_unix_s=record.expires_unix_s,
             session=record.session,
             allow_relegation=record.allow_relegation,
+            needs=record.needs,
         )
 
     def check(self) -> None:
@@ -621,13 +638,6 @@ def _well_formed(plan: BatchPlan, max_slots: int) -> bool:
     named = [*slots, *unpack_list(plan.released), *unpack_list(plan.preempted), *unpack_list(plan.relegated), *unpack_list(plan.promoted)]
     in_range = all(0 <= slot < max_slots for slot in named)
     return in_range and len(set(slots)) == len(slots) and all(cap > 0 for cap in unpack_list(plan.caps))
-
-
-def _along(selection: Selection, entries: Sequence[int]) -> Selection:
-    """The selection for these entries of its plan alone."""
-    # Four bytes an element, whatever they mean.
-    columns = {name: np.frombuffer(getattr(selection, name), dtype="<i4")[entries].tobytes() for name in ("depth", "width", "needed")}
-    return replace(selection, **columns)
 
 
 def seed_of(key: RequestKey, sampling: Sampling) -> int:

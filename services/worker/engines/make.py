@@ -14,6 +14,8 @@ from shared.text import Tokenizer
 SIM_PROFILE = "a100-llama3-8b"
 TORCH_PROFILE = "cpu-tiny"
 TORCH_KV_BLOCKS = 2048
+BLOCK_TOKENS = 16
+VLLM_OLDEST, VLLM_NEWEST = "0.27", "0.33"  # the first that is supported, the first that is not
 
 
 def make(cfg: WorkerConfig) -> tuple[Engine, Tokenizer]:
@@ -35,12 +37,23 @@ def make(cfg: WorkerConfig) -> tuple[Engine, Tokenizer]:
             folder,
             profile=cfg.profile or TORCH_PROFILE,
             kv_blocks=cfg.kv_blocks or TORCH_KV_BLOCKS,
-            block_tokens=cfg.block_tokens,
+            block_tokens=cfg.block_tokens or BLOCK_TOKENS,
             max_slots=cfg.max_slots,
             dtype=cfg.dtype or None,
         )
         return engine, Tokenizer.load(folder)
-    raise ConfigError(f"unknown engine {cfg.engine!r}: sim or torch")
+    if cfg.engine == "vllm":
+        folder = models.folder(cfg.model or models.DEFAULT)
+        if cfg.profile:
+            profiles.read(cfg.profile)
+        try:
+            from services.worker.engines.vllm_setup import build
+        except ImportError as error:
+            raise ConfigError(
+                f"the vllm engine needs vLLM {VLLM_OLDEST} up to, not including, {VLLM_NEWEST}: pip install 'slackline[vllm]'"
+            ) from error
+        return build(cfg, folder), Tokenizer.load(folder)
+    raise ConfigError(f"unknown engine {cfg.engine!r}: sim, torch or vllm")
 
 
 def sim_facts(cfg: WorkerConfig, tokenizer: Tokenizer) -> EngineFacts:
@@ -50,8 +63,8 @@ def sim_facts(cfg: WorkerConfig, tokenizer: Tokenizer) -> EngineFacts:
         engine="sim",
         model=cfg.model or profile.model,
         profile=cfg.profile or SIM_PROFILE,
-        kv_blocks=cfg.kv_blocks or profile.kv_capacity_tokens // cfg.block_tokens,
-        block_tokens=cfg.block_tokens,
+        kv_blocks=cfg.kv_blocks or profile.kv_capacity_tokens // (cfg.block_tokens or BLOCK_TOKENS),
+        block_tokens=cfg.block_tokens or BLOCK_TOKENS,
         context_tokens=cfg.context_tokens,
         max_slots=cfg.max_slots,
         vocabulary=tokenizer.vocabulary,

@@ -29,8 +29,8 @@ class Draw(NamedTuple):
 def choose(logits: Tensor, wanted: Sequence[Draw]) -> list[int]:
     """One token for each row of `logits` [B, vocabulary]; equal for equal (logits, draw), whoever else is in the batch.
 
-    Temperature first, then top-k, then top-p over what is left; tokens as likely as the last that stays, stay too. The draw
-    inverts the distribution cumulated in the vocabulary's order.
+    Temperature first, then min-p, then top-k, then top-p over what is left; tokens as likely as the last that stays, stay too. The
+    draw inverts the distribution cumulated in the vocabulary's order.
     """
     tokens = [0] * len(wanted)
     greedy = [row for row, draw in enumerate(wanted) if draw.sampling.temperature <= 0 or draw.sampling.top_k == 1]
@@ -60,6 +60,9 @@ def _drawn(logits: Tensor, how: Sequence[Draw]) -> list[int]:
     scaled = logits.float() / column([max(draw.sampling.temperature, _COLDEST) for draw in how])
     shares = (scaled - scaled.amax(dim=-1, keepdim=True)).exp_()  # of the likeliest token's
     vocabulary = shares.shape[1]
+    rows = [row for row, draw in enumerate(how) if draw.sampling.min_p > 0]
+    if rows:
+        shares[rows] = _cut(shares[rows], column([how[row].sampling.min_p for row in rows]))
     some = [(row, draw.sampling.top_k) for row, draw in enumerate(how) if 0 < draw.sampling.top_k < vocabulary]
     if some:
         rows = [row for row, _ in some]

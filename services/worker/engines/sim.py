@@ -110,6 +110,12 @@ class SimEngine:
             self._returned_at_s = self._clock()
         return Outcome(done, exec_s)
 
+    def preempt(self, slot: Slot) -> None:
+        state = self._slots[slot]
+        self._free_blocks += state.blocks
+        state.computed = state.drafted = state.blocks = 0
+        state.decoding = False
+
     def release(self, slot: Slot) -> None:
         self._free_blocks += self._slots.pop(slot).blocks
 

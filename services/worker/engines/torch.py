@@ -15,9 +15,11 @@ import torch
 
 from services.worker.engine import Done, EngineFacts, EngineState, Likely, Load, Outcome, Work
 from services.worker.engines import paged
+from services.worker.engines.adjusting import Written, adjusted
 from services.worker.engines.attention import Piece
 from services.worker.engines.model import PagedModel
 from services.worker.engines.sampling import Draw, choose, likelihoods
+from shared import features
 from shared.errors import ConfigError
 from shared.schemas import Sampling, Selection
 from shared.text import Tokenizer
@@ -26,7 +28,9 @@ from shared.vocabulary import Slot
 
 @dataclass(slots=True)
 class _Slot:
+    prompt: int  # tokens of it
     tokens: list[int]  # prompt and generated
+    ends: frozenset[int]  # tokens that end its output
     place: paged.Place
     sampling: Sampling
     seed: int
@@ -68,6 +72,7 @@ class TorchEngine:
             max_slots=max_slots,
             vocabulary=self._model.vocabulary,
             eos_token_ids=Tokenizer.load(folder).eos_token_ids,
+            features=features.ALL - {features.STRUCTURED},
         )
         self._blocks = paged.Blocks(kv_blocks, block_tokens)
         self._slots: dict[Slot, _Slot] = {}
@@ -81,7 +86,9 @@ class TorchEngine:
         assert len(self._slots) < self._facts.max_slots, "no slot is free"
         assert 0 <= load.generated < len(load.tokens) <= self._facts.context_tokens, f"slot {load.slot}: impossible length"
         wanted = min(len(load.tokens) - load.generated + load.sampling.max_tokens, self._facts.context_tokens)
-        self._slots[load.slot] = _Slot(list(load.tokens), paged.Place(self._facts.block_tokens, wanted), load.sampling, load.seed)
+        prompt, s = len(load.tokens) - load.generated, load.sampling
+        ends = frozenset(s.stop_token_ids) | (frozenset() if s.ignore_eos else self._facts.eos_token_ids)
+        self._slots[load.slot] = _Slot(prompt, list(load.tokens), ends, paged.Place(self._facts.block_tokens, wanted), s, load.seed)
 
     def execute(self, work: Sequence[Work], selection: Selection | None) -> Outcome:
         began_s = time.monotonic()
@@ -118,6 +125,11 @@ class TorchEngine:
                     done[n] = Done(done[n].computed, (token,), 0, known)
         return Outcome(done, time.monotonic() - began_s)
 
+    def preempt(self, slot: Slot) -> None:
+        state = self._slots[slot]
+        self._blocks.release(state.place)
+        state.place, state.computed = paged.Place(self._facts.block_tokens, state.place.wanted_blocks * self._facts.block_tokens), 0
+
     def release(self, slot: Slot) -> None:
         self._blocks.release(self._slots.pop(slot).place)
 
@@ -132,7 +144,8 @@ class TorchEngine:
     def _choose(logits: torch.Tensor, states: Sequence[_Slot]) -> list[tuple[int, tuple[Likely, ...]]]:
         """A token for each, and its likelihood where asked. Position n of a request draws from (seed, n), n counting from its first."""
         with torch.inference_mode():
-            tokens = choose(logits, [Draw(state.sampling, state.seed, state.computed) for state in states])
+            shown = adjusted(logits, [Written(state.sampling, state.prompt, state.tokens, state.ends) for state in states])
+            tokens = choose(shown, [Draw(state.sampling, state.seed, state.computed) for state in states])
             told: list[tuple[Likely, ...]] = [()] * len(states)
             rows = [row for row, state in enumerate(states) if state.sampling.logprobs is not None]
             if rows:

@@ -1,0 +1,59 @@
+"""Our sampling parameters as vLLM's.
+
+vLLM draws tokens and the worker decides where an output ends: vLLM hears of no limit, no stop string and no end of sequence, but of the
+tokens it must not draw before `min_tokens`.
+"""
+
+from typing import assert_never
+
+from vllm.sampling_params import SamplingParams, StructuredOutputsParams
+
+from shared.schemas import Sampling
+from shared.structured import Choice, Grammar, JsonObject, JsonSchema, Regex, Structured
+
+UNSEEDED = -1  # vLLM takes this seed for none
+STAND_IN_SEED = 2**63 - 1  # so that seed draws like this one
+
+
+def sampling_params(sampling: Sampling, *, max_model_len: int, generated: int = 0) -> SamplingParams:
+    """For a request of which `generated` output tokens count as prompt. Raises VLLMClientError for what vLLM does not take.
+
+    A request without a seed of its own gets none here either: a generator for each row makes sampling slow.
+    The input processor adds the model's own ends of sequence to the tokens masked before `min_tokens`.
+    """
+    params = SamplingParams(
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        repetition_penalty=sampling.repetition_penalty,
+        logit_bias=dict(sampling.logit_bias) or None,
+        seed=STAND_IN_SEED if sampling.seed == UNSEEDED else sampling.seed,
+        logprobs=sampling.logprobs,
+        min_tokens=min(max(0, sampling.min_tokens - generated), max_model_len),
+        max_tokens=max_model_len,
+        ignore_eos=True,
+        detokenize=False,
+        structured_outputs=None if sampling.structured is None else _structured(sampling.structured),
+    )
+    # Not `stop_token_ids`: the scheduler would end the request there.
+    params._all_stop_token_ids.update(sampling.stop_token_ids)
+    return params
+
+
+def _structured(wanted: Structured) -> StructuredOutputsParams:
+    match wanted:
+        case JsonSchema(schema=schema):
+            return StructuredOutputsParams(json=schema)
+        case JsonObject():
+            return StructuredOutputsParams(json_object=True)
+        case Regex(pattern=pattern):
+            return StructuredOutputsParams(regex=pattern)
+        case Choice(options=options):
+            return StructuredOutputsParams(choice=list(options))
+        case Grammar(ebnf=ebnf):
+            return StructuredOutputsParams(grammar=ebnf)
+        case _:
+            assert_never(wanted)

@@ -1,0 +1,163 @@
+"""A vLLM engine set up to be planned from outside: which versions, which of its arguments are ours, what it says of itself.
+
+Imported only by workers whose engine is vLLM.
+"""
+
+import os
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+from packaging.version import Version
+
+from services.worker.config import WorkerConfig
+from services.worker.engine import EngineFacts
+from services.worker.engines.make import VLLM_NEWEST, VLLM_OLDEST
+from shared import features
+from shared.errors import ConfigError
+from shared.text import Tokenizer
+
+PROFILE, CPU_PROFILE = "h100-llama3-8b", "cpu-tiny"  # start values, where nothing is measured
+CPU_KV_BLOCKS = 2048
+BLOCK_TOKENS, CPU_BLOCK_TOKENS = 16, 32  # vLLM's attention on a CPU has blocks of multiples of 32
+MAX_BATCHED_TOKENS = 8192  # of one iteration: what a plan has beyond it waits
+ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine core in this process: its scheduler is called, not asked
+    "VLLM_DISABLE_REQUEST_ID_RANDOMIZATION": "1",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_REGEX_COMPILATION_TIMEOUT_S": "1",  # seconds of the engine thread
+}
+CPU_ENVIRONMENT = {
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # two workers on a machine must not share a core and leave another idle
+    "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB; kv_blocks says how much of it is used
+    "NUMBA_NUM_THREADS": "1",  # n-gram drafts with more threads than cores take 300 ms
+}
+# Arguments of vLLM's that Slackline sets itself, and what to set instead.
+OURS = {
+    "model": "model",
+    "scheduler_cls": "nothing: plans come from Slackline",
+    "async_scheduling": "nothing: a plan is made of what the iteration before it did",
+    "scheduling_policy": "the planner's policy",
+    "max_num_seqs": "max_slots",
+    "num_gpu_blocks_override": "kv_blocks",
+    "block_size": "block_tokens",
+    "dtype": "dtype",
+    "lora_modules": "adapters",
+    "enable_lora": "adapters",
+    "max_loras": "adapters",
+    "pipeline_parallel_size": "nothing: an iteration is one step of the whole model",
+    "data_parallel_size": "a worker for each replica",
+    "kv_transfer_config": "nothing: KV stays where it is computed",
+    "served_model_name": "the name of the model's folder",
+    "watermark": "nothing: every block that is free may be planned",
+    "reasoning_parser": "nothing: a grammar holds from the first token",
+    "enable_chunked_prefill": "nothing: chunks are the plan's",
+    "scheduler_reserve_full_isl": "nothing: who begins is the plan's",
+}
+
+
+def check_version() -> None:
+    """Raises ConfigError unless a vLLM is installed that this was tried with."""
+    for name in ("vllm", "vllm-cpu"):
+        try:
+            found = version(name)
+        except PackageNotFoundError:
+            continue
+        if Version(VLLM_OLDEST) <= Version(found) < Version(VLLM_NEWEST):
+            return
+        raise ConfigError(f"the vllm engine supports vLLM {VLLM_OLDEST} up to, not including, {VLLM_NEWEST}; this is {name} {found}")
+    raise ConfigError(f"the vllm engine needs vLLM {VLLM_OLDEST} up to, not including, {VLLM_NEWEST}: pip install 'slackline[vllm]'")
+
+
+def build(cfg: WorkerConfig, folder: Path) -> Any:
+    """The engine of a worker. Raises ConfigError for what vLLM does not take, and for models that cannot be planned."""
+    check_version()
+    cpu = not torch.cuda.is_available()
+    for name, value in (ENVIRONMENT | (CPU_ENVIRONMENT if cpu else {})).items():
+        os.environ.setdefault(name, value)
+    from vllm import __version__
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.exceptions import VLLMError
+    from vllm.lora.request import LoRARequest
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+    from services.worker.engines.vllm import VllmEngine
+    from services.worker.engines.vllm_drafts import measure_draft
+    from services.worker.engines.vllm_generators import keep_generators
+    from services.worker.engines.vllm_scheduler import PlannedScheduler
+
+    for name in cfg.vllm:
+        if name in OURS:
+            raise ConfigError(f"vLLM's argument {name} is not taken: use {OURS[name]}")
+    tokenizer = Tokenizer.load(folder)
+    block_tokens = cfg.block_tokens or (CPU_BLOCK_TOKENS if cpu else BLOCK_TOKENS)
+    arguments: dict[str, Any] = {
+        "max_num_batched_tokens": max(MAX_BATCHED_TOKENS, cfg.max_slots),
+        "enable_prefix_caching": True,
+        "enforce_eager": cpu,
+        "disable_log_stats": True,
+        # By default the first request's schema chooses the compiler of all that follow, and not every one compiles everything.
+        "structured_outputs_config": {"backend": "xgrammar"},
+        **cfg.vllm,
+        "model": str(folder),
+        "dtype": cfg.dtype or ("float32" if cpu else "bfloat16"),
+        "max_num_seqs": cfg.max_slots,
+        "block_size": block_tokens,
+        "scheduler_cls": PlannedScheduler,
+        "async_scheduling": False,
+        "scheduler_reserve_full_isl": False,  # a request may begin where its first chunk fits
+    }
+    if cfg.kv_blocks or cpu:
+        arguments["num_gpu_blocks_override"] = (cfg.kv_blocks or CPU_KV_BLOCKS) + 1  # vLLM keeps one for itself
+    if arguments.get("tensor_parallel_size", 1) == 1:
+        arguments.setdefault("distributed_executor_backend", "uni")
+    if cpu and Version(__version__) < Version("0.32"):
+        arguments.setdefault("use_fp64_gumbel", True)  # its other way of drawing forgets seeds where not every row of a batch has one
+    if cfg.adapters:
+        # All of them may be in one iteration. On a CPU, who has none is computed with the last slot, which must stay empty.
+        arguments |= {"enable_lora": True, "max_loras": len(cfg.adapters) + 1}
+    try:
+        engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
+    except (VLLMError, TypeError, ValueError, OSError, RuntimeError) as error:
+        raise ConfigError(f"vLLM cannot be set up so: {error}") from error
+    config, scheduler = engine.vllm_config, engine.engine_core.engine_core.scheduler
+    if cpu:
+        engine.engine_core.engine_core.model_executor.collective_rpc(keep_generators)
+    _refuse_what_cannot_be_planned(config, scheduler)
+    # Blocks beyond what the books count: drafts may be rejected, and vLLM keeps the blocks that it took for them.
+    drafts = scheduler.num_spec_tokens + scheduler.num_lookahead_tokens
+    kv_blocks = scheduler.kv_cache_manager.block_pool.get_num_free_blocks() - cfg.max_slots * -(-drafts // block_tokens)
+    if kv_blocks <= 0:
+        raise ConfigError("KV has no room beside the drafts of max_slots requests: fewer max_slots, or more kv_blocks")
+    facts = EngineFacts(
+        engine="vllm",
+        model=folder.resolve().name,
+        profile=cfg.profile or (CPU_PROFILE if cpu else PROFILE),
+        kv_blocks=kv_blocks,
+        block_tokens=config.cache_config.block_size,
+        context_tokens=min(config.model_config.max_model_len, kv_blocks * config.cache_config.block_size),
+        max_slots=cfg.max_slots,
+        vocabulary=config.model_config.get_vocab_size(),
+        eos_token_ids=frozenset(tokenizer.eos_token_ids),
+        # vLLM does not verify drafts under these two.
+        features=features.ALL - ({features.MIN_P, features.LOGIT_BIAS} if scheduler.num_spec_tokens else set()),
+        adapters=tuple(cfg.adapters),
+    )
+    adapters = {name: LoRARequest(name, n, path) for n, (name, path) in enumerate(cfg.adapters.items(), start=1)}
+    for name, adapter in adapters.items():  # here, since one that cannot be read would end the first iteration that needs it
+        try:
+            engine.add_lora(adapter)
+        except (VLLMError, ValueError, OSError, RuntimeError) as error:
+            raise ConfigError(f"adapter {name} cannot be loaded from {adapter.lora_path}: {error}") from error
+    vllm = VllmEngine(engine, facts, adapters)
+    return vllm if not scheduler.num_spec_tokens else vllm.drafting(measure_draft(vllm, scheduler.num_spec_tokens))
+
+
+def _refuse_what_cannot_be_planned(config: Any, scheduler: Any) -> None:
+    """A request's KV must be so many blocks of so many positions, and nothing beside them."""
+    if len(scheduler.kv_cache_config.kv_cache_groups) != 1 or scheduler.kv_cache_config.has_mamba_layers:
+        raise ConfigError("models with several kinds of KV cache (sliding windows beside full attention, Mamba) cannot be planned yet")
+    if config.model_config.is_multimodal_model or config.model_config.is_encoder_decoder:
+        raise ConfigError("models that take more than text cannot be planned yet")

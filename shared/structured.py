@@ -1,0 +1,47 @@
+"""Formats that an output can be held to, token by token: one struct for each, so that none can be asked for together.
+
+Whether a schema, an expression or a grammar is one that the engine's compiler takes, only that engine can tell.
+"""
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+SCHEMA_LIMIT = 65_536  # characters; compiling one takes milliseconds for each thousand
+EXPRESSION_LIMIT = 8192
+
+SchemaText = Annotated[str, Meta(min_length=1, max_length=SCHEMA_LIMIT)]
+ExpressionText = Annotated[str, Meta(min_length=1, max_length=EXPRESSION_LIMIT)]
+ChoiceText = Annotated[str, Meta(min_length=1, max_length=1024)]
+Choices = Annotated[list[ChoiceText], Meta(min_length=1, max_length=256)]
+
+
+class JsonSchema(Struct, frozen=True, kw_only=True, tag="json_schema", forbid_unknown_fields=True):
+    """JSON that fits `schema`, itself a JSON text."""
+
+    schema: SchemaText
+
+
+class JsonObject(Struct, frozen=True, kw_only=True, tag="json_object", forbid_unknown_fields=True):
+    """Any JSON object."""
+
+
+class Regex(Struct, frozen=True, kw_only=True, tag="regex", forbid_unknown_fields=True):
+    """The whole output matches."""
+
+    pattern: ExpressionText
+
+
+class Choice(Struct, frozen=True, kw_only=True, tag="choice", forbid_unknown_fields=True):
+    """The output is one of these."""
+
+    options: Choices
+
+
+class Grammar(Struct, frozen=True, kw_only=True, tag="grammar", forbid_unknown_fields=True):
+    """The output follows a context-free grammar in EBNF, in the dialect of the engine's compiler."""
+
+    ebnf: SchemaText
+
+
+Structured = JsonSchema | JsonObject | Regex | Choice | Grammar
