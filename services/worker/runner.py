@@ -2,6 +2,7 @@
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
+from threading import Lock
 from typing import Protocol
 
 from services.worker.engine import Engine
@@ -28,7 +29,12 @@ class ThreadRunner:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="engine")
 
     async def run(self, engine: Engine, speaker: Speaker, turn: Turn) -> Ran:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, take_turn, engine, speaker, turn)
+        """Returns to the loop's other work once the engine thread has begun: else that thread waits for the interpreter until the loop rests."""
+        waits = Lock()
+        waits.acquire()
+        ran = asyncio.get_running_loop().run_in_executor(self._pool, _begin, waits, engine, speaker, turn)
+        waits.acquire()  # some 50 us; only ever with an engine thread that is at rest
+        return await ran
 
     async def reset(self, engine: Engine) -> None:
         await asyncio.get_running_loop().run_in_executor(self._pool, _reset, engine)
@@ -50,6 +56,11 @@ class VirtualRunner:
 
     def close(self) -> None:
         pass
+
+
+def _begin(waits: Lock, engine: Engine, speaker: Speaker, turn: Turn) -> Ran:
+    waits.release()
+    return take_turn(engine, speaker, turn)
 
 
 def _reset(engine: Engine) -> None:

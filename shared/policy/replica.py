@@ -20,6 +20,7 @@ from shared.perf.shape import BatchShape
 from shared.policy.books import Books
 from shared.policy.course import Course
 from shared.policy.digest import best_effort_waiting, digest_of
+from shared.policy.lead import Lead
 from shared.policy.prediction import Flight, Prediction
 from shared.policy.replica_events import (
     Acked,
@@ -122,7 +123,7 @@ class ReplicaCore:
         self._again_unix_s = math.inf  # when the policy wants to be asked although nothing has happened
         self._idle = True  # the policy had nothing to run and nothing has happened since
         self._last_end_unix_s = -math.inf  # of the newest acked iteration
-        self._lead_s = self._set.lead_s
+        self._lead = Lead(self._set.lead_s, self._set.lead_max_s)
         self._next_expiry_unix_s = math.inf
         self._expired: set[int] = set()
         self.counters = Counters()
@@ -356,7 +357,7 @@ class ReplicaCore:
             self.counters.idle_s += ack.idle_s
             self._profile.observe(shape, ack.exec_s - flight.draft_s)
             if flight.follows:
-                self._adapt_lead(ack.idle_s)
+                self._lead.observe(ack.idle_s, ack.exec_s)
             self._policy.observe(Observation(now_unix_s, shape, flight.predicted_s, ack.exec_s, ended, drafts))
         elif ended:
             self._policy.observe(Observation(now_unix_s, BatchShape(), 0.0, 0.0, ended))
@@ -415,18 +416,11 @@ class ReplicaCore:
 
     def _plan_at_unix_s(self) -> float:
         """As late as is safe: a measured lead before the predicted end of what runs. At once if nothing runs."""
-        return self._ahead.flights[-1].end_unix_s - self._lead_s if self._ahead.flights else -math.inf
+        return self._ahead.flights[-1].end_unix_s - self._lead.seconds if self._ahead.flights else -math.inf
 
     def _overdue_unix_s(self) -> float:
         first = self._ahead.flights[0]
         return first.end_unix_s + self._set.overdue_s + 5 * first.predicted_s
-
-    def _adapt_lead(self, idle_s: float) -> None:
-        """Longer at once when the engine waited for us, slowly shorter while it does not."""
-        if idle_s > 0.0003:
-            self._lead_s = min(self._lead_s + min(idle_s, 0.004), self._set.lead_max_s)
-        else:
-            self._lead_s = max(self._lead_s * 0.999, self._set.lead_s)
 
     def _expire(self, now_unix_s: float) -> None:
         books = self._books
