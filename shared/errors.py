@@ -7,6 +7,7 @@ SlacklineError
       + BusTimeout     no answer in time; the effect is unknown
       + WrongSequence  an append or a compare-and-set lost its race
   + ConfigError      the operator must change something; the message says what
+  + EngineError      the engine of a worker is gone, and its KV with it: the worker must begin anew
 """
 
 
@@ -49,3 +50,7 @@ class WrongSequence(BusError):
 
 class ConfigError(SlacklineError):
     """The operator must change something; the message says what."""
+
+
+class EngineError(SlacklineError):
+    """The engine of this worker is gone; the message says how it ended."""

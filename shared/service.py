@@ -20,7 +20,7 @@ from shared.bus.api import Bus
 from shared.bus.nats import connect
 from shared.clock import Clock
 from shared.config import Watched, load, load_watched, without_secrets
-from shared.errors import ConfigError
+from shared.errors import ConfigError, EngineError
 from shared.metrics import Registry
 from shared.telemetry import Tracing
 
@@ -34,10 +34,13 @@ SCRAPE_LIMIT_BYTES = 16 * 1024  # of a question
 
 
 def run(section: str, kind: type[C], body: Body[C]) -> None:
-    """Run a service until SIGINT or SIGTERM, then let it drain. Exits with a clear line for whatever the operator must change."""
+    """Run a service until SIGINT or SIGTERM, then let it drain.
+
+    Exits with a clear line for whatever the operator must change, and where its engine is gone.
+    """
     try:
         uvloop.run(_main(section, kind, body))
-    except* ConfigError as group:
+    except* (ConfigError, EngineError) as group:
         sys.exit(f"{section}: {'; '.join(str(error) for error in _leaves(group))}")
 
 

@@ -301,7 +301,8 @@ def test_a_fleet_plans_by_what_its_workers_fitted_and_a_worker_that_was_fenced_k
     fitted = replace(FITTED, name="fitted-here")
 
     async def with_fit(*args: object, **kwargs: object) -> None:
-        await functools.partial(serve, fitted=fitted, metrics=next(given))(*args, **kwargs)  # type: ignore[arg-type]
+        args[3].fitted = fitted  # type: ignore[attr-defined]
+        await functools.partial(serve, metrics=next(given))(*args, **kwargs)  # type: ignore[arg-type]
 
     monkeypatch.setattr(worker, "serve", with_fit)
 
@@ -352,7 +353,8 @@ def test_a_seat_is_taken_anew_when_the_worker_measured_anew(monkeypatch: pytest.
     serve, seats = worker.serve, list[str]()
 
     async def with_fit(*args: object, **kwargs: object) -> None:
-        await functools.partial(serve, fitted=next(files))(*args, **kwargs)  # type: ignore[arg-type]
+        args[3].fitted = next(files)  # type: ignore[attr-defined]
+        await serve(*args, **kwargs)  # type: ignore[arg-type]
 
     monkeypatch.setattr(worker, "serve", with_fit)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -15,6 +16,7 @@ import pytest_asyncio
 from loadgen.fleet import Fleet, FleetSpec
 from shared.schemas import GenerateRequest
 from tests.live import WAIT_S, check, client_of, draw_requests, replay_of, under_load, until_idle
+from tests.processes import children_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 SEED = 20_261_121
@@ -124,7 +126,17 @@ async def torch_fleet(folder: Path) -> AsyncIterator[Fleet]:
         yield fleet
 
 
-async def test_sampled_text_of_a_real_model_goes_on_without_a_splice_when_its_worker_is_killed(tmp_path: Path) -> None:
+async def test_sampled_text_of_a_real_model_goes_on_without_a_splice_when_its_worker_or_its_engine_is_killed(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     async with torch_fleet(tmp_path) as fleet:
         assert await survive(fleet, fleet.process("worker-r1").kill, SEED, 8, 1.5, output=(50, 90)) > 0
+        worker = fleet.process("worker-r2")
+        starts = worker.starts
+
+        def kill_its_engine() -> None:
+            assert worker.pid is not None
+            (engine,) = children_of(worker.pid)
+            os.kill(engine, signal.SIGKILL)
+
+        assert await survive(fleet, kill_its_engine, SEED + 1, 8, 1.5, output=(50, 90)) > 0
+        assert worker.starts == starts + 1

@@ -61,7 +61,7 @@ class Saturated(msgspec.Struct, frozen=True, kw_only=True):
     exec_s: float | None = None
     outside_s: float | None = None  # of exec_s: vLLM's scheduling and its books
     idle_s: float | None = None  # waiting for a plan
-    between_s: float | None = None  # from the end of an iteration to the beginning of the next, without that
+    between_s: float | None = None  # the rest of the time
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
@@ -167,7 +167,10 @@ class AtMost:
 
 
 class Iterations:
-    """What the acks of a fleet's only replica tell of its engine. Seconds; `between_s`: from an end to a beginning, waiting apart."""
+    """What the acks of a fleet's only replica tell of its engine while it has work. Seconds.
+
+    `between_s`: neither in the engine nor waiting for a plan, the way to the engine's thread and back included.
+    """
 
     def __init__(self) -> None:
         self.iterations = 0
@@ -190,7 +193,7 @@ class Iterations:
         self.outside_s += ack.outside_s
         self.idle_s += ack.idle_s
         if self._ended_unix_s:
-            self.between_s += max(0.0, ack.started_unix_s - self._ended_unix_s - ack.idle_s)
+            self.between_s += ack.ended_unix_s - self._ended_unix_s - ack.exec_s - ack.idle_s
         self._ended_unix_s = ack.ended_unix_s
 
 

@@ -23,6 +23,7 @@ class EngineFacts(NamedTuple):
     max_slots: int
     vocabulary: int
     eos_token_ids: frozenset[int]
+    end_of_thinking: int | None = None  # the token; None: this model has none
     draft: float = 0.0  # what an iteration of its draft model takes, as a fraction of the profile; 0: it has none
     features: frozenset[str] = frozenset()  # of shared/features.py
     adapters: tuple[str, ...] = ()

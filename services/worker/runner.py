@@ -1,68 +1,93 @@
-"""Where turns run: on one engine thread beside the event loop, or, in virtual time, at once and then slept."""
+"""Where turns run: on one engine thread beside the event loop, or, in virtual time, at once and then slept.
+
+Real engines have a process of their own instead (`engine_process.py`).
+"""
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
-from threading import Lock
 from typing import Protocol
 
-from services.worker.engine import Engine
+from services.worker.engine import Engine, EngineFacts
 from services.worker.speaker import Speaker
 from services.worker.turn import take_turn
+from shared.perf.store import ProfileFile
 from shared.policy.turn import Ran, Turn
+from shared.text import Tokenizer
 from shared.vocabulary import Slot
 
 
 class Runner(Protocol):
-    async def run(self, engine: Engine, speaker: Speaker, turn: Turn) -> Ran:
+    """An engine and its speaker, wherever they are. Calls never overlap."""
+
+    @property
+    def facts(self) -> EngineFacts: ...
+
+    @property
+    def fitted(self) -> ProfileFile | None:
+        """The profile measured of the engine, if there is one."""
+
+    async def run(self, turn: Turn) -> Ran:
         """Take the turn."""
 
-    async def reset(self, engine: Engine) -> None:
+    async def reset(self) -> None:
         """Forget every slot, after whatever still runs."""
 
-    def close(self) -> None: ...
+
+class Seat:
+    """An engine and the speaker of what it generates, driven by whoever has them."""
+
+    def __init__(self, engine: Engine, tokenizer: Tokenizer) -> None:
+        self.engine = engine
+        self._tokenizer, self._speaker = tokenizer, Speaker(tokenizer)
+
+    def take(self, turn: Turn) -> Ran:
+        return take_turn(self.engine, self._speaker, turn)
+
+    def reset(self) -> None:
+        self._speaker = Speaker(self._tokenizer)
+        for slot in self.engine.snapshot().slots:
+            self.engine.release(Slot(slot))
 
 
 class ThreadRunner:
-    """The live one. The loop stays free while the engine works."""
+    """For an engine that leaves the interpreter alone: a simulated one. The loop stays free while it works."""
 
-    def __init__(self) -> None:
+    fitted: ProfileFile | None = None
+
+    def __init__(self, seat: Seat) -> None:
+        self._seat = seat
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="engine")
 
-    async def run(self, engine: Engine, speaker: Speaker, turn: Turn) -> Ran:
-        """Returns to the loop's other work once the engine thread has begun: else that thread waits for the interpreter until the loop rests."""
-        waits = Lock()
-        waits.acquire()
-        ran = asyncio.get_running_loop().run_in_executor(self._pool, _begin, waits, engine, speaker, turn)
-        waits.acquire()  # some 50 us; only ever with an engine thread that is at rest
-        return await ran
+    @property
+    def facts(self) -> EngineFacts:
+        return self._seat.engine.facts
 
-    async def reset(self, engine: Engine) -> None:
-        await asyncio.get_running_loop().run_in_executor(self._pool, _reset, engine)
+    async def run(self, turn: Turn) -> Ran:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, self._seat.take, turn)
+
+    async def reset(self) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._pool, self._seat.reset)
 
     def close(self) -> None:
-        self._pool.shutdown(cancel_futures=True)  # whoever closes the engine next must find it at rest
+        self._pool.shutdown(cancel_futures=True)
 
 
 class VirtualRunner:
     """For a loop whose time is virtual: the engine answers at once how long it takes, and that time passes."""
 
-    async def run(self, engine: Engine, speaker: Speaker, turn: Turn) -> Ran:
-        ran = take_turn(engine, speaker, turn)
+    fitted: ProfileFile | None = None
+
+    def __init__(self, seat: Seat) -> None:
+        self._seat = seat
+
+    @property
+    def facts(self) -> EngineFacts:
+        return self._seat.engine.facts
+
+    async def run(self, turn: Turn) -> Ran:
+        ran = self._seat.take(turn)
         await asyncio.sleep(ran.exec_s)
         return ran
 
-    async def reset(self, engine: Engine) -> None:
-        _reset(engine)
-
-    def close(self) -> None:
-        pass
-
-
-def _begin(waits: Lock, engine: Engine, speaker: Speaker, turn: Turn) -> Ran:
-    waits.release()
-    return take_turn(engine, speaker, turn)
-
-
-def _reset(engine: Engine) -> None:
-    for slot in engine.snapshot().slots:
-        engine.release(Slot(slot))
+    async def reset(self) -> None:
+        self._seat.reset()

@@ -8,10 +8,8 @@ import structlog
 
 from services.worker.ack_writer import AckWriter, FencedError, Job
 from services.worker.config import WorkerConfig
-from services.worker.engine import Engine
 from services.worker.metrics import WorkerMetrics
 from services.worker.runner import Runner
-from services.worker.speaker import Speaker
 from services.worker.traces import Traces
 from shared import subjects
 from shared.bus.api import Bus, Call, Endpoint
@@ -19,7 +17,6 @@ from shared.clock import Clock
 from shared.drive.chores import Chores
 from shared.errors import BusError, ConfigError, NoResponders, PeerError, SlacklineError
 from shared.metrics import Registry
-from shared.perf.store import ProfileFile
 from shared.policy.turn import Finished
 from shared.policy.worker import WorkerCore
 from shared.schemas import (
@@ -42,7 +39,6 @@ from shared.schemas import (
 )
 from shared.store.records import Records, Stored
 from shared.telemetry import Tracing
-from shared.text import Tokenizer
 from shared.vocabulary import ReplicaId, RequestKey
 
 log = structlog.get_logger()
@@ -60,20 +56,16 @@ class WorkerService:
         cfg: WorkerConfig,
         bus: Bus,
         clock: Clock,
-        engine: Engine,
-        tokenizer: Tokenizer,
         runner: Runner,
         tracing: Tracing,
         rng: Random,
         metrics: WorkerMetrics,
-        fitted: ProfileFile | None = None,
     ) -> None:
-        facts = engine.facts
-        self._cfg, self._bus, self._clock, self._engine, self._runner = cfg, bus, clock, engine, runner
+        facts = runner.facts
+        self._cfg, self._bus, self._clock, self._runner = cfg, bus, clock, runner
         self._traces = Traces(tracing)
-        self._facts, self._metrics, self._fitted = facts, metrics, fitted
+        self._facts, self._metrics, self._fitted = facts, metrics, runner.fitted
         self._replica = ReplicaId(cfg.replica)
-        self._speaker = Speaker(tokenizer)
         self.incarnation = f"{rng.getrandbits(48):012x}"
         self._records = Records(bus.requests)
         # What fits the KV cache alone bounds the context, so that a request that runs alone always gets to its end.
@@ -86,7 +78,7 @@ class WorkerService:
             context_tokens=self._context_tokens,
             max_slots=facts.max_slots,
             eos_token_ids=facts.eos_token_ids,
-            end_of_thinking=tokenizer.end_of_thinking,
+            end_of_thinking=facts.end_of_thinking,
         )
         self._writer = AckWriter(bus, self._replica, self.incarnation, self._records, limit=cfg.log_queue)
         self._wake = asyncio.Event()
@@ -166,7 +158,7 @@ class WorkerService:
             began = clock.unix_s()
             if turn.plan is not None:
                 self._traces.ran(turn.plan.seq, turn.work, began)
-            ran = await self._runner.run(self._engine, self._speaker, turn)
+            ran = await self._runner.run(turn)
             if turn.plan is None:
                 continue
             ended = clock.unix_s()
@@ -394,26 +386,23 @@ async def serve(
     cfg: WorkerConfig,
     bus: Bus,
     clock: Clock,
-    engine: Engine,
-    tokenizer: Tokenizer,
     runner: Runner,
     stop: asyncio.Event,
     *,
     tracing: Tracing,
     rng: Random | None = None,
     metrics: Registry | None = None,
-    fitted: ProfileFile | None = None,
 ) -> None:
-    """Incarnation after incarnation, until stopped; each announces `fitted`, the profile measured of the engine, if there is one."""
+    """Incarnation after incarnation, until stopped."""
     rng = rng or Random(secrets.randbits(64))
-    counted = WorkerMetrics(metrics or Registry(), engine.facts, fitted)
+    counted = WorkerMetrics(metrics or Registry(), runner.facts, runner.fitted)
     subjects.check_id(cfg.replica, "replica")
     while not stop.is_set():
         await refuse_a_twin(bus, ReplicaId(cfg.replica))
-        service = WorkerService(cfg, bus, clock, engine, tokenizer, runner, tracing, rng, counted, fitted)
+        service = WorkerService(cfg, bus, clock, runner, tracing, rng, counted)
         try:
             await service.run(stop)
         except FencedError as fenced:
             log.warning("worker.fenced", replica=cfg.replica, incarnation=service.incarnation, reason=str(fenced))
-            await runner.reset(engine)
+            await runner.reset()
             await asyncio.sleep(rng.random())  # of two that fence each other, one comes back first and the other finds it there

@@ -69,5 +69,6 @@ def sim_facts(cfg: WorkerConfig, tokenizer: Tokenizer) -> EngineFacts:
         max_slots=cfg.max_slots,
         vocabulary=tokenizer.vocabulary,
         eos_token_ids=frozenset(tokenizer.eos_token_ids),
+        end_of_thinking=tokenizer.end_of_thinking,
         draft=cfg.draft,
     )

@@ -62,6 +62,7 @@ class TorchEngine:
         if kind not in ("float32", "bfloat16"):
             raise ConfigError(f"the torch engine computes in float32 or bfloat16, not in {kind}")
         self._model = PagedModel(Path(folder), where, getattr(torch, kind), kv_blocks * block_tokens)
+        tokenizer = Tokenizer.load(folder)
         self._facts = EngineFacts(
             engine="torch",
             model=model_name or Path(folder).resolve().name,
@@ -71,7 +72,8 @@ class TorchEngine:
             context_tokens=min(self._model.context_tokens, kv_blocks * block_tokens),
             max_slots=max_slots,
             vocabulary=self._model.vocabulary,
-            eos_token_ids=Tokenizer.load(folder).eos_token_ids,
+            eos_token_ids=tokenizer.eos_token_ids,
+            end_of_thinking=tokenizer.end_of_thinking,
             features=features.ALL - {features.STRUCTURED},
         )
         self._blocks = paged.Blocks(kv_blocks, block_tokens)

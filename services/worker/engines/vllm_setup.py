@@ -77,16 +77,19 @@ def build(cfg: WorkerConfig, folder: Path) -> Any:
     cpu = not torch.cuda.is_available()
     for name, value in (ENVIRONMENT | (CPU_ENVIRONMENT if cpu else {})).items():
         os.environ.setdefault(name, value)
-    from vllm import __version__
-    from vllm.engine.arg_utils import EngineArgs
-    from vllm.exceptions import VLLMError
-    from vllm.lora.request import LoRARequest
-    from vllm.v1.engine.llm_engine import LLMEngine
+    try:
+        from vllm import __version__
+        from vllm.engine.arg_utils import EngineArgs
+        from vllm.exceptions import VLLMError
+        from vllm.lora.request import LoRARequest
+        from vllm.v1.engine.llm_engine import LLMEngine
 
-    from services.worker.engines.vllm import VllmEngine
-    from services.worker.engines.vllm_drafts import measure_draft
-    from services.worker.engines.vllm_generators import keep_generators
-    from services.worker.engines.vllm_scheduler import PlannedScheduler
+        from services.worker.engines.vllm import VllmEngine
+        from services.worker.engines.vllm_drafts import measure_draft
+        from services.worker.engines.vllm_generators import keep_generators
+        from services.worker.engines.vllm_scheduler import PlannedScheduler
+    except Exception as error:  # libraries that do not fit each other raise anything
+        raise ConfigError(f"vLLM is installed but does not load ({type(error).__name__}: {error}): install it afresh") from error
 
     for name in cfg.vllm:
         if name in OURS:
@@ -141,6 +144,7 @@ def build(cfg: WorkerConfig, folder: Path) -> Any:
         max_slots=cfg.max_slots,
         vocabulary=config.model_config.get_vocab_size(),
         eos_token_ids=frozenset(tokenizer.eos_token_ids),
+        end_of_thinking=tokenizer.end_of_thinking,
         # vLLM does not verify drafts under these two.
         features=features.ALL - ({features.MIN_P, features.LOGIT_BIAS} if scheduler.num_spec_tokens else set()),
         adapters=tuple(cfg.adapters),
