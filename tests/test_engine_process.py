@@ -76,6 +76,19 @@ async def test_an_engine_of_its_own_process_says_what_it_would_say_here_and_forg
     assert gone(pid)
 
 
+async def test_a_turn_that_was_given_up_on_does_not_answer_for_the_next() -> None:
+    rng = Random(SEED)
+    long, asked = turns([[rng.randint(1, 200) for _ in range(900)]], outputs=0), turns([[9, 8, 7]], outputs=3)
+    async with engine_process(TORCH, asyncio.Event()) as engine:
+        assert engine is not None
+        expected = await run_all(engine, asked)
+        await engine.reset()
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(engine.run(long[0]), 0.001)
+        await engine.reset()
+        assert await run_all(engine, asked) == expected
+
+
 async def test_a_profile_is_measured_where_the_engine_is() -> None:
     async with engine_process(WorkerConfig(engine="torch", profile_s=1.0), asyncio.Event()) as engine:
         assert engine is not None

@@ -1,6 +1,6 @@
 """The seam between a worker and whatever runs the model: load, execute, release, snapshot.
 
-Calls never overlap, and come from threads beside the event loop: one engine thread while requests are served.
+Calls never overlap. They come from a process that the engine has to itself; those of a simulated one from a thread beside the event loop.
 """
 
 from collections.abc import Sequence

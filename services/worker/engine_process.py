@@ -13,6 +13,7 @@ import socket
 import struct
 import sys
 import threading
+from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -54,8 +55,8 @@ _decode_ran = msgspec.msgpack.Decoder(Ran).decode
 class EngineProcess:
     """The worker's end. Implements services.worker.runner.Runner."""
 
-    def __init__(self, sock: socket.socket, process: asyncio.subprocess.Process, ready: Ready) -> None:
-        self._sock, self._process = sock, process
+    def __init__(self, line: "_Line", process: asyncio.subprocess.Process, ready: Ready) -> None:
+        self._line, self._process = line, process
         self.facts, self.fitted, self.pid = ready.facts, ready.fitted, process.pid
 
     async def run(self, turn: Turn) -> Ran:
@@ -66,9 +67,8 @@ class EngineProcess:
 
     async def _ask(self, turn: Turn | None) -> Ran:
         try:
-            await _send(self._sock, _encode(turn))
-            return _decode_ran(await _receive(self._sock))
-        except (OSError, EOFError):
+            return _decode_ran(await self._line.ask(_encode(turn)))
+        except EOFError:
             status = await self._process.wait()
             raise EngineError(f"the engine's process has ended ({_ended(status)}), and its KV with it") from None
 
@@ -81,11 +81,11 @@ async def engine_process(cfg: WorkerConfig, stop: asyncio.Event) -> AsyncIterato
         with theirs:
             command = (sys.executable, "-m", "services.worker.engine_process", str(theirs.fileno()))
             process = await asyncio.create_subprocess_exec(*command, pass_fds=(theirs.fileno(),))
-        ours.setblocking(False)
+        line = _Line(ours)
         try:
-            yield await _started(ours, process, cfg, stop)
+            yield await _started(line, process, cfg, stop)
         finally:
-            ours.shutdown(socket.SHUT_WR)
+            line.close()
             try:
                 async with asyncio.timeout(LEAVES_WITHIN_S):
                     await process.wait()
@@ -94,46 +94,89 @@ async def engine_process(cfg: WorkerConfig, stop: asyncio.Event) -> AsyncIterato
                 await process.wait()
 
 
-async def _started(
-    sock: socket.socket, process: asyncio.subprocess.Process, cfg: WorkerConfig, stop: asyncio.Event
-) -> EngineProcess | None:
-    async def ready() -> Ready | Unfit:
-        await _send(sock, _encode(cfg))
-        answer: Ready | Unfit = _decode_start(await _receive(sock))
-        return answer
-
-    starting, stopped = asyncio.ensure_future(ready()), asyncio.ensure_future(stop.wait())
+async def _started(line: "_Line", process: asyncio.subprocess.Process, cfg: WorkerConfig, stop: asyncio.Event) -> EngineProcess | None:
+    starting, stopped = asyncio.ensure_future(line.ask(_encode(cfg))), asyncio.ensure_future(stop.wait())
     try:
         await asyncio.wait((starting, stopped), return_when=asyncio.FIRST_COMPLETED)
         if not starting.done():
             process.kill()
             return None
-        answer = await starting
-    except (OSError, EOFError):
+        answer: Ready | Unfit = _decode_start(await starting)
+    except EOFError:
         raise EngineError(f"the engine's process ended before it was ready ({_ended(await process.wait())})") from None
     finally:
         starting.cancel()
         stopped.cancel()
     if isinstance(answer, Unfit):
         raise ConfigError(answer.message)
-    return EngineProcess(sock, process, answer)
+    return EngineProcess(line, process, answer)
 
 
-async def _send(sock: socket.socket, message: bytes) -> None:
-    await asyncio.get_running_loop().sock_sendall(sock, LENGTH.pack(len(message)) + message)
+class _Line:
+    """Questions and answers over a socket, in order; an answer for which nobody waits any more is dropped.
 
+    Without streams and tasks between: they write once the loop has done everything else, and are heard two rounds of it later.
+    """
 
-async def _receive(sock: socket.socket) -> bytes:
-    """Raises EOFError at the end."""
-    loop, got, wanted = asyncio.get_running_loop(), bytearray(), LENGTH.size
-    while len(got) < wanted:
-        part = await loop.sock_recv(sock, READ_BYTES)
-        if not part:
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        self._sock, self._loop = sock, asyncio.get_running_loop()
+        self._waiting: deque[asyncio.Future[bytes]] = deque()
+        self._unsent, self._got, self._ended = bytearray(), bytearray(), False
+        self._loop.add_reader(sock, self._hear)
+
+    def close(self) -> None:
+        """Nothing more is asked, and the other end may leave."""
+        self._loop.remove_writer(self._sock)
+        self._loop.remove_reader(self._sock)
+        self._sock.shutdown(socket.SHUT_WR)
+
+    async def ask(self, message: bytes) -> bytes:
+        """Raises EOFError if the other end is gone."""
+        if self._ended:
             raise EOFError
-        got += part
-        if wanted == LENGTH.size and len(got) >= wanted:
-            wanted += LENGTH.unpack_from(got)[0]
-    return bytes(memoryview(got)[LENGTH.size :])
+        answer: asyncio.Future[bytes] = self._loop.create_future()
+        self._waiting.append(answer)
+        self._unsent += _framed(message)
+        self._send()
+        return await answer
+
+    def _send(self) -> None:
+        try:
+            del self._unsent[: self._sock.send(self._unsent)]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._unsent.clear()  # the other end is gone: that is heard, too
+        if self._unsent:
+            self._loop.add_writer(self._sock, self._send)
+        else:
+            self._loop.remove_writer(self._sock)
+
+    def _hear(self) -> None:
+        try:
+            part = self._sock.recv(READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            part = b""
+        if not part:
+            self._ended = True
+            self._loop.remove_reader(self._sock)
+            for answer in self._waiting:
+                if not answer.done():
+                    answer.set_exception(EOFError())
+            return
+        self._got += part
+        while len(self._got) >= LENGTH.size and len(self._got) >= (end := LENGTH.size + LENGTH.unpack_from(self._got)[0]):
+            answer, message = self._waiting.popleft(), bytes(self._got[LENGTH.size : end])
+            del self._got[:end]
+            if not answer.done():
+                answer.set_result(message)
+
+
+def _framed(message: bytes) -> bytes:
+    return LENGTH.pack(len(message)) + message
 
 
 def _ended(status: int) -> str:
@@ -145,7 +188,8 @@ def _ended(status: int) -> str:
 
 def main(fd: int) -> None:
     """Serve the worker at the other end of this socket until it closes it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the worker hears it too, and says when it is time
+    for said_to_all in (signal.SIGINT, signal.SIGTERM):  # the worker hears it too, and says when it is time
+        signal.signal(said_to_all, lambda *_: None)
     sock = socket.socket(fileno=fd)
     os.set_inheritable(fd, False)
     threading.Thread(target=_die_with_the_worker, args=(fd,), daemon=True).start()
@@ -180,8 +224,7 @@ def _read(source: Any) -> bytes:
 
 
 def _write(sock: socket.socket, message: Ready | Unfit | Ran) -> None:
-    encoded = _encode(message)
-    sock.sendall(LENGTH.pack(len(encoded)) + encoded)
+    sock.sendall(_framed(_encode(message)))
 
 
 def _die_with_the_worker(fd: int) -> None:

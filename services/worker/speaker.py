@@ -2,7 +2,7 @@
 
 Text that may be the beginning of a stop string waits until it is known not to be. Stop strings are followed character by
 character (one automaton each), so the cut does not depend on where the borders of tokens fall: the match that ends first
-wins, the longer one if two end together; one that is complete within the first `min_tokens` is not heeded. Lives on the engine thread.
+wins, the longer one if two end together; one that is complete within the first `min_tokens` is not heeded. Lives where the engine does.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""One iteration on the engine thread: free, load, compute, then decide where each output ends and what of it is said."""
+"""One iteration where the engine is: free, load, compute, then decide where each output ends and what of it is said."""
 
 from collections.abc import Mapping, Sequence
 

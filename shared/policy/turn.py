@@ -31,7 +31,7 @@ class TurnWork(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """One iteration, ready for the engine thread: preemptions, releases and closes, then loads, then work."""
+    """One iteration, ready for the engine: preemptions, releases and closes, then loads, then work."""
 
     plan: BatchPlan | None
     preempts: Sequence[int]  # slots whose KV goes, and that stay

@@ -1,6 +1,6 @@
 """vLLM under our plans: its model, KV cache, sampler and grammars; who computes how much in each iteration, the plan says.
 
-In process, on the engine thread: one plan, one step of vLLM's engine core, whose scheduler is `PlannedScheduler`. Where an output ends
+One plan, one step of vLLM's engine core, whose scheduler is `PlannedScheduler`. Where an output ends
 and what of it is said stays the worker's, as with every engine. Prefix caching is vLLM's: a request that begins may find positions
 computed already, and is then further than its entry said.
 

@@ -27,7 +27,7 @@ ENVIRONMENT = {
     "VLLM_DISABLE_REQUEST_ID_RANDOMIZATION": "1",
     "VLLM_LOGGING_LEVEL": "WARNING",
     "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_REGEX_COMPILATION_TIMEOUT_S": "1",  # seconds of the engine thread
+    "VLLM_REGEX_COMPILATION_TIMEOUT_S": "1",  # seconds of the engine's
 }
 CPU_ENVIRONMENT = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # two workers on a machine must not share a core and leave another idle
