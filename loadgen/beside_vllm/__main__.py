@@ -272,7 +272,8 @@ async def _run(args: argparse.Namespace, folder: Path) -> Result:
     rate = args.rate
     if args.only != "tiers":
         plan = bench.at_once()
-        saturated = await saturate(bench, plan)
+        for _ in range(args.starts):
+            saturated += await saturate(bench, plan)
         console.print(saturated_table(saturated))
         if rate is None:
             alone = [one for one in saturated if one.label == ALONE]
@@ -292,6 +293,13 @@ def main() -> None:
     parser.add_argument("--duration", type=float, default=60.0, metavar="S", help="of the bursts (default: 60)")
     parser.add_argument("--requests", type=int, default=96, metavar="N", help="of a saturated run (default: 96)")
     parser.add_argument("--repeats", type=int, default=3, metavar="N", help="saturated runs of each side (default: 3)")
+    parser.add_argument(
+        "--starts",
+        type=int,
+        default=1,
+        metavar="N",
+        help="so often both sides are started: a process may be 20 %% off for its life",
+    )
     parser.add_argument("--together", type=int, default=96, metavar="N", help="of these in flight (default: 96)")
     parser.add_argument(
         "--load", type=float, default=0.85, metavar="X", help="of what vLLM alone keeps up with, in the mean (default: 0.85)"

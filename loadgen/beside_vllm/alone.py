@@ -15,7 +15,8 @@ ENVIRONMENT: Mapping[str, str] = {
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # as many threads as OMP_NUM_THREADS says, on both sides
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # as many threads as this says, on both sides
+    "OMP_NUM_THREADS": "1",
 }
 PRIORITIES: Mapping[str, int] = {"interactive": 0, "summary": 1, "batch": 2}  # the lowest first: the tighter SLO
 
