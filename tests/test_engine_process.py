@@ -111,6 +111,14 @@ async def test_whoever_asks_a_killed_engine_hears_how_it_ended() -> None:
             await engine.run(turn)
 
 
+async def test_a_failure_in_the_engine_ends_it_and_is_told() -> None:
+    unknown = Turn(None, [], [], [], [TurnWork(3, 1, True, 1, FinishReason.LENGTH, frozenset())], None, [])
+    async with engine_process(TORCH, asyncio.Event()) as engine:
+        assert engine is not None
+        with pytest.raises(EngineError, match="exit status 1"):
+            await engine.run(unknown)
+
+
 async def test_a_stop_while_the_engine_loads_ends_it_at_once() -> None:
     stop = asyncio.Event()
     asyncio.get_running_loop().call_later(0.5, stop.set)

@@ -69,8 +69,7 @@ class EngineProcess:
         try:
             return _decode_ran(await self._line.ask(_encode(turn)))
         except EOFError:
-            status = await self._process.wait()
-            raise EngineError(f"the engine's process has ended ({_ended(status)}), and its KV with it") from None
+            raise EngineError(f"the engine's process has ended ({await _end(self._process)}), and its KV with it") from None
 
 
 @asynccontextmanager
@@ -86,12 +85,7 @@ async def engine_process(cfg: WorkerConfig, stop: asyncio.Event) -> AsyncIterato
             yield await _started(line, process, cfg, stop)
         finally:
             line.close()
-            try:
-                async with asyncio.timeout(LEAVES_WITHIN_S):
-                    await process.wait()
-            except TimeoutError:
-                process.kill()
-                await process.wait()
+            await _end(process)
 
 
 async def _started(line: "_Line", process: asyncio.subprocess.Process, cfg: WorkerConfig, stop: asyncio.Event) -> EngineProcess | None:
@@ -103,7 +97,7 @@ async def _started(line: "_Line", process: asyncio.subprocess.Process, cfg: Work
             return None
         answer: Ready | Unfit = _decode_start(await starting)
     except EOFError:
-        raise EngineError(f"the engine's process ended before it was ready ({_ended(await process.wait())})") from None
+        raise EngineError(f"the engine's process ended before it was ready ({await _end(process)})") from None
     finally:
         starting.cancel()
         stopped.cancel()
@@ -179,7 +173,14 @@ def _framed(message: bytes) -> bytes:
     return LENGTH.pack(len(message)) + message
 
 
-def _ended(status: int) -> str:
+async def _end(process: asyncio.subprocess.Process) -> str:
+    """How it ended; it is leaving already, and may hang at that."""
+    try:
+        async with asyncio.timeout(LEAVES_WITHIN_S):
+            status = await process.wait()
+    except TimeoutError:
+        process.kill()
+        status = await process.wait()
     return f"exit status {status}" if status >= 0 else f"signal {signal.Signals(-status).name}"
 
 
@@ -213,6 +214,9 @@ def main(fd: int) -> None:
             if turn is None:
                 seat.reset()
             _write(sock, Ran([], 0.0) if turn is None else seat.take(turn))
+    except Exception:
+        sock.shutdown(socket.SHUT_WR)  # the worker hears of it now: a broken engine may take long to close
+        raise
     finally:
         engine.close()
 
@@ -220,7 +224,9 @@ def main(fd: int) -> None:
 def _read(source: Any) -> bytes:
     """The next message; empty at the end."""
     head = source.read(LENGTH.size)
-    return b"" if len(head) < LENGTH.size else bytes(source.read(LENGTH.unpack(head)[0]))
+    size = LENGTH.unpack(head)[0] if len(head) == LENGTH.size else 0
+    message = bytes(source.read(size))
+    return message if len(message) == size else b""
 
 
 def _write(sock: socket.socket, message: Ready | Unfit | Ran) -> None:
