@@ -16,7 +16,8 @@ pytest.importorskip("torch")
 from services.worker.config import WorkerConfig
 from services.worker.engine_process import engine_process
 from services.worker.engines.make import make
-from services.worker.runner import Runner, Seat, VirtualRunner
+from services.worker.runner import Runner, VirtualRunner
+from services.worker.turn import TurnTaker
 from shared.errors import ConfigError, EngineError
 from shared.policy.turn import Ran, Turn, TurnLoad, TurnWork
 from shared.schemas import Resume, Sampling
@@ -64,7 +65,7 @@ def plain(ran: Ran) -> Ran:
 async def test_an_engine_of_its_own_process_says_what_it_would_say_here_and_forgets_when_told() -> None:
     rng = Random(SEED)
     asked = turns([[rng.randint(1, 200) for _ in range(length)] for length in (3, 17, 60)], outputs=12)
-    here = Seat(*make(TORCH))
+    here = TurnTaker(*make(TORCH))
     expected = await run_all(VirtualRunner(here), asked)
     async with engine_process(TORCH, asyncio.Event()) as engine:
         assert engine is not None
@@ -74,6 +75,15 @@ async def test_an_engine_of_its_own_process_says_what_it_would_say_here_and_forg
         assert await run_all(engine, asked) == expected, "after a reset, the same slots again"
         pid = engine.pid
     assert gone(pid)
+
+
+async def test_a_turn_larger_than_the_socket_takes_at_once_arrives_whole() -> None:
+    asked = turns([[5, 6, 7]], outputs=3)
+    async with engine_process(TORCH, asyncio.Event()) as engine:
+        assert engine is not None
+        expected = await run_all(engine, asked)
+        await engine.reset()
+        assert await run_all(engine, [turn._replace(skipped=list(range(100_000, 700_000))) for turn in asked]) == expected  # 3 MB each
 
 
 async def test_a_turn_that_was_given_up_on_does_not_answer_for_the_next() -> None:

@@ -21,7 +21,8 @@ from services.worker import service as worker
 from services.worker.config import WorkerConfig
 from services.worker.engine import EngineFacts
 from services.worker.engines.sim import SimEngine, readable_token
-from services.worker.runner import Seat, VirtualRunner
+from services.worker.runner import VirtualRunner
+from services.worker.turn import TurnTaker
 from shared import subjects
 from shared.bus.simulated import SimNet
 from shared.bus.simulated_broker import Faults
@@ -155,7 +156,7 @@ class World:
             )
             facts = facts._replace(draft=cfg_w.draft, features=frozenset({MIN_P} if cfg_w.replica in self.scene.able else ()))
             engine = SimEngine(facts, profiles.load(PROFILE), wait=None, clock=self.net.loop.time)
-            await worker.serve(cfg_w, bus, clock, VirtualRunner(Seat(engine, tokenizer)), stop, tracing=Off(), rng=rng)
+            await worker.serve(cfg_w, bus, clock, VirtualRunner(TurnTaker(engine, tokenizer)), stop, tracing=Off(), rng=rng)
 
     # ------------------------------------------------------------ clients
 

@@ -6,8 +6,9 @@ from random import Random
 from services.worker.config import WorkerConfig
 from services.worker.engine_process import engine_process
 from services.worker.engines.make import make
-from services.worker.runner import Seat, ThreadRunner
+from services.worker.runner import ThreadRunner
 from services.worker.service import serve
+from services.worker.turn import TurnTaker
 from shared.bus.api import Bus
 from shared.clock import Clock
 from shared.metrics import Registry
@@ -19,7 +20,7 @@ async def body(cfg: WorkerConfig, bus: Bus, clock: Clock, stop: asyncio.Event, t
     metrics = Registry()
     export(metrics)
     if cfg.engine == "sim":
-        runner = ThreadRunner(Seat(*make(cfg)))
+        runner = ThreadRunner(TurnTaker(*make(cfg)))
         try:
             await serve(cfg, bus, clock, runner, stop, tracing=tracing, rng=rng, metrics=metrics)
         finally:

@@ -24,7 +24,7 @@ from services.worker.config import WorkerConfig
 from services.worker.engine import EngineFacts
 from services.worker.engines.make import make
 from services.worker.profiling import fit_engine
-from services.worker.runner import Seat
+from services.worker.turn import TurnTaker
 from shared import logs
 from shared.errors import ConfigError, EngineError
 from shared.perf.store import ProfileFile
@@ -205,15 +205,15 @@ def main(fd: int) -> None:
     try:
         # What an operator says of an engine counts; what is not known is measured.
         fitted = None if cfg.profile or not cfg.profile_s else fit_engine(engine, cfg.profile_s)
-        seat = Seat(engine, tokenizer)
+        taker = TurnTaker(engine, tokenizer)
         gc.collect()
         gc.freeze()  # a model's Python side is a million objects, which a full collection would walk in the middle of a step
         _write(sock, Ready(engine.facts, fitted))
         while message := _read(source):
             turn = _decode_turn(message)
             if turn is None:
-                seat.reset()
-            _write(sock, Ran([], 0.0) if turn is None else seat.take(turn))
+                taker.reset()
+            _write(sock, Ran([], 0.0) if turn is None else taker.take(turn))
     except Exception:
         sock.shutdown(socket.SHUT_WR)  # the worker hears of it now: a broken engine may take long to close
         raise

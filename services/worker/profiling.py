@@ -78,16 +78,14 @@ class Measurement:
         self._most_tokens = FIRST_TOKENS
         self._quick_s = 0.0
 
-    def run(
-        self, seconds: float, *, give_up: Callable[[], bool] = lambda: False, clock: Callable[[], float] = time.monotonic
-    ) -> list[Timed]:
-        """Timings of about `seconds`, by `clock`, the warm-up's left out; fewer once `give_up` says so."""
+    def run(self, seconds: float, *, clock: Callable[[], float] = time.monotonic) -> list[Timed]:
+        """Timings of about `seconds`, by `clock`, the warm-up's left out."""
         self._quick_s = LARGEST * seconds
         began_s, timings = clock(), list[Timed]()
         todo: list[Batch] = []
         idle = 0  # batches in a row of which nothing was possible: the engine is too small for any
         try:
-            while (spent_s := clock() - began_s) < seconds and idle <= len(ROUND) and not give_up():
+            while (spent_s := clock() - began_s) < seconds and idle <= len(ROUND):
                 populate = len(self._residents) < RESIDENTS and spent_s < POPULATE * seconds
                 if populate:
                     batch = Batch(0, 4, 4 * self._length(SHORTEST_TOKENS))
@@ -198,14 +196,12 @@ class Measurement:
         among.remove(request)
 
 
-def fit_engine(
-    engine: Engine, seconds: float, *, give_up: Callable[[], bool] = lambda: False, clock: Callable[[], float] = time.monotonic
-) -> ProfileFile | None:
+def fit_engine(engine: Engine, seconds: float, *, clock: Callable[[], float] = time.monotonic) -> ProfileFile | None:
     """The engine's own profile, measured for `seconds`; None if it is too slow for that time. Blocks: not for the event loop."""
     facts = engine.facts
     log.info("profile.measuring", engine=facts.engine, model=facts.model, seconds=seconds)
     began_s = clock()
-    timings = Measurement(engine, Random(1)).run(seconds, give_up=give_up, clock=clock)
+    timings = Measurement(engine, Random(1)).run(seconds, clock=clock)
     measured_s = clock() - began_s
     if len(timings) < LEAST:
         log.warning("profile.not_fitted", observations=len(timings), needed=LEAST, measured_s=round(measured_s, 3), used=facts.profile)

@@ -7,13 +7,10 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
-from services.worker.engine import Engine, EngineFacts
-from services.worker.speaker import Speaker
-from services.worker.turn import take_turn
+from services.worker.engine import EngineFacts
+from services.worker.turn import TurnTaker
 from shared.perf.store import ProfileFile
 from shared.policy.turn import Ran, Turn
-from shared.text import Tokenizer
-from shared.vocabulary import Slot
 
 
 class Runner(Protocol):
@@ -33,40 +30,24 @@ class Runner(Protocol):
         """Forget every slot, after whatever still runs."""
 
 
-class Seat:
-    """An engine and the speaker of what it generates, driven by whoever has them."""
-
-    def __init__(self, engine: Engine, tokenizer: Tokenizer) -> None:
-        self.engine = engine
-        self._tokenizer, self._speaker = tokenizer, Speaker(tokenizer)
-
-    def take(self, turn: Turn) -> Ran:
-        return take_turn(self.engine, self._speaker, turn)
-
-    def reset(self) -> None:
-        self._speaker = Speaker(self._tokenizer)
-        for slot in self.engine.snapshot().slots:
-            self.engine.release(Slot(slot))
-
-
 class ThreadRunner:
     """For an engine that leaves the interpreter alone: a simulated one. The loop stays free while it works."""
 
     fitted: ProfileFile | None = None
 
-    def __init__(self, seat: Seat) -> None:
-        self._seat = seat
+    def __init__(self, taker: TurnTaker) -> None:
+        self._taker = taker
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="engine")
 
     @property
     def facts(self) -> EngineFacts:
-        return self._seat.engine.facts
+        return self._taker.engine.facts
 
     async def run(self, turn: Turn) -> Ran:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, self._seat.take, turn)
+        return await asyncio.get_running_loop().run_in_executor(self._pool, self._taker.take, turn)
 
     async def reset(self) -> None:
-        await asyncio.get_running_loop().run_in_executor(self._pool, self._seat.reset)
+        await asyncio.get_running_loop().run_in_executor(self._pool, self._taker.reset)
 
     def close(self) -> None:
         self._pool.shutdown(cancel_futures=True)
@@ -77,17 +58,17 @@ class VirtualRunner:
 
     fitted: ProfileFile | None = None
 
-    def __init__(self, seat: Seat) -> None:
-        self._seat = seat
+    def __init__(self, taker: TurnTaker) -> None:
+        self._taker = taker
 
     @property
     def facts(self) -> EngineFacts:
-        return self._seat.engine.facts
+        return self._taker.engine.facts
 
     async def run(self, turn: Turn) -> Ran:
-        ran = self._seat.take(turn)
+        ran = self._taker.take(turn)
         await asyncio.sleep(ran.exec_s)
         return ran
 
     async def reset(self) -> None:
-        self._seat.reset()
+        self._taker.reset()

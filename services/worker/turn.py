@@ -8,7 +8,25 @@ from shared.columns import unpack_list
 from shared.policy.speculation import along
 from shared.policy.turn import Ran, Turn, TurnDone, TurnWork
 from shared.schemas import Likelihood, TokenLogprob
+from shared.text import Tokenizer
 from shared.vocabulary import FinishReason, Slot
+
+
+class TurnTaker:
+    """An engine and the speaker of what it generates, for whoever drives them."""
+
+    def __init__(self, engine: Engine, tokenizer: Tokenizer) -> None:
+        self.engine = engine
+        self._tokenizer, self._speaker = tokenizer, Speaker(tokenizer)
+
+    def take(self, turn: Turn) -> Ran:
+        return take_turn(self.engine, self._speaker, turn)
+
+    def reset(self) -> None:
+        """Forget every slot."""
+        self._speaker = Speaker(self._tokenizer)
+        for slot in self.engine.snapshot().slots:
+            self.engine.release(Slot(slot))
 
 
 def take_turn(engine: Engine, speaker: Speaker, turn: Turn) -> Ran:

@@ -33,6 +33,12 @@ def test_an_argument_that_vllm_does_not_know_is_refused_by_its_name() -> None:
         built(conftest.OURS, {"no_such_thing": 1})
 
 
+def test_a_vllm_that_does_not_load_is_refused_with_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "vllm.engine.arg_utils", None)  # importing it raises
+    with pytest.raises(ConfigError, match=r"does not load .*vllm\.engine\.arg_utils"):
+        built(conftest.OURS, {})
+
+
 @pytest.mark.parametrize(
     ("found", "taken"), [("0.26.9", False), ("0.27.0", True), ("0.32.1", True), ("0.33.0", False), ("1.0.0", False), ("0.30.0+cpu", True)]
 )

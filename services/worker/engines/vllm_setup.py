@@ -123,7 +123,7 @@ def build(cfg: WorkerConfig, folder: Path) -> Any:
         arguments |= {"enable_lora": True, "max_loras": len(cfg.adapters) + 1}
     try:
         engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
-    except (VLLMError, TypeError, ValueError, OSError, RuntimeError) as error:
+    except (VLLMError, TypeError, ValueError, OSError, RuntimeError, AttributeError) as error:
         raise ConfigError(f"vLLM cannot be set up so: {error}") from error
     config, scheduler = engine.vllm_config, engine.engine_core.engine_core.scheduler
     if cpu:
