@@ -43,8 +43,8 @@ test: $(STAMP) ## ruff, mypy --strict and the whole test suite
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy --strict
-	$(PY) -m pytest -n 2 --ignore=tests/test_live_agrees.py --ignore=tests/vllm $(ARGS)
-	$(PY) -m pytest -rs tests/test_live_agrees.py # live against simulated: it needs the machine to itself
+	$(PY) -m pytest -n 2 --ignore=tests/fleet/test_live_agrees.py --ignore=tests/services/worker/vllm $(ARGS)
+	$(PY) -m pytest -rs tests/fleet/test_live_agrees.py # live against simulated: it needs the machine to itself
 
 $(VLLM_STAMP): pyproject.toml infra/vllm/cpu-$(VLLM).txt infra/vllm/$(VLLM).txt | $(STAMP)
 	@echo "[1/4] virtual environment in $(VLLM_ENV): 3.5 GB in all, two minutes"; \
@@ -59,7 +59,7 @@ $(VLLM_STAMP): pyproject.toml infra/vllm/cpu-$(VLLM).txt infra/vllm/$(VLLM).txt 
 	touch $@
 
 test-vllm: $(VLLM_STAMP) ## the vllm engine against vLLM itself, on the CPU, in an environment of its own (VLLM=0.27.0: the oldest supported)
-	HF_HUB_OFFLINE=1 $(VLLM_PY) -m pytest tests/vllm $(ARGS)
+	HF_HUB_OFFLINE=1 $(VLLM_PY) -m pytest tests/services/worker/vllm $(ARGS)
 
 demo: $(STAMP) ## a fleet, a real model's answers, then fcfs and qoserve side by side on identical bursts (3 minutes)
 	.venv/bin/slackline demo $(ARGS)
@@ -71,7 +71,7 @@ results: $(STAMP) ## the papers' tables and figures by simulation, into docs/res
 	$(PY) -m loadgen.results $(ARGS)
 
 soak: $(STAMP) ## ten thousand schedules of the protocol with faults; stops at the first broken invariant
-	SLACKLINE_SCHEDULES=$${SLACKLINE_SCHEDULES:-10000} $(PY) -m pytest -n 2 -x tests/test_protocol.py $(ARGS)
+	SLACKLINE_SCHEDULES=$${SLACKLINE_SCHEDULES:-10000} $(PY) -m pytest -n 2 -x tests/fleet/test_protocol.py $(ARGS)
 
 models: $(STAMP) ## trains the shipped models again, into out/models (an hour and a half on two cores; says which texts it needs)
 	$(PY) -m loadgen.training --out out/models $(ARGS)

@@ -1,7 +1,7 @@
 """One clock: wall time when the process began, plus monotonic time since.
 
 It never jumps inside a process and can be compared between processes as far as their hosts' clocks agree; how far they differ is
-estimated from heartbeats (shared/skew.py) and exported by admission.
+estimated from heartbeats (shared/process/skew.py) and exported by admission.
 """
 
 import time

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct, field
 
-from shared.perf.store import ProfileFile
+from shared.perf.profile_file import ProfileFile
 from shared.structured import Structured
 from shared.vocabulary import FinishReason, Measure, ReplicaId, RequestKey, ServiceClass, Slo
 
@@ -315,7 +315,7 @@ class Announce(Struct, frozen=True, kw_only=True):
     epoch: int  # the highest seen
     ack_seq: int = 0  # of the newest ack it has stored: a planner that has not heard it missed one
     draining: bool = False
-    fitted: ProfileFile | None = None  # what the worker measured of its engine; shared/perf/announced.py judges it
+    fitted: ProfileFile | None = None  # what the worker measured of its engine; shared/core/announced.py judges it
     draft: float = 0.0  # what an iteration of its draft model takes, as a fraction of the profile; 0: it has none
     features: list[str] = []  # what it can do that not every engine can (shared/features.py)
     adapters: list[str] = []  # LoRA adapters it has loaded

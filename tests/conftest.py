@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from loadgen.nats_server import NatsServer
+from loadgen.fleet.nats_server import NatsServer
 
 # A shell's background job begins with SIGINT ignored, and its children would ignore it too: tests press Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -15,12 +15,12 @@ from statistics import median
 import convert
 import numpy as np
 
-from loadgen.arrivals import Gaps, draw_arrivals
-from loadgen.mix import plan_requests
-from loadgen.trace import Trace, read_trace
-from loadgen.workload import Rows
-from shared.drive.latency import Latency
-from shared.drive.virtual import simulate
+from loadgen.load.arrivals import Gaps, draw_arrivals
+from loadgen.load.mix import plan_requests
+from loadgen.load.trace import Trace, read_trace
+from loadgen.load.workload import Rows
+from loadgen.simulator.latency import Latency
+from loadgen.simulator.simulation import simulate
 from shared.tiers import QOSERVE_3
 
 FITS = {"lean": "a100_llama3-8b-tp1.json", "slow KV": "a100_llama3-8b-tp1_vidur_faithful.json"}

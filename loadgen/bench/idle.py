@@ -5,8 +5,8 @@ import math
 from contextlib import suppress
 
 from loadgen.bench.figure import Figure, spread
-from loadgen.bench.live import Bystander, Caller
-from loadgen.child import Say
+from loadgen.bench.live_fleet import Bystander, Caller
+from loadgen.fleet.child import Say
 from shared import subjects
 from shared.errors import PeerError
 from shared.schemas import Attach, Replay

@@ -6,13 +6,13 @@ from contextlib import suppress
 from itertools import pairwise
 
 from loadgen.bench.figure import Figure, quantile, spread
-from loadgen.bench.live import Bystander, Caller, Ran
+from loadgen.bench.live_fleet import Bystander, Caller, Ran
 from loadgen.bench.machine import Memory, cpu_s, memory_of
-from loadgen.child import Say
-from loadgen.fleet import Fleet
-from shared.client import Handle
+from loadgen.fleet.child import Say
+from loadgen.fleet.fleet import Fleet
+from shared.client.client import Handle
 from shared.errors import SlacklineError
-from shared.perf import store as profiles
+from shared.perf import profile_file as profiles
 from shared.perf.shape import BatchShape
 from shared.vocabulary import ReplicaId
 

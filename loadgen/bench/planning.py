@@ -13,10 +13,10 @@ from typing import NamedTuple
 from loadgen.bench.figure import Figure, spread
 from shared.bus import codec
 from shared.columns import pack, unpack_list
-from shared.perf import store as profiles
+from shared.core.replica import ReplicaCore
+from shared.core.replica_events import Acked, HoldDone, Offered, ReplicaAction, SendHold, SendPlan, Synced, Tick
+from shared.perf import profile_file as profiles
 from shared.policy import registry
-from shared.policy.replica import ReplicaCore
-from shared.policy.replica_events import Acked, HoldDone, Offered, ReplicaAction, SendHold, SendPlan, Synced, Tick
 from shared.schemas import Announce, BatchPlan, Offer, PlanAck, ResyncEntry
 from shared.vocabulary import ReplicaId, RequestKey, ServiceClass, Slo
 

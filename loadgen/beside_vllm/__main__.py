@@ -21,27 +21,27 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
-from loadgen.arrivals import draw_arrivals, parse_gaps, parse_profile
-from loadgen.beside_vllm import model
+from loadgen.beside_vllm import sized_llama as model
 from loadgen.beside_vllm.alone import VllmSender, vllm_alone
-from loadgen.commands.connection import connected
 from loadgen.commands.load import PATIENCE
 from loadgen.demo.prompts import Prompts
 from loadgen.demo.rush import BURSTS, TIERS
-from loadgen.fleet import Fleet, FleetSpec
-from loadgen.load import Sender, run_load
-from loadgen.mix import PlannedRequest, plan_requests
-from loadgen.progress import progress
-from loadgen.report import Report, make_report, side_by_side, write_report
-from loadgen.send_nats import NatsSender
-from loadgen.tally import Outcome, Tally
-from loadgen.workload import named_workload
+from loadgen.fleet.fleet import Fleet, FleetSpec
+from loadgen.load.arrivals import draw_arrivals, parse_gaps, parse_profile
+from loadgen.load.connection import connected
+from loadgen.load.mix import PlannedRequest, plan_requests
+from loadgen.load.open_loop import Sender, run_load
+from loadgen.load.progress import progress
+from loadgen.load.report import Report, make_report, side_by_side, write_report
+from loadgen.load.send_nats import NatsSender
+from loadgen.load.tally import Outcome, Tally
+from loadgen.load.workload import named_workload
 from shared import subjects
 from shared.bus.api import Bus, Call, Subscription
 from shared.clock import Clock
-from shared.models import store as models
+from shared.models import shipped as models
 from shared.schemas import PlanAck
-from shared.text import Tokenizer
+from shared.text.tokenizer import Tokenizer
 from shared.tiers import load_tiers
 
 WORKLOAD = "short-mix"

@@ -6,9 +6,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from loadgen.mix import PlannedRequest
-from loadgen.tally import Outcome
-from shared.client import Now
+from loadgen.load.mix import PlannedRequest
+from loadgen.load.tally import Outcome
+from shared.client.client import Now
 from shared.vocabulary import FinishReason
 
 ENVIRONMENT: Mapping[str, str] = {

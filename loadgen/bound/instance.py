@@ -10,8 +10,8 @@ from loadgen.bound.shares import Floats, payers
 from loadgen.bound.strata import strata
 from loadgen.bound.windows import Windows
 from loadgen.bound.work import work_of
-from loadgen.mix import PlannedRequest
-from shared.perf.profile import Profile
+from loadgen.load.mix import PlannedRequest
+from shared.perf.iteration_time import Profile
 from shared.tiers import TierSet
 
 BLOCK_TOKENS = 16  # of KV: what is left over of a replica's memory holds nothing

@@ -4,8 +4,8 @@ import math
 from typing import NamedTuple
 
 from shared.perf.additive import AdditiveProfile
-from shared.perf.ascendra import AscendraProfile
-from shared.perf.profile import Profile
+from shared.perf.five_coefficients import AscendraProfile
+from shared.perf.iteration_time import Profile
 from shared.perf.stratified import StratifiedProfile
 
 

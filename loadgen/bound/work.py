@@ -8,11 +8,11 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from loadgen.definition import CLOSE_S, DEADLINE, MAX_TPOT_10, MEAN_TPOT, TTLT, WINDOW_TOKENS, check
-from loadgen.mix import PlannedRequest
-from shared.drive.virtual import ZERO_LOAD_CHUNK_TOKENS
+from loadgen.load.definition import CLOSE_S, DEADLINE, MAX_TPOT_10, MEAN_TPOT, TTLT, WINDOW_TOKENS, check
+from loadgen.load.mix import PlannedRequest
+from loadgen.simulator.simulation import ZERO_LOAD_CHUNK_TOKENS
 from shared.errors import ConfigError
-from shared.perf.profile import Profile
+from shared.perf.iteration_time import Profile
 from shared.perf.shape import BatchShape
 from shared.perf.zero_load import ttft_s
 from shared.tiers import TierSet
@@ -94,7 +94,7 @@ def _with_first_s(slo: Slo, times: float | None, prompt_tokens: int, definition:
 def _after_s(slo: Slo, steps: int, definition: str) -> tuple[float, float, float, float]:
     """After arrival: the first token's deadline, the last one's, and that of step k as a start and a pace.
 
-    Source: loadgen/definition.py; deviation: weaker where a definition is not one of deadlines (docs/bound.md, 2).
+    Source: loadgen/load/definition.py; deviation: weaker where a definition is not one of deadlines (docs/bound.md, 2).
     """
     first_s, last_s = _or_inf(slo.ttft_s), _or_inf(slo.ttlt_s)
     paced = slo.ttft_s is not None and slo.tbt_s is not None

@@ -13,10 +13,12 @@ import structlog
 import uvloop
 from rich.console import Console
 
-from loadgen.bench import engine, idle, loaded, machine, messages, planning, simulator
+from loadgen.bench import generation as engine
+from loadgen.bench import idle, loaded, machine, messages, planning
+from loadgen.bench import simulator_speed as simulator
 from loadgen.bench.figure import BenchReport, Figure, table, write
-from loadgen.bench.live import calling
-from loadgen.fleet import Fleet, FleetSpec
+from loadgen.bench.live_fleet import calling
+from loadgen.fleet.fleet import Fleet, FleetSpec
 
 PARTS = ("messages", "planning", "simulator", "engine", "idle", "loaded")
 

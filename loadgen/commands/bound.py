@@ -8,9 +8,9 @@ from msgspec import Struct
 from rich.console import Console
 from rich.table import Table
 
-from loadgen.bound.bound import Bound, bound
-from loadgen.commands.trial import add_run_arguments, read_run
-from loadgen.report import percent
+from loadgen.bound.limit import Bound, bound
+from loadgen.commands.trial_arguments import add_run_arguments, read_run
+from loadgen.load.report import percent
 
 # What each relaxation takes into account, from the loosest; docs/bound.md defines and proves them.
 ACCOUNTS = {

@@ -15,14 +15,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from loadgen.capacity import Probe, find_capacity
-from loadgen.commands.plan import Demand, add_plan_arguments, read_demand
-from loadgen.commands.trial import add_policy_arguments, add_trial_arguments, make_trial, parse_settings
-from loadgen.definition import Missed, missed
-from loadgen.figures_table import named
-from loadgen.report import percent
-from loadgen.session import has_rounds, sessions
-from loadgen.trial import Trial
+from loadgen.commands.plan_arguments import Demand, add_plan_arguments, read_demand
+from loadgen.commands.trial_arguments import add_policy_arguments, add_trial_arguments, make_trial, parse_settings
+from loadgen.lab.figures_table import named
+from loadgen.lab.goodput import Probe, find_capacity
+from loadgen.lab.trial import Trial
+from loadgen.load.definition import Missed, missed
+from loadgen.load.report import percent
+from loadgen.load.session import has_rounds, sessions
 from shared.errors import ConfigError
 
 FINEST = 0.001  # relative; rates are tried to four digits

@@ -10,9 +10,9 @@ from contextlib import suppress
 import msgspec
 
 from loadgen.cli import default_url
-from loadgen.stream import Streamed, printable, stream
-from loadgen.tally import GOOD_ENDS
-from shared.client import Patience, new_request_id
+from loadgen.load.stream import Streamed, printable, stream
+from loadgen.load.tally import GOOD_ENDS
+from shared.client.client import Patience, new_request_id
 from shared.clock import Clock
 from shared.errors import BusError, ConfigError, NoResponders, PeerError, SlacklineError
 from shared.schemas import GenerateRequest, Sampling
@@ -119,7 +119,7 @@ class Chat:
         _note("(the conversation fills the model's context: its oldest turn is forgotten)")
 
     async def _ask(self, text: str, show: Callable[[str], None]) -> Streamed:
-        from loadgen.commands.connection import connected
+        from loadgen.load.connection import connected
 
         self._answers += 1
         seed = self._sampling.seed

@@ -9,15 +9,15 @@ import msgspec
 from msgspec import Struct
 from rich.console import Console
 
-from loadgen.bound.bound import Bound
-from loadgen.commands.plan import Demand, add_plan_arguments, read_demand
-from loadgen.commands.trial import add_trial_arguments, make_trial
-from loadgen.comparison import Comparison, Offered, compare, parse_policies
-from loadgen.comparison_table import comparison_table
-from loadgen.figures_table import circumstances
-from loadgen.parallel import check_jobs, cores
-from loadgen.report import DEFINITION, read_report, side_by_side, unlike
-from loadgen.simulation import Figures
+from loadgen.bound.limit import Bound
+from loadgen.commands.plan_arguments import Demand, add_plan_arguments, read_demand
+from loadgen.commands.trial_arguments import add_trial_arguments, make_trial
+from loadgen.lab.comparison import Comparison, Offered, compare, parse_policies
+from loadgen.lab.comparison_table import comparison_table
+from loadgen.lab.figures import Figures
+from loadgen.lab.figures_table import circumstances
+from loadgen.lab.parallel import check_jobs, cores
+from loadgen.load.report import DEFINITION, read_report, side_by_side, unlike
 from shared.errors import ConfigError
 
 
@@ -113,7 +113,7 @@ def _policies(args: argparse.Namespace) -> int:
     )
     made = [one.comparison for one in rounds]
     if args.plots is not None:
-        from loadgen.plots import write_plots  # takes half a second, and most comparisons need none
+        from loadgen.lab.plots import write_plots  # takes half a second, and most comparisons need none
 
         for path in write_plots(rounds, demand.tiers, args.plots):
             err.print(f"wrote {path}", highlight=False)

@@ -17,16 +17,17 @@ from msgspec.structs import replace
 from rich.console import Console
 
 from loadgen.cli import INTERRUPTED
-from loadgen.demo import answers, rush, story
+from loadgen.demo import questions as answers
+from loadgen.demo import rush, story
 from loadgen.demo.prompts import Prompts
 from loadgen.demo.rush import Rush, capacity_per_s
-from loadgen.fleet import Fleet, FleetSpec, torch_replicas
-from loadgen.mix import PlannedRequest
-from loadgen.report import DEFINITION, Report, percent, seconds, side_by_side, write_report
+from loadgen.fleet.fleet import Fleet, FleetSpec, torch_replicas
+from loadgen.load.mix import PlannedRequest
+from loadgen.load.report import DEFINITION, Report, percent, seconds, side_by_side, write_report
 from shared.errors import ConfigError
-from shared.models import store as models
-from shared.perf.profile import Profile
-from shared.text import Tokenizer
+from shared.models import shipped as models
+from shared.perf.iteration_time import Profile
+from shared.text.tokenizer import Tokenizer
 
 Result = TypeVar("Result")
 

@@ -15,12 +15,12 @@ import uvloop
 from rich.console import Console
 
 from loadgen.cli import INTERRUPTED, default_url
-from loadgen.commands.plan import Plan, add_plan_arguments, make_plan
-from loadgen.load import Sender, run_load
-from loadgen.progress import progress
-from loadgen.report import make_report, table, write_report
-from loadgen.tally import Tally
-from shared.client import Patience
+from loadgen.commands.plan_arguments import Plan, add_plan_arguments, make_plan
+from loadgen.load.open_loop import Sender, run_load
+from loadgen.load.progress import progress
+from loadgen.load.report import make_report, table, write_report
+from loadgen.load.tally import Tally
+from shared.client.client import Patience
 from shared.clock import Clock
 from shared.errors import ConfigError
 
@@ -89,7 +89,7 @@ async def _sender(args: argparse.Namespace, plan: Plan, clock: Clock) -> AsyncIt
     if args.http:
         if any(request.thinking_tokens for request in plan.requests):
             raise ConfigError("--http: HTTP cannot say for how long a model would think; leave it out to load over NATS")
-        from loadgen.send_http import HttpSender
+        from loadgen.load.send_http import HttpSender
 
         http = HttpSender(args.http, args.model, plan.tiers, clock, seed=args.seed)
         try:
@@ -98,8 +98,8 @@ async def _sender(args: argparse.Namespace, plan: Plan, clock: Clock) -> AsyncIt
         finally:
             await http.close()
         return
-    from loadgen.commands.connection import connected
-    from loadgen.send_nats import NatsSender
+    from loadgen.load.connection import connected
+    from loadgen.load.send_nats import NatsSender
 
     async with connected(args.url, "slackline-load", clock, PATIENCE) as client:
         longest = max(request.output_tokens for request in plan.requests)

@@ -11,12 +11,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from loadgen.profile_fit import COLUMNS, FITTED, fit_form, read_timings
-from loadgen.report import percent
+from loadgen.lab.profile_fit import COLUMNS, FITTED, fit_form, read_timings
+from loadgen.load.report import percent
 from shared.errors import ConfigError
-from shared.perf import store
+from shared.perf import profile_file as store
+from shared.perf.profile_file import FitError, ProfileFile
 from shared.perf.shape import BatchShape
-from shared.perf.store import FitError, ProfileFile
 
 CONTEXT_TOKENS = 1024  # cached, of each decode in the shapes shown
 

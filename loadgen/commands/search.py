@@ -12,15 +12,15 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from loadgen.capacity import Probe, find_capacity
 from loadgen.commands.capacity import FEWEST, Tried, check_fractions, in_words, try_rate
-from loadgen.commands.plan import Demand, add_plan_arguments, read_demand
-from loadgen.commands.trial import add_policy_arguments, add_trial_arguments, make_trial, parse_settings
-from loadgen.figures_table import named
-from loadgen.parallel import check_jobs, cores, run_all
-from loadgen.report import percent
-from loadgen.search import AtRate, Carried, best_first, combinations, own_grid, parse_grid
-from loadgen.trial import Trial
+from loadgen.commands.plan_arguments import Demand, add_plan_arguments, read_demand
+from loadgen.commands.trial_arguments import add_policy_arguments, add_trial_arguments, make_trial, parse_settings
+from loadgen.lab.figures_table import named
+from loadgen.lab.goodput import Probe, find_capacity
+from loadgen.lab.grid import AtRate, Carried, best_first, combinations, own_grid, parse_grid
+from loadgen.lab.parallel import check_jobs, cores, run_all
+from loadgen.lab.trial import Trial
+from loadgen.load.report import percent
 from shared.errors import ConfigError
 
 VIOLATIONS, PRECISION = 0.01, 0.03

@@ -6,9 +6,9 @@ import sys
 import msgspec
 from rich.console import Console
 
-from loadgen.commands.trial import add_run_arguments, read_run
-from loadgen.figures_table import circumstances, figures_table, named
-from loadgen.simulation import Figures
+from loadgen.commands.trial_arguments import add_run_arguments, read_run
+from loadgen.lab.figures import Figures
+from loadgen.lab.figures_table import circumstances, figures_table, named
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

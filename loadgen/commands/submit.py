@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 
 from loadgen.cli import INTERRUPTED, default_url
-from loadgen.stream import printable, stream
-from loadgen.tally import GOOD_ENDS
-from shared.client import Client, Patience, new_request_id
+from loadgen.load.stream import printable, stream
+from loadgen.load.tally import GOOD_ENDS
+from shared.client.client import Client, Patience, new_request_id
 from shared.clock import Clock
 from shared.errors import BusError, ConfigError, NoResponders
 from shared.schemas import GenerateRequest, Sampling
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _submit(request: GenerateRequest, args: argparse.Namespace) -> int:
-    from loadgen.commands.connection import connected
+    from loadgen.load.connection import connected
 
     async with connected(args.url, "slackline-submit", Clock(), PATIENCE) as client:
         try:

@@ -13,11 +13,11 @@ from typing import Any
 import structlog
 
 from loadgen.cli import DEFAULT_URL
-from loadgen.commands.trial import add_draft_arguments, check_draft
-from loadgen.fleet import Fleet, FleetSpec, is_free, torch_replicas
+from loadgen.commands.trial_arguments import add_draft_arguments, check_draft
+from loadgen.fleet.fleet import Fleet, FleetSpec, is_free, torch_replicas
 from shared.errors import ConfigError
-from shared.models import store as models
-from shared.perf import store as profiles
+from shared.models import shipped as models
+from shared.perf import profile_file as profiles
 from shared.policy import registry
 from shared.tiers import load_tiers
 

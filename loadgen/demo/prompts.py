@@ -3,8 +3,8 @@
 from pydoc_data.topics import topics
 from random import Random
 
-from loadgen.mix import PlannedRequest
-from shared.text import Tokenizer
+from loadgen.load.mix import PlannedRequest
+from shared.text.tokenizer import Tokenizer
 
 ASKED = "Summarise this:\n\n"
 MARK = "\x00"  # where the text will be; no template has it

@@ -9,23 +9,23 @@ from pathlib import Path
 from msgspec import Struct
 from rich.console import Console
 
-from loadgen.arrivals import draw_arrivals, parse_gaps, parse_profile
 from loadgen.bench.machine import cpu_s
-from loadgen.commands.connection import connected
 from loadgen.commands.load import PATIENCE
 from loadgen.demo.prompts import Prompts
-from loadgen.fleet import Fleet, FleetSpec
-from loadgen.load import run_load
-from loadgen.mix import PlannedRequest, plan_requests
-from loadgen.progress import progress
-from loadgen.report import Report, make_report, seconds, spread
-from loadgen.send_nats import NatsSender
-from loadgen.tally import Tally
-from loadgen.workload import named_workload
+from loadgen.fleet.fleet import Fleet, FleetSpec
+from loadgen.load.arrivals import draw_arrivals, parse_gaps, parse_profile
+from loadgen.load.connection import connected
+from loadgen.load.mix import PlannedRequest, plan_requests
+from loadgen.load.open_loop import run_load
+from loadgen.load.progress import progress
+from loadgen.load.report import Report, make_report, seconds, spread
+from loadgen.load.send_nats import NatsSender
+from loadgen.load.tally import Tally
+from loadgen.load.workload import named_workload
 from shared import subjects
 from shared.bus.api import Bus, Call
 from shared.clock import Clock
-from shared.perf.profile import Profile
+from shared.perf.iteration_time import Profile
 from shared.perf.shape import BatchShape
 from shared.schemas import PlanAck
 from shared.tiers import load_tiers

@@ -9,8 +9,8 @@ from msgspec import Struct
 from rich.markup import escape
 from rich.table import Table
 
-from loadgen.report import seconds
-from shared import conventions as names
+from loadgen.load.report import seconds
+from shared.process import conventions as names
 
 # Attributes worth a line's end, under a short name.
 SHOWN = {

@@ -5,13 +5,13 @@ import math
 import sys
 from pathlib import Path
 
-from loadgen.parallel import check_jobs, cores
+from loadgen.lab.parallel import check_jobs, cores
 from loadgen.results.cache import Cache
+from loadgen.results.execution import Work, do, left
 from loadgen.results.job import recorded
 from loadgen.results.page import written
 from loadgen.results.pages import PAGES
 from loadgen.results.section import Section
-from loadgen.results.work import Work, do, left
 from shared.errors import ConfigError
 
 SECTIONS: dict[str, Section] = {section.name: section for page in PAGES for section in page.sections}

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from loadgen.results.run import Made, Run
+from loadgen.results.experiment import Made, Run
 
 
 class Cache:

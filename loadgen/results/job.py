@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from msgspec import Struct
 from msgspec.structs import replace
 
-from loadgen.capacity import DIGITS, next_rate
-from loadgen.results.run import Made, Run, violated_fraction
-from loadgen.workload import WORKLOADS
+from loadgen.lab.goodput import DIGITS, next_rate
+from loadgen.load.workload import WORKLOADS
+from loadgen.results.experiment import Made, Run, violated_fraction
 
 VIOLATIONS = 0.01  # QoServe section 4.1.2: at most 1 % of the requests
 PRECISION = 0.03
@@ -85,7 +85,7 @@ def capacity(search: Search, known: Known) -> Capacity | Run:
 
 
 def _next_rate(search: Search, passed: Mapping[float, bool]) -> float | None:
-    """As in loadgen/capacity.py; but a first rate that fails is near, and half of it would be a long run for little: those that pass
+    """As in loadgen/lab/goodput.py; but a first rate that fails is near, and half of it would be a long run for little: those that pass
     are not stopped early."""
     first = search.run
     if passed == {first.rate_rps: False}:

@@ -9,14 +9,15 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from loadgen.results import figure7, settings
+from loadgen.lab.figures import Figures
+from loadgen.results.experiment import BOUND, Run, violated_fraction
+from loadgen.results.experiment import PROFILE as QOSERVE_PROFILE
 from loadgen.results.job import VIOLATIONS, Search
-from loadgen.results.run import BOUND, Run, violated_fraction
-from loadgen.results.run import PROFILE as QOSERVE_PROFILE
+from loadgen.results.qoserve import figure7
+from loadgen.results.qoserve import systems as settings
 from loadgen.results.section import MISSING, Lab, Page, Part, Section, figure, table
-from loadgen.results.slos_serve_runs import BURSTS, BURSTY_GAPS
-from loadgen.simulation import Figures
-from shared.drive.virtual import ACCEPTANCE, DRAFT
+from loadgen.results.slos_serve.systems import BURSTS, BURSTY_GAPS
+from loadgen.simulator.simulation import ACCEPTANCE, DRAFT
 from shared.tiers import load_tiers
 
 REPLICAS = 2  # the fewest that have Ascendra's pools, and a next replica for SLOs-Serve

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from loadgen.results.cache import Cache
-from loadgen.results.run import Run
+from loadgen.results.experiment import Run
 from loadgen.results.section import Lab, Page, Part, Section
 
 

@@ -1,8 +1,13 @@
 """The pages of docs/ that are made of runs."""
 
-from loadgen.results import adaserve, ascendra, matrix, qoserve, slos_serve, sola
+from loadgen.results import matrix
+from loadgen.results.adaserve import sections as adaserve
+from loadgen.results.ascendra import sections as ascendra
 from loadgen.results.job import PRECISION
+from loadgen.results.qoserve import sections as qoserve
 from loadgen.results.section import Page
+from loadgen.results.slos_serve import sections as slos_serve
+from loadgen.results.sola import sections as sola
 
 RESULTS = Page(
     file="results.md",

@@ -4,11 +4,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from loadgen.bound.bound import Bound
+from loadgen.bound.limit import Bound
+from loadgen.lab.figures import Figures, Group
 from loadgen.results.cache import Cache
+from loadgen.results.experiment import Made, Run
 from loadgen.results.job import Capacity, Job, Search, capacity
-from loadgen.results.run import Made, Run
-from loadgen.simulation import Figures, Group
 
 CLOSE = 0.15  # counts as reproduced
 CLOSE_POINTS = 0.5  # of percentages too: of a few in a thousand requests no ratio is worth anything

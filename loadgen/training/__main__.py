@@ -18,7 +18,8 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from transformers.utils import logging
 
-from loadgen.training import card, folder, measures, network, packing, vocabulary
+from loadgen.training import byte_pairs as vocabulary
+from loadgen.training import card, folder, measures, network, packing
 from loadgen.training.corpus import Corpus, sources
 from loadgen.training.train import Loss, Plan, Progress, Run
 from shared.errors import ConfigError

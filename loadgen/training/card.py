@@ -8,11 +8,11 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from loadgen.training import folder, measures
+from loadgen.training.byte_pairs import CONTEXT_TOKENS, IM_END, SIZE
 from loadgen.training.corpus import HELD_OUT, SEEN_AT_LEAST, Corpus
 from loadgen.training.measures import ANSWER_TOKENS, CHAIN, DEPTHS, Acceptance, Endings, Loss
 from loadgen.training.network import SHAPES
 from loadgen.training.train import Plan, Progress
-from loadgen.training.vocabulary import CONTEXT_TOKENS, IM_END, SIZE
 
 TARGET, DRAFT = SHAPES
 PROMPTS = (

@@ -11,8 +11,8 @@ from pathlib import Path
 from random import Random
 
 from loadgen.training import phrases
-from loadgen.training.answers import Speaker, a, define, named
 from loadgen.training.prose import Page, read_pages, sentences
+from loadgen.training.sentences import Speaker, a, define, named
 from loadgen.training.wordnet import ADJECTIVE, ADVERB, NOUN, VERB, Word, WordNet
 from shared.errors import ConfigError
 

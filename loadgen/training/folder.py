@@ -8,7 +8,7 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, GenerationConfig
 
-from loadgen.training import vocabulary
+from loadgen.training import byte_pairs as vocabulary
 
 
 def write(model: Any, tokenizer: Tokenizer, folder: Path) -> None:

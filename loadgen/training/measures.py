@@ -10,8 +10,8 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
+from loadgen.training.byte_pairs import IM_END, IM_START, PAD, number
 from loadgen.training.corpus import Corpus
-from loadgen.training.vocabulary import IM_END, IM_START, PAD, number
 
 DEPTHS = 5  # of a chain of draft tokens
 CHAIN = 4  # draft tokens per verification

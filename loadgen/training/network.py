@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from loadgen.training.vocabulary import CONTEXT_TOKENS, SIZE
+from loadgen.training.byte_pairs import CONTEXT_TOKENS, SIZE
 
 SHAPES: dict[str, dict[str, int]] = {
     "slackline-5m": {

@@ -7,10 +7,10 @@ from services.admission.config import AdmissionConfig
 from services.admission.service import Admission
 from shared.bus.api import Bus
 from shared.clock import Clock
-from shared.models import store as models
-from shared.service import Export, run
-from shared.telemetry import Tracing
-from shared.text import Tokenizer
+from shared.models import shipped as models
+from shared.process.main import Export, run
+from shared.process.telemetry import Tracing
+from shared.text.tokenizer import Tokenizer
 
 
 async def body(cfg: AdmissionConfig, bus: Bus, clock: Clock, stop: asyncio.Event, tracing: Tracing, rng: Random, export: Export) -> None:

@@ -8,12 +8,12 @@ from msgspec.structs import replace
 from services.admission.wants import Wants
 from shared import subjects
 from shared.columns import pack
+from shared.core.announced import profile_of
 from shared.errors import ConfigError, PeerError
-from shared.perf.announced import profile_of
 from shared.perf.zero_load import zero_load
 from shared.schemas import Announce, Body, GenerateRequest, Record, Sampling
 from shared.structured import JsonSchema
-from shared.text import Tokenizer
+from shared.text.tokenizer import Tokenizer
 from shared.tiers import TierSet
 from shared.vocabulary import RequestKey, ServiceClass, Slo
 

@@ -12,17 +12,11 @@ from services.admission import intake, wants
 from services.admission.config import AdmissionConfig
 from services.admission.sweep import Sweep
 from services.admission.workers import Workers
-from shared import conventions as names
 from shared import subjects
 from shared.bus.api import Bus, Call, Endpoint
 from shared.clock import Clock
 from shared.columns import unpack_list
-from shared.drive.chores import Chores
-from shared.errors import BusError, PeerError
-from shared.metrics import Registry
-from shared.models import store as models
-from shared.policy import registry
-from shared.policy.admission import (
+from shared.core.admission import (
     AdmissionAction,
     AdmissionCore,
     AdmissionEvent,
@@ -38,8 +32,15 @@ from shared.policy.admission import (
     Tick,
     as_offer,
 )
-from shared.policy.moves import after_attempt, relegated
-from shared.policy.verdict import ended
+from shared.core.moves import after_attempt, relegated
+from shared.core.verdict import ended
+from shared.errors import BusError, PeerError
+from shared.models import shipped as models
+from shared.policy import registry
+from shared.process import conventions as names
+from shared.process.chores import Chores
+from shared.process.instruments import Registry
+from shared.process.telemetry import Tracing
 from shared.schemas import (
     Announce,
     Attach,
@@ -61,8 +62,7 @@ from shared.store.ending import Ending
 from shared.store.leases import RENEW_S, Lease
 from shared.store.place import Placed, Placer
 from shared.store.records import Records, Stored
-from shared.telemetry import Tracing
-from shared.text import Tokenizer
+from shared.text.tokenizer import Tokenizer
 from shared.tiers import DEFAULT, load_tiers
 from shared.vocabulary import FinishReason, ReplicaId, RequestKey, ServiceClass
 

@@ -15,12 +15,12 @@ from services.admission.workers import Workers
 from shared import subjects
 from shared.bus.api import Bus
 from shared.clock import Clock
+from shared.core.admission import AdmissionCore, AdmissionEvent, Opened
+from shared.core.admission import Lost as ReplicaLost
+from shared.core.moves import FINAL, moved_on
+from shared.core.moves import relegated as in_pool
+from shared.core.verdict import ended
 from shared.errors import BusError, BusTimeout, PeerError, WrongSequence
-from shared.policy.admission import AdmissionCore, AdmissionEvent, Opened
-from shared.policy.admission import Lost as ReplicaLost
-from shared.policy.moves import FINAL, moved_on
-from shared.policy.moves import relegated as in_pool
-from shared.policy.verdict import ended
 from shared.schemas import Fenced, Hint, Holdings, HoldingsAnswer, LogEntry, Record, Resume
 from shared.store.acklog import Story, decode_log, encode_entry, fold
 from shared.store.ending import Ending

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 import structlog
 
 from shared.clock import Clock
-from shared.conventions import CLOCK_OFFSET
 from shared.features import abilities, meets
-from shared.metrics import Registry
+from shared.process.conventions import CLOCK_OFFSET
+from shared.process.instruments import Registry
+from shared.process.skew import Offset
 from shared.schemas import Announce
-from shared.skew import Offset
 from shared.vocabulary import ReplicaId
 
 log = structlog.get_logger()

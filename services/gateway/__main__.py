@@ -9,9 +9,9 @@ import uvloop
 
 from services.gateway.config import GatewayConfig
 from services.gateway.service import listen, serve
-from shared import logs, telemetry
-from shared.config import load
 from shared.errors import ConfigError
+from shared.process import logs, telemetry
+from shared.process.configuration import load
 
 
 async def main() -> None:

@@ -14,9 +14,9 @@ from starlette.types import Message, Send
 
 from services.gateway.dialect import CompletionDetails, Output, Reply, Usage
 from services.gateway.envelope import Problem, of_error, of_verdict
-from services.gateway.intake import Ask
 from services.gateway.merge import Merge
-from shared.client import Handle
+from services.gateway.translate import Ask
+from shared.client.client import Handle
 from shared.errors import BusError, PeerError
 from shared.schemas import Delta, End, Status, Verdict
 from shared.vocabulary import ServiceClass

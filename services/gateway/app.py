@@ -12,21 +12,22 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from services.gateway import chats, completions, envelope, intake
+from services.gateway import chats, completions, envelope
+from services.gateway import translate as intake
+from services.gateway.alive import Fleet
 from services.gateway.body import Bodies
 from services.gateway.chats import ChatBody
 from services.gateway.completions import CompletionBody
 from services.gateway.config import GatewayConfig
 from services.gateway.envelope import Problem, Rejected
 from services.gateway.exchange import Exchanges
-from services.gateway.fleet import Fleet
-from services.gateway.intake import REQUEST_ID
-from services.gateway.models import Model, ModelList
-from shared import conventions, telemetry
-from shared.client import Client, new_request_id
+from services.gateway.model_list import Model, ModelList
+from services.gateway.translate import REQUEST_ID
+from shared.client.client import Client, new_request_id
 from shared.clock import Clock
 from shared.errors import BusError, PeerError
-from shared.metrics import Registry
+from shared.process import conventions, telemetry
+from shared.process.instruments import Registry
 from shared.tiers import TierSet
 
 ReadBody = Callable[[bytes], CompletionBody | ChatBody]

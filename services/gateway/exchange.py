@@ -11,16 +11,17 @@ from collections.abc import Sequence
 
 from starlette.types import Receive, Send
 
+from services.gateway.alive import Fleet
 from services.gateway.answer import Answer, ReaderStalled
 from services.gateway.chats import WHATEVER_FITS
 from services.gateway.config import GatewayConfig
-from services.gateway.fleet import Fleet
-from services.gateway.intake import Ask
-from shared import conventions, logs, subjects, telemetry
+from services.gateway.translate import Ask
+from shared import subjects
 from shared.bus.api import RefusedError
-from shared.client import Client, Handle
+from shared.client.client import Client, Handle
 from shared.clock import Clock
 from shared.errors import BusError, PeerError, SlacklineError
+from shared.process import conventions, logs, telemetry
 from shared.schemas import GenerateRequest
 
 CANCEL_WITHIN_S = 10.0  # how long a cancel is repeated before the request is left to its expiry

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 
-from shared.client import Handle
+from shared.client.client import Handle
 from shared.schemas import StreamEvent
 
 

@@ -9,19 +9,20 @@ from typing import Any
 
 import uvicorn
 
+from services.gateway.alive import Fleet
 from services.gateway.app import Gateway
 from services.gateway.config import GatewayConfig
-from services.gateway.fleet import Fleet
-from shared import logs, subjects
+from shared import subjects
 from shared.bus.api import Call
 from shared.bus.nats import connect
-from shared.client import Client, Patience
+from shared.client.client import Client, Patience
 from shared.clock import Clock
-from shared.config import without_secrets
 from shared.errors import ConfigError
-from shared.metrics import Registry
+from shared.process import logs
+from shared.process.configuration import without_secrets
+from shared.process.instruments import Registry
+from shared.process.telemetry import Tracing
 from shared.schemas import Digest
-from shared.telemetry import Tracing
 from shared.tiers import load_tiers
 
 KEEP_ALIVE_S = 30  # idle connections; above the pauses of common clients' pools

@@ -8,8 +8,8 @@ from services.planner.service import Planner
 from shared.bus.api import Bus
 from shared.clock import Clock
 from shared.policy import registry
-from shared.service import Export, run
-from shared.telemetry import Tracing
+from shared.process.main import Export, run
+from shared.process.telemetry import Tracing
 
 
 async def body(cfg: PlannerConfig, bus: Bus, clock: Clock, stop: asyncio.Event, tracing: Tracing, rng: Random, export: Export) -> None:

@@ -1,9 +1,9 @@
 """What a planner counts of the replicas it plans for."""
 
-from shared import conventions as names
-from shared.metrics import Registry
+from shared.core.replica import ReplicaCore
 from shared.perf.online import Regime
-from shared.policy.replica import ReplicaCore
+from shared.process import conventions as names
+from shared.process.instruments import Registry
 from shared.vocabulary import ReplicaId
 
 REPLICA_LIMIT = 256  # replicas with numbers of their own; further ones share theirs

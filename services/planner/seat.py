@@ -6,16 +6,12 @@ import structlog
 
 from services.planner.config import PlannerConfig
 from services.planner.metrics import PlannerMetrics
-from shared import conventions as names
 from shared import subjects
 from shared.bus.api import Bus, Call, Endpoint
 from shared.clock import Clock
-from shared.drive.chores import Chores
-from shared.errors import BusError, BusTimeout, NoResponders, PeerError
-from shared.perf.announced import draft_of, profile_of
-from shared.policy import registry
-from shared.policy.replica import ReplicaCore, ReplicaSettings
-from shared.policy.replica_events import (
+from shared.core.announced import draft_of, profile_of
+from shared.core.replica import ReplicaCore, ReplicaSettings
+from shared.core.replica_events import (
     Acked,
     Answer,
     Heartbeat,
@@ -30,9 +26,13 @@ from shared.policy.replica_events import (
     Synced,
     Tick,
 )
+from shared.errors import BusError, BusTimeout, NoResponders, PeerError
+from shared.policy import registry
+from shared.process import conventions as names
+from shared.process.chores import Chores
+from shared.process.telemetry import TRACEPARENT, AttributeValue, Tracing
 from shared.schemas import Announce, Hold, HoldAnswer, Offer, OfferAnswer, PlanAck, PlanRefused, Resync, ResyncEntry, ResyncPage
 from shared.store.leases import Lease
-from shared.telemetry import TRACEPARENT, AttributeValue, Tracing
 from shared.vocabulary import ReplicaId, RequestKey
 
 log = structlog.get_logger()

@@ -13,10 +13,10 @@ from shared import subjects
 from shared.bus.api import LEASE_TTL_S, Bus, Call
 from shared.clock import Clock
 from shared.errors import BusError, ConfigError, PeerError
-from shared.metrics import Registry
+from shared.process.instruments import Registry
+from shared.process.telemetry import Tracing
 from shared.schemas import Announce
 from shared.store.leases import RENEW_S, Lease
-from shared.telemetry import Tracing
 from shared.vocabulary import ReplicaId
 
 log = structlog.get_logger()

@@ -7,8 +7,8 @@ from services.relegation.config import RelegationConfig
 from services.relegation.service import Relegation
 from shared.bus.api import Bus
 from shared.clock import Clock
-from shared.service import Export, run
-from shared.telemetry import Tracing
+from shared.process.main import Export, run
+from shared.process.telemetry import Tracing
 
 
 async def body(cfg: RelegationConfig, bus: Bus, clock: Clock, stop: asyncio.Event, tracing: Tracing, rng: Random, export: Export) -> None:

@@ -11,10 +11,7 @@ from services.relegation.config import RelegationConfig
 from shared import subjects
 from shared.bus.api import LEASE_TTL_S, Bus, Call, Endpoint
 from shared.clock import Clock
-from shared.drive.chores import Chores
-from shared.errors import BusError
-from shared.metrics import Registry
-from shared.policy.relegation import (
+from shared.core.relegation import (
     Declined,
     Expire,
     Gone,
@@ -29,13 +26,16 @@ from shared.policy.relegation import (
     Taken,
     Tick,
 )
-from shared.policy.verdict import ended
+from shared.core.verdict import ended
+from shared.errors import BusError
+from shared.process.chores import Chores
+from shared.process.instruments import Registry
+from shared.process.telemetry import Tracing
 from shared.schemas import Digest, Hint, Record
 from shared.store.ending import Ending
 from shared.store.leases import RENEW_S, Lease
 from shared.store.place import Placer
 from shared.store.records import Records
-from shared.telemetry import Tracing
 from shared.vocabulary import FinishReason, RequestKey, ServiceClass
 
 log = structlog.get_logger()

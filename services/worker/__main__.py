@@ -8,12 +8,12 @@ from services.worker.engine_process import engine_process
 from services.worker.engines.make import make
 from services.worker.runner import ThreadRunner
 from services.worker.service import serve
-from services.worker.turn import TurnTaker
+from services.worker.turn_taker import TurnTaker
 from shared.bus.api import Bus
 from shared.clock import Clock
-from shared.metrics import Registry
-from shared.service import Export, run
-from shared.telemetry import Tracing
+from shared.process.instruments import Registry
+from shared.process.main import Export, run
+from shared.process.telemetry import Tracing
 
 
 async def body(cfg: WorkerConfig, bus: Bus, clock: Clock, stop: asyncio.Event, tracing: Tracing, rng: Random, export: Export) -> None:

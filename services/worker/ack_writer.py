@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import structlog
 
 from shared.bus.api import Bus
+from shared.core.turn import Finished
 from shared.errors import BusError, PeerError
-from shared.policy.turn import Finished
 from shared.schemas import Fenced, LogEntry, Registered, Snapshot
 from shared.store.acklog import decode_entry, encode_entry
 from shared.store.records import Records

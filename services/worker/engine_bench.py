@@ -22,9 +22,9 @@ import torch
 import transformers
 
 from services.worker.engine import Load, Work
-from services.worker.engines.torch import TorchEngine
+from services.worker.engines.torch_engine import TorchEngine
 from shared.errors import ConfigError
-from shared.models import store
+from shared.models import shipped as store
 from shared.perf.engine_figures import EngineFigures, Speed
 from shared.schemas import Sampling
 from shared.vocabulary import Slot

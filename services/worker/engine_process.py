@@ -24,11 +24,11 @@ from services.worker.config import WorkerConfig
 from services.worker.engine import EngineFacts
 from services.worker.engines.make import make
 from services.worker.profiling import fit_engine
-from services.worker.turn import TurnTaker
-from shared import logs
+from services.worker.turn_taker import TurnTaker
+from shared.core.turn import Ran, Turn
 from shared.errors import ConfigError, EngineError
-from shared.perf.store import ProfileFile
-from shared.policy.turn import Ran, Turn
+from shared.perf.profile_file import ProfileFile
+from shared.process import logs
 
 LENGTH = struct.Struct("<I")  # before each message
 READ_BYTES = 1 << 20

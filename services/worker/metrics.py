@@ -1,10 +1,10 @@
 """What a worker counts."""
 
 from services.worker.engine import EngineFacts
-from shared import conventions as names
-from shared.metrics import Registry
-from shared.perf.store import ProfileFile
-from shared.policy.turn import Ran, Turn
+from shared.core.turn import Ran, Turn
+from shared.perf.profile_file import ProfileFile
+from shared.process import conventions as names
+from shared.process.instruments import Registry
 
 
 class WorkerMetrics:

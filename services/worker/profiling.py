@@ -20,8 +20,8 @@ import structlog
 
 from services.worker.engine import Engine, Load, Work
 from shared.perf.fitting import LEAST, Timed, fit
+from shared.perf.profile_file import ProfileFile
 from shared.perf.shape import BatchShape
-from shared.perf.store import ProfileFile
 from shared.schemas import Sampling
 from shared.vocabulary import Slot
 

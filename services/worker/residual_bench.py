@@ -28,9 +28,9 @@ from services.worker.config import WorkerConfig
 from services.worker.engine import Engine, Load, Work
 from services.worker.engines.make import make
 from services.worker.profiling import fit_engine
-from shared.perf import store
+from shared.perf import profile_file as store
+from shared.perf.iteration_time import Profile
 from shared.perf.online import Corrected, Regime
-from shared.perf.profile import Profile
 from shared.perf.shape import BatchShape
 from shared.schemas import Sampling
 from shared.vocabulary import Slot

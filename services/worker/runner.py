@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 from services.worker.engine import EngineFacts
-from services.worker.turn import TurnTaker
-from shared.perf.store import ProfileFile
-from shared.policy.turn import Ran, Turn
+from services.worker.turn_taker import TurnTaker
+from shared.core.turn import Ran, Turn
+from shared.perf.profile_file import ProfileFile
 
 
 class Runner(Protocol):

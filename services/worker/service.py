@@ -14,11 +14,12 @@ from services.worker.traces import Traces
 from shared import subjects
 from shared.bus.api import Bus, Call, Endpoint
 from shared.clock import Clock
-from shared.drive.chores import Chores
+from shared.core.turn import Finished
+from shared.core.worker import WorkerCore
 from shared.errors import BusError, ConfigError, NoResponders, PeerError, SlacklineError
-from shared.metrics import Registry
-from shared.policy.turn import Finished
-from shared.policy.worker import WorkerCore
+from shared.process.chores import Chores
+from shared.process.instruments import Registry
+from shared.process.telemetry import Tracing
 from shared.schemas import (
     Announce,
     AttemptOver,
@@ -38,7 +39,6 @@ from shared.schemas import (
     Withdrawn,
 )
 from shared.store.records import Records, Stored
-from shared.telemetry import Tracing
 from shared.vocabulary import ReplicaId, RequestKey
 
 log = structlog.get_logger()

@@ -8,9 +8,9 @@ wins, the longer one if two end together; one that is complete within the first 
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from shared.detokenizer import Detokenizer
 from shared.schemas import Sampling
-from shared.text import Tokenizer
+from shared.text.detokenizer import Detokenizer
+from shared.text.tokenizer import Tokenizer
 from shared.vocabulary import Slot
 
 

@@ -6,10 +6,10 @@ Only requests that came with a traceparent cost anything here.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shared import conventions as names
-from shared.policy.turn import TurnWork
+from shared.core.turn import TurnWork
+from shared.process import conventions as names
+from shared.process.telemetry import AttributeValue, Tracing
 from shared.schemas import AttemptOver, Record
-from shared.telemetry import AttributeValue, Tracing
 from shared.vocabulary import RequestKey
 
 

@@ -1,4 +1,4 @@
-"""What services ask of a bus. Two implementations: NATS (shared/bus/nats.py) and a simulated one (shared/bus/simulated.py).
+"""What services ask of a bus. Two implementations: NATS (shared/bus/nats.py) and a simulated one (shared/testing/simulated_bus.py).
 
 Handlers are plain functions, called in order of arrival on the event loop: they must not block and start tasks for anything
 longer. All waits have a deadline. A BusTimeout leaves the effect unknown; callers re-read.

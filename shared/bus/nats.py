@@ -21,10 +21,10 @@ from nats.micro.service import EndpointStats
 from shared import subjects
 from shared.bus import codec, provision
 from shared.bus.api import Counters, Endpoint, Handler, KeyValue, Log, Subscription
-from shared.bus.client import OrderedClient
 from shared.bus.inbox import OUTBOUND_BYTES, Inbox, Outbox
-from shared.bus.intake import Intake, register
 from shared.bus.jetstream import Stream, StreamKeyValue, StreamLog
+from shared.bus.nats_client import OrderedClient
+from shared.bus.subscriptions import Intake, register
 from shared.errors import BusError, BusTimeout, ConfigError, PeerError
 from shared.schemas import Refused
 

@@ -5,7 +5,7 @@ The roofline, polynomial, piecewise and table forms (shared/perf/forms.py) are a
 
 from dataclasses import dataclass
 
-from shared.perf.chunk import largest_chunk
+from shared.perf.inverse import largest_chunk
 from shared.perf.shape import BatchShape
 
 

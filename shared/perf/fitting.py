@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shared.perf.forms import Attention, PiecewiseTokens
+from shared.perf.iteration_time import Profile
 from shared.perf.online import Regime
-from shared.perf.profile import Profile
+from shared.perf.profile_file import FitError, ProfileFile
 from shared.perf.shape import BatchShape
-from shared.perf.store import FitError, ProfileFile
 
 LEAST = 40  # timings: three for each coefficient, about
 KNOTS = (0, 8, 32, 128, 512)  # tokens where the cost of one more may change

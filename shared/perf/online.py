@@ -3,7 +3,7 @@
 from enum import IntEnum
 from math import exp, log
 
-from shared.perf.profile import Profile
+from shared.perf.iteration_time import Profile
 from shared.perf.shape import BatchShape
 
 MEMORIES = (0.05, 0.15, 0.4)  # weights of one observation: of the last 20 or so, 7, and 2 or 3

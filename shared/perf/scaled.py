@@ -3,13 +3,13 @@
 from dataclasses import dataclass
 
 from shared.errors import ConfigError
-from shared.perf.profile import Profile
+from shared.perf.iteration_time import Profile
 from shared.perf.shape import BatchShape
 
 
 @dataclass(frozen=True, slots=True)
 class Scaled:
-    """Implements shared.perf.profile.Profile. `fraction` above 0."""
+    """Implements shared.perf.iteration_time.Profile. `fraction` above 0."""
 
     of: Profile
     fraction: float

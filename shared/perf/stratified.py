@@ -5,7 +5,7 @@ from typing import Annotated, NamedTuple
 
 from msgspec import Meta, Struct
 
-from shared.perf.chunk import largest_chunk
+from shared.perf.inverse import largest_chunk
 from shared.perf.shape import BatchShape
 
 

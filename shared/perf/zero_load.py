@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from shared.perf.profile import Profile
+from shared.perf.iteration_time import Profile
 from shared.perf.shape import BatchShape
 
 

@@ -23,14 +23,14 @@ from typing import Annotated
 import numpy as np
 from msgspec import Meta, Struct
 
-from shared.perf.profile import Profile
+from shared.perf.iteration_time import Profile
 from shared.perf.shape import BatchShape
 from shared.policy import chunk
 from shared.policy.chunk import Decoding, Rows
 from shared.policy.fit import accept_what_fits
 from shared.policy.lengths import OutputLengths
-from shared.policy.router import RouterName, make_router
 from shared.policy.seam import Admission, Bools, Choice, Declared, Floats, Observation, View
+from shared.routing.router import RouterName, make_router
 from shared.schemas import Digest, Offer
 from shared.vocabulary import ReplicaId
 

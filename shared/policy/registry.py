@@ -6,11 +6,15 @@ from typing import Any
 import msgspec
 
 from shared.errors import ConfigError
-from shared.policy import adaserve, ascendra, qoserve, sarathi, slos_serve, sola, vllm
+from shared.policy import qoserve, sarathi, vllm
+from shared.policy.adaserve import policy as adaserve
+from shared.policy.ascendra import policy as ascendra
 from shared.policy.edf import edf
 from shared.policy.fcfs import fcfs
 from shared.policy.seam import Policy
 from shared.policy.sjf import sjf
+from shared.policy.slos_serve import policy as slos_serve
+from shared.policy.sola import policy as sola
 from shared.policy.srpf import srpf
 
 _POLICIES: dict[str, tuple[type[msgspec.Struct], Callable[[Any], Policy]]] = {

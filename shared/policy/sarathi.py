@@ -14,8 +14,8 @@ from msgspec import Meta, Struct
 from shared.policy import chunk
 from shared.policy.chunk import Rows
 from shared.policy.fit import accept_what_fits
-from shared.policy.router import RouterName, make_router
 from shared.policy.seam import Admission, Bools, Choice, Declared, Floats, Observation, View
+from shared.routing.router import RouterName, make_router
 from shared.schemas import Digest, Offer
 from shared.vocabulary import ReplicaId
 

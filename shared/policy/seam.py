@@ -1,4 +1,4 @@
-"""The seam between the books of a replica (shared/policy/replica.py) and a policy.
+"""The seam between the books of a replica (shared/core/replica.py) and a policy.
 
 The core shows a policy the *predicted view*: the replica as it will be when the plans already in flight are done.
 The policy answers with choices. It holds learned statistics only; what it decides about a request is written in the books
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shared.columns import EMPTY, Ints
-from shared.perf.profile import Profile
+from shared.perf.iteration_time import Profile
 from shared.perf.shape import BatchShape
 from shared.schemas import Digest, Offer
 from shared.vocabulary import ReplicaId

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from shared.columns import Ints, unpack
 from shared.errors import PeerError
-from shared.perf.profile import Profile
+from shared.perf.iteration_time import Profile
 from shared.perf.shape import BatchShape
 from shared.policy.seam import Bools, Floats
 from shared.schemas import Selection

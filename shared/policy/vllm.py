@@ -38,8 +38,8 @@ from shared.perf.shape import BatchShape
 from shared.policy import chunk
 from shared.policy.chunk import Decoding, Rows
 from shared.policy.fit import accept_what_fits
-from shared.policy.router import RouterName, make_router
 from shared.policy.seam import Admission, Choice, Declared, Observation, Speculation, View
+from shared.routing.router import RouterName, make_router
 from shared.schemas import Digest, Offer
 from shared.vocabulary import ReplicaId
 

@@ -5,14 +5,14 @@ from contextlib import suppress
 
 import structlog
 
-from shared import conventions as names
 from shared.bus.api import Bus
+from shared.core.verdict import GOOD_ENDS
 from shared.errors import BusError
-from shared.metrics import Registry
-from shared.policy.verdict import GOOD_ENDS
+from shared.process import conventions as names
+from shared.process.instruments import Registry
+from shared.process.telemetry import AttributeValue, Tracing
 from shared.schemas import End, Record
 from shared.store.records import Records, Stored
-from shared.telemetry import AttributeValue, Tracing
 from shared.vocabulary import RequestKey
 
 log = structlog.get_logger()

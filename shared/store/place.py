@@ -7,16 +7,16 @@ fenced) before the request goes elsewhere. So at any time at most one attempt ca
 from contextlib import suppress
 from dataclasses import dataclass
 
-from shared import conventions as names
 from shared import subjects
 from shared.bus.api import Bus
 from shared.clock import Clock
+from shared.core.admission import as_offer
+from shared.core.moves import placed_at
 from shared.errors import BusError, BusTimeout, NoResponders, PeerError
-from shared.policy.admission import as_offer
-from shared.policy.moves import placed_at
+from shared.process import conventions as names
+from shared.process.telemetry import TRACEPARENT, AttributeValue, Tracing
 from shared.schemas import AttemptOver, OfferAnswer, Record, Status, Withdraw, Withdrawn
 from shared.store.records import Records, Stored
-from shared.telemetry import TRACEPARENT, AttributeValue, Tracing
 from shared.vocabulary import ReplicaId, RequestKey, ServiceClass
 
 OFFER_TIMEOUT_S = 2.0  # longer than a hold may take

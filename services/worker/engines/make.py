@@ -4,12 +4,12 @@ import time
 
 from services.worker.config import WorkerConfig
 from services.worker.engine import Engine, EngineFacts
-from services.worker.engines.sim import SimEngine
-from shared.drive.acceptance import Acceptance
+from services.worker.engines.sim_engine import SimEngine
 from shared.errors import ConfigError
-from shared.models import store as models
-from shared.perf import store as profiles
-from shared.text import Tokenizer
+from shared.models import shipped as models
+from shared.perf import profile_file as profiles
+from shared.policy.acceptance import Acceptance
+from shared.text.tokenizer import Tokenizer
 
 SIM_PROFILE = "a100-llama3-8b"
 TORCH_PROFILE = "cpu-tiny"
@@ -30,7 +30,7 @@ def make(cfg: WorkerConfig) -> tuple[Engine, Tokenizer]:
         if cfg.profile:
             profiles.read(cfg.profile)  # planners will: better said here
         try:
-            from services.worker.engines.torch import TorchEngine
+            from services.worker.engines.torch_engine import TorchEngine
         except ImportError as error:
             raise ConfigError("the torch engine needs torch and transformers: pip install 'slackline[torch]'") from error
         engine = TorchEngine(

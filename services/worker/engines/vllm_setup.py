@@ -16,7 +16,7 @@ from services.worker.engine import EngineFacts
 from services.worker.engines.make import VLLM_NEWEST, VLLM_OLDEST
 from shared import features
 from shared.errors import ConfigError
-from shared.text import Tokenizer
+from shared.text.tokenizer import Tokenizer
 
 PROFILE, CPU_PROFILE = "h100-llama3-8b", "cpu-tiny"  # start values, where nothing is measured
 CPU_KV_BLOCKS = 2048
@@ -84,8 +84,8 @@ def build(cfg: WorkerConfig, folder: Path) -> Any:
         from vllm.lora.request import LoRARequest
         from vllm.v1.engine.llm_engine import LLMEngine
 
-        from services.worker.engines.vllm import VllmEngine
         from services.worker.engines.vllm_drafts import measure_draft
+        from services.worker.engines.vllm_engine import VllmEngine
         from services.worker.engines.vllm_generators import keep_generators
         from services.worker.engines.vllm_scheduler import PlannedScheduler
     except Exception as error:  # libraries that do not fit each other raise anything

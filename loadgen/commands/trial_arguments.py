@@ -1,0 +1,115 @@
+"""What `simulate`, `capacity`, `compare` and `bound` share: the words that say what serves the plan of requests, and how it is judged."""
+
+import argparse
+import math
+from collections.abc import Mapping
+
+from rich.console import Console
+
+from loadgen.commands.plan_arguments import Demand, Plan, add_plan_arguments, read_demand
+from loadgen.lab.trial import LATENCIES, Trial
+from loadgen.load.definition import DEADLINE, DEFINITIONS
+from loadgen.simulator.simulation import ACCEPTANCE, DRAFT
+from shared.errors import ConfigError
+from shared.perf import profile_file as profiles
+from shared.policy import registry
+
+DEFINITIONS_HELP = "when an SLO is met: every token by its deadline (the default), or by mean TPOT, worst TPOT over 10 tokens, or TTLT only"
+
+
+def add_policy_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--policy", default="qoserve", metavar="P", help=f"{', '.join(registry.names())} (default: qoserve)")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the policy; may be repeated")
+
+
+def add_draft_arguments(parser: argparse.ArgumentParser) -> None:
+    """Of simulated engines, in virtual time or live."""
+    parser.add_argument(
+        "--draft",
+        type=float,
+        default=DRAFT,
+        metavar="X",
+        help=f"of an iteration's time a draft step takes; 0: no draft (default: {DRAFT:g})",
+    )
+    parser.add_argument(
+        "--acceptance", type=float, default=ACCEPTANCE, metavar="A", help=f"mean of a first draft's acceptance (default: {ACCEPTANCE:g})"
+    )
+
+
+def check_draft(args: argparse.Namespace) -> None:
+    """Raises ConfigError for impossible numbers."""
+    if not 0 <= args.draft <= 1:
+        raise ConfigError("--draft is a fraction: 0 (no draft), or up to 1")
+    if not 0 < args.acceptance <= 1:
+        raise ConfigError("--acceptance must be above 0 and at most 1")
+
+
+def add_trial_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--profile", default="a100-llama3-8b", metavar="NAME", help=f"{', '.join(profiles.names())}, or a .json file")
+    add_draft_arguments(parser)
+    parser.add_argument("--replicas", type=int, default=1, metavar="N")
+    parser.add_argument("--definition", default=DEADLINE, choices=DEFINITIONS, help=DEFINITIONS_HELP)
+    parser.add_argument("--latency", default="none", choices=LATENCIES, help="of control: none (as papers assume) or what a live fleet has")
+    parser.add_argument("--wait", type=float, metavar="S", help="stop so long after the last arrival (default: until all have ended)")
+
+
+def add_run_arguments(parser: argparse.ArgumentParser) -> None:
+    """All of `simulate`, and so of `bound`: one plan, one policy."""
+    add_plan_arguments(parser, duration_s=600.0)
+    add_policy_arguments(parser)
+    add_trial_arguments(parser)
+    parser.add_argument("--check", type=int, default=0, metavar="N", help="check every book every N events")
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON instead of a table")
+
+
+def read_run(args: argparse.Namespace, console: Console) -> tuple[Trial, Plan]:
+    """What these arguments ask for; what was left out of the plan is said. Raises ConfigError."""
+    if args.check < 0:
+        raise ConfigError("--check must be 0 or more")
+    demand = read_demand(args)
+    trial = make_trial(args, demand, args.policy, parse_settings(args.set), args.rate)
+    plan = demand.at(args.rate)
+    for note in plan.notes:
+        console.print(note, highlight=False)
+    return trial, plan
+
+
+def make_trial(args: argparse.Namespace, demand: Demand, policy: str, settings: Mapping[str, str], rate_rps: float | None) -> Trial:
+    """Raises ConfigError for a policy, setting or profile that does not exist, and for impossible numbers."""
+    if args.replicas < 1:
+        raise ConfigError("--replicas must be 1 or more")
+    if args.wait is not None and not 0 <= args.wait < math.inf:
+        raise ConfigError("--wait must be 0 or more")
+    profiles.read(args.profile)
+    check_draft(args)
+    registry.make(policy, settings)
+    return Trial(
+        policy=policy,
+        settings=settings,
+        profile=args.profile,
+        replicas=args.replicas,
+        workload=demand.name,
+        tiers=demand.tiers,
+        latency=args.latency,
+        definition=args.definition,
+        seed=args.seed,
+        duration_s=args.duration,
+        rate_rps=rate_rps,
+        context_tokens=args.context,
+        wait_s=args.wait,
+        draft=args.draft,
+        acceptance=args.acceptance,
+    )
+
+
+def parse_settings(pairs: list[str]) -> dict[str, str]:
+    """Raises ConfigError for what is not KEY=VALUE, and for a key given twice."""
+    settings: dict[str, str] = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not key or not equals:
+            raise ConfigError(f"setting `{pair}`: expected KEY=VALUE")
+        if key in settings:
+            raise ConfigError(f"setting `{key}` is given twice")
+        settings[key] = value
+    return settings

@@ -1,0 +1,155 @@
+"""One process of a fleet: started again when it dies, stopped by signal, its output in a file."""
+
+import asyncio
+import signal
+from asyncio.subprocess import Process
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from loadgen.fleet.lifeline import bound
+from shared.errors import SlacklineError
+
+FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.1, 5.0  # before it is started again; doubles with every life shorter than SHORT_LIFE_S
+SHORT_LIFE_S = 10.0
+SHORT_LIVES_LIMIT = 5  # in a row: 3 s of pauses
+TAIL_LINES = 12
+
+Say = Callable[[str], None]
+
+
+class ChildError(SlacklineError):
+    """A process of the fleet cannot be kept alive; the message ends with what it said last."""
+
+
+class Child:
+    """`keep` is its life. Signals may be sent to it at any time; it has a session of its own, so that Ctrl-C is not among them."""
+
+    def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str], log: Path, say: Say) -> None:
+        self.name = name
+        self.log = log
+        self.environment = dict(environment)  # of the next start
+        self.patient = False  # False: its first death is final
+        self.starts = 0
+        self._command = list(command)
+        self._log_from = log.stat().st_size if log.exists() else 0  # what stands before is of an earlier fleet
+        self._say = say
+        self._process: Process | None = None
+        self._wanted = True
+        self._wake = asyncio.Event()  # `_wanted` changed, or the pause before the next start is to be cut short
+        self._told_to_end = False  # so that the end of this life is none of ours to mend
+        self._murdered = False  # so that it does not count as short
+
+    @property
+    def pid(self) -> int | None:
+        """None while it is not running."""
+        return None if self._process is None else self._process.pid
+
+    async def keep(self) -> None:
+        """Start it, and start it again, until cancelled. Raises ChildError when that is of no use."""
+        loop = asyncio.get_running_loop()
+        short_lives = 0
+        while True:
+            if not self._wanted:
+                await self._woken(None)
+                continue
+            began_at_s = loop.time()
+            code = await self._live()
+            if self._told_to_end:
+                continue
+            short = not self._murdered and loop.time() - began_at_s < SHORT_LIFE_S
+            short_lives = short_lives + 1 if short else 0
+            if not self.patient or short_lives >= SHORT_LIVES_LIMIT:
+                often = f" {short_lives} times in a row" if self.patient else ""
+                raise ChildError(f"{self.name} {_ending(code)} at its start{often}; {self.log} says:\n{self.tail()}")
+            backoff_s = min(FIRST_BACKOFF_S * 2**short_lives, LONGEST_BACKOFF_S)
+            self._say(f"{self.name} {_ending(code)}; it is started again in {backoff_s:g} s")
+            await self._woken(backoff_s)
+
+    def send(self, number: signal.Signals) -> None:
+        """Nothing happens if it is not running."""
+        if self._process is not None and self._process.returncode is None:
+            self._process.send_signal(number)
+
+    def kill(self) -> None:
+        """SIGKILL, as a crash would. It is started again."""
+        self._murdered = True
+        self.send(signal.SIGKILL)
+
+    async def stop(self, within_s: float) -> None:
+        """SIGTERM, and SIGKILL if it has not ended `within_s`. It stays down until `start`."""
+        self._wanted, self._told_to_end = False, True
+        self._wake.set()
+        self.send(signal.SIGTERM)
+        if not await self._ended(within_s):
+            self._say(f"{self.name} did not end within {within_s:g} s and is killed")
+            self.send(signal.SIGKILL)
+            await self._ended(within_s)
+
+    def start(self) -> None:
+        """After `stop`; or now rather than at the end of a pause."""
+        self._wanted = True
+        self._wake.set()
+
+    async def restart(self, within_s: float = 15.0) -> None:
+        """An orderly stop, and a start."""
+        await self.stop(within_s)
+        self.start()
+
+    def abandon(self) -> None:
+        """SIGKILL, for good."""
+        self._wanted, self._told_to_end = False, True
+        self.send(signal.SIGKILL)
+
+    def said(self) -> str:
+        """All that it has logged, over all its lives."""
+        if not self.log.exists():
+            return ""
+        with self.log.open("rb") as log:
+            log.seek(self._log_from)
+            return log.read().decode(errors="replace")
+
+    def tail(self) -> str:
+        """The last lines of its log."""
+        return "\n".join(f"  {line[:400]}" for line in self.said().splitlines()[-TAIL_LINES:]) or "  (nothing)"
+
+    async def _live(self) -> int:
+        """From a start to an end; the exit status."""
+        self._told_to_end = self._murdered = False
+        with self.log.open("ab") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                *bound(self._command),
+                stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log,
+                env=self.environment, start_new_session=True,
+            )  # fmt: skip
+        self.starts += 1
+        if self._told_to_end:
+            self.send(signal.SIGTERM)  # while it started
+        try:
+            return await self._process.wait()
+        finally:
+            if self._process.returncode is None:
+                self.send(signal.SIGKILL)
+            self._process = None
+
+    async def _ended(self, within_s: float) -> bool:
+        process = self._process
+        if process is None:
+            return True
+        try:
+            async with asyncio.timeout(within_s):
+                await process.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def _woken(self, within_s: float | None) -> None:
+        self._wake.clear()
+        try:
+            async with asyncio.timeout(within_s):
+                await self._wake.wait()
+        except TimeoutError:
+            pass
+
+
+def _ending(code: int) -> str:
+    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"

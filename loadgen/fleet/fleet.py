@@ -1,0 +1,392 @@
+"""A whole fleet on this machine: a nats-server of its own and every service as a process, kept alive until it is left.
+
+async with Fleet(FleetSpec(replicas=2, pace=0.2)) as fleet:
+    ...  # fleet.url, fleet.http_url, fleet.process("worker-r1").kill()
+"""
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import socket
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+from msgspec import Struct
+
+from loadgen.fleet.child import Child, ChildError, Say
+from loadgen.fleet.nats_server import MAX_PAYLOAD_BYTES, find_binary, greets, server_config
+from loadgen.simulator.simulation import ACCEPTANCE, DRAFT
+from shared import subjects
+from shared.bus.api import Bus
+from shared.bus.nats import connect
+from shared.errors import BusError, ConfigError, PeerError, SlacklineError
+from shared.models import shipped as models
+from shared.policy import registry
+from shared.process import configuration as config
+from shared.schemas import Digest
+from shared.vocabulary import ReplicaId
+
+HOST = "127.0.0.1"
+POLL_S = 0.05
+PING_S = 1.0  # for one answer of the services API
+READY_S = 90.0  # two torch engines import and load on two cores in 15 s
+VLLM_READY_S = 1800.0  # loads weights, compiles, records CUDA graphs
+ENGINES = ("sim", "torch", "vllm")
+KILL_AFTER_S = 3.0  # longer than a service's drain_s it is not waited for
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetSpec:
+    """What to start. An empty text means: as the services' own configuration says."""
+
+    replicas: int = 2
+    policy: str = ""
+    settings: Mapping[str, str] = field(default_factory=dict)  # of the policy
+    engine: str = "sim"
+    model: str = models.DEFAULT  # torch, vllm: a shipped model, or a folder
+    profile: str = ""
+    pace: float = 1.0  # sim: seconds of ours per second of the profile
+    draft: float = DRAFT  # sim: of the target's time that a step of the draft model takes
+    acceptance: float = ACCEPTANCE  # sim: of a first draft, in the mean
+    vllm: Mapping[str, Any] = field(default_factory=dict)  # vllm: further arguments of its engine, by vLLM's names
+    adapters: Mapping[str, str] = field(default_factory=dict)  # vllm: LoRA adapters, name to folder
+    tiers: str = ""
+    planners: int = 1
+    admissions: int = 1
+    gateway: bool = True
+    port: int = 0  # of NATS; 0: any free one
+    http_port: int = 0  # of the gateway; 0: any free one
+    store: Path | None = None  # requests and logs are kept there; None: a folder that goes when the fleet does
+    drain_s: float = 5.0  # each service may take that long to stop
+    environment: Mapping[str, str] = field(default_factory=dict)  # more of SLACKLINE_..., for every service
+
+
+class Chosen(Struct, frozen=True):
+    """The policy, as every service is told of it."""
+
+    policy: str = "qoserve"
+    settings: dict[str, str] = {}
+
+
+class Pinged(Struct, frozen=True):
+    """Any answer of the services API."""
+
+
+class Fleet:
+    """Use as `async with Fleet(spec) as fleet`, in the main thread (see loadgen/fleet/lifeline.py). Entered, it is ready for requests.
+
+    Entering raises ConfigError or ChildError. Whoever stays inside for long also waits for `failed`, which never has a result
+    and has an exception once a process could not be kept alive.
+    """
+
+    def __init__(self, spec: FleetSpec, say: Say = lambda _: None) -> None:
+        self.spec = spec
+        self.url = ""
+        self.http_url = ""  # empty without a gateway
+        self.folder = Path()
+        self.pools: dict[ReplicaId, str] = {}
+        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.failed.add_done_callback(lambda failed: failed.cancelled() or failed.exception())  # seen, even if nobody waits
+        self._say = say
+        self._children: dict[str, Child] = {}
+        self._awaited = ["nats-server"]  # while starting: who is not ready yet
+        self._keepers: set[asyncio.Task[None]] = set()
+        self._temporary = False  # the folder
+        self._exit = contextlib.ExitStack()
+
+    def process(self, name: str) -> Child:
+        """nats-server, admission, planner, relegation, gateway, worker-r1, ...; a second planner is planner-2."""
+        return self._children[name]
+
+    @property
+    def processes(self) -> list[Child]:
+        """In order of their start."""
+        return list(self._children.values())
+
+    @property
+    def replicas(self) -> list[ReplicaId]:
+        return [ReplicaId(f"r{n}") for n in range(1, self.spec.replicas + 1)]
+
+    async def __aenter__(self) -> Self:
+        ready_s = VLLM_READY_S if self.spec.engine == "vllm" else READY_S
+        try:
+            async with asyncio.timeout(ready_s):
+                await self._unless_failed(self._start())
+        except TimeoutError as error:
+            await self._stop(keep_logs=True)
+            raise ChildError(f"the fleet was not ready within {ready_s:g} s: {self._still_awaited()}") from error
+        except BaseException:
+            await self._stop()
+            raise
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self._stop()
+
+    def abandon(self) -> None:
+        """SIGKILL for every process: the way out for whoever does not want to wait."""
+        for child in self._children.values():
+            child.abandon()
+
+    # ------------------------------------------------------------ start
+
+    async def _start(self) -> None:
+        self._check()
+        self.folder = self._take_folder()
+        (self.folder / "logs").mkdir(exist_ok=True)
+        await self._start_nats()
+        environment = self._environment()
+        for n in range(self.spec.admissions):
+            self._add("admission", n, environment)
+        for n in range(self.spec.planners):
+            self._add("planner", n, environment)
+        self._add("relegation", 0, environment)
+        self.pools = self._pools(environment)
+        for n, (replica, pool) in enumerate(self.pools.items()):
+            its_own = {"SLACKLINE_WORKER_REPLICA": replica, **devices(self.spec, n, environment)}
+            if pool:
+                its_own["SLACKLINE_WORKER_POOL"] = pool
+            self._spawn(f"worker-{replica}", _service("worker"), environment | its_own)
+        if self.spec.gateway:
+            self._spawn("gateway", _service("gateway"), environment | {"SLACKLINE_GATEWAY_PORT": str(self.spec.http_port)})
+        async with connect(self.url, "slackline-fleet") as bus:
+            await self._until_ready(bus)
+        if self.spec.gateway:
+            await self._until_http()
+        for child in self._children.values():
+            child.patient = True
+
+    def _check(self) -> None:
+        spec = self.spec
+        if spec.replicas < 1 or spec.planners < 1 or spec.admissions < 1:
+            raise ConfigError("a fleet has at least one replica, one planner and one admission")
+        if spec.engine not in ENGINES:
+            raise ConfigError(f"unknown engine {spec.engine!r}: {', '.join(ENGINES)}")
+
+    def _take_folder(self) -> Path:
+        """The store, and nobody else's while we use it: two servers on one store would spoil it."""
+        if self.spec.store is None:
+            folder = Path(tempfile.mkdtemp(prefix="slackline-"))
+            self._temporary = True
+            return folder
+        folder = self.spec.store.absolute()
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = self._exit.enter_context((folder / "lock").open("w"))
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ConfigError(f"{folder} is in use by another fleet") from error
+        except OSError as error:
+            raise ConfigError(f"{folder} cannot be used: {error}") from error
+        return folder
+
+    async def _start_nats(self) -> None:
+        port = self.spec.port or free_port()
+        conf = self.folder / "nats-server.conf"
+        conf.write_text("\n".join(server_config(HOST, port, MAX_PAYLOAD_BYTES, self.folder / "jetstream")) + "\n")
+        self.url = f"nats://{HOST}:{port}"
+        self._spawn("nats-server", [str(find_binary()), "--config", str(conf)], dict(os.environ), suffix="log")
+        while not await asyncio.to_thread(greets, self.url):
+            await asyncio.sleep(POLL_S)
+
+    def _environment(self) -> dict[str, str]:
+        spec = self.spec
+        model = "" if spec.engine == "sim" else spec.model
+        given = {
+            "SLACKLINE_POLICY": spec.policy,
+            "SLACKLINE_SETTINGS": json.dumps(dict(spec.settings)) if spec.settings else "",
+            "SLACKLINE_TIERS": spec.tiers,
+            "SLACKLINE_ADMISSION_MODEL": model,
+            "SLACKLINE_WORKER_MODEL": model,
+            "SLACKLINE_WORKER_PROFILE": spec.profile,
+            "SLACKLINE_WORKER_VLLM": json.dumps(dict(spec.vllm)) if spec.vllm else "",
+            "SLACKLINE_WORKER_ADAPTERS": json.dumps(dict(spec.adapters)) if spec.adapters else "",
+        }
+        fixed = {
+            "SLACKLINE_URL": self.url,
+            "SLACKLINE_WORKER_ENGINE": spec.engine,
+            "SLACKLINE_WORKER_PACE": str(spec.pace),
+            "SLACKLINE_WORKER_DRAFT": str(spec.draft),
+            "SLACKLINE_WORKER_ACCEPTANCE": str(spec.acceptance),
+            "SLACKLINE_GATEWAY_HOST": HOST,
+            **{f"SLACKLINE_{s}_DRAIN_S": str(spec.drain_s) for s in ("ADMISSION", "PLANNER", "RELEGATION", "WORKER", "GATEWAY")},
+        }
+        # More threads than cores make a model on the CPU ten times slower.
+        threads = {"OMP_NUM_THREADS": str(max(1, cores() // (2 * spec.replicas)))}
+        return threads | dict(os.environ) | {name: value for name, value in given.items() if value} | fixed | dict(spec.environment)
+
+    def _pools(self, environment: Mapping[str, str]) -> dict[ReplicaId, str]:
+        """Of each replica: those of the policy in turn, as in the simulator; empty where it has none."""
+        chosen = config.load(Chosen, "fleet", environment)
+        pools = registry.make(chosen.policy, chosen.settings).declared.pools
+        return {replica: pools[n % len(pools)] for n, replica in enumerate(self.replicas)}
+
+    def _add(self, service: str, n: int, environment: dict[str, str]) -> None:
+        self._spawn(service if n == 0 else f"{service}-{n + 1}", _service(service), environment)
+
+    def _spawn(self, name: str, command: list[str], environment: dict[str, str], suffix: str = "jsonl") -> None:
+        child = Child(name, command, environment, self.folder / "logs" / f"{name}.{suffix}", self._say)
+        self._children[name] = child
+        keeper = asyncio.create_task(child.keep(), name=f"fleet.{name}")
+        self._keepers.add(keeper)
+        keeper.add_done_callback(self._kept)
+
+    def _kept(self, keeper: asyncio.Task[None]) -> None:
+        if not keeper.cancelled() and (error := keeper.exception()) is not None and not self.failed.done():
+            self.failed.set_exception(error)
+
+    # ------------------------------------------------------------ being ready
+
+    async def _until_ready(self, bus: Bus) -> None:
+        """Every kind of service answers, and planners tell of every replica."""
+        heard: set[ReplicaId] = set()
+        digests = await bus.subscribe(subjects.DIGESTS, Digest, lambda digest, _: heard.add(digest.replica))
+        for service in ("admission", "requests", "planner", "relegation", "worker"):
+            self._awaited = [name for name in self._children if name.startswith("admission" if service == "requests" else service)]
+            while not await _answers(bus, service):
+                await asyncio.sleep(POLL_S)
+        while missing := [replica for replica in self.replicas if replica not in heard]:
+            self._awaited = [f"worker-{replica}" for replica in missing]
+            await asyncio.sleep(POLL_S)
+        await digests.stop()
+
+    async def _until_http(self) -> None:
+        """The gateway has heard of a replica. Its port is kept over restarts."""
+        gateway, self._awaited = self._children["gateway"], ["gateway"]
+        while (address := _address(gateway.said())) is None:
+            await asyncio.sleep(POLL_S)
+        self.http_url = address
+        gateway.environment["SLACKLINE_GATEWAY_PORT"] = address.rpartition(":")[2]
+        async with httpx.AsyncClient(trust_env=False) as http:
+            while not await _is_ready(http, address):
+                await asyncio.sleep(POLL_S)
+
+    async def _until_idle(self) -> None:
+        """No replica has work, by its planner's digests; or drain_s is over, or there is nobody to tell."""
+        busy = set(self.replicas)
+
+        def on_digest(digest: Digest, _: object) -> None:
+            if digest.waiting or digest.running or digest.best_effort:
+                busy.add(digest.replica)
+            else:
+                busy.discard(digest.replica)
+
+        with contextlib.suppress(TimeoutError, SlacklineError):
+            async with asyncio.timeout(self.spec.drain_s), connect(self.url, "slackline-fleet", connect_s=1.0) as bus:
+                await bus.subscribe(subjects.DIGESTS, Digest, on_digest)
+                while busy:
+                    await asyncio.sleep(POLL_S)
+
+    def _still_awaited(self) -> str:
+        late = [self._children[name] for name in self._awaited if name in self._children]
+        return "\n".join(f"{child.name} is still awaited; {child.log} says:\n{child.tail()}" for child in late)
+
+    async def _unless_failed(self, work: Any) -> None:
+        """`work`, or the failure of a process, whichever comes first."""
+        task = asyncio.ensure_future(work)
+        try:
+            await asyncio.wait((task, self.failed), return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                self.failed.result()
+            await task
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    # ------------------------------------------------------------ stop
+
+    async def _stop(self, *, keep_logs: bool = False) -> None:
+        """No new requests over HTTP, what runs may finish, then the rest; admission settles what workers give back, NATS is last.
+
+        Cancelled meanwhile, it kills.
+        """
+        within_s = self.spec.drain_s + KILL_AFTER_S
+        try:
+            for stage in (("gateway",), ("worker",), ("planner", "relegation"), ("admission",), ("nats-server",)):
+                if stage == ("worker",):
+                    await self._until_idle()
+                children = [child for name, child in self._children.items() if name.startswith(stage)]
+                await asyncio.gather(*(child.stop(within_s) for child in children))
+        finally:
+            self.abandon()
+            for keeper in self._keepers:
+                keeper.cancel()
+            await asyncio.gather(*self._keepers, return_exceptions=True)
+            if self._temporary and not keep_logs and not self.failed.done():
+                shutil.rmtree(self.folder, ignore_errors=True)
+            self.failed.cancel()
+            self._exit.close()
+
+
+def devices(spec: FleetSpec, n: int, environment: Mapping[str, str]) -> dict[str, str]:
+    """Of several vLLM workers on one machine each has GPUs of its own, in turn: of those that are visible, or of all."""
+    if spec.engine != "vllm" or spec.replicas == 1:
+        return {}
+    each = int(spec.vllm.get("tensor_parallel_size", 1))
+    visible = [device for device in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if device]
+    if visible and len(visible) < each * spec.replicas:
+        raise ConfigError(f"{spec.replicas} replicas of {each} GPUs need {each * spec.replicas}; CUDA_VISIBLE_DEVICES names {len(visible)}")
+    mine = (visible or [str(device) for device in range(each * spec.replicas)])[n * each : (n + 1) * each]
+    return {"CUDA_VISIBLE_DEVICES": ",".join(mine)}
+
+
+def cores() -> int:
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+
+
+def torch_replicas() -> int:
+    """As many as leave as much of the machine to everything else, and two at most: more show nothing more."""
+    return max(1, min(2, cores() // 2))
+
+
+def free_port() -> int:
+    with socket.create_server((HOST, 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def is_free(port: int) -> bool:
+    try:
+        socket.create_server((HOST, port)).close()
+    except OSError:
+        return False
+    return True
+
+
+def _service(name: str) -> list[str]:
+    return [sys.executable, "-m", f"services.{name}"]
+
+
+async def _answers(bus: Bus, service: str) -> bool:
+    try:
+        await bus.request(f"$SRV.PING.{service}", Pinged(), Pinged, timeout_s=PING_S)
+    except PeerError:
+        return True  # the services API answers in JSON without saying so; that it answers is all we ask
+    except BusError:
+        return False
+    return True
+
+
+def _address(said: str) -> str | None:
+    """What the gateway says of itself in its log."""
+    for line in said.splitlines():
+        if '"service.ready"' in line:
+            address: str = json.loads(line)["address"]
+            return address
+    return None
+
+
+async def _is_ready(http: httpx.AsyncClient, address: str) -> bool:
+    try:
+        return (await http.get(f"{address}/ready")).status_code == httpx.codes.OK
+    except httpx.HTTPError:
+        return False

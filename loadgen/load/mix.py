@@ -1,0 +1,66 @@
+"""The plan of a run: who asks for how much, when, of which tier. The same for the same seed, whoever serves it."""
+
+from collections.abc import Sequence
+from itertools import accumulate
+from random import Random
+from typing import NamedTuple
+
+from loadgen.load.workload import LengthSource
+from shared.tiers import TierSet
+
+IMPORTANT = 10.0  # a paying caller weighs as much as ten others
+
+
+class PlannedRequest(NamedTuple):
+    number: int  # 0, 1, ... in order of arrival
+    arrival_s: float  # of its session, for a later round
+    prompt_tokens: int
+    output_tokens: int
+    tier: str
+    importance: float
+    tenant: str
+    application: str
+    thinking_tokens: int = 0  # of the output
+    session: str = ""  # whose round it is; empty: it stands alone
+    after: int | None = None  # the round of its session that it follows: it is sent when that has ended well
+    pause_s: float = 0.0  # after that; what a tool takes
+
+
+def plan_requests(
+    arrivals_s: Sequence[float], lengths: LengthSource, tiers: TierSet, seed: int, tenants: int = 1, important: float = 0.0
+) -> list[PlannedRequest]:
+    """One planned request per arrival, and the later rounds of its session right after it, at the same instant; the last one is of the
+    tier's `last_round`. `important` is the fraction whose importance is ten times its tier's.
+
+    Each request draws from a generator of its own, (seed, index), so that changing one says nothing about another.
+    """
+    names = list(tiers.tiers)
+    shares = list(accumulate(tier.share for tier in tiers.tiers.values()))
+    plan: list[PlannedRequest] = []
+    for index, arrival_s in enumerate(arrivals_s):
+        rng = Random(f"{seed}/{index}")
+        rank = rng.choices(range(len(names)), cum_weights=shares)[0]
+        weight = IMPORTANT if rng.random() < important else 1.0
+        tenant = f"tenant-{rng.randrange(tenants)}" if tenants > 1 else "default"
+        drawn = lengths.draw(index, rank, rng)
+        rounds, session = (drawn, *drawn.then), f"session-{index}" if drawn.then else ""
+        for turn, of in enumerate(rounds):
+            tier = tiers.tiers[names[rank]].last_round if turn == len(rounds) - 1 else None
+            name, number = tier or names[rank], len(plan)
+            plan.append(
+                PlannedRequest(
+                    number,
+                    arrival_s,
+                    of.prompt_tokens,
+                    of.output_tokens,
+                    name,
+                    weight * tiers.tiers[name].importance,
+                    tenant,
+                    of.application,
+                    thinking_tokens=of.thinking_tokens,
+                    session=session,
+                    after=number - 1 if turn else None,
+                    pause_s=of.pause_s,
+                )
+            )
+    return plan

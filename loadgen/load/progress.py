@@ -1,0 +1,91 @@
+"""Progress of a run: a live table in a terminal, a plain line every few seconds elsewhere."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from loadgen.load.report import percent
+from loadgen.load.tally import Tally
+
+TERMINAL_S, PLAIN_S = 0.5, 5.0  # between two looks
+
+
+class Counts:
+    """Of one tier. Ended outcomes are counted once, so that a look costs what is running, not all that ever ran."""
+
+    def __init__(self) -> None:
+        self.sent = self.ended = self.met = self.relegated = 0
+
+    @property
+    def kept(self) -> str:
+        return percent(self.met / self.ended) if self.ended else "-"
+
+
+class Looker:
+    def __init__(self, tally: Tally, planned: int, duration_s: float, label: str) -> None:
+        self._tally, self._planned, self._duration_s, self._label = tally, planned, duration_s, label
+        self._seen = 0
+        self._open: list[int] = []
+        self.counts = {name: Counts() for name in tally.tiers.tiers}
+
+    def look(self) -> None:
+        outcomes = self._tally.outcomes
+        for number in range(self._seen, len(outcomes)):
+            self.counts[outcomes[number].planned.tier].sent += 1
+            self._open.append(number)
+        self._seen = len(outcomes)
+        still = []
+        for number in self._open:
+            outcome = outcomes[number]
+            if not outcome.ended:
+                still.append(number)
+                continue
+            counts = self.counts[outcome.planned.tier]
+            counts.ended += 1
+            counts.met += outcome.met
+            counts.relegated += outcome.relegated
+        self._open = still
+
+    def table(self, at_s: float) -> Table:
+        out = Table(title=f"{self._label or 'load'}: {min(at_s, self._duration_s):.0f} of {self._duration_s:.0f} s", title_justify="left")
+        out.add_column("tier")
+        for name in ("sent", "running", "ended", "SLO met so far", "relegated"):
+            out.add_column(name, justify="right")
+        for name, c in self.counts.items():
+            out.add_row(name, str(c.sent), str(c.sent - c.ended), str(c.ended), c.kept, str(c.relegated))
+        return out
+
+    def line(self, at_s: float) -> str:
+        tiers = "; ".join(f"{name} {c.sent - c.ended} running, {c.ended} ended, met {c.kept}" for name, c in self.counts.items())
+        return f"{at_s:5.0f} s  {self._seen}/{self._planned} sent  {tiers}"
+
+
+@asynccontextmanager
+async def progress(tally: Tally, planned: int, duration_s: float, label: str, console: Console) -> AsyncIterator[None]:
+    """Shown on `console` while the body runs."""
+    looker, loop = Looker(tally, planned, duration_s, label), asyncio.get_running_loop()
+    begin_s = loop.time()
+
+    async def show() -> None:
+        if not console.is_terminal:
+            while True:
+                await asyncio.sleep(PLAIN_S)
+                looker.look()
+                console.print(looker.line(loop.time() - begin_s), highlight=False, soft_wrap=True)
+        with Live(looker.table(0.0), console=console, auto_refresh=False, transient=True) as live:
+            while True:
+                await asyncio.sleep(TERMINAL_S)
+                looker.look()
+                live.update(looker.table(loop.time() - begin_s), refresh=True)
+
+    task = asyncio.create_task(show(), name="load.progress")
+    try:
+        yield
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task

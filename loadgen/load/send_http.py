@@ -1,0 +1,102 @@
+"""Sends planned requests over HTTP: POST /v1/completions, streaming, as any OpenAI client would."""
+
+from typing import Any
+
+import httpx
+import msgspec
+
+from loadgen.load.send_nats import prompt_ids
+from loadgen.load.tally import Outcome
+from shared.client.client import Now
+from shared.errors import BusError, ConfigError
+from shared.tiers import TierSet
+from shared.vocabulary import FinishReason
+
+
+class HttpSender:
+    """The tier goes by name (for our gateway) and as `service_tier`, its bounds as headers, so that both ends hold the same SLO.
+
+    HTTP has no word for "the model would stop here": the output's length is asked for as max_tokens, which the server then knows.
+    """
+
+    def __init__(self, url: str, model: str | None, tiers: TierSet, clock: Now, *, seed: int) -> None:
+        if not url.startswith(("http://", "https://")):
+            raise ConfigError(f"--http `{url}`: expected http://HOST:PORT")
+        self._http = httpx.AsyncClient(
+            base_url=url, timeout=httpx.Timeout(None, connect=10.0), limits=httpx.Limits(max_connections=None, max_keepalive_connections=64)
+        )
+        self._model = model
+        self._tiers = tiers
+        self._clock = clock
+        self._seed = seed
+
+    async def check(self) -> None:
+        """Raises BusError if nothing answers at the address; any status will do."""
+        try:
+            await self._http.get("/health")
+        except httpx.HTTPError as error:
+            raise BusError(f"nothing answers at {self._http.base_url} ({error}): start a fleet with `slackline up`") from error
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def send(self, outcome: Outcome) -> None:
+        """Until the answer has ended. Cancelling this closes the connection, which cancels the request."""
+        planned, slo = outcome.planned, outcome.slo
+        bounds = {"x-llm-d-slo-ttft-ms": slo.ttft_s, "x-llm-d-slo-tpot-ms": slo.tbt_s, "x-slackline-slo-ttlt-ms": slo.ttlt_s}
+        headers = {name: f"{1000 * bound_s:g}" for name, bound_s in bounds.items() if bound_s is not None}
+        headers["x-llm-d-inference-fairness-id"] = planned.tenant
+        headers["x-slackline-tier"] = planned.tier
+        headers["x-slackline-application"] = planned.application
+        body: dict[str, Any] = {
+            "prompt": prompt_ids(self._seed, planned.number, planned.prompt_tokens),
+            "max_tokens": planned.output_tokens,
+            "temperature": 0,
+            "priority": round(planned.importance - 1),  # the gateway's weight is priority + 1
+            "ignore_eos": True,
+            "stream": True,
+            "return_token_ids": True,
+        }
+        if self._model is not None:
+            body["model"] = self._model
+        service_tier = self._tiers.tiers[planned.tier].service_tier
+        if service_tier is not None:
+            body["service_tier"] = service_tier
+        try:
+            async with self._http.stream("POST", "/v1/completions", json=body, headers=headers) as response:
+                if response.status_code != httpx.codes.OK:
+                    self._refused(outcome, response.status_code, await response.aread())
+                    return
+                async for line in response.aiter_lines():
+                    if line.startswith("data:"):
+                        self._hear(outcome, line[5:].strip())
+            outcome.end("error", "the answer broke off without an end")
+        except (httpx.HTTPError, msgspec.DecodeError) as error:
+            outcome.end("error", f"{type(error).__name__}: {error}")
+
+    def _refused(self, outcome: Outcome, status: int, raw: bytes) -> None:
+        try:
+            error = msgspec.json.decode(raw)["error"]
+            outcome.refuse(str(error.get("code") or status), str(error.get("message", "")))
+        except (msgspec.DecodeError, KeyError, TypeError, AttributeError):
+            outcome.end("error", f"HTTP {status}: {raw[:200].decode(errors='replace')}")
+
+    def _hear(self, outcome: Outcome, data: str) -> None:
+        """One server-sent event. Its tokens are counted by `token_ids`; where a server has none, a piece of text counts as one."""
+        if data == "[DONE]":
+            return
+        chunk = msgspec.json.decode(data)
+        if not isinstance(chunk, dict):
+            outcome.end("error", f"not a completion: {data[:200]}")
+            return
+        if error := chunk.get("error"):
+            outcome.refuse(str(error.get("code")), str(error.get("message")))
+            return
+        now_unix_s = self._clock.unix_s()
+        asked_for = self._tiers.tiers[outcome.planned.tier].service_tier
+        outcome.relegated = outcome.relegated or (chunk.get("service_tier") == "flex" and asked_for != "flex")
+        for choice in chunk.get("choices", ()):
+            token_ids = choice.get("token_ids")
+            outcome.emit(len(token_ids) if token_ids is not None else int(bool(choice.get("text"))), now_unix_s)
+            if reason := choice.get("finish_reason"):
+                outcome.end(reason if reason in tuple(FinishReason) else FinishReason.FAILED)

@@ -1,0 +1,93 @@
+"""Sends planned requests over NATS. Per token: one callback, no task."""
+
+from collections.abc import Callable
+from random import Random
+from uuid import uuid4
+
+from loadgen.load.mix import PlannedRequest
+from loadgen.load.tally import Outcome
+from shared.client.client import Client, Now
+from shared.errors import PeerError, SlacklineError
+from shared.schemas import Delta, End, GenerateRequest, Sampling, Status, StreamEvent
+from shared.vocabulary import ServiceClass
+
+PRINTABLE = bytes(32 + value % 95 for value in range(256))
+
+
+def prompt_ids(seed: int, number: int, tokens: int) -> list[int]:
+    """Random printable bytes as token ids 32..126; the same for the same request of the same run."""
+    return list(Random(f"{seed}/{number}/prompt").randbytes(tokens).translate(PRINTABLE))
+
+
+def cap_tokens(longest_output: int, context_tokens: int, prompt_tokens: int) -> int:
+    """max_tokens: the same for all requests, so that it does not tell how long an answer will be; within the context."""
+    return max(1, min(-(-longest_output // 1024) * 1024, context_tokens - prompt_tokens))
+
+
+class NatsSender:
+    """`sampling.output_tokens` ends the answer where the plan says; the planner sees only max_tokens. `prompts`: None for random ones."""
+
+    def __init__(
+        self,
+        client: Client,
+        clock: Now,
+        *,
+        seed: int,
+        longest_output: int,
+        context_tokens: int,
+        prompts: Callable[[PlannedRequest], list[int]] | None = None,
+    ) -> None:
+        self._client = client
+        self._clock = clock
+        self._prompts = prompts or (lambda planned: prompt_ids(seed, planned.number, planned.prompt_tokens))
+        self._longest_output = longest_output
+        self._context_tokens = context_tokens
+        self._run = uuid4().hex[:12]  # ids of another run must not attach to this one's
+
+    async def send(self, outcome: Outcome) -> None:
+        """Until the request has ended. Cancelling this cancels the request itself."""
+        planned = outcome.planned
+        request = GenerateRequest(
+            request_id=f"load-{self._run}-{planned.number}",
+            tenant=planned.tenant,
+            token_ids=self._prompts(planned),
+            sampling=Sampling(
+                max_tokens=cap_tokens(self._longest_output, self._context_tokens, planned.prompt_tokens),
+                output_tokens=planned.output_tokens,
+                thinking_tokens=planned.thinking_tokens,
+                ignore_eos=True,
+                temperature=0.0,
+            ),
+            slo=outcome.slo,
+            importance=planned.importance,
+            application=planned.application,
+            session=planned.session,
+        )
+        try:
+            handle = await self._client.submit(request, planned.tier, sink=self._sink(outcome))
+            del request  # prompts of thousands of running requests would be the most of our memory
+            try:
+                await handle.wait()
+            except BaseException:
+                await handle.cancel("the load generator stopped")
+                raise
+        except PeerError as error:
+            outcome.refuse(error.code, error.message)
+        except SlacklineError as error:
+            outcome.end("error", str(error))
+
+    def _sink(self, outcome: Outcome) -> Callable[[StreamEvent], None]:
+        now = self._clock.unix_s
+
+        def hear(event: StreamEvent) -> None:
+            if isinstance(event, Delta):
+                outcome.emit(len(event.tokens), now())
+            elif isinstance(event, Status):
+                outcome.relegated = outcome.relegated or event.service_class is ServiceClass.BEST_EFFORT
+            elif isinstance(event, End):
+                verdict = event.verdict
+                outcome.server_met = verdict.slo_met
+                outcome.relegated = outcome.relegated or verdict.relegated
+                outcome.end(verdict.finish_reason, verdict.message)
+
+        return hear

@@ -1,0 +1,86 @@
+"""What became of each request of a run, as its client saw it."""
+
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from loadgen.load.mix import PlannedRequest
+from shared.tiers import TierSet
+from shared.vocabulary import FinishReason, Measure, Slo
+
+GOOD_ENDS = (FinishReason.STOP, FinishReason.LENGTH)
+# What a server says when it has no room, as against when it was asked for something impossible.
+NO_ROOM = frozenset({"slow_down", "resource_unavailable", "server_is_overloaded"})
+
+
+class Outcome:
+    """One request, from its sending on. Mutable: senders write in it as events come."""
+
+    __slots__ = (
+        "ended", "gaps_s", "lateness_s", "measure", "message", "planned", "relegated", "sent_unix_s", "server_met", "slo",
+    )  # fmt: skip
+
+    def __init__(self, planned: PlannedRequest, slo: Slo, sent_unix_s: float, lateness_s: float, gaps_s: "array[float]") -> None:
+        self.planned = planned
+        self.slo = slo
+        self.sent_unix_s = sent_unix_s
+        self.lateness_s = lateness_s  # sent this much after it was due
+        self.measure = Measure.begin(slo, sent_unix_s)
+        self.gaps_s = gaps_s  # of all requests of the tier; tokens that came together are 0 apart
+        self.ended = ""  # running; then a FinishReason, `error`, or `unfinished` when the run stopped waiting
+        self.server_met: bool | None = None  # the server's own verdict
+        self.relegated = False
+        self.message = ""
+
+    def emit(self, n: int, at_unix_s: float) -> None:
+        if n <= 0:
+            return
+        before = self.measure
+        self.measure = before.emit(n, at_unix_s, self.slo, self.planned.thinking_tokens)
+        if before.tokens:
+            self.gaps_s.append(at_unix_s - before.last_unix_s)
+        for _ in range(n - 1):
+            self.gaps_s.append(0.0)
+
+    def end(self, ended: str, message: str = "") -> None:
+        """The first end counts."""
+        if not self.ended:
+            self.ended, self.message = ended, message
+
+    def refuse(self, code: str, message: str) -> None:
+        self.end(FinishReason.REFUSED if code in NO_ROOM else "error", f"{code}: {message}")
+
+    @property
+    def finished(self) -> bool:
+        return self.ended in GOOD_ENDS
+
+    @property
+    def met(self) -> bool:
+        """By definition `deadline`, at the client, from the instant of sending."""
+        return self.finished and self.measure.met(self.slo, self.sent_unix_s)
+
+    @property
+    def ttft_s(self) -> float | None:
+        return self.measure.first_unix_s - self.sent_unix_s if self.measure.tokens else None
+
+    @property
+    def ttlt_s(self) -> float | None:
+        return self.measure.last_unix_s - self.sent_unix_s if self.finished and self.measure.tokens else None
+
+
+@dataclass(slots=True)
+class Tally:
+    """All of a run."""
+
+    tiers: TierSet
+    outcomes: list[Outcome] = field(default_factory=list)
+    gaps_s: Mapping[str, "array[float]"] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.gaps_s = {name: array("f") for name in self.tiers.tiers}
+
+    def begin(self, planned: PlannedRequest, sent_unix_s: float, lateness_s: float) -> Outcome:
+        slo = self.tiers.tiers[planned.tier].slo
+        outcome = Outcome(planned, slo, sent_unix_s, lateness_s, self.gaps_s[planned.tier])
+        self.outcomes.append(outcome)
+        return outcome

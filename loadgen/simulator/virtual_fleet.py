@@ -1,0 +1,228 @@
+"""A fleet in virtual time: records in a dict, admission's and relegation's cores, and replicas; steps take stated latencies.
+
+It does what the live shells do (services/admission, services/relegation, shared/store/place.py), in the same order, where nothing
+is lost and nobody dies: so every compare-and-set that is ours succeeds, and no offer is ever in doubt.
+
+Digests come as often as live ones where they take time to come. Where they take none, those are left out that nobody would look at:
+one is asked for when a request arrives, or somebody waits for a place, unless the last is younger than that interval.
+"""
+
+from array import array
+from collections.abc import Callable, Sequence
+from random import Random
+
+from loadgen.simulator.latency import Latency
+from loadgen.simulator.timeline import Alarm, Timeline
+from loadgen.simulator.virtual_replica import VirtualReplica
+from shared.core import admission, relegation
+from shared.core.admission import AdmissionCore, AdmissionEvent, AdmissionSettings, as_offer
+from shared.core.debits import Route
+from shared.core.moves import after_attempt, placed_at, relegated
+from shared.core.relegation import RelegationCore, RelegationEvent, RelegationSettings
+from shared.core.verdict import ended
+from shared.schemas import AttemptOver, Body, Digest, OfferAnswer, Record
+from shared.vocabulary import FinishReason, RequestKey, ServiceClass
+
+ADMISSION, RELEGATION = "admission", "relegation"  # owners of records
+
+
+class VirtualFleet:
+    """`on_end` hears of each record that ended, once."""
+
+    def __init__(
+        self,
+        timeline: Timeline,
+        latency: Latency,
+        route: Route,
+        rng: Random,
+        on_end: Callable[[Record], None],
+        *,
+        admission_settings: AdmissionSettings | None = None,
+        relegation_settings: RelegationSettings | None = None,
+        keep_times: bool = False,
+    ) -> None:
+        self._timeline, self._latency, self._on_end, self._keep_times = timeline, latency, on_end, keep_times
+        self._asked = latency.digest_s == 0.0  # digests come when they are wanted
+        self._looking = False  # somebody waits, so the next look is on the timeline
+        self._said_s: dict[str, float] = {}
+        self._admission = AdmissionCore(route, rng, admission_settings)
+        self._relegation = RelegationCore(relegation_settings)
+        self._admission_alarm = Alarm(timeline, self._admission.wake_at_unix_s, lambda: self._admit(admission.Tick()))
+        self._relegation_alarm = Alarm(timeline, self._relegation.wake_at_unix_s, lambda: self._pool(relegation.Tick()))
+        self._replicas: dict[str, VirtualReplica] = {}
+        self._records: dict[RequestKey, Record] = {}
+        self._bodies: dict[RequestKey, Body] = {}
+        self.offloaded = 0
+        self.times: dict[RequestKey, array[float]] = {}
+
+    def start(self, replicas: Sequence[VirtualReplica]) -> None:
+        """Every digest is known at once; then they come evenly spread."""
+        every_s = self._latency.digest_every_s
+        for i, replica in enumerate(replicas):
+            self._replicas[replica.id] = replica
+            self._heard(replica.digest())
+            if not self._asked:
+                self._timeline.after(every_s * (i + 1) / len(replicas), self._say_digest, replica)
+
+    # ------------------------------------------------------------ what replicas ask (virtual_replica.Store)
+
+    def record(self, key: RequestKey) -> Record:
+        return self._records[key]
+
+    def body(self, key: RequestKey) -> Body:
+        return self._bodies[key]
+
+    def token_times(self, key: RequestKey) -> "array[float]":
+        return self.times[key]
+
+    def over(self, replica: VirtualReplica, over: AttemptOver) -> None:
+        """Admission's settle."""
+        record = self._records[over.key]
+        self.offloaded += over.why == "offloaded"
+        assert (record.attempt, record.replica, record.incarnation) == (over.attempt, over.replica, over.incarnation)
+        after = self._write(after_attempt(record, over, ADMISSION, self._timeline.now_s))
+        if after.state == "relegated":
+            self._timeline.after(self._latency.hint_s, self._hinted, after.key)
+        elif after.verdict is None:
+            self._admit(admission.Opened(after))
+
+    # ------------------------------------------------------------ admission
+
+    def receive(self, record: Record, body: Body) -> None:
+        """A new request: its first place is chosen before its record is written. Refused if too many are open."""
+        now_s = self._timeline.now_s
+        if self._asked:
+            self._look()
+        self.times[record.key] = array("d")
+        if self._admission.full():
+            refused = ended(
+                record, FinishReason.REFUSED, record.resume, now_s, message="too many requests are under way", retry_after_s=1.0
+            )
+            del self.times[record.key]
+            self._on_end(refused)
+            return
+        picked = self._admission.pick(as_offer(record, ServiceClass.STANDARD), now_unix_s=now_s)
+        self._bodies[record.key] = body
+        if picked is not None:
+            record = placed_at(record, ADMISSION, *picked, ServiceClass.STANDARD)
+        self._timeline.after(self._latency.create_s, self._created, record, now_s)
+
+    def _created(self, record: Record, received_s: float) -> None:
+        self._records[record.key] = record
+        if record.replica is None:
+            self._admit(admission.Opened(record))
+        else:
+            self._admission.placed(record, now_unix_s=received_s)
+            self._offer(record, self._admission_answered)
+
+    def _admit(self, event: AdmissionEvent) -> None:
+        for action in self._admission.handle(event, now_unix_s=self._timeline.now_s):
+            self._timeline.after(self._latency.change_s, self._admission_step, action)
+        self._admission_alarm.reset()
+        self._look_again()
+
+    def _admission_step(self, action: admission.AdmissionAction) -> None:
+        record = self._records[action.key]
+        match action:
+            case admission.Place(_, _, replica, incarnation):
+                self._offer(
+                    self._write(placed_at(record, ADMISSION, replica, incarnation, ServiceClass.STANDARD)), self._admission_answered
+                )
+                return
+            case admission.Relegate():
+                self._write(relegated(record))
+                self._timeline.after(self._latency.hint_s, self._hinted, record.key)
+            case admission.Refuse(_, reason, retry_after_s):
+                now_s = self._timeline.now_s
+                self._write(ended(record, FinishReason.REFUSED, record.resume, now_s, message=reason, retry_after_s=retry_after_s))
+        self._admit(admission.Gone(action.key))
+
+    def _admission_answered(self, record: Record, answer: OfferAnswer) -> None:
+        assert record.replica is not None
+        if answer.accepted:
+            self._admit(admission.Taken(record.key, record.attempt))
+        else:
+            self._admit(admission.Declined(record.key, record.attempt, record.replica, answer.earliest_s))
+
+    # ------------------------------------------------------------ relegation
+
+    def _hinted(self, key: RequestKey) -> None:
+        record = self._records.get(key)
+        if record is not None and record.state == "relegated":
+            self._pool(relegation.Queued(record))
+
+    def _pool(self, event: RelegationEvent) -> None:
+        for action in self._relegation.handle(event, now_unix_s=self._timeline.now_s):
+            self._timeline.after(self._latency.change_s, self._relegation_step, action)
+        self._relegation_alarm.reset()
+        self._look_again()
+
+    def _relegation_step(self, action: relegation.RelegationAction) -> None:
+        record = self._records[action.key]
+        match action:
+            case relegation.Place(_, replica, incarnation, service_class):
+                self._offer(self._write(placed_at(record, RELEGATION, replica, incarnation, service_class)), self._relegation_answered)
+            case relegation.Expire(key):
+                self._write(ended(record, FinishReason.EXPIRED, record.resume, self._timeline.now_s))
+                self._pool(relegation.Gone(key))
+
+    def _relegation_answered(self, record: Record, answer: OfferAnswer) -> None:
+        assert record.replica is not None
+        if answer.accepted:
+            self._pool(relegation.Taken(record.key))
+        else:
+            self._timeline.after(self._latency.change_s, self._back_in_pool, record)
+
+    def _back_in_pool(self, record: Record) -> None:
+        assert record.replica is not None
+        self._write(relegated(self._records[record.key]))
+        self._pool(relegation.Declined(record.key, record.replica))
+
+    # ------------------------------------------------------------ both
+
+    def _offer(self, record: Record, answered: Callable[[Record, OfferAnswer], None]) -> None:
+        assert record.replica is not None
+        replica, offer = self._replicas[record.replica], as_offer(record, record.service_class)
+        self._timeline.after(self._latency.offer_s, replica.offer, offer, lambda answer: answered(record, answer))
+
+    def _write(self, record: Record) -> Record:
+        self._records[record.key] = record
+        if record.verdict is not None:
+            del self._records[record.key], self._bodies[record.key]
+            if not self._keep_times:
+                del self.times[record.key]
+            self._on_end(record)
+        return record
+
+    def _look_again(self) -> None:
+        """While a request waits for a place, or in the pool, digests are wanted at the pace of live ones."""
+        if self._asked and not self._looking and (self._relegation.waiting or self._admission.wake_at_unix_s() is not None):
+            self._looking = True
+            self._timeline.after(self._latency.digest_every_s, self._look_on)
+
+    def _look_on(self) -> None:
+        self._looking = False
+        self._look()
+        self._look_again()
+
+    def _look(self) -> None:
+        """Ask every replica whose last digest is too old."""
+        now_s = self._timeline.now_s
+        for replica in self._replicas.values():
+            if now_s - self._said_s.get(replica.id, -1.0) >= self._latency.digest_every_s:
+                self._heard(replica.digest())
+
+    def _say_digest(self, replica: VirtualReplica) -> None:
+        self._timeline.after(self._latency.digest_s, self._heard, replica.digest())
+        self._timeline.after(self._latency.digest_every_s, self._say_digest, replica)
+
+    def _heard(self, digest: Digest) -> None:
+        self._said_s[digest.replica] = digest.at_unix_s
+        self._admit(admission.Heard(digest))
+        self._pool(relegation.Heard(digest))
+
+    def check(self) -> None:
+        """Raises AssertionError unless every core's books balance."""
+        self._admission.check()
+        for replica in self._replicas.values():
+            replica.check()

@@ -1,0 +1,210 @@
+"""One replica in virtual time: the planner's core and a worker, joined as their live shells join them.
+
+With no latency it leaps. While the policy's choice stays right (Choice.repeats) and nobody's prefill or output ends, iterations differ
+by their contexts alone: their ends are worked out beforehand and stand on the timeline as one event. Whoever wants to know the replica, or
+tell it something, in the meantime finds it as it is at that instant; if what he tells makes the choice stale, the leap ends with the
+iteration then under way. tests/loadgen/simulator/test_leap.py holds it to the run without leaps.
+"""
+
+from array import array
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from loadgen.simulator.latency import Latency
+from loadgen.simulator.timeline import Alarm, Timeline
+from loadgen.simulator.virtual_worker import VirtualWorker
+from shared.core.replica import ReplicaCore, ReplicaSettings
+from shared.core.replica_events import (
+    Acked,
+    Answer,
+    HoldDone,
+    Leapt,
+    NeedResync,
+    Offered,
+    ReplicaEvent,
+    SendHold,
+    SendPlan,
+    Synced,
+    Tick,
+)
+from shared.perf.iteration_time import Profile
+from shared.policy.acceptance import Acceptance
+from shared.policy.seam import Policy
+from shared.schemas import Announce, AttemptOver, BatchPlan, Body, Digest, Hold, Offer, OfferAnswer, PlanAck, Record
+from shared.vocabulary import ReplicaId, RequestKey
+
+Reply = Callable[[OfferAnswer], None]
+
+LEAP_MOST = 4096  # iterations; whoever is told of a leap in the midst of it copies its rest
+
+
+class Store(Protocol):
+    """What a replica asks of the rest of the fleet."""
+
+    def record(self, key: RequestKey) -> Record: ...
+
+    def body(self, key: RequestKey) -> Body: ...
+
+    def token_times(self, key: RequestKey) -> "array[float]":
+        """Where the instants of this request's tokens are kept."""
+
+    def over(self, replica: "VirtualReplica", over: AttemptOver) -> None:
+        """An attempt is over; its ack is stored."""
+
+
+class VirtualReplica:
+    """Nothing is lost here, so a resync or a refused plan is a bug of the cores."""
+
+    def __init__(
+        self,
+        announce: Announce,
+        policy: Policy,
+        profile: Profile,
+        draft: Profile | None,
+        acceptance: Acceptance,
+        timeline: Timeline,
+        latency: Latency,
+        store: Store,
+        *,
+        hand_back: bool,
+        leaps: bool = True,
+    ) -> None:
+        self.id: ReplicaId = announce.replica
+        self._timeline, self._latency, self._store = timeline, latency, store
+        self._leaps = leaps and latency.depth == 1 and latency.plan_s == latency.ack_s == 0.0
+        settings = ReplicaSettings(depth=latency.depth, lead_s=latency.lead_s, hand_back=hand_back)
+        self.core = ReplicaCore(policy, profile, epoch=1, settings=settings, draft=draft)
+        self.worker = VirtualWorker(announce, profile, draft, acceptance)
+        self._alarm = Alarm(timeline, self.core.wake_at_unix_s, self._tick)
+        self._offers: list[Offer] = []
+        self._replies: dict[tuple[RequestKey, int], Reply] = {}
+        self._plan_came_s: deque[float] = deque()  # of plans not yet done, in order
+        self._last_end_s = 0.0
+        self._work_since_s = 0.0
+        # The iteration under way, and those that may follow it: their ends and lengths. `_serial` tells an old event from a new one.
+        self._began_s = 0.0
+        self._ends_s: list[float] = []
+        self._exec_s: list[float] = []
+        self._serial = 0
+        self.preempted = 0
+        self._feed(Synced(announce, 1, 1, 0, ()))
+
+    # ------------------------------------------------------------ the planner's shell
+
+    def offer(self, offer: Offer, reply: Reply) -> None:
+        """Offers that come at one instant are decided together."""
+        self._replies[offer.key, offer.attempt] = reply
+        self._offers.append(offer)
+        if len(self._offers) == 1:
+            self._timeline.after(0.0, self._decide)
+
+    def _decide(self) -> None:
+        offers, self._offers = self._offers, []
+        self._feed(Offered(offers))
+
+    def _tick(self) -> None:
+        self._feed(Tick())
+
+    def digest(self) -> Digest:
+        self.settle()
+        digest = self.core.digest(planner="planner", now_unix_s=self._timeline.now_s)
+        assert digest is not None
+        return digest
+
+    def _feed(self, event: ReplicaEvent) -> None:
+        timeline, latency = self._timeline, self._latency
+        if len(self._ends_s) > 1:
+            self.settle()
+        for action in self.core.handle(event, now_unix_s=timeline.now_s):
+            match action:
+                case SendPlan(plan):
+                    if latency.plan_s:
+                        timeline.after(latency.plan_s, self._plan_comes, plan)
+                    else:
+                        self._plan_comes(plan)
+                case SendHold(hold):
+                    timeline.after(latency.hold_s, self._hold_comes, hold)
+                case Answer(key, attempt, answer):
+                    timeline.after(latency.answer_s, self._replies.pop((key, attempt)), answer)
+                case NeedResync(reason):
+                    raise AssertionError(f"{self.id} at {timeline.now_s} s: {reason}")
+        if len(self._ends_s) > 1 and self.core.repeats == 1:
+            self._cut()
+        self._alarm.reset()
+
+    # ------------------------------------------------------------ the worker's shell
+
+    def _hold_comes(self, hold: Hold) -> None:
+        record, body = self._store.record(hold.key), self._store.body(hold.key)
+        if not self.worker.held:
+            self._work_since_s = self._timeline.now_s
+        answer = self.worker.hold(hold, record, body, self._store.token_times(hold.key))
+        done = HoldDone(hold.slot, answer.held, answer.reason, answer.in_doubt)
+        self._timeline.after(self._latency.held_s, self._feed, done)
+
+    def _plan_comes(self, plan: BatchPlan) -> None:
+        self._plan_came_s.append(self._timeline.now_s)
+        self.preempted += len(plan.preempted) // 4
+        self.worker.plan(plan)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """The engine: begin the next plan, unless one runs or there is none."""
+        if self.worker.running or (exec_s := self.worker.begin()) is None:
+            return
+        now_s = self._began_s = self._timeline.now_s
+        alike = self.worker.alike(min(self.core.repeats, LEAP_MOST)) if self._leaps else []
+        self._exec_s = alike if len(alike) > 1 else [exec_s]
+        self._ends_s = []
+        for each_s in self._exec_s:
+            now_s += each_s
+            self._ends_s.append(now_s)
+        self._serial += 1
+        self._timeline.at(now_s, self._end, self._serial)
+
+    def settle(self) -> None:
+        """Tell of the iterations of a leap that have ended by now; the one under way stays, as if its plan had just come."""
+        done = min(bisect_right(self._ends_s, self._timeline.now_s), len(self._ends_s) - 1)
+        if done <= 0:
+            return
+        ends_s, exec_s = self._ends_s[:done], sum(self._exec_s[:done])
+        self._ends_s, self._exec_s = self._ends_s[done:], self._exec_s[done:]
+        self._began_s = self._last_end_s = ends_s[-1]
+        self.worker.leap(ends_s, exec_s)
+        self.core.handle(Leapt(done, ends_s[-1], exec_s), now_unix_s=ends_s[-1])
+
+    def _cut(self) -> None:
+        """The leap ends with the iteration under way."""
+        self._ends_s, self._exec_s = self._ends_s[:1], self._exec_s[:1]
+        self._serial += 1
+        self._timeline.at(self._ends_s[0], self._end, self._serial)
+
+    def _end(self, serial: int) -> None:
+        if serial != self._serial:
+            return
+        self.settle()
+        now_s, idle_s, began_s, exec_s = self._timeline.now_s, 0.0, self._began_s, self._exec_s[-1]
+        came_s = self._plan_came_s.popleft()
+        if self.worker.worked:
+            idle_s = max(0.0, came_s - max(self._last_end_s, self._work_since_s))
+            self._last_end_s = now_s
+        self._ends_s = []
+        ack, overs = self.worker.finish(started_unix_s=began_s, ended_unix_s=now_s, exec_s=exec_s, idle_s=idle_s)
+        self._stored(ack, overs)
+        self._go_on()
+
+    def _stored(self, ack: PlanAck, overs: list[AttemptOver]) -> None:
+        latency = self._latency
+        if latency.ack_s:
+            self._timeline.after(latency.ack_s, self._feed, Acked(ack))
+        else:
+            self._feed(Acked(ack))
+        for over in overs:
+            self._timeline.after(latency.ack_s + latency.over_s, self._store.over, self, over)
+
+    def check(self) -> None:
+        """Raises AssertionError unless the books balance."""
+        self.core.check()
+        self.worker.check()

@@ -1,0 +1,193 @@
+"""From an HTTP request to GenerateRequests: who asks (headers), for what (body), by when (tier or SLO headers)."""
+
+import math
+from collections.abc import Mapping
+from hashlib import sha256
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from services.gateway.asking import StreamOptions
+from services.gateway.chats import ChatBody
+from services.gateway.completions import CompletionBody
+from services.gateway.dialect import Dialect
+from shared import subjects
+from shared.client.client import new_request_id
+from shared.errors import PeerError
+from shared.schemas import GenerateRequest, Sampling
+from shared.tiers import TierSet
+from shared.vocabulary import Slo
+
+REQUESTS_LIMIT = 64  # of one HTTP request: prompts times choices
+TOP_K_LIMIT = 1_000_000  # more than any vocabulary has
+REQUEST_ID = "x-request-id"
+TENANT = "x-llm-d-inference-fairness-id"
+TIER_HEADERS = ("x-slackline-tier", "x-llm-d-inference-objective")  # the first one present counts
+APPLICATION = "x-slackline-application"
+ALLOW_RELEGATION = "x-slackline-allow-relegation"
+# Bound of the SLO -> headers that give it in milliseconds, the first one present counts.
+SLO_HEADERS = {
+    "ttft_s": ("x-llm-d-slo-ttft-ms", "x-slo-ttft-ms"),
+    "tbt_s": ("x-llm-d-slo-tpot-ms", "x-slo-tpot-ms"),
+    "ttlt_s": ("x-slackline-slo-ttlt-ms",),
+    "thinking_tbt_s": ("x-slackline-slo-thinking-tpot-ms",),
+}
+
+
+class Ask(NamedTuple):
+    """One answer as asked for. `requests`: one for each choice, `n` for each prompt, in order of their index; they share the rest.
+
+    `service_tier` is what to echo while no request has been relegated.
+    """
+
+    request_id: str  # of the whole; choice 0 has the same
+    requests: list[GenerateRequest]
+    n: int
+    tier: str
+    service_tier: str
+    flex: bool
+    stream: bool
+    include_usage: bool
+    usage_so_far: bool  # with every chunk, too
+    dialect: Dialect
+
+    @property
+    def model(self) -> str | None:
+        return self.requests[0].model
+
+    @property
+    def tenant(self) -> str:
+        return self.requests[0].tenant
+
+
+def read_request_id(headers: Mapping[str, str]) -> str:
+    """The client's own, or a new one. Raises PeerError for one that could not be part of a subject."""
+    given = headers.get(REQUEST_ID)
+    return new_request_id() if given is None else subjects.check_id(given, REQUEST_ID)
+
+
+def read_slo(headers: Mapping[str, str]) -> Slo | None:
+    """The request's own SLO. One that names any bound has only the bounds it names; None: the tier's SLO holds.
+
+    Raises PeerError for anything but a positive, finite number of milliseconds.
+    """
+    bounds: dict[str, float] = {}
+    for bound, names in SLO_HEADERS.items():
+        for name in names:
+            if bound in bounds or name not in headers:
+                continue
+            try:
+                value_ms = float(headers[name])
+            except ValueError:
+                value_ms = math.nan
+            if not 0 < value_ms < math.inf:
+                raise PeerError(f"{name} must be a positive number of milliseconds", code="invalid_value", param=name)
+            bounds[bound] = value_ms / 1000
+    return Slo(**bounds) if bounds else None
+
+
+def importance_of(priority: int | None) -> float:
+    """vLLM's integer (0 is usual, higher matters more here) as a weight: ... -1 -> 1/2, 0 -> 1, 1 -> 2, 2 -> 3 ..."""
+    p = priority or 0
+    return 1.0 + p if p >= 0 else 1.0 / (1 - p)
+
+
+def read_flag(headers: Mapping[str, str], name: str, default: bool) -> bool:
+    """`true` or `false`. Raises PeerError for anything else."""
+    given = headers.get(name, "true" if default else "false").lower()
+    if given not in ("true", "false"):
+        raise PeerError(f"{name} must be true or false", code="invalid_value", param=name)
+    return given == "true"
+
+
+def read_tier(headers: Mapping[str, str], service_tier: str | None, tiers: TierSet) -> tuple[str, str]:
+    """The tier, and what to call it in the answer: as it was asked for, where it was. Headers go before the body.
+
+    Raises PeerError, naming the header or the field.
+    """
+    for name in TIER_HEADERS:
+        if name in headers:
+            tier = headers[name]
+            try:
+                return tier, tiers.named(tier).service_tier or tier
+            except PeerError as error:
+                raise PeerError(error.message, code=error.code, param=name) from None
+    tier = tiers.for_service_tier(service_tier)
+    asked = service_tier if service_tier not in (None, "auto") else None
+    return tier, asked or tiers.named(tier).service_tier or tier
+
+
+def read_ask(headers: Mapping[str, str], body: CompletionBody | ChatBody, request_id: str, tiers: TierSet) -> Ask:
+    """Raises PeerError, naming the field or the header at fault. What depends on the model is left to admission."""
+    tier, service_tier = read_tier(headers, body.service_tier, tiers)
+    prompts, n = body.prompts, body.n or 1
+    if len(prompts) * n > REQUESTS_LIMIT:
+        param = "prompt" if len(prompts) > REQUESTS_LIMIT else "n"
+        raise PeerError(f"{len(prompts)} prompts with {n} choices each are more than {REQUESTS_LIMIT}", code="invalid_value", param=param)
+    options = body.stream_options or StreamOptions()
+    tenant = subjects.check_id(headers.get(TENANT, "default"), TENANT)
+    sampling, slo, importance = sampling_of(body), read_slo(headers), importance_of(body.priority)
+    application, session = headers.get(APPLICATION, "")[:128], body.session
+    allow_relegation = read_flag(headers, ALLOW_RELEGATION, True)
+    requests = [
+        GenerateRequest(
+            request_id=id_of_choice(request_id, at * n + choice),
+            tenant=tenant,
+            model=body.model,
+            prompt=prompt.text,
+            token_ids=prompt.token_ids,
+            messages=prompt.messages,
+            sampling=replace(sampling, seed=seed_of_choice(sampling.seed, choice)),
+            slo=slo,
+            importance=importance,
+            application=application,
+            session=session,
+            allow_relegation=allow_relegation,
+        )
+        for at, prompt in enumerate(prompts)
+        for choice in range(n)
+    ]
+    return Ask(
+        request_id=request_id,
+        requests=requests,
+        n=n,
+        tier=tier,
+        service_tier=service_tier,
+        flex=tiers.named(tier).service_tier == "flex",
+        stream=bool(body.stream),
+        include_usage=bool(options.include_usage),
+        usage_so_far=bool(options.include_usage and options.continuous_usage_stats),
+        dialect=body.dialect,
+    )
+
+
+def id_of_choice(request_id: str, index: int) -> str:
+    """Choice 0 keeps the id. For the others a digest of it stands in front of their number: a name that no client has by chance."""
+    return request_id if index == 0 else f"{sha256(request_id.encode()).hexdigest()[:48]}-{index}"
+
+
+def seed_of_choice(seed: int | None, choice: int) -> int | None:
+    """Choice i of a prompt draws with seed + i, modulo 2^64: as if it had been asked for alone with that seed."""
+    return None if seed is None else (seed + choice + 2**63) % 2**64 - 2**63
+
+
+def sampling_of(body: CompletionBody | ChatBody) -> Sampling:
+    stop = body.stop if body.stop is not None else []
+    return Sampling(
+        max_tokens=body.limit or body.default_max_tokens,
+        temperature=1.0 if body.temperature is None else body.temperature,
+        top_p=1.0 if body.top_p is None else body.top_p,
+        top_k=min(max(0, body.top_k or 0), TOP_K_LIMIT),
+        seed=body.seed,
+        stop=[stop] if isinstance(stop, str) else stop,
+        stop_token_ids=body.stop_token_ids or [],
+        ignore_eos=bool(body.ignore_eos),
+        logprobs=body.alternatives,
+        min_p=body.min_p or 0.0,
+        min_tokens=body.min_tokens or 0,
+        presence_penalty=body.presence_penalty or 0.0,
+        frequency_penalty=body.frequency_penalty or 0.0,
+        repetition_penalty=1.0 if body.repetition_penalty is None else body.repetition_penalty,
+        logit_bias=body.logit_bias or {},
+        structured=body.structured,
+    )

@@ -1,0 +1,158 @@
+"""A real model in Hugging Face format: paged KV, ragged mixed batches, chunked prefill.
+
+On a CPU in float32, whose tokens are transformers' own; `dtype="bfloat16"` halves the weights and is several times
+faster at prefill where the processor multiplies bfloat16 in hardware, and slower at single decodes. On CUDA in bfloat16.
+It has no draft model: of a speculating entry the root alone is verified.
+"""
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from services.worker.engine import Done, EngineFacts, EngineState, Likely, Load, Outcome, Work
+from services.worker.engines import paged
+from services.worker.engines.adjusting import Written, adjusted
+from services.worker.engines.attention import Piece
+from services.worker.engines.paged_model import PagedModel
+from services.worker.engines.sampling import Draw, choose, likelihoods
+from shared import features
+from shared.errors import ConfigError
+from shared.schemas import Sampling, Selection
+from shared.text.tokenizer import Tokenizer
+from shared.vocabulary import Slot
+
+
+@dataclass(slots=True)
+class _Slot:
+    prompt: int  # tokens of it
+    tokens: list[int]  # prompt and generated
+    ends: frozenset[int]  # tokens that end its output
+    place: paged.Place
+    sampling: Sampling
+    seed: int
+    computed: int = 0
+
+
+class TorchEngine:
+    """Implements services.worker.engine.Engine. Raises ConfigError for a folder that holds no model it can run.
+
+    `profile` names the profile announced with it. `dtype`: float32 or bfloat16; None, the device's default.
+    Threads: OMP_NUM_THREADS, 1 without it (more than cores is far slower).
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        *,
+        profile: str,
+        kv_blocks: int = 1024,
+        block_tokens: int = 16,
+        max_slots: int = 256,
+        device: str | None = None,
+        dtype: str | None = None,
+        model_name: str | None = None,
+    ) -> None:
+        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+        where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        kind = dtype or ("bfloat16" if where.type == "cuda" else "float32")
+        if kind not in ("float32", "bfloat16"):
+            raise ConfigError(f"the torch engine computes in float32 or bfloat16, not in {kind}")
+        self._model = PagedModel(Path(folder), where, getattr(torch, kind), kv_blocks * block_tokens)
+        tokenizer = Tokenizer.load(folder)
+        self._facts = EngineFacts(
+            engine="torch",
+            model=model_name or Path(folder).resolve().name,
+            profile=profile,
+            kv_blocks=kv_blocks,
+            block_tokens=block_tokens,
+            context_tokens=min(self._model.context_tokens, kv_blocks * block_tokens),
+            max_slots=max_slots,
+            vocabulary=self._model.vocabulary,
+            eos_token_ids=tokenizer.eos_token_ids,
+            end_of_thinking=tokenizer.end_of_thinking,
+            features=features.ALL - {features.STRUCTURED},
+        )
+        self._blocks = paged.Blocks(kv_blocks, block_tokens)
+        self._slots: dict[Slot, _Slot] = {}
+
+    @property
+    def facts(self) -> EngineFacts:
+        return self._facts
+
+    def load(self, load: Load) -> None:
+        assert load.slot not in self._slots, f"slot {load.slot} is loaded already"
+        assert len(self._slots) < self._facts.max_slots, "no slot is free"
+        assert 0 <= load.generated < len(load.tokens) <= self._facts.context_tokens, f"slot {load.slot}: impossible length"
+        wanted = min(len(load.tokens) - load.generated + load.sampling.max_tokens, self._facts.context_tokens)
+        prompt, s = len(load.tokens) - load.generated, load.sampling
+        ends = frozenset(s.stop_token_ids) | (frozenset() if s.ignore_eos else self._facts.eos_token_ids)
+        self._slots[load.slot] = _Slot(prompt, list(load.tokens), ends, paged.Place(self._facts.block_tokens, wanted), s, load.seed)
+
+    def execute(self, work: Sequence[Work], selection: Selection | None) -> Outcome:
+        began_s = time.monotonic()
+        assert len({entry.slot for entry in work}) == len(work), "a slot may be in a batch once"
+        ids: list[int] = []
+        pieces: list[Piece] = []
+        states: list[_Slot] = []
+        ends: list[int] = []  # rows of the packed batch whose logits are wanted
+        emitting: list[int] = []  # entries of the work they belong to
+        done: list[Done] = []
+        for n, (slot, asked, emits) in enumerate(work):
+            state = self._slots[slot]
+            left = len(state.tokens) - state.computed
+            new = min(asked, left) if selection is not None else asked
+            assert 1 <= new <= left, f"slot {slot}: {asked} tokens asked, {left} known"
+            assert emits == (new == left), f"slot {slot}: emits is {emits} with {left} tokens left"
+            end = state.computed + new
+            assert end <= self._facts.context_tokens, "over the context"
+            self._blocks.grow(state.place, end)
+            ids += state.tokens[state.computed : end]
+            pieces.append(Piece(state.computed, new, state.place))
+            states.append(state)
+            state.computed = end
+            if emits:
+                ends.append(len(ids) - 1)
+                emitting.append(n)
+            done.append(Done(new, ()))
+        if work:
+            logits = self._model.logits(ids, pieces, ends)
+            if ends:
+                told = self._choose(logits, [states[n] for n in emitting])
+                for n, (token, known) in zip(emitting, told, strict=True):
+                    states[n].tokens.append(token)
+                    done[n] = Done(done[n].computed, (token,), 0, known)
+        return Outcome(done, time.monotonic() - began_s)
+
+    def preempt(self, slot: Slot) -> None:
+        state = self._slots[slot]
+        self._blocks.release(state.place)
+        state.place, state.computed = paged.Place(self._facts.block_tokens, state.place.wanted_blocks * self._facts.block_tokens), 0
+
+    def release(self, slot: Slot) -> None:
+        self._blocks.release(self._slots.pop(slot).place)
+
+    def snapshot(self) -> EngineState:
+        return EngineState(self._blocks.free, list(self._slots))
+
+    def close(self) -> None:
+        for slot in list(self._slots):
+            self.release(slot)
+
+    @staticmethod
+    def _choose(logits: torch.Tensor, states: Sequence[_Slot]) -> list[tuple[int, tuple[Likely, ...]]]:
+        """A token for each, and its likelihood where asked. Position n of a request draws from (seed, n), n counting from its first."""
+        with torch.inference_mode():
+            shown = adjusted(logits, [Written(state.sampling, state.prompt, state.tokens, state.ends) for state in states])
+            tokens = choose(shown, [Draw(state.sampling, state.seed, state.computed) for state in states])
+            told: list[tuple[Likely, ...]] = [()] * len(states)
+            rows = [row for row, state in enumerate(states) if state.sampling.logprobs is not None]
+            if rows:
+                tops = [states[row].sampling.logprobs or 0 for row in rows]
+                known = likelihoods(logits[rows], [tokens[row] for row in rows], tops)
+                for row, likely in zip(rows, known, strict=True):
+                    told[row] = (likely,)
+            return list(zip(tokens, told, strict=True))

@@ -1,0 +1,101 @@
+"""One iteration where the engine is: free, load, compute, then decide where each output ends and what of it is said."""
+
+from collections.abc import Mapping, Sequence
+
+from services.worker.engine import Done, Engine, Likely, Load, RefusedError, Work
+from services.worker.speaker import Speaker
+from shared.columns import unpack_list
+from shared.core.turn import Ran, Turn, TurnDone, TurnWork
+from shared.policy.speculation import along
+from shared.schemas import Likelihood, TokenLogprob
+from shared.text.tokenizer import Tokenizer
+from shared.vocabulary import FinishReason, Slot
+
+
+class TurnTaker:
+    """An engine and the speaker of what it generates, for whoever drives them."""
+
+    def __init__(self, engine: Engine, tokenizer: Tokenizer) -> None:
+        self.engine = engine
+        self._tokenizer, self._speaker = tokenizer, Speaker(tokenizer)
+
+    def take(self, turn: Turn) -> Ran:
+        return take_turn(self.engine, self._speaker, turn)
+
+    def reset(self) -> None:
+        """Forget every slot."""
+        self._speaker = Speaker(self._tokenizer)
+        for slot in self.engine.snapshot().slots:
+            self.engine.release(Slot(slot))
+
+
+def take_turn(engine: Engine, speaker: Speaker, turn: Turn) -> Ran:
+    """What each work entry did, and the seconds the engine took."""
+    for slot in turn.preempts:
+        engine.preempt(Slot(slot))
+    for slot in turn.releases:
+        engine.release(Slot(slot))
+        speaker.close(Slot(slot))
+    refused: dict[int, str] = {}
+    for load in turn.loads:
+        try:
+            engine.load(Load(Slot(load.slot), load.tokens, load.generated, load.sampling, load.seed, load.adapter))
+        except RefusedError as error:
+            refused[load.slot] = str(error)
+        else:
+            speaker.open(Slot(load.slot), load.sampling, unpack_list(load.resume.tokens), load.resume.text)
+    if not turn.work:
+        return Ran([], 0.0)
+    if refused:
+        return _without(refused, engine, speaker, turn)
+    outcome = engine.execute([Work(Slot(w.slot), w.tokens, w.emits) for w in turn.work], turn.selection)
+    done = [_said(speaker, work, did) for work, did in zip(turn.work, outcome.done, strict=True)]
+    return Ran(done, outcome.exec_s, outcome.outside_s)
+
+
+def _without(refused: Mapping[int, str], engine: Engine, speaker: Speaker, turn: Turn) -> Ran:
+    """The same turn for those that the engine has taken; each of the others fails with what the engine says."""
+    kept = [entry for entry, work in enumerate(turn.work) if work.slot not in refused]
+    selection = None if turn.selection is None else along(turn.selection, kept)
+    rest = turn._replace(preempts=(), releases=(), loads=(), work=[turn.work[entry] for entry in kept], selection=selection)
+    ran = take_turn(engine, speaker, rest)
+    done = iter(ran.done)
+    whole = [
+        TurnDone(0, (), "", FinishReason.INVALID, message=refused[work.slot], refused=True) if work.slot in refused else next(done)
+        for work in turn.work
+    ]
+    return ran._replace(done=whole)
+
+
+def _said(speaker: Speaker, work: TurnWork, did: Done) -> TurnDone:
+    if did.failed:
+        return TurnDone(did.computed, (), speaker.finish(Slot(work.slot)), FinishReason.INVALID, message=did.failed)
+    tokens, text, finish = _end(speaker, work, did.tokens)
+    logprobs = [_told(speaker, *known) for known in zip(tokens, did.logprobs, strict=False)]  # an end may have cut the tokens
+    return TurnDone(did.computed, tokens, text, finish, did.drafted, logprobs, did.cached)
+
+
+def _told(speaker: Speaker, token: int, likely: Likely) -> TokenLogprob:
+    def named(token: int, logprob: float) -> Likelihood:
+        return Likelihood(token, speaker.piece(token), logprob)
+
+    return TokenLogprob(named(token, likely.logprob), [named(*other) for other in likely.top])
+
+
+def _end(speaker: Speaker, work: TurnWork, tokens: Sequence[int]) -> tuple[Sequence[int], str, FinishReason | None]:
+    """The tokens that count, their text, and how the output ended, if it did. An end-of-sequence token counts but is not said."""
+    if not tokens:
+        return (), "", None
+    slot = Slot(work.slot)
+    kept = list(tokens[: work.limit])
+    finish = work.limit_reason if len(kept) == work.limit else None
+    said = kept
+    if work.stops:
+        for n, token in enumerate(kept):
+            if token in work.stops:
+                kept, said, finish = kept[: n + 1], kept[:n], FinishReason.STOP
+                break
+    spoken = speaker.say(slot, said)
+    if spoken.stopped:
+        return kept[: spoken.tokens_kept], spoken.text, FinishReason.STOP
+    return kept, spoken.text + (speaker.finish(slot) if finish is not None else ""), finish

@@ -1,0 +1,351 @@
+"""What submits requests over the bus: the command line, the load generator, the gateway.
+
+One wildcard inbox per client, one callback for every event of every request; a task exists only while something is being asked.
+Tokens come in order, once, whatever the network lost or doubled: what is missing is asked of the log (`slo.v1.attach`).
+"""
+
+import asyncio
+import itertools
+from collections import deque
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Protocol, Self
+from uuid import uuid4
+
+from msgspec.structs import replace
+
+from shared import subjects
+from shared.bus.api import Bus, Call, Subscription
+from shared.client.assemble import Assembler
+from shared.errors import BusError, BusTimeout, NoResponders, PeerError, SlacklineError
+from shared.schemas import Attach, Cancel, End, GenerateRequest, Received, Replay, Status, StreamEvent, Verdict
+
+TICK_S = 0.25  # how often silence is looked for
+REPEAT_CANCEL_S = 1.0
+FRUITLESS_S, FRUITLESS_LIMIT_S = 0.05, 2.0  # pause after an answer that did not fill the gap, doubling; what is stored answers at once
+QUEUE_EVENTS = 1024  # events a slow reader may leave unread, half a minute at 30 tokens/s; what is dropped then is replayed later
+ASKING_AT_ONCE = 32  # attaches in flight per client, so that a thousand silent streams do not become a thousand questions at once
+REFUSALS_TO_BELIEVE = 3  # attaches refused in a row before a stream is given up
+
+Sink = Callable[[StreamEvent], None]
+
+
+class Now(Protocol):
+    """shared.clock.Clock, or virtual time."""
+
+    def unix_s(self) -> float: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """Bounds on every wait, in seconds."""
+
+    answer_s: float = 2.0  # one question to admission
+    submit_s: float = 15.0  # asking again with the same id, over a restart of admission
+    silence_s: float = 5.0  # without an event before asking whether one was missed; doubles up to silence_limit_s
+    silence_limit_s: float = 60.0
+    give_up_s: float = 60.0  # nobody answers, or a known gap stays open
+
+
+def new_request_id() -> str:
+    return uuid4().hex
+
+
+class Handle:
+    """One request being served. Iterate over it once; it ends after End, or raises what went wrong (a SlacklineError)."""
+
+    def __init__(self, client: "Client", request: GenerateRequest, tier: str, sink: Sink | None) -> None:
+        self.key = subjects.request_key(request.tenant, request.request_id)
+        self.request = request
+        self.tier = tier
+        self.received: Received | None = None
+        self.status: Status | None = None  # the latest
+        self.verdict: Verdict | None = None
+        self.wake = asyncio.Event()  # set when there may be something to take; whoever reads several handles gives them one
+        self._client = client
+        self._sink = sink
+        self._unread: deque[StreamEvent] = deque()
+        self._over: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
+        self._over.add_done_callback(lambda over: over.cancelled() or over.exception())  # seen, even if nobody waits
+        # What the client keeps about this request.
+        self.assembler = Assembler()
+        self.routes: list[str] = []
+        self.subscription: Subscription | None = None
+        self.cancelling = ""
+        self.overflowed = False  # events were dropped because the reader is slow
+        self.asking = False
+        self.alive_unix_s = 0.0  # submitted, last progress, or last answer while nothing is missing
+        self.ask_unix_s = 0.0  # when to ask if nothing comes
+        self.silence_s = 0.0
+        self.fruitless_s = FRUITLESS_S
+        self.refusals = 0
+
+    @property
+    def over(self) -> bool:
+        return self._over.done()
+
+    @property
+    def full(self) -> bool:
+        return len(self._unread) >= QUEUE_EVENTS
+
+    def show(self, events: list[StreamEvent]) -> None:
+        for event in events:
+            if isinstance(event, Status):
+                self.status = event
+            elif isinstance(event, End):
+                self.verdict = event.verdict
+            if self._sink is not None:
+                self._sink(event)
+            else:
+                self._unread.append(event)
+        if self.verdict is not None and not self.over:
+            self._over.set_result(self.verdict)
+        self.wake.set()
+
+    def fail(self, error: SlacklineError) -> None:
+        if not self.over:
+            self._over.set_exception(error)
+        self.wake.set()
+
+    async def wait(self) -> Verdict:
+        """Until the request has ended. Raises what went wrong (a SlacklineError)."""
+        return await asyncio.shield(self._over)
+
+    def take(self) -> StreamEvent | None:
+        """The next event, if it has come. Raises what went wrong, once all that came before it has been taken."""
+        if self._unread:
+            return self._unread.popleft()
+        if self.over:
+            self._over.result()
+        return None
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> StreamEvent:
+        """Bounded by the client's patience: silence is asked about, and raises BusTimeout in the end."""
+        while (event := self.take()) is None:
+            if self.over:
+                raise StopAsyncIteration
+            self.wake.clear()
+            await self.wake.wait()
+        return event
+
+    async def cancel(self, reason: str = "cancelled by the client") -> None:
+        """Ask for the end of it; said again until End comes, for a cancel is sent at most once."""
+        self.cancelling = reason
+        if self.verdict is None:
+            await self._client.bus.publish(subjects.cancel(self.key), Cancel(reason=reason))
+
+    def close(self) -> None:
+        """Listen no more. The request itself goes on."""
+        self.fail(BusTimeout(f"request {self.key}: its handle was closed before the end"))
+        self._client.forget(self)
+
+
+class Client:
+    """Use as `async with Client(bus, clock) as client`. Leaving it stops listening; requests go on."""
+
+    def __init__(self, bus: Bus, clock: Now, *, patience: Patience | None = None, client_id: str | None = None) -> None:
+        self.bus = bus
+        self._clock = clock
+        self._patience = patience if patience is not None else Patience()
+        self._root = f"_INBOX.{client_id if client_id is not None else uuid4().hex}"
+        self._numbers = itertools.count(1)
+        self._routes: dict[str, list[Handle]] = {}  # events' subject -> who listens
+        self._handles: dict[Handle, None] = {}  # in order: a set would be walked in the order of addresses
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._asking = asyncio.Semaphore(ASKING_AT_ONCE)
+        self._inbox: Subscription | None = None
+
+    async def __aenter__(self) -> Self:
+        self._inbox = await self.bus.subscribe(f"{self._root}.*", StreamEvent, self._hear)
+        self._start(self._watch(), "client.watch")
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        listening = [handle.subscription for handle in self._handles] + [self._inbox]
+        for handle in list(self._handles):
+            handle.subscription = None
+            handle.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for subscription in listening:
+            if subscription is not None:
+                await subscription.stop()
+
+    async def submit(
+        self,
+        request: GenerateRequest,
+        tier: str,
+        *,
+        derived: bool = False,
+        sink: Sink | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Handle:
+        """Send one request and return once admission has stored it. Repeated with the same id while the outcome is unknown.
+
+        An id that is known already attaches: the handle gives its events from the first token. `derived` listens on the
+        subject made from the id rather than on this client's inbox. With a `sink`, events are given to it as they come, in the
+        callback that received them (it must be quick and must not raise), and `handle.wait()` tells when all is over.
+        Raises PeerError (refused), NoResponders or BusTimeout (nobody answered for `submit_s`; it may yet have been stored).
+        """
+        key = subjects.request_key(request.tenant, request.request_id)
+        own = subjects.stream(key) if derived else f"{self._root}.{next(self._numbers)}"
+        handle = Handle(self, replace(request, inbox=None if derived else own), tier, sink)
+        handle.alive_unix_s, handle.silence_s = self._clock.unix_s(), self._patience.silence_s
+        self._handles[handle] = None
+        self._route(own, handle)
+        try:
+            if derived:
+                handle.subscription = await self.bus.subscribe(own, StreamEvent, self._hear)
+            handle.received = await self._store(handle, headers)
+            if handle.over:  # its events were quicker than the answer
+                return handle
+            stream = handle.received.stream_subject
+            if stream != own:
+                await self._follow(handle, stream)
+        except BaseException as error:
+            handle.close()
+            if isinstance(error, asyncio.CancelledError):
+                with suppress(BusError):
+                    await handle.cancel()  # it may have been stored
+            raise
+        now_unix_s = self._clock.unix_s()
+        handle.alive_unix_s = now_unix_s
+        handle.ask_unix_s = now_unix_s if stream != own else now_unix_s + handle.silence_s
+        self._ask_if_due(handle, now_unix_s)
+        return handle
+
+    async def withdraw(self, request: GenerateRequest) -> None:
+        """Cancel a request that may have been stored. Said once. Raises BusError."""
+        key = subjects.request_key(request.tenant, request.request_id)
+        await self.bus.publish(subjects.cancel(key), Cancel(reason="it was asked for in vain"))
+
+    def forget(self, handle: Handle) -> None:
+        self._handles.pop(handle, None)
+        for subject in handle.routes:
+            listeners = self._routes[subject]
+            listeners.remove(handle)
+            if not listeners:
+                del self._routes[subject]
+        handle.routes.clear()
+        subscription, handle.subscription = handle.subscription, None
+        if subscription is not None:
+            self._start(subscription.stop(), "client.unsubscribe")
+
+    def _route(self, subject: str, handle: Handle) -> None:
+        self._routes.setdefault(subject, []).append(handle)
+        handle.routes.append(subject)
+
+    async def _follow(self, handle: Handle, stream: str) -> None:
+        """Listen where the events go that somebody asked for earlier, under the same id."""
+        known = stream in self._routes or stream.startswith(f"{self._root}.")
+        self._route(stream, handle)
+        if not known:
+            if handle.subscription is not None:
+                await handle.subscription.stop()
+            handle.subscription = await self.bus.subscribe(stream, StreamEvent, self._hear)
+
+    async def _store(self, handle: Handle, headers: Mapping[str, str] | None) -> Received:
+        give_up_unix_s = self._clock.unix_s() + self._patience.submit_s
+        pause_s = 0.1
+        while True:
+            try:
+                return await self.bus.request(
+                    subjects.requests(handle.tier), handle.request, Received, timeout_s=self._patience.answer_s, headers=headers
+                )
+            except (NoResponders, BusTimeout):
+                if self._clock.unix_s() + pause_s >= give_up_unix_s:
+                    raise
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, 1.0)
+
+    def _hear(self, event: StreamEvent, call: Call) -> None:
+        for handle in tuple(self._routes.get(call.subject, ())):
+            if handle.full:
+                handle.overflowed = True
+            else:
+                self._digest(handle, handle.assembler.take(event))
+
+    def _digest(self, handle: Handle, events: list[StreamEvent]) -> None:
+        """Show what became known, note the sign of life, and ask for what is now seen to be missing."""
+        now_unix_s = self._clock.unix_s()
+        if events or not handle.assembler.missing:
+            handle.alive_unix_s = now_unix_s
+        if events:
+            handle.silence_s, handle.fruitless_s = self._patience.silence_s, FRUITLESS_S
+            handle.ask_unix_s = now_unix_s + handle.silence_s
+            handle.show(events)
+        if handle.over:
+            self.forget(handle)
+        else:
+            self._ask_if_due(handle, now_unix_s)
+
+    def _ask_if_due(self, handle: Handle, now_unix_s: float) -> None:
+        due = handle.assembler.missing or handle.overflowed or now_unix_s >= handle.ask_unix_s
+        if due and not (handle.asking or handle.over or handle.received is None or handle.full):
+            handle.asking = True
+            self._start(self._ask(handle), "client.attach")
+
+    async def _ask(self, handle: Handle) -> None:
+        """One question to the log, and a pause if it brought nothing that was missing."""
+        request = handle.request
+        async with self._asking:
+            handle.overflowed = False
+            question = Attach(tenant=request.tenant, request_id=request.request_id, from_token=handle.assembler.ask())
+            try:
+                replay = await self.bus.request(subjects.ATTACH, question, Replay, timeout_s=self._patience.answer_s)
+                handle.refusals = 0
+                self._digest(handle, handle.assembler.fill(replay))
+            except PeerError as error:
+                handle.refusals += 1
+                if handle.refusals >= REFUSALS_TO_BELIEVE:
+                    handle.fail(error)
+                    self.forget(handle)
+            except BusError:
+                pass  # nobody there now: asked again below, and given up by the watch
+        if handle.assembler.missing:
+            await asyncio.sleep(handle.fruitless_s)
+            handle.fruitless_s = min(2 * handle.fruitless_s, FRUITLESS_LIMIT_S)
+        now_unix_s = self._clock.unix_s()
+        handle.silence_s = min(2 * handle.silence_s, self._patience.silence_limit_s)
+        handle.ask_unix_s = now_unix_s + handle.silence_s
+        handle.asking = False
+        self._ask_if_due(handle, now_unix_s)
+
+    async def _watch(self) -> None:
+        """Look for streams that fell silent, repeat cancels, give up on what nobody answers for."""
+        repeat_unix_s = 0.0
+        while True:
+            await asyncio.sleep(TICK_S)
+            now_unix_s = self._clock.unix_s()
+            for handle in [handle for handle in self._handles if handle.received is not None]:
+                silent_s = now_unix_s - handle.alive_unix_s
+                if handle.full:
+                    handle.alive_unix_s = now_unix_s  # it is the reader who is slow
+                elif silent_s > self._patience.give_up_s + handle.silence_s:
+                    handle.fail(BusTimeout(f"request {handle.key}: nothing was heard of it for {silent_s:.0f} s"))
+                    self.forget(handle)
+                else:
+                    self._ask_if_due(handle, now_unix_s)
+            if now_unix_s >= repeat_unix_s:
+                repeat_unix_s = now_unix_s + REPEAT_CANCEL_S
+                for handle in [handle for handle in self._handles if handle.cancelling]:
+                    with suppress(BusError):
+                        await handle.cancel(handle.cancelling)
+
+    def _start(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            # A mistake of ours: nobody may go on waiting for what that task was to do.
+            for handle in list(self._handles):
+                handle.fail(SlacklineError(f"{task.get_name()} failed: {error!r}"))

@@ -1,0 +1,275 @@
+"""AdmissionCore: where each request goes next. Sans-IO; the shell writes records and carries offers.
+
+A request is *open* here from the moment it is stored (or taken over) until a replica holds it, it is relegated, or it ends.
+Each open request has at most one step under way; its result comes back as an event, which leads to the next step.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+import msgspec
+
+from shared.core.debits import Debits, Route
+from shared.schemas import Digest, Offer, Record
+from shared.vocabulary import ReplicaId, RequestKey, ServiceClass
+
+# ---------------------------------------------------------------- events and actions
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A record in state `placing`, ours, that nobody holds: new, or recovered from a lost or drained replica."""
+
+    record: Record
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    digest: Digest
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The replica's worker was declared lost, or has a new incarnation."""
+
+    replica: ReplicaId
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A replica holds this attempt."""
+
+    key: RequestKey
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Declined:
+    """This attempt is not held there, for certain. `unplanned`: nobody plans that replica now, so nobody was asked."""
+
+    key: RequestKey
+    attempt: int
+    replica: ReplicaId
+    earliest_s: float | None = None
+    unplanned: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """It ended, was cancelled, or another instance has it: no longer ours."""
+
+    key: RequestKey
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    pass
+
+
+AdmissionEvent = Opened | Heard | Lost | Taken | Declined | Gone | Tick
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Write the record (attempt + 1, this replica) if it still has `attempt`, then offer it there. Answered by Taken, Declined, Gone."""
+
+    key: RequestKey
+    attempt: int
+    replica: ReplicaId
+    incarnation: str
+
+
+@dataclass(frozen=True, slots=True)
+class Relegate:
+    """No replica can hold its SLO: best-effort, with the relegation service. Answered by Gone."""
+
+    key: RequestKey
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """The caller did not want best-effort. Answered by Gone."""
+
+    key: RequestKey
+    reason: str
+    retry_after_s: float
+
+
+AdmissionAction = Place | Relegate | Refuse
+
+
+class AdmissionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    hop_limit: int = 4  # offers of one request before it is best-effort
+    retry_s: float = 0.1  # between looks at the digests while no replica can be offered anything
+    homeless_s: float = 10.0  # with no replica to offer to for this long, relegated (it is stored: nothing is lost)
+    open_limit: int = 20_000  # requests open at once; beyond, new ones are refused with a Retry-After
+
+
+@dataclass(slots=True)
+class _Open:
+    record: Record
+    since_unix_s: float
+    attempt: int  # the record's now, or once the step under way is written
+    tried: list[ReplicaId] = field(default_factory=list)
+    hops: int = 0
+    earliest_s: float = math.inf
+    busy: bool = False  # a step is under way
+    unasked: bool = False  # a replica was skipped because nobody planned it just then
+
+
+class AdmissionCore:
+    """Routes open requests. Holds no promise: all of it can be rebuilt from the records."""
+
+    def __init__(self, route: Route, rng: Random, settings: AdmissionSettings | None = None) -> None:
+        self._route = route
+        self._rng = rng
+        self._set = settings or AdmissionSettings()
+        self._open: dict[RequestKey, _Open] = {}
+        self._debits = Debits()
+        self._retry_unix_s = math.inf
+
+    @property
+    def idle(self) -> bool:
+        return not self._open
+
+    @property
+    def open(self) -> int:
+        return len(self._open)
+
+    def full(self, receiving: int = 1) -> bool:
+        """Would these, not yet open, be too many?"""
+        return len(self._open) + receiving > self._set.open_limit
+
+    def has(self, key: RequestKey) -> bool:
+        return key in self._open
+
+    def wake_at_unix_s(self) -> float | None:
+        return None if self._retry_unix_s == math.inf else self._retry_unix_s
+
+    def handle(self, event: AdmissionEvent, *, now_unix_s: float) -> list[AdmissionAction]:
+        actions: list[AdmissionAction] = []
+        match event:
+            case Opened(record):
+                known = self._open.get(record.key)
+                if known is None or record.attempt > known.attempt:  # else a step of it is under way, or it is being looked at
+                    self._open[record.key] = _Open(record, now_unix_s, record.attempt)
+                    self._step(record.key, now_unix_s, actions)
+            case Heard(digest):
+                self._debits.heard(digest, now_unix_s)
+            case Lost(replica):
+                self._debits.gone(replica)
+            case Taken(key, attempt):
+                if key in self._open and self._open[key].attempt == attempt:
+                    del self._open[key]
+            case Gone(key):
+                self._open.pop(key, None)
+            case Declined():
+                self._on_declined(event, now_unix_s, actions)
+            case Tick():
+                pass
+        if now_unix_s >= self._retry_unix_s:
+            self._retry_unix_s = math.inf
+            for key in [k for k, o in self._open.items() if not o.busy]:
+                self._step(key, now_unix_s, actions)
+        return actions
+
+    def pick(self, offer: Offer, *, now_unix_s: float) -> tuple[ReplicaId, str] | None:
+        """The first choice for a request about to be stored, so that its record can be written with it. Debited."""
+        replica = next(iter(self._route(offer, self._debits.views(now_unix_s, offer.needs), self._rng)), None)
+        digest = None if replica is None else self._debits.raw(replica)
+        if replica is None or digest is None:
+            return None
+        self._debits.placed(replica, offer.prompt_tokens, now_unix_s)
+        return replica, digest.incarnation
+
+    def shortest_backlog_s(self, *, now_unix_s: float) -> float:
+        """When it may be worth asking again: the least backlog of any replica, between 1 and 30 s."""
+        backlogs = [digest.backlog_s for digest in self._debits.views(now_unix_s).values()]
+        return float(min(max(math.ceil(min(backlogs, default=1.0)), 1), 30))
+
+    def placed(self, record: Record, *, now_unix_s: float) -> None:
+        """A record was stored with its first place: the offer is under way."""
+        assert record.replica is not None
+        self._open[record.key] = _Open(record, now_unix_s, record.attempt, tried=[record.replica], hops=1, busy=True)
+
+    def _on_declined(self, event: Declined, now_unix_s: float, actions: list[AdmissionAction]) -> None:
+        waiting = self._open.get(event.key)
+        if event.unplanned:
+            self._debits.gone(event.replica)
+        if waiting is None or waiting.attempt != event.attempt:
+            return
+        waiting.busy = False
+        if event.unplanned:
+            waiting.hops -= 1  # nobody was asked
+            waiting.unasked = True
+            waiting.tried.remove(event.replica)
+        elif event.earliest_s is not None:
+            waiting.earliest_s = min(waiting.earliest_s, event.earliest_s)
+        self._step(event.key, now_unix_s, actions)
+
+    def _step(self, key: RequestKey, now_unix_s: float, actions: list[AdmissionAction]) -> None:
+        """The next place, or the end of the search."""
+        waiting = self._open[key]
+        if waiting.busy:
+            return
+        record = waiting.record
+        views = self._debits.views(now_unix_s, record.needs)
+        order: Sequence[ReplicaId] = self._route(as_offer(record, ServiceClass.STANDARD), views, self._rng) if views else ()
+        fresh = [replica for replica in order if replica not in waiting.tried]
+        if waiting.hops < self._set.hop_limit and fresh:
+            replica = fresh[0]
+            digest = self._debits.raw(replica)
+            assert digest is not None
+            waiting.tried.append(replica)
+            waiting.hops += 1
+            waiting.busy = True
+            self._debits.placed(replica, record.prompt_tokens, now_unix_s)
+            actions.append(Place(key, waiting.attempt, replica, digest.incarnation))
+            waiting.attempt += 1
+            waiting.unasked = False
+        elif (not waiting.hops or waiting.unasked) and now_unix_s - waiting.since_unix_s < self._set.homeless_s:
+            if not waiting.hops:
+                waiting.tried.clear()
+            self._retry_unix_s = min(self._retry_unix_s, now_unix_s + self._set.retry_s)
+        else:
+            waiting.busy = True
+            reason = "no replica can hold its SLO" if waiting.hops else "no replica is up"
+            if record.allow_relegation:
+                actions.append(Relegate(key, reason))
+            else:
+                earliest_s = waiting.earliest_s if math.isfinite(waiting.earliest_s) else 1.0
+                actions.append(Refuse(key, reason, min(max(math.ceil(earliest_s), 1), 30)))
+
+    def check(self) -> None:
+        assert all(o.hops <= self._set.hop_limit for o in self._open.values())
+
+
+def as_offer(record: Record, service_class: ServiceClass) -> Offer:
+    """What a planner is asked about a record."""
+    return Offer(
+        key=record.key,
+        attempt=record.attempt,
+        service_class=service_class,
+        tier=record.tier,
+        slo=record.slo,
+        importance=record.importance,
+        application=record.application,
+        arrived_unix_s=record.arrived_unix_s,
+        prompt_tokens=record.prompt_tokens,
+        max_tokens=record.max_tokens,
+        generated_tokens=record.resume.measure.tokens,
+        next_due_unix_s=(
+            record.resume.measure.next_due_unix_s if record.resume.measure.tokens else record.slo.first_due_unix_s(record.arrived_unix_s)
+        ),
+        expires_unix_s=record.expires_unix_s,
+        session=record.session,
+        allow_relegation=record.allow_relegation,
+        first_token_unix_s=record.resume.measure.first_unix_s if record.resume.measure.tokens else math.inf,
+        left=record.left,
+        answering=record.resume.measure.thinking_tokens is not None,
+        body_key=record.body_key,
+        needs=record.needs,
+    )

@@ -1,0 +1,262 @@
+"""The books of one replica as columns: one row per request, in numpy arrays, so that a planning step costs microseconds.
+
+Rows [0, live) are what a policy may plan; rows [live, used) are leaving (their end is in flight). A row moves, its slot does not.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from shared.columns import Ints
+from shared.perf.iteration_time import Profile
+from shared.policy.seam import Phase, View
+from shared.schemas import Offer
+from shared.vocabulary import ServiceClass, Slo
+
+_INT = (
+    "slot",
+    "phase",
+    "prompt_tokens",
+    "target_tokens",
+    "computed_tokens",
+    "generated_tokens",
+    "unsure_tokens",
+    "draft_tokens",
+    "restarts",
+    "max_tokens",
+    "kv_held_blocks",
+    "application",
+)
+_FLOAT = (
+    "arrived_unix_s",
+    "first_token_unix_s",
+    "first_due_unix_s",
+    "next_due_unix_s",
+    "last_due_unix_s",
+    "tbt_s",
+    "tightest_tbt_s",
+    "importance",
+    "expires_unix_s",
+)
+
+
+class Books:
+    """Columns of every request a replica holds, as predicted after the plans in flight."""
+
+    def __init__(self, *, slots: int, kv_blocks: int, block_tokens: int, context_tokens: int) -> None:
+        self.capacity = slots
+        self.kv_blocks = kv_blocks
+        self.block_tokens = block_tokens
+        self.context_tokens = context_tokens
+        self.live = 0
+        self.used = 0
+        self.overdrawn = False  # blocks found in a prefix cache may have been promised to a plan in flight: the engine does less of that
+        self.row_of: Ints = np.full(slots, -1, dtype=np.int32)
+        self.offers: dict[int, Offer] = {}  # by slot: what was accepted
+        self.applications: list[str] = []
+        self._application_index: dict[str, int] = {}
+        for name in _INT:
+            setattr(self, name, np.zeros(slots, dtype=np.int32))
+        for name in _FLOAT:
+            setattr(self, name, np.zeros(slots, dtype=np.float64))
+        self.best_effort = np.zeros(slots, dtype=np.bool_)
+        self.offloaded = np.zeros(slots, dtype=np.bool_)
+        self.thinking = np.zeros(slots, dtype=np.bool_)
+        self._columns = [getattr(self, name) for name in (*_INT, *_FLOAT, "best_effort", "offloaded", "thinking")]
+
+    slot: Ints
+    phase: Ints
+    prompt_tokens: Ints
+    target_tokens: Ints
+    computed_tokens: Ints
+    generated_tokens: Ints
+    unsure_tokens: Ints
+    draft_tokens: Ints
+    restarts: Ints  # how often its KV was dropped: what a plan from before says of KV no longer holds
+    max_tokens: Ints
+    kv_held_blocks: Ints
+    application: Ints
+    arrived_unix_s: np.ndarray
+    first_token_unix_s: np.ndarray
+    first_due_unix_s: np.ndarray
+    next_due_unix_s: np.ndarray
+    last_due_unix_s: np.ndarray
+    tbt_s: np.ndarray
+    tightest_tbt_s: np.ndarray
+    importance: np.ndarray
+    expires_unix_s: np.ndarray
+    best_effort: np.ndarray
+    offloaded: np.ndarray
+    thinking: np.ndarray
+
+    # ------------------------------------------------------------ rows
+
+    def add(self, slot: int, offer: Offer, *, computed_tokens: int = 0, generated_tokens: int | None = None, draft_tokens: int = 0) -> None:
+        """A request came to hold `slot`. With computed > 0 it was found on the worker (resync)."""
+        assert self.row_of[slot] < 0, f"slot {slot} is taken"
+        row = self.used
+        self.used += 1
+        generated = offer.generated_tokens if generated_tokens is None else generated_tokens
+        # A decode has computed all but its newest token; anything else must still compute all it has.
+        decoding = generated > 0 and computed_tokens == offer.prompt_tokens + generated - 1
+        target = computed_tokens if decoding else offer.prompt_tokens + generated
+        self.slot[row] = slot
+        self.phase[row] = Phase.DECODE if decoding else Phase.PREFILL if computed_tokens else Phase.WAITING
+        self.prompt_tokens[row] = offer.prompt_tokens
+        self.target_tokens[row] = target
+        self.computed_tokens[row] = computed_tokens
+        self.generated_tokens[row] = generated
+        self.unsure_tokens[row] = 0
+        self.draft_tokens[row] = draft_tokens
+        self.restarts[row] = 0
+        self.max_tokens[row] = offer.max_tokens
+        self.kv_held_blocks[row] = -(-computed_tokens // self.block_tokens)
+        self.application[row] = self._application(offer.application)
+        slo = offer.slo
+        self.arrived_unix_s[row] = offer.arrived_unix_s
+        self.first_token_unix_s[row] = offer.first_token_unix_s
+        self.first_due_unix_s[row] = slo.first_due_unix_s(offer.arrived_unix_s)
+        self.next_due_unix_s[row] = offer.next_due_unix_s
+        self.last_due_unix_s[row] = slo.last_due_unix_s(offer.arrived_unix_s)
+        self._pace(row, slo, offer.thinking)
+        self.importance[row] = offer.importance
+        self.expires_unix_s[row] = offer.expires_unix_s
+        self.best_effort[row] = offer.service_class is ServiceClass.BEST_EFFORT
+        self.offloaded[row] = offer.left == "offloaded"
+        self.offers[slot] = offer
+        self.row_of[slot] = row
+        self._swap(row, self.live)
+        self.live += 1
+
+    def _pace(self, row: int, slo: Slo, thinking: bool) -> None:
+        self.thinking[row] = thinking
+        self.tbt_s[row], self.tightest_tbt_s[row] = slo.pace_s(thinking), slo.tightest_pace_s(thinking)
+
+    def answers(self, slot: int, thinking_tokens: int) -> None:
+        """Its thinking ended with so many output tokens, maybe before tokens already counted here: those were due at the other pace."""
+        row = int(self.row_of[slot])
+        if not self.thinking[row]:
+            return
+        slo = self.offers[slot].slo
+        steps = int(self.generated_tokens[row]) - max(thinking_tokens, 1) + 1  # from a token to the next, of the response
+        if steps > 0:
+            self.next_due_unix_s[row] += steps * (slo.pace_s(False) - slo.pace_s(True))
+        self._pace(row, slo, False)
+
+    def leave(self, slot: int) -> None:
+        """Nothing more is planned for the slot; it stays in the books until its end is acked."""
+        row = int(self.row_of[slot])
+        if row < self.live:
+            self.live -= 1
+            self._swap(row, self.live)
+
+    def come_back(self, slot: int) -> None:
+        """The end that was predicted did not happen."""
+        row = int(self.row_of[slot])
+        if row >= self.live:
+            self._swap(row, self.live)
+            self.live += 1
+
+    def remove(self, slot: int) -> Offer:
+        self.leave(slot)
+        self.used -= 1
+        self._swap(int(self.row_of[slot]), self.used)
+        self.row_of[slot] = -1
+        return self.offers.pop(slot)
+
+    def holds(self, slot: int) -> bool:
+        return 0 <= slot < self.capacity and self.row_of[slot] >= 0
+
+    def _swap(self, a: int, b: int) -> None:
+        if a != b:
+            for column in self._columns:
+                column[a], column[b] = column[b], column[a]
+        self.row_of[self.slot[a]] = a
+        if b < self.used:
+            self.row_of[self.slot[b]] = b
+
+    def _application(self, name: str) -> int:
+        """Applications seen are remembered by index; a client cannot grow the list beyond 256, the rest share one."""
+        index = self._application_index.get(name)
+        if index is None:
+            if len(self.applications) >= 256:
+                name = "other"
+                if name in self._application_index:
+                    return self._application_index[name]
+            index = len(self.applications)
+            self.applications.append(name)
+            self._application_index[name] = index
+        return index
+
+    def drop_kv(self, row: int) -> None:
+        """All of it, the draft's too."""
+        self.computed_tokens[row] = self.unsure_tokens[row] = self.draft_tokens[row] = self.kv_held_blocks[row] = 0
+        self.restarts[row] += 1
+
+    # ------------------------------------------------------------ sums
+
+    def kv_free_blocks(self) -> int:
+        free = self.kv_blocks - int(self.kv_held_blocks[: self.used].sum())
+        if free < 0 and self.overdrawn:
+            return 0
+        self.overdrawn = False
+        return free
+
+    def blocks_for(self, rows: Ints, caps: Ints) -> Ints:
+        """Blocks that entries with these caps would newly take, at their upper bound."""
+        top = self.computed_tokens[rows] + self.unsure_tokens[rows] + caps
+        needed: Ints = np.maximum(-(-top // self.block_tokens) - self.kv_held_blocks[rows], 0)
+        return needed
+
+    def view(
+        self, start_unix_s: float, profile: Profile, draft: Profile | None = None, promised: Sequence[Offer] = (), pool: str = ""
+    ) -> View:
+        """A window on the live rows; no copies. It is valid until the books change."""
+        n = self.live
+        return View(
+            start_unix_s=start_unix_s,
+            profile=profile,
+            kv_blocks=self.kv_blocks,
+            kv_free_blocks=self.kv_free_blocks(),
+            block_tokens=self.block_tokens,
+            context_tokens=self.context_tokens,
+            slot=self.slot[:n],
+            phase=self.phase[:n],
+            prompt_tokens=self.prompt_tokens[:n],
+            target_tokens=self.target_tokens[:n],
+            computed_tokens=self.computed_tokens[:n],
+            generated_tokens=self.generated_tokens[:n],
+            unsure_tokens=self.unsure_tokens[:n],
+            draft_tokens=self.draft_tokens[:n],
+            max_tokens=self.max_tokens[:n],
+            kv_held_blocks=self.kv_held_blocks[:n],
+            application=self.application[:n],
+            arrived_unix_s=self.arrived_unix_s[:n],
+            first_token_unix_s=self.first_token_unix_s[:n],
+            first_due_unix_s=self.first_due_unix_s[:n],
+            next_due_unix_s=self.next_due_unix_s[:n],
+            last_due_unix_s=self.last_due_unix_s[:n],
+            tbt_s=self.tbt_s[:n],
+            tightest_tbt_s=self.tightest_tbt_s[:n],
+            thinking=self.thinking[:n],
+            importance=self.importance[:n],
+            best_effort=self.best_effort[:n],
+            offloaded=self.offloaded[:n],
+            applications=self.applications,
+            promised=promised,
+            draft=draft,
+            pool=pool,
+        )
+
+    def check(self) -> None:
+        """Raises AssertionError unless the books balance."""
+        assert 0 <= self.live <= self.used <= self.capacity
+        n = self.used
+        slots = self.slot[:n].tolist()
+        assert len(set(slots)) == n, "a slot twice"
+        assert set(slots) == set(self.offers), "rows and offers differ"
+        assert all(self.row_of[s] == r for r, s in enumerate(slots)), "row_of is wrong"
+        assert self.kv_free_blocks() >= 0, "KV promised beyond capacity"
+        top = -(-(self.computed_tokens[:n] + self.unsure_tokens[:n]) // self.block_tokens)
+        assert (self.kv_held_blocks[:n] >= top).all(), "KV held below what is computed"
+        assert (self.computed_tokens[: self.live] >= 0).all() and (self.unsure_tokens[:n] >= 0).all()

@@ -1,0 +1,63 @@
+"""What a policy has chosen ahead for one replica: a horizon of choices, or one that stays right for a while."""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from shared.core.books import Books
+from shared.core.prediction import Flight
+from shared.policy.seam import Choice
+
+Ask = Callable[[], Sequence[Choice]]
+
+
+class Course:
+    """Good until something other than progress happens: then `forget`."""
+
+    def __init__(self) -> None:
+        self._horizon: deque[Choice] = deque()
+        self._repeating: Choice | None = None  # right for this many iterations more
+        self._repeats_left = 0
+
+    def forget(self) -> None:
+        self._horizon.clear()
+        self._repeating = None
+
+    def next(self, books: Books, ask: Ask) -> Choice:
+        """What was chosen ahead, unless all whom it would run have left; else what the policy says when asked."""
+        if self._repeating is not None and self._repeats_left > 0 and _concerns_anyone(self._repeating, books):
+            self._repeats_left -= 1
+            return self._repeating
+        if not self._horizon or not _concerns_anyone(self._horizon[0], books):
+            self._horizon.clear()
+            self._horizon.extend(ask())
+        choice = self._horizon.popleft()
+        self._repeating, self._repeats_left = None, 0
+        if choice.repeats > 1:
+            self._repeating, self._repeats_left = choice, min(choice.repeats, _roomy_iterations(choice, books)) - 1
+        return choice
+
+    def repeats(self, books: Books, flights: Sequence[Flight]) -> int:
+        """How many iterations, the one in flight included, may run its plan over and over: 1 unless its choice stays right that long
+        and nobody reaches its maximum before the last."""
+        if self._repeating is None or len(flights) != 1 or not len(flights[0].slots) or flights[0].selection is not None:
+            return 1  # how far a speculating iteration gets is known only when it is over
+        rows = books.row_of[flights[0].slots[flights[0].decode]]
+        tokens = int((books.max_tokens[rows] - books.generated_tokens[rows]).min()) if len(rows) else self._repeats_left
+        return 1 + max(0, min(self._repeats_left, tokens))
+
+    def leapt(self, iterations: int) -> None:
+        """So many of the repeats have run."""
+        self._repeats_left -= iterations
+
+
+def _roomy_iterations(choice: Choice, books: Books) -> int:
+    """How many iterations of it fit so well that no rule about scarce KV could say otherwise: each entry may begin a block, and a
+    block more is left to each. With less room the policy is asked every time."""
+    free_blocks = books.kv_free_blocks() - 2 * len(choice.slots)
+    return free_blocks * books.block_tokens // max(1, int(choice.caps.sum()))
+
+
+def _concerns_anyone(choice: Choice, books: Books) -> bool:
+    """It names nobody, or somebody who is still here."""
+    rows = books.row_of[choice.slots]
+    return not len(rows) or bool(((rows >= 0) & (rows < books.live)).any())

@@ -1,0 +1,51 @@
+"""What routers may know of a replica, from its books."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from shared.core.books import Books
+from shared.core.prediction import DECODE
+from shared.perf.iteration_time import Profile
+from shared.perf.shape import BatchShape
+from shared.schemas import Announce, Digest, Offer
+
+CHUNK_TOKENS = 512  # the backlog is priced by the time a token takes in chunks of this size beside the present decodes
+
+
+def digest_of(facts: Announce, books: Books, reserved: Sequence[Offer], profile: Profile, *, planner: str, now_unix_s: float) -> Digest:
+    """`reserved`: accepted, on the way to the worker. Free slots and surplus are the core's to say."""
+    n = books.live
+    standard = ~books.best_effort[:n]
+    decode = books.phase[:n] == DECODE
+    left = np.where(decode, 0, books.target_tokens[:n] - books.computed_tokens[:n])
+    waiting_tokens = int(left[standard].sum()) + sum(offer.prompt_tokens for offer in reserved)
+    future = -(-int(left.sum()) // books.block_tokens)
+    step = BatchShape(decodes=int(np.count_nonzero(decode)), decode_context=int(books.computed_tokens[:n][decode].sum()))
+    token_s = profile.batch_s(step.with_chunk(CHUNK_TOKENS, 0)) / CHUNK_TOKENS
+    return Digest(
+        replica=facts.replica,
+        incarnation=facts.incarnation,
+        planner=planner,
+        at_unix_s=now_unix_s,
+        model=facts.model,
+        pool=facts.pool,
+        waiting=int(np.count_nonzero(standard & ~decode)) + len(reserved),
+        running=int(np.count_nonzero(standard & decode)),
+        best_effort=n - int(np.count_nonzero(standard)),
+        waiting_prefill_tokens=waiting_tokens,
+        backlog_s=waiting_tokens * token_s,
+        kv_blocks=books.kv_blocks,
+        kv_free_blocks=max(books.kv_free_blocks() - future, 0),
+        free_slots=0,
+        surplus=False,
+        accepting=not facts.draining,
+        features=facts.features,
+        adapters=facts.adapters,
+    )
+
+
+def best_effort_waiting(books: Books) -> int:
+    """Best-effort requests whose prefill has not ended."""
+    n = books.live
+    return int(np.count_nonzero(books.best_effort[:n] & (books.phase[:n] != DECODE)))

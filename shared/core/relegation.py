@@ -1,0 +1,246 @@
+"""RelegationCore: the best-effort pool. Which relegated request goes to which replica that reports surplus.
+
+Order: importance, then the tenant that has been given least, then age (shared/core/pool.py); a request that needs what a replica
+does not have waits for another. One whose SLO has become attainable again goes back as standard. The records are the queue; this is
+a working copy that can be listed again at any time.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+
+import msgspec
+
+from shared.core.debits import TOKEN_S, Debits
+from shared.core.pool import SWEEP_MIN, Order, Shares, lane_of
+from shared.features import meets
+from shared.schemas import Digest, Record
+from shared.vocabulary import ReplicaId, RequestKey, ServiceClass
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """Every relegated record there is."""
+
+    records: Sequence[Record]
+
+
+@dataclass(frozen=True, slots=True)
+class Queued:
+    record: Record
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    digest: Digest
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    key: RequestKey
+
+
+@dataclass(frozen=True, slots=True)
+class Declined:
+    key: RequestKey
+    replica: ReplicaId
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """Ended, cancelled, or no longer relegated."""
+
+    key: RequestKey
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    pass
+
+
+RelegationEvent = Listed | Queued | Heard | Taken | Declined | Gone | Tick
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Write the record (attempt + 1, this replica, this class), then offer it there."""
+
+    key: RequestKey
+    replica: ReplicaId
+    incarnation: str
+    service_class: ServiceClass
+
+
+@dataclass(frozen=True, slots=True)
+class Expire:
+    key: RequestKey
+
+
+RelegationAction = Place | Expire
+
+LOOKS = 256  # at requests that turn out not to be attainable, per digest (some 5 us each); the next digest goes on
+
+
+class RelegationSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    per_digest: int = 2  # requests handed to one replica before its next digest
+    declined_s: float = 0.5  # a replica that declined is left alone for this long
+    promote_margin: float = 2.0  # an SLO counts as attainable if twice the predicted time is left
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    record: Record
+    hopeful_until_unix_s: float  # if begun by then, where no prefill waits, it would make its next deadline; -inf: never
+
+
+class RelegationCore:
+    """One holder at a time. A request is *busy* from an action about it until the event that says what came of it."""
+
+    def __init__(self, settings: RelegationSettings | None = None) -> None:
+        self._set = settings or RelegationSettings()
+        self._waiting: dict[RequestKey, _Waiting] = {}
+        self._busy: set[RequestKey] = set()
+        self._shares = Shares()
+        self._everyone = Order(self._shares)  # of those not busy
+        self._hopeful = Order(self._shares)  # of them, those whose SLO may still be attainable somewhere
+        self._expiries: list[tuple[float, RequestKey]] = []  # heap; void where the request has left or is busy
+        self._debits = Debits()
+        self._not_before_unix_s: dict[ReplicaId, float] = {}
+
+    @property
+    def idle(self) -> bool:
+        return not self._busy
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    def wake_at_unix_s(self) -> float | None:
+        """Digests wake it; only an expiry needs the clock."""
+        while self._expiries and not self._expires(*self._expiries[0]):
+            heappop(self._expiries)
+        return self._expiries[0][0] if self._expiries else None
+
+    def handle(self, event: RelegationEvent, *, now_unix_s: float) -> list[RelegationAction]:
+        actions: list[RelegationAction] = []
+        match event:
+            case Listed(records):
+                self._list(records, now_unix_s)
+            case Queued(record):
+                if record.key not in self._waiting:
+                    self._enter(record, now_unix_s)
+            case Heard(digest):
+                if self._debits.heard(digest, now_unix_s) and now_unix_s >= self._not_before_unix_s.get(digest.replica, 0.0):
+                    self._hand_out(digest.replica, now_unix_s, actions)
+            case Taken(key) | Gone(key):
+                if key in self._waiting:
+                    self._leave(key, now_unix_s)
+            case Declined(key, replica):
+                self._not_before_unix_s = {r: at for r, at in self._not_before_unix_s.items() if at > now_unix_s}
+                self._not_before_unix_s[replica] = now_unix_s + self._set.declined_s
+                if key in self._busy:
+                    self._busy.remove(key)
+                    self._offer_again(self._waiting[key], now_unix_s)
+            case Tick():
+                pass
+        while self._expiries and self._expiries[0][0] <= now_unix_s:
+            expires_unix_s, key = heappop(self._expiries)
+            if self._expires(expires_unix_s, key):
+                self._make_busy(key)
+                actions.append(Expire(key))
+        return actions
+
+    # ------------------------------------------------------------ who waits
+
+    def _list(self, records: Sequence[Record], now_unix_s: float) -> None:
+        listed = {record.key for record in records}
+        for key in [k for k in self._waiting if k not in listed and k not in self._busy]:
+            self._leave(key, now_unix_s)
+        for record in records:
+            known = self._waiting.get(record.key)
+            if known is None:
+                self._enter(record, now_unix_s)
+            elif record.key not in self._busy and record != known.record:
+                self._leave(record.key, now_unix_s)
+                self._enter(record, now_unix_s)
+
+    def _enter(self, record: Record, now_unix_s: float) -> None:
+        waiting = self._waiting[record.key] = _Waiting(record, self._hopeful_until_unix_s(record))
+        self._shares.enter(lane_of(record), now_unix_s)
+        self._offer_again(waiting, now_unix_s)
+
+    def _offer_again(self, waiting: _Waiting, now_unix_s: float) -> None:
+        record = waiting.record
+        self._everyone.add(record)
+        if now_unix_s <= waiting.hopeful_until_unix_s:
+            self._hopeful.add(record)
+        heappush(self._expiries, (record.expires_unix_s, record.key))
+        if len(self._expiries) > 2 * len(self._waiting) + SWEEP_MIN:
+            self._expiries = [(w.record.expires_unix_s, key) for key, w in self._waiting.items() if key not in self._busy]
+            heapify(self._expiries)
+
+    def _make_busy(self, key: RequestKey) -> None:
+        self._busy.add(key)
+        self._everyone.discard(key)
+        self._hopeful.discard(key)
+
+    def _leave(self, key: RequestKey, now_unix_s: float) -> None:
+        self._make_busy(key)
+        self._busy.remove(key)
+        self._shares.leave(lane_of(self._waiting.pop(key).record), now_unix_s)
+
+    def _expires(self, expires_unix_s: float, key: RequestKey) -> bool:
+        """Whether an entry of the heap is not void."""
+        waiting = self._waiting.get(key)
+        return waiting is not None and key not in self._busy and waiting.record.expires_unix_s == expires_unix_s
+
+    # ------------------------------------------------------------ who is next
+
+    def _hand_out(self, replica: ReplicaId, now_unix_s: float, actions: list[RelegationAction]) -> None:
+        """The first in order for a replica with surplus; and back to standard whoever can make it there.
+
+        A tenant is charged for what was handed to a replica, declined or not: a request that nobody takes must not stay first.
+        """
+        digest = self._debits.view(replica)
+        assert digest is not None
+        if not digest.accepting or not (digest.surplus or not digest.waiting):
+            return
+        order = self._everyone if digest.surplus else self._hopeful
+        ready_unix_s = now_unix_s + self._set.promote_margin * digest.backlog_s
+        left, too_late_here = min(self._set.per_digest, digest.free_slots), []
+        looks = LOOKS
+        while left > 0 and looks > 0 and (key := order.first(lambda needs: meets(digest, needs))) is not None:
+            waiting = self._waiting[key]
+            record = waiting.record
+            attainable = not digest.waiting and ready_unix_s <= waiting.hopeful_until_unix_s
+            if not attainable and not digest.surplus:
+                looks -= 1
+                self._hopeful.discard(key)
+                if now_unix_s <= waiting.hopeful_until_unix_s:
+                    too_late_here.append(record)
+                continue
+            left -= 1
+            self._make_busy(key)
+            self._shares.give(lane_of(record), record.prompt_tokens)
+            self._debits.placed(replica, record.prompt_tokens, now_unix_s, best_effort=not attainable)
+            service_class = ServiceClass.STANDARD if attainable else ServiceClass.BEST_EFFORT
+            actions.append(Place(key, replica, digest.incarnation, service_class))
+        for record in too_late_here:
+            self._hopeful.add(record)
+
+    def _hopeful_until_unix_s(self, record: Record) -> float:
+        """Its next deadline, less what it would need with a margin. -inf: it is late already, or has none to make."""
+        due = record.slo.last_due_unix_s(record.arrived_unix_s)
+        if record.resume.measure.tokens:
+            if record.resume.measure.late_tokens:
+                return -math.inf
+            due = min(due, record.resume.measure.next_due_unix_s)
+        else:
+            due = min(due, record.slo.first_due_unix_s(record.arrived_unix_s))
+        if math.isinf(due):
+            return -math.inf
+        predicted_s = record.prompt_tokens * 2 * TOKEN_S
+        if record.slo.ttlt_s is not None:
+            predicted_s += 0.05 * record.max_tokens
+        return due - self._set.promote_margin * predicted_s

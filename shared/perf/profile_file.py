@@ -1,0 +1,78 @@
+"""Profile files: plain JSON, shipped in shared/perf/profiles or the operator's own, each stating what it is and how wrong it is."""
+
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta, Struct
+
+from shared.errors import ConfigError
+from shared.perf.five_coefficients import Ascendra
+from shared.perf.forms import PiecewiseTokens, RooflinePlusAttention, SlosServeRoofline, SolaPolynomial, TokenTable
+from shared.perf.iteration_time import Profile
+from shared.perf.stratified import StratifiedLinear
+
+FOLDER = Path(__file__).parent / "profiles"
+
+Fraction = Annotated[float, Meta(ge=0)]
+NonEmpty = Annotated[str, Meta(min_length=1)]
+Form = StratifiedLinear | TokenTable | RooflinePlusAttention | PiecewiseTokens | SlosServeRoofline | SolaPolynomial | Ascendra
+
+
+class FitError(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """How far the fit was from `against`: absolute relative errors as fractions; None where nobody stated it."""
+
+    against: NonEmpty
+    mape: Fraction | None = None
+    p95: Fraction | None = None
+    worst: Fraction | None = None
+    mape_decode_only: Fraction | None = None
+    mape_mixed: Fraction | None = None
+    mape_prefill_only: Fraction | None = None
+
+
+class ProfileFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One profile as it is stored. `coefficients` carries its `form` as tag; both KV figures are per GPU."""
+
+    name: Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
+    gpu: NonEmpty
+    model: NonEmpty
+    tensor_parallel: Annotated[int, Meta(ge=1)]
+    kv_capacity_tokens: Annotated[int, Meta(ge=1)]
+    kv_bytes_per_token: Annotated[int, Meta(ge=0)]  # 0: not stated
+    overhead_s: Annotated[float, Meta(ge=0)]  # per iteration, on top of what the form gives
+    error: FitError
+    provenance: NonEmpty
+    coefficients: Form
+
+    def profile(self) -> Profile:
+        return self.coefficients.profile(self.name, self.overhead_s)
+
+
+def names() -> list[str]:
+    """The shipped profiles, sorted."""
+    return sorted(path.stem for path in FOLDER.glob("*.json"))
+
+
+def read(name_or_path: str) -> ProfileFile:
+    """A shipped profile by name, or any by path: what holds a slash or ends in .json is a path.
+
+    Raises: ConfigError if it does not exist, or is not a profile; the message says what is wrong.
+    """
+    if "/" in name_or_path or name_or_path.endswith(".json"):
+        path = Path(name_or_path)
+    elif name_or_path in names():
+        path = FOLDER / f"{name_or_path}.json"
+    else:
+        raise ConfigError(f"no profile named {name_or_path!r}; shipped are {', '.join(names())}; or give the path of a .json file")
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=ProfileFile)
+    except OSError as error:
+        raise ConfigError(f"cannot read the profile {path}: {error.strerror}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not a profile: {error}") from error
+
+
+def load(name_or_path: str) -> Profile:
+    """The profile itself. Raises: ConfigError, as `read`."""
+    return read(name_or_path).profile()

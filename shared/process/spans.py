@@ -1,0 +1,151 @@
+"""Tracing through the OpenTelemetry SDK; the only importer of it. Loaded by shared/process/telemetry.py when tracing is on."""
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan, SpanLimits, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter, SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
+
+from shared.process.conventions import ERROR_TYPE
+from shared.process.telemetry import NO_SPAN, Attributes, AttributeValue, Span, TraceParent, Untraced
+
+KINDS = {kind.name.lower(): kind for kind in trace.SpanKind}
+EXPORT_S = 3.0  # longest that one batch may take, repeats included
+FILE_DELAY_MS = 200  # a killed process loses at most so much of its spans
+
+
+class RecordedSpan:
+    """One sampled span of the SDK."""
+
+    def __init__(self, span: trace.Span, now_unix_s: Callable[[], float]) -> None:
+        self._span = span
+        self._now_unix_s = now_unix_s
+        context = span.get_span_context()
+        self._parent = TraceParent(context.trace_id, context.span_id, context.trace_flags.sampled)
+
+    @property
+    def traceparent(self) -> str:
+        return self._parent.header()
+
+    def event(self, name: str, **attributes: AttributeValue) -> None:
+        self._span.add_event(name, attributes, _ns(self._now_unix_s()))
+
+    def set(self, **attributes: AttributeValue) -> None:
+        self._span.set_attributes(attributes)
+        if ERROR_TYPE in attributes:
+            self._span.set_status(trace.StatusCode.ERROR, str(attributes[ERROR_TYPE]))
+
+    def end(self, at_unix_s: float | None = None) -> None:
+        self._span.end(_ns(self._now_unix_s() if at_unix_s is None else at_unix_s))
+
+
+class Recording:
+    """Tracing into the exporters asked for, in batches on a thread of the SDK's."""
+
+    def __init__(
+        self, service: str, instance: str, exporters: Sequence[str], trace_file: str | None, ratio: float, now_unix_s: Callable[[], float]
+    ) -> None:
+        resource = Resource.create({"service.namespace": "slackline", "service.name": service, "service.instance.id": instance})
+        self._now_unix_s = now_unix_s
+        self._provider = TracerProvider(
+            sampler=ParentBased(TraceIdRatioBased(ratio)),
+            resource=resource,
+            span_limits=SpanLimits(max_events=512),  # a long answer must not crowd memory
+            shutdown_on_exit=True,
+        )
+        for exporter in exporters:
+            self._provider.add_span_processor(BatchSpanProcessor(_exporter(exporter)))
+        if trace_file:
+            self._provider.add_span_processor(BatchSpanProcessor(JsonLines(Path(trace_file)), schedule_delay_millis=FILE_DELAY_MS))
+        self._tracer = self._provider.get_tracer("slackline")
+
+    def start(
+        self,
+        name: str,
+        traceparent: str | None,
+        attributes: Attributes | None = None,
+        *,
+        at_unix_s: float | None = None,
+        kind: str = "internal",
+    ) -> Span:
+        parent = TraceParent.parse(traceparent)
+        if parent is not None and not parent.sampled:
+            return Untraced(parent.header())
+        at_ns = _ns(self._now_unix_s() if at_unix_s is None else at_unix_s)
+        span = self._tracer.start_span(name, _context(parent), KINDS[kind], attributes, start_time=at_ns)
+        if span.is_recording():
+            return RecordedSpan(span, self._now_unix_s)
+        context = span.get_span_context()  # a root that was not sampled: its children must know that
+        return Untraced(TraceParent(context.trace_id, context.span_id, False).header()) if context.is_valid else NO_SPAN
+
+    def record(self, name: str, traceparent: str, start_unix_s: float, end_unix_s: float, attributes: Attributes | None = None) -> None:
+        parent = TraceParent.parse(traceparent)
+        if parent is None or not parent.sampled:
+            return
+        span = self._tracer.start_span(name, _context(parent), attributes=attributes, start_time=_ns(start_unix_s))
+        span.end(_ns(end_unix_s))
+
+    def close(self) -> None:
+        self._provider.shutdown()
+
+
+class JsonLines(SpanExporter):
+    """Appends finished spans to a file, one JSON object a line; a batch is one write, so processes may share the file."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        raw = b"".join(msgspec.json.encode(_plain(span)) + b"\n" for span in spans)
+        return SpanExportResult.SUCCESS if os.write(self._fd, raw) == len(raw) else SpanExportResult.FAILURE
+
+    def shutdown(self) -> None:
+        os.close(self._fd)
+
+
+def _plain(span: ReadableSpan) -> dict[str, Any]:
+    context, parent = span.get_span_context(), span.parent
+    assert context is not None
+    assert span.start_time is not None
+    assert span.end_time is not None  # only finished spans are exported
+    return {
+        "trace_id": f"{context.trace_id:032x}",
+        "span_id": f"{context.span_id:016x}",
+        "parent_span_id": f"{parent.span_id:016x}" if parent else None,
+        "name": span.name,
+        "service": span.resource.attributes["service.name"],
+        "instance": span.resource.attributes["service.instance.id"],
+        "start_unix_s": span.start_time / 1e9,
+        "end_unix_s": span.end_time / 1e9,
+        "attributes": dict(span.attributes or {}),
+        "events": [{"name": e.name, "at_unix_s": e.timestamp / 1e9, "attributes": dict(e.attributes or {})} for e in span.events],
+    }
+
+
+def _exporter(name: str) -> SpanExporter:
+    if name == "console":
+        return ConsoleSpanExporter()
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # heavy: brings an HTTP client
+
+    # The OTEL_EXPORTER_OTLP_* variables are the exporter's own; its default timeout of 10 s would hold up every stop as long.
+    return OTLPSpanExporter(timeout=None if "OTEL_EXPORTER_OTLP_TIMEOUT" in os.environ else EXPORT_S)
+
+
+def _context(parent: TraceParent | None) -> Context:
+    if parent is None:
+        return Context()  # empty: never the ambient one
+    flags = trace.TraceFlags(trace.TraceFlags.SAMPLED if parent.sampled else trace.TraceFlags.DEFAULT)
+    context = trace.SpanContext(parent.trace_id, parent.span_id, is_remote=True, trace_flags=flags)
+    return trace.set_span_in_context(trace.NonRecordingSpan(context), Context())
+
+
+def _ns(unix_s: float) -> int:
+    return round(unix_s * 1e9)

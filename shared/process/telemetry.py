@@ -1,0 +1,151 @@
+"""Tracing: one OpenTelemetry trace per request across all services; off unless asked for, and then it costs nothing.
+
+On when OTEL_TRACES_EXPORTER is `otlp` or `console`, when OTEL_EXPORTER_OTLP_ENDPOINT is set, or when SLACKLINE_TRACE_FILE names
+a file for spans as JSON lines (many processes may append to one file). OTEL_TRACES_EXPORTER=none and OTEL_SDK_DISABLED=true turn
+the exporters off. Sampling is parent-based, a root's ratio in OTEL_TRACES_SAMPLER_ARG (default 1). The SDK is not even imported
+while tracing is off; and a request whose parent was not sampled costs no more than that.
+
+Whoever brings a request in starts the trace; `traceparent` (W3C Trace Context) travels in NATS headers and in the record.
+"""
+
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from shared.clock import Clock
+from shared.errors import ConfigError
+
+AttributeValue = str | bool | int | float | Sequence[str]
+Attributes = Mapping[str, AttributeValue]
+
+TRACEPARENT = "traceparent"  # the header's name
+FORMAT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
+EXPORTERS = ("otlp", "console", "none")
+
+
+class TraceParent(NamedTuple):
+    """The W3C header: 16 bytes of trace, 8 of the parent span, whether it was sampled."""
+
+    trace_id: int
+    span_id: int
+    sampled: bool
+
+    @staticmethod
+    def parse(header: str | None) -> "TraceParent | None":
+        """None for what is absent or malformed: a bad header from a client begins a new trace, as the standard asks."""
+        found = FORMAT.fullmatch(header) if header else None
+        if found is None or found[1] == "ff" or (found[1] == "00" and found[5]):
+            return None
+        trace_id, span_id = int(found[2], 16), int(found[3], 16)
+        return TraceParent(trace_id, span_id, bool(int(found[4], 16) & 1)) if trace_id and span_id else None
+
+    def header(self) -> str:
+        return f"00-{self.trace_id:032x}-{self.span_id:016x}-{int(self.sampled):02x}"
+
+
+class Span(Protocol):
+    """Something under way. Names with dots are passed as `**{conventions.REPLICA: "r1"}`."""
+
+    @property
+    def traceparent(self) -> str:
+        """For the headers of whatever this span causes; empty where there is no trace."""
+
+    def event(self, name: str, **attributes: AttributeValue) -> None: ...
+
+    def set(self, **attributes: AttributeValue) -> None:
+        """`error.type` marks the span as failed."""
+
+    def end(self, at_unix_s: float | None = None) -> None: ...
+
+
+class Tracing(Protocol):
+    """One per process, passed down by `main`."""
+
+    def start(
+        self,
+        name: str,
+        traceparent: str | None,
+        attributes: Attributes | None = None,
+        *,
+        at_unix_s: float | None = None,
+        kind: str = "internal",
+    ) -> Span:
+        """Begin a span under `traceparent`, or a new trace without one. `kind` as OpenTelemetry's: server, client, ..."""
+
+    def record(self, name: str, traceparent: str, start_unix_s: float, end_unix_s: float, attributes: Attributes | None = None) -> None:
+        """Add a span measured elsewhere. Nothing without a traceparent: it would be a trace of its own."""
+
+    def close(self) -> None:
+        """Send what is left; blocks for a few seconds at most."""
+
+
+class Untraced:
+    """A span that is not recorded; it hands on the traceparent it was given."""
+
+    __slots__ = ("traceparent",)
+
+    def __init__(self, traceparent: str) -> None:
+        self.traceparent = traceparent
+
+    def event(self, name: str, **attributes: AttributeValue) -> None:
+        pass
+
+    def set(self, **attributes: AttributeValue) -> None:
+        pass
+
+    def end(self, at_unix_s: float | None = None) -> None:
+        pass
+
+
+NO_SPAN = Untraced("")
+
+
+class Off:
+    """Tracing that does nothing."""
+
+    def start(
+        self,
+        name: str,
+        traceparent: str | None,
+        attributes: Attributes | None = None,
+        *,
+        at_unix_s: float | None = None,
+        kind: str = "internal",
+    ) -> Span:
+        return Untraced(traceparent) if traceparent else NO_SPAN
+
+    def record(self, name: str, traceparent: str, start_unix_s: float, end_unix_s: float, attributes: Attributes | None = None) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def configure(
+    service: str, instance: str = "", environ: Mapping[str, str] | None = None, now_unix_s: Callable[[], float] | None = None
+) -> Tracing:
+    """The tracing of this process as its environment asks for it.
+
+    Raises: ConfigError for an exporter or a ratio that does not exist.
+    """
+    env = os.environ if environ is None else environ
+    exporters = [e.strip() for e in env.get("OTEL_TRACES_EXPORTER", "").split(",") if e.strip()]
+    for exporter in exporters:
+        if exporter not in EXPORTERS:
+            raise ConfigError(f"OTEL_TRACES_EXPORTER={exporter!r}: use one of {', '.join(EXPORTERS)}")
+    if not exporters and (env.get("OTEL_EXPORTER_OTLP_ENDPOINT") or env.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")):
+        exporters = ["otlp"]
+    exporters = [e for e in exporters if e != "none"]
+    trace_file = env.get("SLACKLINE_TRACE_FILE")
+    if env.get("OTEL_SDK_DISABLED", "").lower() == "true" or not (exporters or trace_file):
+        return Off()
+    try:
+        ratio = float(env.get("OTEL_TRACES_SAMPLER_ARG") or 1.0)
+    except ValueError:
+        ratio = -1.0
+    if not 0 <= ratio <= 1:
+        raise ConfigError(f"OTEL_TRACES_SAMPLER_ARG={env['OTEL_TRACES_SAMPLER_ARG']!r}: a ratio from 0 to 1")
+    from shared.process.spans import Recording  # only here: with tracing off the SDK is never loaded
+
+    return Recording(service, instance, exporters, trace_file, ratio, now_unix_s or Clock().unix_s)

@@ -1,0 +1,118 @@
+"""Processes of the simulated world: killed, paused and returned, within one OS process.
+
+Whatever is scheduled from inside a process's context belongs to it: tasks, timers, callbacks. A pause is a SIGSTOP: nothing of
+it runs, its timers fire late, its mail waits. A kill is a pause that never ends, with its connections cut first: its tasks stay
+frozen until the run is over, so that no cleanup of theirs can reach anyone.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextvars import Context, copy_context
+from typing import Any, TypeVar
+
+from shared.testing.virtual_loop import OWNER, Owner, VirtualTimeLoop
+
+T = TypeVar("T")
+
+EPOCH_UNIX_S = 1_700_000_000.0  # virtual time 0 on every simulated wall clock
+
+
+class VirtualClock:
+    """shared.clock.Clock on virtual time, off by a constant `skew_s`."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, skew_s: float = 0.0) -> None:
+        self._loop = loop
+        self._offset_s = EPOCH_UNIX_S + skew_s
+
+    def unix_s(self) -> float:
+        return self._loop.time() + self._offset_s
+
+    def adjusted_s(self) -> float:
+        """Nobody moves the wall clock here."""
+        return 0.0
+
+
+def virtual_loop() -> VirtualTimeLoop:
+    """The running loop. Raises RuntimeError where it is not a virtual one."""
+    loop = asyncio.get_running_loop()
+    if not isinstance(loop, VirtualTimeLoop):
+        raise RuntimeError("simulated processes live on a VirtualTimeLoop: use run_virtual")
+    return loop
+
+
+class SimProcess(Owner):
+    """One process of the fleet. To return after a kill, make a new one under the same name.
+
+    `on_exit` hears of every end: main's return, its exception (`failure`), a kill. Without it an exception ends the run.
+    """
+
+    def __init__(self, name: str, *, skew_s: float = 0.0, on_exit: Callable[["SimProcess"], None] | None = None) -> None:
+        super().__init__()
+        self.name = name
+        self.alive = True
+        self.failure: BaseException | None = None
+        self.exited = asyncio.Event()
+        self.on_change: list[Callable[[str], None]] = []  # told "paused", "resumed", "killed", "exited"
+        self._loop = virtual_loop()
+        self._on_exit = on_exit
+        self._outside = copy_context()  # of whoever made the process: its end is their business
+        self.clock = VirtualClock(self._loop, skew_s)
+
+    @property
+    def paused(self) -> bool:
+        return self.alive and self.held
+
+    def context(self) -> Context:
+        """A fresh context inside the process."""
+        context = copy_context()
+        context.run(OWNER.set, self)
+        return context
+
+    def start(self, main: Coroutine[Any, Any, Any]) -> None:
+        """Run the process's main; the process ends with it."""
+        task = self.spawn(main, name=f"{self.name}.main")
+        task.add_done_callback(self._main_ended, context=self._outside)
+
+    def spawn(self, coro: Coroutine[Any, Any, T], *, name: str | None = None) -> "asyncio.Task[T]":
+        """A task inside the process, beside its main. It never ends if the process is killed first."""
+        return self._loop.create_task(coro, name=name, context=self.context())
+
+    def pause(self) -> None:
+        if self.alive and not self.held:
+            self._loop.hold(self)
+            self._tell("paused")
+
+    def resume(self) -> None:
+        if self.paused:
+            self._loop.let_go(self)
+            self._tell("resumed")
+
+    def kill(self) -> None:
+        """At once and without a word. From within, the present step still runs up to its next await."""
+        self._end("killed")
+
+    def _main_ended(self, task: "asyncio.Task[Any]") -> None:
+        if self.alive and not self._loop.closing:
+            self.failure = None if task.cancelled() else task.exception()
+            self._end("exited")
+
+    def _end(self, how: str) -> None:
+        if not self.alive:
+            return
+        self.alive = False
+        self._loop.hold(self)
+        self._tell(how)
+        self.exited.set()
+        self._loop.call_soon(self._report_end, context=self._outside)
+
+    def _report_end(self) -> None:
+        if self._loop.closing:
+            return
+        if self._on_exit is not None:
+            self._on_exit(self)
+        elif self.failure is not None:
+            self._loop.fail(self.failure)
+
+    def _tell(self, what: str) -> None:
+        for told in tuple(self.on_change):
+            told(what)

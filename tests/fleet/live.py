@@ -1,0 +1,153 @@
+"""What tests ask of a real fleet: many requests at once, everything that was sent about them, and what the log says."""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+from uuid import uuid4
+
+from shared import subjects
+from shared.bus.api import Call
+from shared.bus.nats import NatsBus, connect
+from shared.client.client import Client, Patience
+from shared.clock import Clock
+from shared.errors import BusError
+from shared.schemas import Attach, Delta, Digest, End, GenerateRequest, Replay, Sampling, StreamEvent, Verdict
+from shared.vocabulary import Slo
+
+PATIENCE = Patience(silence_s=1.0, submit_s=30.0)
+WAIT_S = 60.0
+HOPELESS = Slo(ttft_s=0.0001, tbt_s=1.0)  # nobody can hold it: relegated at once
+
+
+@dataclass
+class Heard:
+    """What a client put together of one request."""
+
+    request: GenerateRequest
+    tokens: list[int] = field(default_factory=list)
+    text: str = ""
+    verdict: Verdict | None = None
+
+
+class Wire:
+    """Every event to one client's inbox, as it came."""
+
+    def __init__(self) -> None:
+        self.events: dict[str, list[StreamEvent]] = defaultdict(list)
+
+    def hear(self, event: StreamEvent, call: Call) -> None:
+        self.events[call.subject].append(event)
+
+
+@asynccontextmanager
+async def client_of(url: str) -> AsyncIterator[tuple[NatsBus, Client, Wire]]:
+    name, wire = uuid4().hex, Wire()
+    async with connect(url, "test") as bus:
+        await bus.subscribe(f"_INBOX.{name}.*", StreamEvent, wire.hear)
+        async with Client(bus, Clock(), patience=PATIENCE, client_id=name) as client:
+            yield bus, client, wire
+
+
+async def ask(client: Client, request: GenerateRequest, tier: str = "chat", within_s: float = 20.0) -> Heard:
+    """One request from its start to its end."""
+    heard = Heard(request)
+    async with asyncio.timeout(within_s):
+        handle = await client.submit(request, tier)
+        async for event in handle:
+            if isinstance(event, Delta):
+                assert event.offset == len(heard.tokens)
+                assert event.text_offset == len(heard.text)
+                heard.tokens += event.tokens
+                heard.text += event.text
+        heard.verdict = await handle.wait()
+    return heard
+
+
+async def replay_of(bus: NatsBus, request: GenerateRequest) -> Replay:
+    """What the log says, asked until somebody answers."""
+    question = Attach(tenant=request.tenant, request_id=request.request_id)
+    async with asyncio.timeout(WAIT_S):
+        while True:
+            try:
+                return await bus.request(subjects.ATTACH, question, Replay, timeout_s=2.0)
+            except BusError:
+                await asyncio.sleep(0.1)
+
+
+def draw_requests(seed: int, n: int, *, prompt: tuple[int, int], output: tuple[int, int]) -> list[tuple[GenerateRequest, str]]:
+    """Sampled and greedy ones of every tier, each fifth with an SLO that nobody can hold."""
+    rng = Random(seed)
+    drawn = []
+    for i in range(n):
+        letters = "".join(rng.choices("abcdefgh ", k=rng.randint(*prompt)))
+        request = GenerateRequest(
+            request_id=f"load-{seed}-{i}-{uuid4().hex[:8]}",
+            tenant=rng.choice(("default", "acme")),
+            prompt=letters,
+            sampling=Sampling(max_tokens=rng.randint(*output), temperature=rng.choice((0.0, 1.0)), ignore_eos=True),
+            slo=HOPELESS if i % 5 == 4 else None,
+        )
+        drawn.append((request, rng.choice(("interactive", "chat", "summary", "batch"))))
+    return drawn
+
+
+async def under_load(
+    client: Client, requests: Sequence[tuple[GenerateRequest, str]], during_s: float, disturb: Callable[[], Any]
+) -> list[Heard]:
+    """Offer the requests evenly over `during_s`, call `disturb` half-way, and wait for every end."""
+    async with asyncio.TaskGroup() as tasks:
+        running = []
+        for i, (request, tier) in enumerate(requests):
+            if i == len(requests) // 2:
+                disturb()
+            running.append(tasks.create_task(ask(client, request, tier, WAIT_S)))
+            await asyncio.sleep(during_s / len(requests))
+    return [task.result() for task in running]
+
+
+async def check(bus: NatsBus, wire: Wire, heard: Sequence[Heard]) -> None:
+    """Each ended once and well; the client's tokens and text are the log's; nothing else was ever said of them."""
+    ends: dict[str, set[str]] = defaultdict(set)
+    for one in heard:
+        replay = await replay_of(bus, one.request)
+        name = one.request.request_id
+        assert one.tokens == replay.tokens, name
+        assert one.text == replay.text, name
+        assert one.verdict == replay.verdict, name
+        assert replay.verdict is not None
+        assert replay.verdict.finish_reason == "length", (name, replay.verdict)
+        assert len(one.tokens) == one.request.sampling.max_tokens == replay.verdict.output_tokens, name
+        for event in wire.events[replay.stream_subject]:
+            if isinstance(event, Delta):
+                at = event.offset
+                assert event.tokens == one.tokens[at : at + len(event.tokens)], f"{name}: another text at {at}"
+                assert event.text == one.text[event.text_offset : event.text_offset + len(event.text)], name
+            elif isinstance(event, End):
+                ends[name].add(repr(event.verdict))
+        assert len(ends[name]) <= 1, f"{name} ended more than once"
+
+
+async def until_idle(bus: NatsBus, replicas: Sequence[str]) -> None:
+    """Every replica says that it holds nothing, and has all its KV."""
+    latest: dict[str, Digest] = {}
+    changed = asyncio.Event()
+
+    def hear(digest: Digest, _: Call) -> None:
+        latest[digest.replica] = digest
+        changed.set()
+
+    def idle(digest: Digest | None) -> bool:
+        return (
+            digest is not None and digest.running + digest.waiting + digest.best_effort == 0 and digest.kv_free_blocks == digest.kv_blocks
+        )
+
+    digests = await bus.subscribe(subjects.DIGESTS, Digest, hear)
+    async with asyncio.timeout(WAIT_S):
+        while not all(idle(latest.get(replica)) for replica in replicas):
+            changed.clear()
+            await changed.wait()
+    await digests.stop()

@@ -1,0 +1,368 @@
+"""Live and virtual drivers decide alike: the same events give the same actions, and two loops around one core give the same plans.
+
+The live half is a real WorkerCore with a real sim engine, so that the columns of the virtual worker are held to both, speculation included.
+"""
+
+import asyncio
+from array import array
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from loadgen.load.mix import PlannedRequest
+from loadgen.simulator.latency import Latency
+from loadgen.simulator.simulation import stored_as
+from loadgen.simulator.timeline import Timeline
+from loadgen.simulator.virtual_replica import VirtualReplica
+from loadgen.simulator.virtual_worker import VirtualWorker
+from services.worker.engine import EngineFacts
+from services.worker.engines.sim_engine import SimEngine
+from services.worker.speaker import Speaker
+from services.worker.turn_taker import take_turn
+from shared.columns import pack, unpack_list
+from shared.core.admission import as_offer
+from shared.core.moves import placed_at
+from shared.core.replica import ReplicaCore, ReplicaSettings
+from shared.core.replica_events import (
+    Acked,
+    Answer,
+    HoldDone,
+    NeedResync,
+    Offered,
+    ReplicaAction,
+    ReplicaEvent,
+    SendHold,
+    SendPlan,
+    Synced,
+    Tick,
+)
+from shared.core.turn import Finished
+from shared.core.worker import WorkerCore
+from shared.perf import profile_file as store
+from shared.perf.iteration_time import Profile
+from shared.perf.scaled import draft_of
+from shared.policy import registry
+from shared.policy.acceptance import Acceptance
+from shared.policy.seam import Policy
+from shared.schemas import Announce, AttemptOver, BatchPlan, Body, Hold, PlanAck, Record, Resume, Selection
+from shared.testing.virtual_loop import run_virtual
+from shared.text.tokenizer import Tokenizer
+from shared.tiers import DEMO_3, Tier
+from shared.vocabulary import Measure, ReplicaId, RequestKey, ServiceClass, Slo
+from tests.shared.policy.speculating import CHAIN, TREE, Speculating
+
+ANNOUNCE = Announce(
+    replica=ReplicaId("r1"), incarnation="1", at_unix_s=0.0, model="m", engine="virtual", profile="a100-llama3-8b", pool="",
+    kv_blocks=1200, block_tokens=16, context_tokens=8192, max_slots=64, epoch=0,
+)  # fmt: skip
+PROFILE: Profile = store.load("a100-llama3-8b")
+THINKER, BROODER = Tier(slo=Slo(ttft_s=2.0, thinking_tbt_s=0.03, tbt_s=0.1)), Tier(slo=Slo(thinking_tbt_s=0.1, ttlt_s=60.0))
+TIERS = replace(DEMO_3, tiers={**DEMO_3.tiers, "thinker": THINKER, "brooder": BROODER})
+DRAFT = draft_of(PROFILE, 0.05)
+FACTS = EngineFacts("sim", "m", "a100-llama3-8b", 1200, 16, 8192, 64, 261, frozenset(), draft=0.05)
+SPECULATING = {"chain": CHAIN, "tree": TREE}
+POLICIES = [*registry.names(), *SPECULATING]
+Plan = tuple[int, list[int], list[int], float, list[int], float]  # seq, slots, caps, predicted_s, preempted, came at
+
+Over = tuple[RequestKey, str, Measure]
+Step = tuple[float, ReplicaEvent, list[ReplicaAction]]
+
+
+def requests(seed: int) -> list[tuple[float, Record, Body]]:
+    rng, at_s, made = Random(seed), 0.0, []
+    for number in range(40):
+        at_s += rng.expovariate(9.0)
+        tier = rng.choice(list(TIERS.tiers))
+        planned = PlannedRequest(number, at_s, rng.randint(1, 3000), rng.randint(1, 60), tier, rng.choice([1.0, 10.0]), "t", "app")
+        planned = planned._replace(thinking_tokens=rng.randint(0, planned.output_tokens))
+        record, body = stored_as(planned, TIERS, PROFILE, 8192, 1024, at_s)
+        body = replace(body, prompt=bytes(4 * planned.prompt_tokens))  # for the real worker
+        made.append((at_s, placed_at(record, "test", ANNOUNCE.replica, "1", ServiceClass.STANDARD), body))
+    return made
+
+
+def make(policy: str) -> Policy:
+    return Speculating(**SPECULATING[policy]) if policy in SPECULATING else registry.make(policy)  # type: ignore[arg-type]
+
+
+def engine() -> SimEngine:
+    return SimEngine(FACTS, PROFILE, wait=None, clock=lambda: 0.0)
+
+
+def plan_of(plan: BatchPlan, now_s: float) -> Plan:
+    return plan.seq, unpack_list(plan.slots), unpack_list(plan.caps), plan.predicted_s, unpack_list(plan.preempted), now_s
+
+
+class Around:
+    """What a virtual replica asks of a fleet, and what was seen of it."""
+
+    def __init__(self, made: list[tuple[float, Record, Body]]) -> None:
+        self.records = {record.key: record for _, record, _ in made}
+        self.bodies = {record.key: body for _, record, body in made}
+        self.overs: list[Over] = []
+        self.declined: list[RequestKey] = []  # who is not heard of again: there is no fleet here
+        self.times = {record.key: array("d") for _, record, _ in made}
+
+    def record(self, key: RequestKey) -> Record:
+        return self.records[key]
+
+    def body(self, key: RequestKey) -> Body:
+        return self.bodies[key]
+
+    def token_times(self, key: RequestKey) -> "array[float]":
+        return self.times[key]
+
+    def over(self, replica: VirtualReplica, over: AttemptOver) -> None:
+        self.overs.append((over.key, over.why, over.resume.measure))
+
+    def answered(self, key: RequestKey, accepted: bool) -> None:
+        if not accepted:
+            self.declined.append(key)
+
+    @property
+    def done(self) -> bool:
+        return len(self.overs) + len(self.declined) == len(self.records)
+
+
+def virtual(policy: str, seed: int, latency: Latency) -> tuple[list[Plan], list[Over], list[Step]]:
+    made, line, plans, log = requests(seed), Timeline(), list[Plan](), list[Step]()
+    around = Around(made)
+    replica = VirtualReplica(ANNOUNCE, make(policy), PROFILE, DRAFT, Acceptance(), line, latency, around, hand_back=True)
+    inner, inner_plan = replica.core.handle, replica.worker.plan
+
+    def handle(event: ReplicaEvent, *, now_unix_s: float) -> list[ReplicaAction]:
+        actions = inner(event, now_unix_s=now_unix_s)
+        log.append((now_unix_s, event, actions))
+        return actions
+
+    def plan(plan: BatchPlan) -> None:
+        plans.append(plan_of(plan, line.now_s))
+        inner_plan(plan)
+
+    replica.core.handle, replica.worker.plan = handle, plan  # type: ignore[method-assign]
+    for at_s, record, _ in made:
+        line.at(
+            at_s,
+            replica.offer,
+            as_offer(record, record.service_class),
+            lambda answer, key=record.key: around.answered(key, answer.accepted),
+        )
+    while not around.done:
+        line.step()
+    return plans, around.overs, log
+
+
+class LiveLoop:
+    """The shells' way: an inbox, a task that feeds the core and sleeps until it wants waking, messages that take time."""
+
+    def __init__(self, policy: str, seed: int, latency: Latency) -> None:
+        self.made, self.latency = requests(seed), latency
+        self.around = Around(self.made)
+        settings = ReplicaSettings(depth=latency.depth, lead_s=latency.lead_s)
+        self.core = ReplicaCore(make(policy), PROFILE, epoch=1, settings=settings, draft=DRAFT)
+        self.worker = WorkerCore(
+            ANNOUNCE.replica, "1", kv_blocks=ANNOUNCE.kv_blocks, block_tokens=16, context_tokens=8192, max_slots=ANNOUNCE.max_slots
+        )
+        self.engine, self.speaker = engine(), Speaker(Tokenizer.builtin())
+        self.plans: list[Plan] = []
+        self.came_s: dict[int, float] = {}
+        self.work_since_s = 0.0
+
+    async def run(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.inbox: asyncio.Queue[ReplicaEvent] = asyncio.Queue()
+        self.wake, self.done = asyncio.Event(), asyncio.Event()
+        self.worker.resync(1, 1)
+        self.inbox.put_nowait(Synced(ANNOUNCE, 1, self.worker.next_seq, self.worker.ack_seq, ()))
+        for at_s, record, _ in self.made:
+            self.loop.call_at(at_s, self.inbox.put_nowait, Offered([as_offer(record, record.service_class)]))
+        tasks = [asyncio.create_task(self.drive()), asyncio.create_task(self.engine_loop())]
+        await self.done.wait()
+        for task in tasks:
+            task.cancel()
+
+    async def drive(self) -> None:
+        while True:
+            wake_s, event = self.core.wake_at_unix_s(), None
+            try:
+                async with asyncio.timeout_at(wake_s):
+                    event = await self.inbox.get()
+            except TimeoutError:
+                event = Tick()
+            for action in self.core.handle(event, now_unix_s=self.loop.time()):
+                match action:
+                    case SendPlan(plan):
+                        self.loop.call_later(self.latency.plan_s, self.plan_comes, plan)
+                    case SendHold(hold):
+                        self.loop.call_later(self.latency.hold_s, self.hold_comes, hold)
+                    case Answer(key, _, answer):
+                        self.around.answered(key, answer.accepted)
+                        self.look()
+                    case NeedResync(reason):
+                        raise AssertionError(reason)
+
+    def hold_comes(self, hold: Hold) -> None:
+        if not self.worker.held:
+            self.work_since_s = self.loop.time()
+        answer = self.worker.hold(hold, self.around.record(hold.key), self.around.body(hold.key))
+        self.loop.call_later(self.latency.held_s, self.inbox.put_nowait, HoldDone(hold.slot, answer.held, answer.reason, answer.in_doubt))
+
+    def plan_comes(self, plan: BatchPlan) -> None:
+        self.plans.append(plan_of(plan, self.loop.time()))
+        self.came_s[plan.seq] = self.loop.time()
+        assert self.worker.plan(plan) is None
+        self.wake.set()
+
+    async def engine_loop(self) -> None:
+        last_end_s = 0.0
+        while True:
+            if (finished := self.worker.between()) is not None:
+                self.stored(finished)
+            turn = self.worker.begin()
+            if turn is None:
+                self.wake.clear()
+                await self.wake.wait()
+                continue
+            began_s = self.loop.time()
+            done, exec_s, _ = take_turn(self.engine, self.speaker, turn)
+            if turn.plan is None:
+                continue
+            await asyncio.sleep(exec_s)
+            idle_s = 0.0
+            if turn.work:
+                idle_s = max(0.0, self.came_s[turn.plan.seq] - max(last_end_s, self.work_since_s))
+                last_end_s = self.loop.time()
+            self.stored(self.worker.finish(done, started_unix_s=began_s, ended_unix_s=self.loop.time(), exec_s=exec_s, idle_s=idle_s))
+
+    def stored(self, finished: Finished) -> None:
+        self.loop.call_later(self.latency.ack_s, self.inbox.put_nowait, Acked(finished.ack))
+        for over in finished.overs:
+            self.worker.settled(over.key, over.attempt)
+            self.around.overs.append((over.key, over.why, over.resume.measure))
+        self.look()
+
+    def look(self) -> None:
+        if self.around.done:
+            self.done.set()
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_recorded_run_replays_to_the_same_actions(policy: str, seed: int) -> None:
+    latency = Latency.live()
+    _, _, log = virtual(policy, seed, latency)
+    settings = ReplicaSettings(depth=latency.depth, lead_s=latency.lead_s)
+    core = ReplicaCore(make(policy), PROFILE, epoch=1, settings=settings, draft=DRAFT)
+    core.handle(Synced(ANNOUNCE, 1, 1, 0, ()), now_unix_s=0.0)
+    for now_s, event, actions in log:
+        assert core.handle(event, now_unix_s=now_s) == actions
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("policy", POLICIES)
+def test_an_asyncio_loop_and_the_heap_make_the_same_plans_at_the_same_instants(policy: str, seed: int) -> None:
+    latency = Latency.live()
+    plans, overs, _ = virtual(policy, seed, latency)
+    live = LiveLoop(policy, seed, latency)
+    run_virtual(live.run())
+    assert len(plans) > 50
+    assert live.plans[: len(plans)] == plans[: len(live.plans)]
+    assert [over for over in live.around.overs if over in overs] == overs
+
+
+class Both:
+    """A virtual worker, and a real one with its engine, that are told the same."""
+
+    def __init__(self, rng: Random) -> None:
+        self.rng, self.now_s, self.seq = rng, 0.0, 0
+        self.virtual = VirtualWorker(ANNOUNCE, PROFILE, DRAFT, Acceptance())
+        self.real = WorkerCore(ANNOUNCE.replica, "1", kv_blocks=1200, block_tokens=16, context_tokens=8192, max_slots=64)
+        self.real.resync(1, 1)
+        self.engine, self.speaker = engine(), Speaker(Tokenizer.builtin())
+        self.held = set[int]()
+        self.drafted = 0
+
+    def hold(self, slot: int) -> None:
+        """Some have been computed elsewhere before."""
+        rng = self.rng
+        prompt, output, made = rng.randint(1, 40), rng.randint(1, 30), rng.choice([0, 0, rng.randint(0, 20)])
+        planned = PlannedRequest(self.seq * 64 + slot, 0.0, prompt, output + made, "interactive", 1.0, "t", "app")
+        record, body = stored_as(planned, DEMO_3, PROFILE, 8192, 1024, 0.0)
+        body = replace(body, prompt=bytes(4 * prompt))
+        measure = Measure.begin(record.slo, 0.0)
+        measure = measure.emit(made, 0.0, record.slo) if made else measure
+        record = replace(record, resume=Resume(tokens=bytes(4 * made), measure=measure))
+        record = placed_at(record, "test", ANNOUNCE.replica, "1", ServiceClass.STANDARD)
+        hold = Hold(epoch=1, sync=1, slot=slot, key=record.key, attempt=record.attempt)
+        self.virtual.hold(hold, record, body, array("d", [0.0] * made))
+        assert self.real.hold(hold, record, body).held
+        self.held.add(slot)
+
+    def plan(self) -> BatchPlan:
+        """Of requests that are here, and of some that are not; any caps, any of them told to speculate."""
+        rng = self.rng
+        slots = rng.sample(range(12), rng.randint(0, 10))
+        caps = [rng.choice([1, 2, 4, 8, 50]) for _ in slots]
+        here = sorted(self.held)
+        released = rng.sample(here, min(len(here), rng.choice([0, 0, 0, 1])))
+        preempted = [slot for slot in here if rng.random() < 0.03 and slot not in released]
+        selection = None
+        if rng.random() < 0.8:
+            selection = Selection(
+                method=rng.choice(["chain", "slo_then_throughput"]),
+                depth=pack([rng.randint(0, 4) for _ in slots]),
+                width=pack([rng.randint(1, 3) for _ in slots]),
+                needed=pack([0 for _ in slots]),
+                budget_tokens=rng.randint(0, 40),
+                needed_limit_tokens=rng.randint(1, 6),
+            )
+        self.seq += 1
+        return BatchPlan(
+            replica=ANNOUNCE.replica, incarnation="1", epoch=1, sync=1, seq=self.seq, slots=pack(slots), caps=pack(caps),
+            predicted_s=0.0, released=pack(released), released_why=["dropped"] * len(released), preempted=pack(preempted),
+            selection=selection,
+        )  # fmt: skip
+
+    def step(self) -> None:
+        for slot in range(12):
+            if slot not in self.held and self.rng.random() < 0.5:
+                self.hold(slot)
+        plan = self.plan()
+        self.virtual.plan(plan)
+        assert self.real.plan(plan) is None
+        exec_s = self.virtual.begin()
+        turn = self.real.begin()
+        assert turn is not None
+        done, real_s, _ = take_turn(self.engine, self.speaker, turn)
+        assert exec_s is not None
+        assert not turn.work or real_s == exec_s
+        self.virtual.check()
+        self.now_s += exec_s
+        times = {"started_unix_s": self.now_s - exec_s, "ended_unix_s": self.now_s, "exec_s": exec_s, "idle_s": 0.0}
+        ack, overs = self.virtual.finish(**times)
+        finished = self.real.finish(done, **times)
+        assert told(ack) == told(finished.ack)
+        assert [(o.key, o.why, o.resume.measure) for o in overs] == [(o.key, o.why, o.resume.measure) for o in finished.overs]
+        self.held -= {slot for slot, _ in ack.ended}
+        self.drafted += sum(unpack_list(ack.drafted))
+        self.real.check()
+        self.virtual.check()
+
+
+def told(ack: PlanAck) -> tuple[object, ...]:
+    """What a planner makes use of."""
+    return ack.plan_seq, ack.slots, ack.computed, ack.emitted, ack.drafted, ack.ended, ack.skipped, ack.preempted
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(0, 1 << 32))
+def test_the_virtual_worker_does_with_any_plans_what_the_real_one_and_its_engine_do(seed: int) -> None:
+    both = Both(Random(seed))
+    for _ in range(60):
+        both.step()
+    assert both.drafted > 20
+    counted = [(c.tokens, c.drafted, c.accepted, c.verifications) for c in (both.virtual.counters, both.real.counters)]
+    assert counted[0] == counted[1]

@@ -1,0 +1,293 @@
+"""What engines can do and what requests need: in the vocabulary, in refusals, and in where requests are sent."""
+
+from random import Random
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from services.admission import intake, wants
+from services.admission.wants import Wants
+from services.admission.workers import Workers
+from shared import features
+from shared.columns import pack
+from shared.core.admission import AdmissionCore, AdmissionSettings, Declined, Heard, Opened, Place, Relegate, Tick, as_offer
+from shared.core.relegation import Heard as Surplus
+from shared.core.relegation import Listed, RelegationCore, RelegationSettings
+from shared.core.relegation import Place as HandOut
+from shared.core.worker import WorkerCore
+from shared.errors import PeerError
+from shared.features import ALL, needs
+from shared.process.instruments import Registry
+from shared.routing.router import attainable
+from shared.schemas import Announce, BatchPlan, Body, GenerateRequest, Hold, Record, Sampling
+from shared.structured import Choice, Grammar, JsonObject, JsonSchema, Regex
+from shared.text.tokenizer import Tokenizer
+from shared.tiers import DEFAULT
+from shared.vocabulary import ReplicaId, ServiceClass
+from tests.shared.core.test_relegation import digest, record
+
+# ---------------------------------------------------------------- the vocabulary
+
+OUTSIDE = [
+    {"min_p": -0.1}, {"min_p": 1.1}, {"min_tokens": -1}, {"presence_penalty": 2.1}, {"frequency_penalty": -2.1},
+    {"repetition_penalty": 0}, {"repetition_penalty": 101}, {"logit_bias": {"1": 101}}, {"logit_bias": {"-1": 1}},
+    {"logit_bias": {str(n): 1 for n in range(301)}}, {"structured": {"type": "xml"}}, {"structured": {"type": "regex"}},
+    {"structured": {"type": "regex", "pattern": "a" * 8193}}, {"structured": {"type": "choice", "options": []}},
+    {"structured": {"type": "choice", "options": ["a"] * 257}}, {"structured": {"type": "json_object", "schema": "{}"}},
+    {"structured": {"type": "grammar", "ebnf": "x" * 65_537}}, {"structured": {"type": "json_schema", "schema": ""}},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong", OUTSIDE, ids=lambda wrong: str(wrong)[:40])
+def test_parameters_outside_their_bounds_are_not_decoded(wrong: dict[str, Any]) -> None:
+    with pytest.raises(msgspec.ValidationError, match=next(iter(wrong))):
+        msgspec.json.decode(msgspec.json.encode(wrong), type=Sampling)
+
+
+@pytest.mark.parametrize(
+    "structured",
+    [JsonSchema(schema="{}"), JsonObject(), Regex(pattern="a+"), Choice(options=["a", "b"]), Grammar(ebnf='root ::= "a"')],
+)
+def test_parameters_survive_both_encodings_and_neutral_ones_cost_nothing(structured: Any) -> None:
+    sampling = Sampling(min_p=0.5, min_tokens=3, presence_penalty=1.0, logit_bias={7: -100.0, 2: 1.5}, structured=structured)
+    for codec in (msgspec.json, msgspec.msgpack):
+        assert codec.decode(codec.encode(sampling), type=Sampling) == sampling
+    assert msgspec.json.encode(Sampling()) == b"{}"
+
+
+NEEDS: list[tuple[Sampling, set[str]]] = [
+    (Sampling(temperature=0.3, top_p=0.5, top_k=4, seed=1, stop=["a"], stop_token_ids=[1], ignore_eos=True), set()),
+    (Sampling(logprobs=0), {features.LOGPROBS}),
+    (Sampling(presence_penalty=0.1), {features.PENALTIES}),
+    (Sampling(frequency_penalty=0.1, repetition_penalty=1.1), {features.PENALTIES}),
+    (Sampling(min_p=0.1, min_tokens=1), {features.MIN_P, features.MIN_TOKENS}),
+    (Sampling(logit_bias={1: 0.0}), {features.LOGIT_BIAS}),
+    (Sampling(structured=JsonObject()), {features.STRUCTURED}),
+]
+
+
+def test_a_request_needs_what_it_asks_for_beyond_the_neutral_and_no_more() -> None:
+    for sampling, needed in NEEDS:
+        assert needs(sampling) == needed
+        assert needs(sampling, "poet") == needed | {"adapter:poet"}
+    assert set().union(*(needed for _, needed in NEEDS)) == ALL
+
+
+# ---------------------------------------------------------------- refusals
+
+
+class At:
+    """A clock that stands still until it is moved."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def unix_s(self) -> float:
+        return self.now
+
+
+def worker(replica: str, engine: str = "sim", able: frozenset[str] = frozenset(), adapters: tuple[str, ...] = ()) -> Announce:
+    return Announce(
+        replica=ReplicaId(replica), incarnation="i", at_unix_s=0.0, model="m", engine=engine, profile="p", pool="", kv_blocks=100,
+        block_tokens=16, context_tokens=1000, max_slots=8, epoch=0, features=sorted(able), adapters=list(adapters),
+    )  # fmt: skip
+
+
+def listening(*announced: Announce, for_s: float) -> tuple[Workers, At]:
+    clock = At()
+    workers = Workers(clock, 3.0, Registry())  # type: ignore[arg-type]
+    clock.now += for_s
+    for announce in announced:
+        workers.heard(announce)
+    return workers, clock
+
+
+def asked(model: str | None = None, adapter: str = "", **sampling: Any) -> GenerateRequest:
+    return GenerateRequest(request_id="a", prompt="x", model=model, adapter=adapter, sampling=Sampling(**sampling))
+
+
+def refused(request: GenerateRequest, workers: Workers) -> tuple[str, str | None, str]:
+    with pytest.raises(PeerError) as caught:
+        wants.of(request, workers, "")
+    return caught.value.code, caught.value.param, caught.value.message
+
+
+def test_what_no_replica_has_is_refused_with_the_parameter_and_the_engines_there_are() -> None:
+    workers, _ = listening(worker("a"), worker("b", "torch", ALL - {features.STRUCTURED}), for_s=10)
+    code, param, message = refused(asked(structured=JsonObject()), workers)
+    assert (code, param) == ("unsupported_parameter", "structured")
+    assert "structured output" in message
+    assert "sim, torch" in message
+    assert wants.of(asked(min_p=0.1), workers, "") == Wants("", ("min_p",))
+    assert wants.of(asked(), workers, "") == Wants("", ())
+
+
+def test_what_only_different_replicas_have_is_refused_together() -> None:
+    workers, _ = listening(worker("a", "torch", frozenset({"min_p"})), worker("b", "vllm", frozenset({"logit_bias"})), for_s=10)
+    assert refused(asked(min_p=0.1, logit_bias={1: 1.0}), workers)[0] == "unsupported_parameter"
+    assert wants.of(asked(min_p=0.1), workers, "") is not None
+
+
+@pytest.mark.parametrize("request_", [asked(min_p=0.1), asked(logprobs=0), asked("poet"), asked(adapter="poet"), asked("m")])
+def test_before_every_worker_can_have_been_heard_nothing_is_refused(request_: GenerateRequest) -> None:
+    workers, clock = listening(for_s=0)
+    assert wants.of(request_, workers, "") is None
+    if request_.model != "m":
+        workers.heard(worker("a"))
+        assert wants.of(request_, workers, "") is None
+    workers.heard(worker("b", "vllm", ALL, ("poet",)))
+    assert wants.of(request_, workers, "") is not None
+    clock.now += 4.0
+    assert refused(request_, workers)[0] == "server_is_overloaded" if request_.model != "m" else wants.of(request_, workers, "")
+
+
+def test_what_a_replica_had_that_is_away_may_be_asked_for_again() -> None:
+    workers, clock = listening(worker("a", "vllm", ALL, ("poet",)), for_s=10)
+    clock.now += 4.0
+    workers.heard(worker("b"))
+    assert refused(asked(min_p=0.1), workers)[:2] == ("server_is_overloaded", "min_p")
+    assert refused(asked("poet"), workers)[:2] == ("server_is_overloaded", "adapter")
+    assert refused(asked("someone else"), workers)[:2] == ("model_not_found", "model")
+
+
+def test_a_model_may_be_the_name_of_an_adapter_of_any_replica() -> None:
+    workers, _ = listening(worker("a"), worker("b", "vllm", adapters=("poet",)), for_s=10)
+    for request in (asked("poet"), asked(adapter="poet"), asked("m", "poet"), asked("poet", "poet")):
+        assert wants.of(request, workers, "") == Wants("poet", ("adapter:poet",))
+    assert wants.of(asked("m"), workers, "") == Wants("", ())
+    assert refused(asked("gpt"), workers)[:2] == ("model_not_found", "model")
+    assert refused(asked(adapter="painter"), workers)[:2] == ("model_not_found", "adapter")
+    assert refused(asked("gpt", "poet"), workers)[:2] == ("invalid_request_error", "adapter")
+
+
+INCOHERENT: list[tuple[dict[str, Any], str]] = [
+    ({"min_tokens": 11, "max_tokens": 10}, "min_tokens"),
+    ({"structured": JsonObject(), "ignore_eos": True}, "ignore_eos"),
+    ({"structured": JsonSchema(schema="{")}, "structured"),
+    ({"structured": JsonSchema(schema="[]")}, "structured"),
+]
+
+
+@pytest.mark.parametrize(("sampling", "param"), INCOHERENT)
+def test_parameters_that_contradict_each_other_are_refused(sampling: dict[str, Any], param: str) -> None:
+    with pytest.raises(PeerError) as caught:
+        intake.check(asked(**sampling), "chat", DEFAULT)
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize(("sampling", "param"), [({"logit_bias": {300: 1.0}}, "logit_bias"), ({"stop_token_ids": [-1]}, "stop_token_ids")])
+def test_tokens_that_the_model_does_not_have_are_refused(sampling: dict[str, Any], param: str) -> None:
+    with pytest.raises(PeerError) as caught:
+        intake.tokenise(asked(**sampling), Tokenizer.builtin())
+    assert caught.value.param == param
+
+
+def test_a_record_says_what_it_needs_and_its_body_the_adapter() -> None:
+    request = replace(asked(min_tokens=900), sampling=Sampling(max_tokens=950, min_tokens=900))
+    wanted = Wants("poet", ("adapter:poet", "min_tokens"))
+    made, body = intake.record(
+        request, intake.check(request, "chat", DEFAULT), "chat", DEFAULT, [1] * 200, worker("a"), wanted,
+        body_key=str, owner="o", now_unix_s=0.0, json=False, traceparent="",
+    )  # fmt: skip
+    assert (made.needs, body.adapter) == (("adapter:poet", "min_tokens"), "poet")
+    assert (body.sampling.max_tokens, body.sampling.min_tokens) == (800, 800)  # what the context has room for
+
+
+# ---------------------------------------------------------------- routing
+
+NOW = 1000.0
+ABLE = {"features": ["min_p", "penalties"], "adapters": ["poet"]}
+
+
+def opened(key: str, *needed: str, **more: Any) -> Record:
+    return replace(record(key, ttft_s=1e6), state="placing", needs=needed, **more)
+
+
+def places(core: AdmissionCore, event: Any, at_s: float = 0.0) -> list[Any]:
+    return core.handle(event, now_unix_s=NOW + at_s)
+
+
+def mixed(**settings: Any) -> AdmissionCore:
+    core = AdmissionCore(attainable, Random(1), AdmissionSettings(**settings))
+    for name, can in (("idle", {}), ("able", ABLE), ("torch", {"features": ["min_p"]})):
+        places(core, Heard(digest(0.0, name, **can)))
+    return core
+
+
+@pytest.mark.parametrize(
+    ("needed", "where"),
+    [(("adapter:poet",), {"able"}), (("min_p",), {"able", "torch"}), (("min_p", "penalties"), {"able"}), ((), {"idle", "able", "torch"})],
+)
+def test_a_request_is_offered_only_to_replicas_that_have_what_it_needs(needed: tuple[str, ...], where: set[str]) -> None:
+    """First choice, every hop after a refusal, and a request that comes back from a lost replica alike."""
+    for seed in range(5):
+        core = mixed(hop_limit=3)
+        core._rng.seed(seed)
+        (first,) = places(core, Opened(opened("t.a", *needed)))
+        tried = [first.replica]
+        while isinstance(first, Place):
+            actions = places(core, Declined(first.key, first.attempt + 1, first.replica))
+            first = actions[0]
+            tried += [first.replica] if isinstance(first, Place) else []
+        assert set(tried) == where
+        assert isinstance(first, Relegate)
+
+
+def test_the_place_written_with_the_record_has_what_the_request_needs() -> None:
+    core = mixed()
+    for _ in range(10):
+        picked = core.pick(as_offer(opened("t.a", "adapter:poet"), ServiceClass.STANDARD), now_unix_s=NOW)
+        assert picked == ("able", "1")
+    assert core.pick(as_offer(opened("t.b", "adapter:painter"), ServiceClass.STANDARD), now_unix_s=NOW) is None
+
+
+def test_a_request_whose_only_replica_is_away_waits_for_it() -> None:
+    core = mixed(homeless_s=10.0)
+    assert places(core, Opened(opened("t.a", "adapter:painter"))) == []
+    (action,) = places(core, Heard(digest(5.0, "new", adapters=["painter"])), 5.0)
+    assert isinstance(action, Place)
+    assert action.replica == "new"
+    in_vain = mixed(homeless_s=10.0)
+    assert places(in_vain, Opened(opened("t.a", "adapter:painter"))) == []
+    (action,) = places(in_vain, Tick(), 10.1)
+    assert isinstance(action, Relegate)
+
+
+def test_the_pool_hands_a_replica_the_first_of_those_whose_needs_it_meets() -> None:
+    waiting = [
+        record("a.1", importance=3.0, needs=("adapter:poet",)), record("b.1", importance=2.0, needs=("min_p",)),
+        record("c.1", importance=1.0), record("d.1", importance=0.5, needs=("min_p",)),
+    ]  # fmt: skip
+    core = RelegationCore(RelegationSettings(per_digest=2))
+    core.handle(Listed(waiting), now_unix_s=NOW)
+
+    def handed(at_s: float, replica: str, **can: Any) -> list[str]:
+        actions = core.handle(Surplus(digest(at_s, replica, **can)), now_unix_s=NOW + at_s)
+        return [action.key for action in actions if isinstance(action, HandOut)]
+
+    assert handed(1.0, "plain") == ["c.1"]
+    assert handed(1.1, "plain") == []
+    assert handed(1.2, "torch", features=["min_p"]) == ["b.1", "d.1"]
+    assert handed(1.3, "able", **ABLE) == ["a.1"]
+
+
+# ---------------------------------------------------------------- the way to the engine
+
+
+def test_the_engine_is_told_the_adapter_and_the_parameters() -> None:
+    core = WorkerCore(ReplicaId("r"), "1", kv_blocks=99, block_tokens=16, context_tokens=1000, max_slots=8)
+    core.resync(1, 1)
+    placed = opened("t.a", "adapter:poet", replica=ReplicaId("r"), incarnation="1")
+    sampling = Sampling(min_p=0.5, structured=JsonObject())
+    hold = Hold(epoch=1, sync=1, slot=3, key=placed.key, attempt=placed.attempt)
+    assert core.hold(hold, placed, Body(prompt=pack([1, 2, 3]), sampling=sampling, adapter="poet")).held
+    plan = BatchPlan(
+        replica=ReplicaId("r"), incarnation="1", epoch=1, sync=1, seq=1, slots=pack([3]), caps=pack([3]), predicted_s=0.1
+    )  # fmt: skip
+    assert core.plan(plan) is None
+    turn = core.begin()
+    assert turn is not None
+    assert [(load.slot, load.adapter, load.sampling) for load in turn.loads] == [(3, "poet", sampling)]
+    assert [entry.offer.needs for entry in core.entries()] == [("adapter:poet",)]

@@ -1,0 +1,286 @@
+"""Log-probabilities go wherever their tokens go: through acks, the log, snapshots, moves, replays and a network that loses them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.worker.engine import Done, EngineFacts, EngineState, Likely, Load, Outcome, Work
+from services.worker.speaker import Speaker
+from services.worker.turn_taker import take_turn
+from shared.client.assemble import Assembler
+from shared.columns import pack, unpack_list
+from shared.core.moves import moved_on, placed_at
+from shared.core.turn import Turn, TurnWork
+from shared.core.verdict import ended
+from shared.core.worker import WorkerCore
+from shared.schemas import (
+    BatchPlan,
+    Body,
+    Delta,
+    End,
+    Hold,
+    LogEntry,
+    Record,
+    Replay,
+    Resume,
+    Sampling,
+    Selection,
+    StreamEvent,
+    TokenLogprob,
+)
+from shared.store import acklog
+from shared.text.tokenizer import Tokenizer
+from shared.vocabulary import FinishReason, ReplicaId, RequestKey, ServiceClass, Slo, Slot
+
+PROMPT, OUTPUT = [1, 2, 3], 12
+NOW = 1000.0
+
+
+def token_of(slot: int, n: int) -> int:
+    """Output token n of a request: a letter."""
+    return 97 + (7 * slot + n) % 26
+
+
+def likely_of(slot: int, n: int, top: int) -> Likely:
+    return Likely(-0.1 * n - slot, [(97 + i, -0.5 * i) for i in range(top)])
+
+
+class Scripted:
+    """An engine whose tokens are known beforehand; the test says how many each entry makes at once."""
+
+    facts = EngineFacts("scripted", "m", "p", 64, 16, 256, 8, 300, frozenset())
+
+    def __init__(self) -> None:
+        self.loads: dict[Slot, Load] = {}
+        self.made: dict[Slot, int] = {}
+        self.bursts: dict[Slot, int] = {}
+
+    def load(self, load: Load) -> None:
+        self.loads[load.slot], self.made[load.slot] = load, load.generated
+
+    def execute(self, work: Sequence[Work], selection: Selection | None) -> Outcome:
+        return Outcome([self._do(one) for one in work], 0.001)
+
+    def _do(self, work: Work) -> Done:
+        if not work.emits:
+            return Done(work.tokens, ())
+        n, slot, top = self.made[work.slot], work.slot, self.loads[work.slot].sampling.logprobs
+        positions = range(n, n + self.bursts.get(slot, 1))
+        self.made[slot] = positions.stop
+        known = () if top is None else [likely_of(slot, i, top) for i in positions]
+        return Done(work.tokens, [token_of(slot, i) for i in positions], logprobs=known)
+
+    def preempt(self, slot: Slot) -> None: ...
+
+    def release(self, slot: Slot) -> None:
+        del self.loads[slot]
+
+    def snapshot(self) -> EngineState:
+        return EngineState(0, [])
+
+    def close(self) -> None: ...
+
+
+class Replica:
+    """A worker without its shell, and the log that it keeps."""
+
+    def __init__(self, name: str) -> None:
+        self.core = WorkerCore(ReplicaId(name), f"{name}-1", kv_blocks=64, block_tokens=16, context_tokens=256, max_slots=8)
+        self.core.resync(1, 1)
+        self.engine, self.speaker = Scripted(), Speaker(Tokenizer.builtin())
+        self.log: list[LogEntry] = []
+
+    def run(self, slots: Sequence[int], *, released: Sequence[int] = (), preempted: Sequence[int] = ()) -> list[tuple[str, StreamEvent]]:
+        """One plan. What leaves for clients, as it comes off the wire."""
+        plan = BatchPlan(
+            replica=self.core.replica,
+            incarnation=self.core.incarnation,
+            epoch=1,
+            sync=1,
+            seq=self.core.next_seq,
+            slots=pack(slots),
+            caps=pack([64] * len(slots)),
+            predicted_s=0.0,
+            released=pack(released),
+            released_why=["offloaded"] * len(released),
+            preempted=pack(preempted),
+        )
+        assert self.core.plan(plan) is None
+        turn = self.core.begin()
+        assert turn is not None
+        done, exec_s, _ = take_turn(self.engine, self.speaker, turn)
+        finished = self.core.finish(done, started_unix_s=NOW, ended_unix_s=NOW, exec_s=exec_s, idle_s=0.0)
+        self.core.check()
+        self.log.append(acklog.decode_entry(acklog.encode_entry(finished.ack)))
+        return [(out.subject, msgspec.json.decode(msgspec.json.encode(out.event), type=StreamEvent)) for out in finished.outgoing]
+
+    def trim(self) -> None:
+        """A snapshot in place of all that was logged."""
+        self.log[:] = [acklog.decode_entry(acklog.encode_entry(page)) for page in self.core.snapshots()]
+
+
+@dataclass
+class Client:
+    """One request, and what its reader has been shown."""
+
+    slot: int
+    top: int | None
+    record: Record
+    replica: Replica
+    assembler: Assembler = field(default_factory=Assembler)
+    shown: list[TokenLogprob] = field(default_factory=list)
+    tokens: int = 0
+    late: list[StreamEvent] = field(default_factory=list)
+    over: bool = False
+
+    @staticmethod
+    def begin(slot: int, top: int | None, replica: Replica) -> "Client":
+        key = RequestKey(f"t.r{slot}")
+        record = Record(
+            key=key,
+            body_key="b",
+            owner="a",
+            state="placing",
+            attempt=0,
+            service_class=ServiceClass.STANDARD,
+            tier="chat",
+            slo=Slo(ttlt_s=100.0),
+            importance=1.0,
+            application="",
+            session="",
+            arrived_unix_s=NOW,
+            expires_unix_s=NOW + 1e6,
+            prompt_tokens=len(PROMPT),
+            max_tokens=OUTPUT,
+            stream_subject=key,
+        )
+        client = Client(slot, top, record, replica)
+        client.place(replica)
+        return client
+
+    def truth(self, begin: int, end: int) -> list[TokenLogprob]:
+        """What the client is to be told of tokens `begin` to `end`."""
+        if self.top is None:
+            return []
+        engine = Scripted()
+        engine.load(Load(Slot(self.slot), PROMPT, begin, Sampling(logprobs=self.top), 0))
+        engine.bursts = {Slot(self.slot): end - begin}
+        work = TurnWork(self.slot, 1, True, OUTPUT, FinishReason.LENGTH, frozenset())
+        speaker = Speaker(Tokenizer.builtin())
+        speaker.open(Slot(self.slot), Sampling())
+        done = take_turn(engine, speaker, Turn(None, [], [], [], [work], None, [])).done
+        return list(done[0].logprobs)
+
+    def place(self, replica: Replica) -> None:
+        core = replica.core
+        self.replica = replica
+        self.record = placed_at(self.record, "a", core.replica, core.incarnation, ServiceClass.STANDARD)
+        hold = Hold(epoch=1, sync=1, slot=self.slot, key=self.record.key, attempt=self.record.attempt)
+        body = Body(prompt=pack(PROMPT), sampling=Sampling(max_tokens=OUTPUT, logprobs=self.top))
+        assert core.hold(hold, self.record, body).held
+
+    def logged(self) -> Resume:
+        """What record and log say that it has made, as admission reads them."""
+        core = self.replica.core
+        story = acklog.fold(self.replica.log).get((self.record.key, self.record.attempt, core.incarnation))
+        return self.record.resume if story is None else story.resume(self.record)
+
+    def check_logged(self) -> Resume:
+        resume = self.logged()
+        tokens = unpack_list(resume.tokens)
+        assert tokens == [token_of(self.slot, n) for n in range(len(tokens))]
+        assert resume.logprobs == self.truth(0, len(tokens))
+        return resume
+
+    def hear(self, event: StreamEvent) -> None:
+        self.show(self.assembler.take(event))
+
+    def attach(self) -> None:
+        resume, begin = self.check_logged(), self.assembler.ask()
+        replay = Replay(
+            stream_subject=self.record.stream_subject,
+            offset=begin,
+            tokens=unpack_list(resume.tokens)[begin:],
+            text=resume.text,
+            text_offset=0,
+            verdict=self.record.verdict,
+            logprobs=resume.logprobs[begin:],
+        )
+        self.show(self.assembler.fill(msgspec.msgpack.decode(msgspec.msgpack.encode(replay), type=Replay)))
+
+    def show(self, events: Sequence[StreamEvent]) -> None:
+        for event in events:
+            if isinstance(event, Delta):
+                assert event.offset == self.tokens
+                assert event.logprobs == self.truth(event.offset, event.offset + len(event.tokens))
+                self.tokens += len(event.tokens)
+                self.shown += event.logprobs
+            self.over = self.over or isinstance(event, End)
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.data())
+def test_log_probabilities_stay_beside_their_tokens_whatever_happens_to_these(data: st.DataObject) -> None:
+    """Two that ask for them, with and without alternatives, and one that does not share every batch."""
+    replicas = [Replica("r1"), Replica("r2")]
+    tops = data.draw(st.permutations([0, 2, None]))
+    clients = [Client.begin(slot, top, replicas[data.draw(st.integers(0, 1))]) for slot, top in enumerate(tops)]
+    named = {client.record.stream_subject: client for client in clients}
+
+    def deliver(events: Sequence[tuple[str, StreamEvent]]) -> None:
+        for subject, event in events:
+            client = named[subject]
+            match data.draw(st.sampled_from(("comes", "comes", "lost", "doubled", "late"))):
+                case "comes":
+                    client.hear(event)
+                case "doubled":
+                    client.hear(event)
+                    client.hear(event)
+                case "late":
+                    client.late.append(event)
+
+    for _ in range(data.draw(st.integers(5, 30))):
+        client = data.draw(st.sampled_from(clients))
+        replica, slot = client.replica, client.slot
+        here = [c for c in clients if c.replica is replica and c.record.verdict is None]
+        match data.draw(st.sampled_from(("run", "run", "run", "preempt", "move", "trim", "attach", "late"))):
+            case "run" | "preempt" as step:
+                replica.engine.bursts = {Slot(c.slot): data.draw(st.integers(1, 4)) for c in here}
+                deliver(replica.run([c.slot for c in here], preempted=[slot] if step == "preempt" and client in here else ()))
+                settle(replica, here)
+            case "move" if client in here:
+                deliver(replica.run([], released=[slot]))
+                resume = client.check_logged()
+                (over,) = [over for over in replica.core.unsettled if over.key == client.record.key]
+                assert over.resume == resume
+                replica.core.settled(over.key, over.attempt)
+                client.record = moved_on(client.record, resume, "a", "offloaded")
+                client.place(replicas[1 - replicas.index(replica)])
+            case "trim":
+                replica.trim()
+            case "attach":
+                client.attach()
+            case "late" if client.late:
+                client.hear(client.late.pop(data.draw(st.integers(0, len(client.late) - 1))))
+
+    for replica in replicas:
+        while here := [c for c in clients if c.replica is replica and c.record.verdict is None]:
+            deliver(replica.run([c.slot for c in here]))
+            settle(replica, here)
+    for client in clients:
+        client.attach()
+        assert client.over
+        assert client.shown == client.truth(0, OUTPUT)
+
+
+def settle(replica: Replica, clients: Sequence[Client]) -> None:
+    """Write the verdicts of what has ended."""
+    for over in replica.core.unsettled:
+        (client,) = [c for c in clients if c.record.key == over.key]
+        assert client.check_logged() == over.resume
+        assert len(unpack_list(over.resume.tokens)) == OUTPUT
+        client.record = ended(client.record, FinishReason(over.why), over.resume, NOW)
+        replica.core.settled(over.key, over.attempt)

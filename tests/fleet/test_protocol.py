@@ -1,0 +1,99 @@
+"""The protocol, simulated: thousands of seeded schedules of lost, doubled, reordered and delayed messages, of processes killed,
+paused and returned, of broker restarts; after each the books must balance (tests/fleet/world.py says what is checked).
+
+SLACKLINE_SCHEDULES sets how many (make soak runs ten thousand); a failing seed is printed, and `run(seed, scene)` replays it
+(with PYTHONHASHSEED=0, to the last message).
+"""
+
+import logging
+import os
+from collections.abc import Iterator
+
+import pytest
+import structlog
+
+from services.admission.sweep import Sweep
+from services.worker.ack_writer import AckWriter
+from shared.core.worker import WorkerCore
+from tests.fleet.world import CALM, Scene, run
+
+SCHEDULES = int(os.environ.get("SLACKLINE_SCHEDULES", "1000"))
+BLOCK = 25
+
+SCENES = {
+    "qoserve": Scene(),
+    "fcfs": Scene(policy="fcfs"),
+    "edf under memory pressure": Scene(policy="edf", kv_blocks=120, requests=20, max_slots=8),
+    "one of each": Scene(replicas=1, planners=1, admissions=1, relegations=1, kills=4),
+    "speculation": Scene(policy="vllm", settings={"spec_tokens": "3"}, kv_blocks=160),
+    "many deaths": Scene(replicas=3, kills=8, pauses=4, over_s=4.0),
+}
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    yield
+    structlog.reset_defaults()
+
+
+@pytest.mark.parametrize("block", range(max(SCHEDULES // BLOCK, 1)))
+def test_every_request_ends_once_with_its_own_tokens_whatever_happens(block: int) -> None:
+    names = sorted(SCENES)
+    for seed in range(block * BLOCK, (block + 1) * BLOCK):
+        run(seed, SCENES[names[seed % len(names)]])
+
+
+def test_without_misfortune_nothing_is_moved_and_nothing_is_lost() -> None:
+    for seed in range(10):
+        world = run(seed, Scene(faults=CALM, kills=0, pauses=0, restarts=0, cancels=0, policy="fcfs"))
+        assert all(told.ends[0].verdict.attempts == 1 for told in world.told.values())
+
+
+def test_requests_come_only_to_replicas_that_have_what_they_need_however_often_they_are_moved() -> None:
+    """The reckoning looks at every place that held one."""
+    moved = 0
+    for seed in range(20):
+        world = run(seed, Scene(replicas=3, able=("r1", "r2"), kills=5, pauses=0, restarts=0))
+        moved += sum(told.ends[0].verdict.attempts > 1 for name, told in world.told.items() if world.requests[name].sampling.min_p)
+    assert moved > 20
+
+
+def _fails_somewhere(seeds: range, scene: Scene) -> bool:
+    for seed in seeds:
+        try:
+            run(seed, scene)
+        except AssertionError:
+            return True
+    return False
+
+
+# What the simulation is worth is what it catches: each of these breaks one rule of the protocol on purpose.
+
+
+def test_the_simulation_notices_a_replica_that_is_not_fenced(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def not_fenced(self: AckWriter) -> bool:
+        return False
+
+    async def append_anyway(self: AckWriter, entry: object) -> None:
+        last = await self._last()
+        self._last_seq = 0 if last is None else last[0]
+        await appended(self, entry)  # type: ignore[arg-type]
+
+    appended = AckWriter._append
+    monkeypatch.setattr(AckWriter, "fenced", not_fenced)
+    monkeypatch.setattr(AckWriter, "_append", append_anyway)
+    assert _fails_somewhere(range(300), Scene(pauses=8, kills=0, restarts=0, requests=20))
+
+
+def test_the_simulation_notices_a_worker_that_forgets_what_was_withdrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(WorkerCore, "withdraw", lambda self, key, attempt: False)
+    assert _fails_somewhere(range(300), SCENES["qoserve"])
+
+
+def test_the_simulation_notices_when_nobody_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def nothing(self: Sweep) -> None:
+        return None
+
+    monkeypatch.setattr(Sweep, "_sweep", nothing)
+    assert _fails_somewhere(range(50), Scene(settle_s=60.0))

@@ -1,0 +1,283 @@
+"""Thinking has its own pace: where it ends, what is then due, and who learns of it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from random import Random
+
+import numpy as np
+import pytest
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from loadgen.load.mix import PlannedRequest
+from loadgen.simulator.latency import Latency
+from loadgen.simulator.simulation import SimulationResult, simulate
+from shared.columns import pack, unpack_list
+from shared.core.admission import as_offer
+from shared.core.moves import after_attempt, placed_at
+from shared.core.turn import Finished, TurnDone
+from shared.core.worker import WorkerCore
+from shared.policy import registry
+from shared.policy.seam import Policy, View
+from shared.schemas import BatchPlan, Body, Hold, PlanAck, Record, Sampling
+from shared.store.acklog import fold
+from shared.text import chat_prompt as chat
+from shared.text.tokenizer import Tokenizer
+from shared.tiers import Tier, TierSet
+from shared.vocabulary import FinishReason, Measure, ReplicaId, RequestKey, ServiceClass, Slo
+from tests.shared.core.replica_bench import Watched
+
+SLO = Slo(ttft_s=1.0, thinking_tbt_s=0.05, tbt_s=0.1)
+END = 7  # the token that ends thinking
+
+# ---------------------------------------------------------------- what is due
+
+
+def told(slo: Slo, *news: int | None, at_s: float = 0.5) -> list[float]:
+    """When the next token is due after each of these tokens; `news` is what is heard of the stage with it."""
+    measure, dues = Measure.begin(slo, 0.0), []
+    for heard in news:
+        measure = measure.emit(1, at_s, slo, heard)
+        dues.append(round(measure.next_due_unix_s, 6))
+    return dues
+
+
+def test_a_token_is_due_the_pace_of_its_own_stage_after_the_one_before_it_was_due() -> None:
+    assert told(SLO, None, None, 3, None, None) == [1.05, 1.1, 1.2, 1.3, 1.4]  # the third token ends the thinking: the fourth is response
+
+
+def test_a_response_without_a_thought_has_the_pace_of_responses_from_its_first_token_on() -> None:
+    assert told(SLO, 0, None) == [1.1, 1.2]
+
+
+def test_only_an_slo_that_names_a_pace_for_thinking_has_stages() -> None:
+    assert told(Slo(ttft_s=1.0, tbt_s=0.1), None, 2, None) == [1.1, 1.2, 1.3]
+
+
+def test_without_a_pace_for_the_response_nothing_is_due_after_the_thinking() -> None:
+    assert told(Slo(thinking_tbt_s=0.05), None, 2, None) == [0.55, float("inf"), float("inf")]
+
+
+slos = st.builds(
+    lambda ttft_s, thinking_tbt_s, tbt_s: Slo(ttft_s=ttft_s, thinking_tbt_s=thinking_tbt_s, tbt_s=tbt_s),
+    *[st.sampled_from([None, 0.25, 0.5]), st.sampled_from([None, 0.125, 0.5]), st.sampled_from([None, 0.25])],
+)
+
+
+@settings(deadline=None, max_examples=200)
+@given(slos, st.lists(st.tuples(st.integers(1, 4), st.integers(0, 40)), min_size=1, max_size=12), st.integers(0, 30))
+def test_it_matters_neither_how_tokens_are_grouped_nor_when_within_its_group_the_end_is_told(
+    slo: Slo, groups: list[tuple[int, int]], thinking: int
+) -> None:
+    at_s = np.cumsum([gap / 64 for _, gap in groups])
+    beforehand = in_time = Measure.begin(slo, 0.0)
+    late, due_s, made = 0, slo.first_due_unix_s(0.0), 0
+    for (n, _), now_s in zip(groups, at_s.tolist(), strict=True):
+        beforehand = beforehand.emit(n, now_s, slo, thinking)
+        in_time = in_time.emit(n, now_s, slo, thinking if in_time.tokens + n >= thinking else None)
+        for _ in range(n):
+            due_s, made = now_s if made == 0 and due_s == float("inf") else due_s, made + 1
+            late += now_s > due_s
+            due_s += slo.pace_s(slo.thinks and made < thinking)
+    assert (in_time.next_due_unix_s, in_time.late_tokens) == (beforehand.next_due_unix_s, beforehand.late_tokens) == (due_s, late)
+    assert in_time.thought_unix_s == beforehand.thought_unix_s
+    assert in_time.thinking_tokens == (thinking if made >= thinking else None)
+
+
+# ---------------------------------------------------------------- where it ends
+
+
+class One:
+    """A worker with one request, and all that was said of it."""
+
+    def __init__(self, record: Record, sampling: Sampling, prompt: Sequence[int] = (1,) * 20, *, end: int | None = END) -> None:
+        assert record.replica is not None
+        self.core = WorkerCore(record.replica, "i", kv_blocks=100, block_tokens=16, context_tokens=1000, max_slots=4, end_of_thinking=end)
+        self.core.resync(1, 1)
+        hold = Hold(epoch=1, sync=1, slot=2, key=record.key, attempt=record.attempt)
+        assert self.core.hold(hold, record, Body(prompt=pack(prompt), sampling=sampling)).held
+        self.acks: list[PlanAck] = []
+        self.seq, self.now_s = 1, 100.0
+
+    def make(self, *tokens: int) -> PlanAck:
+        """One iteration, in which it makes these."""
+        self.now_s += 1.0
+        plan = BatchPlan(
+            replica=ReplicaId("r"), incarnation="i", epoch=1, sync=1, seq=self.seq, slots=pack([2]), caps=pack([1000]), predicted_s=1.0
+        )
+        assert self.core.plan(plan) is None
+        self.seq += 1
+        turn = self.core.begin()
+        assert turn is not None
+        done = [TurnDone(turn.work[0].tokens + len(tokens) - 1, tokens, "", None)]
+        return self.keep(self.core.finish(done, started_unix_s=self.now_s - 1, ended_unix_s=self.now_s, exec_s=1.0, idle_s=0.0)).ack
+
+    def keep(self, finished: Finished) -> Finished:
+        self.core.check()
+        self.acks.append(finished.ack)
+        return finished
+
+    def changes(self) -> list[tuple[int, int]]:
+        return [
+            (n, tokens)
+            for n, ack in enumerate(self.acks)
+            for slot, tokens in zip(unpack_list(ack.answering), unpack_list(ack.thinking_tokens), strict=True)
+            if slot == 2
+        ]
+
+
+def record_of(slo: Slo, prompt_tokens: int = 20) -> Record:
+    record = Record(
+        key=RequestKey("t.q"), body_key="", owner="a", state="placing", attempt=0, service_class=ServiceClass.STANDARD, tier="x", slo=slo,
+        importance=1.0, application="", session="", arrived_unix_s=100.0, expires_unix_s=1e6, prompt_tokens=prompt_tokens, max_tokens=200,
+        stream_subject="s",
+    )  # fmt: skip
+    return placed_at(record, "a", ReplicaId("r"), "i", ServiceClass.STANDARD)
+
+
+def test_the_token_that_ends_it_is_told_once_with_the_ack_that_has_it() -> None:
+    one = One(record_of(SLO), Sampling(max_tokens=200))
+    for tokens in ((1,), (2, 3), (4, END, 5), (6, END)):
+        one.make(*tokens)
+    assert one.changes() == [(2, 5)]
+
+
+@pytest.mark.parametrize(
+    ("sampling", "prompt", "end", "expected"),
+    [
+        (Sampling(thinking_tokens=3), (1,), END, [(1, 3)]),  # as said beforehand, whatever is generated
+        (Sampling(thinking_tokens=0), (1,), END, [(0, 0)]),
+        (Sampling(), (1,), None, [(0, 0)]),  # a model that has no such token
+        (Sampling(), (1, 9, END, 2), END, [(0, 0)]),  # a template that closes the thinking it does not want
+        (Sampling(), (1, END, 9, 9, 9, 9, 9), END, []),  # one of an earlier turn, quoted
+    ],
+)
+def test_the_end_is_known_from_the_sampling_the_model_or_the_template(
+    sampling: Sampling, prompt: tuple[int, ...], end: int | None, expected: list[tuple[int, int]]
+) -> None:
+    one = One(record_of(SLO, len(prompt)), sampling, prompt, end=end)
+    for tokens in ((1,), (2, 3), (4,)):
+        one.make(*tokens)
+    assert one.changes() == expected
+
+
+def test_nobody_follows_the_stages_of_a_request_without_a_pace_for_thinking() -> None:
+    one = One(record_of(Slo(ttft_s=1.0, tbt_s=0.1)), Sampling(thinking_tokens=2))
+    for tokens in ((1,), (END,), (2,)):
+        one.make(*tokens)
+    assert one.changes() == []
+
+
+@pytest.mark.parametrize("made", [1, 4, 6])
+def test_a_request_that_moves_keeps_its_stage_whether_its_worker_or_the_log_tells_of_it(made: int) -> None:
+    record = record_of(SLO)
+    here = One(record, Sampling(thinking_tokens=4))
+    for token in range(made):
+        here.make(token)
+    here.core.drain()
+    finished = here.core.between()
+    assert finished is not None
+    [over] = here.keep(finished).overs
+    [story] = fold(here.acks).values()
+    assert story.resume(record).measure == over.resume.measure
+    assert over.resume.measure.thinking_tokens == (4 if made >= 4 else None)
+
+    moved = placed_at(after_attempt(record, over, "a", 200.0), "a", ReplicaId("r"), "i", ServiceClass.STANDARD)
+    assert as_offer(moved, ServiceClass.STANDARD).thinking == (made < 4)
+    there = One(moved, Sampling(thinking_tokens=4))
+    [entry] = there.core.entries()
+    assert entry.offer.answering == (made >= 4)
+    for token in range(made, 8):
+        there.make(token)
+    assert there.changes() == ([] if made >= 4 else [(3 - made, 4)])
+    assert there.core.entries()[0].offer.next_due_unix_s == pytest.approx(101.0 + 3 * 0.05 + 5 * 0.1)
+
+
+def test_the_end_of_thinking_is_looked_for_among_the_tokens_that_were_added_to_the_vocabulary() -> None:
+    def added(*names: str) -> Tokenizer:
+        inner = tokenizers.Tokenizer.from_str(Tokenizer.builtin().inner.to_str())
+        inner.add_tokens([tokenizers.AddedToken(name, special=False) for name in names])
+        return Tokenizer(inner, eos_token_ids=frozenset(), render=chat.marked)
+
+    thinker = added("<think>", "</think>")
+    assert thinker.end_of_thinking == thinker.inner.token_to_id("</think>") is not None
+    assert added("<tool>").end_of_thinking is None
+    assert Tokenizer.builtin().end_of_thinking is None
+
+
+# ---------------------------------------------------------------- in a simulation
+
+TIERS = TierSet(
+    name="thinkers",
+    default="quick",
+    tiers={
+        "quick": Tier(slo=Slo(ttft_s=2.0, thinking_tbt_s=0.02, tbt_s=0.1)),
+        "slow": Tier(slo=Slo(ttft_s=2.0, thinking_tbt_s=0.1, tbt_s=0.03)),
+        "plain": Tier(slo=Slo(ttft_s=2.0, tbt_s=0.05)),
+    },
+)
+
+
+def drawn(requests: int, per_s: float, seed: int = 5) -> list[PlannedRequest]:
+    rng, at_s, made = Random(seed), 0.0, []
+    for number in range(requests):
+        at_s += rng.expovariate(per_s)
+        output = rng.randint(1, 120)
+        thinking = rng.choice([0, output, rng.randint(0, output)])
+        tier = rng.choice(list(TIERS.tiers))
+        made.append(PlannedRequest(number, at_s, rng.randint(1, 1500), output, tier, 1.0, "default", "", thinking_tokens=thinking))
+    return made
+
+
+def run(requests: list[PlannedRequest], policy: str = "fcfs", *, leaps: bool = True) -> SimulationResult:
+    return simulate(requests, policy, None, "a100-llama3-8b", 1, TIERS, Latency.none(), 1, keep_times=True, check_every=3, leaps=leaps)
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "qoserve"])
+def test_leaps_end_where_thinking_does(policy: str) -> None:
+    requests = drawn(60, 3.0)
+    leapt, stepped = run(requests, policy), run(requests, policy, leaps=False)
+    assert leapt.events < stepped.events
+    assert leapt.token_unix_s is not None
+    assert stepped.token_unix_s is not None
+    for ours, theirs in zip(leapt.token_unix_s, stepped.token_unix_s, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-6)
+    for ours_v, theirs_v, planned in zip(leapt.verdicts, stepped.verdicts, requests, strict=True):
+        assert ours_v is not None
+        assert theirs_v is not None
+        assert (ours_v.slo_met, ours_v.thinking_tokens) == (theirs_v.slo_met, theirs_v.thinking_tokens)
+        assert ours_v.thinking_tokens == (0 if planned.tier == "plain" else planned.thinking_tokens)
+
+
+def test_a_verdict_tells_how_long_it_thought_and_at_which_pace() -> None:
+    result = run([PlannedRequest(0, 0.0, 500, 40, "quick", 1.0, "default", "", thinking_tokens=15)])
+    [verdict], [times] = result.verdicts, result.token_unix_s or [[]]
+    assert verdict is not None
+    assert (verdict.finish_reason, verdict.output_tokens, verdict.thinking_tokens) == (FinishReason.STOP, 40, 15)
+    assert verdict.thinking_tpot_s == pytest.approx((times[14] - times[0]) / 14)
+
+
+def test_a_policy_sees_the_pace_of_the_stage_and_is_asked_afresh_when_it_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[int, bool, float, float, float]] = []
+
+    def look(view: View) -> None:
+        for i in range(view.rows):
+            row = (bool(view.thinking[i]), float(view.tbt_s[i]), float(view.tightest_tbt_s[i]), float(view.next_due_unix_s[i]))
+            seen.append((int(view.generated_tokens[i]), *row))
+
+    make: Callable[[str, Mapping[str, str] | None], Policy] = registry.make
+    monkeypatch.setattr(registry, "make", lambda name, given=None: Watched(make(name, given), look))
+    run([PlannedRequest(0, 0.0, 500, 40, "slow", 1.0, "default", "", thinking_tokens=15)])
+    [first, *_, last] = [(made, *row) for made, *row in seen if made]
+    assert first[:4] == (1, True, 0.1, 0.03)
+    assert last == (15, False, 0.03, 0.03, pytest.approx(2.0 + 14 * 0.1 + 0.03))
+    assert all(thinking == (made < 15) for made, thinking, *_ in seen)
+
+
+def test_an_offer_says_which_stage_comes_next() -> None:
+    offer = as_offer(record_of(SLO), ServiceClass.STANDARD)
+    assert offer.thinking
+    assert offer.slo.tightest_pace_s(offer.thinking) == 0.05
+    assert not replace(offer, answering=True).thinking
+    assert not replace(offer, slo=Slo(ttft_s=1.0, tbt_s=0.1)).thinking

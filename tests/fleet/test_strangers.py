@@ -1,0 +1,119 @@
+"""Strangers on the bus: whatever they publish, nobody of ours dies of it and every request still ends (deterministic world)."""
+
+import asyncio
+import logging
+import random
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+import structlog
+
+from shared import subjects
+from shared.columns import pack
+from shared.schemas import Announce, AttemptOver, BatchPlan, Hint, PlanAck, Resume
+from shared.testing.virtual_loop import run_virtual
+from shared.vocabulary import ReplicaId, RequestKey, ServiceClass
+from tests.fleet.world import CALM, Scene, World
+
+encode = msgspec.msgpack.Encoder().encode
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    yield
+    structlog.reset_defaults()
+
+
+def announce(replica: str, profile: str) -> Announce:
+    return Announce(
+        replica=ReplicaId(replica),
+        incarnation="stranger",
+        at_unix_s=0.0,
+        model="m",
+        engine="sim",
+        profile=profile,
+        pool="",
+        kv_blocks=1,
+        block_tokens=16,
+        context_tokens=16,
+        max_slots=1,
+        epoch=0,
+    )
+
+
+def over(key: str) -> AttemptOver:
+    return AttemptOver(
+        key=RequestKey(key),
+        attempt=1,
+        replica=ReplicaId("r0"),
+        incarnation="stranger",
+        why="stop",
+        relegated=False,
+        service_class=ServiceClass.STANDARD,
+        resume=Resume(),
+    )
+
+
+def plan(world: World) -> BatchPlan:
+    """A plan with the right names and columns that do not fit."""
+    log = [msgspec.msgpack.decode(payload, type=PlanAck) for subject, payload in world.written if b"plan_seq" in payload]
+    last = log[-1] if log else None
+    return BatchPlan(
+        replica=ReplicaId("r0"),
+        incarnation=last.incarnation if last else "?",
+        epoch=last.epoch if last else 1,
+        sync=1,
+        seq=last.plan_seq + 1 if last else 1,
+        slots=pack([0, 1, 9999]),
+        caps=pack([1]),
+        predicted_s=0.01,
+    )
+
+
+async def pester(world: World) -> None:
+    rng = random.Random(world.seed)
+    for _ in range(60):
+        await asyncio.sleep(rng.random() * 0.06)
+        r0 = ReplicaId("r0")
+        ragged = PlanAck(replica=r0, incarnation="stranger", epoch=1, plan_seq=1, ack_seq=1, slots=b"123", computed=b"")
+        messages = [
+            (subjects.OVER, encode(over("a b"))),
+            (subjects.OVER, encode(over("default.nobody"))),
+            (subjects.RELEGATED, encode(Hint(key=RequestKey("a b.>")))),
+            (subjects.announce(ReplicaId("x1")), encode(announce("x1", "/no/such/profile.json"))),
+            (subjects.announce(ReplicaId("x2")), encode(announce("x y", "a100-llama3-8b"))),
+            (subjects.plan(r0), encode(plan(world))),
+            (subjects.acked(r0), encode(ragged)),
+            ("slo.v1.cancel.a.b", b"\xc1garbage"),
+            ("slo.v1.requests.chat", b"\x00" * 2_000_000),
+            (subjects.hold(r0), rng.randbytes(40)),
+            (subjects.withdraw(r0), b""),
+            (subjects.digest(r0), b"{}"),
+        ]
+        subject, payload = rng.choice(messages)
+        world.net.inject(subject, payload, {})
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_nobody_dies_of_what_strangers_publish(seed: int) -> None:
+    deaths: list[str] = []
+
+    async def main() -> None:
+        world = World(Scene(faults=CALM, kills=0, pauses=0, restarts=0, cancels=0, policy="fcfs"), seed)
+        started: list[str] = []
+        start = world.start
+        world.start = lambda name: (started.append(name), start(name))[1]  # type: ignore[method-assign]
+        for name, value in (("s.default.odd", b"\xc1"), ("s.default.odd2", b"{}"), ("o.x", b"")):
+            world.net.requests.create(name, value, None, now_s=world.net.loop.time())
+        pest = asyncio.ensure_future(pester(world))
+        for odd in ("s.default.odd", "s.default.odd2"):
+            assert world.net.requests.get(odd, now_s=0.0) is not None
+        world.ignored = {"s.default.odd", "s.default.odd2"}
+        await world.play()
+        await pest
+        deaths.extend(name for name in set(started) if started.count(name) > 1)
+
+    run_virtual(main())
+    assert not deaths, f"seed {seed}: {deaths} died"

@@ -1,0 +1,353 @@
+"""A whole fleet in one process on virtual time: the real services and cores on a simulated bus, clients, and a reckoning.
+
+`run(seed)` is one schedule: a fleet, a load and a plan of misfortunes drawn from the seed; then calm, then the books are
+balanced (DESIGN section 5, what always holds). A failure prints the seed and the end of the story.
+"""
+
+import asyncio
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from services.admission.config import AdmissionConfig
+from services.admission.service import Admission
+from services.planner.config import PlannerConfig
+from services.planner.service import Planner
+from services.relegation.config import RelegationConfig
+from services.relegation.service import Relegation
+from services.worker import service as worker
+from services.worker.config import WorkerConfig
+from services.worker.engine import EngineFacts
+from services.worker.engines.sim_engine import SimEngine, readable_token
+from services.worker.runner import VirtualRunner
+from services.worker.turn_taker import TurnTaker
+from shared import subjects
+from shared.client.client import Client, Handle, Patience
+from shared.columns import unpack_list
+from shared.core.worker import seed_of
+from shared.errors import BusError
+from shared.features import MIN_P
+from shared.perf import profile_file as profiles
+from shared.process.telemetry import Off
+from shared.schemas import Delta, End, GenerateRequest, PlanAck, Record, Resume, Sampling
+from shared.store.acklog import decode_entry, fold
+from shared.testing.simulated_broker import Faults
+from shared.testing.simulated_bus import SimNet
+from shared.testing.simulated_process import SimProcess
+from shared.testing.virtual_loop import run_virtual
+from shared.text.tokenizer import Tokenizer
+from shared.vocabulary import FinishReason, Slo
+
+CALM = Faults()
+STORM = Faults(
+    latency_s=(0.0001, 0.002),
+    spike=0.01,
+    spike_s=0.2,
+    loss=0.02,
+    duplicate=0.02,
+    reorder=0.02,
+    store_lost=0.005,
+    store_silent=0.005,
+    store_late=0.002,
+    publish_yields=0.2,
+)
+PROFILE = "a100-llama3-8b"
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What a schedule is made of."""
+
+    replicas: int = 2
+    planners: int = 2
+    admissions: int = 2
+    relegations: int = 2
+    requests: int = 12
+    over_s: float = 2.0  # arrivals and misfortunes fall into this time
+    policy: str = "qoserve"
+    settings: dict[str, str] = field(default_factory=dict)  # of the policy
+    kv_blocks: int = 400
+    max_slots: int = 16
+    snapshot_acks: int = 20
+    faults: Faults = STORM
+    kills: int = 3
+    pauses: int = 2
+    restarts: int = 1  # of the broker
+    cancels: int = 2
+    able: tuple[str, ...] = ()  # replicas whose engine has min-p; where there are any, every second request needs it
+    settle_s: float = 120.0  # the longest it may take until everything has ended, in calm
+
+
+@dataclass
+class Told:
+    """What one client saw."""
+
+    tokens: list[int] = field(default_factory=list)
+    text: str = ""
+    ends: list[End] = field(default_factory=list)
+    attached: bool = False
+    error: str = ""
+
+
+class World:
+    def __init__(self, scene: Scene, seed: int) -> None:
+        self.scene, self.seed = scene, seed
+        self.rng = random.Random(seed)
+        self.net = SimNet(random.Random(seed + 1), scene.faults, trace_lines=4000)
+        self.processes: dict[str, SimProcess] = {}
+        self.cores: dict[str, Callable[[], None]] = {}
+        self.told: dict[str, Told] = {}
+        self.handles: dict[str, Handle] = {}
+        self.requests: dict[str, GenerateRequest] = {}
+        self.cancelled: set[str] = set()
+        self.planners: list[Planner] = []
+        self.ignored: set[str] = set()  # keys that are none of ours
+        self.written: list[tuple[str, bytes]] = []  # every entry of every ack log, in order, whatever was trimmed since
+        append = self.net.acks.append
+
+        def remember(subject: str, payload: bytes, expected_last: int) -> int:
+            seq = append(subject, payload, expected_last)
+            self.written.append((subject, payload))
+            return seq
+
+        self.net.acks.append = remember  # type: ignore[method-assign]
+        self.down_s = 0.3  # until a dead process is started again
+
+    # ------------------------------------------------------------ processes
+
+    def start(self, name: str) -> None:
+        process = SimProcess(name, skew_s=self.rng.uniform(-0.003, 0.003), on_exit=self._exited)
+        self.processes[name] = process
+        process.start(self._main(name, process))
+
+    def _exited(self, process: SimProcess) -> None:
+        failure = process.failure
+        if isinstance(failure, BaseExceptionGroup):
+            failure = failure.split(BusError)[1]
+        if failure is not None and not isinstance(failure, BusError):  # the bus may fail a start: its supervisor tries again
+            self.net.note("world", f"{process.name} failed: {process.failure!r}")
+            raise AssertionError(f"{process.name} failed") from process.failure
+        self.net.loop.call_later(self.down_s, self.start, process.name)
+
+    async def _main(self, name: str, process: SimProcess) -> None:
+        bus, clock, stop = self.net.connect(name, process), process.clock, asyncio.Event()
+        rng = random.Random(self.rng.getrandbits(64))
+        kind = name.split("-")[0]
+        if kind == "admission":
+            cfg = AdmissionConfig(policy=self.scene.policy, sweep_s=2.0, lost_limit=100)
+            service = Admission(cfg, bus, clock, Tokenizer.builtin(), Off(), rng)
+            self.cores[name] = service.core.check
+            await service.run(stop)
+        elif kind == "planner":
+            planner = Planner(PlannerConfig(policy=self.scene.policy, settings=self.scene.settings), bus, clock, Off(), rng)
+            self.cores[name] = lambda: [seat.core.check() for seat in planner._seats.values() if seat.core.synced] and None
+            self.planners.append(planner)
+            await planner.run(stop)
+        elif kind == "relegation":
+            await Relegation(RelegationConfig(list_s=2.0), bus, clock, Off(), rng).run(stop)
+        else:
+            settings = {"snapshot_acks": self.scene.snapshot_acks, "kv_blocks": self.scene.kv_blocks, "max_slots": self.scene.max_slots}
+            cfg_w = WorkerConfig(replica=name.split("-")[1], **settings)
+            tokenizer = Tokenizer.builtin()
+            facts = EngineFacts(
+                "sim", "m", PROFILE, cfg_w.kv_blocks, 16, 4096, cfg_w.max_slots, tokenizer.vocabulary, frozenset(tokenizer.eos_token_ids)
+            )
+            facts = facts._replace(draft=cfg_w.draft, features=frozenset({MIN_P} if cfg_w.replica in self.scene.able else ()))
+            engine = SimEngine(facts, profiles.load(PROFILE), wait=None, clock=self.net.loop.time)
+            await worker.serve(cfg_w, bus, clock, VirtualRunner(TurnTaker(engine, tokenizer)), stop, tracing=Off(), rng=rng)
+
+    # ------------------------------------------------------------ clients
+
+    def _request(self, n: int) -> GenerateRequest:
+        rng = self.rng
+        prompt = rng.choice((3, 40, 300, 900))
+        output = rng.choice((1, 2, 7, 20))
+        most, thinking = output + rng.choice((0, 50)), rng.randint(0, output)
+        sampling = Sampling(
+            max_tokens=most,
+            output_tokens=output,
+            thinking_tokens=thinking,
+            ignore_eos=True,
+            min_p=0.1 if self.scene.able and n % 2 else 0.0,
+        )
+        slos = (Slo(ttft_s=0.3, tbt_s=0.05), Slo(ttft_s=0.02, tbt_s=0.02), Slo(ttlt_s=5.0), Slo(ttlt_s=0.1))
+        slo = rng.choice((*slos, Slo(ttft_s=0.3, thinking_tbt_s=0.03, tbt_s=0.1)))
+        return GenerateRequest(
+            request_id=f"q{n}",
+            token_ids=[rng.randrange(32, 127) for _ in range(prompt)],
+            sampling=sampling,
+            slo=slo,
+            importance=rng.choice((0.5, 1.0)),
+            allow_relegation=rng.random() > 0.1,
+        )
+
+    async def _client(self, client: Client, request: GenerateRequest, after_s: float) -> None:
+        await asyncio.sleep(after_s)
+        told = self.told[request.request_id]
+        handle = await client.submit(request, "chat")
+        self.handles[request.request_id] = handle
+        async for event in handle:
+            if isinstance(event, Delta):
+                assert event.offset == len(told.tokens) and event.text_offset == len(told.text), "a gap or a repeat reached the client"
+                told.tokens += event.tokens
+                told.text += event.text
+            elif isinstance(event, End):
+                told.ends.append(event)
+
+    async def _cancel(self, request_id: str, after_s: float) -> None:
+        await asyncio.sleep(after_s)
+        handle = self.handles.get(request_id)
+        if handle is not None:
+            self.cancelled.add(request_id)
+            await handle.cancel()
+
+    # ------------------------------------------------------------ the schedule
+
+    async def play(self) -> None:
+        scene, rng = self.scene, self.rng
+        for kind, count in (("admission", scene.admissions), ("planner", scene.planners), ("relegation", scene.relegations)):
+            for n in range(count):
+                self.start(f"{kind}-{n}")
+        for n in range(scene.replicas):
+            self.start(f"worker-r{n}")
+        bus = self.net.connect("clients")
+        patience = Patience(give_up_s=600.0, submit_s=600.0, silence_s=1.0, silence_limit_s=5.0)
+        async with Client(bus, self.net.clock, patience=patience) as client:
+            tasks = []
+            for n in range(scene.requests):
+                request = self._request(n)
+                self.requests[request.request_id] = request
+                self.told[request.request_id] = Told()
+                tasks.append(asyncio.ensure_future(self._client(client, request, 0.5 + rng.random() * scene.over_s)))
+            cancels = [self._cancel(f"q{rng.randrange(scene.requests)}", 0.5 + rng.random() * scene.over_s) for _ in range(scene.cancels)]
+            tasks += [asyncio.ensure_future(cancel) for cancel in cancels]
+            tasks += [asyncio.ensure_future(step) for step in self._misfortunes()]
+            await asyncio.sleep(0.5 + scene.over_s)
+            self.net.faults = CALM
+            self.net.note("world", "calm")
+            done, late = await asyncio.wait(tasks, timeout=scene.settle_s)
+            assert not late, f"{len(late)} clients still wait: {sorted(k for k, t in self.told.items() if not t.ends)}"
+            for task in done:
+                task.result()
+        await asyncio.sleep(12.0)  # every sweep, listing and lease has had its turn
+        self.reckon()
+
+    def _misfortunes(self) -> list:
+        scene, rng = self.scene, self.rng
+        names = sorted(self.processes)
+
+        async def kill(at_s: float) -> None:
+            await asyncio.sleep(at_s)
+            name = rng.choice(names)
+            self.net.note("world", f"KILL {name}")
+            self.processes[name].kill()
+
+        async def pause(at_s: float) -> None:
+            await asyncio.sleep(at_s)
+            process = self.processes[rng.choice(names)]
+            for_s = rng.choice((0.05, 0.5, 4.0, 8.0))
+            self.net.note("world", f"PAUSE {process.name} {for_s}")
+            process.pause()
+            await asyncio.sleep(for_s)
+            process.resume()
+
+        async def restart(at_s: float) -> None:
+            await asyncio.sleep(at_s)
+            self.net.note("world", "BROKER RESTART")
+            self.net.restart_broker(rng.choice((0.05, 1.0, 4.0)))
+
+        steps = [kill(0.5 + rng.random() * scene.over_s) for _ in range(scene.kills)]
+        steps += [pause(0.5 + rng.random() * scene.over_s) for _ in range(scene.pauses)]
+        return steps + [restart(0.5 + rng.random() * scene.over_s) for _ in range(scene.restarts)]
+
+    # ------------------------------------------------------------ the reckoning
+
+    def reckon(self) -> None:
+        """The books, once nothing moves."""
+        for check in self.cores.values():
+            check()
+        now = self.net.loop.time()
+        records = {}
+        outputs = {key: entry.value for key, entry in self.net.requests.scan("o.", now_s=now)}
+        for key, entry in self.net.requests.scan("s.", now_s=now):
+            if key in self.ignored:
+                continue
+            record = msgspec.msgpack.decode(entry.value, type=Record)
+            records[record.key] = record
+            assert record.verdict is not None, f"{key} has not ended: {record.state}"
+        for request_id, told in self.told.items():
+            record = records[f"default.{request_id}"]
+            verdict = record.verdict
+            assert len(told.ends) == 1, f"{request_id} ended {len(told.ends)} times"
+            assert told.ends[0].verdict == verdict, f"{request_id}: the client was told another verdict"
+            resume = msgspec.msgpack.decode(outputs[record.output_key], type=Resume) if record.output_key else record.resume
+            final = unpack_list(resume.tokens)
+            assert told.tokens == final, f"{request_id}: client has {len(told.tokens)} tokens, record {len(final)}"
+            assert told.text == resume.text, f"{request_id}: text differs"
+            assert verdict.output_tokens == len(final)
+            self._check_output(request_id, verdict.finish_reason, final, resume.text, record)
+            self._check_stage(request_id, len(final), record, resume)
+            if verdict.finish_reason is FinishReason.CANCELLED:
+                assert request_id in self.cancelled
+            else:
+                assert verdict.finish_reason in (FinishReason.STOP, FinishReason.LENGTH, FinishReason.REFUSED), verdict
+        assert not [error for planner in self.planners for error in planner.broken], "a seat was broken"
+        self._check_attempts()
+        for n in range(self.scene.replicas):
+            rows = self.net.acks.read(subjects.ack_log(f"r{n}"), after=0)
+            fold([decode_entry(payload) for _, payload in rows])
+
+    def _check_stage(self, request_id: str, made: int, record: Record, resume: Resume) -> None:
+        """Wherever its tokens were made: its thinking ended where it should, and its deadlines are those of its stages."""
+        thinking, slo = self.requests[request_id].sampling.thinking_tokens or 0, record.slo
+        assert record.verdict is not None
+        assert record.verdict.thinking_tokens == (min(thinking, made) if slo.thinks else 0), request_id
+        if slo.thinks and made:
+            steps = max(0, min(made, thinking - 1))  # to a token that is thinking
+            due_s = slo.first_due_unix_s(record.arrived_unix_s) + steps * slo.pace_s(True) + (made - steps) * slo.pace_s(False)
+            assert abs(resume.measure.next_due_unix_s - due_s) < 1e-4, f"{request_id}: another deadline"
+
+    def _check_attempts(self) -> None:
+        """Once an attempt has spoken, no earlier one ever does: no second text can be spliced in."""
+        spoken: dict[str, int] = {}
+        at_slot: dict[tuple[str, str, int], tuple[str, int]] = {}
+        for subject, payload in self.written:
+            ack = decode_entry(payload)
+            if not isinstance(ack, PlanAck):
+                continue
+            for held in ack.held:
+                at_slot[subject, ack.incarnation, held.slot] = (held.key, held.attempt)
+                if self.requests[held.key.partition(".")[2]].sampling.min_p:
+                    assert ack.replica in self.scene.able, f"{held.key} came to a replica that does not have what it needs"
+            for slot, emitted in zip(unpack_list(ack.slots), unpack_list(ack.emitted), strict=True):
+                if emitted:
+                    key, attempt = at_slot[subject, ack.incarnation, slot]
+                    assert attempt >= spoken.get(key, 0), f"{key}: attempt {attempt} spoke after attempt {spoken[key]}"
+                    spoken[key] = attempt
+
+    def _check_output(self, request_id: str, reason: FinishReason, tokens: list[int], text: str, record: Record) -> None:
+        """The sim engine's tokens are a function of the request and the position: nothing skipped, doubled or spliced."""
+        request = self.requests[request_id]
+        seed = seed_of(record.key, request.sampling)
+        assert tokens == [readable_token(seed, n) for n in range(len(tokens))], f"{request_id}: not its own tokens"
+        if reason in (FinishReason.STOP, FinishReason.LENGTH):
+            assert len(tokens) == min(request.sampling.output_tokens or 1 << 30, record.max_tokens), request_id
+            assert text == bytes(tokens).decode()
+
+
+def run(seed: int, scene: Scene | None = None) -> World:
+    """One schedule. Raises AssertionError with the seed and the end of the story."""
+    worlds: list[World] = []
+
+    async def main() -> None:
+        worlds.append(World(scene or Scene(), seed))
+        await worlds[0].play()
+
+    try:
+        run_virtual(main())
+    except BaseException as error:
+        story = worlds[0].net.story() if worlds else ""
+        raise AssertionError(f"seed {seed}: {error!r}\n{story[-6000:]}") from error
+    return worlds[0]

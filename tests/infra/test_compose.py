@@ -1,0 +1,98 @@
+"""The compose file starts the fleet it says: every variable it sets is known to the service that reads it."""
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from msgspec import Struct
+
+from shared.process.configuration import SECTIONS, load, load_watched
+
+ROOT = Path(__file__).parents[2]
+COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+FLEET = {name: s for name, s in COMPOSE["services"].items() if "services." in str(s.get("command"))}
+
+
+def config_of(section: str) -> type[Struct]:
+    found: type[Struct] = getattr(importlib.import_module(f"services.{section}.config"), f"{section.title()}Config")
+    return found
+
+
+def default_of(value: str) -> str:
+    """What compose puts in place of `${NAME:-default}` where NAME is not set."""
+    return value.removesuffix("}").partition(":-")[2] if value.startswith("${") else value
+
+
+@pytest.mark.parametrize("name", sorted(FLEET))
+def test_a_service_starts_from_the_environment_compose_gives_it(name: str) -> None:
+    section = FLEET[name]["command"][0].removeprefix("services.")
+    env = {key: default_of(value) for key, value in FLEET[name]["environment"].items()}
+    config: Any = load(config_of(section), section, env)
+    assert config.url == "nats://nats:4222"
+
+
+def test_the_fleet_has_every_service_and_two_replicas_and_another_of_vllm_where_it_is_asked_for() -> None:
+    commands = [s["command"][0].removeprefix("services.") for s in FLEET.values()]
+    assert set(commands) == set(SECTIONS)
+    replicas = {s["environment"].get("SLACKLINE_WORKER_REPLICA"): s.get("profiles") for s in FLEET.values()}
+    assert {name: profiles for name, profiles in replicas.items() if name} == {"r1": None, "r2": None, "v1": ["vllm"]}
+
+
+def test_the_tokenizer_of_a_mounted_model_is_where_its_engine_is() -> None:
+    models = "${SLACKLINE_MODELS:-./shared/models}:/models:ro"
+    assert all(models in FLEET[name]["volumes"] for name in ("admission", "worker-vllm"))
+
+
+@pytest.mark.parametrize("name", sorted(set(FLEET) - {"gateway"}))
+def test_a_health_check_asks_for_the_service_and_replica_it_stands_beside(name: str) -> None:
+    section = FLEET[name]["command"][0].removeprefix("services.")
+    replica = FLEET[name]["environment"].get("SLACKLINE_WORKER_REPLICA")
+    wanted = [section, f"replica={replica}"] if replica else [section]
+    assert FLEET[name]["healthcheck"]["test"][3:] == wanted
+
+
+def test_the_gateway_is_asked_where_it_listens_and_published_where_it_listens() -> None:
+    gateway = COMPOSE["services"]["gateway"]
+    port = gateway["environment"]["SLACKLINE_GATEWAY_PORT"]
+    assert gateway["healthcheck"]["test"][3] == f"http://127.0.0.1:{port}/health"
+    assert [mapping.split(":")[-1] for mapping in gateway["ports"]] == [port]
+
+
+def test_ports_are_published_on_loopback_only() -> None:
+    mappings = [mapping for s in COMPOSE["services"].values() for mapping in s.get("ports", [])]
+    assert [m for m in mappings if not m.startswith("127.0.0.1:")] == []
+
+
+def test_the_image_is_built_from_files_that_are_here_and_reach_the_build() -> None:
+    hidden = (ROOT / ".dockerignore").read_text().split()
+    copies = [line.split()[1:-1] for line in (ROOT / "infra" / "Dockerfile").read_text().splitlines() if line.startswith("COPY ")]
+    sources = [path for words in copies if not words[0].startswith("--from") for path in words]
+    assert sources
+    assert [path for path in sources if not (ROOT / path).exists() or path.split("/")[0] in hidden] == []
+
+
+def test_everything_that_is_mounted_is_here() -> None:
+    mounts = [v.split(":")[0] for s in COMPOSE["services"].values() for v in s.get("volumes", [])]
+    assert [m for m in mounts if m.startswith("./") and not (ROOT / m).exists()] == []
+
+
+def test_the_broker_has_what_services_ask_of_it() -> None:
+    text = (ROOT / "infra" / "nats" / "nats-server.conf").read_text()
+    assert "max_payload: 8MB" in text
+    assert "store_dir: /data" in text
+    assert "jetstream:/data" in COMPOSE["services"]["nats"]["volumes"]
+
+
+def test_prometheus_scrapes_every_service_where_it_tells_its_metrics() -> None:
+    config = yaml.safe_load((ROOT / "infra" / "prometheus" / "prometheus.yml").read_text())
+    static = [t for job in config["scrape_configs"] for group in job.get("static_configs", []) for t in group["targets"]]
+    found = [(name, dns["port"]) for job in config["scrape_configs"] for dns in job.get("dns_sd_configs", []) for name in dns["names"]]
+    port = {name: int(service["environment"]["SLACKLINE_METRICS_PORT"]) for name, service in FLEET.items()}
+    assert sorted(found) == sorted((name, port[name]) for name in FLEET if name != "gateway")
+    assert f"gateway:{FLEET['gateway']['environment']['SLACKLINE_GATEWAY_PORT']}" in static
+    for name in set(FLEET) - {"gateway"}:
+        section = FLEET[name]["command"][0].removeprefix("services.")
+        told = load_watched(section, FLEET[name]["environment"])
+        assert (told.metrics_host, told.metrics_port) == ("0.0.0.0", port[name])

@@ -1,0 +1,165 @@
+"""Schedules made by hand, in which every request is served, and the SLOs and the KV that they just keep: nobody is impossible there."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+import numpy as np
+
+from loadgen.bound.instance import BLOCK_TOKENS
+from loadgen.load.definition import DEADLINE, MAX_TPOT_10, MEAN_TPOT, TTLT, worst_tpot_s
+from loadgen.load.mix import PlannedRequest
+from shared.perf.iteration_time import Profile
+from shared.perf.shape import BatchShape
+from shared.tiers import Tier, TierSet
+from shared.vocabulary import Slo
+
+BUDGETS_TOKENS = (64, 256, 512, 2048, 4096)
+
+
+@dataclass(slots=True)
+class Served:
+    """A request while it is served, and what became of it: `token_at_s` along its output."""
+
+    prompt_tokens: int
+    output_tokens: int
+    arrival_s: float = 0.0
+    cached_tokens: int = 0
+    token_at_s: list[float] = field(default_factory=list)
+
+    @property
+    def context_tokens(self) -> int:
+        """What has to be computed before its next token can be."""
+        return self.prompt_tokens + len(self.token_at_s)
+
+    @property
+    def ended(self) -> bool:
+        return len(self.token_at_s) == self.output_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """`kv_tokens`: the most that any replica ever held, in whole blocks."""
+
+    profile: Profile
+    replicas: int
+    kv_tokens: int
+    served: Sequence[Served]
+
+
+def drawn(rng: Random, count: int, prompt: int, output: int, spread: float) -> list[Served]:
+    """Lengths around these; `spread` 0: all alike."""
+
+    def tokens(median: int) -> int:
+        return min(4000, max(1, int(rng.lognormvariate(0, spread) * median)))
+
+    return [Served(tokens(prompt), tokens(output)) for _ in range(count)]
+
+
+def steady(profile: Profile, queue: Sequence[Served], streams: int, *, waits: bool = False) -> Schedule:
+    """On one replica, always so many: who ends is replaced at once, every prompt is one chunk, everybody decodes in every iteration.
+
+    With as many streams as requests, all go in lock-step. `waits`: all arrive at the beginning.
+    """
+    waiting, live, now_s, held = list(queue), list[Served](), 0.0, 0
+    while waiting or live:
+        while waiting and len(live) < streams:
+            live.append(waiting.pop(0))
+            live[-1].arrival_s = 0.0 if waits else now_s
+        now_s += _iterate(profile, now_s, [(one, one.context_tokens - one.cached_tokens) for one in live])
+        held = max(held, sum(one.cached_tokens for one in live))
+        live = [one for one in live if not one.ended]
+    return _schedule(profile, 1, held, queue)
+
+
+def haphazard(rng: Random, profile: Profile, queues: Sequence[Sequence[Served]]) -> Schedule:
+    """A replica per queue: chunks of any length, pauses, and preemptions that lose the whole KV of a request."""
+    held = 0
+    for queue in queues:
+        waiting, live, now_s = list(queue), list[Served](), 0.0
+        while waiting or live:
+            while waiting and len(live) < rng.choice([1, 4, 16, 64]):
+                live.append(waiting.pop(0))
+                live[-1].arrival_s = now_s
+            if rng.random() < 0.03:
+                rng.choice(live).cached_tokens = 0
+            budget, work = rng.choice(BUDGETS_TOKENS), list[tuple[Served, int]]()
+            for one in live:
+                if rng.random() < 0.93 and (new := min(budget, one.context_tokens - one.cached_tokens)) > 0:
+                    work.append((one, new))
+                    budget -= new
+            if work:
+                now_s += _iterate(profile, now_s, work)
+            held = max(held, sum(one.cached_tokens for one in live))
+            live = [one for one in live if not one.ended]
+    return _schedule(profile, len(queues), held, [one for queue in queues for one in queue])
+
+
+def followed_by(first: Schedule, then: Schedule) -> Schedule:
+    """The one when the other has ended, on its replicas."""
+    ended_s = max(one.token_at_s[-1] for one in first.served)
+    for one in then.served:
+        one.arrival_s += ended_s
+        one.token_at_s = [at_s + ended_s for at_s in one.token_at_s]
+    return Schedule(first.profile, first.replicas, max(first.kv_tokens, then.kv_tokens), [*first.served, *then.served])
+
+
+def _iterate(profile: Profile, now_s: float, work: Sequence[tuple[Served, int]]) -> float:
+    """How long it takes. Who has its context computed at the end of it gets a token; one new token on a context is a decode."""
+    decodes = [one for one, new in work if new == 1 and one.token_at_s and one.cached_tokens]
+    shape = BatchShape(decodes=len(decodes), decode_context=sum(one.cached_tokens for one in decodes))
+    for one, new in work:
+        if not any(one is decode for decode in decodes):
+            shape = shape.with_chunk(new, one.cached_tokens)
+    took_s = profile.batch_s(shape)
+    for one, new in work:
+        one.cached_tokens += new
+        if one.cached_tokens == one.context_tokens:
+            one.token_at_s.append(now_s + took_s)
+    return took_s
+
+
+def _schedule(profile: Profile, replicas: int, held_tokens: int, served: Sequence[Served]) -> Schedule:
+    # The bound ends an output where the KV does: a whole one needs room for all its tokens.
+    held_tokens = max(held_tokens, *(one.prompt_tokens + one.output_tokens for one in served))
+    kv_tokens = math.ceil(held_tokens / BLOCK_TOKENS) * BLOCK_TOKENS
+    return Schedule(profile, replicas, kv_tokens, sorted(served, key=lambda one: one.arrival_s))
+
+
+def just_kept(
+    schedule: Schedule, definition: str, bounds: Sequence[Sequence[str]], *, common: bool, part: float = 1.0
+) -> tuple[list[PlannedRequest], TierSet]:
+    """The requests, the n-th with an SLO of the n-th bounds (the last are those of all further ones), `part` of what it was given.
+
+    `common`: of what all were given at worst.
+    """
+    given = [
+        {
+            "ttft_s": one.token_at_s[0] - one.arrival_s,
+            "tbt_s": pace_s(one, definition),
+            "ttlt_s": one.token_at_s[-1] - one.arrival_s,
+        }
+        for one in schedule.served
+    ]
+    if common:
+        given = [{name: max(one[name] for one in given) for name in given[0]}] * len(given)
+    tiers = {f"t{i}": Tier(slo=Slo(**{name: part * one[name] for name in bounds[min(i, len(bounds) - 1)]})) for i, one in enumerate(given)}
+    requests = [
+        PlannedRequest(i, one.arrival_s, one.prompt_tokens, one.output_tokens, f"t{i}", 1.0, "default", "")
+        for i, one in enumerate(schedule.served)
+    ]
+    return requests, TierSet(name="just kept", default="t0", tiers=tiers)
+
+
+def pace_s(one: Served, definition: str) -> float:
+    """The TBT that it kept, if its TTFT is the one it had; any will do for one token."""
+    after_s = np.array(one.token_at_s[1:]) - one.token_at_s[0]
+    if not len(after_s):
+        return 0.01
+    if definition == MAX_TPOT_10:
+        return float(worst_tpot_s([one.token_at_s])[0])
+    if definition in (MEAN_TPOT, TTLT):
+        return float(after_s[-1]) / len(after_s)
+    assert definition == DEADLINE
+    return float((after_s / np.arange(1, len(after_s) + 1)).max())

@@ -1,0 +1,136 @@
+"""`slackline demo`, in its short form: real processes, both policies, nothing left behind."""
+
+import asyncio
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from loadgen.demo import story
+from loadgen.demo.prompts import Prompts
+from loadgen.demo.rush import capacity_per_s
+from loadgen.demo.story import SpanLine
+from loadgen.load.mix import PlannedRequest, plan_requests
+from loadgen.load.report import read_report
+from loadgen.load.workload import named_workload
+from shared.perf import profile_file as profiles
+from shared.text.tokenizer import Tokenizer
+from shared.tiers import load_tiers
+
+DEMO = (sys.executable, "-m", "loadgen", "demo", "--quick")
+
+
+def descendants(pid: int) -> set[int]:
+    """All processes below this one that are alive now."""
+    found: set[int] = set()
+    try:
+        tasks = list(Path(f"/proc/{pid}/task").iterdir())
+        children = [int(word) for task in tasks for word in (task / "children").read_text().split()]
+    except OSError:
+        return found
+    for child in children:
+        found |= {child} | descendants(child)
+    return found
+
+
+def alive(pid: int) -> bool:
+    """Zombies are not."""
+    try:
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+
+
+async def begun(out: Path) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(*DEMO, "--out", str(out), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT)
+
+
+async def seen_below(process: asyncio.subprocess.Process) -> set[int]:
+    """Every process that it ever had while it ran."""
+    seen: set[int] = set()
+    while process.returncode is None:
+        seen |= descendants(process.pid)
+        await asyncio.sleep(0.1)
+    return seen
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks at processes in /proc")
+async def test_the_short_demonstration_shows_both_policies_and_a_trace_and_leaves_no_process(tmp_path: Path) -> None:
+    process = await begun(tmp_path)
+    watching = asyncio.create_task(seen_below(process))
+    async with asyncio.timeout(90):
+        output, _ = await process.communicate()
+    text = output.decode()
+    assert process.returncode == 0, text
+    seen = await watching
+    assert len(seen) >= 12, "two fleets of six processes each"
+    assert [pid for pid in seen if alive(pid)] == []
+    assert "\x1b" not in text, "no terminal, no colours"
+    assert "fcfs chunk" in text
+    assert "SLO met, all requests" in text
+    assert "decide and hold" in text, "one request's trace, across services"
+    fcfs, qoserve = (read_report(tmp_path / f"{policy}.json") for policy in ("fcfs", "qoserve"))
+    assert fcfs.total.offered == qoserve.total.offered == fcfs.planned
+    assert fcfs.total.finished == qoserve.total.finished == fcfs.planned, text
+    traces = story.read_traces(tmp_path / "trace-qoserve.jsonl")
+    assert len(traces) == qoserve.planned, "one trace per request"
+    assert all({"admission", "planner", "worker"} <= {span.service for span in spans} for spans in traces.values())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks at processes in /proc")
+async def test_ctrl_c_in_the_middle_of_it_stops_everything(tmp_path: Path) -> None:
+    process = await begun(tmp_path)
+    watching = asyncio.create_task(seen_below(process))
+    async with asyncio.timeout(60):
+        while not story.read_traces(tmp_path / "trace-fcfs.jsonl"):
+            assert process.returncode is None
+            await asyncio.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        output, _ = await process.communicate()
+    assert process.returncode == 130, output.decode()
+    assert "Traceback" not in output.decode()
+    assert [pid for pid in await watching if alive(pid)] == []
+    assert not (tmp_path / "qoserve.json").exists()
+
+
+def span(name: str, parent: str | None, start_s: float, end_s: float, service: str = "a", trace: str = "t") -> SpanLine:
+    return SpanLine(
+        trace_id=trace, span_id=name, parent_span_id=parent, name=name, service=service,
+        start_unix_s=start_s, end_unix_s=end_s, attributes={},
+    )  # fmt: skip
+
+
+def test_a_timeline_indents_what_was_caused_and_shows_spans_whose_parent_is_missing() -> None:
+    spans = [span("root", None, 0, 4), span("child", "root", 1, 2), span("grandchild", "child", 1, 2), span("lost", "elsewhere", 3, 4)]
+    shown = story.timeline("t", spans)
+    assert list(shown.columns[3].cells) == ["root", "  child", "    grandchild", "lost"]
+    assert list(shown.columns[0].cells) == ["0 ms", "1.0 s", "1.0 s", "3.0 s"]
+
+
+def test_the_trace_shown_is_the_one_that_saw_most_services() -> None:
+    few = [span(f"f{i}", None, i, i + 1, "admission", "few") for i in range(9)]
+    many = [span(f"m{i}", None, i, i + 1, service, "many") for i, service in enumerate(("admission", "worker"))]
+    assert story.richest({"few": few, "many": many}) == "many"
+    assert story.richest({}) is None
+
+
+@pytest.mark.parametrize("tokens", [1, 20, 47, 48, 500, 2048])
+def test_prompts_are_real_text_of_exactly_the_length_that_was_planned(tokens: int) -> None:
+    tokenizer = Tokenizer.builtin()
+    prompts = Prompts(tokenizer, seed=3)
+    planned = PlannedRequest(7, 0.0, tokens, 1, "batch", 1.0, "default", "app")
+    ids = prompts.ids(planned)
+    assert len(ids) == tokens
+    assert ids == Prompts(tokenizer, seed=3).ids(planned), "the same request has the same prompt"
+    if tokens >= 500:
+        assert ids != prompts.ids(planned._replace(number=8))
+        text = bytes(token for token in ids if token < 256).decode()
+        assert "Summarise this:" in text
+        assert text.endswith("assistant\n")
+
+
+def test_the_rush_offers_what_the_engines_keep_up_with() -> None:
+    """Two A100s with Llama-3-8B keep up with about 8 requests of the full-length mix a second: by simulation."""
+    requests = plan_requests([0.1 * n for n in range(2000)], named_workload("mix", 8192), load_tiers("demo-3"), seed=1)
+    assert 3.5 < capacity_per_s(profiles.load("a100-llama3-8b"), requests) < 4.5

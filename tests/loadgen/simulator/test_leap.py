@@ -1,0 +1,139 @@
+"""Leaping over alike iterations changes nothing but the cost: the leapt run against the run of single iterations."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from loadgen.load.arrivals import Gaps, draw_arrivals
+from loadgen.load.mix import PlannedRequest, plan_requests
+from loadgen.load.workload import named_workload
+from loadgen.simulator.latency import Latency
+from loadgen.simulator.simulation import ReplicaFacts, SimulationResult, simulate
+from shared.policy import registry
+from shared.policy.seam import Choice, Policy, View
+from shared.tiers import DEMO_3, QOSERVE_3, TierSet
+
+ROOMY = ReplicaFacts()
+TIGHT = ReplicaFacts(kv_blocks=1100, max_slots=24)  # KV runs short: preemptions, and leaps that must stop before it does
+
+
+def both(
+    requests: list[PlannedRequest], policy: str, facts: ReplicaFacts = ROOMY, replicas: int = 1, tiers: TierSet = DEMO_3
+) -> tuple[SimulationResult, SimulationResult]:
+    return tuple(  # type: ignore[return-value]
+        simulate(
+            requests,
+            policy,
+            None,
+            "a100-llama3-8b",
+            replicas,
+            tiers,
+            Latency.none(),
+            1,
+            facts=facts,
+            keep_times=True,
+            check_every=5,
+            leaps=leaps,
+        )
+        for leaps in (True, False)
+    )
+
+
+def drawn(workload: str, rate: float, duration_s: float, seed: int, tiers: TierSet = DEMO_3) -> list[PlannedRequest]:
+    arrivals = draw_arrivals(Gaps(), rate, duration_s, seed, ((1.0, 1.0),))
+    return plan_requests(arrivals, named_workload(workload, 8192), tiers, seed, important=0.3)
+
+
+@pytest.mark.parametrize("facts", [ROOMY, TIGHT], ids=["roomy", "tight"])
+@pytest.mark.parametrize("workload", ["azure-conv", "sharegpt"])
+@pytest.mark.parametrize("policy", registry.names())
+def test_a_leapt_run_has_the_same_tokens_at_the_same_instants(policy: str, workload: str, facts: ReplicaFacts) -> None:
+    requests = drawn(workload, 1.5, 40.0, seed=11)
+    leapt, stepped = both(requests, policy, facts)
+    assert leapt.events < stepped.events or leapt.verifications, "nothing was leapt over, and nobody speculated"
+    assert (leapt.iterations, leapt.tokens, leapt.preempted) == (stepped.iterations, stepped.tokens, stepped.preempted)
+    assert leapt.token_unix_s is not None
+    assert stepped.token_unix_s is not None
+    for ours, theirs in zip(leapt.token_unix_s, stepped.token_unix_s, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-6)
+    assert [v and (v.slo_met, v.relegated) for v in leapt.verdicts] == [v and (v.slo_met, v.relegated) for v in stepped.verdicts]
+    assert leapt.busy_s == pytest.approx(stepped.busy_s)
+
+
+@pytest.mark.parametrize("policy", registry.names())
+def test_several_replicas_and_overload_leap_to_the_same_attainment(policy: str) -> None:
+    requests = drawn("mix", 18.0, 30.0, seed=12, tiers=QOSERVE_3)
+    leapt, stepped = both(requests, policy, replicas=3, tiers=QOSERVE_3)
+    assert [v and (v.slo_met, v.relegated, v.replica) for v in leapt.verdicts] == [
+        v and (v.slo_met, v.relegated, v.replica) for v in stepped.verdicts
+    ]
+    assert leapt.tokens == stepped.tokens
+
+
+@pytest.mark.parametrize("policy", registry.names())
+def test_a_choice_that_is_used_again_is_the_one_the_policy_would_make(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where KV is short, and with two plans in flight, as live."""
+    requests = drawn("sharegpt", 1.5, 40.0, seed=11)
+
+    def run(latency: Latency) -> SimulationResult:
+        return simulate(requests, policy, None, "a100-llama3-8b", 1, DEMO_3, latency, 1, facts=TIGHT, keep_times=True)
+
+    reused = [run(latency) for latency in (Latency.none(), Latency.live())]
+    make = registry.make
+    monkeypatch.setattr(registry, "make", lambda name, settings=None: Asked(make(name, settings)))
+    for latency, ours in zip((Latency.none(), Latency.live()), reused, strict=True):
+        theirs = run(latency)
+        assert (ours.iterations, ours.preempted) == (theirs.iterations, theirs.preempted)
+        assert ours.token_unix_s is not None
+        assert theirs.token_unix_s is not None
+        for one, other in zip(ours.token_unix_s, theirs.token_unix_s, strict=True):
+            np.testing.assert_allclose(one, other, rtol=0, atol=1e-6)
+    assert policy == "sola" or reused[0].preempted, "KV was never short"
+
+
+class Asked:
+    """A policy that is asked for every iteration."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self.name, self.declared = policy.name, policy.declared
+        self.admit, self.observe, self.route = policy.admit, policy.observe, policy.route
+
+    def plan(self, view: View) -> Sequence[Choice]:
+        return [dataclasses.replace(choice, repeats=1) for choice in self._policy.plan(view)]
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "qoserve"])
+def test_what_was_done_by_the_horizon_counts_also_in_the_midst_of_a_leap(policy: str) -> None:
+    requests = drawn("azure-conv", 2.0, 20.0, seed=14)
+    leapt, stepped = (
+        simulate(requests, policy, None, "a100-llama3-8b", 1, DEMO_3, Latency.none(), 1, keep_times=True, horizon_s=18.0, leaps=leaps)
+        for leaps in (True, False)
+    )
+    assert None in leapt.verdicts
+    assert (leapt.iterations, leapt.tokens, leapt.simulated_s) == (stepped.iterations, stepped.tokens, stepped.simulated_s)
+    assert leapt.busy_s == pytest.approx(stepped.busy_s)
+
+
+def test_one_long_answer_alone_is_one_leap() -> None:
+    requests = [PlannedRequest(0, 0.0, 200, 1000, "batch", 1.0, "default", "")]
+    leapt, stepped = both(requests, "fcfs")
+    assert leapt.iterations == stepped.iterations == 1000
+    assert leapt.events < 40 < 1000 < stepped.events  # mostly the alarm for overdue acks
+
+
+def test_a_rate_that_is_too_high_is_known_before_the_end() -> None:
+    requests = drawn("mix", 12.0, 60.0, seed=13)
+
+    def run(most_missed: int | None) -> SimulationResult:
+        return simulate(requests, "fcfs", None, "a100-llama3-8b", 1, DEMO_3, Latency.none(), 1, most_missed=most_missed)
+
+    whole, early = run(None), run(10)
+    missed = sum(v is None or not v.slo_met for v in whole.verdicts)
+    assert missed > 10
+    assert early.stopped
+    assert not whole.stopped
+    assert early.iterations < whole.iterations
+    assert not run(missed).stopped

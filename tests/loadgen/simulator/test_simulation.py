@@ -1,0 +1,147 @@
+"""The virtual driver: reproducible, conserving, exact where the answer is known, and able to tell a good policy from a bad one."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from loadgen.lab.figures import figures
+from loadgen.load.arrivals import Gaps, draw_arrivals, parse_profile
+from loadgen.load.mix import PlannedRequest, plan_requests
+from loadgen.load.tally import Tally
+from loadgen.load.workload import named_workload
+from loadgen.simulator.latency import Latency
+from loadgen.simulator.simulation import ReplicaFacts, SimulationResult, simulate
+from loadgen.simulator.timeline import Alarm, Timeline
+from shared.errors import ConfigError
+from shared.perf import profile_file as store
+from shared.perf import zero_load
+from shared.policy import registry
+from shared.tiers import DEMO_3, QOSERVE_3, TierSet
+from shared.vocabulary import FinishReason
+
+PROFILE = "a100-llama3-8b"
+LATENCIES = {"none": Latency.none(), "live": Latency.live()}
+
+
+def mixed(rate: float, duration_s: float, seed: int = 1, bursts: str | None = None) -> list[PlannedRequest]:
+    shape = parse_profile(bursts, duration_s) if bursts else ((1.0, 1.0),)
+    return plan_requests(draw_arrivals(Gaps(), rate, duration_s, seed, shape), named_workload("mix", 8192), DEMO_3, seed, important=0.2)
+
+
+def run(requests: Sequence[PlannedRequest], policy: str, latency: Latency = LATENCIES["live"], **more: object) -> SimulationResult:
+    values = {"settings": None, "profile": PROFILE, "replicas": 1, "tiers": DEMO_3, "seed": 3, **more}
+    return simulate(requests, policy, latency=latency, **values)  # type: ignore[arg-type]
+
+
+def without_wall(result: SimulationResult) -> SimulationResult:
+    return replace(result, wall_s=0.0)
+
+
+@pytest.mark.parametrize("policy", registry.names())
+@pytest.mark.parametrize("latency", LATENCIES)
+def test_the_same_arguments_give_the_same_result_to_the_last_digit(policy: str, latency: str) -> None:
+    requests = mixed(6.0, 8.0)
+    one, two = (run(requests, policy, LATENCIES[latency], replicas=2, keep_times=True) for _ in range(2))
+    assert without_wall(one) == without_wall(two)
+
+
+@pytest.mark.parametrize("policy", registry.names())
+def test_every_request_ends_once_with_just_its_tokens_and_the_books_balance(policy: str) -> None:
+    requests = mixed(8.0, 10.0)
+    result = run(requests, policy, replicas=2, keep_times=True, check_every=7, facts=ReplicaFacts(kv_blocks=2000, max_slots=24))
+    assert [v is not None and v.finish_reason for v in result.verdicts] == [FinishReason.STOP] * len(requests)
+    assert [v and v.output_tokens for v in result.verdicts] == [r.output_tokens for r in requests]
+    assert result.token_unix_s is not None
+    assert [len(times) for times in result.token_unix_s] == [r.output_tokens for r in requests]
+    assert all(list(times) == sorted(times) and times[0] > r.arrival_s for times, r in zip(result.token_unix_s, requests, strict=True))
+    assert result.tokens == sum(r.output_tokens for r in requests)
+
+
+@pytest.mark.parametrize("latency", LATENCIES)
+@pytest.mark.parametrize("policy", ["fcfs", "edf"])
+def test_alone_a_request_takes_its_zero_load_time_and_the_stated_latencies(policy: str, latency: str) -> None:
+    profile = store.load(PROFILE)
+    requests = [PlannedRequest(n, 30.0 * n, 1 + 397 * n, 1 + 7 * n, "Q1", 1.0, "default", "") for n in range(15)]
+    result = run(requests, policy, LATENCIES[latency], tiers=QOSERVE_3, settings={"chunk_tokens": "512"})
+    assert result.met_fraction == 1.0
+    for request, verdict in zip(requests, result.verdicts, strict=True):
+        assert verdict is not None
+        alone_s = zero_load.ttft_s(profile, request.prompt_tokens, 512)
+        assert verdict.ttft_s == pytest.approx(alone_s + LATENCIES[latency].first_plan_s, abs=1e-6)
+        between_s = zero_load.tbt_s(profile, request.prompt_tokens, request.output_tokens)
+        if verdict.mean_tpot_s is not None:
+            assert verdict.mean_tpot_s == pytest.approx(between_s, rel=0.01, abs=1e-6)
+    assert result.idle_s == pytest.approx(0.0, abs=0.02), "a plan came late on an idle machine"
+
+
+def test_under_overload_qoserve_keeps_more_promises_than_fcfs_on_the_same_arrivals() -> None:
+    requests = mixed(7.0, 40.0, bursts="demo")
+    ours = run(requests, "qoserve")
+    for chunk in ("256", "512"):
+        theirs = run(requests, "fcfs", settings={"chunk_tokens": chunk})
+        assert ours.met_fraction > theirs.met_fraction + 0.05
+    assert ours.relegated > 0
+
+
+def test_a_second_replica_helps_and_both_are_used() -> None:
+    requests = mixed(6.0, 15.0)
+    one, two = run(requests, "qoserve", replicas=1), run(requests, "qoserve", replicas=2)
+    assert two.met_fraction >= one.met_fraction
+    assert {v.replica for v in two.verdicts if v is not None} == {"r01", "r02"}
+
+
+def test_a_horizon_leaves_requests_without_a_verdict_and_they_count_as_missed() -> None:
+    requests = mixed(7.0, 20.0)
+    result = run(requests, "fcfs", horizon_s=15.0, keep_times=True)
+    assert len(result.verdicts) < len(requests) or None in result.verdicts
+    whole = run(requests, "fcfs", horizon_s=requests[-1].arrival_s, keep_times=True)
+    found = figures(requests, whole, policy="fcfs", profile=PROFILE, replicas=1, seed=3, latency="live", duration_s=20.0)
+    assert found.offered == len(requests) > found.finished
+    assert found.violated == len(requests) - sum(v is not None and v.slo_met for v in whole.verdicts)
+
+
+def tally(requests: Sequence[PlannedRequest], result: SimulationResult, tiers: TierSet) -> Tally:
+    """The run as `slackline load` would have counted it, clients without any network of their own."""
+    times = result.token_unix_s
+    assert times is not None
+    made = Tally(tiers)
+    for planned, verdict, token_unix_s in zip(requests, result.verdicts, times, strict=True):
+        outcome = made.begin(planned, planned.arrival_s, 0.0)
+        for at_unix_s in token_unix_s:
+            outcome.emit(1, at_unix_s)
+        if verdict is None:
+            outcome.end("unfinished")
+        else:
+            outcome.server_met, outcome.relegated = verdict.slo_met, verdict.relegated
+            outcome.end(verdict.finish_reason, verdict.message)
+    return made
+
+
+def test_the_client_would_count_what_the_verdicts_say() -> None:
+    requests = mixed(7.0, 20.0, bursts="demo")
+    result = run(requests, "qoserve", keep_times=True)
+    outcomes = tally(requests, result, DEMO_3).outcomes
+    assert [o.met for o in outcomes] == [v is not None and v.slo_met for v in result.verdicts]
+    found = figures(requests, result, policy="qoserve", profile=PROFILE, replicas=1, seed=3, latency="live", duration_s=20.0)
+    assert sum(group.offered for group in found.by_tier.values()) == found.offered == len(requests)
+    assert found.violated_fraction == pytest.approx(1 - result.met_fraction)
+
+
+def test_a_request_that_no_replica_can_hold_is_refused_before_the_run() -> None:
+    with pytest.raises(ConfigError, match="prompt of 9000 tokens"):
+        run([PlannedRequest(0, 0.0, 9000, 5, "interactive", 1.0, "default", "")], "fcfs")
+
+
+def test_calls_of_one_instant_run_in_the_order_of_scheduling_and_an_alarm_rings_at_the_wish_it_has_then() -> None:
+    line, heard = Timeline(), list[tuple[float, str]]()
+    wish: list[float | None] = [5.0]
+    alarm = Alarm(line, lambda: wish[0], lambda: (heard.append((line.now_s, "ring")), wish.__setitem__(0, None))[0])
+    alarm.reset()
+    wish[0] = 7.0
+    alarm.reset()
+    for name in "abc":
+        line.at(3.0, lambda name=name: heard.append((line.now_s, name)))
+    while line.next_s < float("inf"):
+        line.step()
+    assert heard == [(3.0, "a"), (3.0, "b"), (3.0, "c"), (7.0, "ring")]

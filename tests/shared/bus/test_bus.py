@@ -1,0 +1,348 @@
+"""What services may rely on of any Bus. Each implementation gives `bus_pair`: two connections to one network."""
+
+import asyncio
+import random
+import uuid
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from msgspec import Struct
+
+from shared.bus.api import LEASE_TTL_S, Bus, Call, Endpoint, RefusedError
+from shared.bus.nats import connect
+from shared.errors import BusTimeout, NoResponders, PeerError, WrongSequence
+from shared.schemas import Attach, Cancel, LeaseValue, Refused
+from shared.testing.simulated_bus import SimNet
+from shared.testing.virtual_loop import VirtualTimeLoop
+
+pytestmark = pytest.mark.asyncio
+LOOP_FACTORIES = {"nats": asyncio.new_event_loop, "simulated": VirtualTimeLoop}  # read by conftest.py
+BusPair = tuple[Bus, Bus]
+
+
+class Echo(Struct, frozen=True, kw_only=True):
+    text: str
+    number: int = 0
+
+
+@pytest_asyncio.fixture
+async def bus_pair(request: pytest.FixtureRequest) -> AsyncIterator[BusPair]:
+    if isinstance(asyncio.get_running_loop(), VirtualTimeLoop):
+        net = SimNet(random.Random(1))
+        yield net.connect("one"), net.connect("two")
+        return
+    url = request.getfixturevalue("nats_url")
+    async with connect(url, "one") as one, connect(url, "two") as two:
+        yield one, two
+
+
+@pytest.fixture
+def unique() -> str:
+    """A token that no other test has: subjects and keys of one server are shared."""
+    return uuid.uuid4().hex[:12]
+
+
+async def until(happened: Callable[[], Any], *, within_s: float = 5.0) -> None:
+    async with asyncio.timeout(within_s):
+        while not happened():
+            await asyncio.sleep(0.005)
+
+
+class Replies:
+    """Replies made later and elsewhere than in the handler, as services do; failures surface at the end."""
+
+    def __init__(self) -> None:
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def later(self, call: Call, msg: Struct) -> None:
+        self._tasks.append(asyncio.create_task(call.reply(msg)))
+
+    async def done(self) -> None:
+        await asyncio.gather(*self._tasks)
+
+
+# ---------------------------------------------------------------- messages
+
+
+async def test_a_request_gets_the_answer_of_the_endpoint_and_the_headers_travel(bus_pair: BusPair, unique: str) -> None:
+    one, two = bus_pair
+    replies, calls = Replies(), list[Call]()
+
+    def on_echo(msg: Echo, call: Call) -> None:
+        calls.append(call)
+        replies.later(call, Echo(text=msg.text.upper(), number=msg.number + 1))
+
+    await one.serve("tests", [Endpoint("echo", f"t.{unique}", Echo, on_echo, queue="tests")], {"site": "here"})
+    headers = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
+    answer = await two.request(f"t.{unique}", Echo(text="a", number=1), Echo, timeout_s=2.0, headers=headers)
+    assert answer == Echo(text="A", number=2)
+    assert calls[0].headers["traceparent"] == headers["traceparent"]
+    assert (calls[0].subject, calls[0].wants_reply, calls[0].json) == (f"t.{unique}", True, False)
+    await replies.done()
+
+
+async def test_a_request_to_nobody_fails_at_once(bus_pair: BusPair, unique: str) -> None:
+    async with asyncio.timeout(1.0):
+        with pytest.raises(NoResponders):
+            await bus_pair[0].request(f"t.{unique}", Echo(text=""), Echo, timeout_s=30.0)
+
+
+async def test_a_request_that_nobody_answers_times_out(bus_pair: BusPair, unique: str) -> None:
+    one, two = bus_pair
+    await one.subscribe(f"t.{unique}", Echo, lambda msg, call: None)
+    with pytest.raises(BusTimeout):
+        await two.request(f"t.{unique}", Echo(text=""), Echo, timeout_s=0.1)
+
+
+async def test_a_refusal_reaches_the_asker_with_its_reasons(bus_pair: BusPair, unique: str) -> None:
+    one, two = bus_pair
+    replies = Replies()
+    refused = Refused(code="slow_down", message="not now", param="slo", retry_after_s=3.0)
+    await one.subscribe(f"t.{unique}", Echo, lambda msg, call: replies.later(call, refused))
+    with pytest.raises(RefusedError) as caught:
+        await two.request(f"t.{unique}", Echo(text=""), Echo, timeout_s=2.0)
+    assert caught.value.refused == refused
+    assert (caught.value.code, caught.value.param) == ("slow_down", "slo")
+    await replies.done()
+
+
+async def test_an_answer_of_another_kind_is_the_peers_error(bus_pair: BusPair, unique: str) -> None:
+    one, two = bus_pair
+    replies = Replies()
+    await one.subscribe(f"t.{unique}", Echo, lambda msg, call: replies.later(call, Cancel()))
+    with pytest.raises(PeerError):
+        await two.request(f"t.{unique}", Echo(text=""), Echo, timeout_s=2.0)
+    await replies.done()
+
+
+async def test_a_payload_of_another_kind_is_refused_and_no_handler_sees_it(bus_pair: BusPair, unique: str) -> None:
+    one, two = bus_pair
+    seen: list[Attach] = []
+    await one.serve("tests", [Endpoint("attach", f"t.{unique}.a", Attach, lambda msg, call: seen.append(msg), queue="tests")], {})
+    await one.subscribe(f"t.{unique}.b", Attach, lambda msg, call: seen.append(msg))
+    for subject in (f"t.{unique}.a", f"t.{unique}.b"):
+        with pytest.raises(RefusedError) as caught:
+            await two.request(subject, Echo(text="no request_id"), Attach, timeout_s=2.0)
+        assert caught.value.refused.code == "invalid_request_error"
+        assert "request_id" in caught.value.refused.message
+    assert seen == []
+
+
+async def test_a_published_message_says_whether_its_sender_speaks_json(bus_pair: BusPair, unique: str) -> None:
+    one, two = bus_pair
+    seen: list[tuple[Echo, bool, bool]] = []
+    await one.subscribe(f"t.{unique}.*", Echo, lambda msg, call: seen.append((msg, call.json, call.wants_reply)))
+    await two.publish(f"t.{unique}.x", Echo(text="é", number=1), json=True)
+    await two.publish(f"t.{unique}.x", Echo(text="é", number=2))
+    await until(lambda: len(seen) == 2)
+    assert seen == [(Echo(text="é", number=1), True, False), (Echo(text="é", number=2), False, False)]
+
+
+async def test_messages_of_one_sender_come_in_order(bus_pair: BusPair, unique: str) -> None:
+    one, two = bus_pair
+    seen: list[int] = []
+    await one.subscribe(f"t.{unique}", Echo, lambda msg, call: seen.append(msg.number))
+    for number in range(1000):
+        await two.publish(f"t.{unique}", Echo(text="", number=number))
+    await until(lambda: len(seen) == 1000)
+    assert seen == list(range(1000))
+
+
+async def test_a_queue_group_hears_each_message_once_and_no_group_hears_it_everywhere(bus_pair: BusPair, unique: str) -> None:
+    two = bus_pair[1]
+    grouped: list[int] = []
+    everywhere: list[int] = []
+    for bus in bus_pair:
+        await bus.serve(
+            "tests",
+            [
+                Endpoint("grouped", f"t.{unique}.g", Echo, lambda msg, call: grouped.append(msg.number), queue="tests"),
+                Endpoint("everywhere", f"t.{unique}.e", Echo, lambda msg, call: everywhere.append(msg.number)),
+            ],
+            {},
+        )
+        await bus.subscribe(f"t.{unique}.g", Echo, lambda msg, call: grouped.append(msg.number), queue="others")
+    for number in range(100):
+        await two.publish(f"t.{unique}.g", Echo(text="", number=number))
+        await two.publish(f"t.{unique}.e", Echo(text="", number=number))
+    await until(lambda: len(grouped) >= 200 and len(everywhere) >= 200)
+    await two.flush(1.0)
+    assert sorted(grouped) == sorted([*range(100)] * 2), "once in each of the two groups"
+    assert sorted(everywhere) == sorted([*range(100)] * 2), "once at each of the two instances"
+
+
+async def test_stopping_hands_over_what_was_received_and_touches_no_other_service(bus_pair: BusPair, unique: str) -> None:
+    one, two = bus_pair
+    replies, seen = Replies(), list[int]()
+    await one.serve("others", [Endpoint("echo", f"t.{unique}.o", Echo, lambda msg, call: replies.later(call, msg), queue="q")], {})
+    mine = await one.serve("tests", [Endpoint("echo", f"t.{unique}.m", Echo, lambda msg, call: seen.append(msg.number), queue="q")], {})
+    for number in range(200):
+        await two.publish(f"t.{unique}.m", Echo(text="", number=number))
+    await two.flush(1.0)
+    await mine.stop()
+    assert seen == list(range(200))
+    with pytest.raises(NoResponders):
+        await two.request(f"t.{unique}.m", Echo(text=""), Echo, timeout_s=2.0)
+    assert await two.request(f"t.{unique}.o", Echo(text="still here"), Echo, timeout_s=2.0) == Echo(text="still here")
+    await replies.done()
+
+
+# ---------------------------------------------------------------- keys
+
+
+async def test_a_key_is_created_once_and_updated_by_compare_and_set(bus_pair: BusPair, unique: str) -> None:
+    one, two = bus_pair
+    key = f"s.{unique}"
+    assert await one.requests.get(key) is None
+    first = await one.requests.create(key, b"a")
+    with pytest.raises(WrongSequence) as caught:
+        await two.requests.create(key, b"b")
+    assert caught.value.last_seq in (0, first)
+    second = await two.requests.update(key, b"c", first)
+    assert second > first
+    with pytest.raises(WrongSequence):
+        await one.requests.update(key, b"d", first)
+    entry = await one.requests.get(key)
+    assert entry is not None
+    assert (entry.value, entry.revision) == (b"c", second)
+
+
+async def test_of_many_who_update_one_revision_exactly_one_wins(bus_pair: BusPair, unique: str) -> None:
+    key = f"s.{unique}"
+    revision = await bus_pair[0].requests.create(key, b"start")
+
+    async def attempt(n: int) -> bool:
+        try:
+            await bus_pair[n % 2].requests.update(key, str(n).encode(), revision)
+        except WrongSequence:
+            return False
+        return True
+
+    won = await asyncio.gather(*(attempt(n) for n in range(16)))
+    assert sum(won) == 1
+    entry = await bus_pair[0].requests.get(key)
+    assert entry is not None
+    assert entry.value == str(won.index(True)).encode()
+
+
+async def test_a_deleted_key_is_absent_and_may_be_created_again(bus_pair: BusPair, unique: str) -> None:
+    one, two = bus_pair
+    key = f"s.{unique}"
+    first = await one.requests.create(key, b"a")
+    await one.requests.delete(key)
+    await two.requests.delete(f"s.{unique}.never")
+    assert await two.requests.get(key) is None
+    with pytest.raises(WrongSequence):
+        await two.requests.update(key, b"b", first)
+    second = await two.requests.create(key, b"c")
+    assert second > first
+    with pytest.raises(WrongSequence):
+        await one.requests.create(key, b"d")
+
+
+async def test_a_time_to_live_given_on_update_ends_the_key_which_may_then_be_created_again(bus_pair: BusPair, unique: str) -> None:
+    one, two = bus_pair
+    ending, staying = f"s.{unique}.a", f"s.{unique}.b"
+    await one.requests.update(ending, b"b", await one.requests.create(ending, b"a"), ttl_s=1.0)
+    await one.requests.update(staying, b"b", await one.requests.create(staying, b"a", ttl_s=1.0))
+    async with asyncio.timeout(4.0):
+        while await two.requests.get(ending) is not None:
+            await asyncio.sleep(0.05)
+    assert await two.requests.get(staying) is not None, "an update without a time to live takes the old one away"
+    await two.requests.create(ending, b"again")
+
+
+async def test_a_lease_lives_while_it_is_renewed_and_then_runs_out(bus_pair: BusPair, unique: str) -> None:
+    one, two = bus_pair
+    clock = asyncio.get_running_loop().time
+    value = LeaseValue(holder="one").holder.encode()
+    revision = await one.leases.create(f"replica.{unique}", value)
+    for _ in range(4):
+        await asyncio.sleep(LEASE_TTL_S / 3)
+        revision = await one.leases.update(f"replica.{unique}", value, revision)
+    renewed_at_s = clock()
+    assert await two.leases.get(f"replica.{unique}") is not None
+    async with asyncio.timeout(LEASE_TTL_S + 2.0):
+        while await two.leases.get(f"replica.{unique}") is not None:
+            await asyncio.sleep(0.05)
+    assert clock() - renewed_at_s > LEASE_TTL_S - 0.2
+    assert await two.leases.create(f"replica.{unique}", b"two") > revision, "epochs never fall"
+
+
+async def test_a_scan_lists_the_living_keys_under_a_prefix(bus_pair: BusPair, unique: str) -> None:
+    one, two = bus_pair
+    assert list(await one.requests.scan(f"s.{unique}.")) == []
+    for name in ("a", "b.c", "gone"):
+        await one.requests.create(f"s.{unique}.{name}", name.encode())
+    await one.requests.create(f"s.{unique}x.other", b"")
+    await one.requests.create(f"b.{unique}.a", b"")
+    await one.requests.delete(f"s.{unique}.gone")
+    entry = await one.requests.get(f"s.{unique}.a")
+    assert entry is not None
+    changed = await one.requests.update(f"s.{unique}.a", b"changed", entry.revision)
+    found = dict(await two.requests.scan(f"s.{unique}."))
+    assert {key: entry.value for key, entry in found.items()} == {f"s.{unique}.a": b"changed", f"s.{unique}.b.c": b"b.c"}
+    assert found[f"s.{unique}.a"].revision == changed
+
+
+async def test_a_scan_of_thousands_of_keys_misses_none(bus_pair: BusPair, unique: str) -> None:
+    keys = [f"s.{unique}.{n}" for n in range(2500)]
+    for start in range(0, len(keys), 500):
+        await asyncio.gather(*(bus_pair[0].requests.create(key, b"x" * 200) for key in keys[start : start + 500]))
+    found = await bus_pair[1].requests.scan(f"s.{unique}.")
+    assert sorted(key for key, _ in found) == sorted(keys)
+
+
+# ---------------------------------------------------------------- the log
+
+
+async def test_of_two_who_append_after_the_same_entry_exactly_one_wins(bus_pair: BusPair, unique: str) -> None:
+    subject = f"slo.v1.acks.{unique}"
+
+    async def attempt(bus: Bus, expected_last: int) -> int | None:
+        try:
+            return await bus.acks.append(subject, b"entry", expected_last)
+        except WrongSequence:
+            return None
+
+    last = 0
+    for _ in range(5):
+        won = [seq for seq in await asyncio.gather(*(attempt(bus, last) for bus in bus_pair)) if seq is not None]
+        assert len(won) == 1
+        assert won[0] > last
+        last = won[0]
+    assert len(await bus_pair[0].acks.read(subject)) == 5
+
+
+async def test_the_log_gives_its_last_entry_and_all_after_one(bus_pair: BusPair, unique: str) -> None:
+    one, two = bus_pair
+    subject, other = f"slo.v1.acks.{unique}", f"slo.v1.acks.{unique}-other"
+    assert await two.acks.last(subject) is None
+    assert list(await two.acks.read(subject)) == []
+    written: list[tuple[int, bytes]] = []
+    last = other_last = 0
+    for n in range(20):
+        last = await one.acks.append(subject, str(n).encode(), last)
+        other_last = await one.acks.append(other, b"", other_last)
+        written.append((last, str(n).encode()))
+    assert await two.acks.last(subject) == written[-1]
+    assert list(await two.acks.read(subject)) == written
+    assert list(await two.acks.read(subject, written[6][0])) == written[7:]
+    assert list(await two.acks.read(subject, last)) == []
+
+
+async def test_trimming_forgets_only_what_lies_below(bus_pair: BusPair, unique: str) -> None:
+    one, two = bus_pair
+    subject, other = f"slo.v1.acks.{unique}", f"slo.v1.acks.{unique}-other"
+    seqs, last = [], 0
+    await one.acks.append(other, b"", 0)
+    for _ in range(5):
+        last = await one.acks.append(subject, b"", last)
+        seqs.append(last)
+    await two.acks.trim(subject, seqs[3])
+    await two.acks.trim(subject, 0)
+    assert [seq for seq, _ in await two.acks.read(subject)] == seqs[3:]
+    assert len(await two.acks.read(other)) == 1
+    assert await one.acks.append(subject, b"", last) > last

@@ -1,0 +1,343 @@
+"""What only the real bus can show: foreign bytes, tools of the services API, restarts, unfit servers, leaving."""
+
+import asyncio
+import contextlib
+import json
+import uuid
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import nats
+import pytest
+import pytest_asyncio
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from msgspec import Struct
+from nats.aio.client import Client
+from nats.js.api import StreamConfig
+
+from loadgen.fleet.nats_server import NatsServer
+from shared import schemas
+from shared.bus import codec
+from shared.bus.api import Call, Endpoint
+from shared.bus.nats import NatsBus, connect
+from shared.errors import BusError, BusTimeout, ConfigError, NoResponders, PeerError
+from shared.schemas import Attach, GenerateRequest, Refused
+
+JSON = {"Content-Type": "application/json"}
+
+
+class Echo(Struct, frozen=True, kw_only=True):
+    text: str
+    number: int = 0
+
+
+@pytest_asyncio.fixture
+async def raw(nats_url: str) -> AsyncIterator[Client]:
+    """A client that knows nothing of ours."""
+    client = await nats.connect(nats_url)
+    yield client
+    await client.close()
+
+
+def answer_with(tasks: set[asyncio.Task[None]], call: Call, msg: Struct) -> None:
+    task = asyncio.create_task(call.reply(msg))
+    tasks.add(task)
+    task.add_done_callback(tasks.discard)
+
+
+async def test_a_client_that_asks_in_json_is_answered_in_json(nats_url: str, raw: Client) -> None:
+    subject, tasks = f"t.{uuid.uuid4().hex}", set[asyncio.Task[None]]()
+    async with connect(nats_url, "service") as bus:
+        await bus.serve("tests", [Endpoint("echo", subject, Echo, lambda msg, call: answer_with(tasks, call, msg), queue="q")], {})
+        answer = await raw.request(subject, b'{"text": "\xc3\xa9", "number": 3}', headers=JSON, timeout=2)
+        assert json.loads(answer.data) == {"text": "é", "number": 3}
+        assert answer.headers["Content-Type"] == "application/json"
+        answer = await raw.request(subject, b"{}", headers=JSON, timeout=2)
+        assert json.loads(answer.data)["type"] == "refused"
+        assert "text" in json.loads(answer.data)["message"]
+        answer = await raw.request(subject, b'{"text": "no content type"}', timeout=2)
+        assert "Content-Type: application/json" in msgspec.msgpack.decode(answer.data, type=Refused).message
+
+
+async def test_garbage_is_refused_counted_and_seen_by_no_handler(nats_url: str, raw: Client) -> None:
+    subject, seen = f"t.{uuid.uuid4().hex}", list[Any]()
+    garbage = [
+        b"",
+        b"\x00",
+        b"\xc1" * 2_000_000,
+        b"\x91" * 2_000_000,
+        b"\xdd\xff\xff\xff\xff",
+        b'{"request_id": 1}',
+        b"[" * 2_000_000,
+        b"\xff\xfe",
+    ]
+    async with connect(nats_url, "service") as bus:
+        await bus.serve("tests", [Endpoint("gen", subject, GenerateRequest, lambda msg, call: seen.append(msg), queue="q")], {})
+        for headers in (None, JSON):
+            for payload in garbage:
+                answer = await raw.request(subject, payload, headers=headers, timeout=5)
+                refused = codec.decode(Refused, answer.data, json=headers is JSON)
+                assert refused.code == "invalid_request_error"
+                assert refused.message
+                assert answer.headers["Nats-Service-Error-Code"] == "400"
+                assert answer.headers["Nats-Service-Error"] == refused.message
+        await raw.publish(subject, b"\xc1")
+        await raw.flush()
+        stats = json.loads((await raw.request("$SRV.STATS.tests", b"", timeout=2)).data)["endpoints"][0]
+        assert bus.counters.bad_payloads == 2 * len(garbage) + 1
+        assert (stats["num_requests"], stats["num_errors"]) == (2 * len(garbage) + 1,) * 2
+        assert seen == []
+
+
+CLIENT_FACING = [GenerateRequest, Attach, schemas.StreamEvent, schemas.Verdict, schemas.LogEntry, schemas.ResyncPage]
+
+
+@settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.too_slow])
+@given(raw_bytes=st.binary(max_size=200), kind=st.sampled_from(CLIENT_FACING), as_json=st.booleans())
+def test_no_bytes_make_decoding_fail_in_another_way(raw_bytes: bytes, kind: Any, as_json: bool) -> None:
+    with contextlib.suppress(PeerError):
+        codec.decode(kind, raw_bytes, json=as_json)
+
+
+async def test_the_services_api_shows_the_service(nats_url: str, raw: Client) -> None:
+    name, subject, tasks = f"svc-{uuid.uuid4().hex[:8]}", f"t.{uuid.uuid4().hex}", set[asyncio.Task[None]]()
+    async with connect(nats_url, "service") as bus:
+        endpoint = Endpoint("echo", subject, Echo, lambda msg, call: answer_with(tasks, call, msg), queue="workers")
+        service = await bus.serve(name, [endpoint], {"replica": "r0"})
+        for number in range(3):
+            await bus.request(subject, Echo(text="", number=number), Echo, timeout_s=2.0)
+
+        async def ask(verb: str) -> dict[str, Any]:
+            answer: dict[str, Any] = json.loads((await raw.request(f"$SRV.{verb}.{name}", b"", timeout=2)).data)
+            return answer
+
+        ping, info, stats = await ask("PING"), await ask("INFO"), await ask("STATS")
+        assert (ping["name"], ping["version"], ping["metadata"]) == (name, "0.1.0", {"replica": "r0"})
+        assert [(e["name"], e["subject"], e["queue_group"]) for e in info["endpoints"]] == [("echo", subject, "workers")]
+        assert stats["endpoints"][0]["num_requests"] == 3
+        await service.stop()
+        with pytest.raises(NoResponders):
+            await bus.request(f"$SRV.PING.{name}", Echo(text=""), Echo, timeout_s=2.0)
+
+
+@pytest.mark.parametrize("crash", [False, True])
+async def test_after_a_restart_of_the_server_the_bus_is_back_with_all_it_had(nats_server: NatsServer, tmp_path: Path, crash: bool) -> None:
+    tasks = set[asyncio.Task[None]]()
+    async with connect(nats_server.url, "one") as one, connect(nats_server.url, "two", store_timeout_s=0.5) as two:
+        await one.subscribe("t.echo", Echo, lambda msg, call: answer_with(tasks, call, msg))
+        revision = await one.requests.create("s.a", b"kept")
+        seq = await one.acks.append("slo.v1.acks.r0", b"entry", 0)
+        port = int(nats_server.url.rpartition(":")[2])
+        if crash:
+            nats_server.kill()
+        else:
+            nats_server.stop()
+        with pytest.raises(BusTimeout):
+            await two.requests.get("s.a")
+        nats_server.start(tmp_path / "nats", port)
+        async with asyncio.timeout(10.0):
+            while not (one.counters.reconnects and two.counters.reconnects):
+                await asyncio.sleep(0.01)
+        entry = await two.requests.get("s.a")
+        assert entry is not None
+        assert (entry.value, entry.revision) == (b"kept", revision)
+        assert list(await two.acks.read("slo.v1.acks.r0")) == [(seq, b"entry")]
+        assert await two.requests.update("s.a", b"new", revision) > revision
+        assert await two.request("t.echo", Echo(text="back"), Echo, timeout_s=2.0) == Echo(text="back")
+        assert one.counters.disconnects == two.counters.disconnects == 1
+        assert not one.failed.done()
+
+
+async def test_many_services_may_start_at_once_and_again(nats_server: NatsServer) -> None:
+    async def start(n: int) -> None:
+        async with connect(nats_server.url, f"service-{n}") as bus:
+            await bus.requests.create(f"s.{n}", b"")
+
+    await asyncio.gather(*(start(n) for n in range(12)))
+    async with connect(nats_server.url, "later") as bus:
+        assert len(await bus.requests.scan("s.")) == 12
+
+
+async def test_a_limited_server_is_refused_with_what_to_write_where(tmp_path: Path) -> None:
+    server = NatsServer(max_payload_bytes=1024 * 1024, jetstream=False)
+    url = server.start(tmp_path / "nats")
+    try:
+        with pytest.raises(ConfigError) as caught:
+            async with connect(url, "service"):
+                pass
+    finally:
+        server.stop()
+    for words in ("max_payload: 8MB", "jetstream: {", "nats-server.conf"):
+        assert words in str(caught.value)
+
+
+async def test_a_too_old_server_is_refused_with_the_version_to_install() -> None:
+    async def old_server(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b'INFO {"server_id":"x","version":"2.9.10","max_payload":8388608,"headers":true,"proto":1}\r\n')
+        sid = b""
+        while line := await reader.readline():
+            if line.startswith(b"SUB"):
+                sid = line.split()[-1]
+            elif line.startswith(b"PING"):
+                writer.write(b"PONG\r\n")
+            elif line.startswith(b"PUB $JS.API.INFO"):
+                reply = line.split()[2]
+                writer.write(b"HMSG %s %s 16 16\r\nNATS/1.0 503\r\n\r\n\r\n" % (reply, sid))
+        writer.close()
+
+    server = await asyncio.start_server(old_server, "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()
+    with pytest.raises(ConfigError, match=r"2\.9\.10.*install 2\.11"):
+        async with connect(f"nats://{host}:{port}", "service"):
+            pass
+    server.close()
+
+
+async def test_a_stream_made_by_something_else_is_refused(nats_server: NatsServer) -> None:
+    client = await nats.connect(nats_server.url)
+    await client.jetstream().add_stream(StreamConfig(name="acks", subjects=["slo.v1.acks.*"], storage="memory"))
+    await client.close()
+    with pytest.raises(ConfigError, match="stream acks was made by something else: storage"):
+        async with connect(nats_server.url, "service"):
+            pass
+
+
+async def test_no_server_at_all_is_said_in_time_and_without_the_password() -> None:
+    with pytest.raises(ConfigError, match="no NATS server let us in") as caught:
+        async with connect("nats://user:hunter2@127.0.0.1:1", "service", connect_s=0.3):
+            pass
+    assert "hunter2" not in str(caught.value)
+
+
+async def test_an_address_that_is_none_is_said_at_once() -> None:
+    async with asyncio.timeout(2.0):
+        with pytest.raises(ConfigError, match="cannot connect"):
+            async with connect("nats://127.0.0.1:notaport", "service"):
+                pass
+
+
+async def test_a_server_that_throws_us_out_for_good_ends_whoever_waits_for_the_bus() -> None:
+    thrown_out = asyncio.Event()
+
+    async def server_with_an_error(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b'INFO {"server_id":"x","version":"2.11.0","max_payload":8388608,"headers":true,"proto":1}\r\n')
+        while line := await reader.readline():
+            if line.startswith(b"PING"):
+                writer.write(b"PONG\r\n")
+            elif line.startswith(b"PUB $JS.API.INFO"):
+                writer.write(b"-ERR 'Unknown Protocol Operation'\r\n")
+                thrown_out.set()
+        writer.close()
+
+    server = await asyncio.start_server(server_with_an_error, "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()
+    bus = NatsBus(Client(), 0.2)
+    with pytest.raises(ConfigError):
+        await bus.open(f"nats://{host}:{port}", "service", 1, 2.0, 0.2)
+    async with asyncio.timeout(2.0):
+        await thrown_out.wait()
+        with pytest.raises(BusError, match="unknown protocol"):
+            await bus.failed
+    await bus.close(0.1)
+    server.close()
+
+
+async def test_a_handler_that_raises_ends_whoever_waits_for_the_bus_and_cannot_be_missed(nats_url: str) -> None:
+    def broken(msg: Echo, call: Call) -> None:
+        raise ZeroDivisionError("a bug of ours")
+
+    async def service() -> None:
+        async with connect(nats_url, "service") as bus:
+            await bus.subscribe(subject, Echo, broken)
+            await bus.publish(subject, Echo(text=""))
+            async with asyncio.timeout(2.0):
+                await asyncio.wait({bus.failed})
+
+    subject = f"t.{uuid.uuid4().hex}"
+    with pytest.raises(ZeroDivisionError):
+        await service()
+
+
+async def test_leaving_sends_what_was_published(nats_url: str, raw: Client) -> None:
+    subject, seen = f"t.{uuid.uuid4().hex}", list[bytes]()
+
+    async def on_message(msg: Any) -> None:
+        seen.append(msg.data)
+
+    await raw.subscribe(subject, cb=on_message)
+    await raw.flush()
+    async with connect(nats_url, "service") as bus:
+        for number in range(5000):
+            await bus.publish(subject, Echo(text="x" * 1000, number=number))
+    async with asyncio.timeout(5.0):
+        while len(seen) < 5000:
+            await asyncio.sleep(0.01)
+
+
+async def test_a_connection_goes_on_after_what_waited_for_the_server_was_cancelled(nats_url: str) -> None:
+    subject, heard = f"t.{uuid.uuid4().hex}", asyncio.Event()
+    async with connect(nats_url, "service") as bus:
+        await bus.subscribe(subject, Echo, lambda msg, call: heard.set())
+        for turns in range(20):
+            flush = asyncio.create_task(bus.flush(1.0))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            flush.cancel()
+            await asyncio.gather(flush, return_exceptions=True)
+        await bus.publish(subject, Echo(text="still there"))
+        async with asyncio.timeout(2):
+            await heard.wait()
+
+
+async def test_leaving_and_cancelling_never_hang_though_the_server_is_gone(nats_server: NatsServer) -> None:
+    clock = asyncio.get_running_loop().time
+
+    async def service() -> None:
+        async with connect(nats_server.url, "service", drain_s=0.5) as bus:
+            await bus.subscribe("t.echo", Echo, lambda msg, call: None)
+            ready.set()
+            while True:
+                await bus.publish("t.echo", Echo(text="x" * 1000))
+                await asyncio.sleep(0.001)
+
+    ready = asyncio.Event()
+    task = asyncio.create_task(service())
+    await ready.wait()
+    nats_server.kill()
+    await asyncio.sleep(0.2)
+    began_s = clock()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert clock() - began_s < 3.0
+
+
+async def test_a_payload_over_the_servers_limit_and_an_impossible_subject_raise(nats_url: str) -> None:
+    async with connect(nats_url, "service") as bus:
+        with pytest.raises(BusError, match="max_payload"):
+            await bus.publish("t.big", Echo(text="x" * 9_000_000))
+        for subject in ("t.a b", "t.a\r\nPUB t.b 0\r\n", ""):
+            with pytest.raises(PeerError):
+                await bus.publish(subject, Echo(text=""))
+        for key in ("s.*", "s.>", "s..a", "", "s.a b"):
+            with pytest.raises(PeerError):
+                await bus.requests.create(key, b"")
+        assert bus.counters.unsent == 0
+
+
+async def test_messages_beyond_the_queue_of_a_subscription_are_counted(nats_url: str, raw: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shared.bus.subscriptions.PENDING_MSGS", 10)
+    subject, seen = f"t.{uuid.uuid4().hex}", list[int]()
+    async with connect(nats_url, "service") as bus:
+        await bus.subscribe(subject, Echo, lambda msg, call: seen.append(msg.number))
+        for number in range(1000):
+            await raw.publish(subject, codec.encode(Echo(text="", number=number), json=False))
+        await raw.flush()
+        await bus.flush(2.0)
+        async with asyncio.timeout(2.0):
+            while len(seen) + bus.counters.dropped < 1000:
+                await asyncio.sleep(0.01)
+        assert bus.counters.dropped > 0

@@ -1,0 +1,92 @@
+"""ReplicaCore and WorkerCore together: whatever happens between them, every request ends once with just its tokens."""
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from shared.vocabulary import Slo
+from tests.shared.core.replica_bench import Act, Ask, Bench, World
+
+INSTANTS = st.integers(0, 64 * 3).map(lambda n: n / 64)
+SLOS = st.sampled_from(
+    [
+        Slo(ttft_s=0.25, tbt_s=0.03),
+        Slo(ttft_s=2.0, tbt_s=0.1),
+        Slo(ttlt_s=1.0),
+        Slo(ttlt_s=60.0),
+        Slo(ttft_s=1.0, thinking_tbt_s=0.03, tbt_s=0.1),
+        Slo(thinking_tbt_s=0.1, tbt_s=0.03),
+        Slo(ttft_s=0.5, thinking_tbt_s=0.05),
+    ]
+)
+ACTS = ["cancel", "withdraw", "drain"]
+FAULTS = ["lose_ack", "lose_plan", "lose_hold", "resync", "takeover"]
+
+
+@st.composite
+def schedules(draw: st.DrawFn, *, policies: list[str], faults: bool, wayward: bool = False) -> tuple[World, list[Ask], list[Act]]:
+    block_tokens = draw(st.sampled_from([1, 4, 16]))
+    kv_tokens = draw(st.sampled_from([32, 64, 160, 640]))
+    policy = draw(st.sampled_from(policies))
+    world = World(
+        policy=policy,
+        depth=draw(st.sampled_from([1, 2, 3])),
+        kv_blocks=kv_tokens // block_tokens,
+        block_tokens=block_tokens,
+        slots=draw(st.sampled_from([1, 3, 16])),
+        delay_s=draw(st.sampled_from([0.0, 0.002, 0.05])),
+        noise=draw(st.sampled_from([0.0, 0.5])),
+        seed=draw(st.integers(0, 1 << 32)),
+        hand_back=draw(st.booleans()),
+        hits=draw(st.sampled_from([0.0, 0.5])) if wayward else 0.0,
+        lapses=draw(st.sampled_from([0.0, 0.3])) if wayward else 0.0,
+        settings={"chunk_tokens": str(draw(st.sampled_from([8, 64])))},
+    )
+    asks = []
+    for _ in range(draw(st.integers(1, 12))):
+        prompt = draw(st.integers(1, kv_tokens - 1))
+        most = draw(st.integers(1, min(40, kv_tokens - prompt)))
+        asks.append(
+            Ask(
+                after_s=draw(st.sampled_from([0.0, 1 / 64, 0.25])),
+                prompt=prompt,
+                max_tokens=most,
+                output=draw(st.integers(1, most + 5)),
+                slo=draw(SLOS),
+                importance=draw(st.sampled_from([1.0, 10.0])),
+                expires_s=draw(st.sampled_from([0.3, 3.0, 1e6, 1e6])),
+                thinking=draw(st.none() | st.integers(0, most)),
+            )
+        )
+    kinds = st.sampled_from(ACTS + (FAULTS if faults else []))
+    act = st.builds(lambda at_s, what, who: Act(at_s=at_s, what=what, who=who), INSTANTS, kinds, st.integers(0, 11))
+    acts = draw(st.lists(act, max_size=8))
+    return world, asks, acts
+
+
+COMMON = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+
+
+@COMMON
+@given(schedules(policies=["fcfs", "edf", "qoserve"], faults=False))
+def test_every_request_ends_once_with_its_tokens_while_messages_are_only_late(schedule: tuple[World, list[Ask], list[Act]]) -> None:
+    bench = Bench(*schedule)
+    bench.run_all()
+    assert bench.resyncs == 1, "nothing was lost, yet the picture was"
+
+
+@COMMON
+@given(schedules(policies=["fcfs", "edf", "qoserve"], faults=True))
+def test_every_request_ends_once_with_its_tokens_when_messages_and_planners_are_lost(schedule: tuple[World, list[Ask], list[Act]]) -> None:
+    Bench(*schedule).run_all()
+
+
+@COMMON
+@given(schedules(policies=["chaos"], faults=True))
+def test_no_policy_can_break_the_books(schedule: tuple[World, list[Ask], list[Act]]) -> None:
+    Bench(*schedule).run_all()
+
+
+@COMMON
+@given(schedules(policies=["fcfs", "edf", "qoserve", "chaos"], faults=True, wayward=True))
+def test_an_engine_that_finds_prefixes_or_lacks_room_confuses_nobody(schedule: tuple[World, list[Ask], list[Act]]) -> None:
+    Bench(*schedule).run_all()

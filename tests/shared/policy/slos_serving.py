@@ -1,0 +1,48 @@
+"""A SLOs-Serve policy that has seen outputs end, and rows and offers for it."""
+
+from collections.abc import Sequence
+
+from shared.perf.shape import BatchShape
+from shared.policy.seam import Ended, Observation, Phase, View
+from shared.policy.slos_serve.policy import Settings, SlosServe
+from shared.schemas import Offer
+from shared.vocabulary import RequestKey, ServiceClass, Slo
+from tests.shared.policy.views import NOW, Row
+
+
+def policy(*outputs: int, **changed: object) -> SlosServe:
+    """One that has seen these outputs of application `a` end."""
+    made = SlosServe(Settings(**changed))  # type: ignore[arg-type]
+    made.observe(Observation(NOW, BatchShape(), 0.0, 0.0, [Ended("a", 100, 500, n) for n in outputs]))
+    return made
+
+
+def waiting(slot: int, *, tokens: int = 500, ttft_s: float = 1.0, tbt_s: float = 0.1, **more: object) -> Row:
+    return Row(**{"slot": slot, "target": tokens, "ttft_s": ttft_s, "tbt_s": tbt_s, **more})  # type: ignore[arg-type]
+
+
+def decoding(slot: int, *, tbt_s: float = 0.05, context: int = 200, generated: int = 5, **more: object) -> Row:
+    values: dict[str, object] = {"phase": Phase.DECODE, "target": context, "computed": context, "generated": generated, "ttft_s": 1.0}
+    return Row(**{"slot": slot, "tbt_s": tbt_s, **values, **more})  # type: ignore[arg-type]
+
+
+def offer(n: int = 0, *, tokens: int = 500, slo: Slo | None = None, **more: object) -> Offer:
+    slo = slo or Slo(ttft_s=1.0, tbt_s=0.1)
+    values: dict[str, object] = {
+        "key": RequestKey(f"t.{n}"),
+        "attempt": 1,
+        "service_class": ServiceClass.STANDARD,
+        "tier": "any",
+        "slo": slo,
+        "importance": 1.0,
+        "application": "a",
+        "arrived_unix_s": NOW,
+        "prompt_tokens": tokens,
+        "max_tokens": 400,
+        "next_due_unix_s": slo.first_due_unix_s(NOW),
+    }
+    return Offer(**{**values, **more})  # type: ignore[arg-type]
+
+
+def accepted(seen: View, offers: Sequence[Offer], by: SlosServe | None = None) -> list[bool]:
+    return [answer.accepted for answer in (by or policy()).admit(seen, offers)]

@@ -1,0 +1,182 @@
+"""SLOs-Serve: how far decodes draft (appendix D), what the draft model's reading costs, and acceptance learned."""
+
+import itertools
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shared.perf.scaled import Scaled
+from shared.perf.shape import BatchShape
+from shared.policy.seam import Choice, Drafts
+from shared.policy.slos_serve.batch import MARGIN_S, decodes_of
+from shared.policy.slos_serve.draft_length import (
+    LATE_WINDOWS,
+    LONGEST,
+    WINDOW_TOKENS,
+    Acc,
+    Acceptance,
+    Lengths,
+    best_lengths,
+    drafting_s,
+    expected_tokens,
+    fastest,
+    in_each,
+    plain_tokens,
+    prefill_tokens,
+    sure_tokens,
+    token_s,
+    verifying,
+)
+from shared.policy.slos_serve.policy import SlosServe
+from tests.shared.policy.slos_serving import decoding, policy, waiting
+from tests.shared.policy.views import Linear, Row, entries, view
+
+relaxed = settings(deadline=None, max_examples=60)
+
+DRAFT = Scaled(Linear(), 0.05)
+
+
+class Flat(Linear):
+    """An iteration takes as long with any tokens."""
+
+    def batch_s(self, shape: BatchShape) -> float:
+        return 0.010
+
+
+@relaxed
+@given(
+    n=st.tuples(st.integers(0, 40), st.integers(0, 40)),
+    tight=st.sampled_from([0.012, 0.02, 0.04]),
+    alpha=st.floats(0.3, 0.9),
+    acc=st.sampled_from([expected_tokens, sure_tokens]),
+    owed_s=st.tuples(st.floats(0.0, 0.005), st.floats(0.0, 0.005)),
+)
+def test_lengths_are_the_best_of_all_there_are_and_pay_for_what_the_draft_has_still_to_read(
+    n: tuple[int, int], tight: float, alpha: float, acc: Callable[[float], np.ndarray], owed_s: tuple[float, float]
+) -> None:
+    """Brute force over the paper's objective: batch time min TPOT Acc(s), prefill left over per second; less what is owed per token."""
+    tpot_s, made = (tight, 0.1), acc(alpha)
+
+    def rate(tokens: tuple[int, ...]) -> float:
+        batch_s = min(tpot_s[tier] * made[tokens[tier]] for tier in (0, 1) if n[tier])
+        now_s = sum(owed_s[tier] * tokens[tier] for tier in (0, 1) if tokens[tier] > 1)
+        return prefill_tokens(Linear(), DRAFT, Lengths(tokens, batch_s), n, 300.0, MARGIN_S + now_s) / batch_s
+
+    got = best_lengths(Linear(), DRAFT, tpot_s, n, 300.0, Acc(made, expected_tokens(alpha)), MARGIN_S, owed_s)
+    if not any(n):
+        assert got.tokens == (1, 1)
+        return
+    lengths = range(1, LONGEST + 1)
+    best = max(rate(tokens) for tokens in itertools.product(lengths if n[0] else [1], lengths if n[1] else [1]))
+    batch_s = tight if n[0] else 0.1
+    plain = plain_tokens(Linear(), in_each(n, tpot_s, batch_s), batch_s, 300.0, MARGIN_S) / batch_s
+    assert got.drafts == (best > plain) or max(best, plain) < 0
+    assert not got.drafts or rate(got.tokens) == best
+
+
+@relaxed
+@given(n=st.integers(1, 40), length=st.integers(2, LONGEST), fraction=st.floats(0.0, 0.5))
+def test_what_is_prefilled_beside_drafts_leaves_the_draft_model_the_time_to_read_it(n: int, length: int, fraction: float) -> None:
+    draft, lengths = Scaled(Linear(), fraction), Lengths((length,), 0.15)
+    tokens = prefill_tokens(Linear(), draft, lengths, (n,), 300.0, MARGIN_S)
+    target_s = Linear().batch_s(verifying((n,), (length,), 300.0).with_chunk(int(tokens), 0))
+    assert target_s + drafting_s(draft, (n,), (length,), 300.0) + int(tokens) * token_s(draft) <= 0.15 - MARGIN_S + 1e-9
+    free = prefill_tokens(Linear(), Scaled(Linear(), 0.0), lengths, (n,), 300.0, MARGIN_S)
+    assert tokens <= free
+    assert prefill_tokens(Flat(), DRAFT, lengths, (n,), 300.0, MARGIN_S) > 0
+    one_of_two = prefill_tokens(Linear(), draft, Lengths((length, 1), 0.15), (n, n), 300.0, MARGIN_S)
+    assert one_of_two <= prefill_tokens(Linear(), None, Lengths((1, 1), 0.15), (n, n), 300.0, MARGIN_S)
+
+
+@relaxed
+@given(n=st.integers(1, 60), tpot_s=st.sampled_from([0.008, 0.014, 0.03, 0.1]), alpha=st.floats(0.3, 0.9))
+def test_with_nothing_to_prefill_decodes_end_as_soon_as_their_pace_allows(n: int, tpot_s: float, alpha: float) -> None:
+    acc = Acc(sure_tokens(alpha), expected_tokens(alpha))
+    got = fastest(Linear(), DRAFT, (tpot_s,), (n,), 300.0, acc, MARGIN_S)
+
+    def seconds(s: int) -> float:
+        return Linear().batch_s(verifying((n,), (s,), 300.0)) + drafting_s(DRAFT, (n,), (s,), 300.0)
+
+    keep = [s for s in range(1, LONGEST + 1) if seconds(s) + MARGIN_S <= tpot_s * max(acc.made[s], 1.0)]
+    (chosen,) = got.tokens
+    assert acc.mean[chosen] / seconds(chosen) == pytest.approx(max(acc.mean[s] / seconds(s) for s in keep or range(1, LONGEST + 1)))
+    assert got.batch_s == tpot_s or seconds(chosen) + MARGIN_S > tpot_s, "nobody relies on luck where it is not needed"
+
+
+def test_a_window_of_ten_tokens_comes_in_time_as_surely_as_it_says() -> None:
+    rng = np.random.default_rng(3)
+    assert sure_tokens(0.3).tolist() == [0.0] + [1.0] * LONGEST, "with drafts as bad as these no time can be relied on"
+    for alpha in (0.5, 0.7, 0.9):
+        sure, mean = sure_tokens(alpha), expected_tokens(alpha)
+        assert sure[1] == 1.0
+        assert (np.diff(sure) >= 0).all() and (sure <= mean + 1e-9).all()
+        for tokens in (2, 4, LONGEST):
+            batches = round(WINDOW_TOKENS / sure[tokens])
+            drawn = np.minimum(rng.geometric(1 - alpha, (100_000, batches)), tokens)
+            assert np.mean(drawn.sum(axis=1) < WINDOW_TOKENS) <= 1.3 * LATE_WINDOWS
+            assert np.mean(drawn[:, 1:].sum(axis=1) < WINDOW_TOKENS) > LATE_WINDOWS, "one batch less is too few"
+
+
+def test_a_verifying_decode_costs_what_the_books_charge_for_it() -> None:
+    tokens, counts = (3, 1), (2, 4)
+    seen = view([decoding(n, context=300) for n in range(6)])
+    assert verifying(counts, tokens, 300.0) == decodes_of(seen, np.arange(6)).with_drafts(
+        np.array([2, 2], dtype=np.int32), np.array([300, 300], dtype=np.int32)
+    )
+
+
+def speculating(rows: Sequence[Row], by: SlosServe | None = None, **more: object) -> Choice:
+    return (by or policy()).plan(view(rows, **more)._replace(draft=DRAFT))[0]  # type: ignore[arg-type]
+
+
+def test_decodes_draft_where_their_tpot_is_near_a_step_and_loose_ones_draft_less() -> None:
+    rows = [decoding(n, tbt_s=0.014, context=20) for n in range(4)] + [decoding(9, tbt_s=0.05), waiting(10, ttft_s=9.0)]
+    choice = speculating(rows)
+    got = entries(choice)
+    assert choice.speculation is not None and choice.speculation.method == "chain"
+    assert got[0] > 1
+    assert got[9] < got[0]
+    assert choice.speculation.depth.tolist()[:5] == (choice.caps - 1).tolist()[:5]
+    assert choice.speculation.budget_tokens == choice.caps[:5].sum()
+    assert speculating(rows, policy(speculate="never")).speculation is None
+    assert speculating(rows, free=3).speculation is None
+
+
+def test_decodes_with_time_draft_while_nothing_waits_for_its_prefill() -> None:
+    rows = [decoding(n, tbt_s=0.1) for n in range(4)]
+    alone = speculating(rows)
+    assert alone.speculation is not None and (alone.caps > 1).all()
+    assert speculating([*rows, waiting(9, tokens=5000, ttft_s=9.0)]).speculation is None
+    assert speculating(rows, policy(speculate="paper")).speculation is None
+
+
+def test_contexts_that_the_draft_lacks_are_read_a_part_of_a_batch_at_a_time() -> None:
+    rows = [decoding(n, tbt_s=0.05, context=1000 * (1 + n)) for n in range(6)]
+    few = entries(speculating(rows))
+    assert [few[n] > 1 for n in range(6)] == [True, *[False] * 5]  # 1,000 tokens take the draft 4 ms; a tenth of the batch is 5
+    seen = view(rows)._replace(draft=DRAFT)
+    read = policy().plan(seen._replace(draft_tokens=seen.computed_tokens))[0]
+    assert all(cap > 1 for cap in entries(read).values())
+    longest = entries(speculating([decoding(0, tbt_s=0.05, context=9000)]))
+    assert longest[0] > 1, "one context is read however long it is"
+
+
+def test_one_that_has_fallen_behind_verifies_more_until_it_has_caught_up() -> None:
+    """Both have had five tokens; the first token of one came 4 TPOTs ago, that of the other 8."""
+    rows = [decoding(n, tbt_s=0.02, arrived_s=-since_s) for n, since_s in enumerate([0.08, 0.16, 0.9])]
+    everyone = [*rows, *(decoding(n, tbt_s=0.02, arrived_s=-0.08) for n in range(3, 9))]
+    got = entries(speculating(everyone, policy(speculate="paper")))
+    assert got[1] > got[0]
+    assert got[2] == got[0]  # past rescue
+
+
+def test_acceptance_is_learned_from_the_drafts_that_were_tried() -> None:
+    learned = Acceptance()
+    none = np.array([0])
+    for _ in range(500):  # of 3 drafts, 1 accepted: two were tried
+        learned.observe(Drafts(tbt_s=np.array([0.05]), application=none, drafted=np.array([3]), accepted=np.array([1])))
+    assert 0.5 < learned.alpha < 0.54
+    assert expected_tokens(0.5)[:4].tolist() == [0.0, 1.0, 1.5, 1.75]

@@ -1,0 +1,173 @@
+"""Text to tokens and back, whatever the text and wherever it is split."""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import decoders, models
+
+from shared.errors import ConfigError, PeerError
+from shared.text.detokenizer import Detokenizer
+from shared.text.tokenizer import BUILTIN_SPECIALS, Tokenizer
+
+# Markers within a prompt are special tokens, as callers who render chats themselves expect.
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=60).filter(lambda text: "<|" not in text)
+seeded = settings(deadline=None, print_blob=True)
+
+
+def read(detokenizer: Detokenizer, tokens: list[int]) -> str:
+    return "".join(detokenizer.feed(token) for token in tokens) + detokenizer.flush()
+
+
+@seeded
+@given(texts)
+def test_any_text_survives_the_builtin_tokenizer(text: str) -> None:
+    tokenizer = Tokenizer.builtin()
+    tokens = tokenizer.encode(text)
+    assert tokens == list(text.encode())
+    assert read(tokenizer.detokenizer(), tokens) == text
+
+
+@seeded
+@given(texts)
+def test_what_is_fed_so_far_is_final(text: str) -> None:
+    tokenizer = Tokenizer.builtin()
+    detokenizer, so_far = tokenizer.detokenizer(), ""
+    for token in tokenizer.encode(text):
+        so_far += detokenizer.feed(token)
+        assert text.startswith(so_far)
+    assert so_far == text
+
+
+@seeded
+@given(st.lists(st.integers(0, 255), max_size=40))
+def test_bad_bytes_read_as_a_whole_decoding_would(tokens: list[int]) -> None:
+    assert read(Tokenizer.builtin().detokenizer(), tokens) == bytes(tokens).decode(errors="replace")
+
+
+def test_special_and_unknown_tokens_have_no_text() -> None:
+    tokenizer = Tokenizer.builtin()
+    assert tokenizer.vocabulary == 261
+    assert all(tokenizer.inner.token_to_id(name) == token for name, token in BUILTIN_SPECIALS.items())
+    assert read(tokenizer.detokenizer(), [104, *BUILTIN_SPECIALS.values(), 100_000, 105]) == "hi"
+
+
+def test_a_lone_surrogate_is_the_senders_fault() -> None:
+    with pytest.raises(PeerError):
+        Tokenizer.builtin().encode("a\ud800b")
+
+
+def byte_fallback(folder: Path) -> Tokenizer:
+    """A vocabulary in the manner of SentencePiece: words that carry their space, and single bytes for all else."""
+    pieces = ["<unk>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "▁the", "▁a", "n", "o", "t"]
+    vocabulary = {piece: token for token, piece in enumerate(pieces)}
+    inner = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    inner.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    inner.add_special_tokens(["</s>"])
+    inner.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": "</s>"}}))
+    return Tokenizer.load(folder)
+
+
+def test_a_vocabulary_that_is_not_byte_level_reads_alike_in_pieces(tmp_path: Path) -> None:
+    tokenizer = byte_fallback(tmp_path)
+    assert tokenizer.eos_token_ids == {1}
+
+    @seeded
+    @given(st.lists(st.sampled_from(["▁the", "▁a", "n", "o", "t", "é", "日", "🙂", "▁", "</s>"]), max_size=30))
+    def check(words: list[str]) -> None:
+        tokens = []
+        for word in words:
+            known = tokenizer.inner.token_to_id(word)
+            tokens += [known] if known is not None else [2 + byte for byte in word.encode()]
+        assert read(tokenizer.detokenizer(), tokens) == tokenizer.inner.decode(tokens)
+
+    check()
+
+
+def test_endless_bad_bytes_are_neither_held_for_ever_nor_fatal(tmp_path: Path) -> None:
+    tokenizer = byte_fallback(tmp_path)
+
+    @seeded
+    @given(st.lists(st.integers(0, 300), max_size=60))
+    def check(tokens: list[int]) -> None:
+        read(tokenizer.detokenizer(), tokens)
+
+    check()
+    detokenizer = tokenizer.detokenizer()
+    said = "".join(detokenizer.feed(2 + 0xFF) for _ in range(100))
+    assert 90 <= len(said) <= 100
+
+
+def test_a_folder_is_read_once_and_a_missing_one_is_named(tmp_path: Path) -> None:
+    Tokenizer.builtin().inner.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": [257, 260]}))
+    loaded = Tokenizer.load(tmp_path)
+    assert Tokenizer.load(str(tmp_path)) is loaded
+    assert loaded.eos_token_ids == Tokenizer.builtin().eos_token_ids
+    assert loaded.render([{"role": "user", "content": "hi"}]) == Tokenizer.builtin().render([{"role": "user", "content": "hi"}])
+    assert read(loaded.detokenizer(), loaded.encode("naïve 🙂")) == "naïve 🙂"
+    with pytest.raises(ConfigError, match="nowhere"):
+        Tokenizer.load(tmp_path / "nowhere")
+
+
+def test_messages_render_as_marked_turns_with_the_assistants_left_open() -> None:
+    tokenizer = Tokenizer.builtin()
+    prompt = tokenizer.render([{"role": "system", "content": "be brief"}, {"role": "user", "content": [{"type": "text", "text": "hi"}]}])
+    assert prompt == "<|im_start|>system\nbe brief<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    assert tokenizer.encode(prompt, rendered=True).count(BUILTIN_SPECIALS["<|im_start|>"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("messages", "param"),
+    [
+        ([], "messages"),
+        ("hi", "messages"),
+        ([3], "messages[0]"),
+        ([{"content": "x"}], "messages[0].role"),
+        ([{"role": "king", "content": "x"}], "messages[0].role"),
+        ([{"role": ["user"], "content": "x"}], "messages[0].role"),
+        ([{"role": "user", "content": "x"}, {"role": "user"}], "messages[1].content"),
+        ([{"role": "user", "content": [{"type": "image_url"}]}], "messages[0].content"),
+        ([{"role": "user", "content": 7}], "messages[0].content"),
+    ],
+)
+def test_bad_messages_are_refused_by_name(messages: object, param: str) -> None:
+    with pytest.raises(PeerError) as refused:
+        Tokenizer.builtin().render(messages)
+    assert refused.value.param == param
+
+
+TEMPLATE = """{{ bos_token }}{% for m in messages %}
+{% if m.role == 'system' %}{{ raise_exception('no system prompts here') }}{% endif %}
+[{{ m.role }}] {{ m.content | trim }}
+{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"""
+
+
+def test_a_models_own_template_is_used_and_may_refuse(tmp_path: Path) -> None:
+    Tokenizer.builtin().inner.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<|bos|>", "chat_template": TEMPLATE}))
+    tokenizer = Tokenizer.load(tmp_path)
+    assert tokenizer.render([{"role": "user", "content": " hi "}]) == "<|bos|>[user] hi\n[assistant]"
+    with pytest.raises(PeerError, match="no system prompts"):
+        tokenizer.render([{"role": "system", "content": "x"}])
+
+
+def test_a_broken_template_stops_the_start(tmp_path: Path) -> None:
+    Tokenizer.builtin().inner.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "chat_template.jinja").write_text("{% for %}")
+    with pytest.raises(ConfigError):
+        Tokenizer.load(tmp_path)
+
+
+def test_how_long_a_token_takes_to_read() -> None:
+    feed = Tokenizer.builtin().detokenizer().feed
+    tokens = list("words and wörds ".encode()) * 2000
+    began_s = time.perf_counter()
+    for token in tokens:
+        feed(token)
+    print(f"detokenizer: {(time.perf_counter() - began_s) / len(tokens) * 1e6:.2f} us per token")
