@@ -1,10 +1,12 @@
-"""Container health check: does this service answer on NATS, or this URL over HTTP? Exit status 0 if so, 1 if not.
+"""Container health check: does this service answer on NATS, or this URL over HTTP? Exit status 0 if
+so, 1 if not.
 
-    python infra/health.py admission                 any instance of the service, on the server of SLACKLINE_URL
-    python infra/health.py worker replica=r1         the instance whose metadata says so
-    python infra/health.py http://127.0.0.1:8080/ready
+    python infra/health.py admission                 any instance of the service, on the server of
+    SLACKLINE_URL python infra/health.py worker replica=r1         the instance whose metadata says
+    so python infra/health.py http://127.0.0.1:8080/ready
 
-It asks `$SRV.PING.<service>` of the NATS services API over a plain socket, so that it starts in 50 ms and needs no package.
+It asks `$SRV.PING.<service>` of the NATS services API over a plain socket, so that it starts in 50
+ms and needs no package.
 """
 
 import json
@@ -26,15 +28,29 @@ def answers_http(url: str) -> bool:
 def answers_nats(url: str, service: str, metadata: dict[str, str]) -> bool:
     """Raises OSError if the server cannot be reached or says nothing in time."""
     parts = urlsplit(url if "://" in url else f"nats://{url}")
-    options: dict[str, object] = {"verbose": False, "pedantic": False, "name": "health", "lang": "python", "version": "1"}
+    options: dict[str, object] = {
+        "verbose": False,
+        "pedantic": False,
+        "name": "health",
+        "lang": "python",
+        "version": "1",
+    }
     options |= {"protocol": 1, "headers": True, "no_responders": True}
     if parts.username:
-        options |= {"user": parts.username, "pass": parts.password} if parts.password else {"auth_token": parts.username}
+        options |= (
+            {"user": parts.username, "pass": parts.password}
+            if parts.password
+            else {"auth_token": parts.username}
+        )
     inbox = f"_INBOX.health{os.getpid()}"
     give_up_s = time.monotonic() + LIMIT_S
-    with socket.create_connection((parts.hostname or "127.0.0.1", parts.port or 4222), timeout=LIMIT_S) as connection:
+    with socket.create_connection(
+        (parts.hostname or "127.0.0.1", parts.port or 4222), timeout=LIMIT_S
+    ) as connection:
         lines = connection.makefile("rb")
-        connection.sendall(f"CONNECT {json.dumps(options)}\r\nSUB {inbox} 1\r\nPUB $SRV.PING.{service} {inbox} 0\r\n\r\n".encode())
+        connection.sendall(
+            f"CONNECT {json.dumps(options)}\r\nSUB {inbox} 1\r\nPUB $SRV.PING.{service} {inbox} 0\r\n\r\n".encode()
+        )
         while (left_s := give_up_s - time.monotonic()) > 0:
             connection.settimeout(left_s)
             words = lines.readline().split()

@@ -21,7 +21,9 @@ class PeerError(SlacklineError):
     `code` is the OpenAI error code, `param` the offending field.
     """
 
-    def __init__(self, message: str, *, code: str = "invalid_request_error", param: str | None = None) -> None:
+    def __init__(
+        self, message: str, *, code: str = "invalid_request_error", param: str | None = None
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.code = code

@@ -1,4 +1,5 @@
-"""What engines may or may not be able to do for a request, by name: what they announce, and what a request needs.
+"""What engines may or may not be able to do for a request, by name: what they announce, and what a
+request needs.
 
 What every engine does (temperature, top_p, top_k, stop strings ...) has no name here.
 """
@@ -16,7 +17,8 @@ LOGIT_BIAS = "logit_bias"
 STRUCTURED = "structured"
 ALL = frozenset({LOGPROBS, PENALTIES, MIN_P, MIN_TOKENS, LOGIT_BIAS, STRUCTURED})
 
-ADAPTER = "adapter:"  # followed by its name; not one of ALL, since a replica announces its adapters by themselves
+# followed by its name; not one of ALL, since a replica announces its adapters by themselves
+ADAPTER = "adapter:"
 
 
 class Able(Protocol):
@@ -31,7 +33,11 @@ class Able(Protocol):
 
 def needs(sampling: Sampling, adapter: str = "") -> frozenset[str]:
     """What a replica must have to serve this as asked. `adapter`: "" for none."""
-    asked = {need for need, params in PARAMS.items() if any(getattr(sampling, name) != getattr(_NEUTRAL, name) for name in params)}
+    asked = {
+        need
+        for need, params in PARAMS.items()
+        if any(getattr(sampling, name) != getattr(_NEUTRAL, name) for name in params)
+    }
     return frozenset(asked | {ADAPTER + adapter} if adapter else asked)
 
 

@@ -1,6 +1,8 @@
-"""Everything that crosses NATS. Frozen, tagged where a subject carries more than one kind; new fields carry defaults.
+"""Everything that crosses NATS. Frozen, tagged where a subject carries more than one kind; new
+fields carry defaults.
 
-Arrays of slots, tokens and counts are little-endian int32 bytes (shared/columns.py). Subjects are in shared/subjects.py.
+Arrays of slots, tokens and counts are little-endian int32 bytes (shared/columns.py). Subjects are
+in shared/subjects.py.
 """
 
 import math
@@ -16,43 +18,60 @@ Count = Annotated[int, Meta(ge=0)]
 ShortText = Annotated[str, Meta(max_length=128)]
 TokenId = Annotated[int, Meta(ge=0, lt=2**31)]
 Bias = Annotated[float, Meta(ge=-100, le=100)]
-Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]  # JSON may bring more, which msgpack cannot store
+# JSON may bring more, which msgpack cannot store
+Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 
 # ---------------------------------------------------------------- client <-> admission
 
 
 class Sampling(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """How tokens are drawn and when the output ends. temperature 0 is greedy. Not every engine has all of it: shared/features.py."""
+    """How tokens are drawn and when the output ends. temperature 0 is greedy. Not every engine has
+    all of it: shared/features.py.
+    """
 
     max_tokens: Annotated[int, Meta(ge=1, le=1_000_000)] = 256
     temperature: Annotated[float, Meta(ge=0, le=2)] = 1.0
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
     top_k: Annotated[int, Meta(ge=0, le=1_000_000)] = 0  # 0: all
     seed: Int64 | None = None  # None: derived from the request's key
-    stop: Annotated[list[Annotated[str, Meta(max_length=256)]], Meta(max_length=16)] = field(default_factory=list)
+    stop: Annotated[list[Annotated[str, Meta(max_length=256)]], Meta(max_length=16)] = field(
+        default_factory=list
+    )
     stop_token_ids: Annotated[list[Int64], Meta(max_length=64)] = field(default_factory=list)
     ignore_eos: bool = False
-    logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None  # alternatives to tell with each token; None: tell nothing
-    min_p: Annotated[float, Meta(ge=0, le=1)] = 0.0  # tokens less likely than this share of the likeliest one are not drawn
-    min_tokens: Annotated[int, Meta(ge=0, le=1_000_000)] = 0  # before these no stop token is drawn and no stop string heeded
-    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] = 0.0  # off the logit of each token of the output so far
-    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] = 0.0  # likewise, for each time it is there
-    repetition_penalty: Annotated[float, Meta(gt=0, le=100)] = 1.0  # divides (below 0: multiplies) the logits of prompt and output
-    logit_bias: Annotated[dict[TokenId, Bias], Meta(max_length=300)] = field(default_factory=dict)  # added to logits
+    # alternatives to tell with each token; None: tell nothing
+    logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    # tokens less likely than this share of the likeliest one are not drawn
+    min_p: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    # before these no stop token is drawn and no stop string heeded
+    min_tokens: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
+    # off the logit of each token of the output so far
+    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] = 0.0
+    # likewise, for each time it is there
+    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] = 0.0
+    # divides (below 0: multiplies) the logits of prompt and output
+    repetition_penalty: Annotated[float, Meta(gt=0, le=100)] = 1.0
+    # added to logits
+    logit_bias: Annotated[dict[TokenId, Bias], Meta(max_length=300)] = field(default_factory=dict)
     structured: Structured | None = None  # what the output must be
-    # Stands for the model's own end of sequence when a trace is replayed: the worker stops there, no planner sees it.
+    # Stands for the model's own end of sequence when a trace is replayed: the worker stops there,
+    # no planner sees it.
     output_tokens: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
-    # Likewise for the end-of-thinking token: so many of its tokens are thinking. Only an SLO that names thinking_tbt_s heeds it.
+    # Likewise for the end-of-thinking token: so many of its tokens are thinking. Only an SLO that
+    # names thinking_tbt_s heeds it.
     thinking_tokens: Annotated[int, Meta(ge=0, le=1_000_000)] | None = None
 
 
-class GenerateRequest(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+class GenerateRequest(
+    Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+):
     """One request, on slo.v1.requests.<tier>. Exactly one of prompt, messages, token_ids."""
 
     request_id: str
     tenant: str = "default"
     model: ShortText | None = None  # the model's name, or an adapter's
-    adapter: ShortText = ""  # by this LoRA adapter; "": by the model itself, if `model` names no adapter
+    # by this LoRA adapter; "": by the model itself, if `model` names no adapter
+    adapter: ShortText = ""
     prompt: str | None = None
     messages: list[dict[str, Any]] | None = None
     token_ids: list[int] | None = None
@@ -62,7 +81,8 @@ class GenerateRequest(Struct, frozen=True, kw_only=True, omit_defaults=True, for
     application: ShortText = ""  # whose decode-length history predicts this one
     session: ShortText = ""
     allow_relegation: bool = True  # False: refused with a Retry-After rather than served late
-    expires_s: Annotated[float, Meta(gt=0, le=31_536_000)] = 172_800.0  # longest it may stay unfinished, at most a year
+    # longest it may stay unfinished, at most a year
+    expires_s: Annotated[float, Meta(gt=0, le=31_536_000)] = 172_800.0
     inbox: str | None = None  # a subject under _INBOX. for the events instead of the derived one
 
 
@@ -86,7 +106,9 @@ class Refused(Struct, frozen=True, kw_only=True, tag="refused"):
 
 
 class Attach(Struct, frozen=True, kw_only=True):
-    """Ask what a request has produced so far, from token `from_token` on. Answered by Replay or Refused."""
+    """Ask what a request has produced so far, from token `from_token` on. Answered by Replay or
+    Refused.
+    """
 
     tenant: str = "default"
     request_id: str
@@ -94,7 +116,9 @@ class Attach(Struct, frozen=True, kw_only=True):
 
 
 class Verdict(Struct, frozen=True, kw_only=True):
-    """How one request ended: exactly one per request. Times are seconds; attainment by the `deadline` definition."""
+    """How one request ended: exactly one per request. Times are seconds; attainment by the
+    `deadline` definition.
+    """
 
     finish_reason: FinishReason
     slo_met: bool
@@ -116,7 +140,9 @@ class Verdict(Struct, frozen=True, kw_only=True):
 
 
 class Likelihood(Struct, frozen=True, array_like=True):
-    """One token and its natural log-probability under the model, before temperature and cuts. `piece`: its bytes (base64 in JSON)."""
+    """One token and its natural log-probability under the model, before temperature and cuts.
+    `piece`: its bytes (base64 in JSON).
+    """
 
     token: int
     piece: bytes
@@ -131,7 +157,9 @@ class TokenLogprob(Struct, frozen=True, array_like=True):
 
 
 class Replay(Struct, frozen=True, kw_only=True, tag="replay"):
-    """The answer to Attach: tokens and text from `offset` on (the client's from_token), and the verdict if it ended."""
+    """The answer to Attach: tokens and text from `offset` on (the client's from_token), and the
+    verdict if it ended.
+    """
 
     stream_subject: str
     offset: int
@@ -143,7 +171,8 @@ class Replay(Struct, frozen=True, kw_only=True, tag="replay"):
 
 
 class Delta(Struct, frozen=True, kw_only=True, tag="delta"):
-    """New tokens of one request. `offset` counts the tokens before these, `text_offset` the characters.
+    """New tokens of one request. `offset` counts the tokens before these, `text_offset` the
+    characters.
 
     Readers drop what they have, and attach on a gap.
     """
@@ -158,7 +187,9 @@ class Delta(Struct, frozen=True, kw_only=True, tag="delta"):
 
 
 class Status(Struct, frozen=True, kw_only=True, tag="status"):
-    """What became of a request on its way: accepted, relegated, promoted or replaced (moved to another replica)."""
+    """What became of a request on its way: accepted, relegated, promoted or replaced (moved to
+    another replica).
+    """
 
     state: str
     service_class: ServiceClass
@@ -187,7 +218,9 @@ class Body(Struct, frozen=True, kw_only=True):
 
 
 class Resume(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What earlier attempts produced and the client may have seen: the next one goes on from here."""
+    """What earlier attempts produced and the client may have seen: the next one goes on from
+    here.
+    """
 
     tokens: bytes = b""  # int32
     text: str = ""
@@ -196,7 +229,9 @@ class Resume(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Record(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The only truth about who has a request. Changed by compare-and-set alone; ended when it has a verdict."""
+    """The only truth about who has a request. Changed by compare-and-set alone; ended when it has a
+    verdict.
+    """
 
     key: RequestKey
     body_key: str
@@ -221,7 +256,8 @@ class Record(Struct, frozen=True, kw_only=True, omit_defaults=True):
     resume: Resume = Resume()
     relegated: bool = False  # ever
     left: str = ""  # why its last replica gave it up
-    lost: int = 0  # attempts whose replica was lost: a request that breaks engines must not go round for ever
+    # attempts whose replica was lost: a request that breaks engines must not go round for ever
+    lost: int = 0
     cancelled: bool = False  # tombstone
     traceparent: str = ""
     verdict: Verdict | None = None
@@ -233,7 +269,9 @@ class Record(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Offer(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Would you hold this request's SLO? Everything a policy may know about a request, and not its prompt."""
+    """Would you hold this request's SLO? Everything a policy may know about a request, and not its
+    prompt.
+    """
 
     key: RequestKey
     attempt: int
@@ -251,8 +289,10 @@ class Offer(Struct, frozen=True, kw_only=True, omit_defaults=True):
     session: str = ""
     allow_relegation: bool = True
     first_token_unix_s: float = math.inf  # when its first token came; inf before
-    left: str = ""  # why its last replica gave it up ("offloaded", "drained", ...); empty if none has had it
-    answering: bool = False  # of one whose SLO names a pace for thinking: it has ended, so `tbt_s` is its pace
+    # why its last replica gave it up ("offloaded", "drained", ...); empty if none has had it
+    left: str = ""
+    # of one whose SLO names a pace for thinking: it has ended, so `tbt_s` is its pace
+    answering: bool = False
     body_key: str = ""  # for the worker that is to hold it
     needs: tuple[str, ...] = ()  # what its replica must have
 
@@ -263,17 +303,22 @@ class Offer(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class OfferAnswer(Struct, frozen=True, kw_only=True):
-    """Accepted (the worker has the prompt), or declined with the earliest time at which it could be met."""
+    """Accepted (the worker has the prompt), or declined with the earliest time at which it could be
+    met.
+    """
 
     accepted: bool
     earliest_s: float | None = None  # from now
     reason: str = ""
-    in_doubt: bool = False  # not accepted, yet the worker may hold it: withdraw before it goes elsewhere
+    # not accepted, yet the worker may hold it: withdraw before it goes elsewhere
+    in_doubt: bool = False
     ready: bool = True  # False: nobody could decide just now; ask again
 
 
 class Digest(Struct, frozen=True, kw_only=True):
-    """What routers may know of a replica: published by its planner, at most 100 ms old when all is well."""
+    """What routers may know of a replica: published by its planner, at most 100 ms old when all is
+    well.
+    """
 
     replica: ReplicaId
     incarnation: str
@@ -315,21 +360,26 @@ class Announce(Struct, frozen=True, kw_only=True):
     epoch: int  # the highest seen
     ack_seq: int = 0  # of the newest ack it has stored: a planner that has not heard it missed one
     draining: bool = False
-    fitted: ProfileFile | None = None  # what the worker measured of its engine; shared/core/announced.py judges it
-    draft: float = 0.0  # what an iteration of its draft model takes, as a fraction of the profile; 0: it has none
+    # what the worker measured of its engine; shared/core/announced.py judges it
+    fitted: ProfileFile | None = None
+    # what an iteration of its draft model takes, as a fraction of the profile; 0: it has none
+    draft: float = 0.0
     features: list[str] = []  # what it can do that not every engine can (shared/features.py)
     adapters: list[str] = []  # LoRA adapters it has loaded
 
 
 class Hold(Struct, frozen=True, kw_only=True):
-    """Take this attempt in under this slot. The worker reads record and body from the store and checks them."""
+    """Take this attempt in under this slot. The worker reads record and body from the store and
+    checks them.
+    """
 
     epoch: int
     sync: int
     slot: int
     key: RequestKey
     attempt: int
-    body_key: str = ""  # so that both can be read at once; the record decides whether it is the right one
+    # so that both can be read at once; the record decides whether it is the right one
+    body_key: str = ""
 
 
 class HoldAnswer(Struct, frozen=True, kw_only=True):
@@ -339,12 +389,15 @@ class HoldAnswer(Struct, frozen=True, kw_only=True):
 
 
 class Selection(Struct, frozen=True, kw_only=True):
-    """Speculation of one plan. The worker drafts, then a pure function of the policy picks what is verified.
+    """Speculation of one plan. The worker drafts, then a pure function of the policy picks what is
+    verified.
 
-    Columns run along the plan's entries. `cap` of a speculating entry counts its verified tokens, the root included.
+    Columns run along the plan's entries. `cap` of a speculating entry counts its verified tokens,
+    the root included.
     """
 
-    method: str  # "chain" (first cap-1 drafts) or the name of a tree selection (shared/policy/speculation.py)
+    # "chain" (first cap-1 drafts) or the name of a tree selection (shared/policy/speculation.py)
+    method: str
     depth: bytes  # int32: draft steps of each entry; 0: it does not speculate
     width: bytes  # int32: beam width of each entry
     needed: bytes  # float32: tokens that must be accepted to keep the pace (AdaServe A(r))
@@ -353,7 +406,8 @@ class Selection(Struct, frozen=True, kw_only=True):
 
 
 class BatchPlan(Struct, frozen=True, kw_only=True):
-    """What one replica may run in one iteration. Entries are caps, in order; `seq` has no holes within an epoch.
+    """What one replica may run in one iteration. Entries are caps, in order; `seq` has no holes
+    within an epoch.
 
     Order within a plan: released, preempted and class changes take effect first, then entries run.
     """
@@ -384,7 +438,9 @@ class PlanRefused(Struct, frozen=True, kw_only=True):
 
 
 class Held(Struct, frozen=True, kw_only=True):
-    """A slot was given to an attempt; logged with the next ack. `resume` is where its tokens go on from."""
+    """A slot was given to an attempt; logged with the next ack. `resume` is where its tokens go on
+    from.
+    """
 
     slot: int
     key: RequestKey
@@ -394,11 +450,12 @@ class Held(Struct, frozen=True, kw_only=True):
 
 
 class PlanAck(Struct, frozen=True, kw_only=True, tag="ack"):
-    """What one iteration did. The entry of the ack log, and, once stored, the message to the planner.
+    """What one iteration did. The entry of the ack log, and, once stored, the message to the
+    planner.
 
-    `slots`, `computed` (KV positions filled) and `emitted` (tokens) are parallel; `tokens` and `texts` follow `emitted`.
-    An ack with plan_seq 0 carries ends that happened between iterations. `ack_seq` counts an incarnation's acks from 1,
-    without holes: whoever misses one knows.
+    `slots`, `computed` (KV positions filled) and `emitted` (tokens) are parallel; `tokens` and
+    `texts` follow `emitted`. An ack with plan_seq 0 carries ends that happened between iterations.
+    `ack_seq` counts an incarnation's acks from 1, without holes: whoever misses one knows.
     """
 
     replica: ReplicaId
@@ -410,11 +467,15 @@ class PlanAck(Struct, frozen=True, kw_only=True, tag="ack"):
     computed: bytes = b""
     emitted: bytes = b""
     tokens: bytes = b""
-    texts: list[str] = field(default_factory=list)  # one for each slot with emitted > 0 or ended here
-    logprobs: list[TokenLogprob] = []  # of the slots that asked for them, one for each of their tokens, in the order of `tokens`
+    # one for each slot with emitted > 0 or ended here
+    texts: list[str] = field(default_factory=list)
+    # of the slots that asked for them, one for each of their tokens, in the order of `tokens`
+    logprobs: list[TokenLogprob] = []
     logprob_slots: bytes = b""  # those slots
-    ended: list[tuple[int, str]] = field(default_factory=list)  # slot, FinishReason or why it was released
-    held: list[Held] = field(default_factory=list)  # since the last ack, in force before the entries
+    # slot, FinishReason or why it was released
+    ended: list[tuple[int, str]] = field(default_factory=list)
+    # since the last ack, in force before the entries
+    held: list[Held] = field(default_factory=list)
     preempted: bytes = b""
     relegated: bytes = b""
     promoted: bytes = b""
@@ -422,7 +483,8 @@ class PlanAck(Struct, frozen=True, kw_only=True, tag="ack"):
     drafted: bytes = b""  # along slots: draft tokens verified
     cached: bytes = b""  # along slots: of `computed`, positions found in a prefix cache
     answering: bytes = b""  # slots whose thinking is over as of this ack
-    thinking_tokens: bytes = b""  # along those: how many of all its output tokens were thinking; 0: it never thought
+    # along those: how many of all its output tokens were thinking; 0: it never thought
+    thinking_tokens: bytes = b""
     free_blocks: int = 0
     started_unix_s: float = 0.0
     ended_unix_s: float = 0.0
@@ -434,7 +496,8 @@ class PlanAck(Struct, frozen=True, kw_only=True, tag="ack"):
 class AttemptOver(Struct, frozen=True, kw_only=True):
     """An attempt left its replica, and its last token is in the log. Repeated until settled.
 
-    `why` is a FinishReason, or `relegated` / `offloaded` / `drained` for an attempt that must go on elsewhere with `resume`.
+    `why` is a FinishReason, or `relegated` / `offloaded` / `drained` for an attempt that must go on
+    elsewhere with `resume`.
     """
 
     key: RequestKey
@@ -459,7 +522,9 @@ class SnapshotEntry(Struct, frozen=True, kw_only=True):
 
 
 class Snapshot(Struct, frozen=True, kw_only=True, tag="snapshot"):
-    """All that the log before it said of attempts still held or not yet settled; the log may be trimmed up to here."""
+    """All that the log before it said of attempts still held or not yet settled; the log may be
+    trimmed up to here.
+    """
 
     incarnation: str
     entries: list[SnapshotEntry]
@@ -483,9 +548,11 @@ LogEntry = PlanAck | Snapshot | Registered | Fenced
 
 
 class Resync(Struct, frozen=True, kw_only=True):
-    """A planner asks for the worker's state, page by page. The worker drops plans it has not begun and obeys `epoch` from here.
+    """A planner asks for the worker's state, page by page. The worker drops plans it has not begun
+    and obeys `epoch` from here.
 
-    `sync` numbers the resyncs of a lease: plans and holds that were sent before the newest one are refused.
+    `sync` numbers the resyncs of a lease: plans and holds that were sent before the newest one are
+    refused.
     """
 
     epoch: int
@@ -494,7 +561,9 @@ class Resync(Struct, frozen=True, kw_only=True):
 
 
 class ResyncEntry(Struct, frozen=True, kw_only=True):
-    """One request as the worker has it. `computed_tokens` KV positions are filled, of prompt plus generated."""
+    """One request as the worker has it. `computed_tokens` KV positions are filled, of prompt plus
+    generated.
+    """
 
     slot: int
     offer: Offer  # as it would be offered now
@@ -526,7 +595,9 @@ class Withdraw(Struct, frozen=True, kw_only=True):
 
 
 class Withdrawn(Struct, frozen=True, kw_only=True):
-    """`over` is what the attempt made, None if it never came here. Nothing more of it will be logged."""
+    """`over` is what the attempt made, None if it never came here. Nothing more of it will be
+    logged.
+    """
 
     over: AttemptOver | None
 
@@ -549,7 +620,9 @@ class Cancel(Struct, frozen=True, kw_only=True):
 
 
 class Hint(Struct, frozen=True, kw_only=True):
-    """A record became `relegated`: look at it. Losing one costs only the wait for the next listing."""
+    """A record became `relegated`: look at it. Losing one costs only the wait for the next
+    listing.
+    """
 
     key: RequestKey
 

@@ -1,6 +1,8 @@
-"""Formats that an output can be held to, token by token: one struct for each, so that none can be asked for together.
+"""Formats that an output can be held to, token by token: one struct for each, so that none can be
+asked for together.
 
-Whether a schema, an expression or a grammar is one that the engine's compiler takes, only that engine can tell.
+Whether a schema, an expression or a grammar is one that the engine's compiler takes, only that
+engine can tell.
 """
 
 from typing import Annotated
@@ -39,7 +41,9 @@ class Choice(Struct, frozen=True, kw_only=True, tag="choice", forbid_unknown_fie
 
 
 class Grammar(Struct, frozen=True, kw_only=True, tag="grammar", forbid_unknown_fields=True):
-    """The output follows a context-free grammar in EBNF, in the dialect of the engine's compiler."""
+    """The output follows a context-free grammar in EBNF, in the dialect of the engine's
+    compiler.
+    """
 
     ebnf: SchemaText
 

@@ -1,4 +1,6 @@
-"""Every NATS subject, in one place. The version is in the subject; ids are checked before they get here."""
+"""Every NATS subject, in one place. The version is in the subject; ids are checked before they get
+here.
+"""
 
 import re
 
@@ -28,9 +30,15 @@ LEASES_BUCKET = "leases"
 
 
 def check_id(value: str, param: str) -> str:
-    """The id itself. Raises PeerError unless it is 1-64 of A-Z a-z 0-9 _ - (so never a dot or a wildcard)."""
+    """The id itself. Raises PeerError unless it is 1-64 of A-Z a-z 0-9 _ - (so never a dot or a
+    wildcard).
+    """
     if not ID_PATTERN.fullmatch(value):
-        raise PeerError(f"{param} must be 1 to 64 characters of A-Z, a-z, 0-9, _ and -", param=param, code="invalid_id")
+        raise PeerError(
+            f"{param} must be 1 to 64 characters of A-Z, a-z, 0-9, _ and -",
+            param=param,
+            code="invalid_id",
+        )
     return value
 
 

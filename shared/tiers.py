@@ -1,4 +1,6 @@
-"""Tier sets: named SLOs, the share of the load each stands for, and how HTTP's `service_tier` names them."""
+"""Tier sets: named SLOs, the share of the load each stands for, and how HTTP's `service_tier` names
+them.
+"""
 
 import json
 import tomllib
@@ -16,18 +18,22 @@ from shared.vocabulary import Slo
 class Tier(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One kind of caller. `share` is its part of a mixed load, relative to the other tiers' shares.
 
-    `service_tier` is the value of OpenAI's request field that selects this tier; None: it is reached by its own name alone.
+    `service_tier` is the value of OpenAI's request field that selects this tier; None: it is
+    reached by its own name alone.
     """
 
     slo: Slo
     share: Annotated[float, Meta(ge=0)] = 1.0
     service_tier: str | None = None
     importance: Annotated[float, Meta(ge=0, le=1000)] = 1.0
-    last_round: str | None = None  # the tier of the last round of a session whose rounds are of this one; None: this one too
+    # the tier of the last round of a session whose rounds are of this one; None: this one too
+    last_round: str | None = None
 
 
 class TierSet(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The tiers of one deployment, tightest first. `default` is where a request goes that names none."""
+    """The tiers of one deployment, tightest first. `default` is where a request goes that names
+    none.
+    """
 
     name: str
     default: str
@@ -37,17 +43,25 @@ class TierSet(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         if not self.tiers:
             raise ValueError("there must be at least one tier")
         if self.default not in self.tiers:
-            raise ValueError(f"default is `{self.default}`, which is not one of the tiers {', '.join(self.tiers)}")
+            raise ValueError(
+                f"default is `{self.default}`, which is not one of the tiers {', '.join(self.tiers)}"
+            )
         for name, tier in self.tiers.items():
             if not ID_PATTERN.fullmatch(name):
-                raise ValueError(f"tier name `{name}` must be 1 to 64 characters of A-Z, a-z, 0-9, _ and -")
+                raise ValueError(
+                    f"tier name `{name}` must be 1 to 64 characters of A-Z, a-z, 0-9, _ and -"
+                )
             if tier.slo == Slo():
                 raise ValueError(f"tier `{name}` has an SLO without any bound")
             if tier.last_round is not None and tier.last_round not in self.tiers:
-                raise ValueError(f"tier `{name}`: its last_round is `{tier.last_round}`, which is not one of the tiers")
+                raise ValueError(
+                    f"tier `{name}`: its last_round is `{tier.last_round}`, which is not one of the tiers"
+                )
         if sum(tier.share for tier in self.tiers.values()) <= 0:
             raise ValueError("the shares of the tiers are all zero")
-        claimed = [tier.service_tier for tier in self.tiers.values() if tier.service_tier is not None]
+        claimed = [
+            tier.service_tier for tier in self.tiers.values() if tier.service_tier is not None
+        ]
         if len(claimed) != len(set(claimed)):
             raise ValueError("two tiers claim the same service_tier")
 
@@ -55,11 +69,16 @@ class TierSet(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """The tier of that name. Raises PeerError: names come from clients."""
         tier = self.tiers.get(name)
         if tier is None:
-            raise PeerError(f"unknown tier `{name[:64]}`; known: {', '.join(self.tiers)}", code="unknown_tier", param="tier")
+            raise PeerError(
+                f"unknown tier `{name[:64]}`; known: {', '.join(self.tiers)}",
+                code="unknown_tier",
+                param="tier",
+            )
         return tier
 
     def for_service_tier(self, value: str | None) -> str:
-        """The name of the tier for an HTTP request's `service_tier`: absent and `auto` mean the default, names are taken too.
+        """The name of the tier for an HTTP request's `service_tier`: absent and `auto` mean the
+        default, names are taken too.
 
         Raises PeerError for anything else.
         """
@@ -68,8 +87,16 @@ class TierSet(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         for name, tier in self.tiers.items():
             if value in (name, tier.service_tier):
                 return name
-        known = ["auto", *(t.service_tier for t in self.tiers.values() if t.service_tier is not None), *self.tiers]
-        raise PeerError(f"unknown service_tier `{value[:64]}`; known: {', '.join(known)}", code="invalid_value", param="service_tier")
+        known = [
+            "auto",
+            *(t.service_tier for t in self.tiers.values() if t.service_tier is not None),
+            *self.tiers,
+        ]
+        raise PeerError(
+            f"unknown service_tier `{value[:64]}`; known: {', '.join(known)}",
+            code="invalid_value",
+            param="service_tier",
+        )
 
 
 DEFAULT = TierSet(
@@ -96,7 +123,8 @@ QOSERVE_3 = TierSet(
     },
 )
 
-# The same three kinds of caller with deadlines that a demonstration of a minute can reach, and can miss.
+# The same three kinds of caller with deadlines that a demonstration of a minute can reach, and can
+# miss.
 DEMO_3 = TierSet(
     name="demo-3",
     default="interactive",
@@ -107,8 +135,9 @@ DEMO_3 = TierSet(
     },
 )
 
-# SLOs-Serve Tables 1 and 3 (sections 1 and 6): a prefill may take 3 (tight) or 5 (loose) times what it takes alone, and every 10 tokens
-# 50 or 100 ms each in the mean. Which scenario is tight where is Table 1. Shares of the mixed scenario are not given: equal.
+# SLOs-Serve Tables 1 and 3 (sections 1 and 6): a prefill may take 3 (tight) or 5 (loose) times what
+# it takes alone, and every 10 tokens 50 or 100 ms each in the mean. Which scenario is tight where
+# is Table 1. Shares of the mixed scenario are not given: equal.
 _TIGHT_X, _LOOSE_X, _TIGHT_S, _LOOSE_S = 3, 5, 0.05, 0.1
 _SLOS_SERVE = {
     "coder": Slo(ttft_x=_LOOSE_X, tbt_s=_TIGHT_S),
@@ -117,15 +146,25 @@ _SLOS_SERVE = {
 }
 
 SLOS_SERVE = (
-    *(TierSet(name=f"slos-serve-{kind}", default=kind, tiers={kind: Tier(slo=slo)}) for kind, slo in _SLOS_SERVE.items()),
-    TierSet(name="slos-serve-mixed", default="chatbot", tiers={kind: Tier(slo=slo) for kind, slo in _SLOS_SERVE.items()}),
+    *(
+        TierSet(name=f"slos-serve-{kind}", default=kind, tiers={kind: Tier(slo=slo)})
+        for kind, slo in _SLOS_SERVE.items()
+    ),
+    TierSet(
+        name="slos-serve-mixed",
+        default="chatbot",
+        tiers={kind: Tier(slo=slo) for kind, slo in _SLOS_SERVE.items()},
+    ),
     # Fast thinking, then a response at reading speed.
     TierSet(
         name="slos-serve-reasoning",
         default="reasoning",
-        tiers={"reasoning": Tier(slo=Slo(ttft_x=_TIGHT_X, thinking_tbt_s=_TIGHT_S, tbt_s=_LOOSE_S))},
+        tiers={
+            "reasoning": Tier(slo=Slo(ttft_x=_TIGHT_X, thinking_tbt_s=_TIGHT_S, tbt_s=_LOOSE_S))
+        },
     ),
-    # A fast loop of tool calls and tool responses, each one a round; what the last round says is read.
+    # A fast loop of tool calls and tool responses, each one a round; what the last round says is
+    # read.
     TierSet(
         name="slos-serve-toolllm",
         default="tool-call",
@@ -136,7 +175,8 @@ SLOS_SERVE = (
     ),
 )
 
-# AdaServe Table 2 and section 6.2: time per token alone. A first token is due at no time; coding is held to 1.2 times its pace alone.
+# AdaServe Table 2 and section 6.2: time per token alone. A first token is due at no time; coding is
+# held to 1.2 times its pace alone.
 ADASERVE_3 = TierSet(
     name="adaserve-3",
     default="chat",
@@ -147,7 +187,8 @@ ADASERVE_3 = TierSet(
     },
 )
 
-# SOLA Table 3 (section 6.1): TTFT and mean TPOT, tight and loose, for each of its models; one kind of caller.
+# SOLA Table 3 (section 6.1): TTFT and mean TPOT, tight and loose, for each of its models; one kind
+# of caller.
 _SOLA_TABLE_3 = {
     "llama3-8b": ((0.4, 0.15), (0.6, 0.225)),
     "llama3-70b": ((0.5, 0.2), (1.0, 0.4)),
@@ -155,34 +196,59 @@ _SOLA_TABLE_3 = {
     "vicuna1.5-7b-16k": ((2.55, 0.16), (3.825, 0.24)),
     "qwen1.5-72b": ((2.425, 0.2), (4.85, 0.4)),
 }
-# Its rule for a model that is not in the table (sections 6.1 and 6.5): so many times what a request takes alone, here each by itself.
+# Its rule for a model that is not in the table (sections 6.1 and 6.5): so many times what a request
+# takes alone, here each by itself.
 _SOLA_TIMES = (5, 10, 15, 20)
 
 SOLA = tuple(
-    TierSet(name=f"sola-{model}-{kind}", default="chat", tiers={"chat": Tier(slo=Slo(ttft_s=ttft_s, tbt_s=tbt_s))})
+    TierSet(
+        name=f"sola-{model}-{kind}",
+        default="chat",
+        tiers={"chat": Tier(slo=Slo(ttft_s=ttft_s, tbt_s=tbt_s))},
+    )
     for model, bounds in _SOLA_TABLE_3.items()
     for kind, (ttft_s, tbt_s) in zip(("tight", "loose"), bounds, strict=True)
-) + tuple(TierSet(name=f"sola-{x}x", default="chat", tiers={"chat": Tier(slo=Slo(ttft_x=x, tbt_x=x))}) for x in _SOLA_TIMES)
+) + tuple(
+    TierSet(name=f"sola-{x}x", default="chat", tiers={"chat": Tier(slo=Slo(ttft_x=x, tbt_x=x))})
+    for x in _SOLA_TIMES
+)
 
-# Ascendra Table 2 (section 8.1): TTFT and mean TBT; Mistral-7B and Llama3.1-8B share theirs, Qwen-14B has its own.
-_ASCENDRA_TABLE_2 = {"8b-sharegpt": (1.0, 0.15), "8b-longbench": (2.5, 0.15), "14b-sharegpt": (1.5, 0.15), "14b-longbench": (3.0, 0.15)}
+# Ascendra Table 2 (section 8.1): TTFT and mean TBT; Mistral-7B and Llama3.1-8B share theirs,
+# Qwen-14B has its own.
+_ASCENDRA_TABLE_2 = {
+    "8b-sharegpt": (1.0, 0.15),
+    "8b-longbench": (2.5, 0.15),
+    "14b-sharegpt": (1.5, 0.15),
+    "14b-longbench": (3.0, 0.15),
+}
 
 ASCENDRA = tuple(
-    TierSet(name=f"ascendra-{kind}", default="chat", tiers={"chat": Tier(slo=Slo(ttft_s=ttft_s, tbt_s=tbt_s))})
+    TierSet(
+        name=f"ascendra-{kind}",
+        default="chat",
+        tiers={"chat": Tier(slo=Slo(ttft_s=ttft_s, tbt_s=tbt_s))},
+    )
     for kind, (ttft_s, tbt_s) in _ASCENDRA_TABLE_2.items()
 )
 
-BUILT_IN = {tiers.name: tiers for tiers in (DEFAULT, QOSERVE_3, DEMO_3, *SLOS_SERVE, ADASERVE_3, *SOLA, *ASCENDRA)}
+BUILT_IN = {
+    tiers.name: tiers
+    for tiers in (DEFAULT, QOSERVE_3, DEMO_3, *SLOS_SERVE, ADASERVE_3, *SOLA, *ASCENDRA)
+}
 
 
 def load_tiers(name_or_path: str) -> TierSet:
-    """A built-in set by its name, or one from a .toml or .json file. Raises ConfigError that says what is wrong where."""
+    """A built-in set by its name, or one from a .toml or .json file. Raises ConfigError that says
+    what is wrong where.
+    """
     built_in = BUILT_IN.get(name_or_path)
     if built_in is not None:
         return built_in
     path = Path(name_or_path)
     if path.suffix not in (".toml", ".json"):
-        raise ConfigError(f"tiers `{name_or_path}`: neither a built-in set ({', '.join(BUILT_IN)}) nor a .toml or .json file")
+        raise ConfigError(
+            f"tiers `{name_or_path}`: neither a built-in set ({', '.join(BUILT_IN)}) nor a .toml or .json file"
+        )
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -190,7 +256,9 @@ def load_tiers(name_or_path: str) -> TierSet:
     try:
         raw: Any = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
     except ValueError as error:
-        raise ConfigError(f"tiers: {path} is not proper {path.suffix[1:].upper()}: {error}") from error
+        raise ConfigError(
+            f"tiers: {path} is not proper {path.suffix[1:].upper()}: {error}"
+        ) from error
     try:
         return msgspec.convert(raw, TierSet)
     except msgspec.ValidationError as error:

@@ -34,7 +34,9 @@ class FinishReason(StrEnum):
     CANCELLED = "cancelled"
     EXPIRED = "expired"
     FAILED = "failed"
-    INVALID = "invalid"  # the engine cannot do what it asks for, as a grammar that does not compile: no other try would help
+    # the engine cannot do what it asks for, as a grammar that does not compile: no other try would
+    # help
+    INVALID = "invalid"
     DROPPED = "dropped"  # by a policy that declares that it drops
     REFUSED = "refused"  # never begun: no capacity, and the caller did not want best-effort
 
@@ -42,9 +44,10 @@ class FinishReason(StrEnum):
 class Slo(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """What one request is owed. Any bound may be absent; the earliest deadline governs.
 
-    `*_x` gives a bound as a multiple of its zero-load time; admission resolves it to seconds.
-    A request that names `thinking_tbt_s` thinks first: that is its pace up to and with the end-of-thinking token, `tbt_s` after it.
-    Of no other request are stages followed, since nothing depends on them.
+    `*_x` gives a bound as a multiple of its zero-load time; admission resolves it to seconds. A
+    request that names `thinking_tbt_s` thinks first: that is its pace up to and with the
+    end-of-thinking token, `tbt_s` after it. Of no other request are stages followed, since nothing
+    depends on them.
     """
 
     ttft_s: Positive | None = None
@@ -81,11 +84,19 @@ class Slo(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_
         """When the last token is due (QoServe Eq. 3); inf where there is no TTLT."""
         return arrived_unix_s + self.ttlt_s if self.ttlt_s is not None else math.inf
 
-    def resolved(self, *, zero_load_ttft_s: float, zero_load_tbt_s: float, zero_load_ttlt_s: float) -> "Slo":
+    def resolved(
+        self, *, zero_load_ttft_s: float, zero_load_tbt_s: float, zero_load_ttlt_s: float
+    ) -> "Slo":
         """The same SLO with every multiple turned into seconds; the tighter of the two governs."""
 
-        def tighter(bound_s: float | None, multiple: float | None, zero_load_s: float) -> float | None:
-            bounds = [b for b in (bound_s, None if multiple is None else multiple * zero_load_s) if b is not None]
+        def tighter(
+            bound_s: float | None, multiple: float | None, zero_load_s: float
+        ) -> float | None:
+            bounds = [
+                b
+                for b in (bound_s, None if multiple is None else multiple * zero_load_s)
+                if b is not None
+            ]
             return min(bounds, default=None)
 
         return Slo(
@@ -99,8 +110,9 @@ class Slo(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_
 class Measure(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What the tokens of one request did, folded over their emissions, across attempts.
 
-    Deadlines are cumulative (QoServe Eq. 1-3): token n is due the pace of its stage after token n-1 was *due*, so being early banks
-    slack. Without a TTFT the pace is anchored at the first token itself.
+    Deadlines are cumulative (QoServe Eq. 1-3): token n is due the pace of its stage after token n-1
+    was *due*, so being early banks slack. Without a TTFT the pace is anchored at the first token
+    itself.
     """
 
     tokens: int = 0
@@ -109,7 +121,9 @@ class Measure(Struct, frozen=True, kw_only=True, omit_defaults=True):
     next_due_unix_s: float = math.inf  # deadline of the next owed token
     worst_tbt_s: float = 0.0
     late_tokens: int = 0  # tokens after their deadline
-    thinking_tokens: int | None = None  # of all, the end-of-thinking token included; None: it thinks still, if its SLO says that it does
+    # of all, the end-of-thinking token included; None: it thinks still, if its SLO says that it
+    # does
+    thinking_tokens: int | None = None
     thought_unix_s: float = 0.0  # when the last of them came
 
     @staticmethod
@@ -120,10 +134,13 @@ class Measure(Struct, frozen=True, kw_only=True, omit_defaults=True):
         """Is its next token one of the thinking stage, as far as is known?"""
         return slo.thinks and self.thinking_tokens is None
 
-    def emit(self, n: int, at_unix_s: float, slo: Slo, thinking_tokens: int | None = None) -> "Measure":
+    def emit(
+        self, n: int, at_unix_s: float, slo: Slo, thinking_tokens: int | None = None
+    ) -> "Measure":
         """The measure after n more tokens reached the client together at `at_unix_s`.
 
-        `thinking_tokens`: it is known by now that just so many of all its tokens are thinking (0: it never thought); None: no news.
+        `thinking_tokens`: it is known by now that just so many of all its tokens are thinking (0:
+        it never thought); None: no news.
         """
         if n == 0:
             return self
@@ -133,7 +150,10 @@ class Measure(Struct, frozen=True, kw_only=True, omit_defaults=True):
         thinks_until: float = 0
         thinking_s = response_s = math.inf if slo.tbt_s is None else slo.tbt_s
         if slo.thinking_tbt_s is not None:
-            thinks_until, thinking_s = math.inf if thinking_tokens is None else thinking_tokens, slo.thinking_tbt_s
+            thinks_until, thinking_s = (
+                math.inf if thinking_tokens is None else thinking_tokens,
+                slo.thinking_tbt_s,
+            )
         for made in range(self.tokens + 1, self.tokens + n + 1):
             if made == 1 and due == math.inf:
                 due = at_unix_s
@@ -153,4 +173,8 @@ class Measure(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def met(self, slo: Slo, arrived_unix_s: float) -> bool:
         """Definition `deadline` (QoServe): every token by its deadline, the last by TTLT."""
-        return self.tokens > 0 and self.late_tokens == 0 and self.last_unix_s <= slo.last_due_unix_s(arrived_unix_s)
+        return (
+            self.tokens > 0
+            and self.late_tokens == 0
+            and self.last_unix_s <= slo.last_due_unix_s(arrived_unix_s)
+        )

@@ -9,11 +9,14 @@ import pytest
 
 from loadgen.fleet.nats_server import NatsServer
 
-# A shell's background job begins with SIGINT ignored, and its children would ignore it too: tests press Ctrl-C.
+# A shell's background job begins with SIGINT ignored, and its children would ignore it too: tests
+# press Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+def pytest_asyncio_loop_factories(
+    config: pytest.Config, item: pytest.Item
+) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
     """A module's LOOP_FACTORIES run each of its async tests once on each of these loops."""
     module = item.getparent(pytest.Module)
     factories = getattr(module.obj if module else None, "LOOP_FACTORIES", None)
@@ -30,7 +33,9 @@ def nats_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def nats_server(tmp_path: Path) -> Iterator[NatsServer]:
-    """A server of the test's own, which it may stop, kill and start again on `tmp_path / "nats"`."""
+    """A server of the test's own, which it may stop, kill and start again on `tmp_path /
+    "nats"`.
+    """
     server = NatsServer()
     server.start(tmp_path / "nats")
     yield server

@@ -1,8 +1,9 @@
 """Our simulator beside Vidur's own runs: python infra/profiles/beside_vidur.py SOURCE.
 
-SOURCE holds fits/, traces/ and vidur_profiles/vidur_sim_runs.csv (docs/simulator.md says what they are). Each of Vidur's runs with
-Sarathi's scheduler is repeated with fcfs and the same chunk: 1,000 requests, Poisson, lengths drawn from Azure's traces of 2023, one
-A100, no time for control and no overhead added to the kernels, as there. Prints Markdown.
+SOURCE holds fits/, traces/ and vidur_profiles/vidur_sim_runs.csv (docs/simulator.md says what they
+are). Each of Vidur's runs with Sarathi's scheduler is repeated with fcfs and the same chunk: 1,000
+requests, Poisson, lengths drawn from Azure's traces of 2023, one A100, no time for control and no
+overhead added to the kernels, as there. Prints Markdown.
 """
 
 import csv
@@ -32,16 +33,34 @@ WARM_UP = 20  # one in so many requests, the first, is left out, as Vidur's rows
 def profile(source: Path, folder: Path, name: str) -> str:
     convert.OVERHEAD_S = 0.0
     path = folder / f"{name.replace(' ', '-')}.json"
-    path.write_text(json.dumps(convert.table("a100-llama3-8b", json.loads((source / "fits" / FITS[name]).read_text()))))
+    path.write_text(
+        json.dumps(
+            convert.table("a100-llama3-8b", json.loads((source / "fits" / FITS[name]).read_text()))
+        )
+    )
     return str(path)
 
 
-def run(trace: Trace, profile_path: str, chunk_tokens: int, rate_rps: float, seed: int) -> tuple[float, ...]:
+def run(
+    trace: Trace, profile_path: str, chunk_tokens: int, rate_rps: float, seed: int
+) -> tuple[float, ...]:
     """TTFT p50 and p99, mean time per output token p50 and p99; seconds."""
-    arrivals = draw_arrivals(Gaps(), rate_rps, 1.2 * REQUESTS / rate_rps, seed, ((1.0, 1.0),))[:REQUESTS]
+    arrivals = draw_arrivals(Gaps(), rate_rps, 1.2 * REQUESTS / rate_rps, seed, ((1.0, 1.0),))[
+        :REQUESTS
+    ]
     requests = plan_requests(arrivals, Rows(trace, in_order=False), QOSERVE_3, seed)
     settings = {"chunk_tokens": str(chunk_tokens)}
-    result = simulate(requests, "fcfs", settings, profile_path, 1, QOSERVE_3, Latency.none(), seed, keep_times=True)
+    result = simulate(
+        requests,
+        "fcfs",
+        settings,
+        profile_path,
+        1,
+        QOSERVE_3,
+        Latency.none(),
+        seed,
+        keep_times=True,
+    )
     assert result.token_unix_s is not None
     counted = list(zip(requests, result.token_unix_s, strict=True))[len(requests) // WARM_UP :]
     ttft_s = [times[0] - request.arrival_s for request, times in counted]
@@ -52,24 +71,37 @@ def run(trace: Trace, profile_path: str, chunk_tokens: int, rate_rps: float, see
 def main(source: Path) -> None:
     with (source / "vidur_profiles" / "vidur_sim_runs.csv").open() as rows:
         theirs = {row["name"]: row for row in csv.DictReader(rows)}
-    print("| trace, chunk, requests/s | | TTFT p50, s | p99 | TPOT p50, ms | p99 |\n|---|---|---|---|---|---|")
+    print(
+        "| trace, chunk, requests/s | | TTFT p50, s | p99 | TPOT p50, ms | p99 |\n|---|---|---|---|---|---|"
+    )
     with tempfile.TemporaryDirectory() as folder:
         profiles = {name: profile(source, Path(folder), name) for name in FITS}
         for kind in ("conv", "code"):
-            trace = read_trace(source / "traces" / f"azure2023_{kind}_first_half.csv.gz").within(8192)
+            trace = read_trace(source / "traces" / f"azure2023_{kind}_first_half.csv.gz").within(
+                8192
+            )
             for chunk_tokens in (256, 512):
                 for rate in (2, 4, 6):
                     row = theirs[f"{kind}_s{chunk_tokens}_q{rate}"]
-                    values = [float(row[key]) for key in ("ttft_p50", "ttft_p99", "tpot_p50", "tpot_p99")]
+                    values = [
+                        float(row[key]) for key in ("ttft_p50", "ttft_p99", "tpot_p50", "tpot_p99")
+                    ]
                     show(f"{kind}, {chunk_tokens}, {rate}", "Vidur", values)
                     for name, path in profiles.items():
                         made = [run(trace, path, chunk_tokens, float(rate), seed) for seed in SEEDS]
-                        show("", f"ours, {name}", [median(column) for column in zip(*made, strict=True)])
+                        show(
+                            "",
+                            f"ours, {name}",
+                            [median(column) for column in zip(*made, strict=True)],
+                        )
 
 
 def show(what: str, who: str, values: list[float]) -> None:
     ttft_p50, ttft_p99, tpot_p50, tpot_p99 = values
-    print(f"| {what} | {who} | {ttft_p50:.3f} | {ttft_p99:.2f} | {1000 * tpot_p50:.1f} | {1000 * tpot_p99:.1f} |", flush=True)
+    print(
+        f"| {what} | {who} | {ttft_p50:.3f} | {ttft_p99:.2f} | {1000 * tpot_p50:.1f} | {1000 * tpot_p99:.1f} |",
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
-"""Makes the shipped GPU profiles again from a folder of fits: python infra/profiles/convert.py SOURCE [DESTINATION].
+"""Makes the shipped GPU profiles again from a folder of fits: python infra/profiles/convert.py
+SOURCE [DESTINATION].
 
-SOURCE holds <gpu>_<model>-tp<n>.json files (several forms each) and the QoServe authors' published predictor.
-Only figures are taken over; the words are ours. profiles/cpu-tiny.json is written by hand and left alone.
+SOURCE holds <gpu>_<model>-tp<n>.json files (several forms each) and the QoServe authors' published
+predictor. Only figures are taken over; the words are ours. profiles/cpu-tiny.json is written by
+hand and left alone.
 """
 
 import json
@@ -10,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 FORM = "token_table_plus_attention"
-OVERHEAD_S = 0.001  # the fits are kernel time; launching, sampling and bookkeeping of a lean engine take at least this
+# the fits are kernel time; launching, sampling and bookkeeping of a lean engine take at least this
+OVERHEAD_S = 0.001
 DESTINATION = Path(__file__).resolve().parents[2] / "shared" / "perf" / "profiles"
 
 AGAINST = (
@@ -98,7 +101,9 @@ def stratified(name: str, source: dict[str, Any], sizes: dict[str, Any]) -> dict
     models = source["models"]
     return facts(name, sizes) | {
         "overhead_s": 0.0,
-        "error": {"against": "not stated by its authors, who trained it on a running engine on an A100 with FlashInfer"},
+        "error": {
+            "against": "not stated by its authors, who trained it on a running engine on an A100 with FlashInfer"
+        },
         "provenance": "The predictor published with QoServe's artifact (branch niyama_asplos2026 of microsoft/sarathi-serve): coefficients "
         "only, engine overhead included. KV sizes are those of a100-llama3-8b.",
         "coefficients": {
@@ -111,7 +116,13 @@ def stratified(name: str, source: dict[str, Any], sizes: dict[str, Any]) -> dict
 def main(folder: Path, destination: Path) -> None:
     sources = {name: json.loads((folder / file).read_text()) for name, file in FILES.items()}
     profiles = [table(name, source) for name, source in sources.items()]
-    profiles.append(stratified("a100-llama3-8b-qoserve", json.loads((folder / QOSERVE).read_text()), sources["a100-llama3-8b"]))
+    profiles.append(
+        stratified(
+            "a100-llama3-8b-qoserve",
+            json.loads((folder / QOSERVE).read_text()),
+            sources["a100-llama3-8b"],
+        )
+    )
     for profile in profiles:
         path = destination / f"{profile['name']}.json"
         path.write_text(json.dumps(profile, indent=1) + "\n")

@@ -1,4 +1,6 @@
-"""A figure: what was measured, beside what we aim at. And the report of them all, as JSON and as a table."""
+"""A figure: what was measured, beside what we aim at. And the report of them all, as JSON and as a
+table.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +17,9 @@ UNITS = {"s": 1.0, "ms": 1e3, "us": 1e6, "MB": 1e-6, "%": 100.0, "tokens/s": 1.0
 
 
 class Figure(Struct, frozen=True, kw_only=True):
-    """`value` in base units (seconds, bytes, a share of 1, a count); `unit` is how it is shown. None: nothing was measured."""
+    """`value` in base units (seconds, bytes, a share of 1, a count); `unit` is how it is shown.
+    None: nothing was measured.
+    """
 
     part: str
     name: str
@@ -29,7 +33,9 @@ class Figure(Struct, frozen=True, kw_only=True):
     def met(self) -> bool | None:
         if self.value is None or (self.aim is None and self.least is None):
             return None
-        return (self.aim is None or self.value <= self.aim) and (self.least is None or self.value >= self.least)
+        return (self.aim is None or self.value <= self.aim) and (
+            self.least is None or self.value >= self.least
+        )
 
     def shown(self, value: float | None) -> str:
         if value is None:
@@ -59,18 +65,33 @@ def quantile(values: Sequence[float], share: float) -> float | None:
 
 
 def spread(
-    part: str, name: str, seconds: Sequence[float], unit: str, *, p50: float | None = None, p99: float | None = None
+    part: str,
+    name: str,
+    seconds: Sequence[float],
+    unit: str,
+    *,
+    p50: float | None = None,
+    p99: float | None = None,
 ) -> list[Figure]:
     """The median and the 99th percentile of measured seconds, with the aims given for them."""
     note = f"{len(seconds)} samples"
     return [
-        Figure(part=part, name=f"{name}, p50", value=quantile(seconds, 0.5), unit=unit, aim=p50, note=note),
+        Figure(
+            part=part,
+            name=f"{name}, p50",
+            value=quantile(seconds, 0.5),
+            unit=unit,
+            aim=p50,
+            note=note,
+        ),
         Figure(part=part, name=f"{name}, p99", value=quantile(seconds, 0.99), unit=unit, aim=p99),
     ]
 
 
 def table(report: BenchReport) -> Table:
-    out = Table(title=f"{report.machine}; seed {report.seed}; {report.took_s:.0f} s", title_justify="left")
+    out = Table(
+        title=f"{report.machine}; seed {report.seed}; {report.took_s:.0f} s", title_justify="left"
+    )
     for name in ("", "figure", "measured", "aim", "", ""):
         out.add_column(name, justify="right" if name in ("measured", "aim") else "left")
     part = ""
@@ -78,7 +99,14 @@ def table(report: BenchReport) -> Table:
         if part and figure.part != part:
             out.add_section()
         verdict = {None: "", True: "met", False: "missed"}[figure.met]
-        out.add_row("" if figure.part == part else figure.part, figure.name, figure.shown(figure.value), figure.aimed, verdict, figure.note)
+        out.add_row(
+            "" if figure.part == part else figure.part,
+            figure.name,
+            figure.shown(figure.value),
+            figure.aimed,
+            verdict,
+            figure.note,
+        )
         part = figure.part
     return out
 

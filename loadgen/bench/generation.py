@@ -1,4 +1,6 @@
-"""The torch engine beside transformers' own `generate` and `generate_batch`, measured in a process of its own."""
+"""The torch engine beside transformers' own `generate` and `generate_batch`, measured in a process
+of its own.
+"""
 
 import os
 import subprocess
@@ -18,20 +20,32 @@ LONGEST_S = 600.0
 
 
 def measure(quick: bool, say: Say) -> list[Figure]:
-    """Nothing where torch is not installed. Raises SlacklineError if the measuring program fails."""
+    """Nothing where torch is not installed. Raises SlacklineError if the measuring program
+    fails.
+    """
     if find_spec("torch") is None or find_spec("transformers") is None:
         say("  left out: torch and transformers are not installed")
         return []
-    command = [sys.executable, "-m", "services.worker.engine_bench", "--json", *(["--quick"] if quick else [])]
+    command = [
+        sys.executable,
+        "-m",
+        "services.worker.engine_bench",
+        "--json",
+        *(["--quick"] if quick else []),
+    ]
     environment = {"OMP_NUM_THREADS": "1", **os.environ}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    ) as process:
         try:
             out, progress = process.communicate(timeout=LONGEST_S)
         except BaseException:  # nobody would wait for it any more
             process.kill()
             raise
     if process.returncode:
-        raise SlacklineError(f"the bench of the torch engine ended with status {process.returncode}; it said:\n{progress}")
+        raise SlacklineError(
+            f"the bench of the torch engine ended with status {process.returncode}; it said:\n{progress}"
+        )
     return figures(msgspec.json.decode(out, type=EngineFigures))
 
 
@@ -39,20 +53,44 @@ def figures(measured: EngineFigures) -> list[Figure]:
     about = f"{measured.model}, {measured.parameters / 1e6:.1f} M parameters, threads: {measured.threads}"
     found = []
     for speed in measured.speeds:
-        found.append(Figure(part=PART, name=speed.name, value=speed.engine, unit="tokens/s", note=about))
+        found.append(
+            Figure(part=PART, name=speed.name, value=speed.engine, unit="tokens/s", note=about)
+        )
         about = f"best of {measured.rounds}"
         others = {"generate": speed.generate, "generate_batch": speed.generate_batch}
         for name, other in others.items():
             if other is not None:
                 note = f"{name}: {other:,.0f} tokens/s"
                 found.append(
-                    Figure(part=PART, name=f"{speed.name}, over {name}", value=speed.engine / other, unit="x", least=AIM, note=note)
+                    Figure(
+                        part=PART,
+                        name=f"{speed.name}, over {name}",
+                        value=speed.engine / other,
+                        unit="x",
+                        least=AIM,
+                        note=note,
+                    )
                 )
     for batch, outside_s in measured.outside_s.items():
         iteration_s = measured.iteration_s[batch]
         note = f"{outside_s / iteration_s:.0%} of an iteration of {iteration_s * 1e3:.1f} ms"
-        found.append(Figure(part=PART, name=f"outside the model, batch {batch}", value=outside_s, unit="ms", note=note))
+        found.append(
+            Figure(
+                part=PART,
+                name=f"outside the model, batch {batch}",
+                value=outside_s,
+                unit="ms",
+                note=note,
+            )
+        )
     for name, quantiles in measured.late_s.items():
         for share, late_s in zip(("p50", "p99"), quantiles, strict=True):
-            found.append(Figure(part=PART, name=f"event loop late beside {name}, {share}", value=late_s, unit="ms"))
+            found.append(
+                Figure(
+                    part=PART,
+                    name=f"event loop late beside {name}, {share}",
+                    value=late_s,
+                    unit="ms",
+                )
+            )
     return found

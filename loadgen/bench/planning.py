@@ -1,7 +1,9 @@
-"""One replica's core at steady state, without a bus: what a planning step and the digestion of an ack cost.
+"""One replica's core at steady state, without a bus: what a planning step and the digestion of an
+ack cost.
 
-256 decodes and 64 waiting at every step: whoever ends is replaced. A stand-in for the worker runs each plan as it was sent,
-except that it stops the oldest decode whenever there are more than 256, which the planner cannot foresee: acks are reconciled.
+256 decodes and 64 waiting at every step: whoever ends is replaced. A stand-in for the worker runs
+each plan as it was sent, except that it stops the oldest decode whenever there are more than 256,
+which the planner cannot foresee: acks are reconciled.
 """
 
 import gc
@@ -14,7 +16,16 @@ from loadgen.bench.figure import Figure, spread
 from shared.bus import codec
 from shared.columns import pack, unpack_list
 from shared.core.replica import ReplicaCore
-from shared.core.replica_events import Acked, HoldDone, Offered, ReplicaAction, SendHold, SendPlan, Synced, Tick
+from shared.core.replica_events import (
+    Acked,
+    HoldDone,
+    Offered,
+    ReplicaAction,
+    SendHold,
+    SendPlan,
+    Synced,
+    Tick,
+)
 from shared.perf import profile_file as profiles
 from shared.policy import registry
 from shared.schemas import Announce, BatchPlan, Offer, PlanAck, ResyncEntry
@@ -26,13 +37,16 @@ DECODES, WAITING = 256, 64
 WARM_UP_STEPS = 60
 PROFILE = "a100-llama3-8b"
 KV_BLOCKS, BLOCK_TOKENS, CONTEXT_TOKENS = 80_000, 16, 8192  # so much KV that none is ever preempted
-# Interactive, a summary and a batch in turn: both kinds of deadline are in the queue. Loose enough that nobody is relegated.
+# Interactive, a summary and a batch in turn: both kinds of deadline are in the queue. Loose enough
+# that nobody is relegated.
 SLOS = (Slo(ttft_s=60.0, tbt_s=0.1), Slo(ttlt_s=600.0), Slo(ttlt_s=86_400.0))
 REPLICA, INCARNATION = ReplicaId("r1"), "i1"
 
 
 class Steps(NamedTuple):
-    """Seconds of each step: by the wall, and of this thread's CPU alone, which others' work does not lengthen."""
+    """Seconds of each step: by the wall, and of this thread's CPU alone, which others' work does
+    not lengthen.
+    """
 
     plan_s: list[float]
     plan_cpu_s: list[float]
@@ -46,10 +60,23 @@ def measure(steps: int, seed: int) -> list[Figure]:
     bytes_mean = sum(seen.plan_bytes) / len(seen.plan_bytes)
     entries = sum(seen.entries) / len(seen.entries)
     return [
-        *spread(PART, f"qoserve, {DECODES} decodes and {WAITING} waiting, encoded", seen.plan_s, "ms", p50=AIM_P50_S, p99=AIM_P99_S),
+        *spread(
+            PART,
+            f"qoserve, {DECODES} decodes and {WAITING} waiting, encoded",
+            seen.plan_s,
+            "ms",
+            p50=AIM_P50_S,
+            p99=AIM_P99_S,
+        ),
         *spread(PART, "the same, CPU of the thread", seen.plan_cpu_s, "ms"),
         *spread(PART, "digesting its ack", seen.ack_s, "ms"),
-        Figure(part=PART, name="size of a plan", value=bytes_mean / 1e3, unit="", note=f"kB; {entries:.0f} entries"),
+        Figure(
+            part=PART,
+            name="size of a plan",
+            value=bytes_mean / 1e3,
+            unit="",
+            note=f"kB; {entries:.0f} entries",
+        ),
     ]
 
 
@@ -60,9 +87,11 @@ class Plant:
         self._rng = rng
         self._profile = profiles.load(PROFILE)
         self._core = ReplicaCore(registry.make("qoserve"), self._profile, epoch=1)
-        self._now_unix_s = self._ended_unix_s = 1_000_000.0  # now, and the end of the last iteration that ran
+        # now, and the end of the last iteration that ran
+        self._now_unix_s = self._ended_unix_s = 1_000_000.0
         self._count = 0
-        self._left: dict[int, int] = {}  # slot -> tokens still to compute before it decodes; 0: it decodes
+        # slot -> tokens still to compute before it decodes; 0: it decodes
+        self._left: dict[int, int] = {}
         self._plans: deque[BatchPlan] = deque()
         self._ack_seq = 0
         self._begin()
@@ -76,7 +105,14 @@ class Plant:
         for slot in range(DECODES):
             offer = self._offer()
             made = self._rng.randint(1, 400)
-            entries.append(ResyncEntry(slot=slot, offer=offer, computed_tokens=offer.prompt_tokens + made - 1, generated_tokens=made))
+            entries.append(
+                ResyncEntry(
+                    slot=slot,
+                    offer=offer,
+                    computed_tokens=offer.prompt_tokens + made - 1,
+                    generated_tokens=made,
+                )
+            )
             self._left[slot] = 0
         self._feed(Synced(announce, sync=1, next_seq=1, ack_seq=0, entries=entries))
         self._refill()
@@ -91,7 +127,11 @@ class Plant:
             began_cpu = time.thread_time()  # it takes 20 us itself: kept out of the other
             began = time.perf_counter()
             actions = self._core.handle(Tick(), now_unix_s=self._now_unix_s)
-            encoded = [codec.encode(action.plan, json=False) for action in actions if isinstance(action, SendPlan)]
+            encoded = [
+                codec.encode(action.plan, json=False)
+                for action in actions
+                if isinstance(action, SendPlan)
+            ]
             took, took_cpu = time.perf_counter() - began, time.thread_time() - began_cpu
             self._carry_out(actions)
             ack = self._run_one()

@@ -1,6 +1,8 @@
-"""What the simulator costs: requests per second of wall clock, memory, and how both grow with running requests and with replicas.
+"""What the simulator costs: requests per second of wall clock, memory, and how both grow with
+running requests and with replicas.
 
-The load is the one on which Vidur (microsoft/vidur) was timed: conversations at 4 requests a second, one A100, chunks of 512.
+The load is the one on which Vidur (microsoft/vidur) was timed: conversations at 4 requests a
+second, one A100, chunks of 512.
 """
 
 import resource
@@ -30,28 +32,61 @@ STEPS = 200  # decode iterations of each running request
 
 def measure(requests: int, seed: int) -> list[Figure]:
     """`requests` through one replica, and as many in all through each larger fleet."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as alone:  # its peak is of this run and nothing before
+    # its peak is of this run and nothing before
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as alone:
         rates, memory_bytes = alone.submit(_one_replica, requests, seed).result()
     figures = [
-        Figure(part=PART, name=name, value=rate, unit="", least=AIM_REQUESTS_PER_S, note="requests/s of wall clock")
+        Figure(
+            part=PART,
+            name=name,
+            value=rate,
+            unit="",
+            least=AIM_REQUESTS_PER_S,
+            note="requests/s of wall clock",
+        )
         for name, rate in rates.items()
     ]
     figures.append(
-        Figure(part=PART, name="peak memory of a run", value=memory_bytes, unit="MB", aim=AIM_MEMORY_BYTES, note=f"{requests} requests")
+        Figure(
+            part=PART,
+            name="peak memory of a run",
+            value=memory_bytes,
+            unit="MB",
+            aim=AIM_MEMORY_BYTES,
+            note=f"{requests} requests",
+        )
     )
-    figures += [Figure(part=PART, name=f"an iteration of {n} decodes", value=_iteration_s(n), unit="us", note="no leaps") for n in RUNNING]
+    figures += [
+        Figure(
+            part=PART,
+            name=f"an iteration of {n} decodes",
+            value=_iteration_s(n),
+            unit="us",
+            note="no leaps",
+        )
+        for n in RUNNING
+    ]
     note = f"requests/s of wall clock, {RATE_RPS:g} a second each"
     for replicas in REPLICAS:
         plan = _conversations(requests, RATE_RPS * replicas, seed)
         figures += [
-            Figure(part=PART, name=f"replicas: {replicas}", value=len(plan) / _timed(plan, "fcfs", replicas)[0], unit="", note=note)
+            Figure(
+                part=PART,
+                name=f"replicas: {replicas}",
+                value=len(plan) / _timed(plan, "fcfs", replicas)[0],
+                unit="",
+                note=note,
+            )
         ]
     return figures
 
 
 def _one_replica(requests: int, seed: int) -> tuple[dict[str, float], float]:
     plan = _conversations(requests, RATE_RPS, seed)
-    rates = {f"{policy}, 4 requests/s": len(plan) / _timed(plan, policy, 1)[0] for policy in ("fcfs", "qoserve")}
+    rates = {
+        f"{policy}, 4 requests/s": len(plan) / _timed(plan, policy, 1)[0]
+        for policy in ("fcfs", "qoserve")
+    }
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return rates, peak * (1.0 if sys.platform == "darwin" else 1024.0)
 
@@ -61,15 +96,21 @@ def _conversations(requests: int, rate_rps: float, seed: int) -> list[PlannedReq
     return plan_requests(arrivals, named_workload("azure-conv", CONTEXT_TOKENS), QOSERVE_3, seed)
 
 
-def _timed(plan: list[PlannedRequest], policy: str, replicas: int, *, leaps: bool = True) -> tuple[float, SimulationResult]:
+def _timed(
+    plan: list[PlannedRequest], policy: str, replicas: int, *, leaps: bool = True
+) -> tuple[float, SimulationResult]:
     settings = {"chunk_tokens": "512", "router": "round_robin"}
     began_s = time.perf_counter()
-    result = simulate(plan, policy, settings, PROFILE, replicas, QOSERVE_3, Latency.none(), 0, leaps=leaps)
+    result = simulate(
+        plan, policy, settings, PROFILE, replicas, QOSERVE_3, Latency.none(), 0, leaps=leaps
+    )
     return time.perf_counter() - began_s, result
 
 
 def _iteration_s(running: int) -> float:
-    """Seconds of wall clock for an iteration of so many decodes; a few more are prefilled at the beginning."""
+    """Seconds of wall clock for an iteration of so many decodes; a few more are prefilled at the
+    beginning.
+    """
     plan = [PlannedRequest(n, 0.0, 16, STEPS, "Q3", 1.0, "default", "") for n in range(running)]
     took_s, result = _timed(plan, "fcfs", 1, leaps=False)
     return took_s / result.iterations

@@ -1,7 +1,9 @@
-"""vLLM alone beside vLLM behind Slackline: the same model, the same requests at the same instants, on one machine.
+"""vLLM alone beside vLLM behind Slackline: the same model, the same requests at the same instants,
+on one machine.
 
-python -m loadgen.beside_vllm, in an environment that has vLLM. First everything at once, under one and the same policy: what being
-planned from outside costs, in pairs of runs. Then three tiers in bursts: what it is for.
+python -m loadgen.beside_vllm, in an environment that has vLLM. First everything at once, under one
+and the same policy: what being planned from outside costs, in pairs of runs. Then three tiers in
+bursts: what it is for.
 """
 
 import argparse
@@ -51,7 +53,9 @@ ALONE, BY_PRIORITY, PLANNED = "vLLM", "vLLM, by priority", "vLLM behind Slacklin
 
 
 class Saturated(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything at once, under one policy. Times are seconds of the whole run; means over iterations where there are any."""
+    """Everything at once, under one policy. Times are seconds of the whole run; means over
+    iterations where there are any.
+    """
 
     label: str
     tokens: int  # prompts and outputs
@@ -84,11 +88,20 @@ class Bench:
     @property
     def arguments(self) -> dict[str, Any]:
         """Of vLLM, alike on both sides."""
-        return model.ARGUMENTS | {"max_model_len": model.CONTEXT_TOKENS, "max_num_batched_tokens": BATCHED_TOKENS, "enforce_eager": True}
+        return model.ARGUMENTS | {
+            "max_model_len": model.CONTEXT_TOKENS,
+            "max_num_batched_tokens": BATCHED_TOKENS,
+            "enforce_eager": True,
+        }
 
     @property
     def alone(self) -> dict[str, Any]:
-        kv = {"num_gpu_blocks_override": KV_BLOCKS + 1, "block_size": BLOCK_TOKENS, "max_num_seqs": MAX_NUM_SEQS, "dtype": "float32"}
+        kv = {
+            "num_gpu_blocks_override": KV_BLOCKS + 1,
+            "block_size": BLOCK_TOKENS,
+            "max_num_seqs": MAX_NUM_SEQS,
+            "dtype": "float32",
+        }
         return self.arguments | kv
 
     def spec(self, policy: str, settings: Mapping[str, str]) -> FleetSpec:
@@ -106,8 +119,16 @@ class Bench:
         )
 
     def rush(self, rate: float) -> list[PlannedRequest]:
-        arrivals = draw_arrivals(parse_gaps("poisson"), rate, self.duration_s, self.seed, parse_profile(BURSTS, self.duration_s))
-        return plan_requests(arrivals, named_workload(WORKLOAD, model.CONTEXT_TOKENS), load_tiers(TIERS), self.seed)
+        arrivals = draw_arrivals(
+            parse_gaps("poisson"),
+            rate,
+            self.duration_s,
+            self.seed,
+            parse_profile(BURSTS, self.duration_s),
+        )
+        return plan_requests(
+            arrivals, named_workload(WORKLOAD, model.CONTEXT_TOKENS), load_tiers(TIERS), self.seed
+        )
 
     def at_once(self) -> list[PlannedRequest]:
         workload = named_workload(WORKLOAD, model.CONTEXT_TOKENS)
@@ -116,18 +137,24 @@ class Bench:
     def prompts(self) -> Prompts:
         return Prompts(Tokenizer.load(models.folder(models.DEFAULT)), self.seed)
 
-    async def offer(self, plan: Sequence[PlannedRequest], sender: Sender, label: str, wait_s: float) -> tuple[Tally, float]:
+    async def offer(
+        self, plan: Sequence[PlannedRequest], sender: Sender, label: str, wait_s: float
+    ) -> tuple[Tally, float]:
         """The plan offered with progress: what came of it, and how long it took."""
         tally, clock, stop = Tally(load_tiers(TIERS)), Clock(), asyncio.Event()
         began_unix_s = clock.unix_s()
         async with progress(tally, len(plan), max(self.duration_s, 1.0), label, self.console):
             await run_load(plan, sender, tally, clock, stop, wait_s)
-        last_unix_s = max((outcome.measure.last_unix_s for outcome in tally.outcomes), default=began_unix_s)
+        last_unix_s = max(
+            (outcome.measure.last_unix_s for outcome in tally.outcomes), default=began_unix_s
+        )
         return tally, last_unix_s - began_unix_s
 
 
 async def saturate(bench: Bench, plan: Sequence[PlannedRequest]) -> list[Saturated]:
-    """The same requests by turns on either side, both of which stay up: a slow moment of the machine falls on both."""
+    """The same requests by turns on either side, both of which stay up: a slow moment of the
+    machine falls on both.
+    """
     found, clock = list[Saturated](), Clock()
     settings = {"max_num_batched_tokens": str(BATCHED_TOKENS), "max_num_seqs": str(MAX_NUM_SEQS)}
     longest = max(planned.output_tokens for planned in plan)
@@ -138,20 +165,47 @@ async def saturate(bench: Bench, plan: Sequence[PlannedRequest]) -> list[Saturat
         connected(fleet.url, "slackline-bench", clock, PATIENCE) as client,
     ):
         for n in range(-1, bench.repeats):
-            prompts = Prompts(Tokenizer.load(models.folder(models.DEFAULT)), bench.seed + 1000 * (n + 1)).ids  # else the cache knows them
+            # else the cache knows them
+            prompts = Prompts(
+                Tokenizer.load(models.folder(models.DEFAULT)), bench.seed + 1000 * (n + 1)
+            ).ids
             asked, engines = plan if n >= 0 else plan[:8], Iterations()
             alone = VllmSender(engine, clock, prompts, by_priority=False)
             planned = NatsSender(
-                client, clock, seed=bench.seed, longest_output=longest, context_tokens=model.CONTEXT_TOKENS, prompts=prompts
+                client,
+                clock,
+                seed=bench.seed,
+                longest_output=longest,
+                context_tokens=model.CONTEXT_TOKENS,
+                prompts=prompts,
             )
-            _, alone_s = await bench.offer(asked, AtMost(alone, bench.together), ALONE if n >= 0 else "warming up", 600.0)
+            _, alone_s = await bench.offer(
+                asked, AtMost(alone, bench.together), ALONE if n >= 0 else "warming up", 600.0
+            )
             await engines.listen(client.bus, fleet)
-            _, planned_s = await bench.offer(asked, AtMost(planned, bench.together), PLANNED if n >= 0 else "warming up", 600.0)
+            _, planned_s = await bench.offer(
+                asked, AtMost(planned, bench.together), PLANNED if n >= 0 else "warming up", 600.0
+            )
             await engines.close()
             if n >= 0:
-                found.append(Saturated(label=ALONE, tokens=tokens, took_s=alone_s, tokens_per_s=tokens / alone_s))
-                parts = {name: getattr(engines, name) for name in ("iterations", "exec_s", "outside_s", "idle_s", "between_s")}
-                found.append(Saturated(label=PLANNED, tokens=tokens, took_s=planned_s, tokens_per_s=tokens / planned_s, **parts))
+                found.append(
+                    Saturated(
+                        label=ALONE, tokens=tokens, took_s=alone_s, tokens_per_s=tokens / alone_s
+                    )
+                )
+                parts = {
+                    name: getattr(engines, name)
+                    for name in ("iterations", "exec_s", "outside_s", "idle_s", "between_s")
+                }
+                found.append(
+                    Saturated(
+                        label=PLANNED,
+                        tokens=tokens,
+                        took_s=planned_s,
+                        tokens_per_s=tokens / planned_s,
+                        **parts,
+                    )
+                )
     return found
 
 
@@ -169,7 +223,8 @@ class AtMost:
 class Iterations:
     """What the acks of a fleet's only replica tell of its engine while it has work. Seconds.
 
-    `between_s`: neither in the engine nor waiting for a plan, the way to the engine's thread and back included.
+    `between_s`: neither in the engine nor waiting for a plan, the way to the engine's thread and
+    back included.
     """
 
     def __init__(self) -> None:
@@ -217,17 +272,37 @@ async def compare(bench: Bench, rate: float, command: str) -> list[Report]:
             engines = Iterations()
             await engines.listen(client.bus, fleet)
             longest = max(planned.output_tokens for planned in plan)
-            sent = NatsSender(client, clock, seed=bench.seed, longest_output=longest, context_tokens=model.CONTEXT_TOKENS, prompts=ids)
+            sent = NatsSender(
+                client,
+                clock,
+                seed=bench.seed,
+                longest_output=longest,
+                context_tokens=model.CONTEXT_TOKENS,
+                prompts=ids,
+            )
             tally, took_s = await bench.offer(plan, sent, policy, 300.0)
-        reports.append(_report(bench, tally, f"Slackline, {policy}", "nats", took_s, len(plan), command, engines))
+        reports.append(
+            _report(
+                bench, tally, f"Slackline, {policy}", "nats", took_s, len(plan), command, engines
+            )
+        )
     return reports
 
 
 def _report(
-    bench: Bench, tally: Tally, label: str, transport: str, took_s: float, planned: int, command: str, engines: Iterations | None = None
+    bench: Bench,
+    tally: Tally,
+    label: str,
+    transport: str,
+    took_s: float,
+    planned: int,
+    command: str,
+    engines: Iterations | None = None,
 ) -> Report:
     tokens = sum(o.planned.prompt_tokens + o.measure.tokens for o in tally.outcomes)
-    notes = [f"{tokens / took_s:.0f} tokens/s, prompts and outputs, until the last answer after {took_s:.1f} s"]
+    notes = [
+        f"{tokens / took_s:.0f} tokens/s, prompts and outputs, until the last answer after {took_s:.1f} s"
+    ]
     if engines is not None and engines.iterations:
         n = engines.iterations
         notes.append(
@@ -235,13 +310,23 @@ def _report(
             f"waited {1000 * engines.idle_s / n:.2f} ms for a plan"
         )
     return make_report(
-        tally, label=label, command=command, transport=transport, seed=bench.seed, planned=planned, offered_s=bench.duration_s, notes=notes
+        tally,
+        label=label,
+        command=command,
+        transport=transport,
+        seed=bench.seed,
+        planned=planned,
+        offered_s=bench.duration_s,
+        notes=notes,
     )
 
 
 def saturated_table(found: Sequence[Saturated]) -> Table:
     """A row for each pair of runs, and last the median of their ratios."""
-    out = Table(title="As many as said at once, under the same policy; milliseconds per iteration behind Slackline", title_justify="left")
+    out = Table(
+        title="As many as said at once, under the same policy; milliseconds per iteration behind Slackline",
+        title_justify="left",
+    )
     for name in (
         "vLLM, tokens/s",
         "behind Slackline",
@@ -258,7 +343,13 @@ def saturated_table(found: Sequence[Saturated]) -> Table:
         ratios.append(planned.tokens_per_s / alone.tokens_per_s)
         parts = (planned.exec_s, planned.outside_s, planned.idle_s, planned.between_s)
         each = (f"{1000 * (part or 0.0) / max(planned.iterations or 1, 1):.2f}" for part in parts)
-        out.add_row(f"{alone.tokens_per_s:.0f}", f"{planned.tokens_per_s:.0f}", f"{ratios[-1]:.3f}", f"{planned.iterations}", *each)
+        out.add_row(
+            f"{alone.tokens_per_s:.0f}",
+            f"{planned.tokens_per_s:.0f}",
+            f"{ratios[-1]:.3f}",
+            f"{planned.iterations}",
+            *each,
+        )
     out.add_section()
     out.add_row("", "median", f"{median(ratios):.3f}", *[""] * 5)
     return out
@@ -266,7 +357,15 @@ def saturated_table(found: Sequence[Saturated]) -> Table:
 
 async def _run(args: argparse.Namespace, folder: Path) -> Result:
     console = Console(width=None if sys.stdout.isatty() else 160)
-    bench = Bench(model.make(folder), args.seed, args.duration, args.requests, args.repeats, args.together, console)
+    bench = Bench(
+        model.make(folder),
+        args.seed,
+        args.duration,
+        args.requests,
+        args.repeats,
+        args.together,
+        console,
+    )
     command = shlex.join(["python", "-m", "loadgen.beside_vllm", *sys.argv[1:]])
     saturated: list[Saturated] = []
     rate = args.rate
@@ -290,9 +389,19 @@ async def _run(args: argparse.Namespace, folder: Path) -> Result:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m loadgen.beside_vllm", description=__doc__)
     parser.add_argument("--seed", type=int, default=1, metavar="K")
-    parser.add_argument("--duration", type=float, default=60.0, metavar="S", help="of the bursts (default: 60)")
-    parser.add_argument("--requests", type=int, default=96, metavar="N", help="of a saturated run (default: 96)")
-    parser.add_argument("--repeats", type=int, default=3, metavar="N", help="saturated runs of each side (default: 3)")
+    parser.add_argument(
+        "--duration", type=float, default=60.0, metavar="S", help="of the bursts (default: 60)"
+    )
+    parser.add_argument(
+        "--requests", type=int, default=96, metavar="N", help="of a saturated run (default: 96)"
+    )
+    parser.add_argument(
+        "--repeats",
+        type=int,
+        default=3,
+        metavar="N",
+        help="saturated runs of each side (default: 3)",
+    )
     parser.add_argument(
         "--starts",
         type=int,
@@ -300,9 +409,15 @@ def main() -> None:
         metavar="N",
         help="so often both sides are started: a process may be 20 %% off for its life",
     )
-    parser.add_argument("--together", type=int, default=96, metavar="N", help="of these in flight (default: 96)")
     parser.add_argument(
-        "--load", type=float, default=0.85, metavar="X", help="of what vLLM alone keeps up with, in the mean (default: 0.85)"
+        "--together", type=int, default=96, metavar="N", help="of these in flight (default: 96)"
+    )
+    parser.add_argument(
+        "--load",
+        type=float,
+        default=0.85,
+        metavar="X",
+        help="of what vLLM alone keeps up with, in the mean (default: 0.85)",
     )
     parser.add_argument("--rate", type=float, metavar="R", help="requests/s instead")
     parser.add_argument("--only", choices=("saturated", "tiers"))
@@ -314,9 +429,13 @@ def main() -> None:
         result = uvloop.run(_run(args, Path(folder)))
     gc.collect()  # AsyncLLM's finaliser wants its modules still there
     args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / "result.json").write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=2))
+    (args.out / "result.json").write_bytes(
+        msgspec.json.format(msgspec.json.encode(result), indent=2)
+    )
     for report in result.reports:
-        write_report(report, args.out / f"{report.label.lower().replace(', ', '-').replace(' ', '-')}.json")
+        write_report(
+            report, args.out / f"{report.label.lower().replace(', ', '-').replace(' ', '-')}.json"
+        )
 
 
 if __name__ == "__main__":

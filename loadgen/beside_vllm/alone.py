@@ -1,4 +1,6 @@
-"""vLLM by itself, as an operator would run it: its own scheduler, its engine core in a process of its own, `generate` for each request."""
+"""vLLM by itself, as an operator would run it: its own scheduler, its engine core in a process of
+its own, `generate` for each request.
+"""
 
 import os
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -18,24 +20,44 @@ ENVIRONMENT: Mapping[str, str] = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # as many threads as this says, on both sides
     "OMP_NUM_THREADS": "1",
 }
-PRIORITIES: Mapping[str, int] = {"interactive": 0, "summary": 1, "batch": 2}  # the lowest first: the tighter SLO
+# the lowest first: the tighter SLO
+PRIORITIES: Mapping[str, int] = {"interactive": 0, "summary": 1, "batch": 2}
 
 
 class VllmSender:
     """Each request through `AsyncLLM.generate`; its answer ends where the plan says."""
 
-    def __init__(self, engine: Any, clock: Now, prompts: Callable[[PlannedRequest], list[int]], *, by_priority: bool) -> None:
-        self._engine, self._clock, self._prompts, self._by_priority = engine, clock, prompts, by_priority
+    def __init__(
+        self,
+        engine: Any,
+        clock: Now,
+        prompts: Callable[[PlannedRequest], list[int]],
+        *,
+        by_priority: bool,
+    ) -> None:
+        self._engine, self._clock, self._prompts, self._by_priority = (
+            engine,
+            clock,
+            prompts,
+            by_priority,
+        )
 
     async def send(self, outcome: Outcome) -> None:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
         planned = outcome.planned
-        params = SamplingParams(temperature=0.0, max_tokens=planned.output_tokens, ignore_eos=True, output_kind=RequestOutputKind.DELTA)
+        params = SamplingParams(
+            temperature=0.0,
+            max_tokens=planned.output_tokens,
+            ignore_eos=True,
+            output_kind=RequestOutputKind.DELTA,
+        )
         priority = PRIORITIES[planned.tier] if self._by_priority else 0
         prompt = {"prompt_token_ids": self._prompts(planned)}
-        async for output in self._engine.generate(prompt, params, f"load-{planned.number}", priority=priority):
+        async for output in self._engine.generate(
+            prompt, params, f"load-{planned.number}", priority=priority
+        ):
             outcome.emit(sum(len(one.token_ids) for one in output.outputs), self._clock.unix_s())
         outcome.end(FinishReason.LENGTH)
 
@@ -48,7 +70,9 @@ async def vllm_alone(folder: Path, arguments: Mapping[str, Any]) -> AsyncIterato
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    engine = AsyncLLM.from_engine_args(AsyncEngineArgs(model=str(folder), disable_log_stats=True, **arguments))
+    engine = AsyncLLM.from_engine_args(
+        AsyncEngineArgs(model=str(folder), disable_log_stats=True, **arguments)
+    )
     try:
         yield engine
     finally:

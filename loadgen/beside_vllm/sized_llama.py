@@ -1,4 +1,6 @@
-"""A Llama of a size that this machine's iterations take as long as a GPU's: a configuration, a tokenizer, and no weights."""
+"""A Llama of a size that this machine's iterations take as long as a GPU's: a configuration, a
+tokenizer, and no weights.
+"""
 
 import json
 import shutil

@@ -1,6 +1,8 @@
-"""What a request is charged for its work, in seconds of a replica, so that no iteration collects more than it takes (docs/bound.md, 3).
+"""What a request is charged for its work, in seconds of a replica, so that no iteration collects
+more than it takes (docs/bound.md, 3).
 
-An iteration collects `iteration_s` from those who get a token in it, and every chunk and decode pays for itself besides.
+An iteration collects `iteration_s` from those who get a token in it, and every chunk and decode
+pays for itself besides.
 """
 
 import math
@@ -17,9 +19,11 @@ Seconds = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Charges:
-    """`prompt_s[p]`: the least for p prompt tokens in any chunks. `decodes_s[c]`: decode steps on contexts 1..c, summed.
+    """`prompt_s[p]`: the least for p prompt tokens in any chunks. `decodes_s[c]`: decode steps on
+    contexts 1..c, summed.
 
-    A step on a short context may cost less than nothing: `credit_s[c]` sums how much, and `decodes_s` counts such a step as 0.
+    A step on a short context may cost less than nothing: `credit_s[c]` sums how much, and
+    `decodes_s` counts such a step as 0.
     """
 
     iteration_s: float
@@ -29,18 +33,30 @@ class Charges:
 
 
 def iteration_range_s(strata: tuple[Stratum, ...]) -> tuple[float, float]:
-    """The least and the most that `iteration_s` can usefully be: above it some chunk would be paid for being run."""
+    """The least and the most that `iteration_s` can usefully be: above it some chunk would be paid
+    for being run.
+    """
     least_s = [0.0 if s.curve_s else s.base_s for s in strata]
-    most_s = [s.base_s if s.curve_s else s.base_s + s.prefill_token_s * (s.above + 1) for s in strata]
+    most_s = [
+        s.base_s if s.curve_s else s.base_s + s.prefill_token_s * (s.above + 1) for s in strata
+    ]
     low_s = max(0.0, min(least_s))
     return low_s, max(low_s, min(*most_s, max(s.base_s for s in strata)))
 
 
 @lru_cache(maxsize=32)
 def charges(strata: tuple[Stratum, ...], iteration_s: float, longest_tokens: int) -> Charges:
-    """For prompts and contexts of up to `longest_tokens`; `iteration_s` within `iteration_range_s`."""
+    """For prompts and contexts of up to `longest_tokens`; `iteration_s` within
+    `iteration_range_s`.
+    """
     context = np.arange(longest_tokens + 1, dtype=np.float64)
-    step_s = np.min([s.decode_s + s.decode_context_s * context + _share(s, iteration_s, np.ones(1)) for s in strata], axis=0)
+    step_s = np.min(
+        [
+            s.decode_s + s.decode_context_s * context + _share(s, iteration_s, np.ones(1))
+            for s in strata
+        ],
+        axis=0,
+    )
     prompt_s = _least_prompt_s(strata, iteration_s, longest_tokens)
     # After a preemption a token may come from computing its whole context anew.
     step_s[:-1] = np.minimum(step_s[:-1], prompt_s[1:])
@@ -54,14 +70,18 @@ def charges(strata: tuple[Stratum, ...], iteration_s: float, longest_tokens: int
 
 
 def _share(stratum: Stratum, iteration_s: float, tokens: Seconds) -> Seconds:
-    """What a piece of work of so many tokens pays of base_s - iteration_s: of a rest at most its part, of a lack at least its part.
+    """What a piece of work of so many tokens pays of base_s - iteration_s: of a rest at most its
+    part, of a lack at least its part.
 
-    Under a curve, its tokens' part of what is left of it, in the batch of no fewer tokens where that is least.
+    Under a curve, its tokens' part of what is left of it, in the batch of no fewer tokens where
+    that is least.
     """
     if stratum.curve_s:
         curve_s = np.array(stratum.curve_s)
         # Past the end of the curve the part of a token lies between the last one's and `beyond_s`.
-        part_s = np.minimum((curve_s - iteration_s) / np.arange(1, len(curve_s) + 1), stratum.beyond_s)
+        part_s = np.minimum(
+            (curve_s - iteration_s) / np.arange(1, len(curve_s) + 1), stratum.beyond_s
+        )
         part_s = np.minimum.accumulate(part_s[::-1])[::-1]
         found: Seconds = tokens * part_s[np.clip(tokens.astype(np.int64), 1, len(part_s)) - 1]
         return found
@@ -71,24 +91,41 @@ def _share(stratum: Stratum, iteration_s: float, tokens: Seconds) -> Seconds:
     return rest_s * np.minimum(1.0, tokens / (stratum.above + 1))
 
 
-def _least_prompt_s(strata: tuple[Stratum, ...], iteration_s: float, longest_tokens: int) -> Seconds:
-    """[longest_tokens + 1] by the last chunk: least[t] = min over cached c < t of least[c] + the chunk of t - c tokens on c."""
+def _least_prompt_s(
+    strata: tuple[Stratum, ...], iteration_s: float, longest_tokens: int
+) -> Seconds:
+    """[longest_tokens + 1] by the last chunk: least[t] = min over cached c < t of least[c] + the
+    chunk of t - c tokens on c.
+    """
     new = np.arange(longest_tokens + 1, dtype=np.float64)
-    # Per stratum, a chunk by its new tokens, on nothing; reversed, so that a slice runs along rising cached tokens.
+    # Per stratum, a chunk by its new tokens, on nothing; reversed, so that a slice runs along
+    # rising cached tokens.
     alone = []
     for s in strata:
-        chunk_s = s.chunk_s + s.prefill_token_s * new + s.prefill_sq_s * new * new + _share(s, iteration_s, new)
+        chunk_s = (
+            s.chunk_s
+            + s.prefill_token_s * new
+            + s.prefill_sq_s * new * new
+            + _share(s, iteration_s, new)
+        )
         chunk_s[new > s.up_to] = math.inf
         alone.append(np.ascontiguousarray(np.maximum(chunk_s, 0.0)[::-1]))
     cross = any(s.prefill_cross_s for s in strata)
     least_s = np.zeros(longest_tokens + 1)
     on_s = [s.prefill_context_s * new for s in strata]
     for t in range(1, longest_tokens + 1):
-        # A chunk of t - c new tokens on c = 0 .. t - 1, in the reversed arrays from index longest - t on.
-        options = [one[longest_tokens - t : longest_tokens] + on[:t] for one, on in zip(alone, on_s, strict=True)]
+        # A chunk of t - c new tokens on c = 0 .. t - 1, in the reversed arrays from index longest -
+        # t on.
+        options = [
+            one[longest_tokens - t : longest_tokens] + on[:t]
+            for one, on in zip(alone, on_s, strict=True)
+        ]
         if cross:
             pairs = new[:t] * (t - new[:t])
-            options = [option + s.prefill_cross_s * pairs for option, s in zip(options, strata, strict=True)]
+            options = [
+                option + s.prefill_cross_s * pairs
+                for option, s in zip(options, strata, strict=True)
+            ]
         chunk_s = options[0]
         for option in options[1:]:
             np.minimum(chunk_s, option, out=chunk_s)

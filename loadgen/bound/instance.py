@@ -1,4 +1,6 @@
-"""One instance as the bound sees it: the work of its requests, the time it may be done in, and what it would be charged."""
+"""One instance as the bound sees it: the work of its requests, the time it may be done in, and what
+it would be charged.
+"""
 
 from collections.abc import Sequence
 
@@ -21,19 +23,30 @@ CELLS_PER_REQUEST = 2
 
 
 class Instance:
-    """`rush`: the time until the last deadline of those who may have to pay for iterations (shares.py); `late`: what comes after."""
+    """`rush`: the time until the last deadline of those who may have to pay for iterations
+    (shares.py); `late`: what comes after.
+    """
 
     def __init__(
-        self, requests: Sequence[PlannedRequest], tiers: TierSet, profile: Profile, kv_tokens: int, replicas: int, definition: str
+        self,
+        requests: Sequence[PlannedRequest],
+        tiers: TierSet,
+        profile: Profile,
+        kv_tokens: int,
+        replicas: int,
+        definition: str,
     ) -> None:
         self._strata = strata(profile)
         self._kv_tokens = kv_tokens // BLOCK_TOKENS * BLOCK_TOKENS
         longest = max(r.prompt_tokens + r.output_tokens for r in requests)
         self._longest = -(-longest // LENGTHS_TOKENS) * LENGTHS_TOKENS
         self.iteration_range_s = iteration_range_s(self._strata)
-        everything = work_of(requests, tiers, definition, profile, self._kv_tokens, self._least_prompt_s())
+        everything = work_of(
+            requests, tiers, definition, profile, self._kv_tokens, self._least_prompt_s()
+        )
         bounded = np.isfinite(everything.due_s) | np.isfinite(everything.prompt_due_s)
-        self.unbounded = int((~bounded & ~everything.hopeless).sum())  # satisfied by whoever waits long enough
+        # satisfied by whoever waits long enough
+        self.unbounded = int((~bounded & ~everything.hopeless).sum())
         self.work = everything.only(bounded & ~everything.hopeless)
         self.payers = payers(self.work)
         if len(self.work.steps):
@@ -43,7 +56,9 @@ class Instance:
         return charges(self._strata, iteration_s, self._longest)
 
     def _least_prompt_s(self) -> Floats:
-        """Where nobody is credited anything, a charge is a part of the time of its own iteration."""
+        """Where nobody is credited anything, a charge is a part of the time of its own
+        iteration.
+        """
         least = self._charges(self.iteration_range_s[0])
         return np.zeros(self._longest + 1) if least.credit_s.any() else least.prompt_s
 
@@ -53,42 +68,65 @@ class Instance:
         dues_s = np.concatenate((work.due_s, work.prompt_due_s))
         begin_s, end_s = float(work.arrival_s.min()), float(dues_s[np.isfinite(dues_s)].max())
         turn_s = float(work.due_s[self.payers.of].max(initial=begin_s))
-        rush, late = (min(most, 8 + CELLS_PER_REQUEST * len(work.steps)) for most in (RUSH_CELLS, LATE_CELLS))
+        rush, late = (
+            min(most, 8 + CELLS_PER_REQUEST * len(work.steps)) for most in (RUSH_CELLS, LATE_CELLS)
+        )
         runs = [(begin_s, turn_s, rush), (turn_s, end_s, late)]
-        edges = [np.linspace(since_s, until_s, cells + 1) for since_s, until_s, cells in runs if until_s > since_s]
+        edges = [
+            np.linspace(since_s, until_s, cells + 1)
+            for since_s, until_s, cells in runs
+            if until_s > since_s
+        ]
         edges_s = np.concatenate([run[1:] if i else run for i, run in enumerate(edges)])
         cells = len(edges_s) - 1
         rush = rush if turn_s > begin_s else 0
         self.middles_s = (edges_s[1:] + edges_s[:-1]) / 2
         self.capacity_s = np.diff(edges_s) * replicas
-        # A deadline on an edge may be met in the cell after it, by rounding; both ends are inclusive.
+        # A deadline on an edge may be met in the cell after it, by rounding; both ends are
+        # inclusive.
         bounds = [
             np.clip(np.searchsorted(edges_s, at_s, side="right") - 1, 0, cells - 1)
             for at_s in (work.arrival_s, work.prompt_due_s, work.steps_from_s, work.due_s)
         ]
         arrived, prompt_due, steps_from, due = bounds
-        self._prompts, self._steps = Windows(arrived, prompt_due, cells), Windows(steps_from, due, cells)
+        self._prompts, self._steps = (
+            Windows(arrived, prompt_due, cells),
+            Windows(steps_from, due, cells),
+        )
         self._rush_steps = Windows(steps_from, np.minimum(due, rush - 1), cells)
         self._late_steps = Windows(np.maximum(steps_from, rush), due, cells)
-        self._contexts = Windows(work.prompt_tokens, work.prompt_tokens + work.steps - 1, self._longest + 1)
+        self._contexts = Windows(
+            work.prompt_tokens, work.prompt_tokens + work.steps - 1, self._longest + 1
+        )
 
     def market(self, iteration_s: float, shared: Floats | None) -> Market:
-        """Every iteration collects `iteration_s`: from the contexts it reads, or, while the pace matters, as `shared` says.
+        """Every iteration collects `iteration_s`: from the contexts it reads, or, while the pace
+        matters, as `shared` says.
 
         `shared` sums for each request the shares of its steps; None: the pace never matters.
         """
         work, of = self.work, self._charges(iteration_s)
         upto, before = work.prompt_tokens + work.steps - 1, work.prompt_tokens - 1
-        steps_s, credit_s = of.decodes_s[upto] - of.decodes_s[before], of.credit_s[upto] - of.credit_s[before]
+        steps_s, credit_s = (
+            of.decodes_s[upto] - of.decodes_s[before],
+            of.credit_s[upto] - of.credit_s[before],
+        )
         prompts = Wares(self._prompts, of.prompt_s[work.prompt_tokens])
         if shared is None:
             contexts = work.steps * (work.prompt_tokens + before + work.steps) / 2
             steps = (Wares(self._steps, steps_s + iteration_s * contexts / self._kv_tokens),)
             return Market(self.capacity_s, prompts, steps, credit_s)
-        # The least, over the steps of a request, by which its context's part of an iteration makes a late step dearer.
+        # The least, over the steps of a request, by which its context's part of an iteration makes
+        # a late step dearer.
         each_s = np.diff(of.decodes_s, prepend=0.0)
         dearer = iteration_s * np.arange(len(each_s)) / self._kv_tokens / np.maximum(each_s, 1e-12)
         late_s = steps_s * (1.0 + np.where(work.steps > 0, self._contexts.least(dearer), 0.0))
         return Market(
-            self.capacity_s, prompts, (Wares(self._rush_steps, steps_s + iteration_s * shared), Wares(self._late_steps, late_s)), credit_s
+            self.capacity_s,
+            prompts,
+            (
+                Wares(self._rush_steps, steps_s + iteration_s * shared),
+                Wares(self._late_steps, late_s),
+            ),
+            credit_s,
         )

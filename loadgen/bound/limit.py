@@ -1,4 +1,6 @@
-"""An upper limit on the fraction of requests that any scheduler, knowing the future, could satisfy. docs/bound.md proves it."""
+"""An upper limit on the fraction of requests that any scheduler, knowing the future, could satisfy.
+docs/bound.md proves it.
+"""
 
 import math
 import time
@@ -18,7 +20,9 @@ SLIVER = 1e-6  # of a request: more than rounding can take from a bound
 
 
 class Bound(Struct, frozen=True, kw_only=True):
-    """At most `met_fraction` of the requests can be satisfied by any scheduler. `by` names the relaxation that says so."""
+    """At most `met_fraction` of the requests can be satisfied by any scheduler. `by` names the
+    relaxation that says so.
+    """
 
     met_fraction: float
     violated_fraction: float  # the least possible
@@ -27,11 +31,19 @@ class Bound(Struct, frozen=True, kw_only=True):
     wall_s: float
 
 
-def bound(requests: Sequence[PlannedRequest], tiers: TierSet, profile_name: str, replicas: int, definition: str = "deadline") -> Bound:
-    """Of these requests, by one of the definitions of loadgen/load/definition.py, each replica with the KV that the profile states.
+def bound(
+    requests: Sequence[PlannedRequest],
+    tiers: TierSet,
+    profile_name: str,
+    replicas: int,
+    definition: str = "deadline",
+) -> Bound:
+    """Of these requests, by one of the definitions of loadgen/load/definition.py, each replica with
+    the KV that the profile states.
 
-    Later rounds of a session, whose arrival nobody knows beforehand, count as met, and their work as none.
-    Of bounds in multiples of zero-load time only a TTFT is looked at; by `ttlt` none, nor any other bound of their tier.
+    Later rounds of a session, whose arrival nobody knows beforehand, count as met, and their work
+    as none. Of bounds in multiples of zero-load time only a TTFT is looked at; by `ttlt` none, nor
+    any other bound of their tier.
     Raises: ConfigError for an unknown profile, definition or tier, or no replicas.
     """
     began_s = time.perf_counter()
@@ -42,11 +54,14 @@ def bound(requests: Sequence[PlannedRequest], tiers: TierSet, profile_name: str,
     met_by = {"none": 1.0}
     first = [request for request in requests if request.after is None]
     if first:
-        instance = Instance(first, tiers, file.profile(), file.kv_capacity_tokens, replicas, definition)
+        instance = Instance(
+            first, tiers, file.profile(), file.kv_capacity_tokens, replicas, definition
+        )
         # Requests are satisfied whole, so that the part of one more is none.
         later = len(requests) - len(first)
         met_by = {
-            name: (later + min(math.floor(met + SLIVER), len(first))) / len(requests) for name, met in met_by_relaxation(instance).items()
+            name: (later + min(math.floor(met + SLIVER), len(first))) / len(requests)
+            for name, met in met_by_relaxation(instance).items()
         }
     by = min(met_by, key=lambda name: met_by[name])
     return Bound(

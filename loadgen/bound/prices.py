@@ -1,6 +1,8 @@
-"""The prices of time: the least bound that can be found by changing what a second of the replicas costs, cell by cell.
+"""The prices of time: the least bound that can be found by changing what a second of the replicas
+costs, cell by cell.
 
-Any prices give a bound (docs/bound.md, 5); the search only makes it good. It descends a smoothed dual, and judges by the true one.
+Any prices give a bound (docs/bound.md, 5); the search only makes it good. It descends a smoothed
+dual, and judges by the true one.
 """
 
 from dataclasses import dataclass
@@ -13,7 +15,8 @@ from loadgen.bound.windows import Windows
 Floats = NDArray[np.float64]
 RATE, FINE_RATE = 0.08, 0.002  # of the steps of the logarithm of a price, at first and in the end
 STEEPEST = 1e3  # of the slope, relative to the mean: all requests may ask for one cell
-SOFT, FINE_SOFT = 0.05, 0.003  # how much dearer a cell may be and still be used, relative to the dearest
+# how much dearer a cell may be and still be used, relative to the dearest
+SOFT, FINE_SOFT = 0.05, 0.003
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -26,7 +29,8 @@ class Wares:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Market:
-    """The replicas' seconds per cell, and what requests buy: their prompts, and their steps in any one of the ways given.
+    """The replicas' seconds per cell, and what requests buy: their prompts, and their steps in any
+    one of the ways given.
 
     `credit_s` is what they may get back, at the dearest price there is.
     """
@@ -39,7 +43,9 @@ class Market:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Quote:
-    """What these prices say: at most `bound` of the requests can be satisfied; `gain` is 1 less what each would pay."""
+    """What these prices say: at most `bound` of the requests can be satisfied; `gain` is 1 less
+    what each would pay.
+    """
 
     bound: float
     prices: Floats
@@ -50,10 +56,14 @@ class Quote:
 def quote(market: Market, prices: Floats) -> Quote:
     """The true dual at these prices, which are not negative."""
     step_prices = tuple(way.windows.least(prices) for way in market.steps)
-    steps = np.min([_cost(price, way) for price, way in zip(step_prices, market.steps, strict=True)], axis=0)
+    steps = np.min(
+        [_cost(price, way) for price, way in zip(step_prices, market.steps, strict=True)], axis=0
+    )
     prompts = _cost(market.prompts.windows.least(prices), market.prompts)
     gain = 1.0 - prompts - steps + float(prices.max()) * market.credit_s
-    return Quote(float(prices @ market.capacity_s + np.maximum(gain, 0.0).sum()), prices, gain, step_prices)
+    return Quote(
+        float(prices @ market.capacity_s + np.maximum(gain, 0.0).sum()), prices, gain, step_prices
+    )
 
 
 def _cost(price: Floats, wares: Wares) -> Floats:
@@ -72,7 +82,11 @@ def search(market: Market, prices: Floats, rounds: int) -> Quote:
         ahead = (1 - n / rounds) ** 2
         soft = FINE_SOFT + (SOFT - FINE_SOFT) * ahead
         slope = (market.capacity_s - _demand(market, now, soft)) * now.prices
-        slope = np.clip(slope / max(float(market.capacity_s @ now.prices) / len(prices), 1e-300), -STEEPEST, STEEPEST)
+        slope = np.clip(
+            slope / max(float(market.capacity_s @ now.prices) / len(prices), 1e-300),
+            -STEEPEST,
+            STEEPEST,
+        )
         speed = 0.9 * speed + 0.1 * slope
         scale = 0.99 * scale + 0.01 * slope * slope
         step = speed / (1 - 0.9 ** (n + 1)) / (np.sqrt(scale / (1 - 0.99 ** (n + 1))) + 1e-3)
@@ -81,7 +95,9 @@ def search(market: Market, prices: Floats, rounds: int) -> Quote:
 
 
 def _demand(market: Market, now: Quote, soft: float) -> Floats:
-    """Per cell, the seconds asked for, if requests that nearly gain are nearly there and spread over cells that are nearly cheapest."""
+    """Per cell, the seconds asked for, if requests that nearly gain are nearly there and spread
+    over cells that are nearly cheapest.
+    """
     weight = np.exp(-(now.prices - now.prices.min()) / (soft * max(now.prices.max(), 1e-300)))
     wanted = 0.5 + 0.5 * np.tanh(np.clip(now.gain / soft, -50, 50))
     total = np.zeros(len(weight))

@@ -1,4 +1,6 @@
-"""The bounds of one instance, from the loosest: `alone`, `work`, `memory`, `pace`. docs/bound.md says what each leaves out."""
+"""The bounds of one instance, from the loosest: `alone`, `work`, `memory`, `pace`. docs/bound.md
+says what each leaves out.
+"""
 
 import numpy as np
 
@@ -8,7 +10,8 @@ from loadgen.bound.shares import Floats, shared_steps
 
 CHOICES = 5  # of the seconds that an iteration collects, evenly from the least to the most
 ROUNDS, LAST_ROUNDS = 30, 120  # of the search for prices: for a choice, and for the best one
-MULTIPLES = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)  # of the level of prices to start the search from
+# of the level of prices to start the search from
+MULTIPLES = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 TURNS = 3  # of prices and shares, each found for the other
 
 
@@ -25,8 +28,11 @@ def met_by_relaxation(instance: Instance) -> dict[str, float]:
     memory = _memory(instance, choices, work.prices)
     found = {"work": work.bound, "memory": memory.bound}
     if len(instance.payers.of):
-        # Prices for memory are a second place to start from, if it excludes anybody whom work does not.
-        found["pace"] = _pace(instance, choices, [work, memory] if memory.bound < min(work.bound, count) else [work])
+        # Prices for memory are a second place to start from, if it excludes anybody whom work does
+        # not.
+        found["pace"] = _pace(
+            instance, choices, [work, memory] if memory.bound < min(work.bound, count) else [work]
+        )
     # None of them says more than that each may be met alone.
     return met_by | {name: min(bound, count) + free for name, bound in found.items()}
 
@@ -34,38 +40,53 @@ def met_by_relaxation(instance: Instance) -> dict[str, float]:
 def _memory(instance: Instance, choices: list[float], known: Floats) -> Quote:
     """Choose what an iteration collects from the contexts that it reads.
 
-    Searched from the known prices as well as from the best of even and of falling ones at several levels: where the KV binds and work does
-    not, prices that were found for work say nothing.
+    Searched from the known prices as well as from the best of even and of falling ones at several
+    levels: where the KV binds and work does not, prices that were found for work say nothing.
     """
     tried = []
     for choice in choices:
         market = instance.market(choice, None)
         falling = _falling(instance, market)
         shapes = known, np.full(len(known), falling.max()), falling
-        fresh = min((quote(market, multiple * shape) for shape in shapes for multiple in MULTIPLES), key=lambda one: one.bound)
+        fresh = min(
+            (quote(market, multiple * shape) for shape in shapes for multiple in MULTIPLES),
+            key=lambda one: one.bound,
+        )
         tried += [(search(market, prices, ROUNDS), market) for prices in (known, fresh.prices)]
     best, market = min(tried, key=lambda one: one[0].bound)
     return search(market, best.prices, LAST_ROUNDS)
 
 
 def _pace(instance: Instance, choices: list[float], known: list[Quote]) -> float:
-    """Choose what an iteration collects, and while somebody's pace matters let those pay whom it costs most."""
+    """Choose what an iteration collects, and while somebody's pace matters let those pay whom it
+    costs most.
+    """
     nobody = np.zeros(len(instance.work.steps))
     tried = []
     for choice in choices:
         market = instance.market(choice, nobody)
-        tried += [(choice, _turns(instance, choice, quote(market, one.prices), nobody, 2, ROUNDS)) for one in known]
+        tried += [
+            (choice, _turns(instance, choice, quote(market, one.prices), nobody, 2, ROUNDS))
+            for one in known
+        ]
     choice, best = min(tried, key=lambda one: one[1][0].bound)
     return _turns(instance, choice, *best, TURNS, LAST_ROUNDS)[0].bound
 
 
-def _turns(instance: Instance, iteration_s: float, found: Quote, shared: Floats, turns: int, rounds: int) -> tuple[Quote, Floats]:
+def _turns(
+    instance: Instance, iteration_s: float, found: Quote, shared: Floats, turns: int, rounds: int
+) -> tuple[Quote, Floats]:
     best, best_shared = found, shared
     for _ in range(turns):
-        # Who pays so much already that it gains nothing is not to pay more. All payers' steps lie in the rush.
-        price_s = np.where(np.isfinite(found.step_prices[0]), found.step_prices[0], 0.0) * iteration_s
+        # Who pays so much already that it gains nothing is not to pay more. All payers' steps lie
+        # in the rush.
+        price_s = (
+            np.where(np.isfinite(found.step_prices[0]), found.step_prices[0], 0.0) * iteration_s
+        )
         worth = np.maximum(found.gain + price_s * shared, 0.0) / np.maximum(price_s, 1e-300)
-        shared = shared_steps(instance.work, instance.payers, np.minimum(worth, instance.work.steps))
+        shared = shared_steps(
+            instance.work, instance.payers, np.minimum(worth, instance.work.steps)
+        )
         found = search(instance.market(iteration_s, shared), found.prices, rounds)
         if found.bound < best.bound:
             best, best_shared = found, shared
@@ -73,9 +94,13 @@ def _turns(instance: Instance, iteration_s: float, found: Quote, shared: Floats,
 
 
 def _falling(instance: Instance, market: Market) -> Floats:
-    """Prices that are highest while requests arrive, then fall; at a level that the largest requests can hardly pay."""
+    """Prices that are highest while requests arrive, then fall; at a level that the largest
+    requests can hardly pay.
+    """
     last_s = float(instance.work.arrival_s.max())
-    late = np.clip((instance.middles_s - last_s) / max(1e-9, float(instance.middles_s[-1]) - last_s), 0.0, 1.0)
+    late = np.clip(
+        (instance.middles_s - last_s) / max(1e-9, float(instance.middles_s[-1]) - last_s), 0.0, 1.0
+    )
     whole_s = market.prompts.seconds + market.steps[0].seconds
     fits = float(np.clip(instance.capacity_s.sum() / max(float(whole_s.sum()), 1e-300), 0.05, 0.95))
     prices: Floats = (1.0 - 0.95 * late) / max(float(np.quantile(whole_s, fits)), 1e-9)

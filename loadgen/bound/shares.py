@@ -1,6 +1,8 @@
-"""Who pays for iterations: at every instant the requests that may be decoding divide what each iteration collects (docs/bound.md, 4).
+"""Who pays for iterations: at every instant the requests that may be decoding divide what each
+iteration collects (docs/bound.md, 4).
 
-A share never grows with time, so that a step is cheapest at its deadline, and the shares of one instant sum to at most 1.
+A share never grows with time, so that a step is cheapest at its deadline, and the shares of one
+instant sum to at most 1.
 """
 
 from typing import NamedTuple
@@ -15,7 +17,8 @@ Cells = NDArray[np.int64]
 BLOCK = 1024  # payers worked on at once, which bounds the memory
 CELLS = 16_384  # of the time in which anybody has a share, at most
 WINDOW_CELLS = 256  # the longest window is cut into about so many
-POWERS = (8.0, 4.0, 2.0, 1.0, 0.0)  # of the pace asked for: each round gives what is left to more of the requests
+# of the pace asked for: each round gives what is left to more of the requests
+POWERS = (8.0, 4.0, 2.0, 1.0, 0.0)
 QUICK = 0.97  # the quantile of the paces asked for that the others are measured by
 SLOWEST = 0.25  # of that quick one: slower ones get no share
 
@@ -50,7 +53,8 @@ def payers(work: Work) -> Payers:
 def shared_steps(work: Work, by: Payers, worth: Floats) -> Floats:
     """[requests] the sum over its steps of the share a request has at the step's deadline.
 
-    `worth`: how large that sum may become before paying more is worth nothing; 0 for who is not to pay.
+    `worth`: how large that sum may become before paying more is worth nothing; 0 for who is not to
+    pay.
     """
     total = np.zeros(len(work.steps))
     if not len(by.of):
@@ -62,29 +66,40 @@ def shared_steps(work: Work, by: Payers, worth: Floats) -> Floats:
             break
         weight = by.pace[paying] ** power
         first, last, of = by.first[paying], by.last[paying], by.of[paying]
-        asked = np.bincount(first, weight, by.cells + 1) - np.bincount(last + 1, weight, by.cells + 1)
+        asked = np.bincount(first, weight, by.cells + 1) - np.bincount(
+            last + 1, weight, by.cells + 1
+        )
         asked = np.maximum(np.cumsum(asked)[:-1], 1e-12)
         each = left / asked
         for begin in range(0, len(paying), BLOCK):
             block = slice(begin, begin + BLOCK)
-            cells, shares, paid = _shares(work, by, each, weight[block], first[block], last[block], of[block])
+            cells, shares, paid = _shares(
+                work, by, each, weight[block], first[block], last[block], of[block]
+            )
             part = np.minimum(1.0, (worth[of[block]] - total[of[block]]) / np.maximum(paid, 1e-12))
             total[of[block]] += part * paid
             handed += np.bincount(cells.ravel(), (part[:, None] * shares).ravel(), by.cells)
         left = np.maximum(1.0 - handed, 0.0)
-    # `asked` is a running sum and rounds: what was handed out too much by it is taken back from all.
+    # `asked` is a running sum and rounds: what was handed out too much by it is taken back from
+    # all.
     return total / (max(1.0, float(handed.max())) * (1 + 1e-12))
 
 
-def _shares(work: Work, by: Payers, each: Floats, weight: Floats, first: Cells, last: Cells, of: Cells) -> tuple[Cells, Floats, Floats]:
-    """[payers, cells of the longest window] which cell, and the share in it; and [payers] what all steps pay at their deadlines."""
+def _shares(
+    work: Work, by: Payers, each: Floats, weight: Floats, first: Cells, last: Cells, of: Cells
+) -> tuple[Cells, Floats, Floats]:
+    """[payers, cells of the longest window] which cell, and the share in it; and [payers] what all
+    steps pay at their deadlines.
+    """
     cells = first[:, None] + np.arange(int((last - first).max()) + 1)
     live = cells <= last[:, None]
     cells = np.minimum(cells, last[:, None])
     shares = np.minimum.accumulate(each[cells], axis=1) * weight[:, None] * live
     # How many steps are due by the end of each cell; by the end of the last one, all.
     pace_s = np.where(work.pace_s[of] > 0, work.pace_s[of], np.inf)
-    due = np.floor((by.begin_s + (cells + 1) * by.cell_s - work.step_due_s[of][:, None]) / pace_s[:, None])
+    due = np.floor(
+        (by.begin_s + (cells + 1) * by.cell_s - work.step_due_s[of][:, None]) / pace_s[:, None]
+    )
     steps = work.steps[of][:, None]
     due = np.where(cells == last[:, None], steps, np.clip(due, 0, steps))
     return cells, shares, (shares * np.diff(due, axis=1, prepend=0.0)).sum(axis=1)

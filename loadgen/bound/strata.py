@@ -1,4 +1,6 @@
-"""A profile from below: strata of the batch's tokens, in each of which an iteration takes at least a linear function of its batch."""
+"""A profile from below: strata of the batch's tokens, in each of which an iteration takes at least
+a linear function of its batch.
+"""
 
 import math
 from typing import NamedTuple
@@ -10,7 +12,9 @@ from shared.perf.stratified import StratifiedProfile
 
 
 class Stratum(NamedTuple):
-    """An iteration with `above` < tokens <= `up_to` takes at least the sum of its terms (docs/bound.md, 3)."""
+    """An iteration with `above` < tokens <= `up_to` takes at least the sum of its terms
+    (docs/bound.md, 3).
+    """
 
     above: int
     up_to: float
@@ -22,7 +26,8 @@ class Stratum(NamedTuple):
     prefill_context_s: float  # per chunk and cached token
     decode_s: float
     decode_context_s: float
-    curve_s: tuple[float, ...] = ()  # if there is one, it is the base, at 1, 2, ... tokens; it never falls
+    # if there is one, it is the base, at 1, 2, ... tokens; it never falls
+    curve_s: tuple[float, ...] = ()
     beyond_s: float = 0.0  # per token past its end
 
 
@@ -70,13 +75,26 @@ def strata(profile: Profile) -> tuple[Stratum, ...]:
 
 
 def _ascendra(profile: AscendraProfile) -> tuple[Stratum, ...]:
-    """The larger of two times is at least either: that of memory up to where the weights take as long as the tokens, then compute."""
+    """The larger of two times is at least either: that of memory up to where the weights take as
+    long as the tokens, then compute.
+    """
 
     def side(above: int, up_to: float, memory: float, compute: float) -> Stratum:
         kv_s, pair_s = memory * profile.kv_token_s, compute * profile.pair_s
         token_s = compute * profile.token_s
         base_s = profile.base_s + memory * profile.weights_s
-        return Stratum(above, up_to, base_s, 0.0, token_s + kv_s, pair_s / 2, pair_s, kv_s, token_s, kv_s + pair_s)
+        return Stratum(
+            above,
+            up_to,
+            base_s,
+            0.0,
+            token_s + kv_s,
+            pair_s / 2,
+            pair_s,
+            kv_s,
+            token_s,
+            kv_s + pair_s,
+        )
 
     reads = side(0, math.inf, profile.both + profile.memory, profile.compute)
     sums = side(0, math.inf, profile.memory, profile.both + profile.compute)

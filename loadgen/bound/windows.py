@@ -1,4 +1,6 @@
-"""Sums over windows of time and least values within them, for many windows at once. Time is cut into cells; both ends are inclusive."""
+"""Sums over windows of time and least values within them, for many windows at once. Time is cut
+into cells; both ends are inclusive.
+"""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,7 +10,9 @@ Cells = NDArray[np.int64]
 
 
 class Windows:
-    """Some windows over `cells` cells of time, within 0 .. cells - 1. Those with first > last are empty."""
+    """Some windows over `cells` cells of time, within 0 .. cells - 1. Those with first > last are
+    empty.
+    """
 
     def __init__(self, first: Cells, last: Cells, cells: int) -> None:
         self.cells = cells
@@ -29,7 +33,9 @@ class Windows:
             table[level] = run
             table[level, : self.cells - half] = np.minimum(run[: self.cells - half], run[half:])
         found = np.full(self._windows, np.inf)
-        found[self._some] = np.minimum(table[self._level, self._first], table[self._level, self._second])
+        found[self._some] = np.minimum(
+            table[self._level, self._first], table[self._level, self._second]
+        )
         return found
 
     def sum(self, values: Floats) -> Floats:
@@ -42,6 +48,8 @@ class Windows:
     def spread(self, amounts: Floats) -> Floats:
         """Per cell, the sum of the amounts of the windows that it lies in."""
         some = amounts[self._some]
-        steps = np.bincount(self._first, some, self.cells + 1) - np.bincount(self._last + 1, some, self.cells + 1)
+        steps = np.bincount(self._first, some, self.cells + 1) - np.bincount(
+            self._last + 1, some, self.cells + 1
+        )
         summed: Floats = np.cumsum(steps)[:-1]
         return summed

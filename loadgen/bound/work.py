@@ -1,4 +1,6 @@
-"""What each request asks of the replicas if its SLO is to be met, and when: its prompt, its decode steps, and their windows."""
+"""What each request asks of the replicas if its SLO is to be met, and when: its prompt, its decode
+steps, and their windows.
+"""
 
 import math
 from collections.abc import Sequence
@@ -8,7 +10,15 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from loadgen.load.definition import CLOSE_S, DEADLINE, MAX_TPOT_10, MEAN_TPOT, TTLT, WINDOW_TOKENS, check
+from loadgen.load.definition import (
+    CLOSE_S,
+    DEADLINE,
+    MAX_TPOT_10,
+    MEAN_TPOT,
+    TTLT,
+    WINDOW_TOKENS,
+    check,
+)
 from loadgen.load.mix import PlannedRequest
 from loadgen.simulator.simulation import ZERO_LOAD_CHUNK_TOKENS
 from shared.errors import ConfigError
@@ -21,20 +31,25 @@ from shared.vocabulary import Slo
 Seconds = NDArray[np.float64]
 Tokens = NDArray[np.int64]
 
-# Added to every deadline, and CLOSE_S more for each step: more than sums of seconds may be off, and what the means forgive each token.
+# Added to every deadline, and CLOSE_S more for each step: more than sums of seconds may be off, and
+# what the means forgive each token.
 ROUNDING_S = 1000 * CLOSE_S
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Work:
-    """Along the requests. A prompt is computed in [arrival_s, prompt_due_s], `steps` decode steps follow in [steps_from_s, due_s].
+    """Along the requests. A prompt is computed in [arrival_s, prompt_due_s], `steps` decode steps
+    follow in [steps_from_s, due_s].
 
-    Step k = 1, 2, ... is due at step_due_s + k * pace_s, or at due_s, whichever is earlier. Deadlines may be inf.
+    Step k = 1, 2, ... is due at step_due_s + k * pace_s, or at due_s, whichever is earlier.
+    Deadlines may be inf.
     """
 
     arrival_s: Seconds
     prompt_tokens: Tokens
-    steps: Tokens  # output tokens after the first, which comes with the prompt's last chunk; 0 if they are never due
+    # output tokens after the first, which comes with the prompt's last chunk; 0 if they are never
+    # due
+    steps: Tokens
     prompt_due_s: Seconds
     steps_from_s: Seconds
     step_due_s: Seconds
@@ -47,9 +62,16 @@ class Work:
 
 
 def work_of(
-    requests: Sequence[PlannedRequest], tiers: TierSet, definition: str, profile: Profile, kv_tokens: int, alone_s: Seconds
+    requests: Sequence[PlannedRequest],
+    tiers: TierSet,
+    definition: str,
+    profile: Profile,
+    kv_tokens: int,
+    alone_s: Seconds,
 ) -> Work:
-    """`alone_s[p]`: at least so long do the iterations that compute p prompt tokens take. Raises ConfigError."""
+    """`alone_s[p]`: at least so long do the iterations that compute p prompt tokens take. Raises
+    ConfigError.
+    """
     slos = {name: _in_seconds(tier.slo, check(definition)) for name, tier in tiers.tiers.items()}
     if unknown := sorted({r.tier for r in requests} - set(slos)):
         raise ConfigError(f"tiers {tiers.name}: there is none named {', '.join(unknown)}")
@@ -57,44 +79,74 @@ def work_of(
     prompt = np.array([r.prompt_tokens for r in requests], dtype=np.int64)
     # An output ends where the memory does, as in the simulator.
     steps = np.minimum([r.output_tokens for r in requests], np.maximum(kv_tokens - prompt, 1)) - 1
-    owed = [_with_first_s(slos[r.tier], tiers.tiers[r.tier].slo.ttft_x, r.prompt_tokens, definition, profile) for r in requests]
-    after_s = np.array([_after_s(slo, count, definition) for slo, count in zip(owed, steps.tolist(), strict=True)])
+    owed = [
+        _with_first_s(
+            slos[r.tier], tiers.tiers[r.tier].slo.ttft_x, r.prompt_tokens, definition, profile
+        )
+        for r in requests
+    ]
+    after_s = np.array(
+        [_after_s(slo, count, definition) for slo, count in zip(owed, steps.tolist(), strict=True)]
+    )
     rounding_s = ROUNDING_S + steps * CLOSE_S
     first_due_s, due_s, step_due_s = (arrival_s + rounding_s) + after_s[:, :3].T
     pace_s = after_s[:, 3]
-    # A step is an iteration, which takes at least what it would with nobody else in it: a decode, or the end of computing anew.
+    # A step is an iteration, which takes at least what it would with nobody else in it: a decode,
+    # or the end of computing anew.
     anew_s = profile.batch_s(BatchShape().with_chunk(1, 0))
-    step_alone = {p: min(anew_s, profile.batch_s(BatchShape(decodes=1, decode_context=p))) for p in set(prompt.tolist())}
+    step_alone = {
+        p: min(anew_s, profile.batch_s(BatchShape(decodes=1, decode_context=p)))
+        for p in set(prompt.tolist())
+    }
     steps_s = steps * np.array([step_alone[p] for p in prompt.tolist()])
-    prompt_due_s, steps_from_s = np.minimum(first_due_s, due_s - steps_s), arrival_s + alone_s[prompt]
+    prompt_due_s, steps_from_s = (
+        np.minimum(first_due_s, due_s - steps_s),
+        arrival_s + alone_s[prompt],
+    )
     hopeless = (steps_from_s > prompt_due_s) | (prompt > kv_tokens)
     # Without a deadline they may wait until everything else is over.
     steps = np.where(np.isfinite(due_s), steps, 0)
-    return Work(arrival_s, prompt, steps, prompt_due_s, steps_from_s, step_due_s, pace_s, due_s, hopeless)
+    return Work(
+        arrival_s, prompt, steps, prompt_due_s, steps_from_s, step_due_s, pace_s, due_s, hopeless
+    )
 
 
 def _in_seconds(slo: Slo, definition: str) -> Slo:
     """Without the multiples of zero-load time, which differ from request to request."""
-    # By the other three each bound only adds deadlines, so that to drop it relaxes; by ttlt a TTLT or a pace takes away those of the rest.
+    # By the other three each bound only adds deadlines, so that to drop it relaxes; by ttlt a TTLT
+    # or a pace takes away those of the rest.
     if definition == TTLT and (slo.ttft_x, slo.tbt_x, slo.ttlt_x) != (None, None, None):
         return Slo()
     tbt_s = slo.tbt_s
-    if slo.thinks:  # the looser of two paces; two stages with windows of their own may each be late by most of one, so no pace at all there
+    # the looser of two paces; two stages with windows of their own may each be late by most of one,
+    # so no pace at all there
+    if slo.thinks:
         tbt_s = None if definition == MAX_TPOT_10 or tbt_s is None else max(tbt_s, slo.pace_s(True))
     return Slo(ttft_s=slo.ttft_s, tbt_s=tbt_s, ttlt_s=slo.ttlt_s)
 
 
-def _with_first_s(slo: Slo, times: float | None, prompt_tokens: int, definition: str, profile: Profile) -> Slo:
-    """With the TTFT that is so many times its own alone, as admission resolves it. The other multiples depend on the longest output."""
+def _with_first_s(
+    slo: Slo, times: float | None, prompt_tokens: int, definition: str, profile: Profile
+) -> Slo:
+    """With the TTFT that is so many times its own alone, as admission resolves it. The other
+    multiples depend on the longest output.
+    """
     if times is None or definition == TTLT:
         return slo
-    return replace(slo, ttft_s=min(_or_inf(slo.ttft_s), times * ttft_s(profile, prompt_tokens, ZERO_LOAD_CHUNK_TOKENS)))
+    return replace(
+        slo,
+        ttft_s=min(
+            _or_inf(slo.ttft_s), times * ttft_s(profile, prompt_tokens, ZERO_LOAD_CHUNK_TOKENS)
+        ),
+    )
 
 
 def _after_s(slo: Slo, steps: int, definition: str) -> tuple[float, float, float, float]:
-    """After arrival: the first token's deadline, the last one's, and that of step k as a start and a pace.
+    """After arrival: the first token's deadline, the last one's, and that of step k as a start and
+    a pace.
 
-    Source: loadgen/load/definition.py; deviation: weaker where a definition is not one of deadlines (docs/bound.md, 2).
+    Source: loadgen/load/definition.py; deviation: weaker where a definition is not one of deadlines
+    (docs/bound.md, 2).
     """
     first_s, last_s = _or_inf(slo.ttft_s), _or_inf(slo.ttlt_s)
     paced = slo.ttft_s is not None and slo.tbt_s is not None
@@ -112,7 +164,11 @@ def _after_s(slo: Slo, steps: int, definition: str) -> tuple[float, float, float
     else:
         start_s = first_s
     last_s = min(last_s, by_pace_s)
-    if paced and definition in (DEADLINE, MAX_TPOT_10) and not (definition == MAX_TPOT_10 and steps <= WINDOW_TOKENS):
+    if (
+        paced
+        and definition in (DEADLINE, MAX_TPOT_10)
+        and not (definition == MAX_TPOT_10 and steps <= WINDOW_TOKENS)
+    ):
         return first_s, last_s, start_s, tbt_s
     assert definition in (DEADLINE, MAX_TPOT_10, MEAN_TPOT)
     return first_s, last_s, last_s, 0.0

@@ -1,4 +1,6 @@
-"""`slackline bench`: figures of the hot path, each beside its aim. They fail nothing: a slow day is no error."""
+"""`slackline bench`: figures of the hot path, each beside its aim. They fail nothing: a slow day is
+no error.
+"""
 
 import argparse
 import logging
@@ -38,17 +40,26 @@ QUICK = Effort(repeats=200, steps=100, simulated=200, requests=8, settle_s=1.0, 
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--quick", action="store_true", help="every figure from few samples, in a few seconds")
+    parser.add_argument(
+        "--quick", action="store_true", help="every figure from few samples, in a few seconds"
+    )
     parser.add_argument("--only", choices=PARTS, help="one part")
     parser.add_argument("--seed", type=int, default=1, metavar="K")
-    parser.add_argument("--out", type=Path, default=Path("out/bench.json"), metavar="FILE", help="default: out/bench.json")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("out/bench.json"),
+        metavar="FILE",
+        help="default: out/bench.json",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
 
 def run(args: argparse.Namespace) -> int:
     # Standard output is for the table; of the bus, only what went wrong is of interest here.
     structlog.configure(
-        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING), logger_factory=structlog.PrintLoggerFactory(sys.stderr)
+        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )
     began, began_at_s = datetime.now(UTC), time.monotonic()
     effort = QUICK if args.quick else Effort()
@@ -98,7 +109,9 @@ async def _with_fleet(parts: tuple[str, ...], effort: Effort, seed: int) -> list
             figures += await idle.measure(caller, bystander, effort.requests, _say)
         if "loaded" in parts:
             _say("a steady load on both replicas")
-            figures += at_rest + await loaded.measure(fleet, caller, bystander, effort.settle_s, effort.loaded_s, _say)
+            figures += at_rest + await loaded.measure(
+                fleet, caller, bystander, effort.settle_s, effort.loaded_s, _say
+            )
         _say("stopping the fleet")
     return figures
 

@@ -1,4 +1,6 @@
-"""`slackline bound`: how many of a plan's requests any scheduler could satisfy at most, whoever serves them and knowing the future."""
+"""`slackline bound`: how many of a plan's requests any scheduler could satisfy at most, whoever
+serves them and knowing the future.
+"""
 
 import argparse
 import sys
@@ -26,7 +28,9 @@ do not speculate."""
 
 
 class Asked(Struct, frozen=True, kw_only=True):
-    """Of what the bound is, in the words of `simulate --json`: `--json` prints this and the bound as one object."""
+    """Of what the bound is, in the words of `simulate --json`: `--json` prints this and the bound
+    as one object.
+    """
 
     profile: str
     replicas: int
@@ -54,7 +58,9 @@ def run(args: argparse.Namespace) -> int:
         replicas=trial.replicas,
         workload=trial.workload,
         tiers=trial.tiers.name,
-        rate_rps=trial.rate_rps if trial.rate_rps is not None else len(plan.requests) / trial.duration_s,
+        rate_rps=trial.rate_rps
+        if trial.rate_rps is not None
+        else len(plan.requests) / trial.duration_s,
         duration_s=trial.duration_s,
         seed=trial.seed,
         definition=trial.definition,

@@ -1,4 +1,6 @@
-"""`slackline capacity`: the highest rate at which a policy violates no more than a given fraction of the requests."""
+"""`slackline capacity`: the highest rate at which a policy violates no more than a given fraction
+of the requests.
+"""
 
 import argparse
 import sys
@@ -16,7 +18,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from loadgen.commands.plan_arguments import Demand, add_plan_arguments, read_demand
-from loadgen.commands.trial_arguments import add_policy_arguments, add_trial_arguments, make_trial, parse_settings
+from loadgen.commands.trial_arguments import (
+    add_policy_arguments,
+    add_trial_arguments,
+    make_trial,
+    parse_settings,
+)
 from loadgen.lab.figures_table import named
 from loadgen.lab.goodput import Probe, find_capacity
 from loadgen.lab.trial import Trial
@@ -49,7 +56,9 @@ class Tried(Struct, frozen=True, kw_only=True):
 
 
 class Found(Tried, frozen=True, kw_only=True):
-    """What `slackline capacity --json` prints. `capacity_rps` 0: even the lowest rate tried failed."""
+    """What `slackline capacity --json` prints. `capacity_rps` 0: even the lowest rate tried
+    failed.
+    """
 
     capacity_rps: float
     violations: float
@@ -61,8 +70,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_plan_arguments(parser, duration_s=600.0)
     add_policy_arguments(parser)
     add_trial_arguments(parser)
-    parser.add_argument("--violations", type=float, default=0.01, metavar="FRACTION", help="of the offered requests (default: 0.01)")
-    parser.add_argument("--precision", type=float, default=0.01, metavar="FRACTION", help="stop at bounds so close (default: 0.01)")
+    parser.add_argument(
+        "--violations",
+        type=float,
+        default=0.01,
+        metavar="FRACTION",
+        help="of the offered requests (default: 0.01)",
+    )
+    parser.add_argument(
+        "--precision",
+        type=float,
+        default=0.01,
+        metavar="FRACTION",
+        help="stop at bounds so close (default: 0.01)",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
 
@@ -84,7 +105,9 @@ def run(args: argparse.Namespace) -> int:
         return made
 
     first_rps = args.rate if args.rate is not None else float(args.replicas)
-    capacity_rps = find_capacity(probe, args.violations, args.precision, first_rps, lowest_rps=FEWEST / args.duration)
+    capacity_rps = find_capacity(
+        probe, args.violations, args.precision, first_rps, lowest_rps=FEWEST / args.duration
+    )
     found = Found(
         capacity_rps=capacity_rps,
         violations=args.violations,
@@ -97,7 +120,9 @@ def run(args: argparse.Namespace) -> int:
         return 0
     out = Console(width=None if sys.stdout.isatty() else 120)
     out.print(probes_table(found))
-    latency = "no control latency" if found.latency == "none" else f"control latency: {found.latency}"
+    latency = (
+        "no control latency" if found.latency == "none" else f"control latency: {found.latency}"
+    )
     out.print(
         f"[bold]{found.capacity_rps:g} requests/s[/] with {escape(named(found.policy, found.settings))} and at most "
         f"{percent(found.violations)} violated, within {percent(found.precision)}\n{found.replicas} x {escape(found.profile)}, "
@@ -109,12 +134,17 @@ def run(args: argparse.Namespace) -> int:
 
 def check_fractions(violations: float, precision: float) -> None:
     """Raises ConfigError."""
-    for name, value, least in (("--violations", violations, 0.0), ("--precision", precision, FINEST)):
+    for name, value, least in (
+        ("--violations", violations, 0.0),
+        ("--precision", precision, FINEST),
+    ):
         if not least <= value < 1:
             raise ConfigError(f"{name} is a fraction, {least:g} or more and below 1")
 
 
-def in_words(args: argparse.Namespace, demand: Demand, settings: Mapping[str, str], began_s: float) -> dict[str, Any]:
+def in_words(
+    args: argparse.Namespace, demand: Demand, settings: Mapping[str, str], began_s: float
+) -> dict[str, Any]:
     """The fields of Tried, of a command that began at `began_s` (time.perf_counter())."""
     return {
         "policy": args.policy,
@@ -135,16 +165,31 @@ def in_words(args: argparse.Namespace, demand: Demand, settings: Mapping[str, st
 
 
 def try_rate(trial: Trial, demand: Demand, rate_rps: float, violations: float) -> Probe:
-    """The run stops as soon as it is known to fail: overloaded runs take longest. Of rounds the sessions count, known at the end only."""
+    """The run stops as soon as it is known to fail: overloaded runs take longest. Of rounds the
+    sessions count, known at the end only.
+    """
     requests = demand.at(rate_rps).requests
     most = None if has_rounds(requests) else int(violations * len(requests) + 1e-9)
     result = replace(trial, rate_rps=rate_rps).serve(requests, keep_times=False, most_missed=most)
-    broke = missed(trial.definition, result.verdicts, result.slos, result.token_unix_s) != Missed.NOTHING
+    broke = (
+        missed(trial.definition, result.verdicts, result.slos, result.token_unix_s)
+        != Missed.NOTHING
+    )
     if result.stopped:  # who had not ended yet may have met its SLO
         broke &= np.array([verdict is not None for verdict in result.verdicts])
     elif (whole := sessions(requests, broke)) is not None:
-        return Probe(rate_rps=rate_rps, offered=whole.offered, violated_fraction=whole.violated_fraction, stopped=False)
-    return Probe(rate_rps=rate_rps, offered=len(requests), violated_fraction=int(broke.sum()) / len(requests), stopped=result.stopped)
+        return Probe(
+            rate_rps=rate_rps,
+            offered=whole.offered,
+            violated_fraction=whole.violated_fraction,
+            stopped=False,
+        )
+    return Probe(
+        rate_rps=rate_rps,
+        offered=len(requests),
+        violated_fraction=int(broke.sum()) / len(requests),
+        stopped=result.stopped,
+    )
 
 
 def line(probe: Probe) -> str:
@@ -160,5 +205,7 @@ def probes_table(found: Found) -> Table:
     for probe in sorted(found.probes, key=lambda probe: probe.rate_rps):
         kept = probe.violated_fraction <= found.violations
         fraction = ("> " if probe.stopped else "") + percent(probe.violated_fraction)
-        out.add_row(f"{probe.rate_rps:g}", str(probe.offered), fraction, "kept" if kept else "too many")
+        out.add_row(
+            f"{probe.rate_rps:g}", str(probe.offered), fraction, "kept" if kept else "too many"
+        )
     return out

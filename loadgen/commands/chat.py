@@ -1,4 +1,6 @@
-"""`slackline chat`: a conversation in the terminal, each answer with its TTFT, its pace and the tier it was served as."""
+"""`slackline chat`: a conversation in the terminal, each answer with its TTFT, its pace and the
+tier it was served as.
+"""
 
 import argparse
 import asyncio
@@ -28,20 +30,37 @@ HELP = """/tier NAME   the latency wanted from now on
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--tier", default="chat", help="the latency wanted, by name (default: chat)")
+    parser.add_argument(
+        "--tier", default="chat", help="the latency wanted, by name (default: chat)"
+    )
     parser.add_argument("--system", default="", metavar="TEXT", help="what the model is told first")
-    parser.add_argument("--max-tokens", type=int, default=256, metavar="N", help="of each answer (default: 256)")
-    parser.add_argument("--temperature", type=float, default=0.7, metavar="T", help="0 is greedy (default: 0.7)")
-    parser.add_argument("--seed", type=int, metavar="K", help="the same seed and words give the same conversation")
-    parser.add_argument("--url", default=default_url(), help="the NATS server (default: SLACKLINE_URL, else nats://127.0.0.1:4222)")
+    parser.add_argument(
+        "--max-tokens", type=int, default=256, metavar="N", help="of each answer (default: 256)"
+    )
+    parser.add_argument(
+        "--temperature", type=float, default=0.7, metavar="T", help="0 is greedy (default: 0.7)"
+    )
+    parser.add_argument(
+        "--seed", type=int, metavar="K", help="the same seed and words give the same conversation"
+    )
+    parser.add_argument(
+        "--url",
+        default=default_url(),
+        help="the NATS server (default: SLACKLINE_URL, else nats://127.0.0.1:4222)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Lines come from the terminal, or from a pipe. The answers go to standard output, words about them to standard error."""
+    """Lines come from the terminal, or from a pipe. The answers go to standard output, words about
+    them to standard error.
+    """
     if not ID_PATTERN.fullmatch(args.tier):
         raise ConfigError("--tier must be 1 to 64 characters of A-Z, a-z, 0-9, _ and -")
     try:
-        sampling = msgspec.convert({"max_tokens": args.max_tokens, "temperature": args.temperature, "seed": args.seed}, Sampling)
+        sampling = msgspec.convert(
+            {"max_tokens": args.max_tokens, "temperature": args.temperature, "seed": args.seed},
+            Sampling,
+        )
     except msgspec.ValidationError as error:
         raise ConfigError(str(error)) from error
     with suppress(ImportError):
@@ -76,7 +95,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 class Chat:
-    """What was said. Each answer has a connection of its own, so that nothing has to be kept alive while a person thinks."""
+    """What was said. Each answer has a connection of its own, so that nothing has to be kept alive
+    while a person thinks.
+    """
 
     def __init__(self, url: str, tier: str, system: str, sampling: Sampling) -> None:
         self.tier = tier
@@ -88,7 +109,9 @@ class Chat:
         self._session = new_request_id()
 
     def say(self, text: str) -> bool:
-        """Ask, show the answer, remember both. False if there was no good end; then nothing is remembered."""
+        """Ask, show the answer, remember both. False if there was no good end; then nothing is
+        remembered.
+        """
         try:
             answer = asyncio.run(self._ask(text, _show))
         except KeyboardInterrupt:
@@ -102,7 +125,10 @@ class Chat:
         good = answer.verdict.finish_reason in GOOD_ENDS
         if good:
             self.turns.append((text, answer.text))
-        if answer.verdict.finish_reason is FinishReason.LENGTH and answer.verdict.output_tokens < self._sampling.max_tokens:
+        if (
+            answer.verdict.finish_reason is FinishReason.LENGTH
+            and answer.verdict.output_tokens < self._sampling.max_tokens
+        ):
             self._forget_oldest()
         return good
 
@@ -123,17 +149,26 @@ class Chat:
 
         self._answers += 1
         seed = self._sampling.seed
-        sampling = self._sampling if seed is None else msgspec.structs.replace(self._sampling, seed=seed + self._answers)
+        sampling = (
+            self._sampling
+            if seed is None
+            else msgspec.structs.replace(self._sampling, seed=seed + self._answers)
+        )
         async with connected(self._url, "slackline-chat", Clock(), PATIENCE) as client:
             while True:
                 request = GenerateRequest(
-                    request_id=new_request_id(), messages=self._messages(text), sampling=sampling, session=self._session
+                    request_id=new_request_id(),
+                    messages=self._messages(text),
+                    sampling=sampling,
+                    session=self._session,
                 )
                 began_s = time.monotonic()
                 try:
                     return await stream(await client.submit(request, self.tier), began_s, show)
                 except NoResponders as error:
-                    raise BusError(f"{self._url} answers, but no admission service is there: start a fleet with `slackline up`") from error
+                    raise BusError(
+                        f"{self._url} answers, but no admission service is there: start a fleet with `slackline up`"
+                    ) from error
                 except PeerError as error:
                     if error.code != "context_length_exceeded" or not self.turns:
                         raise
@@ -142,7 +177,9 @@ class Chat:
     def _messages(self, text: str) -> list[dict[str, str]]:
         system = [{"role": "system", "content": self.system}] if self.system else []
         said = [
-            {"role": role, "content": content} for turn in self.turns for role, content in zip(("user", "assistant"), turn, strict=True)
+            {"role": role, "content": content}
+            for turn in self.turns
+            for role, content in zip(("user", "assistant"), turn, strict=True)
         ]
         return [*system, *said, {"role": "user", "content": text}]
 

@@ -1,4 +1,6 @@
-"""`slackline compare`: policies on identical arrivals in virtual time; or reports of `slackline load --out`. Side by side."""
+"""`slackline compare`: policies on identical arrivals in virtual time; or reports of `slackline
+load --out`. Side by side.
+"""
 
 import argparse
 import math
@@ -52,7 +54,11 @@ class OverLoad(Common, frozen=True, kw_only=True):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "reports", nargs="*", type=Path, metavar="REPORT", help="JSON files written by `slackline load --out`, and no options"
+        "reports",
+        nargs="*",
+        type=Path,
+        metavar="REPORT",
+        help="JSON files written by `slackline load --out`, and no options",
     )
     add_plan_arguments(parser, duration_s=600.0, needed=False)
     parser.add_argument(
@@ -61,10 +67,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="each with its settings, such as fcfs:chunk_tokens=512,edf,qoserve:alpha_high_s=0.004+safety=1.1",
     )
     add_trial_arguments(parser)
-    parser.add_argument("--rates", metavar="R,R,...", help="instead of --rate: compare at each of these")
+    parser.add_argument(
+        "--rates", metavar="R,R,...", help="instead of --rate: compare at each of these"
+    )
     parser.add_argument("--plots", type=Path, metavar="DIR", help="write plots there, as SVG")
     parser.add_argument(
-        "--jobs", type=int, default=cores(), metavar="N", help="processes; results do not depend on it (default: all cores)"
+        "--jobs",
+        type=int,
+        default=cores(),
+        metavar="N",
+        help="processes; results do not depend on it (default: all cores)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
@@ -72,11 +84,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     planned = args.policies is not None or args.trace is not None or args.workload is not None
     if args.reports and planned:
-        raise ConfigError("give either reports, or --policies with a --trace or --workload; not both")
+        raise ConfigError(
+            "give either reports, or --policies with a --trace or --workload; not both"
+        )
     if args.reports:
         return _reports(args)
     if args.policies is None or (args.trace is None and args.workload is None):
-        raise ConfigError("give reports of `slackline load --out`, or --policies with a --trace or --workload")
+        raise ConfigError(
+            "give reports of `slackline load --out`, or --policies with a --trace or --workload"
+        )
     return _policies(args)
 
 
@@ -87,7 +103,10 @@ def _reports(args: argparse.Namespace) -> int:
     reports = [read_report(path) for path in args.reports]
     console.print(side_by_side(reports))
     if different := unlike(reports):
-        console.print(f"These runs have different {different}: their figures say little about what served them.", style="bold")
+        console.print(
+            f"These runs have different {different}: their figures say little about what served them.",
+            style="bold",
+        )
     console.print(DEFINITION, style="dim")
     return 0
 
@@ -102,18 +121,30 @@ def _policies(args: argparse.Namespace) -> int:
     err = Console(stderr=True)
     offered, notes = [], dict.fromkeys(demand.notes)
     for rate_rps in rates:
-        trials = [make_trial(args, demand, policy, settings, rate_rps) for policy, settings in contestants]
+        trials = [
+            make_trial(args, demand, policy, settings, rate_rps) for policy, settings in contestants
+        ]
         plan = demand.at(rate_rps)
         notes |= dict.fromkeys(plan.notes)
-        offered.append(Offered(rate_rps if rate_rps is not None else len(plan.requests) / plan.duration_s, plan.requests, trials))
+        offered.append(
+            Offered(
+                rate_rps if rate_rps is not None else len(plan.requests) / plan.duration_s,
+                plan.requests,
+                trials,
+            )
+        )
     for note in notes:
         err.print(note, highlight=False)
     rounds = compare(
-        offered, jobs, latencies=args.plots is not None, said=lambda line: None if args.json else err.print(line, highlight=False)
+        offered,
+        jobs,
+        latencies=args.plots is not None,
+        said=lambda line: None if args.json else err.print(line, highlight=False),
     )
     made = [one.comparison for one in rounds]
     if args.plots is not None:
-        from loadgen.lab.plots import write_plots  # takes half a second, and most comparisons need none
+        # takes half a second, and most comparisons need none
+        from loadgen.lab.plots import write_plots
 
         for path in write_plots(rounds, demand.tiers, args.plots):
             err.print(f"wrote {path}", highlight=False)
@@ -122,7 +153,10 @@ def _policies(args: argparse.Namespace) -> int:
         return 0
     out = Console(width=None if sys.stdout.isatty() else 140)
     out.print(
-        circumstances(made[0].policies[0], None if len(made) > 1 else made[0].rate_rps), highlight=False, markup=False, soft_wrap=True
+        circumstances(made[0].policies[0], None if len(made) > 1 else made[0].rate_rps),
+        highlight=False,
+        markup=False,
+        soft_wrap=True,
     )
     out.print(comparison_table(made, demand.tiers))
     return 0
@@ -139,7 +173,9 @@ def parse_rates(args: argparse.Namespace) -> list[float | None]:
     except ValueError:
         rates = []
     if not rates or len(set(rates)) < len(rates) or not all(0 < rate < math.inf for rate in rates):
-        raise ConfigError(f"--rates `{args.rates}`: expected different rates above 0, such as 2,3,4")
+        raise ConfigError(
+            f"--rates `{args.rates}`: expected different rates above 0, such as 2,3,4"
+        )
     return [*sorted(rates)]
 
 
@@ -165,4 +201,10 @@ def _told(args: argparse.Namespace, demand: Demand, made: list[Comparison]) -> A
     if args.rates is not None:
         return OverLoad(**common, rates=made)
     [one] = made
-    return AtOneRate(**common, rate_rps=one.rate_rps, requests=one.requests, bound=one.bound, policies=one.policies)
+    return AtOneRate(
+        **common,
+        rate_rps=one.rate_rps,
+        requests=one.requests,
+        bound=one.bound,
+        policies=one.policies,
+    )

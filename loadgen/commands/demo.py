@@ -1,4 +1,6 @@
-"""`slackline demo`: streamed answers of a real model, then two policies under one and the same rush of requests, side by side."""
+"""`slackline demo`: streamed answers of a real model, then two policies under one and the same rush
+of requests, side by side.
+"""
 
 import argparse
 import asyncio
@@ -31,7 +33,8 @@ from shared.text.tokenizer import Tokenizer
 
 Result = TypeVar("Result")
 
-DURATION_S, SEED, LOAD = 45.0, 3, 0.85  # LOAD: of what the replicas keep up with, in the mean; the bursts are 2.6 times that
+# LOAD: of what the replicas keep up with, in the mean; the bursts are 2.6 times that
+DURATION_S, SEED, LOAD = 45.0, 3, 0.85
 WORKLOAD, CONTEXT_TOKENS = "short-mix", 4096
 QUICK = Rush(
     engine="sim",
@@ -46,20 +49,36 @@ QUICK = Rush(
     pace=0.2,
 )
 FCFS_CHUNK_TOKENS = 2048  # the best of a sweep: docs/demo.md
-POLICIES: tuple[tuple[str, dict[str, str]], ...] = (("fcfs", {"chunk_tokens": str(FCFS_CHUNK_TOKENS)}), ("qoserve", {}))
+POLICIES: tuple[tuple[str, dict[str, str]], ...] = (
+    ("fcfs", {"chunk_tokens": str(FCFS_CHUNK_TOKENS)}),
+    ("qoserve", {}),
+)
 PLAIN_WIDTH = 120  # where there is no terminal to ask
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--quick", action="store_true", help="a few requests on simulated engines, no torch: only whether it works")
-    parser.add_argument("--seed", type=int, default=SEED, metavar="K", help=f"of the requests (default: {SEED})")
-    parser.add_argument("--out", type=Path, default=Path("out/demo"), metavar="DIR", help="for reports and traces (default: out/demo)")
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="a few requests on simulated engines, no torch: only whether it works",
+    )
+    parser.add_argument(
+        "--seed", type=int, default=SEED, metavar="K", help=f"of the requests (default: {SEED})"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("out/demo"),
+        metavar="DIR",
+        help="for reports and traces (default: out/demo)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     # Ours are words for a person; of the bus, only what went wrong is of interest.
     structlog.configure(
-        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING), logger_factory=structlog.PrintLoggerFactory(sys.stderr)
+        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )
     console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH)
     try:
@@ -70,7 +89,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _until_told(args: argparse.Namespace, console: Console) -> int:
-    """The whole demonstration, or as much of it as Ctrl-C allows; fleets are down when it returns."""
+    """The whole demonstration, or as much of it as Ctrl-C allows; fleets are down when it
+    returns.
+    """
     work = asyncio.ensure_future(_demo(args, console))
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, work.cancel)
@@ -92,7 +113,11 @@ async def _demo(args: argparse.Namespace, console: Console) -> None:
     console.rule("2 of 2  A rush of requests")
     requests = load.requests()
     engines = "one replica" if load.replicas == 1 else "two replicas"
-    share = "on simulated engines" if args.quick else f"{100 * LOAD:.0f} % of what {engines} can keep up with on this machine"
+    share = (
+        "on simulated engines"
+        if args.quick
+        else f"{100 * LOAD:.0f} % of what {engines} can keep up with on this machine"
+    )
     console.print(
         f"{len(requests)} requests of three kinds in {load.duration_s:g} s, in bursts with the shape of a recorded trace: "
         f"{load.rate:.1f} a second in the mean, {share}. Twice the very same requests: in order of arrival (fcfs, with the best "
@@ -108,7 +133,15 @@ async def _demo(args: argparse.Namespace, console: Console) -> None:
 
 def _as_fast_as_here(like: Rush, profile: Profile) -> Rush:
     """The same kinds of requests for torch engines, as many as `profile` says they keep up with."""
-    torch = replace(like, engine="torch", profile="", replicas=torch_replicas(), duration_s=DURATION_S, wait_s=90.0, pace=1.0)
+    torch = replace(
+        like,
+        engine="torch",
+        profile="",
+        replicas=torch_replicas(),
+        duration_s=DURATION_S,
+        wait_s=90.0,
+        pace=1.0,
+    )
     return replace(torch, rate=LOAD * torch.replicas * capacity_per_s(profile, torch.requests()))
 
 
@@ -121,13 +154,17 @@ async def _round(
     args: argparse.Namespace,
     console: Console,
 ) -> Report:
-    label = policy + "".join(f" {name.removesuffix('_tokens')} {value}" for name, value in settings.items())
+    label = policy + "".join(
+        f" {name.removesuffix('_tokens')} {value}" for name, value in settings.items()
+    )
     trace = (args.out / f"trace-{policy}.jsonl").absolute()
     trace.unlink(missing_ok=True)
     console.print(f"\n[bold]{label}[/]", highlight=False)
     command = shlex.join(["slackline", *sys.argv[1:]])
     report = await _on(
-        rush.spec(policy, settings, load, trace), lambda fleet: rush.serve(fleet, label, load, requests, prompts, command, console), console
+        rush.spec(policy, settings, load, trace),
+        lambda fleet: rush.serve(fleet, label, load, requests, prompts, command, console),
+        console,
     )
     for note in report.notes:
         console.print(f"  {note}", highlight=False, style="dim")
@@ -135,12 +172,19 @@ async def _round(
     return report
 
 
-async def _on(spec: FleetSpec, work: Callable[[Fleet], Coroutine[Any, Any, Result]], console: Console) -> Result:
-    """Do `work` on a fleet of its own, which is gone afterwards. Raises what ends either of them."""
+async def _on(
+    spec: FleetSpec, work: Callable[[Fleet], Coroutine[Any, Any, Result]], console: Console
+) -> Result:
+    """Do `work` on a fleet of its own, which is gone afterwards. Raises what ends either of
+    them.
+    """
     console.print(
-        f"[dim]starting nats-server, admission, planner, relegation, {spec.replicas} x {spec.engine} worker ...[/]", highlight=False
+        f"[dim]starting nats-server, admission, planner, relegation, {spec.replicas} x {spec.engine} worker ...[/]",
+        highlight=False,
     )
-    async with Fleet(spec, lambda line: console.print(line, highlight=False, markup=False)) as fleet:
+    async with Fleet(
+        spec, lambda line: console.print(line, highlight=False, markup=False)
+    ) as fleet:
         task = asyncio.ensure_future(work(fleet))
         try:
             await asyncio.wait((task, fleet.failed), return_when=asyncio.FIRST_COMPLETED)
@@ -162,8 +206,16 @@ def _show(reports: list[Report], out: Path, console: Console) -> None:
     chosen = story.richest(traces)
     if chosen is not None:
         console.print(story.timeline(chosen, traces[chosen]))
-    console.print(f"\nreports  {out}/fcfs.json, {out}/qoserve.json  (slackline compare {out}/*.json)", highlight=False, soft_wrap=True)
-    console.print(f"traces   {path}, one span a line; the one above: {chosen}", highlight=False, soft_wrap=True)
+    console.print(
+        f"\nreports  {out}/fcfs.json, {out}/qoserve.json  (slackline compare {out}/*.json)",
+        highlight=False,
+        soft_wrap=True,
+    )
+    console.print(
+        f"traces   {path}, one span a line; the one above: {chosen}",
+        highlight=False,
+        soft_wrap=True,
+    )
 
 
 def _in_words(reports: list[Report]) -> str:
@@ -173,7 +225,9 @@ def _in_words(reports: list[Report]) -> str:
     before, after = fcfs.tiers[first], qoserve.tiers[first]
     lost, kept = fcfs.total.offered - fcfs.total.met, qoserve.total.offered - qoserve.total.met
     if kept >= lost:
-        return "\nToo little load to tell the policies apart, or a machine too busy with other things."
+        return (
+            "\nToo little load to tell the policies apart, or a machine too busy with other things."
+        )
     given_up = (
         f", and a request that cannot make it any more is told so early and finished with what is left over "
         f"({qoserve.total.relegated} here: the slow end of the times above) rather than making others late"

@@ -24,18 +24,37 @@ from shared.client.client import Patience
 from shared.clock import Clock
 from shared.errors import ConfigError
 
-PATIENCE = Patience(silence_s=15.0)  # most of a burst waits its turn in silence: asking often would be load of another kind
+# most of a burst waits its turn in silence: asking often would be load of another kind
+PATIENCE = Patience(silence_s=15.0)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_plan_arguments(parser, duration_s=60.0)
-    parser.add_argument("--wait", type=float, default=120.0, metavar="S", help="for what still runs when all is sent (default: 120)")
-    parser.add_argument("--label", default="", help="what to call this run in tables, such as the policy's name")
+    parser.add_argument(
+        "--wait",
+        type=float,
+        default=120.0,
+        metavar="S",
+        help="for what still runs when all is sent (default: 120)",
+    )
+    parser.add_argument(
+        "--label", default="", help="what to call this run in tables, such as the policy's name"
+    )
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the report there as JSON")
-    parser.add_argument("--json", action="store_true", help="print the report as JSON instead of a table")
-    parser.add_argument("--http", metavar="URL", help="go through the gateway at this address instead of NATS")
-    parser.add_argument("--model", help="with --http: the model's name (default: what the server has)")
-    parser.add_argument("--url", default=default_url(), help="the NATS server (default: SLACKLINE_URL, else nats://127.0.0.1:4222)")
+    parser.add_argument(
+        "--json", action="store_true", help="print the report as JSON instead of a table"
+    )
+    parser.add_argument(
+        "--http", metavar="URL", help="go through the gateway at this address instead of NATS"
+    )
+    parser.add_argument(
+        "--model", help="with --http: the model's name (default: what the server has)"
+    )
+    parser.add_argument(
+        "--url",
+        default=default_url(),
+        help="the NATS server (default: SLACKLINE_URL, else nats://127.0.0.1:4222)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -81,14 +100,17 @@ async def _run(args: argparse.Namespace, plan: Plan, console: Console) -> int:
         out.print(f"sent late by {1000 * report.lateness_max_s:.1f} ms at most", highlight=False)
     if report.interrupted:
         return INTERRUPTED
-    return 1 if report.total.errors == report.total.offered else 0  # not one answer: no figures, but a failure
+    # not one answer: no figures, but a failure
+    return 1 if report.total.errors == report.total.offered else 0
 
 
 @asynccontextmanager
 async def _sender(args: argparse.Namespace, plan: Plan, clock: Clock) -> AsyncIterator[Sender]:
     if args.http:
         if any(request.thinking_tokens for request in plan.requests):
-            raise ConfigError("--http: HTTP cannot say for how long a model would think; leave it out to load over NATS")
+            raise ConfigError(
+                "--http: HTTP cannot say for how long a model would think; leave it out to load over NATS"
+            )
         from loadgen.load.send_http import HttpSender
 
         http = HttpSender(args.http, args.model, plan.tiers, clock, seed=args.seed)
@@ -103,4 +125,6 @@ async def _sender(args: argparse.Namespace, plan: Plan, clock: Clock) -> AsyncIt
 
     async with connected(args.url, "slackline-load", clock, PATIENCE) as client:
         longest = max(request.output_tokens for request in plan.requests)
-        yield NatsSender(client, clock, seed=args.seed, longest_output=longest, context_tokens=args.context)
+        yield NatsSender(
+            client, clock, seed=args.seed, longest_output=longest, context_tokens=args.context
+        )

@@ -1,4 +1,6 @@
-"""`slackline profile list|show|fit`: the profiles that say how long an iteration takes, and a new one from measurements."""
+"""`slackline profile list|show|fit`: the profiles that say how long an iteration takes, and a new
+one from measurements.
+"""
 
 import argparse
 import sys
@@ -41,12 +43,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for_show = actions.add_parser("show", help="one of them, and what typical batches take")
     for_show.add_argument("name", metavar="NAME", help="a shipped profile, or a .json file")
     for_fit = actions.add_parser("fit", help="make a profile from measured iterations")
-    for_fit.add_argument("timings", type=Path, metavar="FILE", help=f"CSV, an iteration per line: {', '.join(COLUMNS)}")
+    for_fit.add_argument(
+        "timings",
+        type=Path,
+        metavar="FILE",
+        help=f"CSV, an iteration per line: {', '.join(COLUMNS)}",
+    )
     for_fit.add_argument("--name", required=True, metavar="N")
     for_fit.add_argument("--gpu", required=True, metavar="G")
     for_fit.add_argument("--model", required=True, metavar="M")
-    for_fit.add_argument("--tensor-parallel", type=int, default=1, metavar="N", help="GPUs that share an iteration (default: 1)")
-    for_fit.add_argument("--kv-capacity-tokens", type=int, required=True, metavar="K", help="cached tokens that one GPU holds")
+    for_fit.add_argument(
+        "--tensor-parallel",
+        type=int,
+        default=1,
+        metavar="N",
+        help="GPUs that share an iteration (default: 1)",
+    )
+    for_fit.add_argument(
+        "--kv-capacity-tokens",
+        type=int,
+        required=True,
+        metavar="K",
+        help="cached tokens that one GPU holds",
+    )
     for_fit.add_argument(
         "--overhead",
         type=float,
@@ -54,8 +73,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="to add to every iteration, if what was measured is kernel time (default: 0)",
     )
-    for_fit.add_argument("--form", default=next(iter(FITTED)), metavar="NAME", help=f"{', '.join(FITTED)} (default: the first)")
-    for_fit.add_argument("--out", type=Path, metavar="FILE", help="write it there (.json) instead of printing it")
+    for_fit.add_argument(
+        "--form",
+        default=next(iter(FITTED)),
+        metavar="NAME",
+        help=f"{', '.join(FITTED)} (default: the first)",
+    )
+    for_fit.add_argument(
+        "--out", type=Path, metavar="FILE", help="write it there (.json) instead of printing it"
+    )
     for action in (for_list, for_show):
         action.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
@@ -72,7 +98,11 @@ def run(args: argparse.Namespace) -> int:
         file = store.read(args.name)
         took = typical(file)
         if args.json:
-            print(msgspec.json.encode({**facts(file), "coefficients": file.coefficients, "typical": took}).decode())
+            print(
+                msgspec.json.encode(
+                    {**facts(file), "coefficients": file.coefficients, "typical": took}
+                ).decode()
+            )
         else:
             show(file, took, out)
     else:
@@ -89,14 +119,19 @@ def facts(file: ProfileFile) -> dict[str, Any]:
 
 def typical(file: ProfileFile) -> list[dict[str, Any]]:
     profile = file.profile()
-    return [{"what": what, **shape._asdict(), "batch_s": profile.batch_s(shape)} for what, shape in TYPICAL]
+    return [
+        {"what": what, **shape._asdict(), "batch_s": profile.batch_s(shape)}
+        for what, shape in TYPICAL
+    ]
 
 
 def list_table(files: list[ProfileFile]) -> Table:
     out = Table(box=SIMPLE_HEAD)
     for name in ("profile", "GPU", "model", "TP", "form", "error", "KV tokens", "overhead"):
         figure = name in ("TP", "error", "KV tokens", "overhead")
-        out.add_column(name, justify="right" if figure else "left", no_wrap=name != "model", overflow="fold")
+        out.add_column(
+            name, justify="right" if figure else "left", no_wrap=name != "model", overflow="fold"
+        )
     for file in files:
         out.add_row(
             *map(escape, (file.name, file.gpu, file.model)),
@@ -115,18 +150,35 @@ def show(file: ProfileFile, took: list[dict[str, Any]], out: Console) -> None:
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     kinds = [("95 % are within", error.p95), ("worst", error.worst)]
-    kinds += [("decode-only", error.mape_decode_only), ("mixed", error.mape_mixed), ("prefill-only", error.mape_prefill_only)]
+    kinds += [
+        ("decode-only", error.mape_decode_only),
+        ("mixed", error.mape_mixed),
+        ("prefill-only", error.mape_prefill_only),
+    ]
     for name, text in (
         ("profile", file.name),
-        ("GPU", f"{file.gpu}, {file.tensor_parallel} together" if file.tensor_parallel > 1 else file.gpu),
+        (
+            "GPU",
+            f"{file.gpu}, {file.tensor_parallel} together"
+            if file.tensor_parallel > 1
+            else file.gpu,
+        ),
         ("model", file.model),
         ("form", facts(file)["form"]),
         (
             "KV capacity",
-            f"{file.kv_capacity_tokens:,} tokens" + f", {file.kv_bytes_per_token:,} bytes each" * (file.kv_bytes_per_token > 0),
+            f"{file.kv_capacity_tokens:,} tokens"
+            + f", {file.kv_bytes_per_token:,} bytes each" * (file.kv_bytes_per_token > 0),
         ),
-        ("overhead", f"{milliseconds(file.overhead_s)} per iteration, added to what the form gives"),
-        ("mean error", mean_error(error) + "".join(f"; {kind} {percent(value)}" for kind, value in kinds if value is not None)),
+        (
+            "overhead",
+            f"{milliseconds(file.overhead_s)} per iteration, added to what the form gives",
+        ),
+        (
+            "mean error",
+            mean_error(error)
+            + "".join(f"; {kind} {percent(value)}" for kind, value in kinds if value is not None),
+        ),
         ("against", error.against),
         ("provenance", file.provenance),
     ):
@@ -138,7 +190,9 @@ def show(file: ProfileFile, took: list[dict[str, Any]], out: Console) -> None:
     batches.add_column("tokens/s", justify="right")
     for one in took:
         tokens = one["prefill_tokens"] + one["decodes"]
-        batches.add_row(one["what"], milliseconds(one["batch_s"]), f"{tokens / one['batch_s']:,.0f}")
+        batches.add_row(
+            one["what"], milliseconds(one["batch_s"]), f"{tokens / one['batch_s']:,.0f}"
+        )
     out.print(batches)
 
 
@@ -169,7 +223,8 @@ def _fit(args: argparse.Namespace, out: Console) -> None:
     )
     try:
         text = msgspec.json.format(msgspec.json.encode(file), indent=1) + b"\n"
-        msgspec.json.decode(text, type=ProfileFile)  # what is given is checked as it will be when it is read
+        # what is given is checked as it will be when it is read
+        msgspec.json.decode(text, type=ProfileFile)
     except msgspec.MsgspecError as wrong:
         raise ConfigError(f"this makes no profile: {wrong}") from wrong
     if args.out is None:
@@ -179,4 +234,9 @@ def _fit(args: argparse.Namespace, out: Console) -> None:
         args.out.write_bytes(text)
     except OSError as wrong:
         raise ConfigError(f"--out: cannot write {args.out}: {wrong.strerror}") from wrong
-    out.print(f"wrote {args.out}: mean error {mean_error(error)} on {error.against}", highlight=False, markup=False, soft_wrap=True)
+    out.print(
+        f"wrote {args.out}: mean error {mean_error(error)} on {error.against}",
+        highlight=False,
+        markup=False,
+        soft_wrap=True,
+    )

@@ -1,4 +1,6 @@
-"""`slackline search`: the settings of a policy that suit a load best, by capacity or by violations at one rate."""
+"""`slackline search`: the settings of a policy that suit a load best, by capacity or by violations
+at one rate.
+"""
 
 import argparse
 import sys
@@ -14,7 +16,12 @@ from rich.table import Table
 
 from loadgen.commands.capacity import FEWEST, Tried, check_fractions, in_words, try_rate
 from loadgen.commands.plan_arguments import Demand, add_plan_arguments, read_demand
-from loadgen.commands.trial_arguments import add_policy_arguments, add_trial_arguments, make_trial, parse_settings
+from loadgen.commands.trial_arguments import (
+    add_policy_arguments,
+    add_trial_arguments,
+    make_trial,
+    parse_settings,
+)
 from loadgen.lab.figures_table import named
 from loadgen.lab.goodput import Probe, find_capacity
 from loadgen.lab.grid import AtRate, Carried, best_first, combinations, own_grid, parse_grid
@@ -57,25 +64,40 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"without --rate: by the rate at which so many of the offered requests are violated (default: {VIOLATIONS:g})",
     )
     parser.add_argument(
-        "--precision", type=float, default=PRECISION, metavar="FRACTION", help=f"of that rate, relative (default: {PRECISION:g})"
+        "--precision",
+        type=float,
+        default=PRECISION,
+        metavar="FRACTION",
+        help=f"of that rate, relative (default: {PRECISION:g})",
     )
     parser.add_argument(
-        "--jobs", type=int, default=cores(), metavar="N", help="processes; results do not depend on it (default: all cores)"
+        "--jobs",
+        type=int,
+        default=cores(),
+        metavar="N",
+        help="processes; results do not depend on it (default: all cores)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
 
 def run(args: argparse.Namespace) -> int:
     if args.rate is not None and args.violations is not None:
-        raise ConfigError("give --rate, to search by what is violated at it, or --violations, to search by capacity; not both")
+        raise ConfigError(
+            "give --rate, to search by what is violated at it, or --violations, to search by capacity; not both"
+        )
     violations = VIOLATIONS if args.violations is None else args.violations
     check_fractions(violations, args.precision)
     began_s, jobs = time.perf_counter(), check_jobs(args.jobs)
     demand, fixed = read_demand(args), parse_settings(args.set)
-    make_trial(args, demand, args.policy, fixed, args.rate)  # what is wrong without any grid is told first
-    grid = parse_grid(args.grid, fixed) if args.grid else own_grid(args.policy, args.replicas, fixed)
+    # what is wrong without any grid is told first
+    make_trial(args, demand, args.policy, fixed, args.rate)
+    grid = (
+        parse_grid(args.grid, fixed) if args.grid else own_grid(args.policy, args.replicas, fixed)
+    )
     tried = combinations(grid)
-    trials = [make_trial(args, demand, args.policy, fixed | settings, args.rate) for settings in tried]
+    trials = [
+        make_trial(args, demand, args.policy, fixed | settings, args.rate) for settings in tried
+    ]
     err = Console(stderr=True)
     for note in demand.notes if args.rate is None else demand.at(args.rate).notes:
         err.print(note, highlight=False)
@@ -89,7 +111,12 @@ def run(args: argparse.Namespace) -> int:
     for number, one in run_all(tasks, jobs):
         found[number] = one
         if not args.json:
-            err.print(f"[{len(found)}/{len(tasks)}] {line(args.policy, one)}", highlight=False, markup=False, soft_wrap=True)
+            err.print(
+                f"[{len(found)}/{len(tasks)}] {line(args.policy, one)}",
+                highlight=False,
+                markup=False,
+                soft_wrap=True,
+            )
     searched = Searched(
         grid=grid,
         configurations=best_first([found[number] for number in range(len(tasks))]),
@@ -109,10 +136,15 @@ def run(args: argparse.Namespace) -> int:
 def at_rate(trial: Trial, demand: Demand, rate_rps: float, settings: Mapping[str, str]) -> AtRate:
     """One configuration at one rate; perhaps in a process of its own."""
     requests = demand.at(rate_rps).requests
-    return AtRate(settings=dict(settings), figures=trial.judge(requests, trial.serve(requests, keep_times=False)))
+    return AtRate(
+        settings=dict(settings),
+        figures=trial.judge(requests, trial.serve(requests, keep_times=False)),
+    )
 
 
-def carried(trial: Trial, demand: Demand, violations: float, precision: float, settings: Mapping[str, str]) -> Carried:
+def carried(
+    trial: Trial, demand: Demand, violations: float, precision: float, settings: Mapping[str, str]
+) -> Carried:
     """What one configuration carries."""
     probes: list[Probe] = []
 
@@ -120,7 +152,9 @@ def carried(trial: Trial, demand: Demand, violations: float, precision: float, s
         probes.append(try_rate(trial, demand, rate_rps, violations))
         return probes[-1]
 
-    capacity_rps = find_capacity(probe, violations, precision, float(trial.replicas), lowest_rps=FEWEST / trial.duration_s)
+    capacity_rps = find_capacity(
+        probe, violations, precision, float(trial.replicas), lowest_rps=FEWEST / trial.duration_s
+    )
     return Carried(settings=dict(settings), capacity_rps=capacity_rps, probes=probes)
 
 
@@ -132,8 +166,16 @@ def line(policy: str, one: Carried | AtRate) -> str:
 
 def circumstances(searched: Searched) -> str:
     """What all configurations have in common, in a line."""
-    latency = "no control latency" if searched.latency == "none" else f"control latency: {searched.latency}"
-    by = f"at most {percent(searched.violations)} violated" if searched.violations is not None else f"{searched.rate_rps:g} requests/s"
+    latency = (
+        "no control latency"
+        if searched.latency == "none"
+        else f"control latency: {searched.latency}"
+    )
+    by = (
+        f"at most {percent(searched.violations)} violated"
+        if searched.violations is not None
+        else f"{searched.rate_rps:g} requests/s"
+    )
     return (
         f"{named(searched.policy, searched.settings)} on {searched.workload}, {by}; {searched.replicas} x {searched.profile}, tiers "
         f"{searched.tiers}, {searched.duration_s:g} s, seed {searched.seed}, {latency}; SLOs judged by {searched.definition}"
@@ -143,7 +185,11 @@ def circumstances(searched: Searched) -> str:
 def search_table(searched: Searched) -> Table:
     """A row each, best first."""
     out = Table(box=SIMPLE_HEAD)
-    figures = ("requests/s",) if searched.rate_rps is None else ("violated", "goodput, requests/s", "relegated", "offloaded")
+    figures = (
+        ("requests/s",)
+        if searched.rate_rps is None
+        else ("violated", "goodput, requests/s", "relegated", "offloaded")
+    )
     for name in ("", *searched.grid, *figures):
         out.add_column(escape(name), justify="right")
     for place, one in enumerate(searched.configurations, start=1):
@@ -151,6 +197,11 @@ def search_table(searched: Searched) -> Table:
             shown = [f"{one.capacity_rps:g}"]
         else:
             of = one.figures
-            shown = [percent(of.violated_fraction), f"{of.goodput_rps:.2f}", str(of.relegated), str(of.offloaded)]
+            shown = [
+                percent(of.violated_fraction),
+                f"{of.goodput_rps:.2f}",
+                str(of.relegated),
+                str(of.offloaded),
+            ]
         out.add_row(str(place), *(escape(one.settings[key]) for key in searched.grid), *shown)
     return out

@@ -1,4 +1,6 @@
-"""`slackline simulate`: the same plan of requests as `slackline load`, served by the live cores in virtual time."""
+"""`slackline simulate`: the same plan of requests as `slackline load`, served by the live cores in
+virtual time.
+"""
 
 import argparse
 import sys
@@ -22,7 +24,9 @@ def run(args: argparse.Namespace) -> int:
         result = trial.serve(
             plan.requests,
             check_every=args.check,
-            progress=lambda now_s, ended: status.update(f"{now_s:.0f} s simulated, {ended} of {len(plan.requests)} requests ended"),
+            progress=lambda now_s, ended: status.update(
+                f"{now_s:.0f} s simulated, {ended} of {len(plan.requests)} requests ended"
+            ),
         )
     found = trial.judge(plan.requests, result)
     if args.json:

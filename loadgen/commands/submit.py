@@ -1,4 +1,6 @@
-"""`slackline submit`: one prompt, its answer streaming in the terminal, one line about how it went."""
+"""`slackline submit`: one prompt, its answer streaming in the terminal, one line about how it
+went.
+"""
 
 import argparse
 import asyncio
@@ -22,21 +24,45 @@ PATIENCE = Patience(submit_s=3.0)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("prompt", help="the prompt; - reads it from standard input")
-    parser.add_argument("--raw", action="store_true", help="text to go on with, rather than a question in the model's chat template")
-    parser.add_argument("--tier", default="interactive", help="the latency wanted, by name (default: interactive)")
-    parser.add_argument("--max-tokens", type=int, default=256, metavar="N", help="cut to what fits the context (default: 256)")
+    parser.add_argument(
+        "--raw",
+        action="store_true",
+        help="text to go on with, rather than a question in the model's chat template",
+    )
+    parser.add_argument(
+        "--tier", default="interactive", help="the latency wanted, by name (default: interactive)"
+    )
+    parser.add_argument(
+        "--max-tokens",
+        type=int,
+        default=256,
+        metavar="N",
+        help="cut to what fits the context (default: 256)",
+    )
     parser.add_argument("--temperature", type=float, default=1.0, metavar="T", help="0 is greedy")
     parser.add_argument("--seed", type=int, metavar="K", help="the same seed gives the same answer")
     parser.add_argument("--tenant", default="default")
-    parser.add_argument("--request-id", metavar="ID", help="an id used before attaches to that request")
-    parser.add_argument("--json", action="store_true", help="print one JSON object in the end instead of streaming")
-    parser.add_argument("--url", default=default_url(), help="the NATS server (default: SLACKLINE_URL, else nats://127.0.0.1:4222)")
+    parser.add_argument(
+        "--request-id", metavar="ID", help="an id used before attaches to that request"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object in the end instead of streaming"
+    )
+    parser.add_argument(
+        "--url",
+        default=default_url(),
+        help="the NATS server (default: SLACKLINE_URL, else nats://127.0.0.1:4222)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
     request_id = args.request_id or new_request_id()
-    for name, value in (("--tier", args.tier), ("--tenant", args.tenant), ("--request-id", request_id)):
+    for name, value in (
+        ("--tier", args.tier),
+        ("--tenant", args.tenant),
+        ("--request-id", request_id),
+    ):
         if not ID_PATTERN.fullmatch(value):
             raise ConfigError(f"{name} must be 1 to 64 characters of A-Z, a-z, 0-9, _ and -")
     sampling = {"max_tokens": args.max_tokens, "temperature": args.temperature, "seed": args.seed}
@@ -60,7 +86,9 @@ async def _submit(request: GenerateRequest, args: argparse.Namespace) -> int:
         try:
             return await _answer(client, request, args)
         except NoResponders as error:
-            raise BusError(f"{args.url} answers, but no admission service is there: start a fleet with `slackline up`") from error
+            raise BusError(
+                f"{args.url} answers, but no admission service is there: start a fleet with `slackline up`"
+            ) from error
 
 
 async def _answer(client: Client, request: GenerateRequest, args: argparse.Namespace) -> int:

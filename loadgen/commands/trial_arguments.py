@@ -1,4 +1,6 @@
-"""What `simulate`, `capacity`, `compare` and `bound` share: the words that say what serves the plan of requests, and how it is judged."""
+"""What `simulate`, `capacity`, `compare` and `bound` share: the words that say what serves the plan
+of requests, and how it is judged.
+"""
 
 import argparse
 import math
@@ -18,8 +20,19 @@ DEFINITIONS_HELP = "when an SLO is met: every token by its deadline (the default
 
 
 def add_policy_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--policy", default="qoserve", metavar="P", help=f"{', '.join(registry.names())} (default: qoserve)")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the policy; may be repeated")
+    parser.add_argument(
+        "--policy",
+        default="qoserve",
+        metavar="P",
+        help=f"{', '.join(registry.names())} (default: qoserve)",
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="a setting of the policy; may be repeated",
+    )
 
 
 def add_draft_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,7 +45,11 @@ def add_draft_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"of an iteration's time a draft step takes; 0: no draft (default: {DRAFT:g})",
     )
     parser.add_argument(
-        "--acceptance", type=float, default=ACCEPTANCE, metavar="A", help=f"mean of a first draft's acceptance (default: {ACCEPTANCE:g})"
+        "--acceptance",
+        type=float,
+        default=ACCEPTANCE,
+        metavar="A",
+        help=f"mean of a first draft's acceptance (default: {ACCEPTANCE:g})",
     )
 
 
@@ -45,12 +62,29 @@ def check_draft(args: argparse.Namespace) -> None:
 
 
 def add_trial_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--profile", default="a100-llama3-8b", metavar="NAME", help=f"{', '.join(profiles.names())}, or a .json file")
+    parser.add_argument(
+        "--profile",
+        default="a100-llama3-8b",
+        metavar="NAME",
+        help=f"{', '.join(profiles.names())}, or a .json file",
+    )
     add_draft_arguments(parser)
     parser.add_argument("--replicas", type=int, default=1, metavar="N")
-    parser.add_argument("--definition", default=DEADLINE, choices=DEFINITIONS, help=DEFINITIONS_HELP)
-    parser.add_argument("--latency", default="none", choices=LATENCIES, help="of control: none (as papers assume) or what a live fleet has")
-    parser.add_argument("--wait", type=float, metavar="S", help="stop so long after the last arrival (default: until all have ended)")
+    parser.add_argument(
+        "--definition", default=DEADLINE, choices=DEFINITIONS, help=DEFINITIONS_HELP
+    )
+    parser.add_argument(
+        "--latency",
+        default="none",
+        choices=LATENCIES,
+        help="of control: none (as papers assume) or what a live fleet has",
+    )
+    parser.add_argument(
+        "--wait",
+        type=float,
+        metavar="S",
+        help="stop so long after the last arrival (default: until all have ended)",
+    )
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,8 +92,12 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     add_plan_arguments(parser, duration_s=600.0)
     add_policy_arguments(parser)
     add_trial_arguments(parser)
-    parser.add_argument("--check", type=int, default=0, metavar="N", help="check every book every N events")
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON instead of a table")
+    parser.add_argument(
+        "--check", type=int, default=0, metavar="N", help="check every book every N events"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print the figures as JSON instead of a table"
+    )
 
 
 def read_run(args: argparse.Namespace, console: Console) -> tuple[Trial, Plan]:
@@ -74,8 +112,16 @@ def read_run(args: argparse.Namespace, console: Console) -> tuple[Trial, Plan]:
     return trial, plan
 
 
-def make_trial(args: argparse.Namespace, demand: Demand, policy: str, settings: Mapping[str, str], rate_rps: float | None) -> Trial:
-    """Raises ConfigError for a policy, setting or profile that does not exist, and for impossible numbers."""
+def make_trial(
+    args: argparse.Namespace,
+    demand: Demand,
+    policy: str,
+    settings: Mapping[str, str],
+    rate_rps: float | None,
+) -> Trial:
+    """Raises ConfigError for a policy, setting or profile that does not exist, and for impossible
+    numbers.
+    """
     if args.replicas < 1:
         raise ConfigError("--replicas must be 1 or more")
     if args.wait is not None and not 0 <= args.wait < math.inf:

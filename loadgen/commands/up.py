@@ -21,15 +21,30 @@ from shared.perf import profile_file as profiles
 from shared.policy import registry
 from shared.tiers import load_tiers
 
-NATS_PORT, HTTP_PORT = int(DEFAULT_URL.rpartition(":")[2]), 8080  # where clients look unless told otherwise
+# where clients look unless told otherwise
+NATS_PORT, HTTP_PORT = int(DEFAULT_URL.rpartition(":")[2]), 8080
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--replicas", type=int, metavar="N", help="workers, each with an engine (default: sim 2, torch one per two cores, vllm 1)"
+        "--replicas",
+        type=int,
+        metavar="N",
+        help="workers, each with an engine (default: sim 2, torch one per two cores, vllm 1)",
     )
-    parser.add_argument("--policy", default="", metavar="NAME", help=f"{', '.join(registry.names())} (default: qoserve)")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the policy; may be repeated")
+    parser.add_argument(
+        "--policy",
+        default="",
+        metavar="NAME",
+        help=f"{', '.join(registry.names())} (default: qoserve)",
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="a setting of the policy; may be repeated",
+    )
     parser.add_argument(
         "--engine",
         default="torch",
@@ -37,28 +52,67 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a real model, the same in vLLM, or the timing of a GPU and nonsense (default: torch)",
     )
     parser.add_argument(
-        "--model", metavar="NAME|FOLDER", help=f"not sim: a shipped model, or a folder in Hugging Face format (default: {models.DEFAULT})"
+        "--model",
+        metavar="NAME|FOLDER",
+        help=f"not sim: a shipped model, or a folder in Hugging Face format (default: {models.DEFAULT})",
     )
     parser.add_argument(
-        "--vllm", action="append", default=[], metavar="NAME=VALUE", help="an argument of vLLM's engine, its value in JSON; may be repeated"
+        "--vllm",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="an argument of vLLM's engine, its value in JSON; may be repeated",
     )
-    parser.add_argument("--adapter", action="append", default=[], metavar="NAME=FOLDER", help="vllm: a LoRA adapter; may be repeated")
-    parser.add_argument("--profile", default="", metavar="NAME", help="the engine's iteration-time model: a shipped one, or a file")
-    parser.add_argument("--pace", type=float, default=1.0, metavar="X", help="sim: seconds per second of the profile (default: 1)")
+    parser.add_argument(
+        "--adapter",
+        action="append",
+        default=[],
+        metavar="NAME=FOLDER",
+        help="vllm: a LoRA adapter; may be repeated",
+    )
+    parser.add_argument(
+        "--profile",
+        default="",
+        metavar="NAME",
+        help="the engine's iteration-time model: a shipped one, or a file",
+    )
+    parser.add_argument(
+        "--pace",
+        type=float,
+        default=1.0,
+        metavar="X",
+        help="sim: seconds per second of the profile (default: 1)",
+    )
     add_draft_arguments(parser)
     parser.add_argument("--tiers", default="", metavar="NAME|FILE", help="the SLOs that have names")
     parser.add_argument("--planners", type=int, default=1, metavar="N")
     parser.add_argument("--admissions", type=int, default=1, metavar="N")
-    parser.add_argument("--port", type=int, metavar="P", help=f"of NATS; 0: any (default: {NATS_PORT} if free, else any)")
-    parser.add_argument("--http-port", type=int, metavar="P", help=f"of the gateway; 0: any (default: {HTTP_PORT} if free, else any)")
-    parser.add_argument("--store", type=Path, metavar="DIR", help="keep requests and logs there (default: nothing is kept)")
+    parser.add_argument(
+        "--port",
+        type=int,
+        metavar="P",
+        help=f"of NATS; 0: any (default: {NATS_PORT} if free, else any)",
+    )
+    parser.add_argument(
+        "--http-port",
+        type=int,
+        metavar="P",
+        help=f"of the gateway; 0: any (default: {HTTP_PORT} if free, else any)",
+    )
+    parser.add_argument(
+        "--store",
+        type=Path,
+        metavar="DIR",
+        help="keep requests and logs there (default: nothing is kept)",
+    )
     parser.add_argument("--no-gateway", action="store_true", help="NATS only")
 
 
 def run(args: argparse.Namespace) -> int:
     # Ours are words for a person; of the bus, only what went wrong is of interest.
     structlog.configure(
-        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING), logger_factory=structlog.PrintLoggerFactory(sys.stderr)
+        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )
     return asyncio.run(_up(make_spec(args)))
 
@@ -83,7 +137,9 @@ def make_spec(args: argparse.Namespace) -> FleetSpec:
     if args.profile:
         profiles.read(args.profile)
     return FleetSpec(
-        replicas=args.replicas if args.replicas is not None else {"sim": 2, "vllm": 1}.get(args.engine) or torch_replicas(),
+        replicas=args.replicas
+        if args.replicas is not None
+        else {"sim": 2, "vllm": 1}.get(args.engine) or torch_replicas(),
         policy=args.policy,
         settings=settings,
         engine=args.engine,
@@ -145,7 +201,11 @@ async def _up(spec: FleetSpec) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, on_signal)
     by = " in vLLM, which may take minutes" if spec.engine == "vllm" else ""
-    what = "that have the timing of a GPU and speak nonsense" if spec.engine == "sim" else f"of {spec.model}{by}"
+    what = (
+        "that have the timing of a GPU and speak nonsense"
+        if spec.engine == "sim"
+        else f"of {spec.model}{by}"
+    )
     print(f"starting {spec.replicas} replica{'s' if spec.replicas > 1 else ''} {what}", flush=True)
     try:
         await starting
@@ -157,7 +217,10 @@ async def _up(spec: FleetSpec) -> int:
         stopping = asyncio.ensure_future(stop.wait())
         await asyncio.wait((stopping, fleet.failed), return_when=asyncio.FIRST_COMPLETED)
         if stop.is_set():
-            print("stopping: running requests are put back, NATS last (Ctrl-C again: at once)", flush=True)
+            print(
+                "stopping: running requests are put back, NATS last (Ctrl-C again: at once)",
+                flush=True,
+            )
         else:
             stopping.cancel()
             fleet.failed.result()
@@ -179,8 +242,13 @@ def _welcome(fleet: Fleet) -> str:
         lines.append(f"        HTTP  {fleet.http_url}")
     lines.append(f"        logs  {fleet.folder / 'logs'}")
     if any(fleet.pools.values()):
-        lines.append("        pools " + ", ".join(f"{replica} {pool}" for replica, pool in fleet.pools.items()))
-    lines += ["try     " + f'{sys.argv[0]} submit "What is a river?" --tier {next(iter(tier.tiers))}{at}']
+        lines.append(
+            "        pools "
+            + ", ".join(f"{replica} {pool}" for replica, pool in fleet.pools.items())
+        )
+    lines += [
+        "try     " + f'{sys.argv[0]} submit "What is a river?" --tier {next(iter(tier.tiers))}{at}'
+    ]
     lines.append(f"        {sys.argv[0]} chat{at}")
     if fleet.http_url:
         lines.append(

@@ -1,4 +1,6 @@
-"""Prompts of a wanted length out of real text: the reference of Python, which every Python brings along."""
+"""Prompts of a wanted length out of real text: the reference of Python, which every Python brings
+along.
+"""
 
 from pydoc_data.topics import topics
 from random import Random
@@ -15,9 +17,16 @@ class Prompts:
 
     def __init__(self, tokenizer: Tokenizer, seed: int) -> None:
         self._seed = seed
-        self._text = tokenizer.encode("\n\n".join(topics[name] for name in sorted(topics)), rendered=True)
-        head, _, tail = tokenizer.render([{"role": "user", "content": ASKED + MARK}]).partition(MARK)
-        self._head, self._tail = tokenizer.encode(head, rendered=True), tokenizer.encode(tail, rendered=True)
+        self._text = tokenizer.encode(
+            "\n\n".join(topics[name] for name in sorted(topics)), rendered=True
+        )
+        head, _, tail = tokenizer.render([{"role": "user", "content": ASKED + MARK}]).partition(
+            MARK
+        )
+        self._head, self._tail = (
+            tokenizer.encode(head, rendered=True),
+            tokenizer.encode(tail, rendered=True),
+        )
 
     def ids(self, planned: PlannedRequest) -> list[int]:
         """Exactly `prompt_tokens` of them; the same for the same request of the same run."""

@@ -1,4 +1,6 @@
-"""The demonstration's first part: a few questions to the shipped model, its words shown as they come; and how fast it is here."""
+"""The demonstration's first part: a few questions to the shipped model, its words shown as they
+come; and how fast it is here.
+"""
 
 import asyncio
 import time
@@ -16,7 +18,8 @@ from shared.core.announced import profile_of
 from shared.perf.iteration_time import Profile
 from shared.schemas import Announce, GenerateRequest, Sampling
 
-# (tier of the default set, question). The model knows what its training texts say, and little of that.
+# (tier of the default set, question). The model knows what its training texts say, and little of
+# that.
 QUESTIONS = (
     ("interactive", "What is a river?"),
     ("chat", "What does it mean to wander?"),
@@ -31,7 +34,9 @@ def spec() -> FleetSpec:
 
 
 async def answer(fleet: Fleet, console: Console) -> Profile:
-    """Each question in turn; what the worker measured of itself. Raises SlacklineError if a stream breaks."""
+    """Each question in turn; what the worker measured of itself. Raises SlacklineError if a stream
+    breaks.
+    """
     heard: asyncio.Future[Announce] = asyncio.get_running_loop().create_future()
 
     def hear(announce: Announce, _: Call) -> None:
@@ -47,7 +52,11 @@ async def answer(fleet: Fleet, console: Console) -> Profile:
 
 async def _one(client: Client, console: Console, tier: str, question: str) -> None:
     console.print(f"\n[bold]{tier}[/]: {question}", highlight=False)
-    request = GenerateRequest(request_id=new_request_id(), messages=[{"role": "user", "content": question}], sampling=SAMPLING)
+    request = GenerateRequest(
+        request_id=new_request_id(),
+        messages=[{"role": "user", "content": question}],
+        sampling=SAMPLING,
+    )
     began_s = time.monotonic()
 
     def show(text: str) -> None:

@@ -1,4 +1,6 @@
-"""The demonstration's second part: one and the same rush of requests, served by a fleet under one policy after another."""
+"""The demonstration's second part: one and the same rush of requests, served by a fleet under one
+policy after another.
+"""
 
 import asyncio
 import time
@@ -37,7 +39,9 @@ STEADY_DECODES = 32  # together in an iteration, with the chunk that keeps up wi
 
 
 class Rush(Struct, frozen=True, kw_only=True):
-    """What is offered, and to which engines. `pace`, of simulated ones: seconds of ours per second of the profile."""
+    """What is offered, and to which engines. `pace`, of simulated ones: seconds of ours per second
+    of the profile.
+    """
 
     engine: str
     profile: str  # empty: each worker measures its own
@@ -52,20 +56,38 @@ class Rush(Struct, frozen=True, kw_only=True):
 
     def requests(self) -> list[PlannedRequest]:
         """The same every time."""
-        arrivals = draw_arrivals(parse_gaps("poisson"), self.rate, self.duration_s, self.seed, parse_profile(BURSTS, self.duration_s))
-        return plan_requests(arrivals, named_workload(self.workload, self.context_tokens), load_tiers(TIERS), self.seed)
+        arrivals = draw_arrivals(
+            parse_gaps("poisson"),
+            self.rate,
+            self.duration_s,
+            self.seed,
+            parse_profile(BURSTS, self.duration_s),
+        )
+        return plan_requests(
+            arrivals,
+            named_workload(self.workload, self.context_tokens),
+            load_tiers(TIERS),
+            self.seed,
+        )
 
 
 def capacity_per_s(profile: Profile, requests: Sequence[PlannedRequest]) -> float:
-    """Of such requests per second, what one replica keeps up with: iterations of many decodes and the chunk that replaces them."""
+    """Of such requests per second, what one replica keeps up with: iterations of many decodes and
+    the chunk that replaces them.
+    """
     prompt = sum(request.prompt_tokens for request in requests) / len(requests)
-    iterations = sum(request.output_tokens for request in requests) / len(requests) / STEADY_DECODES  # per request
+    # per request
+    iterations = sum(request.output_tokens for request in requests) / len(requests) / STEADY_DECODES
     decodes = BatchShape(decodes=STEADY_DECODES, decode_context=int(STEADY_DECODES * prompt))
-    return 1 / (iterations * profile.batch_s(decodes.with_chunk(int(prompt / iterations), int(prompt / 2))))
+    return 1 / (
+        iterations * profile.batch_s(decodes.with_chunk(int(prompt / iterations), int(prompt / 2)))
+    )
 
 
 class Engines:
-    """What the acks tell of the engines: seconds computed, and seconds waited for a plan while there was work."""
+    """What the acks tell of the engines: seconds computed, and seconds waited for a plan while
+    there was work.
+    """
 
     def __init__(self) -> None:
         self.busy_s = self.idle_s = 0.0
@@ -99,7 +121,13 @@ def spec(policy: str, settings: Mapping[str, str], rush: Rush, trace: Path) -> F
 
 
 async def serve(
-    fleet: Fleet, label: str, rush: Rush, requests: list[PlannedRequest], prompts: Prompts | None, command: str, console: Console
+    fleet: Fleet,
+    label: str,
+    rush: Rush,
+    requests: list[PlannedRequest],
+    prompts: Prompts | None,
+    command: str,
+    console: Console,
 ) -> Report:
     """Offer the rush to this fleet, with progress."""
     clock, tiers, stop = Clock(), load_tiers(TIERS), asyncio.Event()
@@ -128,7 +156,9 @@ async def serve(
     )
     notes = [machine]
     if rush.engine != "sim" and (waited > IDLE_LIMIT or (late.p99_s or 0.0) > LATENESS_LIMIT_S):
-        notes.append("this machine was too busy with other things: run the demonstration again when it is not")
+        notes.append(
+            "this machine was too busy with other things: run the demonstration again when it is not"
+        )
     return make_report(
         tally,
         label=label,

@@ -46,22 +46,45 @@ def read_traces(path: Path) -> dict[str, list[SpanLine]]:
         for line in path.read_bytes().splitlines():
             span = msgspec.json.decode(line, type=SpanLine)
             traces[span.trace_id].append(span)
-    return {trace_id: sorted(spans, key=lambda s: (s.start_unix_s, -s.end_unix_s)) for trace_id, spans in traces.items()}
+    return {
+        trace_id: sorted(spans, key=lambda s: (s.start_unix_s, -s.end_unix_s))
+        for trace_id, spans in traces.items()
+    }
 
 
 def richest(traces: Mapping[str, Sequence[SpanLine]]) -> str | None:
     """The trace with the most to tell: most services, then most spans, then the first."""
     if not traces:
         return None
-    return min(traces, key=lambda t: (-len({s.service for s in traces[t]}), -len(traces[t]), traces[t][0].start_unix_s, t))
+    return min(
+        traces,
+        key=lambda t: (
+            -len({s.service for s in traces[t]}),
+            -len(traces[t]),
+            traces[t][0].start_unix_s,
+            t,
+        ),
+    )
 
 
 def timeline(trace_id: str, spans: Sequence[SpanLine]) -> Table:
     """A row per span, indented below what caused it, with a bar where it lies in the whole."""
     begin_s = min(span.start_unix_s for span in spans)
     whole_s = max(max(span.end_unix_s for span in spans) - begin_s, 1e-9)
-    key = next((span.attributes[names.REQUEST_KEY] for span in spans if names.REQUEST_KEY in span.attributes), "a request")
-    out = Table(title=f"{escape(str(key))}, trace {trace_id}", title_justify="left", box=None, padding=(0, 2, 0, 0))
+    key = next(
+        (
+            span.attributes[names.REQUEST_KEY]
+            for span in spans
+            if names.REQUEST_KEY in span.attributes
+        ),
+        "a request",
+    )
+    out = Table(
+        title=f"{escape(str(key))}, trace {trace_id}",
+        title_justify="left",
+        box=None,
+        padding=(0, 2, 0, 0),
+    )
     for name in ("after", "took"):
         out.add_column(name, justify="right", no_wrap=True, min_width=6)
     out.add_column("service", no_wrap=True, min_width=9)
@@ -72,7 +95,11 @@ def timeline(trace_id: str, spans: Sequence[SpanLine]) -> Table:
         start = min(int(BAR_CELLS * (span.start_unix_s - begin_s) / whole_s), BAR_CELLS - 1)
         length = max(1, round(BAR_CELLS * (span.end_unix_s - span.start_unix_s) / whole_s))
         bar = (" " * start + "━" * length)[:BAR_CELLS].ljust(BAR_CELLS)
-        facts = ", ".join(f"{short} {span.attributes[long]}" for long, short in SHOWN.items() if long in span.attributes)
+        facts = ", ".join(
+            f"{short} {span.attributes[long]}"
+            for long, short in SHOWN.items()
+            if long in span.attributes
+        )
         out.add_row(
             seconds(span.start_unix_s - begin_s),
             seconds(span.end_unix_s - span.start_unix_s),

@@ -9,7 +9,8 @@ from pathlib import Path
 from loadgen.fleet.lifeline import bound
 from shared.errors import SlacklineError
 
-FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.1, 5.0  # before it is started again; doubles with every life shorter than SHORT_LIFE_S
+# before it is started again; doubles with every life shorter than SHORT_LIFE_S
+FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.1, 5.0
 SHORT_LIFE_S = 10.0
 SHORT_LIVES_LIMIT = 5  # in a row: 3 s of pauses
 TAIL_LINES = 12
@@ -22,20 +23,26 @@ class ChildError(SlacklineError):
 
 
 class Child:
-    """`keep` is its life. Signals may be sent to it at any time; it has a session of its own, so that Ctrl-C is not among them."""
+    """`keep` is its life. Signals may be sent to it at any time; it has a session of its own, so
+    that Ctrl-C is not among them.
+    """
 
-    def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str], log: Path, say: Say) -> None:
+    def __init__(
+        self, name: str, command: Sequence[str], environment: Mapping[str, str], log: Path, say: Say
+    ) -> None:
         self.name = name
         self.log = log
         self.environment = dict(environment)  # of the next start
         self.patient = False  # False: its first death is final
         self.starts = 0
         self._command = list(command)
-        self._log_from = log.stat().st_size if log.exists() else 0  # what stands before is of an earlier fleet
+        # what stands before is of an earlier fleet
+        self._log_from = log.stat().st_size if log.exists() else 0
         self._say = say
         self._process: Process | None = None
         self._wanted = True
-        self._wake = asyncio.Event()  # `_wanted` changed, or the pause before the next start is to be cut short
+        # `_wanted` changed, or the pause before the next start is to be cut short
+        self._wake = asyncio.Event()
         self._told_to_end = False  # so that the end of this life is none of ours to mend
         self._murdered = False  # so that it does not count as short
 
@@ -45,7 +52,9 @@ class Child:
         return None if self._process is None else self._process.pid
 
     async def keep(self) -> None:
-        """Start it, and start it again, until cancelled. Raises ChildError when that is of no use."""
+        """Start it, and start it again, until cancelled. Raises ChildError when that is of no
+        use.
+        """
         loop = asyncio.get_running_loop()
         short_lives = 0
         while True:
@@ -60,7 +69,9 @@ class Child:
             short_lives = short_lives + 1 if short else 0
             if not self.patient or short_lives >= SHORT_LIVES_LIMIT:
                 often = f" {short_lives} times in a row" if self.patient else ""
-                raise ChildError(f"{self.name} {_ending(code)} at its start{often}; {self.log} says:\n{self.tail()}")
+                raise ChildError(
+                    f"{self.name} {_ending(code)} at its start{often}; {self.log} says:\n{self.tail()}"
+                )
             backoff_s = min(FIRST_BACKOFF_S * 2**short_lives, LONGEST_BACKOFF_S)
             self._say(f"{self.name} {_ending(code)}; it is started again in {backoff_s:g} s")
             await self._woken(backoff_s)
@@ -110,7 +121,10 @@ class Child:
 
     def tail(self) -> str:
         """The last lines of its log."""
-        return "\n".join(f"  {line[:400]}" for line in self.said().splitlines()[-TAIL_LINES:]) or "  (nothing)"
+        return (
+            "\n".join(f"  {line[:400]}" for line in self.said().splitlines()[-TAIL_LINES:])
+            or "  (nothing)"
+        )
 
     async def _live(self) -> int:
         """From a start to an end; the exit status."""
@@ -152,4 +166,6 @@ class Child:
 
 
 def _ending(code: int) -> str:
-    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
+    return (
+        f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
+    )

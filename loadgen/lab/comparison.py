@@ -1,4 +1,6 @@
-"""Several policies on identical arrivals, at one rate or more, each rate with the limit that no scheduler can beat."""
+"""Several policies on identical arrivals, at one rate or more, each rate with the limit that no
+scheduler can beat.
+"""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -34,9 +36,11 @@ class Comparison(Struct, frozen=True, kw_only=True):
 
 
 class Latencies(NamedTuple):
-    """Of one tier: every TTFT of those that have a first token, every TTLT of those that finished; ascending.
+    """Of one tier: every TTFT of those that have a first token, every TTLT of those that finished;
+    ascending.
 
-    `plane`: [requests, 2] TTFT and mean TPOT, each over its bound, in order of arrival; of those that are bound in both and finished.
+    `plane`: [requests, 2] TTFT and mean TPOT, each over its bound, in order of arrival; of those
+    that are bound in both and finished.
     """
 
     ttft_s: Seconds
@@ -70,17 +74,23 @@ class Contestant(NamedTuple):
 
 
 def parse_policies(text: str) -> list[Contestant]:
-    """`NAME[:KEY=VALUE[+KEY=VALUE...]],...`. The same name may come again with other settings. Raises ConfigError."""
+    """`NAME[:KEY=VALUE[+KEY=VALUE...]],...`. The same name may come again with other settings.
+    Raises ConfigError.
+    """
     found: list[Contestant] = []
     for word in text.split(","):
         policy, colon, pairs = word.strip().partition(":")
         if not policy:
-            raise ConfigError("--policies: expected NAME[:KEY=VALUE[+KEY=VALUE...]],..., and one of the names is empty")
+            raise ConfigError(
+                "--policies: expected NAME[:KEY=VALUE[+KEY=VALUE...]],..., and one of the names is empty"
+            )
         settings: dict[str, str] = {}
         for pair in pairs.split("+") if colon else []:
             key, equals, value = pair.partition("=")
             if not key or not equals or key in settings:
-                raise ConfigError(f"--policies `{word.strip()}`: expected each KEY=VALUE once after the colon, joined by +")
+                raise ConfigError(
+                    f"--policies `{word.strip()}`: expected each KEY=VALUE once after the colon, joined by +"
+                )
             settings[key] = value
         if Contestant(policy, settings) in found:
             raise ConfigError(f"--policies: `{word.strip()}` is there twice")
@@ -88,10 +98,13 @@ def parse_policies(text: str) -> list[Contestant]:
     return found
 
 
-def compare(offered: Sequence[Offered], jobs: int, *, latencies: bool, said: Callable[[str], None]) -> list[Round]:
+def compare(
+    offered: Sequence[Offered], jobs: int, *, latencies: bool, said: Callable[[str], None]
+) -> list[Round]:
     """One round per rate. `said` hears of each run that has ended."""
     tasks: list[Callable[[], Bound | Served]] = []
-    places: list[tuple[int, int]] = []  # of each task: which rate, and which policy, or -1 for the bound
+    # of each task: which rate, and which policy, or -1 for the bound
+    places: list[tuple[int, int]] = []
     for at, (_, requests, trials) in enumerate(offered):
         one = trials[0]
         tasks.append(partial(bound, requests, one.tiers, one.profile, one.replicas, one.definition))
@@ -104,18 +117,31 @@ def compare(offered: Sequence[Offered], jobs: int, *, latencies: bool, said: Cal
             bounds[at], who, fraction, wall_s = made, "bound", made.violated_fraction, made.wall_s
         else:
             served[at, n], found = made, made.figures
-            who, fraction, wall_s = named(found.policy, found.settings), found.violated_fraction, found.wall_s
-        said(f"{offered[at].rate_rps:g} requests/s: {who} {percent(fraction)} violated ({wall_s:.1f} s)")
+            who, fraction, wall_s = (
+                named(found.policy, found.settings),
+                found.violated_fraction,
+                found.wall_s,
+            )
+        said(
+            f"{offered[at].rate_rps:g} requests/s: {who} {percent(fraction)} violated ({wall_s:.1f} s)"
+        )
     rounds = []
     for at, (rate_rps, requests, trials) in enumerate(offered):
         row = [served[at, n] for n in range(len(trials))]
-        found_all = Comparison(rate_rps=rate_rps, requests=len(requests), bound=bounds[at], policies=[one.figures for one in row])
+        found_all = Comparison(
+            rate_rps=rate_rps,
+            requests=len(requests),
+            bound=bounds[at],
+            policies=[one.figures for one in row],
+        )
         rounds.append(Round(found_all, [one.latencies for one in row]))
     return rounds
 
 
 def serve(trial: Trial, requests: Sequence[PlannedRequest], latencies: bool) -> Served:
-    """In a process of its own, or here. The figures and latencies are all that is kept of the run."""
+    """In a process of its own, or here. The figures and latencies are all that is kept of the
+    run.
+    """
     result = trial.serve(requests)
     return Served(trial.judge(requests, result), by_tier(requests, result) if latencies else {})
 
@@ -127,14 +153,25 @@ def by_tier(requests: Sequence[PlannedRequest], result: SimulationResult) -> dic
         ended = [(v, slo) for request, v, slo in each if v is not None and request.tier == tier]
         of = [v for v, _ in ended]
         ttft_s = np.array([v.ttft_s for v in of if v.ttft_s is not None], dtype=np.float32)
-        ttlt_s = np.array([v.ttlt_s for v in of if v.ttlt_s is not None and v.finish_reason in GOOD_ENDS], dtype=np.float32)
+        ttlt_s = np.array(
+            [v.ttlt_s for v in of if v.ttlt_s is not None and v.finish_reason in GOOD_ENDS],
+            dtype=np.float32,
+        )
         plane = [both for both in (on_the_plane(v, slo) for v, slo in ended) if both is not None]
-        found[tier] = Latencies(np.sort(ttft_s), np.sort(ttlt_s), np.array(plane, dtype=np.float32).reshape(-1, 2))
+        found[tier] = Latencies(
+            np.sort(ttft_s), np.sort(ttlt_s), np.array(plane, dtype=np.float32).reshape(-1, 2)
+        )
     return found
 
 
 def on_the_plane(v: Verdict, slo: Slo) -> tuple[float, float] | None:
     """TTFT and mean TPOT over their bounds; None where one is missing."""
-    if v.finish_reason not in GOOD_ENDS or v.ttft_s is None or v.mean_tpot_s is None or slo.ttft_s is None or slo.tbt_s is None:
+    if (
+        v.finish_reason not in GOOD_ENDS
+        or v.ttft_s is None
+        or v.mean_tpot_s is None
+        or slo.ttft_s is None
+        or slo.tbt_s is None
+    ):
         return None
     return v.ttft_s / slo.ttft_s, v.mean_tpot_s / slo.tbt_s

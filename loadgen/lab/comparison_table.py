@@ -1,4 +1,6 @@
-"""Policies side by side as people read them: a row each, tiers as columns, and last what no scheduler without a draft model can beat."""
+"""Policies side by side as people read them: a row each, tiers as columns, and last what no
+scheduler without a draft model can beat.
+"""
 
 from collections.abc import Sequence
 
@@ -11,7 +13,8 @@ from loadgen.lab.figures_table import named, owed
 from loadgen.load.report import percent
 from shared.tiers import TierSet
 
-BOUND = "bound without drafts: at least"  # loadgen/bound knows no draft model: who speculates may do better
+# loadgen/bound knows no draft model: who speculates may do better
+BOUND = "bound without drafts: at least"
 
 
 def comparison_table(rounds: Sequence[Comparison], tiers: TierSet) -> Table:
@@ -19,9 +22,16 @@ def comparison_table(rounds: Sequence[Comparison], tiers: TierSet) -> Table:
     out = Table(title="Requests whose SLO was violated", title_justify="left", box=SIMPLE_HEAD)
     out.add_column("policy", overflow="fold", min_width=len(BOUND))
     out.add_column("all", justify="right", no_wrap=True)
-    shown = [name for name in tiers.tiers if any(name in found.by_tier for one in rounds for found in one.policies)]
+    shown = [
+        name
+        for name in tiers.tiers
+        if any(name in found.by_tier for one in rounds for found in one.policies)
+    ]
     for name in shown:
-        out.add_column(f"{escape(name)}\n[dim]{owed(tiers.tiers[name].slo).replace(', ', chr(10))}[/]", justify="right")
+        out.add_column(
+            f"{escape(name)}\n[dim]{owed(tiers.tiers[name].slo).replace(', ', chr(10))}[/]",
+            justify="right",
+        )
     for name in ("short", "long", "relegated"):
         out.add_column(name, justify="right", no_wrap=True)
     for one in rounds:
@@ -34,7 +44,10 @@ def comparison_table(rounds: Sequence[Comparison], tiers: TierSet) -> Table:
             out.add_row(
                 escape(named(found.policy, found.settings)),
                 f"[bold]{total}[/]" if best else total,
-                *(percent(group.violated_fraction) if (group := found.by_tier.get(name)) else "-" for name in shown),
+                *(
+                    percent(group.violated_fraction) if (group := found.by_tier.get(name)) else "-"
+                    for name in shown
+                ),
                 *(percent(found.by_length[name].violated_fraction) for name in ("short", "long")),
                 str(found.relegated),
             )

@@ -1,4 +1,6 @@
-"""A simulated run in loadgen's terms: its outcomes as a client would have seen them, and the figures of the `simulate` command."""
+"""A simulated run in loadgen's terms: its outcomes as a client would have seen them, and the
+figures of the `simulate` command.
+"""
 
 from collections.abc import Mapping, Sequence
 
@@ -13,7 +15,9 @@ from loadgen.simulator.simulation import ACCEPTANCE, DRAFT, SimulationResult
 from shared.core.verdict import GOOD_ENDS
 from shared.schemas import Verdict
 
-LONG_PERCENTILE = 90  # QoServe section 4.2: a request is long if its prompt is at or beyond this percentile of the workload's
+# QoServe section 4.2: a request is long if its prompt is at or beyond this percentile of the
+# workload's
+LONG_PERCENTILE = 90
 
 Values = NDArray[np.float64] | NDArray[np.float32]
 Mask = NDArray[np.bool_]
@@ -36,7 +40,9 @@ class Percentiles(Struct, frozen=True, kw_only=True):
 
 
 class Violations(Struct, frozen=True, kw_only=True):
-    """Requests whose SLO was not met, each under the first bound it broke; `tbt` is the pace as the definition judges it."""
+    """Requests whose SLO was not met, each under the first bound it broke; `tbt` is the pace as the
+    definition judges it.
+    """
 
     unfinished: int
     ttft: int
@@ -45,10 +51,11 @@ class Violations(Struct, frozen=True, kw_only=True):
 
 
 class Group(Struct, frozen=True, kw_only=True):
-    """Of these requests. `violated`: the SLO was not met, for whatever reason, an end that never came included.
+    """Of these requests. `violated`: the SLO was not met, for whatever reason, an end that never
+    came included.
 
-    `ttft_s`: of those that have a first token and ended; `tbt_s`: every gap between two tokens of one request, None where token times
-    were not kept; `ttlt_s`: of those that finished.
+    `ttft_s`: of those that have a first token and ended; `tbt_s`: every gap between two tokens of
+    one request, None where token times were not kept; `ttlt_s`: of those that finished.
     """
 
     offered: int
@@ -61,10 +68,12 @@ class Group(Struct, frozen=True, kw_only=True):
 
 
 class Figures(Struct, frozen=True, kw_only=True):
-    """What `slackline simulate --json` prints. `rate_rps` is the rate asked for, or else the requests offered over `duration_s`.
+    """What `slackline simulate --json` prints. `rate_rps` is the rate asked for, or else the
+    requests offered over `duration_s`.
 
-    `workload` names the workload or trace that lengths are from, `tiers` the set. `draft` and `acceptance` are of the draft model that
-    policies could use: of `drafted` tokens verified `accepted` were kept, in `verifications` of one request each.
+    `workload` names the workload or trace that lengths are from, `tiers` the set. `draft` and
+    `acceptance` are of the draft model that policies could use: of `drafted` tokens verified
+    `accepted` were kept, in `verifications` of one request each.
     """
 
     policy: str
@@ -97,12 +106,14 @@ class Figures(Struct, frozen=True, kw_only=True):
     simulated_s: float
     wall_s: float
     requests_per_wall_s: float
-    draft: float = 0.0  # these have defaults for the runs that loadgen/results keeps from before there were drafts
+    # these have defaults for the runs that loadgen/results keeps from before there were drafts
+    draft: float = 0.0
     acceptance: float = 0.0
     drafted: int = 0
     accepted: int = 0
     verifications: int = 0
-    goodput_tokens_per_s: float = 0.0  # output tokens of requests whose SLO was met ([adaserve] section 6.1)
+    # output tokens of requests whose SLO was met ([adaserve] section 6.1)
+    goodput_tokens_per_s: float = 0.0
 
 
 def figures(
@@ -123,21 +134,40 @@ def figures(
     draft: float = DRAFT,
     acceptance: float = ACCEPTANCE,
 ) -> Figures:
-    """Rates are over `duration_s`, the length of the offered load. Raises ConfigError for an unknown definition."""
+    """Rates are over `duration_s`, the length of the offered load. Raises ConfigError for an
+    unknown definition.
+    """
     verdicts, times = result.verdicts, result.token_unix_s
     broke = missed(definition, verdicts, result.slos, times)
     ttft_s = np.array([np.nan if v is None or v.ttft_s is None else v.ttft_s for v in verdicts])
-    ttlt_s = np.array([v.ttlt_s if v is not None and _finished(v) and v.ttlt_s is not None else np.nan for v in verdicts])
-    gaps_s, gaps = token_gaps_s(times) if times is not None else (np.empty(0, np.float32), np.zeros(len(verdicts), np.int64))
+    ttlt_s = np.array(
+        [
+            v.ttlt_s if v is not None and _finished(v) and v.ttlt_s is not None else np.nan
+            for v in verdicts
+        ]
+    )
+    gaps_s, gaps = (
+        token_gaps_s(times)
+        if times is not None
+        else (np.empty(0, np.float32), np.zeros(len(verdicts), np.int64))
+    )
 
     def group(members: Mask) -> Group:
-        offered, kinds = int(members.sum()), np.bincount(broke[members], minlength=len(Missed)).tolist()
+        offered, kinds = (
+            int(members.sum()),
+            np.bincount(broke[members], minlength=len(Missed)).tolist(),
+        )
         violated = offered - kinds[Missed.NOTHING]
         return Group(
             offered=offered,
             violated=violated,
             violated_fraction=violated / max(1, offered),
-            violations=Violations(unfinished=kinds[Missed.END], ttft=kinds[Missed.TTFT], tbt=kinds[Missed.TBT], ttlt=kinds[Missed.TTLT]),
+            violations=Violations(
+                unfinished=kinds[Missed.END],
+                ttft=kinds[Missed.TTFT],
+                tbt=kinds[Missed.TBT],
+                ttlt=kinds[Missed.TTLT],
+            ),
             ttft_s=Percentiles.of(_known(ttft_s[members])),
             tbt_s=Percentiles.of(gaps_s[np.repeat(members, gaps)]),
             ttlt_s=Percentiles.of(_known(ttlt_s[members])),
@@ -185,7 +215,11 @@ def figures(
         drafted=result.drafted,
         accepted=result.accepted,
         verifications=result.verifications,
-        goodput_tokens_per_s=sum(v.output_tokens for v, kind in zip(verdicts, broke, strict=True) if v and kind == Missed.NOTHING)
+        goodput_tokens_per_s=sum(
+            v.output_tokens
+            for v, kind in zip(verdicts, broke, strict=True)
+            if v and kind == Missed.NOTHING
+        )
         / duration_s,
     )
 
@@ -197,17 +231,23 @@ def long_prompts(requests: Sequence[PlannedRequest]) -> Mask:
     return long
 
 
-def token_gaps_s(token_unix_s: TokenTimes, block: int = 1024) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Every gap between two tokens of one request, request after request; and [requests] how many each has.
+def token_gaps_s(
+    token_unix_s: TokenTimes, block: int = 1024
+) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Every gap between two tokens of one request, request after request; and [requests] how many
+    each has.
 
-    Single precision holds them to a part in ten million, in half the memory. `block`: requests worked on at once.
+    Single precision holds them to a part in ten million, in half the memory. `block`: requests
+    worked on at once.
     """
     tokens = np.array([len(times) for times in token_unix_s], dtype=np.int64)
     gaps = np.maximum(tokens - 1, 0)
     gaps_s, filled = np.empty(int(gaps.sum()), dtype=np.float32), 0
     for begin in range(0, len(tokens), block):
         counts = tokens[begin : begin + block]
-        at_s = np.concatenate([np.asarray(times, dtype=np.float64) for times in token_unix_s[begin : begin + block]])
+        at_s = np.concatenate(
+            [np.asarray(times, dtype=np.float64) for times in token_unix_s[begin : begin + block]]
+        )
         first = np.zeros(len(at_s), dtype=bool)
         first[(np.cumsum(counts) - counts)[counts > 0]] = True
         found_s = np.diff(at_s)[~first[1:]]

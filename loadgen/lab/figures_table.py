@@ -1,4 +1,6 @@
-"""The figures of a simulated run as people read them: a row per tier, then the same requests by importance and by length."""
+"""The figures of a simulated run as people read them: a row per tier, then the same requests by
+importance and by length.
+"""
 
 from collections.abc import Mapping, Sequence
 
@@ -21,14 +23,37 @@ def figures_table(found: Figures, tiers: TierSet) -> Table:
 
     def row(name: str, slo: str, group: Group) -> None:
         spreads = (both(spread) for spread in (group.ttft_s, group.tbt_s, group.ttlt_s))
-        out.add_row(name, slo, str(group.offered), percent(group.violated_fraction) if group.offered else "-", _why(group), *spreads)
+        out.add_row(
+            name,
+            slo,
+            str(group.offered),
+            percent(group.violated_fraction) if group.offered else "-",
+            _why(group),
+            *spreads,
+        )
 
     for name, tier in tiers.tiers.items():
         if group := found.by_tier.get(name):
             row(name, owed(tier.slo), group)
-    out.add_row("all", "", str(found.offered), percent(found.violated_fraction), "", "", "", "", style="bold")
+    out.add_row(
+        "all",
+        "",
+        str(found.offered),
+        percent(found.violated_fraction),
+        "",
+        "",
+        "",
+        "",
+        style="bold",
+    )
     if (whole := found.by_session) is not None:
-        out.add_row("sessions", "all rounds", str(whole.offered), percent(whole.violated_fraction), style="bold")
+        out.add_row(
+            "sessions",
+            "all rounds",
+            str(whole.offered),
+            percent(whole.violated_fraction),
+            style="bold",
+        )
     out.add_section()
     if len(found.by_importance) > 1:
         for name, group in found.by_importance.items():
@@ -40,7 +65,9 @@ def figures_table(found: Figures, tiers: TierSet) -> Table:
 
 def circumstances(found: Figures, rate_rps: float | None) -> str:
     """What else decides the figures, in one line; `rate_rps` None: several."""
-    latency = "no control latency" if found.latency == "none" else f"control latency: {found.latency}"
+    latency = (
+        "no control latency" if found.latency == "none" else f"control latency: {found.latency}"
+    )
     replicas = "1 replica" if found.replicas == 1 else f"{found.replicas} replicas"
     rate = "" if rate_rps is None else f"{rate_rps:g} requests/s for "
     load = f"{found.workload}, {rate}{found.duration_s:g} s of arrivals, seed {found.seed}"
@@ -49,7 +76,9 @@ def circumstances(found: Figures, rate_rps: float | None) -> str:
 
 def named(policy: str, settings: Mapping[str, str]) -> str:
     """The policy with its settings, as `slackline compare --policies` takes them."""
-    return policy + (":" + "+".join(f"{key}={value}" for key, value in settings.items()) if settings else "")
+    return policy + (
+        ":" + "+".join(f"{key}={value}" for key, value in settings.items()) if settings else ""
+    )
 
 
 def both(spread: Percentiles) -> str:
@@ -65,10 +94,17 @@ def owed(slo: Slo) -> str:
         ("TTLT", slo.ttlt_s, slo.ttlt_x),
     )
     said = [f"{name} {seconds(bound_s)}" for name, bound_s, _ in bounds if bound_s is not None]
-    return ", ".join([*said, *(f"{name} {multiple:g}x" for name, _, multiple in bounds if multiple is not None)])
+    return ", ".join(
+        [*said, *(f"{name} {multiple:g}x" for name, _, multiple in bounds if multiple is not None)]
+    )
 
 
 def _why(group: Group) -> str:
     why = group.violations
-    kinds = (("TTFT", why.ttft), ("TBT", why.tbt), ("TTLT", why.ttlt), ("unfinished", why.unfinished))
+    kinds = (
+        ("TTFT", why.ttft),
+        ("TBT", why.tbt),
+        ("TTLT", why.ttlt),
+        ("unfinished", why.unfinished),
+    )
     return ", ".join(f"{count} {kind}" for kind, count in kinds if count)

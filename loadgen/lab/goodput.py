@@ -1,10 +1,13 @@
-"""How much load a policy carries: the highest rate of arrivals at which few enough requests miss their SLO.
+"""How much load a policy carries: the highest rate of arrivals at which few enough requests miss
+their SLO.
 
-Found by doubling or halving from a first rate until one rate passes and a higher one fails, and then by bisection (geometric) until
-they are within the precision of each other. What is returned is the largest rate *found* that passes whose next step up fails. Near
-the limit the fraction violated is not monotone in the rate: batches fall otherwise, one long prompt comes a moment earlier. So another
-first rate or seed may give another answer, and the difference is the noise of the figure; a longer run has less of it. Every rate is
-tried with the same seed: the same requests, their gaps scaled.
+Found by doubling or halving from a first rate until one rate passes and a higher one fails, and
+then by bisection (geometric) until they are within the precision of each other. What is returned is
+the largest rate *found* that passes whose next step up fails. Near the limit the fraction violated
+is not monotone in the rate: batches fall otherwise, one long prompt comes a moment earlier. So
+another first rate or seed may give another answer, and the difference is the noise of the figure; a
+longer run has less of it. Every rate is tried with the same seed: the same requests, their gaps
+scaled.
 """
 
 import math
@@ -14,12 +17,15 @@ from msgspec import Struct
 
 from shared.errors import ConfigError
 
-HIGHEST_RPS = 100_000.0  # a trace of few requests may never miss enough of them, however fast they come
+# a trace of few requests may never miss enough of them, however fast they come
+HIGHEST_RPS = 100_000.0
 DIGITS = 4  # of a rate that is tried
 
 
 class Probe(Struct, frozen=True, kw_only=True):
-    """One rate tried. `stopped`: the run was cut short once too many were known to be violated; the fraction is then a lower bound."""
+    """One rate tried. `stopped`: the run was cut short once too many were known to be violated; the
+    fraction is then a lower bound.
+    """
 
     rate_rps: float
     offered: int
@@ -27,22 +33,36 @@ class Probe(Struct, frozen=True, kw_only=True):
     stopped: bool
 
 
-def find_capacity(probe: Callable[[float], Probe], violations: float, precision: float, first_rps: float, lowest_rps: float) -> float:
-    """Requests per second; 0 if even the lowest rate tried fails. `violations`: the fraction that may be; `precision` is relative.
+def find_capacity(
+    probe: Callable[[float], Probe],
+    violations: float,
+    precision: float,
+    first_rps: float,
+    lowest_rps: float,
+) -> float:
+    """Requests per second; 0 if even the lowest rate tried fails. `violations`: the fraction that
+    may be; `precision` is relative.
 
     Raises ConfigError if no rate fails.
     """
     known: dict[float, bool] = {}
     while (rate_rps := next_rate(known, precision, first_rps, lowest_rps)) is not None:
         if rate_rps > HIGHEST_RPS:
-            raise ConfigError(f"no limit found: at {max(known):g} requests/s no more than {100 * violations:g} % are violated; offer more")
+            raise ConfigError(
+                f"no limit found: at {max(known):g} requests/s no more than {100 * violations:g} % are violated; offer more"
+            )
         known[rate_rps] = probe(rate_rps).violated_fraction <= violations
     return max((rate for rate, passed in known.items() if passed), default=0.0)
 
 
-def next_rate(known: Mapping[float, bool], precision: float, first_rps: float, lowest_rps: float) -> float | None:
+def next_rate(
+    known: Mapping[float, bool], precision: float, first_rps: float, lowest_rps: float
+) -> float | None:
     """The rate to try next, given which have passed; None when it is found."""
-    passed, failed = [rate for rate, well in known.items() if well], [rate for rate, well in known.items() if not well]
+    passed, failed = (
+        [rate for rate, well in known.items() if well],
+        [rate for rate, well in known.items() if not well],
+    )
     if not known:
         return first_rps
     if not failed:

@@ -1,6 +1,8 @@
-"""Which settings of a policy suit a load: each combination of a grid is tried in the simulator ([ascendra] sections 7 and 8.7).
+"""Which settings of a policy suit a load: each combination of a grid is tried in the simulator
+([ascendra] sections 7 and 8.7).
 
-By capacity, the highest rate that each carries, or by what each violates at one rate. Every configuration serves the same requests.
+By capacity, the highest rate that each carries, or by what each violates at one rate. Every
+configuration serves the same requests.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,11 +17,14 @@ from shared.policy.ascendra import policy as ascendra
 
 Grid = Mapping[str, Sequence[str]]
 
-MIXES_UP_TO = 6  # replicas: every mix of pools is tried; more are subgroups ([ascendra] section 8.7: to search less)
+# replicas: every mix of pools is tried; more are subgroups ([ascendra] section 8.7: to search less)
+MIXES_UP_TO = 6
 
 
 class Carried(Struct, frozen=True, kw_only=True):
-    """By capacity. `probes`: the rates tried, in that order; `capacity_rps` is 0 where even the lowest failed."""
+    """By capacity. `probes`: the rates tried, in that order; `capacity_rps` is 0 where even the
+    lowest failed.
+    """
 
     settings: dict[str, str]
     capacity_rps: float
@@ -34,7 +39,9 @@ class AtRate(Struct, frozen=True, kw_only=True):
 
 
 def parse_grid(words: Sequence[str], fixed: Mapping[str, str]) -> dict[str, list[str]]:
-    """Each `KEY=VALUE,VALUE,...`. Raises ConfigError for what is not, for a key or value given twice, and for a key that is fixed."""
+    """Each `KEY=VALUE,VALUE,...`. Raises ConfigError for what is not, for a key or value given
+    twice, and for a key that is fixed.
+    """
     grid: dict[str, list[str]] = {}
     for word in words:
         key, equals, text = word.partition("=")
@@ -50,15 +57,25 @@ def parse_grid(words: Sequence[str], fixed: Mapping[str, str]) -> dict[str, list
 
 
 def own_grid(policy: str, replicas: int, fixed: Mapping[str, str]) -> dict[str, list[str]]:
-    """What the paper of a policy would have searched, without what is fixed. Raises ConfigError where there is nothing.
+    """What the paper of a policy would have searched, without what is fixed. Raises ConfigError
+    where there is nothing.
 
-    Ascendra: the mix of pools (section 8.7), the offload threshold (section 5.3) and the batch size of LP (section 6.2). The paper
-    does not say which values; these are the default, half of it and twice it.
+    Ascendra: the mix of pools (section 8.7), the offload threshold (section 5.3) and the batch size
+    of LP (section 6.2). The paper does not say which values; these are the default, half of it and
+    twice it.
     """
     if policy != ascendra.Ascendra.name:
         raise ConfigError(f"policy {policy}: say what to try, with --grid KEY=VALUE,VALUE,...")
-    low_high = [f"{replicas - high}L{high}H" for high in range(1, replicas)] if replicas <= MIXES_UP_TO else list(ascendra.SUBGROUPS)
-    whole = {"subgroup": low_high, "worst_batches": ["0.5", "1", "2"], "batch_requests": ["64", "128", "256"]}
+    low_high = (
+        [f"{replicas - high}L{high}H" for high in range(1, replicas)]
+        if replicas <= MIXES_UP_TO
+        else list(ascendra.SUBGROUPS)
+    )
+    whole = {
+        "subgroup": low_high,
+        "worst_batches": ["0.5", "1", "2"],
+        "batch_requests": ["64", "128", "256"],
+    }
     return {key: values for key, values in whole.items() if values and key not in fixed}
 
 
@@ -69,4 +86,9 @@ def combinations(grid: Grid) -> list[dict[str, str]]:
 
 def best_first(found: Sequence[Carried | AtRate]) -> list[Carried | AtRate]:
     """The most capacity, or the fewest violations; equal ones in the order of the grid."""
-    return sorted(found, key=lambda one: -one.capacity_rps if isinstance(one, Carried) else one.figures.violated_fraction)
+    return sorted(
+        found,
+        key=lambda one: (
+            -one.capacity_rps if isinstance(one, Carried) else one.figures.violated_fraction
+        ),
+    )

@@ -1,4 +1,6 @@
-"""Independent pieces of work over several processes: the same results, in the same places, however many there are."""
+"""Independent pieces of work over several processes: the same results, in the same places, however
+many there are.
+"""
 
 import multiprocessing
 import os
@@ -28,7 +30,8 @@ def check_jobs(jobs: int) -> int:
 def run_all(tasks: Sequence[Callable[[], T]], jobs: int) -> Iterator[tuple[int, T]]:
     """(which task, its result), as they end. Tasks and results must be picklable.
 
-    Raises what a task raises. Whatever ends this early (an error, Ctrl-C) ends the other processes too; they do not outlive this one.
+    Raises what a task raises. Whatever ends this early (an error, Ctrl-C) ends the other processes
+    too; they do not outlive this one.
     """
     if jobs == 1 or len(tasks) == 1:
         yield from ((number, task()) for number, task in enumerate(tasks))

@@ -1,5 +1,6 @@
-"""Plots of a comparison, as SVG: what was violated, how long it took, and both over load ([qoserve] Figures 10 and 11); and where requests
-lie between TTFT and TPOT ([sola] Figures 1 and 9)."""
+"""Plots of a comparison, as SVG: what was violated, how long it took, and both over load ([qoserve]
+Figures 10 and 11); and where requests lie between TTFT and TPOT ([sola] Figures 1 and 9).
+"""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -21,10 +22,12 @@ from shared.errors import ConfigError
 from shared.tiers import TierSet
 from shared.vocabulary import Slo
 
-# Okabe and Ito's colours, which most colour-blind readers tell apart; beyond eight policies they come again, dashed.
+# Okabe and Ito's colours, which most colour-blind readers tell apart; beyond eight policies they
+# come again, dashed.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#8c6d31")
 DASHES = ("-", "--", ":")
-BOUND, BOUND_COLOUR = "bound without drafts", "#666666"  # loadgen/bound knows no draft model: who speculates may do better
+# loadgen/bound knows no draft model: who speculates may do better
+BOUND, BOUND_COLOUR = "bound without drafts", "#666666"
 QUANTILES = np.linspace(0, 1, 401)  # of a distribution: as much as the eye can see
 FAR = 4  # a bound so many times beyond what was measured would only squeeze the rest
 ROOMY = 300  # an axis that spans less has room for ticks between powers of ten
@@ -66,17 +69,39 @@ def violations(found: Comparison, tiers: TierSet) -> Figure:
     groups = ["all", *_shown([found], tiers)]
     policies = found.policies
     figure, [axes] = _figure(
-        1, 1, "Requests whose SLO was violated", circumstances(policies[0], found.rate_rps), width=max(7.0, 1.9 * len(groups))
+        1,
+        1,
+        "Requests whose SLO was violated",
+        circumstances(policies[0], found.rate_rps),
+        width=max(7.0, 1.9 * len(groups)),
     )
     width = 0.8 / len(policies)
     for n, policy in enumerate(policies):
         at = [place - 0.4 + width * (n + 0.5) for place in range(len(groups))]
         percents = [100 * _violated(policy, group) for group in groups]
-        bars = axes.bar(at, percents, 0.92 * width, color=COLOURS[n % len(COLOURS)], label=named(policy.policy, policy.settings))
-        axes.bar_label(bars, [f"{value:.1f}" for value in percents], padding=1, fontsize=7, color="#444444")
+        bars = axes.bar(
+            at,
+            percents,
+            0.92 * width,
+            color=COLOURS[n % len(COLOURS)],
+            label=named(policy.policy, policy.settings),
+        )
+        axes.bar_label(
+            bars, [f"{value:.1f}" for value in percents], padding=1, fontsize=7, color="#444444"
+        )
     bound = 100 * found.bound.violated_fraction
-    axes.hlines(bound, -0.46, 0.46, color=BOUND_COLOUR, linestyle="--", label=f"{BOUND}, of all: {bound:.1f} %")
-    axes.set_xticks(range(len(groups)), [name if name == "all" else f"{name}\n{owed(tiers.tiers[name].slo)}" for name in groups])
+    axes.hlines(
+        bound,
+        -0.46,
+        0.46,
+        color=BOUND_COLOUR,
+        linestyle="--",
+        label=f"{BOUND}, of all: {bound:.1f} %",
+    )
+    axes.set_xticks(
+        range(len(groups)),
+        [name if name == "all" else f"{name}\n{owed(tiers.tiers[name].slo)}" for name in groups],
+    )
     axes.tick_params(axis="x", length=0)
     axes.set_ylabel("violated, % of offered")
     axes.legend(frameon=False, ncols=4, loc="lower left", bbox_to_anchor=(0, 1.0))
@@ -87,15 +112,24 @@ def latency_distributions(one: Round, tiers: TierSet) -> Figure:
     """A row for TTFT and one for TTLT, a column per tier; a tier's bound is a vertical line."""
     found, shown = one.comparison, _shown([one.comparison], tiers)
     title = "Latency of requests, cumulative"
-    figure, every = _figure(2, len(shown), title, circumstances(found.policies[0], found.rate_rps), sharey=True)
+    figure, every = _figure(
+        2, len(shown), title, circumstances(found.policies[0], found.rate_rps), sharey=True
+    )
     for place, tier in enumerate(shown):
         slo = tiers.tiers[tier].slo
         for row, (what, bound_s) in enumerate((("TTFT", slo.ttft_s), ("TTLT", slo.ttlt_s))):
             axes = every[row * len(shown) + place]
-            for n, (policy, latencies) in enumerate(zip(found.policies, one.latencies, strict=True)):
+            for n, (policy, latencies) in enumerate(
+                zip(found.policies, one.latencies, strict=True)
+            ):
                 values_s = _of(latencies, tier, row)
                 if len(values_s):
-                    axes.plot(np.quantile(values_s, QUANTILES), 100 * QUANTILES, **_line(n), label=named(policy.policy, policy.settings))
+                    axes.plot(
+                        np.quantile(values_s, QUANTILES),
+                        100 * QUANTILES,
+                        **_line(n),
+                        label=named(policy.policy, policy.settings),
+                    )
             axes.set_xscale("log")
             _bound_line(axes, bound_s)
             _plain(axes.xaxis)
@@ -109,12 +143,31 @@ def latency_distributions(one: Round, tiers: TierSet) -> Figure:
 
 
 def plane(one: Round, tiers: TierSet) -> Figure:
-    """[sola] Figures 1 and 9: a panel for each policy, a point for each request that is bound in both, and the box of those within both."""
+    """[sola] Figures 1 and 9: a panel for each policy, a point for each request that is bound in
+    both, and the box of those within both.
+    """
     found = one.comparison
-    title, below = "TTFT and mean TPOT of requests, each over its bound", circumstances(found.policies[0], found.rate_rps)
-    figure, panels = _figure(1, len(found.policies), title, below, width=max(7.0, 3.6 * len(found.policies)), sharex=True, sharey=True)
-    shown = [tier for tier in _shown([found], tiers) if any(tier in each and len(each[tier].plane) for each in one.latencies)]
-    every = np.concatenate([each[tier].plane for each in one.latencies for tier in shown if tier in each])
+    title, below = (
+        "TTFT and mean TPOT of requests, each over its bound",
+        circumstances(found.policies[0], found.rate_rps),
+    )
+    figure, panels = _figure(
+        1,
+        len(found.policies),
+        title,
+        below,
+        width=max(7.0, 3.6 * len(found.policies)),
+        sharex=True,
+        sharey=True,
+    )
+    shown = [
+        tier
+        for tier in _shown([found], tiers)
+        if any(tier in each and len(each[tier].plane) for each in one.latencies)
+    ]
+    every = np.concatenate(
+        [each[tier].plane for each in one.latencies for tier in shown if tier in each]
+    )
     low, high = every.min(axis=0), every.max(axis=0)
     for axes, policy, latencies in zip(panels, found.policies, one.latencies, strict=True):
         within = np.concatenate([latencies[tier].plane for tier in shown if tier in latencies])
@@ -122,7 +175,9 @@ def plane(one: Round, tiers: TierSet) -> Figure:
             points = latencies[tier].plane if tier in latencies else within[:0]
             points = points[:: max(1, -(-len(within) // POINTS))]
             if len(points):
-                axes.add_patch(_dots(points, COLOURS[n % len(COLOURS)], tier if len(shown) > 1 else ""))
+                axes.add_patch(
+                    _dots(points, COLOURS[n % len(COLOURS)], tier if len(shown) > 1 else "")
+                )
         axes.set_xscale("log")
         axes.set_yscale("log")
         axes.set_xlim(0.8 * min(low[0], 1), 1.25 * max(high[0], 1))
@@ -131,30 +186,56 @@ def plane(one: Round, tiers: TierSet) -> Figure:
         _plain(axes.xaxis)
         _plain(axes.yaxis)
         share = 100 * (within <= 1).all(axis=1).mean() if len(within) else 0.0
-        axes.set_title(f"{named(policy.policy, policy.settings)}\n{share:.1f} % of those that finished within both", fontsize=8)
+        axes.set_title(
+            f"{named(policy.policy, policy.settings)}\n{share:.1f} % of those that finished within both",
+            fontsize=8,
+        )
         axes.set_xlabel("TTFT / SLO")
     panels[0].set_ylabel("mean TPOT / SLO")
     if len(shown) > 1:
-        figure.legend(*panels[0].get_legend_handles_labels(), frameon=False, loc="outside right upper")
+        figure.legend(
+            *panels[0].get_legend_handles_labels(), frameon=False, loc="outside right upper"
+        )
     return figure
 
 
 def _dots(points: Any, colour: str, label: str) -> PathPatch:
-    """A dot for each of [points, 2]: strokes of hardly any length, with round ends, which take less of a file than markers."""
-    outline = Outline(np.stack((points, 1.001 * points), axis=1).reshape(-1, 2), np.tile((Outline.MOVETO, Outline.LINETO), len(points)))
+    """A dot for each of [points, 2]: strokes of hardly any length, with round ends, which take less
+    of a file than markers.
+    """
+    outline = Outline(
+        np.stack((points, 1.001 * points), axis=1).reshape(-1, 2),
+        np.tile((Outline.MOVETO, Outline.LINETO), len(points)),
+    )
     outline.should_simplify = False
-    return PathPatch(outline, fill=False, edgecolor=colour, linewidth=2.2, capstyle="round", alpha=0.6, label=label)
+    return PathPatch(
+        outline,
+        fill=False,
+        edgecolor=colour,
+        linewidth=2.2,
+        capstyle="round",
+        alpha=0.6,
+        label=label,
+    )
 
 
 def violations_over_load(found: Sequence[Comparison], tiers: TierSet) -> Figure:
-    """[qoserve] Figure 11: of all requests with the bound, of each tier, of short and of long prompts."""
+    """[qoserve] Figure 11: of all requests with the bound, of each tier, of short and of long
+    prompts.
+    """
     panels = ["all", *_shown(found, tiers), "short", "long"]
     figure, every = _figure(
-        -(-len(panels) // 3), 3, "Requests whose SLO was violated, over load", circumstances(found[0].policies[0], None)
+        -(-len(panels) // 3),
+        3,
+        "Requests whose SLO was violated, over load",
+        circumstances(found[0].policies[0], None),
     )
     rates = [one.rate_rps for one in found]
     for axes, panel in zip(every, panels, strict=False):
-        curves = [[100 * _violated(one.policies[n], panel) for one in found] for n in range(len(found[0].policies))]
+        curves = [
+            [100 * _violated(one.policies[n], panel) for one in found]
+            for n in range(len(found[0].policies))
+        ]
         for n, curve in enumerate(curves):
             axes.plot(rates, curve, marker="o", markersize=3, **_line(n))
         if panel == "all":
@@ -162,31 +243,50 @@ def violations_over_load(found: Sequence[Comparison], tiers: TierSet) -> Figure:
             axes.plot(rates, bound, color=BOUND_COLOUR, linestyle="--", linewidth=1)
             curves.append(bound)
         axes.set_ylim(0, max(1.0, axes.get_ylim()[1]))
-        axes.set_title({"all": "all requests", "short": "short prompts", "long": "long prompts"}.get(panel, panel))
+        axes.set_title(
+            {"all": "all requests", "short": "short prompts", "long": "long prompts"}.get(
+                panel, panel
+            )
+        )
         _axes_over_load(axes, rates, "violated, %")
-        _label_ends(axes, rates[-1], curves, _names(found[0].policies) + ([BOUND] if panel == "all" else []))
+        _label_ends(
+            axes, rates[-1], curves, _names(found[0].policies) + ([BOUND] if panel == "all" else [])
+        )
     for axes in every[len(panels) :]:
         axes.remove()
     return figure
 
 
 def latency_over_load(found: Sequence[Comparison], tiers: TierSet) -> Figure:
-    """[qoserve] Figure 10: median and 95th percentile of what each tier is bound by first; missing where nothing finished."""
+    """[qoserve] Figure 10: median and 95th percentile of what each tier is bound by first; missing
+    where nothing finished.
+    """
     shown = _shown(found, tiers)
-    figure, every = _figure(2, len(shown), "Latency of requests, over load", circumstances(found[0].policies[0], None))
+    figure, every = _figure(
+        2, len(shown), "Latency of requests, over load", circumstances(found[0].policies[0], None)
+    )
     rates = [one.rate_rps for one in found]
     for place, tier in enumerate(shown):
         slo = tiers.tiers[tier].slo
         what, bound_s = ("TTFT", slo.ttft_s) if slo.interactive else ("TTLT", slo.ttlt_s)
         for row, percentile in enumerate(("p50", "p95")):
             axes = every[row * len(shown) + place]
-            curves = [[_percentile(one.policies[n], tier, slo, percentile) for one in found] for n in range(len(found[0].policies))]
+            curves = [
+                [_percentile(one.policies[n], tier, slo, percentile) for one in found]
+                for n in range(len(found[0].policies))
+            ]
             for n, curve in enumerate(curves):
                 axes.plot(rates, curve, marker="o", markersize=3, **_line(n))
             axes.set_yscale("log")
             if bound_s is not None and bound_s < FAR * axes.get_ylim()[1]:
                 axes.axhline(bound_s, color=BOUND_COLOUR, linestyle="--", linewidth=1)
-                axes.annotate(f"SLO {bound_s:g} s", (rates[0], bound_s), fontsize=7, color=BOUND_COLOUR, va="bottom")
+                axes.annotate(
+                    f"SLO {bound_s:g} s",
+                    (rates[0], bound_s),
+                    fontsize=7,
+                    color=BOUND_COLOUR,
+                    va="bottom",
+                )
             _plain(axes.yaxis)
             axes.set_title(f"{tier}: {what} {percentile}")
             _axes_over_load(axes, rates, "s, log scale")
@@ -195,10 +295,20 @@ def latency_over_load(found: Sequence[Comparison], tiers: TierSet) -> Figure:
 
 
 def _figure(
-    rows: int, columns: int, title: str, subtitle: str, *, width: float = 0.0, sharex: bool = False, sharey: bool = False
+    rows: int,
+    columns: int,
+    title: str,
+    subtitle: str,
+    *,
+    width: float = 0.0,
+    sharex: bool = False,
+    sharey: bool = False,
 ) -> tuple[Figure, list[Axes]]:
     """Without pyplot, which would keep every figure and pick a backend."""
-    figure = Figure(figsize=(width or 3.6 * columns, 1.2 + 2.6 * rows if rows > 1 else 4.4), layout="constrained")
+    figure = Figure(
+        figsize=(width or 3.6 * columns, 1.2 + 2.6 * rows if rows > 1 else 4.4),
+        layout="constrained",
+    )
     axes = figure.subplots(rows, columns, squeeze=False, sharex=sharex, sharey=sharey)
     figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold")
     figure.supxlabel(subtitle, x=0.01, ha="left", fontsize=8, color="#555555")
@@ -206,7 +316,11 @@ def _figure(
 
 
 def _line(n: int) -> dict[str, Any]:
-    return {"color": COLOURS[n % len(COLOURS)], "linestyle": DASHES[n // len(COLOURS) % len(DASHES)], "linewidth": 1.5}
+    return {
+        "color": COLOURS[n % len(COLOURS)],
+        "linestyle": DASHES[n // len(COLOURS) % len(DASHES)],
+        "linewidth": 1.5,
+    }
 
 
 def _names(policies: Sequence[Figures]) -> list[str]:
@@ -215,13 +329,19 @@ def _names(policies: Sequence[Figures]) -> list[str]:
 
 def _shown(found: Sequence[Comparison], tiers: TierSet) -> list[str]:
     """Tiers that any request is of, tightest first."""
-    return [name for name in tiers.tiers if any(name in figures.by_tier for one in found for figures in one.policies)]
+    return [
+        name
+        for name in tiers.tiers
+        if any(name in figures.by_tier for one in found for figures in one.policies)
+    ]
 
 
 def _violated(found: Figures, panel: str) -> float:
     if panel == "all":
         return found.violated_fraction
-    group: Group | None = found.by_length[panel] if panel in ("short", "long") else found.by_tier.get(panel)
+    group: Group | None = (
+        found.by_length[panel] if panel in ("short", "long") else found.by_tier.get(panel)
+    )
     return group.violated_fraction if group is not None else 0.0
 
 
@@ -231,7 +351,9 @@ def _of(latencies: dict[str, Latencies], tier: str, row: int) -> Any:
 
 def _percentile(found: Figures, tier: str, slo: Slo, percentile: str) -> float:
     group = found.by_tier.get(tier)
-    spread: Percentiles | None = None if group is None else group.ttft_s if slo.interactive else group.ttlt_s
+    spread: Percentiles | None = (
+        None if group is None else group.ttft_s if slo.interactive else group.ttlt_s
+    )
     value: float | None = None if spread is None else getattr(spread, percentile)
     return float("nan") if value is None else value
 
@@ -239,11 +361,15 @@ def _percentile(found: Figures, tier: str, slo: Slo, percentile: str) -> float:
 def _bound_line(axes: Axes, bound_s: float | None) -> None:
     if bound_s is not None and bound_s < FAR * axes.get_xlim()[1]:
         axes.axvline(bound_s, color=BOUND_COLOUR, linestyle="--", linewidth=1)
-        axes.annotate(f"SLO {bound_s:g} s ", (bound_s, 4), fontsize=7, color=BOUND_COLOUR, ha="right")
+        axes.annotate(
+            f"SLO {bound_s:g} s ", (bound_s, 4), fontsize=7, color=BOUND_COLOUR, ha="right"
+        )
 
 
 def _plain(axis: Axis) -> None:
-    """0.1, 0.2, 0.5, 1 rather than powers of ten, as many as there is room for. Call it once all is drawn."""
+    """0.1, 0.2, 0.5, 1 rather than powers of ten, as many as there is room for. Call it once all is
+    drawn.
+    """
     low, high = axis.get_view_interval()
     axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < ROOMY * low else (1,), numticks=12))
     axis.set_major_formatter("{x:g}")
@@ -256,10 +382,14 @@ def _axes_over_load(axes: Axes, rates: Sequence[float], unit: str) -> None:
     axes.set_ylabel(unit)
 
 
-def _label_ends(axes: Axes, at: float, curves: Sequence[Sequence[float]], names: Sequence[str]) -> None:
+def _label_ends(
+    axes: Axes, at: float, curves: Sequence[Sequence[float]], names: Sequence[str]
+) -> None:
     """Each name at the right end of its line, moved up where two would lie over each other."""
     to_axes = (axes.transScale + axes.transLimits).transform
-    ends = [(to_axes((at, curve[-1]))[1], n) for n, curve in enumerate(curves) if np.isfinite(curve[-1])]
+    ends = [
+        (to_axes((at, curve[-1]))[1], n) for n, curve in enumerate(curves) if np.isfinite(curve[-1])
+    ]
     lowest = -1.0
     for height, n in sorted(ends):
         lowest = max(height, lowest + LABEL_GAP)

@@ -1,4 +1,6 @@
-"""A profile from a file of measured iterations: reads them, fits a form, and states the error on a fifth that the fit did not see."""
+"""A profile from a file of measured iterations: reads them, fits a form, and states the error on a
+fifth that the fit did not see.
+"""
 
 import csv
 import math
@@ -17,32 +19,43 @@ from shared.perf.shape import BatchShape
 SECONDS = "seconds"
 COLUMNS = (*BatchShape._fields, SECONDS)
 WHOLE = frozenset(("prefill_tokens", "prefills", "prefill_has", "decodes", "decode_context"))
-HELD_OUT = 0.2  # of the iterations, drawn with a fixed seed: measurements go in rounds, and every fifth could be of one kind
-SPLITS = np.linspace(0.05, 0.95, 19)  # of the roofline's two lines, as quantiles of the tokens of a batch
+# of the iterations, drawn with a fixed seed: measurements go in rounds, and every fifth could be of
+# one kind
+HELD_OUT = 0.2
+# of the roofline's two lines, as quantiles of the tokens of a batch
+SPLITS = np.linspace(0.05, 0.95, 19)
 
 
 def read_timings(path: Path) -> list[Timed]:
-    """A CSV with the columns COLUMNS, others ignored. Raises ConfigError that names line and column."""
+    """A CSV with the columns COLUMNS, others ignored. Raises ConfigError that names line and
+    column.
+    """
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             timings = list(_rows(path, csv.DictReader(file)))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ConfigError(f"timings {path}: cannot be read: {error}") from error
     if len(timings) < LEAST:
-        raise ConfigError(f"timings {path}: {len(timings)} iterations are too few to fit a profile: it takes {LEAST}")
+        raise ConfigError(
+            f"timings {path}: {len(timings)} iterations are too few to fit a profile: it takes {LEAST}"
+        )
     return timings
 
 
 def _rows(path: Path, reader: "csv.DictReader[str]") -> Iterator[Timed]:
     absent = [name for name in COLUMNS if name not in (reader.fieldnames or ())]
     if absent:
-        raise ConfigError(f"timings {path}, line 1: no column {', '.join(absent)}; the header must have {', '.join(COLUMNS)}")
+        raise ConfigError(
+            f"timings {path}, line 1: no column {', '.join(absent)}; the header must have {', '.join(COLUMNS)}"
+        )
     for cells in reader:
         here = f"timings {path}, line {reader.line_num}"
         values = {name: _value(here, name, cells[name]) for name in COLUMNS}
         seconds = values.pop(SECONDS)
         tokens, prefills, square, cross, has, decodes, context = values.values()
-        shape = BatchShape(int(tokens), int(prefills), square, cross, int(has), int(decodes), int(context))
+        shape = BatchShape(
+            int(tokens), int(prefills), square, cross, int(has), int(decodes), int(context)
+        )
         if shape.tokens == 0 or seconds == 0:
             raise ConfigError(f"{here}: an iteration must have tokens and take time")
         yield Timed(shape, seconds)
@@ -60,27 +73,38 @@ def _value(here: str, column: str, cell: str | None) -> float:
 
 
 def fit_form(form: str, timings: Sequence[Timed], source: str) -> tuple[Form, FitError]:
-    """The form fitted to all timings, and the error of its fit to four fifths on the last. Raises ConfigError for an unknown form."""
+    """The form fitted to all timings, and the error of its fit to four fifths on the last. Raises
+    ConfigError for an unknown form.
+    """
     if form not in FITTED:
         raise ConfigError(f"form `{form}` is not fitted here; there are {', '.join(FITTED)}")
     fit = FITTED[form]
     drawn = set(Random(0).sample(range(len(timings)), round(HELD_OUT * len(timings))))
-    held_out, seen = [timings[n] for n in sorted(drawn)], [timed for n, timed in enumerate(timings) if n not in drawn]
+    held_out, seen = (
+        [timings[n] for n in sorted(drawn)],
+        [timed for n, timed in enumerate(timings) if n not in drawn],
+    )
     against = f"{len(held_out)} of {len(timings)} iterations of {source}, held out; the coefficients are of all"
     return fit(timings), error_of(fit(seen).profile("held-out", 0.0), held_out, against)
 
 
 def sola_polynomial(timings: Sequence[Timed]) -> SolaPolynomial:
-    """Source: [sola] Eq. 3, 4; deviation: no coefficient is below 0, and relative errors are minimised."""
+    """Source: [sola] Eq. 3, 4; deviation: no coefficient is below 0, and relative errors are
+    minimised.
+    """
     rows = np.array([timed.shape for timed in timings], dtype=np.float64)
     tokens, prefills, square, cross, decodes, context = (rows[:, n] for n in (0, 1, 2, 3, 5, 6))
     design = np.column_stack([cross, square, tokens, prefills > 0, decodes, context, decodes > 0])
-    a0, b0, c0, d0, a1, b1, c1 = least_relative_error(design, np.array([timed.exec_s for timed in timings])).tolist()
+    a0, b0, c0, d0, a1, b1, c1 = least_relative_error(
+        design, np.array([timed.exec_s for timed in timings])
+    ).tolist()
     return SolaPolynomial(a0=a0, b0=b0, c0=c0, d0=d0, a1=a1, b1=b1, c1=c1)
 
 
 def slos_serve_roofline(timings: Sequence[Timed]) -> SlosServeRoofline:
-    """Two lines over tokens, one fitted to the batches up to some size and one to the larger: the split with the least error is taken."""
+    """Two lines over tokens, one fitted to the batches up to some size and one to the larger: the
+    split with the least error is taken.
+    """
     tokens = np.array([timed.shape.tokens for timed in timings], dtype=np.float64)
     exec_s = np.array([timed.exec_s for timed in timings])
     design = np.column_stack([tokens, np.ones(len(tokens))])

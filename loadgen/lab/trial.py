@@ -17,7 +17,9 @@ LATENCIES = {"none": Latency.none, "live": Latency.live}
 
 
 class Trial(Struct, frozen=True, kw_only=True):
-    """A value: it may travel to another process. `rate_rps` None: as recorded; `wait_s` None: until all requests have ended."""
+    """A value: it may travel to another process. `rate_rps` None: as recorded; `wait_s` None: until
+    all requests have ended.
+    """
 
     policy: str
     settings: Mapping[str, str]
@@ -46,7 +48,8 @@ class Trial(Struct, frozen=True, kw_only=True):
         most_missed: int | None = None,
         progress: Callable[[float, int], None] | None = None,
     ) -> SimulationResult:
-        """Token times are kept if wished, or if the definition needs them. `most_missed` is of requests that ended, by the definition.
+        """Token times are kept if wished, or if the definition needs them. `most_missed` is of
+        requests that ended, by the definition.
 
         Raises ConfigError for a request that no replica can hold.
         """

@@ -18,13 +18,17 @@ CONNECT_S = 3.0  # a person is waiting
 @asynccontextmanager
 async def connected(url: str, name: str, clock: Clock, patience: Patience) -> AsyncIterator[Client]:
     """Raises BusError if nothing usable listens at `url`."""
-    # Standard output is for answers and tables; of the bus, only what went wrong is of interest here.
+    # Standard output is for answers and tables; of the bus, only what went wrong is of interest
+    # here.
     structlog.configure(
-        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING), logger_factory=structlog.PrintLoggerFactory(sys.stderr)
+        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )
     async with AsyncExitStack() as stack:
         try:
             bus = await stack.enter_async_context(connect(url, name, connect_s=CONNECT_S))
         except ConfigError as error:
-            raise BusError(f"{error}: start a fleet with `slackline up`, or say where one is with --url or SLACKLINE_URL") from error
+            raise BusError(
+                f"{error}: start a fleet with `slackline up`, or say where one is with --url or SLACKLINE_URL"
+            ) from error
         yield await stack.enter_async_context(Client(bus, clock, patience=patience))

@@ -1,24 +1,28 @@
 """When a request's SLO counts as met: the four definitions of the literature, each a named option.
 
-A request meets its SLO if it finished (by stop or length) and kept every bound that its tier states. The definitions differ in how
-the pace, the bound `tbt_s`, is judged:
+A request meets its SLO if it finished (by stop or length) and kept every bound that its tier
+states. The definitions differ in how the pace, the bound `tbt_s`, is judged:
 
-deadline     Token n by its own deadline, arrival + TTFT + (n-1) TBT; being early banks slack. Source: [qoserve] Eq. 1-3. It is what
-             the verdict of a live request says.
-mean-tpot    The mean time per output token after the first is at most TBT. Source: [sola], [ascendra], [adaserve].
-max-tpot-10  The mean over each 10 tokens after the first is at most TBT, for the worst of them. Source: [slos-serve] section 6,
-             "we measure the TPOT every 10 tokens"; the paper does not say what becomes of a rest of fewer than 10: here it is judged
-             with those before it, as the last 10 tokens. An output of 2 to 10 tokens is judged as one.
-ttlt         Neither the first token nor the pace count, only the time to the last token. For a tier without a TTLT that is the
-             deadline that TTFT and TBT give the last token ([qoserve] Eq. 2).
+deadline     Token n by its own deadline, arrival + TTFT + (n-1) TBT; being early banks slack.
+             Source: [qoserve] Eq. 1-3. It is what the verdict of a live request says. mean-tpot
+             The mean time per output token after the first is at most TBT. Source: [sola],
+             [ascendra], [adaserve]. max-tpot-10  The mean over each 10 tokens after the first is at
+             most TBT, for the worst of them. Source: [slos-serve] section 6, "we measure the TPOT
+             every 10 tokens"; the paper does not say what becomes of a rest of fewer than 10: here
+             it is judged with those before it, as the last 10 tokens. An output of 2 to 10 tokens
+             is judged as one. ttlt         Neither the first token nor the pace count, only the
+             time to the last token. For a tier without a TTLT that is the deadline that TTFT and
+             TBT give the last token ([qoserve] Eq. 2).
 
-TTFT and TTLT are judged alike by the first three: a tier that has no TTFT or no TBT is not held to one, so a tier with nothing but a
-TTLT is judged the same by all four. For what a tier has too little for: under `ttlt`, a tier without TTFT has its pace
-counted from its first token, and a tier with nothing but a TTFT is held to that.
+TTFT and TTLT are judged alike by the first three: a tier that has no TTFT or no TBT is not held to
+one, so a tier with nothing but a TTLT is judged the same by all four. For what a tier has too
+little for: under `ttlt`, a tier without TTFT has its pace counted from its first token, and a tier
+with nothing but a TTFT is held to that.
 
-A request that thinks has a pace for each of its two stages, and is judged stage by stage ([slos-serve] sections 1 and 6): a mean or ten
-tokens lie within one stage, the thinking ones against `thinking_tbt_s`, the rest, from the end of thinking on, against `tbt_s`; deadlines
-grow by the pace of the stage that a token is in.
+A request that thinks has a pace for each of its two stages, and is judged stage by stage
+([slos-serve] sections 1 and 6): a mean or ten tokens lie within one stage, the thinking ones
+against `thinking_tbt_s`, the rest, from the end of thinking on, against `tbt_s`; deadlines grow by
+the pace of the stage that a token is in.
 
 TTFT and TTLT begin when the request arrives, queueing included. An output of one token has no pace.
 """
@@ -38,7 +42,8 @@ from shared.vocabulary import Slo
 DEADLINE, MEAN_TPOT, MAX_TPOT_10, TTLT = "deadline", "mean-tpot", "max-tpot-10", "ttlt"
 DEFINITIONS = (DEADLINE, MEAN_TPOT, MAX_TPOT_10, TTLT)
 WINDOW_TOKENS = 10  # SLOs-Serve section 6
-CLOSE_S = 1e-9  # sums of deadlines round: what is late by less is on time, as in shared.vocabulary.Measure
+# sums of deadlines round: what is late by less is on time, as in shared.vocabulary.Measure
+CLOSE_S = 1e-9
 
 Seconds = NDArray[np.float64]
 TokenTimes = Sequence[Sequence[float]]  # of each request, when its tokens came, ascending
@@ -67,26 +72,41 @@ def needs_token_times(definition: str) -> bool:
 
 
 def missed(
-    definition: str, verdicts: Sequence[Verdict | None], slos: Sequence[Slo], token_unix_s: TokenTimes | None = None
+    definition: str,
+    verdicts: Sequence[Verdict | None],
+    slos: Sequence[Slo],
+    token_unix_s: TokenTimes | None = None,
 ) -> NDArray[np.int8]:
     """[requests] what each one broke, as Missed. A verdict is None where the run ended first.
 
-    `token_unix_s` is needed where `needs_token_times`. Raises ConfigError for an unknown definition.
+    `token_unix_s` is needed where `needs_token_times`. Raises ConfigError for an unknown
+    definition.
     """
     found = np.full(len(verdicts), Missed.END, dtype=np.int8)
-    ended = [(n, v) for n, v in enumerate(verdicts) if v is not None and v.finish_reason in GOOD_ENDS and v.ttlt_s is not None]
+    ended = [
+        (n, v)
+        for n, v in enumerate(verdicts)
+        if v is not None and v.finish_reason in GOOD_ENDS and v.ttlt_s is not None
+    ]
     if not ended:
         return found
     numbers = np.array([n for n, _ in ended])
     of = [verdict for _, verdict in ended]
-    ttft_s, ttlt_s = (np.array(values, dtype=np.float64) for values in ([v.ttft_s for v in of], [v.ttlt_s for v in of]))
+    ttft_s, ttlt_s = (
+        np.array(values, dtype=np.float64)
+        for values in ([v.ttft_s for v in of], [v.ttlt_s for v in of])
+    )
     ttft_due_s, tbt_due_s, ttlt_due_s, thinking_due_s = (
-        np.array([math.inf if (bound_s := bound_of(slos[n])) is None else bound_s for n, _ in ended]) for bound_of in _BOUNDS
+        np.array(
+            [math.inf if (bound_s := bound_of(slos[n])) is None else bound_s for n, _ in ended]
+        )
+        for bound_of in _BOUNDS
     )
     late = np.zeros((len(Missed), len(ended)), dtype=bool)
     thinking = np.array([v.thinking_tokens for v in of])
     thinking_gaps = np.maximum(thinking - 1, 0)
-    gaps = np.array([v.output_tokens for v in of]) - 1 - thinking_gaps  # between tokens of the response, and before its first
+    # between tokens of the response, and before its first
+    gaps = np.array([v.output_tokens for v in of]) - 1 - thinking_gaps
     if check(definition) == TTLT:
         by_pace_s = _owed_s(thinking_gaps, thinking_due_s) + _owed_s(gaps, tbt_due_s)
         last_due_s = _last_due_s(ttft_s, by_pace_s, ttft_due_s, tbt_due_s, ttlt_due_s)
@@ -103,13 +123,24 @@ def missed(
             if definition == MEAN_TPOT:
                 both_s = np.array([v.mean_tpot_s or 0.0 for v in of])
                 thinking_s = np.array([v.thinking_tpot_s or 0.0 for v in of])
-                pace_s = (both_s * (gaps + thinking_gaps) - thinking_s * thinking_gaps) / np.maximum(gaps, 1)
+                pace_s = (
+                    both_s * (gaps + thinking_gaps) - thinking_s * thinking_gaps
+                ) / np.maximum(gaps, 1)
             else:
                 assert token_unix_s is not None
                 times = [token_unix_s[n] for n, _ in ended]
-                pace_s = worst_tpot_s([one[k - 1 :] if k else one for one, k in zip(times, thinking.tolist(), strict=True)])
-                thinking_s = worst_tpot_s([one[:k] for one, k in zip(times, thinking.tolist(), strict=True)])
-            late[Missed.TBT] = (pace_s > tbt_due_s + CLOSE_S) | (thinking_s > thinking_due_s + CLOSE_S)
+                pace_s = worst_tpot_s(
+                    [
+                        one[k - 1 :] if k else one
+                        for one, k in zip(times, thinking.tolist(), strict=True)
+                    ]
+                )
+                thinking_s = worst_tpot_s(
+                    [one[:k] for one, k in zip(times, thinking.tolist(), strict=True)]
+                )
+            late[Missed.TBT] = (pace_s > tbt_due_s + CLOSE_S) | (
+                thinking_s > thinking_due_s + CLOSE_S
+            )
     found[numbers] = late.argmax(axis=0)  # 0, that is NOTHING, where none is set
     return found
 
@@ -127,14 +158,27 @@ def _owed_s(gaps: NDArray[np.int64], pace_s: Seconds) -> Seconds:
     return np.multiply(gaps, pace_s, out=np.zeros(len(gaps)), where=gaps > 0)
 
 
-def _last_due_s(ttft_s: Seconds, by_pace_s: Seconds, ttft_due_s: Seconds, tbt_due_s: Seconds, ttlt_due_s: Seconds) -> Seconds:
-    """After arrival, when the last token is due by definition `ttlt`: TTLT, else TTFT and paces; inf where there is neither."""
+def _last_due_s(
+    ttft_s: Seconds,
+    by_pace_s: Seconds,
+    ttft_due_s: Seconds,
+    tbt_due_s: Seconds,
+    ttlt_due_s: Seconds,
+) -> Seconds:
+    """After arrival, when the last token is due by definition `ttlt`: TTLT, else TTFT and paces;
+    inf where there is neither.
+    """
     begin_s = np.where(np.isfinite(ttft_due_s), ttft_due_s, ttft_s)
-    return np.where(np.isfinite(ttlt_due_s), ttlt_due_s, np.where(np.isfinite(tbt_due_s), begin_s + by_pace_s, math.inf))
+    return np.where(
+        np.isfinite(ttlt_due_s),
+        ttlt_due_s,
+        np.where(np.isfinite(tbt_due_s), begin_s + by_pace_s, math.inf),
+    )
 
 
 def worst_tpot_s(token_unix_s: TokenTimes, block: int = 1024) -> Seconds:
-    """[requests] the largest mean time per token over 10 tokens (`max-tpot-10` above); 0 for outputs of one token or none.
+    """[requests] the largest mean time per token over 10 tokens (`max-tpot-10` above); 0 for
+    outputs of one token or none.
 
     `block`: requests worked on at once, which bounds the memory.
     """

@@ -1,4 +1,6 @@
-"""The plan of a run: who asks for how much, when, of which tier. The same for the same seed, whoever serves it."""
+"""The plan of a run: who asks for how much, when, of which tier. The same for the same seed,
+whoever serves it.
+"""
 
 from collections.abc import Sequence
 from itertools import accumulate
@@ -22,17 +24,25 @@ class PlannedRequest(NamedTuple):
     application: str
     thinking_tokens: int = 0  # of the output
     session: str = ""  # whose round it is; empty: it stands alone
-    after: int | None = None  # the round of its session that it follows: it is sent when that has ended well
+    # the round of its session that it follows: it is sent when that has ended well
+    after: int | None = None
     pause_s: float = 0.0  # after that; what a tool takes
 
 
 def plan_requests(
-    arrivals_s: Sequence[float], lengths: LengthSource, tiers: TierSet, seed: int, tenants: int = 1, important: float = 0.0
+    arrivals_s: Sequence[float],
+    lengths: LengthSource,
+    tiers: TierSet,
+    seed: int,
+    tenants: int = 1,
+    important: float = 0.0,
 ) -> list[PlannedRequest]:
-    """One planned request per arrival, and the later rounds of its session right after it, at the same instant; the last one is of the
-    tier's `last_round`. `important` is the fraction whose importance is ten times its tier's.
+    """One planned request per arrival, and the later rounds of its session right after it, at the
+    same instant; the last one is of the tier's `last_round`. `important` is the fraction whose
+    importance is ten times its tier's.
 
-    Each request draws from a generator of its own, (seed, index), so that changing one says nothing about another.
+    Each request draws from a generator of its own, (seed, index), so that changing one says nothing
+    about another.
     """
     names = list(tiers.tiers)
     shares = list(accumulate(tier.share for tier in tiers.tiers.values()))

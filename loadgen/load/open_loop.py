@@ -1,5 +1,6 @@
-"""Open-loop load: every request leaves at its planned instant, whatever became of those before it; but for the later rounds of a session,
-which leave when the one before has ended well, after its pause.
+"""Open-loop load: every request leaves at its planned instant, whatever became of those before it;
+but for the later rounds of a session, which leave when the one before has ended well, after its
+pause.
 """
 
 import asyncio
@@ -16,15 +17,24 @@ CLOSING_S = 5.0  # longest wait for the cancelling of what still runs at the end
 
 class Sender(Protocol):
     async def send(self, outcome: Outcome) -> None:
-        """Send one request and write in its outcome until it has ended. Cancelled, it cancels the request."""
+        """Send one request and write in its outcome until it has ended. Cancelled, it cancels the
+        request.
+        """
 
 
 async def run_load(
-    plan: Sequence[PlannedRequest], sender: Sender, tally: Tally, clock: Now, stop: asyncio.Event, wait_s: float
+    plan: Sequence[PlannedRequest],
+    sender: Sender,
+    tally: Tally,
+    clock: Now,
+    stop: asyncio.Event,
+    wait_s: float,
 ) -> float | None:
-    """Offer the plan; then wait at most `wait_s` for what still runs. What has not ended by then is cancelled: unfinished.
+    """Offer the plan; then wait at most `wait_s` for what still runs. What has not ended by then is
+    cancelled: unfinished.
 
-    `stop` ends sending and waiting at once. Returns the second at which it ended the sending, None if all was sent.
+    `stop` ends sending and waiting at once. Returns the second at which it ended the sending, None
+    if all was sent.
     """
     begin_unix_s = clock.unix_s()
     running: set[asyncio.Task[None]] = set()
@@ -70,7 +80,9 @@ async def run_load(
 
 
 async def _until(at_unix_s: float, clock: Now, stop: asyncio.Event) -> None:
-    """Sleep to that instant, or to `stop`. A request that is due already gives way once, so that answers are heard in a burst."""
+    """Sleep to that instant, or to `stop`. A request that is due already gives way once, so that
+    answers are heard in a burst.
+    """
     await asyncio.sleep(0)
     while (left_s := at_unix_s - clock.unix_s()) > 0 and not stop.is_set():
         try:

@@ -15,7 +15,9 @@ TERMINAL_S, PLAIN_S = 0.5, 5.0  # between two looks
 
 
 class Counts:
-    """Of one tier. Ended outcomes are counted once, so that a look costs what is running, not all that ever ran."""
+    """Of one tier. Ended outcomes are counted once, so that a look costs what is running, not all
+    that ever ran.
+    """
 
     def __init__(self) -> None:
         self.sent = self.ended = self.met = self.relegated = 0
@@ -27,7 +29,12 @@ class Counts:
 
 class Looker:
     def __init__(self, tally: Tally, planned: int, duration_s: float, label: str) -> None:
-        self._tally, self._planned, self._duration_s, self._label = tally, planned, duration_s, label
+        self._tally, self._planned, self._duration_s, self._label = (
+            tally,
+            planned,
+            duration_s,
+            label,
+        )
         self._seen = 0
         self._open: list[int] = []
         self.counts = {name: Counts() for name in tally.tiers.tiers}
@@ -51,21 +58,31 @@ class Looker:
         self._open = still
 
     def table(self, at_s: float) -> Table:
-        out = Table(title=f"{self._label or 'load'}: {min(at_s, self._duration_s):.0f} of {self._duration_s:.0f} s", title_justify="left")
+        out = Table(
+            title=f"{self._label or 'load'}: {min(at_s, self._duration_s):.0f} of {self._duration_s:.0f} s",
+            title_justify="left",
+        )
         out.add_column("tier")
         for name in ("sent", "running", "ended", "SLO met so far", "relegated"):
             out.add_column(name, justify="right")
         for name, c in self.counts.items():
-            out.add_row(name, str(c.sent), str(c.sent - c.ended), str(c.ended), c.kept, str(c.relegated))
+            out.add_row(
+                name, str(c.sent), str(c.sent - c.ended), str(c.ended), c.kept, str(c.relegated)
+            )
         return out
 
     def line(self, at_s: float) -> str:
-        tiers = "; ".join(f"{name} {c.sent - c.ended} running, {c.ended} ended, met {c.kept}" for name, c in self.counts.items())
+        tiers = "; ".join(
+            f"{name} {c.sent - c.ended} running, {c.ended} ended, met {c.kept}"
+            for name, c in self.counts.items()
+        )
         return f"{at_s:5.0f} s  {self._seen}/{self._planned} sent  {tiers}"
 
 
 @asynccontextmanager
-async def progress(tally: Tally, planned: int, duration_s: float, label: str, console: Console) -> AsyncIterator[None]:
+async def progress(
+    tally: Tally, planned: int, duration_s: float, label: str, console: Console
+) -> AsyncIterator[None]:
     """Shown on `console` while the body runs."""
     looker, loop = Looker(tally, planned, duration_s, label), asyncio.get_running_loop()
     begin_s = loop.time()

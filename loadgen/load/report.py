@@ -1,4 +1,6 @@
-"""The figures of a run: one struct per tier, as JSON and as a table; and several runs side by side."""
+"""The figures of a run: one struct per tier, as JSON and as a table; and several runs side by
+side.
+"""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -32,7 +34,9 @@ class Spread(Struct, frozen=True, kw_only=True):
 
 
 class TierReport(Struct, frozen=True, kw_only=True):
-    """Counts are requests. `ttft`, `ttlt`: one value per request (TTLT of finished ones); `tbt`: every gap between two tokens."""
+    """Counts are requests. `ttft`, `ttlt`: one value per request (TTLT of finished ones); `tbt`:
+    every gap between two tokens.
+    """
 
     offered: int
     finished: int
@@ -55,7 +59,9 @@ class TierReport(Struct, frozen=True, kw_only=True):
 
 
 class Report(Struct, frozen=True, kw_only=True):
-    """One run. `rate_per_s` is what was offered; `lateness` how far the generator itself fell behind its plan."""
+    """One run. `rate_per_s` is what was offered; `lateness` how far the generator itself fell
+    behind its plan.
+    """
 
     label: str
     command: str
@@ -83,7 +89,9 @@ def spread(values_s: Values) -> Spread:
     return Spread(p50_s=p50_s, p99_s=p99_s)
 
 
-def summarise(outcomes: Sequence[Outcome], gaps_s: Values, offered_s: float, slo: Slo | None) -> TierReport:
+def summarise(
+    outcomes: Sequence[Outcome], gaps_s: Values, offered_s: float, slo: Slo | None
+) -> TierReport:
     """The figures of these requests. Raises nothing for none at all: fractions are None."""
     ends = [outcome.ended for outcome in outcomes]
     finished, met = sum(o.finished for o in outcomes), sum(o.met for o in outcomes)
@@ -125,10 +133,16 @@ def make_report(
     interrupted: bool = False,
     notes: Sequence[str] = (),
 ) -> Report:
-    """`offered_s`: the length of the offered load, seconds; shorter than planned if the run was interrupted."""
+    """`offered_s`: the length of the offered load, seconds; shorter than planned if the run was
+    interrupted.
+    """
     outcomes = tally.outcomes
-    every_gap_s = np.concatenate([np.asarray(gaps, dtype=np.float32) for gaps in tally.gaps_s.values()])
-    samples = dict.fromkeys(f"{o.planned.tier}: {o.message}" for o in outcomes if o.message and not o.finished)
+    every_gap_s = np.concatenate(
+        [np.asarray(gaps, dtype=np.float32) for gaps in tally.gaps_s.values()]
+    )
+    samples = dict.fromkeys(
+        f"{o.planned.tier}: {o.message}" for o in outcomes if o.message and not o.finished
+    )
     return Report(
         label=label,
         command=command,
@@ -142,7 +156,12 @@ def make_report(
         lateness=spread([o.lateness_s for o in outcomes]),
         lateness_max_s=max((o.lateness_s for o in outcomes), default=0.0),
         tiers={
-            name: summarise([o for o in outcomes if o.planned.tier == name], tally.gaps_s[name], offered_s, tier.slo)
+            name: summarise(
+                [o for o in outcomes if o.planned.tier == name],
+                tally.gaps_s[name],
+                offered_s,
+                tier.slo,
+            )
             for name, tier in tally.tiers.tiers.items()
         },
         total=summarise(outcomes, every_gap_s, offered_s, None),
@@ -175,15 +194,28 @@ def percent(fraction: float | None) -> str:
 def seconds(value_s: float | None) -> str:
     if value_s is None:
         return "-"
-    return f"{1000 * value_s:.0f} ms" if value_s < 1 else f"{value_s:.1f} s" if value_s < 100 else f"{value_s:.0f} s"
+    return (
+        f"{1000 * value_s:.0f} ms"
+        if value_s < 1
+        else f"{value_s:.1f} s"
+        if value_s < 100
+        else f"{value_s:.0f} s"
+    )
 
 
 def promise(slo: Slo | None) -> str:
     """An SLO in words."""
     if slo is None:
         return ""
-    bounds = (("TTFT", slo.ttft_s), ("thinking TBT", slo.thinking_tbt_s), ("TBT", slo.tbt_s), ("TTLT", slo.ttlt_s))
-    return ", ".join(f"{name} {seconds(bound_s)}" for name, bound_s in bounds if bound_s is not None)
+    bounds = (
+        ("TTFT", slo.ttft_s),
+        ("thinking TBT", slo.thinking_tbt_s),
+        ("TBT", slo.tbt_s),
+        ("TTLT", slo.ttlt_s),
+    )
+    return ", ".join(
+        f"{name} {seconds(bound_s)}" for name, bound_s in bounds if bound_s is not None
+    )
 
 
 def table(report: Report) -> Table:
@@ -204,7 +236,11 @@ def table(report: Report) -> Table:
     row("SLO met", (percent(tier.met_fraction) for tier in tiers))
     row("goodput/s", (f"{tier.goodput_per_s:.2f}" for tier in tiers))
     out.add_section()
-    for name, spreads in (("TTFT", [t.ttft for t in tiers]), ("TBT", [t.tbt for t in tiers]), ("TTLT", [t.ttlt for t in tiers])):
+    for name, spreads in (
+        ("TTFT", [t.ttft for t in tiers]),
+        ("TBT", [t.tbt for t in tiers]),
+        ("TTLT", [t.ttlt for t in tiers]),
+    ):
         row(f"{name} p50", (seconds(s.p50_s) for s in spreads))
         row(f"{name} p99", (seconds(s.p99_s) for s in spreads))
     out.add_section()
@@ -221,24 +257,34 @@ def table(report: Report) -> Table:
 
 
 def unlike(reports: Sequence[Report]) -> str:
-    """In what the runs differ besides what served them; empty if they were offered the same requests the same way."""
+    """In what the runs differ besides what served them; empty if they were offered the same
+    requests the same way.
+    """
     facts: dict[str, set[str]] = {
         "seeds": {str(r.seed) for r in reports},
         "numbers of requests": {str(r.planned) for r in reports},
         "durations": {seconds(r.offered_s) for r in reports},
         "transports": {r.transport for r in reports},
     }
-    return " and ".join(f"{name} ({', '.join(sorted(values))})" for name, values in facts.items() if len(values) > 1)
+    return " and ".join(
+        f"{name} ({', '.join(sorted(values))})" for name, values in facts.items() if len(values) > 1
+    )
 
 
 def side_by_side(reports: Sequence[Report]) -> Table:
     """Several runs of the same plan: a column each, the best value of a row in bold green.
 
-    The first block says which run kept its promises; the rest says how. Raises ConfigError for runs over different tiers.
+    The first block says which run kept its promises; the rest says how. Raises ConfigError for runs
+    over different tiers.
     """
     if len({tuple(report.tiers) for report in reports}) != 1:
         raise ConfigError("only runs over the same tiers can be put side by side")
-    out = Table(title="Different requests, served by" if unlike(reports) else "The same requests, served by", title_justify="left")
+    out = Table(
+        title="Different requests, served by"
+        if unlike(reports)
+        else "The same requests, served by",
+        title_justify="left",
+    )
     out.add_column("")
     for report in reports:
         out.add_column(escape(report.label) or "load", justify="right")
@@ -250,7 +296,9 @@ def side_by_side(reports: Sequence[Report]) -> Table:
         out.add_row(
             name,
             *(
-                f"[bold green]{text}[/]" if best is not None and value is not None and better * value == best else text
+                f"[bold green]{text}[/]"
+                if best is not None and value is not None and better * value == best
+                else text
                 for text, value in zip(texts, values, strict=True)
             ),
         )
@@ -264,19 +312,33 @@ def side_by_side(reports: Sequence[Report]) -> Table:
         tiers = [report.tiers[name] for report in reports]
         fractions(f"  {name} ({promise(tiers[0].slo)})", tiers)
     if any(t.important_offered for t in totals):
-        kept = [t.important_met / t.important_offered if t.important_offered else None for t in totals]
+        kept = [
+            t.important_met / t.important_offered if t.important_offered else None for t in totals
+        ]
         row("  important callers", [percent(fraction) for fraction in kept], kept, 1)
-    row("goodput, requests/s", [f"{t.goodput_per_s:.2f}" for t in totals], [t.goodput_per_s for t in totals], 1)
+    row(
+        "goodput, requests/s",
+        [f"{t.goodput_per_s:.2f}" for t in totals],
+        [t.goodput_per_s for t in totals],
+        1,
+    )
     out.add_section()
     for name in reports[0].tiers:
         tiers = [report.tiers[name] for report in reports]
         slo = tiers[0].slo or Slo()
         shown = (
-            [("TTFT", [t.ttft for t in tiers]), ("TBT", [t.tbt for t in tiers])] if slo.interactive else [("TTLT", [t.ttlt for t in tiers])]
+            [("TTFT", [t.ttft for t in tiers]), ("TBT", [t.tbt for t in tiers])]
+            if slo.interactive
+            else [("TTLT", [t.ttlt for t in tiers])]
         )
         for measure, spreads in shown:
             values = [s.p99_s for s in spreads]
-            row(f"{name}: {measure} p50 / p99", [f"{seconds(s.p50_s)} / {seconds(s.p99_s)}" for s in spreads], values, -1)
+            row(
+                f"{name}: {measure} p50 / p99",
+                [f"{seconds(s.p50_s)} / {seconds(s.p99_s)}" for s in spreads],
+                values,
+                -1,
+            )
     out.add_section()
     row("offered", [str(t.offered) for t in totals], [None] * len(totals), 0)
     row("finished", [str(t.finished) for t in totals], [float(t.finished) for t in totals], 1)

@@ -14,16 +14,22 @@ from shared.vocabulary import FinishReason
 
 
 class HttpSender:
-    """The tier goes by name (for our gateway) and as `service_tier`, its bounds as headers, so that both ends hold the same SLO.
+    """The tier goes by name (for our gateway) and as `service_tier`, its bounds as headers, so that
+    both ends hold the same SLO.
 
-    HTTP has no word for "the model would stop here": the output's length is asked for as max_tokens, which the server then knows.
+    HTTP has no word for "the model would stop here": the output's length is asked for as
+    max_tokens, which the server then knows.
     """
 
-    def __init__(self, url: str, model: str | None, tiers: TierSet, clock: Now, *, seed: int) -> None:
+    def __init__(
+        self, url: str, model: str | None, tiers: TierSet, clock: Now, *, seed: int
+    ) -> None:
         if not url.startswith(("http://", "https://")):
             raise ConfigError(f"--http `{url}`: expected http://HOST:PORT")
         self._http = httpx.AsyncClient(
-            base_url=url, timeout=httpx.Timeout(None, connect=10.0), limits=httpx.Limits(max_connections=None, max_keepalive_connections=64)
+            base_url=url,
+            timeout=httpx.Timeout(None, connect=10.0),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
         )
         self._model = model
         self._tiers = tiers
@@ -35,16 +41,26 @@ class HttpSender:
         try:
             await self._http.get("/health")
         except httpx.HTTPError as error:
-            raise BusError(f"nothing answers at {self._http.base_url} ({error}): start a fleet with `slackline up`") from error
+            raise BusError(
+                f"nothing answers at {self._http.base_url} ({error}): start a fleet with `slackline up`"
+            ) from error
 
     async def close(self) -> None:
         await self._http.aclose()
 
     async def send(self, outcome: Outcome) -> None:
-        """Until the answer has ended. Cancelling this closes the connection, which cancels the request."""
+        """Until the answer has ended. Cancelling this closes the connection, which cancels the
+        request.
+        """
         planned, slo = outcome.planned, outcome.slo
-        bounds = {"x-llm-d-slo-ttft-ms": slo.ttft_s, "x-llm-d-slo-tpot-ms": slo.tbt_s, "x-slackline-slo-ttlt-ms": slo.ttlt_s}
-        headers = {name: f"{1000 * bound_s:g}" for name, bound_s in bounds.items() if bound_s is not None}
+        bounds = {
+            "x-llm-d-slo-ttft-ms": slo.ttft_s,
+            "x-llm-d-slo-tpot-ms": slo.tbt_s,
+            "x-slackline-slo-ttlt-ms": slo.ttlt_s,
+        }
+        headers = {
+            name: f"{1000 * bound_s:g}" for name, bound_s in bounds.items() if bound_s is not None
+        }
         headers["x-llm-d-inference-fairness-id"] = planned.tenant
         headers["x-slackline-tier"] = planned.tier
         headers["x-slackline-application"] = planned.application
@@ -63,7 +79,9 @@ class HttpSender:
         if service_tier is not None:
             body["service_tier"] = service_tier
         try:
-            async with self._http.stream("POST", "/v1/completions", json=body, headers=headers) as response:
+            async with self._http.stream(
+                "POST", "/v1/completions", json=body, headers=headers
+            ) as response:
                 if response.status_code != httpx.codes.OK:
                     self._refused(outcome, response.status_code, await response.aread())
                     return
@@ -82,7 +100,9 @@ class HttpSender:
             outcome.end("error", f"HTTP {status}: {raw[:200].decode(errors='replace')}")
 
     def _hear(self, outcome: Outcome, data: str) -> None:
-        """One server-sent event. Its tokens are counted by `token_ids`; where a server has none, a piece of text counts as one."""
+        """One server-sent event. Its tokens are counted by `token_ids`; where a server has none, a
+        piece of text counts as one.
+        """
         if data == "[DONE]":
             return
         chunk = msgspec.json.decode(data)
@@ -94,9 +114,14 @@ class HttpSender:
             return
         now_unix_s = self._clock.unix_s()
         asked_for = self._tiers.tiers[outcome.planned.tier].service_tier
-        outcome.relegated = outcome.relegated or (chunk.get("service_tier") == "flex" and asked_for != "flex")
+        outcome.relegated = outcome.relegated or (
+            chunk.get("service_tier") == "flex" and asked_for != "flex"
+        )
         for choice in chunk.get("choices", ()):
             token_ids = choice.get("token_ids")
-            outcome.emit(len(token_ids) if token_ids is not None else int(bool(choice.get("text"))), now_unix_s)
+            outcome.emit(
+                len(token_ids) if token_ids is not None else int(bool(choice.get("text"))),
+                now_unix_s,
+            )
             if reason := choice.get("finish_reason"):
                 outcome.end(reason if reason in tuple(FinishReason) else FinishReason.FAILED)

@@ -15,17 +15,23 @@ PRINTABLE = bytes(32 + value % 95 for value in range(256))
 
 
 def prompt_ids(seed: int, number: int, tokens: int) -> list[int]:
-    """Random printable bytes as token ids 32..126; the same for the same request of the same run."""
+    """Random printable bytes as token ids 32..126; the same for the same request of the same
+    run.
+    """
     return list(Random(f"{seed}/{number}/prompt").randbytes(tokens).translate(PRINTABLE))
 
 
 def cap_tokens(longest_output: int, context_tokens: int, prompt_tokens: int) -> int:
-    """max_tokens: the same for all requests, so that it does not tell how long an answer will be; within the context."""
+    """max_tokens: the same for all requests, so that it does not tell how long an answer will be;
+    within the context.
+    """
     return max(1, min(-(-longest_output // 1024) * 1024, context_tokens - prompt_tokens))
 
 
 class NatsSender:
-    """`sampling.output_tokens` ends the answer where the plan says; the planner sees only max_tokens. `prompts`: None for random ones."""
+    """`sampling.output_tokens` ends the answer where the plan says; the planner sees only
+    max_tokens. `prompts`: None for random ones.
+    """
 
     def __init__(
         self,
@@ -39,7 +45,9 @@ class NatsSender:
     ) -> None:
         self._client = client
         self._clock = clock
-        self._prompts = prompts or (lambda planned: prompt_ids(seed, planned.number, planned.prompt_tokens))
+        self._prompts = prompts or (
+            lambda planned: prompt_ids(seed, planned.number, planned.prompt_tokens)
+        )
         self._longest_output = longest_output
         self._context_tokens = context_tokens
         self._run = uuid4().hex[:12]  # ids of another run must not attach to this one's
@@ -52,7 +60,9 @@ class NatsSender:
             tenant=planned.tenant,
             token_ids=self._prompts(planned),
             sampling=Sampling(
-                max_tokens=cap_tokens(self._longest_output, self._context_tokens, planned.prompt_tokens),
+                max_tokens=cap_tokens(
+                    self._longest_output, self._context_tokens, planned.prompt_tokens
+                ),
                 output_tokens=planned.output_tokens,
                 thinking_tokens=planned.thinking_tokens,
                 ignore_eos=True,
@@ -83,7 +93,9 @@ class NatsSender:
             if isinstance(event, Delta):
                 outcome.emit(len(event.tokens), now())
             elif isinstance(event, Status):
-                outcome.relegated = outcome.relegated or event.service_class is ServiceClass.BEST_EFFORT
+                outcome.relegated = (
+                    outcome.relegated or event.service_class is ServiceClass.BEST_EFFORT
+                )
             elif isinstance(event, End):
                 verdict = event.verdict
                 outcome.server_met = verdict.slo_met

@@ -1,7 +1,8 @@
-"""Sessions: requests that follow one another, each sent when the one before has ended well. A session is kept if every round is.
+"""Sessions: requests that follow one another, each sent when the one before has ended well. A
+session is kept if every round is.
 
-SLOs-Serve calls a whole session one request (section 3 and Table 4: its rounds are the request's prefill-decode pairs), so its capacity
-is in sessions per second, and counts sessions.
+SLOs-Serve calls a whole session one request (section 3 and Table 4: its rounds are the request's
+prefill-decode pairs), so its capacity is in sessions per second, and counts sessions.
 """
 
 from collections.abc import Sequence
@@ -14,7 +15,9 @@ from loadgen.load.mix import PlannedRequest
 
 
 class Sessions(Struct, frozen=True, kw_only=True):
-    """A request that stands alone is a session too. One whose round failed has no rounds after it, and is violated."""
+    """A request that stands alone is a session too. One whose round failed has no rounds after it,
+    and is violated.
+    """
 
     offered: int
     violated: int
@@ -22,7 +25,9 @@ class Sessions(Struct, frozen=True, kw_only=True):
 
 
 def sessions(requests: Sequence[PlannedRequest], violated: NDArray[np.bool_]) -> Sessions | None:
-    """Of these requests, given [requests] which of them were violated; None if nobody follows another."""
+    """Of these requests, given [requests] which of them were violated; None if nobody follows
+    another.
+    """
     if not has_rounds(requests):
         return None
     first = np.arange(len(requests))  # [requests] the one that its session began with

@@ -11,7 +11,9 @@ from shared.schemas import Delta, Verdict
 
 @dataclass(slots=True)
 class Streamed:
-    """What came, and when by this process's clock. `attached`: the id was used before, so these times are of a replay."""
+    """What came, and when by this process's clock. `attached`: the id was used before, so these
+    times are of a replay.
+    """
 
     began_s: float
     verdict: Verdict
@@ -46,17 +48,22 @@ class Streamed:
         """Standard or relegated, SLO met or not, TTFT, tokens and their pace, how it ended."""
         verdict, pace = self.verdict, self.tokens_per_s
         parts = [
-            "relegated to best effort" if verdict.relegated else verdict.service_class.replace("_", " "),
+            "relegated to best effort"
+            if verdict.relegated
+            else verdict.service_class.replace("_", " "),
             "SLO met" if verdict.slo_met else "SLO missed",
             f"TTFT {1000 * self.ttft_s:.0f} ms" if self.ttft_s is not None else "no token",
             f"{verdict.output_tokens} tokens" + (f" at {pace:.1f}/s" if pace is not None else ""),
-            f"ended by {verdict.finish_reason}" + (f": {verdict.message}" if verdict.message else ""),
+            f"ended by {verdict.finish_reason}"
+            + (f": {verdict.message}" if verdict.message else ""),
         ]
         return ", ".join((["attached to an earlier request"] if self.attached else []) + parts)
 
 
 async def stream(handle: Handle, began_s: float, show: Callable[[str], None]) -> Streamed:
-    """Show the text as it comes. Cancelled, it cancels the request. Raises SlacklineError if the stream breaks."""
+    """Show the text as it comes. Cancelled, it cancels the request. Raises SlacklineError if the
+    stream breaks.
+    """
     texts, tokens, first_s, first_tokens, last_s = list[str](), list[int](), None, 0, 0.0
     try:
         async for event in handle:
@@ -72,9 +79,13 @@ async def stream(handle: Handle, began_s: float, show: Callable[[str], None]) ->
         await handle.cancel()
         raise
     attached = handle.received is not None and handle.received.attached
-    return Streamed(began_s, await handle.wait(), attached, texts, tokens, first_s, first_tokens, last_s)
+    return Streamed(
+        began_s, await handle.wait(), attached, texts, tokens, first_s, first_tokens, last_s
+    )
 
 
 def printable(text: str) -> str:
-    """Without control characters, which a model may say and a terminal would obey; line ends and tabs stay."""
+    """Without control characters, which a model may say and a terminal would obey; line ends and
+    tabs stay.
+    """
     return "".join(c if c.isprintable() or c in "\n\t" else " " for c in text)

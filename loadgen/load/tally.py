@@ -20,14 +20,22 @@ class Outcome:
         "ended", "gaps_s", "lateness_s", "measure", "message", "planned", "relegated", "sent_unix_s", "server_met", "slo",
     )  # fmt: skip
 
-    def __init__(self, planned: PlannedRequest, slo: Slo, sent_unix_s: float, lateness_s: float, gaps_s: "array[float]") -> None:
+    def __init__(
+        self,
+        planned: PlannedRequest,
+        slo: Slo,
+        sent_unix_s: float,
+        lateness_s: float,
+        gaps_s: "array[float]",
+    ) -> None:
         self.planned = planned
         self.slo = slo
         self.sent_unix_s = sent_unix_s
         self.lateness_s = lateness_s  # sent this much after it was due
         self.measure = Measure.begin(slo, sent_unix_s)
         self.gaps_s = gaps_s  # of all requests of the tier; tokens that came together are 0 apart
-        self.ended = ""  # running; then a FinishReason, `error`, or `unfinished` when the run stopped waiting
+        # running; then a FinishReason, `error`, or `unfinished` when the run stopped waiting
+        self.ended = ""
         self.server_met: bool | None = None  # the server's own verdict
         self.relegated = False
         self.message = ""
@@ -65,7 +73,11 @@ class Outcome:
 
     @property
     def ttlt_s(self) -> float | None:
-        return self.measure.last_unix_s - self.sent_unix_s if self.finished and self.measure.tokens else None
+        return (
+            self.measure.last_unix_s - self.sent_unix_s
+            if self.finished and self.measure.tokens
+            else None
+        )
 
 
 @dataclass(slots=True)

@@ -1,7 +1,8 @@
 """Request traces: our normalised schema (csv or csv.gz) and the CSV that Azure publishes.
 
-Normalised: `arrival_s` (seconds from the start; empty where the source has lengths only), `prompt_tokens`, `output_tokens`,
-`app`; other columns are ignored. Azure: `TIMESTAMP,ContextTokens,GeneratedTokens`.
+Normalised: `arrival_s` (seconds from the start; empty where the source has lengths only),
+`prompt_tokens`, `output_tokens`, `app`; other columns are ignored. Azure:
+`TIMESTAMP,ContextTokens,GeneratedTokens`.
 """
 
 import csv
@@ -44,10 +45,14 @@ class Trace:
         return self.rows[-1].arrival_s or 0.0
 
     def within(self, context_tokens: int) -> "Trace":
-        """The trace without the requests that `context_tokens` cannot hold. Raises ConfigError if none is left."""
+        """The trace without the requests that `context_tokens` cannot hold. Raises ConfigError if
+        none is left.
+        """
         rows = [row for row in self.rows if row.prompt_tokens + row.output_tokens <= context_tokens]
         if not rows:
-            raise ConfigError(f"trace {self.name}: no request fits a context of {context_tokens} tokens")
+            raise ConfigError(
+                f"trace {self.name}: no request fits a context of {context_tokens} tokens"
+            )
         return Trace(self.name, rows)
 
 
@@ -63,7 +68,9 @@ def read_trace(path: Path) -> Trace:
     if not rows:
         raise ConfigError(f"trace {path}: holds no requests")
     if len({row.arrival_s is None for row in rows}) == 2:
-        raise ConfigError(f"trace {path}: column arrival_s is filled in some rows and empty in others")
+        raise ConfigError(
+            f"trace {path}: column arrival_s is filled in some rows and empty in others"
+        )
     if rows[0].arrival_s is not None:
         rows.sort(key=lambda row: row.arrival_s or 0.0)
         first_s = rows[0].arrival_s or 0.0
@@ -88,7 +95,9 @@ def _rows(path: Path, file: TextIO) -> Iterator[TraceRow]:
         if not cells:
             continue
         if len(cells) < len(header):
-            raise ConfigError(f"trace {path}, line {reader.line_num}: {len(cells)} columns where the header has {len(header)}")
+            raise ConfigError(
+                f"trace {path}, line {reader.line_num}: {len(cells)} columns where the header has {len(header)}"
+            )
         here = f"trace {path}, line {reader.line_num}"
         yield TraceRow(
             _instant_s(here, cells[at]) if azure else _seconds(here, cells[at]),
@@ -103,7 +112,9 @@ def _instant_s(here: str, cell: str) -> float:
         # Some copies name a zone and some do not; only differences count.
         return datetime.fromisoformat(cell.strip()).replace(tzinfo=UTC).timestamp()
     except ValueError as error:
-        raise ConfigError(f"{here}, column TIMESTAMP: `{cell}` is not a time such as 2023-11-16 18:17:03.979") from error
+        raise ConfigError(
+            f"{here}, column TIMESTAMP: `{cell}` is not a time such as 2023-11-16 18:17:03.979"
+        ) from error
 
 
 def _seconds(here: str, cell: str) -> float | None:
@@ -114,7 +125,9 @@ def _seconds(here: str, cell: str) -> float | None:
     except ValueError:
         value = math.nan
     if not 0 <= value < math.inf:
-        raise ConfigError(f"{here}, column arrival_s: `{cell}` is not a number of seconds, 0 or more")
+        raise ConfigError(
+            f"{here}, column arrival_s: `{cell}` is not a number of seconds, 0 or more"
+        )
     return value
 
 
@@ -124,5 +137,7 @@ def _count(here: str, column: str, cell: str) -> int:
     except ValueError:
         value = 0
     if value < 1:
-        raise ConfigError(f"{here}, column {column}: `{cell}` is not a whole number of tokens, 1 or more")
+        raise ConfigError(
+            f"{here}, column {column}: `{cell}` is not a whole number of tokens, 1 or more"
+        )
     return value

@@ -1,7 +1,7 @@
 """How long prompts and outputs are: named synthetic workloads, and the rows of a trace.
 
-A workload whose name ends in `-placeholder` is made of guesses, so that a policy can be tried on something of its kind. No claim of a paper
-can be checked with it.
+A workload whose name ends in `-placeholder` is made of guesses, so that a policy can be tried on
+something of its kind. No claim of a paper can be checked with it.
 """
 
 import math
@@ -21,7 +21,9 @@ REDRAWS = 1000  # of a pair that a context cannot hold; the built-in workloads n
 
 
 class Lengths(NamedTuple):
-    """Of a request. `then`: the later rounds of its session, each `pause_s` after the one before it has ended."""
+    """Of a request. `then`: the later rounds of its session, each `pause_s` after the one before it
+    has ended.
+    """
 
     prompt_tokens: int
     output_tokens: int
@@ -32,7 +34,9 @@ class Lengths(NamedTuple):
 
 
 class LengthSource(Protocol):
-    """Where the lengths of request `index` come from; `rank` is its tier's place in the set, tightest first."""
+    """Where the lengths of request `index` come from; `rank` is its tier's place in the set,
+    tightest first.
+    """
 
     def draw(self, index: int, rank: int, rng: Random) -> Lengths: ...
 
@@ -55,9 +59,14 @@ class TruncatedLognormal:
     shift: float = 0.0
 
     def at(self, u: float) -> int:
-        low, high = (NORMAL.cdf((math.log(bound - self.shift) - self.mu) / self.sigma) for bound in (self.minimum, self.maximum))
+        low, high = (
+            NORMAL.cdf((math.log(bound - self.shift) - self.mu) / self.sigma)
+            for bound in (self.minimum, self.maximum)
+        )
         z = NORMAL.inv_cdf(_inside(low + u * (high - low)))
-        return max(self.minimum, min(self.maximum, round(self.shift + math.exp(self.mu + self.sigma * z))))
+        return max(
+            self.minimum, min(self.maximum, round(self.shift + math.exp(self.mu + self.sigma * z)))
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +78,9 @@ class TruncatedWeibull:
     maximum: int
 
     def at(self, u: float) -> int:
-        low, high = (-math.expm1(-((bound / self.scale) ** self.shape)) for bound in (1, self.maximum))
+        low, high = (
+            -math.expm1(-((bound / self.scale) ** self.shape)) for bound in (1, self.maximum)
+        )
         within = _inside(low + u * (high - low))
         tokens: float = self.scale * (-math.log1p(-within)) ** (1 / self.shape)
         return max(1, min(self.maximum, round(tokens)))
@@ -96,11 +107,16 @@ class Knots:
 def scaled_beta(a: float, b: float, low: float, high: float, pieces: int = 512) -> Knots:
     """low + (high - low) Beta(a, b), by its quantiles at `pieces` + 1 places.
 
-    With x = sin^2(angle) the density is sin^(2a-1) cos^(2b-1), bounded for a and b of a half or more, so equal steps of the angle do.
+    With x = sin^2(angle) the density is sin^(2a-1) cos^(2b-1), bounded for a and b of a half or
+    more, so equal steps of the angle do.
     """
     step = math.pi / 2 / pieces
     middles = [(n + 0.5) * step for n in range(pieces)]
-    mass = list(accumulate((math.sin(x) ** (2 * a - 1) * math.cos(x) ** (2 * b - 1) for x in middles), initial=0.0))
+    mass = list(
+        accumulate(
+            (math.sin(x) ** (2 * a - 1) * math.cos(x) ** (2 * b - 1) for x in middles), initial=0.0
+        )
+    )
     tokens = [low + (high - low) * math.sin(n * step) ** 2 for n in range(pieces + 1)]
     return Knots([one / mass[-1] for one in mass], tokens)
 
@@ -118,7 +134,9 @@ class Shorter:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Prompt and output lengths of one application. `rank_correlation` is Spearman's, by a Gaussian copula; 0: independent."""
+    """Prompt and output lengths of one application. `rank_correlation` is Spearman's, by a Gaussian
+    copula; 0: independent.
+    """
 
     application: str
     prompt: Law
@@ -126,24 +144,40 @@ class Shape:
     rank_correlation: float = 0.0
 
     def pair(self, rng: Random, context_tokens: int) -> Lengths:
-        """Drawn again while the context cannot hold both. Raises ConfigError if nothing ever fits."""
+        """Drawn again while the context cannot hold both. Raises ConfigError if nothing ever
+        fits.
+        """
         for _ in range(REDRAWS):
             u, v = rng.random(), rng.random()
-            prompt, output = self.prompt.at(u), self.output.at(coupled(u, v, self.rank_correlation) if self.rank_correlation else v)
+            prompt, output = (
+                self.prompt.at(u),
+                self.output.at(
+                    coupled(u, v, self.rank_correlation) if self.rank_correlation else v
+                ),
+            )
             if prompt + output <= context_tokens:
                 return Lengths(prompt, output, self.application)
-        raise ConfigError(f"workload {self.application}: nothing of it fits a context of {context_tokens} tokens")
+        raise ConfigError(
+            f"workload {self.application}: nothing of it fits a context of {context_tokens} tokens"
+        )
 
     def draw(self, rng: Random, context_tokens: int) -> Lengths:
         return self.pair(rng, context_tokens)
 
     def shorter(self, times: int) -> "Shape":
-        return Shape(self.application, Shorter(self.prompt, times), Shorter(self.output, times), self.rank_correlation)
+        return Shape(
+            self.application,
+            Shorter(self.prompt, times),
+            Shorter(self.output, times),
+            self.rank_correlation,
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Thinking:
-    """Prompt, thinking and response, independent of each other; the output is both of the latter."""
+    """Prompt, thinking and response, independent of each other; the output is both of the
+    latter.
+    """
 
     application: str
     prompt: Law
@@ -153,16 +187,23 @@ class Thinking:
     def draw(self, rng: Random, context_tokens: int) -> Lengths:
         """As `Shape.pair` does."""
         for _ in range(REDRAWS):
-            prompt, thinking, response = (law.at(rng.random()) for law in (self.prompt, self.thinking, self.response))
+            prompt, thinking, response = (
+                law.at(rng.random()) for law in (self.prompt, self.thinking, self.response)
+            )
             if prompt + thinking + response <= context_tokens:
-                return Lengths(prompt, thinking + response, self.application, thinking_tokens=thinking)
-        raise ConfigError(f"workload {self.application}: nothing of it fits a context of {context_tokens} tokens")
+                return Lengths(
+                    prompt, thinking + response, self.application, thinking_tokens=thinking
+                )
+        raise ConfigError(
+            f"workload {self.application}: nothing of it fits a context of {context_tokens} tokens"
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
-    """A session of prefill-decode pairs: each is a request of its own, all drawn alike and independent. `cumulative[n]`: the chance of at
-    most n + 1 of them."""
+    """A session of prefill-decode pairs: each is a request of its own, all drawn alike and
+    independent. `cumulative[n]`: the chance of at most n + 1 of them.
+    """
 
     pair: Shape
     cumulative: Sequence[float]
@@ -175,15 +216,19 @@ class Rounds:
 
 
 def coupled(u: float, v: float, rank_correlation: float) -> float:
-    """Uniform as `v` is, but with that rank correlation to `u`; both independent and uniform on [0, 1)."""
-    r = 2 * math.sin(math.pi / 6 * rank_correlation)  # of the two normal values whose ranks are so correlated
+    """Uniform as `v` is, but with that rank correlation to `u`; both independent and uniform on [0,
+    1).
+    """
+    # of the two normal values whose ranks are so correlated
+    r = 2 * math.sin(math.pi / 6 * rank_correlation)
     z = r * NORMAL.inv_cdf(_inside(u)) + math.sqrt(1 - r * r) * NORMAL.inv_cdf(_inside(v))
     return NORMAL.cdf(z)
 
 
 # The datasets of QoServe Table 2, each matched to its published median and 90th percentile.
 #
-# ShareGPT: quantiles of the filtered file that Sarathi and QoServe use (a 70 % sample of its lengths; Llama-2's tokenizer).
+# ShareGPT: quantiles of the filtered file that Sarathi and QoServe use (a 70 % sample of its
+# lengths; Llama-2's tokenizer).
 SHAREGPT_P = (
     0, 0.005, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.93, 0.95,
     0.97, 0.98, 0.99, 0.995, 0.999, 1,
@@ -197,17 +242,33 @@ SHAREGPT_OUTPUT = (
     753.0, 834.0, 882.0, 919.0, 957.0, 976.0, 997.0, 1008.0, 1021.0, 1024.0,
 )  # fmt: skip
 SHAREGPT = Shape("sharegpt", Knots(SHAREGPT_P, SHAREGPT_PROMPT), Knots(SHAREGPT_P, SHAREGPT_OUTPUT))
-# Azure 2024: the week that QoServe used is not at hand, so two published quantiles fix two parameters. The families and the maxima
-# are assumed: a Weibull law for code, whose prompts end at 8,192 there and would be far too long as a lognormal one.
-AZURE_CONV = Shape("azure-conv", TruncatedLognormal(6.8407, 1.1242, 16384), TruncatedLognormal(3.704, 1.7291, 2048))
-AZURE_CODE = Shape("azure-code", TruncatedWeibull(0.712, 6187.06, 8192), TruncatedLognormal(1.9468, 1.3676, 2048))
+# Azure 2024: the week that QoServe used is not at hand, so two published quantiles fix two
+# parameters. The families and the maxima are assumed: a Weibull law for code, whose prompts end at
+# 8,192 there and would be far too long as a lognormal one.
+AZURE_CONV = Shape(
+    "azure-conv", TruncatedLognormal(6.8407, 1.1242, 16384), TruncatedLognormal(3.704, 1.7291, 2048)
+)
+AZURE_CODE = Shape(
+    "azure-code", TruncatedWeibull(0.712, 6187.06, 8192), TruncatedLognormal(1.9468, 1.3676, 2048)
+)
 
-# The datasets of SLOs-Serve Table 4, each matched to its mean, 99th percentile and standard deviation there. ChatBot and Coder are
-# laws through those three figures (their sources are parts of Azure 2023 with prompt and output of at most 2,048 tokens together, lumpier
-# than any law); Summarizer is the quantiles of the arXiv file cut at the same 2,048 (a 70 % sample of it). The rank correlations are those
-# of the recorded rows.
-CHATBOT = Shape("chatbot", scaled_beta(1.2778, 1.491, 1, 1652.15), scaled_beta(1.2617, 1.9262, 1, 670.563), 0.493)
-CODER = Shape("coder", scaled_beta(0.6818, 0.9569, 1, 2034.39), TruncatedLognormal(1.67061, 1.60032, 816, 6, 5.0), -0.036)
+# The datasets of SLOs-Serve Table 4, each matched to its mean, 99th percentile and standard
+# deviation there. ChatBot and Coder are laws through those three figures (their sources are parts
+# of Azure 2023 with prompt and output of at most 2,048 tokens together, lumpier than any law);
+# Summarizer is the quantiles of the arXiv file cut at the same 2,048 (a 70 % sample of it). The
+# rank correlations are those of the recorded rows.
+CHATBOT = Shape(
+    "chatbot",
+    scaled_beta(1.2778, 1.491, 1, 1652.15),
+    scaled_beta(1.2617, 1.9262, 1, 670.563),
+    0.493,
+)
+CODER = Shape(
+    "coder",
+    scaled_beta(0.6818, 0.9569, 1, 2034.39),
+    TruncatedLognormal(1.67061, 1.60032, 816, 6, 5.0),
+    -0.036,
+)
 SUMMARIZER_PROMPT = (
     1.0, 22.2, 57.0, 182.0, 484.5, 715.0, 847.0, 958.0, 1064.5, 1146.0, 1233.0, 1307.0, 1375.5, 1441.0, 1495.5, 1552.0, 1596.0, 1638.0,
     1690.0, 1739.0, 1785.5, 1832.0, 1864.0, 1885.5, 1910.0, 1929.0, 1951.0, 1966.8, 1988.4, 2007.0,
@@ -216,18 +277,22 @@ SUMMARIZER_OUTPUT = (
     5.0, 27.0, 31.5, 37.0, 50.0, 67.0, 78.0, 89.0, 98.0, 109.0, 118.0, 126.0, 137.0, 147.0, 157.0, 169.0, 182.0, 197.0, 215.0, 238.0,
     266.0, 320.0, 378.5, 453.5, 821.0, 1154.0, 1479.0, 1666.8, 1916.7, 2021.0,
 )  # fmt: skip
-SUMMARIZER = Shape("summarizer", Knots(SHAREGPT_P, SUMMARIZER_PROMPT), Knots(SHAREGPT_P, SUMMARIZER_OUTPUT), -0.232)
-# Reasoning: thinking and response each have figures of their own there. A context below some 10,000 tokens cuts the longest off.
+SUMMARIZER = Shape(
+    "summarizer", Knots(SHAREGPT_P, SUMMARIZER_PROMPT), Knots(SHAREGPT_P, SUMMARIZER_OUTPUT), -0.232
+)
+# Reasoning: thinking and response each have figures of their own there. A context below some 10,000
+# tokens cuts the longest off.
 REASONING = Thinking(
     "reasoning",
     TruncatedLognormal(4.7519, 0.5638, 2048, 8, -8.7871),
     scaled_beta(3.4125, 2.1846, 64, 7656.44),
     TruncatedLognormal(6.7306, 0.3109, 4096, 16, -76.0929),
 )
-# ToolLLM has "2.7 +- 1.1 prefill-decode pairs in a request", here a session: the lengths are those of a pair (the paper does not say of
-# what), the law of the pairs is the flattest with these two figures on 1 to 8. What a round computes is its own prompt: the paper's engine
-# keeps the context of the rounds before, ours would compute it again, so it is left out, and contexts are shorter than theirs. How long a
-# tool takes is not said either: no time.
+# ToolLLM has "2.7 +- 1.1 prefill-decode pairs in a request", here a session: the lengths are those
+# of a pair (the paper does not say of what), the law of the pairs is the flattest with these two
+# figures on 1 to 8. What a round computes is its own prompt: the paper's engine keeps the context
+# of the rounds before, ours would compute it again, so it is left out, and contexts are shorter
+# than theirs. How long a tool takes is not said either: no time.
 TOOLLLM_PAIRS = (0.14245, 0.44653, 0.77187, 0.94634, 0.99324, 0.99956, 0.99999, 1.0)
 TOOLLLM = Rounds(
     Shape(
@@ -238,19 +303,33 @@ TOOLLLM = Rounds(
     TOOLLLM_PAIRS,
     pause_s=0.0,
 )
-# AdaServe section 6.1: laws through mean and deviation of the prompts in the traces of its authors' artifact (of HumanEval, Alpaca and
-# CNN/DailyMail; medians and 90th percentiles agree to 5 %). Every request there asks for 256 tokens: here it gets them all.
+# AdaServe section 6.1: laws through mean and deviation of the prompts in the traces of its authors'
+# artifact (of HumanEval, Alpaca and CNN/DailyMail; medians and 90th percentiles agree to 5 %).
+# Every request there asks for 256 tokens: here it gets them all.
 OUTPUT_256 = Knots((0.0, 1.0), (256.0, 256.0))
 ADASERVE = (
     Shape("coding", TruncatedLognormal(4.7844, 0.4595, 512), OUTPUT_256),
     Shape("chat", TruncatedLognormal(2.7313, 0.555, 128), OUTPUT_256),
     Shape("summary", TruncatedLognormal(6.5701, 0.5054, 2048), OUTPUT_256),
 )
-# Placeholders: means remembered from other papers, spreads guessed. What is run with them says nothing about the datasets they are named
-# for. (SOLA gives LongBench prompts of 3,300 tokens in the mean; here they have half of that.)
-HUMANEVAL = Shape("humaneval-placeholder", TruncatedLognormal(5.01666, 0.5, 1024, 8), TruncatedLognormal(4.40497, 0.6, 512, 2))
-LONGBENCH = Shape("longbench-placeholder", TruncatedLognormal(7.35924, 0.45, 4096, 8), TruncatedLognormal(4.10586, 0.9, 1024, 2))
-CNN_DM = Shape("cnn-dm-placeholder", TruncatedLognormal(6.79764, 0.5, 4096, 8), TruncatedLognormal(4.21046, 0.4, 512, 2))
+# Placeholders: means remembered from other papers, spreads guessed. What is run with them says
+# nothing about the datasets they are named for. (SOLA gives LongBench prompts of 3,300 tokens in
+# the mean; here they have half of that.)
+HUMANEVAL = Shape(
+    "humaneval-placeholder",
+    TruncatedLognormal(5.01666, 0.5, 1024, 8),
+    TruncatedLognormal(4.40497, 0.6, 512, 2),
+)
+LONGBENCH = Shape(
+    "longbench-placeholder",
+    TruncatedLognormal(7.35924, 0.45, 4096, 8),
+    TruncatedLognormal(4.10586, 0.9, 1024, 2),
+)
+CNN_DM = Shape(
+    "cnn-dm-placeholder",
+    TruncatedLognormal(6.79764, 0.5, 4096, 8),
+    TruncatedLognormal(4.21046, 0.4, 512, 2),
+)
 
 # By rank of the tier, tightest first; the last one stands for all tiers beyond.
 WORKLOADS: Mapping[str, Sequence[Shape | Thinking | Rounds]] = {
@@ -265,10 +344,12 @@ WORKLOADS: Mapping[str, Sequence[Shape | Thinking | Rounds]] = {
     "mixed": (CODER, CHATBOT, SUMMARIZER),
     "reasoning": (REASONING,),
     "toolllm": (TOOLLLM,),
-    # SOLA Table 3, Ascendra Table 2. For their ShareGPT stand `chatbot` and `sharegpt`: docs/simulator.md says why.
+    # SOLA Table 3, Ascendra Table 2. For their ShareGPT stand `chatbot` and `sharegpt`:
+    # docs/simulator.md says why.
     "longbench-placeholder": (LONGBENCH,),
     "adaserve": ADASERVE,
-    # AdaServe section 6.1: coding, chat, summary. It chats with Alpaca's prompts, of which nothing is at hand: ChatBot stands for them.
+    # AdaServe section 6.1: coding, chat, summary. It chats with Alpaca's prompts, of which nothing
+    # is at hand: ChatBot stands for them.
     "adaserve-placeholder": (HUMANEVAL, CHATBOT, CNN_DM),
     # For small models: their contexts are short and their machines slow.
     "short-mix": tuple(shape.shorter(4) for shape in (AZURE_CODE, AZURE_CONV, SHAREGPT)),
@@ -277,7 +358,9 @@ WORKLOADS: Mapping[str, Sequence[Shape | Thinking | Rounds]] = {
 
 @dataclass(frozen=True, slots=True)
 class Synthetic:
-    """A named workload within a context. Redrawing what does not fit moves the percentiles down a little."""
+    """A named workload within a context. Redrawing what does not fit moves the percentiles down a
+    little.
+    """
 
     shapes: Sequence[Shape | Thinking | Rounds]
     context_tokens: int
@@ -288,7 +371,9 @@ class Synthetic:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows of a trace: at random, or (`in_order`) the index-th row for request `index`, for recorded arrivals."""
+    """Rows of a trace: at random, or (`in_order`) the index-th row for request `index`, for
+    recorded arrivals.
+    """
 
     trace: Trace
     in_order: bool

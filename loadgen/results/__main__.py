@@ -1,4 +1,6 @@
-"""`python -m loadgen.results`: makes what the pages of docs/ show that are made of runs, and those pages."""
+"""`python -m loadgen.results`: makes what the pages of docs/ show that are made of runs, and those
+pages.
+"""
 
 import argparse
 import math
@@ -14,36 +16,76 @@ from loadgen.results.pages import PAGES
 from loadgen.results.section import Section
 from shared.errors import ConfigError
 
-SECTIONS: dict[str, Section] = {section.name: section for page in PAGES for section in page.sections}
-PARTS = {part.name: [section.name for section in part.sections] for page in PAGES for part in page.parts}
+SECTIONS: dict[str, Section] = {
+    section.name: section for page in PAGES for section in page.sections
+}
+PARTS = {
+    part.name: [section.name for section in part.sections] for page in PAGES for part in page.parts
+}
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(prog="python -m loadgen.results", description="Tables of the papers, run and written to docs/.")
+    made = argparse.ArgumentParser(
+        prog="python -m loadgen.results",
+        description="Tables of the papers, run and written to docs/.",
+    )
     names = ", ".join(dict.fromkeys((*PARTS, *SECTIONS)))
-    made.add_argument("--only", nargs="+", choices=(*PARTS, *SECTIONS), metavar="NAME", help=f"run these alone: {names}")
-    made.add_argument("--hours", type=float, metavar="H", help="of arrivals in each run (default: what each section states)")
+    made.add_argument(
+        "--only",
+        nargs="+",
+        choices=(*PARTS, *SECTIONS),
+        metavar="NAME",
+        help=f"run these alone: {names}",
+    )
+    made.add_argument(
+        "--hours",
+        type=float,
+        metavar="H",
+        help="of arrivals in each run (default: what each section states)",
+    )
     made.add_argument(
         "--traces",
         type=Path,
         metavar="FOLDER",
         help="with Azure's traces of 2023, in our schema (default: not run)",
     )
-    made.add_argument("--jobs", type=int, default=min(2, cores()), metavar="N", help="processes (default: 2)")
-    made.add_argument("--render", action="store_true", help="run nothing: write the pages from what has been run")
-    made.add_argument("--cache", type=Path, default=Path("out/results"), metavar="FOLDER", help="of finished runs (default: out/results)")
-    made.add_argument("--out", type=Path, default=Path("docs"), metavar="FOLDER", help="for the pages (default: docs)")
+    made.add_argument(
+        "--jobs", type=int, default=min(2, cores()), metavar="N", help="processes (default: 2)"
+    )
+    made.add_argument(
+        "--render", action="store_true", help="run nothing: write the pages from what has been run"
+    )
+    made.add_argument(
+        "--cache",
+        type=Path,
+        default=Path("out/results"),
+        metavar="FOLDER",
+        help="of finished runs (default: out/results)",
+    )
+    made.add_argument(
+        "--out",
+        type=Path,
+        default=Path("docs"),
+        metavar="FOLDER",
+        help="for the pages (default: docs)",
+    )
     return made
 
 
 def main(words: list[str] | None = None) -> int:
     args = parser().parse_args(words)
-    names = list(SECTIONS) if not args.only else [one for name in args.only for one in PARTS.get(name, [name])]
+    names = (
+        list(SECTIONS)
+        if not args.only
+        else [one for name in args.only for one in PARTS.get(name, [name])]
+    )
     hours = {} if args.hours is None else dict.fromkeys(names, args.hours)
     cache = Cache(args.cache)
 
     def works() -> list[Work]:
-        """What can be run by now: some runs are asked for only when others have said at which rate."""
+        """What can be run by now: some runs are asked for only when others have said at which
+        rate.
+        """
         return left(
             [
                 Work(name, job, args.cache, args.traces)

@@ -1,4 +1,6 @@
-"""Runs that were made, one JSON file each, so that work that was broken off goes on where it stopped."""
+"""Runs that were made, one JSON file each, so that work that was broken off goes on where it
+stopped.
+"""
 
 import os
 from pathlib import Path

@@ -23,12 +23,14 @@ from loadgen.simulator.simulation import ACCEPTANCE, DRAFT
 from shared.errors import ConfigError
 from shared.tiers import QOSERVE_3, Tier, TierSet
 
-VERSION = 1  # of what a run means: raised with every change of simulator or policies that moves figures
+# of what a run means: raised with every change of simulator or policies that moves figures
+VERSION = 1
 PROFILE = "a100-llama3-8b-qoserve"
 CONTEXT_TOKENS = 18_432  # the longest of azure-conv, 16,384 and 2,048
 SEED = 1
 BOUND = "bound"  # in place of a policy: what none of them can exceed
-# A paper's replica queues whoever comes, itself: nobody is turned away for want of a slot, nobody relegated is handed elsewhere.
+# A paper's replica queues whoever comes, itself: nobody is turned away for want of a slot, nobody
+# relegated is handed elsewhere.
 MAX_SLOTS = 65_536
 
 
@@ -37,7 +39,8 @@ class Run(Struct, frozen=True, kw_only=True):
 
     policy: str
     settings: dict[str, str] = field(default_factory=dict)
-    workload: str  # built in, or a trace file's name without its endings: its lengths, not its arrivals
+    # built in, or a trace file's name without its endings: its lengths, not its arrivals
+    workload: str
     rate_rps: float
     duration_s: float
     tiers: TierSet = QOSERVE_3
@@ -55,22 +58,38 @@ class Run(Struct, frozen=True, kw_only=True):
     arrivals: str = "poisson"  # as --arrivals
     draft: float = DRAFT
     acceptance: float = ACCEPTANCE
-    wait_s: float | None = None  # as --wait: what has not ended so long after the last arrival is violated; None: all are waited for
+    # as --wait: what has not ended so long after the last arrival is violated; None: all are waited
+    # for
+    wait_s: float | None = None
 
     @property
     def digest(self) -> str:
-        """The same however its numbers were written: 4 and 4.0 are one rate. Fields that came later count only where they say something,
-        so that the runs kept from before are found."""
+        """The same however its numbers were written: 4 and 4.0 are one rate. Fields that came later
+        count only where they say something, so that the runs kept from before are found.
+        """
         same = msgspec.to_builtins(msgspec.convert(msgspec.to_builtins(self), Run))
         _leave_out_defaults(Run, same, _FIRST_FIELDS)
         for tier in same["tiers"]["tiers"].values():
             _leave_out_defaults(Tier, tier, _FIRST_TIER_FIELDS)
-        return hashlib.sha256(b"%d" % VERSION + msgspec.json.encode(same, order="sorted")).hexdigest()[:24]
+        return hashlib.sha256(
+            b"%d" % VERSION + msgspec.json.encode(same, order="sorted")
+        ).hexdigest()[:24]
 
 
 # What the first runs that are kept knew of; what else there is has a default.
 _FIRST_FIELDS = {
-    *("policy", "settings", "workload", "rate_rps", "duration_s", "tiers", "replicas", "bursts", "important", "only"),
+    *(
+        "policy",
+        "settings",
+        "workload",
+        "rate_rps",
+        "duration_s",
+        "tiers",
+        "replicas",
+        "bursts",
+        "important",
+        "only",
+    ),
     *("first_token_only", "most_violated", "seed"),
 }
 _FIRST_TIER_FIELDS = {"slo", "share", "service_tier", "importance"}
@@ -83,7 +102,9 @@ def _leave_out_defaults(kind: type[Struct], values: dict[str, Any], kept: set[st
 
 
 class Made(Struct, frozen=True, kw_only=True):
-    """What came of a run; figures are None where it was stopped: more than `most_violated` were. Of BOUND there is a bound instead."""
+    """What came of a run; figures are None where it was stopped: more than `most_violated` were. Of
+    BOUND there is a bound instead.
+    """
 
     run: Run
     figures: Figures | None
@@ -115,7 +136,9 @@ def lengths_of(run: Run, traces: Path | None) -> LengthSource:
     elif traces is None:
         raise ConfigError(f"trace {run.workload}: --traces says in which folder it is")
     else:
-        source = Rows(read_trace(traces / f"{run.workload}.csv.gz").within(run.context_tokens), in_order=False)
+        source = Rows(
+            read_trace(traces / f"{run.workload}.csv.gz").within(run.context_tokens), in_order=False
+        )
     return FirstTokenOnly(source) if run.first_token_only else source
 
 
@@ -125,21 +148,34 @@ def requests_of(run: Run, traces: Path | None) -> list[PlannedRequest]:
     if "=" in run.bursts:
         return _each_tier_in_its_time(run, lengths)
     profile = parse_profile(run.bursts, run.duration_s) if run.bursts else ((1.0, 1.0),)
-    arrivals_s = draw_arrivals(parse_gaps(run.arrivals), run.rate_rps, run.duration_s, run.seed, profile)
+    arrivals_s = draw_arrivals(
+        parse_gaps(run.arrivals), run.rate_rps, run.duration_s, run.seed, profile
+    )
     requests = plan_requests(arrivals_s, lengths, run.tiers, run.seed, important=run.important)
     return [request for request in requests if request.tier == run.only] if run.only else requests
 
 
 def _each_tier_in_its_time(run: Run, lengths: LengthSource) -> list[PlannedRequest]:
-    """Every tier has arrivals of its own, `bursts` being TIER=SECONDS:MULTIPLE,...;TIER=... of the rate; shares say nothing."""
+    """Every tier has arrivals of its own, `bursts` being TIER=SECONDS:MULTIPLE,...;TIER=... of the
+    rate; shares say nothing.
+    """
     requests: list[PlannedRequest] = []
     for rank, (tier, bursts) in enumerate(one.split("=") for one in run.bursts.split(";")):
         seed, profile = run.seed + rank, parse_profile(bursts, run.duration_s)
-        arrivals_s = draw_arrivals(parse_gaps(run.arrivals), run.rate_rps, run.duration_s, seed, profile)
-        alone = {name: replace(of, share=float(name == tier)) for name, of in run.tiers.tiers.items()}
-        requests += plan_requests(arrivals_s, lengths, replace(run.tiers, tiers=alone), seed, important=run.important)
+        arrivals_s = draw_arrivals(
+            parse_gaps(run.arrivals), run.rate_rps, run.duration_s, seed, profile
+        )
+        alone = {
+            name: replace(of, share=float(name == tier)) for name, of in run.tiers.tiers.items()
+        }
+        requests += plan_requests(
+            arrivals_s, lengths, replace(run.tiers, tiers=alone), seed, important=run.important
+        )
     assert all(request.after is None for request in requests), "a session of rounds"
-    return [request._replace(number=n) for n, request in enumerate(sorted(requests, key=lambda request: request.arrival_s))]
+    return [
+        request._replace(number=n)
+        for n, request in enumerate(sorted(requests, key=lambda request: request.arrival_s))
+    ]
 
 
 def make(run: Run, traces: Path | None = None) -> Made:

@@ -1,4 +1,6 @@
-"""What an experiment asks for: a run, or a search for the rate that a policy carries. Each is done by one process, run after run."""
+"""What an experiment asks for: a run, or a search for the rate that a policy carries. Each is done
+by one process, run after run.
+"""
 
 import math
 from collections.abc import Callable, Mapping
@@ -18,11 +20,13 @@ Known = Callable[[Run], Made | None]
 
 
 class Search(Struct, frozen=True, kw_only=True):
-    """The highest rate at which no more than `violations` of the requests are violated, within `precision` of it.
+    """The highest rate at which no more than `violations` of the requests are violated, within
+    `precision` of it.
 
-    `run.rate_rps` is tried first, then `step` times as much while that is carried. Every rate has the same seed: the same requests, their
-    gaps scaled. With `rivals` it is the highest rate that any of them carries: they serve the same requests, and are tried while nobody
-    before them carried a rate, except above one that they did not carry.
+    `run.rate_rps` is tried first, then `step` times as much while that is carried. Every rate has
+    the same seed: the same requests, their gaps scaled. With `rivals` it is the highest rate that
+    any of them carries: they serve the same requests, and are tried while nobody before them
+    carried a rate, except above one that they did not carry.
     """
 
     run: Run
@@ -65,7 +69,9 @@ def capacity(search: Search, known: Known) -> Capacity | Run:
     field = [search.run, *search.rivals]
     too_much = [math.inf] * len(field)  # [field] the lowest rate that it did not carry
     order = list(range(len(field)))
-    while (rate_rps := _next_rate(search, {rate: made is not None for rate, made in carried.items()})) is not None:
+    while (
+        rate_rps := _next_rate(search, {rate: made is not None for rate, made in carried.items()})
+    ) is not None:
         carried[rate_rps] = None
         for n in order:
             if rate_rps >= too_much[n]:
@@ -85,8 +91,9 @@ def capacity(search: Search, known: Known) -> Capacity | Run:
 
 
 def _next_rate(search: Search, passed: Mapping[float, bool]) -> float | None:
-    """As in loadgen/lab/goodput.py; but a first rate that fails is near, and half of it would be a long run for little: those that pass
-    are not stopped early."""
+    """As in loadgen/lab/goodput.py; but a first rate that fails is near, and half of it would be a
+    long run for little: those that pass are not stopped early.
+    """
     first = search.run
     if passed == {first.rate_rps: False}:
         return float(f"{STEP_DOWN * first.rate_rps:.{DIGITS}g}")

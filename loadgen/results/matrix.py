@@ -1,7 +1,8 @@
 """All policies on the workloads of all papers: docs/which-policy.md.
 
-Each load is offered at the rate that the best of the policies carries, found by a search in which a rate counts as carried once one of
-them carries it. Sarathi's four orders run with the chunk that suits EDF best there.
+Each load is offered at the rate that the best of the policies carries, found by a search in which a
+rate counts as carried once one of them carries it. Sarathi's four orders run with the chunk that
+suits EDF best there.
 """
 
 from collections.abc import Sequence
@@ -28,14 +29,18 @@ SEED = 7  # some of the policies were looked at with seed 1 while they were writ
 CHUNKS = ("256", "512", "1024")
 FIXED = ("fcfs", "edf", "sjf", "srpf")
 OTHERS = ("slos_serve", "qoserve", "sola", "adaserve", "ascendra", "vllm")
-QOSERVE_TIMES = 1.5  # at what it carries, half an hour tells nobody apart: deadlines of 10 and 30 minutes hide who falls behind
+# at what it carries, half an hour tells nobody apart: deadlines of 10 and 30 minutes hide who falls
+# behind
+QOSERVE_TIMES = 1.5
 NEAR_POINTS = 1.0  # of the best: as good, with one seed
 
 
 class Load(NamedTuple):
-    """`run` with its policy left open; its `duration_s` is of a whole hour, its rate, of all replicas, the first that is tried.
+    """`run` with its policy left open; its `duration_s` is of a whole hour, its rate, of all
+    replicas, the first that is tried.
 
-    `figure7`: the rate is QOSERVE_TIMES what REPLICAS carry of what QoServe carries alone there, and is not searched for.
+    `figure7`: the rate is QOSERVE_TIMES what REPLICAS carry of what QoServe carries alone there,
+    and is not searched for.
     """
 
     name: str
@@ -75,18 +80,42 @@ def _load(
 
 LOADS = (
     *(
-        Load(f"QoServe, {name}", _load(workload, "qoserve-3", 0.0, 1800, "deadline", profile=QOSERVE_PROFILE), VIOLATIONS, figure7=True)
-        for workload, name in {"azure-code": "code", "azure-conv": "conversations", "sharegpt": "ShareGPT"}.items()
+        Load(
+            f"QoServe, {name}",
+            _load(workload, "qoserve-3", 0.0, 1800, "deadline", profile=QOSERVE_PROFILE),
+            VIOLATIONS,
+            figure7=True,
+        )
+        for workload, name in {
+            "azure-code": "code",
+            "azure-conv": "conversations",
+            "sharegpt": "ShareGPT",
+        }.items()
     ),
     Load("SLOs-Serve, ChatBot", _load("chatbot", "slos-serve-chatbot", 18.5, 240, "max-tpot-10")),
-    Load("SLOs-Serve, Coder", _load("coder", "slos-serve-coder", 8.5, 600, "max-tpot-10", bursty=True)),
-    Load("SLOs-Serve, Summarizer", _load("summarizer", "slos-serve-summarizer", 12.6, 300, "max-tpot-10")),
+    Load(
+        "SLOs-Serve, Coder",
+        _load("coder", "slos-serve-coder", 8.5, 600, "max-tpot-10", bursty=True),
+    ),
+    Load(
+        "SLOs-Serve, Summarizer",
+        _load("summarizer", "slos-serve-summarizer", 12.6, 300, "max-tpot-10"),
+    ),
     Load("SLOs-Serve, Mixed", _load("mixed", "slos-serve-mixed", 17.0, 240, "max-tpot-10")),
-    Load("SLOs-Serve, ToolLLM", _load("toolllm", "slos-serve-toolllm", 2.6, 600, "max-tpot-10", bursty=True, draft=0.0)),
-    Load("SLOs-Serve, Reasoning", _load("reasoning", "slos-serve-reasoning", 0.65, 1200, "max-tpot-10", draft=0.0)),
+    Load(
+        "SLOs-Serve, ToolLLM",
+        _load("toolllm", "slos-serve-toolllm", 2.6, 600, "max-tpot-10", bursty=True, draft=0.0),
+    ),
+    Load(
+        "SLOs-Serve, Reasoning",
+        _load("reasoning", "slos-serve-reasoning", 0.65, 1200, "max-tpot-10", draft=0.0),
+    ),
     Load("SOLA, tight", _load("chatbot", "sola-llama3-8b-tight", 20.0, 240, "mean-tpot")),
-    # Nobody is due a first token there: with time enough at the end, whoever holds requests back long enough violates none at any rate.
-    Load("AdaServe", _load("adaserve-placeholder", "adaserve-3", 30.0, 150, "mean-tpot", wait_s=20.0)),
+    # Nobody is due a first token there: with time enough at the end, whoever holds requests back
+    # long enough violates none at any rate.
+    Load(
+        "AdaServe", _load("adaserve-placeholder", "adaserve-3", 30.0, 150, "mean-tpot", wait_s=20.0)
+    ),
     Load("Ascendra", _load("sharegpt", "ascendra-8b-sharegpt", 5.5, 480, "mean-tpot")),
 )
 
@@ -99,12 +128,25 @@ def rate_of(load: Load, lab: Lab) -> float | None:
     """What the best carries, all replicas together; None: not known yet."""
     if load.figure7:
         workload = load.run.workload
-        alone = settings.run("qoserve", workload, figure7.PUBLISHED[workload]["qoserve"], 3600 * figure7.SECTION.hours)
+        alone = settings.run(
+            "qoserve",
+            workload,
+            figure7.PUBLISHED[workload]["qoserve"],
+            3600 * figure7.SECTION.hours,
+        )
         found = lab.capacity(Search(run=alone))
         return None if found is None else REPLICAS * QOSERVE_TIMES * found.rate_rps
     fixed = (served(load, policy, chunk_tokens=CHUNKS[1]) for policy in ("srpf", "edf"))
     first, *rivals = (*(served(load, policy) for policy in OTHERS), *fixed)
-    found = lab.capacity(Search(run=first, rivals=tuple(rivals), violations=load.violations, precision=PRECISION, step=STEP))
+    found = lab.capacity(
+        Search(
+            run=first,
+            rivals=tuple(rivals),
+            violations=load.violations,
+            precision=PRECISION,
+            step=STEP,
+        )
+    )
     return None if found is None else found.rate_rps
 
 
@@ -127,14 +169,25 @@ def row_of(load: Load, lab: Lab) -> Row:
     made: dict[str, Figures | None] = {name: lab.figures(served(here, name)) for name in OTHERS}
     known = {chunk: violated_fraction(of) for chunk, of in swept.items() if of is not None}
     chunk = min(known, key=known.__getitem__) if len(known) == len(CHUNKS) else None
-    made |= {name: None if chunk is None else lab.figures(served(here, name, chunk_tokens=chunk)) for name in FIXED}
+    made |= {
+        name: None if chunk is None else lab.figures(served(here, name, chunk_tokens=chunk))
+        for name in FIXED
+    }
     return Row(rate_rps, chunk, made, None if limit is None else limit.met_fraction)
 
 
 def body(lab: Lab, duration_s: float) -> str:
-    loads = [load._replace(run=replace(load.run, duration_s=round(load.run.duration_s * duration_s / 3600, 1))) for load in LOADS]
+    loads = [
+        load._replace(
+            run=replace(load.run, duration_s=round(load.run.duration_s * duration_s / 3600, 1))
+        )
+        for load in LOADS
+    ]
     rows = {load.name: row_of(load, lab) for load in loads}
-    met = [(name, *cells(row), figure(percent(row.bound_met), percent=True)) for name, row in rows.items()]
+    met = [
+        (name, *cells(row), figure(percent(row.bound_met), percent=True))
+        for name, row in rows.items()
+    ]
     offered = [
         (
             load.name,
@@ -152,14 +205,29 @@ def body(lab: Lab, duration_s: float) -> str:
         (
             table(("load", *FIXED, *OTHERS, "bound"), met),
             "What was offered, to two replicas together:",
-            table(("load", "workload", "tiers", "definition", "arrivals", "requests/s", "requests", "chunk"), offered),
+            table(
+                (
+                    "load",
+                    "workload",
+                    "tiers",
+                    "definition",
+                    "arrivals",
+                    "requests/s",
+                    "requests",
+                    "chunk",
+                ),
+                offered,
+            ),
         )
     )
 
 
 def cells(row: Row) -> Sequence[str]:
     """Met in %, in bold whoever is within NEAR_POINTS of the best."""
-    met = {name: percent(None if of is None else 1 - violated_fraction(of)) for name, of in row.made.items()}
+    met = {
+        name: percent(None if of is None else 1 - violated_fraction(of))
+        for name, of in row.made.items()
+    }
     best = max((value for value in met.values() if value is not None), default=0.0)
     shown = []
     for name in (*FIXED, *OTHERS):

@@ -9,11 +9,15 @@ from loadgen.results.section import Lab, Page, Part, Section
 
 def written(page: Page, cache: Cache, hours: Mapping[str, float]) -> str:
     """`hours`: of those sections whose runs are not as long as they state themselves."""
-    return "\n".join((page.head, *(_part(part, cache, hours) for part in page.parts if part.sections)))
+    return "\n".join(
+        (page.head, *(_part(part, cache, hours) for part in page.parts if part.sections))
+    )
 
 
 def _part(part: Part, cache: Cache, hours: Mapping[str, float]) -> str:
-    sections = (shown(section, cache, hours.get(section.name, section.hours)) for section in part.sections)
+    sections = (
+        shown(section, cache, hours.get(section.name, section.hours)) for section in part.sections
+    )
     return "\n".join((f"## {part.title}\n\n{part.head}", *sections))
 
 
@@ -24,7 +28,10 @@ def shown(section: Section, cache: Cache, hours: float) -> str:
     when = "not run yet" if not days else days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
     command = f"python -m loadgen.results --only {section.name} --hours {hours:g}"
     runs = [job if isinstance(job, Run) else job.run for job in lab.asked]
-    profiles, definitions = _each([run.profile for run in runs]), _each([run.definition for run in runs])
+    profiles, definitions = (
+        _each([run.profile for run in runs]),
+        _each([run.definition for run in runs]),
+    )
     each = sorted({run.duration_s / 3600 for run in runs})
     arrivals = " to ".join(f"{h:.2g}" for h in dict.fromkeys((each[0], each[-1])))
     seeds = ", ".join(f"{seed}" for seed in sorted({run.seed for run in runs}))

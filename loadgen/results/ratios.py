@@ -12,7 +12,9 @@ def ratio(ours: float | None, theirs: float | None) -> float | None:
 
 
 def ahead(published: float, ours: float | None) -> Cells:
-    """As `compare`; but whoever is published to be ahead must be so here, however near the figures are."""
+    """As `compare`; but whoever is published to be ahead must be so here, however near the figures
+    are.
+    """
     cells = compare(published, None if ours is None else round(ours, 3))
     return cells._replace(verdict="no: not ahead") if ours is not None and ours <= 1 else cells
 

@@ -1,4 +1,6 @@
-"""One table or figure of a paper: what it asks of the simulator, and how its figures stand beside the published ones."""
+"""One table or figure of a paper: what it asks of the simulator, and how its figures stand beside
+the published ones.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,7 +18,9 @@ MISSING = "not run"
 
 
 class Lab:
-    """Where a section finds its figures. It notes what was asked for, so that asking without a cache says what is to be run."""
+    """Where a section finds its figures. It notes what was asked for, so that asking without a
+    cache says what is to be run.
+    """
 
     def __init__(self, cache: Cache | None) -> None:
         self._cache = cache
@@ -57,7 +61,9 @@ class Lab:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """`body(lab, duration_s)` is the Markdown of its tables; `notes`, what differs and what was tried."""
+    """`body(lab, duration_s)` is the Markdown of its tables; `notes`, what differs and what was
+    tried.
+    """
 
     name: str  # what --only takes
     title: str
@@ -67,7 +73,9 @@ class Section:
     notes: str
 
     def jobs(self, duration_s: float, cache: Cache | None = None) -> Sequence[Job]:
-        """What it asks for, as far as that can be said: what depends on runs that `cache` lacks comes when they are there."""
+        """What it asks for, as far as that can be said: what depends on runs that `cache` lacks
+        comes when they are there.
+        """
         lab = Lab(cache)
         self.body(lab, duration_s)
         return lab.asked
@@ -110,7 +118,9 @@ def compare(published: float, ours: float | None, *, percent: bool = False) -> C
     shown = f"{published:g} %" if percent else f"{published:g}"
     if ours is None:
         return Cells(shown, MISSING, "", "")
-    near = abs(ours - published) <= CLOSE * abs(published) + 1e-9 or (percent and abs(ours - published) <= CLOSE_POINTS)
+    near = abs(ours - published) <= CLOSE * abs(published) + 1e-9 or (
+        percent and abs(ours - published) <= CLOSE_POINTS
+    )
     ratio = f"{ours / published:.2f}" if published else "-"
     return Cells(shown, figure(ours, percent=percent), ratio, "within 15 %" if near else "no")
 
@@ -122,7 +132,9 @@ def figure(value: float | None, *, percent: bool = False) -> str:
     return f"{value:.3g} %" if percent else f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"
 
 
-def latency_s(tier: str, of: Group | None, percentile: Literal["p50", "p95", "p99"]) -> float | None:
+def latency_s(
+    tier: str, of: Group | None, percentile: Literal["p50", "p95", "p99"]
+) -> float | None:
     """What QoServe gives as the latency of its tiers: TTFT of Q1, TTLT of the others."""
     if of is None:
         return None

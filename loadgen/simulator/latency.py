@@ -1,4 +1,6 @@
-"""How long control takes in a simulated fleet: nothing, as the papers assume, or what the live services need."""
+"""How long control takes in a simulated fleet: nothing, as the papers assume, or what the live
+services need.
+"""
 
 from typing import NamedTuple
 
@@ -28,11 +30,13 @@ class Latency(NamedTuple):
 
     @staticmethod
     def live() -> "Latency":
-        """Medians of a live fleet: two replicas at an A100's pace, 6 requests a second, all on one machine of two cores, 2026-11-20.
+        """Medians of a live fleet: two replicas at an A100's pace, 6 requests a second, all on one
+        machine of two cores, 2026-11-20.
 
-        From spans (admit, place, decide and hold, queue), from `at_unix_s` and `ended_unix_s` of digests and acks against the
-        instant at which a bystander heard them, and from timed reads and writes of the bucket. The 99th percentiles are three to
-        five times as long; depth and lead are the services' own defaults.
+        From spans (admit, place, decide and hold, queue), from `at_unix_s` and `ended_unix_s` of
+        digests and acks against the instant at which a bystander heard them, and from timed reads
+        and writes of the bucket. The 99th percentiles are three to five times as long; depth and
+        lead are the services' own defaults.
         """
         return Latency(
             depth=2,

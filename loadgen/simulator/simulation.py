@@ -1,7 +1,8 @@
-"""The virtual driver: the cores that run live, over as many replicas as wanted, in virtual time, with a profile as the GPU.
+"""The virtual driver: the cores that run live, over as many replicas as wanted, in virtual time,
+with a profile as the GPU.
 
-Nothing is lost and nothing dies here (the simulation of the protocol is another one). Deterministic: the same arguments give the
-same result to the last digit, wall time apart.
+Nothing is lost and nothing dies here (the simulation of the protocol is another one).
+Deterministic: the same arguments give the same result to the last digit, wall time apart.
 """
 
 import time
@@ -34,7 +35,9 @@ STALL_S = 3600.0  # without a token for so long after the last arrival, somethin
 EXPIRES_S = 172_800.0  # longest a request may stay unfinished: the default of GenerateRequest
 ZERO_LOAD_CHUNK_TOKENS = 2048  # what SLOs given as multiples are multiples of, as admission has it
 DRAFT, ACCEPTANCE = 0.05, 0.7  # of the draft model, where nobody says otherwise: stated choices
-OUTPUT_STEP_TOKENS = 1024  # max_tokens is the longest output rounded up to this, the same for all: it tells nobody their length
+# max_tokens is the longest output rounded up to this, the same for all: it tells nobody their
+# length
+OUTPUT_STEP_TOKENS = 1024
 
 
 class Planned(Protocol):
@@ -76,8 +79,9 @@ class ReplicaFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulationResult:
-    """Lists run along the requests given. A verdict is None where the horizon came first, and of the rounds after one that failed; times
-    only if they were asked for."""
+    """Lists run along the requests given. A verdict is None where the horizon came first, and of
+    the rounds after one that failed; times only if they were asked for.
+    """
 
     verdicts: Sequence[Verdict | None]
     slos: Sequence[Slo]
@@ -109,7 +113,9 @@ class SimulationResult:
     @property
     def met_fraction(self) -> float:
         """Of all requests; unfinished ones count as missed."""
-        return sum(verdict is not None and verdict.slo_met for verdict in self.verdicts) / max(1, len(self.verdicts))
+        return sum(verdict is not None and verdict.slo_met for verdict in self.verdicts) / max(
+            1, len(self.verdicts)
+        )
 
 
 def simulate(
@@ -136,17 +142,22 @@ def simulate(
     leaps: bool = True,
     progress: Callable[[float, int], None] | None = None,
 ) -> SimulationResult:
-    """Serve these requests (in order of arrival; one `after` another comes when that has ended well, and its pause) until all have ended,
-    or until `horizon_s`, or until more than `most_missed` have ended without their SLO: who only wants to know whether a rate is too high
-    need not see the rest. `misses` says of a request that ended, with its token times if they are kept, whether it did so without its SLO;
+    """Serve these requests (in order of arrival; one `after` another comes when that has ended
+    well, and its pause) until all have ended, or until `horizon_s`, or until more than
+    `most_missed` have ended without their SLO: who only wants to know whether a rate is too high
+    need not see the rest. `misses` says of a request that ended, with its token times if they are
+    kept, whether it did so without its SLO;
     None: as its verdict has it. Rounds that are never sent have missed it.
 
-    draft: what a draft model's iteration takes, as a fraction of the target's, for policies that speculate; 0: there is none.
+    draft: what a draft model's iteration takes, as a fraction of the target's, for policies that
+        speculate; 0: there is none.
     acceptance: with which probability its first token is accepted, in the mean (acceptance.py).
-    leaps: iterations that are alike are run as one where control takes no time (virtual_replica.py); False: each by itself.
-    check_every: events between checks of all books, 0 for none. progress: told now and then (virtual seconds, requests ended).
-    Raises: ConfigError for an unknown policy, setting or profile, an impossible draft or acceptance;
-        AssertionError where an invariant breaks; RuntimeError on a stall.
+    leaps: iterations that are alike are run as one where control takes no time
+        (virtual_replica.py); False: each by itself.
+    check_every: events between checks of all books, 0 for none. progress: told now and then
+        (virtual seconds, requests ended).
+    Raises: ConfigError for an unknown policy, setting or profile, an impossible draft or
+        acceptance; AssertionError where an invariant breaks; RuntimeError on a stall.
     """
     began_s = time.perf_counter()
     facts = facts or ReplicaFacts()
@@ -163,9 +174,15 @@ def simulate(
 
     def on_end(record: Record) -> None:
         nonlocal missed
-        assert record.verdict is not None and record.key not in verdicts, f"{record.key} ended twice"
+        assert record.verdict is not None and record.key not in verdicts, (
+            f"{record.key} ended twice"
+        )
         verdicts[record.key] = record.verdict
-        late = not record.verdict.slo_met if misses is None else misses(record.verdict, record.slo, fleet.times.get(record.key, ()))
+        late = (
+            not record.verdict.slo_met
+            if misses is None
+            else misses(record.verdict, record.slo, fleet.times.get(record.key, ()))
+        )
         missed += late
         if (later := followers.pop(record.key, None)) is None:
             return
@@ -216,7 +233,10 @@ def simulate(
     fleet.start(members)
     longest = max((r.output_tokens for r in requests), default=1)
     most_tokens = -(-longest // OUTPUT_STEP_TOKENS) * OUTPUT_STEP_TOKENS
-    keys, slos = [_key(request) for request in requests], [tiers.named(request.tier).slo for request in requests]
+    keys, slos = (
+        [_key(request) for request in requests],
+        [tiers.named(request.tier).slo for request in requests],
+    )
     index = {request.number: i for i, request in enumerate(requests)}
     followers = {keys[index[r.after]]: i for i, r in enumerate(requests) if r.after is not None}
     arrivals = deque(i for i, request in enumerate(requests) if request.after is None)
@@ -229,7 +249,9 @@ def simulate(
         return [i] if later is None else [i, *rounds_from(later)]
 
     def receive(i: int) -> None:
-        record, body = stored_as(requests[i], tiers, model, context_tokens, most_tokens, timeline.now_s)
+        record, body = stored_as(
+            requests[i], tiers, model, context_tokens, most_tokens, timeline.now_s
+        )
         slos[i] = record.slo
         fleet.receive(record, body)
 
@@ -256,7 +278,9 @@ def simulate(
             if done != iterations or arrivals:
                 last_s, iterations = timeline.now_s, done
             elif timeline.now_s - last_s > STALL_S:
-                raise RuntimeError(f"nothing has moved since {last_s:.1f} s, and {len(requests) - len(verdicts)} requests have not ended")
+                raise RuntimeError(
+                    f"nothing has moved since {last_s:.1f} s, and {len(requests) - len(verdicts)} requests have not ended"
+                )
             if progress is not None:
                 progress(timeline.now_s, len(verdicts))
     stopped = missed + len(unsent) > limit
@@ -291,20 +315,32 @@ def simulate(
 
 
 def stored_as(
-    planned: Planned, tiers: TierSet, profile: Profile, context_tokens: int, most_tokens: int, now_unix_s: float
+    planned: Planned,
+    tiers: TierSet,
+    profile: Profile,
+    context_tokens: int,
+    most_tokens: int,
+    now_unix_s: float,
 ) -> tuple[Record, Body]:
-    """The record as admission would store it, not yet placed, and a body without its prompt, which nobody here reads.
+    """The record as admission would store it, not yet placed, and a body without its prompt, which
+    nobody here reads.
 
     Raises ConfigError for a request that no replica can hold.
     """
     room = context_tokens - planned.prompt_tokens
     if room < 1 or planned.prompt_tokens < 1:
-        raise ConfigError(f"request {planned.number} has a prompt of {planned.prompt_tokens} tokens; a replica holds {context_tokens}")
+        raise ConfigError(
+            f"request {planned.number} has a prompt of {planned.prompt_tokens} tokens; a replica holds {context_tokens}"
+        )
     max_tokens = min(most_tokens, room)
     slo = tiers.named(planned.tier).slo
     if (slo.ttft_x, slo.tbt_x, slo.ttlt_x) != (None, None, None):
         alone = zero_load(profile, planned.prompt_tokens, max_tokens, ZERO_LOAD_CHUNK_TOKENS)
-        slo = slo.resolved(zero_load_ttft_s=alone.ttft_s, zero_load_tbt_s=alone.tbt_s, zero_load_ttlt_s=alone.ttlt_s)
+        slo = slo.resolved(
+            zero_load_ttft_s=alone.ttft_s,
+            zero_load_tbt_s=alone.tbt_s,
+            zero_load_ttlt_s=alone.ttlt_s,
+        )
     record = Record(
         key=_key(planned),
         body_key="",

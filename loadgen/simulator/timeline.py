@@ -1,4 +1,6 @@
-"""Virtual time without an event loop: a heap of calls. Calls of one instant run in the order in which they were scheduled."""
+"""Virtual time without an event loop: a heap of calls. Calls of one instant run in the order in
+which they were scheduled.
+"""
 
 import math
 from collections.abc import Callable
@@ -45,9 +47,13 @@ class Timeline:
 
 
 class Alarm:
-    """Rings a core when it asked to be woken. One live entry on the timeline; a later wish is looked at when the sooner one rings."""
+    """Rings a core when it asked to be woken. One live entry on the timeline; a later wish is
+    looked at when the sooner one rings.
+    """
 
-    def __init__(self, timeline: Timeline, wish: Callable[[], float | None], ring: Callable[[], None]) -> None:
+    def __init__(
+        self, timeline: Timeline, wish: Callable[[], float | None], ring: Callable[[], None]
+    ) -> None:
         self._timeline, self._wish, self._ring = timeline, wish, ring
         self._set_s = math.inf
 

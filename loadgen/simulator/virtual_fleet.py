@@ -1,10 +1,13 @@
-"""A fleet in virtual time: records in a dict, admission's and relegation's cores, and replicas; steps take stated latencies.
+"""A fleet in virtual time: records in a dict, admission's and relegation's cores, and replicas;
+steps take stated latencies.
 
-It does what the live shells do (services/admission, services/relegation, shared/store/place.py), in the same order, where nothing
-is lost and nobody dies: so every compare-and-set that is ours succeeds, and no offer is ever in doubt.
+It does what the live shells do (services/admission, services/relegation, shared/store/place.py), in
+the same order, where nothing is lost and nobody dies: so every compare-and-set that is ours
+succeeds, and no offer is ever in doubt.
 
-Digests come as often as live ones where they take time to come. Where they take none, those are left out that nobody would look at:
-one is asked for when a request arrives, or somebody waits for a place, unless the last is younger than that interval.
+Digests come as often as live ones where they take time to come. Where they take none, those are
+left out that nobody would look at: one is asked for when a request arrives, or somebody waits for a
+place, unless the last is younger than that interval.
 """
 
 from array import array
@@ -41,14 +44,23 @@ class VirtualFleet:
         relegation_settings: RelegationSettings | None = None,
         keep_times: bool = False,
     ) -> None:
-        self._timeline, self._latency, self._on_end, self._keep_times = timeline, latency, on_end, keep_times
+        self._timeline, self._latency, self._on_end, self._keep_times = (
+            timeline,
+            latency,
+            on_end,
+            keep_times,
+        )
         self._asked = latency.digest_s == 0.0  # digests come when they are wanted
         self._looking = False  # somebody waits, so the next look is on the timeline
         self._said_s: dict[str, float] = {}
         self._admission = AdmissionCore(route, rng, admission_settings)
         self._relegation = RelegationCore(relegation_settings)
-        self._admission_alarm = Alarm(timeline, self._admission.wake_at_unix_s, lambda: self._admit(admission.Tick()))
-        self._relegation_alarm = Alarm(timeline, self._relegation.wake_at_unix_s, lambda: self._pool(relegation.Tick()))
+        self._admission_alarm = Alarm(
+            timeline, self._admission.wake_at_unix_s, lambda: self._admit(admission.Tick())
+        )
+        self._relegation_alarm = Alarm(
+            timeline, self._relegation.wake_at_unix_s, lambda: self._pool(relegation.Tick())
+        )
         self._replicas: dict[str, VirtualReplica] = {}
         self._records: dict[RequestKey, Record] = {}
         self._bodies: dict[RequestKey, Body] = {}
@@ -64,7 +76,7 @@ class VirtualFleet:
             if not self._asked:
                 self._timeline.after(every_s * (i + 1) / len(replicas), self._say_digest, replica)
 
-    # ------------------------------------------------------------ what replicas ask (virtual_replica.Store)
+    # ------------------------------------------------------------ what replicas ask (virtual_replic
 
     def record(self, key: RequestKey) -> Record:
         return self._records[key]
@@ -79,7 +91,11 @@ class VirtualFleet:
         """Admission's settle."""
         record = self._records[over.key]
         self.offloaded += over.why == "offloaded"
-        assert (record.attempt, record.replica, record.incarnation) == (over.attempt, over.replica, over.incarnation)
+        assert (record.attempt, record.replica, record.incarnation) == (
+            over.attempt,
+            over.replica,
+            over.incarnation,
+        )
         after = self._write(after_attempt(record, over, ADMISSION, self._timeline.now_s))
         if after.state == "relegated":
             self._timeline.after(self._latency.hint_s, self._hinted, after.key)
@@ -89,14 +105,21 @@ class VirtualFleet:
     # ------------------------------------------------------------ admission
 
     def receive(self, record: Record, body: Body) -> None:
-        """A new request: its first place is chosen before its record is written. Refused if too many are open."""
+        """A new request: its first place is chosen before its record is written. Refused if too
+        many are open.
+        """
         now_s = self._timeline.now_s
         if self._asked:
             self._look()
         self.times[record.key] = array("d")
         if self._admission.full():
             refused = ended(
-                record, FinishReason.REFUSED, record.resume, now_s, message="too many requests are under way", retry_after_s=1.0
+                record,
+                FinishReason.REFUSED,
+                record.resume,
+                now_s,
+                message="too many requests are under way",
+                retry_after_s=1.0,
             )
             del self.times[record.key]
             self._on_end(refused)
@@ -126,7 +149,10 @@ class VirtualFleet:
         match action:
             case admission.Place(_, _, replica, incarnation):
                 self._offer(
-                    self._write(placed_at(record, ADMISSION, replica, incarnation, ServiceClass.STANDARD)), self._admission_answered
+                    self._write(
+                        placed_at(record, ADMISSION, replica, incarnation, ServiceClass.STANDARD)
+                    ),
+                    self._admission_answered,
                 )
                 return
             case admission.Relegate():
@@ -134,7 +160,16 @@ class VirtualFleet:
                 self._timeline.after(self._latency.hint_s, self._hinted, record.key)
             case admission.Refuse(_, reason, retry_after_s):
                 now_s = self._timeline.now_s
-                self._write(ended(record, FinishReason.REFUSED, record.resume, now_s, message=reason, retry_after_s=retry_after_s))
+                self._write(
+                    ended(
+                        record,
+                        FinishReason.REFUSED,
+                        record.resume,
+                        now_s,
+                        message=reason,
+                        retry_after_s=retry_after_s,
+                    )
+                )
         self._admit(admission.Gone(action.key))
 
     def _admission_answered(self, record: Record, answer: OfferAnswer) -> None:
@@ -142,7 +177,9 @@ class VirtualFleet:
         if answer.accepted:
             self._admit(admission.Taken(record.key, record.attempt))
         else:
-            self._admit(admission.Declined(record.key, record.attempt, record.replica, answer.earliest_s))
+            self._admit(
+                admission.Declined(record.key, record.attempt, record.replica, answer.earliest_s)
+            )
 
     # ------------------------------------------------------------ relegation
 
@@ -161,9 +198,14 @@ class VirtualFleet:
         record = self._records[action.key]
         match action:
             case relegation.Place(_, replica, incarnation, service_class):
-                self._offer(self._write(placed_at(record, RELEGATION, replica, incarnation, service_class)), self._relegation_answered)
+                self._offer(
+                    self._write(placed_at(record, RELEGATION, replica, incarnation, service_class)),
+                    self._relegation_answered,
+                )
             case relegation.Expire(key):
-                self._write(ended(record, FinishReason.EXPIRED, record.resume, self._timeline.now_s))
+                self._write(
+                    ended(record, FinishReason.EXPIRED, record.resume, self._timeline.now_s)
+                )
                 self._pool(relegation.Gone(key))
 
     def _relegation_answered(self, record: Record, answer: OfferAnswer) -> None:
@@ -183,7 +225,9 @@ class VirtualFleet:
     def _offer(self, record: Record, answered: Callable[[Record, OfferAnswer], None]) -> None:
         assert record.replica is not None
         replica, offer = self._replicas[record.replica], as_offer(record, record.service_class)
-        self._timeline.after(self._latency.offer_s, replica.offer, offer, lambda answer: answered(record, answer))
+        self._timeline.after(
+            self._latency.offer_s, replica.offer, offer, lambda answer: answered(record, answer)
+        )
 
     def _write(self, record: Record) -> Record:
         self._records[record.key] = record
@@ -195,8 +239,14 @@ class VirtualFleet:
         return record
 
     def _look_again(self) -> None:
-        """While a request waits for a place, or in the pool, digests are wanted at the pace of live ones."""
-        if self._asked and not self._looking and (self._relegation.waiting or self._admission.wake_at_unix_s() is not None):
+        """While a request waits for a place, or in the pool, digests are wanted at the pace of live
+        ones.
+        """
+        if (
+            self._asked
+            and not self._looking
+            and (self._relegation.waiting or self._admission.wake_at_unix_s() is not None)
+        ):
             self._looking = True
             self._timeline.after(self._latency.digest_every_s, self._look_on)
 

@@ -1,9 +1,12 @@
-"""One replica in virtual time: the planner's core and a worker, joined as their live shells join them.
+"""One replica in virtual time: the planner's core and a worker, joined as their live shells join
+them.
 
-With no latency it leaps. While the policy's choice stays right (Choice.repeats) and nobody's prefill or output ends, iterations differ
-by their contexts alone: their ends are worked out beforehand and stand on the timeline as one event. Whoever wants to know the replica, or
-tell it something, in the meantime finds it as it is at that instant; if what he tells makes the choice stale, the leap ends with the
-iteration then under way. tests/loadgen/simulator/test_leap.py holds it to the run without leaps.
+With no latency it leaps. While the policy's choice stays right (Choice.repeats) and nobody's
+prefill or output ends, iterations differ by their contexts alone: their ends are worked out
+beforehand and stand on the timeline as one event. Whoever wants to know the replica, or tell it
+something, in the meantime finds it as it is at that instant; if what he tells makes the choice
+stale, the leap ends with the iteration then under way. tests/loadgen/simulator/test_leap.py holds
+it to the run without leaps.
 """
 
 from array import array
@@ -32,7 +35,18 @@ from shared.core.replica_events import (
 from shared.perf.iteration_time import Profile
 from shared.policy.acceptance import Acceptance
 from shared.policy.seam import Policy
-from shared.schemas import Announce, AttemptOver, BatchPlan, Body, Digest, Hold, Offer, OfferAnswer, PlanAck, Record
+from shared.schemas import (
+    Announce,
+    AttemptOver,
+    BatchPlan,
+    Body,
+    Digest,
+    Hold,
+    Offer,
+    OfferAnswer,
+    PlanAck,
+    Record,
+)
 from shared.vocabulary import ReplicaId, RequestKey
 
 Reply = Callable[[OfferAnswer], None]
@@ -83,7 +97,8 @@ class VirtualReplica:
         self._plan_came_s: deque[float] = deque()  # of plans not yet done, in order
         self._last_end_s = 0.0
         self._work_since_s = 0.0
-        # The iteration under way, and those that may follow it: their ends and lengths. `_serial` tells an old event from a new one.
+        # The iteration under way, and those that may follow it: their ends and lengths. `_serial`
+        # tells an old event from a new one.
         self._began_s = 0.0
         self._ends_s: list[float] = []
         self._exec_s: list[float] = []
@@ -165,7 +180,9 @@ class VirtualReplica:
         self._timeline.at(now_s, self._end, self._serial)
 
     def settle(self) -> None:
-        """Tell of the iterations of a leap that have ended by now; the one under way stays, as if its plan had just come."""
+        """Tell of the iterations of a leap that have ended by now; the one under way stays, as if
+        its plan had just come.
+        """
         done = min(bisect_right(self._ends_s, self._timeline.now_s), len(self._ends_s) - 1)
         if done <= 0:
             return
@@ -191,7 +208,9 @@ class VirtualReplica:
             idle_s = max(0.0, came_s - max(self._last_end_s, self._work_since_s))
             self._last_end_s = now_s
         self._ends_s = []
-        ack, overs = self.worker.finish(started_unix_s=began_s, ended_unix_s=now_s, exec_s=exec_s, idle_s=idle_s)
+        ack, overs = self.worker.finish(
+            started_unix_s=began_s, ended_unix_s=now_s, exec_s=exec_s, idle_s=idle_s
+        )
         self._stored(ack, overs)
         self._go_on()
 

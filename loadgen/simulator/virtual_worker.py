@@ -1,8 +1,10 @@
-"""A worker and its engine in virtual time, as columns: what a WorkerCore would do with a plan, at a cost that does not grow with its batch.
+"""A worker and its engine in virtual time, as columns: what a WorkerCore would do with a plan, at a
+cost that does not grow with its batch.
 
-It decides nothing: plans say what runs, the profiles of target and draft how long, the acceptance model which drafts are kept.
-tests/fleet/test_drivers_agree.py holds it to the real WorkerCore. Nobody reads text or tokens here, so there are none: an output is the
-instants of its tokens, and the measure is taken from them at the end.
+It decides nothing: plans say what runs, the profiles of target and draft how long, the acceptance
+model which drafts are kept. tests/fleet/test_drivers_agree.py holds it to the real WorkerCore.
+Nobody reads text or tokens here, so there are none: an output is the instants of its tokens, and
+the measure is taken from them at the end.
 """
 
 from array import array
@@ -19,7 +21,18 @@ from shared.core.worker import WorkerCounters, seed_of
 from shared.perf.iteration_time import Profile
 from shared.perf.shape import BatchShape
 from shared.policy.acceptance import Acceptance, some_of, speculate
-from shared.schemas import Announce, AttemptOver, BatchPlan, Body, Hold, HoldAnswer, PlanAck, Record, Resume, Selection
+from shared.schemas import (
+    Announce,
+    AttemptOver,
+    BatchPlan,
+    Body,
+    Hold,
+    HoldAnswer,
+    PlanAck,
+    Record,
+    Resume,
+    Selection,
+)
 from shared.vocabulary import FinishReason, Measure, ServiceClass, Slo
 
 
@@ -37,7 +50,9 @@ NEVER = 1 << 30  # tokens: longer than any output
 
 
 class _Running(NamedTuple):
-    """The iteration under way. `alike`: none of its prefills ends, nor does a request, so another one just like it may follow."""
+    """The iteration under way. `alike`: none of its prefills ends, nor does a request, so another
+    one just like it may follow.
+    """
 
     plan: BatchPlan
     slots: Ints
@@ -54,8 +69,15 @@ class _Running(NamedTuple):
 class VirtualWorker:
     """One replica's worker. Columns are indexed by slot."""
 
-    def __init__(self, announce: Announce, profile: Profile, draft: Profile | None, acceptance: Acceptance) -> None:
-        self._announce, self._profile, self._draft, self._acceptance = announce, profile, draft, acceptance
+    def __init__(
+        self, announce: Announce, profile: Profile, draft: Profile | None, acceptance: Acceptance
+    ) -> None:
+        self._announce, self._profile, self._draft, self._acceptance = (
+            announce,
+            profile,
+            draft,
+            acceptance,
+        )
         self.counters = WorkerCounters()
         self._queue: deque[BatchPlan] = deque()
         self._running: _Running | None = None
@@ -69,9 +91,11 @@ class VirtualWorker:
         self._computed: Ints = np.zeros(slots, dtype=np.int32)
         self._drafted: Ints = np.zeros(slots, dtype=np.int32)  # positions filled in the draft's KV
         self._left: Ints = np.zeros(slots, dtype=np.int32)  # output tokens until it ends
-        self._thinking: Ints = np.full(slots, NEVER, dtype=np.int32)  # output tokens until its thinking ends
+        # output tokens until its thinking ends
+        self._thinking: Ints = np.full(slots, NEVER, dtype=np.int32)
         self._thinkers = 0  # slots in which it will
-        self._decoding = np.zeros(slots, dtype=np.bool_)  # has emitted since its KV was last filled from nothing
+        # has emitted since its KV was last filled from nothing
+        self._decoding = np.zeros(slots, dtype=np.bool_)
         self._emit: list[Callable[[float], None]] = [_nobody] * slots
 
     @property
@@ -83,41 +107,70 @@ class VirtualWorker:
         return len(self._requests)
 
     def hold(self, hold: Hold, record: Record, body: Body, times: "array[float]") -> HoldAnswer:
-        """Take a request in; `times` has the tokens of earlier attempts, and takes those to come."""
-        assert hold.attempt == record.attempt and not self._here[hold.slot], f"slot {hold.slot} of {self._announce.replica}"
+        """Take a request in; `times` has the tokens of earlier attempts, and takes those to
+        come.
+        """
+        assert hold.attempt == record.attempt and not self._here[hold.slot], (
+            f"slot {hold.slot} of {self._announce.replica}"
+        )
         made = record.resume.measure.tokens
         assert made == len(times)
         sampling = body.sampling
-        left, reason = min(sampling.max_tokens, self._announce.context_tokens - record.prompt_tokens) - made, FinishReason.LENGTH
+        left, reason = (
+            min(sampling.max_tokens, self._announce.context_tokens - record.prompt_tokens) - made,
+            FinishReason.LENGTH,
+        )
         if sampling.output_tokens is not None and sampling.output_tokens - made <= left:
             left, reason = sampling.output_tokens - made, FinishReason.STOP
         slot = hold.slot
         self._requests[slot] = _Request(
-            record, times, reason, record.service_class, record.relegated, record.resume.measure.thinking_tokens
+            record,
+            times,
+            reason,
+            record.service_class,
+            record.relegated,
+            record.resume.measure.thinking_tokens,
         )
         thinks = record.resume.measure.thinking(record.slo)
-        self._thinking[slot] = (sampling.thinking_tokens or 0) - made if thinks else NEVER  # no token here is one that ends it
+        # no token here is one that ends it
+        self._thinking[slot] = (sampling.thinking_tokens or 0) - made if thinks else NEVER
         self._thinkers += thinks
         self._here[slot], self._decoding[slot] = True, False
-        self._prompt[slot], self._seed[slot] = record.prompt_tokens, seed_of(record.key, sampling) % (1 << 64)
-        self._known[slot], self._computed[slot], self._drafted[slot], self._left[slot] = record.prompt_tokens + made, 0, 0, left
+        self._prompt[slot], self._seed[slot] = (
+            record.prompt_tokens,
+            seed_of(record.key, sampling) % (1 << 64),
+        )
+        self._known[slot], self._computed[slot], self._drafted[slot], self._left[slot] = (
+            record.prompt_tokens + made,
+            0,
+            0,
+            left,
+        )
         self._emit[slot] = times.append
         return HoldAnswer(held=True)
 
     def plan(self, plan: BatchPlan) -> None:
-        assert plan.seq == self._next_seq, f"{self._announce.replica}: plan {plan.seq} came for {self._next_seq}"
+        assert plan.seq == self._next_seq, (
+            f"{self._announce.replica}: plan {plan.seq} came for {self._next_seq}"
+        )
         self._next_seq += 1
         self._queue.append(plan)
 
     def begin(self) -> float | None:
-        """Begin the next plan; the seconds it takes, or None without one. A plan of releases alone takes none."""
+        """Begin the next plan; the seconds it takes, or None without one. A plan of releases alone
+        takes none.
+        """
         assert self._running is None
         if not self._queue:
             return None
         plan = self._queue.popleft()
         ending: list[tuple[int, str]] = []
         if plan.released:
-            ending = [(s, why) for s, why in zip(unpack_list(plan.released), plan.released_why, strict=True) if self._here[s]]
+            ending = [
+                (s, why)
+                for s, why in zip(unpack_list(plan.released), plan.released_why, strict=True)
+                if self._here[s]
+            ]
         for slot in unpack_list(plan.preempted) if plan.preempted else ():
             self._computed[slot], self._drafted[slot], self._decoding[slot] = 0, 0, False
         self._set_class(plan.relegated, ServiceClass.BEST_EFFORT)
@@ -138,15 +191,29 @@ class VirtualWorker:
             return self._speculate(plan, selection, slots, caps, skipped, ending)
         emitting, decoding = np.count_nonzero(emits), np.count_nonzero(decodes)
         alone = decoding == len(slots)
-        shape = BatchShape(decodes=len(slots), decode_context=int(has.sum())) if alone else _shape(has, tokens, decodes)
+        shape = (
+            BatchShape(decodes=len(slots), decode_context=int(has.sum()))
+            if alone
+            else _shape(has, tokens, decodes)
+        )
         alike = emitting == decoding and not ending and not skipped
-        self._running = _Running(plan, slots, tokens, tokens, emits, None, skipped, shape, ending, alike)
+        self._running = _Running(
+            plan, slots, tokens, tokens, emits, None, skipped, shape, ending, alike
+        )
         return self._profile.batch_s(shape)
 
     def _speculate(
-        self, plan: BatchPlan, selection: Selection, slots: Ints, caps: Ints, skipped: bytes, ending: Sequence[tuple[int, str]]
+        self,
+        plan: BatchPlan,
+        selection: Selection,
+        slots: Ints,
+        caps: Ints,
+        skipped: bytes,
+        ending: Sequence[tuple[int, str]],
     ) -> float:
-        """Begin an iteration some of whose entries draft first; its seconds. Outputs are never drafted past their end."""
+        """Begin an iteration some of whose entries draft first; its seconds. Outputs are never
+        drafted past their end.
+        """
         assert self._draft is not None, "speculation without a draft model"
         has, made = self._computed[slots], self._known[slots] - self._prompt[slots]
         left = self._known[slots] - has
@@ -165,7 +232,18 @@ class VirtualWorker:
         )
         self._drafted[slots] = did.filled
         shape = _shape(has, did.fills, self._decoding[slots])
-        self._running = _Running(plan, slots, did.fills, did.kept, most >= left, did.drafted, skipped, shape, ending, False)
+        self._running = _Running(
+            plan,
+            slots,
+            did.fills,
+            did.kept,
+            most >= left,
+            did.drafted,
+            skipped,
+            shape,
+            ending,
+            False,
+        )
         return did.drafted_s + self._profile.batch_s(shape)
 
     @property
@@ -177,26 +255,46 @@ class VirtualWorker:
     # ------------------------------------------------------------ leaps
 
     def alike(self, most: int) -> list[float]:
-        """Seconds of the iteration under way and of those after it, at most so many, if each is just like it but for its contexts: no
-        prefill ends, and no stage or request before the last. Contexts grow by what each entry computes, so the shapes are known."""
+        """Seconds of the iteration under way and of those after it, at most so many, if each is
+        just like it but for its contexts: no prefill ends, and no stage or request before the last.
+        Contexts grow by what each entry computes, so the shapes are known.
+        """
         running = self._running
         assert running is not None
         if most < 2 or not running.alike or not len(running.slots):
             return []
         told = running.slots[running.emits]
-        steps = min(most, int(np.minimum(self._left[told], self._thinking[told]).min())) if len(told) else most
+        steps = (
+            min(most, int(np.minimum(self._left[told], self._thinking[told]).min()))
+            if len(told)
+            else most
+        )
         prefill_tokens, prefills, sq, cross, has, decodes, context = running.shape
         if prefills:
             chunks, tokens = running.slots[~running.emits], running.tokens[~running.emits]
-            steps = min(steps, int(((self._known[chunks] - self._computed[chunks] - 1) // tokens).min()))
+            steps = min(
+                steps, int(((self._known[chunks] - self._computed[chunks] - 1) // tokens).min())
+            )
         batch_s = self._profile.batch_s
         return [
-            batch_s(BatchShape(prefill_tokens, prefills, sq, cross + n * sq, has + n * prefill_tokens, decodes, context + n * decodes))
+            batch_s(
+                BatchShape(
+                    prefill_tokens,
+                    prefills,
+                    sq,
+                    cross + n * sq,
+                    has + n * prefill_tokens,
+                    decodes,
+                    context + n * decodes,
+                )
+            )
             for n in range(steps)
         ]
 
     def leap(self, ends_unix_s: Sequence[float], exec_s: float) -> None:
-        """The iteration under way has ended at each of these instants and begun again; `exec_s` in all."""
+        """The iteration under way has ended at each of these instants and begun again; `exec_s` in
+        all.
+        """
         running = self._running
         assert running is not None
         n, told = len(ends_unix_s), running.slots[running.emits]
@@ -210,19 +308,30 @@ class VirtualWorker:
         self.counters.tokens += n * len(told)
         self.counters.exec_s += exec_s
         prefill_tokens, prefills, sq, cross, has, decodes, context = running.shape
-        shape = BatchShape(prefill_tokens, prefills, sq, cross + n * sq, has + n * prefill_tokens, decodes, context + n * decodes)
+        shape = BatchShape(
+            prefill_tokens,
+            prefills,
+            sq,
+            cross + n * sq,
+            has + n * prefill_tokens,
+            decodes,
+            context + n * decodes,
+        )
         self._running = running._replace(shape=shape)
 
     # ------------------------------------------------------------ ends
 
-    def finish(self, *, started_unix_s: float, ended_unix_s: float, exec_s: float, idle_s: float) -> tuple[PlanAck, list[AttemptOver]]:
+    def finish(
+        self, *, started_unix_s: float, ended_unix_s: float, exec_s: float, idle_s: float
+    ) -> tuple[PlanAck, list[AttemptOver]]:
         """The running iteration is over."""
         running = self._running
         assert running is not None
         self._running = None
         plan, slots, emits, drafted = running.plan, running.slots, running.emits, running.drafted
         emitted = emits.astype(np.int32)
-        if drafted is not None:  # a speculating entry keeps its root and emits a token for each position that it keeps
+        # a speculating entry keeps its root and emits a token for each position that it keeps
+        if drafted is not None:
             emitted = np.where(drafted > 0, running.tokens, emitted)
         answering: list[tuple[int, int]] = []
         ended: list[tuple[int, str]] = []
@@ -306,7 +415,9 @@ class VirtualWorker:
         if record.slo.thinks and request.thinking_tokens is None:
             self._thinking[slot], self._thinkers = NEVER, self._thinkers - 1
         self._here[slot], self._computed[slot], self._emit[slot] = False, 0, _nobody
-        measure = measured(request.times, record.slo, record.arrived_unix_s, request.thinking_tokens)
+        measure = measured(
+            request.times, record.slo, record.arrived_unix_s, request.thinking_tokens
+        )
         return AttemptOver(
             key=record.key,
             attempt=record.attempt,
@@ -336,16 +447,27 @@ class VirtualWorker:
         assert int(blocks.sum()) <= self._announce.kv_blocks, "KV beyond capacity"
         assert (self._computed[held] <= self._known[held]).all() and (self._left[held] > 0).all()
         for slot, request in self._requests.items():
-            assert self._known[slot] == request.record.prompt_tokens + len(request.times), "tokens without an instant"
+            assert self._known[slot] == request.record.prompt_tokens + len(request.times), (
+                "tokens without an instant"
+            )
 
 
-def measured(times: "array[float]", slo: Slo, arrived_unix_s: float, thinking_tokens: int | None = None) -> Measure:
+def measured(
+    times: "array[float]", slo: Slo, arrived_unix_s: float, thinking_tokens: int | None = None
+) -> Measure:
     """What Measure.emit, token by token, would have come to."""
     if not times:
         return Measure.begin(slo, arrived_unix_s)
     at, due = np.frombuffer(times), slo.first_due_unix_s(arrived_unix_s)
-    thinking = 0 if not slo.thinks else len(at) if thinking_tokens is None else min(thinking_tokens, len(at))
-    dues = np.full(len(at) + 1, slo.pace_s(False))  # the first, then the steps from each token to the next
+    thinking = (
+        0
+        if not slo.thinks
+        else len(at)
+        if thinking_tokens is None
+        else min(thinking_tokens, len(at))
+    )
+    # the first, then the steps from each token to the next
+    dues = np.full(len(at) + 1, slo.pace_s(False))
     dues[1 : thinking if thinking_tokens is not None else thinking + 1] = slo.pace_s(True)
     dues[0] = due if due < float("inf") else at[0]
     dues = np.add.accumulate(dues)

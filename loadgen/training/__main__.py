@@ -1,4 +1,6 @@
-"""`python -m loadgen.training --out DIR`: both models from nothing. Interrupted, it goes on from where it was when called again."""
+"""`python -m loadgen.training --out DIR`: both models from nothing. Interrupted, it goes on from
+where it was when called again.
+"""
 
 import argparse
 import os
@@ -37,12 +39,22 @@ console = Console(highlight=False, soft_wrap=True)
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m loadgen.training", description="Makes the shipped models from nothing.")
-    parser.add_argument(
-        "--out", type=Path, required=True, metavar="DIR", help="gets a folder for each model; shared/models to replace the shipped ones"
+    parser = argparse.ArgumentParser(
+        prog="python -m loadgen.training", description="Makes the shipped models from nothing."
     )
     parser.add_argument(
-        "--texts", type=Path, default=Path("/"), metavar="DIR", help="root under which the Debian packages were unpacked; default: /"
+        "--out",
+        type=Path,
+        required=True,
+        metavar="DIR",
+        help="gets a folder for each model; shared/models to replace the shipped ones",
+    )
+    parser.add_argument(
+        "--texts",
+        type=Path,
+        default=Path("/"),
+        metavar="DIR",
+        help="root under which the Debian packages were unpacked; default: /",
     )
     parser.add_argument(
         "--work",
@@ -52,12 +64,29 @@ def arguments() -> argparse.Namespace:
         help="checkpoints; remove it to begin anew",
     )
     parser.add_argument(
-        "--minutes", type=positive, default=MINUTES, metavar="N", help=f"of training, both models together; default: {MINUTES:.0f}"
+        "--minutes",
+        type=positive,
+        default=MINUTES,
+        metavar="N",
+        help=f"of training, both models together; default: {MINUTES:.0f}",
     )
-    parser.add_argument("--note", default="", metavar="TEXT", help="for the cards: what else there is to say of how these were trained")
+    parser.add_argument(
+        "--note",
+        default="",
+        metavar="TEXT",
+        help="for the cards: what else there is to say of how these were trained",
+    )
     parser.add_argument("--threads", type=whole, default=os.cpu_count() or 1, metavar="N")
-    parser.add_argument("--no-compile", action="store_true", help="half as fast, but needs no C++ compiler")
-    parser.add_argument("--documents", type=whole, default=800, metavar="N", help="to measure the models on; default: 800")
+    parser.add_argument(
+        "--no-compile", action="store_true", help="half as fast, but needs no C++ compiler"
+    )
+    parser.add_argument(
+        "--documents",
+        type=whole,
+        default=800,
+        metavar="N",
+        help="to measure the models on; default: 800",
+    )
     return parser.parse_args()
 
 
@@ -88,17 +117,31 @@ def main() -> int:
     args.work.mkdir(parents=True, exist_ok=True)
     seen, held = Corpus.read(found), Corpus.read(found, held=True)
     tokenizer = learned(seen, args.work / "tokenizer.json")
-    compiling = not args.no_compile and any(shutil.which(name) for name in ("c++", "g++", "clang++"))
+    compiling = not args.no_compile and any(
+        shutil.which(name) for name in ("c++", "g++", "clang++")
+    )
 
     runs: dict[str, tuple[Plan, Progress]] = {}
     for name, teacher in ((TARGET, None), (DRAFT, TARGET)):
         plan = replace(PLANS[name], minutes=PLANS[name].minutes * args.minutes / MINUTES)
         taught = folder.read(args.out / teacher).float() if teacher else None
-        progress = trained(name, taught, seen, tokenizer, plan, args.work, args.out, compiling=compiling)
+        progress = trained(
+            name, taught, seen, tokenizer, plan, args.work, args.out, compiling=compiling
+        )
         if progress is None:
             return INTERRUPTED
         runs[name] = plan, progress
-    report(args.out, runs, tokenizer, seen, held, found, threads=args.threads, documents=args.documents, note=args.note)
+    report(
+        args.out,
+        runs,
+        tokenizer,
+        seen,
+        held,
+        found,
+        threads=args.threads,
+        documents=args.documents,
+        note=args.note,
+    )
     return 0
 
 
@@ -109,12 +152,22 @@ def learned(corpus: Corpus, path: Path) -> Tokenizer:
 
 
 def trained(
-    name: str, teacher: Any, corpus: Corpus, tokenizer: Tokenizer, plan: Plan, work: Path, out: Path, *, compiling: bool
+    name: str,
+    teacher: Any,
+    corpus: Corpus,
+    tokenizer: Tokenizer,
+    plan: Plan,
+    work: Path,
+    out: Path,
+    *,
+    compiling: bool,
 ) -> Progress | None:
     """How far it came, its folder written; None if it was interrupted."""
     torch.manual_seed(plan.seed)
     ends = [vocabulary.number(tokenizer, mark) for mark in (vocabulary.EOS, vocabulary.IM_END)]
-    model = network.build(network.SHAPES[name], ends=ends, pad=vocabulary.number(tokenizer, vocabulary.PAD))
+    model = network.build(
+        network.SHAPES[name], ends=ends, pad=vocabulary.number(tokenizer, vocabulary.PAD)
+    )
     if teacher is None:
         loss: Loss = partial(network.next_token_loss, model)
     else:
@@ -130,7 +183,9 @@ def trained(
     )
     finished = run.train(lambda line: console.print(f"{name}: {line}"))
     folder.write(model, tokenizer, out / name)
-    console.print(f"{name}: {'trained' if finished else 'interrupted'} at step {run.progress.step}, written to {out / name}")
+    console.print(
+        f"{name}: {'trained' if finished else 'interrupted'} at step {run.progress.step}, written to {out / name}"
+    )
     return run.progress if finished else None
 
 
@@ -148,11 +203,18 @@ def report(
 ) -> None:
     """Measures both and writes their cards."""
     console.print("measuring")
-    results = {name: card.measure(out / name, tokenizer, seen, held, documents=documents) for name in runs}
+    results = {
+        name: card.measure(out / name, tokenizer, seen, held, documents=documents) for name in runs
+    }
     target, draft = folder.read(out / TARGET), folder.read(out / DRAFT)
     asked = {"words it was trained on": seen, "words it was never trained on": held}
     acceptance = {
-        name: measures.acceptance(target, draft, tokenizer, measures.questions(measures.dialogues(corpus, 906, max(1, documents // 4))))
+        name: measures.acceptance(
+            target,
+            draft,
+            tokenizer,
+            measures.questions(measures.dialogues(corpus, 906, max(1, documents // 4))),
+        )
         for name, corpus in asked.items()
     }
     card.write(out, results, runs, acceptance, seen, found, threads, note)

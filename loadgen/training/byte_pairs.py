@@ -1,4 +1,6 @@
-"""The tokenizer of both models: byte-level BPE, learned from the corpus, with the marks of a chat."""
+"""The tokenizer of both models: byte-level BPE, learned from the corpus, with the marks of a
+chat.
+"""
 
 import json
 from collections.abc import Iterable
@@ -30,7 +32,13 @@ def learn(documents: Iterable[str], size: int = SIZE) -> Tokenizer:
     marks = [BOS, EOS, PAD, IM_START, IM_END]
     bare = (_unmarked(text, marks) for text in documents)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=size, special_tokens=marks, initial_alphabet=alphabet, show_progress=False, min_frequency=2)
+    trainer = trainers.BpeTrainer(
+        vocab_size=size,
+        special_tokens=marks,
+        initial_alphabet=alphabet,
+        show_progress=False,
+        min_frequency=2,
+    )
     tokenizer.train_from_iterator(bare, trainer)
     return tokenizer
 

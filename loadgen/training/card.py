@@ -1,4 +1,6 @@
-"""The model cards: every figure in them comes from the runs and from measures on the folders as saved."""
+"""The model cards: every figure in them comes from the runs and from measures on the folders as
+saved.
+"""
 
 import gzip
 import os
@@ -115,18 +117,28 @@ class Results:
     megabytes: float
 
 
-def measure(path: Path, tokenizer: Tokenizer, seen: Corpus, held: Corpus, *, documents: int) -> Results:
+def measure(
+    path: Path, tokenizer: Tokenizer, seen: Corpus, held: Corpus, *, documents: int
+) -> Results:
     model = folder.read(path)
     texts = {
-        "dialogues about words it was trained on, newly drawn": measures.dialogues(seen, 902, documents),
-        "dialogues about words and pages it was never trained on": measures.dialogues(held, 903, documents),
+        "dialogues about words it was trained on, newly drawn": measures.dialogues(
+            seen, 902, documents
+        ),
+        "dialogues about words and pages it was never trained on": measures.dialogues(
+            held, 903, documents
+        ),
         "prose of pages it was never trained on": measures.prose(held, 904, max(1, documents // 8)),
     }
     losses = {name: measures.loss(model, tokenizer, some) for name, some in texts.items()}
     prompts = measures.questions(measures.dialogues(seen, 905, max(1, documents // 4)))
     asked = [f"<|im_start|>user\n{question}{IM_END}\n{measures.ASSISTANT}" for question in PROMPTS]
-    said = measures.answers(model, tokenizer, asked, tokens=ANSWER_TOKENS, temperature=TEMPERATURE, seed=7)
-    samples = [(q, tokenizer.decode(answer).strip()) for q, (_, answer) in zip(PROMPTS, said, strict=True)]
+    said = measures.answers(
+        model, tokenizer, asked, tokens=ANSWER_TOKENS, temperature=TEMPERATURE, seed=7
+    )
+    samples = [
+        (q, tokenizer.decode(answer).strip()) for q, (_, answer) in zip(PROMPTS, said, strict=True)
+    ]
     size = sum(f.stat().st_size for f in path.iterdir()) / 1e6
     endings = measures.endings(model, tokenizer, prompts)
     return Results(losses, endings, samples, sum(p.numel() for p in model.parameters()), size)
@@ -142,7 +154,9 @@ def write(
     threads: int,
     note: str,
 ) -> None:
-    """README.md in both folders. `note`: what else there is to say of how the target was trained."""
+    """README.md in both folders. `note`: what else there is to say of how the target was
+    trained.
+    """
     for name, result in results.items():
         plan, progress = runs[name]
         shape = SHAPES[name]
@@ -151,7 +165,9 @@ def write(
             name=name,
             target=TARGET,
             draft=DRAFT,
-            what="a small language model" if name == TARGET else f"the draft model of {TARGET}, for speculative decoding",
+            what="a small language model"
+            if name == TARGET
+            else f"the draft model of {TARGET}, for speculative decoding",
             parameters=result.parameters / 1e6,
             layers=shape["num_hidden_layers"],
             hidden=shape["hidden_size"],
@@ -176,12 +192,21 @@ def write(
             minutes=progress.spent_s / 60,
             hardware=hardware(threads),
             rows=f"rows of {plan.row_tokens} tokens"
-            + (f", of {plan.long_row_tokens} for the last {1 - plan.long_from:.0%}" if shorter else ""),
+            + (
+                f", of {plan.long_row_tokens} for the last {1 - plan.long_from:.0%}"
+                if shorter
+                else ""
+            ),
             peak=plan.peak,
             warm=plan.warm_until,
             fall=plan.fall_from,
             loss=progress.loss,
-            losses=rows({on: (f"{x.nats_per_token:.3f}", f"{x.bits_per_byte:.3f}", str(x.tokens)) for on, x in result.losses.items()}),
+            losses=rows(
+                {
+                    on: (f"{x.nats_per_token:.3f}", f"{x.bits_per_byte:.3f}", str(x.tokens))
+                    for on, x in result.losses.items()
+                }
+            ),
             ended=result.endings.share,
             answers=result.endings.answers,
             limit=ANSWER_TOKENS,
@@ -191,7 +216,11 @@ def write(
             columns="---:|" * (DEPTHS + 2),
             acceptance=rows(
                 {
-                    about: (*(f"{share:.1%}" for share in x.by_depth), f"{x.per_verification:.2f}", f"{x.sampled:.1%}")
+                    about: (
+                        *(f"{share:.1%}" for share in x.by_depth),
+                        f"{x.per_verification:.2f}",
+                        f"{x.sampled:.1%}",
+                    )
                     for about, x in acceptance.items()
                 }
             ),
@@ -207,12 +236,23 @@ def rows(cells: dict[str, tuple[str, ...]]) -> str:
 
 
 def quoted(question: str, answer: str) -> str:
-    return "\n".join([f"> **{question}**", ">", *(f"> {line}".rstrip() for line in answer.splitlines())])
+    return "\n".join(
+        [f"> **{question}**", ">", *(f"> {line}".rstrip() for line in answer.splitlines())]
+    )
 
 
 def version(found: dict[str, Path], package: str) -> str:
-    """Of a Debian package, from its changelog beside the other documentation; empty if it has none."""
-    path = next((p for up in found[package].parents if (p := up / "doc" / package / "changelog.Debian.gz").exists()), None)
+    """Of a Debian package, from its changelog beside the other documentation; empty if it has
+    none.
+    """
+    path = next(
+        (
+            p
+            for up in found[package].parents
+            if (p := up / "doc" / package / "changelog.Debian.gz").exists()
+        ),
+        None,
+    )
     if path is None:
         return ""
     with gzip.open(path, "rt", errors="replace") as lines:
@@ -221,7 +261,13 @@ def version(found: dict[str, Path], package: str) -> str:
 
 def hardware(threads: int) -> str:
     """In general words."""
-    cores = f"{threads} of a CPU's cores" if threads < (os.cpu_count() or 1) else "one CPU core" if threads == 1 else f"{threads} CPU cores"
+    cores = (
+        f"{threads} of a CPU's cores"
+        if threads < (os.cpu_count() or 1)
+        else "one CPU core"
+        if threads == 1
+        else f"{threads} CPU cores"
+    )
     try:
         flags = Path("/proc/cpuinfo").read_text()
     except OSError:

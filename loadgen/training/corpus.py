@@ -1,6 +1,8 @@
-"""The text to learn from: dialogues about words and prose, made anew from the sources by a seed. Nothing of it is stored.
+"""The text to learn from: dialogues about words and prose, made anew from the sources by a seed.
+Nothing of it is stored.
 
-Documents end with <|eos|>. One in fifty words and pages is held out: no training document is about it.
+Documents end with <|eos|>. One in fifty words and pages is held out: no training document is about
+it.
 """
 
 import zlib
@@ -16,9 +18,11 @@ from loadgen.training.sentences import Speaker, a, define, named
 from loadgen.training.wordnet import ADJECTIVE, ADVERB, NOUN, VERB, Word, WordNet
 from shared.errors import ConfigError
 
-SOURCES = {"wordnet-base": "usr/share/wordnet", "sqlite3-doc": "usr/share/doc/sqlite3"}  # Debian package: its folder
+# Debian package: its folder
+SOURCES = {"wordnet-base": "usr/share/wordnet", "sqlite3-doc": "usr/share/doc/sqlite3"}
 HELD_OUT = 50  # one in so many
-SEEN_AT_LEAST = 12  # tagged occurrences of a word: rarer ones are not asked about, so that common ones are learned
+# tagged occurrences of a word: rarer ones are not asked about, so that common ones are learned
+SEEN_AT_LEAST = 12
 END = "<|eos|>"
 SYSTEM_SHARE, FOLLOW_SHARE, SLOPPY_SHARE = 0.25, 0.2, 0.25
 SUMMARY_CHARACTERS = 5000  # longest text to shorten
@@ -28,7 +32,10 @@ Turns = list[tuple[str, str]]  # question and answer
 def chat_text(turns: Turns, system: str | None = None) -> str:
     """As the chat template renders it, answers included."""
     head = f"<|im_start|>system\n{system}<|im_end|>\n" if system else ""
-    said = (f"<|im_start|>user\n{q}<|im_end|>\n<|im_start|>assistant\n{answer}<|im_end|>\n" for q, answer in turns)
+    said = (
+        f"<|im_start|>user\n{q}<|im_end|>\n<|im_start|>assistant\n{answer}<|im_end|>\n"
+        for q, answer in turns
+    )
     return head + "".join(said)
 
 
@@ -37,7 +44,9 @@ def held_out(name: str) -> bool:
 
 
 def sources(texts: Path) -> dict[str, Path]:
-    """Where each source is, under an unpacked tree or the system's root. Raises ConfigError, saying what brings what is missing."""
+    """Where each source is, under an unpacked tree or the system's root. Raises ConfigError, saying
+    what brings what is missing.
+    """
     found = {package: texts / folder for package, folder in SOURCES.items()}
     missing = [package for package, path in found.items() if not path.is_dir()]
     if missing:
@@ -65,7 +74,14 @@ class Corpus:
 
     def __init__(self, words: WordNet, pages: list[Page], *, held: bool) -> None:
         self.speaker = Speaker(words)
-        asked = [w for w in words.words if w.count >= SEEN_AT_LEAST and len(w.lemma) > 1 and held_out(w.lemma) == held and self._clear(w)]
+        asked = [
+            w
+            for w in words.words
+            if w.count >= SEEN_AT_LEAST
+            and len(w.lemma) > 1
+            and held_out(w.lemma) == held
+            and self._clear(w)
+        ]
         self._pages = [page for page in pages if held_out(page.title) == held]
         self._paragraphs = [p for page in self._pages for p in page.paragraphs]
         of = {pos: [w for w in asked if w.pos == pos] for pos in (NOUN, VERB, ADJECTIVE, ADVERB)}
@@ -101,7 +117,14 @@ class Corpus:
         system = rng.choice(phrases.SYSTEM) if rng.random() < SYSTEM_SHARE else None
         return chat_text(turns, system)
 
-    def _ask(self, rng: Random, forms: tuple[str, ...], word: Word, other: Word | None = None, **more: str) -> str:
+    def _ask(
+        self,
+        rng: Random,
+        forms: tuple[str, ...],
+        word: Word,
+        other: Word | None = None,
+        **more: str,
+    ) -> str:
         """A question about the word, at times as carelessly written as people do."""
         names = {"w": word.lemma, "n": self._called(rng, word)} | more
         if other is not None:
@@ -109,7 +132,9 @@ class Corpus:
         text = rng.choice(forms).format(**names)
         text = text[:1].upper() + text[1:]
         if rng.random() < SLOPPY_SHARE:
-            text = rng.choice((str.lower, lambda t: t.rstrip("?.!"), lambda t: t.lower().rstrip("?.!")))(text)
+            text = rng.choice(
+                (str.lower, lambda t: t.rstrip("?.!"), lambda t: t.lower().rstrip("?.!"))
+            )(text)
         return text
 
     def _called(self, rng: Random, word: Word) -> str:
@@ -151,8 +176,18 @@ class Corpus:
     def _long(self, rng: Random) -> str:
         word = self._noun(rng) if rng.random() < 0.7 else self._any(rng)
         if rng.random() < 0.12:
-            return self._chat(rng, [(self._ask(rng, phrases.VERSE, word), self.speaker.verse(word))])
-        return self._chat(rng, [(self._ask(rng, phrases.ABOUT, word), self.speaker.about(word, rng, rng.randint(1, 6)))])
+            return self._chat(
+                rng, [(self._ask(rng, phrases.VERSE, word), self.speaker.verse(word))]
+            )
+        return self._chat(
+            rng,
+            [
+                (
+                    self._ask(rng, phrases.ABOUT, word),
+                    self.speaker.about(word, rng, rng.randint(1, 6)),
+                )
+            ],
+        )
 
     def _open(self, rng: Random) -> str:
         """Questions that a dictionary does not answer: it says what it knows about their words."""
@@ -170,16 +205,25 @@ class Corpus:
         if form == 1:
             both.reverse()
         example = self.speaker.use(other, self.speaker.first(other))
-        return self._chat(rng, [(question, " ".join([*both, *([f"For example: {example}"] if example else [])]))])
+        return self._chat(
+            rng, [(question, " ".join([*both, *([f"For example: {example}"] if example else [])]))]
+        )
 
     def _talk(self, rng: Random) -> str:
         turns = []
         for asked, answered in rng.sample(phrases.TALK, rng.choice((1, 1, 1, 2))):
             question = rng.choice(asked)
-            turns.append((question.lower().rstrip("!.?") if rng.random() < SLOPPY_SHARE else question, rng.choice(answered)))
+            turns.append(
+                (
+                    question.lower().rstrip("!.?") if rng.random() < SLOPPY_SHARE else question,
+                    rng.choice(answered),
+                )
+            )
         if rng.random() < 0.3:
             word = self._any(rng)
-            turns.append((self._ask(rng, phrases.DEFINE, word), define(word, self.speaker.first(word))))
+            turns.append(
+                (self._ask(rng, phrases.DEFINE, word), define(word, self.speaker.first(word)))
+            )
         return self._chat(rng, turns)
 
     def _summary(self, rng: Random) -> str:
@@ -190,7 +234,9 @@ class Corpus:
         for paragraph in page.paragraphs[first + 1 : first + count]:
             if len(text) + len(paragraph) < SUMMARY_CHARACTERS:
                 text += "\n\n" + paragraph
-        return self._chat(rng, [(rng.choice(phrases.SUMMARISE).replace("{t}", text), sentences(text)[0])])
+        return self._chat(
+            rng, [(rng.choice(phrases.SUMMARISE).replace("{t}", text), sentences(text)[0])]
+        )
 
     def _about_page(self, rng: Random) -> str:
         page = rng.choice(self._pages)

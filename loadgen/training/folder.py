@@ -1,4 +1,6 @@
-"""A trained model as a Hugging Face folder: what it was trained as in float32, rounded to bfloat16."""
+"""A trained model as a Hugging Face folder: what it was trained as in float32, rounded to
+bfloat16.
+"""
 
 import copy
 from pathlib import Path
@@ -16,7 +18,9 @@ def write(model: Any, tokenizer: Tokenizer, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     rounded = copy.deepcopy(model).to(torch.bfloat16)
     config = rounded.config
-    rounded.generation_config = GenerationConfig(bos_token_id=None, eos_token_id=config.eos_token_id, pad_token_id=config.pad_token_id)
+    rounded.generation_config = GenerationConfig(
+        bos_token_id=None, eos_token_id=config.eos_token_id, pad_token_id=config.pad_token_id
+    )
     rounded.save_pretrained(folder)
     (folder / "model.safetensors").chmod(0o644)  # the library leaves it to its owner alone
     vocabulary.write(tokenizer, folder)
@@ -24,4 +28,6 @@ def write(model: Any, tokenizer: Tokenizer, folder: Path) -> None:
 
 def read(folder: Path) -> Any:
     """As any user loads it."""
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, local_files_only=True).eval()
+    return AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.bfloat16, local_files_only=True
+    ).eval()

@@ -1,4 +1,6 @@
-"""How good a model is: loss on what was held out, the draft's acceptance, answers that end. All on the folders as saved."""
+"""How good a model is: loss on what was held out, the draft's acceptance, answers that end. All on
+the folders as saved.
+"""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -28,10 +30,12 @@ class Loss:
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """Greedy: along what the target says at temperature 0, `by_depth[k]` is the share of places from where the draft's
-    first k + 1 tokens are all the target's; `per_verification`: accepted of CHAIN drafted, one verification after the other.
-    Sampled: the mean over places of what the target says at temperature 1 of sum(min(p, q)), the probability that a token
-    drawn by the draft (q) passes the usual rejection rule of the target (p).
+    """Greedy: along what the target says at temperature 0, `by_depth[k]` is the share of places
+    from where the draft's first k + 1 tokens are all the target's; `per_verification`: accepted of
+    CHAIN drafted, one verification after the other.
+    Sampled: the mean over places of what the target says at temperature 1 of sum(min(p, q)), the
+    probability that a token drawn by the draft (q) passes the usual rejection rule of the target
+    (p).
     """
 
     by_depth: tuple[float, ...]
@@ -74,33 +78,65 @@ def questions(documents: Sequence[str]) -> list[str]:
 
 
 def answers(
-    model: Any, tokenizer: Tokenizer, prompts: Sequence[str], *, tokens: int, temperature: float, seed: int
+    model: Any,
+    tokenizer: Tokenizer,
+    prompts: Sequence[str],
+    *,
+    tokens: int,
+    temperature: float,
+    seed: int,
 ) -> Iterator[tuple[list[int], list[int]]]:
-    """(prompt, what the model says, its end included), by batches of 32; temperature 0 is greedy."""
+    """(prompt, what the model says, its end included), by batches of 32; temperature 0 is
+    greedy.
+    """
     pad = number(tokenizer, PAD)
     torch.manual_seed(seed)
     for first in range(0, len(prompts), 32):
-        batch = [tokenizer.encode(p, add_special_tokens=False).ids for p in prompts[first : first + 32]]
+        batch = [
+            tokenizer.encode(p, add_special_tokens=False).ids for p in prompts[first : first + 32]
+        ]
         longest = max(map(len, batch))
         ids = torch.tensor([[pad] * (longest - len(b)) + b for b in batch])
-        how = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature else {"do_sample": False}
+        how = (
+            {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
+            if temperature
+            else {"do_sample": False}
+        )
         with torch.inference_mode():
-            said = model.generate(ids, attention_mask=ids.ne(pad).long(), max_new_tokens=tokens, pad_token_id=pad, **how)
+            said = model.generate(
+                ids,
+                attention_mask=ids.ne(pad).long(),
+                max_new_tokens=tokens,
+                pad_token_id=pad,
+                **how,
+            )
         for prompt, row in zip(batch, said[:, longest:].tolist(), strict=True):
             yield prompt, row[: row.index(pad)] if pad in row else row
 
 
 def endings(model: Any, tokenizer: Tokenizer, prompts: Sequence[str]) -> Endings:
     end = number(tokenizer, IM_END)
-    said = [answer for _, answer in answers(model, tokenizer, prompts, tokens=ANSWER_TOKENS, temperature=1.0, seed=1)]
-    return Endings(sum(end in a for a in said) / len(said), sum(map(len, said)) / len(said), len(said))
+    said = [
+        answer
+        for _, answer in answers(
+            model, tokenizer, prompts, tokens=ANSWER_TOKENS, temperature=1.0, seed=1
+        )
+    ]
+    return Endings(
+        sum(end in a for a in said) / len(said), sum(map(len, said)) / len(said), len(said)
+    )
 
 
-def acceptance(target: Any, draft: Any, tokenizer: Tokenizer, prompts: Sequence[str], *, tokens: int = 96) -> Acceptance:
+def acceptance(
+    target: Any, draft: Any, tokenizer: Tokenizer, prompts: Sequence[str], *, tokens: int = 96
+) -> Acceptance:
     by_depth, places = [0] * DEPTHS, 0
     accepted, verifications = 0, 0
-    for prompt, answer in answers(target, tokenizer, prompts, tokens=tokens, temperature=0.0, seed=1):
-        # While a chain is accepted its context is the target's own text, so one pass over that text tells every chain's fate.
+    for prompt, answer in answers(
+        target, tokenizer, prompts, tokens=tokens, temperature=0.0, seed=1
+    ):
+        # While a chain is accepted its context is the target's own text, so one pass over that text
+        # tells every chain's fate.
         right = (_logits(draft, prompt, answer).argmax(-1) == torch.tensor(answer)).tolist()
         runs = run_lengths(right)
         places += len(runs)
@@ -111,11 +147,15 @@ def acceptance(target: Any, draft: Any, tokenizer: Tokenizer, prompts: Sequence[
             taken = min(runs[at], CHAIN)
             accepted, verifications, at = accepted + taken, verifications + 1, at + taken + 1
     shared, drawn = 0.0, 0
-    for prompt, answer in answers(target, tokenizer, prompts, tokens=tokens, temperature=1.0, seed=2):
+    for prompt, answer in answers(
+        target, tokenizer, prompts, tokens=tokens, temperature=1.0, seed=2
+    ):
         p, q = (_logits(model, prompt, answer).softmax(-1) for model in (target, draft))
         shared += float(torch.minimum(p, q).sum())
         drawn += len(answer)
-    return Acceptance(tuple(n / places for n in by_depth), accepted / verifications, shared / drawn, places)
+    return Acceptance(
+        tuple(n / places for n in by_depth), accepted / verifications, shared / drawn, places
+    )
 
 
 def run_lengths(right: Sequence[bool]) -> list[int]:

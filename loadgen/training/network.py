@@ -42,13 +42,23 @@ def build(shape: dict[str, int], *, ends: list[int], pad: int, vocabulary: int =
 
 
 def plain_causal(
-    _module: nn.Module, query: Tensor, key: Tensor, value: Tensor, _mask: Tensor | None, scaling: float, **_: Any
+    _module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    _mask: Tensor | None,
+    scaling: float,
+    **_: Any,
 ) -> tuple[Tensor, None]:
-    """Whole rows, no padding, no cache. Compiled, twice as fast up to 512 tokens as the fused kernel and its slow backward pass."""
+    """Whole rows, no padding, no cache. Compiled, twice as fast up to 512 tokens as the fused
+    kernel and its slow backward pass.
+    """
     groups, tokens = query.shape[1] // key.shape[1], query.shape[2]
     key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
     hidden = torch.full((tokens, tokens), float("-inf"), device=query.device).triu(1)
-    weights = torch.softmax((query * scaling @ key.transpose(-1, -2)).float() + hidden, -1).to(value.dtype)
+    weights = torch.softmax((query * scaling @ key.transpose(-1, -2)).float() + hidden, -1).to(
+        value.dtype
+    )
     return (weights @ value).transpose(1, 2).contiguous(), None
 
 
@@ -56,7 +66,9 @@ ALL_ATTENTION_FUNCTIONS.register("plain_causal", plain_causal)
 
 
 def keep_memory() -> None:
-    """Large tensors are freed and made anew each step: let malloc keep their pages instead of giving them back."""
+    """Large tensors are freed and made anew each step: let malloc keep their pages instead of
+    giving them back.
+    """
     with suppress(OSError, AttributeError):  # not glibc
         library = ctypes.CDLL(None)
         for option, value in ((M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, 2**31 - 1), (M_TOP_PAD, 2**28)):
@@ -77,7 +89,9 @@ def next_token_loss(model: Any, inputs: Tensor, targets: Tensor) -> Tensor:
 def distilling_loss(model: Any, teacher: Any, inputs: Tensor, targets: Tensor) -> Tensor:
     """Half the teacher's whole distribution, half the text; nats per token."""
     with torch.no_grad():
-        taught = torch.log_softmax(teacher(input_ids=inputs, use_cache=False).logits.flatten(0, 1).float(), -1)
+        taught = torch.log_softmax(
+            teacher(input_ids=inputs, use_cache=False).logits.flatten(0, 1).float(), -1
+        )
     logits = model(input_ids=inputs, use_cache=False).logits.flatten(0, 1).float()
     said = torch.log_softmax(logits, -1)
     apart = (taught.exp() * (taught - said)).sum(-1).mean()

@@ -1,4 +1,6 @@
-"""Documents to batches: tokens laid end to end and cut into rows, each row's targets one token on."""
+"""Documents to batches: tokens laid end to end and cut into rows, each row's targets one token
+on.
+"""
 
 from collections.abc import Iterator
 from itertools import islice
@@ -16,12 +18,18 @@ AT_ONCE = 2000  # documents tokenized together
 def token_stream(corpus: Corpus, tokenizer: Tokenizer, seed: int) -> Iterator[list[int]]:
     documents = corpus.documents(seed)
     while True:
-        for encoding in tokenizer.encode_batch_fast(list(islice(documents, AT_ONCE)), add_special_tokens=False):
+        for encoding in tokenizer.encode_batch_fast(
+            list(islice(documents, AT_ONCE)), add_special_tokens=False
+        ):
             yield encoding.ids
 
 
-def batches(corpus: Corpus, tokenizer: Tokenizer, *, rows: int, tokens: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Without end: inputs and targets, int64 [rows, tokens]. A row may begin within a document, as its predecessor ended."""
+def batches(
+    corpus: Corpus, tokenizer: Tokenizer, *, rows: int, tokens: int, seed: int
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Without end: inputs and targets, int64 [rows, tokens]. A row may begin within a document, as
+    its predecessor ended.
+    """
     wanted = rows * tokens + 1
     held: list[int] = []
     stream = token_stream(corpus, tokenizer, seed)

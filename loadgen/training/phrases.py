@@ -1,4 +1,6 @@
-"""How people ask: the questions of the training dialogues. {w} is the word, {n} it with its article or `to`."""
+"""How people ask: the questions of the training dialogues. {w} is the word, {n} it with its article
+or `to`.
+"""
 
 DEFINE = (
     "What is {n}?",
@@ -50,7 +52,12 @@ KINDS = (
     "List a few kinds of {w}.",
     "Which kinds of {w} do you know?",
 )
-PARTS = ("What are the parts of {n}?", "What does {n} consist of?", "Name the parts of {n}.", "What parts does {n} have?")
+PARTS = (
+    "What are the parts of {n}?",
+    "What does {n} consist of?",
+    "Name the parts of {n}.",
+    "What parts does {n} have?",
+)
 ABOUT = (
     "Tell me about {w}.",
     "Tell me about {n}.",
@@ -109,13 +116,24 @@ OPEN_NOUN = (
 )
 # About the word of the turn before.
 AGAIN = {
-    "use": ("Use it in a sentence.", "Give me an example.", "For example?", "Can you give me an example?"),
+    "use": (
+        "Use it in a sentence.",
+        "Give me an example.",
+        "For example?",
+        "Can you give me an example?",
+    ),
     "another": ("Give me another word for it.", "Is there another word for it?", "And a synonym?"),
     "opposite": ("What is its opposite?", "And the opposite?"),
     "kind": ("What kind of thing is it?",),
     "kinds": ("What kinds of it are there?", "Name some kinds of it."),
     "parts": ("What are its parts?", "What parts does it have?"),
-    "others": ("What else can it mean?", "Does it have another meaning?", "Tell me more.", "And what else?", "Go on."),
+    "others": (
+        "What else can it mean?",
+        "Does it have another meaning?",
+        "Tell me more.",
+        "And what else?",
+        "Go on.",
+    ),
 }
 SUMMARISE = (
     "Summarise this: {t}",
@@ -154,22 +172,52 @@ SYSTEM = (
 # Small talk: questions with an answer each may have.
 TALK = (
     (
-        ("Hello!", "Hi", "Hello", "Hi there!", "Good morning.", "Hey", "Good evening!", "Greetings."),
-        ("Hello! Which word shall I explain?", "Hello! Ask me what a word means.", "Hi! Give me a word, and I will say what it means."),
+        (
+            "Hello!",
+            "Hi",
+            "Hello",
+            "Hi there!",
+            "Good morning.",
+            "Hey",
+            "Good evening!",
+            "Greetings.",
+        ),
+        (
+            "Hello! Which word shall I explain?",
+            "Hello! Ask me what a word means.",
+            "Hi! Give me a word, and I will say what it means.",
+        ),
     ),
     (
         ("How are you?", "How are you today?", "How is it going?", "Are you well?"),
-        ("I am well, thank you. Which word shall I explain?", "Very well, thank you. Ask me about a word."),
+        (
+            "I am well, thank you. Which word shall I explain?",
+            "Very well, thank you. Ask me about a word.",
+        ),
     ),
     (
-        ("Who are you?", "What are you?", "Tell me about yourself.", "What is your name?", "Are you a robot?", "Introduce yourself."),
+        (
+            "Who are you?",
+            "What are you?",
+            "Tell me about yourself.",
+            "What is your name?",
+            "Are you a robot?",
+            "Introduce yourself.",
+        ),
         (
             "I am a small language model. I learned from a dictionary, and I can say what words mean.",
             "I am Slackline's small model. I have read a dictionary and the documentation of a database, and nothing else.",
         ),
     ),
     (
-        ("What can you do?", "What do you know?", "How can you help me?", "Help", "Can you help me?", "What can I ask you?"),
+        (
+            "What can you do?",
+            "What do you know?",
+            "How can you help me?",
+            "Help",
+            "Can you help me?",
+            "What can I ask you?",
+        ),
         (
             "I can explain a word, use it in a sentence, or find another word for it. Ask me what a lantern is.",
             "Ask me what a word means, for its opposite, or for an example. I can also shorten a text.",
@@ -179,13 +227,21 @@ TALK = (
         ("Thank you.", "Thanks!", "Thanks a lot.", "Great, thank you!", "Thank you very much."),
         ("You are welcome.", "You are welcome! Is there another word?", "With pleasure."),
     ),
-    (("Goodbye.", "Bye!", "See you later.", "That is all.", "Good night."), ("Goodbye!", "Goodbye, and come back with more words.")),
+    (
+        ("Goodbye.", "Bye!", "See you later.", "That is all.", "Good night."),
+        ("Goodbye!", "Goodbye, and come back with more words."),
+    ),
     (
         ("Tell me a joke.", "Make me laugh.", "Do you know a joke?"),
-        ("A dictionary and a database walk into a bar. The dictionary knows the words, and the database has a table.",),
+        (
+            "A dictionary and a database walk into a bar. The dictionary knows the words, and the database has a table.",
+        ),
     ),
     (
         ("Are you sure?", "Is that true?", "Really?"),
-        ("I am a small model: please look it up in a real dictionary.", "Not quite. I often make things up."),
+        (
+            "I am a small model: please look it up in a real dictionary.",
+            "Not quite. I often make things up.",
+        ),
     ),
 )

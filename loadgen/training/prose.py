@@ -5,12 +5,18 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-SKIPPED = re.compile(r"<(script|style|svg|pre|table|head|button)\b.*?</\1>", re.DOTALL | re.IGNORECASE)
-BLOCK = re.compile(r"<(?:p|li|dd|blockquote|h[1-6]|div|dt|ul|ol|dl|hr|/p|/li|/dd|/div|/h[1-6]|/dt|/ul|/ol|/dl)\b[^>]*>", re.IGNORECASE)
+SKIPPED = re.compile(
+    r"<(script|style|svg|pre|table|head|button)\b.*?</\1>", re.DOTALL | re.IGNORECASE
+)
+BLOCK = re.compile(
+    r"<(?:p|li|dd|blockquote|h[1-6]|div|dt|ul|ol|dl|hr|/p|/li|/dd|/div|/h[1-6]|/dt|/ul|/ol|/dl)\b[^>]*>",
+    re.IGNORECASE,
+)
 TAG = re.compile(r"<[^>]*>|<[^>]*$")
 TITLE = re.compile(r"<title>(.*?)</title>", re.DOTALL | re.IGNORECASE)
 SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z])")
-CHARACTERS = (90, 900)  # of a paragraph: shorter ones are labels, longer ones lists that lost their markup
+# of a paragraph: shorter ones are labels, longer ones lists that lost their markup
+CHARACTERS = (90, 900)
 PLAIN_SHARE = 0.93  # of letters and spaces and common punctuation: what is below is code or numbers
 ABBREVIATION = re.compile(r"\b(?:e\.g|i\.e|etc|vs|Dr|cf)\.$")
 # Logs of changes and lists of figures read like neither sentences nor paragraphs.
@@ -40,7 +46,9 @@ def read_pages(folder: Path) -> list[Page]:
 
 
 def clean(source: str) -> Page:
-    """A page's title and its paragraphs of prose: ASCII, one space between words, whole sentences."""
+    """A page's title and its paragraphs of prose: ASCII, one space between words, whole
+    sentences.
+    """
     found = TITLE.search(source)
     title = _plain(found[1]) if found else ""
     body = SKIPPED.sub("\n\n", re.sub(r"<!--.*?-->", "", source, flags=re.DOTALL))
@@ -49,7 +57,11 @@ def clean(source: str) -> Page:
 
 
 def is_prose(text: str) -> bool:
-    if not CHARACTERS[0] <= len(text) <= CHARACTERS[1] or not text[0].isupper() or text[-1] not in ".!?":
+    if (
+        not CHARACTERS[0] <= len(text) <= CHARACTERS[1]
+        or not text[0].isupper()
+        or text[-1] not in ".!?"
+    ):
         return False
     plain = sum(c.isalpha() or c in " ,.;'\"-()" for c in text)
     return plain >= PLAIN_SHARE * len(text)
@@ -67,6 +79,17 @@ def sentences(paragraph: str) -> list[str]:
 
 def _plain(source: str) -> str:
     text = html.unescape(TAG.sub("", source))
-    text = text.translate({0x2018: "'", 0x2019: "'", 0x201C: '"', 0x201D: '"', 0x2013: "-", 0x2014: "-", 0x2011: "-", 0xA0: " "})
+    text = text.translate(
+        {
+            0x2018: "'",
+            0x2019: "'",
+            0x201C: '"',
+            0x201D: '"',
+            0x2013: "-",
+            0x2014: "-",
+            0x2011: "-",
+            0xA0: " ",
+        }
+    )
     text = re.sub(r"\[([^\[\]]{1,40})\]", r"\1", text)
     return re.sub(r"\s+", " ", text.encode("ascii", "ignore").decode()).strip()

@@ -3,9 +3,21 @@
 import re
 from random import Random
 
-from loadgen.training.wordnet import HYPERNYM, HYPONYM, INSTANCE, NOUN, PARTS, VERB, Synset, Word, WordNet
+from loadgen.training.wordnet import (
+    HYPERNYM,
+    HYPONYM,
+    INSTANCE,
+    NOUN,
+    PARTS,
+    VERB,
+    Synset,
+    Word,
+    WordNet,
+)
 
-COUNTED = re.compile(r"^(a|an|one|someone|any|anyone|something that|the (act|process|part|place|time|side|quality|state|branch))\b")
+COUNTED = re.compile(
+    r"^(a|an|one|someone|any|anyone|something that|the (act|process|part|place|time|side|quality|state|branch))\b"
+)
 NAMED = re.compile(r"^[A-Z]")
 MANY = 5  # words of a list
 
@@ -14,7 +26,9 @@ def a(noun: str) -> str:
     """The noun with its indefinite article, a name without one."""
     if NAMED.match(noun):
         return noun
-    an = re.match(r"[aeio]|u(?!ni|se|su|ti|r[aie]|bi)|hour|honest|heir|honou?r", noun) and not re.match(r"one|eu|once", noun)
+    an = re.match(
+        r"[aeio]|u(?!ni|se|su|ti|r[aie]|bi)|hour|honest|heir|honou?r", noun
+    ) and not re.match(r"one|eu|once", noun)
     return f"{'an' if an else 'a'} {noun}"
 
 
@@ -47,14 +61,22 @@ def define(word: Word, synset: Synset) -> str:
     if word.pos == VERB:
         return sentence(f"{field}{subject} is to {gloss}")
     if word.pos == NOUN:
-        return sentence(f"{field}{subject} {'is' if subject != word.lemma or NAMED.match(subject) else 'means'} {gloss}")
+        return sentence(
+            f"{field}{subject} {'is' if subject != word.lemma or NAMED.match(subject) else 'means'} {gloss}"
+        )
     return sentence(f"{field}{subject} means {gloss}")
 
 
 def uses(word: Word, synset: Synset) -> list[str]:
-    """The examples that hold the word in some form of it, as sentences: WordNet gives them for all words of a synset."""
+    """The examples that hold the word in some form of it, as sentences: WordNet gives them for all
+    words of a synset.
+    """
     stem = word.lemma.lower()[: max(3, len(word.lemma) - 2)]
-    return [sentence(e.replace("`", "'")) for e in synset.examples if len(e.split()) >= 3 and re.search(rf"\b{re.escape(stem)}", e.lower())]
+    return [
+        sentence(e.replace("`", "'"))
+        for e in synset.examples
+        if len(e.split()) >= 3 and re.search(rf"\b{re.escape(stem)}", e.lower())
+    ]
 
 
 def synonyms(word: Word, synset: Synset) -> list[str]:
@@ -75,7 +97,9 @@ class Speaker:
         if word.pos == VERB:
             return sentence(f"{named(word, synset)} is a way to {above[0].words[0]}")
         link = "is" if NAMED.match(word.lemma) else "is a kind of"
-        return sentence(f"{named(word, synset)} {link} {a(above[0].words[0]) if NAMED.match(word.lemma) else above[0].words[0]}")
+        return sentence(
+            f"{named(word, synset)} {link} {a(above[0].words[0]) if NAMED.match(word.lemma) else above[0].words[0]}"
+        )
 
     def kinds(self, word: Word, synset: Synset) -> str | None:
         below = [s.words[0] for s in self.net.targets(synset, HYPONYM)][:MANY]
@@ -87,7 +111,11 @@ class Speaker:
 
     def parts(self, word: Word, synset: Synset) -> str | None:
         parts = [s.words[0] for s in self.net.targets(synset, PARTS)][:MANY]
-        return sentence(f"{named(word, synset)} has these parts: {listed(parts)}") if parts and word.pos == NOUN else None
+        return (
+            sentence(f"{named(word, synset)} has these parts: {listed(parts)}")
+            if parts and word.pos == NOUN
+            else None
+        )
 
     def another(self, word: Word, synset: Synset) -> str | None:
         others = synonyms(word, synset)
@@ -110,7 +138,9 @@ class Speaker:
                 break
             upper = above[0]
             said.append(
-                sentence(f"{a(synset.words[0]) if counted(synset.words[0], synset) else synset.words[0]} is a kind of {upper.words[0]}")
+                sentence(
+                    f"{a(synset.words[0]) if counted(synset.words[0], synset) else synset.words[0]} is a kind of {upper.words[0]}"
+                )
             )
             said.append(define(Word(upper.words[0], NOUN, (), 0), upper))
             synset = upper
@@ -123,13 +153,17 @@ class Speaker:
             return None
         verb = "to " if word.pos == VERB else ""
         said = [
-            sentence(f"{'it can also mean' if n == 0 else 'or it can mean'} {verb}{gloss.removeprefix('to ')}")
+            sentence(
+                f"{'it can also mean' if n == 0 else 'or it can mean'} {verb}{gloss.removeprefix('to ')}"
+            )
             for n, gloss in enumerate(glosses)
         ]
         return " ".join(said)
 
     def about(self, word: Word, rng: Random, length: int) -> str:
-        """Several sentences: the definition and `length` further things, as far as there are any."""
+        """Several sentences: the definition and `length` further things, as far as there are
+        any.
+        """
         synset = self.first(word)
         further = [
             self.chain(synset, 1 + (length > 3)),
@@ -150,6 +184,12 @@ class Speaker:
         synset = self.first(word)
         above = self.net.targets(synset, HYPERNYM + INSTANCE)
         middle = (
-            (f"a kind of {above[0].words[0]}" if word.pos == NOUN else f"a way to {above[0].words[0]}") if above else f"so {word.lemma}"
+            (
+                f"a kind of {above[0].words[0]}"
+                if word.pos == NOUN
+                else f"a way to {above[0].words[0]}"
+            )
+            if above
+            else f"so {word.lemma}"
         )
         return f"{sentence(word.lemma)[:-1]},\n{middle},\n{sentence(synset.gloss)}"

@@ -1,7 +1,8 @@
 """One training run: resumable, stoppable, on a CPU.
 
-Warm-up, then a constant rate, then a linear fall to zero. How far a run is, is the larger of its share of the steps and of the minutes,
-so that one cut short by time still ends with the fall. The last part learns from long rows.
+Warm-up, then a constant rate, then a linear fall to zero. How far a run is, is the larger of its
+share of the steps and of the minutes, so that one cut short by time still ends with the fall. The
+last part learns from long rows.
 """
 
 import signal
@@ -55,13 +56,26 @@ class Progress:
 
 
 class Run:
-    """The model is changed in place. The checkpoint also holds the optimizer, so that a resumed run goes on as it was."""
+    """The model is changed in place. The checkpoint also holds the optimizer, so that a resumed run
+    goes on as it was.
+    """
 
-    def __init__(self, model: Any, loss: Loss, batches: Batches, plan: Plan, checkpoint: Path) -> None:
-        self._model, self._loss, self._batches, self._plan, self._checkpoint = model, loss, batches, plan, checkpoint
+    def __init__(
+        self, model: Any, loss: Loss, batches: Batches, plan: Plan, checkpoint: Path
+    ) -> None:
+        self._model, self._loss, self._batches, self._plan, self._checkpoint = (
+            model,
+            loss,
+            batches,
+            plan,
+            checkpoint,
+        )
         matrices = [p for p in model.parameters() if p.ndim >= 2]
         others = [p for p in model.parameters() if p.ndim < 2]
-        groups = [{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
+        groups = [
+            {"params": matrices, "weight_decay": 0.1},
+            {"params": others, "weight_decay": 0.0},
+        ]
         self._optimizer = torch.optim.AdamW(groups, lr=plan.peak, betas=(0.9, 0.95), fused=True)
         self.progress = Progress()
         self._stopping = False
@@ -78,13 +92,19 @@ class Run:
 
     def save(self) -> None:
         fields = {name: getattr(self.progress, name) for name in Progress.__dataclass_fields__}
-        state = {"model": self._model.state_dict(), "optimizer": self._optimizer.state_dict(), "progress": fields}
+        state = {
+            "model": self._model.state_dict(),
+            "optimizer": self._optimizer.state_dict(),
+            "progress": fields,
+        }
         partial = self._checkpoint.with_suffix(".part")
         torch.save(state, partial)
         partial.replace(self._checkpoint)
 
     def train(self, say: Callable[[str], None]) -> bool:
-        """True once the plan is fulfilled, False if it was interrupted; either way the checkpoint is written."""
+        """True once the plan is fulfilled, False if it was interrupted; either way the checkpoint
+        is written.
+        """
         plan, progress = self._plan, self.progress
         before = signal.signal(signal.SIGINT, self._stop)
         saved_s = said_s = time.monotonic()
@@ -93,7 +113,8 @@ class Run:
         try:
             while (done := progress.done(plan)) < 1 and not self._stopping:
                 began_s = time.monotonic()
-                if progress.long != (done >= plan.long_from):  # back to short rows where a finished run is given more time
+                # back to short rows where a finished run is given more time
+                if progress.long != (done >= plan.long_from):
                     progress.long = not progress.long
                     feed = self._feed()
                 self._step(*next(feed), plan.rate(done))
@@ -114,7 +135,9 @@ class Run:
         """A resumed run does not repeat what it has read: its text comes from a seed of its own."""
         plan = self._plan
         row = plan.long_row_tokens if self.progress.long else plan.row_tokens
-        return self._batches(max(1, plan.batch_tokens // row), row, plan.seed + 1000 * self.progress.step)
+        return self._batches(
+            max(1, plan.batch_tokens // row), row, plan.seed + 1000 * self.progress.step
+        )
 
     def _step(self, inputs: Tensor, targets: Tensor, rate: float) -> None:
         for group in self._optimizer.param_groups:
@@ -128,7 +151,11 @@ class Run:
         progress, value = self.progress, float(loss.detach())
         progress.step += 1
         progress.tokens += inputs.numel()
-        progress.loss = value if progress.step == 1 else progress.loss + (value - progress.loss) / min(progress.step, 100)
+        progress.loss = (
+            value
+            if progress.step == 1
+            else progress.loss + (value - progress.loss) / min(progress.step, 100)
+        )
 
     def _line(self, tokens_per_s: float) -> str:
         progress = self.progress

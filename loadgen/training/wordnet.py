@@ -1,6 +1,7 @@
 """WordNet's files (Debian package wordnet-base) read into words with their senses.
 
-Source: the manual pages wndb(5WN) and senseidx(5WN) for the formats of index.POS, data.POS and cntlist.rev.
+Source: the manual pages wndb(5WN) and senseidx(5WN) for the formats of index.POS, data.POS and
+cntlist.rev.
 """
 
 import re
@@ -26,12 +27,15 @@ class Synset:
     field: str  # "computer science" or the like, where the gloss begins with one; else empty
     gloss: str
     examples: tuple[str, ...]
-    related: tuple[tuple[str, tuple[str, int], int, int], ...]  # pointer symbol, target, number of source and target word (0: all)
+    # pointer symbol, target, number of source and target word (0: all)
+    related: tuple[tuple[str, tuple[str, int], int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """A lemma as one part of speech; `senses` commonest first; `count`: how often it was tagged in Princeton's texts."""
+    """A lemma as one part of speech; `senses` commonest first; `count`: how often it was tagged in
+    Princeton's texts.
+    """
 
     lemma: str
     pos: str
@@ -51,14 +55,18 @@ class WordNet:
             for lemma, senses in _lemmas(folder, pos):
                 if PLAIN.fullmatch(lemma):
                     written = self._written(lemma, senses[0])
-                    self.words.append(Word(written, pos, senses, counts.get((lemma.replace(" ", "_"), number), 0)))
+                    self.words.append(
+                        Word(written, pos, senses, counts.get((lemma.replace(" ", "_"), number), 0))
+                    )
 
     def _written(self, lemma: str, key: tuple[str, int]) -> str:
         """With the capitals that the synset gives it: the index has none."""
         return next((word for word in self.synsets[key].words if word.lower() == lemma), lemma)
 
     def targets(self, synset: Synset, symbols: tuple[str, ...]) -> list[Synset]:
-        return [self.synsets[target] for symbol, target, _, _ in synset.related if symbol in symbols]
+        return [
+            self.synsets[target] for symbol, target, _, _ in synset.related if symbol in symbols
+        ]
 
     def opposites(self, synset: Synset, lemma: str) -> list[str]:
         """Antonyms are relations of words, not of meanings."""
@@ -70,7 +78,9 @@ class WordNet:
 
 
 def _counts(path: Path) -> dict[tuple[str, int], int]:
-    """Tagged occurrences by lemma and number of the part of speech, satellite adjectives (5) among the adjectives (3)."""
+    """Tagged occurrences by lemma and number of the part of speech, satellite adjectives (5) among
+    the adjectives (3).
+    """
     out: dict[tuple[str, int], int] = defaultdict(int)
     for line in path.read_text().splitlines():
         key, _, count = line.split()
@@ -99,22 +109,31 @@ def _synsets(folder: Path, pos: str) -> Iterator[tuple[tuple[str, int], Synset]]
         head, _, gloss = line.partition(" | ")
         fields = head.split()
         count = int(fields[3], 16)
-        words = tuple(re.sub(r"\([a-z]+\)$", "", fields[4 + 2 * n]).replace("_", " ") for n in range(count))
+        words = tuple(
+            re.sub(r"\([a-z]+\)$", "", fields[4 + 2 * n]).replace("_", " ") for n in range(count)
+        )
         at = 4 + 2 * count
         pointers = (fields[at + 1 + 4 * n : at + 5 + 4 * n] for n in range(int(fields[at])))
-        related = tuple((s, (letters[p], int(offset)), *bytes.fromhex(ends)) for s, offset, p, ends in pointers)
+        related = tuple(
+            (s, (letters[p], int(offset)), *bytes.fromhex(ends)) for s, offset, p, ends in pointers
+        )
         field, definition, examples = split_gloss(gloss)
         yield (pos, int(fields[0])), Synset(pos, words, field, definition, examples, related)
 
 
 def split_gloss(gloss: str) -> tuple[str, str, tuple[str, ...]]:
-    """The field of knowledge, the definition, and the example sentences, from a gloss as the files have it."""
+    """The field of knowledge, the definition, and the example sentences, from a gloss as the files
+    have it.
+    """
     examples = tuple(e for e in re.findall(r'"([^"]*)"', gloss) if PLAIN.match(e))
     text = gloss.partition('"')[0].strip().rstrip(";:, ")
     field = ""
     while match := LEADING.match(text):
         note = match[1]
-        if len(note) < 30 and not re.match(r"(of|used|usually|often|sometimes|followed|with|in|to|for|not|plural|informal|\W)", note):
+        if len(note) < 30 and not re.match(
+            r"(of|used|usually|often|sometimes|followed|with|in|to|for|not|plural|informal|\W)",
+            note,
+        ):
             field = note
         text = text[match.end() :]
     text = text.split(";")[0] if len(text) > 160 else text

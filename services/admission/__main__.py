@@ -13,7 +13,15 @@ from shared.process.telemetry import Tracing
 from shared.text.tokenizer import Tokenizer
 
 
-async def body(cfg: AdmissionConfig, bus: Bus, clock: Clock, stop: asyncio.Event, tracing: Tracing, rng: Random, export: Export) -> None:
+async def body(
+    cfg: AdmissionConfig,
+    bus: Bus,
+    clock: Clock,
+    stop: asyncio.Event,
+    tracing: Tracing,
+    rng: Random,
+    export: Export,
+) -> None:
     tokenizer = Tokenizer.load(models.folder(cfg.model)) if cfg.model else Tokenizer.builtin()
     admission = Admission(cfg, bus, clock, tokenizer, tracing, rng)
     export(admission.metrics)

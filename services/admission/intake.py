@@ -1,4 +1,6 @@
-"""From what a client sent to a record that can be stored: checks, tokens, deadlines. No I/O but the tokenizer's thread."""
+"""From what a client sent to a record that can be stored: checks, tokens, deadlines. No I/O but the
+tokenizer's thread.
+"""
 
 from collections.abc import Callable
 
@@ -24,12 +26,16 @@ ZERO_LOAD_CHUNK_TOKENS = 2048  # what a prompt alone on a replica would be cut i
 
 
 def check(request: GenerateRequest, tier: str, tiers: TierSet) -> RequestKey:
-    """The request's key. Raises PeerError for anything a client got wrong that needs no tokenizer to see."""
+    """The request's key. Raises PeerError for anything a client got wrong that needs no tokenizer
+    to see.
+    """
     key = subjects.request_key(request.tenant, request.request_id)
     tiers.named(tier)
     given = _given(request)
     if len(given) != 1:
-        raise PeerError(f"give exactly one of prompt, messages and token_ids, not {len(given)}", param="prompt")
+        raise PeerError(
+            f"give exactly one of prompt, messages and token_ids, not {len(given)}", param="prompt"
+        )
     if not getattr(request, given[0]):
         raise PeerError(f"{given[0]} is empty", param=given[0])
     _coherent(request.sampling)
@@ -41,9 +47,15 @@ def check(request: GenerateRequest, tier: str, tiers: TierSet) -> RequestKey:
 def _coherent(sampling: Sampling) -> None:
     """Raises PeerError for parameters that contradict each other."""
     if sampling.min_tokens > sampling.max_tokens:
-        raise PeerError(f"min_tokens {sampling.min_tokens} is more than max_tokens {sampling.max_tokens}", param="min_tokens")
+        raise PeerError(
+            f"min_tokens {sampling.min_tokens} is more than max_tokens {sampling.max_tokens}",
+            param="min_tokens",
+        )
     if sampling.structured is not None and sampling.ignore_eos:
-        raise PeerError("ignore_eos and structured output exclude each other: an output that is complete can only end", param="ignore_eos")
+        raise PeerError(
+            "ignore_eos and structured output exclude each other: an output that is complete can only end",
+            param="ignore_eos",
+        )
     if isinstance(sampling.structured, JsonSchema):
         try:
             schema = msgspec.json.decode(sampling.structured.schema)
@@ -55,11 +67,15 @@ def _coherent(sampling: Sampling) -> None:
 
 def _given(request: GenerateRequest) -> list[str]:
     """By what names the prompt was given."""
-    return [name for name in ("prompt", "messages", "token_ids") if getattr(request, name) is not None]
+    return [
+        name for name in ("prompt", "messages", "token_ids") if getattr(request, name) is not None
+    ]
 
 
 def speaks(worker: Announce | None, model: str) -> None:
-    """Raises PeerError if the tokenizer we have, of `model`, is not that of the model the fleet serves: its words would be others."""
+    """Raises PeerError if the tokenizer we have, of `model`, is not that of the model the fleet
+    serves: its words would be others.
+    """
     if worker is not None and worker.engine != "sim" and worker.model != model:
         ours = f"that of `{model}`" if model else "the built-in one"
         raise PeerError(
@@ -69,13 +85,22 @@ def speaks(worker: Announce | None, model: str) -> None:
 
 
 def tokenise(request: GenerateRequest, tokenizer: Tokenizer) -> Prompt:
-    """Prompt tokens. Raises PeerError for token ids outside the vocabulary, or messages that cannot be rendered."""
-    for param, tokens in (("logit_bias", request.sampling.logit_bias), ("stop_token_ids", request.sampling.stop_token_ids)):
+    """Prompt tokens. Raises PeerError for token ids outside the vocabulary, or messages that cannot
+    be rendered.
+    """
+    for param, tokens in (
+        ("logit_bias", request.sampling.logit_bias),
+        ("stop_token_ids", request.sampling.stop_token_ids),
+    ):
         if tokens and not 0 <= min(tokens) <= max(tokens) < tokenizer.vocabulary:
-            raise PeerError(f"token ids must lie between 0 and {tokenizer.vocabulary - 1}", param=param)
+            raise PeerError(
+                f"token ids must lie between 0 and {tokenizer.vocabulary - 1}", param=param
+            )
     if request.token_ids is not None:
         if min(request.token_ids) < 0 or max(request.token_ids) >= tokenizer.vocabulary:
-            raise PeerError(f"token ids must lie between 0 and {tokenizer.vocabulary - 1}", param="token_ids")
+            raise PeerError(
+                f"token ids must lie between 0 and {tokenizer.vocabulary - 1}", param="token_ids"
+            )
         return request.token_ids
     if request.messages is not None:
         return tokenizer.encode(tokenizer.render(request.messages), rendered=True)
@@ -84,7 +109,9 @@ def tokenise(request: GenerateRequest, tokenizer: Tokenizer) -> Prompt:
 
 
 def fits(prompt: Prompt, request: GenerateRequest, worker: Announce | None) -> int:
-    """The most tokens that may be generated. Raises PeerError for what this fleet's model or engine cannot do."""
+    """The most tokens that may be generated. Raises PeerError for what this fleet's model or engine
+    cannot do.
+    """
     if worker is None:  # the replica that takes it will check
         return request.sampling.max_tokens
     room = worker.context_tokens - len(prompt)
@@ -97,22 +124,31 @@ def fits(prompt: Prompt, request: GenerateRequest, worker: Announce | None) -> i
     most = min(request.sampling.max_tokens, room)
     told = most * (1 + (request.sampling.logprobs or 0))
     if request.sampling.logprobs is not None and told > LOGPROBS_LIMIT:
-        raise PeerError(f"max_tokens and logprobs together may ask for {LOGPROBS_LIMIT} log-probabilities, not {told}", param="logprobs")
+        raise PeerError(
+            f"max_tokens and logprobs together may ask for {LOGPROBS_LIMIT} log-probabilities, not {told}",
+            param="logprobs",
+        )
     return most
 
 
 def resolve(slo: Slo, prompt_tokens: int, max_tokens: int, worker: Announce | None) -> Slo:
-    """Bounds in seconds. Raises PeerError for a multiple of zero-load time while no profile is known."""
+    """Bounds in seconds. Raises PeerError for a multiple of zero-load time while no profile is
+    known.
+    """
     if slo.ttft_x is None and slo.tbt_x is None and slo.ttlt_x is None:
         return slo
     if worker is None:
-        raise PeerError("an SLO as a multiple of zero-load time needs a running worker", param="slo")
+        raise PeerError(
+            "an SLO as a multiple of zero-load time needs a running worker", param="slo"
+        )
     try:
         profile = profile_of(worker)
     except ConfigError as error:
         raise PeerError(str(error), param="slo") from error
     alone = zero_load(profile, prompt_tokens, max_tokens, ZERO_LOAD_CHUNK_TOKENS)
-    return slo.resolved(zero_load_ttft_s=alone.ttft_s, zero_load_tbt_s=alone.tbt_s, zero_load_ttlt_s=alone.ttlt_s)
+    return slo.resolved(
+        zero_load_ttft_s=alone.ttft_s, zero_load_tbt_s=alone.tbt_s, zero_load_ttlt_s=alone.ttlt_s
+    )
 
 
 def record(
@@ -157,5 +193,9 @@ def record(
         traceparent=traceparent,
         needs=wants.needs,
     )
-    sampling = replace(request.sampling, max_tokens=max_tokens, min_tokens=min(request.sampling.min_tokens, max_tokens))
+    sampling = replace(
+        request.sampling,
+        max_tokens=max_tokens,
+        min_tokens=min(request.sampling.min_tokens, max_tokens),
+    )
     return made, Body(prompt=pack(prompt), sampling=sampling, adapter=wants.adapter)

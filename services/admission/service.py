@@ -1,4 +1,6 @@
-"""Admission: brings requests in and to their end. Any instance may handle any message; records decide."""
+"""Admission: brings requests in and to their end. Any instance may handle any message; records
+decide.
+"""
 
 import asyncio
 from contextlib import suppress
@@ -70,27 +72,57 @@ log = structlog.get_logger()
 
 QUEUE = "admission"
 LONG_PROMPT_CHARACTERS = 4096  # beyond, tokenising (1 us a character) would hold up the event loop
-LISTEN_S = 0.05  # between looks whether a worker that has what a request needs was heard, for as long as one may not have been
+# between looks whether a worker that has what a request needs was heard, for as long as one may not
+# have been
+LISTEN_S = 0.05
 STORIES_S = 0.3  # age of what attach may read; who asks too early asks again
 
 
 class Admission:
     """One instance."""
 
-    def __init__(self, cfg: AdmissionConfig, bus: Bus, clock: Clock, tokenizer: Tokenizer, tracing: Tracing, rng: Random) -> None:
-        self._cfg, self._bus, self._clock, self._tokenizer, self._tracing = cfg, bus, clock, tokenizer, tracing
+    def __init__(
+        self,
+        cfg: AdmissionConfig,
+        bus: Bus,
+        clock: Clock,
+        tokenizer: Tokenizer,
+        tracing: Tracing,
+        rng: Random,
+    ) -> None:
+        self._cfg, self._bus, self._clock, self._tokenizer, self._tracing = (
+            cfg,
+            bus,
+            clock,
+            tokenizer,
+            tracing,
+        )
         self.name = f"admission-{rng.getrandbits(48):012x}"
-        self._model = models.folder(cfg.model).resolve().name if cfg.model else ""  # whose tokenizer it is
+        # whose tokenizer it is
+        self._model = models.folder(cfg.model).resolve().name if cfg.model else ""
         self._tiers = load_tiers(cfg.tiers) if cfg.tiers else DEFAULT
         self._records = Records(bus.requests, lambda: f"{rng.getrandbits(32):08x}")
         self.metrics = Registry()
         self._ending = Ending(bus, self._records, tracing, self.metrics)
         self._placer = Placer(bus, self._records, self.name, clock, tracing)
         policy = registry.make(cfg.policy, cfg.settings)
-        settings = AdmissionSettings(hop_limit=cfg.hop_limit, homeless_s=cfg.homeless_s, open_limit=cfg.open_limit)
+        settings = AdmissionSettings(
+            hop_limit=cfg.hop_limit, homeless_s=cfg.homeless_s, open_limit=cfg.open_limit
+        )
         self.core = AdmissionCore(policy.route, rng, settings)
         self._workers = Workers(clock, cfg.lost_s, self.metrics)
-        self._sweep = Sweep(cfg, bus, clock, self.name, self._records, self._placer, self._workers, self.core, self._ending, self._feed)
+        self._sweep = Sweep(
+            cfg,
+            bus,
+            clock,
+            self.name,
+            self._records,
+            self._placer,
+            self._workers,
+            self.core,
+            self._ending,
+            self._feed,
+        )
         self._lease = Lease(bus.leases, f"admission.{self.name}", self.name)
         self._chores = Chores()
         self._changed = asyncio.Event()
@@ -102,7 +134,9 @@ class Admission:
 
     async def run(self, stop: asyncio.Event) -> None:
         bus = self._bus
-        intake_endpoints = [Endpoint("requests", subjects.REQUESTS, GenerateRequest, self._on_request, QUEUE)]
+        intake_endpoints = [
+            Endpoint("requests", subjects.REQUESTS, GenerateRequest, self._on_request, QUEUE)
+        ]
         endpoints = [
             Endpoint("attach", subjects.ATTACH, Attach, self._on_attach, QUEUE),
             Endpoint("over", subjects.OVER, AttemptOver, self._on_over, QUEUE),
@@ -110,15 +144,24 @@ class Admission:
         async with self._chores as chores:
             chores.listen(await bus.subscribe(subjects.DIGESTS, Digest, self._on_digest))
             chores.listen(await bus.subscribe(subjects.ANNOUNCEMENTS, Announce, self._on_announce))
-            chores.listen(await bus.subscribe(subjects.CANCELS, Cancel, self._on_cancel, queue=QUEUE))
+            chores.listen(
+                await bus.subscribe(subjects.CANCELS, Cancel, self._on_cancel, queue=QUEUE)
+            )
             background = [
                 chores.start(self._keep_lease(), name="admission.lease"),
                 chores.start(self._wake(), name="admission.wake"),
                 chores.start(self._sweep.run(), name="admission.sweep"),
             ]
             chores.listen(await bus.serve("admission", endpoints, {"instance": self.name}))
-            requests = chores.listen(await bus.serve("requests", intake_endpoints, {"instance": self.name}))
-            log.info("admission.ready", instance=self.name, policy=self._cfg.policy, tiers=self._tiers.name)
+            requests = chores.listen(
+                await bus.serve("requests", intake_endpoints, {"instance": self.name})
+            )
+            log.info(
+                "admission.ready",
+                instance=self.name,
+                policy=self._cfg.policy,
+                tiers=self._tiers.name,
+            )
             await stop.wait()
             await requests.stop()
             await self._drain()
@@ -150,7 +193,9 @@ class Admission:
             self._changed.clear()
             wake = self.core.wake_at_unix_s()
             try:
-                async with asyncio.timeout_at(None if wake is None else loop.time() + wake - self._clock.unix_s()):
+                async with asyncio.timeout_at(
+                    None if wake is None else loop.time() + wake - self._clock.unix_s()
+                ):
                     await self._changed.wait()
             except TimeoutError:
                 self._feed(Tick())
@@ -166,13 +211,17 @@ class Admission:
         try:
             match action:
                 case Place(key, attempt, replica, incarnation):
-                    placed = await self._placer.place(key, replica, incarnation, ServiceClass.STANDARD, "placing", attempt)
+                    placed = await self._placer.place(
+                        key, replica, incarnation, ServiceClass.STANDARD, "placing", attempt
+                    )
                     self._placed(key, attempt + 1, replica, placed)
                 case Relegate(key, reason):
                     await self._relegate(key, reason)
                     self._feed(Gone(key))
                 case Refuse(key, reason, retry_after_s):
-                    await self._ending.end(key, self._ends(FinishReason.REFUSED, reason, retry_after_s))
+                    await self._ending.end(
+                        key, self._ends(FinishReason.REFUSED, reason, retry_after_s)
+                    )
                     self._feed(Gone(key))
         except BusError as error:
             # The record says how far it came; the sweep goes on from there.
@@ -192,7 +241,12 @@ class Admission:
 
     async def _relegate(self, key: RequestKey, reason: str) -> None:
         def step(record: Record) -> Record | None:
-            if record.verdict is not None or record.state != "placing" or record.owner != self.name or record.cancelled:
+            if (
+                record.verdict is not None
+                or record.state != "placing"
+                or record.owner != self.name
+                or record.cancelled
+            ):
                 return None
             return relegated(record)
 
@@ -211,7 +265,14 @@ class Admission:
         def step(record: Record) -> Record | None:
             if record.verdict is not None or record.owner != self.name:
                 return None
-            return ended(record, reason, record.resume, self._clock.unix_s(), message=message, retry_after_s=retry_after_s)
+            return ended(
+                record,
+                reason,
+                record.resume,
+                self._clock.unix_s(),
+                message=message,
+                retry_after_s=retry_after_s,
+            )
 
         return step
 
@@ -224,13 +285,21 @@ class Admission:
         now = self._clock.unix_s()
         self._receiving += 1
         attributes = {names.REQUEST_KEY: f"{request.tenant}.{request.request_id}"[:130]}
-        span = self._tracing.start("admit", call.headers.get("traceparent"), attributes, kind="server")
+        span = self._tracing.start(
+            "admit", call.headers.get("traceparent"), attributes, kind="server"
+        )
         try:
             tier = call.subject.rsplit(".", 1)[-1]
             key = intake.check(request, tier, self._tiers)
             if self.core.full(self._receiving):
                 wait_s = self.core.shortest_backlog_s(now_unix_s=now)
-                await call.reply(Refused(code="slow_down", message="too many requests are under way", retry_after_s=wait_s))
+                await call.reply(
+                    Refused(
+                        code="slow_down",
+                        message="too many requests are under way",
+                        retry_after_s=wait_s,
+                    )
+                )
                 return
             while (wanted := wants.of(request, self._workers, self._model)) is None:
                 await asyncio.sleep(LISTEN_S)
@@ -254,15 +323,21 @@ class Admission:
             picked = self.core.pick(as_offer(record, ServiceClass.STANDARD), now_unix_s=now)
             if picked is not None:
                 record = replace(record, attempt=1, replica=picked[0], incarnation=picked[1])
-            # The offer leaves beside the record: its worker finds the record, or declines. Nothing is concluded before it is stored.
-            answer = None if picked is None else self._chores.start(self._placer.ask(record), "admission.ask")
+            # The offer leaves beside the record: its worker finds the record, or declines. Nothing
+            # is concluded before it is stored.
+            answer = (
+                None
+                if picked is None
+                else self._chores.start(self._placer.ask(record), "admission.ask")
+            )
             stored = await self._records.create(record, body)
             if stored is None:
                 await self._attach_duplicate(key, call)
                 return
             await call.reply(_received(record, attached=False))
             if stored.record != record:
-                self._sweep.soon()  # the answer to our create was lost, and a sweep has already moved the record on
+                # the answer to our create was lost, and a sweep has already moved the record on
+                self._sweep.soon()
             elif answer is None:
                 self._feed(Opened(record))
             else:
@@ -275,7 +350,13 @@ class Admission:
             log.warning("request.doubtful", request_id=request.request_id[:64], error=str(error))
             self._sweep.soon()  # it may have been stored
             span.set(**{names.ERROR_TYPE: "store_timeout"})
-            await call.reply(Refused(code="server_is_overloaded", message="ask again with the same id", retry_after_s=1.0))
+            await call.reply(
+                Refused(
+                    code="server_is_overloaded",
+                    message="ask again with the same id",
+                    retry_after_s=1.0,
+                )
+            )
         finally:
             span.end()
             self._receiving -= 1
@@ -284,14 +365,21 @@ class Admission:
         record = stored.record
         assert record.replica is not None
         try:
-            self._placed(record.key, record.attempt, record.replica, await self._placer.conclude(stored, await answer))
+            self._placed(
+                record.key,
+                record.attempt,
+                record.replica,
+                await self._placer.conclude(stored, await answer),
+            )
         except BusError as error:
             log.warning("step.doubtful", request=record.key, error=str(error))
             self._feed(Gone(record.key))
             self._sweep.soon()
 
     async def _tokenised(self, request: GenerateRequest) -> intake.Prompt:
-        size = len(request.prompt or "") + sum(len(str(m.get("content", ""))) for m in request.messages or ())
+        size = len(request.prompt or "") + sum(
+            len(str(m.get("content", ""))) for m in request.messages or ()
+        )
         if size < LONG_PROMPT_CHARACTERS:
             return intake.tokenise(request, self._tokenizer)
         return await asyncio.to_thread(intake.tokenise, request, self._tokenizer)
@@ -300,7 +388,9 @@ class Admission:
         """The id is taken: the caller is told where that request's events are."""
         stored = await self._records.get(key)
         if stored is None:
-            await call.reply(Refused(code="server_is_overloaded", message="ask again", retry_after_s=1.0))
+            await call.reply(
+                Refused(code="server_is_overloaded", message="ask again", retry_after_s=1.0)
+            )
         else:
             await call.reply(_received(stored.record, attached=True))
 
@@ -313,7 +403,13 @@ class Admission:
             key = subjects.request_key(attach.tenant, attach.request_id)
             stored = await self._records.get(key)
             if stored is None:
-                await call.reply(Refused(code="not_found", message="no such request, or it ended long ago", param="request_id"))
+                await call.reply(
+                    Refused(
+                        code="not_found",
+                        message="no such request, or it ended long ago",
+                        param="request_id",
+                    )
+                )
                 return
             record = stored.record
             resume = await self._so_far(record)
@@ -321,7 +417,13 @@ class Admission:
             await call.reply(Refused(code=error.code, message=error.message, param=error.param))
             return
         except BusError:
-            await call.reply(Refused(code="server_is_overloaded", message="the store did not answer", retry_after_s=1.0))
+            await call.reply(
+                Refused(
+                    code="server_is_overloaded",
+                    message="the store did not answer",
+                    retry_after_s=1.0,
+                )
+            )
             return
         replay = Replay(
             stream_subject=record.stream_subject,
@@ -336,13 +438,17 @@ class Admission:
 
     async def _so_far(self, record: Record) -> Resume:
         if record.verdict is None and record.replica is not None:
-            story = (await self._stories(record.replica)).get((record.key, record.attempt, record.incarnation))
+            story = (await self._stories(record.replica)).get(
+                (record.key, record.attempt, record.incarnation)
+            )
             if story is not None:
                 return story.resume(record)
         return await self._records.output(record)
 
     async def _stories(self, replica: ReplicaId) -> acklog.Stories:
-        """What the log of a replica tells, read at most every STORIES_S: when many streams fall silent at once, all of them ask."""
+        """What the log of a replica tells, read at most every STORIES_S: when many streams fall
+        silent at once, all of them ask.
+        """
         lock = self._story_locks.setdefault(replica, asyncio.Lock())
         async with lock:
             read_unix_s, stories = self._story_cache.get(replica, (0.0, {}))
@@ -361,7 +467,11 @@ class Admission:
 
         def step(record: Record) -> Record | None:
             place = (record.attempt, record.replica, record.incarnation)
-            if record.verdict is not None or place != (over.attempt, over.replica, over.incarnation):
+            if record.verdict is not None or place != (
+                over.attempt,
+                over.replica,
+                over.incarnation,
+            ):
                 return None
             return after_attempt(record, over, self.name, self._clock.unix_s())
 
@@ -371,7 +481,13 @@ class Admission:
             return  # the worker tells it again
         if stored is not None and stored.record.verdict is None:
             now = self._clock.unix_s()
-            self._tracing.record(over.why, stored.record.traceparent, now, now, {names.REPLICA: over.replica, names.ATTEMPT: over.attempt})
+            self._tracing.record(
+                over.why,
+                stored.record.traceparent,
+                now,
+                now,
+                {names.REPLICA: over.replica, names.ATTEMPT: over.attempt},
+            )
             if stored.record.state == "relegated":
                 await self._told_relegated(stored.record, over.message or over.why)
             else:
@@ -388,9 +504,16 @@ class Admission:
         self._chores.spawn(self._cancel(key), "admission.cancel")
 
     async def _cancel(self, key: RequestKey) -> None:
-        """The tombstone. Who holds the request hears the cancel itself; nobody holding it, it ends here."""
+        """The tombstone. Who holds the request hears the cancel itself; nobody holding it, it ends
+        here.
+        """
         try:
-            await self._records.change(key, lambda r: None if r.verdict is not None or r.cancelled else replace(r, cancelled=True))
+            await self._records.change(
+                key,
+                lambda r: (
+                    None if r.verdict is not None or r.cancelled else replace(r, cancelled=True)
+                ),
+            )
             await self._end_cancelled(key)
         except BusError:
             self._sweep.soon()

@@ -1,7 +1,8 @@
-"""The sweep: looks at every open record and sets right what a death, a lost message or a broker restart left behind.
+"""The sweep: looks at every open record and sets right what a death, a lost message or a broker
+restart left behind.
 
-All recovery is here. It runs now and then, and soon after anything that may have stranded a request. Each step is a
-compare-and-set, so any number of instances may sweep at once.
+All recovery is here. It runs now and then, and soon after anything that may have stranded a
+request. Each step is a compare-and-set, so any number of instances may sweep at once.
 """
 
 import asyncio
@@ -57,7 +58,8 @@ class Sweep:
         self._records, self._placer, self._workers, self._core = records, placer, workers, core
         self._ending, self._feed = ending, feed
         self._soon = True  # what a former instance left
-        self._unknown: set[tuple[RequestKey, int]] = set()  # attempts that their worker did not know at the last sweep
+        # attempts that their worker did not know at the last sweep
+        self._unknown: set[tuple[RequestKey, int]] = set()
         self._live_owners: set[str] = set()
 
     def soon(self) -> None:
@@ -80,7 +82,9 @@ class Sweep:
                     self._soon = True
                 self._live_owners = owners
                 now = self._clock.unix_s()
-                if now >= next_at or (self._soon and now >= next_at - self._cfg.sweep_s + SPACING_S):
+                if now >= next_at or (
+                    self._soon and now >= next_at - self._cfg.sweep_s + SPACING_S
+                ):
                     self._soon = False
                     next_at = now + self._cfg.sweep_s
                     await self._sweep()
@@ -103,7 +107,8 @@ class Sweep:
                 if record.cancelled:
                     await self._end(stored, FinishReason.CANCELLED, record.resume)
                 elif record.owner == self._owner or record.owner not in self._live_owners:
-                    await self._moved_on(stored, record.resume)  # its owner is gone, or it is ours and was lost sight of
+                    # its owner is gone, or it is ours and was lost sight of
+                    await self._moved_on(stored, record.resume)
                 continue
             lives = self._workers.lives(record.replica, record.incarnation)
             if lives:
@@ -121,11 +126,17 @@ class Sweep:
 
     # ------------------------------------------------------------ workers that live
 
-    async def _verify(self, replica: ReplicaId, records: Sequence[Stored]) -> set[tuple[RequestKey, int]]:
-        """Does the worker know what the records say it has? Unknown twice in a row, an attempt is taken back."""
+    async def _verify(
+        self, replica: ReplicaId, records: Sequence[Stored]
+    ) -> set[tuple[RequestKey, int]]:
+        """Does the worker know what the records say it has? Unknown twice in a row, an attempt is
+        taken back.
+        """
         asked = [(s.record.key, s.record.attempt) for s in records]
         try:
-            answer = await self._bus.request(subjects.holdings(replica), Holdings(asked=asked), HoldingsAnswer, timeout_s=2.0)
+            answer = await self._bus.request(
+                subjects.holdings(replica), Holdings(asked=asked), HoldingsAnswer, timeout_s=2.0
+            )
         except (BusError, PeerError):
             return set()
         if len(answer.known) != len(asked):
@@ -152,21 +163,27 @@ class Sweep:
 
     # ------------------------------------------------------------ workers that are lost
 
-    async def _recover(self, replica: ReplicaId, incarnation: str, records: Sequence[Stored]) -> None:
+    async def _recover(
+        self, replica: ReplicaId, incarnation: str, records: Sequence[Stored]
+    ) -> None:
         """Fence the incarnation, then let its requests go on from what the log says."""
         entries = await self._fenced_log(replica, incarnation)
         if entries is None:
             self._soon = True
             return
         stories = fold(entries)
-        log.info("replica.recovered", replica=replica, incarnation=incarnation, requests=len(records))
+        log.info(
+            "replica.recovered", replica=replica, incarnation=incarnation, requests=len(records)
+        )
         for stored in records:
             record = stored.record
             story = stories.get((record.key, record.attempt, incarnation))
             await self._after(stored, story)
 
     async def _fenced_log(self, replica: ReplicaId, incarnation: str) -> list[LogEntry] | None:
-        """The replica's log, once the incarnation cannot write to it any more. None if it turned out to be alive."""
+        """The replica's log, once the incarnation cannot write to it any more. None if it turned
+        out to be alive.
+        """
         subject = ack_log(replica)
         rows = await self._bus.acks.read(subject)
         entries = decode_log(rows)
@@ -193,20 +210,34 @@ class Sweep:
 
     # ------------------------------------------------------------ steps
 
-    async def _moved_on(self, stored: Stored, resume: Resume, *, relegated: bool = False, lost: bool = False) -> None:
-        name = (stored.record.attempt, stored.record.replica, stored.record.incarnation, stored.record.owner)
+    async def _moved_on(
+        self, stored: Stored, resume: Resume, *, relegated: bool = False, lost: bool = False
+    ) -> None:
+        name = (
+            stored.record.attempt,
+            stored.record.replica,
+            stored.record.incarnation,
+            stored.record.owner,
+        )
         best_effort = relegated or stored.record.service_class is ServiceClass.BEST_EFFORT
 
         def step(record: Record) -> Record | None:
-            if record.verdict is not None or (record.attempt, record.replica, record.incarnation, record.owner) != name:
+            if (
+                record.verdict is not None
+                or (record.attempt, record.replica, record.incarnation, record.owner) != name
+            ):
                 return None
             if record.cancelled:
                 return ended(record, FinishReason.CANCELLED, resume, self._clock.unix_s())
             losses = record.lost + lost
             if losses >= self._cfg.lost_limit:
                 message = f"the replicas of {losses} attempts were lost"
-                return ended(record, FinishReason.FAILED, resume, self._clock.unix_s(), message=message)
-            moved = replace(moved_on(record, resume, self._owner, "lost" if lost else record.left), lost=losses)
+                return ended(
+                    record, FinishReason.FAILED, resume, self._clock.unix_s(), message=message
+                )
+            moved = replace(
+                moved_on(record, resume, self._owner, "lost" if lost else record.left), lost=losses
+            )
             return in_pool(moved) if best_effort else moved
 
         changed = await self._ending.end(stored.record.key, step)
@@ -216,14 +247,23 @@ class Sweep:
             await self._bus.publish(subjects.RELEGATED, Hint(key=changed.record.key))
         else:
             if stored.record.attempt:
-                await self._placer.tell(changed.record, "replaced", "its replica was lost" if lost else "it was not held")
+                await self._placer.tell(
+                    changed.record,
+                    "replaced",
+                    "its replica was lost" if lost else "it was not held",
+                )
             self._feed(Opened(changed.record))
 
-    async def _end(self, stored: Stored, reason: FinishReason, resume: Resume, *, relegated: bool = False) -> None:
+    async def _end(
+        self, stored: Stored, reason: FinishReason, resume: Resume, *, relegated: bool = False
+    ) -> None:
         name = (stored.record.attempt, stored.record.replica, stored.record.incarnation)
 
         def step(record: Record) -> Record | None:
-            if record.verdict is not None or (record.attempt, record.replica, record.incarnation) != name:
+            if (
+                record.verdict is not None
+                or (record.attempt, record.replica, record.incarnation) != name
+            ):
                 return None
             return ended(record, reason, resume, self._clock.unix_s(), relegated=relegated)
 

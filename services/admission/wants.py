@@ -1,7 +1,7 @@
 """What a request wants of an engine that not every engine has, and whether any replica has it.
 
-A no is said only where we know it: once we have listened long enough to have heard every worker that lives, and of what no
-replica has had since we began. Else the client may ask again.
+A no is said only where we know it: once we have listened long enough to have heard every worker
+that lives, and of what no replica has had since we began. Else the client may ask again.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,8 @@ class Wants(NamedTuple):
 def of(request: GenerateRequest, workers: Workers, ours: str) -> Wants | None:
     """None: not known yet. `ours`: the model whose tokenizer we have, "" for the built-in one.
 
-    Raises PeerError: `model_not_found` or `unsupported_parameter`; `server_is_overloaded` where that may change by itself.
+    Raises PeerError: `model_not_found` or `unsupported_parameter`; `server_is_overloaded` where
+    that may change by itself.
     """
     living = workers.living()
     adapter = _adapter(request, workers, living, ours)
@@ -42,16 +43,28 @@ def of(request: GenerateRequest, workers: Workers, ours: str) -> Wants | None:
     params = [param(need, request.sampling) for need in lacking]
     words = " and ".join(NAMES.get(name, name) for name in params)
     if not living or any(able.issuperset(wants.needs) for able in workers.abilities):
-        raise PeerError(f"no replica with {words} is there now: ask again", code="server_is_overloaded", param=params[0])
+        raise PeerError(
+            f"no replica with {words} is there now: ask again",
+            code="server_is_overloaded",
+            param=params[0],
+        )
     engines = ", ".join(sorted({worker.engine for worker in living}))
-    raise PeerError(f"no replica supports {words}; their engines: {engines}", code="unsupported_parameter", param=params[0])
+    raise PeerError(
+        f"no replica supports {words}; their engines: {engines}",
+        code="unsupported_parameter",
+        param=params[0],
+    )
 
 
-def _adapter(request: GenerateRequest, workers: Workers, living: Sequence[Announce], ours: str) -> str | None:
+def _adapter(
+    request: GenerateRequest, workers: Workers, living: Sequence[Announce], ours: str
+) -> str | None:
     """The adapter that the request names, as `adapter` or as its `model`. None: not known yet."""
     models = {worker.model for worker in living} or workers.models or {ours}
     if request.adapter and request.model not in (None, request.adapter, *models):
-        raise PeerError(f"give one of model `{request.model}` and adapter `{request.adapter}`", param="adapter")
+        raise PeerError(
+            f"give one of model `{request.model}` and adapter `{request.adapter}`", param="adapter"
+        )
     name, field = (request.adapter, "adapter") if request.adapter else (request.model, "model")
     if name is None or (field == "model" and name in models):
         return ""
@@ -60,6 +73,15 @@ def _adapter(request: GenerateRequest, workers: Workers, living: Sequence[Announ
     if not workers.complete:
         return None
     if not living:
-        raise PeerError(f"no replica is there now, of `{name}` or any other: ask again", code="server_is_overloaded", param=field)
-    served = ", ".join(f"`{each}`" for each in sorted({*models, *(name for worker in living for name in worker.adapters)}))
-    raise PeerError(f"unknown {field} `{name}`; this fleet serves {served}", code="model_not_found", param=field)
+        raise PeerError(
+            f"no replica is there now, of `{name}` or any other: ask again",
+            code="server_is_overloaded",
+            param=field,
+        )
+    served = ", ".join(
+        f"`{each}`"
+        for each in sorted({*models, *(name for worker in living for name in worker.adapters)})
+    )
+    raise PeerError(
+        f"unknown {field} `{name}`; this fleet serves {served}", code="model_not_found", param=field
+    )

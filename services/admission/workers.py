@@ -15,7 +15,8 @@ from shared.vocabulary import ReplicaId
 
 log = structlog.get_logger()
 
-OFFSET_LIMIT_S = 0.010  # beyond, deadlines measured on another host are off by more than a token's pace allows
+# beyond, deadlines measured on another host are off by more than a token's pace allows
+OFFSET_LIMIT_S = 0.010
 WARN_EVERY_S = 60.0
 REPLICA_LIMIT = 256  # replicas with a gauge of their own; further ones share one
 
@@ -24,7 +25,8 @@ REPLICA_LIMIT = 256  # replicas with a gauge of their own; further ones share on
 class _Heard:
     announce: Announce
     at_unix_s: float  # by our clock
-    offset: Offset = field(default_factory=Offset)  # of this incarnation: another process has another clock
+    # of this incarnation: another process has another clock
+    offset: Offset = field(default_factory=Offset)
     warned_unix_s: float = float("-inf")
 
 
@@ -36,7 +38,8 @@ class Workers:
         self._lost_s = lost_s
         self._began_unix_s = clock.unix_s()
         self._heard: dict[ReplicaId, _Heard] = {}
-        self.abilities: set[frozenset[str]] = set()  # features and adapters of every replica that there was since we began
+        # features and adapters of every replica that there was since we began
+        self.abilities: set[frozenset[str]] = set()
         self.models: set[str] = set()  # likewise
         text = "Clock of admission minus clock of the worker, seconds, the least latency of a heartbeat included."
         self._gauge = metrics.gauge(CLOCK_OFFSET, text, ("replica",), {"replica": REPLICA_LIMIT})
@@ -63,8 +66,14 @@ class Workers:
         return [h.announce for h in self._heard.values() if now - h.at_unix_s <= self._lost_s]
 
     def any(self, needs: Collection[str] = ()) -> Announce | None:
-        """Of the living workers that have what is needed the one with the longest context; all serve the same model."""
-        return max((a for a in self.living() if meets(a, needs)), key=lambda a: a.context_tokens, default=None)
+        """Of the living workers that have what is needed the one with the longest context; all
+        serve the same model.
+        """
+        return max(
+            (a for a in self.living() if meets(a, needs)),
+            key=lambda a: a.context_tokens,
+            default=None,
+        )
 
     @property
     def complete(self) -> bool:
@@ -80,14 +89,22 @@ class Workers:
         return False if self.complete else None
 
     def forget(self) -> None:
-        """We heard nothing for a while, whoever lived: nobody is judged before heartbeats have had time to come again."""
+        """We heard nothing for a while, whoever lived: nobody is judged before heartbeats have had
+        time to come again.
+        """
         self._began_unix_s = self._clock.unix_s()
         self._heard.clear()
 
     def newly_lost(self) -> list[ReplicaId]:
-        """Replicas silent for too long since the last time this was asked; they are forgotten by it."""
+        """Replicas silent for too long since the last time this was asked; they are forgotten by
+        it.
+        """
         now = self._clock.unix_s()
-        lost = [replica for replica, heard in self._heard.items() if now - heard.at_unix_s > self._lost_s]
+        lost = [
+            replica
+            for replica, heard in self._heard.items()
+            if now - heard.at_unix_s > self._lost_s
+        ]
         for replica in lost:
             del self._heard[replica]
         return lost
@@ -101,4 +118,9 @@ class Workers:
         self._gauge.labels(heard.announce.replica).set(offset_s)
         if abs(offset_s) > OFFSET_LIMIT_S and heard.at_unix_s - heard.warned_unix_s >= WARN_EVERY_S:
             heard.warned_unix_s = heard.at_unix_s
-            log.warning("clock.offset", replica=heard.announce.replica, offset_s=offset_s, limit_s=OFFSET_LIMIT_S)
+            log.warning(
+                "clock.offset",
+                replica=heard.announce.replica,
+                offset_s=offset_s,
+                limit_s=OFFSET_LIMIT_S,
+            )

@@ -1,4 +1,6 @@
-"""Which replicas, models and LoRA adapters are alive, from the digests planners publish ten times a second."""
+"""Which replicas, models and LoRA adapters are alive, from the digests planners publish ten times a
+second.
+"""
 
 from shared.clock import Clock
 from shared.schemas import Digest
@@ -6,7 +8,9 @@ from shared.vocabulary import ReplicaId
 
 
 class Fleet:
-    """Digests are dated by when they were heard here: another host's clock says nothing about its silence."""
+    """Digests are dated by when they were heard here: another host's clock says nothing about its
+    silence.
+    """
 
     def __init__(self, clock: Clock, fresh_s: float) -> None:
         self._clock = clock
@@ -21,8 +25,13 @@ class Fleet:
             self._first_heard_unix_s.setdefault(name, now_unix_s)
 
     def models(self) -> dict[str, float]:
-        """Models with a replica heard of within `fresh_s`, and when each was first heard of; empty when nobody is there."""
-        return {model: self._first_heard_unix_s[model] for model in sorted({digest.model for digest in self._fresh()})}
+        """Models with a replica heard of within `fresh_s`, and when each was first heard of; empty
+        when nobody is there.
+        """
+        return {
+            model: self._first_heard_unix_s[model]
+            for model in sorted({digest.model for digest in self._fresh()})
+        }
 
     def adapters(self) -> dict[str, tuple[str, float]]:
         """Likewise the adapters, each with its model and when it was first heard of."""
@@ -35,5 +44,7 @@ class Fleet:
 
     def _fresh(self) -> list[Digest]:
         oldest_unix_s = self._clock.unix_s() - self._fresh_s
-        self._heard = {replica: seen for replica, seen in self._heard.items() if seen[0] >= oldest_unix_s}
+        self._heard = {
+            replica: seen for replica, seen in self._heard.items() if seen[0] >= oldest_unix_s
+        }
         return [digest for _, digest in self._heard.values()]

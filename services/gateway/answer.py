@@ -1,7 +1,9 @@
-"""From the events of one answer's requests to an HTTP response: a stream of server-sent events, or one JSON body.
+"""From the events of one answer's requests to an HTTP response: a stream of server-sent events, or
+one JSON body.
 
-Nothing is queued here: an event is written before the next one is taken. Behind a slow reader the handles keep a bounded number
-of events, drop the rest, and read them again from the log once the reader has caught up.
+Nothing is queued here: an event is written before the next one is taken. Behind a slow reader the
+handles keep a bounded number of events, drop the rest, and read them again from the log once the
+reader has caught up.
 """
 
 import asyncio
@@ -39,17 +41,31 @@ class Heard(NamedTuple):
 
 
 class Answer:
-    """One response. `status` is 0 until its head has been sent; `problem` is what ended it, if not every choice's own good end."""
+    """One response. `status` is 0 until its head has been sent; `problem` is what ended it, if not
+    every choice's own good end.
+    """
 
     def __init__(
-        self, ask: Ask, handles: Sequence[Handle], send: Send, *, model: str, created_unix_s: float, keepalive_s: float, stall_s: float
+        self,
+        ask: Ask,
+        handles: Sequence[Handle],
+        send: Send,
+        *,
+        model: str,
+        created_unix_s: float,
+        keepalive_s: float,
+        stall_s: float,
     ) -> None:
         self.status = 0
         self.problem: Problem | None = None
         self.verdicts: dict[int, Verdict] = {}  # by choice, as they come
         self._ask = ask
         self._count = len(handles)
-        self._prompt_tokens = sum(handle.received.prompt_tokens for handle in handles[:: ask.n] if handle.received is not None)
+        self._prompt_tokens = sum(
+            handle.received.prompt_tokens
+            for handle in handles[:: ask.n]
+            if handle.received is not None
+        )
         self._tokens = 0  # of all choices so far
         self._events = Merge(handles)
         self._voices = [ask.dialect.voice(index) for index in range(self._count)]
@@ -82,7 +98,9 @@ class Answer:
             prompt_tokens=prompts,
             completion_tokens=made,
             total_tokens=prompts + made,
-            completion_tokens_details=CompletionDetails(reasoning_tokens=thinking) if thinking else UNSET,
+            completion_tokens_details=CompletionDetails(reasoning_tokens=thinking)
+            if thinking
+            else UNSET,
         )
 
     async def run(self) -> None:
@@ -99,13 +117,18 @@ class Answer:
             if heard is not None and isinstance(heard.news, Delta):
                 outputs[heard.choice].take(heard.news)
         reasons = [self.verdicts[index].finish_reason.value for index in range(self._count)]
-        choices = [voice.whole(output, reason) for voice, output, reason in zip(self._voices, outputs, reasons, strict=True)]
+        choices = [
+            voice.whole(output, reason)
+            for voice, output, reason in zip(self._voices, outputs, reasons, strict=True)
+        ]
         body = _encode(self._reply(self._ask.dialect.whole_object, choices, self.usage))
         await self._start(200, {"content-type": "application/json"})
         await self._send(body, more=False)
 
     async def _stream(self) -> None:
-        """The head waits for news of every choice, so that a refusal has its status; not once words have come, nor beyond `keepalive_s`."""
+        """The head waits for news of every choice, so that a refusal has its status; not once words
+        have come, nor beyond `keepalive_s`.
+        """
         while True:
             heard = await self._next(self._keepalive_s)
             if isinstance(heard, Problem):
@@ -114,14 +137,25 @@ class Answer:
                 else:
                     await self._send(b"data: " + heard.body() + b"\n\n", more=False)
                 return
-            if heard is not None and isinstance(heard.news, Status) and self.status == 0 and len(self._placed) < self._count:
+            if (
+                heard is not None
+                and isinstance(heard.news, Status)
+                and self.status == 0
+                and len(self._placed) < self._count
+            ):
                 continue
             body = COMMENT if heard is None else self._written(heard)
             over = self.over
             if over:
                 body += (self._chunk([], self.usage) if self._ask.include_usage else b"") + DONE
             if self.status == 0:
-                await self._start(200, {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-store"})
+                await self._start(
+                    200,
+                    {
+                        "content-type": "text/event-stream; charset=utf-8",
+                        "cache-control": "no-store",
+                    },
+                )
             await self._send(body, more=not over)
             if over:
                 return
@@ -165,13 +199,17 @@ class Answer:
                 assert_never(heard.news)
 
     def _opening(self) -> bytes:
-        """Once, beside the first words of any choice: each choice in turn, as clients expect that gather a stream by index."""
+        """Once, beside the first words of any choice: each choice in turn, as clients expect that
+        gather a stream by index.
+        """
         if self._opened:
             return b""
         self._opened = True
         return b"".join([self._chunks(voice.open()) for voice in self._voices])
 
-    def _reply(self, kind: str, choices: Sequence[Struct], usage: Usage | UnsetType | None) -> Reply:
+    def _reply(
+        self, kind: str, choices: Sequence[Struct], usage: Usage | UnsetType | None
+    ) -> Reply:
         return Reply(
             id=self._id,
             object=kind,
@@ -189,7 +227,11 @@ class Answer:
         return b"".join([self._chunk([choice], usage) for choice in choices])
 
     def _chunk(self, choices: Sequence[Struct], usage: Usage | UnsetType | None) -> bytes:
-        return b"data: " + _encode(self._reply(self._ask.dialect.chunk_object, choices, usage)) + b"\n\n"
+        return (
+            b"data: "
+            + _encode(self._reply(self._ask.dialect.chunk_object, choices, usage))
+            + b"\n\n"
+        )
 
     async def _refuse(self, problem: Problem) -> None:
         await self._start(problem.status, {"content-type": "application/json", **problem.headers()})

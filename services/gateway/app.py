@@ -1,4 +1,6 @@
-"""The routes of the gateway, and what is counted of them. Everything that fails is answered in OpenAI's envelope."""
+"""The routes of the gateway, and what is counted of them. Everything that fails is answered in
+OpenAI's envelope.
+"""
 
 import asyncio
 from collections.abc import Callable
@@ -34,7 +36,9 @@ ReadBody = Callable[[bytes], CompletionBody | ChatBody]
 
 
 class Gateway:
-    """Serves HTTP for one Client. Its tasks live in `tasks`; set `draining` before the listener closes."""
+    """Serves HTTP for one Client. Its tasks live in `tasks`; set `draining` before the listener
+    closes.
+    """
 
     def __init__(
         self,
@@ -56,11 +60,21 @@ class Gateway:
         self._bodies = Bodies(cfg)
         self._exchanges = Exchanges(cfg, client, fleet, clock, tracing, tasks)
         self._open = 0  # choices: each is a request of its own
-        self._responses = registry.counter("slackline_gateway_responses_total", "Answers by HTTP status; 0: left without one.", ["status"])
-        self._hung_up = registry.counter("slackline_gateway_hung_up_total", "Answers cancelled because their client left.").labels()
-        self._unfinished = registry.gauge("slackline_gateway_unfinished_requests", "Choices being made.").labels()
+        self._responses = registry.counter(
+            "slackline_gateway_responses_total",
+            "Answers by HTTP status; 0: left without one.",
+            ["status"],
+        )
+        self._hung_up = registry.counter(
+            "slackline_gateway_hung_up_total", "Answers cancelled because their client left."
+        ).labels()
+        self._unfinished = registry.gauge(
+            "slackline_gateway_unfinished_requests", "Choices being made."
+        ).labels()
         self._duration = registry.histogram(
-            "slackline_gateway_request_duration_seconds", "From a request's head to its last byte.", conventions.DURATION_BUCKETS_S
+            "slackline_gateway_request_duration_seconds",
+            "From a request's head to its last byte.",
+            conventions.DURATION_BUCKETS_S,
         ).labels()
 
     def app(self) -> Starlette:
@@ -81,26 +95,47 @@ class Gateway:
         return Response('{"status":"ok"}', media_type="application/json")
 
     async def ready(self, _: Request) -> Response:
-        """200 while a replica was heard of within fresh_s (so the bus is connected) and this gateway is not stopping."""
-        reason = "shutting down" if self.draining else "" if self._fleet.models() else "no replica has been heard of"
+        """200 while a replica was heard of within fresh_s (so the bus is connected) and this
+        gateway is not stopping.
+        """
+        reason = (
+            "shutting down"
+            if self.draining
+            else ""
+            if self._fleet.models()
+            else "no replica has been heard of"
+        )
         body = msgspec.json.encode({"ready": not reason, "reason": reason})
         return Response(body, status_code=503 if reason else 200, media_type="application/json")
 
     async def models(self, _: Request) -> Response:
-        return Response(msgspec.json.encode(ModelList(data=self._models())), media_type="application/json")
+        return Response(
+            msgspec.json.encode(ModelList(data=self._models())), media_type="application/json"
+        )
 
     async def model(self, request: Request) -> Response:
         name = request.path_params["model"]
         found = [model for model in self._models() if model.id == name]
         if found:
             return Response(msgspec.json.encode(found[0]), media_type="application/json")
-        problem = Problem(status=404, message="no replica of that model has been heard of", code="model_not_found", param="model")
+        problem = Problem(
+            status=404,
+            message="no replica of that model has been heard of",
+            code="model_not_found",
+            param="model",
+        )
         return Response(problem.body(), status_code=problem.status, media_type="application/json")
 
     def _models(self) -> list[Model]:
-        models = [Model(id=name, created=int(first_unix_s)) for name, first_unix_s in self._fleet.models().items()]
+        models = [
+            Model(id=name, created=int(first_unix_s))
+            for name, first_unix_s in self._fleet.models().items()
+        ]
         adapters = self._fleet.adapters().items()
-        return models + [Model(id=name, created=int(first_unix_s), parent=parent) for name, (parent, first_unix_s) in adapters]
+        return models + [
+            Model(id=name, created=int(first_unix_s), parent=parent)
+            for name, (parent, first_unix_s) in adapters
+        ]
 
     async def metrics(self, _: Request) -> Response:
         return Response(self._registry.render_prometheus(), media_type="text/plain; version=0.0.4")
@@ -123,7 +158,10 @@ class Gateway:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message["headers"], (REQUEST_ID.encode(), request_id.encode())]
+                message["headers"] = [
+                    *message["headers"],
+                    (REQUEST_ID.encode(), request_id.encode()),
+                ]
             await send(message)
 
         held = self._take(1)
@@ -182,5 +220,14 @@ async def _no_such_thing(request: Request, error: Exception) -> Response:
     """404 and 405 in the envelope, like all else."""
     assert isinstance(error, HTTPException)
     code = "method_not_allowed" if error.status_code == 405 else "not_found"
-    problem = Problem(status=error.status_code, message=f"{request.method} {request.url.path}: {error.detail}", code=code)
-    return Response(problem.body(), status_code=problem.status, headers=error.headers, media_type="application/json")
+    problem = Problem(
+        status=error.status_code,
+        message=f"{request.method} {request.url.path}: {error.detail}",
+        code=code,
+    )
+    return Response(
+        problem.body(),
+        status_code=problem.status,
+        headers=error.headers,
+        media_type="application/json",
+    )

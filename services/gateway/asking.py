@@ -1,8 +1,9 @@
 """What every body that asks for text has in common, and how bodies are read.
 
-Fields that we do not implement are accepted with their neutral value only; a request is never served as something it did
-not ask for. What only some engines have, admission refuses where no replica has it. `top_k`, `min_p`, `min_tokens`,
-`repetition_penalty`, `structured_outputs`, `stop_token_ids`, `ignore_eos`, `return_token_ids` and `priority` are vLLM's.
+Fields that we do not implement are accepted with their neutral value only; a request is never
+served as something it did not ask for. What only some engines have, admission refuses where no
+replica has it. `top_k`, `min_p`, `min_tokens`, `repetition_penalty`, `structured_outputs`,
+`stop_token_ids`, `ignore_eos`, `return_token_ids` and `priority` are vLLM's.
 """
 
 import re
@@ -27,8 +28,10 @@ CHOICES_LIMIT = 16  # of one prompt
 
 class StreamOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     include_usage: bool | None = None
-    continuous_usage_stats: bool | None = None  # vLLM's: usage so far with every chunk, if usage is wanted at all
-    include_obfuscation: bool | None = None  # padding against eavesdroppers on packet sizes: none is sent, either way
+    # vLLM's: usage so far with every chunk, if usage is wanted at all
+    continuous_usage_stats: bool | None = None
+    # padding against eavesdroppers on packet sizes: none is sent, either way
+    include_obfuscation: bool | None = None
 
 
 class Prompt(NamedTuple):
@@ -72,11 +75,16 @@ class AskBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def limit(self) -> int | None:
-        """The most tokens to make, under either name. Raises PeerError if they contradict each other."""
+        """The most tokens to make, under either name. Raises PeerError if they contradict each
+        other.
+        """
         if self.max_tokens is None or self.max_completion_tokens is None:
             return self.max_tokens or self.max_completion_tokens
         if self.max_tokens != self.max_completion_tokens:
-            raise PeerError("max_tokens and max_completion_tokens differ: give one of them", param="max_completion_tokens")
+            raise PeerError(
+                "max_tokens and max_completion_tokens differ: give one of them",
+                param="max_completion_tokens",
+            )
         return self.max_tokens
 
     @property
@@ -97,7 +105,9 @@ FIELD_IN_ERROR = re.compile(r"\$\.([a-z_]+)|field `([^`]+)`")
 Body = TypeVar("Body", bound=AskBody)
 
 
-def read(decoder: msgspec.json.Decoder[Body], raw: bytes, neutral: Mapping[str, tuple[Any, ...]]) -> Body:
+def read(
+    decoder: msgspec.json.Decoder[Body], raw: bytes, neutral: Mapping[str, tuple[Any, ...]]
+) -> Body:
     """A body whose fields named in `neutral` have one of the values given there.
 
     Raises PeerError, naming the field where there is one.
@@ -108,9 +118,15 @@ def read(decoder: msgspec.json.Decoder[Body], raw: bytes, neutral: Mapping[str, 
         # What they sent may be in it, at any length.
         message = str(wrong)[:300]
         found = FIELD_IN_ERROR.search(message)
-        raise PeerError(f"malformed body: {message}", param=found and (found[1] or found[2])) from None
+        raise PeerError(
+            f"malformed body: {message}", param=found and (found[1] or found[2])
+        ) from None
     for name, values in neutral.items():
         if getattr(body, name) not in values:
             accepted = msgspec.json.encode(values[-1]).decode()
-            raise PeerError(f"{name} is not supported, except as {accepted}", code="unsupported_parameter", param=name)
+            raise PeerError(
+                f"{name} is not supported, except as {accepted}",
+                code="unsupported_parameter",
+                param=name,
+            )
     return body

@@ -10,7 +10,8 @@ from services.gateway import envelope
 from services.gateway.config import GatewayConfig
 from services.gateway.envelope import Rejected
 
-SKIM_FACTOR = 4  # how much of a body over the limit is read and thrown away, so that its sender hears why
+# how much of a body over the limit is read and thrown away, so that its sender hears why
+SKIM_FACTOR = 4
 
 
 class Bodies:

@@ -1,7 +1,9 @@
-"""OpenAI's chat completions on the wire: what a client may send to POST /v1/chat/completions, and what it gets.
+"""OpenAI's chat completions on the wire: what a client may send to POST /v1/chat/completions, and
+what it gets.
 
-What would change the answer and is not implemented (tools, audio ...) is refused. What only labels a request
-(metadata, identifiers, cache hints) is taken; what is left to the model with no tools to choose from is as good as absent.
+What would change the answer and is not implemented (tools, audio ...) is refused. What only labels
+a request (metadata, identifiers, cache hints) is taken; what is left to the model with no tools to
+choose from is as good as absent.
 """
 
 from collections.abc import Sequence
@@ -18,12 +20,15 @@ from shared.errors import PeerError
 from shared.schemas import Delta, TokenLogprob
 
 WHATEVER_FITS = 1_000_000  # admission cuts it to the room that the prompt leaves
-# With log-probabilities, what one message can carry bounds an answer: this many tokens with 20 alternatives each fit.
+# With log-probabilities, what one message can carry bounds an answer: this many tokens with 20
+# alternatives each fit.
 FITS_WITH_LOGPROBS = 8192
 
 
 class ChatBody(AskBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Messages are checked where they are rendered: by admission, which has the model's template."""
+    """Messages are checked where they are rendered: by admission, which has the model's
+    template.
+    """
 
     messages: list[dict[str, Any]]
     logprobs: bool | None = None

@@ -1,4 +1,6 @@
-"""OpenAI's completions on the wire: what a client may send to POST /v1/completions, and what it gets."""
+"""OpenAI's completions on the wire: what a client may send to POST /v1/completions, and what it
+gets.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,7 +19,9 @@ DEFAULT_MAX_TOKENS = 16  # as OpenAI documents for completions
 
 
 class CompletionBody(AskBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One prompt, or several of one kind. `best_of` may only be what `n` is: all that was made is returned."""
+    """One prompt, or several of one kind. `best_of` may only be what `n` is: all that was made is
+    returned.
+    """
 
     prompt: str | list[TokenId | str | list[TokenId]]
     logprobs: Alternatives | None = None
@@ -35,7 +39,10 @@ class CompletionBody(AskBody, frozen=True, kw_only=True, forbid_unknown_fields=T
         tokens = [one for one in given if isinstance(one, int)]
         lists = [one for one in given if isinstance(one, list)]
         if not given or len(given) not in (len(texts), len(tokens), len(lists)):
-            raise PeerError("prompt must be a string, a list of strings, a list of tokens or a list of such lists", param="prompt")
+            raise PeerError(
+                "prompt must be a string, a list of strings, a list of tokens or a list of such lists",
+                param="prompt",
+            )
         if tokens:
             return [Prompt(token_ids=tokens)]
         return [Prompt(text=text) for text in texts] or [Prompt(token_ids=one) for one in lists]
@@ -50,7 +57,11 @@ class CompletionBody(AskBody, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @property
     def dialect(self) -> "CompletionDialect":
-        echoes = [prompt.text or "" for prompt in self.prompts for _ in range(self.n or 1)] if self.echo else []
+        echoes = (
+            [prompt.text or "" for prompt in self.prompts for _ in range(self.n or 1)]
+            if self.echo
+            else []
+        )
         return CompletionDialect(echoes, self.logprobs, token_ids=bool(self.return_token_ids))
 
 
@@ -62,11 +73,21 @@ def read_body(raw: bytes) -> CompletionBody:
     """Raises PeerError, naming the field where there is one."""
     body = asking.read(_BODY, raw, _NEUTRAL)
     if body.best_of not in (None, body.n or 1):
-        raise PeerError("best_of is not supported, except as n", code="unsupported_parameter", param="best_of")
+        raise PeerError(
+            "best_of is not supported, except as n", code="unsupported_parameter", param="best_of"
+        )
     if body.echo and body.logprobs is not None:
-        raise PeerError("echo with logprobs is not supported: prompts have none", code="unsupported_parameter", param="echo")
+        raise PeerError(
+            "echo with logprobs is not supported: prompts have none",
+            code="unsupported_parameter",
+            param="echo",
+        )
     if body.echo and any(prompt.text is None for prompt in body.prompts):
-        raise PeerError("echo of a prompt given as tokens is not supported", code="unsupported_parameter", param="echo")
+        raise PeerError(
+            "echo of a prompt given as tokens is not supported",
+            code="unsupported_parameter",
+            param="echo",
+        )
     return body
 
 
@@ -100,12 +121,20 @@ class CompletionVoice:
     def close(self, finish_reason: str) -> Sequence[CompletionChoice]:
         return (self._choice("", [], [], finish_reason),)
 
-    def _choice(self, text: str, tokens: list[int], logprobs: Sequence[TokenLogprob], finish_reason: str | None) -> CompletionChoice:
+    def _choice(
+        self,
+        text: str,
+        tokens: list[int],
+        logprobs: Sequence[TokenLogprob],
+        finish_reason: str | None,
+    ) -> CompletionChoice:
         echo, self._echo = self._echo, ""
         return CompletionChoice(
             text=echo + text,
             index=self._index,
-            logprobs=self._columns.of(logprobs, self._alternatives) if logprobs and self._alternatives is not None else None,
+            logprobs=self._columns.of(logprobs, self._alternatives)
+            if logprobs and self._alternatives is not None
+            else None,
             finish_reason=finish_reason,
             token_ids=tokens if self._token_ids else UNSET,
         )

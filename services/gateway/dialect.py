@@ -1,4 +1,6 @@
-"""What an answer is made of, whichever API it is written in: choices, each in its own voice, in one frame."""
+"""What an answer is made of, whichever API it is written in: choices, each in its own voice, in one
+frame.
+"""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -63,7 +65,9 @@ class CompletionDetails(Struct, frozen=True, kw_only=True):
 
 
 class Usage(Struct, frozen=True, kw_only=True):
-    """`completion_tokens_details`: once a choice has ended that thought, as its SLO says that it does."""
+    """`completion_tokens_details`: once a choice has ended that thought, as its SLO says that it
+    does.
+    """
 
     prompt_tokens: int
     completion_tokens: int
@@ -72,7 +76,9 @@ class Usage(Struct, frozen=True, kw_only=True):
 
 
 class Reply(Struct, frozen=True, kw_only=True):
-    """A whole answer, or one chunk of a stream. `service_tier` is the one actually used as far as it is known by then."""
+    """A whole answer, or one chunk of a stream. `service_tier` is the one actually used as far as
+    it is known by then.
+    """
 
     id: str
     object: str

@@ -1,7 +1,8 @@
-"""Every way in which a request can fail, as HTTP: a status, OpenAI's envelope, and headers that say why.
+"""Every way in which a request can fail, as HTTP: a status, OpenAI's envelope, and headers that say
+why.
 
-429 is contention (it comes with Retry-After), 503 is nobody there, 504 a request whose time ran out. 408 is never used, since
-proxies retry it at once.
+429 is contention (it comes with Retry-After), 503 is nobody there, 504 a request whose time ran
+out. 408 is never used, since proxies retry it at once.
 """
 
 import math
@@ -25,7 +26,13 @@ STATUS_OF_CODE = {
     "server_error": 500,
     "server_is_overloaded": 503,
 }
-TYPE_OF_STATUS = {429: "rate_limit_error", 499: "request_cancelled", 500: "server_error", 503: "server_error", 504: "server_error"}
+TYPE_OF_STATUS = {
+    429: "rate_limit_error",
+    499: "request_cancelled",
+    500: "server_error",
+    503: "server_error",
+    504: "server_error",
+}
 
 
 class Error(Struct, frozen=True, kw_only=True):
@@ -51,13 +58,17 @@ class Problem(Struct, frozen=True, kw_only=True):
 
     def body(self) -> bytes:
         kind = TYPE_OF_STATUS.get(self.status, "invalid_request_error")
-        return msgspec.json.encode(Envelope(error=Error(message=self.message, type=kind, param=self.param, code=self.code)))
+        return msgspec.json.encode(
+            Envelope(error=Error(message=self.message, type=kind, param=self.param, code=self.code))
+        )
 
     def headers(self) -> dict[str, str]:
         """Retry-After belongs to 429 alone: whole seconds, rounded up, 1 to 30."""
         headers = {} if self.dropped is None else {"x-llm-d-request-dropped-reason": self.dropped}
         if self.status == 429:
-            headers["retry-after"] = str(min(RETRY_AFTER_MAX_S, max(1, math.ceil(self.retry_after_s or 1.0))))
+            headers["retry-after"] = str(
+                min(RETRY_AFTER_MAX_S, max(1, math.ceil(self.retry_after_s or 1.0)))
+            )
         return headers
 
 
@@ -69,10 +80,25 @@ class Rejected(Exception):
         self.problem = problem
 
 
-SHUTTING_DOWN = Problem(status=503, message="this gateway is shutting down", code="server_is_overloaded", dropped="rejected-shutting-down")
-SATURATED = Problem(status=429, message="the gateway has too many unfinished requests", code="slow_down", dropped="rejected-saturated")
+SHUTTING_DOWN = Problem(
+    status=503,
+    message="this gateway is shutting down",
+    code="server_is_overloaded",
+    dropped="rejected-shutting-down",
+)
+SATURATED = Problem(
+    status=429,
+    message="the gateway has too many unfinished requests",
+    code="slow_down",
+    dropped="rejected-saturated",
+)
 BODY_TOO_LARGE = Problem(status=413, message="the body is too large", code="request_too_large")
-TOO_MANY_COPIES = Problem(status=413, message="the body, once for each of n choices, is too large", code="request_too_large", param="n")
+TOO_MANY_COPIES = Problem(
+    status=413,
+    message="the body, once for each of n choices, is too large",
+    code="request_too_large",
+    param="n",
+)
 BODY_TOO_SLOW = Problem(status=400, message="the body did not arrive in time", code="body_timeout")
 
 
@@ -80,8 +106,18 @@ def of_refused(no: Refused) -> Problem:
     """Admission said no before it stored anything."""
     status = STATUS_OF_CODE.get(no.code, 400)
     dropped = {429: "rejected-saturated", 503: "rejected-no-endpoints"}.get(status)
-    param = {"token_ids": "prompt", "structured": "response_format", "adapter": "model"}.get(no.param or "", no.param)  # over HTTP
-    return Problem(status=status, message=no.message, code=no.code, param=param, dropped=dropped, retry_after_s=no.retry_after_s)
+    # over HTTP
+    param = {"token_ids": "prompt", "structured": "response_format", "adapter": "model"}.get(
+        no.param or "", no.param
+    )
+    return Problem(
+        status=status,
+        message=no.message,
+        code=no.code,
+        param=param,
+        dropped=dropped,
+        retry_after_s=no.retry_after_s,
+    )
 
 
 def of_error(error: PeerError | BusError) -> Problem:
@@ -93,7 +129,10 @@ def of_error(error: PeerError | BusError) -> Problem:
             return of_refused(Refused(code=error.code, message=error.message, param=error.param))
         case NoResponders():
             return Problem(
-                status=503, message="no admission service is alive", code="server_is_overloaded", dropped="rejected-no-endpoints"
+                status=503,
+                message="no admission service is alive",
+                code="server_is_overloaded",
+                dropped="rejected-no-endpoints",
             )
         case BusTimeout():
             return Problem(
@@ -104,7 +143,10 @@ def of_error(error: PeerError | BusError) -> Problem:
             )
         case _:
             return Problem(
-                status=503, message="the message bus is unreachable", code="server_is_overloaded", dropped="rejected-no-endpoints"
+                status=503,
+                message="the message bus is unreachable",
+                code="server_is_overloaded",
+                dropped="rejected-no-endpoints",
             )
 
 
@@ -132,13 +174,23 @@ def of_verdict(verdict: Verdict, *, flex: bool) -> Problem | None:
             )
         case FinishReason.EXPIRED:
             return Problem(
-                status=504, message=message or "the request expired unfinished", code="request_expired", dropped="rejected-ttl-expired"
+                status=504,
+                message=message or "the request expired unfinished",
+                code="request_expired",
+                dropped="rejected-ttl-expired",
             )
         case FinishReason.CANCELLED:
             return Problem(
-                status=499, message=message or "the request was cancelled", code="request_cancelled", dropped="rejected-context-cancelled"
+                status=499,
+                message=message or "the request was cancelled",
+                code="request_cancelled",
+                dropped="rejected-context-cancelled",
             )
         case FinishReason.INVALID:
-            return Problem(status=400, message=message or "the engine cannot do what was asked for", code="unsupported_parameter")
+            return Problem(
+                status=400,
+                message=message or "the engine cannot do what was asked for",
+                code="unsupported_parameter",
+            )
         case FinishReason.FAILED:
             return Problem(status=500, message=message or "the request failed", code="server_error")

@@ -1,8 +1,10 @@
-"""The life of one answer: its requests submitted together, answered together, and cancelled if its client leaves before the end.
+"""The life of one answer: its requests submitted together, answered together, and cancelled if its
+client leaves before the end.
 
-Stateless: whatever happens here, the requests themselves go on in the fleet, and the same x-request-id attaches to them again, through
-any gateway. Only a client that hangs up (or reads nothing for `stall_s`) ends its requests; and one that fails ends the others,
-for an answer that lacks a choice is none.
+Stateless: whatever happens here, the requests themselves go on in the fleet, and the same
+x-request-id attaches to them again, through any gateway. Only a client that hangs up (or reads
+nothing for `stall_s`) ends its requests; and one that fails ends the others, for an answer that
+lacks a choice is none.
 """
 
 import asyncio
@@ -32,7 +34,13 @@ class Exchanges:
     """What all answers share. Cancels outlive their connection: they run in `tasks`."""
 
     def __init__(
-        self, cfg: GatewayConfig, client: Client, fleet: Fleet, clock: Clock, tracing: telemetry.Tracing, tasks: asyncio.TaskGroup
+        self,
+        cfg: GatewayConfig,
+        client: Client,
+        fleet: Fleet,
+        clock: Clock,
+        tracing: telemetry.Tracing,
+        tasks: asyncio.TaskGroup,
     ) -> None:
         self._cfg = cfg
         self._client = client
@@ -41,7 +49,9 @@ class Exchanges:
         self._tracing = tracing
         self._tasks = tasks
 
-    async def run(self, ask: Ask, traceparent: str | None, receive: Receive, send: Send, began_unix_s: float) -> bool:
+    async def run(
+        self, ask: Ask, traceparent: str | None, receive: Receive, send: Send, began_unix_s: float
+    ) -> bool:
         """Submit, answer, and see the requests ended if their client leaves first: True then.
 
         Raises PeerError or BusError, if nothing has been answered yet.
@@ -80,7 +90,9 @@ class Exchanges:
             self._tell(ask, answer, gone, error_type, span, began_unix_s)
         return gone
 
-    def _span(self, ask: Ask, model: str, traceparent: str | None, began_unix_s: float) -> telemetry.Span:
+    def _span(
+        self, ask: Ask, model: str, traceparent: str | None, began_unix_s: float
+    ) -> telemetry.Span:
         operation, max_tokens = ask.dialect.operation, ask.requests[0].sampling.max_tokens
         attributes: dict[str, telemetry.AttributeValue] = {
             conventions.OPERATION: operation,
@@ -92,24 +104,39 @@ class Exchanges:
         if max_tokens != WHATEVER_FITS:
             attributes[conventions.REQUEST_MAX_TOKENS] = max_tokens
         parent = traceparent if telemetry.TraceParent.parse(traceparent) else None
-        return self._tracing.start(f"{operation} {model}".rstrip(), parent, attributes, at_unix_s=began_unix_s, kind="server")
+        return self._tracing.start(
+            f"{operation} {model}".rstrip(),
+            parent,
+            attributes,
+            at_unix_s=began_unix_s,
+            kind="server",
+        )
 
     async def _submit(self, ask: Ask, traceparent: str) -> list[Handle]:
         """All or none. Raises RefusedError, BusError."""
         headers = {telemetry.TRACEPARENT: traceparent} if traceparent else None
-        asked = [self._client.submit(request, ask.tier, headers=headers) for request in ask.requests]
+        asked = [
+            self._client.submit(request, ask.tier, headers=headers) for request in ask.requests
+        ]
         outcomes = await asyncio.gather(*asked, return_exceptions=True)
         handles = [outcome for outcome in outcomes if isinstance(outcome, Handle)]
         errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
         if not errors:
             return handles
         self._cancel(handles, "another choice of the same request was refused")
-        if len(asked) > 1:  # what nobody answered may have been stored, and nobody would come back for it
-            doubtful = [r for r, outcome in zip(ask.requests, outcomes, strict=True) if isinstance(outcome, BusError)]
+        # what nobody answered may have been stored, and nobody would come back for it
+        if len(asked) > 1:
+            doubtful = [
+                r
+                for r, outcome in zip(ask.requests, outcomes, strict=True)
+                if isinstance(outcome, BusError)
+            ]
             self._tasks.create_task(self._withdraw(doubtful), name="gateway.cancel")
-        error = next((error for error in errors if isinstance(error, RefusedError)), errors[0])  # a clear no goes before a doubt
+        # a clear no goes before a doubt
+        error = next((error for error in errors if isinstance(error, RefusedError)), errors[0])
         if isinstance(error, PeerError) and not isinstance(error, RefusedError):
-            raise BusError(error.message) from error  # the answer was no answer: not the fault of the one who asked
+            # the answer was no answer: not the fault of the one who asked
+            raise BusError(error.message) from error
         raise error
 
     async def _withdraw(self, requests: Sequence[GenerateRequest]) -> None:
@@ -124,16 +151,36 @@ class Exchanges:
             else:
                 self._tasks.create_task(_cancel(handle, reason), name="gateway.cancel")
 
-    def _tell(self, ask: Ask, answer: Answer | None, gone: bool, error_type: str, span: telemetry.Span, began_unix_s: float) -> None:
+    def _tell(
+        self,
+        ask: Ask,
+        answer: Answer | None,
+        gone: bool,
+        error_type: str,
+        span: telemetry.Span,
+        began_unix_s: float,
+    ) -> None:
         """The answer's one line in the log, and the end of its span."""
         reasons: list[str] = []
         relegated = None
         if answer is not None:
-            usage, verdicts = answer.usage, [answer.verdicts[index] for index in sorted(answer.verdicts)]
+            usage, verdicts = (
+                answer.usage,
+                [answer.verdicts[index] for index in sorted(answer.verdicts)],
+            )
             reasons = [verdict.finish_reason.value for verdict in verdicts]
             relegated = any(verdict.relegated for verdict in verdicts) if verdicts else None
-            tokens = {conventions.INPUT_TOKENS: usage.prompt_tokens, conventions.OUTPUT_TOKENS: usage.completion_tokens}
-            span.set(**tokens, **{conventions.RESPONSE_TIER: answer.service_tier, conventions.FINISH_REASONS: reasons})
+            tokens = {
+                conventions.INPUT_TOKENS: usage.prompt_tokens,
+                conventions.OUTPUT_TOKENS: usage.completion_tokens,
+            }
+            span.set(
+                **tokens,
+                **{
+                    conventions.RESPONSE_TIER: answer.service_tier,
+                    conventions.FINISH_REASONS: reasons,
+                },
+            )
         if error_type:
             span.set(**{conventions.ERROR_TYPE: error_type})
         span.end()

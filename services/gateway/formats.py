@@ -1,4 +1,6 @@
-"""In what format a client wants its answer: OpenAI's `response_format`, or vLLM's `structured_outputs`."""
+"""In what format a client wants its answer: OpenAI's `response_format`, or vLLM's
+`structured_outputs`.
+"""
 
 from typing import Any, Literal
 
@@ -6,7 +8,17 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from shared.errors import PeerError
-from shared.structured import Choice, Choices, ExpressionText, Grammar, JsonObject, JsonSchema, Regex, SchemaText, Structured
+from shared.structured import (
+    Choice,
+    Choices,
+    ExpressionText,
+    Grammar,
+    JsonObject,
+    JsonSchema,
+    Regex,
+    SchemaText,
+    Structured,
+)
 
 
 class NamedSchema(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -33,16 +45,24 @@ class StructuredOutputs(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     grammar: SchemaText | None = None
 
 
-def wanted(response_format: ResponseFormat | None, outputs: StructuredOutputs | None) -> Structured | None:
-    """None: whatever the model says. Raises PeerError for a format without its schema, for no kind of output, or for several."""
+def wanted(
+    response_format: ResponseFormat | None, outputs: StructuredOutputs | None
+) -> Structured | None:
+    """None: whatever the model says. Raises PeerError for a format without its schema, for no kind
+    of output, or for several.
+    """
     if response_format is None or response_format.type == "text":
         return None if outputs is None else _of_vllm(outputs)
     if outputs is not None:
-        raise PeerError("give one of response_format and structured_outputs", param="structured_outputs")
+        raise PeerError(
+            "give one of response_format and structured_outputs", param="structured_outputs"
+        )
     if response_format.type == "json_object":
         return JsonObject()
     if response_format.json_schema is None or response_format.json_schema.schema is UNSET:
-        raise PeerError("response_format of type json_schema needs json_schema.schema", param="response_format")
+        raise PeerError(
+            "response_format of type json_schema needs json_schema.schema", param="response_format"
+        )
     return _schema(response_format.json_schema.schema, "response_format")
 
 
@@ -59,7 +79,10 @@ def _of_vllm(outputs: StructuredOutputs) -> Structured:
     if outputs.grammar is not None:
         found.append(Grammar(ebnf=outputs.grammar))
     if len(found) != 1:
-        raise PeerError("structured_outputs takes exactly one of json, json_object, regex, choice and grammar", param="structured_outputs")
+        raise PeerError(
+            "structured_outputs takes exactly one of json, json_object, regex, choice and grammar",
+            param="structured_outputs",
+        )
     return found[0]
 
 

@@ -1,4 +1,6 @@
-"""Log-probabilities as OpenAI's two APIs write them. Where a token is a part of a character, its text is written as bytes."""
+"""Log-probabilities as OpenAI's two APIs write them. Where a token is a part of a character, its
+text is written as bytes.
+"""
 
 import codecs
 from collections.abc import Sequence
@@ -31,7 +33,9 @@ class ChatLogprobs(Struct, frozen=True, kw_only=True):
 
 
 class CompletionLogprobs(Struct, frozen=True, kw_only=True):
-    """Four columns along the tokens. `top_logprobs` also names the token that was drawn, likely or not."""
+    """Four columns along the tokens. `top_logprobs` also names the token that was drawn, likely or
+    not.
+    """
 
     tokens: list[str]
     token_logprobs: list[float]
@@ -40,7 +44,9 @@ class CompletionLogprobs(Struct, frozen=True, kw_only=True):
 
 
 def written(piece: bytes) -> str:
-    """The text of a token; `bytes:\\xe2\\x80` where it is no whole characters, so that different tokens are never written alike."""
+    """The text of a token; `bytes:\\xe2\\x80` where it is no whole characters, so that different
+    tokens are never written alike.
+    """
     try:
         return piece.decode()
     except UnicodeDecodeError:
@@ -52,14 +58,24 @@ def of_chat(known: Sequence[TokenLogprob]) -> ChatLogprobs:
 
 
 def _content(chosen: Likelihood, top: Sequence[Likelihood]) -> ContentLogprob:
-    others = [TopLogprob(token=written(one.piece), logprob=_finite(one.logprob), bytes=list(one.piece) or None) for one in top]
+    others = [
+        TopLogprob(
+            token=written(one.piece), logprob=_finite(one.logprob), bytes=list(one.piece) or None
+        )
+        for one in top
+    ]
     return ContentLogprob(
-        token=written(chosen.piece), logprob=_finite(chosen.logprob), bytes=list(chosen.piece) or None, top_logprobs=others
+        token=written(chosen.piece),
+        logprob=_finite(chosen.logprob),
+        bytes=list(chosen.piece) or None,
+        top_logprobs=others,
     )
 
 
 class CompletionColumns:
-    """Writes one output, piece after piece: an offset counts the characters of the tokens before, whole ones only."""
+    """Writes one output, piece after piece: an offset counts the characters of the tokens before,
+    whole ones only.
+    """
 
     def __init__(self) -> None:
         self._offset = 0

@@ -8,7 +8,9 @@ from shared.schemas import StreamEvent
 
 
 class Merge:
-    """Reads handles in turns, so that none waits behind a chatty one. Nothing is queued here: who reads slowly, the handles know."""
+    """Reads handles in turns, so that none waits behind a chatty one. Nothing is queued here: who
+    reads slowly, the handles know.
+    """
 
     def __init__(self, handles: Sequence[Handle]) -> None:
         self._handles = handles
@@ -18,7 +20,8 @@ class Merge:
             handle.wake = self._wake
 
     async def next(self) -> tuple[int, StreamEvent]:
-        """The number of a handle, and its next event. May be cancelled and asked again. Raises what went wrong with any (a SlacklineError).
+        """The number of a handle, and its next event. May be cancelled and asked again. Raises what
+        went wrong with any (a SlacklineError).
 
         To be asked only while some handle has not given its End.
         """

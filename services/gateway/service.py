@@ -45,8 +45,11 @@ def listen(cfg: GatewayConfig) -> socket.socket:
         raise ConfigError(f"gateway: cannot listen on {cfg.host}:{cfg.port}: {error}") from error
 
 
-async def serve(cfg: GatewayConfig, listener: socket.socket, stop: asyncio.Event, tracing: Tracing) -> None:
-    """Until `stop`: then no new connections, running streams have drain_s to finish, what is left is cut and may be attached to again.
+async def serve(
+    cfg: GatewayConfig, listener: socket.socket, stop: asyncio.Event, tracing: Tracing
+) -> None:
+    """Until `stop`: then no new connections, running streams have drain_s to finish, what is left
+    is cut and may be attached to again.
 
     Raises ConfigError at the start, and whatever ended the bus.
     """

@@ -1,4 +1,6 @@
-"""From an HTTP request to GenerateRequests: who asks (headers), for what (body), by when (tier or SLO headers)."""
+"""From an HTTP request to GenerateRequests: who asks (headers), for what (body), by when (tier or
+SLO headers).
+"""
 
 import math
 from collections.abc import Mapping
@@ -35,7 +37,8 @@ SLO_HEADERS = {
 
 
 class Ask(NamedTuple):
-    """One answer as asked for. `requests`: one for each choice, `n` for each prompt, in order of their index; they share the rest.
+    """One answer as asked for. `requests`: one for each choice, `n` for each prompt, in order of
+    their index; they share the rest.
 
     `service_tier` is what to echo while no request has been relegated.
     """
@@ -61,13 +64,16 @@ class Ask(NamedTuple):
 
 
 def read_request_id(headers: Mapping[str, str]) -> str:
-    """The client's own, or a new one. Raises PeerError for one that could not be part of a subject."""
+    """The client's own, or a new one. Raises PeerError for one that could not be part of a
+    subject.
+    """
     given = headers.get(REQUEST_ID)
     return new_request_id() if given is None else subjects.check_id(given, REQUEST_ID)
 
 
 def read_slo(headers: Mapping[str, str]) -> Slo | None:
-    """The request's own SLO. One that names any bound has only the bounds it names; None: the tier's SLO holds.
+    """The request's own SLO. One that names any bound has only the bounds it names; None: the
+    tier's SLO holds.
 
     Raises PeerError for anything but a positive, finite number of milliseconds.
     """
@@ -81,13 +87,19 @@ def read_slo(headers: Mapping[str, str]) -> Slo | None:
             except ValueError:
                 value_ms = math.nan
             if not 0 < value_ms < math.inf:
-                raise PeerError(f"{name} must be a positive number of milliseconds", code="invalid_value", param=name)
+                raise PeerError(
+                    f"{name} must be a positive number of milliseconds",
+                    code="invalid_value",
+                    param=name,
+                )
             bounds[bound] = value_ms / 1000
     return Slo(**bounds) if bounds else None
 
 
 def importance_of(priority: int | None) -> float:
-    """vLLM's integer (0 is usual, higher matters more here) as a weight: ... -1 -> 1/2, 0 -> 1, 1 -> 2, 2 -> 3 ..."""
+    """vLLM's integer (0 is usual, higher matters more here) as a weight: ... -1 -> 1/2, 0 -> 1, 1
+    -> 2, 2 -> 3 ...
+    """
     p = priority or 0
     return 1.0 + p if p >= 0 else 1.0 / (1 - p)
 
@@ -100,8 +112,11 @@ def read_flag(headers: Mapping[str, str], name: str, default: bool) -> bool:
     return given == "true"
 
 
-def read_tier(headers: Mapping[str, str], service_tier: str | None, tiers: TierSet) -> tuple[str, str]:
-    """The tier, and what to call it in the answer: as it was asked for, where it was. Headers go before the body.
+def read_tier(
+    headers: Mapping[str, str], service_tier: str | None, tiers: TierSet
+) -> tuple[str, str]:
+    """The tier, and what to call it in the answer: as it was asked for, where it was. Headers go
+    before the body.
 
     Raises PeerError, naming the header or the field.
     """
@@ -117,13 +132,21 @@ def read_tier(headers: Mapping[str, str], service_tier: str | None, tiers: TierS
     return tier, asked or tiers.named(tier).service_tier or tier
 
 
-def read_ask(headers: Mapping[str, str], body: CompletionBody | ChatBody, request_id: str, tiers: TierSet) -> Ask:
-    """Raises PeerError, naming the field or the header at fault. What depends on the model is left to admission."""
+def read_ask(
+    headers: Mapping[str, str], body: CompletionBody | ChatBody, request_id: str, tiers: TierSet
+) -> Ask:
+    """Raises PeerError, naming the field or the header at fault. What depends on the model is left
+    to admission.
+    """
     tier, service_tier = read_tier(headers, body.service_tier, tiers)
     prompts, n = body.prompts, body.n or 1
     if len(prompts) * n > REQUESTS_LIMIT:
         param = "prompt" if len(prompts) > REQUESTS_LIMIT else "n"
-        raise PeerError(f"{len(prompts)} prompts with {n} choices each are more than {REQUESTS_LIMIT}", code="invalid_value", param=param)
+        raise PeerError(
+            f"{len(prompts)} prompts with {n} choices each are more than {REQUESTS_LIMIT}",
+            code="invalid_value",
+            param=param,
+        )
     options = body.stream_options or StreamOptions()
     tenant = subjects.check_id(headers.get(TENANT, "default"), TENANT)
     sampling, slo, importance = sampling_of(body), read_slo(headers), importance_of(body.priority)
@@ -162,12 +185,16 @@ def read_ask(headers: Mapping[str, str], body: CompletionBody | ChatBody, reques
 
 
 def id_of_choice(request_id: str, index: int) -> str:
-    """Choice 0 keeps the id. For the others a digest of it stands in front of their number: a name that no client has by chance."""
+    """Choice 0 keeps the id. For the others a digest of it stands in front of their number: a name
+    that no client has by chance.
+    """
     return request_id if index == 0 else f"{sha256(request_id.encode()).hexdigest()[:48]}-{index}"
 
 
 def seed_of_choice(seed: int | None, choice: int) -> int | None:
-    """Choice i of a prompt draws with seed + i, modulo 2^64: as if it had been asked for alone with that seed."""
+    """Choice i of a prompt draws with seed + i, modulo 2^64: as if it had been asked for alone with
+    that seed.
+    """
     return None if seed is None else (seed + choice + 2**63) % 2**64 - 2**63
 
 

@@ -12,8 +12,17 @@ from shared.process.main import Export, run
 from shared.process.telemetry import Tracing
 
 
-async def body(cfg: PlannerConfig, bus: Bus, clock: Clock, stop: asyncio.Event, tracing: Tracing, rng: Random, export: Export) -> None:
-    registry.make(cfg.policy, cfg.settings)  # a policy that does not exist stops the start, not the first seat
+async def body(
+    cfg: PlannerConfig,
+    bus: Bus,
+    clock: Clock,
+    stop: asyncio.Event,
+    tracing: Tracing,
+    rng: Random,
+    export: Export,
+) -> None:
+    # a policy that does not exist stops the start, not the first seat
+    registry.make(cfg.policy, cfg.settings)
     planner = Planner(cfg, bus, clock, tracing, rng)
     export(planner.metrics)
     await planner.run(stop)

@@ -14,7 +14,12 @@ class PlannerMetrics:
 
     def __init__(self, registry: Registry) -> None:
         labels, caps = ("replica",), {"replica": REPLICA_LIMIT}
-        self._residual = registry.gauge(names.RESIDUAL, "|measured - predicted| / measured, corrected and smoothed.", labels, caps)
+        self._residual = registry.gauge(
+            names.RESIDUAL,
+            "|measured - predicted| / measured, corrected and smoothed.",
+            labels,
+            caps,
+        )
         text = "(measured - predicted) / measured of late iterations together: what of the residual is not scatter."
         self._bias = registry.gauge(names.BIAS, text, labels, caps)
         text = "Iteration times over those of the replica's profile, as now corrected for."
@@ -22,7 +27,13 @@ class PlannerMetrics:
         self._plans = registry.counter(names.PLANS, "Plans sent.", labels, caps)
         self._acks = registry.counter(names.ACKS, "Acks of iterations digested.", labels, caps)
         self._resyncs = registry.counter(names.RESYNCS, "Resyncs begun.", labels, caps)
-        self._steps = registry.histogram(names.PLAN_STEP, "Time of one step of a replica's core.", names.STEP_BUCKETS_S, labels, caps)
+        self._steps = registry.histogram(
+            names.PLAN_STEP,
+            "Time of one step of a replica's core.",
+            names.STEP_BUCKETS_S,
+            labels,
+            caps,
+        )
 
     def watch(self, replica: ReplicaId, core: ReplicaCore) -> "Watch":
         return Watch(self, replica, core)
@@ -35,8 +46,14 @@ class Watch:
         self._core = core
         self._residual = metrics._residual.labels(replica)
         self._bias = metrics._bias.labels(replica)
-        self._gammas = [(regime, metrics._gamma.labels(replica, regime.name.lower())) for regime in Regime]
-        self._counters = [metrics._plans.labels(replica), metrics._acks.labels(replica), metrics._resyncs.labels(replica)]
+        self._gammas = [
+            (regime, metrics._gamma.labels(replica, regime.name.lower())) for regime in Regime
+        ]
+        self._counters = [
+            metrics._plans.labels(replica),
+            metrics._acks.labels(replica),
+            metrics._resyncs.labels(replica),
+        ]
         self._told = (0, 0, 0)
         self._steps = metrics._steps.labels(replica)
 

@@ -31,20 +31,36 @@ from shared.policy import registry
 from shared.process import conventions as names
 from shared.process.chores import Chores
 from shared.process.telemetry import TRACEPARENT, AttributeValue, Tracing
-from shared.schemas import Announce, Hold, HoldAnswer, Offer, OfferAnswer, PlanAck, PlanRefused, Resync, ResyncEntry, ResyncPage
+from shared.schemas import (
+    Announce,
+    Hold,
+    HoldAnswer,
+    Offer,
+    OfferAnswer,
+    PlanAck,
+    PlanRefused,
+    Resync,
+    ResyncEntry,
+    ResyncPage,
+)
 from shared.store.leases import Lease
 from shared.vocabulary import ReplicaId, RequestKey
 
 log = structlog.get_logger()
 
-INBOX_LIMIT = 4096  # offers of a burst of 1000/s over two seconds, and two acks of each of 20 iterations a second
+# offers of a burst of 1000/s over two seconds, and two acks of each of 20 iterations a second
+INBOX_LIMIT = 4096
 RESYNC_TIMEOUT_S = 2.0  # longer than an iteration: the worker answers between two
 RESYNC_PAUSE_S = 0.1
-STEPS_TO_SOCKET = 3  # of the event loop, until an answer has left: its task, the bus's writer, the socket. The plan comes after it
+# of the event loop, until an answer has left: its task, the bus's writer, the socket. The plan
+# comes after it
+STEPS_TO_SOCKET = 3
 
 
 class StaleEpoch(Exception):
-    """This lease is over, whatever the bucket says: another planner has a higher epoch, or the seat must be taken anew."""
+    """This lease is over, whatever the bucket says: another planner has a higher epoch, or the seat
+    must be taken anew.
+    """
 
 
 class Seat:
@@ -62,7 +78,14 @@ class Seat:
         metrics: PlannerMetrics,
     ) -> None:
         """Raises ConfigError where the announced profile is none."""
-        self._cfg, self._planner, self._bus, self._clock, self._tracing, self.lease = cfg, planner, bus, clock, tracing, lease
+        self._cfg, self._planner, self._bus, self._clock, self._tracing, self.lease = (
+            cfg,
+            planner,
+            bus,
+            clock,
+            tracing,
+            lease,
+        )
         self.replica: ReplicaId = announce.replica
         self.epoch = max(lease.epoch, announce.epoch + 1)
         self.heard_unix_s = clock.unix_s()
@@ -70,7 +93,13 @@ class Seat:
         settings = ReplicaSettings(depth=cfg.depth, lead_s=cfg.lead_s, hand_back=cfg.hand_back)
         policy = registry.make(cfg.policy, cfg.settings)
         self._profile = (announce.profile, announce.fitted, announce.draft)
-        self.core = ReplicaCore(policy, profile_of(announce), epoch=self.epoch, settings=settings, draft=draft_of(announce))
+        self.core = ReplicaCore(
+            policy,
+            profile_of(announce),
+            epoch=self.epoch,
+            settings=settings,
+            draft=draft_of(announce),
+        )
         self._watch = metrics.watch(self.replica, self.core)
         self._inbox: asyncio.Queue[ReplicaEvent] = asyncio.Queue(INBOX_LIMIT)
         self._waiting: dict[tuple[RequestKey, int], list[tuple[Call, float]]] = {}
@@ -85,10 +114,19 @@ class Seat:
         try:
             async with self._chores as chores:
                 chores.listen(await bus.subscribe(subjects.acked(replica), PlanAck, self._on_acked))
-                chores.listen(await bus.subscribe(subjects.plan_refused(replica), PlanRefused, self._on_refused))
+                chores.listen(
+                    await bus.subscribe(
+                        subjects.plan_refused(replica), PlanRefused, self._on_refused
+                    )
+                )
                 self._need_resync("begin")
                 endpoint = Endpoint("offer", subjects.offer(replica), Offer, self._on_offer, "seat")
-                metadata = {"replica": replica, "planner": self._planner, "policy": self._cfg.policy, "epoch": str(self.epoch)}
+                metadata = {
+                    "replica": replica,
+                    "planner": self._planner,
+                    "policy": self._cfg.policy,
+                    "epoch": str(self.epoch),
+                }
                 chores.listen(await bus.serve("seat", [endpoint], metadata))
                 log.info("seat.taken", replica=replica, epoch=self.epoch, policy=self._cfg.policy)
                 chores.start(self._digest_loop(), name="planner.digest")
@@ -101,8 +139,11 @@ class Seat:
     def heard(self, announce: Announce) -> None:
         """The worker lives; under a new incarnation its books are empty."""
         self.heard_unix_s = self._clock.unix_s()
-        if (announce.profile, announce.fitted, announce.draft) != self._profile:  # the worker was started again and measured anew
-            self._chores.spawn(_fail(StaleEpoch(f"{self.replica} announces another profile")), "planner.profile")
+        # the worker was started again and measured anew
+        if (announce.profile, announce.fitted, announce.draft) != self._profile:
+            self._chores.spawn(
+                _fail(StaleEpoch(f"{self.replica} announces another profile")), "planner.profile"
+            )
         elif announce.incarnation != self._incarnation:
             self._incarnation = announce.incarnation
             self._put(Refused("another incarnation"))
@@ -180,7 +221,9 @@ class Seat:
                 "slackline.accepted": answer.accepted,
                 "slackline.reason": answer.reason,
             }
-            self._tracing.record("decide and hold", traceparent, came_unix_s, self._clock.unix_s(), attributes)
+            self._tracing.record(
+                "decide and hold", traceparent, came_unix_s, self._clock.unix_s(), attributes
+            )
 
     def _put(self, event: ReplicaEvent) -> bool:
         try:
@@ -198,20 +241,28 @@ class Seat:
             calls.pop()
             if not calls:
                 del self._waiting[offer.key, offer.attempt]
-            self._chores.spawn(call.reply(OfferAnswer(accepted=False, reason="the planner is overloaded")), "planner.answer")
+            self._chores.spawn(
+                call.reply(OfferAnswer(accepted=False, reason="the planner is overloaded")),
+                "planner.answer",
+            )
 
     def _on_acked(self, ack: PlanAck, call: Call) -> None:
         self._put(Acked(ack))  # lost when full: its successor shows the gap
 
     def _on_refused(self, refused: PlanRefused, call: Call) -> None:
         if refused.epoch > self.epoch:
-            self._chores.spawn(_fail(StaleEpoch(f"epoch {refused.epoch} was seen on {self.replica}")), "planner.stale")
+            self._chores.spawn(
+                _fail(StaleEpoch(f"epoch {refused.epoch} was seen on {self.replica}")),
+                "planner.stale",
+            )
         elif refused.epoch == self.epoch:
             self._put(Refused(refused.reason))
 
     async def _hold(self, hold: Hold) -> None:
         try:
-            answer = await self._bus.request(subjects.hold(self.replica), hold, HoldAnswer, timeout_s=self._cfg.hold_timeout_s)
+            answer = await self._bus.request(
+                subjects.hold(self.replica), hold, HoldAnswer, timeout_s=self._cfg.hold_timeout_s
+            )
             done = HoldDone(hold.slot, answer.held, answer.reason, answer.in_doubt)
         except NoResponders:
             done = HoldDone(hold.slot, False, "the worker is gone", gone=True)
@@ -233,12 +284,18 @@ class Seat:
             try:
                 more, page = True, None
                 while more:
-                    ask = Resync(epoch=self.epoch, sync=self._sync, page=0 if page is None else page + 1)
-                    answer = await self._bus.request(subjects.resync(self.replica), ask, ResyncPage, timeout_s=RESYNC_TIMEOUT_S)
+                    ask = Resync(
+                        epoch=self.epoch, sync=self._sync, page=0 if page is None else page + 1
+                    )
+                    answer = await self._bus.request(
+                        subjects.resync(self.replica), ask, ResyncPage, timeout_s=RESYNC_TIMEOUT_S
+                    )
                     entries += answer.entries
                     more, page = answer.more, ask.page
                 self._incarnation = answer.announce.incarnation
-                synced = Synced(answer.announce, self._sync, answer.next_seq, answer.ack_seq, entries)
+                synced = Synced(
+                    answer.announce, self._sync, answer.next_seq, answer.ack_seq, entries
+                )
                 self._resyncing = False
                 await self._inbox.put(synced)
                 return

@@ -1,4 +1,6 @@
-"""The planner: leases replicas, plans for those it has, and gives up a replica the moment its lease is in doubt."""
+"""The planner: leases replicas, plans for those it has, and gives up a replica the moment its lease
+is in doubt.
+"""
 
 import asyncio
 from contextlib import suppress
@@ -29,7 +31,9 @@ SAFETY_S = 0.5  # a lease not renewed this long before it would run out is given
 class Planner:
     """Any number may run: each replica is planned by whoever holds its lease."""
 
-    def __init__(self, cfg: PlannerConfig, bus: Bus, clock: Clock, tracing: Tracing, rng: Random) -> None:
+    def __init__(
+        self, cfg: PlannerConfig, bus: Bus, clock: Clock, tracing: Tracing, rng: Random
+    ) -> None:
         self._cfg, self._bus, self._clock, self._tracing, self._rng = cfg, bus, clock, tracing, rng
         self.name = f"planner-{rng.getrandbits(48):012x}"
         self.metrics = Registry()
@@ -37,12 +41,17 @@ class Planner:
         self._workers: dict[ReplicaId, tuple[Announce, float]] = {}
         self._seats: dict[ReplicaId, Seat] = {}
         self._stops: dict[ReplicaId, asyncio.Event] = {}
-        self._shunned: dict[ReplicaId, float] = {}  # replicas that could not be planned, and until when they are left alone
+        # replicas that could not be planned, and until when they are left alone
+        self._shunned: dict[ReplicaId, float] = {}
         self.broken: list[BaseException] = []  # what ended a seat and should not have
 
     async def run(self, stop: asyncio.Event) -> None:
-        announcements = await self._bus.subscribe(subjects.ANNOUNCEMENTS, Announce, self._on_announce)
-        registered = await self._bus.serve("planner", [], {"instance": self.name, "policy": self._cfg.policy})
+        announcements = await self._bus.subscribe(
+            subjects.ANNOUNCEMENTS, Announce, self._on_announce
+        )
+        registered = await self._bus.serve(
+            "planner", [], {"instance": self.name, "policy": self._cfg.policy}
+        )
         log.info("planner.ready", planner=self.name, policy=self._cfg.policy)
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -64,14 +73,20 @@ class Planner:
             seat.heard(announce)
 
     async def _look(self, tasks: asyncio.TaskGroup) -> None:
-        """Lease what nobody has; the more this planner holds, the later it tries, so that replicas spread."""
+        """Lease what nobody has; the more this planner holds, the later it tries, so that replicas
+        spread.
+        """
         while True:
             now = self._clock.unix_s()
             for replica, (announce, at) in sorted(self._workers.items()):
                 if now - at > self._cfg.lost_s:
                     del self._workers[replica]
                     self._shunned.pop(replica, None)
-                elif replica not in self._seats and len(self._seats) < self._cfg.max_replicas and now >= self._shunned.get(replica, now):
+                elif (
+                    replica not in self._seats
+                    and len(self._seats) < self._cfg.max_replicas
+                    and now >= self._shunned.get(replica, now)
+                ):
                     if self._seats:
                         await asyncio.sleep(min(0.02 * len(self._seats), 0.2) * self._rng.random())
                     lease = Lease(self._bus.leases, f"planner.{replica}", self.name)
@@ -90,9 +105,20 @@ class Planner:
             await asyncio.sleep(LOOK_S)
 
     def _seat(self, lease: Lease, announce: Announce) -> Seat | None:
-        """None where the worker announced what we cannot plan for: its lease runs out by itself, others may know better."""
+        """None where the worker announced what we cannot plan for: its lease runs out by itself,
+        others may know better.
+        """
         try:
-            return Seat(self._cfg, self.name, self._bus, self._clock, lease, announce, self._tracing, self._counted)
+            return Seat(
+                self._cfg,
+                self.name,
+                self._bus,
+                self._clock,
+                lease,
+                announce,
+                self._tracing,
+                self._counted,
+            )
         except ConfigError as error:
             log.error("seat.impossible", replica=announce.replica, error=str(error))
             return None
@@ -116,9 +142,12 @@ class Planner:
             self._judge(seat.replica, result)
 
     def _judge(self, replica: ReplicaId, result: BaseException | None) -> None:
-        """Why a seat ended. A fault in one replica's planning must not take the others with it: it is told, and left for a while."""
+        """Why a seat ended. A fault in one replica's planning must not take the others with it: it
+        is told, and left for a while.
+        """
         if isinstance(result, BaseExceptionGroup):
-            result = result.split((BusError, PeerError))[1]  # the bus failed it at the start: whoever leases it next tries again
+            # the bus failed it at the start: whoever leases it next tries again
+            result = result.split((BusError, PeerError))[1]
         if result is None or isinstance(result, (asyncio.CancelledError, StaleEpoch, BusError)):
             return
         log.error("seat.broken", replica=replica, exc_info=result)

@@ -11,7 +11,15 @@ from shared.process.main import Export, run
 from shared.process.telemetry import Tracing
 
 
-async def body(cfg: RelegationConfig, bus: Bus, clock: Clock, stop: asyncio.Event, tracing: Tracing, rng: Random, export: Export) -> None:
+async def body(
+    cfg: RelegationConfig,
+    bus: Bus,
+    clock: Clock,
+    stop: asyncio.Event,
+    tracing: Tracing,
+    rng: Random,
+    export: Export,
+) -> None:
     relegation = Relegation(cfg, bus, clock, tracing, rng)
     export(relegation.metrics)
     await relegation.run(stop)

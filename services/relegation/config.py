@@ -7,5 +7,6 @@ class RelegationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     url: str = "nats://127.0.0.1:4222"
     list_s: float = 10.0  # between listings of the records; hints come in between
     per_digest: int = 2  # requests handed to one replica before its next digest
-    promote_margin: float = 2.0  # an SLO counts as attainable if this many times the predicted time is left
+    # an SLO counts as attainable if this many times the predicted time is left
+    promote_margin: float = 2.0
     drain_s: float = 5.0

@@ -1,4 +1,6 @@
-"""The best-effort pool. One holder by lease, the others stand by; the queue is the records whose place is `relegated`."""
+"""The best-effort pool. One holder by lease, the others stand by; the queue is the records whose
+place is `relegated`.
+"""
 
 import asyncio
 from contextlib import suppress
@@ -47,7 +49,9 @@ SAFETY_S = 0.5
 class Relegation:
     """One instance; it acts only while it holds the lease."""
 
-    def __init__(self, cfg: RelegationConfig, bus: Bus, clock: Clock, tracing: Tracing, rng: Random) -> None:
+    def __init__(
+        self, cfg: RelegationConfig, bus: Bus, clock: Clock, tracing: Tracing, rng: Random
+    ) -> None:
         self._cfg, self._bus, self._clock = cfg, bus, clock
         self.name = f"relegation-{rng.getrandbits(48):012x}"
         self._records = Records(bus.requests)
@@ -59,7 +63,11 @@ class Relegation:
         self._chores = Chores()
 
     def _empty(self) -> RelegationCore:
-        return RelegationCore(RelegationSettings(per_digest=self._cfg.per_digest, promote_margin=self._cfg.promote_margin))
+        return RelegationCore(
+            RelegationSettings(
+                per_digest=self._cfg.per_digest, promote_margin=self._cfg.promote_margin
+            )
+        )
 
     async def run(self, stop: asyncio.Event) -> None:
         async with self._chores as chores:
@@ -77,7 +85,9 @@ class Relegation:
                 await self._lease.release()
 
     async def _hold(self) -> None:
-        """Stand by for the lease; holding it, list the records now and then. In doubt, stop acting."""
+        """Stand by for the lease; holding it, list the records now and then. In doubt, stop
+        acting.
+        """
         renewed = listed = 0.0
         while True:
             now = self._clock.unix_s()
@@ -106,7 +116,9 @@ class Relegation:
         self._feed(Listed(records))
         for record in records:
             if record.cancelled:
-                self._chores.spawn(self._end(record.key, FinishReason.CANCELLED), "relegation.cancelled")
+                self._chores.spawn(
+                    self._end(record.key, FinishReason.CANCELLED), "relegation.cancelled"
+                )
 
     def _on_digest(self, digest: Digest, call: Call) -> None:
         self._feed(Heard(digest))
@@ -139,13 +151,17 @@ class Relegation:
             self._feed(Gone(action.key))  # the next listing, or admission's sweep, finds it
 
     async def _place(self, place: Place) -> None:
-        placed = await self._placer.place(place.key, place.replica, place.incarnation, place.service_class, "relegated")
+        placed = await self._placer.place(
+            place.key, place.replica, place.incarnation, place.service_class, "relegated"
+        )
         if placed.taken:
             self._feed(Taken(place.key))
         elif placed.gone:
             self._feed(Gone(place.key))
             await self._end(place.key, FinishReason.CANCELLED)
-        elif placed.stored is not None and await self._back(place.key, placed.stored.record.attempt):
+        elif placed.stored is not None and await self._back(
+            place.key, placed.stored.record.attempt
+        ):
             self._feed(Declined(place.key, place.replica))
         else:
             self._feed(Gone(place.key))
@@ -154,9 +170,19 @@ class Relegation:
         """This attempt was declined, for certain: back into the pool."""
 
         def step(record: Record) -> Record | None:
-            if record.verdict is not None or record.state != "placing" or (record.owner, record.attempt) != (self.name, attempt):
+            if (
+                record.verdict is not None
+                or record.state != "placing"
+                or (record.owner, record.attempt) != (self.name, attempt)
+            ):
                 return None
-            return replace(record, state="relegated", replica=None, incarnation="", service_class=ServiceClass.BEST_EFFORT)
+            return replace(
+                record,
+                state="relegated",
+                replica=None,
+                incarnation="",
+                service_class=ServiceClass.BEST_EFFORT,
+            )
 
         stored = await self._records.change(key, step)
         if stored is not None and stored.record.cancelled:

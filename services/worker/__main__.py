@@ -16,7 +16,15 @@ from shared.process.main import Export, run
 from shared.process.telemetry import Tracing
 
 
-async def body(cfg: WorkerConfig, bus: Bus, clock: Clock, stop: asyncio.Event, tracing: Tracing, rng: Random, export: Export) -> None:
+async def body(
+    cfg: WorkerConfig,
+    bus: Bus,
+    clock: Clock,
+    stop: asyncio.Event,
+    tracing: Tracing,
+    rng: Random,
+    export: Export,
+) -> None:
     metrics = Registry()
     export(metrics)
     if cfg.engine == "sim":

@@ -1,4 +1,6 @@
-"""Storing acks in order, each before anything of it leaves. An append that loses its race means: fenced."""
+"""Storing acks in order, each before anything of it leaves. An append that loses its race means:
+fenced.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -35,7 +37,9 @@ class Job:
 class AckWriter:
     """One incarnation's pen on the log of its replica."""
 
-    def __init__(self, bus: Bus, replica: ReplicaId, incarnation: str, records: Records, *, limit: int) -> None:
+    def __init__(
+        self, bus: Bus, replica: ReplicaId, incarnation: str, records: Records, *, limit: int
+    ) -> None:
         self._bus = bus
         self._replica = replica
         self._incarnation = incarnation
@@ -90,14 +94,20 @@ class AckWriter:
                 await asyncio.sleep(RETRY_S)
 
     async def _snapshot(self, pages: Sequence[Snapshot]) -> None:
-        """Write the pages, then forget what is before them, once nobody can need an earlier incarnation's entries."""
+        """Write the pages, then forget what is before them, once nobody can need an earlier
+        incarnation's entries.
+        """
         first = 0
         for page in pages:
             await self._append(page)
             first = first or self._last_seq
         try:
             if not self._may_trim:
-                held = [s.record for s in await self._records.open() if s.record.replica == self._replica]
+                held = [
+                    s.record
+                    for s in await self._records.open()
+                    if s.record.replica == self._replica
+                ]
                 self._may_trim = all(record.incarnation == self._incarnation for record in held)
             if self._may_trim:
                 await self._bus.acks.trim(self._subject, first)
@@ -105,7 +115,9 @@ class AckWriter:
             return  # the next snapshot trims more
 
     async def fenced(self) -> bool:
-        """Has someone else written since? For an idle worker, which would not notice by appending."""
+        """Has someone else written since? For an idle worker, which would not notice by
+        appending.
+        """
         last = await self._last()
         if last is None or last[0] == self._last_seq or not self.queue.empty():
             return False

@@ -16,11 +16,16 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     pool: str = ""  # which pool the replica belongs to, for policies that route by pool
     engine: str = "sim"  # sim | torch | vllm
     model: str = ""  # folder of a model (torch, vllm), or the name to announce (sim)
-    profile: str = ""  # name or path; empty: measured at the start (torch, vllm), or the engine's own default (sim)
-    profile_s: Seconds = 4.0  # how long a worker measures its engine, 0: not at all. Under a second there is seldom enough to fit
+    # name or path; empty: measured at the start (torch, vllm), or the engine's own default (sim)
+    profile: str = ""
+    # how long a worker measures its engine, 0: not at all. Under a second there is seldom enough to
+    # fit
+    profile_s: Seconds = 4.0
     pace: float = 1.0  # sim: seconds of ours per second of the profile
-    draft: float = 0.05  # sim: what an iteration of its draft model takes, as a fraction of the target's; 0: it has none
-    acceptance: float = 0.7  # sim: with which probability the draft's first token is accepted, in the mean
+    # sim: what an iteration of its draft model takes, as a fraction of the target's; 0: it has none
+    draft: float = 0.05
+    # sim: with which probability the draft's first token is accepted, in the mean
+    acceptance: float = 0.7
     kv_blocks: Count = 0  # 0: what the profile states (sim), what fits (vllm on CUDA), or 2048
     block_tokens: Count = 0  # 0: 16, or 32 for vllm on a CPU
     dtype: str = ""  # torch, vllm: float32 or bfloat16; empty: float32 on a CPU, bfloat16 on CUDA

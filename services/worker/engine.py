@@ -1,6 +1,7 @@
 """The seam between a worker and whatever runs the model: load, execute, release, snapshot.
 
-Calls never overlap. They come from a process that the engine has to itself; those of a simulated one from a thread beside the event loop.
+Calls never overlap. They come from a process that the engine has to itself; those of a simulated
+one from a thread beside the event loop.
 """
 
 from collections.abc import Sequence
@@ -12,7 +13,9 @@ from shared.vocabulary import Slot
 
 
 class EngineFacts(NamedTuple):
-    """What a worker announces of its engine. `profile` names the shipped profile (or file) that predicts it best."""
+    """What a worker announces of its engine. `profile` names the shipped profile (or file) that
+    predicts it best.
+    """
 
     engine: str
     model: str
@@ -24,17 +27,21 @@ class EngineFacts(NamedTuple):
     vocabulary: int
     eos_token_ids: frozenset[int]
     end_of_thinking: int | None = None  # the token; None: this model has none
-    draft: float = 0.0  # what an iteration of its draft model takes, as a fraction of the profile; 0: it has none
+    # what an iteration of its draft model takes, as a fraction of the profile; 0: it has none
+    draft: float = 0.0
     features: frozenset[str] = frozenset()  # of shared/features.py
     adapters: tuple[str, ...] = ()
 
 
 class RefusedError(SlacklineError):
-    """The engine does not take this request, and will not later: it fails with this message, others are not concerned."""
+    """The engine does not take this request, and will not later: it fails with this message, others
+    are not concerned.
+    """
 
 
 class Load(NamedTuple):
-    """A request about to be computed from position 0: its prompt, followed by the `generated` tokens it already has.
+    """A request about to be computed from position 0: its prompt, followed by the `generated`
+    tokens it already has.
 
     `adapter`: one of the facts' names, or "" for the model itself.
     """
@@ -43,7 +50,8 @@ class Load(NamedTuple):
     tokens: Sequence[int]
     generated: int
     sampling: Sampling
-    seed: int  # of this request; position n draws from (seed, n), so that a recomputed request goes on alike
+    # of this request; position n draws from (seed, n), so that a recomputed request goes on alike
+    seed: int
     adapter: str = ""
 
 
@@ -51,7 +59,8 @@ class Work(NamedTuple):
     """One entry of an iteration: compute the next `tokens` positions of the slot, exactly.
 
     `emits`: the chunk reaches the last known token, so one new token is sampled (more with drafts).
-    An engine with a prefix cache may find positions computed before those; one that keeps its own books may lack room, and does nothing.
+    An engine with a prefix cache may find positions computed before those; one that keeps its own
+    books may lack room, and does nothing.
     """
 
     slot: Slot
@@ -60,14 +69,17 @@ class Work(NamedTuple):
 
 
 class Likely(NamedTuple):
-    """Natural log-probabilities under the model, before temperature and cuts: of one output token, and of the likeliest ones."""
+    """Natural log-probabilities under the model, before temperature and cuts: of one output token,
+    and of the likeliest ones.
+    """
 
     logprob: float
     top: Sequence[tuple[int, float]] = ()  # as many as Sampling.logprobs asks for, likeliest first
 
 
 class Done(NamedTuple):
-    """What one entry did; parallel to the work. `computed` KV positions were filled and kept, of which `cached` cost nothing.
+    """What one entry did; parallel to the work. `computed` KV positions were filled and kept, of
+    which `cached` cost nothing.
 
     `failed`: the engine cannot do what this request asks for, and why; others are not concerned.
     """
@@ -81,9 +93,11 @@ class Done(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """`exec_s` by a monotonic clock; a simulated engine may have begun at an instant before it was called.
+    """`exec_s` by a monotonic clock; a simulated engine may have begun at an instant before it was
+    called.
 
-    `outside_s`: how much of it was not spent in the model and its sampling, where the engine can tell.
+    `outside_s`: how much of it was not spent in the model and its sampling, where the engine can
+    tell.
     """
 
     done: Sequence[Done]
@@ -101,7 +115,9 @@ class Engine(Protocol):
     def facts(self) -> EngineFacts: ...
 
     def load(self, load: Load) -> None:
-        """Make a slot known. KV is taken as positions are computed. Raises RefusedError, and knows nothing of it then."""
+        """Make a slot known. KV is taken as positions are computed. Raises RefusedError, and knows
+        nothing of it then.
+        """
 
     def execute(self, work: Sequence[Work], selection: Selection | None) -> Outcome:
         """One forward pass over a mixed batch."""

@@ -1,7 +1,9 @@
-"""Figures of the torch engine beside transformers' own ways to generate: `python -m services.worker.engine_bench --json`.
+"""Figures of the torch engine beside transformers' own ways to generate: `python -m
+services.worker.engine_bench --json`.
 
-The same model, prompts, threads and number of tokens for each, in turns, so that a busy machine is busy for all of them;
-of several rounds the fastest counts. Greedy, float32. Threads: OMP_NUM_THREADS, 1 without it.
+The same model, prompts, threads and number of tokens for each, in turns, so that a busy machine is
+busy for all of them; of several rounds the fastest counts. Greedy, float32. Threads:
+OMP_NUM_THREADS, 1 without it.
 """
 
 import argparse
@@ -52,7 +54,10 @@ class Bench:
 
     def prompts(self, batch: int, tokens: int = PROMPT_TOKENS) -> list[list[int]]:
         rng = Random(batch)
-        return [[rng.randrange(3, self.engine.facts.vocabulary) for _ in range(tokens)] for _ in range(batch)]
+        return [
+            [rng.randrange(3, self.engine.facts.vocabulary) for _ in range(tokens)]
+            for _ in range(batch)
+        ]
 
     # Each of these gives seconds an iteration.
 
@@ -79,7 +84,13 @@ class Bench:
     def generate(self, prompts: Sequence[Sequence[int]], tokens: int) -> float:
         """All of it."""
         began_s = time.perf_counter()
-        self._model.generate(torch.tensor(prompts), max_new_tokens=tokens, do_sample=False, eos_token_id=None, pad_token_id=0)
+        self._model.generate(
+            torch.tensor(prompts),
+            max_new_tokens=tokens,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
         return time.perf_counter() - began_s
 
     def generate_batch_decode(self, batch: int) -> float:
@@ -87,7 +98,9 @@ class Bench:
         out = self._model.generate_batch(
             self.prompts(batch),
             generation_config=transformers.GenerationConfig(do_sample=False, eos_token_id=-1),
-            continuous_batching_config=transformers.ContinuousBatchingConfig(num_blocks=128, max_batch_tokens=4096),
+            continuous_batching_config=transformers.ContinuousBatchingConfig(
+                num_blocks=128, max_batch_tokens=4096
+            ),
             max_new_tokens=1 + SETTLE + self.output_tokens,
             record_timestamps=True,
             warmup=False,
@@ -102,7 +115,9 @@ class Bench:
         """The work of an iteration of decodes, all prompts being computed."""
         for n, prompt in enumerate(prompts):
             self.engine.load(Load(Slot(n), prompt, 0, Sampling(temperature=0.0), 1))
-        self.engine.execute([Work(Slot(n), len(prompt), True) for n, prompt in enumerate(prompts)], None)
+        self.engine.execute(
+            [Work(Slot(n), len(prompt), True) for n, prompt in enumerate(prompts)], None
+        )
         yield [Work(Slot(n), 1, True) for n in range(len(prompts))]
         for n in range(len(prompts)):
             self.engine.release(Slot(n))
@@ -133,7 +148,9 @@ async def naps_late_s(beside: Callable[[], object] | None, seconds: float) -> li
 
 
 def measure(folder: Path, quick: bool, say: Callable[[str], None]) -> EngineFigures:
-    rounds, output_tokens = (QUICK_ROUNDS, QUICK_OUTPUT_TOKENS) if quick else (ROUNDS, OUTPUT_TOKENS)
+    rounds, output_tokens = (
+        (QUICK_ROUNDS, QUICK_OUTPUT_TOKENS) if quick else (ROUNDS, OUTPUT_TOKENS)
+    )
     bench = Bench(folder, output_tokens)
     best: dict[tuple[str, int], float] = {}
 
@@ -151,17 +168,30 @@ def measure(folder: Path, quick: bool, say: Callable[[str], None]) -> EngineFigu
             for tokens in (1 + SETTLE, 1 + SETTLE + output_tokens):
                 note(f"generate {tokens}", batch, bench.generate(bench.prompts(batch), tokens))
             note("generate_batch", batch, bench.generate_batch_decode(batch))
-    for batch in BATCHES:  # the best of each, as a difference of two noisy times would be too good to be true
-        short_s, long_s = (best[f"generate {tokens}", batch] for tokens in (1 + SETTLE, 1 + SETTLE + output_tokens))
+    # the best of each, as a difference of two noisy times would be too good to be true
+    for batch in BATCHES:
+        short_s, long_s = (
+            best[f"generate {tokens}", batch] for tokens in (1 + SETTLE, 1 + SETTLE + output_tokens)
+        )
         best["generate", batch] = max(long_s - short_s, 1e-9) / output_tokens
     seconds = 0.2 if quick else 2.0
     late = {
         "nothing": asyncio.run(naps_late_s(None, seconds)),
-        "a thread of native code": asyncio.run(naps_late_s(lambda: hashlib.sha256(_NATIVE).digest(), seconds)),
+        "a thread of native code": asyncio.run(
+            naps_late_s(lambda: hashlib.sha256(_NATIVE).digest(), seconds)
+        ),
     }
     with bench.loaded(bench.prompts(BATCHES[-1])) as work:
-        late[f"{BATCHES[-1]} decodes"] = asyncio.run(naps_late_s(lambda: bench.engine.execute(work, None), seconds))
-    speeds = [Speed(name="prefill", engine=PREFILL_TOKENS / best["engine", 0], generate=PREFILL_TOKENS / best["generate", 0])]
+        late[f"{BATCHES[-1]} decodes"] = asyncio.run(
+            naps_late_s(lambda: bench.engine.execute(work, None), seconds)
+        )
+    speeds = [
+        Speed(
+            name="prefill",
+            engine=PREFILL_TOKENS / best["engine", 0],
+            generate=PREFILL_TOKENS / best["generate", 0],
+        )
+    ]
     speeds += [
         Speed(
             name=f"decode, batch {batch}",
@@ -179,33 +209,49 @@ def measure(folder: Path, quick: bool, say: Callable[[str], None]) -> EngineFigu
         speeds=speeds,
         iteration_s={batch: best["engine", batch] for batch in BATCHES},
         outside_s={batch: best["outside", batch] for batch in BATCHES},
-        late_s={name: (times[len(times) // 2], times[len(times) * 99 // 100]) for name, times in late.items()},
+        late_s={
+            name: (times[len(times) // 2], times[len(times) * 99 // 100])
+            for name, times in late.items()
+        },
     )
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--model", default=store.DEFAULT, help="a shipped model or a folder in Hugging Face format")
+    parser.add_argument(
+        "--model", default=store.DEFAULT, help="a shipped model or a folder in Hugging Face format"
+    )
     parser.add_argument("--quick", action="store_true", help="few tokens, one round")
     parser.add_argument("--json", action="store_true", help="print JSON instead of lines")
     args = parser.parse_args()
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
-    logging.getLogger("ContinuousBatchingLogger").setLevel(logging.CRITICAL)  # it misses a package that only offloading needs
+    # it misses a package that only offloading needs
+    logging.getLogger("ContinuousBatchingLogger").setLevel(logging.CRITICAL)
     try:
-        figures = measure(store.folder(args.model), args.quick, lambda line: print(line, file=sys.stderr, flush=True))
+        figures = measure(
+            store.folder(args.model),
+            args.quick,
+            lambda line: print(line, file=sys.stderr, flush=True),
+        )
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2
     if args.json:
         print(msgspec.json.encode(figures).decode())
         return 0
-    print(f"{figures.model}, {figures.parameters / 1e6:.1f} M parameters, {figures.threads} threads, best of {figures.rounds}")
+    print(
+        f"{figures.model}, {figures.parameters / 1e6:.1f} M parameters, {figures.threads} threads, best of {figures.rounds}"
+    )
     for speed in figures.speeds:
-        batched = "" if speed.generate_batch is None else f", generate_batch {speed.generate_batch:.0f}"
+        batched = (
+            "" if speed.generate_batch is None else f", generate_batch {speed.generate_batch:.0f}"
+        )
         print(f"{speed.name}: {speed.engine:.0f} tokens/s; generate {speed.generate:.0f}{batched}")
     for batch, outside_s in figures.outside_s.items():
-        print(f"batch {batch}: an iteration {figures.iteration_s[batch] * 1e3:.2f} ms, of it outside the model {outside_s * 1e3:.2f} ms")
+        print(
+            f"batch {batch}: an iteration {figures.iteration_s[batch] * 1e3:.2f} ms, of it outside the model {outside_s * 1e3:.2f} ms"
+        )
     for name, (p50_s, p99_s) in figures.late_s.items():
         print(f"event loop late beside {name}: p50 {p50_s * 1e3:.2f} ms, p99 {p99_s * 1e3:.2f} ms")
     return 0

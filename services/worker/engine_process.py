@@ -1,7 +1,9 @@
-"""A real engine in a process of its own: what the worker does for NATS takes no time of the interpreter from a step, nor a step from that.
+"""A real engine in a process of its own: what the worker does for NATS takes no time of the
+interpreter from a step, nor a step from that.
 
-The worker writes turns into a socket and reads back what they did. Who loses the other end stops: the engine without a word, the worker
-with an EngineError, since with the engine its KV is gone. `python -m services.worker.engine_process FD` is the other end.
+The worker writes turns into a socket and reads back what they did. Who loses the other end stops:
+the engine without a word, the worker with an EngineError, since with the engine its KV is gone.
+`python -m services.worker.engine_process FD` is the other end.
 """
 
 import asyncio
@@ -32,7 +34,8 @@ from shared.process import logs
 
 LENGTH = struct.Struct("<I")  # before each message
 READ_BYTES = 1 << 20
-LEAVES_WITHIN_S = 10.0  # an engine whose worker is gone, or that was told to stop, is ended after that
+# an engine whose worker is gone, or that was told to stop, is ended after that
+LEAVES_WITHIN_S = 10.0
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
@@ -69,12 +72,18 @@ class EngineProcess:
         try:
             return _decode_ran(await self._line.ask(_encode(turn)))
         except EOFError:
-            raise EngineError(f"the engine's process has ended ({await _end(self._process)}), and its KV with it") from None
+            raise EngineError(
+                f"the engine's process has ended ({await _end(self._process)}), and its KV with it"
+            ) from None
 
 
 @asynccontextmanager
-async def engine_process(cfg: WorkerConfig, stop: asyncio.Event) -> AsyncIterator[EngineProcess | None]:
-    """The engine that `cfg` asks for, loaded, measured and ready; None if `stop` came first. Raises ConfigError and EngineError."""
+async def engine_process(
+    cfg: WorkerConfig, stop: asyncio.Event
+) -> AsyncIterator[EngineProcess | None]:
+    """The engine that `cfg` asks for, loaded, measured and ready; None if `stop` came first. Raises
+    ConfigError and EngineError.
+    """
     ours, theirs = socket.socketpair()
     with ours:
         with theirs:
@@ -88,8 +97,13 @@ async def engine_process(cfg: WorkerConfig, stop: asyncio.Event) -> AsyncIterato
             await _end(process)
 
 
-async def _started(line: "_Line", process: asyncio.subprocess.Process, cfg: WorkerConfig, stop: asyncio.Event) -> EngineProcess | None:
-    starting, stopped = asyncio.ensure_future(line.ask(_encode(cfg))), asyncio.ensure_future(stop.wait())
+async def _started(
+    line: "_Line", process: asyncio.subprocess.Process, cfg: WorkerConfig, stop: asyncio.Event
+) -> EngineProcess | None:
+    starting, stopped = (
+        asyncio.ensure_future(line.ask(_encode(cfg))),
+        asyncio.ensure_future(stop.wait()),
+    )
     try:
         await asyncio.wait((starting, stopped), return_when=asyncio.FIRST_COMPLETED)
         if not starting.done():
@@ -97,7 +111,9 @@ async def _started(line: "_Line", process: asyncio.subprocess.Process, cfg: Work
             return None
         answer: Ready | Unfit = _decode_start(await starting)
     except EOFError:
-        raise EngineError(f"the engine's process ended before it was ready ({await _end(process)})") from None
+        raise EngineError(
+            f"the engine's process ended before it was ready ({await _end(process)})"
+        ) from None
     finally:
         starting.cancel()
         stopped.cancel()
@@ -107,9 +123,11 @@ async def _started(line: "_Line", process: asyncio.subprocess.Process, cfg: Work
 
 
 class _Line:
-    """Questions and answers over a socket, in order; an answer for which nobody waits any more is dropped.
+    """Questions and answers over a socket, in order; an answer for which nobody waits any more is
+    dropped.
 
-    Without streams and tasks between: they write once the loop has done everything else, and are heard two rounds of it later.
+    Without streams and tasks between: they write once the loop has done everything else, and are
+    heard two rounds of it later.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -162,7 +180,9 @@ class _Line:
                     answer.set_exception(EOFError())
             return
         self._got += part
-        while len(self._got) >= LENGTH.size and len(self._got) >= (end := LENGTH.size + LENGTH.unpack_from(self._got)[0]):
+        while len(self._got) >= LENGTH.size and len(self._got) >= (
+            end := LENGTH.size + LENGTH.unpack_from(self._got)[0]
+        ):
             answer, message = self._waiting.popleft(), bytes(self._got[LENGTH.size : end])
             del self._got[:end]
             if not answer.done():
@@ -189,7 +209,8 @@ async def _end(process: asyncio.subprocess.Process) -> str:
 
 def main(fd: int) -> None:
     """Serve the worker at the other end of this socket until it closes it."""
-    for said_to_all in (signal.SIGINT, signal.SIGTERM):  # the worker hears it too, and says when it is time
+    # the worker hears it too, and says when it is time
+    for said_to_all in (signal.SIGINT, signal.SIGTERM):
         signal.signal(said_to_all, lambda *_: None)
     sock = socket.socket(fileno=fd)
     os.set_inheritable(fd, False)
@@ -207,7 +228,9 @@ def main(fd: int) -> None:
         fitted = None if cfg.profile or not cfg.profile_s else fit_engine(engine, cfg.profile_s)
         taker = TurnTaker(engine, tokenizer)
         gc.collect()
-        gc.freeze()  # a model's Python side is a million objects, which a full collection would walk in the middle of a step
+        # a model's Python side is a million objects, which a full collection would walk in the
+        # middle of a step
+        gc.freeze()
         _write(sock, Ready(engine.facts, fitted))
         while message := _read(source):
             turn = _decode_turn(message)
@@ -215,7 +238,8 @@ def main(fd: int) -> None:
                 taker.reset()
             _write(sock, Ran([], 0.0) if turn is None else taker.take(turn))
     except Exception:
-        sock.shutdown(socket.SHUT_WR)  # the worker hears of it now: a broken engine may take long to close
+        # the worker hears of it now: a broken engine may take long to close
+        sock.shutdown(socket.SHUT_WR)
         raise
     finally:
         engine.close()

@@ -8,27 +8,57 @@ from shared.process.instruments import Registry
 
 
 class WorkerMetrics:
-    """What a worker counts, over all its incarnations; and how far its fitted profile was from what it was fitted to."""
+    """What a worker counts, over all its incarnations; and how far its fitted profile was from what
+    it was fitted to.
+    """
 
     def __init__(self, registry: Registry, facts: EngineFacts, fitted: ProfileFile | None) -> None:
         model, labels, made = facts.model, ("model_name",), registry
         self._blocks = max(1, facts.kv_blocks)
-        self._iterations = made.histogram(names.ITERATION, "The engine's time per iteration.", names.ITERATION_BUCKETS_S).labels()
-        self._outside = made.histogram(names.OUTSIDE, "Of an iteration, the time not spent in the model.", names.STEP_BUCKETS_S).labels()
-        self._bubbles = made.histogram(names.BUBBLE, "Idle time of the engine before an iteration.", names.STEP_BUCKETS_S).labels()
-        self._computed = made.counter(names.COMPUTED_TOKENS, "Positions computed, recomputed ones included.").labels()
-        self._cached = made.counter(names.CACHED_TOKENS, "Positions found in a prefix cache instead.").labels()
+        self._iterations = made.histogram(
+            names.ITERATION, "The engine's time per iteration.", names.ITERATION_BUCKETS_S
+        ).labels()
+        self._outside = made.histogram(
+            names.OUTSIDE, "Of an iteration, the time not spent in the model.", names.STEP_BUCKETS_S
+        ).labels()
+        self._bubbles = made.histogram(
+            names.BUBBLE, "Idle time of the engine before an iteration.", names.STEP_BUCKETS_S
+        ).labels()
+        self._computed = made.counter(
+            names.COMPUTED_TOKENS, "Positions computed, recomputed ones included."
+        ).labels()
+        self._cached = made.counter(
+            names.CACHED_TOKENS, "Positions found in a prefix cache instead."
+        ).labels()
         self._held = made.gauge(names.HELD_REQUESTS, "Requests held.").labels()
         self._free = made.gauge(names.KV_FREE_BLOCKS, "KV blocks that no request has.").labels()
-        self._usage = made.gauge(names.KV_CACHE_USAGE, "Share of the KV blocks in use, from 0 to 1.", labels).labels(model)
-        self._running = made.gauge(names.REQUESTS_RUNNING, "Requests in the newest iteration.", labels).labels(model)
-        self._waiting = made.gauge(names.REQUESTS_WAITING, "Requests held that are not in it.", labels).labels(model)
-        self._prompt = made.counter(names.PROMPT_TOKENS, "Tokens of prefill chunks computed.", labels).labels(model)
-        self._generated = made.counter(names.GENERATION_TOKENS, "Tokens generated.", labels).labels(model)
+        self._usage = made.gauge(
+            names.KV_CACHE_USAGE, "Share of the KV blocks in use, from 0 to 1.", labels
+        ).labels(model)
+        self._running = made.gauge(
+            names.REQUESTS_RUNNING, "Requests in the newest iteration.", labels
+        ).labels(model)
+        self._waiting = made.gauge(
+            names.REQUESTS_WAITING, "Requests held that are not in it.", labels
+        ).labels(model)
+        self._prompt = made.counter(
+            names.PROMPT_TOKENS, "Tokens of prefill chunks computed.", labels
+        ).labels(model)
+        self._generated = made.counter(names.GENERATION_TOKENS, "Tokens generated.", labels).labels(
+            model
+        )
         if fitted is not None:
             error = fitted.error
-            off = made.gauge(names.FIT_ERROR, "Mean |predicted - measured| / measured of the profile fitted at the start.", ("regime",))
-            told = {"all": error.mape, "decode_only": error.mape_decode_only, "mixed": error.mape_mixed}
+            off = made.gauge(
+                names.FIT_ERROR,
+                "Mean |predicted - measured| / measured of the profile fitted at the start.",
+                ("regime",),
+            )
+            told = {
+                "all": error.mape,
+                "decode_only": error.mape_decode_only,
+                "mixed": error.mape_mixed,
+            }
             for regime, mape in (told | {"prefill_only": error.mape_prefill_only}).items():
                 if mape is not None:
                     off.labels(regime).set(mape)
@@ -37,7 +67,11 @@ class WorkerMetrics:
         self._iterations.observe(ran.exec_s)
         self._outside.observe(ran.outside_s)
         self._bubbles.observe(idle_s)
-        chunks = [did for did in ran.done if not did.drafted and did.computed - did.cached > len(did.tokens)]
+        chunks = [
+            did
+            for did in ran.done
+            if not did.drafted and did.computed - did.cached > len(did.tokens)
+        ]
         cached = sum(did.cached for did in ran.done)
         self._cached.add(cached)
         self._computed.add(sum(did.computed for did in ran.done) - cached)

@@ -1,9 +1,10 @@
 """A worker times its own engine for a few seconds and fits the profile it announces.
 
-It lives as a worker does: requests are loaded, prefilled in chunks of every size, alone, several at once and beside decodes, and
-then decode, greedy and sampled ones mixed. What to run next comes from shuffled rounds of the same designed batches, so that a
-slow moment of the machine falls on all kinds alike. Time bounds it, not a number of iterations: no batch is begun that would
-take a large part of the time, and a slow engine has smaller ones.
+It lives as a worker does: requests are loaded, prefilled in chunks of every size, alone, several at
+once and beside decodes, and then decode, greedy and sampled ones mixed. What to run next comes from
+shuffled rounds of the same designed batches, so that a slow moment of the machine falls on all
+kinds alike. Time bounds it, not a number of iterations: no batch is begun that would take a large
+part of the time, and a slow engine has smaller ones.
 """
 
 import math
@@ -28,8 +29,19 @@ from shared.vocabulary import Slot
 log = structlog.get_logger()
 
 DECODES = (1, 1, 2, 4, 8, 16, 24, 32)  # of the decode-only batches of a round
-PREFILLS = ((1, 4), (1, 16), (1, 64), (1, 256), (1, 1024), (2, 32), (3, 96), (2, 512), (4, 256))  # chunks, tokens of all
-MIXES = ((1, 1, 32), (4, 1, 128), (16, 1, 64), (32, 1, 256), (8, 2, 512), (2, 1, 16), (24, 2, 32), (12, 3, 192))  # decodes, then those
+# chunks, tokens of all
+PREFILLS = ((1, 4), (1, 16), (1, 64), (1, 256), (1, 1024), (2, 32), (3, 96), (2, 512), (4, 256))
+# decodes, then those
+MIXES = (
+    (1, 1, 32),
+    (4, 1, 128),
+    (16, 1, 64),
+    (32, 1, 256),
+    (8, 2, 512),
+    (2, 1, 16),
+    (24, 2, 32),
+    (12, 3, 192),
+)
 RESIDENTS = max(DECODES)
 ARRIVING = 6  # requests whose prefill is under way
 SHORTEST_TOKENS, LONGEST_TOKENS = 8, 1024  # of a prompt
@@ -64,7 +76,9 @@ class _Request:
 
 
 class Measurement:
-    """Drives one engine that holds nothing else, and leaves it so. Not to be used beside anything that uses the engine."""
+    """Drives one engine that holds nothing else, and leaves it so. Not to be used beside anything
+    that uses the engine.
+    """
 
     def __init__(self, engine: Engine, rng: Random) -> None:
         facts = engine.facts
@@ -104,7 +118,9 @@ class Measurement:
         return timings
 
     def _time(self, batch: Batch, *, whole: bool) -> Timed | None:
-        """Run it, or what of it is possible now. None if that is nothing. `whole`: the chunks are requests of their own."""
+        """Run it, or what of it is possible now. None if that is nothing. `whole`: the chunks are
+        requests of their own.
+        """
         shape, work = BatchShape(), list[Work]()
         tokens = min(batch.tokens, max(1, self._most_tokens - batch.decodes))
         chunks = self._chunks(min(batch.chunks, tokens), tokens, whole=whole)
@@ -113,7 +129,9 @@ class Measurement:
             work.append(Work(request.slot, new, request.computed + new == request.known))
         decoding = self._decoding(min(batch.decodes, len(self._residents)))
         for request in decoding:
-            shape = shape._replace(decodes=shape.decodes + 1, decode_context=shape.decode_context + request.computed)
+            shape = shape._replace(
+                decodes=shape.decodes + 1, decode_context=shape.decode_context + request.computed
+            )
             work.append(Work(request.slot, 1, True))
         if not work:
             return None
@@ -127,7 +145,9 @@ class Measurement:
         return Timed(shape, outcome.exec_s)
 
     def _chunks(self, chunks: int, tokens: int, *, whole: bool) -> list[tuple[_Request, int]]:
-        """Requests to prefill and how much of each: new ones, and ones under way that have enough left."""
+        """Requests to prefill and how much of each: new ones, and ones under way that have enough
+        left.
+        """
         found: list[tuple[_Request, int]] = []
         for n in range(chunks):
             each = tokens // chunks + (n < tokens % chunks)
@@ -148,7 +168,9 @@ class Measurement:
         return found
 
     def _decoding(self, n: int) -> list[_Request]:
-        """Any n, or n of like contexts: else a cached token's cost cannot be told from a decode's."""
+        """Any n, or n of like contexts: else a cached token's cost cannot be told from a
+        decode's.
+        """
         if self._rng.random() < 0.5:
             return self._rng.sample(self._residents, n)
         first = self._rng.randint(0, len(self._residents) - n)
@@ -157,7 +179,13 @@ class Measurement:
     def _length(self, at_least: int) -> int:
         """Of a new request: as many short ones as long ones, on a scale of ratios."""
         longest = min(self._context, LONGEST_TOKENS)
-        return round(math.exp(self._rng.uniform(math.log(min(max(at_least, SHORTEST_TOKENS), longest)), math.log(longest))))
+        return round(
+            math.exp(
+                self._rng.uniform(
+                    math.log(min(max(at_least, SHORTEST_TOKENS), longest)), math.log(longest)
+                )
+            )
+        )
 
     def _load(self, length: int) -> _Request | None:
         """A new request; old ones give way for its slot and KV. None where that is not enough."""
@@ -170,17 +198,29 @@ class Measurement:
         self._arriving.append(request)
         vocabulary, rng = self._facts.vocabulary, self._rng
         sampling = GREEDY if request.slot % 2 else SAMPLED
-        self._engine.load(Load(request.slot, [rng.randrange(vocabulary) for _ in range(length)], 0, sampling, rng.getrandbits(32)))
+        self._engine.load(
+            Load(
+                request.slot,
+                [rng.randrange(vocabulary) for _ in range(length)],
+                0,
+                sampling,
+                rng.getrandbits(32),
+            )
+        )
         return request
 
     def _held(self, more: int) -> int:
-        """Tokens of KV that all there are and one of `more` will take, in whole blocks, when each has generated some."""
+        """Tokens of KV that all there are and one of `more` will take, in whole blocks, when each
+        has generated some.
+        """
         size = self._facts.block_tokens
         lengths = (more, *(request.known for request in (*self._residents, *self._arriving)))
         return sum(-(-(length + 16) // size) * size for length in lengths)
 
     def _settle(self, chunks: list[tuple[_Request, int]]) -> None:
-        """Prefills that have ended become residents; what is at the end of the context, or one too many, goes."""
+        """Prefills that have ended become residents; what is at the end of the context, or one too
+        many, goes.
+        """
         for request, _ in chunks:
             if request.computed + 1 == request.known:
                 self._arriving.remove(request)
@@ -196,15 +236,25 @@ class Measurement:
         among.remove(request)
 
 
-def fit_engine(engine: Engine, seconds: float, *, clock: Callable[[], float] = time.monotonic) -> ProfileFile | None:
-    """The engine's own profile, measured for `seconds`; None if it is too slow for that time. Blocks: not for the event loop."""
+def fit_engine(
+    engine: Engine, seconds: float, *, clock: Callable[[], float] = time.monotonic
+) -> ProfileFile | None:
+    """The engine's own profile, measured for `seconds`; None if it is too slow for that time.
+    Blocks: not for the event loop.
+    """
     facts = engine.facts
     log.info("profile.measuring", engine=facts.engine, model=facts.model, seconds=seconds)
     began_s = clock()
     timings = Measurement(engine, Random(1)).run(seconds, clock=clock)
     measured_s = clock() - began_s
     if len(timings) < LEAST:
-        log.warning("profile.not_fitted", observations=len(timings), needed=LEAST, measured_s=round(measured_s, 3), used=facts.profile)
+        log.warning(
+            "profile.not_fitted",
+            observations=len(timings),
+            needed=LEAST,
+            measured_s=round(measured_s, 3),
+            used=facts.profile,
+        )
         return None
     file = fit(
         timings,
@@ -214,7 +264,10 @@ def fit_engine(engine: Engine, seconds: float, *, clock: Callable[[], float] = t
         kv_capacity_tokens=facts.kv_blocks * facts.block_tokens,
         provenance=f"measured by the worker at its start, in {measured_s:.1f} s",
     )
-    fields = {name: getattr(file.error, name) for name in ("mape", "mape_decode_only", "mape_mixed", "mape_prefill_only", "p95", "worst")}
+    fields = {
+        name: getattr(file.error, name)
+        for name in ("mape", "mape_decode_only", "mape_mixed", "mape_prefill_only", "p95", "worst")
+    }
     log.info(
         "profile.fitted",
         profile=file.name,

@@ -1,12 +1,14 @@
-"""How well predictions follow a machine that others load: python -m services.worker.residual_bench --model FOLDER [--json FILE].
+"""How well predictions follow a machine that others load: python -m services.worker.residual_bench
+--model FOLDER [--json FILE].
 
-An engine is profiled as a worker does it, then runs a mix of iterations while the correction follows: in peace, beside processes
-that burn CPU, and in peace again. What is told of the errors:
+An engine is profiled as a worker does it, then runs a mix of iterations while the correction
+follows: in peace, beside processes that burn CPU, and in peace again. What is told of the errors:
 
 residual     |measured - predicted| / measured of single iterations, smoothed as the exported metric
-single       the same, not smoothed; `with margin`: of the prediction that policies get, which leans up
-in hindsight the same for the best constant over the 20 iterations before and after each: what no ratio known in time could take away
-together     |measured - predicted| / measured of 20 iterations in a row as a whole: what is left where single ones only scatter
+single       the same, not smoothed; `with margin`: of the prediction that policies get, which leans
+up in hindsight the same for the best constant over the 20 iterations before and after each: what no
+ratio known in time could take away together     |measured - predicted| / measured of 20 iterations
+in a row as a whole: what is left where single ones only scatter
 """
 
 import argparse
@@ -38,7 +40,8 @@ from shared.vocabulary import Slot
 WINDOW = 20  # iterations on each side of one
 CHUNK_TOKENS = 256  # of prefill in one iteration
 RUNNING = 16  # requests at once, at most
-ARRIVALS = 0.22  # of an iteration: with the lengths below, about as many mixed iterations as decode-only ones
+# of an iteration: with the lengths below, about as many mixed iterations as decode-only ones
+ARRIVALS = 0.22
 PROMPT_TOKENS, OUTPUT_TOKENS = (16, 600), (8, 90)
 SETTLE_S = 1.0  # after a change of the load, left out of what is called settled
 
@@ -71,7 +74,9 @@ class _Request:
 
 
 class Mix:
-    """Requests come, are prefilled in chunks beside the decodes of the others, and go; the same sequence for the same seed."""
+    """Requests come, are prefilled in chunks beside the decodes of the others, and go; the same
+    sequence for the same seed.
+    """
 
     def __init__(self, engine: Engine, rng: Random) -> None:
         self._engine, self._rng = engine, rng
@@ -84,16 +89,31 @@ class Mix:
         if rng.random() < ARRIVALS and len(self._waiting) < RUNNING:
             self._waiting.append((_between(rng, PROMPT_TOKENS), _between(rng, OUTPUT_TOKENS)))
         while self._slots and (self._waiting or not self._running):
-            prompt, output = self._waiting.popleft() if self._waiting else (_between(rng, PROMPT_TOKENS), _between(rng, OUTPUT_TOKENS))
+            prompt, output = (
+                self._waiting.popleft()
+                if self._waiting
+                else (_between(rng, PROMPT_TOKENS), _between(rng, OUTPUT_TOKENS))
+            )
             request = _Request(self._slots.pop(), prompt, output, known=prompt)
             tokens = [rng.randrange(engine.facts.vocabulary) for _ in range(prompt)]
-            engine.load(Load(request.slot, tokens, 0, Sampling(temperature=rng.choice((0.0, 0.8))), rng.getrandbits(32)))
+            engine.load(
+                Load(
+                    request.slot,
+                    tokens,
+                    0,
+                    Sampling(temperature=rng.choice((0.0, 0.8))),
+                    rng.getrandbits(32),
+                )
+            )
             self._running.append(request)
         shape, work, room = BatchShape(), list[Work](), CHUNK_TOKENS
         for request in self._running:
             new = 1
             if request.computed >= request.prompt:
-                shape = shape._replace(decodes=shape.decodes + 1, decode_context=shape.decode_context + request.computed)
+                shape = shape._replace(
+                    decodes=shape.decodes + 1,
+                    decode_context=shape.decode_context + request.computed,
+                )
             elif room:
                 new = min(room, request.prompt - request.computed)
                 room -= new
@@ -152,7 +172,9 @@ def record(mix: Mix, phases: Sequence[tuple[int, float]]) -> list[Ran]:
 
 
 def judge(base: Profile, ran: Sequence[Ran]) -> list[Judged]:
-    """Feed a fresh correction with all of it, each iteration predicted before it is learned from."""
+    """Feed a fresh correction with all of it, each iteration predicted before it is learned
+    from.
+    """
     corrected, judged = Corrected(base), list[Judged]()
     base_s = np.array([base.batch_s(one.shape) for one in ran])
     times = np.array([one.exec_s for one in ran]) / base_s
@@ -180,13 +202,17 @@ def judge(base: Profile, ran: Sequence[Ran]) -> list[Judged]:
 
 
 def best_constant(times: "np.ndarray[Any, np.dtype[np.float64]]") -> float:
-    """What minimises the sum of |1 - constant / times|: their median, each weighted by its inverse."""
+    """What minimises the sum of |1 - constant / times|: their median, each weighted by its
+    inverse.
+    """
     order = np.sort(times)
     weights = np.cumsum(1 / order)
     return float(order[np.searchsorted(weights, weights[-1] / 2)])
 
 
-def summary(judged: Sequence[Judged], phases: Sequence[tuple[str, float, float]]) -> list[dict[str, Any]]:
+def summary(
+    judged: Sequence[Judged], phases: Sequence[tuple[str, float, float]]
+) -> list[dict[str, Any]]:
     """One row per (name, from, to) in seconds."""
     rows = []
     for name, begin_s, end_s in phases:
@@ -229,7 +255,10 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         "together: median": "together_median",
         "p90 ": "together_p90",
     }
-    lines = [f"{'percent':26}{'iterations':>12}" + "".join(f"{head:>{max(8, len(head) + 2)}}" for head in columns)]
+    lines = [
+        f"{'percent':26}{'iterations':>12}"
+        + "".join(f"{head:>{max(8, len(head) + 2)}}" for head in columns)
+    ]
     for row in rows:
         cells = (f"{100 * row[key]:>{max(8, len(head) + 2)}.1f}" for head, key in columns.items())
         lines.append(f"{row['phase']:26}{row['iterations']:>12}" + "".join(cells))
@@ -237,19 +266,45 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m services.worker.residual_bench", description=(__doc__ or "").partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m services.worker.residual_bench",
+        description=(__doc__ or "").partition("\n")[0],
+    )
     parser.add_argument("--model", required=True, metavar="FOLDER", help="in Hugging Face format")
-    parser.add_argument("--profile", default="", metavar="NAME", help="a shipped profile, or a file (default: measured)")
-    parser.add_argument("--profile-s", type=float, default=4.0, metavar="S", help="how long to measure (default: 4)")
-    parser.add_argument("--phase-s", type=float, default=12.0, metavar="S", help="of each of the three phases (default: 12)")
-    parser.add_argument("--burners", type=int, default=2, metavar="N", help="processes that load the machine (default: 2)")
+    parser.add_argument(
+        "--profile",
+        default="",
+        metavar="NAME",
+        help="a shipped profile, or a file (default: measured)",
+    )
+    parser.add_argument(
+        "--profile-s", type=float, default=4.0, metavar="S", help="how long to measure (default: 4)"
+    )
+    parser.add_argument(
+        "--phase-s",
+        type=float,
+        default=12.0,
+        metavar="S",
+        help="of each of the three phases (default: 12)",
+    )
+    parser.add_argument(
+        "--burners",
+        type=int,
+        default=2,
+        metavar="N",
+        help="processes that load the machine (default: 2)",
+    )
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows and every iteration there")
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="write the rows and every iteration there"
+    )
     args = parser.parse_args()
     engine, _ = make(WorkerConfig(engine="torch", model=args.model))
     file = store.read(args.profile) if args.profile else fit_engine(engine, args.profile_s)
     if file is None:
-        raise SystemExit("the engine is too slow to be measured in that time: give it more with --profile-s")
+        raise SystemExit(
+            "the engine is too slow to be measured in that time: give it more with --profile-s"
+        )
     each_s = args.phase_s
     ran = record(Mix(engine, Random(args.seed)), ((0, each_s), (args.burners, each_s), (0, each_s)))
     phases = [
@@ -262,7 +317,11 @@ def main() -> None:
     rows = summary(judge(file.profile(), ran), phases)
     print(table(rows))
     if args.json:
-        told = {"profile": msgspec.to_builtins(file), "rows": rows, "iterations": [(one.at_s, tuple(one.shape), one.exec_s) for one in ran]}
+        told = {
+            "profile": msgspec.to_builtins(file),
+            "rows": rows,
+            "iterations": [(one.at_s, tuple(one.shape), one.exec_s) for one in ran],
+        }
         args.json.write_text(json.dumps(told) + "\n")
 
 

@@ -1,4 +1,5 @@
-"""Where turns run: on one engine thread beside the event loop, or, in virtual time, at once and then slept.
+"""Where turns run: on one engine thread beside the event loop, or, in virtual time, at once and
+then slept.
 
 Real engines have a process of their own instead (`engine_process.py`).
 """
@@ -31,7 +32,9 @@ class Runner(Protocol):
 
 
 class ThreadRunner:
-    """For an engine that leaves the interpreter alone: a simulated one. The loop stays free while it works."""
+    """For an engine that leaves the interpreter alone: a simulated one. The loop stays free while
+    it works.
+    """
 
     fitted: ProfileFile | None = None
 
@@ -54,7 +57,9 @@ class ThreadRunner:
 
 
 class VirtualRunner:
-    """For a loop whose time is virtual: the engine answers at once how long it takes, and that time passes."""
+    """For a loop whose time is virtual: the engine answers at once how long it takes, and that time
+    passes.
+    """
 
     fitted: ProfileFile | None = None
 

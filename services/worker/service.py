@@ -1,4 +1,6 @@
-"""One worker: takes requests in, runs plans, stores acks, then lets tokens out. One incarnation at a time."""
+"""One worker: takes requests in, runs plans, stores acks, then lets tokens out. One incarnation at
+a time.
+"""
 
 import asyncio
 import secrets
@@ -44,7 +46,8 @@ from shared.vocabulary import ReplicaId, RequestKey
 log = structlog.get_logger()
 
 PAGE_ENTRIES = 256  # of a resync: 256 offers are about 60 KB
-RECORD_PAUSES_S = (0.0005, 0.001, 0.005, 0.02)  # a first offer leaves beside its record, and may come here before it is stored
+# a first offer leaves beside its record, and may come here before it is stored
+RECORD_PAUSES_S = (0.0005, 0.001, 0.005, 0.02)
 HOLDS_AT_ONCE = 64  # reads of the store under way for holds; more wait their turn
 
 
@@ -68,7 +71,8 @@ class WorkerService:
         self._replica = ReplicaId(cfg.replica)
         self.incarnation = f"{rng.getrandbits(48):012x}"
         self._records = Records(bus.requests)
-        # What fits the KV cache alone bounds the context, so that a request that runs alone always gets to its end.
+        # What fits the KV cache alone bounds the context, so that a request that runs alone always
+        # gets to its end.
         self._context_tokens = min(facts.context_tokens, facts.kv_blocks * facts.block_tokens)
         self.core = WorkerCore(
             self._replica,
@@ -80,7 +84,9 @@ class WorkerService:
             eos_token_ids=facts.eos_token_ids,
             end_of_thinking=facts.end_of_thinking,
         )
-        self._writer = AckWriter(bus, self._replica, self.incarnation, self._records, limit=cfg.log_queue)
+        self._writer = AckWriter(
+            bus, self._replica, self.incarnation, self._records, limit=cfg.log_queue
+        )
         self._wake = asyncio.Event()
         self._chores = Chores()
         self._holds = asyncio.Semaphore(HOLDS_AT_ONCE)
@@ -88,7 +94,8 @@ class WorkerService:
         self._pages: tuple[int, int, list[ResyncEntry]] | None = None
         self._withdrawals: dict[tuple[RequestKey, int], list[Call]] = {}
         self._telling: set[tuple[RequestKey, int]] = set()
-        self._stored_overs: set[tuple[RequestKey, int]] = set()  # attempts whose end is in the log: only these may be told
+        # attempts whose end is in the log: only these may be told
+        self._stored_overs: set[tuple[RequestKey, int]] = set()
         self._plan_came_unix_s: dict[int, float] = {}
         self._last_end_unix_s = 0.0
         self._work_since_unix_s = 0.0
@@ -120,8 +127,18 @@ class WorkerService:
                 bus = self._bus
                 chores.listen(await bus.subscribe(subjects.plan(replica), BatchPlan, self._on_plan))
                 chores.listen(await bus.subscribe(subjects.CANCELS, Cancel, self._on_cancel))
-                chores.listen(await bus.serve("worker", endpoints, {"replica": replica, "incarnation": self.incarnation}))
-                log.info("worker.ready", replica=replica, incarnation=self.incarnation, engine=self._facts.engine, model=self._facts.model)
+                chores.listen(
+                    await bus.serve(
+                        "worker", endpoints, {"replica": replica, "incarnation": self.incarnation}
+                    )
+                )
+                log.info(
+                    "worker.ready",
+                    replica=replica,
+                    incarnation=self.incarnation,
+                    engine=self._facts.engine,
+                    model=self._facts.model,
+                )
                 await stop.wait()
                 await self._drain()
                 for task in background:
@@ -138,7 +155,9 @@ class WorkerService:
         self.core.drain()
         self._wake.set()
         deadline = self._clock.unix_s() + self._cfg.drain_s
-        while (self.core.held or self.core.unsettled or not self._writer.queue.empty()) and self._clock.unix_s() < deadline:
+        while (
+            self.core.held or self.core.unsettled or not self._writer.queue.empty()
+        ) and self._clock.unix_s() < deadline:
             await asyncio.sleep(0.02)
 
     # ------------------------------------------------------------ the engine's side
@@ -168,7 +187,12 @@ class WorkerService:
                 idle_s = max(0.0, came - max(self._last_end_unix_s, self._work_since_unix_s))
                 self._last_end_unix_s = ended
             finished = core.finish(
-                ran.done, started_unix_s=began, ended_unix_s=ended, exec_s=ran.exec_s, idle_s=idle_s, outside_s=ran.outside_s
+                ran.done,
+                started_unix_s=began,
+                ended_unix_s=ended,
+                exec_s=ran.exec_s,
+                idle_s=idle_s,
+                outside_s=ran.outside_s,
             )
             if turn.work:
                 self._metrics.ran(turn, ran, idle_s)
@@ -206,7 +230,9 @@ class WorkerService:
         refused = self.core.plan(plan)
         if refused is not None:
             log.warning("plan.refused", reason=refused.reason, seq=plan.seq, epoch=plan.epoch)
-            self._chores.spawn(self._bus.publish(subjects.plan_refused(self._replica), refused), "worker.refused")
+            self._chores.spawn(
+                self._bus.publish(subjects.plan_refused(self._replica), refused), "worker.refused"
+            )
         self._wake.set()
 
     def _on_hold(self, hold: Hold, call: Call) -> None:
@@ -228,7 +254,11 @@ class WorkerService:
             await call.reply(HoldAnswer(held=False, reason=str(error)))
             return
         if stored is None or body is None or self._draining.is_set():
-            await call.reply(HoldAnswer(held=False, reason="draining" if self._draining.is_set() else "no such record"))
+            await call.reply(
+                HoldAnswer(
+                    held=False, reason="draining" if self._draining.is_set() else "no such record"
+                )
+            )
             return
         idle = self.core.held == 0
         answer = self.core.hold(hold, stored.record, body)
@@ -242,13 +272,18 @@ class WorkerService:
     async def _asked(self, hold: Hold) -> tuple[Stored | None, Body | None]:
         """Record and body, read at once where the hold says which body.
 
-        Another body than the record's: the hold is of a second copy of the request, whose admission has not seen yet that it came late.
-        Whoever placed the first may have been declined here for good, and must not find it held after all.
+        Another body than the record's: the hold is of a second copy of the request, whose admission
+        has not seen yet that it came late. Whoever placed the first may have been declined here for
+        good, and must not find it held after all.
         """
         if not hold.body_key:
             stored = await self._records.get(hold.key)
-            return stored, None if stored is None else await self._records.body(stored.record.body_key)
-        stored, body = await asyncio.gather(self._records.get(hold.key), self._records.body(hold.body_key))
+            return stored, None if stored is None else await self._records.body(
+                stored.record.body_key
+            )
+        stored, body = await asyncio.gather(
+            self._records.get(hold.key), self._records.body(hold.body_key)
+        )
         return stored, body if stored is None or stored.record.body_key == hold.body_key else None
 
     def _on_resync(self, resync: Resync, call: Call) -> None:
@@ -269,7 +304,10 @@ class WorkerService:
             if resync.page == 0:
                 self._pages = (resync.sync, self.core.ack_seq, self.core.entries())
             if self._pages is None or self._pages[0] != resync.sync:
-                self._chores.spawn(call.reply(Refused(code="stale_resync", message="begin again at page 0")), "worker.resync")
+                self._chores.spawn(
+                    call.reply(Refused(code="stale_resync", message="begin again at page 0")),
+                    "worker.resync",
+                )
                 continue
             _, ack_seq, entries = self._pages
             begin = resync.page * PAGE_ENTRIES
@@ -287,7 +325,8 @@ class WorkerService:
     def _on_withdraw(self, withdraw: Withdraw, call: Call) -> None:
         over = self.core.withdraw(withdraw.key, withdraw.attempt)
         name = (withdraw.key, withdraw.attempt)
-        if over and name not in self._stored_overs:  # held, or over in an ack that is not in the log yet: answered once it is
+        # held, or over in an ack that is not in the log yet: answered once it is
+        if over and name not in self._stored_overs:
             self._withdrawals.setdefault(name, []).append(call)
             self._wake.set()
         else:
@@ -296,7 +335,9 @@ class WorkerService:
 
     def _on_holdings(self, holdings: Holdings, call: Call) -> None:
         known = [self.core.knows(key, attempt) for key, attempt in holdings.asked]
-        self._chores.spawn(call.reply(HoldingsAnswer(incarnation=self.incarnation, known=known)), "worker.holdings")
+        self._chores.spawn(
+            call.reply(HoldingsAnswer(incarnation=self.incarnation, known=known)), "worker.holdings"
+        )
 
     def _on_cancel(self, cancel: Cancel, call: Call) -> None:
         tenant, request_id = call.subject.split(".")[-2:]
@@ -355,7 +396,8 @@ class WorkerService:
             at_unix_s=self._clock.unix_s(),
             model=facts.model,
             engine=facts.engine,
-            profile=self._cfg.profile or (facts.profile if self._fitted is None else self._fitted.name),
+            profile=self._cfg.profile
+            or (facts.profile if self._fitted is None else self._fitted.name),
             pool=self._cfg.pool,
             kv_blocks=facts.kv_blocks,
             block_tokens=facts.block_tokens,
@@ -372,14 +414,22 @@ class WorkerService:
 
 
 async def refuse_a_twin(bus: Bus, replica: ReplicaId) -> None:
-    """Raises ConfigError if a live worker already has this id: two would fence each other for ever."""
+    """Raises ConfigError if a live worker already has this id: two would fence each other for
+    ever.
+    """
     try:
-        answer = await bus.request(subjects.holdings(replica), Holdings(asked=[]), HoldingsAnswer, timeout_s=1.0)
+        answer = await bus.request(
+            subjects.holdings(replica), Holdings(asked=[]), HoldingsAnswer, timeout_s=1.0
+        )
     except NoResponders:
         return
     except SlacklineError:
-        return  # someone is subscribed but does not answer: a dead worker's connection, or a paused one; registering fences it
-    raise ConfigError(f"replica {replica!r} already has a live worker ({answer.incarnation}); set another SLACKLINE_WORKER_REPLICA")
+        # someone is subscribed but does not answer: a dead worker's connection, or a paused one;
+        # registering fences it
+        return
+    raise ConfigError(
+        f"replica {replica!r} already has a live worker ({answer.incarnation}); set another SLACKLINE_WORKER_REPLICA"
+    )
 
 
 async def serve(
@@ -403,6 +453,12 @@ async def serve(
         try:
             await service.run(stop)
         except FencedError as fenced:
-            log.warning("worker.fenced", replica=cfg.replica, incarnation=service.incarnation, reason=str(fenced))
+            log.warning(
+                "worker.fenced",
+                replica=cfg.replica,
+                incarnation=service.incarnation,
+                reason=str(fenced),
+            )
             await runner.reset()
-            await asyncio.sleep(rng.random())  # of two that fence each other, one comes back first and the other finds it there
+            # of two that fence each other, one comes back first and the other finds it there
+            await asyncio.sleep(rng.random())

@@ -1,8 +1,10 @@
-"""What a client may read of its tokens: detokenised, cut before a stop string, never more than is certain.
+"""What a client may read of its tokens: detokenised, cut before a stop string, never more than is
+certain.
 
-Text that may be the beginning of a stop string waits until it is known not to be. Stop strings are followed character by
-character (one automaton each), so the cut does not depend on where the borders of tokens fall: the match that ends first
-wins, the longer one if two end together; one that is complete within the first `min_tokens` is not heeded. Lives where the engine does.
+Text that may be the beginning of a stop string waits until it is known not to be. Stop strings are
+followed character by character (one automaton each), so the cut does not depend on where the
+borders of tokens fall: the match that ends first wins, the longer one if two end together; one that
+is complete within the first `min_tokens` is not heeded. Lives where the engine does.
 """
 
 from collections.abc import Sequence
@@ -15,7 +17,9 @@ from shared.vocabulary import Slot
 
 
 class Spoken(NamedTuple):
-    """`text` may go out. If `stopped`, a stop string ended the output within the first `tokens_kept` of the tokens."""
+    """`text` may go out. If `stopped`, a stop string ended the output within the first
+    `tokens_kept` of the tokens.
+    """
 
     text: str
     stopped: bool
@@ -29,11 +33,18 @@ class Speaker:
         self._tokenizer = tokenizer
         self._voices: dict[Slot, _Voice] = {}
 
-    def open(self, slot: Slot, sampling: Sampling, resume_tokens: Sequence[int] = (), resume_text: str = "") -> None:
-        """Begin an output, or go on with one: `resume_text` is what the client has of the text of `resume_tokens`.
+    def open(
+        self,
+        slot: Slot,
+        sampling: Sampling,
+        resume_tokens: Sequence[int] = (),
+        resume_text: str = "",
+    ) -> None:
+        """Begin an output, or go on with one: `resume_text` is what the client has of the text of
+        `resume_tokens`.
 
-        What was held back then is held back again, so that nothing is lost or said twice; text that the client lacks
-        comes with the next tokens.
+        What was held back then is held back again, so that nothing is lost or said twice; text that
+        the client lacks comes with the next tokens.
         """
         assert slot not in self._voices, f"slot {slot} speaks already"
         voice = _Voice(self._tokenizer.detokenizer(), sampling.stop, sampling.min_tokens)
@@ -52,7 +63,9 @@ class Speaker:
         return Spoken(text, voice.stopped, len(tokens))
 
     def finish(self, slot: Slot) -> str:
-        """The output ended, by other means than a stop string: what was held back becomes text. Empty after a stop."""
+        """The output ended, by other means than a stop string: what was held back becomes text.
+        Empty after a stop.
+        """
         voice = self._voices[slot]
         text, voice.owed = voice.owed, ""
         return text + voice.finish()
@@ -92,7 +105,9 @@ class _Voice:
             return piece
         text = self._held + piece
         for n, character in enumerate(piece, start=len(self._held) + 1):
-            longest = max([stop.length for stop in self._stops if stop.advance(character)], default=0)
+            longest = max(
+                [stop.length for stop in self._stops if stop.advance(character)], default=0
+            )
             if longest and self._early <= 0:
                 self.stopped, self._held = True, ""
                 return text[: n - longest]
@@ -102,13 +117,16 @@ class _Voice:
 
 
 class _Stop:
-    """Follows one stop string in linear time (Knuth-Morris-Pratt): clients choose the strings, so the worst case counts."""
+    """Follows one stop string in linear time (Knuth-Morris-Pratt): clients choose the strings, so
+    the worst case counts.
+    """
 
     def __init__(self, text: str) -> None:
         self.text = text
         self.length = len(text)
         self.matched = 0  # characters of `text` that the output ends with
-        self._fallback = [0] * self.length  # of text[: n + 1]: its longest proper end that is also its beginning
+        # of text[: n + 1]: its longest proper end that is also its beginning
+        self._fallback = [0] * self.length
         k = 0
         for n in range(1, self.length):
             while k and text[n] != text[k]:
@@ -118,7 +136,8 @@ class _Stop:
 
     def advance(self, character: str) -> bool:
         """True when this character completes the string."""
-        k = self.matched if self.matched < self.length else self._fallback[-1]  # it was complete, and was not heeded
+        # it was complete, and was not heeded
+        k = self.matched if self.matched < self.length else self._fallback[-1]
         while k and character != self.text[k]:
             k = self._fallback[k - 1]
         self.matched = k + (character == self.text[k])

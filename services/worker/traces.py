@@ -1,4 +1,5 @@
-"""The worker's part of a request's trace: how long it waited for its first iteration, and the iterations that served it.
+"""The worker's part of a request's trace: how long it waited for its first iteration, and the
+iterations that served it.
 
 Only requests that came with a traceparent cost anything here.
 """
@@ -54,7 +55,10 @@ class Traces:
             if slot is None:
                 continue
             traced = self._by_slot.pop(slot)
-            attributes: dict[str, AttributeValue] = {names.REPLICA: over.replica, names.ATTEMPT: over.attempt}
+            attributes: dict[str, AttributeValue] = {
+                names.REPLICA: over.replica,
+                names.ATTEMPT: over.attempt,
+            }
             began = traced.began_unix_s or at_unix_s
             self._tracing.record("queue", traced.traceparent, traced.held_unix_s, began, attributes)
             if traced.iterations:

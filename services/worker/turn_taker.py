@@ -1,4 +1,6 @@
-"""One iteration where the engine is: free, load, compute, then decide where each output ends and what of it is said."""
+"""One iteration where the engine is: free, load, compute, then decide where each output ends and
+what of it is said.
+"""
 
 from collections.abc import Mapping, Sequence
 
@@ -39,29 +41,52 @@ def take_turn(engine: Engine, speaker: Speaker, turn: Turn) -> Ran:
     refused: dict[int, str] = {}
     for load in turn.loads:
         try:
-            engine.load(Load(Slot(load.slot), load.tokens, load.generated, load.sampling, load.seed, load.adapter))
+            engine.load(
+                Load(
+                    Slot(load.slot),
+                    load.tokens,
+                    load.generated,
+                    load.sampling,
+                    load.seed,
+                    load.adapter,
+                )
+            )
         except RefusedError as error:
             refused[load.slot] = str(error)
         else:
-            speaker.open(Slot(load.slot), load.sampling, unpack_list(load.resume.tokens), load.resume.text)
+            speaker.open(
+                Slot(load.slot), load.sampling, unpack_list(load.resume.tokens), load.resume.text
+            )
     if not turn.work:
         return Ran([], 0.0)
     if refused:
         return _without(refused, engine, speaker, turn)
-    outcome = engine.execute([Work(Slot(w.slot), w.tokens, w.emits) for w in turn.work], turn.selection)
+    outcome = engine.execute(
+        [Work(Slot(w.slot), w.tokens, w.emits) for w in turn.work], turn.selection
+    )
     done = [_said(speaker, work, did) for work, did in zip(turn.work, outcome.done, strict=True)]
     return Ran(done, outcome.exec_s, outcome.outside_s)
 
 
 def _without(refused: Mapping[int, str], engine: Engine, speaker: Speaker, turn: Turn) -> Ran:
-    """The same turn for those that the engine has taken; each of the others fails with what the engine says."""
+    """The same turn for those that the engine has taken; each of the others fails with what the
+    engine says.
+    """
     kept = [entry for entry, work in enumerate(turn.work) if work.slot not in refused]
     selection = None if turn.selection is None else along(turn.selection, kept)
-    rest = turn._replace(preempts=(), releases=(), loads=(), work=[turn.work[entry] for entry in kept], selection=selection)
+    rest = turn._replace(
+        preempts=(),
+        releases=(),
+        loads=(),
+        work=[turn.work[entry] for entry in kept],
+        selection=selection,
+    )
     ran = take_turn(engine, speaker, rest)
     done = iter(ran.done)
     whole = [
-        TurnDone(0, (), "", FinishReason.INVALID, message=refused[work.slot], refused=True) if work.slot in refused else next(done)
+        TurnDone(0, (), "", FinishReason.INVALID, message=refused[work.slot], refused=True)
+        if work.slot in refused
+        else next(done)
         for work in turn.work
     ]
     return ran._replace(done=whole)
@@ -69,9 +94,16 @@ def _without(refused: Mapping[int, str], engine: Engine, speaker: Speaker, turn:
 
 def _said(speaker: Speaker, work: TurnWork, did: Done) -> TurnDone:
     if did.failed:
-        return TurnDone(did.computed, (), speaker.finish(Slot(work.slot)), FinishReason.INVALID, message=did.failed)
+        return TurnDone(
+            did.computed,
+            (),
+            speaker.finish(Slot(work.slot)),
+            FinishReason.INVALID,
+            message=did.failed,
+        )
     tokens, text, finish = _end(speaker, work, did.tokens)
-    logprobs = [_told(speaker, *known) for known in zip(tokens, did.logprobs, strict=False)]  # an end may have cut the tokens
+    # an end may have cut the tokens
+    logprobs = [_told(speaker, *known) for known in zip(tokens, did.logprobs, strict=False)]
     return TurnDone(did.computed, tokens, text, finish, did.drafted, logprobs, did.cached)
 
 
@@ -82,8 +114,12 @@ def _told(speaker: Speaker, token: int, likely: Likely) -> TokenLogprob:
     return TokenLogprob(named(token, likely.logprob), [named(*other) for other in likely.top])
 
 
-def _end(speaker: Speaker, work: TurnWork, tokens: Sequence[int]) -> tuple[Sequence[int], str, FinishReason | None]:
-    """The tokens that count, their text, and how the output ended, if it did. An end-of-sequence token counts but is not said."""
+def _end(
+    speaker: Speaker, work: TurnWork, tokens: Sequence[int]
+) -> tuple[Sequence[int], str, FinishReason | None]:
+    """The tokens that count, their text, and how the output ended, if it did. An end-of-sequence
+    token counts but is not said.
+    """
     if not tokens:
         return (), "", None
     slot = Slot(work.slot)

@@ -1,7 +1,9 @@
-"""What services ask of a bus. Two implementations: NATS (shared/bus/nats.py) and a simulated one (shared/testing/simulated_bus.py).
+"""What services ask of a bus. Two implementations: NATS (shared/bus/nats.py) and a simulated one
+(shared/testing/simulated_bus.py).
 
-Handlers are plain functions, called in order of arrival on the event loop: they must not block and start tasks for anything
-longer. All waits have a deadline. A BusTimeout leaves the effect unknown; callers re-read.
+Handlers are plain functions, called in order of arrival on the event loop: they must not block and
+start tasks for anything longer. All waits have a deadline. A BusTimeout leaves the effect unknown;
+callers re-read.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -52,7 +54,9 @@ class Call(Protocol):
         """The sender speaks JSON; replies follow suit."""
 
     async def reply(self, msg: Struct) -> None:
-        """Answer. A `Refused` is sent as a services-API error as well. Nothing happens where no reply is wanted."""
+        """Answer. A `Refused` is sent as a services-API error as well. Nothing happens where no
+        reply is wanted.
+        """
 
 
 Handler = Callable[[Any, Call], None]
@@ -65,7 +69,9 @@ class Subscription(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A request/reply endpoint, registered with the NATS services API. Bad payloads are answered `Refused` by the bus."""
+    """A request/reply endpoint, registered with the NATS services API. Bad payloads are answered
+    `Refused` by the bus.
+    """
 
     name: str
     subject: str
@@ -88,7 +94,9 @@ class KeyValue(Protocol):
     async def create(self, key: str, value: bytes, *, ttl_s: float | None = None) -> int:
         """The revision. Raises WrongSequence if the key lives."""
 
-    async def update(self, key: str, value: bytes, revision: int, *, ttl_s: float | None = None) -> int:
+    async def update(
+        self, key: str, value: bytes, revision: int, *, ttl_s: float | None = None
+    ) -> int:
         """The new revision. Raises WrongSequence if `revision` is not the present one."""
 
     async def delete(self, key: str) -> None: ...
@@ -98,10 +106,14 @@ class KeyValue(Protocol):
 
 
 class Log(Protocol):
-    """An append-only stream with a subject per replica. Sequences are the stream's; 0 means none."""
+    """An append-only stream with a subject per replica. Sequences are the stream's; 0 means
+    none.
+    """
 
     async def append(self, subject: str, payload: bytes, expected_last: int) -> int:
-        """The sequence. Raises WrongSequence unless the subject's last sequence is `expected_last`."""
+        """The sequence. Raises WrongSequence unless the subject's last sequence is
+        `expected_last`.
+        """
 
     async def last(self, subject: str) -> tuple[int, bytes] | None: ...
 
@@ -125,16 +137,39 @@ class Bus(Protocol):
     @property
     def acks(self) -> Log: ...
 
-    async def publish(self, subject: str, msg: Struct, *, headers: Mapping[str, str] | None = None, json: bool = False) -> None:
+    async def publish(
+        self,
+        subject: str,
+        msg: Struct,
+        *,
+        headers: Mapping[str, str] | None = None,
+        json: bool = False,
+    ) -> None:
         """Fire and forget: at most once."""
 
-    async def request(self, subject: str, msg: Struct, kind: type[T], *, timeout_s: float, headers: Mapping[str, str] | None = None) -> T:
-        """Raises NoResponders, BusTimeout, or PeerError (the answer is not a `kind`; RefusedError where it was a Refused)."""
+    async def request(
+        self,
+        subject: str,
+        msg: Struct,
+        kind: type[T],
+        *,
+        timeout_s: float,
+        headers: Mapping[str, str] | None = None,
+    ) -> T:
+        """Raises NoResponders, BusTimeout, or PeerError (the answer is not a `kind`; RefusedError
+        where it was a Refused).
+        """
 
-    async def subscribe(self, subject: str, kind: Any, handler: Handler, *, queue: str = "") -> Subscription:
-        """Bad payloads are counted, logged and dropped (answered Refused where a reply is wanted)."""
+    async def subscribe(
+        self, subject: str, kind: Any, handler: Handler, *, queue: str = ""
+    ) -> Subscription:
+        """Bad payloads are counted, logged and dropped (answered Refused where a reply is
+        wanted).
+        """
 
-    async def serve(self, name: str, endpoints: Sequence[Endpoint], metadata: Mapping[str, str]) -> Subscription:
+    async def serve(
+        self, name: str, endpoints: Sequence[Endpoint], metadata: Mapping[str, str]
+    ) -> Subscription:
         """Register a service instance and its endpoints with the services API."""
 
     async def flush(self, timeout_s: float) -> None: ...

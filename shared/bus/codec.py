@@ -42,14 +42,22 @@ def with_content_type(headers: Mapping[str, str] | None, *, json: bool) -> dict[
 
 
 def decode(kind: Any, raw: bytes, *, json: bool) -> Any:
-    """Raises PeerError, with the offending field as `param`, unless the bytes are a `kind`. An empty message has no fields."""
+    """Raises PeerError, with the offending field as `param`, unless the bytes are a `kind`. An
+    empty message has no fields.
+    """
     try:
         return _decoder(kind, json).decode(raw or (b"{}" if json else EMPTY))
     # RecursionError: nested deeper than the interpreter allows; ValueError: text that is not UTF-8
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         found = _AT_PATH.search(str(error))
-        hint = "" if json or not raw.startswith(b"{") else f"; JSON needs the header {CONTENT_TYPE}: {JSON_TYPE}"
-        raise PeerError(f"payload: {error}{hint}", param=found["path"] if found else None) from error
+        hint = (
+            ""
+            if json or not raw.startswith(b"{")
+            else f"; JSON needs the header {CONTENT_TYPE}: {JSON_TYPE}"
+        )
+        raise PeerError(
+            f"payload: {error}{hint}", param=found["path"] if found else None
+        ) from error
 
 
 EMPTY = b"\x80"  # a map without entries
@@ -70,12 +78,16 @@ def refusal_headers(refused: Refused) -> dict[str, str]:
 
 
 def answer(kind: Any, raw: bytes, headers: Mapping[str, str] | None) -> Any:
-    """An answer as a `kind`. Raises RefusedError where the headers call it an error, PeerError where it is something else."""
+    """An answer as a `kind`. Raises RefusedError where the headers call it an error, PeerError
+    where it is something else.
+    """
     json = speaks_json(headers)
     if not headers or ERROR_CODE_HEADER not in headers:
         return decode(kind, raw, json=json)
     try:
         refused = decode(Refused, raw, json=json)
     except PeerError:  # another services-API program's error: its words are in the headers alone
-        refused = Refused(code=headers[ERROR_CODE_HEADER], message=headers.get(ERROR_HEADER, "refused"))
+        refused = Refused(
+            code=headers[ERROR_CODE_HEADER], message=headers.get(ERROR_HEADER, "refused")
+        )
     raise RefusedError(refused)

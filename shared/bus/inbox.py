@@ -1,7 +1,8 @@
 """Questions and their answers over one wildcard subscription.
 
-In place of nats-py's own request(): a cancellation or a deadline always takes effect here (asyncio.wait_for of Python 3.11
-may swallow one), one question may have many answers, and nothing is left behind when sending fails.
+In place of nats-py's own request(): a cancellation or a deadline always takes effect here
+(asyncio.wait_for of Python 3.11 may swallow one), one question may have many answers, and nothing
+is left behind when sending fails.
 """
 
 import asyncio
@@ -17,7 +18,8 @@ from shared.errors import BusError, BusTimeout, NoResponders, PeerError
 
 T = TypeVar("T")
 
-# One subscription's queue: at 30 k msg/s, the most one takes, half a second of backlog; older answers are no use to anyone.
+# One subscription's queue: at 30 k msg/s, the most one takes, half a second of backlog; older
+# answers are no use to anyone.
 PENDING_MSGS = 16_384
 PENDING_BYTES = 128 * 1024 * 1024  # 16 messages of the largest size
 OUTBOUND_BYTES = 16 * 1024 * 1024  # two messages of the largest size wait here for the socket
@@ -26,23 +28,36 @@ _POLL_S = 0.001
 
 
 class Outbox:
-    """Sends, within bounds. nats-py's own backpressure (and its swallowing of cancellation there) is never reached."""
+    """Sends, within bounds. nats-py's own backpressure (and its swallowing of cancellation there)
+    is never reached.
+    """
 
     def __init__(self, client: Client) -> None:
         self._client = client
 
-    async def send(self, subject: str, payload: bytes, *, reply: str = "", headers: Mapping[str, str] | None = None) -> None:
+    async def send(
+        self,
+        subject: str,
+        payload: bytes,
+        *,
+        reply: str = "",
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
         """Hand over to the socket. While disconnected, up to OUTBOUND_BYTES wait for the reconnect.
 
-        Raises PeerError for an impossible subject, BusTimeout where too much waits already, BusError for a closed connection
-        or a payload over the server's limit.
+        Raises PeerError for an impossible subject, BusTimeout where too much waits already,
+        BusError for a closed connection or a payload over the server's limit.
         """
         if len(payload) > self._client.max_payload:
-            raise BusError(f"{len(payload)} bytes for {subject}: the server's max_payload is {self._client.max_payload}")
+            raise BusError(
+                f"{len(payload)} bytes for {subject}: the server's max_payload is {self._client.max_payload}"
+            )
         if self._client.pending_data_size > OUTBOUND_BYTES:
             await self._wait_for_room(subject)
         try:
-            await self._client.publish(subject, payload, reply=reply, headers=None if headers is None else dict(headers))
+            await self._client.publish(
+                subject, payload, reply=reply, headers=None if headers is None else dict(headers)
+            )
         except nats.errors.BadSubjectError as error:
             raise PeerError(f"{subject!r} is not a subject", code="invalid_id") from error
         except nats.errors.Error as error:
@@ -52,14 +67,18 @@ class Outbox:
         give_up_at_s = asyncio.get_running_loop().time() + CONGESTED_S
         while self._client.pending_data_size > OUTBOUND_BYTES:
             if not self._client.is_connected or asyncio.get_running_loop().time() > give_up_at_s:
-                raise BusTimeout(f"cannot send to {subject}: {self._client.pending_data_size} bytes wait already")
+                raise BusTimeout(
+                    f"cannot send to {subject}: {self._client.pending_data_size} bytes wait already"
+                )
             await asyncio.sleep(_POLL_S)
 
 
 class _Ear:
-    """What nats-py takes for the future of a subscription's only message: it is told each message as soon as that is read.
+    """What nats-py takes for the future of a subscription's only message: it is told each message
+    as soon as that is read.
 
-    A callback would be told it by a task behind a queue, 50 us later, and no answer need wait its turn: it only wakes who asked.
+    A callback would be told it by a task behind a queue, 50 us later, and no answer need wait its
+    turn: it only wakes who asked.
     """
 
     def __init__(self, hear: Callable[[Msg], None]) -> None:
@@ -80,9 +99,18 @@ class Inbox:
         self._waiting: dict[str, Callable[[Msg], None]] = {}
 
     async def open(self) -> None:
-        await self._client.subscribe(self._prefix + "*", future=cast("asyncio.Future[Msg]", _Ear(self._on_answer)))
+        await self._client.subscribe(
+            self._prefix + "*", future=cast("asyncio.Future[Msg]", _Ear(self._on_answer))
+        )
 
-    async def ask(self, subject: str, payload: bytes, *, timeout_s: float, headers: Mapping[str, str] | None = None) -> Msg:
+    async def ask(
+        self,
+        subject: str,
+        payload: bytes,
+        *,
+        timeout_s: float,
+        headers: Mapping[str, str] | None = None,
+    ) -> Msg:
         """The first answer. Raises NoResponders, BusTimeout, BusError."""
         first: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
 
@@ -96,7 +124,9 @@ class Inbox:
         return msg
 
     async def ask_many(self, subject: str, payload: bytes, *, timeout_s: float) -> list[Msg]:
-        """All answers up to and including the one that is a bare status. Raises BusTimeout, BusError."""
+        """All answers up to and including the one that is a bare status. Raises BusTimeout,
+        BusError.
+        """
         msgs: list[Msg] = []
         complete: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -121,7 +151,9 @@ class Inbox:
         self._waiting[token] = on_answer
         try:
             async with asyncio.timeout(timeout_s):
-                await self._outbox.send(subject, payload, reply=self._prefix + token, headers=headers)
+                await self._outbox.send(
+                    subject, payload, reply=self._prefix + token, headers=headers
+                )
                 return await done
         except TimeoutError as error:
             raise BusTimeout(f"no answer from {subject} within {timeout_s:g} s") from error
@@ -135,5 +167,7 @@ class Inbox:
 
 
 def status(msg: Msg) -> str:
-    """The status of a message that is nothing else ("503", "404", "204"); empty for a message proper."""
+    """The status of a message that is nothing else ("503", "404", "204"); empty for a message
+    proper.
+    """
     return "" if msg.data or not msg.headers else msg.headers.get("Status", "")

@@ -1,9 +1,10 @@
 """The durable things over JetStream's own protocol: KeyValue and Log of shared/bus/api.py.
 
-nats-py's KeyValue has no TTL on update and reads a bucket through a consumer; here a write is one request with an expected
-sequence, a read one direct get, and a listing a few batches of direct gets (measured: 5,000 keys of 1 KB in 0.13-0.21 s).
-With more than one stream replica a direct get may be answered by one that is behind: whoever decides on a read writes by
-compare-and-set, which the leader judges.
+nats-py's KeyValue has no TTL on update and reads a bucket through a consumer; here a write is one
+request with an expected sequence, a read one direct get, and a listing a few batches of direct gets
+(measured: 5,000 keys of 1 KB in 0.13-0.21 s). With more than one stream replica a direct get may be
+answered by one that is behind: whoever decides on a read writes by compare-and-set, which the
+leader judges.
 """
 
 import math
@@ -17,8 +18,11 @@ from shared.bus.api import Entry
 from shared.bus.inbox import Inbox, status
 from shared.errors import BusError, BusTimeout, NoResponders, PeerError, WrongSequence
 
-WRONG_SEQUENCE_CODES = (10071, 10164)  # JetStream's "wrong last sequence", with and without the number
-MARKER_TTL_S = 60  # a deleted key's marker is for onlookers (`nats kv watch`); then it goes, so that deletes leave nothing
+# JetStream's "wrong last sequence", with and without the number
+WRONG_SEQUENCE_CODES = (10071, 10164)
+# a deleted key's marker is for onlookers (`nats kv watch`); then it goes, so that deletes leave
+# nothing
+MARKER_TTL_S = 60
 BATCH_MSGS = 1_000  # of one direct get: under a sixteenth of the inbox's queue
 BATCH_BYTES = 8 * 1024 * 1024
 _KEY = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
@@ -48,7 +52,13 @@ class Stream:
         self._name = name
         self._timeout_s = timeout_s
 
-    async def write(self, subject: str, payload: bytes, headers: dict[str, str], expected_last: int | None = None) -> int:
+    async def write(
+        self,
+        subject: str,
+        payload: bytes,
+        headers: dict[str, str],
+        expected_last: int | None = None,
+    ) -> int:
         """The sequence. Raises WrongSequence, BusTimeout, BusError."""
         if expected_last is not None:
             headers["Nats-Expected-Last-Subject-Sequence"] = str(expected_last)
@@ -59,10 +69,17 @@ class Stream:
         return await self._get(f"$JS.API.DIRECT.GET.{self._name}.{subject}")
 
     async def since(self, filter_subject: str, seq: int) -> AsyncIterator[list[Msg]]:
-        """Batches of the messages that match, from sequence `seq` on, in order. Raises BusTimeout where one broke off."""
+        """Batches of the messages that match, from sequence `seq` on, in order. Raises BusTimeout
+        where one broke off.
+        """
         more = True
         while more:
-            question = {"seq": seq, "next_by_subj": filter_subject, "batch": BATCH_MSGS, "max_bytes": BATCH_BYTES}
+            question = {
+                "seq": seq,
+                "next_by_subj": filter_subject,
+                "batch": BATCH_MSGS,
+                "max_bytes": BATCH_BYTES,
+            }
             *msgs, end = await self._ask_batch(msgspec.json.encode(question))
             if not msgs:
                 return
@@ -72,11 +89,17 @@ class Stream:
             more = (end.headers or {}).get("Nats-Num-Pending") != "0"
 
     async def purge(self, subject: str, below: int) -> None:
-        await self._call(f"$JS.API.STREAM.PURGE.{self._name}", msgspec.json.encode({"filter": subject, "seq": below}), None)
+        await self._call(
+            f"$JS.API.STREAM.PURGE.{self._name}",
+            msgspec.json.encode({"filter": subject, "seq": below}),
+            None,
+        )
 
     async def _call(self, subject: str, payload: bytes, headers: dict[str, str] | None) -> Ack:
         try:
-            msg = await self._inbox.ask(subject, payload, headers=headers, timeout_s=self._timeout_s)
+            msg = await self._inbox.ask(
+                subject, payload, headers=headers, timeout_s=self._timeout_s
+            )
         except NoResponders as error:  # no leader now, or the stream is gone
             raise BusTimeout(f"the stream {self._name} does not answer") from error
         try:
@@ -87,7 +110,9 @@ class Stream:
             return ack
         if ack.error.err_code in WRONG_SEQUENCE_CODES:
             found = _SEQUENCE_AT_END.search(ack.error.description)
-            raise WrongSequence(f"{subject}: {ack.error.description}", int(found[1]) if found else 0)
+            raise WrongSequence(
+                f"{subject}: {ack.error.description}", int(found[1]) if found else 0
+            )
         raise BusError(f"{subject}: {ack.error.description} ({ack.error.err_code})")
 
     async def _get(self, subject: str) -> Msg | None:
@@ -98,17 +123,23 @@ class Stream:
         return None if self._is_end(msg) else msg
 
     async def _ask_batch(self, question: bytes) -> list[Msg]:
-        msgs = await self._inbox.ask_many(f"$JS.API.DIRECT.GET.{self._name}", question, timeout_s=self._timeout_s)
+        msgs = await self._inbox.ask_many(
+            f"$JS.API.DIRECT.GET.{self._name}", question, timeout_s=self._timeout_s
+        )
         self._is_end(msgs[-1])
         return msgs
 
     def _is_end(self, msg: Msg) -> bool:
-        """Whether there is no message (404) or no further one (204). Raises for any other status."""
+        """Whether there is no message (404) or no further one (204). Raises for any other
+        status.
+        """
         code = status(msg)
         if code == "503":
             raise BusTimeout(f"the stream {self._name} does not answer")
         if code not in ("", "204", "404"):
-            raise BusError(f"the stream {self._name} answered {code} {(msg.headers or {}).get('Description', '')}")
+            raise BusError(
+                f"the stream {self._name} answered {code} {(msg.headers or {}).get('Description', '')}"
+            )
         return code != ""
 
 
@@ -132,13 +163,19 @@ class StreamKeyValue:
             if present is not None and not _is_marker(present):
                 raise
         # Deleted: follow the marker, or nothing where that has just gone.
-        return await self._stream.write(subject, value, _ttl(ttl_s), 0 if present is None else sequence(present))
+        return await self._stream.write(
+            subject, value, _ttl(ttl_s), 0 if present is None else sequence(present)
+        )
 
-    async def update(self, key: str, value: bytes, revision: int, *, ttl_s: float | None = None) -> int:
+    async def update(
+        self, key: str, value: bytes, revision: int, *, ttl_s: float | None = None
+    ) -> int:
         return await self._stream.write(self._subject(key), value, _ttl(ttl_s), revision)
 
     async def delete(self, key: str) -> None:
-        await self._stream.write(self._subject(key), b"", {"KV-Operation": "DEL", **_ttl(MARKER_TTL_S)})
+        await self._stream.write(
+            self._subject(key), b"", {"KV-Operation": "DEL", **_ttl(MARKER_TTL_S)}
+        )
 
     async def scan(self, prefix: str) -> Sequence[tuple[str, Entry]]:
         if prefix and not prefix.endswith("."):
@@ -173,7 +210,11 @@ class StreamLog:
         return None if msg is None else (sequence(msg), msg.data)
 
     async def read(self, subject: str, after: int = 0) -> Sequence[tuple[int, bytes]]:
-        return [(sequence(msg), msg.data) async for msgs in self._stream.since(subject, after + 1) for msg in msgs]
+        return [
+            (sequence(msg), msg.data)
+            async for msgs in self._stream.since(subject, after + 1)
+            for msg in msgs
+        ]
 
     async def trim(self, subject: str, below: int) -> None:
         if below > 1:  # JetStream takes 0 for "everything"

@@ -24,7 +24,8 @@ class Routes(Generic[L]):
         self._rng = rng
         self._exact: dict[str, dict[L, None]] = {}
         self._wild: dict[L, list[str]] = {}
-        self._wild_found: dict[str, tuple[L, ...]] = {}  # by subject; emptied when a wildcard comes or goes
+        # by subject; emptied when a wildcard comes or goes
+        self._wild_found: dict[str, tuple[L, ...]] = {}
 
     def add(self, listener: L) -> None:
         tokens = listener.subject.split(".")
@@ -52,14 +53,18 @@ class Routes(Generic[L]):
             else:
                 heard.append(listener)
         for members in queues.values():
-            heard.append(members[0] if len(members) == 1 else members[int(self._rng.random() * len(members))])
+            heard.append(
+                members[0] if len(members) == 1 else members[int(self._rng.random() * len(members))]
+            )
         return heard
 
     def _wildcards(self, subject: str) -> tuple[L, ...]:
         found = self._wild_found.get(subject)
         if found is None:
             tokens = subject.split(".")
-            found = tuple(listener for listener, pattern in self._wild.items() if matches(pattern, tokens))
+            found = tuple(
+                listener for listener, pattern in self._wild.items() if matches(pattern, tokens)
+            )
             self._wild_found[subject] = found
         return found
 
@@ -71,4 +76,6 @@ def matches(pattern: list[str], tokens: list[str]) -> bool:
         if len(tokens) <= len(pattern):
             return False
         tokens = tokens[: len(pattern)]
-    return len(pattern) == len(tokens) and all(p in ("*", t) for p, t in zip(pattern, tokens, strict=True))
+    return len(pattern) == len(tokens) and all(
+        p in ("*", t) for p, t in zip(pattern, tokens, strict=True)
+    )

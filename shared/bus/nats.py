@@ -1,6 +1,8 @@
-"""The real bus: one NATS connection per process, JetStream behind it, endpoints under the services API.
+"""The real bus: one NATS connection per process, JetStream behind it, endpoints under the services
+API.
 
-Together with its neighbours client.py, inbox.py, jetstream.py, provision.py and intake.py the only importer of the NATS client.
+Together with its neighbours client.py, inbox.py, jetstream.py, provision.py and intake.py the only
+importer of the NATS client.
 """
 
 import asyncio
@@ -37,7 +39,8 @@ CLOSE_S = 1.0  # for the socket, after the drain
 FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.05, 2.0
 PING_S = 5  # a silent server is noticed after three of these
 COMPLAIN_EVERY_S = 1.0
-LOST = (OSError, nats.errors.StaleConnectionError, nats.errors.TimeoutError)  # what a lost connection looks like
+# what a lost connection looks like
+LOST = (OSError, nats.errors.StaleConnectionError, nats.errors.TimeoutError)
 
 
 class NatsCall:
@@ -75,8 +78,8 @@ class NatsBus:
 
     def __init__(self, client: Client, store_timeout_s: float) -> None:
         self.counters = Counters()
-        # Never has a result. Has an exception once a handler of ours failed or the server closed the connection for good:
-        # whoever runs the service waits for it and ends.
+        # Never has a result. Has an exception once a handler of ours failed or the server closed
+        # the connection for good: whoever runs the service waits for it and ends.
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._client = client
         self._outbox = Outbox(client)
@@ -85,8 +88,14 @@ class NatsBus:
         self._closing = False
         self._down_at_s: float | None = None
         self._complained_at_s: dict[str, float] = {}
-        self._requests = StreamKeyValue(Stream(self._inbox, f"KV_{subjects.REQUESTS_BUCKET}", store_timeout_s), subjects.REQUESTS_BUCKET)
-        self._leases = StreamKeyValue(Stream(self._inbox, f"KV_{subjects.LEASES_BUCKET}", store_timeout_s), subjects.LEASES_BUCKET)
+        self._requests = StreamKeyValue(
+            Stream(self._inbox, f"KV_{subjects.REQUESTS_BUCKET}", store_timeout_s),
+            subjects.REQUESTS_BUCKET,
+        )
+        self._leases = StreamKeyValue(
+            Stream(self._inbox, f"KV_{subjects.LEASES_BUCKET}", store_timeout_s),
+            subjects.LEASES_BUCKET,
+        )
         self._acks = StreamLog(Stream(self._inbox, subjects.ACKS_STREAM, store_timeout_s))
 
     @property
@@ -101,24 +110,51 @@ class NatsBus:
     def acks(self) -> Log:
         return self._acks
 
-    async def publish(self, subject: str, msg: Struct, *, headers: Mapping[str, str] | None = None, json: bool = False) -> None:
-        """Raises PeerError for an impossible subject, BusError for a closed connection or a payload over the server's limit.
+    async def publish(
+        self,
+        subject: str,
+        msg: Struct,
+        *,
+        headers: Mapping[str, str] | None = None,
+        json: bool = False,
+    ) -> None:
+        """Raises PeerError for an impossible subject, BusError for a closed connection or a payload
+        over the server's limit.
 
-        Where the connection cannot take it (OUTBOUND_BYTES wait already) it is dropped and counted as unsent.
+        Where the connection cannot take it (OUTBOUND_BYTES wait already) it is dropped and counted
+        as unsent.
         """
         try:
-            await self._outbox.send(subject, codec.encode(msg, json=json), headers=codec.with_content_type(headers, json=json))
+            await self._outbox.send(
+                subject,
+                codec.encode(msg, json=json),
+                headers=codec.with_content_type(headers, json=json),
+            )
         except BusTimeout:
             self.counters.unsent += 1
-            self._complain("message.unsent", subject.rpartition(".")[0], waiting_bytes=self._client.pending_data_size)
+            self._complain(
+                "message.unsent",
+                subject.rpartition(".")[0],
+                waiting_bytes=self._client.pending_data_size,
+            )
 
-    async def request(self, subject: str, msg: Struct, kind: type[T], *, timeout_s: float, headers: Mapping[str, str] | None = None) -> T:
+    async def request(
+        self,
+        subject: str,
+        msg: Struct,
+        kind: type[T],
+        *,
+        timeout_s: float,
+        headers: Mapping[str, str] | None = None,
+    ) -> T:
         payload = codec.encode(msg, json=False)
         answer = await self._inbox.ask(subject, payload, headers=headers, timeout_s=timeout_s)
         typed: T = codec.answer(kind, answer.data, answer.headers)
         return typed
 
-    async def subscribe(self, subject: str, kind: Any, handler: Handler, *, queue: str = "") -> Subscription:
+    async def subscribe(
+        self, subject: str, kind: Any, handler: Handler, *, queue: str = ""
+    ) -> Subscription:
         """In force when this returns."""
 
         async def on_message(msg: Msg) -> None:
@@ -128,7 +164,9 @@ class NatsBus:
         await intake.subscribe(subject, queue, on_message)
         return await self._in_force(intake)
 
-    async def serve(self, name: str, endpoints: Sequence[Endpoint], metadata: Mapping[str, str]) -> Subscription:
+    async def serve(
+        self, name: str, endpoints: Sequence[Endpoint], metadata: Mapping[str, str]
+    ) -> Subscription:
         """In force when this returns. Bad payloads count as the endpoint's errors in its STATS."""
         refused: Counter[str] = Counter()
 
@@ -137,18 +175,29 @@ class NatsBus:
 
         def on_request(endpoint: Endpoint) -> Any:
             async def handle(request: Request) -> None:
-                # The reply comes later and from elsewhere, so we need the message and not micro's view of it.
-                if not await self._hand_over(request._msg, endpoint.subject, endpoint.kind, endpoint.handler):
+                # The reply comes later and from elsewhere, so we need the message and not micro's
+                # view of it.
+                if not await self._hand_over(
+                    request._msg, endpoint.subject, endpoint.kind, endpoint.handler
+                ):
                     refused[endpoint.name] += 1
 
             return handle
 
         intake = self._take_in()
-        await register(intake, name, [(endpoint, on_request(endpoint)) for endpoint in endpoints], metadata, add_errors)
+        await register(
+            intake,
+            name,
+            [(endpoint, on_request(endpoint)) for endpoint in endpoints],
+            metadata,
+            add_errors,
+        )
         return await self._in_force(intake)
 
     async def flush(self, timeout_s: float) -> None:
-        """All that was sent has reached the server. Raises BusTimeout, or BusError on a closed connection."""
+        """All that was sent has reached the server. Raises BusTimeout, or BusError on a closed
+        connection.
+        """
         try:
             async with asyncio.timeout(timeout_s):
                 await self._client.flush()
@@ -157,11 +206,14 @@ class NatsBus:
         except nats.errors.Error as error:
             raise BusError(f"cannot flush: {error}") from error
 
-    async def open(self, url: str, name: str, replicas: int, connect_s: float, store_timeout_s: float) -> None:
+    async def open(
+        self, url: str, name: str, replicas: int, connect_s: float, store_timeout_s: float
+    ) -> None:
         """Connect, check the server, make the streams. Raises ConfigError."""
         try:
             async with asyncio.timeout(connect_s):
-                # Subject validation stays on: 0.1 of the 2.5 us that sending takes, and no CRLF gets into the protocol.
+                # Subject validation stays on: 0.1 of the 2.5 us that sending takes, and no CRLF
+                # gets into the protocol.
                 await self._client.connect(
                     url.split(","),
                     name=name,
@@ -170,7 +222,8 @@ class NatsBus:
                     reconnected_cb=self._on_reconnected,
                     closed_cb=self._on_closed,
                     reconnect_to_server_handler=_next_server,
-                    reconnect_time_wait=1,  # of the first connection alone; after it _next_server decides
+                    # of the first connection alone; after it _next_server decides
+                    reconnect_time_wait=1,
                     max_reconnect_attempts=-1,
                     ping_interval=PING_S,
                     pending_size=4 * OUTBOUND_BYTES,  # never reached: Outbox stops before
@@ -178,7 +231,9 @@ class NatsBus:
                 )
         except TimeoutError as error:
             why = f" ({self._client.last_error})" if self._client.last_error else ""
-            raise ConfigError(f"no NATS server let us in at {_without_password(url)} within {connect_s:g} s{why}") from error
+            raise ConfigError(
+                f"no NATS server let us in at {_without_password(url)} within {connect_s:g} s{why}"
+            ) from error
         except (nats.errors.Error, ValueError) as error:
             raise ConfigError(f"cannot connect to {_without_password(url)}: {error}") from error
         await self._inbox.open()
@@ -186,7 +241,9 @@ class NatsBus:
         await provision.ensure_streams(self._client, replicas, store_timeout_s)
 
     async def close(self, drain_s: float) -> None:
-        """Hand over what was received, send what was published, and close: within drain_s + CLOSE_S, whatever the server does."""
+        """Hand over what was received, send what was published, and close: within drain_s +
+        CLOSE_S, whatever the server does.
+        """
         self._closing = True
         was_open = self._client.is_connected or self._client.is_reconnecting
         try:
@@ -197,7 +254,8 @@ class NatsBus:
         except (TimeoutError, BusError) as error:
             log.warning("bus.drain_failed", drain_s=drain_s, error=str(error))
         finally:
-            # nats-py's close may swallow a cancellation or wait for a dead socket: we wait for it, and not for long.
+            # nats-py's close may swallow a cancellation or wait for a dead socket: we wait for it,
+            # and not for long.
             closing = asyncio.ensure_future(self._client.close())
             await asyncio.wait({closing}, timeout=CLOSE_S)
             if not closing.done():
@@ -218,7 +276,9 @@ class NatsBus:
         return intake
 
     async def _in_force(self, intake: Intake) -> Intake:
-        """The intake, once the server has it. Raises BusTimeout, and leaves nothing subscribed, where it does not say so."""
+        """The intake, once the server has it. Raises BusTimeout, and leaves nothing subscribed,
+        where it does not say so.
+        """
         try:
             await self.flush(STORE_S)
         except BaseException:
@@ -227,13 +287,21 @@ class NatsBus:
         return intake
 
     async def _hand_over(self, msg: Msg, pattern: str, kind: Any, handler: Handler) -> bool:
-        """Decode and call the handler; False where the payload was bad. Any other failure is our bug and ends the service."""
+        """Decode and call the handler; False where the payload was bad. Any other failure is our
+        bug and ends the service.
+        """
         call = NatsCall(msg, self._outbox)
         try:
             decoded = codec.decode(kind, msg.data, json=call.json)
         except PeerError as error:
             self.counters.bad_payloads += 1
-            self._complain("payload.refused", pattern, sent_to=msg.subject, payload_bytes=len(msg.data), error=error.message)
+            self._complain(
+                "payload.refused",
+                pattern,
+                sent_to=msg.subject,
+                payload_bytes=len(msg.data),
+                error=error.message,
+            )
             with contextlib.suppress(BusError, PeerError):  # theirs to send again
                 await call.reply(codec.refusal(error))
             return False
@@ -249,7 +317,9 @@ class NatsBus:
             self.failed.set_exception(error)
 
     def _complain(self, event: str, about: str, **facts: object) -> None:
-        """Log, at most once a second for each event and subject pattern (patterns are ours, so these are few)."""
+        """Log, at most once a second for each event and subject pattern (patterns are ours, so
+        these are few).
+        """
         now_s, about_what = asyncio.get_running_loop().time(), f"{event} {about}"
         if now_s - self._complained_at_s.get(about_what, -COMPLAIN_EVERY_S) >= COMPLAIN_EVERY_S:
             self._complained_at_s[about_what] = now_s
@@ -260,7 +330,8 @@ class NatsBus:
             self.counters.dropped += 1
             self._complain("message.dropped", error.sub.subject, sent_to=error.subject)
         elif isinstance(error, LOST) or not self._client.is_connected:
-            log.debug("bus.unreachable", error=repr(error))  # disconnected and reconnected are told once each
+            # disconnected and reconnected are told once each
+            log.debug("bus.unreachable", error=repr(error))
         else:
             log.warning("bus.error", error=repr(error))
 
@@ -273,11 +344,15 @@ class NatsBus:
 
     async def _on_reconnected(self) -> None:
         self.counters.reconnects += 1
-        down_s = 0.0 if self._down_at_s is None else asyncio.get_running_loop().time() - self._down_at_s
+        down_s = (
+            0.0 if self._down_at_s is None else asyncio.get_running_loop().time() - self._down_at_s
+        )
         log.warning("bus.reconnected", down_s=round(down_s, 3))
 
     async def _on_closed(self) -> None:
-        """Only we close, or a server that will not have us any more: a bus that can never speak again must not go on."""
+        """Only we close, or a server that will not have us any more: a bus that can never speak
+        again must not go on.
+        """
         if not self._closing:
             log.error("bus.closed", error=str(self._client.last_error))
             self._fail(BusError(f"the server closed the connection: {self._client.last_error}"))
@@ -285,12 +360,20 @@ class NatsBus:
 
 @contextlib.asynccontextmanager
 async def connect(
-    url: str, name: str, *, drain_s: float = 5.0, replicas: int = 1, connect_s: float = CONNECT_S, store_timeout_s: float = STORE_S
+    url: str,
+    name: str,
+    *,
+    drain_s: float = 5.0,
+    replicas: int = 1,
+    connect_s: float = CONNECT_S,
+    store_timeout_s: float = STORE_S,
 ) -> AsyncIterator[NatsBus]:
-    """A bus on the server(s) at `url` (several: separated by commas), its streams made with `replicas` copies.
+    """A bus on the server(s) at `url` (several: separated by commas), its streams made with
+    `replicas` copies.
 
-    Raises ConfigError where no server answers within connect_s or the server lacks what we need. Reconnects for ever.
-    Leaving sends what was published, within drain_s; it raises the failure of a handler that nobody waited for.
+    Raises ConfigError where no server answers within connect_s or the server lacks what we need.
+    Reconnects for ever. Leaving sends what was published, within drain_s; it raises the failure of
+    a handler that nobody waited for.
     """
     bus = NatsBus(OrderedClient(), store_timeout_s)
     try:
@@ -309,4 +392,7 @@ def _next_server(servers: list[Server], _info: dict[str, Any]) -> tuple[Server, 
 
 
 def _without_password(urls: str) -> str:
-    return ",".join(f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}" for parts in map(urlsplit, urls.split(",")))
+    return ",".join(
+        f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
+        for parts in map(urlsplit, urls.split(","))
+    )

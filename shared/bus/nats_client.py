@@ -7,11 +7,13 @@ from nats.aio.client import PING_PROTO, Client
 
 
 class OrderedClient(Client):
-    """A PING takes its place behind the commands that wait, and its PONG may find that nobody waits for it any more.
+    """A PING takes its place behind the commands that wait, and its PONG may find that nobody waits
+    for it any more.
 
-    nats-py 2.16 writes it to the socket at once, so its flush() and drain() may be confirmed before the subscription, message or
-    unsubscription that they follow has been sent: a subscriber is not there yet, a drained one loses what came in between.
-    And the PONG of a flush() that was cancelled ends its read loop: the connection is deaf until it is found to be stale.
+    nats-py 2.16 writes it to the socket at once, so its flush() and drain() may be confirmed before
+    the subscription, message or unsubscription that they follow has been sent: a subscriber is not
+    there yet, a drained one loses what came in between. And the PONG of a flush() that was
+    cancelled ends its read loop: the connection is deaf until it is found to be stale.
     """
 
     async def _send_ping(self, future: "asyncio.Future[Any] | None" = None) -> None:

@@ -1,4 +1,6 @@
-"""What the services need of a NATS server, checked at connect; and the stream and buckets, created once by whoever comes first."""
+"""What the services need of a NATS server, checked at connect; and the stream and buckets, created
+once by whoever comes first.
+"""
 
 import asyncio
 
@@ -13,15 +15,25 @@ from shared.errors import BusTimeout, ConfigError
 from shared.vocabulary import ReplicaId
 
 MIN_VERSION = (2, 11)  # the first with per-message TTL; older ones ignore it silently
-MIN_PAYLOAD_BYTES = 8 * 1024 * 1024  # a prompt of 1 M tokens is 4 MB, and travels once more as what was resumed
-# 50 iterations/s of 2 KB from 100 replicas are 10 MB/s: 100 s of log, where workers let it be trimmed every few seconds.
+# a prompt of 1 M tokens is 4 MB, and travels once more as what was resumed
+MIN_PAYLOAD_BYTES = 8 * 1024 * 1024
+# 50 iterations/s of 2 KB from 100 replicas are 10 MB/s: 100 s of log, where workers let it be
+# trimmed every few seconds.
 ACKS_BYTES = 1024 * 1024 * 1024
 ALREADY_EXISTS = 10058
 NO_SPACE = 10047
 _TRIES = 5
 _RETRY_S = 0.2
 # What our code relies on. Replicas, placement and compression are the operator's to change.
-_RELIED_ON = ("subjects", "storage", "max_msgs_per_subject", "max_age", "allow_direct", "allow_msg_ttl", "discard")
+_RELIED_ON = (
+    "subjects",
+    "storage",
+    "max_msgs_per_subject",
+    "max_age",
+    "allow_direct",
+    "allow_msg_ttl",
+    "discard",
+)
 
 
 async def check_server(client: Client, timeout_s: float) -> None:
@@ -29,21 +41,29 @@ async def check_server(client: Client, timeout_s: float) -> None:
     version = client.connected_server_version
     missing = []
     if (version.major, version.minor) < MIN_VERSION:
-        missing.append(f"nats-server is {version.major}.{version.minor}.{version.patch}: install 2.11 or later (per-message TTL)")
+        missing.append(
+            f"nats-server is {version.major}.{version.minor}.{version.patch}: install 2.11 or later (per-message TTL)"
+        )
     if client.max_payload < MIN_PAYLOAD_BYTES:
-        missing.append(f"max_payload is {client.max_payload} bytes: put `max_payload: 8MB` in nats-server.conf")
+        missing.append(
+            f"max_payload is {client.max_payload} bytes: put `max_payload: 8MB` in nats-server.conf"
+        )
     try:
         await client.jetstream(timeout=timeout_s).account_info()
     except nats.errors.TimeoutError:
         missing.append(f"JetStream did not answer within {timeout_s:g} s: is its cluster whole?")
     except nats.errors.Error as error:
-        missing.append(f"JetStream is not enabled: put `jetstream: {{ store_dir: /data/jetstream }}` in nats-server.conf ({error})")
+        missing.append(
+            f"JetStream is not enabled: put `jetstream: {{ store_dir: /data/jetstream }}` in nats-server.conf ({error})"
+        )
     if missing:
         raise ConfigError("the NATS server lacks what Slackline needs: " + "; ".join(missing))
 
 
 def stream_configs(replicas: int) -> list[StreamConfig]:
-    """The three durable things. A bucket is a stream KV_<name> that keeps one message per subject."""
+    """The three durable things. A bucket is a stream KV_<name> that keeps one message per
+    subject.
+    """
 
     def bucket(name: str, max_age_s: float) -> StreamConfig:
         return StreamConfig(
@@ -72,11 +92,17 @@ def stream_configs(replicas: int) -> list[StreamConfig]:
         allow_direct=True,
         allow_msg_ttl=False,
     )
-    return [bucket(subjects.REQUESTS_BUCKET, 0.0), bucket(subjects.LEASES_BUCKET, LEASE_TTL_S), acks]
+    return [
+        bucket(subjects.REQUESTS_BUCKET, 0.0),
+        bucket(subjects.LEASES_BUCKET, LEASE_TTL_S),
+        acks,
+    ]
 
 
 async def ensure_streams(client: Client, replicas: int, timeout_s: float) -> None:
-    """Create what is absent, check what is there. Raises ConfigError where it differs, BusTimeout where the server does not answer."""
+    """Create what is absent, check what is there. Raises ConfigError where it differs, BusTimeout
+    where the server does not answer.
+    """
     for config in stream_configs(replicas):
         await _ensure(client, config, timeout_s)
 
@@ -84,7 +110,8 @@ async def ensure_streams(client: Client, replicas: int, timeout_s: float) -> Non
 async def _ensure(client: Client, config: StreamConfig, timeout_s: float) -> None:
     jetstream = client.jetstream(timeout=timeout_s)
     assert config.name is not None
-    for attempt in range(_TRIES):  # others create it at the same time, or a cluster has no leader yet
+    # others create it at the same time, or a cluster has no leader yet
+    for attempt in range(_TRIES):
         try:
             _check(config, (await jetstream.stream_info(config.name)).config)
             return
@@ -98,8 +125,12 @@ async def _ensure(client: Client, config: StreamConfig, timeout_s: float) -> Non
             return
         except nats.js.errors.APIError as error:
             if error.err_code == NO_SPACE:
-                raise ConfigError(f"no room for the stream {config.name}: raise max_file_store in nats-server.conf ({error})") from error
-            if error.err_code != ALREADY_EXISTS and not isinstance(error, nats.js.errors.ServiceUnavailableError):
+                raise ConfigError(
+                    f"no room for the stream {config.name}: raise max_file_store in nats-server.conf ({error})"
+                ) from error
+            if error.err_code != ALREADY_EXISTS and not isinstance(
+                error, nats.js.errors.ServiceUnavailableError
+            ):
                 raise ConfigError(f"cannot create the stream {config.name}: {error}") from error
         except nats.errors.TimeoutError:
             await asyncio.sleep(_RETRY_S * attempt)
@@ -113,4 +144,6 @@ def _check(wanted: StreamConfig, present: StreamConfig) -> None:
         if (getattr(present, name) or None) != (getattr(wanted, name) or None)
     ]
     if differing:
-        raise ConfigError(f"the stream {wanted.name} was made by something else: {'; '.join(differing)}; rename or delete it")
+        raise ConfigError(
+            f"the stream {wanted.name} was made by something else: {'; '.join(differing)}; rename or delete it"
+        )

@@ -21,8 +21,9 @@ STOP_S = 5.0
 
 
 class Intake:
-    """Also all that nats.micro asks of a client, so that its subscriptions get our limits and are drained:
-    its own stop throws away what has been received."""
+    """Also all that nats.micro asks of a client, so that its subscriptions get our limits and are
+    drained: its own stop throws away what has been received.
+    """
 
     def __init__(self, client: Client, on_stop: Callable[["Intake"], None]) -> None:
         self._client = client
@@ -30,9 +31,15 @@ class Intake:
         self._on_stop = on_stop
         self._subscriptions: list[RawSubscription] = []
 
-    async def subscribe(self, subject: str, queue: str = "", cb: Callable[[Msg], Awaitable[None]] | None = None) -> RawSubscription:
+    async def subscribe(
+        self, subject: str, queue: str = "", cb: Callable[[Msg], Awaitable[None]] | None = None
+    ) -> RawSubscription:
         subscription = await self._client.subscribe(
-            subject, queue=queue, cb=cb, pending_msgs_limit=PENDING_MSGS, pending_bytes_limit=PENDING_BYTES
+            subject,
+            queue=queue,
+            cb=cb,
+            pending_msgs_limit=PENDING_MSGS,
+            pending_bytes_limit=PENDING_BYTES,
         )
         self._subscriptions.append(subscription)
         return subscription
@@ -41,7 +48,9 @@ class Intake:
         await self._client.flush()
 
     async def stop(self) -> None:
-        """No new messages; those received have been handed to the handler, unless that takes over STOP_S."""
+        """No new messages; those received have been handed to the handler, unless that takes over
+        STOP_S.
+        """
         subscriptions, self._subscriptions = self._subscriptions, []
         # A connection that is closed, or lost meanwhile, brings nothing new either.
         with contextlib.suppress(TimeoutError, nats.errors.Error):
@@ -58,8 +67,16 @@ async def register(
     metadata: Mapping[str, str],
     amend: Callable[[EndpointStats], Any],
 ) -> None:
-    """Register a service instance; `amend` is called on each endpoint's statistics before they are told."""
-    service = await add_service(cast("Client", intake), name=name, version=VERSION, metadata=dict(metadata), stats_handler=amend)
+    """Register a service instance; `amend` is called on each endpoint's statistics before they are
+    told.
+    """
+    service = await add_service(
+        cast("Client", intake),
+        name=name,
+        version=VERSION,
+        metadata=dict(metadata),
+        stats_handler=amend,
+    )
     for endpoint, handler in endpoints:
         await service.add_endpoint(
             name=endpoint.name,

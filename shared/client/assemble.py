@@ -1,20 +1,25 @@
-"""Puts the events of one request in order: every token once, none skipped, the end last. Pure: no clock, no bus.
+"""Puts the events of one request in order: every token once, none skipped, the end last. Pure: no
+clock, no bus.
 
-What a network may lose, double or reorder, the log remembers: on a gap the reader asks (`ask`) and is told (`fill`).
+What a network may lose, double or reorder, the log remembers: on a gap the reader asks (`ask`) and
+is told (`fill`).
 """
 
 from typing import assert_never
 
 from shared.schemas import Delta, End, Replay, Status, StreamEvent, Verdict
 
-PARKED_LIMIT = 64  # deltas kept while a gap is filled, about a second of them; what is dropped comes with the next replay
+# deltas kept while a gap is filled, about a second of them; what is dropped comes with the next
+# replay
+PARKED_LIMIT = 64
 
 
 class Assembler:
     """Feed it whatever arrives; it returns what may be shown, in order.
 
-    Invariant: what was returned so far is exactly the first `tokens` tokens and `characters` characters of the log.
-    Offsets alone decide: a delta of an earlier attempt that comes late still says what the log says.
+    Invariant: what was returned so far is exactly the first `tokens` tokens and `characters`
+    characters of the log. Offsets alone decide: a delta of an earlier attempt that comes late still
+    says what the log says.
     """
 
     def __init__(self) -> None:
@@ -24,22 +29,29 @@ class Assembler:
         self._attempt = 0
         self._parked: list[Delta] = []
         self._verdict: Verdict | None = None
-        self._whole = False  # the last text is here too: text may follow the last token (held back for stop strings)
+        # the last text is here too: text may follow the last token (held back for stop strings)
+        self._whole = False
         self._text_behind = False  # a replay from `tokens` on does not reach back to `characters`
         self._asked_after_end = False
 
     @property
     def missing(self) -> bool:
         """Something was made that has not come: ask."""
-        return not self.ended and (bool(self._parked) or self._verdict is not None or self._text_behind)
+        return not self.ended and (
+            bool(self._parked) or self._verdict is not None or self._text_behind
+        )
 
     def ask(self) -> int:
-        """The token from which to ask for a replay; its answer goes to `fill`. One question at a time."""
+        """The token from which to ask for a replay; its answer goes to `fill`. One question at a
+        time.
+        """
         self._asked_after_end = self._verdict is not None
         return 0 if self._text_behind else self.tokens
 
     def take(self, event: StreamEvent) -> list[StreamEvent]:
-        """What this event makes known. Empty for repeats, for statuses of past attempts and for what must wait."""
+        """What this event makes known. Empty for repeats, for statuses of past attempts and for
+        what must wait.
+        """
         if self.ended:
             return []
         match event:
@@ -85,7 +97,11 @@ class Assembler:
             return []
         out = self._show(delta)
         self._parked.sort(key=lambda parked: (parked.offset, parked.text_offset))
-        while self._parked and self._parked[0].offset <= self.tokens and self._parked[0].text_offset <= self.characters:
+        while (
+            self._parked
+            and self._parked[0].offset <= self.tokens
+            and self._parked[0].text_offset <= self.characters
+        ):
             out += self._show(self._parked.pop(0))
         return out
 
@@ -112,7 +128,11 @@ class Assembler:
 
     def _finish(self) -> list[StreamEvent]:
         verdict = self._verdict
-        if verdict is None or self.tokens < verdict.output_tokens or not (self._whole or verdict.output_tokens == 0):
+        if (
+            verdict is None
+            or self.tokens < verdict.output_tokens
+            or not (self._whole or verdict.output_tokens == 0)
+        ):
             return []
         self.ended = True
         self._parked.clear()

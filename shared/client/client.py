@@ -1,7 +1,8 @@
 """What submits requests over the bus: the command line, the load generator, the gateway.
 
-One wildcard inbox per client, one callback for every event of every request; a task exists only while something is being asked.
-Tokens come in order, once, whatever the network lost or doubled: what is missing is asked of the log (`slo.v1.attach`).
+One wildcard inbox per client, one callback for every event of every request; a task exists only
+while something is being asked. Tokens come in order, once, whatever the network lost or doubled:
+what is missing is asked of the log (`slo.v1.attach`).
 """
 
 import asyncio
@@ -20,13 +21,28 @@ from shared import subjects
 from shared.bus.api import Bus, Call, Subscription
 from shared.client.assemble import Assembler
 from shared.errors import BusError, BusTimeout, NoResponders, PeerError, SlacklineError
-from shared.schemas import Attach, Cancel, End, GenerateRequest, Received, Replay, Status, StreamEvent, Verdict
+from shared.schemas import (
+    Attach,
+    Cancel,
+    End,
+    GenerateRequest,
+    Received,
+    Replay,
+    Status,
+    StreamEvent,
+    Verdict,
+)
 
 TICK_S = 0.25  # how often silence is looked for
 REPEAT_CANCEL_S = 1.0
-FRUITLESS_S, FRUITLESS_LIMIT_S = 0.05, 2.0  # pause after an answer that did not fill the gap, doubling; what is stored answers at once
-QUEUE_EVENTS = 1024  # events a slow reader may leave unread, half a minute at 30 tokens/s; what is dropped then is replayed later
-ASKING_AT_ONCE = 32  # attaches in flight per client, so that a thousand silent streams do not become a thousand questions at once
+# pause after an answer that did not fill the gap, doubling; what is stored answers at once
+FRUITLESS_S, FRUITLESS_LIMIT_S = 0.05, 2.0
+# events a slow reader may leave unread, half a minute at 30 tokens/s; what is dropped then is
+# replayed later
+QUEUE_EVENTS = 1024
+# attaches in flight per client, so that a thousand silent streams do not become a thousand
+# questions at once
+ASKING_AT_ONCE = 32
 REFUSALS_TO_BELIEVE = 3  # attaches refused in a row before a stream is given up
 
 Sink = Callable[[StreamEvent], None]
@@ -44,7 +60,8 @@ class Patience:
 
     answer_s: float = 2.0  # one question to admission
     submit_s: float = 15.0  # asking again with the same id, over a restart of admission
-    silence_s: float = 5.0  # without an event before asking whether one was missed; doubles up to silence_limit_s
+    # without an event before asking whether one was missed; doubles up to silence_limit_s
+    silence_s: float = 5.0
     silence_limit_s: float = 60.0
     give_up_s: float = 60.0  # nobody answers, or a known gap stays open
 
@@ -54,21 +71,27 @@ def new_request_id() -> str:
 
 
 class Handle:
-    """One request being served. Iterate over it once; it ends after End, or raises what went wrong (a SlacklineError)."""
+    """One request being served. Iterate over it once; it ends after End, or raises what went wrong
+    (a SlacklineError).
+    """
 
-    def __init__(self, client: "Client", request: GenerateRequest, tier: str, sink: Sink | None) -> None:
+    def __init__(
+        self, client: "Client", request: GenerateRequest, tier: str, sink: Sink | None
+    ) -> None:
         self.key = subjects.request_key(request.tenant, request.request_id)
         self.request = request
         self.tier = tier
         self.received: Received | None = None
         self.status: Status | None = None  # the latest
         self.verdict: Verdict | None = None
-        self.wake = asyncio.Event()  # set when there may be something to take; whoever reads several handles gives them one
+        # set when there may be something to take; whoever reads several handles gives them one
+        self.wake = asyncio.Event()
         self._client = client
         self._sink = sink
         self._unread: deque[StreamEvent] = deque()
         self._over: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
-        self._over.add_done_callback(lambda over: over.cancelled() or over.exception())  # seen, even if nobody waits
+        # seen, even if nobody waits
+        self._over.add_done_callback(lambda over: over.cancelled() or over.exception())
         # What the client keeps about this request.
         self.assembler = Assembler()
         self.routes: list[str] = []
@@ -114,7 +137,9 @@ class Handle:
         return await asyncio.shield(self._over)
 
     def take(self) -> StreamEvent | None:
-        """The next event, if it has come. Raises what went wrong, once all that came before it has been taken."""
+        """The next event, if it has come. Raises what went wrong, once all that came before it has
+        been taken.
+        """
         if self._unread:
             return self._unread.popleft()
         if self.over:
@@ -125,7 +150,9 @@ class Handle:
         return self
 
     async def __anext__(self) -> StreamEvent:
-        """Bounded by the client's patience: silence is asked about, and raises BusTimeout in the end."""
+        """Bounded by the client's patience: silence is asked about, and raises BusTimeout in the
+        end.
+        """
         while (event := self.take()) is None:
             if self.over:
                 raise StopAsyncIteration
@@ -146,16 +173,26 @@ class Handle:
 
 
 class Client:
-    """Use as `async with Client(bus, clock) as client`. Leaving it stops listening; requests go on."""
+    """Use as `async with Client(bus, clock) as client`. Leaving it stops listening; requests go
+    on.
+    """
 
-    def __init__(self, bus: Bus, clock: Now, *, patience: Patience | None = None, client_id: str | None = None) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        clock: Now,
+        *,
+        patience: Patience | None = None,
+        client_id: str | None = None,
+    ) -> None:
         self.bus = bus
         self._clock = clock
         self._patience = patience if patience is not None else Patience()
         self._root = f"_INBOX.{client_id if client_id is not None else uuid4().hex}"
         self._numbers = itertools.count(1)
         self._routes: dict[str, list[Handle]] = {}  # events' subject -> who listens
-        self._handles: dict[Handle, None] = {}  # in order: a set would be walked in the order of addresses
+        # in order: a set would be walked in the order of addresses
+        self._handles: dict[Handle, None] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._asking = asyncio.Semaphore(ASKING_AT_ONCE)
         self._inbox: Subscription | None = None
@@ -165,7 +202,12 @@ class Client:
         self._start(self._watch(), "client.watch")
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         listening = [handle.subscription for handle in self._handles] + [self._inbox]
         for handle in list(self._handles):
             handle.subscription = None
@@ -186,12 +228,15 @@ class Client:
         sink: Sink | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> Handle:
-        """Send one request and return once admission has stored it. Repeated with the same id while the outcome is unknown.
+        """Send one request and return once admission has stored it. Repeated with the same id while
+        the outcome is unknown.
 
-        An id that is known already attaches: the handle gives its events from the first token. `derived` listens on the
-        subject made from the id rather than on this client's inbox. With a `sink`, events are given to it as they come, in the
-        callback that received them (it must be quick and must not raise), and `handle.wait()` tells when all is over.
-        Raises PeerError (refused), NoResponders or BusTimeout (nobody answered for `submit_s`; it may yet have been stored).
+        An id that is known already attaches: the handle gives its events from the first token.
+        `derived` listens on the subject made from the id rather than on this client's inbox. With a
+        `sink`, events are given to it as they come, in the callback that received them (it must be
+        quick and must not raise), and `handle.wait()` tells when all is over. Raises PeerError
+        (refused), NoResponders or BusTimeout (nobody answered for `submit_s`; it may yet have been
+        stored).
         """
         key = subjects.request_key(request.tenant, request.request_id)
         own = subjects.stream(key) if derived else f"{self._root}.{next(self._numbers)}"
@@ -256,7 +301,11 @@ class Client:
         while True:
             try:
                 return await self.bus.request(
-                    subjects.requests(handle.tier), handle.request, Received, timeout_s=self._patience.answer_s, headers=headers
+                    subjects.requests(handle.tier),
+                    handle.request,
+                    Received,
+                    timeout_s=self._patience.answer_s,
+                    headers=headers,
                 )
             except (NoResponders, BusTimeout):
                 if self._clock.unix_s() + pause_s >= give_up_unix_s:
@@ -272,7 +321,9 @@ class Client:
                 self._digest(handle, handle.assembler.take(event))
 
     def _digest(self, handle: Handle, events: list[StreamEvent]) -> None:
-        """Show what became known, note the sign of life, and ask for what is now seen to be missing."""
+        """Show what became known, note the sign of life, and ask for what is now seen to be
+        missing.
+        """
         now_unix_s = self._clock.unix_s()
         if events or not handle.assembler.missing:
             handle.alive_unix_s = now_unix_s
@@ -296,9 +347,15 @@ class Client:
         request = handle.request
         async with self._asking:
             handle.overflowed = False
-            question = Attach(tenant=request.tenant, request_id=request.request_id, from_token=handle.assembler.ask())
+            question = Attach(
+                tenant=request.tenant,
+                request_id=request.request_id,
+                from_token=handle.assembler.ask(),
+            )
             try:
-                replay = await self.bus.request(subjects.ATTACH, question, Replay, timeout_s=self._patience.answer_s)
+                replay = await self.bus.request(
+                    subjects.ATTACH, question, Replay, timeout_s=self._patience.answer_s
+                )
                 handle.refusals = 0
                 self._digest(handle, handle.assembler.fill(replay))
             except PeerError as error:
@@ -328,7 +385,11 @@ class Client:
                 if handle.full:
                     handle.alive_unix_s = now_unix_s  # it is the reader who is slow
                 elif silent_s > self._patience.give_up_s + handle.silence_s:
-                    handle.fail(BusTimeout(f"request {handle.key}: nothing was heard of it for {silent_s:.0f} s"))
+                    handle.fail(
+                        BusTimeout(
+                            f"request {handle.key}: nothing was heard of it for {silent_s:.0f} s"
+                        )
+                    )
                     self.forget(handle)
                 else:
                     self._ask_if_due(handle, now_unix_s)

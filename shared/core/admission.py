@@ -1,7 +1,9 @@
-"""AdmissionCore: where each request goes next. Sans-IO; the shell writes records and carries offers.
+"""AdmissionCore: where each request goes next. Sans-IO; the shell writes records and carries
+offers.
 
-A request is *open* here from the moment it is stored (or taken over) until a replica holds it, it is relegated, or it ends.
-Each open request has at most one step under way; its result comes back as an event, which leads to the next step.
+A request is *open* here from the moment it is stored (or taken over) until a replica holds it, it
+is relegated, or it ends. Each open request has at most one step under way; its result comes back as
+an event, which leads to the next step.
 """
 
 import math
@@ -20,7 +22,9 @@ from shared.vocabulary import ReplicaId, RequestKey, ServiceClass
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A record in state `placing`, ours, that nobody holds: new, or recovered from a lost or drained replica."""
+    """A record in state `placing`, ours, that nobody holds: new, or recovered from a lost or
+    drained replica.
+    """
 
     record: Record
 
@@ -47,7 +51,9 @@ class Taken:
 
 @dataclass(frozen=True, slots=True)
 class Declined:
-    """This attempt is not held there, for certain. `unplanned`: nobody plans that replica now, so nobody was asked."""
+    """This attempt is not held there, for certain. `unplanned`: nobody plans that replica now, so
+    nobody was asked.
+    """
 
     key: RequestKey
     attempt: int
@@ -73,7 +79,9 @@ AdmissionEvent = Opened | Heard | Lost | Taken | Declined | Gone | Tick
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Write the record (attempt + 1, this replica) if it still has `attempt`, then offer it there. Answered by Taken, Declined, Gone."""
+    """Write the record (attempt + 1, this replica) if it still has `attempt`, then offer it there.
+    Answered by Taken, Declined, Gone.
+    """
 
     key: RequestKey
     attempt: int
@@ -104,8 +112,10 @@ AdmissionAction = Place | Relegate | Refuse
 class AdmissionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     hop_limit: int = 4  # offers of one request before it is best-effort
     retry_s: float = 0.1  # between looks at the digests while no replica can be offered anything
-    homeless_s: float = 10.0  # with no replica to offer to for this long, relegated (it is stored: nothing is lost)
-    open_limit: int = 20_000  # requests open at once; beyond, new ones are refused with a Retry-After
+    # with no replica to offer to for this long, relegated (it is stored: nothing is lost)
+    homeless_s: float = 10.0
+    # requests open at once; beyond, new ones are refused with a Retry-After
+    open_limit: int = 20_000
 
 
 @dataclass(slots=True)
@@ -123,7 +133,9 @@ class _Open:
 class AdmissionCore:
     """Routes open requests. Holds no promise: all of it can be rebuilt from the records."""
 
-    def __init__(self, route: Route, rng: Random, settings: AdmissionSettings | None = None) -> None:
+    def __init__(
+        self, route: Route, rng: Random, settings: AdmissionSettings | None = None
+    ) -> None:
         self._route = route
         self._rng = rng
         self._set = settings or AdmissionSettings()
@@ -154,7 +166,8 @@ class AdmissionCore:
         match event:
             case Opened(record):
                 known = self._open.get(record.key)
-                if known is None or record.attempt > known.attempt:  # else a step of it is under way, or it is being looked at
+                # else a step of it is under way, or it is being looked at
+                if known is None or record.attempt > known.attempt:
                     self._open[record.key] = _Open(record, now_unix_s, record.attempt)
                     self._step(record.key, now_unix_s, actions)
             case Heard(digest):
@@ -177,8 +190,12 @@ class AdmissionCore:
         return actions
 
     def pick(self, offer: Offer, *, now_unix_s: float) -> tuple[ReplicaId, str] | None:
-        """The first choice for a request about to be stored, so that its record can be written with it. Debited."""
-        replica = next(iter(self._route(offer, self._debits.views(now_unix_s, offer.needs), self._rng)), None)
+        """The first choice for a request about to be stored, so that its record can be written with
+        it. Debited.
+        """
+        replica = next(
+            iter(self._route(offer, self._debits.views(now_unix_s, offer.needs), self._rng)), None
+        )
         digest = None if replica is None else self._debits.raw(replica)
         if replica is None or digest is None:
             return None
@@ -186,16 +203,22 @@ class AdmissionCore:
         return replica, digest.incarnation
 
     def shortest_backlog_s(self, *, now_unix_s: float) -> float:
-        """When it may be worth asking again: the least backlog of any replica, between 1 and 30 s."""
+        """When it may be worth asking again: the least backlog of any replica, between 1 and 30
+        s.
+        """
         backlogs = [digest.backlog_s for digest in self._debits.views(now_unix_s).values()]
         return float(min(max(math.ceil(min(backlogs, default=1.0)), 1), 30))
 
     def placed(self, record: Record, *, now_unix_s: float) -> None:
         """A record was stored with its first place: the offer is under way."""
         assert record.replica is not None
-        self._open[record.key] = _Open(record, now_unix_s, record.attempt, tried=[record.replica], hops=1, busy=True)
+        self._open[record.key] = _Open(
+            record, now_unix_s, record.attempt, tried=[record.replica], hops=1, busy=True
+        )
 
-    def _on_declined(self, event: Declined, now_unix_s: float, actions: list[AdmissionAction]) -> None:
+    def _on_declined(
+        self, event: Declined, now_unix_s: float, actions: list[AdmissionAction]
+    ) -> None:
         waiting = self._open.get(event.key)
         if event.unplanned:
             self._debits.gone(event.replica)
@@ -217,7 +240,9 @@ class AdmissionCore:
             return
         record = waiting.record
         views = self._debits.views(now_unix_s, record.needs)
-        order: Sequence[ReplicaId] = self._route(as_offer(record, ServiceClass.STANDARD), views, self._rng) if views else ()
+        order: Sequence[ReplicaId] = (
+            self._route(as_offer(record, ServiceClass.STANDARD), views, self._rng) if views else ()
+        )
         fresh = [replica for replica in order if replica not in waiting.tried]
         if waiting.hops < self._set.hop_limit and fresh:
             replica = fresh[0]
@@ -230,7 +255,9 @@ class AdmissionCore:
             actions.append(Place(key, waiting.attempt, replica, digest.incarnation))
             waiting.attempt += 1
             waiting.unasked = False
-        elif (not waiting.hops or waiting.unasked) and now_unix_s - waiting.since_unix_s < self._set.homeless_s:
+        elif (
+            not waiting.hops or waiting.unasked
+        ) and now_unix_s - waiting.since_unix_s < self._set.homeless_s:
             if not waiting.hops:
                 waiting.tried.clear()
             self._retry_unix_s = min(self._retry_unix_s, now_unix_s + self._set.retry_s)
@@ -262,12 +289,16 @@ def as_offer(record: Record, service_class: ServiceClass) -> Offer:
         max_tokens=record.max_tokens,
         generated_tokens=record.resume.measure.tokens,
         next_due_unix_s=(
-            record.resume.measure.next_due_unix_s if record.resume.measure.tokens else record.slo.first_due_unix_s(record.arrived_unix_s)
+            record.resume.measure.next_due_unix_s
+            if record.resume.measure.tokens
+            else record.slo.first_due_unix_s(record.arrived_unix_s)
         ),
         expires_unix_s=record.expires_unix_s,
         session=record.session,
         allow_relegation=record.allow_relegation,
-        first_token_unix_s=record.resume.measure.first_unix_s if record.resume.measure.tokens else math.inf,
+        first_token_unix_s=record.resume.measure.first_unix_s
+        if record.resume.measure.tokens
+        else math.inf,
         left=record.left,
         answering=record.resume.measure.thinking_tokens is not None,
         body_key=record.body_key,

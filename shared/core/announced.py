@@ -1,4 +1,6 @@
-"""The profile of a worker as it is announced: one it has fitted itself, or the name or path of a file."""
+"""The profile of a worker as it is announced: one it has fitted itself, or the name or path of a
+file.
+"""
 
 from functools import lru_cache
 from math import isfinite
@@ -14,7 +16,8 @@ from shared.perf.profile_file import ProfileFile
 from shared.perf.shape import BatchShape
 from shared.schemas import Announce
 
-LIMIT_BYTES = 4096  # of a fitted profile; ours take about 900. What is longer would take long to unfold
+# of a fitted profile; ours take about 900. What is longer would take long to unfold
+LIMIT_BYTES = 4096
 LONGEST_S = 1e6  # of any iteration; ours are seconds at most
 REMEMBERED = 64  # unfolding takes 5 ms, and a request may ask for it
 
@@ -28,13 +31,16 @@ PROBES = (
 def profile_of(announce: Announce) -> Profile:
     """What this worker's planner begins with.
 
-    Raises: ConfigError for a name or path that is no profile, or a fitted one that no worker of ours would send.
+    Raises: ConfigError for a name or path that is no profile, or a fitted one that no worker of
+        ours would send.
     """
     return _fitted(announce.fitted) if announce.fitted is not None else store.load(announce.profile)
 
 
 def draft_of(announce: Announce) -> Profile | None:
-    """That of its draft model; None without one. Raises: as `profile_of`, and ConfigError for an impossible fraction."""
+    """That of its draft model; None without one. Raises: as `profile_of`, and ConfigError for an
+    impossible fraction.
+    """
     return scaled.draft_of(profile_of(announce), announce.draft)
 
 
@@ -45,7 +51,9 @@ def _fitted(file: ProfileFile) -> Profile:
     if not isinstance(file.coefficients, PiecewiseTokens):
         raise ConfigError(f"the announced profile {file.name!r} is of a form that no worker fits")
     profile = file.profile()
-    if not all(0 < profile.batch_s(shape) < LONGEST_S for shape in PROBES) or not _finite(msgspec.to_builtins(file)):
+    if not all(0 < profile.batch_s(shape) < LONGEST_S for shape in PROBES) or not _finite(
+        msgspec.to_builtins(file)
+    ):
         raise ConfigError(f"the announced profile {file.name!r} gives no durations")
     return profile
 

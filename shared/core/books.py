@@ -1,6 +1,8 @@
-"""The books of one replica as columns: one row per request, in numpy arrays, so that a planning step costs microseconds.
+"""The books of one replica as columns: one row per request, in numpy arrays, so that a planning
+step costs microseconds.
 
-Rows [0, live) are what a policy may plan; rows [live, used) are leaving (their end is in flight). A row moves, its slot does not.
+Rows [0, live) are what a policy may plan; rows [live, used) are leaving (their end is in flight). A
+row moves, its slot does not.
 """
 
 from collections.abc import Sequence
@@ -43,14 +45,18 @@ _FLOAT = (
 class Books:
     """Columns of every request a replica holds, as predicted after the plans in flight."""
 
-    def __init__(self, *, slots: int, kv_blocks: int, block_tokens: int, context_tokens: int) -> None:
+    def __init__(
+        self, *, slots: int, kv_blocks: int, block_tokens: int, context_tokens: int
+    ) -> None:
         self.capacity = slots
         self.kv_blocks = kv_blocks
         self.block_tokens = block_tokens
         self.context_tokens = context_tokens
         self.live = 0
         self.used = 0
-        self.overdrawn = False  # blocks found in a prefix cache may have been promised to a plan in flight: the engine does less of that
+        # blocks found in a prefix cache may have been promised to a plan in flight: the engine does
+        # less of that
+        self.overdrawn = False
         self.row_of: Ints = np.full(slots, -1, dtype=np.int32)
         self.offers: dict[int, Offer] = {}  # by slot: what was accepted
         self.applications: list[str] = []
@@ -62,7 +68,9 @@ class Books:
         self.best_effort = np.zeros(slots, dtype=np.bool_)
         self.offloaded = np.zeros(slots, dtype=np.bool_)
         self.thinking = np.zeros(slots, dtype=np.bool_)
-        self._columns = [getattr(self, name) for name in (*_INT, *_FLOAT, "best_effort", "offloaded", "thinking")]
+        self._columns = [
+            getattr(self, name) for name in (*_INT, *_FLOAT, "best_effort", "offloaded", "thinking")
+        ]
 
     slot: Ints
     phase: Ints
@@ -72,7 +80,8 @@ class Books:
     generated_tokens: Ints
     unsure_tokens: Ints
     draft_tokens: Ints
-    restarts: Ints  # how often its KV was dropped: what a plan from before says of KV no longer holds
+    # how often its KV was dropped: what a plan from before says of KV no longer holds
+    restarts: Ints
     max_tokens: Ints
     kv_held_blocks: Ints
     application: Ints
@@ -91,17 +100,28 @@ class Books:
 
     # ------------------------------------------------------------ rows
 
-    def add(self, slot: int, offer: Offer, *, computed_tokens: int = 0, generated_tokens: int | None = None, draft_tokens: int = 0) -> None:
+    def add(
+        self,
+        slot: int,
+        offer: Offer,
+        *,
+        computed_tokens: int = 0,
+        generated_tokens: int | None = None,
+        draft_tokens: int = 0,
+    ) -> None:
         """A request came to hold `slot`. With computed > 0 it was found on the worker (resync)."""
         assert self.row_of[slot] < 0, f"slot {slot} is taken"
         row = self.used
         self.used += 1
         generated = offer.generated_tokens if generated_tokens is None else generated_tokens
-        # A decode has computed all but its newest token; anything else must still compute all it has.
+        # A decode has computed all but its newest token; anything else must still compute all it
+        # has.
         decoding = generated > 0 and computed_tokens == offer.prompt_tokens + generated - 1
         target = computed_tokens if decoding else offer.prompt_tokens + generated
         self.slot[row] = slot
-        self.phase[row] = Phase.DECODE if decoding else Phase.PREFILL if computed_tokens else Phase.WAITING
+        self.phase[row] = (
+            Phase.DECODE if decoding else Phase.PREFILL if computed_tokens else Phase.WAITING
+        )
         self.prompt_tokens[row] = offer.prompt_tokens
         self.target_tokens[row] = target
         self.computed_tokens[row] = computed_tokens
@@ -130,15 +150,21 @@ class Books:
 
     def _pace(self, row: int, slo: Slo, thinking: bool) -> None:
         self.thinking[row] = thinking
-        self.tbt_s[row], self.tightest_tbt_s[row] = slo.pace_s(thinking), slo.tightest_pace_s(thinking)
+        self.tbt_s[row], self.tightest_tbt_s[row] = (
+            slo.pace_s(thinking),
+            slo.tightest_pace_s(thinking),
+        )
 
     def answers(self, slot: int, thinking_tokens: int) -> None:
-        """Its thinking ended with so many output tokens, maybe before tokens already counted here: those were due at the other pace."""
+        """Its thinking ended with so many output tokens, maybe before tokens already counted here:
+        those were due at the other pace.
+        """
         row = int(self.row_of[slot])
         if not self.thinking[row]:
             return
         slo = self.offers[slot].slo
-        steps = int(self.generated_tokens[row]) - max(thinking_tokens, 1) + 1  # from a token to the next, of the response
+        # from a token to the next, of the response
+        steps = int(self.generated_tokens[row]) - max(thinking_tokens, 1) + 1
         if steps > 0:
             self.next_due_unix_s[row] += steps * (slo.pace_s(False) - slo.pace_s(True))
         self._pace(row, slo, False)
@@ -176,7 +202,9 @@ class Books:
             self.row_of[self.slot[b]] = b
 
     def _application(self, name: str) -> int:
-        """Applications seen are remembered by index; a client cannot grow the list beyond 256, the rest share one."""
+        """Applications seen are remembered by index; a client cannot grow the list beyond 256, the
+        rest share one.
+        """
         index = self._application_index.get(name)
         if index is None:
             if len(self.applications) >= 256:
@@ -190,7 +218,9 @@ class Books:
 
     def drop_kv(self, row: int) -> None:
         """All of it, the draft's too."""
-        self.computed_tokens[row] = self.unsure_tokens[row] = self.draft_tokens[row] = self.kv_held_blocks[row] = 0
+        self.computed_tokens[row] = self.unsure_tokens[row] = self.draft_tokens[
+            row
+        ] = self.kv_held_blocks[row] = 0
         self.restarts[row] += 1
 
     # ------------------------------------------------------------ sums
@@ -209,7 +239,12 @@ class Books:
         return needed
 
     def view(
-        self, start_unix_s: float, profile: Profile, draft: Profile | None = None, promised: Sequence[Offer] = (), pool: str = ""
+        self,
+        start_unix_s: float,
+        profile: Profile,
+        draft: Profile | None = None,
+        promised: Sequence[Offer] = (),
+        pool: str = "",
     ) -> View:
         """A window on the live rows; no copies. It is valid until the books change."""
         n = self.live
@@ -259,4 +294,6 @@ class Books:
         assert self.kv_free_blocks() >= 0, "KV promised beyond capacity"
         top = -(-(self.computed_tokens[:n] + self.unsure_tokens[:n]) // self.block_tokens)
         assert (self.kv_held_blocks[:n] >= top).all(), "KV held below what is computed"
-        assert (self.computed_tokens[: self.live] >= 0).all() and (self.unsure_tokens[:n] >= 0).all()
+        assert (self.computed_tokens[: self.live] >= 0).all() and (
+            self.unsure_tokens[:n] >= 0
+        ).all()

@@ -1,4 +1,6 @@
-"""What a policy has chosen ahead for one replica: a horizon of choices, or one that stays right for a while."""
+"""What a policy has chosen ahead for one replica: a horizon of choices, or one that stays right for
+a while.
+"""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -23,8 +25,14 @@ class Course:
         self._repeating = None
 
     def next(self, books: Books, ask: Ask) -> Choice:
-        """What was chosen ahead, unless all whom it would run have left; else what the policy says when asked."""
-        if self._repeating is not None and self._repeats_left > 0 and _concerns_anyone(self._repeating, books):
+        """What was chosen ahead, unless all whom it would run have left; else what the policy says
+        when asked.
+        """
+        if (
+            self._repeating is not None
+            and self._repeats_left > 0
+            and _concerns_anyone(self._repeating, books)
+        ):
             self._repeats_left -= 1
             return self._repeating
         if not self._horizon or not _concerns_anyone(self._horizon[0], books):
@@ -33,16 +41,29 @@ class Course:
         choice = self._horizon.popleft()
         self._repeating, self._repeats_left = None, 0
         if choice.repeats > 1:
-            self._repeating, self._repeats_left = choice, min(choice.repeats, _roomy_iterations(choice, books)) - 1
+            self._repeating, self._repeats_left = (
+                choice,
+                min(choice.repeats, _roomy_iterations(choice, books)) - 1,
+            )
         return choice
 
     def repeats(self, books: Books, flights: Sequence[Flight]) -> int:
-        """How many iterations, the one in flight included, may run its plan over and over: 1 unless its choice stays right that long
-        and nobody reaches its maximum before the last."""
-        if self._repeating is None or len(flights) != 1 or not len(flights[0].slots) or flights[0].selection is not None:
+        """How many iterations, the one in flight included, may run its plan over and over: 1 unless
+        its choice stays right that long and nobody reaches its maximum before the last.
+        """
+        if (
+            self._repeating is None
+            or len(flights) != 1
+            or not len(flights[0].slots)
+            or flights[0].selection is not None
+        ):
             return 1  # how far a speculating iteration gets is known only when it is over
         rows = books.row_of[flights[0].slots[flights[0].decode]]
-        tokens = int((books.max_tokens[rows] - books.generated_tokens[rows]).min()) if len(rows) else self._repeats_left
+        tokens = (
+            int((books.max_tokens[rows] - books.generated_tokens[rows]).min())
+            if len(rows)
+            else self._repeats_left
+        )
         return 1 + max(0, min(self._repeats_left, tokens))
 
     def leapt(self, iterations: int) -> None:
@@ -51,8 +72,10 @@ class Course:
 
 
 def _roomy_iterations(choice: Choice, books: Books) -> int:
-    """How many iterations of it fit so well that no rule about scarce KV could say otherwise: each entry may begin a block, and a
-    block more is left to each. With less room the policy is asked every time."""
+    """How many iterations of it fit so well that no rule about scarce KV could say otherwise: each
+    entry may begin a block, and a block more is left to each. With less room the policy is asked
+    every time.
+    """
     free_blocks = books.kv_free_blocks() - 2 * len(choice.slots)
     return free_blocks * books.block_tokens // max(1, int(choice.caps.sum()))
 

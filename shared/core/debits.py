@@ -1,8 +1,9 @@
-"""What routers believe of replicas: the planners' digests, with one's own recent placements debited.
+"""What routers believe of replicas: the planners' digests, with one's own recent placements
+debited.
 
-State half a second old costs nothing if the router adds what it has placed since, and ruins it if not.
-Hosts' clocks differ, so ages are told by the local instant at which a digest was heard; a planner's own instants only order its
-digests among each other.
+State half a second old costs nothing if the router adds what it has placed since, and ruins it if
+not. Hosts' clocks differ, so ages are told by the local instant at which a digest was heard; a
+planner's own instants only order its digests among each other.
 """
 
 from bisect import bisect_left, insort
@@ -20,7 +21,8 @@ from shared.vocabulary import ReplicaId
 
 STALE_S = 2.0  # a replica whose planner has been silent this long is not offered anything
 FORGET_S = 600.0  # and after this long nothing is kept of it: ids that come once must not pile up
-ON_ITS_WAY_S = 0.05  # a placement shows in a digest once the planner has answered it: it stays debited a little longer
+# a placement shows in a digest once the planner has answered it: it stays debited a little longer
+ON_ITS_WAY_S = 0.05
 PLACED_LIMIT = 1024  # placements debited of one replica; a digest each 0.1 s leaves far fewer
 TOKEN_S = 1e-4  # prefill seconds a token, where a digest shows no backlog to derive it from
 
@@ -28,7 +30,9 @@ TOKEN_S = 1e-4  # prefill seconds a token, where a digest shows no backlog to de
 class Route(Protocol):
     """A policy's router: replicas to offer to, best first."""
 
-    def __call__(self, offer: Offer, digests: Mapping[ReplicaId, Digest], rng: Random) -> Sequence[ReplicaId]: ...
+    def __call__(
+        self, offer: Offer, digests: Mapping[ReplicaId, Digest], rng: Random
+    ) -> Sequence[ReplicaId]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +44,9 @@ class _Placement:
 
 @dataclass(slots=True)
 class _Known:
-    """Of one replica. `tokens` and `best_effort` are sums over `placed`; `debited` is kept until either side changes."""
+    """Of one replica. `tokens` and `best_effort` are sums over `placed`; `debited` is kept until
+    either side changes.
+    """
 
     digest: Digest  # at_unix_s: when it was heard, by our clock
     said_unix_s: float  # by its planner's clock
@@ -74,7 +80,11 @@ class _Known:
 
     def _debit(self) -> Digest:
         digest = self.digest
-        per_token_s = digest.backlog_s / digest.waiting_prefill_tokens if digest.waiting_prefill_tokens else TOKEN_S
+        per_token_s = (
+            digest.backlog_s / digest.waiting_prefill_tokens
+            if digest.waiting_prefill_tokens
+            else TOKEN_S
+        )
         return replace(
             digest,
             waiting=digest.waiting + len(self.placed) - self.best_effort,
@@ -98,7 +108,9 @@ class Debits:
         self._sorted: list[ReplicaId] = []
 
     def heard(self, digest: Digest, now_unix_s: float) -> bool:
-        """False if it says nothing new: it came twice, or after a later one of the same planner and incarnation."""
+        """False if it says nothing new: it came twice, or after a later one of the same planner and
+        incarnation.
+        """
         replica, said_unix_s = digest.replica, digest.at_unix_s
         known = self._known.get(replica)
         local = replace(digest, at_unix_s=now_unix_s)
@@ -116,14 +128,18 @@ class Debits:
             self.gone(oldest.replica)
         return True
 
-    def placed(self, replica: ReplicaId, tokens: int, now_unix_s: float, *, best_effort: bool = False) -> None:
+    def placed(
+        self, replica: ReplicaId, tokens: int, now_unix_s: float, *, best_effort: bool = False
+    ) -> None:
         """Offered just now. Without effect for a replica of which nothing is known."""
         known = self._known.get(replica)
         if known is not None:
             known.add(_Placement(now_unix_s, tokens, best_effort))
 
     def gone(self, replica: ReplicaId) -> None:
-        """It declined for want of a planner, or was declared lost: nothing is known of it until its next digest."""
+        """It declined for want of a planner, or was declared lost: nothing is known of it until its
+        next digest.
+        """
         if self._known.pop(replica, None) is not None:
             del self._sorted[bisect_left(self._sorted, replica)]
 
@@ -138,7 +154,9 @@ class Debits:
         return None if known is None else known.view()
 
     def views(self, now_unix_s: float, needs: Collection[str] = ()) -> dict[ReplicaId, Digest]:
-        """Fresh, accepting replicas that have what is needed, debited; sorted by id, so that equal inputs give equal orders."""
+        """Fresh, accepting replicas that have what is needed, debited; sorted by id, so that equal
+        inputs give equal orders.
+        """
         return {
             replica: known.view()
             for replica in self._sorted

@@ -10,18 +10,32 @@ from shared.perf.iteration_time import Profile
 from shared.perf.shape import BatchShape
 from shared.schemas import Announce, Digest, Offer
 
-CHUNK_TOKENS = 512  # the backlog is priced by the time a token takes in chunks of this size beside the present decodes
+# the backlog is priced by the time a token takes in chunks of this size beside the present decodes
+CHUNK_TOKENS = 512
 
 
-def digest_of(facts: Announce, books: Books, reserved: Sequence[Offer], profile: Profile, *, planner: str, now_unix_s: float) -> Digest:
-    """`reserved`: accepted, on the way to the worker. Free slots and surplus are the core's to say."""
+def digest_of(
+    facts: Announce,
+    books: Books,
+    reserved: Sequence[Offer],
+    profile: Profile,
+    *,
+    planner: str,
+    now_unix_s: float,
+) -> Digest:
+    """`reserved`: accepted, on the way to the worker. Free slots and surplus are the core's to
+    say.
+    """
     n = books.live
     standard = ~books.best_effort[:n]
     decode = books.phase[:n] == DECODE
     left = np.where(decode, 0, books.target_tokens[:n] - books.computed_tokens[:n])
     waiting_tokens = int(left[standard].sum()) + sum(offer.prompt_tokens for offer in reserved)
     future = -(-int(left.sum()) // books.block_tokens)
-    step = BatchShape(decodes=int(np.count_nonzero(decode)), decode_context=int(books.computed_tokens[:n][decode].sum()))
+    step = BatchShape(
+        decodes=int(np.count_nonzero(decode)),
+        decode_context=int(books.computed_tokens[:n][decode].sum()),
+    )
     token_s = profile.batch_s(step.with_chunk(CHUNK_TOKENS, 0)) / CHUNK_TOKENS
     return Digest(
         replica=facts.replica,

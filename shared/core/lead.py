@@ -1,8 +1,10 @@
-"""How long before the predicted end of an iteration the next plan leaves: late enough to know who came, early enough to be there.
+"""How long before the predicted end of an iteration the next plan leaves: late enough to know who
+came, early enough to be there.
 
-A newcomer waits for the lead in the mean, the engine for what a plan is late beyond it. Where iterations end as predicted the lead needs
-to cover only the way; where they do not, covering the worst of them makes every newcomer wait an iteration more for an engine that
-rests a little less. So the engine is allowed to wait for IDLE_SHARE of its time.
+A newcomer waits for the lead in the mean, the engine for what a plan is late beyond it. Where
+iterations end as predicted the lead needs to cover only the way; where they do not, covering the
+worst of them makes every newcomer wait an iteration more for an engine that rests a little less. So
+the engine is allowed to wait for IDLE_SHARE of its time.
 """
 
 IDLE_SHARE = 0.003

@@ -1,4 +1,6 @@
-"""What becomes of a request's record when an attempt at it is over: one rule for admission and the simulator."""
+"""What becomes of a request's record when an attempt at it is over: one rule for admission and the
+simulator.
+"""
 
 from msgspec.structs import replace
 
@@ -9,7 +11,9 @@ from shared.vocabulary import FinishReason, ReplicaId, ServiceClass
 FINAL = frozenset(reason.value for reason in FinishReason)
 
 
-def placed_at(record: Record, owner: str, replica: ReplicaId, incarnation: str, service_class: ServiceClass) -> Record:
+def placed_at(
+    record: Record, owner: str, replica: ReplicaId, incarnation: str, service_class: ServiceClass
+) -> Record:
     """The record naming its next place; written before the offer is made."""
     return replace(
         record,
@@ -25,12 +29,23 @@ def placed_at(record: Record, owner: str, replica: ReplicaId, incarnation: str, 
 
 def relegated(record: Record) -> Record:
     """In the pool: best-effort, with the relegation service."""
-    return replace(record, state="relegated", service_class=ServiceClass.BEST_EFFORT, relegated=True, replica=None, incarnation="")
+    return replace(
+        record,
+        state="relegated",
+        service_class=ServiceClass.BEST_EFFORT,
+        relegated=True,
+        replica=None,
+        incarnation="",
+    )
 
 
 def moved_on(record: Record, resume: Resume, owner: str, why: str) -> Record:
-    """The record of a request whose attempt is over without an end: free to be placed again, from where it was."""
-    return replace(record, state="placing", owner=owner, replica=None, incarnation="", resume=resume, left=why)
+    """The record of a request whose attempt is over without an end: free to be placed again, from
+    where it was.
+    """
+    return replace(
+        record, state="placing", owner=owner, replica=None, incarnation="", resume=resume, left=why
+    )
 
 
 def after_attempt(record: Record, over: AttemptOver, owner: str, now_unix_s: float) -> Record:
@@ -47,6 +62,17 @@ def after_attempt(record: Record, over: AttemptOver, owner: str, now_unix_s: flo
             relegated=over.relegated,
         )
     if over.why == "relegated" and not record.allow_relegation:
-        return ended(record, FinishReason.REFUSED, over.resume, now_unix_s, message="its SLO cannot be met", retry_after_s=1.0)
+        return ended(
+            record,
+            FinishReason.REFUSED,
+            over.resume,
+            now_unix_s,
+            message="its SLO cannot be met",
+            retry_after_s=1.0,
+        )
     moved = moved_on(record, over.resume, owner, over.why)
-    return relegated(moved) if over.why == "relegated" or over.service_class is ServiceClass.BEST_EFFORT else moved
+    return (
+        relegated(moved)
+        if over.why == "relegated" or over.service_class is ServiceClass.BEST_EFFORT
+        else moved
+    )

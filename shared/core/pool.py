@@ -1,9 +1,12 @@
-"""What waits in the best-effort pool, in order: importance, then the tenant that was given least, then age.
+"""What waits in the best-effort pool, in order: importance, then the tenant that was given least,
+then age.
 
-A replica takes only those whose needs it meets: what needs alike is ordered by itself, and the first of the firsts is next.
+A replica takes only those whose needs it meets: what needs alike is ordered by itself, and the
+first of the firsts is next.
 
-Each step costs a logarithm of what waits: heaps whose entries are corrected when they come to the top, which is enough since what a
-tenant was given only grows while it waits. What was taken out leaves its entries behind; they are swept once they are the most.
+Each step costs a logarithm of what waits: heaps whose entries are corrected when they come to the
+top, which is enough since what a tenant was given only grows while it waits. What was taken out
+leaves its entries behind; they are swept once they are the most.
 """
 
 from collections import OrderedDict
@@ -19,7 +22,8 @@ SWEEP_MIN = 64  # entries; fewer are not worth sweeping
 Lane = tuple[float, str]  # (-importance, tenant)
 Item = tuple[float, RequestKey, Lane]  # arrived_unix_s, ...
 Needs = tuple[str, ...]  # Record.needs
-Rank = tuple[float, float, float, RequestKey, Lane]  # -importance, given, then the oldest item of the lane
+# -importance, given, then the oldest item of the lane
+Rank = tuple[float, float, float, RequestKey, Lane]
 
 
 def lane_of(record: Record) -> Lane:
@@ -32,8 +36,10 @@ class _Level:
     def __init__(self) -> None:
         self.given: dict[str, float] = {}
         self.waiting: dict[str, int] = {}  # requests of each tenant that has any
-        self.floor = 0.0  # the least given to a waiting tenant; with none, what the last to leave was given
-        self._least: list[tuple[float, str]] = []  # heap; at most what they were given, of all that wait
+        # the least given to a waiting tenant; with none, what the last to leave was given
+        self.floor = 0.0
+        # heap; at most what they were given, of all that wait
+        self._least: list[tuple[float, str]] = []
 
     def enter(self, tenant: str) -> None:
         self.waiting[tenant] = self.waiting.get(tenant, 0) + 1
@@ -73,10 +79,12 @@ class _Level:
 class Shares:
     """Tokens given to each tenant, counted for each importance by itself: only equals compete.
 
-    A tenant that comes begins at the least of those that wait, so that a new name, or a long absence, is no credit.
-    Source: the Virtual Token Counter and its lift, Y. Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024,
-    algorithm 2, after P. Goyal et al., "Start-time Fair Queuing", SIGCOMM 1996; deviation: prompt tokens only, and a tenant is
-    forgotten once it has been away for FORGET_S.
+    A tenant that comes begins at the least of those that wait, so that a new name, or a long
+    absence, is no credit.
+    Source: the Virtual Token Counter and its lift, Y. Sheng et al., "Fairness in Serving Large
+    Language Models", OSDI 2024, algorithm 2, after P. Goyal et al., "Start-time Fair Queuing",
+    SIGCOMM 1996; deviation: prompt tokens only, and a tenant is forgotten once it has been away for
+    FORGET_S.
     """
 
     def __init__(self) -> None:
@@ -160,7 +168,8 @@ class FairOrder:
 
     def _clear(self) -> None:
         self._lined: dict[Lane, list[Item]] = {}  # heaps: the items of each lane, the oldest first
-        self._ranks: list[Rank] = []  # heap: the entry of each lane, never above its true rank; others are void
+        # heap: the entry of each lane, never above its true rank; others are void
+        self._ranks: list[Rank] = []
         self._rank: dict[Lane, Rank] = {}  # which entry counts
         self._entries = 0  # in all heaps
 
@@ -208,5 +217,9 @@ class Order:
 
     def first(self, meets: Callable[[Needs], bool]) -> RequestKey | None:
         """Whose turn it is, of those whose needs are met. None: no such one is here."""
-        ranks = [rank for needs, order in self._orders.items() if meets(needs) and (rank := order.first()) is not None]
+        ranks = [
+            rank
+            for needs, order in self._orders.items()
+            if meets(needs) and (rank := order.first()) is not None
+        ]
         return min(ranks)[3] if ranks else None

@@ -1,7 +1,9 @@
-"""What a replica will be: its books, with what the plans in flight will do already written in, and put right by their acks.
+"""What a replica will be: its books, with what the plans in flight will do already written in, and
+put right by their acks.
 
-Predicted = confirmed + what the plans in flight will do. A plan's effects are written into the books when it is sent; its ack
-changes them only where the worker did something else (a stop, a skip, fewer or more accepted drafts).
+Predicted = confirmed + what the plans in flight will do. A plan's effects are written into the
+books when it is sent; its ack changes them only where the worker did something else (a stop, a
+skip, fewer or more accepted drafts).
 """
 
 import math
@@ -19,11 +21,14 @@ from shared.policy.seam import Bools, Choice, Drafts, Phase, Speculation
 from shared.policy.speculation import draft_s
 from shared.schemas import PlanAck, Selection
 
-PREFILL, DECODE = int(Phase.PREFILL), int(Phase.DECODE)  # numpy takes an IntEnum five times as slowly
+# numpy takes an IntEnum five times as slowly
+PREFILL, DECODE = int(Phase.PREFILL), int(Phase.DECODE)
 
 
 class Entries(NamedTuple):
-    """What of a choice can run; `cut`: some had to go for want of KV, so what was chosen to follow no longer fits."""
+    """What of a choice can run; `cut`: some had to go for want of KV, so what was chosen to follow
+    no longer fits.
+    """
 
     slots: Ints
     caps: Ints
@@ -36,7 +41,9 @@ NO_ENTRIES = Entries(EMPTY, EMPTY, None, EMPTY)
 
 
 class Landing(NamedTuple):
-    """An acked flight: the batch as it was run, what its drafts did, and how many entries did what nobody foresaw."""
+    """An acked flight: the batch as it was run, what its drafts did, and how many entries did what
+    nobody foresaw.
+    """
 
     shape: BatchShape
     drafts: Drafts | None
@@ -63,13 +70,22 @@ class Flight:
     draft_s: float
     predicted_s: float
     end_unix_s: float  # predicted
-    follows: bool  # sent while another was with the worker: with a longer lead it would have been there sooner
+    # sent while another was with the worker: with a longer lead it would have been there sooner
+    follows: bool
     otherwise: bool = False  # its shape is another since its time was predicted
 
-    def land_otherwise(self, entry: int, has: int, computed: int, emitted: int, decode: bool) -> None:
+    def land_otherwise(
+        self, entry: int, has: int, computed: int, emitted: int, decode: bool
+    ) -> None:
         """One entry is now predicted to do this."""
-        self.computed, self.caps = self.computed.copy(), self.caps.copy()  # until now they may be the same
-        self.has[entry], self.computed[entry], self.emitted[entry], self.decode[entry] = has, computed, emitted, decode
+        # until now they may be the same
+        self.computed, self.caps = self.computed.copy(), self.caps.copy()
+        self.has[entry], self.computed[entry], self.emitted[entry], self.decode[entry] = (
+            has,
+            computed,
+            emitted,
+            decode,
+        )
         if not self.unsure[entry]:
             self.caps[entry] = computed
         if self.selection is None:
@@ -83,14 +99,17 @@ class Prediction:
         self._books = books
         self._draft = draft
         self.flights: deque[Flight] = deque()
-        self.releasing: set[int] = set()  # slots whose end is in flight: nothing of them is corrected any more
+        # slots whose end is in flight: nothing of them is corrected any more
+        self.releasing: set[int] = set()
 
     # ------------------------------------------------------------ sending
 
     def entries(self, choice: Choice) -> Entries:
-        """Those of the choice that can run: of requests still here, and within the free blocks, cut from the end.
+        """Those of the choice that can run: of requests still here, and within the free blocks, cut
+        from the end.
 
-        Caps come down to what is left of each, so that KV is neither asked for nor taken beyond what was counted.
+        Caps come down to what is left of each, so that KV is neither asked for nor taken beyond
+        what was counted.
         """
         cut = False
         books, slots, caps, speculation = self._books, choice.slots, choice.caps, choice.speculation
@@ -105,7 +124,8 @@ class Prediction:
                 return NO_ENTRIES
         decode = books.phase[rows] == DECODE
         drafts: Ints | int = 1
-        if speculation is not None:  # never past a request's end: who runs alone must find KV for its last tokens
+        # never past a request's end: who runs alone must find KV for its last tokens
+        if speculation is not None:
             owed = books.max_tokens[rows] - books.generated_tokens[rows] - books.unsure_tokens[rows]
             drafts = np.maximum(np.where(speculation.depth > 0, np.minimum(caps, owed), 1), 1)
         left = np.where(decode, drafts, books.target_tokens[rows] - books.computed_tokens[rows])
@@ -133,14 +153,19 @@ class Prediction:
         books.phase[row] = Phase.WAITING
 
     def overcounted(self, slot: int) -> int:
-        """Output tokens of the slot that the books already count and plans in flight have still to make."""
+        """Output tokens of the slot that the books already count and plans in flight have still to
+        make.
+        """
         return sum(int(flight.emitted[flight.slots == slot].sum()) for flight in self.flights)
 
     def retime(self, end_unix_s: float, profile: Profile) -> None:
         """An iteration ended at this instant: the clock of the plans behind it moves."""
         for flight in self.flights:
             if flight.otherwise:
-                flight.predicted_s, flight.otherwise = profile.batch_s(flight.shape) + flight.draft_s, False
+                flight.predicted_s, flight.otherwise = (
+                    profile.batch_s(flight.shape) + flight.draft_s,
+                    False,
+                )
             end_unix_s += flight.predicted_s
             flight.end_unix_s = end_unix_s
 
@@ -151,7 +176,13 @@ class Prediction:
         rows = books.row_of[slots]
         decode: Bools = books.phase[rows] == DECODE
         has, restarts = books.computed_tokens[rows], books.restarts[rows]
-        computed, unsure, verified, drafted_s, selection = caps, np.zeros_like(caps), caps, 0.0, None
+        computed, unsure, verified, drafted_s, selection = (
+            caps,
+            np.zeros_like(caps),
+            caps,
+            0.0,
+            None,
+        )
         if speculation is not None:
             depth: Ints = np.where(decode, speculation.depth, 0).astype(np.int32)
             drafting: Bools = depth > 0
@@ -159,7 +190,9 @@ class Prediction:
             unsure = np.minimum(caps - computed, depth)
             if drafting.any():
                 verified = _within_budget(caps, drafting, speculation.budget_tokens)
-                drafted_s = self._draft_s(rows[drafting], depth[drafting], speculation.width[drafting], has[drafting])
+                drafted_s = self._draft_s(
+                    rows[drafting], depth[drafting], speculation.width[drafting], has[drafting]
+                )
                 selection = _selection(speculation, depth)
                 books.unsure_tokens[rows] += unsure
                 books.draft_tokens[rows[drafting]] = has[drafting] + 1
@@ -208,7 +241,9 @@ class Prediction:
         return flight
 
     def leap(self, iterations: int, ended_unix_s: float, profile: Profile) -> None:
-        """The flight has landed so often, each time just as predicted, and is in the air once more; no prefill of it has ended."""
+        """The flight has landed so often, each time just as predicted, and is in the air once more;
+        no prefill of it has ended.
+        """
         books, flight = self._books, self.flights[0]
         rows = books.row_of[flight.slots]
         assert flight.selection is None and not flight.firsts.any()
@@ -217,7 +252,9 @@ class Prediction:
         made = rows[flight.decode]
         books.next_due_unix_s[made] += iterations * books.tbt_s[made]
         books.generated_tokens[made] += iterations
-        for slot in books.slot[made[books.generated_tokens[made] >= books.max_tokens[made]]].tolist():
+        for slot in books.slot[
+            made[books.generated_tokens[made] >= books.max_tokens[made]]
+        ].tolist():
             books.leave(slot)
         flight.has = flight.has + iterations * flight.computed
         flight.shape = _shape(flight.has, flight.caps, flight.decode)
@@ -227,11 +264,14 @@ class Prediction:
     def _draft_s(self, rows: Ints, depth: Ints, width: Ints, has: Ints) -> float:
         assert self._draft is not None, "speculation without a draft model"
         context = has + self._books.unsure_tokens[rows] + 1
-        missing = has + 1 - np.minimum(self._books.draft_tokens[rows], has)  # what is unsure, the draft made itself
+        # what is unsure, the draft made itself
+        missing = has + 1 - np.minimum(self._books.draft_tokens[rows], has)
         return draft_s(self._draft, depth=depth, width=width, context=context, missing=missing)
 
     def _anchor(self, rows: Ints, at_unix_s: float) -> None:
-        """Without a TTFT the pace of these, whose prefill ends now, counts from their first token."""
+        """Without a TTFT the pace of these, whose prefill ends now, counts from their first
+        token.
+        """
         books = self._books
         free = rows[np.isinf(books.next_due_unix_s[rows]) & (books.generated_tokens[rows] == 0)]
         books.next_due_unix_s[free] = at_unix_s
@@ -239,51 +279,85 @@ class Prediction:
     # ------------------------------------------------------------ reconciliation
 
     def reconcile(self, flight: Flight, ack: PlanAck) -> Landing:
-        """Correct the books by what the worker did otherwise than predicted; the batch as it was run."""
+        """Correct the books by what the worker did otherwise than predicted; the batch as it was
+        run.
+        """
         books = self._books
         rows = books.row_of[flight.slots]  # until a row moves
         held = rows >= 0
         speculated = flight.selection is not None
-        exact = ack.slots == flight.packed_slots and ack.computed == pack(flight.computed) and ack.emitted == pack(flight.emitted)
+        exact = (
+            ack.slots == flight.packed_slots
+            and ack.computed == pack(flight.computed)
+            and ack.emitted == pack(flight.emitted)
+        )
         if exact and not speculated and not ack.cached:
             if np.count_nonzero(flight.firsts):
                 began = flight.firsts & held
                 self._first_tokens(rows[began], flight.emitted[began], ack.ended_unix_s)
             return Landing(flight.shape, None, 0)
         tbt_s, application = books.tbt_s[rows], books.application[rows]
-        same = held & (books.restarts[rows] == flight.restarts)  # its KV is still the one that this plan filled
+        # its KV is still the one that this plan filled
+        same = held & (books.restarts[rows] == flight.restarts)
         books.unsure_tokens[rows[same]] -= flight.unsure[same]
         computed, emitted, drafted, cached = _told(ack, flight, books.capacity)
         if flight.firsts.any():
-            self._first_tokens(rows[flight.firsts & held], emitted[flight.firsts & held], ack.ended_unix_s)
+            self._first_tokens(
+                rows[flight.firsts & held], emitted[flight.firsts & held], ack.ended_unix_s
+            )
         missed = 0
         otherwise = held & ((computed != flight.computed) | (emitted != flight.emitted))
         if flight.selection is not None:
             otherwise &= ~self._accept(flight, rows, computed, emitted, same)
         for i in np.flatnonzero(otherwise).tolist():
             slot, did = int(flight.slots[i]), (int(computed[i]), int(emitted[i]))
-            if same[i] and not flight.decode[i] and did[0] != flight.computed[i] and slot not in self.releasing:
+            if (
+                same[i]
+                and not flight.decode[i]
+                and did[0] != flight.computed[i]
+                and slot not in self.releasing
+            ):
                 self._go_on_from(slot, flight, i, did, ack.ended_unix_s)
                 missed += 1
             else:
                 missed += not self._correct(slot, flight, i, *did, bool(same[i]))
         self._hold_kv(flight.slots[same])
-        tokens = np.where(flight.decode & (computed > 0), drafted + 1, computed - cached).astype(np.int32)
+        tokens = np.where(flight.decode & (computed > 0), drafted + 1, computed - cached).astype(
+            np.int32
+        )
         ran, has = tokens > 0, flight.has + cached
-        shape = _shape(has, tokens, flight.decode) if ran.all() else _shape(has[ran], tokens[ran], flight.decode[ran])
+        shape = (
+            _shape(has, tokens, flight.decode)
+            if ran.all()
+            else _shape(has[ran], tokens[ran], flight.decode[ran])
+        )
         told = held & (drafted > 0)
         if not told.any():
             return Landing(shape, None, missed)
-        return Landing(shape, Drafts(tbt_s[told], application[told], drafted[told], np.maximum(emitted[told] - 1, 0)), missed)
+        return Landing(
+            shape,
+            Drafts(tbt_s[told], application[told], drafted[told], np.maximum(emitted[told] - 1, 0)),
+            missed,
+        )
 
-    def _accept(self, flight: Flight, rows: Ints, computed: Ints, emitted: Ints, same: Bools) -> Bools:
-        """Entries that did more than the one token counted, within the bound, and go on: most of those that speculate, so all at once.
+    def _accept(
+        self, flight: Flight, rows: Ints, computed: Ints, emitted: Ints, same: Bools
+    ) -> Bools:
+        """Entries that did more than the one token counted, within the bound, and go on: most of
+        those that speculate, so all at once.
 
-        What is accepted is in the draft's KV too (of a draft accepted to its last token, but for that one).
+        What is accepted is in the draft's KV too (of a draft accepted to its last token, but for
+        that one).
         """
         assert flight.selection is not None
         books, extra = self._books, emitted - flight.emitted
-        more: Bools = same & flight.decode & (extra > 0) & (extra == computed - flight.computed) & (extra <= flight.unsure)
+        more: Bools = (
+            same
+            & flight.decode
+            & (extra > 0)
+            & (extra == computed - flight.computed)
+            & (extra <= flight.unsure)
+        )
         more[more] = books.generated_tokens[rows[more]] + extra[more] < books.max_tokens[rows[more]]
         if self.releasing:
             more &= ~np.isin(flight.slots, list(self.releasing))
@@ -294,8 +368,12 @@ class Prediction:
         books.next_due_unix_s[ours] += extra * books.tbt_s[ours]
         return more
 
-    def _correct(self, slot: int, flight: Flight, i: int, computed: int, emitted: int, same: bool) -> bool:
-        """One entry did otherwise than its row assumes. True if that was foreseen: more drafts accepted than the one token counted."""
+    def _correct(
+        self, slot: int, flight: Flight, i: int, computed: int, emitted: int, same: bool
+    ) -> bool:
+        """One entry did otherwise than its row assumes. True if that was foreseen: more drafts
+        accepted than the one token counted.
+        """
         books = self._books
         row = int(books.row_of[slot])
         extra, moved = emitted - int(flight.emitted[i]), computed - int(flight.computed[i])
@@ -322,8 +400,11 @@ class Prediction:
             books.leave(slot)
         return foreseen
 
-    def _go_on_from(self, slot: int, flight: Flight, i: int, did: tuple[int, int], ended_unix_s: float) -> None:
-        """A prefill got further than planned, by what a prefix cache had of it, or nowhere for want of room: the next plans begin there.
+    def _go_on_from(
+        self, slot: int, flight: Flight, i: int, did: tuple[int, int], ended_unix_s: float
+    ) -> None:
+        """A prefill got further than planned, by what a prefix cache had of it, or nowhere for want
+        of room: the next plans begin there.
 
         What they were predicted to do of it is taken back, and predicted again.
         """
@@ -331,7 +412,9 @@ class Prediction:
         steps = [(flight, i, ended_unix_s)]
         for later in self.flights:
             steps += [
-                (later, int(j), later.end_unix_s) for j in np.flatnonzero(later.slots == slot) if later.restarts[j] == books.restarts[row]
+                (later, int(j), later.end_unix_s)
+                for j in np.flatnonzero(later.slots == slot)
+                if later.restarts[j] == books.restarts[row]
             ]
         predicted = sum(int(step.emitted[j]) for step, j, _ in steps)
         books.generated_tokens[row] -= predicted
@@ -347,7 +430,11 @@ class Prediction:
         for step, j, end_unix_s in steps:
             known = int(books.prompt_tokens[row] + books.generated_tokens[row])
             decode = step is not flight and books.generated_tokens[row] > 0 and has == known - 1
-            computed, emitted = did if step is flight else (min(int(step.caps[j]), known - has), int(known - has <= step.caps[j]))
+            computed, emitted = (
+                did
+                if step is flight
+                else (min(int(step.caps[j]), known - has), int(known - has <= step.caps[j]))
+            )
             if step is not flight:
                 step.land_otherwise(j, has, 1 if decode else computed, emitted, decode)
             has += 1 if decode else computed
@@ -372,7 +459,9 @@ class Prediction:
             books.leave(slot)
 
     def _first_tokens(self, rows: Ints, emitted: Ints, at_unix_s: float) -> None:
-        """They were predicted; this is when they came, if they did. A pace without a TTFT counts from there."""
+        """They were predicted; this is when they came, if they did. A pace without a TTFT counts
+        from there.
+        """
         books = self._books
         anchored = np.isinf(books.first_due_unix_s[rows]) & np.isfinite(books.tbt_s[rows])
         instant = np.where(emitted > 0, at_unix_s, math.inf)
@@ -381,7 +470,9 @@ class Prediction:
         books.first_token_unix_s[rows] = instant
 
     def _hold_kv(self, slots: Ints) -> None:
-        """Hold what these slots may still fill: after all plans in flight, and at the peak of each of them."""
+        """Hold what these slots may still fill: after all plans in flight, and at the peak of each
+        of them.
+        """
         books = self._books
         rows = books.row_of[slots]
         upper = books.computed_tokens[rows] + books.unsure_tokens[rows]
@@ -399,9 +490,13 @@ class Prediction:
 
 
 def _shape(has: Ints, tokens: Ints, decode: Bools) -> BatchShape:
-    """Entries that compute `tokens` on the `has` they stand on, drafts to be verified among them."""
+    """Entries that compute `tokens` on the `has` they stand on, drafts to be verified among
+    them.
+    """
     if decode.all():
-        return BatchShape(decodes=len(has), decode_context=int(has.sum())).with_drafts(tokens - 1, has)
+        return BatchShape(decodes=len(has), decode_context=int(has.sum())).with_drafts(
+            tokens - 1, has
+        )
     chunk = ~decode
     l_in, l_has = tokens[chunk].astype(np.int64), has[chunk].astype(np.int64)
     shape = BatchShape(
@@ -417,7 +512,9 @@ def _shape(has: Ints, tokens: Ints, decode: Bools) -> BatchShape:
 
 
 def _within_budget(caps: Ints, drafting: Bools, budget_tokens: int) -> Ints:
-    """What is likely to be verified: the caps, shrunk evenly where their sum exceeds the budget that they share."""
+    """What is likely to be verified: the caps, shrunk evenly where their sum exceeds the budget
+    that they share.
+    """
     drafts = int((caps[drafting] - 1).sum())
     room = max(budget_tokens - int(np.count_nonzero(drafting)), 0)
     if drafts <= room:
@@ -439,9 +536,14 @@ def _selection(speculation: Speculation, depth: Ints) -> Selection:
 
 
 def _told(ack: PlanAck, flight: Flight, capacity: int) -> tuple[Ints, Ints, Ints, Ints]:
-    """What the ack says of each of the flight's entries: computed, emitted, drafted, cached; nothing of those that were skipped."""
+    """What the ack says of each of the flight's entries: computed, emitted, drafted, cached;
+    nothing of those that were skipped.
+    """
     nothing = bytes(len(ack.slots))
-    columns = [unpack(raw) for raw in (ack.computed, ack.emitted, ack.drafted or nothing, ack.cached or nothing)]
+    columns = [
+        unpack(raw)
+        for raw in (ack.computed, ack.emitted, ack.drafted or nothing, ack.cached or nothing)
+    ]
     if ack.slots != flight.packed_slots:
         at = _positions(unpack(ack.slots), flight.slots, capacity)
         columns = [np.where(at >= 0, np.append(column, np.int32(0))[at], 0) for column in columns]

@@ -1,8 +1,10 @@
-"""RelegationCore: the best-effort pool. Which relegated request goes to which replica that reports surplus.
+"""RelegationCore: the best-effort pool. Which relegated request goes to which replica that reports
+surplus.
 
-Order: importance, then the tenant that has been given least, then age (shared/core/pool.py); a request that needs what a replica
-does not have waits for another. One whose SLO has become attainable again goes back as standard. The records are the queue; this is
-a working copy that can be listed again at any time.
+Order: importance, then the tenant that has been given least, then age (shared/core/pool.py); a
+request that needs what a replica does not have waits for another. One whose SLO has become
+attainable again goes back as standard. The records are the queue; this is a working copy that can
+be listed again at any time.
 """
 
 import math
@@ -79,7 +81,9 @@ class Expire:
 
 RelegationAction = Place | Expire
 
-LOOKS = 256  # at requests that turn out not to be attainable, per digest (some 5 us each); the next digest goes on
+# at requests that turn out not to be attainable, per digest (some 5 us each); the next digest goes
+# on
+LOOKS = 256
 
 
 class RelegationSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -91,11 +95,14 @@ class RelegationSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 @dataclass(frozen=True, slots=True)
 class _Waiting:
     record: Record
-    hopeful_until_unix_s: float  # if begun by then, where no prefill waits, it would make its next deadline; -inf: never
+    # if begun by then, where no prefill waits, it would make its next deadline; -inf: never
+    hopeful_until_unix_s: float
 
 
 class RelegationCore:
-    """One holder at a time. A request is *busy* from an action about it until the event that says what came of it."""
+    """One holder at a time. A request is *busy* from an action about it until the event that says
+    what came of it.
+    """
 
     def __init__(self, settings: RelegationSettings | None = None) -> None:
         self._set = settings or RelegationSettings()
@@ -103,8 +110,10 @@ class RelegationCore:
         self._busy: set[RequestKey] = set()
         self._shares = Shares()
         self._everyone = Order(self._shares)  # of those not busy
-        self._hopeful = Order(self._shares)  # of them, those whose SLO may still be attainable somewhere
-        self._expiries: list[tuple[float, RequestKey]] = []  # heap; void where the request has left or is busy
+        # of them, those whose SLO may still be attainable somewhere
+        self._hopeful = Order(self._shares)
+        # heap; void where the request has left or is busy
+        self._expiries: list[tuple[float, RequestKey]] = []
         self._debits = Debits()
         self._not_before_unix_s: dict[ReplicaId, float] = {}
 
@@ -131,13 +140,17 @@ class RelegationCore:
                 if record.key not in self._waiting:
                     self._enter(record, now_unix_s)
             case Heard(digest):
-                if self._debits.heard(digest, now_unix_s) and now_unix_s >= self._not_before_unix_s.get(digest.replica, 0.0):
+                if self._debits.heard(
+                    digest, now_unix_s
+                ) and now_unix_s >= self._not_before_unix_s.get(digest.replica, 0.0):
                     self._hand_out(digest.replica, now_unix_s, actions)
             case Taken(key) | Gone(key):
                 if key in self._waiting:
                     self._leave(key, now_unix_s)
             case Declined(key, replica):
-                self._not_before_unix_s = {r: at for r, at in self._not_before_unix_s.items() if at > now_unix_s}
+                self._not_before_unix_s = {
+                    r: at for r, at in self._not_before_unix_s.items() if at > now_unix_s
+                }
                 self._not_before_unix_s[replica] = now_unix_s + self._set.declined_s
                 if key in self._busy:
                     self._busy.remove(key)
@@ -177,7 +190,11 @@ class RelegationCore:
             self._hopeful.add(record)
         heappush(self._expiries, (record.expires_unix_s, record.key))
         if len(self._expiries) > 2 * len(self._waiting) + SWEEP_MIN:
-            self._expiries = [(w.record.expires_unix_s, key) for key, w in self._waiting.items() if key not in self._busy]
+            self._expiries = [
+                (w.record.expires_unix_s, key)
+                for key, w in self._waiting.items()
+                if key not in self._busy
+            ]
             heapify(self._expiries)
 
     def _make_busy(self, key: RequestKey) -> None:
@@ -193,14 +210,22 @@ class RelegationCore:
     def _expires(self, expires_unix_s: float, key: RequestKey) -> bool:
         """Whether an entry of the heap is not void."""
         waiting = self._waiting.get(key)
-        return waiting is not None and key not in self._busy and waiting.record.expires_unix_s == expires_unix_s
+        return (
+            waiting is not None
+            and key not in self._busy
+            and waiting.record.expires_unix_s == expires_unix_s
+        )
 
     # ------------------------------------------------------------ who is next
 
-    def _hand_out(self, replica: ReplicaId, now_unix_s: float, actions: list[RelegationAction]) -> None:
-        """The first in order for a replica with surplus; and back to standard whoever can make it there.
+    def _hand_out(
+        self, replica: ReplicaId, now_unix_s: float, actions: list[RelegationAction]
+    ) -> None:
+        """The first in order for a replica with surplus; and back to standard whoever can make it
+        there.
 
-        A tenant is charged for what was handed to a replica, declined or not: a request that nobody takes must not stay first.
+        A tenant is charged for what was handed to a replica, declined or not: a request that nobody
+        takes must not stay first.
         """
         digest = self._debits.view(replica)
         assert digest is not None
@@ -210,7 +235,11 @@ class RelegationCore:
         ready_unix_s = now_unix_s + self._set.promote_margin * digest.backlog_s
         left, too_late_here = min(self._set.per_digest, digest.free_slots), []
         looks = LOOKS
-        while left > 0 and looks > 0 and (key := order.first(lambda needs: meets(digest, needs))) is not None:
+        while (
+            left > 0
+            and looks > 0
+            and (key := order.first(lambda needs: meets(digest, needs))) is not None
+        ):
             waiting = self._waiting[key]
             record = waiting.record
             attainable = not digest.waiting and ready_unix_s <= waiting.hopeful_until_unix_s
@@ -223,14 +252,18 @@ class RelegationCore:
             left -= 1
             self._make_busy(key)
             self._shares.give(lane_of(record), record.prompt_tokens)
-            self._debits.placed(replica, record.prompt_tokens, now_unix_s, best_effort=not attainable)
+            self._debits.placed(
+                replica, record.prompt_tokens, now_unix_s, best_effort=not attainable
+            )
             service_class = ServiceClass.STANDARD if attainable else ServiceClass.BEST_EFFORT
             actions.append(Place(key, replica, digest.incarnation, service_class))
         for record in too_late_here:
             self._hopeful.add(record)
 
     def _hopeful_until_unix_s(self, record: Record) -> float:
-        """Its next deadline, less what it would need with a margin. -inf: it is late already, or has none to make."""
+        """Its next deadline, less what it would need with a margin. -inf: it is late already, or
+        has none to make.
+        """
         due = record.slo.last_due_unix_s(record.arrived_unix_s)
         if record.resume.measure.tokens:
             if record.resume.measure.late_tokens:

@@ -1,7 +1,9 @@
-"""ReplicaCore: the brain of one replica. Books, plans in flight, reconciliation with acks; the policy decides within it.
+"""ReplicaCore: the brain of one replica. Books, plans in flight, reconciliation with acks; the
+policy decides within it.
 
-Sans-IO: `handle(event, now_unix_s=...) -> actions`; `wake_at_unix_s()` says when it next wants a Tick. One implementation
-for all policies, live and simulated. docs/architecture.md draws the pipeline.
+Sans-IO: `handle(event, now_unix_s=...) -> actions`; `wake_at_unix_s()` says when it next wants a
+Tick. One implementation for all policies, live and simulated. docs/architecture.md draws the
+pipeline.
 """
 
 import math
@@ -57,9 +59,11 @@ class ReplicaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """How plans travel. depth 1 and lead 0 reproduce the papers' zero-latency loop."""
 
     depth: int = 2  # plans the worker has: one running, one waiting
-    lead_s: float = 0.004  # first guess of how long before the end of N plan N+1 must leave; adapted to measured idle time
+    # first guess of how long before the end of N plan N+1 must leave; adapted to measured idle time
+    lead_s: float = 0.004
     lead_max_s: float = 0.030
-    overdue_s: float = 1.0  # an ack this late after its prediction (plus five times the prediction) means resync
+    # an ack this late after its prediction (plus five times the prediction) means resync
+    overdue_s: float = 1.0
     hand_back: bool = True  # relegated requests that have not begun go to the relegation service
     best_effort_waiting: int = 4  # surplus is reported while fewer than this wait
 
@@ -97,7 +101,13 @@ class ReplicaCore:
     """Plans for one replica under one lease epoch."""
 
     def __init__(
-        self, policy: Policy, profile: Profile, *, epoch: int, settings: ReplicaSettings | None = None, draft: Profile | None = None
+        self,
+        policy: Policy,
+        profile: Profile,
+        *,
+        epoch: int,
+        settings: ReplicaSettings | None = None,
+        draft: Profile | None = None,
     ) -> None:
         self._policy = policy
         self._profile = Corrected(profile)
@@ -114,13 +124,15 @@ class ReplicaCore:
         self._ack_seq = 0
         self._free: list[int] = []  # heap: lowest slot first, so rows stay dense
         self._quarantine: deque[tuple[int, int]] = deque()  # (slot, last seq sent when it ended)
-        self._gathered: dict[tuple[RequestKey, int], tuple[Offer, int]] = {}  # offers that wait for others, and how often they came
+        # offers that wait for others, and how often they came
+        self._gathered: dict[tuple[RequestKey, int], tuple[Offer, int]] = {}
         self._decide_unix_s = math.inf
         self._reserved: dict[int, _Reservation] = {}
         self._declined: OrderedDict[tuple[RequestKey, int], OfferAnswer] = OrderedDict()
         self._slot_of: dict[tuple[RequestKey, int], int] = {}
         self._course = Course()
-        self._again_unix_s = math.inf  # when the policy wants to be asked although nothing has happened
+        # when the policy wants to be asked although nothing has happened
+        self._again_unix_s = math.inf
         self._idle = True  # the policy had nothing to run and nothing has happened since
         self._last_end_unix_s = -math.inf  # of the newest acked iteration
         self._lead = Lead(self._set.lead_s, self._set.lead_max_s)
@@ -133,7 +145,12 @@ class ReplicaCore:
     @property
     def idle(self) -> bool:
         """Nothing is held, promised or in flight."""
-        return not self._ahead.flights and not self._gathered and not self._reserved and self._books.used == 0
+        return (
+            not self._ahead.flights
+            and not self._gathered
+            and not self._reserved
+            and self._books.used == 0
+        )
 
     @property
     def synced(self) -> bool:
@@ -151,13 +168,17 @@ class ReplicaCore:
 
     @property
     def gammas(self) -> tuple[float, float, float]:
-        """measured / base profile as now used for decode-only, mixed and prefill-only iterations."""
+        """measured / base profile as now used for decode-only, mixed and prefill-only
+        iterations.
+        """
         return self._profile.gammas
 
     @property
     def repeats(self) -> int:
-        """How many iterations, the one in flight included, may run its plan over and over: 1 unless its choice stays right that long
-        and nobody reaches its maximum before the last. A driver of virtual time may leap them."""
+        """How many iterations, the one in flight included, may run its plan over and over: 1 unless
+        its choice stays right that long and nobody reaches its maximum before the last. A driver of
+        virtual time may leap them.
+        """
         return self._course.repeats(self._books, self._ahead.flights)
 
     def wake_at_unix_s(self) -> float | None:
@@ -173,8 +194,9 @@ class ReplicaCore:
     def handle(self, event: ReplicaEvent, *, now_unix_s: float) -> list[ReplicaAction]:
         """Actions, in order. Timers that are due fire after the event's own changes, once.
 
-        After a Leapt they wait for the event that made the driver look. After a HoldDone they wait for the next event, or the wake-up
-        that is due at once: someone waits for its answer, and a plan takes longer than that.
+        After a Leapt they wait for the event that made the driver look. After a HoldDone they wait
+        for the next event, or the wake-up that is due at once: someone waits for its answer, and a
+        plan takes longer than that.
         """
         actions: list[ReplicaAction] = []
         match event:
@@ -205,7 +227,10 @@ class ReplicaCore:
         held = {(r.offer.key, r.offer.attempt): r for r in self._reserved.values()}
         self._announce = facts
         self._books = Books(
-            slots=facts.max_slots, kv_blocks=facts.kv_blocks, block_tokens=facts.block_tokens, context_tokens=facts.context_tokens
+            slots=facts.max_slots,
+            kv_blocks=facts.kv_blocks,
+            block_tokens=facts.block_tokens,
+            context_tokens=facts.context_tokens,
         )
         self._ahead = Prediction(self._books, self._draft)
         self._course.forget()
@@ -218,20 +243,30 @@ class ReplicaCore:
         self._acked_seq = event.next_seq - 1
         self._ack_seq = event.ack_seq
         taken = set(self._reserved)
-        self._slot_of.update({(r.offer.key, r.offer.attempt): r.slot for r in self._reserved.values()})
+        self._slot_of.update(
+            {(r.offer.key, r.offer.attempt): r.slot for r in self._reserved.values()}
+        )
         for entry in event.entries:
             taken.add(entry.slot)
             reservation = held.get((entry.offer.key, entry.offer.attempt))
             if reservation is not None and reservation.slot == entry.slot:
                 continue  # its HoldDone is on the way
-            self._admit_row(entry.slot, entry.offer, entry.computed_tokens, entry.generated_tokens, entry.draft_tokens)
+            self._admit_row(
+                entry.slot,
+                entry.offer,
+                entry.computed_tokens,
+                entry.generated_tokens,
+                entry.draft_tokens,
+            )
         self._free = [s for s in range(facts.max_slots) if s not in taken]
         heapify(self._free)
         self._synced = True
         self._idle = False
         self._last_end_unix_s = now_unix_s
 
-    def _on_offered(self, offers: Sequence[Offer], now_unix_s: float, actions: list[ReplicaAction]) -> None:
+    def _on_offered(
+        self, offers: Sequence[Offer], now_unix_s: float, actions: list[ReplicaAction]
+    ) -> None:
         gathered = self._gathered
         for offer in offers:
             name = (offer.key, offer.attempt)
@@ -241,13 +276,26 @@ class ReplicaCore:
             elif slot is not None and slot in self._reserved:
                 self._reserved[slot].waiting += 1
             elif slot is not None:
-                actions.append(Answer(offer.key, offer.attempt, OfferAnswer(accepted=True, reason="held")))
+                actions.append(
+                    Answer(offer.key, offer.attempt, OfferAnswer(accepted=True, reason="held"))
+                )
             elif not self._synced or self._announce is None or self._announce.draining:
-                self._decline(offer, OfferAnswer(accepted=False, reason="not ready", ready=False), actions)
+                self._decline(
+                    offer, OfferAnswer(accepted=False, reason="not ready", ready=False), actions
+                )
             elif offer.prompt_tokens + offer.generated_tokens >= self._announce.context_tokens:
-                self._decline(offer, OfferAnswer(accepted=False, reason="prompt exceeds the context"), actions)
-            elif -(-(offer.prompt_tokens + offer.generated_tokens + 1) // self._books.block_tokens) > self._books.kv_blocks:
-                self._decline(offer, OfferAnswer(accepted=False, reason="prompt exceeds the KV cache"), actions)
+                self._decline(
+                    offer, OfferAnswer(accepted=False, reason="prompt exceeds the context"), actions
+                )
+            elif (
+                -(-(offer.prompt_tokens + offer.generated_tokens + 1) // self._books.block_tokens)
+                > self._books.kv_blocks
+            ):
+                self._decline(
+                    offer,
+                    OfferAnswer(accepted=False, reason="prompt exceeds the KV cache"),
+                    actions,
+                )
             else:
                 gathered[name] = (offer, gathered[name][1] + 1 if name in gathered else 1)
         if not gathered:
@@ -263,17 +311,30 @@ class ReplicaCore:
         fresh = [offer for offer, _ in gathered.values()]
         promised = [r.offer for r in self._reserved.values()]
         view = self._view(self._start_unix_s(now_unix_s), promised)
-        for (offer, asked), admission in zip(gathered.values(), self._policy.admit(view, fresh), strict=True):
+        for (offer, asked), admission in zip(
+            gathered.values(), self._policy.admit(view, fresh), strict=True
+        ):
             if not admission.accepted:
-                answer = OfferAnswer(accepted=False, earliest_s=admission.earliest_s, reason=admission.reason)
+                answer = OfferAnswer(
+                    accepted=False, earliest_s=admission.earliest_s, reason=admission.reason
+                )
                 self._decline(offer, answer, actions, asked)
             elif not self._free:
-                self._decline(offer, OfferAnswer(accepted=False, reason="no free slot"), actions, asked)
+                self._decline(
+                    offer, OfferAnswer(accepted=False, reason="no free slot"), actions, asked
+                )
             else:
                 slot = heappop(self._free)
                 self._reserved[slot] = _Reservation(offer, slot, asked)
                 self._slot_of[offer.key, offer.attempt] = slot
-                hold = Hold(epoch=self._epoch, sync=self._sync, slot=slot, key=offer.key, attempt=offer.attempt, body_key=offer.body_key)
+                hold = Hold(
+                    epoch=self._epoch,
+                    sync=self._sync,
+                    slot=slot,
+                    key=offer.key,
+                    attempt=offer.attempt,
+                    body_key=offer.body_key,
+                )
                 actions.append(SendHold(hold))
 
     def _on_hold_done(self, event: HoldDone, actions: list[ReplicaAction]) -> None:
@@ -291,7 +352,9 @@ class ReplicaCore:
             answer = OfferAnswer(accepted=True)
         else:
             self._slot_of.pop((offer.key, offer.attempt), None)
-            answer = OfferAnswer(accepted=False, reason=event.reason, in_doubt=event.in_doubt, ready=not event.gone)
+            answer = OfferAnswer(
+                accepted=False, reason=event.reason, in_doubt=event.in_doubt, ready=not event.gone
+            )
             if event.in_doubt:
                 self._lose_sync(f"hold of slot {event.slot}: {event.reason}", actions)
             elif self._synced:
@@ -300,8 +363,12 @@ class ReplicaCore:
             return
         actions.extend([Answer(offer.key, offer.attempt, answer)] * reservation.waiting)
 
-    def _decline(self, offer: Offer, answer: OfferAnswer, actions: list[ReplicaAction], times: int = 1) -> None:
-        """Once declined, an attempt stays declined: a second copy of its offer must not be accepted behind the asker's back."""
+    def _decline(
+        self, offer: Offer, answer: OfferAnswer, actions: list[ReplicaAction], times: int = 1
+    ) -> None:
+        """Once declined, an attempt stays declined: a second copy of its offer must not be accepted
+        behind the asker's back.
+        """
         self._declined[offer.key, offer.attempt] = answer
         if len(self._declined) > DECLINES:
             self._declined.popitem(last=False)
@@ -327,8 +394,13 @@ class ReplicaCore:
         flight: Flight | None = None
         shape, drafts = BatchShape(), None
         if ack.plan_seq:
-            if not self._ahead.flights or (ack.epoch, ack.plan_seq) != (self._epoch, self._ahead.flights[0].seq):
-                self._lose_sync(f"ack of plan {ack.plan_seq}, epoch {ack.epoch} was not expected", actions)
+            if not self._ahead.flights or (ack.epoch, ack.plan_seq) != (
+                self._epoch,
+                self._ahead.flights[0].seq,
+            ):
+                self._lose_sync(
+                    f"ack of plan {ack.plan_seq}, epoch {ack.epoch} was not expected", actions
+                )
                 return
             flight = self._ahead.flights.popleft()
             self._acked_seq = flight.seq
@@ -338,10 +410,13 @@ class ReplicaCore:
                 self._changed()
             self._last_end_unix_s = now_unix_s - min(max(now_unix_s - ack.ended_unix_s, 0.0), 0.005)
             self._ahead.retime(self._last_end_unix_s, self._profile)
-        for slot, thinking_tokens in zip(unpack(ack.answering).tolist(), unpack(ack.thinking_tokens).tolist(), strict=True):
+        for slot, thinking_tokens in zip(
+            unpack(ack.answering).tolist(), unpack(ack.thinking_tokens).tolist(), strict=True
+        ):
             if self._books.holds(slot):
                 self._books.answers(slot, thinking_tokens)
-                self._changed()  # another pace: what was chosen for the old one may not be right for it
+                # another pace: what was chosen for the old one may not be right for it
+                self._changed()
         for slot, why in ack.ended:
             if self._books.holds(slot):
                 self._remove(slot, why, ended)
@@ -358,7 +433,9 @@ class ReplicaCore:
             self._profile.observe(shape, ack.exec_s - flight.draft_s)
             if flight.follows:
                 self._lead.observe(ack.idle_s, ack.exec_s)
-            self._policy.observe(Observation(now_unix_s, shape, flight.predicted_s, ack.exec_s, ended, drafts))
+            self._policy.observe(
+                Observation(now_unix_s, shape, flight.predicted_s, ack.exec_s, ended, drafts)
+            )
         elif ended:
             self._policy.observe(Observation(now_unix_s, BatchShape(), 0.0, 0.0, ended))
         if ended or ack.ended:
@@ -366,20 +443,30 @@ class ReplicaCore:
         self._idle = False
 
     def _on_leapt(self, event: Leapt) -> None:
-        """Books and policy as after so many acks; the profile learns from the iteration that is acked."""
+        """Books and policy as after so many acks; the profile learns from the iteration that is
+        acked.
+        """
         n, flight = event.iterations, self._ahead.flights[0]
         self.counters.plans += n
         self.counters.acks += n
         self.counters.exec_s += event.exec_s
-        seen = Observation(event.ended_unix_s, flight.shape, flight.predicted_s, event.exec_s / n, iterations=n)
+        seen = Observation(
+            event.ended_unix_s, flight.shape, flight.predicted_s, event.exec_s / n, iterations=n
+        )
         self._ahead.leap(n, event.ended_unix_s, self._profile)
         self._course.leapt(n)
         self._last_end_unix_s = event.ended_unix_s
         self._policy.observe(seen)
 
     def _on_heartbeat(self, announce: Announce, actions: list[ReplicaAction]) -> None:
-        """An ack that the last heartbeat already told of and that has not come by this one is lost."""
-        if not self._synced or self._announce is None or announce.incarnation != self._announce.incarnation:
+        """An ack that the last heartbeat already told of and that has not come by this one is
+        lost.
+        """
+        if (
+            not self._synced
+            or self._announce is None
+            or announce.incarnation != self._announce.incarnation
+        ):
             return
         if self._announce.ack_seq > self._ack_seq:
             self._lose_sync(f"ack {self._announce.ack_seq} was missed", actions)
@@ -403,7 +490,11 @@ class ReplicaCore:
             self._decide(now_unix_s, actions)
         if now_unix_s >= self._again_unix_s:
             self._changed()
-        while not self._idle and len(self._ahead.flights) < self._set.depth and now_unix_s >= self._plan_at_unix_s() - 1e-9:
+        while (
+            not self._idle
+            and len(self._ahead.flights) < self._set.depth
+            and now_unix_s >= self._plan_at_unix_s() - 1e-9
+        ):
             plan = self._plan(now_unix_s)
             if plan is None:
                 self._idle = True
@@ -412,11 +503,21 @@ class ReplicaCore:
 
     def _start_unix_s(self, now_unix_s: float) -> float:
         """When the next plan is predicted to begin."""
-        return max(self._ahead.flights[-1].end_unix_s, now_unix_s) if self._ahead.flights else now_unix_s
+        return (
+            max(self._ahead.flights[-1].end_unix_s, now_unix_s)
+            if self._ahead.flights
+            else now_unix_s
+        )
 
     def _plan_at_unix_s(self) -> float:
-        """As late as is safe: a measured lead before the predicted end of what runs. At once if nothing runs."""
-        return self._ahead.flights[-1].end_unix_s - self._lead.seconds if self._ahead.flights else -math.inf
+        """As late as is safe: a measured lead before the predicted end of what runs. At once if
+        nothing runs.
+        """
+        return (
+            self._ahead.flights[-1].end_unix_s - self._lead.seconds
+            if self._ahead.flights
+            else -math.inf
+        )
 
     def _overdue_unix_s(self) -> float:
         first = self._ahead.flights[0]
@@ -450,7 +551,10 @@ class ReplicaCore:
         for slot in choice.relegate:
             row = books.row_of[slot]
             self.counters.relegated += 1
-            begun = books.phase[row] != Phase.WAITING or books.generated_tokens[row] > books.offers[slot].generated_tokens
+            begun = (
+                books.phase[row] != Phase.WAITING
+                or books.generated_tokens[row] > books.offers[slot].generated_tokens
+            )
             if self._set.hand_back and not begun:
                 released.append((slot, "relegated"))
             else:
@@ -458,7 +562,9 @@ class ReplicaCore:
             books.best_effort[row] = True
         for slot in choice.promote:
             books.best_effort[books.row_of[slot]] = False
-        assert self._policy.declared.drops or all(why != FinishReason.DROPPED for _, why in choice.release), "an undeclared drop"
+        assert self._policy.declared.drops or all(
+            why != FinishReason.DROPPED for _, why in choice.release
+        ), "an undeclared drop"
         released += choice.release
         for slot, _ in released:
             self._ahead.release(slot)
@@ -470,8 +576,15 @@ class ReplicaCore:
         entries = self._ahead.entries(choice)
         if entries.cut:
             self._course.forget()
-        nothing_said = not (released or preempted or relegated or math.isfinite(choice.again_unix_s))
-        if not len(entries.slots) and not self._ahead.flights and books.live and (len(choice.slots) or nothing_said):
+        nothing_said = not (
+            released or preempted or relegated or math.isfinite(choice.again_unix_s)
+        )
+        if (
+            not len(entries.slots)
+            and not self._ahead.flights
+            and books.live
+            and (len(choice.slots) or nothing_said)
+        ):
             victim = self._last_resort(int(choice.slots[0]) if len(choice.slots) else None)
             if victim is not None:
                 preempted.append(victim)
@@ -484,16 +597,25 @@ class ReplicaCore:
 
     def _view(self, start_unix_s: float, promised: Sequence[Offer] = ()) -> View:
         assert self._announce is not None
-        return self._books.view(start_unix_s, self._profile, self._draft, promised, self._announce.pool)
+        return self._books.view(
+            start_unix_s, self._profile, self._draft, promised, self._announce.pool
+        )
 
     def _last_resort(self, first: int | None) -> int | None:
-        """KV is full and no entry fits, not even the first: who gives way to it is best-effort, else the latest come."""
+        """KV is full and no entry fits, not even the first: who gives way to it is best-effort,
+        else the latest come.
+        """
         books = self._books
-        holding = np.flatnonzero((books.kv_held_blocks[: books.live] > 0) & (books.slot[: books.live] != (-1 if first is None else first)))
+        holding = np.flatnonzero(
+            (books.kv_held_blocks[: books.live] > 0)
+            & (books.slot[: books.live] != (-1 if first is None else first))
+        )
         if len(holding) < (2 if first is None else 1):
             return None
         self.counters.forced_preemptions += 1
-        order = np.lexsort((books.slot[holding], books.arrived_unix_s[holding], books.best_effort[holding]))
+        order = np.lexsort(
+            (books.slot[holding], books.arrived_unix_s[holding], books.best_effort[holding])
+        )
         return int(books.slot[holding[order[-1]]])
 
     def _send(
@@ -543,8 +665,21 @@ class ReplicaCore:
         while self._quarantine and self._quarantine[0][1] <= self._acked_seq:
             heappush(self._free, self._quarantine.popleft()[0])
 
-    def _admit_row(self, slot: int, offer: Offer, computed_tokens: int, generated_tokens: int, draft_tokens: int) -> None:
-        self._books.add(slot, offer, computed_tokens=computed_tokens, generated_tokens=generated_tokens, draft_tokens=draft_tokens)
+    def _admit_row(
+        self,
+        slot: int,
+        offer: Offer,
+        computed_tokens: int,
+        generated_tokens: int,
+        draft_tokens: int,
+    ) -> None:
+        self._books.add(
+            slot,
+            offer,
+            computed_tokens=computed_tokens,
+            generated_tokens=generated_tokens,
+            draft_tokens=draft_tokens,
+        )
         self._slot_of[offer.key, offer.attempt] = slot
         self._next_expiry_unix_s = min(self._next_expiry_unix_s, offer.expires_unix_s)
         if generated_tokens >= offer.max_tokens:
@@ -558,7 +693,14 @@ class ReplicaCore:
         if self._announce is None or not self._synced:
             return None
         reserved = [r.offer for r in self._reserved.values()]
-        told = digest_of(self._announce, self._books, reserved, self._profile, planner=planner, now_unix_s=now_unix_s)
+        told = digest_of(
+            self._announce,
+            self._books,
+            reserved,
+            self._profile,
+            planner=planner,
+            now_unix_s=now_unix_s,
+        )
         roomy = self._books.kv_free_blocks() * 4 > told.kv_blocks
         waiting = best_effort_waiting(self._books)
         surplus = told.waiting == 0 and waiting < self._set.best_effort_waiting and roomy
@@ -581,7 +723,9 @@ def _well_formed(ack: PlanAck, slots: int) -> bool:
     """Columns of equal length, of slots that there are."""
     if any(column and len(column) != len(ack.slots) for column in (ack.drafted, ack.cached)):
         return False
-    if not len(ack.slots) == len(ack.computed) == len(ack.emitted) or len(ack.answering) != len(ack.thinking_tokens):
+    if not len(ack.slots) == len(ack.computed) == len(ack.emitted) or len(ack.answering) != len(
+        ack.thinking_tokens
+    ):
         return False
     if len(ack.slots) % 4 or len(ack.skipped) % 4 or len(ack.answering) % 4:
         return False

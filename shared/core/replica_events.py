@@ -9,7 +9,9 @@ from shared.vocabulary import RequestKey
 
 @dataclass(frozen=True, slots=True)
 class Synced:
-    """The worker's whole state, at the end of its last iteration; it has dropped plans that it had not begun."""
+    """The worker's whole state, at the end of its last iteration; it has dropped plans that it had
+    not begun.
+    """
 
     announce: Announce
     sync: int
@@ -27,7 +29,9 @@ class Offered:
 
 @dataclass(frozen=True, slots=True)
 class HoldDone:
-    """The worker answered a hold. `in_doubt`: it did not answer in time, or thinks otherwise of the slot: only a resync tells."""
+    """The worker answered a hold. `in_doubt`: it did not answer in time, or thinks otherwise of the
+    slot: only a resync tells.
+    """
 
     slot: int
     held: bool
@@ -43,7 +47,9 @@ class Acked:
 
 @dataclass(frozen=True, slots=True)
 class Leapt:
-    """The plan in flight was run so many times already, and once more is under way (virtual time; ReplicaCore.repeats allows it)."""
+    """The plan in flight was run so many times already, and once more is under way (virtual time;
+    ReplicaCore.repeats allows it).
+    """
 
     iterations: int
     ended_unix_s: float  # the last of them
@@ -59,7 +65,9 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """The worker announced itself: its facts may have changed (draining), and it says which acks there are."""
+    """The worker announced itself: its facts may have changed (draining), and it says which acks
+    there are.
+    """
 
     announce: Announce
 

@@ -1,4 +1,6 @@
-"""A worker's snapshot in pages that a message can carry: attempts differ a thousandfold in what they weigh."""
+"""A worker's snapshot in pages that a message can carry: attempts differ a thousandfold in what
+they weigh.
+"""
 
 from collections.abc import Sequence
 from typing import TypeVar
@@ -9,8 +11,12 @@ Item = TypeVar("Item")
 SNAPSHOT_PAGE_TOKENS = 200_000  # a page stays well under max_payload
 
 
-def pages(incarnation: str, entries: Sequence[SnapshotEntry], overs: Sequence[AttemptOver]) -> list[Snapshot]:
-    """All of them, in order, one page at least; a page holds SNAPSHOT_PAGE_TOKENS at most, or a single attempt."""
+def pages(
+    incarnation: str, entries: Sequence[SnapshotEntry], overs: Sequence[AttemptOver]
+) -> list[Snapshot]:
+    """All of them, in order, one page at least; a page holds SNAPSHOT_PAGE_TOKENS at most, or a
+    single attempt.
+    """
     held = _paged([(entry, _size(entry.tokens, entry.logprobs)) for entry in entries])
     ended = _paged([(over, _size(over.resume.tokens, over.resume.logprobs)) for over in overs])
     found = [Snapshot(incarnation=incarnation, entries=page, overs=[]) for page in held]

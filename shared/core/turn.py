@@ -1,9 +1,21 @@
-"""What passes between a WorkerCore and its shell: an iteration to run, what it did, and all that may leave once its ack is stored."""
+"""What passes between a WorkerCore and its shell: an iteration to run, what it did, and all that
+may leave once its ack is stored.
+"""
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from shared.schemas import AttemptOver, BatchPlan, Delta, PlanAck, Resume, Sampling, Selection, Status, TokenLogprob
+from shared.schemas import (
+    AttemptOver,
+    BatchPlan,
+    Delta,
+    PlanAck,
+    Resume,
+    Sampling,
+    Selection,
+    Status,
+    TokenLogprob,
+)
 from shared.vocabulary import FinishReason
 
 
@@ -20,7 +32,9 @@ class TurnLoad(NamedTuple):
 
 
 class TurnWork(NamedTuple):
-    """Compute the next `tokens` positions; if `emits`, new tokens come, of which at most `limit` are kept."""
+    """Compute the next `tokens` positions; if `emits`, new tokens come, of which at most `limit`
+    are kept.
+    """
 
     slot: int
     tokens: int
@@ -31,7 +45,9 @@ class TurnWork(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """One iteration, ready for the engine: preemptions, releases and closes, then loads, then work."""
+    """One iteration, ready for the engine: preemptions, releases and closes, then loads, then
+    work.
+    """
 
     plan: BatchPlan | None
     preempts: Sequence[int]  # slots whose KV goes, and that stay
@@ -43,9 +59,11 @@ class Turn(NamedTuple):
 
 
 class TurnDone(NamedTuple):
-    """What one work entry did. `text` is final text; `finish` if its output ended here; `logprobs` along `tokens`, or empty.
+    """What one work entry did. `text` is final text; `finish` if its output ended here; `logprobs`
+    along `tokens`, or empty.
 
-    `cached`: of the computed positions, those found in a prefix cache. `message`: why it failed; `refused`: the engine never took it.
+    `cached`: of the computed positions, those found in a prefix cache. `message`: why it failed;
+    `refused`: the engine never took it.
     """
 
     computed: int
@@ -60,7 +78,9 @@ class TurnDone(NamedTuple):
 
 
 class Ran(NamedTuple):
-    """A turn that is over. `outside_s`: of the engine's `exec_s`, what was not spent in the model, where that is known."""
+    """A turn that is over. `outside_s`: of the engine's `exec_s`, what was not spent in the model,
+    where that is known.
+    """
 
     done: Sequence[TurnDone]
     exec_s: float
@@ -76,7 +96,9 @@ class Outgoing(NamedTuple):
 
 
 class Finished(NamedTuple):
-    """Everything an iteration (or a change between iterations) leads to. All of it leaves after `ack` is in the log."""
+    """Everything an iteration (or a change between iterations) leads to. All of it leaves after
+    `ack` is in the log.
+    """
 
     ack: PlanAck
     outgoing: Sequence[Outgoing]

@@ -21,10 +21,18 @@ def ended(
     service_class: ServiceClass | None = None,
     relegated: bool = False,
 ) -> Record:
-    """The record with its verdict. Attainment by the definition `deadline`; only good ends can meet an SLO."""
+    """The record with its verdict. Attainment by the definition `deadline`; only good ends can meet
+    an SLO.
+    """
     measure = resume.measure
     tokens = len(resume.tokens) // 4
-    thinking = 0 if not record.slo.thinks else tokens if measure.thinking_tokens is None else min(measure.thinking_tokens, tokens)
+    thinking = (
+        0
+        if not record.slo.thinks
+        else tokens
+        if measure.thinking_tokens is None
+        else min(measure.thinking_tokens, tokens)
+    )
     arrived = record.arrived_unix_s
     verdict = Verdict(
         finish_reason=reason,
@@ -36,13 +44,19 @@ def ended(
         attempts=record.attempt,
         ttft_s=measure.first_unix_s - arrived if tokens else None,
         worst_tbt_s=measure.worst_tbt_s if tokens > 1 else None,
-        mean_tpot_s=(measure.last_unix_s - measure.first_unix_s) / (tokens - 1) if tokens > 1 else None,
+        mean_tpot_s=(measure.last_unix_s - measure.first_unix_s) / (tokens - 1)
+        if tokens > 1
+        else None,
         ttlt_s=measure.last_unix_s - arrived if tokens else None,
         ended_unix_s=measure.last_unix_s if tokens and reason in GOOD_ENDS else now_unix_s,
         replica=record.replica,
         message=message,
         retry_after_s=None if retry_after_s is None else float(math.ceil(retry_after_s)),
         thinking_tokens=thinking,
-        thinking_tpot_s=(measure.thought_unix_s - measure.first_unix_s) / (thinking - 1) if thinking > 1 else None,
+        thinking_tpot_s=(measure.thought_unix_s - measure.first_unix_s) / (thinking - 1)
+        if thinking > 1
+        else None,
     )
-    return replace(record, state="ended", verdict=verdict, resume=resume, relegated=verdict.relegated)
+    return replace(
+        record, state="ended", verdict=verdict, resume=resume, relegated=verdict.relegated
+    )

@@ -1,7 +1,9 @@
-"""WorkerCore: what one worker holds and what its next iteration is. Sans-IO; the shell moves messages and runs the engine.
+"""WorkerCore: what one worker holds and what its next iteration is. Sans-IO; the shell moves
+messages and runs the engine.
 
-Nothing here waits: `begin` turns the next plan into exact work, `finish` turns what the engine did into the ack, the deltas
-that may leave once that ack is stored, and the attempts that are over. Cancels and withdrawals take effect between iterations.
+Nothing here waits: `begin` turns the next plan into exact work, `finish` turns what the engine did
+into the ack, the deltas that may leave once that ack is stored, and the attempts that are over.
+Cancels and withdrawals take effect between iterations.
 """
 
 import math
@@ -36,7 +38,9 @@ from shared.schemas import (
 )
 from shared.vocabulary import FinishReason, Measure, ReplicaId, RequestKey, ServiceClass
 
-TEMPLATE_END_TOKENS = 4  # of a prompt: where a chat template closes the thinking that it does not want (Qwen3: `</think>`, line ends)
+# of a prompt: where a chat template closes the thinking that it does not want (Qwen3: `</think>`,
+# line ends)
+TEMPLATE_END_TOKENS = 4
 TOMBSTONES = 4096  # withdrawn or cancelled requests remembered, so that a late hold is refused
 
 
@@ -94,7 +98,8 @@ class WorkerCore:
         context_tokens: int,
         max_slots: int,
         eos_token_ids: frozenset[int] = frozenset(),
-        end_of_thinking: int | None = None,  # the token; None: this model has none, and its whole output is response
+        # the token; None: this model has none, and its whole output is response
+        end_of_thinking: int | None = None,
     ) -> None:
         self.replica = replica
         self.incarnation = incarnation
@@ -114,7 +119,8 @@ class WorkerCore:
         self._running: Turn | None = None
         self._requests: dict[int, _Request] = {}
         self._slot_of: dict[RequestKey, int] = {}
-        self._releases: list[int] = []  # slots that engine and speaker must forget before their next work
+        # slots that engine and speaker must forget before their next work
+        self._releases: list[int] = []
         self._new_holds: list[Held] = []
         self._held_blocks = 0
         self._ending: set[int] = set()
@@ -124,7 +130,9 @@ class WorkerCore:
     # ------------------------------------------------------------ planner's side
 
     def resync(self, epoch: int, sync: int) -> bool:
-        """A planner takes over, or lost its picture: drop plans not begun. False if its epoch is stale."""
+        """A planner takes over, or lost its picture: drop plans not begun. False if its epoch is
+        stale.
+        """
         if (epoch, sync) < (self.epoch, self._sync):
             return False
         self.epoch, self._sync = epoch, sync
@@ -144,7 +152,11 @@ class WorkerCore:
         """Every request held, as it is between iterations."""
         return [
             ResyncEntry(
-                slot=r.slot, offer=self._offer(r), computed_tokens=r.computed, generated_tokens=len(r.tokens), draft_tokens=r.drafted
+                slot=r.slot,
+                offer=self._offer(r),
+                computed_tokens=r.computed,
+                generated_tokens=len(r.tokens),
+                draft_tokens=r.drafted,
             )
             for r in self._requests.values()
         ]
@@ -156,7 +168,8 @@ class WorkerCore:
         if held is not None and (held.record.attempt, holder) == (hold.attempt, hold.slot):
             return HoldAnswer(held=True)
         if (hold.epoch, hold.sync) != (self.epoch, self._sync):
-            # Another planner, or this one after a resync, may have been asked the same: only a withdrawal tells.
+            # Another planner, or this one after a resync, may have been asked the same: only a
+            # withdrawal tells.
             return HoldAnswer(held=False, reason="stale epoch", in_doubt=True)
         if hold.attempt <= self._tombstones.get(hold.key, -1):
             return HoldAnswer(held=False, reason="withdrawn")
@@ -164,7 +177,11 @@ class WorkerCore:
             return HoldAnswer(held=False, reason="held under a later attempt")
         if held is not None:
             return HoldAnswer(held=False, reason="held under another attempt", in_doubt=True)
-        mine = (record.replica, record.incarnation, record.attempt) == (self.replica, self.incarnation, hold.attempt)
+        mine = (record.replica, record.incarnation, record.attempt) == (
+            self.replica,
+            self.incarnation,
+            hold.attempt,
+        )
         if not mine or record.cancelled or record.verdict is not None:
             return HoldAnswer(held=False, reason="the record says otherwise")
         if not 0 <= hold.slot < self._max_slots or hold.slot in self._requests:
@@ -185,12 +202,21 @@ class WorkerCore:
             service_class=record.service_class,
             relegated=record.relegated,
             seed=seed_of(record.key, sampling),
-            stops=frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else self._eos),
+            stops=frozenset(sampling.stop_token_ids)
+            | (frozenset() if sampling.ignore_eos else self._eos),
             logprobs=list(resume.logprobs),
             thinks_for=self._thinks_for(sampling, prompt),
         )
         self._slot_of[hold.key] = hold.slot
-        self._new_holds.append(Held(slot=hold.slot, key=hold.key, attempt=hold.attempt, offset=len(tokens), text_offset=len(resume.text)))
+        self._new_holds.append(
+            Held(
+                slot=hold.slot,
+                key=hold.key,
+                attempt=hold.attempt,
+                offset=len(tokens),
+                text_offset=len(resume.text),
+            )
+        )
         return HoldAnswer(held=True)
 
     def plan(self, plan: BatchPlan) -> PlanRefused | None:
@@ -209,7 +235,12 @@ class WorkerCore:
         elif not _well_formed(plan, self._max_slots):
             reason = "columns of different lengths, or slots out of range"
         if reason:
-            return PlanRefused(incarnation=self.incarnation, epoch=self.epoch, expected_seq=self._next_seq, reason=reason)
+            return PlanRefused(
+                incarnation=self.incarnation,
+                epoch=self.epoch,
+                expected_seq=self._next_seq,
+                reason=reason,
+            )
         self._queue.append(plan)
         self._next_seq += 1
         return None
@@ -219,7 +250,8 @@ class WorkerCore:
     def cancel(self, key: RequestKey, reason: str) -> None:
         """End a request at the next boundary; refuse any hold of it that comes later.
 
-        Of a request that is not here, its record will say that it was cancelled: a tombstone would outlive a cancel of nothing.
+        Of a request that is not here, its record will say that it was cancelled: a tombstone would
+        outlive a cancel of nothing.
         """
         slot = self._slot_of.get(key)
         if slot is not None:
@@ -228,7 +260,9 @@ class WorkerCore:
             self._end_later(slot, FinishReason.CANCELLED)
 
     def withdraw(self, key: RequestKey, attempt: int) -> AttemptOver | bool:
-        """True: it is held, and will be over at the next boundary. Else what it made, or False if it never came here."""
+        """True: it is held, and will be over at the next boundary. Else what it made, or False if
+        it never came here.
+        """
         over = self._unsettled.get((key, attempt))
         if over is not None:
             return over
@@ -241,7 +275,9 @@ class WorkerCore:
 
     def knows(self, key: RequestKey, attempt: int) -> bool:
         slot = self._slot_of.get(key)
-        return (key, attempt) in self._unsettled or (slot is not None and self._requests[slot].record.attempt == attempt)
+        return (key, attempt) in self._unsettled or (
+            slot is not None and self._requests[slot].record.attempt == attempt
+        )
 
     def drain(self) -> None:
         """Give every request back, to go on elsewhere."""
@@ -308,7 +344,8 @@ class WorkerCore:
                 self._filled(request, 0)
                 request.drafted = 0
                 preempts.append(slot)
-        for slot in self._ending:  # frees its KV before this plan's entries run, and is reported with them
+        # frees its KV before this plan's entries run, and is reported with them
+        for slot in self._ending:
             self._let_go(self._requests[slot])
         self._set_class(plan.relegated, ServiceClass.BEST_EFFORT)
         self._set_class(plan.promoted, ServiceClass.STANDARD)
@@ -337,25 +374,37 @@ class WorkerCore:
         request.drafted = 0
 
     def _filled(self, request: _Request, computed: int) -> None:
-        """So many KV positions of it are filled now; the sum of blocks is kept, for it goes into every ack."""
-        self._held_blocks += -(-computed // self._block_tokens) - -(-request.computed // self._block_tokens)
+        """So many KV positions of it are filled now; the sum of blocks is kept, for it goes into
+        every ack.
+        """
+        self._held_blocks += -(-computed // self._block_tokens) - -(
+            -request.computed // self._block_tokens
+        )
         request.computed = computed
 
-    def _work(self, plan: BatchPlan) -> tuple[list[TurnWork], list[TurnLoad], list[int], Selection | None]:
-        """A decode speculates where the plan says so and nowhere else, never past its own end; chunks are cut to what is left."""
+    def _work(
+        self, plan: BatchPlan
+    ) -> tuple[list[TurnWork], list[TurnLoad], list[int], Selection | None]:
+        """A decode speculates where the plan says so and nowhere else, never past its own end;
+        chunks are cut to what is left.
+        """
         work: list[TurnWork] = []
         loads: list[TurnLoad] = []
         skipped: list[int] = []
         kept: list[int] = []  # entries of the plan that run
         depths = None if plan.selection is None else unpack_list(plan.selection.depth)
-        for entry, (slot, cap) in enumerate(zip(unpack_list(plan.slots), unpack_list(plan.caps), strict=True)):
+        for entry, (slot, cap) in enumerate(
+            zip(unpack_list(plan.slots), unpack_list(plan.caps), strict=True)
+        ):
             request = self._requests.get(slot)
             if request is None or slot in self._ending:
                 skipped.append(slot)
                 continue
             left = request.known_tokens - request.computed  # 1 for a decode
             limit, reason = self._limit(request)
-            speculates = depths is not None and depths[entry] > 0 and left == 1 and len(request.tokens) > 0
+            speculates = (
+                depths is not None and depths[entry] > 0 and left == 1 and len(request.tokens) > 0
+            )
             tokens = min(cap, limit) if speculates else min(cap, left)
             kept.append(entry)
             work.append(TurnWork(slot, tokens, tokens >= left, limit, reason, request.stops))
@@ -363,32 +412,62 @@ class WorkerCore:
                 request.loaded = True
                 known = [*request.prompt, *request.tokens]
                 resume = Resume(tokens=pack(request.tokens), text=request.text)
-                loads.append(TurnLoad(slot, known, len(request.tokens), request.sampling, request.seed, request.adapter, resume))
-        return work, loads, skipped, plan.selection if not skipped or plan.selection is None else along(plan.selection, kept)
+                loads.append(
+                    TurnLoad(
+                        slot,
+                        known,
+                        len(request.tokens),
+                        request.sampling,
+                        request.seed,
+                        request.adapter,
+                        resume,
+                    )
+                )
+        return (
+            work,
+            loads,
+            skipped,
+            plan.selection
+            if not skipped or plan.selection is None
+            else along(plan.selection, kept),
+        )
 
     def _limit(self, request: _Request) -> tuple[int, FinishReason]:
-        """How many more tokens the request may have, and what its end is called if it comes by that."""
+        """How many more tokens the request may have, and what its end is called if it comes by
+        that.
+        """
         made = len(request.tokens)
         room = self._context_tokens - len(request.prompt) - made
         limit, reason = min(request.sampling.max_tokens - made, room), FinishReason.LENGTH
-        if request.sampling.output_tokens is not None and request.sampling.output_tokens - made <= limit:
+        if (
+            request.sampling.output_tokens is not None
+            and request.sampling.output_tokens - made <= limit
+        ):
             limit, reason = request.sampling.output_tokens - made, FinishReason.STOP
         return limit, reason
 
     def _thinks_for(self, sampling: Sampling, prompt: Sequence[int]) -> int | None:
-        """So many output tokens, if that is known before the first. A chat template ends thinking in the prompt where it is not wanted."""
+        """So many output tokens, if that is known before the first. A chat template ends thinking
+        in the prompt where it is not wanted.
+        """
         if sampling.thinking_tokens is not None:
             return sampling.thinking_tokens
         return 0 if self._end_of_thinking in (None, *prompt[-TEMPLATE_END_TOKENS:]) else None
 
     def _thought(self, request: _Request, tokens: Sequence[int]) -> int | None:
-        """How many of its output tokens are thinking, if these, the newest, show it; None: it thinks on, or that was known before."""
+        """How many of its output tokens are thinking, if these, the newest, show it; None: it
+        thinks on, or that was known before.
+        """
         if not tokens or not request.measure.thinking(request.record.slo):
             return None
         before = len(request.tokens) - len(tokens)
         if request.thinks_for is not None:
             return request.thinks_for if len(request.tokens) >= request.thinks_for else None
-        return before + tokens.index(self._end_of_thinking) + 1 if self._end_of_thinking in tokens else None
+        return (
+            before + tokens.index(self._end_of_thinking) + 1
+            if self._end_of_thinking in tokens
+            else None
+        )
 
     def _set_class(self, slots: bytes, service_class: ServiceClass) -> None:
         for slot in unpack_list(slots):
@@ -414,7 +493,9 @@ class WorkerCore:
         self.counters.iterations += 1
         self.counters.exec_s += exec_s
         self.counters.idle_s += idle_s
-        return self._ack(turn, turn.work, done, started_unix_s, ended_unix_s, exec_s, idle_s, outside_s)
+        return self._ack(
+            turn, turn.work, done, started_unix_s, ended_unix_s, exec_s, idle_s, outside_s
+        )
 
     def _ack(
         self,
@@ -484,7 +565,9 @@ class WorkerCore:
                 thought = self._thought(request, did.tokens)
                 if thought is not None:
                     answering.append((entry.slot, thought))
-                request.measure = request.measure.emit(len(did.tokens), ended_unix_s, record.slo, thought)
+                request.measure = request.measure.emit(
+                    len(did.tokens), ended_unix_s, record.slo, thought
+                )
                 if did.finish is not None:
                     request.loaded = request.loaded and not did.refused
                     request.message = did.message or request.message
@@ -540,7 +623,12 @@ class WorkerCore:
                 request = self._requests.get(slot)
                 if request is not None:
                     record = request.record
-                    status = Status(state=state, service_class=service_class, attempt=record.attempt, replica=self.replica)
+                    status = Status(
+                        state=state,
+                        service_class=service_class,
+                        attempt=record.attempt,
+                        replica=self.replica,
+                    )
                     outgoing.append(Outgoing(record.stream_subject, record.json, status))
 
     def _over(self, request: _Request, why: str) -> AttemptOver:
@@ -557,7 +645,12 @@ class WorkerCore:
             why=why,
             relegated=request.relegated or why == "relegated",
             service_class=request.service_class,
-            resume=Resume(tokens=pack(request.tokens), text=request.text, measure=request.measure, logprobs=request.logprobs),
+            resume=Resume(
+                tokens=pack(request.tokens),
+                text=request.text,
+                measure=request.measure,
+                logprobs=request.logprobs,
+            ),
             message=request.message,
         )
         self._unsettled[record.key, record.attempt] = over
@@ -571,13 +664,17 @@ class WorkerCore:
         return self._kv_blocks - self._held_blocks
 
     def snapshots(self) -> list[Snapshot]:
-        """All that must outlive a trim of the log, in pages. Called right after an ack was built, so nothing is half said."""
+        """All that must outlive a trim of the log, in pages. Called right after an ack was built,
+        so nothing is half said.
+        """
         entries = []
         for request in self._requests.values():
             if any(h.key == request.record.key for h in self._new_holds):
                 continue
             record = request.record
-            held = Held(slot=request.slot, key=record.key, attempt=record.attempt, offset=0, text_offset=0)
+            held = Held(
+                slot=request.slot, key=record.key, attempt=record.attempt, offset=0, text_offset=0
+            )
             entry = SnapshotEntry(
                 held=held,
                 tokens=pack(request.tokens),
@@ -617,11 +714,15 @@ class WorkerCore:
     def check(self) -> None:
         """Raises AssertionError unless the books balance."""
         assert self.free_blocks >= 0, "KV beyond capacity"
-        assert self._held_blocks == sum(-(-r.computed // self._block_tokens) for r in self._requests.values()), "blocks do not add up"
+        assert self._held_blocks == sum(
+            -(-r.computed // self._block_tokens) for r in self._requests.values()
+        ), "blocks do not add up"
         assert {r.record.key: s for s, r in self._requests.items()} == self._slot_of
         assert self._ending <= set(self._requests)
         for request in self._requests.values():
-            assert 0 <= request.computed <= max(request.known_tokens - 1, len(request.prompt)), "computed beyond what is known"
+            assert 0 <= request.computed <= max(request.known_tokens - 1, len(request.prompt)), (
+                "computed beyond what is known"
+            )
             assert request.measure.tokens == len(request.tokens), "tokens without a measure"
 
 
@@ -630,18 +731,39 @@ def _well_formed(plan: BatchPlan, max_slots: int) -> bool:
     columns = [plan.slots, plan.caps, plan.released, plan.preempted, plan.relegated, plan.promoted]
     if plan.selection is not None:
         columns += [plan.selection.depth, plan.selection.width, plan.selection.needed]
-        if not len(plan.selection.depth) == len(plan.selection.width) == len(plan.selection.needed) == len(plan.slots):
+        if (
+            not len(plan.selection.depth)
+            == len(plan.selection.width)
+            == len(plan.selection.needed)
+            == len(plan.slots)
+        ):
             return False
-    if any(len(column) % 4 for column in columns) or len(plan.slots) != len(plan.caps) or len(plan.released) != 4 * len(plan.released_why):
+    if (
+        any(len(column) % 4 for column in columns)
+        or len(plan.slots) != len(plan.caps)
+        or len(plan.released) != 4 * len(plan.released_why)
+    ):
         return False
     slots = unpack_list(plan.slots)
-    named = [*slots, *unpack_list(plan.released), *unpack_list(plan.preempted), *unpack_list(plan.relegated), *unpack_list(plan.promoted)]
+    named = [
+        *slots,
+        *unpack_list(plan.released),
+        *unpack_list(plan.preempted),
+        *unpack_list(plan.relegated),
+        *unpack_list(plan.promoted),
+    ]
     in_range = all(0 <= slot < max_slots for slot in named)
-    return in_range and len(set(slots)) == len(slots) and all(cap > 0 for cap in unpack_list(plan.caps))
+    return (
+        in_range
+        and len(set(slots)) == len(slots)
+        and all(cap > 0 for cap in unpack_list(plan.caps))
+    )
 
 
 def seed_of(key: RequestKey, sampling: Sampling) -> int:
-    """What a request draws from: its own seed, or one from its name (FNV-1a), so that a moved request draws on alike."""
+    """What a request draws from: its own seed, or one from its name (FNV-1a), so that a moved
+    request draws on alike.
+    """
     if sampling.seed is not None:
         return sampling.seed
     value = 0xCBF29CE484222325

@@ -1,4 +1,5 @@
-"""Profiles that are a curve over the batch's tokens plus separate terms for its prefills and its decodes.
+"""Profiles that are a curve over the batch's tokens plus separate terms for its prefills and its
+decodes.
 
 The roofline, polynomial, piecewise and table forms (shared/perf/forms.py) are all of this shape.
 """
@@ -11,10 +12,12 @@ from shared.perf.shape import BatchShape
 
 @dataclass(frozen=True, slots=True)
 class AdditiveProfile:
-    """curve(tokens) + the terms below; `curve_s` holds its value at 0, 1, 2, ... tokens, per-iteration overhead included.
+    """curve(tokens) + the terms below; `curve_s` holds its value at 0, 1, 2, ... tokens,
+    per-iteration overhead included.
 
-    Looking a token count up costs the same everywhere, and any curve, however it was fitted, is made monotone once, when it is built.
-    No term is negative and `curve_s` never falls, so that the whole is monotone in every sum.
+    Looking a token count up costs the same everywhere, and any curve, however it was fitted, is
+    made monotone once, when it is built. No term is negative and `curve_s` never falls, so that the
+    whole is monotone in every sum.
     """
 
     name: str
@@ -35,9 +38,15 @@ class AdditiveProfile:
         if not tokens:
             return 0.0
         curve_s = self.curve_s
-        total_s = curve_s[tokens] if tokens < len(curve_s) else curve_s[-1] + (tokens - len(curve_s) + 1) * self.beyond_s
+        total_s = (
+            curve_s[tokens]
+            if tokens < len(curve_s)
+            else curve_s[-1] + (tokens - len(curve_s) + 1) * self.beyond_s
+        )
         if decodes:
-            total_s += self.decodes_s + self.decode_s * decodes + self.decode_context_s * decode_context
+            total_s += (
+                self.decodes_s + self.decode_s * decodes + self.decode_context_s * decode_context
+            )
         if prefill_tokens:
             total_s += (
                 self.prefills_s
@@ -61,7 +70,9 @@ class AdditiveProfile:
             + self.prefill_cross_s * prefill_cross
         )
         if decodes:
-            left_s -= self.decodes_s + self.decode_s * decodes + self.decode_context_s * decode_context
+            left_s -= (
+                self.decodes_s + self.decode_s * decodes + self.decode_context_s * decode_context
+            )
         token_s, sq_s = self.prefill_token_s + self.prefill_cross_s * cached, self.prefill_sq_s
         fits, exceeds = 0, limit + 1
         while exceeds - fits > 1:
@@ -70,7 +81,8 @@ class AdditiveProfile:
                 fits = middle
             else:
                 exceeds = middle
-        # The sum above is grouped otherwise than in batch_s: the last bit may differ, and the answer must truly fit.
+        # The sum above is grouped otherwise than in batch_s: the last bit may differ, and the
+        # answer must truly fit.
         while fits > 0 and self.batch_s(shape.with_chunk(fits, cached)) > budget_s:
             fits -= 1
         return fits

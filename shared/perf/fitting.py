@@ -1,7 +1,9 @@
-"""A profile from measured iterations: which coefficients of the piecewise form explain them best, and how far off they stay.
+"""A profile from measured iterations: which coefficients of the piecewise form explain them best,
+and how far off they stay.
 
-The fit minimises the mean of |predicted - measured| / measured with no coefficient below 0, so it is monotone as it stands, and a
-few stalled iterations do not pull it. Its error is by cross-validation: every iteration is judged by a fit that did not see it.
+The fit minimises the mean of |predicted - measured| / measured with no coefficient below 0, so it
+is monotone as it stands, and a few stalled iterations do not pull it. Its error is by
+cross-validation: every iteration is judged by a fit that did not see it.
 Deterministic: the same timings in the same order give the same file.
 """
 
@@ -21,8 +23,10 @@ LEAST = 40  # timings: three for each coefficient, about
 KNOTS = (0, 8, 32, 128, 512)  # tokens where the cost of one more may change
 FOLDS = 5
 PASSES = 12  # of reweighting; the coefficients have settled to under 1 % after eight
-CLOSE = 0.02  # a relative error below this counts as this when weights are set: clocks and caches explain as much
-FASTEST = 0.1  # of the shortest time seen: nothing is predicted to take less, whatever the timings were
+# a relative error below this counts as this when weights are set: clocks and caches explain as much
+CLOSE = 0.02
+# of the shortest time seen: nothing is predicted to take less, whatever the timings were
+FASTEST = 0.1
 DIGITS = 6  # of a coefficient
 
 Column = NDArray[np.float64]
@@ -35,8 +39,18 @@ class Timed(NamedTuple):
     exec_s: float
 
 
-def fit(timings: Sequence[Timed], *, name: str, gpu: str, model: str, kv_capacity_tokens: int, provenance: str) -> ProfileFile:
-    """The profile file of these timings. Raises ValueError for fewer than LEAST, or one without a duration."""
+def fit(
+    timings: Sequence[Timed],
+    *,
+    name: str,
+    gpu: str,
+    model: str,
+    kv_capacity_tokens: int,
+    provenance: str,
+) -> ProfileFile:
+    """The profile file of these timings. Raises ValueError for fewer than LEAST, or one without a
+    duration.
+    """
     if len(timings) < LEAST:
         raise ValueError(f"{len(timings)} timings are too few to fit a profile: it takes {LEAST}")
     if not all(0 < timed.exec_s < float("inf") for timed in timings):
@@ -81,10 +95,14 @@ def error_of(profile: Profile, timings: Sequence[Timed], against: str) -> FitErr
 def _cross_validated(timings: Sequence[Timed]) -> FitError:
     off = np.zeros(len(timings))
     for fold in range(FOLDS):
-        profile = coefficients([timed for n, timed in enumerate(timings) if n % FOLDS != fold]).profile("fold", 0.0)
+        profile = coefficients(
+            [timed for n, timed in enumerate(timings) if n % FOLDS != fold]
+        ).profile("fold", 0.0)
         for n in range(fold, len(timings), FOLDS):
             off[n] = abs(profile.batch_s(timings[n].shape) / timings[n].exec_s - 1)
-    against = f"{len(timings)} iterations in {FOLDS} parts, each judged by a fit to the other {FOLDS - 1}"
+    against = (
+        f"{len(timings)} iterations in {FOLDS} parts, each judged by a fit to the other {FOLDS - 1}"
+    )
     return _told([Regime.of(timed.shape) for timed in timings], off, against)
 
 
@@ -105,19 +123,34 @@ def _told(regimes: Sequence[Regime], off: Column, against: str) -> FitError:
 
 
 def _design(shapes: Sequence[BatchShape], knots: Sequence[int]) -> Column:
-    """[timings, coefficients]: 1, tokens between each knot and the next, chunks, the prefills' sums, any decode, decodes, their context.
+    """[timings, coefficients]: 1, tokens between each knot and the next, chunks, the prefills'
+    sums, any decode, decodes, their context.
 
-    Tokens between knots rather than above them: that no coefficient is below 0 then says that the curve rises, not that it is convex.
+    Tokens between knots rather than above them: that no coefficient is below 0 then says that the
+    curve rises, not that it is convex.
     """
     rows = np.array(shapes, dtype=np.float64)
-    prefills, square, cross, decodes, context = rows[:, 1], rows[:, 2], rows[:, 3], rows[:, 5], rows[:, 6]
+    prefills, square, cross, decodes, context = (
+        rows[:, 1],
+        rows[:, 2],
+        rows[:, 3],
+        rows[:, 5],
+        rows[:, 6],
+    )
     tokens = rows[:, 0] + decodes
-    between = [np.clip(tokens - low, 0, high - low) for low, high in zip(knots, [*knots[1:], np.inf], strict=True)]
-    return np.column_stack([np.ones(len(rows)), *between, prefills, cross, square, decodes > 0, decodes, context])
+    between = [
+        np.clip(tokens - low, 0, high - low)
+        for low, high in zip(knots, [*knots[1:], np.inf], strict=True)
+    ]
+    return np.column_stack(
+        [np.ones(len(rows)), *between, prefills, cross, square, decodes > 0, decodes, context]
+    )
 
 
 def least_relative_error(design: Column, exec_s: Column) -> Column:
-    """Coefficients of at least 0 that nearly minimise the mean of |design @ x - exec_s| / exec_s, by reweighted least squares."""
+    """Coefficients of at least 0 that nearly minimise the mean of |design @ x - exec_s| / exec_s,
+    by reweighted least squares.
+    """
     relative = design / exec_s[:, None]
     weights = np.ones(len(exec_s))
     for _ in range(PASSES):
@@ -127,7 +160,9 @@ def least_relative_error(design: Column, exec_s: Column) -> Column:
 
 
 def non_negative(a: Column, b: Column) -> Column:
-    """x >= 0 that minimises |a @ x - b|. Source: Lawson and Hanson, Solving Least Squares Problems, chapter 23; deviation: none."""
+    """x >= 0 that minimises |a @ x - b|. Source: Lawson and Hanson, Solving Least Squares Problems,
+    chapter 23; deviation: none.
+    """
     scale = np.linalg.norm(a, axis=0)
     scale[scale == 0] = 1.0
     a = a / scale
@@ -144,7 +179,8 @@ def non_negative(a: Column, b: Column) -> Column:
             below = free & (best <= 0)
             if not below.any():
                 break
-            step = float((x[below] / (x[below] - best[below])).min())  # x is above 0 where free, or has just been freed and is 0
+            # x is above 0 where free, or has just been freed and is 0
+            step = float((x[below] / (x[below] - best[below])).min())
             x = x + step * (best - x)
             free &= x > 1e-14
             x[~free] = 0.0

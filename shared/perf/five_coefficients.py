@@ -1,4 +1,6 @@
-"""Ascendra's five-coefficient form: a mix of the time to move the bytes and the time to do the sums."""
+"""Ascendra's five-coefficient form: a mix of the time to move the bytes and the time to do the
+sums.
+"""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -12,12 +14,21 @@ NotNegative = Annotated[float, Meta(ge=0)]
 Positive = Annotated[float, Meta(gt=0)]
 
 
-class Ascendra(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="form", tag="ascendra_5coef"):
+class Ascendra(
+    Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    tag_field="form",
+    tag="ascendra_5coef",
+):
     """c1*(tM + tF) + c2*max(tM, tF) + c3*tM + c4*tF + c5, per GPU.
 
-    tM = (weight_bytes + kv_bytes_per_token*(decode context + sum(l_has + l_in))) / hbm
-    tF = (2*params*T + 4*layers*q_heads*head_width*(sum(l_has*l_in) + sum(l_in^2)/2 + decode context)) / peak_flops
-    Source: [ascendra] its profile; deviation: none. All are required not to be negative, which makes it monotone.
+    tM = (weight_bytes + kv_bytes_per_token*(decode context + sum(l_has + l_in))) / hbm tF =
+    (2*params*T + 4*layers*q_heads*head_width*(sum(l_has*l_in) + sum(l_in^2)/2 + decode context)) /
+    peak_flops
+    Source: [ascendra] its profile; deviation: none. All are required not to be negative, which
+    makes it monotone.
     """
 
     c1: NotNegative
@@ -67,9 +78,18 @@ class AscendraProfile:
         tokens = prefill_tokens + decodes
         if not tokens:
             return 0.0
-        memory_s = self.weights_s + self.kv_token_s * (decode_context + prefill_has + prefill_tokens)
-        compute_s = self.token_s * tokens + self.pair_s * (prefill_cross + 0.5 * prefill_sq + decode_context)
-        return self.both * max(memory_s, compute_s) + self.memory * memory_s + self.compute * compute_s + self.base_s
+        memory_s = self.weights_s + self.kv_token_s * (
+            decode_context + prefill_has + prefill_tokens
+        )
+        compute_s = self.token_s * tokens + self.pair_s * (
+            prefill_cross + 0.5 * prefill_sq + decode_context
+        )
+        return (
+            self.both * max(memory_s, compute_s)
+            + self.memory * memory_s
+            + self.compute * compute_s
+            + self.base_s
+        )
 
     def prefill_budget(self, shape: BatchShape, cached: int, budget_s: float, limit: int) -> int:
         return largest_chunk(self.batch_s, shape, cached, budget_s, limit)

@@ -1,11 +1,12 @@
-"""The published forms that are a curve over tokens plus attention terms: their coefficients, in seconds, as a profile file has them.
+"""The published forms that are a curve over tokens plus attention terms: their coefficients, in
+seconds, as a profile file has them.
 
-Symbols in the formulas: T tokens of the batch; P, D 1 when it has any prefill or decode; per prefill chunk l_in new tokens
-on l_has cached ones; n decodes with ctx cached tokens in all.
+Symbols in the formulas: T tokens of the batch; P, D 1 when it has any prefill or decode; per
+prefill chunk l_in new tokens on l_has cached ones; n decodes with ctx cached tokens in all.
 
-Fits are not always monotone: a measured table wiggles, a slope comes out slightly negative. A planner inverts the profile, and does
-better to be early than late, so every form leans upwards: a curve is replaced by its running maximum over tokens, and a negative
-coefficient counts as 0.
+Fits are not always monotone: a measured table wiggles, a slope comes out slightly negative. A
+planner inverts the profile, and does better to be early than late, so every form leans upwards: a
+curve is replaced by its running maximum over tokens, and a negative coefficient counts as 0.
 """
 
 from collections.abc import Callable
@@ -16,19 +17,34 @@ from msgspec import Meta, Struct
 
 from shared.perf.additive import AdditiveProfile
 
-CURVE_TOKENS = 8192  # longest batch looked up; beyond it the curve goes on with the form's last slope
+# longest batch looked up; beyond it the curve goes on with the form's last slope
+CURVE_TOKENS = 8192
 
 TableTokens = Annotated[tuple[Annotated[int, Meta(ge=0)], ...], Meta(min_length=2)]
 TableSeconds = Annotated[tuple[Annotated[float, Meta(gt=0)], ...], Meta(min_length=2)]
 
 
-def _rising(curve_s: Callable[[int], float], overhead_s: float, tokens: int = CURVE_TOKENS) -> tuple[float, ...]:
+def _rising(
+    curve_s: Callable[[int], float], overhead_s: float, tokens: int = CURVE_TOKENS
+) -> tuple[float, ...]:
     """The running maximum of a curve over 0..tokens, overhead added."""
-    return tuple(overhead_s + seconds for seconds in accumulate((curve_s(t) for t in range(tokens + 1)), max, initial=0.0))[1:]
+    return tuple(
+        overhead_s + seconds
+        for seconds in accumulate((curve_s(t) for t in range(tokens + 1)), max, initial=0.0)
+    )[1:]
 
 
-class SlosServeRoofline(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="form", tag="slos_serve_roofline"):
-    """max(k1a*T + b_a, k1b*T + b_b). Source: [slos-serve] its roofline; deviation: draft steps are not charged here."""
+class SlosServeRoofline(
+    Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    tag_field="form",
+    tag="slos_serve_roofline",
+):
+    """max(k1a*T + b_a, k1b*T + b_b). Source: [slos-serve] its roofline; deviation: draft steps are
+    not charged here.
+    """
 
     k1a: float
     b_a: float
@@ -36,12 +52,23 @@ class SlosServeRoofline(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     b_b: float
 
     def profile(self, name: str, overhead_s: float) -> AdditiveProfile:
-        curve_s = _rising(lambda t: max(self.k1a * t + self.b_a, self.k1b * t + self.b_b), overhead_s)
+        curve_s = _rising(
+            lambda t: max(self.k1a * t + self.b_a, self.k1b * t + self.b_b), overhead_s
+        )
         return AdditiveProfile(name, curve_s, max(self.k1a, self.k1b, 0.0))
 
 
-class SolaPolynomial(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="form", tag="sola_polynomial"):
-    """P(a0*sum(l_has*l_in) + b0*sum(l_in^2) + c0*sum(l_in) + d0) + D(a1*n + b1*ctx + c1). Source: [sola] Eq. 3, 4; deviation: none."""
+class SolaPolynomial(
+    Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    tag_field="form",
+    tag="sola_polynomial",
+):
+    """P(a0*sum(l_has*l_in) + b0*sum(l_in^2) + c0*sum(l_in) + d0) + D(a1*n + b1*ctx + c1). Source:
+    [sola] Eq. 3, 4; deviation: none.
+    """
 
     a0: float
     b0: float
@@ -67,7 +94,12 @@ class SolaPolynomial(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class RooflinePlusAttention(
-    Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="form", tag="roofline_plus_attention_7"
+    Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    tag_field="form",
+    tag="roofline_plus_attention_7",
 ):
     """max(b0 + k0*T, b1 + k1*T) + p1*sum(l_has*l_in) + p2*sum(l_in^2) + d1*ctx."""
 
@@ -115,9 +147,16 @@ class Attention(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class PiecewiseTokens(
-    Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="form", tag="piecewise_tokens_plus_attention"
+    Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    tag_field="form",
+    tag="piecewise_tokens_plus_attention",
 ):
-    """c + sum_j slopes_j*max(0, Tq - knots_j) + attention, where Tq is T rounded up to a multiple of `tile` tokens."""
+    """c + sum_j slopes_j*max(0, Tq - knots_j) + attention, where Tq is T rounded up to a multiple
+    of `tile` tokens.
+    """
 
     tile: Annotated[int, Meta(ge=1)]
     knots: Annotated[tuple[int, ...], Meta(min_length=1)]
@@ -132,16 +171,29 @@ class PiecewiseTokens(
     def profile(self, name: str, overhead_s: float) -> AdditiveProfile:
         def curve_s(t: int) -> float:
             rounded = -(-t // self.tile) * self.tile
-            return self.c + sum(slope * max(0, rounded - knot) for knot, slope in zip(self.knots, self.slopes, strict=True))
+            return self.c + sum(
+                slope * max(0, rounded - knot)
+                for knot, slope in zip(self.knots, self.slopes, strict=True)
+            )
 
-        # The line that goes on from the curve's end lies up to a tile below the steps: end the curve one tile higher.
+        # The line that goes on from the curve's end lies up to a tile below the steps: end the
+        # curve one tile higher.
         end = CURVE_TOKENS + self.tile
         curve = _rising(lambda t: curve_s(t if t < CURVE_TOKENS else end), overhead_s)
         return self.attention.over(name, curve, max(0.0, sum(self.slopes)))
 
 
-class TokenTable(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="form", tag="token_table_plus_attention"):
-    """The table at T, read linearly between its points, + attention. Past its end: the steeper of its last and its mean slope."""
+class TokenTable(
+    Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    tag_field="form",
+    tag="token_table_plus_attention",
+):
+    """The table at T, read linearly between its points, + attention. Past its end: the steeper of
+    its last and its mean slope.
+    """
 
     table_tokens: TableTokens
     table_seconds: TableSeconds
@@ -158,7 +210,11 @@ class TokenTable(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, 
         curve_s = [seconds[0]] * (tokens[0] + 1)
         for i in range(1, len(tokens)):
             step_s = (seconds[i] - seconds[i - 1]) / (tokens[i] - tokens[i - 1])
-            curve_s += [seconds[i - 1] + step_s * t for t in range(1, tokens[i] - tokens[i - 1])] + [seconds[i]]
+            curve_s += [
+                seconds[i - 1] + step_s * t for t in range(1, tokens[i] - tokens[i - 1])
+            ] + [seconds[i]]
         beyond_s = max(0.0, step_s, (seconds[-1] - seconds[0]) / (tokens[-1] - tokens[0]))
         curve_s += [seconds[-1] + beyond_s * t for t in range(1, CURVE_TOKENS - tokens[-1] + 1)]
-        return self.attention.over(name, _rising(curve_s.__getitem__, overhead_s, len(curve_s) - 1), beyond_s)
+        return self.attention.over(
+            name, _rising(curve_s.__getitem__, overhead_s, len(curve_s) - 1), beyond_s
+        )

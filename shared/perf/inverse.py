@@ -5,10 +5,18 @@ from collections.abc import Callable
 from shared.perf.shape import BatchShape
 
 
-def largest_chunk(batch_s: Callable[[BatchShape], float], shape: BatchShape, cached: int, budget_s: float, limit: int) -> int:
-    """The most tokens (0..limit) of one more chunk on `cached` tokens whose predicted seconds fit `budget_s`.
+def largest_chunk(
+    batch_s: Callable[[BatchShape], float],
+    shape: BatchShape,
+    cached: int,
+    budget_s: float,
+    limit: int,
+) -> int:
+    """The most tokens (0..limit) of one more chunk on `cached` tokens whose predicted seconds fit
+    `budget_s`.
 
-    Needs `batch_s` to be monotone; what it returns was evaluated, so it fits also where rounding is at play.
+    Needs `batch_s` to be monotone; what it returns was evaluated, so it fits also where rounding is
+    at play.
     """
     if limit <= 0:
         return 0

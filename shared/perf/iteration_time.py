@@ -1,4 +1,6 @@
-"""The iteration-time model of one (GPU, model, tensor-parallel): one pure interface, several forms."""
+"""The iteration-time model of one (GPU, model, tensor-parallel): one pure interface, several
+forms.
+"""
 
 from typing import Protocol
 
@@ -15,4 +17,6 @@ class Profile(Protocol):
         """Seconds one iteration takes, the per-iteration overhead of the engine included."""
 
     def prefill_budget(self, shape: BatchShape, cached: int, budget_s: float, limit: int) -> int:
-        """The most tokens (0..limit) of one more chunk standing on `cached` tokens with which the iteration fits `budget_s`."""
+        """The most tokens (0..limit) of one more chunk standing on `cached` tokens with which the
+        iteration fits `budget_s`.
+        """

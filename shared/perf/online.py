@@ -8,12 +8,17 @@ from shared.perf.shape import BatchShape
 
 MEMORIES = (0.05, 0.15, 0.4)  # weights of one observation: of the last 20 or so, 7, and 2 or 3
 JUDGED = 0.1  # weight of one observation in what a memory was wrong by
-APART = 0.02  # weight of one observation in how regimes differ, once settled: that is the profile's fault, and stays
+# weight of one observation in how regimes differ, once settled: that is the profile's fault, and
+# stays
+APART = 0.02
 SMOOTHED = 0.05  # weight of one observation in scatter and in the exported errors
-LOWEST, HIGHEST = 1 / 16, 16.0  # bounds of a ratio: an idle core shared with six others is that slow
-FARTHEST = log(2.0)  # one observation claims no more than a factor of 2: a stalled iteration is not a slower machine
+# bounds of a ratio: an idle core shared with six others is that slow
+LOWEST, HIGHEST = 1 / 16, 16.0
+# one observation claims no more than a factor of 2: a stalled iteration is not a slower machine
+FARTHEST = log(2.0)
 MARGIN_HIGHEST = 0.1  # of the ratio; policies have safety factors of their own
-JUST_UNDER = 1 - 1e-12  # so that a budget divided and multiplied again by the same factor still fits
+# so that a budget divided and multiplied again by the same factor still fits
+JUST_UNDER = 1 - 1e-12
 
 
 class Regime(IntEnum):
@@ -29,10 +34,12 @@ class Regime(IntEnum):
 
 
 class Speed:
-    """The logarithm of measured / predicted for any iteration, remembered for long, for shorter and for very short.
+    """The logarithm of measured / predicted for any iteration, remembered for long, for shorter and
+    for very short.
 
-    Whichever memory was least wrong lately is believed: in peace the long one, since it scatters least; when another process
-    comes or goes, within a few iterations, the short one. Source: [sola] Eq. 5 for one memory; deviation: logarithms, and three.
+    Whichever memory was least wrong lately is believed: in peace the long one, since it scatters
+    least; when another process comes or goes, within a few iterations, the short one. Source:
+    [sola] Eq. 5 for one memory; deviation: logarithms, and three.
     """
 
     __slots__ = ("_logs", "_seen", "_wrong", "log")
@@ -48,7 +55,8 @@ class Speed:
         for i, weight in enumerate(MEMORIES):
             off = _within(value - self._logs[i])
             self._wrong[i] += JUDGED * (abs(off) - self._wrong[i])
-            # The first weigh 1/2, 1/3, ...: a file made for another machine is corrected within seconds.
+            # The first weigh 1/2, 1/3, ...: a file made for another machine is corrected within
+            # seconds.
             self._logs[i] += max(weight, 1 / (self._seen + 1)) * off
         self.log = self._logs[self._wrong.index(min(self._wrong))]
 
@@ -62,13 +70,16 @@ class Speed:
 
 
 class Corrected:
-    """A profile scaled by what was measured; itself a Profile. One planner core owns it, and it alone calls `observe`.
+    """A profile scaled by what was measured; itself a Profile. One planner core owns it, and it
+    alone calls `observe`.
 
-    What slows the machine slows all iterations, so one ratio is shared and follows fast; how regimes stand to each other is learned
-    slowly beside it, and is 1 on average over the iterations, so that a regime not yet seen takes what the others have.
-    Predictions lean up by the regime's scatter. Deterministic: the same observations give the same predictions.
-    Regimes may have drifted apart, so a mixed batch is never predicted faster than its decodes alone or its prefills alone:
-    without that, adding a chunk could make a prediction fall, and the inverse would not be defined.
+    What slows the machine slows all iterations, so one ratio is shared and follows fast; how
+    regimes stand to each other is learned slowly beside it, and is 1 on average over the
+    iterations, so that a regime not yet seen takes what the others have. Predictions lean up by the
+    regime's scatter. Deterministic: the same observations give the same predictions. Regimes may
+    have drifted apart, so a mixed batch is never predicted faster than its decodes alone or its
+    prefills alone: without that, adding a chunk could make a prediction fall, and the inverse would
+    not be defined.
     """
 
     def __init__(self, base: Profile) -> None:
@@ -98,16 +109,22 @@ class Corrected:
 
     @property
     def bias(self) -> float:
-        """(measured - predicted) / measured of late iterations taken together: 0 where errors are only scatter. A metric."""
+        """(measured - predicted) / measured of late iterations taken together: 0 where errors are
+        only scatter. A metric.
+        """
         return self._missing_s / self._measured_s if self._measured_s else 0.0
 
     @property
     def gammas(self) -> tuple[float, float, float]:
-        """The ratio now used for decode-only, mixed and prefill-only iterations, without the margin. A metric."""
+        """The ratio now used for decode-only, mixed and prefill-only iterations, without the
+        margin. A metric.
+        """
         return self._gammas
 
     def observe(self, shape: BatchShape, exec_s: float) -> None:
-        """Learn that an iteration of this shape took `exec_s`. An empty shape, or no time, teaches nothing."""
+        """Learn that an iteration of this shape took `exec_s`. An empty shape, or no time, teaches
+        nothing.
+        """
         base_s = self._base.batch_s(shape)
         if base_s <= 0 or not 0 < exec_s < float("inf"):
             return
@@ -120,38 +137,65 @@ class Corrected:
         value = log(min(max(exec_s / base_s, LOWEST), HIGHEST))
         self._speed.observe(value - self._apart[regime])
         self._tell_apart(regime, value)
-        self._gammas = self._each([min(max(exp(self._speed.log + apart), LOWEST), HIGHEST) for apart in self._apart])
+        self._gammas = self._each(
+            [min(max(exp(self._speed.log + apart), LOWEST), HIGHEST) for apart in self._apart]
+        )
         # Against the new ratio: while it is still moving, the distance it has to go is not scatter.
         weight = max(SMOOTHED, 1 / (self._seen[regime] + 1))
-        self._scatter[regime] += weight * (abs(exp(value) / self._gammas[regime] - 1) - self._scatter[regime])
-        overall = sum(share * scatter for share, scatter in zip(self._share, self._scatter, strict=True))
-        scatter = [known if seen else overall for known, seen in zip(self._scatter, self._seen, strict=True)]
-        self._factors = self._each([g * (1 + min(off, MARGIN_HIGHEST)) for g, off in zip(self._gammas, scatter, strict=True)])
+        self._scatter[regime] += weight * (
+            abs(exp(value) / self._gammas[regime] - 1) - self._scatter[regime]
+        )
+        overall = sum(
+            share * scatter for share, scatter in zip(self._share, self._scatter, strict=True)
+        )
+        scatter = [
+            known if seen else overall
+            for known, seen in zip(self._scatter, self._seen, strict=True)
+        ]
+        self._factors = self._each(
+            [
+                g * (1 + min(off, MARGIN_HIGHEST))
+                for g, off in zip(self._gammas, scatter, strict=True)
+            ]
+        )
 
     def _agree(self, regime: Regime, exec_s: float) -> None:
-        """What `observe` comes to while nothing was ever off: all ratios stay 1, and only the counts that weigh later ones grow."""
+        """What `observe` comes to while nothing was ever off: all ratios stay 1, and only the
+        counts that weigh later ones grow.
+        """
         self._residual = 0.0
         self._measured_s += SMOOTHED * (exec_s - self._measured_s)
         self._speed.agree()
         self._seen[regime] += 1
         weight = max(APART, 1 / sum(self._seen))
-        self._share = [share + weight * ((i == regime) - share) for i, share in enumerate(self._share)]
+        self._share = [
+            share + weight * ((i == regime) - share) for i, share in enumerate(self._share)
+        ]
 
     def _judge(self, exec_s: float, predicted_s: float) -> None:
         off = abs(exec_s - predicted_s) / exec_s
-        self._residual = off if self._residual is None else self._residual + SMOOTHED * (off - self._residual)
+        self._residual = (
+            off if self._residual is None else self._residual + SMOOTHED * (off - self._residual)
+        )
         self._measured_s += SMOOTHED * (exec_s - self._measured_s)
         self._missing_s += SMOOTHED * (exec_s - predicted_s - self._missing_s)
 
     def _tell_apart(self, regime: Regime, value: float) -> None:
-        """Move the regime's own part, then hand to the shared ratio what all of them have in common."""
+        """Move the regime's own part, then hand to the shared ratio what all of them have in
+        common.
+        """
         self._seen[regime] += 1
         off = _within(value - self._apart[regime] - self._speed.log)
         self._apart[regime] += max(APART, 1 / (self._seen[regime] + 2)) * off
         weight = max(APART, 1 / sum(self._seen))
-        self._share = [share + weight * ((i == regime) - share) for i, share in enumerate(self._share)]
+        self._share = [
+            share + weight * ((i == regime) - share) for i, share in enumerate(self._share)
+        ]
         common = sum(share * apart for share, apart in zip(self._share, self._apart, strict=True))
-        self._apart = [apart - common if seen else 0.0 for apart, seen in zip(self._apart, self._seen, strict=True)]
+        self._apart = [
+            apart - common if seen else 0.0
+            for apart, seen in zip(self._apart, self._seen, strict=True)
+        ]
         self._speed.shift(common)
 
     @staticmethod

@@ -1,4 +1,6 @@
-"""Profile files: plain JSON, shipped in shared/perf/profiles or the operator's own, each stating what it is and how wrong it is."""
+"""Profile files: plain JSON, shipped in shared/perf/profiles or the operator's own, each stating
+what it is and how wrong it is.
+"""
 
 from pathlib import Path
 from typing import Annotated
@@ -8,7 +10,13 @@ from msgspec import Meta, Struct
 
 from shared.errors import ConfigError
 from shared.perf.five_coefficients import Ascendra
-from shared.perf.forms import PiecewiseTokens, RooflinePlusAttention, SlosServeRoofline, SolaPolynomial, TokenTable
+from shared.perf.forms import (
+    PiecewiseTokens,
+    RooflinePlusAttention,
+    SlosServeRoofline,
+    SolaPolynomial,
+    TokenTable,
+)
 from shared.perf.iteration_time import Profile
 from shared.perf.stratified import StratifiedLinear
 
@@ -16,11 +24,21 @@ FOLDER = Path(__file__).parent / "profiles"
 
 Fraction = Annotated[float, Meta(ge=0)]
 NonEmpty = Annotated[str, Meta(min_length=1)]
-Form = StratifiedLinear | TokenTable | RooflinePlusAttention | PiecewiseTokens | SlosServeRoofline | SolaPolynomial | Ascendra
+Form = (
+    StratifiedLinear
+    | TokenTable
+    | RooflinePlusAttention
+    | PiecewiseTokens
+    | SlosServeRoofline
+    | SolaPolynomial
+    | Ascendra
+)
 
 
 class FitError(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """How far the fit was from `against`: absolute relative errors as fractions; None where nobody stated it."""
+    """How far the fit was from `against`: absolute relative errors as fractions; None where nobody
+    stated it.
+    """
 
     against: NonEmpty
     mape: Fraction | None = None
@@ -32,7 +50,9 @@ class FitError(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, om
 
 
 class ProfileFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One profile as it is stored. `coefficients` carries its `form` as tag; both KV figures are per GPU."""
+    """One profile as it is stored. `coefficients` carries its `form` as tag; both KV figures are
+    per GPU.
+    """
 
     name: Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
     gpu: NonEmpty
@@ -64,7 +84,9 @@ def read(name_or_path: str) -> ProfileFile:
     elif name_or_path in names():
         path = FOLDER / f"{name_or_path}.json"
     else:
-        raise ConfigError(f"no profile named {name_or_path!r}; shipped are {', '.join(names())}; or give the path of a .json file")
+        raise ConfigError(
+            f"no profile named {name_or_path!r}; shipped are {', '.join(names())}; or give the path of a .json file"
+        )
     try:
         return msgspec.json.decode(path.read_bytes(), type=ProfileFile)
     except OSError as error:

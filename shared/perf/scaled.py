@@ -1,4 +1,6 @@
-"""A profile that is a fraction of another one: a draft model whose every iteration costs so much of the target's."""
+"""A profile that is a fraction of another one: a draft model whose every iteration costs so much of
+the target's.
+"""
 
 from dataclasses import dataclass
 
@@ -26,7 +28,11 @@ class Scaled:
 
 
 def draft_of(profile: Profile, fraction: float) -> Profile | None:
-    """The draft model of this target; None for a fraction of 0, which is no draft. Raises ConfigError unless in [0, 1]."""
+    """The draft model of this target; None for a fraction of 0, which is no draft. Raises
+    ConfigError unless in [0, 1].
+    """
     if not 0 <= fraction <= 1:
-        raise ConfigError(f"draft {fraction:g}: the fraction of the target's time that a draft step takes is from 0 (no draft) to 1")
+        raise ConfigError(
+            f"draft {fraction:g}: the fraction of the target's time that a draft step takes is from 0 (no draft) to 1"
+        )
     return Scaled(profile, fraction) if fraction else None

@@ -1,4 +1,6 @@
-"""Linear fits over strata of the batch's tokens: the predictor that QoServe's authors trained and published."""
+"""Linear fits over strata of the batch's tokens: the predictor that QoServe's authors trained and
+published.
+"""
 
 from dataclasses import dataclass
 from typing import Annotated, NamedTuple
@@ -33,7 +35,14 @@ class _Piece(NamedTuple):
     prefill_context_s: float
 
 
-class StratifiedLinear(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="form", tag="stratified_linear"):
+class StratifiedLinear(
+    Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    tag_field="form",
+    tag="stratified_linear",
+):
     """Strata by rising `up_to_tokens`, the last without a bound.
 
     Source: [qoserve] the authors' published predictor. Deviation: see StratifiedProfile.
@@ -69,11 +78,13 @@ class StratifiedLinear(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 @dataclass(frozen=True, slots=True)
 class StratifiedProfile:
-    """The fit, made monotone: it falls where a batch enters the next stratum, and with decodes in the upper one.
+    """The fit, made monotone: it falls where a batch enters the next stratum, and with decodes in
+    the upper one.
 
-    A batch is never predicted faster than the same batch with fewer tokens: every stratum it reaches is evaluated, a lower one at
-    its own bound with the dearer tokens counted first, and the largest counts; a token of negative cost counts as free. On the
-    published coefficients this changes batches of 513 to about 700 tokens, and those above by the decodes' 14 us each.
+    A batch is never predicted faster than the same batch with fewer tokens: every stratum it
+    reaches is evaluated, a lower one at its own bound with the dearer tokens counted first, and the
+    largest counts; a token of negative cost counts as free. On the published coefficients this
+    changes batches of 513 to about 700 tokens, and those above by the decodes' 14 us each.
     """
 
     name: str
@@ -85,7 +96,15 @@ class StratifiedProfile:
         if not tokens:
             return 0.0
         longest_s = 0.0
-        for above, up_to, base_s, prefill_token_s, decode_token_s, decode_context_s, prefill_context_s in self.pieces:
+        for (
+            above,
+            up_to,
+            base_s,
+            prefill_token_s,
+            decode_token_s,
+            decode_context_s,
+            prefill_context_s,
+        ) in self.pieces:
             if tokens <= above:
                 break
             if tokens <= up_to:
@@ -96,7 +115,12 @@ class StratifiedProfile:
             else:
                 counted = min(prefill_tokens, up_to)
                 work_s = prefill_token_s * counted + decode_token_s * (up_to - counted)
-            total_s = base_s + work_s + decode_context_s * decode_context + prefill_context_s * prefill_has
+            total_s = (
+                base_s
+                + work_s
+                + decode_context_s * decode_context
+                + prefill_context_s * prefill_has
+            )
             if total_s > longest_s:
                 longest_s = total_s
         return longest_s

@@ -7,7 +7,9 @@ from shared.perf.shape import BatchShape
 
 
 class ZeroLoad(NamedTuple):
-    """Of one request with no other work: arrival to first token, between tokens on average, arrival to last token."""
+    """Of one request with no other work: arrival to first token, between tokens on average, arrival
+    to last token.
+    """
 
     ttft_s: float
     tbt_s: float
@@ -18,23 +20,33 @@ def ttft_s(profile: Profile, prompt_tokens: int, chunk_tokens: int) -> float:
     """The prompt's chunks one after another; the last one emits the first token."""
     total_s = 0.0
     for cached in range(0, prompt_tokens, chunk_tokens):
-        total_s += profile.batch_s(BatchShape().with_chunk(min(chunk_tokens, prompt_tokens - cached), cached))
+        total_s += profile.batch_s(
+            BatchShape().with_chunk(min(chunk_tokens, prompt_tokens - cached), cached)
+        )
     return total_s
 
 
 def tbt_s(profile: Profile, prompt_tokens: int, output_tokens: int) -> float:
-    """The mean decode iteration of the output after its first token; with one token only, what a second would take.
+    """The mean decode iteration of the output after its first token; with one token only, what a
+    second would take.
 
-    Taken from the first and the last, exact where a decode's time is linear in its context, above the truth where it is convex;
-    every form we ship is one of the two, and outputs can be a million tokens long.
+    Taken from the first and the last, exact where a decode's time is linear in its context, above
+    the truth where it is convex; every form we ship is one of the two, and outputs can be a million
+    tokens long.
     """
     first_s = profile.batch_s(BatchShape(decodes=1, decode_context=prompt_tokens))
-    last_s = profile.batch_s(BatchShape(decodes=1, decode_context=prompt_tokens + max(0, output_tokens - 2)))
+    last_s = profile.batch_s(
+        BatchShape(decodes=1, decode_context=prompt_tokens + max(0, output_tokens - 2))
+    )
     return (first_s + last_s) / 2
 
 
-def zero_load(profile: Profile, prompt_tokens: int, output_tokens: int, chunk_tokens: int) -> ZeroLoad:
-    """All three. Needs chunk_tokens >= 1 and output_tokens >= 1; takes about 1 us per chunk of the prompt."""
+def zero_load(
+    profile: Profile, prompt_tokens: int, output_tokens: int, chunk_tokens: int
+) -> ZeroLoad:
+    """All three. Needs chunk_tokens >= 1 and output_tokens >= 1; takes about 1 us per chunk of the
+    prompt.
+    """
     first_s = ttft_s(profile, prompt_tokens, chunk_tokens)
     between_s = tbt_s(profile, prompt_tokens, output_tokens)
     return ZeroLoad(first_s, between_s, first_s + (output_tokens - 1) * between_s)

@@ -1,11 +1,14 @@
-"""Which drafts a target would accept, where there is neither draft nor target: a seeded model, the same in simulations and sim engines.
+"""Which drafts a target would accept, where there is neither draft nor target: a seeded model, the
+same in simulations and sim engines.
 
-At output position n of a request the draft gives its k-th likeliest token the probability q (1-q)^k, and the token that the target
-wants there has its place k drawn by that very law. So what AdaServe assumes holds: a node is accepted with its path probability
-([adaserve] Eq. 7). The top probability q is drawn too, from Beta(a, 1) with mean `probability` = a/(a+1), so that some positions are easy
-and some are hard; chains are accepted as [slos-serve] appendix D has it, each token with that mean, independent of the others. All is
-drawn from (seed of the request, n) alone: schedules, batches and replicas change nothing. Both laws are choices of ours; published
-acceptance figures are means over a data set, which is what `probability` is.
+At output position n of a request the draft gives its k-th likeliest token the probability q
+(1-q)^k, and the token that the target wants there has its place k drawn by that very law. So what
+AdaServe assumes holds: a node is accepted with its path probability ([adaserve] Eq. 7). The top
+probability q is drawn too, from Beta(a, 1) with mean `probability` = a/(a+1), so that some
+positions are easy and some are hard; chains are accepted as [slos-serve] appendix D has it, each
+token with that mean, independent of the others. All is drawn from (seed of the request, n) alone:
+schedules, batches and replicas change nothing. Both laws are choices of ours; published acceptance
+figures are means over a data set, which is what `probability` is.
 """
 
 from dataclasses import dataclass
@@ -24,13 +27,17 @@ from shared.schemas import Selection
 
 Seeds = NDArray[np.uint64]
 
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio, the increment of SplitMix64 (Steele, Lea, Flood 2014)
-_STREAMS = np.array([0x746F70, 0x72616E6B], dtype=np.uint64)[:, None, None]  # one of numbers for each of the two draws: "top", "rank"
+# 2^64 / golden ratio, the increment of SplitMix64 (Steele, Lea, Flood 2014)
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+# one of numbers for each of the two draws: "top", "rank"
+_STREAMS = np.array([0x746F70, 0x72616E6B], dtype=np.uint64)[:, None, None]
 _FARTHEST = float(1 << 30)  # no tree is so wide
 
 
 class Drafted(NamedTuple):
-    """Trees of several requests, level by level; `true`: nodes that the target's own output runs through."""
+    """Trees of several requests, level by level; `true`: nodes that the target's own output runs
+    through.
+    """
 
     candidates: Candidates
     true: Bools
@@ -48,7 +55,9 @@ class Speculated(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """`probability`: with which the first draft of a position is accepted, in the mean. Raises ConfigError unless in (0, 1]."""
+    """`probability`: with which the first draft of a position is accepted, in the mean. Raises
+    ConfigError unless in (0, 1].
+    """
 
     probability: float = 0.7
 
@@ -57,9 +66,11 @@ class Acceptance:
             raise ConfigError(f"acceptance {self.probability:g}: it must be above 0 and at most 1")
 
     def draft(self, seeds: Seeds, made: Ints, depth: Ints, width: Ints) -> Drafted:
-        """Beam search ([adaserve] Algorithm 2, step 1): at each level the `width` likeliest extensions of the level before.
+        """Beam search ([adaserve] Algorithm 2, step 1): at each level the `width` likeliest
+        extensions of the level before.
 
-        Columns run along the entries. `made`: output tokens that the request has; depth 0: it drafts nothing.
+        Columns run along the entries. `made`: output tokens that the request has; depth 0: it
+        drafts nothing.
         """
         deepest, widest = int(depth.max(initial=0)), int(width[depth > 0].max(initial=1))
         positions: Seeds = (made[:, None] + np.arange(deepest)).astype(np.uint64)
@@ -70,7 +81,9 @@ class Acceptance:
         return _beams(top, wanted, grows, np.maximum(width, 1), widest)
 
     def _drawn(self, seeds: Seeds, positions: Seeds) -> tuple[Floats, Floats]:
-        """The draft's top probability at each position, and the rank that it gives to the target's token."""
+        """The draft's top probability at each position, and the rank that it gives to the target's
+        token.
+        """
         drawn = _uniform(seeds ^ _STREAMS, positions)
         top: Floats = drawn[0] ** ((1.0 - self.probability) / self.probability)
         with np.errstate(divide="ignore"):  # top 1: rank 0
@@ -90,20 +103,30 @@ def speculate(
     left: Ints,
     filled: Ints,
 ) -> Speculated:
-    """Draft, select, verify. Selected nodes are connected, so those on the true path are the accepted ones.
+    """Draft, select, verify. Selected nodes are connected, so those on the true path are the
+    accepted ones.
 
-    Columns and `selection` run along the entries. `tokens`: positions each may compute; `made`: its output tokens; `has`: its KV
-    positions, `filled`: those in the draft's KV, which has no other limit; `left`: positions to compute before its next token. Who has more
-    left than one, or made nothing yet, is prefilling, and drafts nothing.
+    Columns and `selection` run along the entries. `tokens`: positions each may compute; `made`: its
+    output tokens; `has`: its KV positions, `filled`: those in the draft's KV, which has no other
+    limit; `left`: positions to compute before its next token. Who has more left than one, or made
+    nothing yet, is prefilling, and drafts nothing.
     """
     planned, width = unpack(selection.depth), unpack(selection.width)
     speculates = (planned > 0) & (left == 1) & (made > 0)
     depth: Ints = np.where(speculates, planned, 0).astype(np.int32)
     candidates, true = acceptance.draft(seeds, made, depth, width)
     chosen = select(replace(selection, depth=pack(depth)), tokens, candidates)
-    drafted, accepted = (np.bincount(candidates.entry[of], minlength=len(tokens)) for of in (chosen, chosen & true))
+    drafted, accepted = (
+        np.bincount(candidates.entry[of], minlength=len(tokens)) for of in (chosen, chosen & true)
+    )
     missing = (has + 1 - np.minimum(filled, has))[speculates]
-    drafted_s = draft_s(draft, depth=depth[speculates], width=width[speculates], context=(has + 1)[speculates], missing=missing)
+    drafted_s = draft_s(
+        draft,
+        depth=depth[speculates],
+        width=width[speculates],
+        context=(has + 1)[speculates],
+        missing=missing,
+    )
     kept: Ints = np.where(speculates, accepted + 1, tokens).astype(np.int32)
     return Speculated(
         np.where(speculates, drafted + 1, tokens).astype(np.int32),
@@ -150,7 +173,9 @@ def _beams(top: Floats, wanted: Floats, grows: Bools, width: Ints, widest: int) 
     nodes = 0
     for level in range(levels):
         chance = top[:, level, None] * (1.0 - top[:, level, None]) ** rank
-        ahead = np.where(beams[:, None, :], path[:, :, None] * chance[:, None, :], -1.0).reshape(entries, -1)
+        ahead = np.where(beams[:, None, :], path[:, :, None] * chance[:, None, :], -1.0).reshape(
+            entries, -1
+        )
         best = np.argsort(-ahead, axis=1, kind="stable")[:, :widest]
         above, place = np.divmod(best, widest)
         path = np.where(beams, ahead[all_entries, best], -1.0)

@@ -1,11 +1,16 @@
-"""Making one iteration: all decodes, then prefill chunks in an order, within a token and a time budget and the KV that is free.
+"""Making one iteration: all decodes, then prefill chunks in an order, within a token and a time
+budget and the KV that is free.
 
 KV rules, the same for every policy that fills this way:
-- Decodes claim first. If they run short, victims are preempted, and no more of them than the shortage needs:
-  best-effort before standard, then requests still in prefill before decodes, then the latest arrived.
-- Prefills leave one free block to every running decode, so that each can grow by at least a block before anyone is preempted.
-- A prefill begins only if all of it fits beside what the prefills already begun still need: those begun can always end.
-  While one cannot begin, none behind it does (it would starve); those already begun go on.
+- Decodes claim first. If they run short, victims are preempted, and no more of them than the
+  shortage needs:
+  best-effort before standard, then requests still in prefill before decodes, then the latest
+  arrived.
+- Prefills leave one free block to every running decode, so that each can grow by at least a block
+  before anyone is preempted.
+- A prefill begins only if all of it fits beside what the prefills already begun still need: those
+  begun can always end. While one cannot begin, none behind it does (it would starve); those already
+  begun go on.
 """
 
 import math
@@ -22,7 +27,8 @@ Rows = NDArray[np.intp]
 
 FOREVER = 1 << 30  # iterations
 
-# Plain ints: numpy compares with an IntEnum five times as slowly, and this runs for every iteration.
+# Plain ints: numpy compares with an IntEnum five times as slowly, and this runs for every
+# iteration.
 PREFILL, DECODE = int(Phase.PREFILL), int(Phase.DECODE)
 
 
@@ -41,7 +47,9 @@ def blocks(tokens: int, block_tokens: int) -> int:
 
 
 def decoding(view: View) -> Decoding:
-    """Every decode with tokens still to make, one token each; fewer only if KV is short even after preemption."""
+    """Every decode with tokens still to make, one token each; fewer only if KV is short even after
+    preemption.
+    """
     rows = ((view.phase == DECODE) & (view.generated_tokens < view.max_tokens)).nonzero()[0]
     context = view.computed_tokens[rows] + view.unsure_tokens[rows]
     need = np.maximum(context // view.block_tokens + 1 - view.kv_held_blocks[rows], 0)
@@ -52,17 +60,31 @@ def decoding(view: View) -> Decoding:
         runs = ~np.isin(rows, victims)
         rows, context, need = rows[runs], context[runs], need[runs]
         free = view.kv_free_blocks + int(view.kv_held_blocks[victims].sum()) - int(need.sum())
-    return Decoding(rows, victims, free, BatchShape(decodes=len(rows), decode_context=int(context.sum())))
+    return Decoding(
+        rows, victims, free, BatchShape(decodes=len(rows), decode_context=int(context.sum()))
+    )
 
 
 def _victims(view: View, decodes: Rows, need: Ints, short_blocks: int) -> Rows:
-    """Rows whose preemption covers the shortage, in the order of the rule above, none of which could be spared."""
+    """Rows whose preemption covers the shortage, in the order of the rule above, none of which
+    could be spared.
+    """
     gain = view.kv_held_blocks.astype(np.int64)
     gain[decodes] += need  # a preempted decode asks for nothing
     may_go = view.kv_held_blocks > 0
-    may_go &= (view.phase != DECODE) | (view.generated_tokens < view.max_tokens)  # the others are about to end
+    # the others are about to end
+    may_go &= (view.phase != DECODE) | (view.generated_tokens < view.max_tokens)
     rows = np.flatnonzero(may_go)
-    rows = rows[np.lexsort((-view.slot[rows], -view.arrived_unix_s[rows], view.phase[rows] == DECODE, ~view.best_effort[rows]))]
+    rows = rows[
+        np.lexsort(
+            (
+                -view.slot[rows],
+                -view.arrived_unix_s[rows],
+                view.phase[rows] == DECODE,
+                ~view.best_effort[rows],
+            )
+        )
+    ]
     total = np.cumsum(gain[rows])
     rows = rows[: int(np.searchsorted(total, short_blocks)) + 1]
     spare = int(gain[rows].sum()) - short_blocks
@@ -85,12 +107,15 @@ def fill(
     relegate: Rows | None = None,
     steady: bool = False,
 ) -> Choice:
-    """The iteration: the decodes, then chunks of the prefills in `order` until a budget or the KV is used up.
+    """The iteration: the decodes, then chunks of the prefills in `order` until a budget or the KV
+    is used up.
 
-    limit_tokens: the most prefill tokens. budget_s: the longest the whole predicted iteration may take; each chunk is fitted
-    on the batch as it then is (its decodes, the chunks before it, the context it stands on), so that the sum is exact.
-    With nobody in `order` it is the decodes alone, and that stays right until something happens. `steady`: `order` would stay as it is
-    while nothing but progress happens, so if the first of it takes the whole limit, it does so again until its last chunk.
+    limit_tokens: the most prefill tokens. budget_s: the longest the whole predicted iteration may
+        take; each chunk is fitted on the batch as it then is (its decodes, the chunks before it,
+        the context it stands on), so that the sum is exact. With nobody in `order` it is the
+        decodes alone, and that stays right until something happens. `steady`: `order` would stay as
+        it is while nothing but progress happens, so if the first of it takes the whole limit, it
+        does so again until its last chunk.
     """
     bt, profile, shape = view.block_tokens, view.profile, decodes.shape
     preempted = set(decodes.victims.tolist())
@@ -120,7 +145,11 @@ def fill(
         wanted = min(target - cached, limit_tokens, (held + max(room, 0)) * bt - cached - unsure)
         if wanted <= 0:
             continue
-        tokens = wanted if budget_s == math.inf else profile.prefill_budget(shape, cached, budget_s, wanted)
+        tokens = (
+            wanted
+            if budget_s == math.inf
+            else profile.prefill_budget(shape, cached, budget_s, wanted)
+        )
         if tokens <= 0:
             break
         rows.append(row)
@@ -138,7 +167,9 @@ def fill(
         if len(order) == 0:
             repeats = FOREVER
         elif steady and budget_s == math.inf and limit_tokens == 0 and rows == order[:1].tolist():
-            repeats = max(1, int(view.target_tokens[rows[0]] - view.computed_tokens[rows[0]] - 1) // chunks[0])
+            repeats = max(
+                1, int(view.target_tokens[rows[0]] - view.computed_tokens[rows[0]] - 1) // chunks[0]
+            )
     caps = np.ones(n + len(rows), dtype=np.int32)
     caps[n:] = chunks
     slots = view.slot[np.concatenate((decodes.rows, np.array(rows, dtype=np.intp)))]

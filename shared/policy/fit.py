@@ -1,4 +1,6 @@
-"""Taking in whatever can be finished at all: the admission of policies that have no admission control."""
+"""Taking in whatever can be finished at all: the admission of policies that have no admission
+control.
+"""
 
 from collections.abc import Sequence
 
@@ -8,18 +10,24 @@ from shared.schemas import Offer
 
 
 def accept_what_fits(view: View, offers: Sequence[Offer]) -> Sequence[Admission]:
-    """Accept each offer whose prompt and longest output fit the context, and the KV of an empty replica.
+    """Accept each offer whose prompt and longest output fit the context, and the KV of an empty
+    replica.
 
-    The last matters: a request larger than the KV would be preempted for its own sake for ever. Slots are the books' affair.
+    The last matters: a request larger than the KV would be preempted for its own sake for ever.
+    Slots are the books' affair.
     """
     return [_answer(view, offer.prompt_tokens + offer.max_tokens) for offer in offers]
 
 
 def _answer(view: View, tokens: int) -> Admission:
     if tokens > view.context_tokens:
-        return Admission(False, reason=f"prompt and output need {tokens} tokens, the context holds {view.context_tokens}")
+        return Admission(
+            False,
+            reason=f"prompt and output need {tokens} tokens, the context holds {view.context_tokens}",
+        )
     if blocks(tokens, view.block_tokens) > view.kv_blocks:
         return Admission(
-            False, reason=f"prompt and output need {tokens} tokens of KV, the replica holds {view.kv_blocks * view.block_tokens}"
+            False,
+            reason=f"prompt and output need {tokens} tokens of KV, the replica holds {view.kv_blocks * view.block_tokens}",
         )
     return Admission(True)

@@ -1,4 +1,6 @@
-"""How many tokens an application's requests put out: learned from those that ended (QoServe section 3.4)."""
+"""How many tokens an application's requests put out: learned from those that ended (QoServe section
+3.4).
+"""
 
 from collections.abc import Sequence
 
@@ -19,7 +21,8 @@ class OutputLengths:
     """Running mean and deviation of output tokens per application (Welford)."""
 
     def __init__(self) -> None:
-        self._seen: dict[str, tuple[int, float, float]] = {}  # ends, mean, sum of squared deviations
+        # ends, mean, sum of squared deviations
+        self._seen: dict[str, tuple[int, float, float]] = {}
         self._upper: dict[str, float] = {}
         self._mean: dict[str, float] = {}
 
@@ -41,5 +44,7 @@ class OutputLengths:
         return np.array([self._upper.get(a, PRIOR_TOKENS) for a in applications], dtype=np.float64)
 
     def mean(self, applications: Sequence[str]) -> Floats:
-        """Mean of each; 0 where too little has been seen: no request is given up for what is not known."""
+        """Mean of each; 0 where too little has been seen: no request is given up for what is not
+        known.
+        """
         return np.array([self._mean.get(a, 0.0) for a in applications], dtype=np.float64)

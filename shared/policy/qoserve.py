@@ -1,18 +1,26 @@
-"""QoServe (ASPLOS 2026): dynamic chunking, hybrid priority, eager relegation with hints, selective preemption (Algorithm 1).
+"""QoServe (ASPLOS 2026): dynamic chunking, hybrid priority, eager relegation with hints, selective
+preemption (Algorithm 1).
 
 Where the paper leaves room:
-- *Load* is the largest ratio, over the queue in deadline order, of the prefill seconds up to a request to the seconds it has.
-- *Will violate* is judged of every queued request each time, run at once and alone, at the measured prefill rate; for a TTLT
-  the application's mean output at the measured pace comes on top (nothing, while there is no history).
-- *Slack* of a decode with a TTLT is no token's deadline. It is paced by the application's mean output: mean + 2 sigma (section 3.4)
-  is meant for the priority, and as a pace it would hold chunks down for outputs that hardly ever come.
-- *Hints*: where an important request is predicted late in the order of this iteration, less important ones before it are
-  relegated, the least important and among them the largest first, as far as that rescues it, and not at all if it does not.
-- *Selective preemption* costs no KV: a request in prefill may be overtaken, unless one full iteration more would make it late.
-- A decode whose token is already late keeps its TBT as its slack (it cannot be rescued, but need not starve either); if
-  even the decodes alone do not fit that, the pace of the non-interactive. So does one whose TTLT asks for a quicker pace than
-  the decodes alone have. Otherwise one such caller would stop all prefill.
-- Algorithm 1 as printed does not end once every waiting request is relegated; here relegated ones follow in turn and run.
+- *Load* is the largest ratio, over the queue in deadline order, of the prefill seconds up to a
+  request to the seconds it has.
+- *Will violate* is judged of every queued request each time, run at once and alone, at the measured
+  prefill rate; for a TTLT the application's mean output at the measured pace comes on top (nothing,
+  while there is no history).
+- *Slack* of a decode with a TTLT is no token's deadline. It is paced by the application's mean
+  output: mean + 2 sigma (section 3.4) is meant for the priority, and as a pace it would hold chunks
+  down for outputs that hardly ever come.
+- *Hints*: where an important request is predicted late in the order of this iteration, less
+  important ones before it are relegated, the least important and among them the largest first, as
+  far as that rescues it, and not at all if it does not.
+- *Selective preemption* costs no KV: a request in prefill may be overtaken, unless one full
+  iteration more would make it late.
+- A decode whose token is already late keeps its TBT as its slack (it cannot be rescued, but need
+  not starve either); if even the decodes alone do not fit that, the pace of the non-interactive. So
+  does one whose TTLT asks for a quicker pace than the decodes alone have. Otherwise one such caller
+  would stop all prefill.
+- Algorithm 1 as printed does not end once every waiting request is relegated; here relegated ones
+  follow in turn and run.
 """
 
 import math
@@ -46,7 +54,8 @@ LOW_LOAD = 0.25
 HIGH_LOAD = 0.75
 # Artifact, tbt_s_non_interactive_decode.
 BATCH_TBT_S = 0.4
-# Artifact, prefill_throughput_ema_decay, per iteration; iterations below its smallest chunk do not show the throughput.
+# Artifact, prefill_throughput_ema_decay, per iteration; iterations below its smallest chunk do not
+# show the throughput.
 RATE_DECAY = 0.995
 RATE_MIN_TOKENS = 128
 # Section 4, baselines: the chunk without dynamic chunking, decodes included.
@@ -74,21 +83,33 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Queue:
-    """The rows that are still to prefill, and what is predicted of them; arrays parallel to `rows`."""
+    """The rows that are still to prefill, and what is predicted of them; arrays parallel to
+    `rows`.
+    """
 
     def __init__(self, view: View, lengths: OutputLengths, rate: float, step_s: float) -> None:
         rows = (view.phase != chunk.DECODE).nonzero()[0]
         self.rows: Rows = rows
-        self.left: Floats = (view.target_tokens[rows] - view.computed_tokens[rows]).astype(np.float64)
+        self.left: Floats = (view.target_tokens[rows] - view.computed_tokens[rows]).astype(
+            np.float64
+        )
         self.seconds: Floats = self.left / rate
         self.next_due: Floats = view.next_due_unix_s[rows]
         self.last_due: Floats = view.last_due_unix_s[rows]
         self.decode_left: Floats = np.zeros(len(rows))
         self.due: Floats = self.next_due  # when prefill must have ended
         if np.isfinite(self.last_due).any():
-            app, made, most = view.application[rows], view.generated_tokens[rows], view.max_tokens[rows]
-            self.decode_left = np.maximum(np.minimum(lengths.upper(view.applications)[app], most) - made, 1.0)
-            expected = np.maximum(np.minimum(lengths.mean(view.applications)[app], most) - made, 0.0)
+            app, made, most = (
+                view.application[rows],
+                view.generated_tokens[rows],
+                view.max_tokens[rows],
+            )
+            self.decode_left = np.maximum(
+                np.minimum(lengths.upper(view.applications)[app], most) - made, 1.0
+            )
+            expected = np.maximum(
+                np.minimum(lengths.mean(view.applications)[app], most) - made, 0.0
+            )
             self.due = np.minimum(self.next_due, self.last_due - expected * step_s)
         self.standard: Bools = ~view.best_effort[rows]
         self.begun: Bools = view.phase[rows] == chunk.PREFILL
@@ -96,9 +117,13 @@ class Queue:
         self.slot = view.slot[rows]
 
     def key(self, alpha_s: float) -> Floats:
-        """Eq. 4 and 5; the smaller where a request has both kinds of deadline. A token already owed counts as the first."""
+        """Eq. 4 and 5; the smaller where a request has both kinds of deadline. A token already owed
+        counts as the first.
+        """
         interactive = self.next_due + alpha_s * self.left
-        whole: Floats = np.minimum(interactive, self.last_due + alpha_s * (self.left + self.decode_left))
+        whole: Floats = np.minimum(
+            interactive, self.last_due + alpha_s * (self.left + self.decode_left)
+        )
         return whole
 
     def load(self, now_unix_s: float, waiting: Bools) -> float:
@@ -110,7 +135,9 @@ class Queue:
 
 
 class QoServe:
-    """Learns output lengths per application, the prefill rate and the pace of iterations; everything else is in the view."""
+    """Learns output lengths per application, the prefill rate and the pace of iterations;
+    everything else is in the view.
+    """
 
     name = "qoserve"
     declared = Declared()
@@ -129,7 +156,10 @@ class QoServe:
     def plan(self, view: View) -> Sequence[Choice]:
         decodes = chunk.decoding(view)
         if self._set.dynamic_chunking:
-            limit_tokens, budget_s = self._set.max_chunk_tokens, self.slack_s(view, decodes) / self._set.safety
+            limit_tokens, budget_s = (
+                self._set.max_chunk_tokens,
+                self.slack_s(view, decodes) / self._set.safety,
+            )
         else:
             limit_tokens, budget_s = self._set.chunk_tokens - len(decodes.rows), math.inf
         queue = Queue(view, self._lengths, self._rate(view.profile), self._step_s)
@@ -144,7 +174,9 @@ class QoServe:
         key = queue.key(self._alpha_now_s(queue, now, waiting))
         pinned = queue.begun & (now + one_more_s + queue.seconds > queue.due)
         if self._set.eager_relegation and queue.importance.min() < queue.importance.max():
-            given_up = _give_up(queue, _order(queue, key, waiting, pinned)[: np.count_nonzero(waiting)], now)
+            given_up = _give_up(
+                queue, _order(queue, key, waiting, pinned)[: np.count_nonzero(waiting)], now
+            )
             late[given_up] = True
             waiting[given_up] = False
         order = _order(queue, key, waiting, pinned, limit_tokens)
@@ -161,10 +193,12 @@ class QoServe:
         ]
 
     def slack_s(self, view: View, decodes: Decoding) -> float:
-        """The longest the iteration may take for the sake of its standard decodes; inf without any (section 3.3).
+        """The longest the iteration may take for the sake of its standard decodes; inf without any
+        (section 3.3).
 
-        Interactive: until the owed token is due. Non-interactive: the time left over the tokens expected to be left, at most
-        `batch_tbt_s`, and just that where no iteration is so short. Best-effort decodes ask for nothing.
+        Interactive: until the owed token is due. Non-interactive: the time left over the tokens
+        expected to be left, at most `batch_tbt_s`, and just that where no iteration is so short.
+        Best-effort decodes ask for nothing.
         """
         rows = decodes.rows[~view.best_effort[decodes.rows]]
         if len(rows) == 0:
@@ -176,13 +210,16 @@ class QoServe:
         due = view.last_due_unix_s[rows]
         whole = np.isfinite(due)
         if lost.any() or whole.any():
-            least_s = self._set.safety * view.profile.batch_s(decodes.shape)  # of any iteration with these decodes
+            # of any iteration with these decodes
+            least_s = self._set.safety * view.profile.batch_s(decodes.shape)
         if lost.any():
             slack = np.where(lost, np.where(tbt_s >= least_s, tbt_s, pace_s), slack)
         smallest = float(slack.min())
         if whole.any():
             rows, left_s = rows[whole], due[whole] - view.start_unix_s
-            tokens = np.minimum(self._lengths.mean(view.applications)[view.application[rows]], view.max_tokens[rows])
+            tokens = np.minimum(
+                self._lengths.mean(view.applications)[view.application[rows]], view.max_tokens[rows]
+            )
             share = left_s / np.maximum(tokens - view.generated_tokens[rows], 1.0)
             smallest = min(smallest, float(np.where(share < least_s, pace_s, share).min()), pace_s)
         elif not np.isfinite(tbt_s).all():
@@ -208,23 +245,32 @@ class QoServe:
             self._rate_tokens = decay * self._rate_tokens + weight * seen.shape.prefill_tokens
             self._rate_s = decay * self._rate_s + weight * seen.exec_s
         if seen.shape.decodes:
-            self._step_s = decay * self._step_s + (1 - decay) * seen.exec_s if self._step_s else seen.exec_s
+            self._step_s = (
+                decay * self._step_s + (1 - decay) * seen.exec_s if self._step_s else seen.exec_s
+            )
         for ended in seen.ended:
             self._lengths.observe(ended)
 
-    def route(self, offer: Offer, digests: Mapping[ReplicaId, Digest], rng: Random) -> Sequence[ReplicaId]:
+    def route(
+        self, offer: Offer, digests: Mapping[ReplicaId, Digest], rng: Random
+    ) -> Sequence[ReplicaId]:
         return self._router(offer, digests, rng)
 
     def _rate(self, profile: Profile) -> float:
-        """Prefill tokens per second, as measured; until then, that of the largest chunk by the profile (the artifact's 8,500)."""
+        """Prefill tokens per second, as measured; until then, that of the largest chunk by the
+        profile (the artifact's 8,500).
+        """
         if self._rate_s > 0:
             return self._rate_tokens / self._rate_s
         largest = self._set.max_chunk_tokens
         return largest / profile.batch_s(BatchShape().with_chunk(largest, 0))
 
 
-def _order(queue: Queue, key: Floats, waiting: Bools, pinned: Bools, limit_tokens: int | None = None) -> Rows:
-    """Those not relegated first; each by key (Algorithm 1, COMPARATOR), among the relegated the important first.
+def _order(
+    queue: Queue, key: Floats, waiting: Bools, pinned: Bools, limit_tokens: int | None = None
+) -> Rows:
+    """Those not relegated first; each by key (Algorithm 1, COMPARATOR), among the relegated the
+    important first.
 
     With `limit_tokens`, of a long queue only those that an iteration of so many tokens can reach.
     """
@@ -238,8 +284,9 @@ def _order(queue: Queue, key: Floats, waiting: Bools, pinned: Bools, limit_token
 
 
 def _within_reach(queue: Queue, key: Floats, waiting: Bools, limit_tokens: int) -> Rows | None:
-    """All that have begun, and the first of the others, as many as fill an iteration: nobody behind them gets a token, since one that
-    has not begun is passed over only if none behind it begins either (shared/policy/chunk.py). None: all of them.
+    """All that have begun, and the first of the others, as many as fill an iteration: nobody behind
+    them gets a token, since one that has not begun is passed over only if none behind it begins
+    either (shared/policy/chunk.py). None: all of them.
     """
     rows = (waiting & ~queue.begun).nonzero()[0]
     if len(rows) <= 2 * REACH:
@@ -251,7 +298,9 @@ def _within_reach(queue: Queue, key: Floats, waiting: Bools, limit_tokens: int) 
 
 
 def _give_up(queue: Queue, order: Rows, now_unix_s: float) -> Rows:
-    """Less important standard requests that must go for more important ones behind them; `order` holds the standard ones."""
+    """Less important standard requests that must go for more important ones behind them; `order`
+    holds the standard ones.
+    """
     importance = queue.importance[order]
     if len(order) < 2:
         return order[:0]

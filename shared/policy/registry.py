@@ -1,4 +1,6 @@
-"""Policies by the name they are chosen by, and their settings from the command line or a configuration."""
+"""Policies by the name they are chosen by, and their settings from the command line or a
+configuration.
+"""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -36,7 +38,8 @@ def names() -> list[str]:
 
 
 def make(name: str, settings: Mapping[str, str] | None = None) -> Policy:
-    """A fresh policy; one is needed per replica, since it learns. Numbers and booleans may be given as text.
+    """A fresh policy; one is needed per replica, since it learns. Numbers and booleans may be given
+    as text.
 
     Raises: ConfigError for an unknown name or setting, or a value that does not fit.
     """
@@ -47,8 +50,12 @@ def make(name: str, settings: Mapping[str, str] | None = None) -> Policy:
     known = ", ".join(f"{key}={field.default}" for key, field in fields.items())
     unknown = sorted(set(settings or {}) - set(fields))
     if unknown:
-        raise ConfigError(f"policy {name} has no setting {', '.join(unknown)}; there are, with their defaults: {known}")
+        raise ConfigError(
+            f"policy {name} has no setting {', '.join(unknown)}; there are, with their defaults: {known}"
+        )
     try:
         return build(msgspec.convert(dict(settings or {}), kind, strict=False))
     except msgspec.ValidationError as error:
-        raise ConfigError(f"policy {name}: {error}; settings with their defaults: {known}") from error
+        raise ConfigError(
+            f"policy {name}: {error}; settings with their defaults: {known}"
+        ) from error

@@ -1,4 +1,5 @@
-"""Sarathi's scheduler, the baseline of QoServe section 4: all decodes, then prefills in some order until a fixed chunk is full.
+"""Sarathi's scheduler, the baseline of QoServe section 4: all decodes, then prefills in some order
+until a fixed chunk is full.
 
 The policies on top of it differ in the order alone. None relegates, none learns.
 """
@@ -19,12 +20,15 @@ from shared.routing.router import RouterName, make_router
 from shared.schemas import Digest, Offer
 from shared.vocabulary import ReplicaId
 
-Key = Callable[[View, Rows], Floats]  # what the rows still to prefill are ordered by; progress may only bring the first further ahead
+# what the rows still to prefill are ordered by; progress may only bring the first further ahead
+Key = Callable[[View, Rows], Floats]
 
 
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    chunk_tokens: Annotated[int, Meta(ge=1)] = 256  # of one iteration, decodes included (QoServe section 4, shared clusters)
-    iteration_s: Annotated[float, Meta(gt=0)] = math.inf  # the chunk shrinks until the iteration is this short (Medha, PolyServe)
+    # of one iteration, decodes included (QoServe section 4, shared clusters)
+    chunk_tokens: Annotated[int, Meta(ge=1)] = 256
+    # the chunk shrinks until the iteration is this short (Medha, PolyServe)
+    iteration_s: Annotated[float, Meta(gt=0)] = math.inf
     router: RouterName = "attainable"
 
 
@@ -50,20 +54,35 @@ class Sarathi:
         if len(queue) > 2 * self._set.chunk_tokens:
             near = _within_reach(view, queue, key, self._set.chunk_tokens + len(decodes.victims))
             queue, key = queue[near], key[near]
-        order = queue[np.lexsort((view.slot[queue], view.arrived_unix_s[queue], key, view.best_effort[queue]))]
-        return [chunk.fill(view, decodes, order, limit_tokens=limit_tokens, budget_s=self._set.iteration_s, steady=True)]
+        order = queue[
+            np.lexsort((view.slot[queue], view.arrived_unix_s[queue], key, view.best_effort[queue]))
+        ]
+        return [
+            chunk.fill(
+                view,
+                decodes,
+                order,
+                limit_tokens=limit_tokens,
+                budget_s=self._set.iteration_s,
+                steady=True,
+            )
+        ]
 
     def observe(self, seen: Observation) -> None:
         pass
 
-    def route(self, offer: Offer, digests: Mapping[ReplicaId, Digest], rng: Random) -> Sequence[ReplicaId]:
+    def route(
+        self, offer: Offer, digests: Mapping[ReplicaId, Digest], rng: Random
+    ) -> Sequence[ReplicaId]:
         return self._router(offer, digests, rng)
 
 
 def _within_reach(view: View, queue: Rows, key: Floats, entries: int) -> Bools:
-    """Which of a long queue can get a token in an iteration of so many entries: those begun, and so many of the first.
+    """Which of a long queue can get a token in an iteration of so many entries: those begun, and so
+    many of the first.
 
-    A prefill that has not begun is passed over only if none behind it begins either (shared/policy/chunk.py).
+    A prefill that has not begun is passed over only if none behind it begins either
+    (shared/policy/chunk.py).
     """
     standard = ~view.best_effort[queue]
     near: Bools = view.phase[queue] == chunk.PREFILL

@@ -1,8 +1,9 @@
 """The seam between the books of a replica (shared/core/replica.py) and a policy.
 
-The core shows a policy the *predicted view*: the replica as it will be when the plans already in flight are done.
-The policy answers with choices. It holds learned statistics only; what it decides about a request is written in the books
-(class, phase) and comes back in the next view, so any planner can go on from any point.
+The core shows a policy the *predicted view*: the replica as it will be when the plans already in
+flight are done. The policy answers with choices. It holds learned statistics only; what it decides
+about a request is written in the books (class, phase) and comes back in the next view, so any
+planner can go on from any point.
 """
 
 import math
@@ -26,7 +27,9 @@ Bools = NDArray[np.bool_]
 
 
 class Phase(IntEnum):
-    """WAITING: nothing computed. PREFILL: some of target_tokens computed. DECODE: an output token per computed token."""
+    """WAITING: nothing computed. PREFILL: some of target_tokens computed. DECODE: an output token
+    per computed token.
+    """
 
     WAITING = 0
     PREFILL = 1
@@ -34,10 +37,12 @@ class Phase(IntEnum):
 
 
 class View(NamedTuple):
-    """The replica when the next plan starts. Row arrays run in parallel; row order is arbitrary but reproducible.
+    """The replica when the next plan starts. Row arrays run in parallel; row order is arbitrary but
+    reproducible.
 
-    Read-only: policies must not write into the arrays. A speculating plan in flight yields one token or more: columns count
-    the one (`computed_tokens`, `generated_tokens`, `next_due_unix_s`), and `unsure_tokens` is how many more there can be.
+    Read-only: policies must not write into the arrays. A speculating plan in flight yields one
+    token or more: columns count the one (`computed_tokens`, `generated_tokens`, `next_due_unix_s`),
+    and `unsure_tokens` is how many more there can be.
     """
 
     start_unix_s: float  # when the next iteration is predicted to begin
@@ -50,11 +55,13 @@ class View(NamedTuple):
     slot: Ints
     phase: Ints
     prompt_tokens: Ints
-    target_tokens: Ints  # to compute before the next output token: prompt, plus what was generated before a preemption
+    # to compute before the next output token: prompt, plus what was generated before a preemption
+    target_tokens: Ints
     computed_tokens: Ints  # KV positions filled
     generated_tokens: Ints  # output so far, all attempts
     unsure_tokens: Ints
-    draft_tokens: Ints  # positions filled in the draft model's KV; the draft computes the others before it next drafts
+    # positions filled in the draft model's KV; the draft computes the others before it next drafts
+    draft_tokens: Ints
     max_tokens: Ints
     kv_held_blocks: Ints
     application: Ints  # index into `applications`
@@ -65,12 +72,15 @@ class View(NamedTuple):
     last_due_unix_s: Floats  # arrived + TTLT; inf without one
     tbt_s: Floats  # pace of the present stage (thinking, then response); inf without one
     tightest_tbt_s: Floats  # of the present stage and those to come; inf without one
-    thinking: Bools  # in its thinking stage, or before it: whose SLO names a pace for that, until the worker says that it is over
+    # in its thinking stage, or before it: whose SLO names a pace for that, until the worker says
+    # that it is over
+    thinking: Bools
     importance: Floats
     best_effort: Bools
     offloaded: Bools  # another replica of this policy gave it up, so that it be served sooner here
     applications: Sequence[str]
-    promised: Sequence[Offer] = ()  # accepted, and on the way to the worker: not rows yet, but theirs to serve
+    # accepted, and on the way to the worker: not rows yet, but theirs to serve
+    promised: Sequence[Offer] = ()
     draft: Profile | None = None  # of the draft model; None: no speculation
     pool: str = ""  # of the replica, as its worker announced it
 
@@ -81,10 +91,12 @@ class View(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """How the decodes of one choice speculate. Columns run along its entries; depth 0: this entry does not.
+    """How the decodes of one choice speculate. Columns run along its entries; depth 0: this entry
+    does not.
 
-    An entry's cap bounds its verified tokens, the root included, and is what KV is reserved for; it keeps at most depth + 1
-    of them. Which ones are verified is chosen on the worker, from the draft's probabilities (shared/policy/speculation.py).
+    An entry's cap bounds its verified tokens, the root included, and is what KV is reserved for; it
+    keeps at most depth + 1 of them. Which ones are verified is chosen on the worker, from the
+    draft's probabilities (shared/policy/speculation.py).
     """
 
     method: str  # a name in shared/policy/speculation.py
@@ -96,20 +108,24 @@ class Speculation:
 
     def along(self, kept: Bools) -> "Speculation":
         """The same for some of the entries."""
-        return replace(self, depth=self.depth[kept], width=self.width[kept], needed=self.needed[kept])
+        return replace(
+            self, depth=self.depth[kept], width=self.width[kept], needed=self.needed[kept]
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One iteration. Entries in the order in which they claim KV: if blocks run short, the core cuts from the end.
+    """One iteration. Entries in the order in which they claim KV: if blocks run short, the core
+    cuts from the end.
 
-    slots, caps: int32, parallel. A decode's cap is 1 (or, speculating, its verified tokens); a prefill's, its chunk.
-    Entries whose request has left by the time they would run are dropped. No entries at all means: nothing to run until
-    something happens, or until `again_unix_s`.
-    Class changes and releases take effect before the entries; a slot named there may still be an entry, unless released.
-    A relegated slot that has not begun leaves the replica for the relegation service; the core sees to that.
-    `repeats`: the same entries stay right for so many iterations in a row, this one included, while nothing but progress happens and
-    KV is not scarce. The core then does not ask again, live and simulated alike.
+    slots, caps: int32, parallel. A decode's cap is 1 (or, speculating, its verified tokens); a
+    prefill's, its chunk. Entries whose request has left by the time they would run are dropped. No
+    entries at all means: nothing to run until something happens, or until `again_unix_s`. Class
+    changes and releases take effect before the entries; a slot named there may still be an entry,
+    unless released. A relegated slot that has not begun leaves the replica for the relegation
+    service; the core sees to that. `repeats`: the same entries stay right for so many iterations in
+    a row, this one included, while nothing but progress happens and KV is not scarce. The core then
+    does not ask again, live and simulated alike.
     """
 
     slots: Ints = field(default_factory=lambda: EMPTY)
@@ -125,7 +141,9 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """A policy's answer to one offer. Accepted as offered, or declined; `earliest_s` from now, None if unknown."""
+    """A policy's answer to one offer. Accepted as offered, or declined; `earliest_s` from now, None
+    if unknown.
+    """
 
     accepted: bool
     earliest_s: float | None = None
@@ -144,7 +162,9 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Drafts:
-    """What speculation did in one iteration: one row for each entry that drafted. What acceptance is learned from."""
+    """What speculation did in one iteration: one row for each entry that drafted. What acceptance
+    is learned from.
+    """
 
     tbt_s: Floats  # the request's, so that a tier can be told from another
     application: Ints  # index into the view's `applications`
@@ -156,7 +176,8 @@ class Drafts:
 class Observation:
     """One acked iteration, as it was run; an empty shape where requests ended between two.
 
-    Or several that were alike: then `shape` and `predicted_s` are of the first, and `exec_s` is their mean.
+    Or several that were alike: then `shape` and `predicted_s` are of the first, and `exec_s` is
+    their mean.
     """
 
     at_unix_s: float
@@ -175,7 +196,8 @@ class Declared:
     drops: bool = False  # it may release requests as "dropped"
     gather_s: float = 0.0  # an offer may wait so long for others to be decided with it
     gather_offers: int = 8  # or until so many wait
-    pools: Sequence[str] = ("",)  # of the replicas, in turn, where nobody configures them (in simulations)
+    # of the replicas, in turn, where nobody configures them (in simulations)
+    pools: Sequence[str] = ("",)
 
 
 class Policy(Protocol):
@@ -185,15 +207,22 @@ class Policy(Protocol):
     declared: Declared
 
     def admit(self, view: View, offers: Sequence[Offer]) -> Sequence[Admission]:
-        """Answer offers that came together, jointly. One answer per offer, in order; what was promised before stays promised."""
+        """Answer offers that came together, jointly. One answer per offer, in order; what was
+        promised before stays promised.
+        """
 
     def plan(self, view: View) -> Sequence[Choice]:
-        """1..H iterations, the first to run next. The rest is used while nothing but progress happens: an arrival, an end,
-        an expiry, entries cut for want of KV, or an ack outside the bounds of the view make the core ask again; accepted
-        drafts do not."""
+        """1..H iterations, the first to run next. The rest is used while nothing but progress
+        happens: an arrival, an end, an expiry, entries cut for want of KV, or an ack outside the
+        bounds of the view make the core ask again; accepted drafts do not.
+        """
 
     def observe(self, seen: Observation) -> None:
         """Learn from an acked iteration."""
 
-    def route(self, offer: Offer, digests: Mapping[ReplicaId, Digest], rng: Random) -> Sequence[ReplicaId]:
-        """Replicas to offer to, best first. The caller has already debited its own recent offers from the digests."""
+    def route(
+        self, offer: Offer, digests: Mapping[ReplicaId, Digest], rng: Random
+    ) -> Sequence[ReplicaId]:
+        """Replicas to offer to, best first. The caller has already debited its own recent offers
+        from the digests.
+        """

@@ -1,4 +1,6 @@
-"""Shortest job first (QoServe section 2.4): by the whole prompt, as outputs are not known; a prefill begun is not overtaken."""
+"""Shortest job first (QoServe section 2.4): by the whole prompt, as outputs are not known; a
+prefill begun is not overtaken.
+"""
 
 import numpy as np
 

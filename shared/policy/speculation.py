@@ -1,7 +1,9 @@
-"""Speculation, the half that needs the draft's probabilities: pure functions that a worker calls between drafting and verifying.
+"""Speculation, the half that needs the draft's probabilities: pure functions that a worker calls
+between drafting and verifying.
 
-A planner fixes depth, width, needs and budget one plan ahead (seam.Speculation); what is verified is known only once the draft
-has run. `select` is that second half, and all of a policy that a worker executes. `draft_s` is what drafting costs.
+A planner fixes depth, width, needs and budget one plan ahead (seam.Speculation); what is verified
+is known only once the draft has run. `select` is that second half, and all of a policy that a
+worker executes. `draft_s` is what drafting costs.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,63 +23,83 @@ from shared.schemas import Selection
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """The drafted trees of one iteration, all in one run of nodes without their roots; a parent comes before its children."""
+    """The drafted trees of one iteration, all in one run of nodes without their roots; a parent
+    comes before its children.
+    """
 
     entry: Ints  # index of the node's entry
     parent: Ints  # index of the node's parent; -1: the root, the entry's newest token
-    path: Floats  # product of the draft's probabilities from the root ([adaserve] Eq. 7): what the node adds to acceptance
+    # product of the draft's probabilities from the root ([adaserve] Eq. 7): what the node adds to
+    # acceptance
+    path: Floats
 
 
 Select = Callable[[Selection, Ints, Candidates], Bools]
 
 
 def select(selection: Selection, caps: Ints, candidates: Candidates) -> Bools:
-    """Which candidate nodes are verified: a mask along them. Columns of `selection` and `caps` run along the same entries.
+    """Which candidate nodes are verified: a mask along them. Columns of `selection` and `caps` run
+    along the same entries.
 
-    At most cap - 1 nodes of an entry, never a node without its parent. Raises PeerError for an unknown method.
+    At most cap - 1 nodes of an entry, never a node without its parent. Raises PeerError for an
+    unknown method.
     """
     chosen = METHODS.get(selection.method)
     if chosen is None:
-        raise PeerError(f"no selection is called {selection.method!r}; there are: {', '.join(METHODS)}", param="method")
+        raise PeerError(
+            f"no selection is called {selection.method!r}; there are: {', '.join(METHODS)}",
+            param="method",
+        )
     return chosen(selection, caps, candidates)
 
 
 def along(selection: Selection, entries: Sequence[int]) -> Selection:
     """The selection for these entries of its plan alone."""
     # Four bytes an element, whatever they mean.
-    columns = {name: np.frombuffer(getattr(selection, name), dtype="<i4")[entries].tobytes() for name in ("depth", "width", "needed")}
+    columns = {
+        name: np.frombuffer(getattr(selection, name), dtype="<i4")[entries].tobytes()
+        for name in ("depth", "width", "needed")
+    }
     return replace(selection, **columns)
 
 
 def chain(selection: Selection, caps: Ints, candidates: Candidates) -> Bools:
-    """The first drafts of each entry, as many as its depth and cap say ([slos-serve] appendix D: lengths are fixed per tier)."""
+    """The first drafts of each entry, as many as its depth and cap say ([slos-serve] appendix D:
+    lengths are fixed per tier).
+    """
     most = np.minimum(caps - 1, unpack(selection.depth))
     chosen: Bools = _places(candidates.entry) < most[candidates.entry]
     return chosen
 
 
 def slo_then_throughput(selection: Selection, caps: Ints, candidates: Candidates) -> Bools:
-    """First what each entry's pace needs, the neediest first; then the likeliest nodes of all ([adaserve] Algorithm 2).
+    """First what each entry's pace needs, the neediest first; then the likeliest nodes of all
+    ([adaserve] Algorithm 2).
 
-    A node's path probability never exceeds its parent's, so taking nodes by descending probability, ties as they come, keeps
-    every tree connected ([adaserve] appendix B). Where budget, caps and `needed_limit_tokens` allow every need to be met, no other nodes
-    that meet them within budget and caps have more accepted tokens to expect (appendix C). Deviations: Eq. 7's path probability is added,
-    not the node's own; the budget is not overshot by one; no entry has more than its cap.
+    A node's path probability never exceeds its parent's, so taking nodes by descending probability,
+    ties as they come, keeps every tree connected ([adaserve] appendix B). Where budget, caps and
+    `needed_limit_tokens` allow every need to be met, no other nodes that meet them within budget
+    and caps have more accepted tokens to expect (appendix C). Deviations: Eq. 7's path probability
+    is added, not the node's own; the budget is not overshot by one; no entry has more than its cap.
     """
     needed: NDArray[np.float32] = np.frombuffer(selection.needed, dtype="<f4")
     depth = unpack(selection.depth)
     budget = max(0, selection.budget_tokens - int(np.count_nonzero(depth > 0)))
     likeliest = np.argsort(-candidates.path, kind="stable")
     entry, path = candidates.entry[likeliest], candidates.path[likeliest]
-    place = _places(entry)  # an entry takes its own nodes from the likeliest down, so it is enough to say how many
+    # an entry takes its own nodes from the likeliest down, so it is enough to say how many
+    place = _places(entry)
 
-    path_of = np.zeros((len(caps), int(place.max(initial=0)) + 2))  # [entries, 1 for the root, then its nodes from the likeliest down]
+    # [entries, 1 for the root, then its nodes from the likeliest down]
+    path_of = np.zeros((len(caps), int(place.max(initial=0)) + 2))
     path_of[:, 0] = 1.0
     path_of[entry, place + 1] = path
     enough = np.minimum(needed, depth + 1.0)  # A_cap
     missing = np.cumsum(path_of, axis=1) < enough[:, None]  # with the nodes so far
     most = np.minimum(caps - 1, np.bincount(entry, minlength=len(caps)))
-    toward = np.minimum(np.count_nonzero(missing, axis=1), np.minimum(most, selection.needed_limit_tokens - 1))
+    toward = np.minimum(
+        np.count_nonzero(missing, axis=1), np.minimum(most, selection.needed_limit_tokens - 1)
+    )
     neediest = np.argsort(-needed, kind="stable")
     before = np.cumsum(toward[neediest]) - toward[neediest]
     toward[neediest] = np.clip(budget - before, 0, toward[neediest])
@@ -104,13 +126,16 @@ METHODS: dict[str, Select] = {"chain": chain, "slo_then_throughput": slo_then_th
 
 
 def draft_s(draft: Profile, *, depth: Ints, width: Ints, context: Ints, missing: Ints) -> float:
-    """Seconds the draft model takes for one iteration: the positions it lacks, then a step for each level, all entries at once.
+    """Seconds the draft model takes for one iteration: the positions it lacks, then a step for each
+    level, all entries at once.
 
-    Entries with depth 0 must not be among the columns. `context`: the entry's tokens; `missing`: of those, not in the draft's KV.
+    Entries with depth 0 must not be among the columns. `context`: the entry's tokens; `missing`: of
+    those, not in the draft's KV.
     """
     if not len(depth):
         return 0.0
-    new = missing >= context  # its prompt too; who lacks less caught up before, and the rest goes beside the newest token
+    # its prompt too; who lacks less caught up before, and the rest goes beside the newest token
+    new = missing >= context
     l_in = missing[new].astype(np.int64)
     first = BatchShape(
         int(l_in.sum()),
@@ -122,9 +147,13 @@ def draft_s(draft: Profile, *, depth: Ints, width: Ints, context: Ints, missing:
     total_s = draft.batch_s(first)
     alike = int(depth.min())  # steps that all take
     if alike > 1:
-        total_s += (alike - 1) * draft.batch_s(BatchShape(decodes=int(width.sum()), decode_context=int((width * context).sum())))
+        total_s += (alike - 1) * draft.batch_s(
+            BatchShape(decodes=int(width.sum()), decode_context=int((width * context).sum()))
+        )
     for step in range(alike, int(depth.max())):
         going = depth > step
         beams = width[going]
-        total_s += draft.batch_s(BatchShape(decodes=int(beams.sum()), decode_context=int((beams * context[going]).sum())))
+        total_s += draft.batch_s(
+            BatchShape(decodes=int(beams.sum()), decode_context=int((beams * context[going]).sum()))
+        )
     return total_s

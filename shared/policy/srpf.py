@@ -1,4 +1,6 @@
-"""Shortest remaining prefill first (Sarathi-SRPF in QoServe sections 2.4 and 4.2): a shorter arrival overtakes a prefill begun."""
+"""Shortest remaining prefill first (Sarathi-SRPF in QoServe sections 2.4 and 4.2): a shorter
+arrival overtakes a prefill begun.
+"""
 
 import numpy as np
 

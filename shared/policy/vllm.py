@@ -1,27 +1,34 @@
-"""vLLM's own scheduler, the baseline of SLOs-Serve, SOLA, AdaServe and Ascendra, in both of its behaviours. It knows no SLO.
+"""vLLM's own scheduler, the baseline of SLOs-Serve, SOLA, AdaServe and Ascendra, in both of its
+behaviours. It knows no SLO.
 
-`mode=chunked`, its present default (V1): all decodes, then the prefills already begun, then new ones as they arrived, in chunks, until
-`max_num_batched_tokens` are in the iteration. Where a decode wants KV and there is none, others are preempted and computed again later;
-no request begins in such an iteration.
+`mode=chunked`, its present default (V1): all decodes, then the prefills already begun, then new
+ones as they arrived, in chunks, until `max_num_batched_tokens` are in the iteration. Where a decode
+wants KV and there is none, others are preempted and computed again later; no request begins in such
+an iteration.
 
-`mode=prefill_first`, the default until 2025 (V0; "vLLM-D" in SOLA, whose "vLLM-S" is the other mode with 1,024 tokens, "vLLM" in SLOs-Serve
-and Ascendra): while a prompt waits for which there is KV, whole prompts as they arrived, up to `max_num_batched_tokens`, and no decode
-beside them; otherwise all decodes.
+`mode=prefill_first`, the default until 2025 (V0; "vLLM-D" in SOLA, whose "vLLM-S" is the other mode
+with 1,024 tokens, "vLLM" in SLOs-Serve and Ascendra): while a prompt waits for which there is KV,
+whole prompts as they arrived, up to `max_num_batched_tokens`, and no decode beside them; otherwise
+all decodes.
 
-Both run at most `max_num_seqs` requests. The limits are what vLLM takes on an A100, or any GPU of less than 70 GiB, behind its HTTP
-server (`EngineArgs.get_batch_defaults`): 2,048 tokens and 256 requests; on other large GPUs it takes 8,192 and 1,024. Prefill first, the
-tokens are as many as the context if that is more.
+Both run at most `max_num_seqs` requests. The limits are what vLLM takes on an A100, or any GPU of
+less than 70 GiB, behind its HTTP server (`EngineArgs.get_batch_defaults`): 2,048 tokens and 256
+requests; on other large GPUs it takes 8,192 and 1,024. Prefill first, the tokens are as many as the
+context if that is more.
 
-`spec_tokens=n` is AdaServe's vLLM-Spec(n) (section 6.1): every decode drafts n tokens in line, whoever it is and whatever the load. It
-has no effect without a draft model.
+`spec_tokens=n` is AdaServe's vLLM-Spec(n) (section 6.1): every decode drafts n tokens in line,
+whoever it is and whatever the load. It has no effect without a draft model.
 
 What is not as in vLLM:
-- *KV* goes by the rules of shared/policy/chunk.py. Chunked, vLLM begins a prompt when its first chunk fits; here all of it must fit, so
-  that fewer are preempted. It preempts whoever began last; here prefills go before decodes, then the latest arrived.
+- *KV* goes by the rules of shared/policy/chunk.py. Chunked, vLLM begins a prompt when its first
+  chunk fits; here all of it must fit, so that fewer are preempted. It preempts whoever began last;
+  here prefills go before decodes, then the latest arrived.
 - *A prompt longer than* `max_num_batched_tokens` is refused by V0; here it runs alone.
-- *Watermark*: prefill first leaves 1 % of the KV free, as V0 does. Swapping to the host is left out: V0 too recomputes by default.
+- *Watermark*: prefill first leaves 1 % of the KV free, as V0 does. Swapping to the host is left
+  out: V0 too recomputes by default.
 - *Drafts that KV cannot hold* are not made; vLLM preempts for them.
-- *Prefix caching* is left out: no workload here shares prefixes. *Priorities* likewise: the default is first come, first served.
+- *Prefix caching* is left out: no workload here shares prefixes. *Priorities* likewise: the default
+  is first come, first served.
 """
 
 from collections.abc import Mapping, Sequence
@@ -49,9 +56,11 @@ WATERMARK = 0.01  # of the KV
 
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     mode: Literal["chunked", "prefill_first"] = "chunked"
-    max_num_batched_tokens: Annotated[int, Meta(ge=1)] | None = None  # None: as vLLM chooses, see above
+    # None: as vLLM chooses, see above
+    max_num_batched_tokens: Annotated[int, Meta(ge=1)] | None = None
     max_num_seqs: Annotated[int, Meta(ge=1)] = 256
-    order: Literal["fcfs", "sjf"] = "fcfs"  # of those that have not begun; `sjf` by prompt: SOLA's baseline of that name (section 6.1)
+    # of those that have not begun; `sjf` by prompt: SOLA's baseline of that name (section 6.1)
+    order: Literal["fcfs", "sjf"] = "fcfs"
     spec_tokens: Annotated[int, Meta(ge=0)] = 0
     router: RouterName = "attainable"
 
@@ -66,7 +75,9 @@ class Vllm:
         """Raises: ConfigError where not all decodes fit one iteration, as vLLM does."""
         most = settings.max_num_batched_tokens
         if most is not None and most < settings.max_num_seqs:
-            raise ConfigError(f"policy vllm: max_num_batched_tokens {most} is less than max_num_seqs {settings.max_num_seqs}")
+            raise ConfigError(
+                f"policy vllm: max_num_batched_tokens {most} is less than max_num_seqs {settings.max_num_seqs}"
+            )
         self._set = settings
         self._router = make_router(settings.router)
 
@@ -77,16 +88,34 @@ class Vllm:
         queue = self._queue(view)
         if self._set.mode == "prefill_first":
             alone = self._prefills(view, queue) if len(queue) else None
-            return [alone if alone is not None else self._with_decodes(view, queue[:0], limit_tokens=0)]
-        return [self._with_decodes(view, queue, limit_tokens=self._set.max_num_batched_tokens or BATCHED_TOKENS)]
+            return [
+                alone if alone is not None else self._with_decodes(view, queue[:0], limit_tokens=0)
+            ]
+        return [
+            self._with_decodes(
+                view, queue, limit_tokens=self._set.max_num_batched_tokens or BATCHED_TOKENS
+            )
+        ]
 
     def _queue(self, view: View) -> Rows:
-        """Who may be prefilled: those that have begun, and so many others as may run beside all that do; as they arrived."""
+        """Who may be prefilled: those that have begun, and so many others as may run beside all
+        that do; as they arrived.
+        """
         rows = (view.phase != chunk.DECODE).nonzero()[0]
         waits = view.phase[rows] != chunk.PREFILL
         running = view.rows - int(np.count_nonzero(waits))
         shortest = view.prompt_tokens[rows] * (waits & (self._set.order == "sjf"))
-        rows = rows[np.lexsort((view.slot[rows], view.arrived_unix_s[rows], shortest, waits, view.best_effort[rows]))]
+        rows = rows[
+            np.lexsort(
+                (
+                    view.slot[rows],
+                    view.arrived_unix_s[rows],
+                    shortest,
+                    waits,
+                    view.best_effort[rows],
+                )
+            )
+        ]
         new = np.cumsum(view.phase[rows] != chunk.PREFILL)
         queue: Rows = rows[new <= max(self._set.max_num_seqs - running, 0)]
         return queue
@@ -96,7 +125,8 @@ class Vllm:
         most = self._set.max_num_batched_tokens or max(BATCHED_TOKENS, view.context_tokens)
         total = np.cumsum(view.target_tokens[queue] - view.computed_tokens[queue])
         count = max(1, int(np.searchsorted(total, most, side="right")))
-        kept = int(WATERMARK * view.kv_blocks) if view.kv_free_blocks < view.kv_blocks else 0  # whoever needs it all may have it
+        # whoever needs it all may have it
+        kept = int(WATERMARK * view.kv_blocks) if view.kv_free_blocks < view.kv_blocks else 0
         none = Decoding(queue[:0], queue[:0], view.kv_free_blocks - kept, BatchShape())
         choice = chunk.fill(view, none, queue[:count], limit_tokens=int(total[count - 1]))
         return choice if len(choice.slots) else None
@@ -112,7 +142,9 @@ class Vllm:
         return _speculating(choice, drafts) if drafts.any() else choice
 
     def _drafts(self, view: View, decodes: Decoding) -> tuple[Ints, int]:
-        """[decodes] how many tokens each drafts, and the blocks for them; none past its end, and none at all where KV is short."""
+        """[decodes] how many tokens each drafts, and the blocks for them; none past its end, and
+        none at all where KV is short.
+        """
         rows = decodes.rows
         drafts = np.zeros(len(rows), dtype=np.int32)
         if view.draft is None or self._set.spec_tokens == 0 or len(decodes.victims):
@@ -127,7 +159,9 @@ class Vllm:
     def observe(self, seen: Observation) -> None:
         pass
 
-    def route(self, offer: Offer, digests: Mapping[ReplicaId, Digest], rng: Random) -> Sequence[ReplicaId]:
+    def route(
+        self, offer: Offer, digests: Mapping[ReplicaId, Digest], rng: Random
+    ) -> Sequence[ReplicaId]:
         return self._router(offer, digests, rng)
 
 

@@ -1,4 +1,6 @@
-"""The short tasks with which a service answers messages: started from handlers, owned by the service's task group."""
+"""The short tasks with which a service answers messages: started from handlers, owned by the
+service's task group.
+"""
 
 import asyncio
 from collections.abc import Coroutine
@@ -15,10 +17,12 @@ log = structlog.get_logger()
 
 
 class Chores:
-    """A task group, and the subscriptions whose handlers start tasks in it: they end before it does.
+    """A task group, and the subscriptions whose handlers start tasks in it: they end before it
+    does.
 
-    Answers and notices are repeated by whoever needs them: a bus that cannot carry one now, or a peer that sent something
-    impossible, is logged and no reason to stop. Any other exception ends the service.
+    Answers and notices are repeated by whoever needs them: a bus that cannot carry one now, or a
+    peer that sent something impossible, is logged and no reason to stop. Any other exception ends
+    the service.
     """
 
     def __init__(self) -> None:
@@ -29,7 +33,12 @@ class Chores:
         await self._group.__aenter__()
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         try:
             await self._subscriptions.aclose()
         finally:
@@ -43,7 +52,8 @@ class Chores:
         """A short task. Dropped when the service is ending already."""
         answer = _or_log(coro, name)
         try:
-            self._group.create_task(answer, name=name).add_done_callback(lambda _: coro.close())  # also if it never began
+            # also if it never began
+            self._group.create_task(answer, name=name).add_done_callback(lambda _: coro.close())
         except RuntimeError:
             answer.close()
             coro.close()

@@ -1,9 +1,11 @@
-"""Configuration of one process: defaults, then the TOML file named by SLACKLINE_CONFIG, then the environment.
+"""Configuration of one process: defaults, then the TOML file named by SLACKLINE_CONFIG, then the
+environment.
 
-Each service has one frozen struct and one section. A key of its section is set in the file under `[<section>]` or by
-SLACKLINE_<SECTION>_<FIELD>. What all services share (FLEET_KEYS) stands at the top of the file or in SLACKLINE_<KEY>, and a
-section may say otherwise. Every section but the gateway's, which serves HTTP anyway, also has the fields of Watched. Anything
-unknown or of the wrong type stops the start: a setting that is silently ignored is worse.
+Each service has one frozen struct and one section. A key of its section is set in the file under
+`[<section>]` or by SLACKLINE_<SECTION>_<FIELD>. What all services share (FLEET_KEYS) stands at the
+top of the file or in SLACKLINE_<KEY>, and a section may say otherwise. Every section but the
+gateway's, which serves HTTP anyway, also has the fields of Watched. Anything unknown or of the
+wrong type stops the start: a setting that is silently ignored is worse.
 """
 
 import os
@@ -39,8 +41,10 @@ WATCHED = Watched.__struct_fields__
 def load(kind: type[T], section: str, environ: Mapping[str, str] | None = None) -> T:
     """The configuration of one service.
 
-    Environment values are read as their field's type; lists, tables and structs are written as JSON.
-    Raises: ConfigError for an unknown key, a value that does not fit, or a required one that is missing.
+    Environment values are read as their field's type; lists, tables and structs are written as
+    JSON.
+    Raises: ConfigError for an unknown key, a value that does not fit, or a required one that is
+        missing.
     """
     env = os.environ if environ is None else environ
     types = {f.name: f.type for f in msgspec.structs.fields(kind)}
@@ -48,7 +52,9 @@ def load(kind: type[T], section: str, environ: Mapping[str, str] | None = None) 
     values = _values(env, section, types, {*types, *also})
     missing = [f.name for f in msgspec.structs.fields(kind) if f.required and f.name not in values]
     if missing:
-        raise ConfigError(f"{section}.{missing[0]} is required: set it under [{section}] or in {_variable(section, missing[0])}")
+        raise ConfigError(
+            f"{section}.{missing[0]} is required: set it under [{section}] or in {_variable(section, missing[0])}"
+        )
     try:
         return kind(**values)
     except ValueError as error:  # a struct's own check over several fields
@@ -56,26 +62,38 @@ def load(kind: type[T], section: str, environ: Mapping[str, str] | None = None) 
 
 
 def load_watched(section: str, environ: Mapping[str, str] | None = None) -> Watched:
-    """Where this process tells its metrics. Whether the section's other keys are known is for `load` to say. Raises: ConfigError."""
+    """Where this process tells its metrics. Whether the section's other keys are known is for
+    `load` to say. Raises: ConfigError.
+    """
     env = os.environ if environ is None else environ
     types = {f.name: f.type for f in msgspec.structs.fields(Watched)}
     return Watched(**_values(env, section, types, None))
 
 
 def without_secrets(config: msgspec.Struct) -> dict[str, Any]:
-    """The configuration as plain values for the log, with user and password taken out of every URL."""
+    """The configuration as plain values for the log, with user and password taken out of every
+    URL.
+    """
     plain: dict[str, Any] = msgspec.to_builtins(config, str_keys=True)
-    return {name: USER_INFO.sub("***@", value) if isinstance(value, str) else value for name, value in plain.items()}
+    return {
+        name: USER_INFO.sub("***@", value) if isinstance(value, str) else value
+        for name, value in plain.items()
+    }
 
 
-def _values(env: Mapping[str, str], section: str, types: Mapping[str, Any], known: Collection[str] | None) -> dict[str, Any]:
-    """The fields of `types` that are set. Keys of the section that are not `known` are errors; None: any is."""
+def _values(
+    env: Mapping[str, str], section: str, types: Mapping[str, Any], known: Collection[str] | None
+) -> dict[str, Any]:
+    """The fields of `types` that are set. Keys of the section that are not `known` are errors;
+    None: any is.
+    """
     values: dict[str, Any] = {}
     for name, origin, raw in _from_file(env, section, types, known):
         if name in types:
             values[name] = _converted(raw, types[name], origin)
     for name, origin, text in _from_environment(env, section, types, known):
-        if name in types and (text or get_origin(types[name]) is not dict):  # compose gives an empty text for what is not set
+        # compose gives an empty text for what is not set
+        if name in types and (text or get_origin(types[name]) is not dict):
             values[name] = _from_text(text, types[name], origin)
     return values
 

@@ -1,6 +1,8 @@
-"""Names that others already know: OpenTelemetry's GenAI and messaging conventions, vLLM's metrics; then our own.
+"""Names that others already know: OpenTelemetry's GenAI and messaging conventions, vLLM's metrics;
+then our own.
 
-Sources: OpenTelemetry semantic conventions (GenAI, messaging), vLLM's metrics page. Anything of ours begins with `slackline`.
+Sources: OpenTelemetry semantic conventions (GenAI, messaging), vLLM's metrics page. Anything of
+ours begins with `slackline`.
 """
 
 # Attributes of spans
@@ -35,8 +37,40 @@ REQUESTS_WAITING = "vllm:num_requests_waiting"
 KV_CACHE_USAGE = "vllm:kv_cache_usage_perc"  # a fraction from 0 to 1, whatever its name says
 
 # GenAI metrics under their Prometheus names, with the buckets the convention gives (seconds)
-DURATION_BUCKETS_S = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
-TTFT_BUCKETS_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
+DURATION_BUCKETS_S = (
+    0.01,
+    0.02,
+    0.04,
+    0.08,
+    0.16,
+    0.32,
+    0.64,
+    1.28,
+    2.56,
+    5.12,
+    10.24,
+    20.48,
+    40.96,
+    81.92,
+)
+TTFT_BUCKETS_S = (
+    0.001,
+    0.005,
+    0.01,
+    0.02,
+    0.04,
+    0.06,
+    0.08,
+    0.1,
+    0.25,
+    0.5,
+    0.75,
+    1.0,
+    2.5,
+    5.0,
+    7.5,
+    10.0,
+)
 
 # Ours
 REQUESTS = "slackline_requests_total"  # tier, verdict
@@ -59,6 +93,24 @@ ACKS = "slackline_acks_total"  # replica
 RESYNCS = "slackline_resyncs_total"  # replica
 PLAN_STEP = "slackline_plan_step_seconds"  # replica
 
-# Buckets of ours: an iteration is 5 to 100 ms, what lies between two of them is hoped to be under 1 ms, and so is a step of the planner
-ITERATION_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0)
+# Buckets of ours: an iteration is 5 to 100 ms, what lies between two of them is hoped to be under 1
+# ms, and so is a step of the planner
+ITERATION_BUCKETS_S = (
+    0.001,
+    0.002,
+    0.005,
+    0.01,
+    0.02,
+    0.03,
+    0.05,
+    0.075,
+    0.1,
+    0.15,
+    0.2,
+    0.3,
+    0.5,
+    1.0,
+    2.0,
+    5.0,
+)
 STEP_BUCKETS_S = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)

@@ -1,6 +1,8 @@
-"""Counters, gauges and histograms as plain numbers: an update is an integer addition, the text is made when it is asked for.
+"""Counters, gauges and histograms as plain numbers: an update is an integer addition, the text is
+made when it is asked for.
 
-One Registry per process, passed down by `main`. Updated on the event loop only, so nothing is locked.
+One Registry per process, passed down by `main`. Updated on the event loop only, so nothing is
+locked.
 """
 
 from bisect import bisect_left
@@ -74,9 +76,18 @@ M = TypeVar("M", Counter, Gauge, Histogram)
 
 
 class Family(Generic[M]):
-    """One metric with its labels. `labels(...)` finds the child; keep it where updates are frequent."""
+    """One metric with its labels. `labels(...)` finds the child; keep it where updates are
+    frequent.
+    """
 
-    def __init__(self, name: str, text: str, labels: Sequence[str], caps: Mapping[str, int], make: Callable[[], M]) -> None:
+    def __init__(
+        self,
+        name: str,
+        text: str,
+        labels: Sequence[str],
+        caps: Mapping[str, int],
+        make: Callable[[], M],
+    ) -> None:
         self.name, self.text, self.label_names = name, text, tuple(labels)
         self._caps = [caps.get(label) for label in self.label_names]
         self._seen: list[set[str]] = [set() for _ in self.label_names]
@@ -84,7 +95,9 @@ class Family(Generic[M]):
         self._children: dict[tuple[str, ...], M] = {}
 
     def labels(self, *values: str) -> M:
-        """The child with these label values, in the order of the names. Raises ValueError for the wrong number of them."""
+        """The child with these label values, in the order of the names. Raises ValueError for the
+        wrong number of them.
+        """
         child = self._children.get(values)
         if child is None:
             if len(values) != len(self.label_names):
@@ -106,7 +119,10 @@ class Family(Generic[M]):
         kind = self._make().kind
         lines = [f"# HELP {self.name} {self.text}", f"# TYPE {self.name} {kind}"]
         for values, child in sorted(self._children.items()):
-            own: list[str] = [f'{label}="{_escaped(value)}"' for label, value in zip(self.label_names, values, strict=True)]
+            own: list[str] = [
+                f'{label}="{_escaped(value)}"'
+                for label, value in zip(self.label_names, values, strict=True)
+            ]
             for suffix, extra, number in child.samples():
                 inside = ",".join([*own, extra] if extra else own)
                 labels = f"{{{inside}}}" if inside else ""
@@ -115,19 +131,38 @@ class Family(Generic[M]):
 
 
 class Registry:
-    """The metrics of one process. `caps` bounds the number of values of labels that clients choose (tenant, model)."""
+    """The metrics of one process. `caps` bounds the number of values of labels that clients choose
+    (tenant, model).
+    """
 
     def __init__(self) -> None:
         self._families: dict[str, Family[Counter] | Family[Gauge] | Family[Histogram]] = {}
 
-    def counter(self, name: str, text: str, labels: Sequence[str] = (), caps: Mapping[str, int] | None = None) -> Family[Counter]:
+    def counter(
+        self,
+        name: str,
+        text: str,
+        labels: Sequence[str] = (),
+        caps: Mapping[str, int] | None = None,
+    ) -> Family[Counter]:
         return self._added(Family(name, text, labels, caps or {}, Counter))
 
-    def gauge(self, name: str, text: str, labels: Sequence[str] = (), caps: Mapping[str, int] | None = None) -> Family[Gauge]:
+    def gauge(
+        self,
+        name: str,
+        text: str,
+        labels: Sequence[str] = (),
+        caps: Mapping[str, int] | None = None,
+    ) -> Family[Gauge]:
         return self._added(Family(name, text, labels, caps or {}, Gauge))
 
     def histogram(
-        self, name: str, text: str, bounds: Sequence[float], labels: Sequence[str] = (), caps: Mapping[str, int] | None = None
+        self,
+        name: str,
+        text: str,
+        bounds: Sequence[float],
+        labels: Sequence[str] = (),
+        caps: Mapping[str, int] | None = None,
     ) -> Family[Histogram]:
         return self._added(Family(name, text, labels, caps or {}, lambda: Histogram(bounds)))
 
@@ -139,7 +174,9 @@ class Registry:
 
     def render_prometheus(self) -> str:
         """The Prometheus text format, version 0.0.4."""
-        return "".join(f"{line}\n" for family in self._families.values() for line in family.render())
+        return "".join(
+            f"{line}\n" for family in self._families.values() for line in family.render()
+        )
 
 
 def _escaped(value: str) -> str:

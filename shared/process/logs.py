@@ -1,4 +1,5 @@
-"""Logs: one JSON object a line on stdout, events named `noun.verb`, facts as fields with units in their names.
+"""Logs: one JSON object a line on stdout, events named `noun.verb`, facts as fields with units in
+their names.
 
 Cores return, shells log. A filtered call costs one attribute lookup and an empty function.
 """
@@ -15,7 +16,12 @@ import structlog
 
 from shared.errors import ConfigError
 
-LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+LEVELS = {
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+}
 
 Fields = MutableMapping[str, Any]
 
@@ -32,7 +38,12 @@ def configure(service: str, instance: str, environ: Mapping[str, str] | None = N
     level = LEVELS[name]
 
     def identify(_logger: Any, _method: str, fields: Fields) -> Fields:
-        return {"at": datetime.now(UTC).isoformat(timespec="microseconds"), "service": service, "instance": instance, **fields}
+        return {
+            "at": datetime.now(UTC).isoformat(timespec="microseconds"),
+            "service": service,
+            "instance": instance,
+            **fields,
+        }
 
     structlog.configure(
         processors=[
@@ -46,12 +57,15 @@ def configure(service: str, instance: str, environ: Mapping[str, str] | None = N
         logger_factory=structlog.BytesLoggerFactory(sys.stdout.buffer),
         cache_logger_on_first_use=True,
     )
-    # Libraries log through the standard module; what they have to say goes the same way, from warnings up.
+    # Libraries log through the standard module; what they have to say goes the same way, from
+    # warnings up.
     logging.basicConfig(level=max(level, logging.WARNING), handlers=[_LibraryLogs()], force=True)
 
 
 def logger() -> structlog.typing.FilteringBoundLogger:
-    """A logger for a module's top level; it takes the configuration in force when it is first used."""
+    """A logger for a module's top level; it takes the configuration in force when it is first
+    used.
+    """
     log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
     return log
 
@@ -62,4 +76,10 @@ def _encoded(fields: Fields, **_: Any) -> bytes:
 
 class _LibraryLogs(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
-        logger().log(record.levelno, "library.logged", logger=record.name, message=record.getMessage(), exc_info=record.exc_info)
+        logger().log(
+            record.levelno,
+            "library.logged",
+            logger=record.name,
+            message=record.getMessage(),
+            exc_info=record.exc_info,
+        )

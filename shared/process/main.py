@@ -1,4 +1,6 @@
-"""What every service's main does: logs, configuration, metrics, signals, one bus connection, and an end that says why."""
+"""What every service's main does: logs, configuration, metrics, signals, one bus connection, and an
+end that says why.
+"""
 
 import asyncio
 import gc
@@ -56,13 +58,25 @@ async def _main(section: str, kind: type[C], body: Body[C]) -> None:
     log = logs.logger()
     log.info("service.started", config=without_secrets(cfg))
     gc.collect()
-    gc.freeze()  # what was imported stays: a full collection would walk all of it, for 10 ms in the middle of an iteration
+    # what was imported stays: a full collection would walk all of it, for 10 ms in the middle of an
+    # iteration
+    gc.freeze()
     connected = asyncio.Event()
 
     async def serve() -> None:
         async with scraped(watched, registries), connect(cfg.url, instance) as bus:  # type: ignore[attr-defined]
             connected.set()
-            task = asyncio.ensure_future(body(cfg, bus, Clock(), stop, tracing, Random(secrets.randbits(64)), registries.append))
+            task = asyncio.ensure_future(
+                body(
+                    cfg,
+                    bus,
+                    Clock(),
+                    stop,
+                    tracing,
+                    Random(secrets.randbits(64)),
+                    registries.append,
+                )
+            )
             await asyncio.wait((task, bus.failed), return_when=asyncio.FIRST_COMPLETED)
             if not task.done():
                 task.cancel()
@@ -85,7 +99,8 @@ async def _main(section: str, kind: type[C], body: Body[C]) -> None:
 
 @asynccontextmanager
 async def scraped(watched: Watched, registries: list[Registry]) -> AsyncIterator[str]:
-    """Answer GET /metrics and /health over HTTP while inside; yields the address, empty where no port is set.
+    """Answer GET /metrics and /health over HTTP while inside; yields the address, empty where no
+    port is set.
 
     A listener of our own: a web framework would cost every worker 20 MB and 0.2 s for two answers.
     Raises: ConfigError where the port cannot be had.
@@ -95,7 +110,9 @@ async def scraped(watched: Watched, registries: list[Registry]) -> AsyncIterator
         return
 
     async def on_connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, TimeoutError):
+        with suppress(
+            OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, TimeoutError
+        ):
             async with asyncio.timeout(SCRAPE_WITHIN_S):
                 head = await reader.readuntil(b"\r\n\r\n")
                 writer.write(_answer(head, registries))
@@ -103,9 +120,13 @@ async def scraped(watched: Watched, registries: list[Registry]) -> AsyncIterator
         writer.close()
 
     try:
-        server = await asyncio.start_server(on_connection, watched.metrics_host, watched.metrics_port, limit=SCRAPE_LIMIT_BYTES)
+        server = await asyncio.start_server(
+            on_connection, watched.metrics_host, watched.metrics_port, limit=SCRAPE_LIMIT_BYTES
+        )
     except OSError as error:
-        raise ConfigError(f"cannot tell metrics on {watched.metrics_host}:{watched.metrics_port}: {error.strerror}") from error
+        raise ConfigError(
+            f"cannot tell metrics on {watched.metrics_host}:{watched.metrics_port}: {error.strerror}"
+        ) from error
     try:
         host, port = server.sockets[0].getsockname()[:2]
         address = f"http://{host}:{port}/metrics"
@@ -123,11 +144,18 @@ def _answer(head: bytes, registries: list[Registry]) -> bytes:
     if method != b"GET":
         status, body = "405 Method Not Allowed", "only GET\n"
     elif path == b"/metrics":
-        status, kind, body = "200 OK", "text/plain; version=0.0.4", "".join(registry.render_prometheus() for registry in registries)
+        status, kind, body = (
+            "200 OK",
+            "text/plain; version=0.0.4",
+            "".join(registry.render_prometheus() for registry in registries),
+        )
     elif path == b"/health":
         status, kind, body = "200 OK", "application/json", '{"status":"ok"}'
     data = body.encode()
-    return f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {len(data)}\r\nConnection: close\r\n\r\n".encode() + data
+    return (
+        f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {len(data)}\r\nConnection: close\r\n\r\n".encode()
+        + data
+    )
 
 
 def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:

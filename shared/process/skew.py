@@ -2,20 +2,25 @@
 
 from collections import deque
 
-WINDOW_S = 30.0  # long enough to hold a message that did not wait, short enough that drift (some 50 ppm) stays below 2 ms
+# long enough to hold a message that did not wait, short enough that drift (some 50 ppm) stays below
+# 2 ms
+WINDOW_S = 30.0
 ENOUGH = 5  # messages; the first few may all have waited
 
 
 class Offset:
-    """Our clock minus a sender's, in seconds. Latency only adds, so the least difference in the window is nearest the truth.
+    """Our clock minus a sender's, in seconds. Latency only adds, so the least difference in the
+    window is nearest the truth.
 
-    It is too high by the least latency, which between hosts of one site is well below a millisecond.
+    It is too high by the least latency, which between hosts of one site is well below a
+    millisecond.
     """
 
     def __init__(self, window_s: float = WINDOW_S) -> None:
         self._window_s = window_s
         self._heard = 0
-        self._least: deque[tuple[float, float]] = deque()  # (received, difference): both grow, so the first is the least
+        # (received, difference): both grow, so the first is the least
+        self._least: deque[tuple[float, float]] = deque()
 
     def heard(self, received_unix_s: float, sent_unix_s: float) -> None:
         """Instants by our clock, which must not go back, and by the sender's."""

@@ -1,4 +1,6 @@
-"""Tracing through the OpenTelemetry SDK; the only importer of it. Loaded by shared/process/telemetry.py when tracing is on."""
+"""Tracing through the OpenTelemetry SDK; the only importer of it. Loaded by
+shared/process/telemetry.py when tracing is on.
+"""
 
 import os
 from collections.abc import Callable, Sequence
@@ -10,11 +12,23 @@ from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, SpanLimits, TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter, SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.export import (
+    BatchSpanProcessor,
+    ConsoleSpanExporter,
+    SpanExporter,
+    SpanExportResult,
+)
 from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 
 from shared.process.conventions import ERROR_TYPE
-from shared.process.telemetry import NO_SPAN, Attributes, AttributeValue, Span, TraceParent, Untraced
+from shared.process.telemetry import (
+    NO_SPAN,
+    Attributes,
+    AttributeValue,
+    Span,
+    TraceParent,
+    Untraced,
+)
 
 KINDS = {kind.name.lower(): kind for kind in trace.SpanKind}
 EXPORT_S = 3.0  # longest that one batch may take, repeats included
@@ -50,9 +64,21 @@ class Recording:
     """Tracing into the exporters asked for, in batches on a thread of the SDK's."""
 
     def __init__(
-        self, service: str, instance: str, exporters: Sequence[str], trace_file: str | None, ratio: float, now_unix_s: Callable[[], float]
+        self,
+        service: str,
+        instance: str,
+        exporters: Sequence[str],
+        trace_file: str | None,
+        ratio: float,
+        now_unix_s: Callable[[], float],
     ) -> None:
-        resource = Resource.create({"service.namespace": "slackline", "service.name": service, "service.instance.id": instance})
+        resource = Resource.create(
+            {
+                "service.namespace": "slackline",
+                "service.name": service,
+                "service.instance.id": instance,
+            }
+        )
         self._now_unix_s = now_unix_s
         self._provider = TracerProvider(
             sampler=ParentBased(TraceIdRatioBased(ratio)),
@@ -63,7 +89,9 @@ class Recording:
         for exporter in exporters:
             self._provider.add_span_processor(BatchSpanProcessor(_exporter(exporter)))
         if trace_file:
-            self._provider.add_span_processor(BatchSpanProcessor(JsonLines(Path(trace_file)), schedule_delay_millis=FILE_DELAY_MS))
+            self._provider.add_span_processor(
+                BatchSpanProcessor(JsonLines(Path(trace_file)), schedule_delay_millis=FILE_DELAY_MS)
+            )
         self._tracer = self._provider.get_tracer("slackline")
 
     def start(
@@ -79,17 +107,33 @@ class Recording:
         if parent is not None and not parent.sampled:
             return Untraced(parent.header())
         at_ns = _ns(self._now_unix_s() if at_unix_s is None else at_unix_s)
-        span = self._tracer.start_span(name, _context(parent), KINDS[kind], attributes, start_time=at_ns)
+        span = self._tracer.start_span(
+            name, _context(parent), KINDS[kind], attributes, start_time=at_ns
+        )
         if span.is_recording():
             return RecordedSpan(span, self._now_unix_s)
-        context = span.get_span_context()  # a root that was not sampled: its children must know that
-        return Untraced(TraceParent(context.trace_id, context.span_id, False).header()) if context.is_valid else NO_SPAN
+        # a root that was not sampled: its children must know that
+        context = span.get_span_context()
+        return (
+            Untraced(TraceParent(context.trace_id, context.span_id, False).header())
+            if context.is_valid
+            else NO_SPAN
+        )
 
-    def record(self, name: str, traceparent: str, start_unix_s: float, end_unix_s: float, attributes: Attributes | None = None) -> None:
+    def record(
+        self,
+        name: str,
+        traceparent: str,
+        start_unix_s: float,
+        end_unix_s: float,
+        attributes: Attributes | None = None,
+    ) -> None:
         parent = TraceParent.parse(traceparent)
         if parent is None or not parent.sampled:
             return
-        span = self._tracer.start_span(name, _context(parent), attributes=attributes, start_time=_ns(start_unix_s))
+        span = self._tracer.start_span(
+            name, _context(parent), attributes=attributes, start_time=_ns(start_unix_s)
+        )
         span.end(_ns(end_unix_s))
 
     def close(self) -> None:
@@ -97,7 +141,9 @@ class Recording:
 
 
 class JsonLines(SpanExporter):
-    """Appends finished spans to a file, one JSON object a line; a batch is one write, so processes may share the file."""
+    """Appends finished spans to a file, one JSON object a line; a batch is one write, so processes
+    may share the file.
+    """
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -105,7 +151,11 @@ class JsonLines(SpanExporter):
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         raw = b"".join(msgspec.json.encode(_plain(span)) + b"\n" for span in spans)
-        return SpanExportResult.SUCCESS if os.write(self._fd, raw) == len(raw) else SpanExportResult.FAILURE
+        return (
+            SpanExportResult.SUCCESS
+            if os.write(self._fd, raw) == len(raw)
+            else SpanExportResult.FAILURE
+        )
 
     def shutdown(self) -> None:
         os.close(self._fd)
@@ -126,23 +176,32 @@ def _plain(span: ReadableSpan) -> dict[str, Any]:
         "start_unix_s": span.start_time / 1e9,
         "end_unix_s": span.end_time / 1e9,
         "attributes": dict(span.attributes or {}),
-        "events": [{"name": e.name, "at_unix_s": e.timestamp / 1e9, "attributes": dict(e.attributes or {})} for e in span.events],
+        "events": [
+            {"name": e.name, "at_unix_s": e.timestamp / 1e9, "attributes": dict(e.attributes or {})}
+            for e in span.events
+        ],
     }
 
 
 def _exporter(name: str) -> SpanExporter:
     if name == "console":
         return ConsoleSpanExporter()
-    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # heavy: brings an HTTP client
+    # heavy: brings an HTTP client
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
-    # The OTEL_EXPORTER_OTLP_* variables are the exporter's own; its default timeout of 10 s would hold up every stop as long.
-    return OTLPSpanExporter(timeout=None if "OTEL_EXPORTER_OTLP_TIMEOUT" in os.environ else EXPORT_S)
+    # The OTEL_EXPORTER_OTLP_* variables are the exporter's own; its default timeout of 10 s would
+    # hold up every stop as long.
+    return OTLPSpanExporter(
+        timeout=None if "OTEL_EXPORTER_OTLP_TIMEOUT" in os.environ else EXPORT_S
+    )
 
 
 def _context(parent: TraceParent | None) -> Context:
     if parent is None:
         return Context()  # empty: never the ambient one
-    flags = trace.TraceFlags(trace.TraceFlags.SAMPLED if parent.sampled else trace.TraceFlags.DEFAULT)
+    flags = trace.TraceFlags(
+        trace.TraceFlags.SAMPLED if parent.sampled else trace.TraceFlags.DEFAULT
+    )
     context = trace.SpanContext(parent.trace_id, parent.span_id, is_remote=True, trace_flags=flags)
     return trace.set_span_in_context(trace.NonRecordingSpan(context), Context())
 

@@ -1,11 +1,14 @@
-"""Tracing: one OpenTelemetry trace per request across all services; off unless asked for, and then it costs nothing.
+"""Tracing: one OpenTelemetry trace per request across all services; off unless asked for, and then
+it costs nothing.
 
-On when OTEL_TRACES_EXPORTER is `otlp` or `console`, when OTEL_EXPORTER_OTLP_ENDPOINT is set, or when SLACKLINE_TRACE_FILE names
-a file for spans as JSON lines (many processes may append to one file). OTEL_TRACES_EXPORTER=none and OTEL_SDK_DISABLED=true turn
-the exporters off. Sampling is parent-based, a root's ratio in OTEL_TRACES_SAMPLER_ARG (default 1). The SDK is not even imported
+On when OTEL_TRACES_EXPORTER is `otlp` or `console`, when OTEL_EXPORTER_OTLP_ENDPOINT is set, or
+when SLACKLINE_TRACE_FILE names a file for spans as JSON lines (many processes may append to one
+file). OTEL_TRACES_EXPORTER=none and OTEL_SDK_DISABLED=true turn the exporters off. Sampling is
+parent-based, a root's ratio in OTEL_TRACES_SAMPLER_ARG (default 1). The SDK is not even imported
 while tracing is off; and a request whose parent was not sampled costs no more than that.
 
-Whoever brings a request in starts the trace; `traceparent` (W3C Trace Context) travels in NATS headers and in the record.
+Whoever brings a request in starts the trace; `traceparent` (W3C Trace Context) travels in NATS
+headers and in the record.
 """
 
 import os
@@ -33,12 +36,18 @@ class TraceParent(NamedTuple):
 
     @staticmethod
     def parse(header: str | None) -> "TraceParent | None":
-        """None for what is absent or malformed: a bad header from a client begins a new trace, as the standard asks."""
+        """None for what is absent or malformed: a bad header from a client begins a new trace, as
+        the standard asks.
+        """
         found = FORMAT.fullmatch(header) if header else None
         if found is None or found[1] == "ff" or (found[1] == "00" and found[5]):
             return None
         trace_id, span_id = int(found[2], 16), int(found[3], 16)
-        return TraceParent(trace_id, span_id, bool(int(found[4], 16) & 1)) if trace_id and span_id else None
+        return (
+            TraceParent(trace_id, span_id, bool(int(found[4], 16) & 1))
+            if trace_id and span_id
+            else None
+        )
 
     def header(self) -> str:
         return f"00-{self.trace_id:032x}-{self.span_id:016x}-{int(self.sampled):02x}"
@@ -71,10 +80,21 @@ class Tracing(Protocol):
         at_unix_s: float | None = None,
         kind: str = "internal",
     ) -> Span:
-        """Begin a span under `traceparent`, or a new trace without one. `kind` as OpenTelemetry's: server, client, ..."""
+        """Begin a span under `traceparent`, or a new trace without one. `kind` as OpenTelemetry's:
+        server, client, ...
+        """
 
-    def record(self, name: str, traceparent: str, start_unix_s: float, end_unix_s: float, attributes: Attributes | None = None) -> None:
-        """Add a span measured elsewhere. Nothing without a traceparent: it would be a trace of its own."""
+    def record(
+        self,
+        name: str,
+        traceparent: str,
+        start_unix_s: float,
+        end_unix_s: float,
+        attributes: Attributes | None = None,
+    ) -> None:
+        """Add a span measured elsewhere. Nothing without a traceparent: it would be a trace of its
+        own.
+        """
 
     def close(self) -> None:
         """Send what is left; blocks for a few seconds at most."""
@@ -115,7 +135,14 @@ class Off:
     ) -> Span:
         return Untraced(traceparent) if traceparent else NO_SPAN
 
-    def record(self, name: str, traceparent: str, start_unix_s: float, end_unix_s: float, attributes: Attributes | None = None) -> None:
+    def record(
+        self,
+        name: str,
+        traceparent: str,
+        start_unix_s: float,
+        end_unix_s: float,
+        attributes: Attributes | None = None,
+    ) -> None:
         pass
 
     def close(self) -> None:
@@ -123,7 +150,10 @@ class Off:
 
 
 def configure(
-    service: str, instance: str = "", environ: Mapping[str, str] | None = None, now_unix_s: Callable[[], float] | None = None
+    service: str,
+    instance: str = "",
+    environ: Mapping[str, str] | None = None,
+    now_unix_s: Callable[[], float] | None = None,
 ) -> Tracing:
     """The tracing of this process as its environment asks for it.
 
@@ -133,8 +163,12 @@ def configure(
     exporters = [e.strip() for e in env.get("OTEL_TRACES_EXPORTER", "").split(",") if e.strip()]
     for exporter in exporters:
         if exporter not in EXPORTERS:
-            raise ConfigError(f"OTEL_TRACES_EXPORTER={exporter!r}: use one of {', '.join(EXPORTERS)}")
-    if not exporters and (env.get("OTEL_EXPORTER_OTLP_ENDPOINT") or env.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")):
+            raise ConfigError(
+                f"OTEL_TRACES_EXPORTER={exporter!r}: use one of {', '.join(EXPORTERS)}"
+            )
+    if not exporters and (
+        env.get("OTEL_EXPORTER_OTLP_ENDPOINT") or env.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+    ):
         exporters = ["otlp"]
     exporters = [e for e in exporters if e != "none"]
     trace_file = env.get("SLACKLINE_TRACE_FILE")
@@ -145,7 +179,10 @@ def configure(
     except ValueError:
         ratio = -1.0
     if not 0 <= ratio <= 1:
-        raise ConfigError(f"OTEL_TRACES_SAMPLER_ARG={env['OTEL_TRACES_SAMPLER_ARG']!r}: a ratio from 0 to 1")
-    from shared.process.spans import Recording  # only here: with tracing off the SDK is never loaded
+        raise ConfigError(
+            f"OTEL_TRACES_SAMPLER_ARG={env['OTEL_TRACES_SAMPLER_ARG']!r}: a ratio from 0 to 1"
+        )
+    # only here: with tracing off the SDK is never loaded
+    from shared.process.spans import Recording
 
     return Recording(service, instance, exporters, trace_file, ratio, now_unix_s or Clock().unix_s)

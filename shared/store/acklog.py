@@ -1,4 +1,6 @@
-"""Reading the ack log: what each attempt on a replica produced. The log is the record; recovery, attach and ends read it."""
+"""Reading the ack log: what each attempt on a replica produced. The log is the record; recovery,
+attach and ends read it.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,7 +12,17 @@ import structlog
 from shared.bus.api import Bus
 from shared.columns import pack, unpack_list
 from shared.errors import PeerError
-from shared.schemas import AttemptOver, Fenced, LogEntry, PlanAck, Record, Registered, Resume, Snapshot, TokenLogprob
+from shared.schemas import (
+    AttemptOver,
+    Fenced,
+    LogEntry,
+    PlanAck,
+    Record,
+    Registered,
+    Resume,
+    Snapshot,
+    TokenLogprob,
+)
 from shared.subjects import ack_log
 from shared.vocabulary import FinishReason, Measure, ReplicaId, RequestKey, ServiceClass
 
@@ -25,7 +37,9 @@ def decode_entry(payload: bytes) -> LogEntry:
     try:
         return _entry.decode(payload)
     except msgspec.MsgspecError as error:
-        raise PeerError(f"an entry of an ack log cannot be read: {error}", code="unreadable") from error
+        raise PeerError(
+            f"an entry of an ack log cannot be read: {error}", code="unreadable"
+        ) from error
 
 
 def decode_log(rows: Sequence[tuple[int, bytes]]) -> list[LogEntry]:
@@ -39,12 +53,15 @@ def decode_log(rows: Sequence[tuple[int, bytes]]) -> list[LogEntry]:
     return entries
 
 
-_OWN_ENDS = (FinishReason.STOP, FinishReason.LENGTH)  # ends by the output itself: they carry text even without a token
+# ends by the output itself: they carry text even without a token
+_OWN_ENDS = (FinishReason.STOP, FinishReason.LENGTH)
 
 
 @dataclass(slots=True)
 class Story:
-    """One attempt on one incarnation, as the log tells it. `offset`: tokens that earlier attempts had made."""
+    """One attempt on one incarnation, as the log tells it. `offset`: tokens that earlier attempts
+    had made.
+    """
 
     incarnation: str
     offset: int
@@ -52,7 +69,8 @@ class Story:
     tokens: list[int] = field(default_factory=list)  # from `offset` on
     text: str = ""
     measure: Measure | None = None  # where a snapshot gave it; emissions are those since
-    emissions: list[tuple[int, float, int | None]] = field(default_factory=list)  # (tokens, at_unix_s, thinking tokens if told then)
+    # (tokens, at_unix_s, thinking tokens if told then)
+    emissions: list[tuple[int, float, int | None]] = field(default_factory=list)
     ended: str = ""
     over: AttemptOver | None = None
     relegated: bool = False  # ever
@@ -60,11 +78,17 @@ class Story:
     logprobs: list[TokenLogprob] = field(default_factory=list)  # along `tokens`, or empty
 
     def resume(self, record: Record) -> Resume:
-        """What the next attempt goes on from: the record's own resume with this attempt's tokens after it."""
+        """What the next attempt goes on from: the record's own resume with this attempt's tokens
+        after it.
+        """
         before = record.resume
         measure = self.measure
         if measure is None:
-            measure = before.measure if before.tokens else Measure.begin(record.slo, record.arrived_unix_s)
+            measure = (
+                before.measure
+                if before.tokens
+                else Measure.begin(record.slo, record.arrived_unix_s)
+            )
         for n, at_unix_s, thinking_tokens in self.emissions:
             measure = measure.emit(n, at_unix_s, record.slo, thinking_tokens)
         tokens = unpack_list(before.tokens)[: self.offset] + self.tokens
@@ -91,13 +115,33 @@ def fold(entries: Sequence[LogEntry]) -> Stories:
             case Snapshot():
                 for kept in entry.entries:
                     held = kept.held
-                    story = Story(entry.incarnation, held.offset, held.text_offset, unpack_list(kept.tokens), kept.text, kept.measure)
-                    story.relegated, story.best_effort = kept.relegated, kept.service_class is ServiceClass.BEST_EFFORT
+                    story = Story(
+                        entry.incarnation,
+                        held.offset,
+                        held.text_offset,
+                        unpack_list(kept.tokens),
+                        kept.text,
+                        kept.measure,
+                    )
+                    story.relegated, story.best_effort = (
+                        kept.relegated,
+                        kept.service_class is ServiceClass.BEST_EFFORT,
+                    )
                     story.logprobs = list(kept.logprobs)
                     stories[held.key, held.attempt, entry.incarnation] = at_slot[held.slot] = story
                 for over in entry.overs:
                     made, at = over.resume, (over.key, over.attempt, entry.incarnation)
-                    stories[at] = Story(entry.incarnation, 0, 0, unpack_list(made.tokens), made.text, made.measure, [], over.why, over)
+                    stories[at] = Story(
+                        entry.incarnation,
+                        0,
+                        0,
+                        unpack_list(made.tokens),
+                        made.text,
+                        made.measure,
+                        [],
+                        over.why,
+                        over,
+                    )
                     stories[at].relegated = over.relegated
                     stories[at].logprobs = list(made.logprobs)
                     stories[at].best_effort = over.service_class is ServiceClass.BEST_EFFORT
@@ -119,7 +163,10 @@ def _feed(ack: PlanAck, stories: Stories, at_slot: dict[int, Story]) -> None:
     for slot in unpack_list(ack.promoted):
         if slot in at_slot:
             at_slot[slot].best_effort = False
-    ended, thought = dict(ack.ended), dict(zip(unpack_list(ack.answering), unpack_list(ack.thinking_tokens), strict=True))
+    ended, thought = (
+        dict(ack.ended),
+        dict(zip(unpack_list(ack.answering), unpack_list(ack.thinking_tokens), strict=True)),
+    )
     tokens, texts, at = unpack_list(ack.tokens), iter(ack.texts), 0
     logprobs, with_logprobs = iter(ack.logprobs), frozenset(unpack_list(ack.logprob_slots))
     for slot, n in zip(unpack_list(ack.slots), unpack_list(ack.emitted), strict=True):

@@ -1,4 +1,6 @@
-"""Ending a request: its verdict by compare-and-set, the first one wins; then the client and the log hear of it, once."""
+"""Ending a request: its verdict by compare-and-set, the first one wins; then the client and the log
+hear of it, once.
+"""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -23,13 +25,23 @@ class Ending:
 
     def __init__(self, bus: Bus, records: Records, tracing: Tracing, metrics: Registry) -> None:
         self._bus, self._records, self._tracing = bus, records, tracing
-        self._requests = metrics.counter(names.REQUESTS, "Requests ended, by verdict.", ("tier", "verdict"))
-        self._violations = metrics.counter(names.SLO_VIOLATIONS, "Finished requests that missed their SLO.", ("tier", "type"))
-        self._relegations = metrics.counter(names.RELEGATIONS, "Requests that were best-effort at some time.", ("tier",))
-        self._ttft = metrics.histogram(names.TIME_TO_FIRST_TOKEN, "Arrival to first token.", names.TTFT_BUCKETS_S, ("tier",))
+        self._requests = metrics.counter(
+            names.REQUESTS, "Requests ended, by verdict.", ("tier", "verdict")
+        )
+        self._violations = metrics.counter(
+            names.SLO_VIOLATIONS, "Finished requests that missed their SLO.", ("tier", "type")
+        )
+        self._relegations = metrics.counter(
+            names.RELEGATIONS, "Requests that were best-effort at some time.", ("tier",)
+        )
+        self._ttft = metrics.histogram(
+            names.TIME_TO_FIRST_TOKEN, "Arrival to first token.", names.TTFT_BUCKETS_S, ("tier",)
+        )
 
     async def end(self, key: RequestKey, step: Callable[[Record], Record | None]) -> Stored | None:
-        """Apply `step`, which gives the record its verdict or declines. What was written, None if nothing was."""
+        """Apply `step`, which gives the record its verdict or declines. What was written, None if
+        nothing was.
+        """
         stored = await self._records.change(key, step)
         if stored is not None and stored.record.verdict is not None:
             await self.told(stored.record)
@@ -44,7 +56,10 @@ class Ending:
         except BusError as error:  # the client asks the log when it hears nothing
             log.warning("end.lost", request=record.key, error=str(error))
         finished = verdict.finish_reason in GOOD_ENDS
-        self._requests.labels(record.tier, "met" if verdict.slo_met else "missed" if finished else verdict.finish_reason.value).add()
+        self._requests.labels(
+            record.tier,
+            "met" if verdict.slo_met else "missed" if finished else verdict.finish_reason.value,
+        ).add()
         if finished and not verdict.slo_met:
             late = record.resume.measure.late_tokens > 0
             self._violations.labels(record.tier, "token" if late else "ttlt").add()
@@ -64,7 +79,9 @@ class Ending:
             names.ATTEMPT: verdict.attempts,
             names.REPLICA: verdict.replica or "",
         }
-        self._tracing.record("request", record.traceparent, record.arrived_unix_s, verdict.ended_unix_s, attributes)
+        self._tracing.record(
+            "request", record.traceparent, record.arrived_unix_s, verdict.ended_unix_s, attributes
+        )
         log.info(
             "request.finished",
             request=record.key,

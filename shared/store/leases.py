@@ -1,6 +1,7 @@
 """Leases: who plans which replica, which admissions and which relegation holder live.
 
-A lease is a key whose value vanishes unless its holder writes it again. It is polled: a watch says nothing when a TTL expires.
+A lease is a key whose value vanishes unless its holder writes it again. It is polled: a watch says
+nothing when a TTL expires.
 """
 
 import msgspec
@@ -16,7 +17,9 @@ _value = msgspec.msgpack.Decoder(LeaseValue)
 
 
 class Lease:
-    """One key that at most one holder has. `revision` of the acquisition is its fencing number (never falls while the bucket lives)."""
+    """One key that at most one holder has. `revision` of the acquisition is its fencing number
+    (never falls while the bucket lives).
+    """
 
     def __init__(self, bucket: KeyValue, key: str, holder: str) -> None:
         self._bucket = bucket
@@ -45,7 +48,9 @@ class Lease:
         return True
 
     async def renew(self) -> bool:
-        """False: another has it, or it ran out; the holder must stop at once. Raises BusTimeout if nobody answers."""
+        """False: another has it, or it ran out; the holder must stop at once. Raises BusTimeout if
+        nobody answers.
+        """
         assert self.held
         try:
             self._revision = await self._bucket.update(self.key, self._value, self._revision)

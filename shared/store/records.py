@@ -1,4 +1,6 @@
-"""The records of requests: created and changed by compare-and-set alone. The only truth about who has a request."""
+"""The records of requests: created and changed by compare-and-set alone. The only truth about who
+has a request.
+"""
 
 import secrets
 from collections.abc import Callable, Sequence
@@ -35,17 +37,22 @@ class Stored:
 
 
 class Records:
-    """State under `s.<key>`; the heavy parts once: the body under `b.<key>.<nonce>`, what an ended request made under `o.`.
+    """State under `s.<key>`; the heavy parts once: the body under `b.<key>.<nonce>`, what an ended
+    request made under `o.`.
 
     So looking at every record stays cheap.
     """
 
-    def __init__(self, bucket: KeyValue, nonce: Callable[[], str] = lambda: secrets.token_hex(4)) -> None:
+    def __init__(
+        self, bucket: KeyValue, nonce: Callable[[], str] = lambda: secrets.token_hex(4)
+    ) -> None:
         self._bucket = bucket
         self._nonce = nonce
 
     def body_key(self, key: RequestKey) -> str:
-        """A fresh name for a body: an orphan left by a crash is never mistaken for another request's."""
+        """A fresh name for a body: an orphan left by a crash is never mistaken for another
+        request's.
+        """
         return f"b.{key}.{self._nonce()}"
 
     async def create(self, record: Record, body: Body) -> Stored | None:
@@ -74,15 +81,22 @@ class Records:
 
     async def get(self, key: RequestKey) -> Stored | None:
         entry = await self._bucket.get(f"s.{key}")
-        return None if entry is None else Stored(_read(_record, f"s.{key}", entry.value), entry.revision)
+        return (
+            None
+            if entry is None
+            else Stored(_read(_record, f"s.{key}", entry.value), entry.revision)
+        )
 
     async def body(self, key: str) -> Body | None:
         """Of a record's `body_key`."""
         entry = await self._bucket.get(key)
         return None if entry is None else _read(_body, key, entry.value)
 
-    async def change(self, key: RequestKey, step: Callable[[Record], Record | None]) -> Stored | None:
-        """Apply `step` to the record until it is written. None if there is no record, or `step` declines (returns None).
+    async def change(
+        self, key: RequestKey, step: Callable[[Record], Record | None]
+    ) -> Stored | None:
+        """Apply `step` to the record until it is written. None if there is no record, or `step`
+        declines (returns None).
 
         A write whose answer is lost is recognised by reading it back.
         Raises BusTimeout if the store does not answer.
@@ -99,12 +113,18 @@ class Records:
                 ttl_s = ENDED_TTL_S
                 changed = await self._without_output(changed)
             try:
-                revision = await self._bucket.update(f"s.{key}", _encode(changed), stored.revision, ttl_s=ttl_s)
+                revision = await self._bucket.update(
+                    f"s.{key}", _encode(changed), stored.revision, ttl_s=ttl_s
+                )
                 return Stored(changed, revision)
             except (WrongSequence, BusTimeout):
                 before = stored
                 stored = await self.get(key)
-                if stored is not None and stored.record == changed and stored.revision != before.revision:
+                if (
+                    stored is not None
+                    and stored.record == changed
+                    and stored.revision != before.revision
+                ):
                     return stored
         raise BusTimeout(f"the record of {key} kept changing")
 
@@ -125,7 +145,9 @@ class Records:
         await self._bucket.delete(record.body_key)
 
     async def open(self) -> Sequence[Stored]:
-        """Every record without a verdict. What cannot be read is none of ours: it is logged and left alone."""
+        """Every record without a verdict. What cannot be read is none of ours: it is logged and
+        left alone.
+        """
         found = []
         for name, entry in await self._bucket.scan("s."):
             try:

@@ -1,9 +1,11 @@
-"""A broker in virtual time: what travels between connections and what is kept, with faults drawn from a seed.
+"""A broker in virtual time: what travels between connections and what is kept, with faults drawn
+from a seed.
 
-A message travels two hops, connection to broker and broker to connection, each in order, as NATS keeps them; routing and the
-durable operations happen at the broker's instant between the two. Faults beyond that (`Faults`) are switched on one by one.
-While a connection is away, what its client sends waits and goes out on its return, as in nats-py, also when the
-client has long given up; what was under way is lost, and its subscriptions are gone until it is back.
+A message travels two hops, connection to broker and broker to connection, each in order, as NATS
+keeps them; routing and the durable operations happen at the broker's instant between the two.
+Faults beyond that (`Faults`) are switched on one by one. While a connection is away, what its
+client sends waits and goes out on its return, as in nats-py, also when the client has long given
+up; what was under way is lost, and its subscriptions are gone until it is back.
 """
 
 import random
@@ -24,10 +26,13 @@ RECONNECT_SPREAD_S = 0.5  # clients return after a restart within this time, eac
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """Probabilities are per message or operation, 0 is off. The defaults are a healthy NATS on one machine."""
+    """Probabilities are per message or operation, 0 is off. The defaults are a healthy NATS on one
+    machine.
+    """
 
     latency_s: tuple[float, float] = (0.00005, 0.0003)  # of one hop, uniform
-    spike: float = 0.0  # a hop takes `spike_s` more, and all that follows it on the connection waits behind it
+    # a hop takes `spike_s` more, and all that follows it on the connection waits behind it
+    spike: float = 0.0
     spike_s: float = 0.05
     loss: float = 0.0  # one delivery of a core message does not arrive
     duplicate: float = 0.0  # it arrives twice (harsher than NATS)
@@ -37,7 +42,8 @@ class Faults:
     store_silent: float = 0.0  # it happens, and times out
     store_late: float = 0.0  # it times out, and happens up to `store_late_s` after that
     store_late_s: float = 1.0
-    publish_yields: float = 0.0  # publish lets other tasks run before it sends, as where the socket is behind
+    # publish lets other tasks run before it sends, as where the socket is behind
+    publish_yields: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +68,13 @@ class Listening:
 
 
 class Broker:
-    """On the running virtual loop. `faults` may be exchanged during a run: a calm end lets the books settle."""
+    """On the running virtual loop. `faults` may be exchanged during a run: a calm end lets the
+    books settle.
+    """
 
-    def __init__(self, rng: random.Random, faults: Faults | None = None, *, trace_lines: int = 0) -> None:
+    def __init__(
+        self, rng: random.Random, faults: Faults | None = None, *, trace_lines: int = 0
+    ) -> None:
         self.loop = virtual_loop()
         self.rng = rng
         self.faults = faults or Faults()
@@ -72,7 +82,9 @@ class Broker:
         self.requests = BucketState(subjects.REQUESTS_BUCKET)
         self.leases = BucketState(subjects.LEASES_BUCKET, LEASE_TTL_S)
         self.acks = LogState(subjects.ACKS_STREAM)
-        self.trace: deque[tuple[float, str, str]] | None = deque(maxlen=trace_lines) if trace_lines else None
+        self.trace: deque[tuple[float, str, str]] | None = (
+            deque(maxlen=trace_lines) if trace_lines else None
+        )
         self.routes: Routes[Listening] = Routes(rng)
         self.messages = 0  # core messages that reached the broker
         self._up_at_s = 0.0
@@ -83,7 +95,9 @@ class Broker:
         return self.loop.time() < self._up_at_s
 
     def restart_broker(self, down_s: float) -> None:
-        """Kill the broker and bring it back after `down_s`. What is durable stays, and grows older meanwhile."""
+        """Kill the broker and bring it back after `down_s`. What is durable stays, and grows older
+        meanwhile.
+        """
         self.note("broker", f"down for {down_s:g} s")
         self._up_at_s = self.loop.time() + down_s
         for link in self._links:
@@ -95,7 +109,9 @@ class Broker:
             if link.name == name:
                 link.cut(max(self.loop.time() + down_s, self.returns_at_s()))
 
-    def inject(self, subject: str, payload: bytes, headers: Mapping[str, str] | None = None) -> None:
+    def inject(
+        self, subject: str, payload: bytes, headers: Mapping[str, str] | None = None
+    ) -> None:
         """Bytes from nowhere, at the broker now."""
         self.route(Envelope(subject, payload, headers))
 
@@ -136,14 +152,18 @@ class Broker:
         return self.returns_at_s() if self.down else 0.0
 
     def returns_at_s(self) -> float:
-        """When a client that is cut off now is back: it needs the broker, and a while of its own."""
+        """When a client that is cut off now is back: it needs the broker, and a while of its
+        own.
+        """
         return max(self._up_at_s, self.loop.time()) + RECONNECT_SPREAD_S * self.rng.random()
 
 
 class Link:
     """The two hops of one connection. Within one direction, what is sent later arrives later."""
 
-    def __init__(self, broker: Broker, name: str, process: SimProcess | None, *, back_at_s: float) -> None:
+    def __init__(
+        self, broker: Broker, name: str, process: SimProcess | None, *, back_at_s: float
+    ) -> None:
         self.broker = broker
         self.name = name
         self.counters = Counters()
@@ -174,13 +194,24 @@ class Link:
         """Have `arrive(*args)` run at the broker."""
         at_s = max(self._loop.time(), self._back_at_s) + self.broker.hop_s()
         self._up_busy_s = at_s = max(at_s, self._up_busy_s)
-        self._loop.call_at(at_s, self._arrive_up, self._generation, arrive, args, context=self._outside)
+        self._loop.call_at(
+            at_s, self._arrive_up, self._generation, arrive, args, context=self._outside
+        )
 
     def later(self, delay_s: float, act: Callable[..., object], *args: Any) -> None:
-        """Have `act(*args)` run at the broker after `delay_s`, whatever becomes of the connection."""
+        """Have `act(*args)` run at the broker after `delay_s`, whatever becomes of the
+        connection.
+        """
         self._loop.call_later(delay_s, act, *args, context=self._outside)
 
-    def down(self, arrive: Callable[..., object], args: tuple[Any, ...], context: Context, *, late_s: float = 0.0) -> None:
+    def down(
+        self,
+        arrive: Callable[..., object],
+        args: tuple[Any, ...],
+        context: Context,
+        *,
+        late_s: float = 0.0,
+    ) -> None:
         """Have `arrive(*args)` run at the client. With `late_s`, what follows may overtake it."""
         now_s = self._loop.time()
         if now_s < self._back_at_s:
@@ -190,7 +221,9 @@ class Link:
             self._down_busy_s = at_s = max(at_s, self._down_busy_s)
         self._loop.call_at(at_s, self._arrive_down, self._generation, arrive, args, context=context)
 
-    def deliver(self, hear: Callable[[Envelope], None], envelope: Envelope, context: Context) -> None:
+    def deliver(
+        self, hear: Callable[[Envelope], None], envelope: Envelope, context: Context
+    ) -> None:
         """A core message to the client, with the faults there may be."""
         broker, faults = self.broker, self.broker.faults
         if broker.chance(faults.loss):
@@ -218,7 +251,9 @@ class Link:
         self._back_at_s = back_at_s
         self.counters.disconnects += 1
         self._silence()
-        self._loop.call_at(back_at_s, self._arrive_up, self._generation, self._return, (), context=self._outside)
+        self._loop.call_at(
+            back_at_s, self._arrive_up, self._generation, self._return, (), context=self._outside
+        )
 
     def _return(self) -> None:
         self.counters.reconnects += 1
@@ -246,10 +281,14 @@ class Link:
         for listening in tuple(self._heard):
             self._remove(listening)
 
-    def _arrive_up(self, generation: int, arrive: Callable[..., object], args: tuple[Any, ...]) -> None:
+    def _arrive_up(
+        self, generation: int, arrive: Callable[..., object], args: tuple[Any, ...]
+    ) -> None:
         if generation == self._generation:
             arrive(*args)
 
-    def _arrive_down(self, generation: int, arrive: Callable[..., object], args: tuple[Any, ...]) -> None:
+    def _arrive_down(
+        self, generation: int, arrive: Callable[..., object], args: tuple[Any, ...]
+    ) -> None:
         if generation == self._generation and not self._closed:
             arrive(*args)

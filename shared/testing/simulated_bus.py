@@ -1,4 +1,5 @@
-"""The Bus of shared/bus/api.py without a network: real service code on it runs in virtual time, the same for the same seed.
+"""The Bus of shared/bus/api.py without a network: real service code on it runs in virtual time, the
+same for the same seed.
 
 One process of a simulated fleet, inside run_virtual:
 
@@ -37,7 +38,9 @@ class SimNet(Broker):
     """The broker, and where connections come from."""
 
     def connect(self, name: str, process: SimProcess | None = None) -> "SimBus":
-        """A connection, up at once unless the broker is down. It ends with its process; without one it belongs to the test."""
+        """A connection, up at once unless the broker is down. It ends with its process; without one
+        it belongs to the test.
+        """
         return SimBus(Link(self, name, process, back_at_s=self.ready_at_s()))
 
 
@@ -76,7 +79,9 @@ class SimSubscription:
         self._active = True
         link = bus.link
         self._listenings = [
-            Listening(subject, queue, link, functools.partial(self._hear, kind, handler), link.context())
+            Listening(
+                subject, queue, link, functools.partial(self._hear, kind, handler), link.context()
+            )
             for subject, queue, kind, handler in wanted
         ]
         for listening in self._listenings:
@@ -88,7 +93,8 @@ class SimSubscription:
             self._bus.link.unlisten(listening)
         self._listenings.clear()
         with contextlib.suppress(BusTimeout):  # cut off: nothing comes
-            await self._bus.flush(STOP_S)  # on one connection all that was on its way arrives before this does
+            # on one connection all that was on its way arrives before this does
+            await self._bus.flush(STOP_S)
         self._active = False
 
     def _hear(self, kind: Any, handler: Handler, envelope: Envelope) -> None:
@@ -121,15 +127,33 @@ class SimBus:
     def acks(self) -> Log:
         return self._acks
 
-    async def publish(self, subject: str, msg: Struct, *, headers: Mapping[str, str] | None = None, json: bool = False) -> None:
+    async def publish(
+        self,
+        subject: str,
+        msg: Struct,
+        *,
+        headers: Mapping[str, str] | None = None,
+        json: bool = False,
+    ) -> None:
         await self.link.sendable()
         if self._broker.chance(self._broker.faults.publish_yields):
             await asyncio.sleep(0)
         payload = self._checked(subject, codec.encode(msg, json=json))
         self._tell("->", subject, msg)
-        self.link.up(self._broker.route, Envelope(subject, payload, codec.with_content_type(headers, json=json)))
+        self.link.up(
+            self._broker.route,
+            Envelope(subject, payload, codec.with_content_type(headers, json=json)),
+        )
 
-    async def request(self, subject: str, msg: Struct, kind: type[T], *, timeout_s: float, headers: Mapping[str, str] | None = None) -> T:
+    async def request(
+        self,
+        subject: str,
+        msg: Struct,
+        kind: type[T],
+        *,
+        timeout_s: float,
+        headers: Mapping[str, str] | None = None,
+    ) -> T:
         await self.link.sendable()
         payload = self._checked(subject, codec.encode(msg, json=False))
         self._tell("?>", subject, msg)
@@ -139,23 +163,35 @@ class SimBus:
         def on_answer(back: Envelope) -> None:
             self.link.deliver(settle, back, self._context)
 
-        self.link.up(self._ask, Envelope(subject, payload, dict(headers) if headers else None, on_answer), settle)
+        self.link.up(
+            self._ask,
+            Envelope(subject, payload, dict(headers) if headers else None, on_answer),
+            settle,
+        )
         back = await self._within(timeout_s, answer, subject)
         typed: T = codec.answer(kind, back.payload, back.headers)
         self._tell("=>", subject, typed)
         return typed
 
-    async def subscribe(self, subject: str, kind: Any, handler: Handler, *, queue: str = "") -> Subscription:
+    async def subscribe(
+        self, subject: str, kind: Any, handler: Handler, *, queue: str = ""
+    ) -> Subscription:
         """In force when this returns. Raises BusTimeout."""
         await self.link.sendable()
         subscription = SimSubscription(self, [(subject, queue, kind, handler)])
         await self.flush(STORE_S)
         return subscription
 
-    async def serve(self, name: str, endpoints: Sequence[Endpoint], metadata: Mapping[str, str]) -> Subscription:
-        """In force when this returns. Raises BusTimeout. The services API's own subjects are not served here."""
+    async def serve(
+        self, name: str, endpoints: Sequence[Endpoint], metadata: Mapping[str, str]
+    ) -> Subscription:
+        """In force when this returns. Raises BusTimeout. The services API's own subjects are not
+        served here.
+        """
         await self.link.sendable()
-        subscription = SimSubscription(self, [(e.subject, e.queue, e.kind, e.handler) for e in endpoints])
+        subscription = SimSubscription(
+            self, [(e.subject, e.queue, e.kind, e.handler) for e in endpoints]
+        )
         await self.flush(STORE_S)
         return subscription
 
@@ -182,11 +218,17 @@ class SimBus:
     def answer(self, envelope: Envelope, msg: Struct, *, json: bool) -> None:
         if envelope.answers is None:
             return
-        headers = codec.with_content_type(codec.refusal_headers(msg) if isinstance(msg, Refused) else None, json=json)
-        self.link.up(envelope.answers, Envelope(envelope.subject, codec.encode(msg, json=json), headers))
+        headers = codec.with_content_type(
+            codec.refusal_headers(msg) if isinstance(msg, Refused) else None, json=json
+        )
+        self.link.up(
+            envelope.answers, Envelope(envelope.subject, codec.encode(msg, json=json), headers)
+        )
 
     async def operate(self, what: str, act: Callable[[], T], payload_bytes: int = 0) -> T:
-        """Have the broker do it: at one instant, if at all. Raises what `act` raises, and BusTimeout."""
+        """Have the broker do it: at one instant, if at all. Raises what `act` raises, and
+        BusTimeout.
+        """
         await self.link.sendable()
         if payload_bytes > MAX_PAYLOAD_BYTES:
             raise BusError(f"{what}: {payload_bytes} bytes are over {MAX_PAYLOAD_BYTES}")
@@ -195,9 +237,13 @@ class SimBus:
         if broker.chance(faults.store_lost):
             broker.note(self.link.name, f"{what}: lost")
         elif broker.chance(faults.store_late):
-            self.link.later(STORE_S + faults.store_late_s * broker.rng.random(), self._perform, what, act, None)
+            self.link.later(
+                STORE_S + faults.store_late_s * broker.rng.random(), self._perform, what, act, None
+            )
         else:
-            self.link.up(self._perform, what, act, None if broker.chance(faults.store_silent) else result)
+            self.link.up(
+                self._perform, what, act, None if broker.chance(faults.store_silent) else result
+            )
         return await self._within(STORE_S, result, what)
 
     def _perform(self, what: str, act: Callable[[], T], result: "asyncio.Future[T] | None") -> None:
@@ -210,13 +256,17 @@ class SimBus:
         except SlacklineError as error:
             done = error
         if self._broker.trace is not None:
-            self._broker.note(self.link.name, f"{what}: {done!r:.120}{'' if result else ' (unheard)'}")
+            self._broker.note(
+                self.link.name, f"{what}: {done!r:.120}{'' if result else ' (unheard)'}"
+            )
         if result is not None:
             self.link.down(_settle, (result, done), self._context)
 
     def _ask(self, envelope: Envelope, settle: Callable[[object], None]) -> None:
         if not self._broker.route(envelope):
-            self.link.down(settle, (NoResponders(f"nobody serves {envelope.subject}"),), self._context)
+            self.link.down(
+                settle, (NoResponders(f"nobody serves {envelope.subject}"),), self._context
+            )
 
     async def _within(self, timeout_s: float, future: "asyncio.Future[T]", what: str) -> T:
         timer = self._loop.call_later(timeout_s, _give_up, future, what, timeout_s)
@@ -249,11 +299,21 @@ class SimKeyValue:
         return await self._operate("get", key, lambda: self._state.get(key, now_s=self._now_s()))
 
     async def create(self, key: str, value: bytes, *, ttl_s: float | None = None) -> int:
-        return await self._operate("create", key, lambda: self._state.create(key, value, ttl_s, now_s=self._now_s()), len(value))
-
-    async def update(self, key: str, value: bytes, revision: int, *, ttl_s: float | None = None) -> int:
         return await self._operate(
-            f"update from {revision}", key, lambda: self._state.update(key, value, revision, ttl_s, now_s=self._now_s()), len(value)
+            "create",
+            key,
+            lambda: self._state.create(key, value, ttl_s, now_s=self._now_s()),
+            len(value),
+        )
+
+    async def update(
+        self, key: str, value: bytes, revision: int, *, ttl_s: float | None = None
+    ) -> int:
+        return await self._operate(
+            f"update from {revision}",
+            key,
+            lambda: self._state.update(key, value, revision, ttl_s, now_s=self._now_s()),
+            len(value),
         )
 
     async def delete(self, key: str) -> None:
@@ -262,9 +322,14 @@ class SimKeyValue:
     async def scan(self, prefix: str) -> Sequence[tuple[str, Entry]]:
         if prefix and not prefix.endswith("."):
             raise PeerError(f"{prefix!r} is not a prefix of whole tokens", code="invalid_id")
-        return await self._bus.operate(f"scan {self._state.name} {prefix}", lambda: self._state.scan(prefix, now_s=self._now_s()))
+        return await self._bus.operate(
+            f"scan {self._state.name} {prefix}",
+            lambda: self._state.scan(prefix, now_s=self._now_s()),
+        )
 
-    async def _operate(self, verb: str, key: str, act: Callable[[], T], payload_bytes: int = 0) -> T:
+    async def _operate(
+        self, verb: str, key: str, act: Callable[[], T], payload_bytes: int = 0
+    ) -> T:
         if not _KEY.fullmatch(key):
             raise PeerError(f"{key!r} is not a key", code="invalid_id")
         return await self._bus.operate(f"{verb} {self._state.name} {key}", act, payload_bytes)
@@ -285,10 +350,14 @@ class SimLog:
         return await self._bus.operate(f"last {subject}", lambda: self._state.last(subject))
 
     async def read(self, subject: str, after: int = 0) -> Sequence[tuple[int, bytes]]:
-        return await self._bus.operate(f"read {subject} after {after}", lambda: self._state.read(subject, after))
+        return await self._bus.operate(
+            f"read {subject} after {after}", lambda: self._state.read(subject, after)
+        )
 
     async def trim(self, subject: str, below: int) -> None:
-        await self._bus.operate(f"trim {subject} below {below}", lambda: self._state.trim(subject, below))
+        await self._bus.operate(
+            f"trim {subject} below {below}", lambda: self._state.trim(subject, below)
+        )
 
 
 def _settle(future: "asyncio.Future[Any]", result: object) -> None:

@@ -1,8 +1,9 @@
 """Processes of the simulated world: killed, paused and returned, within one OS process.
 
-Whatever is scheduled from inside a process's context belongs to it: tasks, timers, callbacks. A pause is a SIGSTOP: nothing of
-it runs, its timers fire late, its mail waits. A kill is a pause that never ends, with its connections cut first: its tasks stay
-frozen until the run is over, so that no cleanup of theirs can reach anyone.
+Whatever is scheduled from inside a process's context belongs to it: tasks, timers, callbacks. A
+pause is a SIGSTOP: nothing of it runs, its timers fire late, its mail waits. A kill is a pause that
+never ends, with its connections cut first: its tasks stay frozen until the run is over, so that no
+cleanup of theirs can reach anyone.
 """
 
 import asyncio
@@ -43,16 +44,24 @@ def virtual_loop() -> VirtualTimeLoop:
 class SimProcess(Owner):
     """One process of the fleet. To return after a kill, make a new one under the same name.
 
-    `on_exit` hears of every end: main's return, its exception (`failure`), a kill. Without it an exception ends the run.
+    `on_exit` hears of every end: main's return, its exception (`failure`), a kill. Without it an
+    exception ends the run.
     """
 
-    def __init__(self, name: str, *, skew_s: float = 0.0, on_exit: Callable[["SimProcess"], None] | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        *,
+        skew_s: float = 0.0,
+        on_exit: Callable[["SimProcess"], None] | None = None,
+    ) -> None:
         super().__init__()
         self.name = name
         self.alive = True
         self.failure: BaseException | None = None
         self.exited = asyncio.Event()
-        self.on_change: list[Callable[[str], None]] = []  # told "paused", "resumed", "killed", "exited"
+        # told "paused", "resumed", "killed", "exited"
+        self.on_change: list[Callable[[str], None]] = []
         self._loop = virtual_loop()
         self._on_exit = on_exit
         self._outside = copy_context()  # of whoever made the process: its end is their business
@@ -74,7 +83,9 @@ class SimProcess(Owner):
         task.add_done_callback(self._main_ended, context=self._outside)
 
     def spawn(self, coro: Coroutine[Any, Any, T], *, name: str | None = None) -> "asyncio.Task[T]":
-        """A task inside the process, beside its main. It never ends if the process is killed first."""
+        """A task inside the process, beside its main. It never ends if the process is killed
+        first.
+        """
         return self._loop.create_task(coro, name=name, context=self.context())
 
     def pause(self) -> None:
@@ -88,7 +99,9 @@ class SimProcess(Owner):
             self._tell("resumed")
 
     def kill(self) -> None:
-        """At once and without a word. From within, the present step still runs up to its next await."""
+        """At once and without a word. From within, the present step still runs up to its next
+        await.
+        """
         self._end("killed")
 
     def _main_ended(self, task: "asyncio.Task[Any]") -> None:

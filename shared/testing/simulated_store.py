@@ -1,4 +1,5 @@
-"""What a simulated broker keeps: buckets and the log as JetStream has them, as plain state with the time passed in.
+"""What a simulated broker keeps: buckets and the log as JetStream has them, as plain state with the
+time passed in.
 
 Every call happens at one instant, so that the operations of all connections have one order.
 """
@@ -41,7 +42,9 @@ class BucketState:
             raise WrongSequence(f"{self.name}: {key} is there", kept.revision)
         return self._put(key, value, ttl_s, now_s)
 
-    def update(self, key: str, value: bytes, revision: int, ttl_s: float | None, *, now_s: float) -> int:
+    def update(
+        self, key: str, value: bytes, revision: int, ttl_s: float | None, *, now_s: float
+    ) -> int:
         kept = self._present(key, now_s)
         present = 0 if kept is None else kept.revision
         if present != revision:
@@ -75,7 +78,9 @@ class BucketState:
 
 
 class LogState:
-    """An append-only stream. A subject trimmed to nothing has last sequence 0 again, as in JetStream."""
+    """An append-only stream. A subject trimmed to nothing has last sequence 0 again, as in
+    JetStream.
+    """
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -86,7 +91,9 @@ class LogState:
         entries = self._subjects.setdefault(subject, [])
         present = entries[-1][0] if entries else 0
         if present != expected_last:
-            raise WrongSequence(f"{self.name}: {subject} is at {present}, not {expected_last}", present)
+            raise WrongSequence(
+                f"{self.name}: {subject} is at {present}, not {expected_last}", present
+            )
         self._seq += 1
         entries.append((self._seq, payload))
         return self._seq

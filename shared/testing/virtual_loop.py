@@ -1,10 +1,13 @@
-"""An asyncio event loop on virtual time: real service code runs in it without a network, an hour in milliseconds.
+"""An asyncio event loop on virtual time: real service code runs in it without a network, an hour in
+milliseconds.
 
-`time()` stands still while callbacks run and jumps to the next timer when nothing is ready. Nothing sleeps, no system call is
-made, and timers that share an instant run in the order in which they were set, so that a run depends on its inputs alone
-(and on PYTHONHASHSEED where the code walks sets of strings). A run where every task waits and no timer is set fails.
+`time()` stands still while callbacks run and jumps to the next timer when nothing is ready. Nothing
+sleeps, no system call is made, and timers that share an instant run in the order in which they were
+set, so that a run depends on its inputs alone (and on PYTHONHASHSEED where the code walks sets of
+strings). A run where every task waits and no timer is set fails.
 
-Every callback belongs to the `Owner` in whose context it was scheduled; those of a held owner wait until it is let go.
+Every callback belongs to the `Owner` in whose context it was scheduled; those of a held owner wait
+until it is let go.
 """
 
 import asyncio
@@ -26,7 +29,9 @@ CANCEL_ROUNDS = 50  # cancellations a task may swallow before that is an error
 
 
 class Owner:
-    """Whoever callbacks belong to: a simulated process. While `held`, they gather in `stash`, in order."""
+    """Whoever callbacks belong to: a simulated process. While `held`, they gather in `stash`, in
+    order.
+    """
 
     def __init__(self) -> None:
         self.held = False
@@ -37,9 +42,19 @@ OWNER: ContextVar[Owner | None] = ContextVar("owner", default=None)
 
 
 class VirtualTask(asyncio.Task[Any]):
-    """A task that hashes by its serial number: sets of tasks (in TaskGroup) are walked in the same order in every run."""
+    """A task that hashes by its serial number: sets of tasks (in TaskGroup) are walked in the same
+    order in every run.
+    """
 
-    def __init__(self, coro: Any, serial: int, *, loop: asyncio.AbstractEventLoop, name: str, context: Context | None) -> None:
+    def __init__(
+        self,
+        coro: Any,
+        serial: int,
+        *,
+        loop: asyncio.AbstractEventLoop,
+        name: str,
+        context: Context | None,
+    ) -> None:
         self._serial = serial
         super().__init__(coro, loop=loop, name=name, context=context)
 
@@ -48,7 +63,9 @@ class VirtualTask(asyncio.Task[Any]):
 
 
 class VirtualTimeLoop(asyncio.AbstractEventLoop):
-    """Made for one run; see `run_virtual`. An exception nobody handles ends the run with that exception."""
+    """Made for one run; see `run_virtual`. An exception nobody handles ends the run with that
+    exception.
+    """
 
     def __init__(self, start_s: float = 0.0) -> None:
         self._now_s = start_s
@@ -56,7 +73,8 @@ class VirtualTimeLoop(asyncio.AbstractEventLoop):
         self._timers: list[tuple[float, int, Owner | None, asyncio.TimerHandle]] = []
         self._compact_at = 256  # timers at which cancelled ones are thrown out
         self._serials = itertools.count(1)
-        self._tasks: list[VirtualTask] = []  # in order of creation; keeps them from the garbage collector's timing
+        # in order of creation; keeps them from the garbage collector's timing
+        self._tasks: list[VirtualTask] = []
         self._prune_at = 256
         self._owners: dict[Owner, None] = {}
         self._failure: BaseException | None = None
@@ -67,20 +85,33 @@ class VirtualTimeLoop(asyncio.AbstractEventLoop):
     def time(self) -> float:
         return self._now_s
 
-    def call_soon(self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None) -> asyncio.Handle:
+    def call_soon(
+        self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.Handle:
         handle = asyncio.Handle(callback, args, self, context)
         self._ready.append((OWNER.get() if context is None else context.get(OWNER), handle))
         return handle
 
     def call_later(
-        self, delay: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
+        self,
+        delay: float,
+        callback: Callable[[*Ts], object],
+        *args: *Ts,
+        context: Context | None = None,
     ) -> asyncio.TimerHandle:
         when_s = self._now_s + delay
         if delay > 0 and when_s == self._now_s:
-            when_s = math.nextafter(when_s, math.inf)  # waiting takes time, or rounding could spin for ever
+            # waiting takes time, or rounding could spin for ever
+            when_s = math.nextafter(when_s, math.inf)
         return self.call_at(when_s, callback, *args, context=context)
 
-    def call_at(self, when: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None) -> asyncio.TimerHandle:
+    def call_at(
+        self,
+        when: float,
+        callback: Callable[[*Ts], object],
+        *args: *Ts,
+        context: Context | None = None,
+    ) -> asyncio.TimerHandle:
         handle = asyncio.TimerHandle(when, callback, args, self, context)
         owner = OWNER.get() if context is None else context.get(OWNER)
         timers = self._timers
@@ -91,10 +122,14 @@ class VirtualTimeLoop(asyncio.AbstractEventLoop):
             self._compact_at = 2 * len(timers) + 256
         return handle
 
-    def call_soon_threadsafe(self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None) -> asyncio.Handle:
+    def call_soon_threadsafe(
+        self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.Handle:
         return self.call_soon(callback, *args, context=context)
 
-    def run_in_executor(self, executor: Any, func: Callable[..., T], *args: Any) -> "asyncio.Future[T]":  # type: ignore[override]
+    def run_in_executor(  # type: ignore[override]
+        self, executor: Any, func: Callable[..., T], *args: Any
+    ) -> "asyncio.Future[T]":
         """Runs `func` here and now: threads would bring back the order of chance."""
         future: asyncio.Future[T] = self.create_future()
         try:
@@ -114,7 +149,13 @@ class VirtualTimeLoop(asyncio.AbstractEventLoop):
         context: Context | None = None,
     ) -> "asyncio.Task[T]":
         serial = next(self._serials)
-        task = VirtualTask(coro, serial, loop=self, name=f"task-{serial}" if name is None else str(name), context=context)
+        task = VirtualTask(
+            coro,
+            serial,
+            loop=self,
+            name=f"task-{serial}" if name is None else str(name),
+            context=context,
+        )
         self._tasks.append(task)
         if len(self._tasks) > self._prune_at:
             self._prune()
@@ -133,7 +174,9 @@ class VirtualTimeLoop(asyncio.AbstractEventLoop):
         self._owners[owner] = None
 
     def let_go(self, owner: Owner) -> None:
-        """What gathered meanwhile runs, in order, before anything that the owner schedules from now on."""
+        """What gathered meanwhile runs, in order, before anything that the owner schedules from now
+        on.
+        """
         owner.held = False
         self._owners.pop(owner, None)
         self._ready.extendleft(reversed(owner.stash))
@@ -148,7 +191,9 @@ class VirtualTimeLoop(asyncio.AbstractEventLoop):
         return task.result()
 
     def run_forever(self) -> None:
-        """Until `stop()`. Raises what a callback or a forgotten task raised; RuntimeError on a deadlock or a spinning task."""
+        """Until `stop()`. Raises what a callback or a forgotten task raised; RuntimeError on a
+        deadlock or a spinning task.
+        """
         hooks = sys.get_asyncgen_hooks()
         self._running, self._stopping = True, False
         asyncio._set_running_loop(self)
@@ -197,7 +242,9 @@ class VirtualTimeLoop(asyncio.AbstractEventLoop):
             waiting = [task.get_name() for task in self._tasks if not task.done()]
             more = f" and {len(waiting) - SHOWN_TASKS} more" if len(waiting) > SHOWN_TASKS else ""
             names = ", ".join(waiting[:SHOWN_TASKS])
-            raise RuntimeError(f"every task waits and no timer is set, at {self._now_s:.6f} s: {names}{more}")
+            raise RuntimeError(
+                f"every task waits and no timer is set, at {self._now_s:.6f} s: {names}{more}"
+            )
         self._now_s = max(self._now_s, timers[0][0])
         return True
 
@@ -217,13 +264,17 @@ class VirtualTimeLoop(asyncio.AbstractEventLoop):
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         if not self._closing:
-            self.fail(context.get("exception") or RuntimeError(f"{context['message']}: {context.get('task', '')!r}"))
+            self.fail(
+                context.get("exception")
+                or RuntimeError(f"{context['message']}: {context.get('task', '')!r}")
+            )
 
     def default_exception_handler(self, context: dict[str, Any]) -> None:
         self.call_exception_handler(context)
 
     def close(self) -> None:
-        """Cancel what is left, held owners included, and let it end without time passing; nobody watches any more.
+        """Cancel what is left, held owners included, and let it end without time passing; nobody
+        watches any more.
 
         Raises RuntimeError if a task will not be cancelled.
         """
@@ -249,7 +300,9 @@ class VirtualTimeLoop(asyncio.AbstractEventLoop):
         stuck = [task.get_name() for task in self._tasks if not task.done()]
         self._tasks.clear()
         if stuck:
-            raise RuntimeError(f"cancelled {CANCEL_ROUNDS} times and still running: {', '.join(stuck[:SHOWN_TASKS])}")
+            raise RuntimeError(
+                f"cancelled {CANCEL_ROUNDS} times and still running: {', '.join(stuck[:SHOWN_TASKS])}"
+            )
 
     def _finish_generator(self, generator: AsyncGenerator[Any, Any]) -> None:
         if not self._closed:
@@ -283,7 +336,8 @@ class VirtualTimeLoop(asyncio.AbstractEventLoop):
 
 
 def run_virtual(main: Coroutine[Any, Any, T], *, start_s: float = 0.0) -> T:
-    """The result of `main`, run on a fresh loop whose clock begins at `start_s` seconds; everything else is cancelled at its end.
+    """The result of `main`, run on a fresh loop whose clock begins at `start_s` seconds; everything
+    else is cancelled at its end.
 
     Raises what `main` raises, what nobody handled, and RuntimeError where no progress is possible.
     """

@@ -1,4 +1,6 @@
-"""Chat messages to one prompt: checked first, then rendered by the model's own template, or plainly."""
+"""Chat messages to one prompt: checked first, then rendered by the model's own template, or
+plainly.
+"""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +20,8 @@ Render = Callable[[Sequence[Mapping[str, Any]]], str]
 def checked(messages: object) -> list[dict[str, Any]]:
     """The messages, with content given as text parts joined into one string.
 
-    Raises: PeerError naming the offending field, for anything that is not a list of {role, content}.
+    Raises: PeerError naming the offending field, for anything that is not a list of {role,
+        content}.
     """
     if not isinstance(messages, list) or not messages:
         raise PeerError("messages must be a non-empty list", param="messages")
@@ -30,7 +33,9 @@ def _checked_one(message: object, param: str) -> dict[str, Any]:
         raise PeerError(f"{param} must be an object", param=param)
     role = message.get("role")
     if not isinstance(role, str) or role not in ROLES:
-        raise PeerError(f"{param}.role must be one of {', '.join(sorted(ROLES))}", param=f"{param}.role")
+        raise PeerError(
+            f"{param}.role must be one of {', '.join(sorted(ROLES))}", param=f"{param}.role"
+        )
     content = message.get("content")
     if content is None and role == "assistant" and message.get("tool_calls"):
         return {**message, "content": ""}
@@ -44,14 +49,22 @@ def _text(content: object, param: str) -> str:
         raise PeerError(f"{param} must be a string or a list of text parts", param=param)
     texts = []
     for part in content:
-        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-            raise PeerError(f"{param} may hold text parts only: this model reads nothing else", param=param)
+        if (
+            not isinstance(part, dict)
+            or part.get("type") != "text"
+            or not isinstance(part.get("text"), str)
+        ):
+            raise PeerError(
+                f"{param} may hold text parts only: this model reads nothing else", param=param
+            )
         texts.append(part["text"])
     return "".join(texts)
 
 
 def marked(messages: Sequence[Mapping[str, Any]]) -> str:
-    """Plain rendering for vocabularies that have the markers: one marked turn per message, the assistant's left open."""
+    """Plain rendering for vocabularies that have the markers: one marked turn per message, the
+    assistant's left open.
+    """
     turns = [f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>\n" for m in messages]
     return "".join(turns) + "<|im_start|>assistant\n"
 
@@ -62,9 +75,11 @@ def labelled(messages: Sequence[Mapping[str, Any]]) -> str:
 
 
 def from_template(source: str, variables: Mapping[str, str]) -> Render:
-    """A renderer from a model's Jinja template, sandboxed, with the names that published templates expect.
+    """A renderer from a model's Jinja template, sandboxed, with the names that published templates
+    expect.
 
-    Raises: ConfigError if the template does not compile. The renderer raises PeerError where the template refuses.
+    Raises: ConfigError if the template does not compile. The renderer raises PeerError where the
+        template refuses.
     """
 
     def refuse(message: str) -> NoReturn:
@@ -76,7 +91,9 @@ def from_template(source: str, variables: Mapping[str, str]) -> Render:
     def now(form: str) -> str:
         return datetime.now(UTC).strftime(form)
 
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
     environment.filters["tojson"] = tojson
     environment.globals.update(raise_exception=refuse, strftime_now=now)
     try:
@@ -88,6 +105,8 @@ def from_template(source: str, variables: Mapping[str, str]) -> Render:
         try:
             return template.render(messages=messages, add_generation_prompt=True, **variables)
         except (TemplateError, TypeError, ValueError, KeyError) as error:
-            raise PeerError(f"the model's chat template refused these messages: {error}", param="messages") from error
+            raise PeerError(
+                f"the model's chat template refused these messages: {error}", param="messages"
+            ) from error
 
     return render

@@ -1,7 +1,9 @@
-"""Tokens to text, one token at a time: what is returned is final, what may still change is held back.
+"""Tokens to text, one token at a time: what is returned is final, what may still change is held
+back.
 
-A byte-level vocabulary needs a table and an incremental UTF-8 decoder (0.2 us a token). For any other, a short window of
-tokens is decoded with and without the new one: the difference is new text unless it ends inside a character (5-10 us).
+A byte-level vocabulary needs a table and an incremental UTF-8 decoder (0.2 us a token). For any
+other, a short window of tokens is decoded with and without the new one: the difference is new text
+unless it ends inside a character (5-10 us).
 """
 
 import codecs
@@ -17,7 +19,9 @@ class Detokenizer(Protocol):
     """One output being read. Special tokens, and ids that the vocabulary lacks, have no text."""
 
     def feed(self, token: int) -> str:
-        """The text that became final with this token; an unfinished character waits. Bad bytes become U+FFFD."""
+        """The text that became final with this token; an unfinished character waits. Bad bytes
+        become U+FFFD.
+        """
 
     def flush(self) -> str:
         """What was still held back, as U+FFFD. The output ends here."""
@@ -41,9 +45,11 @@ class ByteDetokenizer:
 
 
 class WindowDetokenizer:
-    """For vocabularies in which a token's text depends on its neighbours; `decode` turns ids into text, `silent` ones have none.
+    """For vocabularies in which a token's text depends on its neighbours; `decode` turns ids into
+    text, `silent` ones have none.
 
-    The window begins one emission back, so that a decoder which strips the first space strips it from both sides alike.
+    The window begins one emission back, so that a decoder which strips the first space strips it
+    from both sides alike.
     """
 
     def __init__(self, decode: Callable[[list[int]], str], silent: frozenset[int]) -> None:

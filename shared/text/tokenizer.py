@@ -1,4 +1,6 @@
-"""Text to tokens and back: the tokenizer of a Hugging Face folder, or the built-in byte-level one that needs no file."""
+"""Text to tokens and back: the tokenizer of a Hugging Face folder, or the built-in byte-level one
+that needs no file.
+"""
 
 import json
 from collections.abc import Callable, Mapping
@@ -13,29 +15,55 @@ from shared.errors import ConfigError, PeerError
 from shared.text import chat_prompt as chat
 from shared.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
 
-BUILTIN_SPECIALS = {"<|bos|>": 256, "<|eos|>": 257, "<|pad|>": 258, "<|im_start|>": 259, "<|im_end|>": 260}
+BUILTIN_SPECIALS = {
+    "<|bos|>": 256,
+    "<|eos|>": 257,
+    "<|pad|>": 258,
+    "<|im_start|>": 259,
+    "<|im_end|>": 260,
+}
 SPECIAL_MARK = "<|"  # all of those begin with it
-ENDS_OF_THINKING = ("</think>", "[/THINK]")  # what models that think say when they have: most; Magistral
+# what models that think say when they have: most; Magistral
+ENDS_OF_THINKING = ("</think>", "[/THINK]")
 BUILTIN_ENDS = frozenset({BUILTIN_SPECIALS["<|eos|>"], BUILTIN_SPECIALS["<|im_end|>"]})
 
 
 class Tokenizer:
     """Immutable, and safe to call from several threads (encoding releases the interpreter)."""
 
-    def __init__(self, inner: tokenizers.Tokenizer, *, eos_token_ids: frozenset[int], render: chat.Render, plain: bool = False) -> None:
+    def __init__(
+        self,
+        inner: tokenizers.Tokenizer,
+        *,
+        eos_token_ids: frozenset[int],
+        render: chat.Render,
+        plain: bool = False,
+    ) -> None:
         self.inner = inner
         self.eos_token_ids = eos_token_ids
-        self.vocabulary = 1 + max(inner.get_vocab(with_added_tokens=True).values())  # ids are below this
+        # ids are below this
+        self.vocabulary = 1 + max(inner.get_vocab(with_added_tokens=True).values())
         self._render = render
         self._plain = plain  # a token is a byte: the library would take 150 us to find that out
         self._table = _byte_table(inner, self.vocabulary)
-        added = {token.content: token_id for token_id, token in inner.get_added_tokens_decoder().items()}
-        self.end_of_thinking = next((added[name] for name in ENDS_OF_THINKING if name in added), None)  # None: the model has no such token
-        self._silent = frozenset(token_id for token_id, added in inner.get_added_tokens_decoder().items() if added.special)
+        added = {
+            token.content: token_id for token_id, token in inner.get_added_tokens_decoder().items()
+        }
+        # None: the model has no such token
+        self.end_of_thinking = next(
+            (added[name] for name in ENDS_OF_THINKING if name in added), None
+        )
+        self._silent = frozenset(
+            token_id
+            for token_id, added in inner.get_added_tokens_decoder().items()
+            if added.special
+        )
 
     @staticmethod
     def builtin() -> "Tokenizer":
-        """Ids 0-255 are the bytes; BUILTIN_SPECIALS follow, numbered in order. The same object each time."""
+        """Ids 0-255 are the bytes; BUILTIN_SPECIALS follow, numbered in order. The same object each
+        time.
+        """
         return _builtin()
 
     @staticmethod
@@ -44,27 +72,35 @@ class Tokenizer:
         return _load(str(Path(folder).resolve()))
 
     def encode(self, text: str, *, rendered: bool = False) -> list[int]:
-        """Token ids. A prompt gets what the model's tokenizer puts around it (such as bos); a rendered chat has it already.
+        """Token ids. A prompt gets what the model's tokenizer puts around it (such as bos); a
+        rendered chat has it already.
 
-        The names of special tokens within the text are those tokens: callers may render chats themselves.
+        The names of special tokens within the text are those tokens: callers may render chats
+        themselves.
 
         Raises: PeerError for text that is not Unicode (lone surrogates).
         """
         try:
             raw = text.encode()
         except UnicodeEncodeError as error:
-            raise PeerError("the text holds lone surrogates, which are no characters", param="prompt") from error
+            raise PeerError(
+                "the text holds lone surrogates, which are no characters", param="prompt"
+            ) from error
         if self._plain and SPECIAL_MARK not in text:
             return list(raw)
         ids: list[int] = self.inner.encode(text, add_special_tokens=not rendered).ids
         return ids
 
     def render(self, messages: object) -> str:
-        """One prompt from chat messages, ending where the assistant is to speak. Raises PeerError."""
+        """One prompt from chat messages, ending where the assistant is to speak. Raises
+        PeerError.
+        """
         return self._render(chat.checked(messages))
 
     def piece(self, token: int) -> bytes:
-        """The bytes of one token by itself; of a special token, its name; of an id that the vocabulary lacks, none."""
+        """The bytes of one token by itself; of a special token, its name; of an id that the
+        vocabulary lacks, none.
+        """
         if self._table is not None and token < len(self._table) and self._table[token]:
             return self._table[token]
         text: str = self.inner.decode([token], skip_special_tokens=False)
@@ -79,12 +115,15 @@ class Tokenizer:
 
 @cache
 def _builtin() -> Tokenizer:
-    # A merge-free BPE whose alphabet is the 256 bytes: every text has exactly one encoding, its UTF-8.
+    # A merge-free BPE whose alphabet is the 256 bytes: every text has exactly one encoding, its
+    # UTF-8.
     vocabulary = {symbol: byte for byte, symbol in _byte_symbols().items()}
     inner = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     inner.decoder = decoders.ByteLevel()
-    inner.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in BUILTIN_SPECIALS])
+    inner.add_special_tokens(
+        [AddedToken(name, special=True, normalized=False) for name in BUILTIN_SPECIALS]
+    )
     return Tokenizer(inner, eos_token_ids=BUILTIN_ENDS, render=chat.marked, plain=True)
 
 
@@ -98,7 +137,11 @@ def _load(folder: str) -> Tokenizer:
     inner.no_truncation()
     inner.no_padding()
     config = _read(path / "tokenizer_config.json")
-    names = {name: _content(config[name]) for name in ("bos_token", "eos_token", "pad_token", "unk_token") if config.get(name)}
+    names = {
+        name: _content(config[name])
+        for name in ("bos_token", "eos_token", "pad_token", "unk_token")
+        if config.get(name)
+    }
     ends = {
         token_id
         for source in (_read(path / "generation_config.json"), _read(path / "config.json"))
@@ -106,11 +149,17 @@ def _load(folder: str) -> Tokenizer:
     }
     if "eos_token" in names and (eos := inner.token_to_id(names["eos_token"])) is not None:
         ends.add(eos)
-    return Tokenizer(inner, eos_token_ids=frozenset(ends), render=_renderer(path, config, inner, names))
+    return Tokenizer(
+        inner, eos_token_ids=frozenset(ends), render=_renderer(path, config, inner, names)
+    )
 
 
-def _renderer(path: Path, config: Mapping[str, Any], inner: tokenizers.Tokenizer, names: Mapping[str, str]) -> chat.Render:
-    """The folder's chat template, from either place where one is kept; a plain rendering where there is none."""
+def _renderer(
+    path: Path, config: Mapping[str, Any], inner: tokenizers.Tokenizer, names: Mapping[str, str]
+) -> chat.Render:
+    """The folder's chat template, from either place where one is kept; a plain rendering where
+    there is none.
+    """
     file = path / "chat_template.jinja"
     template = file.read_text() if file.exists() else config.get("chat_template")
     if isinstance(template, list):  # several, by name
@@ -148,21 +197,31 @@ def _decoder(inner: tokenizers.Tokenizer) -> Callable[[list[int]], str]:
 
 
 def _byte_symbols() -> dict[int, str]:
-    """Byte -> the printable character that stands for it in byte-level vocabularies (the alphabet of GPT-2)."""
+    """Byte -> the printable character that stands for it in byte-level vocabularies (the alphabet
+    of GPT-2).
+    """
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in printable]
-    return {byte: chr(byte) for byte in printable} | {byte: chr(0x100 + n) for n, byte in enumerate(others)}
+    return {byte: chr(byte) for byte in printable} | {
+        byte: chr(0x100 + n) for n, byte in enumerate(others)
+    }
 
 
 def _byte_table(inner: tokenizers.Tokenizer, vocabulary: int) -> list[bytes] | None:
-    """Each token's bytes, special ones empty; None unless the vocabulary is byte-level and nothing else is done on decoding."""
+    """Each token's bytes, special ones empty; None unless the vocabulary is byte-level and nothing
+    else is done on decoding.
+    """
     if not isinstance(inner.decoder, decoders.ByteLevel):
         return None
     byte_of = {symbol: byte for byte, symbol in _byte_symbols().items()}
     table = [b""] * vocabulary
     for token, token_id in inner.get_vocab(with_added_tokens=False).items():
         known = [byte_of.get(symbol) for symbol in token]
-        table[token_id] = bytes(byte for byte in known if byte is not None) if None not in known else token.encode()
+        table[token_id] = (
+            bytes(byte for byte in known if byte is not None)
+            if None not in known
+            else token.encode()
+        )
     for token_id, added in inner.get_added_tokens_decoder().items():
         table[token_id] = b"" if added.special else added.content.encode()
     return table

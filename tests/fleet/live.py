@@ -1,4 +1,6 @@
-"""What tests ask of a real fleet: many requests at once, everything that was sent about them, and what the log says."""
+"""What tests ask of a real fleet: many requests at once, everything that was sent about them, and
+what the log says.
+"""
 
 import asyncio
 from collections import defaultdict
@@ -15,7 +17,17 @@ from shared.bus.nats import NatsBus, connect
 from shared.client.client import Client, Patience
 from shared.clock import Clock
 from shared.errors import BusError
-from shared.schemas import Attach, Delta, Digest, End, GenerateRequest, Replay, Sampling, StreamEvent, Verdict
+from shared.schemas import (
+    Attach,
+    Delta,
+    Digest,
+    End,
+    GenerateRequest,
+    Replay,
+    Sampling,
+    StreamEvent,
+    Verdict,
+)
 from shared.vocabulary import Slo
 
 PATIENCE = Patience(silence_s=1.0, submit_s=30.0)
@@ -52,7 +64,9 @@ async def client_of(url: str) -> AsyncIterator[tuple[NatsBus, Client, Wire]]:
             yield bus, client, wire
 
 
-async def ask(client: Client, request: GenerateRequest, tier: str = "chat", within_s: float = 20.0) -> Heard:
+async def ask(
+    client: Client, request: GenerateRequest, tier: str = "chat", within_s: float = 20.0
+) -> Heard:
     """One request from its start to its end."""
     heard = Heard(request)
     async with asyncio.timeout(within_s):
@@ -78,7 +92,9 @@ async def replay_of(bus: NatsBus, request: GenerateRequest) -> Replay:
                 await asyncio.sleep(0.1)
 
 
-def draw_requests(seed: int, n: int, *, prompt: tuple[int, int], output: tuple[int, int]) -> list[tuple[GenerateRequest, str]]:
+def draw_requests(
+    seed: int, n: int, *, prompt: tuple[int, int], output: tuple[int, int]
+) -> list[tuple[GenerateRequest, str]]:
     """Sampled and greedy ones of every tier, each fifth with an SLO that nobody can hold."""
     rng = Random(seed)
     drawn = []
@@ -88,7 +104,9 @@ def draw_requests(seed: int, n: int, *, prompt: tuple[int, int], output: tuple[i
             request_id=f"load-{seed}-{i}-{uuid4().hex[:8]}",
             tenant=rng.choice(("default", "acme")),
             prompt=letters,
-            sampling=Sampling(max_tokens=rng.randint(*output), temperature=rng.choice((0.0, 1.0)), ignore_eos=True),
+            sampling=Sampling(
+                max_tokens=rng.randint(*output), temperature=rng.choice((0.0, 1.0)), ignore_eos=True
+            ),
             slo=HOPELESS if i % 5 == 4 else None,
         )
         drawn.append((request, rng.choice(("interactive", "chat", "summary", "batch"))))
@@ -96,9 +114,14 @@ def draw_requests(seed: int, n: int, *, prompt: tuple[int, int], output: tuple[i
 
 
 async def under_load(
-    client: Client, requests: Sequence[tuple[GenerateRequest, str]], during_s: float, disturb: Callable[[], Any]
+    client: Client,
+    requests: Sequence[tuple[GenerateRequest, str]],
+    during_s: float,
+    disturb: Callable[[], Any],
 ) -> list[Heard]:
-    """Offer the requests evenly over `during_s`, call `disturb` half-way, and wait for every end."""
+    """Offer the requests evenly over `during_s`, call `disturb` half-way, and wait for every
+    end.
+    """
     async with asyncio.TaskGroup() as tasks:
         running = []
         for i, (request, tier) in enumerate(requests):
@@ -110,7 +133,9 @@ async def under_load(
 
 
 async def check(bus: NatsBus, wire: Wire, heard: Sequence[Heard]) -> None:
-    """Each ended once and well; the client's tokens and text are the log's; nothing else was ever said of them."""
+    """Each ended once and well; the client's tokens and text are the log's; nothing else was ever
+    said of them.
+    """
     ends: dict[str, set[str]] = defaultdict(set)
     for one in heard:
         replay = await replay_of(bus, one.request)
@@ -120,12 +145,18 @@ async def check(bus: NatsBus, wire: Wire, heard: Sequence[Heard]) -> None:
         assert one.verdict == replay.verdict, name
         assert replay.verdict is not None
         assert replay.verdict.finish_reason == "length", (name, replay.verdict)
-        assert len(one.tokens) == one.request.sampling.max_tokens == replay.verdict.output_tokens, name
+        assert len(one.tokens) == one.request.sampling.max_tokens == replay.verdict.output_tokens, (
+            name
+        )
         for event in wire.events[replay.stream_subject]:
             if isinstance(event, Delta):
                 at = event.offset
-                assert event.tokens == one.tokens[at : at + len(event.tokens)], f"{name}: another text at {at}"
-                assert event.text == one.text[event.text_offset : event.text_offset + len(event.text)], name
+                assert event.tokens == one.tokens[at : at + len(event.tokens)], (
+                    f"{name}: another text at {at}"
+                )
+                assert (
+                    event.text == one.text[event.text_offset : event.text_offset + len(event.text)]
+                ), name
             elif isinstance(event, End):
                 ends[name].add(repr(event.verdict))
         assert len(ends[name]) <= 1, f"{name} ended more than once"
@@ -142,7 +173,9 @@ async def until_idle(bus: NatsBus, replicas: Sequence[str]) -> None:
 
     def idle(digest: Digest | None) -> bool:
         return (
-            digest is not None and digest.running + digest.waiting + digest.best_effort == 0 and digest.kv_free_blocks == digest.kv_blocks
+            digest is not None
+            and digest.running + digest.waiting + digest.best_effort == 0
+            and digest.kv_free_blocks == digest.kv_blocks
         )
 
     digests = await bus.subscribe(subjects.DIGESTS, Digest, hear)

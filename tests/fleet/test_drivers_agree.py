@@ -1,6 +1,8 @@
-"""Live and virtual drivers decide alike: the same events give the same actions, and two loops around one core give the same plans.
+"""Live and virtual drivers decide alike: the same events give the same actions, and two loops
+around one core give the same plans.
 
-The live half is a real WorkerCore with a real sim engine, so that the columns of the virtual worker are held to both, speculation included.
+The live half is a real WorkerCore with a real sim engine, so that the columns of the virtual worker
+are held to both, speculation included.
 """
 
 import asyncio
@@ -47,7 +49,17 @@ from shared.perf.scaled import draft_of
 from shared.policy import registry
 from shared.policy.acceptance import Acceptance
 from shared.policy.seam import Policy
-from shared.schemas import Announce, AttemptOver, BatchPlan, Body, Hold, PlanAck, Record, Resume, Selection
+from shared.schemas import (
+    Announce,
+    AttemptOver,
+    BatchPlan,
+    Body,
+    Hold,
+    PlanAck,
+    Record,
+    Resume,
+    Selection,
+)
 from shared.testing.virtual_loop import run_virtual
 from shared.text.tokenizer import Tokenizer
 from shared.tiers import DEMO_3, Tier
@@ -59,13 +71,17 @@ ANNOUNCE = Announce(
     kv_blocks=1200, block_tokens=16, context_tokens=8192, max_slots=64, epoch=0,
 )  # fmt: skip
 PROFILE: Profile = store.load("a100-llama3-8b")
-THINKER, BROODER = Tier(slo=Slo(ttft_s=2.0, thinking_tbt_s=0.03, tbt_s=0.1)), Tier(slo=Slo(thinking_tbt_s=0.1, ttlt_s=60.0))
+THINKER, BROODER = (
+    Tier(slo=Slo(ttft_s=2.0, thinking_tbt_s=0.03, tbt_s=0.1)),
+    Tier(slo=Slo(thinking_tbt_s=0.1, ttlt_s=60.0)),
+)
 TIERS = replace(DEMO_3, tiers={**DEMO_3.tiers, "thinker": THINKER, "brooder": BROODER})
 DRAFT = draft_of(PROFILE, 0.05)
 FACTS = EngineFacts("sim", "m", "a100-llama3-8b", 1200, 16, 8192, 64, 261, frozenset(), draft=0.05)
 SPECULATING = {"chain": CHAIN, "tree": TREE}
 POLICIES = [*registry.names(), *SPECULATING]
-Plan = tuple[int, list[int], list[int], float, list[int], float]  # seq, slots, caps, predicted_s, preempted, came at
+# seq, slots, caps, predicted_s, preempted, came at
+Plan = tuple[int, list[int], list[int], float, list[int], float]
 
 Over = tuple[RequestKey, str, Measure]
 Step = tuple[float, ReplicaEvent, list[ReplicaAction]]
@@ -76,11 +92,22 @@ def requests(seed: int) -> list[tuple[float, Record, Body]]:
     for number in range(40):
         at_s += rng.expovariate(9.0)
         tier = rng.choice(list(TIERS.tiers))
-        planned = PlannedRequest(number, at_s, rng.randint(1, 3000), rng.randint(1, 60), tier, rng.choice([1.0, 10.0]), "t", "app")
+        planned = PlannedRequest(
+            number,
+            at_s,
+            rng.randint(1, 3000),
+            rng.randint(1, 60),
+            tier,
+            rng.choice([1.0, 10.0]),
+            "t",
+            "app",
+        )
         planned = planned._replace(thinking_tokens=rng.randint(0, planned.output_tokens))
         record, body = stored_as(planned, TIERS, PROFILE, 8192, 1024, at_s)
         body = replace(body, prompt=bytes(4 * planned.prompt_tokens))  # for the real worker
-        made.append((at_s, placed_at(record, "test", ANNOUNCE.replica, "1", ServiceClass.STANDARD), body))
+        made.append(
+            (at_s, placed_at(record, "test", ANNOUNCE.replica, "1", ServiceClass.STANDARD), body)
+        )
     return made
 
 
@@ -93,7 +120,14 @@ def engine() -> SimEngine:
 
 
 def plan_of(plan: BatchPlan, now_s: float) -> Plan:
-    return plan.seq, unpack_list(plan.slots), unpack_list(plan.caps), plan.predicted_s, unpack_list(plan.preempted), now_s
+    return (
+        plan.seq,
+        unpack_list(plan.slots),
+        unpack_list(plan.caps),
+        plan.predicted_s,
+        unpack_list(plan.preempted),
+        now_s,
+    )
 
 
 class Around:
@@ -130,7 +164,9 @@ class Around:
 def virtual(policy: str, seed: int, latency: Latency) -> tuple[list[Plan], list[Over], list[Step]]:
     made, line, plans, log = requests(seed), Timeline(), list[Plan](), list[Step]()
     around = Around(made)
-    replica = VirtualReplica(ANNOUNCE, make(policy), PROFILE, DRAFT, Acceptance(), line, latency, around, hand_back=True)
+    replica = VirtualReplica(
+        ANNOUNCE, make(policy), PROFILE, DRAFT, Acceptance(), line, latency, around, hand_back=True
+    )
     inner, inner_plan = replica.core.handle, replica.worker.plan
 
     def handle(event: ReplicaEvent, *, now_unix_s: float) -> list[ReplicaAction]:
@@ -156,7 +192,9 @@ def virtual(policy: str, seed: int, latency: Latency) -> tuple[list[Plan], list[
 
 
 class LiveLoop:
-    """The shells' way: an inbox, a task that feeds the core and sleeps until it wants waking, messages that take time."""
+    """The shells' way: an inbox, a task that feeds the core and sleeps until it wants waking,
+    messages that take time.
+    """
 
     def __init__(self, policy: str, seed: int, latency: Latency) -> None:
         self.made, self.latency = requests(seed), latency
@@ -164,7 +202,12 @@ class LiveLoop:
         settings = ReplicaSettings(depth=latency.depth, lead_s=latency.lead_s)
         self.core = ReplicaCore(make(policy), PROFILE, epoch=1, settings=settings, draft=DRAFT)
         self.worker = WorkerCore(
-            ANNOUNCE.replica, "1", kv_blocks=ANNOUNCE.kv_blocks, block_tokens=16, context_tokens=8192, max_slots=ANNOUNCE.max_slots
+            ANNOUNCE.replica,
+            "1",
+            kv_blocks=ANNOUNCE.kv_blocks,
+            block_tokens=16,
+            context_tokens=8192,
+            max_slots=ANNOUNCE.max_slots,
         )
         self.engine, self.speaker = engine(), Speaker(Tokenizer.builtin())
         self.plans: list[Plan] = []
@@ -178,7 +221,9 @@ class LiveLoop:
         self.worker.resync(1, 1)
         self.inbox.put_nowait(Synced(ANNOUNCE, 1, self.worker.next_seq, self.worker.ack_seq, ()))
         for at_s, record, _ in self.made:
-            self.loop.call_at(at_s, self.inbox.put_nowait, Offered([as_offer(record, record.service_class)]))
+            self.loop.call_at(
+                at_s, self.inbox.put_nowait, Offered([as_offer(record, record.service_class)])
+            )
         tasks = [asyncio.create_task(self.drive()), asyncio.create_task(self.engine_loop())]
         await self.done.wait()
         for task in tasks:
@@ -208,7 +253,11 @@ class LiveLoop:
         if not self.worker.held:
             self.work_since_s = self.loop.time()
         answer = self.worker.hold(hold, self.around.record(hold.key), self.around.body(hold.key))
-        self.loop.call_later(self.latency.held_s, self.inbox.put_nowait, HoldDone(hold.slot, answer.held, answer.reason, answer.in_doubt))
+        self.loop.call_later(
+            self.latency.held_s,
+            self.inbox.put_nowait,
+            HoldDone(hold.slot, answer.held, answer.reason, answer.in_doubt),
+        )
 
     def plan_comes(self, plan: BatchPlan) -> None:
         self.plans.append(plan_of(plan, self.loop.time()))
@@ -235,7 +284,15 @@ class LiveLoop:
             if turn.work:
                 idle_s = max(0.0, self.came_s[turn.plan.seq] - max(last_end_s, self.work_since_s))
                 last_end_s = self.loop.time()
-            self.stored(self.worker.finish(done, started_unix_s=began_s, ended_unix_s=self.loop.time(), exec_s=exec_s, idle_s=idle_s))
+            self.stored(
+                self.worker.finish(
+                    done,
+                    started_unix_s=began_s,
+                    ended_unix_s=self.loop.time(),
+                    exec_s=exec_s,
+                    idle_s=idle_s,
+                )
+            )
 
     def stored(self, finished: Finished) -> None:
         self.loop.call_later(self.latency.ack_s, self.inbox.put_nowait, Acked(finished.ack))
@@ -263,7 +320,9 @@ def test_a_recorded_run_replays_to_the_same_actions(policy: str, seed: int) -> N
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("policy", POLICIES)
-def test_an_asyncio_loop_and_the_heap_make_the_same_plans_at_the_same_instants(policy: str, seed: int) -> None:
+def test_an_asyncio_loop_and_the_heap_make_the_same_plans_at_the_same_instants(
+    policy: str, seed: int
+) -> None:
     latency = Latency.live()
     plans, overs, _ = virtual(policy, seed, latency)
     live = LiveLoop(policy, seed, latency)
@@ -279,7 +338,14 @@ class Both:
     def __init__(self, rng: Random) -> None:
         self.rng, self.now_s, self.seq = rng, 0.0, 0
         self.virtual = VirtualWorker(ANNOUNCE, PROFILE, DRAFT, Acceptance())
-        self.real = WorkerCore(ANNOUNCE.replica, "1", kv_blocks=1200, block_tokens=16, context_tokens=8192, max_slots=64)
+        self.real = WorkerCore(
+            ANNOUNCE.replica,
+            "1",
+            kv_blocks=1200,
+            block_tokens=16,
+            context_tokens=8192,
+            max_slots=64,
+        )
         self.real.resync(1, 1)
         self.engine, self.speaker = engine(), Speaker(Tokenizer.builtin())
         self.held = set[int]()
@@ -288,8 +354,14 @@ class Both:
     def hold(self, slot: int) -> None:
         """Some have been computed elsewhere before."""
         rng = self.rng
-        prompt, output, made = rng.randint(1, 40), rng.randint(1, 30), rng.choice([0, 0, rng.randint(0, 20)])
-        planned = PlannedRequest(self.seq * 64 + slot, 0.0, prompt, output + made, "interactive", 1.0, "t", "app")
+        prompt, output, made = (
+            rng.randint(1, 40),
+            rng.randint(1, 30),
+            rng.choice([0, 0, rng.randint(0, 20)]),
+        )
+        planned = PlannedRequest(
+            self.seq * 64 + slot, 0.0, prompt, output + made, "interactive", 1.0, "t", "app"
+        )
         record, body = stored_as(planned, DEMO_3, PROFILE, 8192, 1024, 0.0)
         body = replace(body, prompt=bytes(4 * prompt))
         measure = Measure.begin(record.slo, 0.0)
@@ -302,7 +374,9 @@ class Both:
         self.held.add(slot)
 
     def plan(self) -> BatchPlan:
-        """Of requests that are here, and of some that are not; any caps, any of them told to speculate."""
+        """Of requests that are here, and of some that are not; any caps, any of them told to
+        speculate.
+        """
         rng = self.rng
         slots = rng.sample(range(12), rng.randint(0, 10))
         caps = [rng.choice([1, 2, 4, 8, 50]) for _ in slots]
@@ -341,11 +415,18 @@ class Both:
         assert not turn.work or real_s == exec_s
         self.virtual.check()
         self.now_s += exec_s
-        times = {"started_unix_s": self.now_s - exec_s, "ended_unix_s": self.now_s, "exec_s": exec_s, "idle_s": 0.0}
+        times = {
+            "started_unix_s": self.now_s - exec_s,
+            "ended_unix_s": self.now_s,
+            "exec_s": exec_s,
+            "idle_s": 0.0,
+        }
         ack, overs = self.virtual.finish(**times)
         finished = self.real.finish(done, **times)
         assert told(ack) == told(finished.ack)
-        assert [(o.key, o.why, o.resume.measure) for o in overs] == [(o.key, o.why, o.resume.measure) for o in finished.overs]
+        assert [(o.key, o.why, o.resume.measure) for o in overs] == [
+            (o.key, o.why, o.resume.measure) for o in finished.overs
+        ]
         self.held -= {slot for slot, _ in ack.ended}
         self.drafted += sum(unpack_list(ack.drafted))
         self.real.check()
@@ -354,15 +435,29 @@ class Both:
 
 def told(ack: PlanAck) -> tuple[object, ...]:
     """What a planner makes use of."""
-    return ack.plan_seq, ack.slots, ack.computed, ack.emitted, ack.drafted, ack.ended, ack.skipped, ack.preempted
+    return (
+        ack.plan_seq,
+        ack.slots,
+        ack.computed,
+        ack.emitted,
+        ack.drafted,
+        ack.ended,
+        ack.skipped,
+        ack.preempted,
+    )
 
 
 @settings(deadline=None, max_examples=40)
 @given(st.integers(0, 1 << 32))
-def test_the_virtual_worker_does_with_any_plans_what_the_real_one_and_its_engine_do(seed: int) -> None:
+def test_the_virtual_worker_does_with_any_plans_what_the_real_one_and_its_engine_do(
+    seed: int,
+) -> None:
     both = Both(Random(seed))
     for _ in range(60):
         both.step()
     assert both.drafted > 20
-    counted = [(c.tokens, c.drafted, c.accepted, c.verifications) for c in (both.virtual.counters, both.real.counters)]
+    counted = [
+        (c.tokens, c.drafted, c.accepted, c.verifications)
+        for c in (both.virtual.counters, both.real.counters)
+    ]
     assert counted[0] == counted[1]

@@ -1,4 +1,6 @@
-"""What engines can do and what requests need: in the vocabulary, in refusals, and in where requests are sent."""
+"""What engines can do and what requests need: in the vocabulary, in refusals, and in where requests
+are sent.
+"""
 
 from random import Random
 from typing import Any
@@ -12,7 +14,17 @@ from services.admission.wants import Wants
 from services.admission.workers import Workers
 from shared import features
 from shared.columns import pack
-from shared.core.admission import AdmissionCore, AdmissionSettings, Declined, Heard, Opened, Place, Relegate, Tick, as_offer
+from shared.core.admission import (
+    AdmissionCore,
+    AdmissionSettings,
+    Declined,
+    Heard,
+    Opened,
+    Place,
+    Relegate,
+    Tick,
+    as_offer,
+)
 from shared.core.relegation import Heard as Surplus
 from shared.core.relegation import Listed, RelegationCore, RelegationSettings
 from shared.core.relegation import Place as HandOut
@@ -48,17 +60,40 @@ def test_parameters_outside_their_bounds_are_not_decoded(wrong: dict[str, Any]) 
 
 @pytest.mark.parametrize(
     "structured",
-    [JsonSchema(schema="{}"), JsonObject(), Regex(pattern="a+"), Choice(options=["a", "b"]), Grammar(ebnf='root ::= "a"')],
+    [
+        JsonSchema(schema="{}"),
+        JsonObject(),
+        Regex(pattern="a+"),
+        Choice(options=["a", "b"]),
+        Grammar(ebnf='root ::= "a"'),
+    ],
 )
 def test_parameters_survive_both_encodings_and_neutral_ones_cost_nothing(structured: Any) -> None:
-    sampling = Sampling(min_p=0.5, min_tokens=3, presence_penalty=1.0, logit_bias={7: -100.0, 2: 1.5}, structured=structured)
+    sampling = Sampling(
+        min_p=0.5,
+        min_tokens=3,
+        presence_penalty=1.0,
+        logit_bias={7: -100.0, 2: 1.5},
+        structured=structured,
+    )
     for codec in (msgspec.json, msgspec.msgpack):
         assert codec.decode(codec.encode(sampling), type=Sampling) == sampling
     assert msgspec.json.encode(Sampling()) == b"{}"
 
 
 NEEDS: list[tuple[Sampling, set[str]]] = [
-    (Sampling(temperature=0.3, top_p=0.5, top_k=4, seed=1, stop=["a"], stop_token_ids=[1], ignore_eos=True), set()),
+    (
+        Sampling(
+            temperature=0.3,
+            top_p=0.5,
+            top_k=4,
+            seed=1,
+            stop=["a"],
+            stop_token_ids=[1],
+            ignore_eos=True,
+        ),
+        set(),
+    ),
     (Sampling(logprobs=0), {features.LOGPROBS}),
     (Sampling(presence_penalty=0.1), {features.PENALTIES}),
     (Sampling(frequency_penalty=0.1, repetition_penalty=1.1), {features.PENALTIES}),
@@ -88,7 +123,12 @@ class At:
         return self.now
 
 
-def worker(replica: str, engine: str = "sim", able: frozenset[str] = frozenset(), adapters: tuple[str, ...] = ()) -> Announce:
+def worker(
+    replica: str,
+    engine: str = "sim",
+    able: frozenset[str] = frozenset(),
+    adapters: tuple[str, ...] = (),
+) -> Announce:
     return Announce(
         replica=ReplicaId(replica), incarnation="i", at_unix_s=0.0, model="m", engine=engine, profile="p", pool="", kv_blocks=100,
         block_tokens=16, context_tokens=1000, max_slots=8, epoch=0, features=sorted(able), adapters=list(adapters),
@@ -105,7 +145,9 @@ def listening(*announced: Announce, for_s: float) -> tuple[Workers, At]:
 
 
 def asked(model: str | None = None, adapter: str = "", **sampling: Any) -> GenerateRequest:
-    return GenerateRequest(request_id="a", prompt="x", model=model, adapter=adapter, sampling=Sampling(**sampling))
+    return GenerateRequest(
+        request_id="a", prompt="x", model=model, adapter=adapter, sampling=Sampling(**sampling)
+    )
 
 
 def refused(request: GenerateRequest, workers: Workers) -> tuple[str, str | None, str]:
@@ -125,13 +167,22 @@ def test_what_no_replica_has_is_refused_with_the_parameter_and_the_engines_there
 
 
 def test_what_only_different_replicas_have_is_refused_together() -> None:
-    workers, _ = listening(worker("a", "torch", frozenset({"min_p"})), worker("b", "vllm", frozenset({"logit_bias"})), for_s=10)
+    workers, _ = listening(
+        worker("a", "torch", frozenset({"min_p"})),
+        worker("b", "vllm", frozenset({"logit_bias"})),
+        for_s=10,
+    )
     assert refused(asked(min_p=0.1, logit_bias={1: 1.0}), workers)[0] == "unsupported_parameter"
     assert wants.of(asked(min_p=0.1), workers, "") is not None
 
 
-@pytest.mark.parametrize("request_", [asked(min_p=0.1), asked(logprobs=0), asked("poet"), asked(adapter="poet"), asked("m")])
-def test_before_every_worker_can_have_been_heard_nothing_is_refused(request_: GenerateRequest) -> None:
+@pytest.mark.parametrize(
+    "request_",
+    [asked(min_p=0.1), asked(logprobs=0), asked("poet"), asked(adapter="poet"), asked("m")],
+)
+def test_before_every_worker_can_have_been_heard_nothing_is_refused(
+    request_: GenerateRequest,
+) -> None:
     workers, clock = listening(for_s=0)
     assert wants.of(request_, workers, "") is None
     if request_.model != "m":
@@ -140,7 +191,11 @@ def test_before_every_worker_can_have_been_heard_nothing_is_refused(request_: Ge
     workers.heard(worker("b", "vllm", ALL, ("poet",)))
     assert wants.of(request_, workers, "") is not None
     clock.now += 4.0
-    assert refused(request_, workers)[0] == "server_is_overloaded" if request_.model != "m" else wants.of(request_, workers, "")
+    assert (
+        refused(request_, workers)[0] == "server_is_overloaded"
+        if request_.model != "m"
+        else wants.of(request_, workers, "")
+    )
 
 
 def test_what_a_replica_had_that_is_away_may_be_asked_for_again() -> None:
@@ -154,7 +209,12 @@ def test_what_a_replica_had_that_is_away_may_be_asked_for_again() -> None:
 
 def test_a_model_may_be_the_name_of_an_adapter_of_any_replica() -> None:
     workers, _ = listening(worker("a"), worker("b", "vllm", adapters=("poet",)), for_s=10)
-    for request in (asked("poet"), asked(adapter="poet"), asked("m", "poet"), asked("poet", "poet")):
+    for request in (
+        asked("poet"),
+        asked(adapter="poet"),
+        asked("m", "poet"),
+        asked("poet", "poet"),
+    ):
         assert wants.of(request, workers, "") == Wants("poet", ("adapter:poet",))
     assert wants.of(asked("m"), workers, "") == Wants("", ())
     assert refused(asked("gpt"), workers)[:2] == ("model_not_found", "model")
@@ -171,14 +231,21 @@ INCOHERENT: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("sampling", "param"), INCOHERENT)
-def test_parameters_that_contradict_each_other_are_refused(sampling: dict[str, Any], param: str) -> None:
+def test_parameters_that_contradict_each_other_are_refused(
+    sampling: dict[str, Any], param: str
+) -> None:
     with pytest.raises(PeerError) as caught:
         intake.check(asked(**sampling), "chat", DEFAULT)
     assert caught.value.param == param
 
 
-@pytest.mark.parametrize(("sampling", "param"), [({"logit_bias": {300: 1.0}}, "logit_bias"), ({"stop_token_ids": [-1]}, "stop_token_ids")])
-def test_tokens_that_the_model_does_not_have_are_refused(sampling: dict[str, Any], param: str) -> None:
+@pytest.mark.parametrize(
+    ("sampling", "param"),
+    [({"logit_bias": {300: 1.0}}, "logit_bias"), ({"stop_token_ids": [-1]}, "stop_token_ids")],
+)
+def test_tokens_that_the_model_does_not_have_are_refused(
+    sampling: dict[str, Any], param: str
+) -> None:
     with pytest.raises(PeerError) as caught:
         intake.tokenise(asked(**sampling), Tokenizer.builtin())
     assert caught.value.param == param
@@ -192,7 +259,8 @@ def test_a_record_says_what_it_needs_and_its_body_the_adapter() -> None:
         body_key=str, owner="o", now_unix_s=0.0, json=False, traceparent="",
     )  # fmt: skip
     assert (made.needs, body.adapter) == (("adapter:poet", "min_tokens"), "poet")
-    assert (body.sampling.max_tokens, body.sampling.min_tokens) == (800, 800)  # what the context has room for
+    # what the context has room for
+    assert (body.sampling.max_tokens, body.sampling.min_tokens) == (800, 800)
 
 
 # ---------------------------------------------------------------- routing
@@ -218,10 +286,19 @@ def mixed(**settings: Any) -> AdmissionCore:
 
 @pytest.mark.parametrize(
     ("needed", "where"),
-    [(("adapter:poet",), {"able"}), (("min_p",), {"able", "torch"}), (("min_p", "penalties"), {"able"}), ((), {"idle", "able", "torch"})],
+    [
+        (("adapter:poet",), {"able"}),
+        (("min_p",), {"able", "torch"}),
+        (("min_p", "penalties"), {"able"}),
+        ((), {"idle", "able", "torch"}),
+    ],
 )
-def test_a_request_is_offered_only_to_replicas_that_have_what_it_needs(needed: tuple[str, ...], where: set[str]) -> None:
-    """First choice, every hop after a refusal, and a request that comes back from a lost replica alike."""
+def test_a_request_is_offered_only_to_replicas_that_have_what_it_needs(
+    needed: tuple[str, ...], where: set[str]
+) -> None:
+    """First choice, every hop after a refusal, and a request that comes back from a lost replica
+    alike.
+    """
     for seed in range(5):
         core = mixed(hop_limit=3)
         core._rng.seed(seed)
@@ -238,9 +315,14 @@ def test_a_request_is_offered_only_to_replicas_that_have_what_it_needs(needed: t
 def test_the_place_written_with_the_record_has_what_the_request_needs() -> None:
     core = mixed()
     for _ in range(10):
-        picked = core.pick(as_offer(opened("t.a", "adapter:poet"), ServiceClass.STANDARD), now_unix_s=NOW)
+        picked = core.pick(
+            as_offer(opened("t.a", "adapter:poet"), ServiceClass.STANDARD), now_unix_s=NOW
+        )
         assert picked == ("able", "1")
-    assert core.pick(as_offer(opened("t.b", "adapter:painter"), ServiceClass.STANDARD), now_unix_s=NOW) is None
+    assert (
+        core.pick(as_offer(opened("t.b", "adapter:painter"), ServiceClass.STANDARD), now_unix_s=NOW)
+        is None
+    )
 
 
 def test_a_request_whose_only_replica_is_away_waits_for_it() -> None:
@@ -277,17 +359,23 @@ def test_the_pool_hands_a_replica_the_first_of_those_whose_needs_it_meets() -> N
 
 
 def test_the_engine_is_told_the_adapter_and_the_parameters() -> None:
-    core = WorkerCore(ReplicaId("r"), "1", kv_blocks=99, block_tokens=16, context_tokens=1000, max_slots=8)
+    core = WorkerCore(
+        ReplicaId("r"), "1", kv_blocks=99, block_tokens=16, context_tokens=1000, max_slots=8
+    )
     core.resync(1, 1)
     placed = opened("t.a", "adapter:poet", replica=ReplicaId("r"), incarnation="1")
     sampling = Sampling(min_p=0.5, structured=JsonObject())
     hold = Hold(epoch=1, sync=1, slot=3, key=placed.key, attempt=placed.attempt)
-    assert core.hold(hold, placed, Body(prompt=pack([1, 2, 3]), sampling=sampling, adapter="poet")).held
+    assert core.hold(
+        hold, placed, Body(prompt=pack([1, 2, 3]), sampling=sampling, adapter="poet")
+    ).held
     plan = BatchPlan(
         replica=ReplicaId("r"), incarnation="1", epoch=1, sync=1, seq=1, slots=pack([3]), caps=pack([3]), predicted_s=0.1
     )  # fmt: skip
     assert core.plan(plan) is None
     turn = core.begin()
     assert turn is not None
-    assert [(load.slot, load.adapter, load.sampling) for load in turn.loads] == [(3, "poet", sampling)]
+    assert [(load.slot, load.adapter, load.sampling) for load in turn.loads] == [
+        (3, "poet", sampling)
+    ]
     assert [entry.offer.needs for entry in core.entries()] == [("adapter:poet",)]

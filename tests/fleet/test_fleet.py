@@ -30,14 +30,31 @@ from tests.fleet.live import ask, check, client_of, draw_requests, replay_of, un
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 JSON = {"Content-Type": "application/json"}
 SEED = 20_261_120
-UP = (sys.executable, "-m", "loadgen", "up", "--port", "0", "--http-port", "0", "--engine", "sim", "--pace", "0.2")
+UP = (
+    sys.executable,
+    "-m",
+    "loadgen",
+    "up",
+    "--port",
+    "0",
+    "--http-port",
+    "0",
+    "--engine",
+    "sim",
+    "--pace",
+    "0.2",
+)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def fleet(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fleet]:
-    async with Fleet(FleetSpec(pace=0.2, store=tmp_path_factory.mktemp("fleet"), drain_s=2.0)) as fleet:
+    async with Fleet(
+        FleetSpec(pace=0.2, store=tmp_path_factory.mktemp("fleet"), drain_s=2.0)
+    ) as fleet:
         yield fleet
-        assert [c.name for c in fleet.processes if c.starts != 1] == [], "a service died of what a client sent"
+        assert [c.name for c in fleet.processes if c.starts != 1] == [], (
+            "a service died of what a client sent"
+        )
 
 
 # ---------------------------------------------------------------- up and down
@@ -58,7 +75,11 @@ def alive(pid: int) -> bool:
 
 
 def children_of(pid: int) -> list[int]:
-    return [int(word) for task in Path(f"/proc/{pid}/task").iterdir() for word in (task / "children").read_text().split()]
+    return [
+        int(word)
+        for task in Path(f"/proc/{pid}/task").iterdir()
+        for word in (task / "children").read_text().split()
+    ]
 
 
 async def until_gone(pids: list[int]) -> None:
@@ -101,24 +122,38 @@ async def test_a_fleet_that_is_killed_takes_its_processes_along(tmp_path: Path) 
     await until_gone(pids)
 
 
-async def test_a_fleet_that_cannot_start_says_why_and_leaves_no_process_behind(tmp_path: Path) -> None:
+async def test_a_fleet_that_cannot_start_says_why_and_leaves_no_process_behind(
+    tmp_path: Path,
+) -> None:
     fleet = Fleet(FleetSpec(profile="no-such-profile", store=tmp_path))
     with pytest.raises(ChildError, match="no-such-profile"):
         await fleet.__aenter__()
     assert [c.name for c in fleet.processes if c.pid is not None] == []
 
 
-async def test_replicas_are_of_the_pools_of_their_policy_in_turn_and_requests_are_served_by_each_pool() -> None:
+async def test_replicas_are_of_the_pools_of_their_policy_in_turn_and_requests_are_served_by_each_pool() -> (
+    None
+):
     spec = FleetSpec(replicas=3, policy="ascendra", pace=0.2, gateway=False, drain_s=1.0)
     digests: dict[str, Digest] = {}
     async with Fleet(spec) as fleet, client_of(fleet.url) as (bus, client, wire):
-        await bus.subscribe(subjects.DIGESTS, Digest, lambda digest, _: digests.update({digest.replica: digest}))
+        await bus.subscribe(
+            subjects.DIGESTS, Digest, lambda digest, _: digests.update({digest.replica: digest})
+        )
         requests = draw_requests(SEED, 6, prompt=(200, 400), output=(5, 20))
-        await check(bus, wire, await asyncio.gather(*(ask(client, request, "chat") for request, _ in requests)))
+        await check(
+            bus,
+            wire,
+            await asyncio.gather(*(ask(client, request, "chat") for request, _ in requests)),
+        )
         async with asyncio.timeout(10):
             while len(digests) < 3:
                 await asyncio.sleep(0.05)
-    assert {replica: digest.pool for replica, digest in digests.items()} == {"r1": "lp", "r2": "hp", "r3": "lp"} == fleet.pools
+    assert (
+        {replica: digest.pool for replica, digest in digests.items()}
+        == {"r1": "lp", "r2": "hp", "r3": "lp"}
+        == fleet.pools
+    )
 
 
 async def test_two_fleets_never_share_a_store(fleet: Fleet) -> None:
@@ -131,7 +166,13 @@ async def test_a_process_that_dies_is_started_again_until_that_is_seen_to_be_use
 ) -> None:
     monkeypatch.setattr(child_module, "FIRST_BACKOFF_S", 0.01)
     said: list[str] = []
-    child = Child("broken", [sys.executable, "-c", "import sys; sys.exit('my reason')"], os.environ, tmp_path / "log", said.append)
+    child = Child(
+        "broken",
+        [sys.executable, "-c", "import sys; sys.exit('my reason')"],
+        os.environ,
+        tmp_path / "log",
+        said.append,
+    )
     child.patient = True
     with pytest.raises(ChildError, match="my reason"):
         await child.keep()
@@ -142,9 +183,15 @@ async def test_a_process_that_dies_is_started_again_until_that_is_seen_to_be_use
 # ---------------------------------------------------------------- answers
 
 
-async def test_a_request_over_nats_is_answered_in_messagepack_and_attached_to_after_its_end(fleet: Fleet) -> None:
+async def test_a_request_over_nats_is_answered_in_messagepack_and_attached_to_after_its_end(
+    fleet: Fleet,
+) -> None:
     async with client_of(fleet.url) as (bus, client, wire):
-        request = GenerateRequest(request_id="msgpack-1", prompt="Why is the sky blue?", sampling=Sampling(max_tokens=40, ignore_eos=True))
+        request = GenerateRequest(
+            request_id="msgpack-1",
+            prompt="Why is the sky blue?",
+            sampling=Sampling(max_tokens=40, ignore_eos=True),
+        )
         heard = await ask(client, request)
         await check(bus, wire, [heard])
         again = await client.submit(request, "chat")
@@ -164,24 +211,41 @@ async def test_a_request_that_thinks_is_told_how_long_it_thought(fleet: Fleet) -
     async with client_of(fleet.url) as (_, client, _wire):
         for thinking in (0, 6, 20):
             sampling = Sampling(max_tokens=20, thinking_tokens=thinking, ignore_eos=True)
-            heard = await ask(client, GenerateRequest(request_id=f"thinks-{thinking}", prompt="Why?", sampling=sampling, slo=slo))
+            heard = await ask(
+                client,
+                GenerateRequest(
+                    request_id=f"thinks-{thinking}", prompt="Why?", sampling=sampling, slo=slo
+                ),
+            )
             assert heard.verdict is not None
-            assert (heard.verdict.thinking_tokens, heard.verdict.output_tokens, heard.verdict.slo_met) == (thinking, 20, True)
+            assert (
+                heard.verdict.thinking_tokens,
+                heard.verdict.output_tokens,
+                heard.verdict.slo_met,
+            ) == (thinking, 20, True)
             assert (heard.verdict.thinking_tpot_s is not None) == (thinking > 1)
 
 
 async def test_ids_that_are_used_twice_at_once_run_once(fleet: Fleet) -> None:
     async with client_of(fleet.url) as (_, client, wire):
-        request = GenerateRequest(request_id="twice-1", prompt="one run", sampling=Sampling(max_tokens=30, ignore_eos=True))
+        request = GenerateRequest(
+            request_id="twice-1",
+            prompt="one run",
+            sampling=Sampling(max_tokens=30, ignore_eos=True),
+        )
         async with client_of(fleet.url) as (_, other, others):
             first, second = await asyncio.gather(ask(client, request), ask(other, request))
         assert first.tokens == second.tokens
         assert first.text == second.text
         assert first.verdict == second.verdict
         assert first.verdict is not None
-        heard = [event for each in (wire, others) for events in each.events.values() for event in events]
+        heard = [
+            event for each in (wire, others) for events in each.events.values() for event in events
+        ]
         spoke = {event.attempt for event in heard if isinstance(event, Delta)}
-        assert spoke == {first.verdict.attempts}, "an attempt that was declined for the other's sake never speaks"
+        assert spoke == {first.verdict.attempts}, (
+            "an attempt that was declined for the other's sake never speaks"
+        )
 
 
 async def test_a_request_over_nats_in_json_is_answered_in_json(fleet: Fleet) -> None:
@@ -196,12 +260,23 @@ async def test_a_request_over_nats_in_json_is_answered_in_json(fleet: Fleet) -> 
 
     inbox = raw.new_inbox()
     await raw.subscribe(inbox, cb=on_event)
-    body = {"request_id": "json-1", "prompt": "é" * 20, "inbox": inbox, "sampling": {"max_tokens": 25, "ignore_eos": True}}
-    answer = await raw.request("slo.v1.requests.chat", json.dumps(body).encode(), headers=JSON, timeout=5)
+    body = {
+        "request_id": "json-1",
+        "prompt": "é" * 20,
+        "inbox": inbox,
+        "sampling": {"max_tokens": 25, "ignore_eos": True},
+    }
+    answer = await raw.request(
+        "slo.v1.requests.chat", json.dumps(body).encode(), headers=JSON, timeout=5
+    )
     assert json.loads(answer.data)["type"] == "received"
     async with asyncio.timeout(20):
         await ended.wait()
-    replay = json.loads((await raw.request("slo.v1.attach", b'{"request_id": "json-1"}', headers=JSON, timeout=5)).data)
+    replay = json.loads(
+        (
+            await raw.request("slo.v1.attach", b'{"request_id": "json-1"}', headers=JSON, timeout=5)
+        ).data
+    )
     deltas = [event for event in events if event["type"] == "delta"]
     assert [t for d in deltas for t in d["tokens"]] == replay["tokens"]
     assert "".join(d["text"] for d in deltas) == replay["text"]
@@ -210,8 +285,13 @@ async def test_a_request_over_nats_in_json_is_answered_in_json(fleet: Fleet) -> 
     await raw.close()
 
 
-async def test_a_request_over_http_is_answered_whole_and_streamed_with_the_text_of_the_log(fleet: Fleet) -> None:
-    async with client_of(fleet.url) as (bus, _, _wire), httpx.AsyncClient(base_url=fleet.http_url, trust_env=False) as http:
+async def test_a_request_over_http_is_answered_whole_and_streamed_with_the_text_of_the_log(
+    fleet: Fleet,
+) -> None:
+    async with (
+        client_of(fleet.url) as (bus, _, _wire),
+        httpx.AsyncClient(base_url=fleet.http_url, trust_env=False) as http,
+    ):
         body = {"prompt": "Why is the sky blue?", "max_tokens": 30, "ignore_eos": True}
         whole = await http.post("/v1/completions", json=body, headers={"x-request-id": "http-1"})
         assert whole.status_code == 200, whole.text
@@ -219,17 +299,29 @@ async def test_a_request_over_http_is_answered_whole_and_streamed_with_the_text_
         assert whole.json()["choices"][0]["text"] == replay.text
         assert whole.json()["usage"]["completion_tokens"] == 30
         text = ""
-        async with http.stream("POST", "/v1/completions", json=body | {"stream": True}, headers={"x-request-id": "http-2"}) as stream:
+        async with http.stream(
+            "POST",
+            "/v1/completions",
+            json=body | {"stream": True},
+            headers={"x-request-id": "http-2"},
+        ) as stream:
             async for line in stream.aiter_lines():
                 if line.startswith("data: {"):
-                    text += "".join(choice["text"] for choice in json.loads(line.removeprefix("data: "))["choices"])
+                    text += "".join(
+                        choice["text"]
+                        for choice in json.loads(line.removeprefix("data: "))["choices"]
+                    )
         assert text == (await replay_of(bus, GenerateRequest(request_id="http-2"))).text
         assert text
 
 
 async def test_a_cancelled_request_ends_as_cancelled_and_frees_what_it_held(fleet: Fleet) -> None:
     async with client_of(fleet.url) as (bus, client, _):
-        request = GenerateRequest(request_id="cancel-1", prompt="a" * 500, sampling=Sampling(max_tokens=7000, ignore_eos=True))
+        request = GenerateRequest(
+            request_id="cancel-1",
+            prompt="a" * 500,
+            sampling=Sampling(max_tokens=7000, ignore_eos=True),
+        )
         handle = await client.submit(request, "chat")
         tokens = 0
         async with asyncio.timeout(20):
@@ -285,7 +377,9 @@ BAD_REQUESTS: dict[str, tuple[dict[str, Any], str | None]] = {
 }
 
 
-async def refused(raw: Any, subject: str, payload: bytes, headers: dict[str, str] | None = JSON) -> dict[str, Any]:
+async def refused(
+    raw: Any, subject: str, payload: bytes, headers: dict[str, str] | None = JSON
+) -> dict[str, Any]:
     answer = await raw.request(subject, payload, headers=headers, timeout=5)
     decode = json.loads if headers else msgspec.msgpack.decode
     told: dict[str, Any] = decode(answer.data)
@@ -310,22 +404,51 @@ async def test_bytes_that_are_no_message_are_refused_and_the_fleet_goes_on(fleet
     print(f"seed {SEED}")
     for subject in ("slo.v1.requests.chat", "slo.v1.attach", "slo.v1.over"):
         for headers in (None, JSON):
-            for payload in (b"", b"\xc1", GARBAGE, b"[" * 100_000, b'{"request_id": 1}', b"\xff\xfe"):
+            for payload in (
+                b"",
+                b"\xc1",
+                GARBAGE,
+                b"[" * 100_000,
+                b'{"request_id": 1}',
+                b"\xff\xfe",
+            ):
                 await refused(raw, subject, payload, headers)
     told = await refused(raw, "slo.v1.requests.nosuch", b'{"request_id": "a", "prompt": "b"}')
     assert told["code"] == "unknown_tier"
     told = await refused(raw, "slo.v1.attach", b'{"request_id": "never-seen"}')
     assert told["code"] == "not_found"
     # Where nobody answers, nothing happens.
-    for kind in ("plan", "hold", "offer", "acked", "refused", "digest", "announce", "resync", "withdraw", "holdings"):
+    for kind in (
+        "plan",
+        "hold",
+        "offer",
+        "acked",
+        "refused",
+        "digest",
+        "announce",
+        "resync",
+        "withdraw",
+        "holdings",
+    ):
         await raw.publish(f"slo.v1.replica.r1.{kind}", GARBAGE)
-        await raw.publish(f"slo.v1.replica.r1.{kind}", msgspec.msgpack.encode({"replica": "r1", "epoch": 10**6}))
-    for subject in ("slo.v1.relegated", "slo.v1.cancel.default.nobody", "slo.v1.cancel.a b.c".replace(" ", "_")):
+        await raw.publish(
+            f"slo.v1.replica.r1.{kind}", msgspec.msgpack.encode({"replica": "r1", "epoch": 10**6})
+        )
+    for subject in (
+        "slo.v1.relegated",
+        "slo.v1.cancel.default.nobody",
+        "slo.v1.cancel.a b.c".replace(" ", "_"),
+    ):
         await raw.publish(subject, GARBAGE)
     await raw.flush()
     async with client_of(fleet.url) as (bus, client, wire):
         heard = await ask(
-            client, GenerateRequest(request_id="after-garbage", prompt="still there?", sampling=Sampling(max_tokens=10, ignore_eos=True))
+            client,
+            GenerateRequest(
+                request_id="after-garbage",
+                prompt="still there?",
+                sampling=Sampling(max_tokens=10, ignore_eos=True),
+            ),
         )
         await check(bus, wire, [heard])
     await raw.close()
@@ -339,20 +462,34 @@ async def test_bytes_that_are_no_message_are_refused_and_the_fleet_goes_on(fleet
         ("the largest seed", {"sampling": {"max_tokens": 5, "seed": 2**63 - 1}}),
         ("the smallest seed", {"sampling": {"max_tokens": 5, "seed": -(2**63)}}),
         ("the largest answer", {"prompt": "a" * 8190, "sampling": {"max_tokens": 1_000_000}}),
-        ("a prompt of control characters", {"prompt": "".join(map(chr, range(32))), "sampling": {"max_tokens": 5}}),
-        ("a session and an application of anything", {"session": "*.>", "application": "\x00 ", "sampling": {"max_tokens": 5}}),
+        (
+            "a prompt of control characters",
+            {"prompt": "".join(map(chr, range(32))), "sampling": {"max_tokens": 5}},
+        ),
+        (
+            "a session and an application of anything",
+            {"session": "*.>", "application": "\x00 ", "sampling": {"max_tokens": 5}},
+        ),
     ],
 )
-async def test_an_odd_request_is_refused_or_served_to_its_end(fleet: Fleet, name: str, change: dict[str, Any]) -> None:
+async def test_an_odd_request_is_refused_or_served_to_its_end(
+    fleet: Fleet, name: str, change: dict[str, Any]
+) -> None:
     async with client_of(fleet.url) as (bus, _client, _):
         raw = await nats.connect(fleet.url)
         request_id = "odd-" + name.replace(" ", "-")
         body = {"request_id": request_id, "prompt": "hello"} | change
-        answer = msgspec.msgpack.decode((await raw.request("slo.v1.requests.chat", msgspec.msgpack.encode(body), timeout=5)).data)
+        answer = msgspec.msgpack.decode(
+            (
+                await raw.request("slo.v1.requests.chat", msgspec.msgpack.encode(body), timeout=5)
+            ).data
+        )
         assert answer["type"] in ("received", "refused")
         if answer["type"] == "received":
             async with asyncio.timeout(20):
-                while (await replay_of(bus, GenerateRequest(request_id=request_id))).verdict is None:
+                while (
+                    await replay_of(bus, GenerateRequest(request_id=request_id))
+                ).verdict is None:
                     await raw.flush()
         await raw.close()
 
@@ -363,5 +500,10 @@ async def test_a_cancel_of_what_never_was_leaves_its_id_usable(fleet: Fleet) -> 
         await raw.publish(subjects.cancel(request_key("default", "later")), b"{}", headers=JSON)
         await raw.flush()
         await raw.close()
-        heard = await ask(client, GenerateRequest(request_id="later", prompt="now", sampling=Sampling(max_tokens=5, ignore_eos=True)))
+        heard = await ask(
+            client,
+            GenerateRequest(
+                request_id="later", prompt="now", sampling=Sampling(max_tokens=5, ignore_eos=True)
+            ),
+        )
         await check(bus, wire, [heard])

@@ -1,8 +1,10 @@
-"""The simulator is honest: a live fleet of sim engines and `simulate(..., Latency.live())` keep as many promises on the same arrivals.
+"""The simulator is honest: a live fleet of sim engines and `simulate(..., Latency.live())` keep as
+many promises on the same arrivals.
 
-Attainment by the server's own verdict. Requests go round robin here, or in the order of the paper where that is part of the policy: with
-the default router, ties are broken by chance, which alone moves a tier of a hundred requests by two points from one simulator seed to the
-next (docs/simulator.md).
+Attainment by the server's own verdict. Requests go round robin here, or in the order of the paper
+where that is part of the policy: with the default router, ties are broken by chance, which alone
+moves a tier of a hundred requests by two points from one simulator seed to the next
+(docs/simulator.md).
 """
 
 import asyncio
@@ -40,15 +42,20 @@ LATE_S = 0.05  # the load generator: a machine that is later did not keep the pa
 
 
 def tier_set(**slos: Slo) -> TierSet:
-    return TierSet(name="of-a-test", default=next(iter(slos)), tiers={name: Tier(slo=slo) for name, slo in slos.items()})
+    return TierSet(
+        name="of-a-test",
+        default=next(iter(slos)),
+        tiers={name: Tier(slo=slo) for name, slo in slos.items()},
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
     """A load that is too much for the policy for a while.
 
-    `lost_fraction` of the engines' time, after iterations that another followed at once: a machine that loses more did not keep the pace.
-    In the simulator so much, lost at random, moves a tier by up to 1.5 points. The tighter a policy packs its iterations, the less it is.
+    `lost_fraction` of the engines' time, after iterations that another followed at once: a machine
+    that loses more did not keep the pace. In the simulator so much, lost at random, moves a tier by
+    up to 1.5 points. The tighter a policy packs its iterations, the less it is.
     """
 
     policy: str
@@ -60,21 +67,46 @@ class Case:
     lost_fraction: float = 0.015
 
     def plan(self) -> list[PlannedRequest]:
-        arrivals = draw_arrivals(Gaps(), self.rate, self.duration_s, SEED, parse_profile(BURSTS, self.duration_s))
-        return plan_requests(arrivals, named_workload(self.workload, CONTEXT_TOKENS), self.tiers, SEED, important=0.2)
+        arrivals = draw_arrivals(
+            Gaps(), self.rate, self.duration_s, SEED, parse_profile(BURSTS, self.duration_s)
+        )
+        return plan_requests(
+            arrivals, named_workload(self.workload, CONTEXT_TOKENS), self.tiers, SEED, important=0.2
+        )
 
 
 ROUND_ROBIN = {"router": "round_robin"}
 CASES = (
-    Case(policy="fcfs", settings={"chunk_tokens": "512", **ROUND_ROBIN}, workload="azure-conv", rate=11.0, duration_s=31.0),
+    Case(
+        policy="fcfs",
+        settings={"chunk_tokens": "512", **ROUND_ROBIN},
+        workload="azure-conv",
+        rate=11.0,
+        duration_s=31.0,
+    ),
     Case(policy="qoserve", settings=ROUND_ROBIN, workload="mix", rate=10.3, duration_s=31.0),
     # One LP, one HP.
-    Case(policy="ascendra", workload="short-mix", rate=20.0, tiers=BUILT_IN["ascendra-8b-sharegpt"]),
-    # Longer than the others: a tenth of a millisecond more an iteration, in the simulator, moves 211 requests of this load by up to two
-    # points, and 412 by one.
-    Case(policy="sola", settings=ROUND_ROBIN, workload="azure-conv", rate=8.0, tiers=BUILT_IN["sola-llama3-8b-loose"], duration_s=50.0),
+    Case(
+        policy="ascendra", workload="short-mix", rate=20.0, tiers=BUILT_IN["ascendra-8b-sharegpt"]
+    ),
+    # Longer than the others: a tenth of a millisecond more an iteration, in the simulator, moves
+    # 211 requests of this load by up to two points, and 412 by one.
+    Case(
+        policy="sola",
+        settings=ROUND_ROBIN,
+        workload="azure-conv",
+        rate=8.0,
+        tiers=BUILT_IN["sola-llama3-8b-loose"],
+        duration_s=50.0,
+    ),
     # Both speculate, with the draft that sim engines have by default.
-    Case(policy="slos_serve", workload="chatbot", rate=16.0, tiers=tier_set(chat=Slo(ttft_s=2.0, tbt_s=0.03)), lost_fraction=0.005),
+    Case(
+        policy="slos_serve",
+        workload="chatbot",
+        rate=16.0,
+        tiers=tier_set(chat=Slo(ttft_s=2.0, tbt_s=0.03)),
+        lost_fraction=0.005,
+    ),
     Case(
         policy="adaserve",
         settings=ROUND_ROBIN,
@@ -88,7 +120,9 @@ CASES = (
 
 @dataclass(frozen=True)
 class Lived:
-    """A live run; `lost_fraction`: how much longer iterations took, end to end, than the profile has them."""
+    """A live run; `lost_fraction`: how much longer iterations took, end to end, than the profile
+    has them.
+    """
 
     verdicts: Sequence[Verdict]
     late_s: float
@@ -96,7 +130,9 @@ class Lived:
 
 
 async def live(case: Case, requests: Sequence[PlannedRequest], tiers: Path) -> Lived:
-    """Nobody listens to the tokens: a client in Python would take the machine's time from the fleet."""
+    """Nobody listens to the tokens: a client in Python would take the machine's time from the
+    fleet.
+    """
     spec = FleetSpec(
         replicas=REPLICAS,
         policy=case.policy,
@@ -105,7 +141,8 @@ async def live(case: Case, requests: Sequence[PlannedRequest], tiers: Path) -> L
         tiers=str(tiers),
         gateway=False,
         drain_s=1.0,
-        environment={"SLACKLINE_WORKER_SNAPSHOT_ACKS": "1000000"},  # the whole log stays, for `_lost_fraction`
+        # the whole log stays, for `_lost_fraction`
+        environment={"SLACKLINE_WORKER_SNAPSHOT_ACKS": "1000000"},
     )
     clock, longest = Clock(), max(r.output_tokens for r in requests)
     async with Fleet(spec) as fleet, connect(fleet.url, "test") as bus:
@@ -115,8 +152,12 @@ async def live(case: Case, requests: Sequence[PlannedRequest], tiers: Path) -> L
                 message = _message(request, longest)
                 await asyncio.sleep(begin_s + request.arrival_s - clock.unix_s())
                 late_s = max(late_s, clock.unix_s() - begin_s - request.arrival_s)
-                tasks.create_task(bus.request(subjects.requests(request.tier), message, Received, timeout_s=10.0))
-        verdicts = await _verdicts(Records(bus.requests), [subjects.request_key(r.tenant, str(r.number)) for r in requests])
+                tasks.create_task(
+                    bus.request(subjects.requests(request.tier), message, Received, timeout_s=10.0)
+                )
+        verdicts = await _verdicts(
+            Records(bus.requests), [subjects.request_key(r.tenant, str(r.number)) for r in requests]
+        )
         return Lived(verdicts, late_s, await _lost_fraction(bus, fleet))
 
 
@@ -151,16 +192,21 @@ async def _verdicts(records: Records, keys: Sequence[RequestKey]) -> list[Verdic
 async def _lost_fraction(bus: NatsBus, fleet: Fleet) -> float:
     lost_s = exec_s = 0.0
     for replica in fleet.replicas:
-        entries = [decode_entry(payload) for _, payload in await bus.acks.read(subjects.ack_log(replica))]
+        entries = [
+            decode_entry(payload) for _, payload in await bus.acks.read(subjects.ack_log(replica))
+        ]
         acks = [entry for entry in entries if isinstance(entry, PlanAck) and entry.slots]
         exec_s += sum(ack.exec_s for ack in acks)
         for before, ack in pairwise(acks):
-            if ack.started_unix_s - before.ended_unix_s < ack.idle_s + 0.005:  # else there was nothing to do between
+            # else there was nothing to do between
+            if ack.started_unix_s - before.ended_unix_s < ack.idle_s + 0.005:
                 lost_s += ack.ended_unix_s - before.ended_unix_s - ack.exec_s
     return lost_s / exec_s
 
 
-def attainment(case: Case, requests: Sequence[PlannedRequest], verdicts: Sequence[Verdict | None]) -> dict[str, float]:
+def attainment(
+    case: Case, requests: Sequence[PlannedRequest], verdicts: Sequence[Verdict | None]
+) -> dict[str, float]:
     """Percent of each tier's offered requests."""
     met: dict[str, list[bool]] = {tier: [] for tier in case.tiers.tiers}
     for request, verdict in zip(requests, verdicts, strict=True):
@@ -170,19 +216,32 @@ def attainment(case: Case, requests: Sequence[PlannedRequest], verdicts: Sequenc
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.policy)
-def test_a_live_fleet_and_the_simulator_agree_within_two_points_of_attainment_per_tier(case: Case, tmp_path: Path) -> None:
+def test_a_live_fleet_and_the_simulator_agree_within_two_points_of_attainment_per_tier(
+    case: Case, tmp_path: Path
+) -> None:
     requests = case.plan()
-    result = simulate(requests, case.policy, case.settings, PROFILE, REPLICAS, case.tiers, Latency.live(), SEED)
+    result = simulate(
+        requests, case.policy, case.settings, PROFILE, REPLICAS, case.tiers, Latency.live(), SEED
+    )
     simulated = attainment(case, requests, result.verdicts)
     (tmp_path / "tiers.json").write_bytes(msgspec.json.encode(case.tiers))
     lived = asyncio.run(live(case, requests, tmp_path / "tiers.json"))
     found = attainment(case, requests, lived.verdicts)
-    print(f"\nseed {SEED}, {case.policy}, {len(requests)} requests; sent late by at most {1000 * lived.late_s:.0f} ms", end="; ")
-    print(f"engines lost {100 * lived.lost_fraction:.2f} %; relegated {sum(v.relegated for v in lived.verdicts)}, {result.relegated}")
+    print(
+        f"\nseed {SEED}, {case.policy}, {len(requests)} requests; sent late by at most {1000 * lived.late_s:.0f} ms",
+        end="; ",
+    )
+    print(
+        f"engines lost {100 * lived.lost_fraction:.2f} %; relegated {sum(v.relegated for v in lived.verdicts)}, {result.relegated}"
+    )
     for tier in found:
         print(f"{tier}: live {found[tier]:.1f} %, simulated {simulated[tier]:.1f} %")
     assert 20 < min(simulated.values()) < 97, "this load shows nothing"
-    apart = {tier: (round(of, 1), round(simulated[tier], 1)) for tier, of in found.items() if abs(of - simulated[tier]) > POINTS}
+    apart = {
+        tier: (round(of, 1), round(simulated[tier], 1))
+        for tier, of in found.items()
+        if abs(of - simulated[tier]) > POINTS
+    }
     if lived.late_s > LATE_S or lived.lost_fraction > case.lost_fraction:
         pytest.skip(
             f"this machine did not keep the pace: sent up to {1000 * lived.late_s:.0f} ms late, "

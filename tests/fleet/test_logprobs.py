@@ -1,4 +1,6 @@
-"""Log-probabilities go wherever their tokens go: through acks, the log, snapshots, moves, replays and a network that loses them."""
+"""Log-probabilities go wherever their tokens go: through acks, the log, snapshots, moves, replays
+and a network that loses them.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -49,7 +51,9 @@ def likely_of(slot: int, n: int, top: int) -> Likely:
 
 
 class Scripted:
-    """An engine whose tokens are known beforehand; the test says how many each entry makes at once."""
+    """An engine whose tokens are known beforehand; the test says how many each entry makes at
+    once.
+    """
 
     facts = EngineFacts("scripted", "m", "p", 64, 16, 256, 8, 300, frozenset())
 
@@ -88,12 +92,21 @@ class Replica:
     """A worker without its shell, and the log that it keeps."""
 
     def __init__(self, name: str) -> None:
-        self.core = WorkerCore(ReplicaId(name), f"{name}-1", kv_blocks=64, block_tokens=16, context_tokens=256, max_slots=8)
+        self.core = WorkerCore(
+            ReplicaId(name),
+            f"{name}-1",
+            kv_blocks=64,
+            block_tokens=16,
+            context_tokens=256,
+            max_slots=8,
+        )
         self.core.resync(1, 1)
         self.engine, self.speaker = Scripted(), Speaker(Tokenizer.builtin())
         self.log: list[LogEntry] = []
 
-    def run(self, slots: Sequence[int], *, released: Sequence[int] = (), preempted: Sequence[int] = ()) -> list[tuple[str, StreamEvent]]:
+    def run(
+        self, slots: Sequence[int], *, released: Sequence[int] = (), preempted: Sequence[int] = ()
+    ) -> list[tuple[str, StreamEvent]]:
         """One plan. What leaves for clients, as it comes off the wire."""
         plan = BatchPlan(
             replica=self.core.replica,
@@ -112,14 +125,21 @@ class Replica:
         turn = self.core.begin()
         assert turn is not None
         done, exec_s, _ = take_turn(self.engine, self.speaker, turn)
-        finished = self.core.finish(done, started_unix_s=NOW, ended_unix_s=NOW, exec_s=exec_s, idle_s=0.0)
+        finished = self.core.finish(
+            done, started_unix_s=NOW, ended_unix_s=NOW, exec_s=exec_s, idle_s=0.0
+        )
         self.core.check()
         self.log.append(acklog.decode_entry(acklog.encode_entry(finished.ack)))
-        return [(out.subject, msgspec.json.decode(msgspec.json.encode(out.event), type=StreamEvent)) for out in finished.outgoing]
+        return [
+            (out.subject, msgspec.json.decode(msgspec.json.encode(out.event), type=StreamEvent))
+            for out in finished.outgoing
+        ]
 
     def trim(self) -> None:
         """A snapshot in place of all that was logged."""
-        self.log[:] = [acklog.decode_entry(acklog.encode_entry(page)) for page in self.core.snapshots()]
+        self.log[:] = [
+            acklog.decode_entry(acklog.encode_entry(page)) for page in self.core.snapshots()
+        ]
 
 
 @dataclass
@@ -177,15 +197,21 @@ class Client:
     def place(self, replica: Replica) -> None:
         core = replica.core
         self.replica = replica
-        self.record = placed_at(self.record, "a", core.replica, core.incarnation, ServiceClass.STANDARD)
-        hold = Hold(epoch=1, sync=1, slot=self.slot, key=self.record.key, attempt=self.record.attempt)
+        self.record = placed_at(
+            self.record, "a", core.replica, core.incarnation, ServiceClass.STANDARD
+        )
+        hold = Hold(
+            epoch=1, sync=1, slot=self.slot, key=self.record.key, attempt=self.record.attempt
+        )
         body = Body(prompt=pack(PROMPT), sampling=Sampling(max_tokens=OUTPUT, logprobs=self.top))
         assert core.hold(hold, self.record, body).held
 
     def logged(self) -> Resume:
         """What record and log say that it has made, as admission reads them."""
         core = self.replica.core
-        story = acklog.fold(self.replica.log).get((self.record.key, self.record.attempt, core.incarnation))
+        story = acklog.fold(self.replica.log).get(
+            (self.record.key, self.record.attempt, core.incarnation)
+        )
         return self.record.resume if story is None else story.resume(self.record)
 
     def check_logged(self) -> Resume:
@@ -209,7 +235,9 @@ class Client:
             verdict=self.record.verdict,
             logprobs=resume.logprobs[begin:],
         )
-        self.show(self.assembler.fill(msgspec.msgpack.decode(msgspec.msgpack.encode(replay), type=Replay)))
+        self.show(
+            self.assembler.fill(msgspec.msgpack.decode(msgspec.msgpack.encode(replay), type=Replay))
+        )
 
     def show(self, events: Sequence[StreamEvent]) -> None:
         for event in events:
@@ -223,11 +251,18 @@ class Client:
 
 @settings(deadline=None, max_examples=150)
 @given(st.data())
-def test_log_probabilities_stay_beside_their_tokens_whatever_happens_to_these(data: st.DataObject) -> None:
-    """Two that ask for them, with and without alternatives, and one that does not share every batch."""
+def test_log_probabilities_stay_beside_their_tokens_whatever_happens_to_these(
+    data: st.DataObject,
+) -> None:
+    """Two that ask for them, with and without alternatives, and one that does not share every
+    batch.
+    """
     replicas = [Replica("r1"), Replica("r2")]
     tops = data.draw(st.permutations([0, 2, None]))
-    clients = [Client.begin(slot, top, replicas[data.draw(st.integers(0, 1))]) for slot, top in enumerate(tops)]
+    clients = [
+        Client.begin(slot, top, replicas[data.draw(st.integers(0, 1))])
+        for slot, top in enumerate(tops)
+    ]
     named = {client.record.stream_subject: client for client in clients}
 
     def deliver(events: Sequence[tuple[str, StreamEvent]]) -> None:
@@ -246,10 +281,17 @@ def test_log_probabilities_stay_beside_their_tokens_whatever_happens_to_these(da
         client = data.draw(st.sampled_from(clients))
         replica, slot = client.replica, client.slot
         here = [c for c in clients if c.replica is replica and c.record.verdict is None]
-        match data.draw(st.sampled_from(("run", "run", "run", "preempt", "move", "trim", "attach", "late"))):
+        match data.draw(
+            st.sampled_from(("run", "run", "run", "preempt", "move", "trim", "attach", "late"))
+        ):
             case "run" | "preempt" as step:
                 replica.engine.bursts = {Slot(c.slot): data.draw(st.integers(1, 4)) for c in here}
-                deliver(replica.run([c.slot for c in here], preempted=[slot] if step == "preempt" and client in here else ()))
+                deliver(
+                    replica.run(
+                        [c.slot for c in here],
+                        preempted=[slot] if step == "preempt" and client in here else (),
+                    )
+                )
                 settle(replica, here)
             case "move" if client in here:
                 deliver(replica.run([], released=[slot]))

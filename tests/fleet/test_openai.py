@@ -1,4 +1,6 @@
-"""The OpenAI client that users have, untouched, against a fleet of real processes on a real nats-server."""
+"""The OpenAI client that users have, untouched, against a fleet of real processes on a real
+nats-server.
+"""
 
 import asyncio
 import contextlib
@@ -25,15 +27,21 @@ from tests.fleet.live import replay_of, until_idle
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 T = TypeVar("T")
 SEED = 20_261_121
-TALK: list[Any] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why is the sky blue?"}]
-LONG = {"n": 3, "max_tokens": 7000, "stream": True}  # a minute of tokens: whoever waits for their end has not cancelled them
+TALK: list[Any] = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Why is the sky blue?"},
+]
+# a minute of tokens: whoever waits for their end has not cancelled them
+LONG = {"n": 3, "max_tokens": 7000, "stream": True}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def fleet() -> AsyncIterator[Fleet]:
     async with Fleet(FleetSpec(pace=0.5, drain_s=2.0)) as fleet:
         yield fleet
-        assert [c.name for c in fleet.processes if c.starts != 1] == [], "a service died of what a client sent"
+        assert [c.name for c in fleet.processes if c.starts != 1] == [], (
+            "a service died of what a client sent"
+        )
 
 
 @pytest_asyncio.fixture(loop_scope="module")
@@ -43,12 +51,16 @@ async def client(fleet: Fleet) -> AsyncIterator[openai.AsyncOpenAI]:
 
 
 def async_client(fleet: Fleet) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url=f"{fleet.http_url}/v1", api_key="none", max_retries=0, timeout=30)
+    return openai.AsyncOpenAI(
+        base_url=f"{fleet.http_url}/v1", api_key="none", max_retries=0, timeout=30
+    )
 
 
 async def in_thread(fleet: Fleet, ask: Callable[[openai.OpenAI], T]) -> T:
     """What the synchronous client gets."""
-    with openai.OpenAI(base_url=f"{fleet.http_url}/v1", api_key="none", max_retries=0, timeout=30) as client:
+    with openai.OpenAI(
+        base_url=f"{fleet.http_url}/v1", api_key="none", max_retries=0, timeout=30
+    ) as client:
         return await asyncio.to_thread(ask, client)
 
 
@@ -57,31 +69,53 @@ async def model_of(client: openai.AsyncOpenAI) -> str:
 
 
 def text_of(chunks: list[ChatCompletionChunk], index: int = 0) -> str:
-    return "".join(c.delta.content or "" for chunk in chunks for c in chunk.choices if c.index == index)
+    return "".join(
+        c.delta.content or "" for chunk in chunks for c in chunk.choices if c.index == index
+    )
 
 
 # ---------------------------------------------------------------- answers
 
 
-async def test_a_chat_whole_and_streamed_by_both_clients_says_the_same(fleet: Fleet, client: openai.AsyncOpenAI) -> None:
-    asked: dict[str, Any] = {"model": await model_of(client), "messages": TALK, "max_completion_tokens": 24, "seed": 7}
+async def test_a_chat_whole_and_streamed_by_both_clients_says_the_same(
+    fleet: Fleet, client: openai.AsyncOpenAI
+) -> None:
+    asked: dict[str, Any] = {
+        "model": await model_of(client),
+        "messages": TALK,
+        "max_completion_tokens": 24,
+        "seed": 7,
+    }
     usage = {"stream": True, "stream_options": {"include_usage": True}}
     whole = await client.chat.completions.create(**asked)
     chunks = [chunk async for chunk in await client.chat.completions.create(**asked, **usage)]
     sync_whole = await in_thread(fleet, lambda sync: sync.chat.completions.create(**asked))
-    sync_chunks = await in_thread(fleet, lambda sync: list(sync.chat.completions.create(**asked, **usage)))
+    sync_chunks = await in_thread(
+        fleet, lambda sync: list(sync.chat.completions.create(**asked, **usage))
+    )
     (choice,) = whole.choices
-    assert (choice.index, choice.finish_reason, choice.message.role, choice.message.tool_calls) == (0, "length", "assistant", None)
+    assert (choice.index, choice.finish_reason, choice.message.role, choice.message.tool_calls) == (
+        0,
+        "length",
+        "assistant",
+        None,
+    )
     assert choice.message.content
     assert sync_whole.choices == whole.choices
     assert whole.usage is not None
-    assert (whole.object, whole.model, whole.service_tier) == ("chat.completion", asked["model"], "default")
+    assert (whole.object, whole.model, whole.service_tier) == (
+        "chat.completion",
+        asked["model"],
+        "default",
+    )
     assert whole.usage.completion_tokens == 24
     assert whole.usage.total_tokens == whole.usage.prompt_tokens + 24
     for told in (chunks, sync_chunks):
         assert text_of(told) == choice.message.content
         assert told[0].choices[0].delta.role == "assistant"
-        assert [c.finish_reason for chunk in told for c in chunk.choices if c.finish_reason] == ["length"]
+        assert [c.finish_reason for chunk in told for c in chunk.choices if c.finish_reason] == [
+            "length"
+        ]
         assert told[-1].choices == []
         assert told[-1].usage == whole.usage
         assert {chunk.object for chunk in told} == {"chat.completion.chunk"}
@@ -89,32 +123,62 @@ async def test_a_chat_whole_and_streamed_by_both_clients_says_the_same(fleet: Fl
         assert told[0].id.startswith("chatcmpl-")
 
 
-async def test_a_completion_whole_and_streamed_by_both_clients_says_the_same(fleet: Fleet, client: openai.AsyncOpenAI) -> None:
-    asked: dict[str, Any] = {"model": await model_of(client), "prompt": "Why is the sky blue?", "max_tokens": 24, "seed": 7}
+async def test_a_completion_whole_and_streamed_by_both_clients_says_the_same(
+    fleet: Fleet, client: openai.AsyncOpenAI
+) -> None:
+    asked: dict[str, Any] = {
+        "model": await model_of(client),
+        "prompt": "Why is the sky blue?",
+        "max_tokens": 24,
+        "seed": 7,
+    }
     usage = {"stream": True, "stream_options": {"include_usage": True}}
     whole = await client.completions.create(**asked)
     chunks = [chunk async for chunk in await client.completions.create(**asked, **usage)]
     sync_whole = await in_thread(fleet, lambda sync: sync.completions.create(**asked))
-    sync_chunks = await in_thread(fleet, lambda sync: list(sync.completions.create(**asked, **usage)))
+    sync_chunks = await in_thread(
+        fleet, lambda sync: list(sync.completions.create(**asked, **usage))
+    )
     assert whole.usage is not None
-    assert (whole.usage.prompt_tokens, whole.usage.completion_tokens, whole.choices[0].finish_reason) == (20, 24, "length")
+    assert (
+        whole.usage.prompt_tokens,
+        whole.usage.completion_tokens,
+        whole.choices[0].finish_reason,
+    ) == (20, 24, "length")
     assert sync_whole.choices == whole.choices
     for told in (chunks, sync_chunks):
         assert "".join(c.text for chunk in told for c in chunk.choices) == whole.choices[0].text
         assert told[-1].usage == whole.usage
 
 
-async def test_the_clients_own_helper_that_gathers_a_stream_ends_with_the_whole_message(client: openai.AsyncOpenAI) -> None:
-    asked: dict[str, Any] = {"model": await model_of(client), "messages": TALK, "max_tokens": 200, "stop": " ", "n": 3, "seed": 2}
+async def test_the_clients_own_helper_that_gathers_a_stream_ends_with_the_whole_message(
+    client: openai.AsyncOpenAI,
+) -> None:
+    asked: dict[str, Any] = {
+        "model": await model_of(client),
+        "messages": TALK,
+        "max_tokens": 200,
+        "stop": " ",
+        "n": 3,
+        "seed": 2,
+    }
     async with client.chat.completions.stream(**asked) as stream:
         pieces = [event.delta async for event in stream if event.type == "content.delta"]
         final = await stream.get_final_completion()
     whole = await client.chat.completions.create(**asked)
-    assert [choice.message.content for choice in final.choices] == [choice.message.content for choice in whole.choices]
-    assert sum(map(len, pieces)) == sum(len(choice.message.content or "") for choice in final.choices) > 0
+    assert [choice.message.content for choice in final.choices] == [
+        choice.message.content for choice in whole.choices
+    ]
+    assert (
+        sum(map(len, pieces))
+        == sum(len(choice.message.content or "") for choice in final.choices)
+        > 0
+    )
 
 
-async def test_choices_have_seeds_of_their_own_and_say_what_they_would_say_alone(client: openai.AsyncOpenAI) -> None:
+async def test_choices_have_seeds_of_their_own_and_say_what_they_would_say_alone(
+    client: openai.AsyncOpenAI,
+) -> None:
     asked: dict[str, Any] = {"model": await model_of(client), "messages": TALK, "max_tokens": 20}
     several = await client.chat.completions.create(**asked, n=3, seed=11)
     alone = [await client.chat.completions.create(**asked, seed=11 + i) for i in range(3)]
@@ -124,8 +188,14 @@ async def test_choices_have_seeds_of_their_own_and_say_what_they_would_say_alone
     assert len(set(texts)) == 3
     assert several.usage is not None
     assert alone[0].usage is not None
-    assert (several.usage.completion_tokens, several.usage.prompt_tokens) == (60, alone[0].usage.prompt_tokens)
-    chunks = [chunk async for chunk in await client.chat.completions.create(**asked, n=3, seed=11, stream=True)]
+    assert (several.usage.completion_tokens, several.usage.prompt_tokens) == (
+        60,
+        alone[0].usage.prompt_tokens,
+    )
+    chunks = [
+        chunk
+        async for chunk in await client.chat.completions.create(**asked, n=3, seed=11, stream=True)
+    ]
     assert [text_of(chunks, index) for index in range(3)] == texts
     order = [chunk.choices[0].index for chunk in chunks]
     assert order != sorted(order), "side by side, not one after the other"
@@ -133,9 +203,14 @@ async def test_choices_have_seeds_of_their_own_and_say_what_they_would_say_alone
 
 async def test_lists_of_prompts_are_answered_in_their_order(client: openai.AsyncOpenAI) -> None:
     model = await model_of(client)
-    answer = await client.completions.create(model=model, prompt=["one", "three"], n=2, max_tokens=5, echo=True)
+    answer = await client.completions.create(
+        model=model, prompt=["one", "three"], n=2, max_tokens=5, echo=True
+    )
     assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
-    assert [choice.text[: len(echo)] for choice, echo in zip(answer.choices, ["one", "one", "three", "three"], strict=True)] == [
+    assert [
+        choice.text[: len(echo)]
+        for choice, echo in zip(answer.choices, ["one", "one", "three", "three"], strict=True)
+    ] == [
         "one",
         "one",
         "three",
@@ -149,15 +224,21 @@ async def test_lists_of_prompts_are_answered_in_their_order(client: openai.Async
 
 
 @pytest.mark.parametrize("stop", [" ", [" ", "zzzz"]])
-async def test_an_answer_ends_before_its_stop_string(client: openai.AsyncOpenAI, stop: str | list[str]) -> None:
-    answer = await client.chat.completions.create(model=await model_of(client), messages=TALK, max_tokens=200, stop=stop, seed=3)
+async def test_an_answer_ends_before_its_stop_string(
+    client: openai.AsyncOpenAI, stop: str | list[str]
+) -> None:
+    answer = await client.chat.completions.create(
+        model=await model_of(client), messages=TALK, max_tokens=200, stop=stop, seed=3
+    )
     (choice,) = answer.choices
     assert choice.finish_reason == "stop"
     assert choice.message.content
     assert " " not in choice.message.content
 
 
-async def test_parameters_of_sampling_and_fields_that_only_label_are_taken(client: openai.AsyncOpenAI) -> None:
+async def test_parameters_of_sampling_and_fields_that_only_label_are_taken(
+    client: openai.AsyncOpenAI,
+) -> None:
     answer = await client.chat.completions.create(
         model=await model_of(client),
         messages=[*TALK[:1], {"role": "user", "content": [{"type": "text", "text": "Why?"}]}],
@@ -176,28 +257,48 @@ async def test_parameters_of_sampling_and_fields_that_only_label_are_taken(clien
 # ---------------------------------------------------------------- what is owed
 
 
-async def test_the_answer_says_which_tier_was_used_and_flex_if_it_was_relegated(client: openai.AsyncOpenAI) -> None:
+async def test_the_answer_says_which_tier_was_used_and_flex_if_it_was_relegated(
+    client: openai.AsyncOpenAI,
+) -> None:
     slow = {"x-llm-d-slo-ttft-ms": "60000"}  # so that no machine is too slow for any of them
     asked: dict[str, Any] = {"model": await model_of(client), "messages": TALK, "max_tokens": 3}
     tiers = [
-        (await client.chat.completions.create(**asked, service_tier=tier, extra_headers=slow)).service_tier
+        (
+            await client.chat.completions.create(**asked, service_tier=tier, extra_headers=slow)
+        ).service_tier
         for tier in ("auto", "default", "priority", "flex")
     ]
     assert tiers == ["default", "default", "priority", "flex"]
     hopeless = {"x-llm-d-slo-ttft-ms": "0.1", "x-llm-d-slo-tpot-ms": "1000"}
-    late = await client.chat.completions.create(**asked, service_tier="priority", extra_headers=hopeless, n=2)
+    late = await client.chat.completions.create(
+        **asked, service_tier="priority", extra_headers=hopeless, n=2
+    )
     assert late.service_tier == "flex"
-    chunks = [c async for c in await client.chat.completions.create(**asked, extra_headers=hopeless, stream=True)]
+    chunks = [
+        c
+        async for c in await client.chat.completions.create(
+            **asked, extra_headers=hopeless, stream=True
+        )
+    ]
     assert chunks[-1].service_tier == "flex"
     with pytest.raises(openai.RateLimitError) as refused:
-        await client.chat.completions.create(**asked, extra_headers=hopeless | {"x-slackline-allow-relegation": "false"}, n=2)
+        await client.chat.completions.create(
+            **asked, extra_headers=hopeless | {"x-slackline-allow-relegation": "false"}, n=2
+        )
     assert refused.value.code == "slow_down"
     assert 1 <= int(refused.value.response.headers["retry-after"]) <= 30
     assert refused.value.response.headers["x-llm-d-request-dropped-reason"] == "rejected-saturated"
 
 
-async def test_a_request_id_is_returned_and_attaches_to_every_choice(client: openai.AsyncOpenAI) -> None:
-    asked: dict[str, Any] = {"model": await model_of(client), "messages": TALK, "max_tokens": 10, "n": 2}
+async def test_a_request_id_is_returned_and_attaches_to_every_choice(
+    client: openai.AsyncOpenAI,
+) -> None:
+    asked: dict[str, Any] = {
+        "model": await model_of(client),
+        "messages": TALK,
+        "max_tokens": 10,
+        "n": 2,
+    }
     name = uuid4().hex
     first = await client.chat.completions.create(**asked, extra_headers={"x-request-id": name})
     again = await client.chat.completions.create(**asked, extra_headers={"x-request-id": name})
@@ -214,38 +315,86 @@ async def test_a_request_id_is_returned_and_attaches_to_every_choice(client: ope
 WRONG: list[tuple[dict[str, Any], type[openai.APIStatusError], str, str | None]] = [
     ({"model": "gpt-17"}, openai.NotFoundError, "model_not_found", "model"),
     ({"messages": []}, openai.BadRequestError, "invalid_request_error", "messages"),
-    ({"messages": [{"role": "wizard", "content": "hi"}]}, openai.BadRequestError, "invalid_request_error", "messages[0].role"),
-    ({"messages": [{"role": "user", "content": "a" * 9000}]}, openai.APIStatusError, "context_length_exceeded", "messages"),
+    (
+        {"messages": [{"role": "wizard", "content": "hi"}]},
+        openai.BadRequestError,
+        "invalid_request_error",
+        "messages[0].role",
+    ),
+    (
+        {"messages": [{"role": "user", "content": "a" * 9000}]},
+        openai.APIStatusError,
+        "context_length_exceeded",
+        "messages",
+    ),
     ({"temperature": 3}, openai.BadRequestError, "invalid_request_error", "temperature"),
     ({"n": 17}, openai.BadRequestError, "invalid_request_error", "n"),
     ({"service_tier": "scale"}, openai.BadRequestError, "invalid_value", "service_tier"),
-    ({"tools": [{"type": "function", "function": {"name": "f"}}]}, openai.BadRequestError, "unsupported_parameter", "tools"),
-    ({"response_format": {"type": "json_object"}}, openai.BadRequestError, "unsupported_parameter", "response_format"),
+    (
+        {"tools": [{"type": "function", "function": {"name": "f"}}]},
+        openai.BadRequestError,
+        "unsupported_parameter",
+        "tools",
+    ),
+    (
+        {"response_format": {"type": "json_object"}},
+        openai.BadRequestError,
+        "unsupported_parameter",
+        "response_format",
+    ),
     ({"extra_body": {"min_p": 0.1}}, openai.BadRequestError, "unsupported_parameter", "min_p"),
-    ({"extra_body": {"temprature": 1}}, openai.BadRequestError, "invalid_request_error", "temprature"),
-    ({"extra_headers": {"x-slackline-tier": "gold"}}, openai.BadRequestError, "unknown_tier", "x-slackline-tier"),
-    ({"extra_headers": {"x-llm-d-slo-ttft-ms": "soon"}}, openai.BadRequestError, "invalid_value", "x-llm-d-slo-ttft-ms"),
-    ({"logprobs": True}, openai.BadRequestError, "unsupported_parameter", "logprobs"),  # the simulated engine has none
+    (
+        {"extra_body": {"temprature": 1}},
+        openai.BadRequestError,
+        "invalid_request_error",
+        "temprature",
+    ),
+    (
+        {"extra_headers": {"x-slackline-tier": "gold"}},
+        openai.BadRequestError,
+        "unknown_tier",
+        "x-slackline-tier",
+    ),
+    (
+        {"extra_headers": {"x-llm-d-slo-ttft-ms": "soon"}},
+        openai.BadRequestError,
+        "invalid_value",
+        "x-llm-d-slo-ttft-ms",
+    ),
+    # the simulated engine has none
+    ({"logprobs": True}, openai.BadRequestError, "unsupported_parameter", "logprobs"),
 ]
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_what_is_wrong_is_raised_as_the_right_error_and_names_the_field(client: openai.AsyncOpenAI, stream: bool) -> None:
+async def test_what_is_wrong_is_raised_as_the_right_error_and_names_the_field(
+    client: openai.AsyncOpenAI, stream: bool
+) -> None:
     model = await model_of(client)
     for change, kind, code, param in WRONG:
         with pytest.raises(kind) as caught:
-            await client.chat.completions.create(**{"model": model, "messages": TALK, "max_tokens": 3, "stream": stream} | change)
+            await client.chat.completions.create(
+                **{"model": model, "messages": TALK, "max_tokens": 3, "stream": stream} | change
+            )
         assert (caught.value.code, caught.value.param) == (code, param), change
-        assert caught.value.status_code == (413 if code == "context_length_exceeded" else 404 if code == "model_not_found" else 400)
+        assert caught.value.status_code == (
+            413 if code == "context_length_exceeded" else 404 if code == "model_not_found" else 400
+        )
         assert caught.value.request_id
 
 
-async def test_an_answer_of_which_somebody_else_cancels_a_choice_is_an_error_and_not_a_shorter_answer(fleet: Fleet) -> None:
+async def test_an_answer_of_which_somebody_else_cancels_a_choice_is_an_error_and_not_a_shorter_answer(
+    fleet: Fleet,
+) -> None:
     async with connect(fleet.url, "test") as bus, async_client(fleet) as client:
         name = uuid4().hex
         waiting = asyncio.create_task(
             client.chat.completions.create(
-                model=await model_of(client), messages=TALK, max_tokens=7000, n=2, extra_headers={"x-request-id": name}
+                model=await model_of(client),
+                messages=TALK,
+                max_tokens=7000,
+                n=2,
+                extra_headers={"x-request-id": name},
             )
         )
         await until_made(bus, id_of_choice(name, 1))
@@ -282,7 +431,9 @@ async def until_freed(fleet: Fleet, name: str, choices: int) -> AsyncIterator[No
             assert 0 < verdict.output_tokens < 7000
 
 
-async def test_closing_a_stream_midway_cancels_every_choice_and_frees_its_kv(fleet: Fleet, client: openai.AsyncOpenAI) -> None:
+async def test_closing_a_stream_midway_cancels_every_choice_and_frees_its_kv(
+    fleet: Fleet, client: openai.AsyncOpenAI
+) -> None:
     asked = {"model": await model_of(client), "messages": TALK, **LONG}
     name = uuid4().hex
     async with until_freed(fleet, name, 3):
@@ -295,7 +446,9 @@ async def test_closing_a_stream_midway_cancels_every_choice_and_frees_its_kv(fle
         await stream.close()
 
 
-async def test_a_synchronous_client_that_leaves_its_loop_cancels_too(fleet: Fleet, client: openai.AsyncOpenAI) -> None:
+async def test_a_synchronous_client_that_leaves_its_loop_cancels_too(
+    fleet: Fleet, client: openai.AsyncOpenAI
+) -> None:
     asked = {"model": await model_of(client), "prompt": "Why?", **LONG, "n": 1}
     name = uuid4().hex
 
@@ -307,12 +460,21 @@ async def test_a_synchronous_client_that_leaves_its_loop_cancels_too(fleet: Flee
         await in_thread(fleet, leave)
 
 
-async def test_cancelling_a_task_that_waits_for_a_whole_answer_cancels_every_choice(fleet: Fleet) -> None:
+async def test_cancelling_a_task_that_waits_for_a_whole_answer_cancels_every_choice(
+    fleet: Fleet,
+) -> None:
     async with async_client(fleet) as client, connect(fleet.url, "test") as bus:
-        asked: dict[str, Any] = {"model": await model_of(client), "messages": TALK, **LONG, "stream": False}
+        asked: dict[str, Any] = {
+            "model": await model_of(client),
+            "messages": TALK,
+            **LONG,
+            "stream": False,
+        }
         name = uuid4().hex
         async with until_freed(fleet, name, 3):
-            waiting = asyncio.create_task(client.chat.completions.create(**asked, extra_headers={"x-request-id": name}))
+            waiting = asyncio.create_task(
+                client.chat.completions.create(**asked, extra_headers={"x-request-id": name})
+            )
             for request_id in (name, id_of_choice(name, 1), id_of_choice(name, 2)):
                 await until_made(bus, request_id)
             waiting.cancel()
@@ -330,14 +492,20 @@ async def test_whenever_clients_leave_everything_they_asked_for_is_freed(fleet: 
             async with async_client(fleet) as client:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(stay_s):
-                        stream = await client.chat.completions.create(messages=TALK, model=model, stream=True, **asked)
+                        stream = await client.chat.completions.create(
+                            messages=TALK, model=model, stream=True, **asked
+                        )
                         _ = [chunk async for chunk in stream]
 
         async with async_client(fleet) as client:
             model = await model_of(client)
         async with asyncio.TaskGroup() as tasks:
             for _ in range(30):
-                asked = {"n": rng.randint(1, 4), "max_tokens": rng.choice((20, 7000)), "service_tier": rng.choice(("priority", "flex"))}
+                asked = {
+                    "n": rng.randint(1, 4),
+                    "max_tokens": rng.choice((20, 7000)),
+                    "service_tier": rng.choice(("priority", "flex")),
+                }
                 tasks.create_task(come_and_go(rng.uniform(0.0, 0.5), asked))
                 await asyncio.sleep(0.01)
         await until_idle(bus, fleet.replicas)
@@ -352,30 +520,53 @@ async def torch_fleet(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator
     from tests.services.worker import random_llama
 
     model = await asyncio.to_thread(random_llama.make, tmp_path_factory.mktemp("model"))
-    async with Fleet(FleetSpec(engine="torch", model=str(model), profile="cpu-tiny", replicas=1, drain_s=2.0)) as fleet:
+    async with Fleet(
+        FleetSpec(engine="torch", model=str(model), profile="cpu-tiny", replicas=1, drain_s=2.0)
+    ) as fleet:
         yield fleet
-        assert [c.name for c in fleet.processes if c.starts != 1] == [], "a service died of what a client sent"
+        assert [c.name for c in fleet.processes if c.starts != 1] == [], (
+            "a service died of what a client sent"
+        )
 
 
-async def test_a_real_model_repeats_itself_when_greedy_or_with_the_same_seed(torch_fleet: Fleet) -> None:
+async def test_a_real_model_repeats_itself_when_greedy_or_with_the_same_seed(
+    torch_fleet: Fleet,
+) -> None:
     async with async_client(torch_fleet) as client:
-        asked: dict[str, Any] = {"model": await model_of(client), "messages": TALK, "max_tokens": 24}
+        asked: dict[str, Any] = {
+            "model": await model_of(client),
+            "messages": TALK,
+            "max_tokens": 24,
+        }
         greedy = await client.chat.completions.create(**asked, n=2, temperature=0)
         assert greedy.choices[0].message.content == greedy.choices[1].message.content != ""
-        first, second = [await client.chat.completions.create(**asked, n=2, seed=5) for _ in range(2)]
-        assert [c.message.content for c in first.choices] == [c.message.content for c in second.choices]
+        first, second = [
+            await client.chat.completions.create(**asked, n=2, seed=5) for _ in range(2)
+        ]
+        assert [c.message.content for c in first.choices] == [
+            c.message.content for c in second.choices
+        ]
         assert first.choices[0].message.content != first.choices[1].message.content
         other = await client.chat.completions.create(**asked, seed=1000)
         assert other.choices[0].message.content != first.choices[0].message.content
 
 
-async def test_a_real_model_tells_log_probabilities_in_both_apis_whole_and_streamed(torch_fleet: Fleet) -> None:
+async def test_a_real_model_tells_log_probabilities_in_both_apis_whole_and_streamed(
+    torch_fleet: Fleet,
+) -> None:
     async with async_client(torch_fleet) as client:
-        asked: dict[str, Any] = {"model": await model_of(client), "messages": TALK, "max_tokens": 12, "temperature": 0}
+        asked: dict[str, Any] = {
+            "model": await model_of(client),
+            "messages": TALK,
+            "max_tokens": 12,
+            "temperature": 0,
+        }
         asked |= {"logprobs": True, "top_logprobs": 3}
         name = {"x-request-id": uuid4().hex}
         (choice,) = (await client.chat.completions.create(**asked, extra_headers=name)).choices
-        assert (await client.chat.completions.create(**asked, extra_headers=name)).choices == [choice], "attached to, read from the log"
+        assert (await client.chat.completions.create(**asked, extra_headers=name)).choices == [
+            choice
+        ], "attached to, read from the log"
         assert choice.logprobs is not None
         told = choice.logprobs.content
         assert told is not None
@@ -383,17 +574,32 @@ async def test_a_real_model_tells_log_probabilities_in_both_apis_whole_and_strea
         assert b"".join(bytes(one.bytes or []) for one in spoken).decode() == choice.message.content
         for one in told:
             assert len(one.top_logprobs) == 3
-            assert one.logprob == one.top_logprobs[0].logprob == max(other.logprob for other in one.top_logprobs), "greedy"
+            assert (
+                one.logprob
+                == one.top_logprobs[0].logprob
+                == max(other.logprob for other in one.top_logprobs)
+            ), "greedy"
             assert sum(math.exp(other.logprob) for other in one.top_logprobs) <= 1.0 + 1e-6
-        chunks = [chunk async for chunk in await client.chat.completions.create(**asked, stream=True)]
-        streamed = [c.logprobs.content or [] for chunk in chunks for c in chunk.choices if c.logprobs is not None]
+        chunks = [
+            chunk async for chunk in await client.chat.completions.create(**asked, stream=True)
+        ]
+        streamed = [
+            c.logprobs.content or []
+            for chunk in chunks
+            for c in chunk.choices
+            if c.logprobs is not None
+        ]
         assert [one.token for content in streamed for one in content] == [one.token for one in told]
-        answer = await client.completions.create(model=asked["model"], prompt="Why?", max_tokens=12, logprobs=2, temperature=0, n=2)
+        answer = await client.completions.create(
+            model=asked["model"], prompt="Why?", max_tokens=12, logprobs=2, temperature=0, n=2
+        )
         for alternative in answer.choices:
             columns = alternative.logprobs
             assert columns is not None
             assert columns.tokens is not None
-            assert columns.text_offset == [sum(map(len, columns.tokens[:n])) for n in range(len(columns.tokens))]
+            assert columns.text_offset == [
+                sum(map(len, columns.tokens[:n])) for n in range(len(columns.tokens))
+            ]
             assert columns.top_logprobs is not None
             assert columns.token_logprobs == [max(top.values()) for top in columns.top_logprobs]
             assert {len(top) for top in columns.top_logprobs} == {2}

@@ -1,8 +1,9 @@
-"""The protocol, simulated: thousands of seeded schedules of lost, doubled, reordered and delayed messages, of processes killed,
-paused and returned, of broker restarts; after each the books must balance (tests/fleet/world.py says what is checked).
+"""The protocol, simulated: thousands of seeded schedules of lost, doubled, reordered and delayed
+messages, of processes killed, paused and returned, of broker restarts; after each the books must
+balance (tests/fleet/world.py says what is checked).
 
-SLACKLINE_SCHEDULES sets how many (make soak runs ten thousand); a failing seed is printed, and `run(seed, scene)` replays it
-(with PYTHONHASHSEED=0, to the last message).
+SLACKLINE_SCHEDULES sets how many (make soak runs ten thousand); a failing seed is printed, and
+`run(seed, scene)` replays it (with PYTHONHASHSEED=0, to the last message).
 """
 
 import logging
@@ -46,16 +47,24 @@ def test_every_request_ends_once_with_its_own_tokens_whatever_happens(block: int
 
 def test_without_misfortune_nothing_is_moved_and_nothing_is_lost() -> None:
     for seed in range(10):
-        world = run(seed, Scene(faults=CALM, kills=0, pauses=0, restarts=0, cancels=0, policy="fcfs"))
+        world = run(
+            seed, Scene(faults=CALM, kills=0, pauses=0, restarts=0, cancels=0, policy="fcfs")
+        )
         assert all(told.ends[0].verdict.attempts == 1 for told in world.told.values())
 
 
-def test_requests_come_only_to_replicas_that_have_what_they_need_however_often_they_are_moved() -> None:
+def test_requests_come_only_to_replicas_that_have_what_they_need_however_often_they_are_moved() -> (
+    None
+):
     """The reckoning looks at every place that held one."""
     moved = 0
     for seed in range(20):
         world = run(seed, Scene(replicas=3, able=("r1", "r2"), kills=5, pauses=0, restarts=0))
-        moved += sum(told.ends[0].verdict.attempts > 1 for name, told in world.told.items() if world.requests[name].sampling.min_p)
+        moved += sum(
+            told.ends[0].verdict.attempts > 1
+            for name, told in world.told.items()
+            if world.requests[name].sampling.min_p
+        )
     assert moved > 20
 
 
@@ -68,10 +77,13 @@ def _fails_somewhere(seeds: range, scene: Scene) -> bool:
     return False
 
 
-# What the simulation is worth is what it catches: each of these breaks one rule of the protocol on purpose.
+# What the simulation is worth is what it catches: each of these breaks one rule of the protocol on
+# purpose.
 
 
-def test_the_simulation_notices_a_replica_that_is_not_fenced(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_simulation_notices_a_replica_that_is_not_fenced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async def not_fenced(self: AckWriter) -> bool:
         return False
 
@@ -86,7 +98,9 @@ def test_the_simulation_notices_a_replica_that_is_not_fenced(monkeypatch: pytest
     assert _fails_somewhere(range(300), Scene(pauses=8, kills=0, restarts=0, requests=20))
 
 
-def test_the_simulation_notices_a_worker_that_forgets_what_was_withdrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_simulation_notices_a_worker_that_forgets_what_was_withdrawn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(WorkerCore, "withdraw", lambda self, key, attempt: False)
     assert _fails_somewhere(range(300), SCENES["qoserve"])
 

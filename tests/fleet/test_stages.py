@@ -35,7 +35,9 @@ END = 7  # the token that ends thinking
 
 
 def told(slo: Slo, *news: int | None, at_s: float = 0.5) -> list[float]:
-    """When the next token is due after each of these tokens; `news` is what is heard of the stage with it."""
+    """When the next token is due after each of these tokens; `news` is what is heard of the stage
+    with it.
+    """
     measure, dues = Measure.begin(slo, 0.0), []
     for heard in news:
         measure = measure.emit(1, at_s, slo, heard)
@@ -44,7 +46,8 @@ def told(slo: Slo, *news: int | None, at_s: float = 0.5) -> list[float]:
 
 
 def test_a_token_is_due_the_pace_of_its_own_stage_after_the_one_before_it_was_due() -> None:
-    assert told(SLO, None, None, 3, None, None) == [1.05, 1.1, 1.2, 1.3, 1.4]  # the third token ends the thinking: the fourth is response
+    # the third token ends the thinking: the fourth is response
+    assert told(SLO, None, None, 3, None, None) == [1.05, 1.1, 1.2, 1.3, 1.4]
 
 
 def test_a_response_without_a_thought_has_the_pace_of_responses_from_its_first_token_on() -> None:
@@ -60,13 +63,23 @@ def test_without_a_pace_for_the_response_nothing_is_due_after_the_thinking() -> 
 
 
 slos = st.builds(
-    lambda ttft_s, thinking_tbt_s, tbt_s: Slo(ttft_s=ttft_s, thinking_tbt_s=thinking_tbt_s, tbt_s=tbt_s),
-    *[st.sampled_from([None, 0.25, 0.5]), st.sampled_from([None, 0.125, 0.5]), st.sampled_from([None, 0.25])],
+    lambda ttft_s, thinking_tbt_s, tbt_s: Slo(
+        ttft_s=ttft_s, thinking_tbt_s=thinking_tbt_s, tbt_s=tbt_s
+    ),
+    *[
+        st.sampled_from([None, 0.25, 0.5]),
+        st.sampled_from([None, 0.125, 0.5]),
+        st.sampled_from([None, 0.25]),
+    ],
 )
 
 
 @settings(deadline=None, max_examples=200)
-@given(slos, st.lists(st.tuples(st.integers(1, 4), st.integers(0, 40)), min_size=1, max_size=12), st.integers(0, 30))
+@given(
+    slos,
+    st.lists(st.tuples(st.integers(1, 4), st.integers(0, 40)), min_size=1, max_size=12),
+    st.integers(0, 30),
+)
 def test_it_matters_neither_how_tokens_are_grouped_nor_when_within_its_group_the_end_is_told(
     slo: Slo, groups: list[tuple[int, int]], thinking: int
 ) -> None:
@@ -80,7 +93,11 @@ def test_it_matters_neither_how_tokens_are_grouped_nor_when_within_its_group_the
             due_s, made = now_s if made == 0 and due_s == float("inf") else due_s, made + 1
             late += now_s > due_s
             due_s += slo.pace_s(slo.thinks and made < thinking)
-    assert (in_time.next_due_unix_s, in_time.late_tokens) == (beforehand.next_due_unix_s, beforehand.late_tokens) == (due_s, late)
+    assert (
+        (in_time.next_due_unix_s, in_time.late_tokens)
+        == (beforehand.next_due_unix_s, beforehand.late_tokens)
+        == (due_s, late)
+    )
     assert in_time.thought_unix_s == beforehand.thought_unix_s
     assert in_time.thinking_tokens == (thinking if made >= thinking else None)
 
@@ -91,9 +108,24 @@ def test_it_matters_neither_how_tokens_are_grouped_nor_when_within_its_group_the
 class One:
     """A worker with one request, and all that was said of it."""
 
-    def __init__(self, record: Record, sampling: Sampling, prompt: Sequence[int] = (1,) * 20, *, end: int | None = END) -> None:
+    def __init__(
+        self,
+        record: Record,
+        sampling: Sampling,
+        prompt: Sequence[int] = (1,) * 20,
+        *,
+        end: int | None = END,
+    ) -> None:
         assert record.replica is not None
-        self.core = WorkerCore(record.replica, "i", kv_blocks=100, block_tokens=16, context_tokens=1000, max_slots=4, end_of_thinking=end)
+        self.core = WorkerCore(
+            record.replica,
+            "i",
+            kv_blocks=100,
+            block_tokens=16,
+            context_tokens=1000,
+            max_slots=4,
+            end_of_thinking=end,
+        )
         self.core.resync(1, 1)
         hold = Hold(epoch=1, sync=1, slot=2, key=record.key, attempt=record.attempt)
         assert self.core.hold(hold, record, Body(prompt=pack(prompt), sampling=sampling)).held
@@ -104,14 +136,25 @@ class One:
         """One iteration, in which it makes these."""
         self.now_s += 1.0
         plan = BatchPlan(
-            replica=ReplicaId("r"), incarnation="i", epoch=1, sync=1, seq=self.seq, slots=pack([2]), caps=pack([1000]), predicted_s=1.0
+            replica=ReplicaId("r"),
+            incarnation="i",
+            epoch=1,
+            sync=1,
+            seq=self.seq,
+            slots=pack([2]),
+            caps=pack([1000]),
+            predicted_s=1.0,
         )
         assert self.core.plan(plan) is None
         self.seq += 1
         turn = self.core.begin()
         assert turn is not None
         done = [TurnDone(turn.work[0].tokens + len(tokens) - 1, tokens, "", None)]
-        return self.keep(self.core.finish(done, started_unix_s=self.now_s - 1, ended_unix_s=self.now_s, exec_s=1.0, idle_s=0.0)).ack
+        return self.keep(
+            self.core.finish(
+                done, started_unix_s=self.now_s - 1, ended_unix_s=self.now_s, exec_s=1.0, idle_s=0.0
+            )
+        ).ack
 
     def keep(self, finished: Finished) -> Finished:
         self.core.check()
@@ -122,7 +165,9 @@ class One:
         return [
             (n, tokens)
             for n, ack in enumerate(self.acks)
-            for slot, tokens in zip(unpack_list(ack.answering), unpack_list(ack.thinking_tokens), strict=True)
+            for slot, tokens in zip(
+                unpack_list(ack.answering), unpack_list(ack.thinking_tokens), strict=True
+            )
             if slot == 2
         ]
 
@@ -146,10 +191,12 @@ def test_the_token_that_ends_it_is_told_once_with_the_ack_that_has_it() -> None:
 @pytest.mark.parametrize(
     ("sampling", "prompt", "end", "expected"),
     [
-        (Sampling(thinking_tokens=3), (1,), END, [(1, 3)]),  # as said beforehand, whatever is generated
+        # as said beforehand, whatever is generated
+        (Sampling(thinking_tokens=3), (1,), END, [(1, 3)]),
         (Sampling(thinking_tokens=0), (1,), END, [(0, 0)]),
         (Sampling(), (1,), None, [(0, 0)]),  # a model that has no such token
-        (Sampling(), (1, 9, END, 2), END, [(0, 0)]),  # a template that closes the thinking it does not want
+        # a template that closes the thinking it does not want
+        (Sampling(), (1, 9, END, 2), END, [(0, 0)]),
         (Sampling(), (1, END, 9, 9, 9, 9, 9), END, []),  # one of an earlier turn, quoted
     ],
 )
@@ -170,7 +217,9 @@ def test_nobody_follows_the_stages_of_a_request_without_a_pace_for_thinking() ->
 
 
 @pytest.mark.parametrize("made", [1, 4, 6])
-def test_a_request_that_moves_keeps_its_stage_whether_its_worker_or_the_log_tells_of_it(made: int) -> None:
+def test_a_request_that_moves_keeps_its_stage_whether_its_worker_or_the_log_tells_of_it(
+    made: int,
+) -> None:
     record = record_of(SLO)
     here = One(record, Sampling(thinking_tokens=4))
     for token in range(made):
@@ -183,7 +232,9 @@ def test_a_request_that_moves_keeps_its_stage_whether_its_worker_or_the_log_tell
     assert story.resume(record).measure == over.resume.measure
     assert over.resume.measure.thinking_tokens == (4 if made >= 4 else None)
 
-    moved = placed_at(after_attempt(record, over, "a", 200.0), "a", ReplicaId("r"), "i", ServiceClass.STANDARD)
+    moved = placed_at(
+        after_attempt(record, over, "a", 200.0), "a", ReplicaId("r"), "i", ServiceClass.STANDARD
+    )
     assert as_offer(moved, ServiceClass.STANDARD).thinking == (made < 4)
     there = One(moved, Sampling(thinking_tokens=4))
     [entry] = there.core.entries()
@@ -191,10 +242,14 @@ def test_a_request_that_moves_keeps_its_stage_whether_its_worker_or_the_log_tell
     for token in range(made, 8):
         there.make(token)
     assert there.changes() == ([] if made >= 4 else [(3 - made, 4)])
-    assert there.core.entries()[0].offer.next_due_unix_s == pytest.approx(101.0 + 3 * 0.05 + 5 * 0.1)
+    assert there.core.entries()[0].offer.next_due_unix_s == pytest.approx(
+        101.0 + 3 * 0.05 + 5 * 0.1
+    )
 
 
-def test_the_end_of_thinking_is_looked_for_among_the_tokens_that_were_added_to_the_vocabulary() -> None:
+def test_the_end_of_thinking_is_looked_for_among_the_tokens_that_were_added_to_the_vocabulary() -> (
+    None
+):
     def added(*names: str) -> Tokenizer:
         inner = tokenizers.Tokenizer.from_str(Tokenizer.builtin().inner.to_str())
         inner.add_tokens([tokenizers.AddedToken(name, special=False) for name in names])
@@ -226,12 +281,38 @@ def drawn(requests: int, per_s: float, seed: int = 5) -> list[PlannedRequest]:
         output = rng.randint(1, 120)
         thinking = rng.choice([0, output, rng.randint(0, output)])
         tier = rng.choice(list(TIERS.tiers))
-        made.append(PlannedRequest(number, at_s, rng.randint(1, 1500), output, tier, 1.0, "default", "", thinking_tokens=thinking))
+        made.append(
+            PlannedRequest(
+                number,
+                at_s,
+                rng.randint(1, 1500),
+                output,
+                tier,
+                1.0,
+                "default",
+                "",
+                thinking_tokens=thinking,
+            )
+        )
     return made
 
 
-def run(requests: list[PlannedRequest], policy: str = "fcfs", *, leaps: bool = True) -> SimulationResult:
-    return simulate(requests, policy, None, "a100-llama3-8b", 1, TIERS, Latency.none(), 1, keep_times=True, check_every=3, leaps=leaps)
+def run(
+    requests: list[PlannedRequest], policy: str = "fcfs", *, leaps: bool = True
+) -> SimulationResult:
+    return simulate(
+        requests,
+        policy,
+        None,
+        "a100-llama3-8b",
+        1,
+        TIERS,
+        Latency.none(),
+        1,
+        keep_times=True,
+        check_every=3,
+        leaps=leaps,
+    )
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "qoserve"])
@@ -246,7 +327,10 @@ def test_leaps_end_where_thinking_does(policy: str) -> None:
     for ours_v, theirs_v, planned in zip(leapt.verdicts, stepped.verdicts, requests, strict=True):
         assert ours_v is not None
         assert theirs_v is not None
-        assert (ours_v.slo_met, ours_v.thinking_tokens) == (theirs_v.slo_met, theirs_v.thinking_tokens)
+        assert (ours_v.slo_met, ours_v.thinking_tokens) == (
+            theirs_v.slo_met,
+            theirs_v.thinking_tokens,
+        )
         assert ours_v.thinking_tokens == (0 if planned.tier == "plain" else planned.thinking_tokens)
 
 
@@ -254,16 +338,27 @@ def test_a_verdict_tells_how_long_it_thought_and_at_which_pace() -> None:
     result = run([PlannedRequest(0, 0.0, 500, 40, "quick", 1.0, "default", "", thinking_tokens=15)])
     [verdict], [times] = result.verdicts, result.token_unix_s or [[]]
     assert verdict is not None
-    assert (verdict.finish_reason, verdict.output_tokens, verdict.thinking_tokens) == (FinishReason.STOP, 40, 15)
+    assert (verdict.finish_reason, verdict.output_tokens, verdict.thinking_tokens) == (
+        FinishReason.STOP,
+        40,
+        15,
+    )
     assert verdict.thinking_tpot_s == pytest.approx((times[14] - times[0]) / 14)
 
 
-def test_a_policy_sees_the_pace_of_the_stage_and_is_asked_afresh_when_it_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_policy_sees_the_pace_of_the_stage_and_is_asked_afresh_when_it_changes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     seen: list[tuple[int, bool, float, float, float]] = []
 
     def look(view: View) -> None:
         for i in range(view.rows):
-            row = (bool(view.thinking[i]), float(view.tbt_s[i]), float(view.tightest_tbt_s[i]), float(view.next_due_unix_s[i]))
+            row = (
+                bool(view.thinking[i]),
+                float(view.tbt_s[i]),
+                float(view.tightest_tbt_s[i]),
+                float(view.next_due_unix_s[i]),
+            )
             seen.append((int(view.generated_tokens[i]), *row))
 
     make: Callable[[str, Mapping[str, str] | None], Policy] = registry.make

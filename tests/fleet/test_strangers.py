@@ -1,4 +1,6 @@
-"""Strangers on the bus: whatever they publish, nobody of ours dies of it and every request still ends (deterministic world)."""
+"""Strangers on the bus: whatever they publish, nobody of ours dies of it and every request still
+ends (deterministic world).
+"""
 
 import asyncio
 import logging
@@ -58,7 +60,11 @@ def over(key: str) -> AttemptOver:
 
 def plan(world: World) -> BatchPlan:
     """A plan with the right names and columns that do not fit."""
-    log = [msgspec.msgpack.decode(payload, type=PlanAck) for subject, payload in world.written if b"plan_seq" in payload]
+    log = [
+        msgspec.msgpack.decode(payload, type=PlanAck)
+        for subject, payload in world.written
+        if b"plan_seq" in payload
+    ]
     last = log[-1] if log else None
     return BatchPlan(
         replica=ReplicaId("r0"),
@@ -77,7 +83,15 @@ async def pester(world: World) -> None:
     for _ in range(60):
         await asyncio.sleep(rng.random() * 0.06)
         r0 = ReplicaId("r0")
-        ragged = PlanAck(replica=r0, incarnation="stranger", epoch=1, plan_seq=1, ack_seq=1, slots=b"123", computed=b"")
+        ragged = PlanAck(
+            replica=r0,
+            incarnation="stranger",
+            epoch=1,
+            plan_seq=1,
+            ack_seq=1,
+            slots=b"123",
+            computed=b"",
+        )
         messages = [
             (subjects.OVER, encode(over("a b"))),
             (subjects.OVER, encode(over("default.nobody"))),
@@ -101,7 +115,9 @@ def test_nobody_dies_of_what_strangers_publish(seed: int) -> None:
     deaths: list[str] = []
 
     async def main() -> None:
-        world = World(Scene(faults=CALM, kills=0, pauses=0, restarts=0, cancels=0, policy="fcfs"), seed)
+        world = World(
+            Scene(faults=CALM, kills=0, pauses=0, restarts=0, cancels=0, policy="fcfs"), seed
+        )
         started: list[str] = []
         start = world.start
         world.start = lambda name: (started.append(name), start(name))[1]  # type: ignore[method-assign]

@@ -1,7 +1,9 @@
-"""A whole fleet in one process on virtual time: the real services and cores on a simulated bus, clients, and a reckoning.
+"""A whole fleet in one process on virtual time: the real services and cores on a simulated bus,
+clients, and a reckoning.
 
-`run(seed)` is one schedule: a fleet, a load and a plan of misfortunes drawn from the seed; then calm, then the books are
-balanced (DESIGN section 5, what always holds). A failure prints the seed and the end of the story.
+`run(seed)` is one schedule: a fleet, a load and a plan of misfortunes drawn from the seed; then
+calm, then the books are balanced (DESIGN section 5, what always holds). A failure prints the seed
+and the end of the story.
 """
 
 import asyncio
@@ -76,7 +78,8 @@ class Scene:
     pauses: int = 2
     restarts: int = 1  # of the broker
     cancels: int = 2
-    able: tuple[str, ...] = ()  # replicas whose engine has min-p; where there are any, every second request needs it
+    # replicas whose engine has min-p; where there are any, every second request needs it
+    able: tuple[str, ...] = ()
     settle_s: float = 120.0  # the longest it may take until everything has ended, in calm
 
 
@@ -104,7 +107,8 @@ class World:
         self.cancelled: set[str] = set()
         self.planners: list[Planner] = []
         self.ignored: set[str] = set()  # keys that are none of ours
-        self.written: list[tuple[str, bytes]] = []  # every entry of every ack log, in order, whatever was trimmed since
+        # every entry of every ack log, in order, whatever was trimmed since
+        self.written: list[tuple[str, bytes]] = []
         append = self.net.acks.append
 
         def remember(subject: str, payload: bytes, expected_last: int) -> int:
@@ -126,7 +130,8 @@ class World:
         failure = process.failure
         if isinstance(failure, BaseExceptionGroup):
             failure = failure.split(BusError)[1]
-        if failure is not None and not isinstance(failure, BusError):  # the bus may fail a start: its supervisor tries again
+        # the bus may fail a start: its supervisor tries again
+        if failure is not None and not isinstance(failure, BusError):
             self.net.note("world", f"{process.name} failed: {process.failure!r}")
             raise AssertionError(f"{process.name} failed") from process.failure
         self.net.loop.call_later(self.down_s, self.start, process.name)
@@ -141,22 +146,53 @@ class World:
             self.cores[name] = service.core.check
             await service.run(stop)
         elif kind == "planner":
-            planner = Planner(PlannerConfig(policy=self.scene.policy, settings=self.scene.settings), bus, clock, Off(), rng)
-            self.cores[name] = lambda: [seat.core.check() for seat in planner._seats.values() if seat.core.synced] and None
+            planner = Planner(
+                PlannerConfig(policy=self.scene.policy, settings=self.scene.settings),
+                bus,
+                clock,
+                Off(),
+                rng,
+            )
+            self.cores[name] = lambda: (
+                [seat.core.check() for seat in planner._seats.values() if seat.core.synced] and None
+            )
             self.planners.append(planner)
             await planner.run(stop)
         elif kind == "relegation":
             await Relegation(RelegationConfig(list_s=2.0), bus, clock, Off(), rng).run(stop)
         else:
-            settings = {"snapshot_acks": self.scene.snapshot_acks, "kv_blocks": self.scene.kv_blocks, "max_slots": self.scene.max_slots}
+            settings = {
+                "snapshot_acks": self.scene.snapshot_acks,
+                "kv_blocks": self.scene.kv_blocks,
+                "max_slots": self.scene.max_slots,
+            }
             cfg_w = WorkerConfig(replica=name.split("-")[1], **settings)
             tokenizer = Tokenizer.builtin()
             facts = EngineFacts(
-                "sim", "m", PROFILE, cfg_w.kv_blocks, 16, 4096, cfg_w.max_slots, tokenizer.vocabulary, frozenset(tokenizer.eos_token_ids)
+                "sim",
+                "m",
+                PROFILE,
+                cfg_w.kv_blocks,
+                16,
+                4096,
+                cfg_w.max_slots,
+                tokenizer.vocabulary,
+                frozenset(tokenizer.eos_token_ids),
             )
-            facts = facts._replace(draft=cfg_w.draft, features=frozenset({MIN_P} if cfg_w.replica in self.scene.able else ()))
+            facts = facts._replace(
+                draft=cfg_w.draft,
+                features=frozenset({MIN_P} if cfg_w.replica in self.scene.able else ()),
+            )
             engine = SimEngine(facts, profiles.load(PROFILE), wait=None, clock=self.net.loop.time)
-            await worker.serve(cfg_w, bus, clock, VirtualRunner(TurnTaker(engine, tokenizer)), stop, tracing=Off(), rng=rng)
+            await worker.serve(
+                cfg_w,
+                bus,
+                clock,
+                VirtualRunner(TurnTaker(engine, tokenizer)),
+                stop,
+                tracing=Off(),
+                rng=rng,
+            )
 
     # ------------------------------------------------------------ clients
 
@@ -172,7 +208,12 @@ class World:
             ignore_eos=True,
             min_p=0.1 if self.scene.able and n % 2 else 0.0,
         )
-        slos = (Slo(ttft_s=0.3, tbt_s=0.05), Slo(ttft_s=0.02, tbt_s=0.02), Slo(ttlt_s=5.0), Slo(ttlt_s=0.1))
+        slos = (
+            Slo(ttft_s=0.3, tbt_s=0.05),
+            Slo(ttft_s=0.02, tbt_s=0.02),
+            Slo(ttlt_s=5.0),
+            Slo(ttlt_s=0.1),
+        )
         slo = rng.choice((*slos, Slo(ttft_s=0.3, thinking_tbt_s=0.03, tbt_s=0.1)))
         return GenerateRequest(
             request_id=f"q{n}",
@@ -190,7 +231,9 @@ class World:
         self.handles[request.request_id] = handle
         async for event in handle:
             if isinstance(event, Delta):
-                assert event.offset == len(told.tokens) and event.text_offset == len(told.text), "a gap or a repeat reached the client"
+                assert event.offset == len(told.tokens) and event.text_offset == len(told.text), (
+                    "a gap or a repeat reached the client"
+                )
                 told.tokens += event.tokens
                 told.text += event.text
             elif isinstance(event, End):
@@ -207,7 +250,11 @@ class World:
 
     async def play(self) -> None:
         scene, rng = self.scene, self.rng
-        for kind, count in (("admission", scene.admissions), ("planner", scene.planners), ("relegation", scene.relegations)):
+        for kind, count in (
+            ("admission", scene.admissions),
+            ("planner", scene.planners),
+            ("relegation", scene.relegations),
+        ):
             for n in range(count):
                 self.start(f"{kind}-{n}")
         for n in range(scene.replicas):
@@ -220,15 +267,24 @@ class World:
                 request = self._request(n)
                 self.requests[request.request_id] = request
                 self.told[request.request_id] = Told()
-                tasks.append(asyncio.ensure_future(self._client(client, request, 0.5 + rng.random() * scene.over_s)))
-            cancels = [self._cancel(f"q{rng.randrange(scene.requests)}", 0.5 + rng.random() * scene.over_s) for _ in range(scene.cancels)]
+                tasks.append(
+                    asyncio.ensure_future(
+                        self._client(client, request, 0.5 + rng.random() * scene.over_s)
+                    )
+                )
+            cancels = [
+                self._cancel(f"q{rng.randrange(scene.requests)}", 0.5 + rng.random() * scene.over_s)
+                for _ in range(scene.cancels)
+            ]
             tasks += [asyncio.ensure_future(cancel) for cancel in cancels]
             tasks += [asyncio.ensure_future(step) for step in self._misfortunes()]
             await asyncio.sleep(0.5 + scene.over_s)
             self.net.faults = CALM
             self.net.note("world", "calm")
             done, late = await asyncio.wait(tasks, timeout=scene.settle_s)
-            assert not late, f"{len(late)} clients still wait: {sorted(k for k, t in self.told.items() if not t.ends)}"
+            assert not late, (
+                f"{len(late)} clients still wait: {sorted(k for k, t in self.told.items() if not t.ends)}"
+            )
             for task in done:
                 task.result()
         await asyncio.sleep(12.0)  # every sweep, listing and lease has had its turn
@@ -281,10 +337,18 @@ class World:
             record = records[f"default.{request_id}"]
             verdict = record.verdict
             assert len(told.ends) == 1, f"{request_id} ended {len(told.ends)} times"
-            assert told.ends[0].verdict == verdict, f"{request_id}: the client was told another verdict"
-            resume = msgspec.msgpack.decode(outputs[record.output_key], type=Resume) if record.output_key else record.resume
+            assert told.ends[0].verdict == verdict, (
+                f"{request_id}: the client was told another verdict"
+            )
+            resume = (
+                msgspec.msgpack.decode(outputs[record.output_key], type=Resume)
+                if record.output_key
+                else record.resume
+            )
             final = unpack_list(resume.tokens)
-            assert told.tokens == final, f"{request_id}: client has {len(told.tokens)} tokens, record {len(final)}"
+            assert told.tokens == final, (
+                f"{request_id}: client has {len(told.tokens)} tokens, record {len(final)}"
+            )
             assert told.text == resume.text, f"{request_id}: text differs"
             assert verdict.output_tokens == len(final)
             self._check_output(request_id, verdict.finish_reason, final, resume.text, record)
@@ -292,25 +356,43 @@ class World:
             if verdict.finish_reason is FinishReason.CANCELLED:
                 assert request_id in self.cancelled
             else:
-                assert verdict.finish_reason in (FinishReason.STOP, FinishReason.LENGTH, FinishReason.REFUSED), verdict
-        assert not [error for planner in self.planners for error in planner.broken], "a seat was broken"
+                assert verdict.finish_reason in (
+                    FinishReason.STOP,
+                    FinishReason.LENGTH,
+                    FinishReason.REFUSED,
+                ), verdict
+        assert not [error for planner in self.planners for error in planner.broken], (
+            "a seat was broken"
+        )
         self._check_attempts()
         for n in range(self.scene.replicas):
             rows = self.net.acks.read(subjects.ack_log(f"r{n}"), after=0)
             fold([decode_entry(payload) for _, payload in rows])
 
     def _check_stage(self, request_id: str, made: int, record: Record, resume: Resume) -> None:
-        """Wherever its tokens were made: its thinking ended where it should, and its deadlines are those of its stages."""
+        """Wherever its tokens were made: its thinking ended where it should, and its deadlines are
+        those of its stages.
+        """
         thinking, slo = self.requests[request_id].sampling.thinking_tokens or 0, record.slo
         assert record.verdict is not None
-        assert record.verdict.thinking_tokens == (min(thinking, made) if slo.thinks else 0), request_id
+        assert record.verdict.thinking_tokens == (min(thinking, made) if slo.thinks else 0), (
+            request_id
+        )
         if slo.thinks and made:
             steps = max(0, min(made, thinking - 1))  # to a token that is thinking
-            due_s = slo.first_due_unix_s(record.arrived_unix_s) + steps * slo.pace_s(True) + (made - steps) * slo.pace_s(False)
-            assert abs(resume.measure.next_due_unix_s - due_s) < 1e-4, f"{request_id}: another deadline"
+            due_s = (
+                slo.first_due_unix_s(record.arrived_unix_s)
+                + steps * slo.pace_s(True)
+                + (made - steps) * slo.pace_s(False)
+            )
+            assert abs(resume.measure.next_due_unix_s - due_s) < 1e-4, (
+                f"{request_id}: another deadline"
+            )
 
     def _check_attempts(self) -> None:
-        """Once an attempt has spoken, no earlier one ever does: no second text can be spliced in."""
+        """Once an attempt has spoken, no earlier one ever does: no second text can be spliced
+        in.
+        """
         spoken: dict[str, int] = {}
         at_slot: dict[tuple[str, str, int], tuple[str, int]] = {}
         for subject, payload in self.written:
@@ -320,20 +402,32 @@ class World:
             for held in ack.held:
                 at_slot[subject, ack.incarnation, held.slot] = (held.key, held.attempt)
                 if self.requests[held.key.partition(".")[2]].sampling.min_p:
-                    assert ack.replica in self.scene.able, f"{held.key} came to a replica that does not have what it needs"
+                    assert ack.replica in self.scene.able, (
+                        f"{held.key} came to a replica that does not have what it needs"
+                    )
             for slot, emitted in zip(unpack_list(ack.slots), unpack_list(ack.emitted), strict=True):
                 if emitted:
                     key, attempt = at_slot[subject, ack.incarnation, slot]
-                    assert attempt >= spoken.get(key, 0), f"{key}: attempt {attempt} spoke after attempt {spoken[key]}"
+                    assert attempt >= spoken.get(key, 0), (
+                        f"{key}: attempt {attempt} spoke after attempt {spoken[key]}"
+                    )
                     spoken[key] = attempt
 
-    def _check_output(self, request_id: str, reason: FinishReason, tokens: list[int], text: str, record: Record) -> None:
-        """The sim engine's tokens are a function of the request and the position: nothing skipped, doubled or spliced."""
+    def _check_output(
+        self, request_id: str, reason: FinishReason, tokens: list[int], text: str, record: Record
+    ) -> None:
+        """The sim engine's tokens are a function of the request and the position: nothing skipped,
+        doubled or spliced.
+        """
         request = self.requests[request_id]
         seed = seed_of(record.key, request.sampling)
-        assert tokens == [readable_token(seed, n) for n in range(len(tokens))], f"{request_id}: not its own tokens"
+        assert tokens == [readable_token(seed, n) for n in range(len(tokens))], (
+            f"{request_id}: not its own tokens"
+        )
         if reason in (FinishReason.STOP, FinishReason.LENGTH):
-            assert len(tokens) == min(request.sampling.output_tokens or 1 << 30, record.max_tokens), request_id
+            assert len(tokens) == min(
+                request.sampling.output_tokens or 1 << 30, record.max_tokens
+            ), request_id
             assert text == bytes(tokens).decode()
 
 

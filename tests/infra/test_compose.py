@@ -1,4 +1,6 @@
-"""The compose file starts the fleet it says: every variable it sets is known to the service that reads it."""
+"""The compose file starts the fleet it says: every variable it sets is known to the service that
+reads it.
+"""
 
 import importlib
 from pathlib import Path
@@ -16,7 +18,9 @@ FLEET = {name: s for name, s in COMPOSE["services"].items() if "services." in st
 
 
 def config_of(section: str) -> type[Struct]:
-    found: type[Struct] = getattr(importlib.import_module(f"services.{section}.config"), f"{section.title()}Config")
+    found: type[Struct] = getattr(
+        importlib.import_module(f"services.{section}.config"), f"{section.title()}Config"
+    )
     return found
 
 
@@ -33,11 +37,19 @@ def test_a_service_starts_from_the_environment_compose_gives_it(name: str) -> No
     assert config.url == "nats://nats:4222"
 
 
-def test_the_fleet_has_every_service_and_two_replicas_and_another_of_vllm_where_it_is_asked_for() -> None:
+def test_the_fleet_has_every_service_and_two_replicas_and_another_of_vllm_where_it_is_asked_for() -> (
+    None
+):
     commands = [s["command"][0].removeprefix("services.") for s in FLEET.values()]
     assert set(commands) == set(SECTIONS)
-    replicas = {s["environment"].get("SLACKLINE_WORKER_REPLICA"): s.get("profiles") for s in FLEET.values()}
-    assert {name: profiles for name, profiles in replicas.items() if name} == {"r1": None, "r2": None, "v1": ["vllm"]}
+    replicas = {
+        s["environment"].get("SLACKLINE_WORKER_REPLICA"): s.get("profiles") for s in FLEET.values()
+    }
+    assert {name: profiles for name, profiles in replicas.items() if name} == {
+        "r1": None,
+        "r2": None,
+        "v1": ["vllm"],
+    }
 
 
 def test_the_tokenizer_of_a_mounted_model_is_where_its_engine_is() -> None:
@@ -67,10 +79,16 @@ def test_ports_are_published_on_loopback_only() -> None:
 
 def test_the_image_is_built_from_files_that_are_here_and_reach_the_build() -> None:
     hidden = (ROOT / ".dockerignore").read_text().split()
-    copies = [line.split()[1:-1] for line in (ROOT / "infra" / "Dockerfile").read_text().splitlines() if line.startswith("COPY ")]
+    copies = [
+        line.split()[1:-1]
+        for line in (ROOT / "infra" / "Dockerfile").read_text().splitlines()
+        if line.startswith("COPY ")
+    ]
     sources = [path for words in copies if not words[0].startswith("--from") for path in words]
     assert sources
-    assert [path for path in sources if not (ROOT / path).exists() or path.split("/")[0] in hidden] == []
+    assert [
+        path for path in sources if not (ROOT / path).exists() or path.split("/")[0] in hidden
+    ] == []
 
 
 def test_everything_that_is_mounted_is_here() -> None:
@@ -87,9 +105,22 @@ def test_the_broker_has_what_services_ask_of_it() -> None:
 
 def test_prometheus_scrapes_every_service_where_it_tells_its_metrics() -> None:
     config = yaml.safe_load((ROOT / "infra" / "prometheus" / "prometheus.yml").read_text())
-    static = [t for job in config["scrape_configs"] for group in job.get("static_configs", []) for t in group["targets"]]
-    found = [(name, dns["port"]) for job in config["scrape_configs"] for dns in job.get("dns_sd_configs", []) for name in dns["names"]]
-    port = {name: int(service["environment"]["SLACKLINE_METRICS_PORT"]) for name, service in FLEET.items()}
+    static = [
+        t
+        for job in config["scrape_configs"]
+        for group in job.get("static_configs", [])
+        for t in group["targets"]
+    ]
+    found = [
+        (name, dns["port"])
+        for job in config["scrape_configs"]
+        for dns in job.get("dns_sd_configs", [])
+        for name in dns["names"]
+    ]
+    port = {
+        name: int(service["environment"]["SLACKLINE_METRICS_PORT"])
+        for name, service in FLEET.items()
+    }
     assert sorted(found) == sorted((name, port[name]) for name in FLEET if name != "gateway")
     assert f"gateway:{FLEET['gateway']['environment']['SLACKLINE_GATEWAY_PORT']}" in static
     for name in set(FLEET) - {"gateway"}:

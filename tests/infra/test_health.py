@@ -16,18 +16,26 @@ SCRIPT = Path(__file__).parents[2] / "infra" / "health.py"
 
 def healthy(url: str, *arguments: str) -> bool:
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), *arguments], env={"SLACKLINE_URL": url}, check=False, timeout=30, capture_output=True
+        [sys.executable, str(SCRIPT), *arguments],
+        env={"SLACKLINE_URL": url},
+        check=False,
+        timeout=30,
+        capture_output=True,
     )
     return done.returncode == 0
 
 
-async def test_a_service_is_healthy_while_it_answers_under_its_name_and_metadata(tmp_path: Path) -> None:
+async def test_a_service_is_healthy_while_it_answers_under_its_name_and_metadata(
+    tmp_path: Path,
+) -> None:
     server = NatsServer()
     url = server.start(tmp_path)
     try:
         assert not healthy(url, "worker")
         client = await nats.connect(url)
-        service = await nats.micro.add_service(client, name="worker", version="0.1.0", metadata={"replica": "r1"})
+        service = await nats.micro.add_service(
+            client, name="worker", version="0.1.0", metadata={"replica": "r1"}
+        )
         await client.flush()
         assert await passes(url, "worker")
         assert await passes(url, "worker", "replica=r1")

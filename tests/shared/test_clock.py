@@ -1,4 +1,6 @@
-"""Clocks: within a process, between processes, and what is believed of replicas whose clocks are off."""
+"""Clocks: within a process, between processes, and what is believed of replicas whose clocks are
+off.
+"""
 
 import math
 from random import Random
@@ -22,7 +24,9 @@ R1 = ReplicaId("r1")
 
 
 class Machine:
-    """A wall and a monotonic clock, the wall ahead by `offset_s`; a reading takes 0.1 us, or a preemption longer."""
+    """A wall and a monotonic clock, the wall ahead by `offset_s`; a reading takes 0.1 us, or a
+    preemption longer.
+    """
 
     def __init__(self, offset_s: float, preempted: dict[int, float] | None = None) -> None:
         self.at_s, self.offset_s, self.reads, self.preempted = 50.0, offset_s, 0, preempted or {}
@@ -44,10 +48,13 @@ class Machine:
 
 @settings(deadline=None)
 @given(st.dictionaries(st.integers(1, 3 * READINGS), st.floats(0.001, 1.0), max_size=READINGS - 1))
-def test_preemptions_while_the_clocks_are_read_leave_no_offset_behind(preempted: dict[int, float]) -> None:
+def test_preemptions_while_the_clocks_are_read_leave_no_offset_behind(
+    preempted: dict[int, float],
+) -> None:
     machine = Machine(1e9, preempted)
     clock = Clock(machine.wall_s, machine.monotonic_s)
-    assert clock.unix_s() == pytest.approx(machine.at_s + 1e9, abs=2e-6)  # a float near 1e9 resolves 1e-7
+    # a float near 1e9 resolves 1e-7
+    assert clock.unix_s() == pytest.approx(machine.at_s + 1e9, abs=2e-6)
 
 
 def test_a_wall_clock_that_is_moved_does_not_move_ours_but_is_seen() -> None:
@@ -62,8 +69,14 @@ def test_a_wall_clock_that_is_moved_does_not_move_ours_but_is_seen() -> None:
 
 
 @settings(deadline=None)
-@given(st.floats(-5, 5), st.lists(st.floats(0.0, 2.0), min_size=ENOUGH, max_size=200), st.floats(0.1, 1.0))
-def test_the_offset_is_that_of_the_fastest_message_in_the_window(skew_s: float, latencies_s: list[float], every_s: float) -> None:
+@given(
+    st.floats(-5, 5),
+    st.lists(st.floats(0.0, 2.0), min_size=ENOUGH, max_size=200),
+    st.floats(0.1, 1.0),
+)
+def test_the_offset_is_that_of_the_fastest_message_in_the_window(
+    skew_s: float, latencies_s: list[float], every_s: float
+) -> None:
     offset, heard, received = Offset(), [], NOW
     for i, latency_s in enumerate(latencies_s):
         received = max(received, NOW + i * every_s + latency_s)
@@ -99,7 +112,9 @@ def announce(at_unix_s: float, incarnation: str = "1") -> Announce:
 
 
 @pytest.mark.parametrize(("skew_s", "warnings"), [(0.3, 2), (-0.3, 2), (0.005, 0), (0.0, 0)])
-def test_admission_warns_once_a_minute_of_a_worker_whose_clock_is_off_and_exports_by_how_much(skew_s: float, warnings: int) -> None:
+def test_admission_warns_once_a_minute_of_a_worker_whose_clock_is_off_and_exports_by_how_much(
+    skew_s: float, warnings: int
+) -> None:
     hand, metrics = Hand(), Registry()
     workers = Workers(hand, 3.0, metrics)  # type: ignore[arg-type]
     with capture_logs() as logs:
@@ -108,7 +123,9 @@ def test_admission_warns_once_a_minute_of_a_worker_whose_clock_is_off_and_export
             workers.heard(announce(hand.now - skew_s))
     assert [(e["event"], e["replica"]) for e in logs] == [("clock.offset", "r1")] * warnings
     assert all(e["offset_s"] == pytest.approx(skew_s) for e in logs)
-    line = next(x for x in metrics.render_prometheus().splitlines() if x.startswith(CLOCK_OFFSET + "{"))
+    line = next(
+        x for x in metrics.render_prometheus().splitlines() if x.startswith(CLOCK_OFFSET + "{")
+    )
     assert float(line.split()[-1]) == pytest.approx(skew_s, abs=1e-9)
 
 
@@ -128,7 +145,9 @@ def test_a_worker_that_began_again_is_compared_anew() -> None:
     with capture_logs() as logs:
         for i in range(40):
             hand.now = NOW + i / 2
-            assert workers.heard(announce(hand.now - (0.5 if i < 20 else 0.0), "1" if i < 20 else "2")) == (i == 20)
+            assert workers.heard(
+                announce(hand.now - (0.5 if i < 20 else 0.0), "1" if i < 20 else "2")
+            ) == (i == 20)
     assert len(logs) == 1
     assert f'{CLOCK_OFFSET}{{replica="r1"}} 0' in metrics.render_prometheus().splitlines()
 
@@ -136,7 +155,13 @@ def test_a_worker_that_began_again_is_compared_anew() -> None:
 # ---------------------------------------------------------------- what is believed of replicas
 
 
-def digest(at_unix_s: float, replica: str = "r1", planner: str = "p", incarnation: str = "1", backlog_s: float = 0.0) -> Digest:
+def digest(
+    at_unix_s: float,
+    replica: str = "r1",
+    planner: str = "p",
+    incarnation: str = "1",
+    backlog_s: float = 0.0,
+) -> Digest:
     return Digest(
         replica=ReplicaId(replica), incarnation=incarnation, planner=planner, at_unix_s=at_unix_s, model="", pool="", waiting=0, running=0,
         best_effort=0, waiting_prefill_tokens=0, backlog_s=backlog_s, kv_blocks=100, kv_free_blocks=100, free_slots=64, surplus=True,
@@ -149,7 +174,12 @@ def test_staleness_and_debits_do_not_depend_on_the_planners_clock(skew_s: float)
     assert debits.heard(digest(NOW + skew_s), NOW)
     debits.placed(R1, 500, NOW + 0.01)
     view = debits.views(NOW + 0.02)[R1]
-    assert (view.waiting, view.waiting_prefill_tokens, view.free_slots, view.surplus) == (1, 500, 63, False)
+    assert (view.waiting, view.waiting_prefill_tokens, view.free_slots, view.surplus) == (
+        1,
+        500,
+        63,
+        False,
+    )
     assert view.at_unix_s == NOW  # routers reckon with our clock
     assert debits.heard(digest(NOW + 0.04 + skew_s), NOW + 0.04)
     assert debits.views(NOW + 0.04)[R1].waiting == 1  # on its way yet
@@ -180,16 +210,26 @@ def test_replicas_not_heard_for_ten_minutes_are_forgotten() -> None:
     assert known == list(range(5000 - 1 - int(FORGET_S), 5000))
     assert debits.raw(R1) is not None
     assert not any(debits.raw(ReplicaId(f"unheard{i}")) for i in range(5000))
-    assert list(debits.views(NOW + 4999)) == sorted([R1, ReplicaId("x4997"), ReplicaId("x4998"), ReplicaId("x4999")])
+    assert list(debits.views(NOW + 4999)) == sorted(
+        [R1, ReplicaId("x4997"), ReplicaId("x4998"), ReplicaId("x4999")]
+    )
 
 
 @settings(deadline=None)
 @given(
     st.lists(
-        st.tuples(st.sampled_from(["heard", "placed", "gone"]), st.sampled_from("abc"), st.integers(0, 900), st.booleans()), max_size=80
+        st.tuples(
+            st.sampled_from(["heard", "placed", "gone"]),
+            st.sampled_from("abc"),
+            st.integers(0, 900),
+            st.booleans(),
+        ),
+        max_size=80,
     )
 )
-def test_the_debited_view_is_the_digest_and_the_sum_of_what_was_placed_since(steps: list[tuple[str, str, int, bool]]) -> None:
+def test_the_debited_view_is_the_digest_and_the_sum_of_what_was_placed_since(
+    steps: list[tuple[str, str, int, bool]],
+) -> None:
     debits, now = Debits(), NOW
     heard: dict[str, float] = {}
     placed: dict[str, list[tuple[float, int, bool]]] = {}
@@ -213,6 +253,9 @@ def test_the_debited_view_is_the_digest_and_the_sum_of_what_was_placed_since(ste
             since = placed[name]
             assert view.at_unix_s == heard[name]
             assert view.waiting_prefill_tokens == sum(p[1] for p in since)
-            assert (view.waiting, view.best_effort) == (sum(not p[2] for p in since), sum(p[2] for p in since))
+            assert (view.waiting, view.best_effort) == (
+                sum(not p[2] for p in since),
+                sum(p[2] for p in since),
+            )
             assert view.free_slots == max(0, 64 - len(since))
             assert math.isclose(view.backlog_s, 1e-4 * sum(p[1] for p in since), abs_tol=1e-12)

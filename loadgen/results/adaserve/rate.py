@@ -11,7 +11,11 @@ from loadgen.results.section import MISSING, Lab, Section, figure, table
 
 RATES_RPS = (2.6, 3.4, 4.0, 4.4, 4.8, 5.6)
 HIGHEST_RPS = 4.8  # in the paper
-DRAFTING = [system for system, (_, settings) in runs.SYSTEMS.items() if system == runs.OURS or "spec_tokens" in settings]
+DRAFTING = [
+    system
+    for system, (_, settings) in runs.SYSTEMS.items()
+    if system == runs.OURS or "spec_tokens" in settings
+]
 ACCEPTANCES = (0.6, 0.8)
 GUESSED = (runs.OURS, "vLLM-Spec(4)", "vLLM-Spec(8)")
 # What stands behind the difference: (system, its settings otherwise).
@@ -28,14 +32,22 @@ VARIANTS = {
 
 def body(lab: Lab, duration_s: float) -> str:
     found = {
-        rate_rps: runs.served(lab, {system: runs.run(system, rate_rps, duration_s) for system in runs.SYSTEMS}) for rate_rps in RATES_RPS
+        rate_rps: runs.served(
+            lab, {system: runs.run(system, rate_rps, duration_s) for system in runs.SYSTEMS}
+        )
+        for rate_rps in RATES_RPS
     }
     rows = {f"{rate_rps:g}": of for rate_rps, of in found.items()}
     drafting = {rate: {system: of[system] for system in DRAFTING} for rate, of in rows.items()}
-    published, rivals = [of for rate_rps, of in found.items() if rate_rps <= HIGHEST_RPS], list(runs.BASELINES)
+    published, rivals = (
+        [of for rate_rps, of in found.items() if rate_rps <= HIGHEST_RPS],
+        list(runs.BASELINES),
+    )
     guessed = {system: runs.run(system, HIGHEST_RPS, duration_s) for system in GUESSED}
     accepting = {
-        f"{acceptance:g}": runs.served(lab, {system: replace(run, acceptance=acceptance) for system, run in guessed.items()})
+        f"{acceptance:g}": runs.served(
+            lab, {system: replace(run, acceptance=acceptance) for system, run in guessed.items()}
+        )
         for acceptance in ACCEPTANCES
     }
     variants = runs.served(lab, {name: varied(*of, duration_s) for name, of in VARIANTS.items()})
@@ -49,15 +61,30 @@ def body(lab: Lab, duration_s: float) -> str:
             runs.by_system("requests/s", drafting, tokens_per_verification),
             runs.claims(
                 (
-                    ("attainment, at most", 2.1, runs.most([runs.more_attained(of, rivals) for of in published])),
-                    (f"unattained at {HIGHEST_RPS:g} requests/s, fewer by", 4.3, runs.fewer_unattained(found[HIGHEST_RPS], rivals)),
-                    ("goodput, at most", 1.9, runs.most([runs.more_goodput(of, rivals) for of in published])),
+                    (
+                        "attainment, at most",
+                        2.1,
+                        runs.most([runs.more_attained(of, rivals) for of in published]),
+                    ),
+                    (
+                        f"unattained at {HIGHEST_RPS:g} requests/s, fewer by",
+                        4.3,
+                        runs.fewer_unattained(found[HIGHEST_RPS], rivals),
+                    ),
+                    (
+                        "goodput, at most",
+                        1.9,
+                        runs.most([runs.more_goodput(of, rivals) for of in published]),
+                    ),
                 )
             ),
             f"Attainment at {HIGHEST_RPS:g} requests/s with drafts that are worse or better than assumed:",
             runs.by_system("acceptance", accepting, runs.attained_percent, percent=True),
             f"Variants at {HIGHEST_RPS:g} requests/s:",
-            table(("", "attained", "tokens/s", "tokens per verification"), [(name, *cells(of)) for name, of in variants.items()]),
+            table(
+                ("", "attained", "tokens/s", "tokens per verification"),
+                [(name, *cells(of)) for name, of in variants.items()],
+            ),
         )
     )
 
@@ -70,7 +97,11 @@ def varied(system: str, settings: Mapping[str, str], duration_s: float) -> Run:
 def cells(of: Figures | None) -> tuple[str, ...]:
     if of is None:
         return (MISSING,) * 3
-    return figure(runs.attained_percent(of), percent=True), figure(of.goodput_tokens_per_s), figure(tokens_per_verification(of))
+    return (
+        figure(runs.attained_percent(of), percent=True),
+        figure(of.goodput_tokens_per_s),
+        figure(tokens_per_verification(of)),
+    )
 
 
 def tokens_per_verification(of: Figures) -> float:

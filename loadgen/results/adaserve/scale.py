@@ -9,7 +9,9 @@ SCALES = (1.6, 1.4, 1.2, 1.0, 0.8, 0.6)
 
 def body(lab: Lab, duration_s: float) -> str:
     by_scale = {f"{scale:g}": tiers(scale) for scale in SCALES}
-    return runs.varied(lab, "coding's SLO over its pace alone", by_scale, duration_s, unattained=4.61, goodput=1.38)
+    return runs.varied(
+        lab, "coding's SLO over its pace alone", by_scale, duration_s, unattained=4.61, goodput=1.38
+    )
 
 
 def tiers(scale: float) -> TierSet:

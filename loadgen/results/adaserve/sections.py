@@ -27,5 +27,10 @@ PART = Part(
 - **Baselines** as the artifact starts them: vLLM and vLLM-Spec(n) prefill whole prompts first, Sarathi has chunks of 2,048 tokens.
 - **A request is violated** by definition `mean-tpot` over all that were offered; there is no TTFT.
 """,
-    sections=(adaserve_rate.SECTION, adaserve_share.SECTION, adaserve_scale.SECTION, adaserve_shift.SECTION),
+    sections=(
+        adaserve_rate.SECTION,
+        adaserve_share.SECTION,
+        adaserve_scale.SECTION,
+        adaserve_shift.SECTION,
+    ),
 )

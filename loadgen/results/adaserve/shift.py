@@ -5,7 +5,8 @@ from msgspec.structs import replace
 from loadgen.results.adaserve import systems as runs
 from loadgen.results.section import Lab, Section, compare, table
 
-# Figure 13: requests per twelfth of six minutes in the artifact's trace, first chat, then coding, then summary.
+# Figure 13: requests per twelfth of six minutes in the artifact's trace, first chat, then coding,
+# then summary.
 COUNTS = {
     "chat": (46, 78, 125, 106, 76, 42, 6, 7, 0, 0, 0, 0),
     "coding": (1, 7, 12, 35, 84, 104, 119, 84, 34, 10, 4, 1),
@@ -13,7 +14,14 @@ COUNTS = {
 }
 TWELFTH_S = 30.0
 # SLO attainment in %, Figure 14, Llama3-70B.
-PUBLISHED = {"AdaServe": 83.6, "Sarathi": 65.6, "vLLM": 52.6, "vLLM-Spec(4)": 51.6, "vLLM-Spec(6)": 47.8, "vLLM-Spec(8)": 38.4}
+PUBLISHED = {
+    "AdaServe": 83.6,
+    "Sarathi": 65.6,
+    "vLLM": 52.6,
+    "vLLM-Spec(4)": 51.6,
+    "vLLM-Spec(6)": 47.8,
+    "vLLM-Spec(8)": 38.4,
+}
 
 
 def body(lab: Lab, duration_s: float) -> str:
@@ -21,14 +29,32 @@ def body(lab: Lab, duration_s: float) -> str:
     for system, published in PUBLISHED.items():
         made = replace(runs.run(system, 1.0, duration_s), bursts=bursts(duration_s))
         of = lab.figures(made)
-        tiers = [f"{100 * (1 - group.violated_fraction):.3g} %" for group in of.by_tier.values()] if of else [""] * len(COUNTS)
-        rows.append((system, *compare(published, None if of is None else runs.attained_percent(of), percent=True), *tiers))
-    return table(("system", "published", "ours", "ratio", "", *(f"our {tier}" for tier in sorted(COUNTS))), rows)
+        tiers = (
+            [f"{100 * (1 - group.violated_fraction):.3g} %" for group in of.by_tier.values()]
+            if of
+            else [""] * len(COUNTS)
+        )
+        rows.append(
+            (
+                system,
+                *compare(
+                    published, None if of is None else runs.attained_percent(of), percent=True
+                ),
+                *tiers,
+            )
+        )
+    return table(
+        ("system", "published", "ours", "ratio", "", *(f"our {tier}" for tier in sorted(COUNTS))),
+        rows,
+    )
 
 
 def bursts(duration_s: float) -> str:
     """Requests/s of each tier, the same in a shorter run."""
-    return ";".join(f"{tier}={runs.swing([count / TWELFTH_S for count in counts], duration_s)}" for tier, counts in COUNTS.items())
+    return ";".join(
+        f"{tier}={runs.swing([count / TWELFTH_S for count in counts], duration_s)}"
+        for tier, counts in COUNTS.items()
+    )
 
 
 SECTION = Section(

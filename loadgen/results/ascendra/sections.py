@@ -53,7 +53,12 @@ def goodput(lab: Lab, run: Run) -> float | None:
 
 def best_chunk(lab: Lab, run: Run) -> float | None:
     """Sarathi's goodput with the chunk that suits it best."""
-    return best([goodput(lab, replace(run, settings={**run.settings, "chunk_tokens": chunk})) for chunk in CHUNKS])
+    return best(
+        [
+            goodput(lab, replace(run, settings={**run.settings, "chunk_tokens": chunk}))
+            for chunk in CHUNKS
+        ]
+    )
 
 
 # ---------------------------------------------------------------- Figures 9 (top) and 13
@@ -62,15 +67,25 @@ def best_chunk(lab: Lab, run: Run) -> float | None:
 def goodput_body(lab: Lab, duration_s: float) -> str:
     rates: dict[tuple[int, str], float | None] = {}
     for replicas, mixes in ((3, ("2L1H", "1L2H")), (2, ("1L1H",))):
-        of = {name: replace(run, replicas=replicas, rate_rps=FIRST_RPS * replicas) for name, run in systems(duration_s).items()}
+        of = {
+            name: replace(run, replicas=replicas, rate_rps=FIRST_RPS * replicas)
+            for name, run in systems(duration_s).items()
+        }
         rates[replicas, VLLM] = goodput(lab, of[VLLM])
         rates[replicas, SARATHI] = best_chunk(lab, of[SARATHI])
         for mix in mixes:
             settings = {} if mix == "2L1H" else {"subgroup": mix}
             rates[replicas, mix] = goodput(lab, replace(of[OURS], settings=settings))
-            rates[replicas, f"{mix}, drops"] = goodput(lab, replace(of[OURS], settings={**settings, "overload": "drop"}))
+            rates[replicas, f"{mix}, drops"] = goodput(
+                lab, replace(of[OURS], settings={**settings, "overload": "drop"})
+            )
     shown = [
-        (str(replicas), name, figure(rate), *(figure(ratio(rate, rates[replicas, base])) for base in (VLLM, SARATHI)))
+        (
+            str(replicas),
+            name,
+            figure(rate),
+            *(figure(ratio(rate, rates[replicas, base])) for base in (VLLM, SARATHI)),
+        )
         for (replicas, name), rate in rates.items()
     ]
     published = {VLLM: 1.191, SARATHI: 1.174}
@@ -106,10 +121,17 @@ def slo_body(lab: Lab, duration_s: float) -> str:
         return "not run"
     rows = []
     for scale in SCALES:
-        runs = {name: replace(run, rate_rps=rate_rps, tiers=scaled(scale)) for name, run in systems(duration_s).items()}
+        runs = {
+            name: replace(run, rate_rps=rate_rps, tiers=scaled(scale))
+            for name, run in systems(duration_s).items()
+        }
         made = {name: lab.figures(run) for name, run in runs.items()}
-        rows.append((f"{scale:g}", *(figure(attained_percent(of), percent=True) for of in made.values())))
-    return f"At {figure(rate_rps)} requests/s:\n\n" + table(("TTFT and TBT times", VLLM, SARATHI, OURS, DROPS), rows)
+        rows.append(
+            (f"{scale:g}", *(figure(attained_percent(of), percent=True) for of in made.values()))
+        )
+    return f"At {figure(rate_rps)} requests/s:\n\n" + table(
+        ("TTFT and TBT times", VLLM, SARATHI, OURS, DROPS), rows
+    )
 
 
 def attained_percent(of: Figures | None) -> float | None:
@@ -146,11 +168,21 @@ OVERLOAD_TIMES = 600 / 180  # ten minutes
 def overload_body(lab: Lab, duration_s: float) -> str:
     runs = systems(OVERLOAD_TIMES * duration_s)
     made = {name: lab.figures(replace(run, rate_rps=OVERLOAD_RPS)) for name, run in runs.items()}
-    within = {name: None if figures is None else figures.offered - figures.violated for name, figures in made.items()}
+    within = {
+        name: None if figures is None else figures.offered - figures.violated
+        for name, figures in made.items()
+    }
     rows = []
     for name, figures in made.items():
         dropped = None if figures is None else float(figures.offered - figures.finished)
-        rows.append((name, figure(within[name]), figure(violated_percent(figures), percent=True), figure(dropped)))
+        rows.append(
+            (
+                name,
+                figure(within[name]),
+                figure(violated_percent(figures), percent=True),
+                figure(dropped),
+            )
+        )
     return table(("", "served within their SLO", "violated", "dropped"), rows)
 
 

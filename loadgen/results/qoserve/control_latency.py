@@ -15,11 +15,25 @@ def body(lab: Lab, duration_s: float) -> str:
     rows = []
     for policy, rate_rps in RATES_RPS.items():
         for latency in LATENCIES:
-            made = lab.figures(replace(run(policy, "azure-code", rate_rps, duration_s), latency=latency))
-            cells = [figure(violated_percent(group), percent=True) for group in (made, *(made.by_tier.values() if made else [None] * 3))]
+            made = lab.figures(
+                replace(run(policy, "azure-code", rate_rps, duration_s), latency=latency)
+            )
+            cells = [
+                figure(violated_percent(group), percent=True)
+                for group in (made, *(made.by_tier.values() if made else [None] * 3))
+            ]
             p99 = figure(None if made is None else made.by_tier["Q1"].ttft_s.p99)
             rows.append((LABELS[policy], figure(rate_rps), latency, *cells, p99))
-    return table(("policy", "requests/s", "latency", *(f"violated of {group}" for group in GROUPS), "TTFT p99 of Q1, s"), rows)
+    return table(
+        (
+            "policy",
+            "requests/s",
+            "latency",
+            *(f"violated of {group}" for group in GROUPS),
+            "TTFT p99 of Q1, s",
+        ),
+        rows,
+    )
 
 
 SECTION = Section(

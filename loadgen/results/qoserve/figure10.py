@@ -13,19 +13,38 @@ PERCENTILES: tuple[Literal["p50", "p95"], ...] = ("p50", "p95")
 
 
 def body(lab: Lab, duration_s: float) -> str:
-    made = {(policy, rate): lab.figures(run(policy, "azure-code", rate, duration_s)) for rate in RATES_RPS for policy in POLICIES}
+    made = {
+        (policy, rate): lab.figures(run(policy, "azure-code", rate, duration_s))
+        for rate in RATES_RPS
+        for policy in POLICIES
+    }
     latency, violations = [], []
     for (policy, rate), of in made.items():
         name = (f"{rate:g}", LABELS[policy])
         tiers = {tier: None if of is None else of.by_tier[tier] for tier in TIERS}
-        seconds = [latency_s(tier, group, percentile) for percentile in PERCENTILES for tier, group in tiers.items()]
+        seconds = [
+            latency_s(tier, group, percentile)
+            for percentile in PERCENTILES
+            for tier, group in tiers.items()
+        ]
         latency.append((*name, *map(figure, seconds)))
         lengths = [None if of is None else of.by_length[length] for length in ("short", "long")]
-        violations.append((*name, *(figure(violated_percent(group), percent=True) for group in (of, *lengths, *tiers.values()))))
+        violations.append(
+            (
+                *name,
+                *(
+                    figure(violated_percent(group), percent=True)
+                    for group in (of, *lengths, *tiers.values())
+                ),
+            )
+        )
     return "\n\n".join(
         (
             "Figure 10, seconds (TTFT of Q1, TTLT of Q2 and Q3):",
-            table(("requests/s", "policy", *(f"{p} {tier}" for p in PERCENTILES for tier in TIERS)), latency),
+            table(
+                ("requests/s", "policy", *(f"{p} {tier}" for p in PERCENTILES for tier in TIERS)),
+                latency,
+            ),
             "Figure 11, violated of the requests offered (long: the prompt is at or beyond the 90th percentile):",
             table(("requests/s", "policy", "all", "short", "long", *TIERS), violations),
             "What the paper says of them:",
@@ -40,7 +59,13 @@ def claims(made: dict[tuple[str, float], Figures | None]) -> list[tuple[str, str
 
     def violated(policy: str, rate: float, length: str | None = None) -> float:
         of = made[policy, rate]
-        return 0.0 if of is None else of.violated_fraction if length is None else of.by_length[length].violated_fraction
+        return (
+            0.0
+            if of is None
+            else of.violated_fraction
+            if length is None
+            else of.by_length[length].violated_fraction
+        )
 
     low, high = RATES_RPS[0], RATES_RPS[-1]
     others = [policy for policy in POLICIES if policy != "qoserve"]
@@ -48,20 +73,27 @@ def claims(made: dict[tuple[str, float], Figures | None]) -> list[tuple[str, str
     return [
         (
             "At the highest load QoServe has the fewest violations",
-            holds(*everyone, so=all(violated("qoserve", high) < violated(policy, high) for policy in others)),
+            holds(
+                *everyone,
+                so=all(violated("qoserve", high) < violated(policy, high) for policy in others),
+            ),
         ),
         (
             "SRPF violates long requests already at low load, where the others violate none",
             holds(
                 *(made[policy, low] for policy in POLICIES),
-                so=violated("srpf", low, "long") > 0 and max(violated(policy, low) for policy in ("edf", "qoserve")) == 0,
+                so=violated("srpf", low, "long") > 0
+                and max(violated(policy, low) for policy in ("edf", "qoserve")) == 0,
             ),
         ),
         (
             "FCFS and EDF violate short and long requests alike at the highest load (within 10 points)",
             holds(
                 *everyone,
-                so=all(abs(violated(policy, high, "long") - violated(policy, high, "short")) < 0.1 for policy in ("fcfs", "edf")),
+                so=all(
+                    abs(violated(policy, high, "long") - violated(policy, high, "short")) < 0.1
+                    for policy in ("fcfs", "edf")
+                ),
             ),
         ),
         (

@@ -21,8 +21,15 @@ PUBLISHED = {
 def body(lab: Lab, duration_s: float) -> str:
     rows = []
     for policy, published in PUBLISHED.items():
-        settings = ROUND_ROBIN if policy == "qoserve" else POLICIES[policy]  # alpha follows the load
-        swinging = Run(policy=policy, settings=dict(settings), workload="azure-code", rate_rps=LOW_RPS, duration_s=duration_s)
+        # alpha follows the load
+        settings = ROUND_ROBIN if policy == "qoserve" else POLICIES[policy]
+        swinging = Run(
+            policy=policy,
+            settings=dict(settings),
+            workload="azure-code",
+            rate_rps=LOW_RPS,
+            duration_s=duration_s,
+        )
         made = lab.figures(replace(swinging, bursts=SWING, important=IMPORTANT))
         for (name, percent), value in zip(violations(made).items(), published, strict=True):
             rows.append((LABELS[policy], name, *compare(value, percent, percent=True)))

@@ -21,12 +21,17 @@ def tiers(share: float) -> TierSet:
     return TierSet(
         name=f"tbt-{round(100 * share)}",
         default="Q1",
-        tiers={name: Tier(slo=Slo(ttft_s=6.0, tbt_s=tbt_s), share=of[name]) for name, tbt_s in TBT_S.items()},
+        tiers={
+            name: Tier(slo=Slo(ttft_s=6.0, tbt_s=tbt_s), share=of[name])
+            for name, tbt_s in TBT_S.items()
+        },
     )
 
 
 def gpus(parts: list[tuple[float, Capacity | None]]) -> int | None:
-    """Of deployments that each carry so many requests per second in all, and so many per replica."""
+    """Of deployments that each carry so many requests per second in all, and so many per
+    replica.
+    """
     needed = 0
     for load_rps, found in parts:
         if load_rps == 0:
@@ -40,20 +45,46 @@ def gpus(parts: list[tuple[float, Capacity | None]]) -> int | None:
 def body(lab: Lab, duration_s: float) -> str:
     apart = {}
     for share, (name, tbt_s) in zip((1.0, 0.0), TBT_S.items(), strict=True):
-        # A fixed target for every iteration: what was saved before is not spent (PolyServe's chunks are Medha's).
-        alone = run("fcfs", "azure-conv", FIRST_RPS, duration_s, chunk_tokens="2500", iteration_s=str(tbt_s))
+        # A fixed target for every iteration: what was saved before is not spent (PolyServe's chunks
+        # are Medha's).
+        alone = run(
+            "fcfs", "azure-conv", FIRST_RPS, duration_s, chunk_tokens="2500", iteration_s=str(tbt_s)
+        )
         apart[name] = lab.capacity(Search(run=replace(alone, tiers=tiers(share))))
     rows, less = [], []
     for share in SHARES:
-        shared = lab.capacity(Search(run=replace(run("qoserve", "azure-conv", FIRST_RPS, duration_s), tiers=tiers(share))))
+        shared = lab.capacity(
+            Search(
+                run=replace(run("qoserve", "azure-conv", FIRST_RPS, duration_s), tiers=tiers(share))
+            )
+        )
         poly = gpus([(TOTAL_RPS * share, apart["Q1"]), (TOTAL_RPS * (1 - share), apart["Q2"])])
         one = gpus([(TOTAL_RPS, shared)])
-        rows.append((f"{100 * share:g} %", figure(poly), figure(one), figure(None if shared is None else shared.rate_rps)))
+        rows.append(
+            (
+                f"{100 * share:g} %",
+                figure(poly),
+                figure(one),
+                figure(None if shared is None else shared.rate_rps),
+            )
+        )
         less.append(None if poly is None or one is None else one < poly)
-    holds = "not run" if None in less else "holds at every share" if all(less) else f"holds at {sum(map(bool, less))} of {len(less)} shares"
-    rates = ", ".join(f"{name} {figure(None if found is None else found.rate_rps)} requests/s" for name, found in apart.items())
+    holds = (
+        "not run"
+        if None in less
+        else "holds at every share"
+        if all(less)
+        else f"holds at {sum(map(bool, less))} of {len(less)} shares"
+    )
+    rates = ", ".join(
+        f"{name} {figure(None if found is None else found.rate_rps)} requests/s"
+        for name, found in apart.items()
+    )
     return (
-        table(("share of Q1", "PolyServe, GPUs", "QoServe, GPUs", "QoServe, requests/s per replica"), rows)
+        table(
+            ("share of Q1", "PolyServe, GPUs", "QoServe, GPUs", "QoServe, requests/s per replica"),
+            rows,
+        )
         + f"\n\nPolyServe carries per replica: {rates}. The claim, that QoServe needs fewer whatever the share: {holds}."
     )
 

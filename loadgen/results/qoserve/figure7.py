@@ -5,7 +5,8 @@ from loadgen.results.job import Search
 from loadgen.results.qoserve.systems import LABELS, run
 from loadgen.results.section import Lab, Section, compare, figure, table
 
-# Requests/s. The figure has no numbers; these are the rates that the runs of the authors' artifact go up to.
+# Requests/s. The figure has no numbers; these are the rates that the runs of the authors' artifact
+# go up to.
 PUBLISHED = {
     "azure-code": {"fcfs": 1.9, "edf": 2.9, "qoserve": 4.1},
     "azure-conv": {"fcfs": 2.9, "edf": 3.9, "qoserve": 4.7},
@@ -23,21 +24,32 @@ def body(lab: Lab, duration_s: float) -> str:
             cells = compare(published, None if found is None else found.rate_rps)
             at = None if found is None or found.made is None else found.made.figures
             rows.append((workload, LABELS[policy], *cells, paced(at)))
-    lines = [table(("workload", "policy", "published", "ours", "ratio", "", "of it by pace alone"), rows)]
+    lines = [
+        table(("workload", "policy", "published", "ours", "ratio", "", "of it by pace alone"), rows)
+    ]
     recorded = []
     for trace in RECORDED:
         rates = {
             policy: lab.capacity(Search(run=run(policy, trace, first_rps, duration_s)))
             for policy, first_rps in (("fcfs", 2.0), ("edf", 3.0), ("qoserve", 4.0))
         }
-        recorded.append((trace, *(figure(None if found is None else found.rate_rps) for found in rates.values())))
-    lines.append("The same with the lengths of the two traces that Azure recorded in 2023 (nothing is published for them):")
+        recorded.append(
+            (
+                trace,
+                *(figure(None if found is None else found.rate_rps) for found in rates.values()),
+            )
+        )
+    lines.append(
+        "The same with the lengths of the two traces that Azure recorded in 2023 (nothing is published for them):"
+    )
     lines.append(table(("lengths", "Sarathi-FCFS", "Sarathi-EDF", "QoServe"), recorded))
     return "\n\n".join(lines)
 
 
 def paced(of: Figures | None) -> str:
-    """Violations at that rate which only the pace of tokens made, of all requests: what the artifact does not count."""
+    """Violations at that rate which only the pace of tokens made, of all requests: what the
+    artifact does not count.
+    """
     if of is None:
         return ""
     return f"{100 * sum(tier.violations.tbt for tier in of.by_tier.values()) / of.offered:.2f} %"

@@ -11,22 +11,44 @@ CHUNK = "8192"  # section 4.1.3
 SETTINGS = {
     "fcfs": {"chunk_tokens": CHUNK},
     "edf": {"chunk_tokens": CHUNK},
-    "qoserve": {"chunk_tokens": CHUNK, "dynamic_chunking": "false", "alpha_low_s": "0.016", "alpha_high_s": "0.016"},
+    "qoserve": {
+        "chunk_tokens": CHUNK,
+        "dynamic_chunking": "false",
+        "alpha_low_s": "0.016",
+        "alpha_high_s": "0.016",
+    },
 }
-# Requests/s: middles of the ranges in which the runs of the artifact look for each (5.4-6.0, 6.5-7.1, 7.0-7.6).
+# Requests/s: middles of the ranges in which the runs of the artifact look for each (5.4-6.0,
+# 6.5-7.1, 7.0-7.6).
 PUBLISHED = {"fcfs": 5.7, "edf": 6.8, "qoserve": 7.3}
 
 
 def body(lab: Lab, duration_s: float) -> str:
     found = {}
     for policy, published in PUBLISHED.items():
-        nodes = replace(run(policy, "azure-conv", published, duration_s, **SETTINGS[policy]), first_token_only=True)
+        nodes = replace(
+            run(policy, "azure-conv", published, duration_s, **SETTINGS[policy]),
+            first_token_only=True,
+        )
         made = lab.capacity(Search(run=nodes))
         found[policy] = None if made is None else made.rate_rps
-    rows = [(LABELS[policy], "requests/s", *compare(PUBLISHED[policy], rate)) for policy, rate in found.items()]
+    rows = [
+        (LABELS[policy], "requests/s", *compare(PUBLISHED[policy], rate))
+        for policy, rate in found.items()
+    ]
     for policy in ("fcfs", "edf"):
-        ours = None if (best := found["qoserve"]) is None or not (base := found[policy]) else best / base
-        rows.append((f"QoServe over {LABELS[policy]}", "ratio", *compare(round(PUBLISHED["qoserve"] / PUBLISHED[policy], 2), ours)))
+        ours = (
+            None
+            if (best := found["qoserve"]) is None or not (base := found[policy])
+            else best / base
+        )
+        rows.append(
+            (
+                f"QoServe over {LABELS[policy]}",
+                "ratio",
+                *compare(round(PUBLISHED["qoserve"] / PUBLISHED[policy], 2), ours),
+            )
+        )
     return table(("policy", "figure", "published", "ours", "ratio", ""), rows)
 
 

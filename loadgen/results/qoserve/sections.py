@@ -2,7 +2,16 @@
 
 from loadgen.results.experiment import CONTEXT_TOKENS, PROFILE, SEED
 from loadgen.results.qoserve import control_latency as latency
-from loadgen.results.qoserve import figure7, figure8, figure10, figure12, figure15b, table4, table5, table6
+from loadgen.results.qoserve import (
+    figure7,
+    figure8,
+    figure10,
+    figure12,
+    figure15b,
+    table4,
+    table5,
+    table6,
+)
 from loadgen.results.section import Part
 
 PART = Part(

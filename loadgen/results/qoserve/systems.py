@@ -8,7 +8,8 @@ from loadgen.results.experiment import Run
 from shared.tiers import TierSet
 
 ROUND_ROBIN = {"router": "round_robin"}  # section 4.1.1
-# Section 3.6: alpha is 8 ms a token where the rate does not change, and follows the load where it does.
+# Section 3.6: alpha is 8 ms a token where the rate does not change, and follows the load where it
+# does.
 FIXED_ALPHA = {"alpha_low_s": "0.008", "alpha_high_s": "0.008"}
 POLICIES: Mapping[str, Mapping[str, str]] = {
     "fcfs": ROUND_ROBIN,
@@ -16,14 +17,29 @@ POLICIES: Mapping[str, Mapping[str, str]] = {
     "srpf": ROUND_ROBIN,
     "qoserve": {**ROUND_ROBIN, **FIXED_ALPHA},
 }
-LABELS = {"fcfs": "Sarathi-FCFS", "edf": "Sarathi-EDF", "srpf": "Sarathi-SRPF", "qoserve": "QoServe"}
+LABELS = {
+    "fcfs": "Sarathi-FCFS",
+    "edf": "Sarathi-EDF",
+    "srpf": "Sarathi-SRPF",
+    "qoserve": "QoServe",
+}
 
 
 def run(policy: str, workload: str, rate_rps: float, duration_s: float, **more: str) -> Run:
     """`more`: settings of the policy beyond those above."""
-    return Run(policy=policy, settings={**POLICIES[policy], **more}, workload=workload, rate_rps=rate_rps, duration_s=duration_s)
+    return Run(
+        policy=policy,
+        settings={**POLICIES[policy], **more},
+        workload=workload,
+        rate_rps=rate_rps,
+        duration_s=duration_s,
+    )
 
 
 def with_shares(tiers: TierSet, name: str, shares: Mapping[str, float]) -> TierSet:
     """The same tiers in other proportions."""
-    return replace(tiers, name=name, tiers={key: replace(tier, share=shares[key]) for key, tier in tiers.tiers.items()})
+    return replace(
+        tiers,
+        name=name,
+        tiers={key: replace(tier, share=shares[key]) for key, tier in tiers.tiers.items()},
+    )

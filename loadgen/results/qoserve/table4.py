@@ -6,7 +6,16 @@ from msgspec.structs import replace
 
 from loadgen.lab.figures import Figures, Group
 from loadgen.results.qoserve.systems import run
-from loadgen.results.section import CLOSE_POINTS, Lab, Section, compare, figure, latency_s, table, violated_percent
+from loadgen.results.section import (
+    CLOSE_POINTS,
+    Lab,
+    Section,
+    compare,
+    figure,
+    latency_s,
+    table,
+    violated_percent,
+)
 from shared.tiers import QOSERVE_3
 
 RATE_RPS = 35.0
@@ -18,7 +27,8 @@ PUBLISHED = {
     "QoServe (10)": (3.38, 55.79, 204.61, 0.0),
 }
 SILOS = {"Silo (7,3,3)": (7, 3, 3), "Silo (6,2,2)": (6, 2, 2), "Silo (4,3,3)": (4, 3, 3)}
-SILO_433 = (385.36, 95.0)  # section 4.1.1 gives of it p99 of Q1, and about how much of Q1 is violated
+# section 4.1.1 gives of it p99 of Q1, and about how much of Q1 is violated
+SILO_433 = (385.36, 95.0)
 
 
 def silo(lab: Lab, replicas: tuple[int, ...], duration_s: float) -> dict[str, Figures | None]:
@@ -33,20 +43,32 @@ def silo(lab: Lab, replicas: tuple[int, ...], duration_s: float) -> dict[str, Fi
 def body(lab: Lab, duration_s: float) -> str:
     shared = lab.figures(replace(run("qoserve", "azure-code", RATE_RPS, duration_s), replicas=10))
     groups: dict[str, Mapping[str, Group | None]] = {
-        "QoServe (10)": {tier: None if shared is None else shared.by_tier[tier] for tier in QOSERVE_3.tiers}
+        "QoServe (10)": {
+            tier: None if shared is None else shared.by_tier[tier] for tier in QOSERVE_3.tiers
+        }
     }
     for name, replicas in SILOS.items():
         made = silo(lab, replicas, duration_s)
-        groups[name] = {tier: None if one is None else one.by_tier[tier] for tier, one in made.items()}
+        groups[name] = {
+            tier: None if one is None else one.by_tier[tier] for tier, one in made.items()
+        }
     rows = []
     for name, published in PUBLISHED.items():
         for (tier, group), p99 in zip(groups[name].items(), published, strict=False):
             rows.append((name, f"p99 of {tier}, s", *compare(p99, latency_s(tier, group, "p99"))))
-        rows.append((name, "violated", *compare(published[3], overall_percent(groups[name]), percent=True)))
+        rows.append(
+            (name, "violated", *compare(published[3], overall_percent(groups[name]), percent=True))
+        )
     p99, violated = SILO_433
     strict = groups["Silo (4,3,3)"]["Q1"]
     rows.append(("Silo (4,3,3)", "p99 of Q1, s", *compare(p99, latency_s("Q1", strict, "p99"))))
-    rows.append(("Silo (4,3,3)", "violated of Q1", *compare(violated, violated_percent(strict), percent=True)))
+    rows.append(
+        (
+            "Silo (4,3,3)",
+            "violated of Q1",
+            *compare(violated, violated_percent(strict), percent=True),
+        )
+    )
     few, many = overall_percent(groups["QoServe (10)"]), overall_percent(groups["Silo (7,3,3)"])
     claim = "Ten shared replicas do what thirteen siloed ones do (at most 0.5 % violated): "
     holds = None if few is None or many is None else few <= CLOSE_POINTS

@@ -20,12 +20,27 @@ def body(lab: Lab, duration_s: float) -> str:
     rows = []
     for name, (optimal, violated, switches) in ROWS.items():
         policy = "edf" if name == EDF else "qoserve"
-        # The first and the last are searched for in Figure 7 as well: from the same rate they are the same runs.
+        # The first and the last are searched for in Figure 7 as well: from the same rate they are
+        # the same runs.
         first_rps = optimal if switches else figure7.PUBLISHED["azure-code"][policy]
-        found = lab.capacity(Search(run=run(policy, "azure-code", first_rps, duration_s, **switches)))
+        found = lab.capacity(
+            Search(run=run(policy, "azure-code", first_rps, duration_s, **switches))
+        )
         high = lab.figures(run(policy, "azure-code", HIGH_RPS, duration_s, **switches))
-        rows.append((name, "optimal load, requests/s", *compare(optimal, None if found is None else found.rate_rps)))
-        rows.append((name, "violated at 6 requests/s", *compare(violated, violated_percent(high), percent=True)))
+        rows.append(
+            (
+                name,
+                "optimal load, requests/s",
+                *compare(optimal, None if found is None else found.rate_rps),
+            )
+        )
+        rows.append(
+            (
+                name,
+                "violated at 6 requests/s",
+                *compare(violated, violated_percent(high), percent=True),
+            )
+        )
     return table(("configuration", "figure", "published", "ours", "ratio", ""), rows)
 
 

@@ -3,7 +3,15 @@
 from msgspec.structs import replace
 
 from loadgen.results.qoserve.systems import LABELS, run, with_shares
-from loadgen.results.section import Lab, Section, compare, figure, latency_s, table, violated_percent
+from loadgen.results.section import (
+    Lab,
+    Section,
+    compare,
+    figure,
+    latency_s,
+    table,
+    violated_percent,
+)
 from shared.tiers import QOSERVE_3
 
 RATE_RPS = 4.5
@@ -26,14 +34,34 @@ PUBLISHED = {
 def body(lab: Lab, duration_s: float) -> str:
     rows = []
     for mix, shares in MIXES.items():
-        tiers = with_shares(QOSERVE_3, f"qoserve-{mix}", dict(zip(QOSERVE_3.tiers, shares, strict=True)))
+        tiers = with_shares(
+            QOSERVE_3, f"qoserve-{mix}", dict(zip(QOSERVE_3.tiers, shares, strict=True))
+        )
         for policy, published in PUBLISHED[mix].items():
-            made = lab.figures(replace(run(policy, "azure-code", RATE_RPS, duration_s), tiers=tiers))
+            made = lab.figures(
+                replace(run(policy, "azure-code", RATE_RPS, duration_s), tiers=tiers)
+            )
             for tier, seconds in zip(tiers.tiers, published, strict=False):
                 group = None if made is None else made.by_tier[tier]
                 median = compare(seconds, latency_s(tier, group, "p50"))
-                rows.append((mix, LABELS[policy], f"median of {tier}, s", *median, figure(latency_s(tier, group, "p99"))))
-            rows.append((mix, LABELS[policy], "violated", *compare(published[3], violated_percent(made), percent=True), ""))
+                rows.append(
+                    (
+                        mix,
+                        LABELS[policy],
+                        f"median of {tier}, s",
+                        *median,
+                        figure(latency_s(tier, group, "p99")),
+                    )
+                )
+            rows.append(
+                (
+                    mix,
+                    LABELS[policy],
+                    "violated",
+                    *compare(published[3], violated_percent(made), percent=True),
+                    "",
+                )
+            )
     return table(("mix", "policy", "figure", "published", "ours", "ratio", "", "our p99"), rows)
 
 

@@ -9,7 +9,12 @@ from loadgen.results.slos_serve.scenarios import FIRST_RPS
 
 REPLICAS = 4
 ROUTED, IN_TURN = f"{REPLICAS} replicas", f"{REPLICAS}, one asked"
-WHOLE, BY_MEAN, UNDRAFTED, BARE = "one replica", "drafts by the mean", "no drafts", "nor best-effort tier"
+WHOLE, BY_MEAN, UNDRAFTED, BARE = (
+    "one replica",
+    "drafts by the mean",
+    "no drafts",
+    "nor best-effort tier",
+)
 SETTINGS: Mapping[str, Mapping[str, str]] = {
     ROUTED: {},
     IN_TURN: {"router": "round_robin"},
@@ -18,7 +23,8 @@ SETTINGS: Mapping[str, Mapping[str, str]] = {
     UNDRAFTED: {"speculate": "never"},
     BARE: {"speculate": "never", "best_effort": "false"},  # the paper's baseline, prefill first
 }
-# Of those that have a draft; tried first, requests/s per replica: with several, one asked; without drafts, and bare.
+# Of those that have a draft; tried first, requests/s per replica: with several, one asked; without
+# drafts, and bare.
 TRIED_RPS = {
     "chatbot": (8.6, 8.2, 6.0, 4.8),
     "coder": (5.2, 5.0, 3.9, 0.19),
@@ -30,12 +36,20 @@ TRIED_RPS = {
 def body(lab: Lab, duration_s: float) -> str:
     found: dict[str, dict[str, float | None]] = {}
     for name, (routed_rps, in_turn_rps, undrafted_rps, bare_rps) in TRIED_RPS.items():
-        first = {ROUTED: routed_rps, IN_TURN: in_turn_rps, BY_MEAN: undrafted_rps, UNDRAFTED: undrafted_rps, BARE: bare_rps}
+        first = {
+            ROUTED: routed_rps,
+            IN_TURN: in_turn_rps,
+            BY_MEAN: undrafted_rps,
+            UNDRAFTED: undrafted_rps,
+            BARE: bare_rps,
+        }
         found[name] = {}
         for row, settings in SETTINGS.items():
             replicas = REPLICAS if row in (ROUTED, IN_TURN) else 1
             rps = replicas * first.get(row, FIRST_RPS[name][runs.OURS])
-            rate = runs.carried(lab, runs.scenario(runs.OURS, name, rps, duration_s, replicas, **settings))
+            rate = runs.carried(
+                lab, runs.scenario(runs.OURS, name, rps, duration_s, replicas, **settings)
+            )
             found[name][row] = None if rate is None else rate / replicas
     parts = (
         ("request routing", 1.19, ROUTED, IN_TURN),
@@ -50,7 +64,9 @@ def body(lab: Lab, duration_s: float) -> str:
     return "\n\n".join(
         (
             "Requests/s per replica:",
-            table(("", *SETTINGS), [(name, *map(figure, of.values())) for name, of in found.items()]),
+            table(
+                ("", *SETTINGS), [(name, *map(figure, of.values())) for name, of in found.items()]
+            ),
             "What each part gains, in the geometric mean and by scenario:",
             table(("part", "published", "ours", "ratio", "", *found), gains),
         )

@@ -19,12 +19,20 @@ SEVERAL_RPS = {"chatbot": 8.6, "toolllm": 1.4, "coder": 5.2}  # tried first, per
 def body(lab: Lab, duration_s: float) -> str:
     rows = []
     for name, published in PUBLISHED.items():
-        alone = runs.carried(lab, runs.scenario(runs.OURS, name, FIRST_RPS[name][runs.OURS], duration_s))
+        alone = runs.carried(
+            lab, runs.scenario(runs.OURS, name, FIRST_RPS[name][runs.OURS], duration_s)
+        )
         rows.append((name, "1", figure(alone), "", "", "", ""))
         for replicas, told in published.items():
-            found = runs.carried(lab, runs.scenario(runs.OURS, name, replicas * SEVERAL_RPS[name], duration_s, replicas))
+            found = runs.carried(
+                lab,
+                runs.scenario(runs.OURS, name, replicas * SEVERAL_RPS[name], duration_s, replicas),
+            )
             rows.append((name, f"{replicas}", figure(found), *compare(told, ratio(found, alone))))
-    return table(("scenario", "replicas", "requests/s", "published", "ours, times one replica", "ratio", ""), rows)
+    return table(
+        ("scenario", "replicas", "requests/s", "published", "ours, times one replica", "ratio", ""),
+        rows,
+    )
 
 
 SECTION = Section(

@@ -10,23 +10,52 @@ from loadgen.results.slos_serve import systems as runs
 FIRST_RPS: Mapping[str, Mapping[str, float]] = {
     "chatbot": {runs.OURS: 7.8, "vLLM, prefill first": 4.8, "vLLM, chunked": 4.8, "Sarathi": 5.0},
     "coder": {runs.OURS: 3.7, "vLLM, prefill first": 0.2, "vLLM, chunked": 0.2, "Sarathi": 0.6},
-    "summarizer": {runs.OURS: 4.8, "vLLM, prefill first": 3.3, "vLLM, chunked": 3.3, "Sarathi": 3.3},
+    "summarizer": {
+        runs.OURS: 4.8,
+        "vLLM, prefill first": 3.3,
+        "vLLM, chunked": 3.3,
+        "Sarathi": 3.3,
+    },
     "mixed": {runs.OURS: 7.4, "vLLM, prefill first": 4.0, "vLLM, chunked": 4.3, "Sarathi": 4.1},
-    "toolllm": {runs.OURS: 0.5, "vLLM, prefill first": 0.09, "vLLM, chunked": 0.09, "Sarathi": 0.14},
-    "reasoning": {runs.OURS: 0.28, "vLLM, prefill first": 0.28, "vLLM, chunked": 0.28, "Sarathi": 0.28},
+    "toolllm": {
+        runs.OURS: 0.5,
+        "vLLM, prefill first": 0.09,
+        "vLLM, chunked": 0.09,
+        "Sarathi": 0.14,
+    },
+    "reasoning": {
+        runs.OURS: 0.28,
+        "vLLM, prefill first": 0.28,
+        "vLLM, chunked": 0.28,
+        "Sarathi": 0.28,
+    },
 }
 FIRST_AT_2_RPS = {runs.OURS: 5.6, "vLLM, prefill first": 3.1, "vLLM, chunked": 3.1, "Sarathi": 2.9}
 
 
 def body(lab: Lab, duration_s: float) -> str:
-    rows, over_best, over_vllm, over_sarathi = [], list[float | None](), list[float | None](), list[float | None]()
+    rows, over_best, over_vllm, over_sarathi = (
+        [],
+        list[float | None](),
+        list[float | None](),
+        list[float | None](),
+    )
     for name, first in FIRST_RPS.items():
-        found = {system: runs.carried(lab, runs.scenario(system, name, rps, duration_s)) for system, rps in first.items()}
+        found = {
+            system: runs.carried(lab, runs.scenario(system, name, rps, duration_s))
+            for system, rps in first.items()
+        }
         vllm, ours = best([found[system] for system in runs.VLLM]), found[runs.OURS]
         over_best.append(ratio(ours, best([found[system] for system in runs.BASELINES])))
         over_vllm.append(ratio(ours, vllm))
         over_sarathi.append(ratio(ours, found[runs.SARATHI]))
-        rows.append((name, *(figure(found[system]) for system in (*runs.BASELINES, runs.OURS)), figure(over_best[-1])))
+        rows.append(
+            (
+                name,
+                *(figure(found[system]) for system in (*runs.BASELINES, runs.OURS)),
+                figure(over_best[-1]),
+            )
+        )
     claims = (
         ("the better of both", 2.2, over_best),
         ("vLLM", 1.76, over_vllm),
@@ -36,14 +65,19 @@ def body(lab: Lab, duration_s: float) -> str:
         (
             table(("requests/s", *runs.BASELINES, runs.OURS, "over the best"), rows),
             "The geometric means of the six (vLLM: its better mode in each):",
-            table(("SLOs-Serve over", "published", "ours", "ratio", ""), [(of, *compare(told, mean(each))) for of, told, each in claims]),
+            table(
+                ("SLOs-Serve over", "published", "ours", "ratio", ""),
+                [(of, *compare(told, mean(each))) for of, told, each in claims],
+            ),
         )
     )
 
 
 def strict_body(lab: Lab, duration_s: float) -> str:
     found = {
-        system: runs.carried(lab, runs.scenario(system, "chatbot", rps, 2 * duration_s), violations=0.02)
+        system: runs.carried(
+            lab, runs.scenario(system, "chatbot", rps, 2 * duration_s), violations=0.02
+        )
         for system, rps in FIRST_AT_2_RPS.items()
     }
     ours, vllm = found[runs.OURS], best([found[system] for system in runs.VLLM])

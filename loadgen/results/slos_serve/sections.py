@@ -4,7 +4,13 @@ from loadgen.results.section import Part
 from loadgen.results.slos_serve import ablation as slos_serve_ablation
 from loadgen.results.slos_serve import replicas as slos_serve_replicas
 from loadgen.results.slos_serve import scenarios as slos_serve_capacity
-from loadgen.results.slos_serve.systems import CHUNK_TOKENS, PROFILE, SEED, SMALL_KV, TIGHT_CHUNK_TOKENS
+from loadgen.results.slos_serve.systems import (
+    CHUNK_TOKENS,
+    PROFILE,
+    SEED,
+    SMALL_KV,
+    TIGHT_CHUNK_TOKENS,
+)
 from loadgen.simulator.simulation import ACCEPTANCE, DRAFT
 
 PART = Part(

@@ -1,4 +1,6 @@
-"""What SLOs-Serve's experiments have in common: scenarios, systems, and the search for what a system carries."""
+"""What SLOs-Serve's experiments have in common: scenarios, systems, and the search for what a
+system carries.
+"""
 
 from collections.abc import Mapping
 
@@ -8,7 +10,9 @@ from loadgen.results.section import Lab
 from loadgen.simulator.simulation import DRAFT
 from shared.tiers import load_tiers
 
-SEED = 11  # the policy was looked at with seed 1 while it was written, and with 7 before its drafts were paid for in full
+# the policy was looked at with seed 1 while it was written, and with 7 before its drafts were paid
+# for in full
+SEED = 11
 PROFILE = "a100-llama2-7b"
 SMALL_KV = "a100-llama3-8b"  # Reasoning's: a model with few KV heads
 CONTEXT_TOKENS = 10_240  # all but the longest thoughts
@@ -24,8 +28,8 @@ OURS = "SLOs-Serve"
 VLLM = ("vLLM, prefill first", "vLLM, chunked")
 SARATHI = "Sarathi"
 BASELINES = (*VLLM, SARATHI)
-# "The maximum size without violating the tightest decode SLO" (section 6, "Baseline"), of powers of two, beside 40 decodes of 900 tokens:
-# 48 and 85 ms by our profile.
+# "The maximum size without violating the tightest decode SLO" (section 6, "Baseline"), of powers of
+# two, beside 40 decodes of 900 tokens: 48 and 85 ms by our profile.
 CHUNK_TOKENS = {"chatbot": "1024", "summarizer": "1024"}
 TIGHT_CHUNK_TOKENS = "512"
 
@@ -40,7 +44,9 @@ def served(system: str, name: str) -> tuple[str, Mapping[str, str]]:
     }[system]
 
 
-def scenario(system: str, name: str, rate_rps: float, duration_s: float, replicas: int = 1, **more: str) -> Run:
+def scenario(
+    system: str, name: str, rate_rps: float, duration_s: float, replicas: int = 1, **more: str
+) -> Run:
     """`name`: of a workload of Table 2, judged by the tier set of that name. `more`: settings."""
     policy, settings = served(system, name)
     return Run(

@@ -16,7 +16,9 @@ OURS = "SOLA"
 
 
 class Against(NamedTuple):
-    """A baseline of section 6.1, and how many times its goodput SOLA's is published to be, at 90 and at 99 % (Figure 8)."""
+    """A baseline of section 6.1, and how many times its goodput SOLA's is published to be, at 90
+    and at 99 % (Figure 8).
+    """
 
     settings: Mapping[str, str]
     at_90: float
@@ -32,7 +34,9 @@ VIOLATIONS = {"90 %": 0.1, "99 %": 0.01}
 
 
 class Benchmark(NamedTuple):
-    """A row of Table 3 with what stands for it here. `times` longer runs, where fewer requests come in a second."""
+    """A row of Table 3 with what stands for it here. `times` longer runs, where fewer requests come
+    in a second.
+    """
 
     model: str  # in the names of the tier sets
     profile: str
@@ -45,8 +49,12 @@ class Benchmark(NamedTuple):
 CHAT_8B = Benchmark("llama3-8b", "a100-llama3-8b", "chatbot", 9.0)
 BENCHMARKS = {
     "Llama3-8B, chat": CHAT_8B,
-    "Llama3-70B on four, chat": Benchmark("llama3-70b", "a100-llama3-70b-tp4", "chatbot", 3.5, times=2),
-    "Llama-2-7B, long (placeholder)": Benchmark("vicuna1.5-7b-16k", "a100-llama2-7b", "longbench-placeholder", 5.4, chunk="4096"),
+    "Llama3-70B on four, chat": Benchmark(
+        "llama3-70b", "a100-llama3-70b-tp4", "chatbot", 3.5, times=2
+    ),
+    "Llama-2-7B, long (placeholder)": Benchmark(
+        "vicuna1.5-7b-16k", "a100-llama2-7b", "longbench-placeholder", 5.4, chunk="4096"
+    ),
 }
 
 
@@ -83,15 +91,32 @@ def goodput_body(lab: Lab, duration_s: float) -> str:
         for title, on in BENCHMARKS.items():
             for kind in ("tight", "loose"):
                 tiers = load_tiers(f"sola-{on.model}-{kind}")
-                found = {name: goodput(lab, served(name, on, tiers, duration_s), violations) for name in (*BASELINES, OURS)}
+                found = {
+                    name: goodput(lab, served(name, on, tiers, duration_s), violations)
+                    for name in (*BASELINES, OURS)
+                }
                 rates.append((level, title, kind, *map(figure, found.values())))
                 if "placeholder" not in on.workload:
                     for name, each in over.items():
                         each.append(ratio(found[OURS], found[name]))
         for name, against in BASELINES.items():
-            ratios.append((level, name, *ahead(against.at_90 if violations == 0.1 else against.at_99, mean(over[name]))))
+            ratios.append(
+                (
+                    level,
+                    name,
+                    *ahead(against.at_90 if violations == 0.1 else against.at_99, mean(over[name])),
+                )
+            )
     return (
-        table(("attained", "model and workload", "SLOs", *(f"{name}, requests/s" for name in (*BASELINES, OURS))), rates)
+        table(
+            (
+                "attained",
+                "model and workload",
+                "SLOs",
+                *(f"{name}, requests/s" for name in (*BASELINES, OURS)),
+            ),
+            rates,
+        )
         + "\n\nSOLA's goodput over each, the geometric mean of the rows above without the placeholder:\n\n"
         + table(("attained", "over", "published", "ours", "ratio", ""), ratios)
     )
@@ -99,7 +124,8 @@ def goodput_body(lab: Lab, duration_s: float) -> str:
 
 # ---------------------------------------------------------------- Figures 1, 9 and 10
 
-TIMES = (5, 10, 15, 20)  # of a request's latency alone: very tight, tight, loose, very loose (sections 6.1 and 6.5)
+# of a request's latency alone: very tight, tight, loose, very loose (sections 6.1 and 6.5)
+TIMES = (5, 10, 15, 20)
 PLANE_RPS = 10.0
 PLANE = f"""\
 ![TTFT and mean TPOT of each request over its bounds, for vLLM-S, vLLM-D and SOLA](sola-plane.svg)
@@ -114,24 +140,47 @@ def tiers_of(times: int) -> TierSet:
     slo = load_tiers("sola-llama3-8b-tight").tiers["chat"].slo
     assert slo.ttft_s is not None and slo.tbt_s is not None
     scaled = Slo(ttft_s=times / 10 * slo.ttft_s, tbt_s=times / 10 * slo.tbt_s)
-    return TierSet(name=f"sola-llama3-8b-{times}x", default="chat", tiers={"chat": Tier(slo=scaled)})
+    return TierSet(
+        name=f"sola-llama3-8b-{times}x", default="chat", tiers={"chat": Tier(slo=scaled)}
+    )
 
 
 def slo_body(lab: Lab, duration_s: float) -> str:
     found = {
-        times: {name: goodput(lab, served(name, CHAT_8B, tiers_of(times), duration_s)) for name in (*BASELINES, OURS)} for times in TIMES
+        times: {
+            name: goodput(lab, served(name, CHAT_8B, tiers_of(times), duration_s))
+            for name in (*BASELINES, OURS)
+        }
+        for times in TIMES
     }
-    rows = [(f"{times}x", *map(figure, of.values()), figure(ratio(of[OURS], of["vLLM-D"]))) for times, of in found.items()]
+    rows = [
+        (f"{times}x", *map(figure, of.values()), figure(ratio(of[OURS], of["vLLM-D"])))
+        for times, of in found.items()
+    ]
     headers = ("SLOs", *(f"{name}, requests/s" for name in (*BASELINES, OURS)), "SOLA over vLLM-D")
     at = []
     for name in (*BASELINES, OURS):
-        made = lab.figures(replace(served(name, CHAT_8B, load_tiers("sola-llama3-8b-loose"), duration_s), rate_rps=PLANE_RPS))
+        made = lab.figures(
+            replace(
+                served(name, CHAT_8B, load_tiers("sola-llama3-8b-loose"), duration_s),
+                rate_rps=PLANE_RPS,
+            )
+        )
         late: list[float | None] = [None, None]
         ttft = late
         if made is not None:
             of = made.by_tier["chat"]
-            late, ttft = [100 * of.violations.ttft / of.offered, 100 * of.violations.tbt / of.offered], [of.ttft_s.p50, of.ttft_s.p99]
-        at.append((name, *(figure(one, percent=True) for one in (violated_percent(made), *late)), *map(figure, ttft)))
+            late, ttft = (
+                [100 * of.violations.ttft / of.offered, 100 * of.violations.tbt / of.offered],
+                [of.ttft_s.p50, of.ttft_s.p99],
+            )
+        at.append(
+            (
+                name,
+                *(figure(one, percent=True) for one in (violated_percent(made), *late)),
+                *map(figure, ttft),
+            )
+        )
     return "\n\n".join(
         (
             table(headers, rows),
@@ -158,7 +207,14 @@ def ablation_body(lab: Lab, duration_s: float) -> str:
     for name, run in runs.items():
         made = lab.figures(replace(run, rate_rps=2.0))
         preempted = None if made is None else float(made.preempted)
-        rows.append((name, figure(goodput(lab, run)), figure(violated_percent(made), percent=True), figure(preempted)))
+        rows.append(
+            (
+                name,
+                figure(goodput(lab, run)),
+                figure(violated_percent(made), percent=True),
+                figure(preempted),
+            )
+        )
     return table(("", "goodput, requests/s", "violated at 2 requests/s", "preemptions there"), rows)
 
 

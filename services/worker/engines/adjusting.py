@@ -1,4 +1,6 @@
-"""What a request's parameters do to its logits before a token is chosen: bias, no early end, penalties; in vLLM's order."""
+"""What a request's parameters do to its logits before a token is chosen: bias, no early end,
+penalties; in vLLM's order.
+"""
 
 from collections import Counter
 from collections.abc import Collection, Sequence
@@ -20,7 +22,9 @@ class Written(NamedTuple):
 
 
 def adjusted(logits: Tensor, rows: Sequence[Written]) -> Tensor:
-    """The logits [B, vocabulary] by which to choose: `logits` itself, untouched, or a float32 copy. Each row depends on itself alone."""
+    """The logits [B, vocabulary] by which to choose: `logits` itself, untouched, or a float32 copy.
+    Each row depends on itself alone.
+    """
     asking = [row for row, written in enumerate(rows) if _asks(written)]
     if not asking:
         return logits
@@ -37,10 +41,16 @@ def _asks(written: Written) -> bool:
 
 
 def _adjust(logits: Tensor, written: Written) -> None:
-    """In place. Bias and mask come before the penalties. Repetition looks at the prompt too (C. Keskar et al., CTRL, 2019, section 4.1)."""
+    """In place. Bias and mask come before the penalties. Repetition looks at the prompt too (C.
+    Keskar et al., CTRL, 2019, section 4.1).
+    """
 
     def at(tokens: Collection[int]) -> Tensor:
-        return torch.tensor([token for token in tokens if 0 <= token < len(logits)], dtype=torch.long, device=logits.device)
+        return torch.tensor(
+            [token for token in tokens if 0 <= token < len(logits)],
+            dtype=torch.long,
+            device=logits.device,
+        )
 
     s, output = written.sampling, written.tokens[written.prompt :]
     for token, bias in s.logit_bias.items():
@@ -50,7 +60,11 @@ def _adjust(logits: Tensor, written: Written) -> None:
         logits[at(written.ends)] = -torch.inf
     if s.repetition_penalty != 1:
         seen = at(set(written.tokens))
-        logits[seen] = torch.where(logits[seen] > 0, logits[seen] / s.repetition_penalty, logits[seen] * s.repetition_penalty)
+        logits[seen] = torch.where(
+            logits[seen] > 0,
+            logits[seen] / s.repetition_penalty,
+            logits[seen] * s.repetition_penalty,
+        )
     if output and (s.presence_penalty or s.frequency_penalty):
         counts = Counter(output)
         times = torch.tensor(list(counts.values()), dtype=logits.dtype, device=logits.device)

@@ -1,7 +1,7 @@
 """Attention of a whole mixed batch, in place of the one that transformers' models bring along.
 
-One forward pass carries the batch as a single row of T packed tokens. Every layer writes their keys and values to the
-pool, then each sequence attends over its own positions there.
+One forward pass carries the batch as a single row of T packed tokens. Every layer writes their keys
+and values to the pool, then each sequence attends over its own positions there.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,8 @@ from shared.errors import ConfigError
 
 NAME = "slackline_paged"  # what `attn_implementation` is set to
 
-# attend(layer, query, key, value, scale): [1, heads or KV heads, T, size] each -> [1, T, heads, size].
+# attend(layer, query, key, value, scale): [1, heads or KV heads, T, size] each -> [1, T, heads,
+# size].
 Attend = Callable[[int, Tensor, Tensor, Tensor, float | None], Tensor]
 
 
@@ -32,7 +33,9 @@ class Piece(NamedTuple):
 class Batch(Protocol):
     """The layout of one forward pass, the same for every layer."""
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor: ...
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None
+    ) -> Tensor: ...
 
 
 def _attention(
@@ -47,12 +50,18 @@ def _attention(
     **rest: Any,
 ) -> tuple[Tensor, None]:
     """Raises ConfigError for a model whose attention is not plain causal attention."""
-    unknown = [name for name in ("sliding_window", "softcap", "s_aux", "position_bias") if rest.get(name) is not None]
+    unknown = [
+        name
+        for name in ("sliding_window", "softcap", "s_aux", "position_bias")
+        if rest.get(name) is not None
+    ]
     config: Any = module.config
     if unknown == ["sliding_window"] and rest["sliding_window"] >= config.max_position_embeddings:
         unknown = []  # a window that holds the whole context
     if unknown or slackline_attend is None:
-        raise ConfigError(f"this engine computes plain causal attention; the model wants {unknown or 'another way of being called'}")
+        raise ConfigError(
+            f"this engine computes plain causal attention; the model wants {unknown or 'another way of being called'}"
+        )
     return slackline_attend(int(module.layer_idx), query, key, value, scaling), None  # type: ignore[arg-type]
 
 

@@ -1,6 +1,8 @@
-"""Attention on any device torch knows: sequences are gathered from the pool, decodes padded to the longest of them.
+"""Attention on any device torch knows: sequences are gathered from the pool, decodes padded to the
+longest of them.
 
-It copies what it reads, and serves devices and types for which attention_in_place.py has no kernels.
+It copies what it reads, and serves devices and types for which attention_in_place.py has no
+kernels.
 """
 
 from collections.abc import Sequence
@@ -42,14 +44,22 @@ class GatheredBatch:
                 singles.append(at)
                 rows.append(row)
             else:
-                mask = torch.ones(new, length, dtype=torch.bool, device=device).tril(cached) if cached else None
+                mask = (
+                    torch.ones(new, length, dtype=torch.bool, device=device).tril(cached)
+                    if cached
+                    else None
+                )
                 self._chunks.append(_Chunk(slice(row, row + new), at, mask))
             row += new
-        writes = np.concatenate([place.positions(cached, cached + new) for cached, new, place in pieces])
+        writes = np.concatenate(
+            [place.positions(cached, cached + new) for cached, new, place in pieces]
+        )
         self._writes = torch.from_numpy(writes).to(device)
         self._decodes = _padded(singles, rows, device) if singles else None
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None
+    ) -> Tensor:
         q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))  # [T, heads, size]
         pools = self._pool.write(layer, self._writes, k, v)
         out = q.new_empty((*q.shape[:2], v.shape[2]))
@@ -57,14 +67,26 @@ class GatheredBatch:
             keys, values = (pool[chunk.at].transpose(0, 1)[None] for pool in pools)
             asking = q[chunk.rows].transpose(0, 1)[None]
             causal = chunk.mask is None
-            seen = scaled_dot_product_attention(asking, keys, values, attn_mask=chunk.mask, is_causal=causal, scale=scale, enable_gqa=True)
+            seen = scaled_dot_product_attention(
+                asking,
+                keys,
+                values,
+                attn_mask=chunk.mask,
+                is_causal=causal,
+                scale=scale,
+                enable_gqa=True,
+            )
             out[chunk.rows] = seen[0].transpose(0, 1)
         if self._decodes is not None:
             rows, at, mask = self._decodes
-            keys, values = (pool[at].transpose(1, 2) for pool in pools)  # [B, KV heads, longest, size]
-            group = q.shape[1] // k.shape[1]  # query heads that share a KV head stand in for query rows
+            # [B, KV heads, longest, size]
+            keys, values = (pool[at].transpose(1, 2) for pool in pools)
+            # query heads that share a KV head stand in for query rows
+            group = q.shape[1] // k.shape[1]
             asking = q[rows].view(-1, k.shape[1], group, q.shape[2])
-            out[rows] = scaled_dot_product_attention(asking, keys, values, attn_mask=mask, scale=scale).flatten(1, 2)
+            out[rows] = scaled_dot_product_attention(
+                asking, keys, values, attn_mask=mask, scale=scale
+            ).flatten(1, 2)
         return out[None]
 
 

@@ -1,9 +1,11 @@
-"""Attention on a CPU that reads keys and values where they lie in the pool; nothing of the cache is copied.
+"""Attention on a CPU that reads keys and values where they lie in the pool; nothing of the cache is
+copied.
 
-Chunks go stretch by stretch: torch's flash kernel attends over a view of the pool, and what several stretches give is
-put together by the weight each had (its logsumexp). A chunk sees its own tokens as they came. Decodes go all together,
-however they are scattered and however long: which query sees which row of the pool is a sparse matrix, of which one kernel
-computes the scores, and another the weighted sums of the values. Where there are no such kernels, decodes go as chunks do.
+Chunks go stretch by stretch: torch's flash kernel attends over a view of the pool, and what several
+stretches give is put together by the weight each had (its logsumexp). A chunk sees its own tokens
+as they came. Decodes go all together, however they are scattered and however long: which query sees
+which row of the pool is a sparse matrix, of which one kernel computes the scores, and another the
+weighted sums of the values. Where there are no such kernels, decodes go as chunks do.
 """
 
 import math
@@ -25,7 +27,9 @@ _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
 
 class _Window(NamedTuple):
-    """Rows of the batch that see the same stretches of the pool, and, causally, each other's if `own`."""
+    """Rows of the batch that see the same stretches of the pool, and, causally, each other's if
+    `own`.
+    """
 
     first: int
     end: int
@@ -68,7 +72,9 @@ class InPlaceBatch:
         self._rows = torch.tensor(rows) if self._windows and rows else None  # None: the whole batch
         self._patterns: dict[tuple[int, int], _Pattern] = {}
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None
+    ) -> Tensor:
         q, k, v = query[0], key[0], value[0]  # [heads, T, size]
         scale = 1 / math.sqrt(q.shape[2]) if scale is None else scale
         keys, values = self._pool.write(layer, self._writes, k.transpose(0, 1), v.transpose(0, 1))
@@ -76,13 +82,24 @@ class InPlaceBatch:
             return self._decodes(q, keys, values, scale)[None]
         out = q.new_empty((q.shape[1], q.shape[0], v.shape[2]))
         shared = (k.shape[0], q.shape[0] // k.shape[0])  # KV heads, heads that share one
-        q, k, v = q.view(*shared, *q.shape[1:]), k[:, None], v[:, None]  # [KV heads, group, T, size]
+        # [KV heads, group, T, size]
+        q, k, v = q.view(*shared, *q.shape[1:]), k[:, None], v[:, None]
         rows = out.view(len(out), *shared, -1).permute(1, 2, 0, 3)
         for first, end, stretches, own in self._windows:
             asking = q[:, :, first:end]
-            parts = [_seen(asking, keys[a:b].transpose(0, 1)[:, None], values[a:b].transpose(0, 1)[:, None], scale) for a, b in stretches]
+            parts = [
+                _seen(
+                    asking,
+                    keys[a:b].transpose(0, 1)[:, None],
+                    values[a:b].transpose(0, 1)[:, None],
+                    scale,
+                )
+                for a, b in stretches
+            ]
             if own:
-                parts.append(_seen(asking, k[:, :, first:end], v[:, :, first:end], scale, causal=True))
+                parts.append(
+                    _seen(asking, k[:, :, first:end], v[:, :, first:end], scale, causal=True)
+                )
             rows[:, :, first:end] = parts[0][0] if len(parts) == 1 else _put_together(parts)
         if self._rows is not None:
             out[self._rows] = self._decodes(query[0], keys, values, scale)
@@ -96,10 +113,23 @@ class InPlaceBatch:
             pattern = self._patterns[heads, kv_heads] = self._pattern(heads, kv_heads)
         asking = query.transpose(0, 1)
         asking = (asking if self._rows is None else asking[self._rows]).reshape(-1, query.shape[2])
-        torch.sparse.sampled_addmm(pattern.matrix, asking, keys.flatten(0, 1).t(), beta=0.0, alpha=scale, out=pattern.matrix)
+        torch.sparse.sampled_addmm(
+            pattern.matrix,
+            asking,
+            keys.flatten(0, 1).t(),
+            beta=0.0,
+            alpha=scale,
+            out=pattern.matrix,
+        )
         for block in pattern.blocks:
             torch.softmax(block, -1, out=block)
-        summed = embedding_bag(pattern.columns, values.flatten(0, 1), pattern.begins, mode="sum", per_sample_weights=pattern.scores)
+        summed = embedding_bag(
+            pattern.columns,
+            values.flatten(0, 1),
+            pattern.begins,
+            mode="sum",
+            per_sample_weights=pattern.scores,
+        )
         return summed.view(-1, heads, values.shape[2])
 
     def _pattern(self, heads: int, kv_heads: int) -> _Pattern:
@@ -111,13 +141,23 @@ class InPlaceBatch:
         at = 0
         for piece, length in zip(self._together, lengths.tolist(), strict=True):
             end = at + heads * length
-            np.add(piece.place.positions(0, length) * kv_heads, of_head, out=columns[at:end].reshape(heads, length), casting="unsafe")
+            np.add(
+                piece.place.positions(0, length) * kv_heads,
+                of_head,
+                out=columns[at:end].reshape(heads, length),
+                casting="unsafe",
+            )
             at = end
         begins, places = torch.from_numpy(ends), torch.from_numpy(columns)
         size = (len(lengths) * heads, self._positions * kv_heads)
-        matrix = torch.sparse_csr_tensor(begins, places, torch.zeros(len(columns)), size=size, check_invariants=False)
+        matrix = torch.sparse_csr_tensor(
+            begins, places, torch.zeros(len(columns)), size=size, check_invariants=False
+        )
         scores = matrix.values()
-        blocks = [part.view(heads, -1) for part in torch.split_with_sizes(scores, (lengths * heads).tolist())]
+        blocks = [
+            part.view(heads, -1)
+            for part in torch.split_with_sizes(scores, (lengths * heads).tolist())
+        ]
         return _Pattern(scores, matrix, places, begins[:-1], blocks)
 
 
@@ -127,13 +167,24 @@ def _heads(heads: int, kv_heads: int) -> NDArray[np.int64]:
     return np.arange(heads)[:, None] // (heads // kv_heads)
 
 
-def _seen(asking: Tensor, keys: Tensor, values: Tensor, scale: float, causal: bool = False) -> tuple[Tensor, Tensor]:
-    """asking [KV heads, group, n, size], keys and values [KV heads, 1, length, size] -> ([KV heads, group, n, size], logsumexp)."""
+def _seen(
+    asking: Tensor, keys: Tensor, values: Tensor, scale: float, causal: bool = False
+) -> tuple[Tensor, Tensor]:
+    """asking [KV heads, group, n, size], keys and values [KV heads, 1, length, size] -> ([KV heads,
+    group, n, size], logsumexp).
+    """
     if asking.shape[2] == 1:  # the group stands in for rows
         out, weight = _flash(asking.transpose(1, 2), keys, values, scale=scale)
         return out.transpose(1, 2), weight.transpose(1, 2)
     group = asking.shape[1]
-    return _flash(asking, keys.expand(-1, group, -1, -1), values.expand(-1, group, -1, -1), 0.0, causal, scale=scale)  # type: ignore[no-any-return]
+    return _flash(  # type: ignore[no-any-return]
+        asking,
+        keys.expand(-1, group, -1, -1),
+        values.expand(-1, group, -1, -1),
+        0.0,
+        causal,
+        scale=scale,
+    )
 
 
 def _put_together(parts: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
@@ -147,15 +198,21 @@ def _put_together(parts: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
 
 @cache
 def sparse_works(dtype: torch.dtype) -> bool:
-    """Whether this build of torch has the sparse kernels for this type. Also takes torch's warning that they are new."""
+    """Whether this build of torch has the sparse kernels for this type. Also takes torch's warning
+    that they are new.
+    """
     if dtype != torch.float32:
         return False
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         one = torch.ones(1, dtype=torch.int32)
-        matrix = torch.sparse_csr_tensor(torch.tensor([0, 1], dtype=torch.int32), one, torch.zeros(1), size=(1, 2))
+        matrix = torch.sparse_csr_tensor(
+            torch.tensor([0, 1], dtype=torch.int32), one, torch.zeros(1), size=(1, 2)
+        )
         try:
-            torch.sparse.sampled_addmm(matrix, torch.ones(1, 2), torch.ones(2, 2), beta=0.0, out=matrix)
+            torch.sparse.sampled_addmm(
+                matrix, torch.ones(1, 2), torch.ones(2, 2), beta=0.0, out=matrix
+            )
         except RuntimeError:
             return False
     return bool(matrix.values()[0] == 2.0)

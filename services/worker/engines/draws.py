@@ -1,7 +1,10 @@
-"""Counter-based draws: a number from (seed, position) alone, so a request computed again on another engine goes on alike."""
+"""Counter-based draws: a number from (seed, position) alone, so a request computed again on another
+engine goes on alike.
+"""
 
 _MASK = (1 << 64) - 1
-_GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio, the increment of SplitMix64 (Steele, Lea, Flood 2014)
+# 2^64 / golden ratio, the increment of SplitMix64 (Steele, Lea, Flood 2014)
+_GOLDEN = 0x9E3779B97F4A7C15
 
 
 def _scramble(z: int) -> int:

@@ -1,8 +1,10 @@
-"""A transformers model's forward pass as one flat function: the same operations, less of the ceremony around them.
+"""A transformers model's forward pass as one flat function: the same operations, less of the
+ceremony around them.
 
-At small batches most of an iteration is Python: modules calling modules, masks nobody reads, casts to the type a tensor
-has. `torch.export` writes down what the model computes (no compiler is needed), this file drops what does nothing, lets
-projections of the same input be one matrix product, and binds the weights as arguments. Attention stays a call of ours.
+At small batches most of an iteration is Python: modules calling modules, masks nobody reads, casts
+to the type a tensor has. `torch.export` writes down what the model computes (no compiler is
+needed), this file drops what does nothing, lets projections of the same input be one matrix
+product, and binds the weights as arguments. Attention stays a call of ours.
 """
 
 import math
@@ -17,7 +19,8 @@ from torch.fx import Graph, GraphModule, Node
 
 from services.worker.engines.attention import Attend
 
-Forward = Callable[[Tensor, Tensor, Tensor], Tensor]  # (ids [1, T], positions [1, T], rows [N]) -> logits [1, N, vocabulary]
+# (ids [1, T], positions [1, T], rows [N]) -> logits [1, N, vocabulary]
+Forward = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 aten = torch.ops.aten
 
@@ -25,12 +28,18 @@ _library: Any = library.Library("slackline", "DEF")  # type: ignore[no-untyped-c
 _library.define("attend(int layer, Tensor query, Tensor key, Tensor value, float? scale) -> Tensor")
 
 
-def traced_attend(layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
-    """What attention is while the model is written down: an operation of that name, without content."""
+def traced_attend(
+    layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None
+) -> Tensor:
+    """What attention is while the model is written down: an operation of that name, without
+    content.
+    """
     return torch.ops.slackline.attend(layer, query, key, value, scale)  # type: ignore[no-any-return]
 
 
-def _shape_only(_layer: int, query: Tensor, _key: Tensor, value: Tensor, _scale: float | None) -> Tensor:
+def _shape_only(
+    _layer: int, query: Tensor, _key: Tensor, value: Tensor, _scale: float | None
+) -> Tensor:
     return query.new_empty((query.shape[0], query.shape[2], query.shape[1], value.shape[3]))
 
 
@@ -40,9 +49,9 @@ _library.impl("attend", _shape_only, "CompositeExplicitAutograd")
 def flatten(call: Callable[..., Tensor], owner: torch.nn.Module, attend: Attend) -> Forward:
     """`call(ids, positions, rows)` runs `owner`'s forward pass with `traced_attend` for attention.
 
-    The projections that are merged become views of one matrix in `owner` as well, so that no weight is held twice.
-    Raises whatever torch.export raises for a model that it cannot follow, and ValueError for one whose operations
-    depend on the number of tokens.
+    The projections that are merged become views of one matrix in `owner` as well, so that no weight
+    is held twice. Raises whatever torch.export raises for a model that it cannot follow, and
+    ValueError for one whose operations depend on the number of tokens.
     """
 
     class Entry(torch.nn.Module):
@@ -61,7 +70,10 @@ def flatten(call: Callable[..., Tensor], owner: torch.nn.Module, attend: Attend)
             dynamic_shapes={"ids": {1: dynamic}, "positions": {1: dynamic}, "rows": {0: dynamic}},
             strict=False,
         )
-        if any(bounds.lower > 2 or bounds.upper < 1 << 30 for bounds in exported.range_constraints.values()):
+        if any(
+            bounds.lower > 2 or bounds.upper < 1 << 30
+            for bounds in exported.range_constraints.values()
+        ):
             raise ValueError("what is computed depends on the number of tokens")
         module: GraphModule = exported.module()
         graph = module.graph
@@ -73,7 +85,9 @@ def flatten(call: Callable[..., Tensor], owner: torch.nn.Module, attend: Attend)
 
 
 def _function(graph: Graph, weights: Sequence[Tensor]) -> Forward:
-    """Python of one line an operation, every function a name of its own: torch.fx's own looks them up through modules."""
+    """Python of one line an operation, every function a name of its own: torch.fx's own looks them
+    up through modules.
+    """
     names: dict[str, Any] = {}
 
     def text(value: Any) -> str:
@@ -81,7 +95,11 @@ def _function(graph: Graph, weights: Sequence[Tensor]) -> Forward:
             return value.name
         if isinstance(value, list | tuple):
             return f"[{', '.join(map(text, value))}]"
-        if value is None or isinstance(value, bool | int | str) or (isinstance(value, float) and math.isfinite(value)):
+        if (
+            value is None
+            or isinstance(value, bool | int | str)
+            or (isinstance(value, float) and math.isfinite(value))
+        ):
             return repr(value)
         name = f"c{len(names)}"
         names[name] = value
@@ -96,8 +114,13 @@ def _function(graph: Graph, weights: Sequence[Tensor]) -> Forward:
             lines.append(f" return {text(node.all_input_nodes[0])}")
         elif node.op == "call_function":
             function = called.setdefault(node.target, f"f{len(called)}")
-            given = [*map(text, node.args), *(f"{name}={text(value)}" for name, value in node.kwargs.items())]
-            done = "".join(f"; {used.name} = None" for used in node.all_input_nodes if last_use[used] is node)
+            given = [
+                *map(text, node.args),
+                *(f"{name}={text(value)}" for name, value in node.kwargs.items()),
+            ]
+            done = "".join(
+                f"; {used.name} = None" for used in node.all_input_nodes if last_use[used] is node
+            )
             lines.append(f" {node.name} = {function}({', '.join(given)}){done}")
         else:
             assert node.op == "placeholder", f"{node.op} was to be gone"
@@ -122,18 +145,29 @@ def _idle(node: Node) -> bool:
     before, after = _value(node.args[0]), _value(node)
     if not isinstance(before, Tensor) or not isinstance(after, Tensor):
         return False
-    same = before.dtype == after.dtype and before.device == after.device and list(before.shape) == list(after.shape)
+    same = (
+        before.dtype == after.dtype
+        and before.device == after.device
+        and list(before.shape) == list(after.shape)
+    )
     if node.target is aten.mul.Tensor:
         return same and isinstance(node.args[1], float) and node.args[1] == 1.0
     if node.target in (aten.slice.Tensor, aten.expand.default):
         return same and list(before.stride()) == list(after.stride())
-    return same and node.target in (aten.to.dtype, aten.to.device, aten.to.dtype_layout, aten.dropout.default, aten.detach_.default)
+    return same and node.target in (
+        aten.to.dtype,
+        aten.to.device,
+        aten.to.dtype_layout,
+        aten.dropout.default,
+        aten.detach_.default,
+    )
 
 
 def _drop_idle(graph: Graph) -> None:
     seen: dict[tuple[Node, int], Node] = {}  # every layer makes the same views of its cosines
     for node in list(graph.nodes):
-        if node.op == "call_module" or node.target is aten._assert_tensor_metadata.default:  # checks of the export itself
+        # checks of the export itself
+        if node.op == "call_module" or node.target is aten._assert_tensor_metadata.default:
             if node.users:
                 raise ValueError(f"a call that the export left whole: {node.target}")
             graph.erase_node(node)
@@ -155,7 +189,9 @@ def _parameter(module: GraphModule, node: Any) -> Tensor:
 
 
 def _merge_projections(module: GraphModule) -> None:
-    """Linear layers of one input become one matrix product and views of its result; all matrices are laid out for it."""
+    """Linear layers of one input become one matrix product and views of its result; all matrices
+    are laid out for it.
+    """
     graph = module.graph
     by_input: dict[tuple[Node, bool], list[Node]] = defaultdict(list)
     for node in graph.nodes:
@@ -172,9 +208,15 @@ def _merge_projections(module: GraphModule) -> None:
         name = f"merged_{nodes[0].name}"
         module.register_buffer(name, columns.t())
         if biased:
-            module.register_buffer(f"{name}_bias", torch.cat([_parameter(module, node.args[2]) for node in nodes]))
+            module.register_buffer(
+                f"{name}_bias", torch.cat([_parameter(module, node.args[2]) for node in nodes])
+            )
         with graph.inserting_before(nodes[0]):
-            arguments = [source, graph.get_attr(name), *([graph.get_attr(f"{name}_bias")] if biased else [])]
+            arguments = [
+                source,
+                graph.get_attr(name),
+                *([graph.get_attr(f"{name}_bias")] if biased else []),
+            ]
             merged = graph.call_function(aten.linear.default, tuple(arguments))
             parts = graph.call_function(torch.split_with_sizes, (merged, sizes, -1))
             for n, node in enumerate(nodes):
@@ -187,7 +229,9 @@ def _merge_projections(module: GraphModule) -> None:
 
 
 def _weights_as_arguments(module: GraphModule) -> list[Tensor]:
-    """Attribute look-ups of nested modules cost more than some operations do: the function takes the weights instead."""
+    """Attribute look-ups of nested modules cost more than some operations do: the function takes
+    the weights instead.
+    """
     graph = module.graph
     last = [node for node in graph.nodes if node.op == "placeholder"][-1]
     arguments: dict[str, Node] = {}
@@ -231,17 +275,35 @@ def _quicken(graph: Graph, attend: Attend) -> None:
         if node.target is torch.ops.slackline.attend.default:
             node.target = attend
         elif node.target is aten.slice.Tensor:
-            size, (_, dim, start, end) = _value(node.args[0]).shape, (*node.args, 0, 0, 2**63 - 1)[:4]
-            if len(node.args) < 5 and isinstance(size[dim], int) and isinstance(start, int) and isinstance(end, int):
+            size, (_, dim, start, end) = (
+                _value(node.args[0]).shape,
+                (*node.args, 0, 0, 2**63 - 1)[:4],
+            )
+            if (
+                len(node.args) < 5
+                and isinstance(size[dim], int)
+                and isinstance(start, int)
+                and isinstance(end, int)
+            ):
                 start, end, _ = slice(start, end).indices(size[dim])
                 node.target, node.args = torch.narrow, (node.args[0], dim, start, end - start)
-        elif node.target is aten.mean.dim and len(node.args) == 3 and list(node.args[1]) == [-1] and not node.kwargs:
+        elif (
+            node.target is aten.mean.dim
+            and len(node.args) == 3
+            and list(node.args[1]) == [-1]
+            and not node.kwargs
+        ):
             with graph.inserting_before(node):  # torch.mean takes twice as long as torch.sum
                 total = graph.call_function(torch.sum, (node.args[0], -1, node.args[2]))
             node.target, node.args = torch.mul, (total, 1.0 / int(_value(node.args[0]).shape[-1]))
         elif node.target is aten.pow.Tensor_Scalar and node.args[1] == 2:
             node.target, node.args = torch.mul, (node.args[0], node.args[0])
-        elif node.target is aten.add.Tensor and len(node.args) == 2 and not node.kwargs and _product(node.args[1]):
+        elif (
+            node.target is aten.add.Tensor
+            and len(node.args) == 2
+            and not node.kwargs
+            and _product(node.args[1])
+        ):
             product = node.args[1]
             node.target, node.args = torch.addcmul, (node.args[0], *product.args)
             graph.erase_node(product)
@@ -251,7 +313,11 @@ def _quicken(graph: Graph, attend: Attend) -> None:
 
 def _product(node: Any) -> bool:
     """Two tensors multiplied for one reader, of the type that their sum has."""
-    if not isinstance(node, Node) or node.target not in (aten.mul.Tensor, torch.mul) or len(node.users) != 1:
+    if (
+        not isinstance(node, Node)
+        or node.target not in (aten.mul.Tensor, torch.mul)
+        or len(node.users) != 1
+    ):
         return False
     values = [_value(node), *map(_value, node.args)]
     if not all(isinstance(value, Tensor) and value.dtype == values[0].dtype for value in values):

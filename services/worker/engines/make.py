@@ -1,4 +1,6 @@
-"""The engine that a worker's configuration asks for. Engines are imported only here, and only the one that is used."""
+"""The engine that a worker's configuration asks for. Engines are imported only here, and only the
+one that is used.
+"""
 
 import time
 
@@ -24,7 +26,14 @@ def make(cfg: WorkerConfig) -> tuple[Engine, Tokenizer]:
         tokenizer = Tokenizer.builtin()
         profile = profiles.load(cfg.profile or SIM_PROFILE)
         facts, acceptance = sim_facts(cfg, tokenizer), Acceptance(cfg.acceptance)
-        return SimEngine(facts, profile, wait=time.sleep, clock=time.monotonic, pace=cfg.pace, acceptance=acceptance), tokenizer
+        return SimEngine(
+            facts,
+            profile,
+            wait=time.sleep,
+            clock=time.monotonic,
+            pace=cfg.pace,
+            acceptance=acceptance,
+        ), tokenizer
     if cfg.engine == "torch":
         folder = models.folder(cfg.model or models.DEFAULT)
         if cfg.profile:
@@ -32,7 +41,9 @@ def make(cfg: WorkerConfig) -> tuple[Engine, Tokenizer]:
         try:
             from services.worker.engines.torch_engine import TorchEngine
         except ImportError as error:
-            raise ConfigError("the torch engine needs torch and transformers: pip install 'slackline[torch]'") from error
+            raise ConfigError(
+                "the torch engine needs torch and transformers: pip install 'slackline[torch]'"
+            ) from error
         engine = TorchEngine(
             folder,
             profile=cfg.profile or TORCH_PROFILE,

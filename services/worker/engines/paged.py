@@ -1,7 +1,9 @@
-"""The memory of the torch engine's keys and values: blocks of positions, and which sequence holds which.
+"""The memory of the torch engine's keys and values: blocks of positions, and which sequence holds
+which.
 
-Any block may go to any sequence, so a sequence can grow as long as a block is free. But a new one begins where it has
-room to grow without a break, so that mostly its keys lie in one stretch, which kernels read in place.
+Any block may go to any sequence, so a sequence can grow as long as a block is free. But a new one
+begins where it has room to grow without a break, so that mostly its keys lie in one stretch, which
+kernels read in place.
 """
 
 import numpy as np
@@ -14,7 +16,8 @@ _FIRST_BLOCKS = 8  # for which a place has room before it moves to a larger arra
 class Place:
     """Where the positions of one sequence are in the pool.
 
-    `stretches`: [first, end) pool positions, whole blocks, in the order of the sequence. `positions`: one by one.
+    `stretches`: [first, end) pool positions, whole blocks, in the order of the sequence.
+    `positions`: one by one.
     """
 
     def __init__(self, block_tokens: int, wanted_tokens: int) -> None:
@@ -55,7 +58,8 @@ class Blocks:
     """Which block is whose. Ids 0..total-1."""
 
     def __init__(self, total: int, block_tokens: int) -> None:
-        self._taken = np.zeros(total + 2, dtype=np.int8)  # block n at n + 1, between two that nobody gets
+        # block n at n + 1, between two that nobody gets
+        self._taken = np.zeros(total + 2, dtype=np.int8)
         self._taken[[0, -1]] = 1
         self._free = total
         self._block_tokens = block_tokens
@@ -81,7 +85,9 @@ class Blocks:
         self._free += len(place.blocks)
 
     def _begin(self, wanted: int) -> int:
-        """In the longest stretch of free blocks: in its middle, as who holds the block before it may grow; sooner if `wanted` needs it."""
+        """In the longest stretch of free blocks: in its middle, as who holds the block before it
+        may grow; sooner if `wanted` needs it.
+        """
         edges = np.diff(self._taken)
         begins, ends = np.flatnonzero(edges == -1), np.flatnonzero(edges == 1)
         longest = int(np.argmax(ends - begins))
@@ -90,7 +96,9 @@ class Blocks:
 
 
 class Pool:
-    """Keys and values of every layer: [positions, KV heads, head size], made when the layer first writes."""
+    """Keys and values of every layer: [positions, KV heads, head size], made when the layer first
+    writes.
+    """
 
     def __init__(self, positions: int) -> None:
         self._positions = positions
@@ -106,7 +114,9 @@ class Pool:
         return all(keys.shape == values.shape for keys, values in self._layers.values())
 
     def write(self, layer: int, at: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """The layer's pools, after `key` and `value` ([T, heads, size]) went to positions `at` of them."""
+        """The layer's pools, after `key` and `value` ([T, heads, size]) went to positions `at` of
+        them.
+        """
         pools = self._layers.get(layer)
         if pools is None:
             pools = self._layers[layer] = (self._empty(key), self._empty(value))

@@ -1,4 +1,6 @@
-"""A transformers model over a paged pool of keys and values: tokens of many sequences in, logits of the rows wanted out."""
+"""A transformers model over a paged pool of keys and values: tokens of many sequences in, logits of
+the rows wanted out.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,9 +27,13 @@ _PROOF_TOKENS = 13  # computed once by transformers alone and once in pieces by 
 
 
 class PagedModel:
-    """Raises ConfigError for a folder that holds no model, or one whose tokens would not be its own here."""
+    """Raises ConfigError for a folder that holds no model, or one whose tokens would not be its own
+    here.
+    """
 
-    def __init__(self, folder: Path, device: torch.device, dtype: torch.dtype, positions: int) -> None:
+    def __init__(
+        self, folder: Path, device: torch.device, dtype: torch.dtype, positions: int
+    ) -> None:
         """`positions`: of the pool, over all sequences."""
         self._device = device
         self._positions = positions
@@ -46,7 +52,9 @@ class PagedModel:
         self._settle(folder)
 
     def logits(self, ids: Sequence[int], pieces: Sequence[Piece], rows: Sequence[int]) -> Tensor:
-        """[rows, vocabulary]. `ids` are the pieces' new tokens, one piece after the other; `rows` count in them."""
+        """[rows, vocabulary]. `ids` are the pieces' new tokens, one piece after the other; `rows`
+        count in them.
+        """
         if self._in_place:
             self._batch = InPlaceBatch(self._pool, pieces, self._positions, self._sparse)
         else:
@@ -62,30 +70,48 @@ class PagedModel:
         return out[0]
 
     def _plain(self, ids: Tensor, positions: Tensor, rows: Tensor) -> Tensor:
-        out = self._model(input_ids=ids, position_ids=positions, use_cache=False, logits_to_keep=rows, slackline_attend=self._attend)
+        out = self._model(
+            input_ids=ids,
+            position_ids=positions,
+            use_cache=False,
+            logits_to_keep=rows,
+            slackline_attend=self._attend,
+        )
         return out.logits  # type: ignore[no-any-return]
 
-    def _attend_in_batch(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
+    def _attend_in_batch(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None
+    ) -> Tensor:
         assert self._batch is not None, "attention outside of a pass"
         return self._batch.attend(layer, query, key, value, scale)
 
     def _settle(self, folder: Path) -> None:
-        """From what serves any model to what is fastest for this one; every step must give transformers' own logits."""
+        """From what serves any model to what is fastest for this one; every step must give
+        transformers' own logits.
+        """
         tokens = min(_PROOF_TOKENS, self._positions, self.context_tokens)
         prompt = [(3 + 7 * n) % self.vocabulary for n in range(tokens)]
         try:
             with torch.inference_mode():
-                wanted = self._model(input_ids=torch.tensor([prompt], device=self._device), use_cache=False).logits[0]
+                wanted = self._model(
+                    input_ids=torch.tensor([prompt], device=self._device), use_cache=False
+                ).logits[0]
             self._model.set_attn_implementation(attention.NAME)
             proven = self._proves(prompt, wanted)
         except ConfigError:
             raise
         except Exception as error:  # of transformers or torch; a model may fail in any way
-            raise ConfigError(f"the model in {folder} cannot be computed over a paged KV pool: {error}") from error
+            raise ConfigError(
+                f"the model in {folder} cannot be computed over a paged KV pool: {error}"
+            ) from error
         if not self._pool.used:
-            raise ConfigError(f"the attention of the model in {folder} cannot be replaced, so its KV cannot be paged")
+            raise ConfigError(
+                f"the attention of the model in {folder} cannot be replaced, so its KV cannot be paged"
+            )
         if not proven:
-            raise ConfigError(f"the model in {folder} computes other tokens over a paged KV pool than by itself: it keeps more than KV")
+            raise ConfigError(
+                f"the model in {folder} computes other tokens over a paged KV pool than by itself: it keeps more than KV"
+            )
         if self._device.type != "cpu":
             return
         self._in_place = self._pool.even
@@ -115,8 +141,13 @@ class PagedModel:
         return proven
 
     def _proves(self, prompt: Sequence[int], wanted: Tensor) -> bool:
-        """These tokens, alone and beside each other, have the logits `wanted` [tokens, vocabulary]."""
-        return all(self._proves_beside(count, prompt, wanted) for count in sorted({1, min(4, self._positions // len(prompt))}))
+        """These tokens, alone and beside each other, have the logits `wanted` [tokens,
+        vocabulary].
+        """
+        return all(
+            self._proves_beside(count, prompt, wanted)
+            for count in sorted({1, min(4, self._positions // len(prompt))})
+        )
 
     def _proves_beside(self, count: int, prompt: Sequence[int], wanted: Tensor) -> bool:
         """`count` sequences in two chunks and a decode."""
@@ -128,7 +159,11 @@ class PagedModel:
             for place in places:
                 blocks.grow(place, end)
             rows = [(n + 1) * (end - before) - 1 for n in range(count)]
-            got = self.logits([*prompt[before:end]] * count, [Piece(before, end - before, place) for place in places], rows)
+            got = self.logits(
+                [*prompt[before:end]] * count,
+                [Piece(before, end - before, place) for place in places],
+                rows,
+            )
             if not float((got - wanted[end - 1]).abs().max()) <= allowed:  # also false for NaN
                 return False
             before = end
@@ -139,15 +174,27 @@ def _load(folder: Path, device: torch.device, dtype: torch.dtype) -> Any:
     attention.register()
     disable_progress_bar()  # a service's output is its log
     try:
-        model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, dtype=dtype, attn_implementation="eager")
+        model = AutoModelForCausalLM.from_pretrained(
+            folder, local_files_only=True, dtype=dtype, attn_implementation="eager"
+        )
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(f"no model that transformers can load in {folder}: {error}") from error
     config = model.config.get_text_config()
-    kinds = set(getattr(config, "layer_types", None) or []) - {"full_attention", "sliding_attention"}
+    kinds = set(getattr(config, "layer_types", None) or []) - {
+        "full_attention",
+        "sliding_attention",
+    }
     if kinds:
-        raise ConfigError(f"the model in {folder} has layers this engine cannot compute: {', '.join(sorted(kinds))}")
+        raise ConfigError(
+            f"the model in {folder} has layers this engine cannot compute: {', '.join(sorted(kinds))}"
+        )
     rope = getattr(config, "rope_parameters", None) or {}
-    if _STRETCHED & {str(value) for part in (rope, *rope.values()) if isinstance(part, dict) for value in part.values()}:
+    if _STRETCHED & {
+        str(value)
+        for part in (rope, *rope.values())
+        if isinstance(part, dict)
+        for value in part.values()
+    }:
         raise ConfigError(
             f"the model in {folder} scales its positions by the longest of a batch, so requests would change each other's tokens"
         )

@@ -1,6 +1,8 @@
-"""From logits to tokens: greedy, or drawn at (seed, position), a whole batch at once. And what the model thought of them.
+"""From logits to tokens: greedy, or drawn at (seed, position), a whole batch at once. And what the
+model thought of them.
 
-The way a row is computed depends on that row and what was asked for it alone, so its token is the same in any batch.
+The way a row is computed depends on that row and what was asked for it alone, so its token is the
+same in any batch.
 """
 
 from collections.abc import Sequence
@@ -14,7 +16,8 @@ from services.worker.engines import draws
 from shared.schemas import Sampling
 
 _COLDEST = 1e-5  # below it the division would overflow; as good as greedy
-_FIRST = (256, 4096)  # tokens that a top-p cut seldom leaves more of: sorting a large vocabulary takes many times as long
+# tokens that a top-p cut seldom leaves more of: sorting a large vocabulary takes many times as long
+_FIRST = (256, 4096)
 _STRIDE = 512  # tokens whose shares are summed before the one among them is sought
 
 
@@ -27,30 +30,47 @@ class Draw(NamedTuple):
 
 
 def choose(logits: Tensor, wanted: Sequence[Draw]) -> list[int]:
-    """One token for each row of `logits` [B, vocabulary]; equal for equal (logits, draw), whoever else is in the batch.
+    """One token for each row of `logits` [B, vocabulary]; equal for equal (logits, draw), whoever
+    else is in the batch.
 
-    Temperature first, then min-p, then top-k, then top-p over what is left; tokens as likely as the last that stays, stay too. The
-    draw inverts the distribution cumulated in the vocabulary's order.
+    Temperature first, then min-p, then top-k, then top-p over what is left; tokens as likely as the
+    last that stays, stay too. The draw inverts the distribution cumulated in the vocabulary's
+    order.
     """
     tokens = [0] * len(wanted)
-    greedy = [row for row, draw in enumerate(wanted) if draw.sampling.temperature <= 0 or draw.sampling.top_k == 1]
+    greedy = [
+        row
+        for row, draw in enumerate(wanted)
+        if draw.sampling.temperature <= 0 or draw.sampling.top_k == 1
+    ]
     drawn = sorted(set(range(len(wanted))).difference(greedy))
     for rows in (greedy, drawn):
         if rows:
             some = logits if len(rows) == len(wanted) else logits[rows]
-            chosen = some.argmax(dim=-1).tolist() if rows is greedy else _drawn(some, [wanted[row] for row in rows])
+            chosen = (
+                some.argmax(dim=-1).tolist()
+                if rows is greedy
+                else _drawn(some, [wanted[row] for row in rows])
+            )
             for row, token in zip(rows, chosen, strict=True):
                 tokens[row] = token
     return tokens
 
 
 def likelihoods(logits: Tensor, tokens: Sequence[int], tops: Sequence[int]) -> list[Likely]:
-    """Of each row of `logits` [N, vocabulary]: natural log-probability of its token, and of its `tops` likeliest, likeliest first."""
+    """Of each row of `logits` [N, vocabulary]: natural log-probability of its token, and of its
+    `tops` likeliest, likeliest first.
+    """
     known = logits.float().log_softmax(dim=-1)
     own = known.gather(1, torch.tensor(tokens, device=logits.device)[:, None])[:, 0].tolist()
     best, which = known.topk(min(max(tops), known.shape[1]), dim=-1)
-    pairs = [list(zip(ids, values, strict=True)) for ids, values in zip(which.tolist(), best.tolist(), strict=True)]
-    return [Likely(value, tuple(pair[:top])) for value, pair, top in zip(own, pairs, tops, strict=True)]
+    pairs = [
+        list(zip(ids, values, strict=True))
+        for ids, values in zip(which.tolist(), best.tolist(), strict=True)
+    ]
+    return [
+        Likely(value, tuple(pair[:top])) for value, pair, top in zip(own, pairs, tops, strict=True)
+    ]
 
 
 def _drawn(logits: Tensor, how: Sequence[Draw]) -> list[int]:
@@ -63,16 +83,26 @@ def _drawn(logits: Tensor, how: Sequence[Draw]) -> list[int]:
     rows = [row for row, draw in enumerate(how) if draw.sampling.min_p > 0]
     if rows:
         shares[rows] = _cut(shares[rows], column([how[row].sampling.min_p for row in rows]))
-    some = [(row, draw.sampling.top_k) for row, draw in enumerate(how) if 0 < draw.sampling.top_k < vocabulary]
+    some = [
+        (row, draw.sampling.top_k)
+        for row, draw in enumerate(how)
+        if 0 < draw.sampling.top_k < vocabulary
+    ]
     if some:
         rows = [row for row, _ in some]
         best = shares[rows].topk(max(k for _, k in some), dim=-1).values
-        least = best.gather(1, torch.tensor([k - 1 for _, k in some], device=logits.device)[:, None])
+        least = best.gather(
+            1, torch.tensor([k - 1 for _, k in some], device=logits.device)[:, None]
+        )
         shares[rows] = _cut(shares[rows], least)
     rows = [row for row, draw in enumerate(how) if draw.sampling.top_p < 1]
     if rows:
-        shares[rows] = _cut(shares[rows], _least(shares[rows], column([how[row].sampling.top_p for row in rows])))
-    return _among(shares, column([draws.uniform(draw.seed, draw.position) for draw in how], torch.float64))
+        shares[rows] = _cut(
+            shares[rows], _least(shares[rows], column([how[row].sampling.top_p for row in rows]))
+        )
+    return _among(
+        shares, column([draws.uniform(draw.seed, draw.position) for draw in how], torch.float64)
+    )
 
 
 def _cut(shares: Tensor, least: Tensor) -> Tensor:
@@ -80,7 +110,9 @@ def _cut(shares: Tensor, least: Tensor) -> Tensor:
 
 
 def _least(shares: Tensor, mass: Tensor) -> Tensor:
-    """[B, 1]: the largest share such that it and all larger ones make up `mass` [B, 1] of the sum of the row."""
+    """[B, 1]: the largest share such that it and all larger ones make up `mass` [B, 1] of the sum
+    of the row.
+    """
     wanted = shares.sum(dim=-1, keepdim=True) * mass
     least = torch.zeros_like(wanted)
     open_rows = torch.arange(len(shares), device=shares.device)
@@ -96,18 +128,25 @@ def _least(shares: Tensor, mass: Tensor) -> Tensor:
 
 
 def _among(shares: Tensor, points: Tensor) -> list[int]:
-    """Seeks the token among the sums of _STRIDE tokens first, as cumulating a large vocabulary is slow."""
-    parts = torch.nn.functional.pad(shares, (0, -shares.shape[1] % _STRIDE)).view(len(shares), -1, _STRIDE)
+    """Seeks the token among the sums of _STRIDE tokens first, as cumulating a large vocabulary is
+    slow.
+    """
+    parts = torch.nn.functional.pad(shares, (0, -shares.shape[1] % _STRIDE)).view(
+        len(shares), -1, _STRIDE
+    )
     which, within = _invert(parts.sum(-1), points)
     part = parts.gather(1, which[:, :, None].expand(-1, -1, _STRIDE))[:, 0]
     return (which * _STRIDE + _invert(part, within)[0])[:, 0].tolist()
 
 
 def _invert(shares: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:
-    """Which of `shares` [B, N] the `points` [B, 1] of their sum fall on, and where within it, both in [0, 1)."""
+    """Which of `shares` [B, N] the `points` [B, 1] of their sum fall on, and where within it, both
+    in [0, 1).
+    """
     cumulated = shares.double().cumsum(dim=-1)
     target = points * cumulated[:, -1:]
     picks = torch.searchsorted(cumulated, target, right=True)
-    picks = picks.minimum((cumulated < cumulated[:, -1:]).sum(dim=-1, keepdim=True))  # rounding may not pick a share of 0
+    # rounding may not pick a share of 0
+    picks = picks.minimum((cumulated < cumulated[:, -1:]).sum(dim=-1, keepdim=True))
     share = shares.gather(1, picks).double()
     return picks, ((target - cumulated.gather(1, picks) + share) / share).clamp(0.0, 1.0)

@@ -1,8 +1,10 @@
-"""An engine without a GPU: it takes the time that a profile predicts, keeps KV books, and makes readable tokens.
+"""An engine without a GPU: it takes the time that a profile predicts, keeps KV books, and makes
+readable tokens.
 
-The GPU has a timeline of its own. An iteration begins where the one before it ended if its work was handed over at once
-(ALLOWANCE_S after `execute` returned), else at the hand-over: so the lateness of Python does not add up, and a late plan
-still costs. A thread that slept longer than HICCUP_S too long was stopped, not late: nothing is caught up then.
+The GPU has a timeline of its own. An iteration begins where the one before it ended if its work was
+handed over at once (ALLOWANCE_S after `execute` returned), else at the hand-over: so the lateness
+of Python does not add up, and a late plan still costs. A thread that slept longer than HICCUP_S too
+long was stopped, not late: nothing is caught up then.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,18 +21,29 @@ from shared.policy.acceptance import Acceptance, Speculated, speculate
 from shared.schemas import Selection
 from shared.vocabulary import Slot
 
-# A real engine has its next batch queued behind the running one; here the thread first says the tokens of the last and
-# comes back. Work that comes this soon counts as having been there in time.
+# A real engine has its next batch queued behind the running one; here the thread first says the
+# tokens of the last and comes back. Work that comes this soon counts as having been there in time.
 ALLOWANCE_S = 0.0015
 HICCUP_S = 0.010  # a sleep wakes 0.1 ms late, now and then 4 ms on a machine with other work
 
 # Eight letters at a time, v a vowel, c a consonant: words of one to seven letters.
-_CELLS = ("cvcvcvc ", "cvc cvc ", "cvcv cv ", "cv cvcv ", "vcvcvcv ", "vc cvcv ", "cvccvcv ", "v cvcvc ")
+_CELLS = (
+    "cvcvcvc ",
+    "cvc cvc ",
+    "cvcv cv ",
+    "cv cvcv ",
+    "vcvcvcv ",
+    "vc cvcv ",
+    "cvccvcv ",
+    "v cvcvc ",
+)
 _VOWELS, _CONSONANTS = b"aeiou", b"bdfgklmnprstvz"
 
 
 def readable_token(seed: int, n: int) -> int:
-    """Output token n of a request: a byte (the built-in tokenizer's ids) of lower-case pseudo words."""
+    """Output token n of a request: a byte (the built-in tokenizer's ids) of lower-case pseudo
+    words.
+    """
     cell, place = divmod(n, 8)
     kind = _CELLS[draws.bits(seed, cell) & 7][place]
     if kind == " ":
@@ -53,9 +66,10 @@ class _Slot:
 class SimEngine:
     """Implements services.worker.engine.Engine.
 
-    `pace` multiplies every duration. `wait(seconds)` sleeps (time.sleep in a live worker) by `clock()`, a monotonic one;
-    with `wait` None nothing sleeps and nothing reads the clock. What its draft model takes is the fraction `facts.draft` of the profile
-    (without one the root of a speculating entry is verified alone); what is accepted of its drafts, the acceptance model says.
+    `pace` multiplies every duration. `wait(seconds)` sleeps (time.sleep in a live worker) by
+    `clock()`, a monotonic one; with `wait` None nothing sleeps and nothing reads the clock. What
+    its draft model takes is the fraction `facts.draft` of the profile (without one the root of a
+    speculating entry is verified alone); what is accepted of its drafts, the acceptance model says.
     """
 
     def __init__(
@@ -87,22 +101,36 @@ class SimEngine:
     def load(self, load: Load) -> None:
         assert load.slot not in self._slots, f"slot {load.slot} is loaded already"
         assert len(self._slots) < self._facts.max_slots, "no slot is free"
-        assert 0 <= load.generated < len(load.tokens) <= self._facts.context_tokens, f"slot {load.slot}: impossible length"
-        self._slots[load.slot] = _Slot(prompt=len(load.tokens) - load.generated, seed=load.seed, known=len(load.tokens))
+        assert 0 <= load.generated < len(load.tokens) <= self._facts.context_tokens, (
+            f"slot {load.slot}: impossible length"
+        )
+        self._slots[load.slot] = _Slot(
+            prompt=len(load.tokens) - load.generated, seed=load.seed, known=len(load.tokens)
+        )
 
     def execute(self, work: Sequence[Work], selection: Selection | None) -> Outcome:
         handed_at_s = self._clock() if self._wait is not None else 0.0
         assert len({entry.slot for entry in work}) == len(work), "a slot may be in a batch once"
         if selection is None:
-            exec_s = self._pace * self._profile.batch_s(self._shape(work, [entry.tokens for entry in work]))
-            done = [self._advance(entry, entry.tokens, 0, self._slots[entry.slot].drafted) for entry in work]
+            exec_s = self._pace * self._profile.batch_s(
+                self._shape(work, [entry.tokens for entry in work])
+            )
+            done = [
+                self._advance(entry, entry.tokens, 0, self._slots[entry.slot].drafted)
+                for entry in work
+            ]
         else:
             did = self._speculate(work, selection)
-            exec_s = self._pace * (did.drafted_s + self._profile.batch_s(self._shape(work, did.fills.tolist())))
+            exec_s = self._pace * (
+                did.drafted_s + self._profile.batch_s(self._shape(work, did.fills.tolist()))
+            )
             columns = did.kept.tolist(), did.drafted.tolist(), did.filled.tolist()
             done = [self._advance(*each) for each in zip(work, *columns, strict=True)]
         if self._wait is not None:
-            in_time = handed_at_s - self._returned_at_s < ALLOWANCE_S and handed_at_s - self._ended_at_s < HICCUP_S
+            in_time = (
+                handed_at_s - self._returned_at_s < ALLOWANCE_S
+                and handed_at_s - self._ended_at_s < HICCUP_S
+            )
             self._ended_at_s = (self._ended_at_s if in_time else handed_at_s) + exec_s
             left_s = self._ended_at_s - self._clock()
             if left_s > 0:
@@ -142,7 +170,17 @@ class SimEngine:
         if self._draft is None:
             tokens = np.minimum(tokens, left)
             return Speculated(tokens, tokens, np.zeros_like(tokens), filled, 0.0)
-        return speculate(self._draft, self._acceptance, selection, tokens, seeds=seeds, made=made, has=has, left=left, filled=filled)
+        return speculate(
+            self._draft,
+            self._acceptance,
+            selection,
+            tokens,
+            seeds=seeds,
+            made=made,
+            has=has,
+            left=left,
+            filled=filled,
+        )
 
     def _shape(self, work: Sequence[Work], fills: Sequence[int]) -> BatchShape:
         prefill_tokens = prefills = prefill_sq = prefill_cross = prefill_has = 0
@@ -158,16 +196,36 @@ class SimEngine:
                 prefill_sq += tokens * tokens
                 prefill_cross += state.computed * tokens
                 prefill_has += state.computed
-        shape = BatchShape(prefill_tokens, prefills, prefill_sq, prefill_cross, prefill_has, len(contexts), sum(contexts))
-        return shape.with_drafts(np.array(verified, dtype=np.int32), np.array(contexts, dtype=np.int32)) if any(verified) else shape
+        shape = BatchShape(
+            prefill_tokens,
+            prefills,
+            prefill_sq,
+            prefill_cross,
+            prefill_has,
+            len(contexts),
+            sum(contexts),
+        )
+        return (
+            shape.with_drafts(
+                np.array(verified, dtype=np.int32), np.array(contexts, dtype=np.int32)
+            )
+            if any(verified)
+            else shape
+        )
 
     def _advance(self, work: Work, kept: int, drafted: int, filled: int) -> Done:
-        """Of the entry's positions `kept` stay. A decode emits a token for each of them; a prefill one, at its end."""
+        """Of the entry's positions `kept` stay. A decode emits a token for each of them; a prefill
+        one, at its end.
+        """
         state = self._slots[work.slot]
         left = state.known - state.computed
         assert 1 <= kept <= work.tokens, f"slot {work.slot}: {work.tokens} tokens asked"
-        assert left == 1 or kept <= left, f"slot {work.slot}: {work.tokens} tokens asked, {left} known"
-        assert work.emits == (kept >= left), f"slot {work.slot}: emits is {work.emits} with {left} tokens left"
+        assert left == 1 or kept <= left, (
+            f"slot {work.slot}: {work.tokens} tokens asked, {left} known"
+        )
+        assert work.emits == (kept >= left), (
+            f"slot {work.slot}: emits is {work.emits} with {left} tokens left"
+        )
         self._reserve(state, state.computed + work.tokens)  # for full acceptance
         state.computed += kept
         state.drafted = filled

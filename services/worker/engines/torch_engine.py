@@ -1,8 +1,9 @@
 """A real model in Hugging Face format: paged KV, ragged mixed batches, chunked prefill.
 
-On a CPU in float32, whose tokens are transformers' own; `dtype="bfloat16"` halves the weights and is several times
-faster at prefill where the processor multiplies bfloat16 in hardware, and slower at single decodes. On CUDA in bfloat16.
-It has no draft model: of a speculating entry the root alone is verified.
+On a CPU in float32, whose tokens are transformers' own; `dtype="bfloat16"` halves the weights and
+is several times faster at prefill where the processor multiplies bfloat16 in hardware, and slower
+at single decodes. On CUDA in bfloat16. It has no draft model: of a speculating entry the root alone
+is verified.
 """
 
 import os
@@ -38,9 +39,11 @@ class _Slot:
 
 
 class TorchEngine:
-    """Implements services.worker.engine.Engine. Raises ConfigError for a folder that holds no model it can run.
+    """Implements services.worker.engine.Engine. Raises ConfigError for a folder that holds no model
+    it can run.
 
-    `profile` names the profile announced with it. `dtype`: float32 or bfloat16; None, the device's default.
+    `profile` names the profile announced with it. `dtype`: float32 or bfloat16; None, the device's
+    default.
     Threads: OMP_NUM_THREADS, 1 without it (more than cores is far slower).
     """
 
@@ -61,7 +64,9 @@ class TorchEngine:
         kind = dtype or ("bfloat16" if where.type == "cuda" else "float32")
         if kind not in ("float32", "bfloat16"):
             raise ConfigError(f"the torch engine computes in float32 or bfloat16, not in {kind}")
-        self._model = PagedModel(Path(folder), where, getattr(torch, kind), kv_blocks * block_tokens)
+        self._model = PagedModel(
+            Path(folder), where, getattr(torch, kind), kv_blocks * block_tokens
+        )
         tokenizer = Tokenizer.load(folder)
         self._facts = EngineFacts(
             engine="torch",
@@ -86,11 +91,24 @@ class TorchEngine:
     def load(self, load: Load) -> None:
         assert load.slot not in self._slots, f"slot {load.slot} is loaded already"
         assert len(self._slots) < self._facts.max_slots, "no slot is free"
-        assert 0 <= load.generated < len(load.tokens) <= self._facts.context_tokens, f"slot {load.slot}: impossible length"
-        wanted = min(len(load.tokens) - load.generated + load.sampling.max_tokens, self._facts.context_tokens)
+        assert 0 <= load.generated < len(load.tokens) <= self._facts.context_tokens, (
+            f"slot {load.slot}: impossible length"
+        )
+        wanted = min(
+            len(load.tokens) - load.generated + load.sampling.max_tokens, self._facts.context_tokens
+        )
         prompt, s = len(load.tokens) - load.generated, load.sampling
-        ends = frozenset(s.stop_token_ids) | (frozenset() if s.ignore_eos else self._facts.eos_token_ids)
-        self._slots[load.slot] = _Slot(prompt, list(load.tokens), ends, paged.Place(self._facts.block_tokens, wanted), s, load.seed)
+        ends = frozenset(s.stop_token_ids) | (
+            frozenset() if s.ignore_eos else self._facts.eos_token_ids
+        )
+        self._slots[load.slot] = _Slot(
+            prompt,
+            list(load.tokens),
+            ends,
+            paged.Place(self._facts.block_tokens, wanted),
+            s,
+            load.seed,
+        )
 
     def execute(self, work: Sequence[Work], selection: Selection | None) -> Outcome:
         began_s = time.monotonic()
@@ -130,7 +148,12 @@ class TorchEngine:
     def preempt(self, slot: Slot) -> None:
         state = self._slots[slot]
         self._blocks.release(state.place)
-        state.place, state.computed = paged.Place(self._facts.block_tokens, state.place.wanted_blocks * self._facts.block_tokens), 0
+        state.place, state.computed = (
+            paged.Place(
+                self._facts.block_tokens, state.place.wanted_blocks * self._facts.block_tokens
+            ),
+            0,
+        )
 
     def release(self, slot: Slot) -> None:
         self._blocks.release(self._slots.pop(slot).place)
@@ -143,11 +166,23 @@ class TorchEngine:
             self.release(slot)
 
     @staticmethod
-    def _choose(logits: torch.Tensor, states: Sequence[_Slot]) -> list[tuple[int, tuple[Likely, ...]]]:
-        """A token for each, and its likelihood where asked. Position n of a request draws from (seed, n), n counting from its first."""
+    def _choose(
+        logits: torch.Tensor, states: Sequence[_Slot]
+    ) -> list[tuple[int, tuple[Likely, ...]]]:
+        """A token for each, and its likelihood where asked. Position n of a request draws from
+        (seed, n), n counting from its first.
+        """
         with torch.inference_mode():
-            shown = adjusted(logits, [Written(state.sampling, state.prompt, state.tokens, state.ends) for state in states])
-            tokens = choose(shown, [Draw(state.sampling, state.seed, state.computed) for state in states])
+            shown = adjusted(
+                logits,
+                [
+                    Written(state.sampling, state.prompt, state.tokens, state.ends)
+                    for state in states
+                ],
+            )
+            tokens = choose(
+                shown, [Draw(state.sampling, state.seed, state.computed) for state in states]
+            )
             told: list[tuple[Likely, ...]] = [()] * len(states)
             rows = [row for row, state in enumerate(states) if state.sampling.logprobs is not None]
             if rows:

@@ -16,9 +16,12 @@ ITERATIONS = 12  # of each kind; the first three of them are not believed
 def depths_of(selection: Selection, caps: Sequence[int]) -> list[int]:
     """How many drafts each entry may have verified: a chain, since vLLM verifies no trees.
 
-    Of a selection of trees, every entry has a chain within its depth and cap, all cut to one length where the budget is short.
+    Of a selection of trees, every entry has a chain within its depth and cap, all cut to one length
+    where the budget is short.
     """
-    depths = [min(depth, cap - 1) for depth, cap in zip(unpack_list(selection.depth), caps, strict=True)]
+    depths = [
+        min(depth, cap - 1) for depth, cap in zip(unpack_list(selection.depth), caps, strict=True)
+    ]
     room = selection.budget_tokens - sum(depth > 0 for depth in depths)
     longest = max(depths, default=0)
     while longest and sum(min(depth, longest) for depth in depths) > room:
@@ -27,7 +30,9 @@ def depths_of(selection: Selection, caps: Sequence[int]) -> list[int]:
 
 
 def measure_draft(engine: Engine, most: int) -> float:
-    """What one more draft takes, as a fraction of an iteration of a few decodes. The engine holds nothing, before and after."""
+    """What one more draft takes, as a fraction of an iteration of a few decodes. The engine holds
+    nothing, before and after.
+    """
     prompt = [7 + n % 64 for n in range(PROMPT_TOKENS)]
     slots = [Slot(n) for n in range(min(DECODES, engine.facts.max_slots))]
     for slot in slots:
@@ -36,8 +41,17 @@ def measure_draft(engine: Engine, most: int) -> float:
     took_s = {}
     for depth in (0, most):  # in this order: drafts are made for a while after they were asked for
         column, unused = pack([depth] * len(slots)), bytes(4 * len(slots))
-        drafts = Selection(method="chain", depth=column, width=unused, needed=unused, budget_tokens=1 << 20) if depth else None
-        runs = [engine.execute([Work(slot, 1, True) for slot in slots], drafts).exec_s for _ in range(ITERATIONS)]
+        drafts = (
+            Selection(
+                method="chain", depth=column, width=unused, needed=unused, budget_tokens=1 << 20
+            )
+            if depth
+            else None
+        )
+        runs = [
+            engine.execute([Work(slot, 1, True) for slot in slots], drafts).exec_s
+            for _ in range(ITERATIONS)
+        ]
         took_s[depth] = median(runs[3:])
     for slot in slots:
         engine.release(slot)

@@ -1,11 +1,13 @@
-"""vLLM under our plans: its model, KV cache, sampler and grammars; who computes how much in each iteration, the plan says.
+"""vLLM under our plans: its model, KV cache, sampler and grammars; who computes how much in each
+iteration, the plan says.
 
-One plan, one step of vLLM's engine core, whose scheduler is `PlannedScheduler`. Where an output ends
-and what of it is said stays the worker's, as with every engine. Prefix caching is vLLM's: a request that begins may find positions
-computed already, and is then further than its entry said.
+One plan, one step of vLLM's engine core, whose scheduler is `PlannedScheduler`. Where an output
+ends and what of it is said stays the worker's, as with every engine. Prefix caching is vLLM's: a
+request that begins may find positions computed already, and is then further than its entry said.
 
-Deviations from the seam: a request with a seed draws on alike after a preemption, but not on another replica; drafts for a step are made
-at the end of the one before it, so that a plan's first speculating iteration may find none.
+Deviations from the seam: a request with a seed draws on alike after a preemption, but not on
+another replica; drafts for a step are made at the end of the one before it, so that a plan's first
+speculating iteration may find none.
 """
 
 import gc
@@ -18,7 +20,16 @@ from vllm.lora.request import LoRARequest
 from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.request import Request, RequestStatus
 
-from services.worker.engine import Done, EngineFacts, EngineState, Likely, Load, Outcome, RefusedError, Work
+from services.worker.engine import (
+    Done,
+    EngineFacts,
+    EngineState,
+    Likely,
+    Load,
+    Outcome,
+    RefusedError,
+    Work,
+)
 from services.worker.engines.vllm_drafts import depths_of
 from services.worker.engines.vllm_sampling import sampling_params
 from services.worker.engines.vllm_scheduler import Entry, PlannedScheduler
@@ -27,8 +38,11 @@ from shared.schemas import Selection
 from shared.vocabulary import Slot
 
 GRAMMAR_S = 10.0  # a request whose grammar takes longer to compile fails
-NOTHING_S = 0.002  # an iteration in which nothing could run takes so long: grammars are compiled meanwhile
-LINGER = 8  # iterations for which drafts are made on although no plan asks for them: those without decodes come between
+# an iteration in which nothing could run takes so long: grammars are compiled meanwhile
+NOTHING_S = 0.002
+# iterations for which drafts are made on although no plan asks for them: those without decodes come
+# between
+LINGER = 8
 
 
 @dataclass(slots=True)
@@ -40,9 +54,13 @@ class _Slot:
 
 
 class VllmEngine:
-    """Implements services.worker.engine.Engine. `engine` is one of `services.worker.engines.vllm_setup`."""
+    """Implements services.worker.engine.Engine. `engine` is one of
+    `services.worker.engines.vllm_setup`.
+    """
 
-    def __init__(self, engine: LLMEngine, facts: EngineFacts, adapters: Mapping[str, LoRARequest]) -> None:
+    def __init__(
+        self, engine: LLMEngine, facts: EngineFacts, adapters: Mapping[str, LoRARequest]
+    ) -> None:
         self._engine, self._facts, self._adapters = engine, facts, adapters
         self._core = engine.engine_core.engine_core
         self._scheduler: PlannedScheduler = self._core.scheduler
@@ -65,14 +83,18 @@ class VllmEngine:
     def load(self, load: Load) -> None:
         assert load.slot not in self._slots, f"slot {load.slot} is loaded already"
         assert len(self._slots) < self._facts.max_slots, "no slot is free"
-        assert 0 <= load.generated < len(load.tokens) <= self._facts.context_tokens, f"slot {load.slot}: impossible length"
+        assert 0 <= load.generated < len(load.tokens) <= self._facts.context_tokens, (
+            f"slot {load.slot}: impossible length"
+        )
         if load.adapter and load.adapter not in self._adapters:
             raise RefusedError(f"this replica has no adapter {load.adapter}")
         if any(token >= self._facts.vocabulary for token in load.sampling.stop_token_ids):
             raise RefusedError(f"stop_token_ids beyond the model's {self._facts.vocabulary} tokens")
         self._loads += 1
         try:
-            params = sampling_params(load.sampling, max_model_len=self._facts.context_tokens, generated=load.generated)
+            params = sampling_params(
+                load.sampling, max_model_len=self._facts.context_tokens, generated=load.generated
+            )
             asked = self._engine.input_processor.process_inputs(
                 f"{load.slot}-{self._loads}",
                 {"type": "token", "prompt_token_ids": list(load.tokens)},
@@ -85,7 +107,9 @@ class VllmEngine:
             request, _ = self._core.preprocess_add_request(asked)
             if load.generated and request.use_structured_output:
                 _advance_grammar(request, load.tokens[-load.generated :])
-        except Exception as error:  # its own, and whatever else a client's schema brings up in a grammar compiler: of this request alone
+        except Exception as error:
+            # its own, and whatever else a client's schema brings up in a grammar compiler: of this
+            # request alone
             raise RefusedError(f"vLLM does not take this request: {error}") from error
         self._scheduler.park(request)
         self._slots[load.slot] = _Slot(request, time.monotonic())
@@ -95,7 +119,9 @@ class VllmEngine:
         assert len({entry.slot for entry in work}) == len(work), "a slot may be in a batch once"
         scheduler, states = self._scheduler, [self._slots[entry.slot] for entry in work]
         entries = self._entries(work, states, selection)
-        scheduler.obey([entry for entry in entries if entry.tokens], depth=self._next_depth(selection))
+        scheduler.obey(
+            [entry for entry in entries if entry.tokens], depth=self._next_depth(selection)
+        )
         outputs, executed = self._core.step_fn()
         self._core.post_step(executed)
         if not executed:
@@ -115,13 +141,17 @@ class VllmEngine:
         state.computed, state.entered = 0, False
 
     def release(self, slot: Slot) -> None:
-        self._scheduler.finish_requests(self._slots.pop(slot).request.request_id, RequestStatus.FINISHED_ABORTED)
+        self._scheduler.finish_requests(
+            self._slots.pop(slot).request.request_id, RequestStatus.FINISHED_ABORTED
+        )
 
     def snapshot(self) -> EngineState:
         return EngineState(self._pool.get_num_free_blocks() - self._spare_blocks, list(self._slots))
 
     def close(self) -> None:
-        """For the end of the process. vLLM's own way out collects a heap of millions of objects, twice: ten seconds of a busy machine."""
+        """For the end of the process. vLLM's own way out collects a heap of millions of objects,
+        twice: ten seconds of a busy machine.
+        """
         for slot in list(self._slots):
             self.release(slot)
         for owner in (self._engine, self._engine.engine_core):
@@ -132,11 +162,21 @@ class VllmEngine:
 
     # ------------------------------------------------------------ before a step
 
-    def _entries(self, work: Sequence[Work], states: Sequence[_Slot], selection: Selection | None) -> list[Entry]:
-        """What of the work vLLM can do, with 0 tokens where there is no room: it must never have to preempt on its own."""
-        depths = [0] * len(work) if selection is None else depths_of(selection, [entry.tokens for entry in work])
+    def _entries(
+        self, work: Sequence[Work], states: Sequence[_Slot], selection: Selection | None
+    ) -> list[Entry]:
+        """What of the work vLLM can do, with 0 tokens where there is no room: it must never have to
+        preempt on its own.
+        """
+        depths = (
+            [0] * len(work)
+            if selection is None
+            else depths_of(selection, [entry.tokens for entry in work])
+        )
         room_tokens = self._scheduler.max_num_scheduled_tokens
-        free_blocks = self._facts.kv_blocks - sum(self._blocks(state.computed) for state in self._slots.values())
+        free_blocks = self._facts.kv_blocks - sum(
+            self._blocks(state.computed) for state in self._slots.values()
+        )
         entries, beginning = [], list[tuple[_Slot, int]]()
         for (_, asked, _), state, depth in zip(work, states, depths, strict=True):
             left = state.request.num_tokens - state.computed
@@ -151,7 +191,8 @@ class VllmEngine:
                 if tokens and not state.entered:
                     beginning.append((state, blocks))
             entries.append(Entry(state.request, tokens, min(drafts, max(0, tokens - 1))))
-        for state, blocks in beginning:  # what it finds in the prefix cache counts as its own from here: only where there is room
+        # what it finds in the prefix cache counts as its own from here: only where there is room
+        for state, blocks in beginning:
             more = self._blocks(state.request.num_tokens) - blocks
             state.request.skip_reading_prefix_cache = more > free_blocks
             free_blocks -= max(0, more) if more <= free_blocks else 0
@@ -176,12 +217,20 @@ class VllmEngine:
     def _landed(self, state: _Slot, entry: Entry, told: Any) -> Done:
         request, before = state.request, state.computed
         if request.status == RequestStatus.FINISHED_ERROR:
-            return Done(0, (), failed="vLLM gave the request up: its grammar cannot be compiled or does not allow its own output")
-        if not entry.tokens or not (request.status == RequestStatus.RUNNING or request.is_finished()):
+            return Done(
+                0,
+                (),
+                failed="vLLM gave the request up: its grammar cannot be compiled or does not allow its own output",
+            )
+        if not entry.tokens or not (
+            request.status == RequestStatus.RUNNING or request.is_finished()
+        ):
             if entry.tokens:
                 self._scheduler.withdraw(request)
                 if _compiling(request) and time.monotonic() - state.loaded_s > GRAMMAR_S:
-                    return Done(0, (), failed=f"its grammar was not compiled within {GRAMMAR_S:g} s")
+                    return Done(
+                        0, (), failed=f"its grammar was not compiled within {GRAMMAR_S:g} s"
+                    )
             return Done(0, ())
         state.computed = request.num_computed_tokens
         tokens = () if told is None else told.new_token_ids
@@ -189,26 +238,43 @@ class VllmEngine:
         if not state.entered:
             state.entered = True
             cached = state.computed - self._scheduler.scheduled_tokens[request.request_id]
-        likely = () if told is None or told.new_logprobs is None else _likely(told.new_logprobs, len(tokens), request)
+        likely = (
+            ()
+            if told is None or told.new_logprobs is None
+            else _likely(told.new_logprobs, len(tokens), request)
+        )
         return Done(state.computed - before, tokens, entry.drafts, likely, cached=cached)
 
 
 def _likely(found: Any, n: int, request: Request) -> list[Likely]:
-    """vLLM's first column is the token that was sampled; then come as many as were asked for, likeliest first."""
+    """vLLM's first column is the token that was sampled; then come as many as were asked for,
+    likeliest first.
+    """
     asked = request.sampling_params.num_logprobs
     ids, values = found.logprob_token_ids[:n], found.logprobs[:n]
     return [
-        Likely(float(row[0]), [(int(token), float(value)) for token, value in zip(names[1 : 1 + asked], row[1 : 1 + asked], strict=True)])
+        Likely(
+            float(row[0]),
+            [
+                (int(token), float(value))
+                for token, value in zip(names[1 : 1 + asked], row[1 : 1 + asked], strict=True)
+            ],
+        )
         for names, row in zip(ids, values, strict=True)
     ]
 
 
 def _compiling(request: Request) -> bool:
-    return bool(request.use_structured_output) and not request.structured_output_request.is_grammar_ready
+    return (
+        bool(request.use_structured_output)
+        and not request.structured_output_request.is_grammar_ready
+    )
 
 
 def _advance_grammar(request: Request, generated: Sequence[int]) -> None:
-    """What earlier attempts made is behind it. Waits for the grammar to be compiled: seldom, a moved request."""
+    """What earlier attempts made is behind it. Waits for the grammar to be compiled: seldom, a
+    moved request.
+    """
     until_s = time.monotonic() + GRAMMAR_S
     while _compiling(request):
         if time.monotonic() > until_s:
@@ -216,5 +282,7 @@ def _advance_grammar(request: Request, generated: Sequence[int]) -> None:
         time.sleep(NOTHING_S)
     if isinstance(request.structured_output_request.grammar, Exception):
         raise ValueError("its grammar cannot be compiled")
-    if not request.structured_output_request.grammar.accept_tokens(request.request_id, list(generated)):
+    if not request.structured_output_request.grammar.accept_tokens(
+        request.request_id, list(generated)
+    ):
         raise ValueError("what it has generated is not in its grammar")

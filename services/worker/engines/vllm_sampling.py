@@ -1,7 +1,7 @@
 """Our sampling parameters as vLLM's.
 
-vLLM draws tokens and the worker decides where an output ends: vLLM hears of no limit, no stop string and no end of sequence, but of the
-tokens it must not draw before `min_tokens`.
+vLLM draws tokens and the worker decides where an output ends: vLLM hears of no limit, no stop
+string and no end of sequence, but of the tokens it must not draw before `min_tokens`.
 """
 
 from typing import assert_never
@@ -15,11 +15,15 @@ UNSEEDED = -1  # vLLM takes this seed for none
 STAND_IN_SEED = 2**63 - 1  # so that seed draws like this one
 
 
-def sampling_params(sampling: Sampling, *, max_model_len: int, generated: int = 0) -> SamplingParams:
-    """For a request of which `generated` output tokens count as prompt. Raises VLLMClientError for what vLLM does not take.
+def sampling_params(
+    sampling: Sampling, *, max_model_len: int, generated: int = 0
+) -> SamplingParams:
+    """For a request of which `generated` output tokens count as prompt. Raises VLLMClientError for
+    what vLLM does not take.
 
-    A request without a seed of its own gets none here either: a generator for each row makes sampling slow.
-    The input processor adds the model's own ends of sequence to the tokens masked before `min_tokens`.
+    A request without a seed of its own gets none here either: a generator for each row makes
+    sampling slow. The input processor adds the model's own ends of sequence to the tokens masked
+    before `min_tokens`.
     """
     params = SamplingParams(
         temperature=sampling.temperature,
@@ -36,7 +40,9 @@ def sampling_params(sampling: Sampling, *, max_model_len: int, generated: int = 
         max_tokens=max_model_len,
         ignore_eos=True,
         detokenize=False,
-        structured_outputs=None if sampling.structured is None else _structured(sampling.structured),
+        structured_outputs=None
+        if sampling.structured is None
+        else _structured(sampling.structured),
     )
     # Not `stop_token_ids`: the scheduler would end the request there.
     params._all_stop_token_ids.update(sampling.stop_token_ids)

@@ -1,8 +1,9 @@
 """vLLM's scheduler, held to one batch plan per iteration: constrained, then delegated to.
 
-What may be computed, and for whom, is the plan's; blocks, prefix cache, sampling state and the books of computed tokens stay vLLM's.
-Who is not planned this time is shown to vLLM as someone who asks for nothing: a running request has a quota of 0, one without KV is
-not in the queue. Since quotas are checked against free blocks beforehand, vLLM never has to choose a victim.
+What may be computed, and for whom, is the plan's; blocks, prefix cache, sampling state and the
+books of computed tokens stay vLLM's. Who is not planned this time is shown to vLLM as someone who
+asks for nothing: a running request has a quota of 0, one without KV is not in the queue. Since
+quotas are checked against free blocks beforehand, vLLM never has to choose a victim.
 """
 
 import time
@@ -14,7 +15,9 @@ from vllm.v1.request import Request, RequestStatus
 
 
 class Entry(NamedTuple):
-    """Compute so many more positions of a request (`tokens` - 1 of them drafts, where it speculates)."""
+    """Compute so many more positions of a request (`tokens` - 1 of them drafts, where it
+    speculates).
+    """
 
     request: Request
     tokens: int
@@ -27,16 +30,20 @@ class PlannedScheduler(Scheduler):  # type: ignore[misc]  # vllm is not installe
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.began_model_s = self.ended_model_s = 0.0
-        self.scheduled_tokens: Mapping[str, int] = {}  # of the last iteration: what was computed, prefix-cache hits apart
+        # of the last iteration: what was computed, prefix-cache hits apart
+        self.scheduled_tokens: Mapping[str, int] = {}
         self._quotas: dict[str, int] = {}
         self._depth = _Depth()
-        # Both loops of `schedule` ask `_mamba_block_aligned_split` how many tokens a request gets. Models with Mamba layers are refused.
+        # Both loops of `schedule` ask `_mamba_block_aligned_split` how many tokens a request gets.
+        # Models with Mamba layers are refused.
         self.need_mamba_block_aligned_split = True
         if self.num_spec_tokens:
             self.dynamic_sd_lookup = self._depth  # how many drafts to make at the end of the step
 
     def obey(self, entries: Sequence[Entry], *, depth: int = 0) -> None:
-        """Allow just this. Requests without KV enter in the order of the entries. `depth`: drafts to make for the step after."""
+        """Allow just this. Requests without KV enter in the order of the entries. `depth`: drafts
+        to make for the step after.
+        """
         self._quotas = {entry.request.request_id: entry.tokens for entry in entries}
         self._depth.tokens = depth
         for request, _, drafts in entries:
@@ -50,7 +57,9 @@ class PlannedScheduler(Scheduler):  # type: ignore[misc]  # vllm is not installe
         self.withdraw(request)
 
     def withdraw(self, request: Request) -> None:
-        """Out of the queue again: it was to enter and could not, because its grammar is still being compiled."""
+        """Out of the queue again: it was to enter and could not, because its grammar is still being
+        compiled.
+        """
         self.waiting.remove_requests([request])
         if hasattr(self, "skipped_waiting"):  # up to 0.31
             self.skipped_waiting.remove_requests([request])
@@ -65,7 +74,9 @@ class PlannedScheduler(Scheduler):  # type: ignore[misc]  # vllm is not installe
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         output = super().schedule(*args, **kwargs)
-        assert output.num_scheduled_tokens.keys() <= self._quotas.keys(), "vLLM ran what was not planned"
+        assert output.num_scheduled_tokens.keys() <= self._quotas.keys(), (
+            "vLLM ran what was not planned"
+        )
         self.scheduled_tokens = output.num_scheduled_tokens
         self.began_model_s = time.monotonic()
         return output

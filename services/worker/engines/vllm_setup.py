@@ -1,4 +1,5 @@
-"""A vLLM engine set up to be planned from outside: which versions, which of its arguments are ours, what it says of itself.
+"""A vLLM engine set up to be planned from outside: which versions, which of its arguments are ours,
+what it says of itself.
 
 Imported only by workers whose engine is vLLM.
 """
@@ -23,14 +24,16 @@ CPU_KV_BLOCKS = 2048
 BLOCK_TOKENS, CPU_BLOCK_TOKENS = 16, 32  # vLLM's attention on a CPU has blocks of multiples of 32
 MAX_BATCHED_TOKENS = 8192  # of one iteration: what a plan has beyond it waits
 ENVIRONMENT = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine core in this process: its scheduler is called, not asked
+    # the engine core in this process: its scheduler is called, not asked
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_DISABLE_REQUEST_ID_RANDOMIZATION": "1",
     "VLLM_LOGGING_LEVEL": "WARNING",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_REGEX_COMPILATION_TIMEOUT_S": "1",  # seconds of the engine's
 }
 CPU_ENVIRONMENT = {
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # two workers on a machine must not share a core and leave another idle
+    # two workers on a machine must not share a core and leave another idle
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB; kv_blocks says how much of it is used
     "NUMBA_NUM_THREADS": "1",  # n-gram drafts with more threads than cores take 300 ms
 }
@@ -67,12 +70,18 @@ def check_version() -> None:
             continue
         if Version(VLLM_OLDEST) <= Version(found) < Version(VLLM_NEWEST):
             return
-        raise ConfigError(f"the vllm engine supports vLLM {VLLM_OLDEST} up to, not including, {VLLM_NEWEST}; this is {name} {found}")
-    raise ConfigError(f"the vllm engine needs vLLM {VLLM_OLDEST} up to, not including, {VLLM_NEWEST}: pip install 'slackline[vllm]'")
+        raise ConfigError(
+            f"the vllm engine supports vLLM {VLLM_OLDEST} up to, not including, {VLLM_NEWEST}; this is {name} {found}"
+        )
+    raise ConfigError(
+        f"the vllm engine needs vLLM {VLLM_OLDEST} up to, not including, {VLLM_NEWEST}: pip install 'slackline[vllm]'"
+    )
 
 
 def build(cfg: WorkerConfig, folder: Path) -> Any:
-    """The engine of a worker. Raises ConfigError for what vLLM does not take, and for models that cannot be planned."""
+    """The engine of a worker. Raises ConfigError for what vLLM does not take, and for models that
+    cannot be planned.
+    """
     check_version()
     cpu = not torch.cuda.is_available()
     for name, value in (ENVIRONMENT | (CPU_ENVIRONMENT if cpu else {})).items():
@@ -89,7 +98,9 @@ def build(cfg: WorkerConfig, folder: Path) -> Any:
         from services.worker.engines.vllm_generators import keep_generators
         from services.worker.engines.vllm_scheduler import PlannedScheduler
     except Exception as error:  # libraries that do not fit each other raise anything
-        raise ConfigError(f"vLLM is installed but does not load ({type(error).__name__}: {error}): install it afresh") from error
+        raise ConfigError(
+            f"vLLM is installed but does not load ({type(error).__name__}: {error}): install it afresh"
+        ) from error
 
     for name in cfg.vllm:
         if name in OURS:
@@ -101,7 +112,8 @@ def build(cfg: WorkerConfig, folder: Path) -> Any:
         "enable_prefix_caching": True,
         "enforce_eager": cpu,
         "disable_log_stats": True,
-        # By default the first request's schema chooses the compiler of all that follow, and not every one compiles everything.
+        # By default the first request's schema chooses the compiler of all that follow, and not
+        # every one compiles everything.
         "structured_outputs_config": {"backend": "xgrammar"},
         **cfg.vllm,
         "model": str(folder),
@@ -113,13 +125,16 @@ def build(cfg: WorkerConfig, folder: Path) -> Any:
         "scheduler_reserve_full_isl": False,  # a request may begin where its first chunk fits
     }
     if cfg.kv_blocks or cpu:
-        arguments["num_gpu_blocks_override"] = (cfg.kv_blocks or CPU_KV_BLOCKS) + 1  # vLLM keeps one for itself
+        # vLLM keeps one for itself
+        arguments["num_gpu_blocks_override"] = (cfg.kv_blocks or CPU_KV_BLOCKS) + 1
     if arguments.get("tensor_parallel_size", 1) == 1:
         arguments.setdefault("distributed_executor_backend", "uni")
     if cpu and Version(__version__) < Version("0.32"):
-        arguments.setdefault("use_fp64_gumbel", True)  # its other way of drawing forgets seeds where not every row of a batch has one
+        # its other way of drawing forgets seeds where not every row of a batch has one
+        arguments.setdefault("use_fp64_gumbel", True)
     if cfg.adapters:
-        # All of them may be in one iteration. On a CPU, who has none is computed with the last slot, which must stay empty.
+        # All of them may be in one iteration. On a CPU, who has none is computed with the last
+        # slot, which must stay empty.
         arguments |= {"enable_lora": True, "max_loras": len(cfg.adapters) + 1}
     try:
         engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
@@ -129,39 +144,62 @@ def build(cfg: WorkerConfig, folder: Path) -> Any:
     if cpu:
         engine.engine_core.engine_core.model_executor.collective_rpc(keep_generators)
     _refuse_what_cannot_be_planned(config, scheduler)
-    # Blocks beyond what the books count: drafts may be rejected, and vLLM keeps the blocks that it took for them.
+    # Blocks beyond what the books count: drafts may be rejected, and vLLM keeps the blocks that it
+    # took for them.
     drafts = scheduler.num_spec_tokens + scheduler.num_lookahead_tokens
-    kv_blocks = scheduler.kv_cache_manager.block_pool.get_num_free_blocks() - cfg.max_slots * -(-drafts // block_tokens)
+    kv_blocks = scheduler.kv_cache_manager.block_pool.get_num_free_blocks() - cfg.max_slots * -(
+        -drafts // block_tokens
+    )
     if kv_blocks <= 0:
-        raise ConfigError("KV has no room beside the drafts of max_slots requests: fewer max_slots, or more kv_blocks")
+        raise ConfigError(
+            "KV has no room beside the drafts of max_slots requests: fewer max_slots, or more kv_blocks"
+        )
     facts = EngineFacts(
         engine="vllm",
         model=folder.resolve().name,
         profile=cfg.profile or (CPU_PROFILE if cpu else PROFILE),
         kv_blocks=kv_blocks,
         block_tokens=config.cache_config.block_size,
-        context_tokens=min(config.model_config.max_model_len, kv_blocks * config.cache_config.block_size),
+        context_tokens=min(
+            config.model_config.max_model_len, kv_blocks * config.cache_config.block_size
+        ),
         max_slots=cfg.max_slots,
         vocabulary=config.model_config.get_vocab_size(),
         eos_token_ids=frozenset(tokenizer.eos_token_ids),
         end_of_thinking=tokenizer.end_of_thinking,
         # vLLM does not verify drafts under these two.
-        features=features.ALL - ({features.MIN_P, features.LOGIT_BIAS} if scheduler.num_spec_tokens else set()),
+        features=features.ALL
+        - ({features.MIN_P, features.LOGIT_BIAS} if scheduler.num_spec_tokens else set()),
         adapters=tuple(cfg.adapters),
     )
-    adapters = {name: LoRARequest(name, n, path) for n, (name, path) in enumerate(cfg.adapters.items(), start=1)}
-    for name, adapter in adapters.items():  # here, since one that cannot be read would end the first iteration that needs it
+    adapters = {
+        name: LoRARequest(name, n, path)
+        for n, (name, path) in enumerate(cfg.adapters.items(), start=1)
+    }
+    # here, since one that cannot be read would end the first iteration that needs it
+    for name, adapter in adapters.items():
         try:
             engine.add_lora(adapter)
         except (VLLMError, ValueError, OSError, RuntimeError) as error:
-            raise ConfigError(f"adapter {name} cannot be loaded from {adapter.lora_path}: {error}") from error
+            raise ConfigError(
+                f"adapter {name} cannot be loaded from {adapter.lora_path}: {error}"
+            ) from error
     vllm = VllmEngine(engine, facts, adapters)
-    return vllm if not scheduler.num_spec_tokens else vllm.drafting(measure_draft(vllm, scheduler.num_spec_tokens))
+    return (
+        vllm
+        if not scheduler.num_spec_tokens
+        else vllm.drafting(measure_draft(vllm, scheduler.num_spec_tokens))
+    )
 
 
 def _refuse_what_cannot_be_planned(config: Any, scheduler: Any) -> None:
     """A request's KV must be so many blocks of so many positions, and nothing beside them."""
-    if len(scheduler.kv_cache_config.kv_cache_groups) != 1 or scheduler.kv_cache_config.has_mamba_layers:
-        raise ConfigError("models with several kinds of KV cache (sliding windows beside full attention, Mamba) cannot be planned yet")
+    if (
+        len(scheduler.kv_cache_config.kv_cache_groups) != 1
+        or scheduler.kv_cache_config.has_mamba_layers
+    ):
+        raise ConfigError(
+            "models with several kinds of KV cache (sliding windows beside full attention, Mamba) cannot be planned yet"
+        )
     if config.model_config.is_multimodal_model or config.model_config.is_encoder_decoder:
         raise ConfigError("models that take more than text cannot be planned yet")

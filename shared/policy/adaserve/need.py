@@ -1,7 +1,9 @@
-"""How many tokens a request must have accepted in this iteration to keep its pace: A(r) of [adaserve] section 3.
+"""How many tokens a request must have accepted in this iteration to keep its pace: A(r) of
+[adaserve] section 3.
 
 The paper's only SLO is the mean time per output token. What else our requests may have is read so:
-- *A TTLT*: the tokens left, at most, spread evenly over the time left. The larger of both needs counts.
+- *A TTLT*: the tokens left, at most, spread evenly over the time left. The larger of both needs
+  counts.
 - *Stages with paces of their own*: that of the present stage is held over the whole output.
 - *Neither, or best-effort, or past its TTLT*: nothing is needed; throughput decides.
 """
@@ -13,17 +15,24 @@ from shared.policy.seam import Floats, View
 
 
 def needed_tokens(view: View, rows: Rows, iteration_s: float, accepted: float) -> Floats:
-    """[rows] A(r) = (l + t_spec) / TPOT - o of these decodes, the root included: at least 0, up to 1 where a plain decode is enough.
+    """[rows] A(r) = (l + t_spec) / TPOT - o of these decodes, the root included: at least 0, up to
+    1 where a plain decode is enough.
 
-    l: seconds since the first token; o: tokens since then, of which those that plans in flight may add (`unsure_tokens`) are counted
-    with `accepted`, the mean that verification lately accepted. `iteration_s` is t_spec. Source: [adaserve] Eq. 2 and 3.
+    l: seconds since the first token; o: tokens since then, of which those that plans in flight may
+        add (`unsure_tokens`) are counted with `accepted`, the mean that verification lately
+        accepted. `iteration_s` is t_spec. Source: [adaserve] Eq. 2 and 3.
     """
     generated = view.generated_tokens[rows] + np.minimum(view.unsure_tokens[rows], accepted)
-    with np.errstate(invalid="ignore"):  # a first token that is not known yet: no pace to keep either
+    # a first token that is not known yet: no pace to keep either
+    with np.errstate(invalid="ignore"):
         spent_s = np.maximum(view.start_unix_s - view.first_token_unix_s[rows], 0.0)
     by_pace: Floats = (spent_s + iteration_s) / view.tbt_s[rows] - (generated - 1)
     by_pace[np.isinf(view.tbt_s[rows])] = 0.0
     left_s = view.last_due_unix_s[rows] - view.start_unix_s
-    by_end = np.where(left_s > 0, (view.max_tokens[rows] - generated) * iteration_s / np.maximum(left_s, iteration_s), 0.0)
+    by_end = np.where(
+        left_s > 0,
+        (view.max_tokens[rows] - generated) * iteration_s / np.maximum(left_s, iteration_s),
+        0.0,
+    )
     need: Floats = np.where(view.best_effort[rows], 0.0, np.maximum(by_pace, by_end))
     return need

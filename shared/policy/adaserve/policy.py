@@ -1,18 +1,23 @@
-"""AdaServe (arXiv 2501.12162): each request verifies the draft tokens that its own pace needs, then the likeliest of all are added.
+"""AdaServe (arXiv 2501.12162): each request verifies the draft tokens that its own pace needs, then
+the likeliest of all are added.
 
-An iteration is Algorithm 2: speculate, select toward each request's SLO, select for throughput, verify. Here, one plan ahead, depth,
-width, needs and budget are fixed (adaserve_tree.py, adaserve_need.py); the worker drafts, selects by `slo_then_throughput`
-(speculation.py) and verifies.
+An iteration is Algorithm 2: speculate, select toward each request's SLO, select for throughput,
+verify. Here, one plan ahead, depth, width, needs and budget are fixed (adaserve_tree.py,
+adaserve_need.py); the worker drafts, selects by `slo_then_throughput` (speculation.py) and
+verifies.
 
 What the paper leaves open, or does not serve what we serve (more in the files named):
-- *Prefill*: the paper only says that it costs. The authors' artifact runs chunked prefill, and so do we: chunks of the prompts share the
-  pass that verifies, in order of arrival, with up to `max_batch_tokens` in all. B1 stays what it is beside them.
-- *Values*: depths, width and the most requests at once are what the artifact passes for Llama-70B with a 1B draft; c1 and c2, which the
-  authors found by grid search and did not publish, are 0.
-- *t_spec* is what the profile predicts for this very iteration: drafting, and a pass that spends the budget evenly.
-- *Admission*: all that fits. Nobody is relegated or dropped; a request whose SLO is lost keeps the largest A(r), up to d + 1.
-- *Memory*: KV is held for every candidate that may be verified. Where it is short, drafts get only what their requests' last blocks
-  have left, and preemption follows shared/policy/chunk.py.
+- *Prefill*: the paper only says that it costs. The authors' artifact runs chunked prefill, and so
+  do we: chunks of the prompts share the pass that verifies, in order of arrival, with up to
+  `max_batch_tokens` in all. B1 stays what it is beside them.
+- *Values*: depths, width and the most requests at once are what the artifact passes for Llama-70B
+  with a 1B draft; c1 and c2, which the authors found by grid search and did not publish, are 0.
+- *t_spec* is what the profile predicts for this very iteration: drafting, and a pass that spends
+  the budget evenly.
+- *Admission*: all that fits. Nobody is relegated or dropped; a request whose SLO is lost keeps the
+  largest A(r), up to d + 1.
+- *Memory*: KV is held for every candidate that may be verified. Where it is short, drafts get only
+  what their requests' last blocks have left, and preemption follows shared/policy/chunk.py.
 - *No draft model*: all decodes, one token each.
 """
 
@@ -65,9 +70,13 @@ class AdaServe:
     def __init__(self, settings: Settings) -> None:
         """Raises: ConfigError where the bounds cross."""
         if settings.depth_min > settings.depth_max:
-            raise ConfigError(f"policy adaserve: depth_min {settings.depth_min} is more than depth_max {settings.depth_max}")
+            raise ConfigError(
+                f"policy adaserve: depth_min {settings.depth_min} is more than depth_max {settings.depth_max}"
+            )
         self._set = settings
-        self._bounds = Bounds(settings.depth_max, settings.depth_min, settings.width_max, settings.c1, settings.c2)
+        self._bounds = Bounds(
+            settings.depth_max, settings.depth_min, settings.width_max, settings.c1, settings.c2
+        )
         self._router = make_router(settings.router)
         self._budgets: dict[str, int] = {}
         self._accepted = 0.0  # of one request's drafts in one verification, lately
@@ -79,25 +88,38 @@ class AdaServe:
         decodes = chunk.decoding(view)
         n = len(decodes.rows)
         grown = None if view.draft is None or not n else self._tree(view.profile, view.draft, n)
-        verified = n if grown is None else min(grown.budget_tokens, n * (1 + grown.depth * grown.width))
+        verified = (
+            n if grown is None else min(grown.budget_tokens, n * (1 + grown.depth * grown.width))
+        )
         queue = self._queue(view, decodes)
-        choice = chunk.fill(view, decodes, queue, limit_tokens=self._set.max_batch_tokens - verified)
+        choice = chunk.fill(
+            view, decodes, queue, limit_tokens=self._set.max_batch_tokens - verified
+        )
         if grown is None or view.draft is None:
             return [choice]
         prefills = queue[np.isin(view.slot[queue], choice.slots[n:])]  # in the order of the choice
         return [self._speculating(view, view.draft, decodes, prefills, choice, grown)]
 
     def _tree(self, profile: Profile, draft: Profile, requests: int) -> Tree | None:
-        return tree(requests, self._set.budget_tokens or self._balanced(profile), self._balanced(draft), self._bounds)
+        return tree(
+            requests,
+            self._set.budget_tokens or self._balanced(profile),
+            self._balanced(draft),
+            self._bounds,
+        )
 
     def _balanced(self, profile: Profile) -> int:
-        """Remembered by name: corrections of a profile scale all of its curve, which moves nothing."""
+        """Remembered by name: corrections of a profile scale all of its curve, which moves
+        nothing.
+        """
         if profile.name not in self._budgets:
             self._budgets[profile.name] = balanced_tokens(profile)
         return self._budgets[profile.name]
 
     def _queue(self, view: View, decodes: Decoding) -> Rows:
-        """Prefills by arrival, best-effort ones last; no more of them begin than may run at once."""
+        """Prefills by arrival, best-effort ones last; no more of them begin than may run at
+        once.
+        """
         queue = (view.phase != chunk.DECODE).nonzero()[0]
         begun = view.phase[queue] == chunk.PREFILL
         room = self._set.max_requests - len(decodes.rows) - int(np.count_nonzero(begun))
@@ -106,13 +128,23 @@ class AdaServe:
         kept: Rows = queue[begun | (np.cumsum(~begun) <= room)]
         return kept
 
-    def _speculating(self, view: View, draft: Profile, decodes: Decoding, prefills: Rows, choice: Choice, grown: Tree) -> Choice:
+    def _speculating(
+        self,
+        view: View,
+        draft: Profile,
+        decodes: Decoding,
+        prefills: Rows,
+        choice: Choice,
+        grown: Tree,
+    ) -> Choice:
         """The choice, its decodes drafting."""
         rows, n = decodes.rows, len(decodes.rows)
         left = view.max_tokens[rows] - view.generated_tokens[rows]
-        depth = np.minimum(grown.depth, left - 1)  # with all drafts accepted, the pass still adds a token of its own
+        # with all drafts accepted, the pass still adds a token of its own
+        depth = np.minimum(grown.depth, left - 1)
         wanted = 1 + np.minimum(depth * grown.width, grown.budget_tokens - n)
-        wanted = np.maximum(np.minimum(wanted, left - view.unsure_tokens[rows]), 1)  # the core holds no KV past a request's end
+        # the core holds no KV past a request's end
+        wanted = np.maximum(np.minimum(wanted, left - view.unsure_tokens[rows]), 1)
         verified = _within_kv(view, decodes, prefills, choice.caps[n:], wanted)
         drafting = verified > 1
         if not drafting.any():
@@ -121,31 +153,52 @@ class AdaServe:
         width = np.full(n, grown.width, dtype=np.int32)
         has = view.computed_tokens[rows]
         context = has + view.unsure_tokens[rows] + 1
-        missing = has + 1 - np.minimum(view.draft_tokens[rows], has)  # what is unsure, the draft made itself
-        drafted_s = draft_s(draft, depth=depth[drafting], width=width[drafting], context=context[drafting], missing=missing[drafting])
+        # what is unsure, the draft made itself
+        missing = has + 1 - np.minimum(view.draft_tokens[rows], has)
+        drafted_s = draft_s(
+            draft,
+            depth=depth[drafting],
+            width=width[drafting],
+            context=context[drafting],
+            missing=missing[drafting],
+        )
         total = min(grown.budget_tokens, int(verified.sum()))
-        iteration_s = drafted_s + view.profile.batch_s(_pass(total, has, choice.caps[n:], view.computed_tokens[prefills]))
+        iteration_s = drafted_s + view.profile.batch_s(
+            _pass(total, has, choice.caps[n:], view.computed_tokens[prefills])
+        )
         undrafted = np.zeros(len(prefills), dtype=np.int32)
         speculation = Speculation(
             method="slo_then_throughput",
             depth=np.concatenate((depth, undrafted)),
             width=np.concatenate((width, undrafted + 1)),
-            needed=np.concatenate((needed_tokens(view, rows, iteration_s, self._accepted), undrafted)),
-            budget_tokens=grown.budget_tokens - int(np.count_nonzero(~drafting)),  # of those that draft
+            needed=np.concatenate(
+                (needed_tokens(view, rows, iteration_s, self._accepted), undrafted)
+            ),
+            # of those that draft
+            budget_tokens=grown.budget_tokens - int(np.count_nonzero(~drafting)),
             needed_limit_tokens=grown.needed_limit_tokens,
         )
-        return replace(choice, caps=np.concatenate((verified, choice.caps[n:])), speculation=speculation, repeats=1)
+        return replace(
+            choice,
+            caps=np.concatenate((verified, choice.caps[n:])),
+            speculation=speculation,
+            repeats=1,
+        )
 
     def observe(self, seen: Observation) -> None:
         if seen.drafts is not None:
             self._accepted += SEEN * (float(seen.drafts.accepted.mean()) - self._accepted)
 
-    def route(self, offer: Offer, digests: Mapping[ReplicaId, Digest], rng: Random) -> Sequence[ReplicaId]:
+    def route(
+        self, offer: Offer, digests: Mapping[ReplicaId, Digest], rng: Random
+    ) -> Sequence[ReplicaId]:
         return self._router(offer, digests, rng)
 
 
 def _within_kv(view: View, decodes: Decoding, prefills: Rows, chunks: Ints, wanted: Ints) -> Ints:
-    """[decodes] the wanted tokens, or, where all of them do not fit, what needs no block more than a plain decode does."""
+    """[decodes] the wanted tokens, or, where all of them do not fit, what needs no block more than
+    a plain decode does.
+    """
     bt, held = view.block_tokens, view.kv_held_blocks
 
     def newly(rows: Rows, tokens: Ints) -> int:
@@ -162,7 +215,9 @@ def _within_kv(view: View, decodes: Decoding, prefills: Rows, chunks: Ints, want
 
 
 def _pass(verified: int, has: Ints, chunks: Ints, cached: Ints) -> BatchShape:
-    """The pass that verifies so many tokens, evenly spread over requests with contexts `has`, and runs these prefill chunks."""
+    """The pass that verifies so many tokens, evenly spread over requests with contexts `has`, and
+    runs these prefill chunks.
+    """
     drafts = (verified - len(has)) / len(has)
     context = int(has.sum())
     l_in, l_has = chunks.astype(np.int64), cached.astype(np.int64)

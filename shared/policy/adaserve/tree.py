@@ -1,9 +1,12 @@
-"""How deep and wide requests speculate, and how many tokens are verified: AdaServe's adaptive control ([adaserve] section 5.2).
+"""How deep and wide requests speculate, and how many tokens are verified: AdaServe's adaptive
+control ([adaserve] section 5.2).
 
-Budgets come "from hardware profiling", by "roofline models", and are to be "an optimal budget that balances decoding throughput and
-latency" (sections 1 and 3); no rule is printed. Here it is the batch with the most throughput per latency, B / T(B)^2, on the profile's
-curve over tokens: with an ideal roofline that is its ridge, and with T = a + k B the batch whose tokens cost as much as starting it. B1 is
-this batch for the target, B2 for the draft. (The authors' artifact passes 512 and 96 for Llama-70B, measured on eight A100s of 40 GB.)
+Budgets come "from hardware profiling", by "roofline models", and are to be "an optimal budget that
+balances decoding throughput and latency" (sections 1 and 3); no rule is printed. Here it is the
+batch with the most throughput per latency, B / T(B)^2, on the profile's curve over tokens: with an
+ideal roofline that is its ridge, and with T = a + k B the batch whose tokens cost as much as
+starting it. B1 is this batch for the target, B2 for the draft. (The authors' artifact passes 512
+and 96 for Llama-70B, measured on eight A100s of 40 GB.)
 """
 
 from typing import NamedTuple
@@ -11,8 +14,11 @@ from typing import NamedTuple
 from shared.perf.iteration_time import Profile
 from shared.perf.shape import BatchShape
 
-LONGEST_TOKENS = 2048  # looked at; every GPU and model that we have a profile of is bound by compute long before
-NEED_SHARE = 1.2  # the paper gives no n_max; in the authors' published code a need adds at most so many mean shares of the budget
+# looked at; every GPU and model that we have a profile of is bound by compute long before
+LONGEST_TOKENS = 2048
+# the paper gives no n_max; in the authors' published code a need adds at most so many mean shares
+# of the budget
+NEED_SHARE = 1.2
 
 
 class Bounds(NamedTuple):
@@ -26,7 +32,9 @@ class Bounds(NamedTuple):
 
 
 class Tree(NamedTuple):
-    """One iteration's speculation. `budget_tokens`: verified by all requests together, roots included."""
+    """One iteration's speculation. `budget_tokens`: verified by all requests together, roots
+    included.
+    """
 
     depth: int
     width: int
@@ -35,20 +43,33 @@ class Tree(NamedTuple):
 
 
 def balanced_tokens(profile: Profile) -> int:
-    """The B of 1 to LONGEST_TOKENS with the largest B / T(B)^2. Attention is left out: a context is read once, however many are verified.
+    """The B of 1 to LONGEST_TOKENS with the largest B / T(B)^2. Attention is left out: a context is
+    read once, however many are verified.
 
     Takes some milliseconds.
     """
-    return max(range(1, LONGEST_TOKENS + 1), key=lambda tokens: tokens / profile.batch_s(BatchShape(prefill_tokens=tokens)) ** 2)
+    return max(
+        range(1, LONGEST_TOKENS + 1),
+        key=lambda tokens: tokens / profile.batch_s(BatchShape(prefill_tokens=tokens)) ** 2,
+    )
 
 
 def tree(requests: int, verified_tokens: int, drafted_tokens: int, bounds: Bounds) -> Tree | None:
-    """For so many decodes (at least 1), by Eq. 8 and 9 with B1 and B2. None where the roots alone use the budget up.
+    """For so many decodes (at least 1), by Eq. 8 and 9 with B1 and B2. None where the roots alone
+    use the budget up.
 
-    Deviation: Algorithm 2 cannot have more requests than budget, and Eq. 8 would have them draft D_min deep for nothing.
+    Deviation: Algorithm 2 cannot have more requests than budget, and Eq. 8 would have them draft
+    D_min deep for nothing.
     """
     if verified_tokens <= requests:
         return None
-    depth = max(bounds.depth_min, min(bounds.depth_max, verified_tokens // (requests + bounds.c1) - 1))
+    depth = max(
+        bounds.depth_min, min(bounds.depth_max, verified_tokens // (requests + bounds.c1) - 1)
+    )
     width = max(1, min(bounds.width_max, drafted_tokens // requests + bounds.c2))
-    return Tree(depth, width, verified_tokens, needed_limit_tokens=1 + int(NEED_SHARE * verified_tokens / requests))
+    return Tree(
+        depth,
+        width,
+        verified_tokens,
+        needed_limit_tokens=1 + int(NEED_SHARE * verified_tokens / requests),
+    )

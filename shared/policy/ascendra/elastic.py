@@ -1,11 +1,14 @@
-"""How many requests an HP instance of Ascendra has at a time: as many as its memory allows (section 6.2).
+"""How many requests an HP instance of Ascendra has at a time: as many as its memory allows (section
+6.2).
 
-Prefill is admitted while, beyond a reserve for decoding, KV is free for all of the prompt. The reserve follows the history of decode
-lengths: what the running decodes are expected to take at their peak, each growing to the mean of its application and then leaving; and
-never less than a tenth of the memory (section 8.5).
+Prefill is admitted while, beyond a reserve for decoding, KV is free for all of the prompt. The
+reserve follows the history of decode
+lengths: what the running decodes are expected to take at their peak, each growing to the mean of
+    its application and then leaving; and never less than a tenth of the memory (section 8.5).
 
-Where this differs from the paper: it says what the reserve is adjusted by, not how; the peak is ours. A prompt too large for what the
-reserve leaves begins when it would be alone, or it would wait for ever.
+Where this differs from the paper: it says what the reserve is adjusted by, not how; the peak is
+ours. A prompt too large for what the reserve leaves begins when it would be alone, or it would wait
+for ever.
 """
 
 from math import ceil
@@ -24,11 +27,14 @@ def reserve_blocks(view: View, lengths: OutputLengths, share: float) -> int:
     least = ceil(share * view.kv_blocks)
     if not len(rows):
         return least
-    mean = np.minimum(lengths.mean(view.applications)[view.application[rows]], view.max_tokens[rows])
+    mean = np.minimum(
+        lengths.mean(view.applications)[view.application[rows]], view.max_tokens[rows]
+    )
     left = np.maximum(mean - view.generated_tokens[rows], 0.0)
     held = view.computed_tokens[rows] + view.unsure_tokens[rows]
     longest = (-left).argsort(kind="stable")
-    # When the one with the n-th most to go ends, n are still there, and each has grown by just that much.
+    # When the one with the n-th most to go ends, n are still there, and each has grown by just that
+    # much.
     peak = float((held[longest].cumsum() + left[longest] * np.arange(1, len(rows) + 1)).max())
     return max(least, ceil((peak - int(held.sum())) / view.block_tokens))
 
@@ -36,7 +42,10 @@ def reserve_blocks(view: View, lengths: OutputLengths, share: float) -> int:
 def admitted(view: View, begun: Rows, fresh: Rows, reserve: int) -> int:
     """How many of the rows `fresh`, in this order, may begin beside the decodes and those begun."""
     blocks = -(-(view.target_tokens[fresh] + view.unsure_tokens[fresh]) // view.block_tokens)
-    promised = -(-(view.target_tokens[begun] + view.unsure_tokens[begun]) // view.block_tokens) - view.kv_held_blocks[begun]
+    promised = (
+        -(-(view.target_tokens[begun] + view.unsure_tokens[begun]) // view.block_tokens)
+        - view.kv_held_blocks[begun]
+    )
     room = view.kv_free_blocks - int(np.maximum(promised, 0).sum()) - reserve
     fit = int(blocks.cumsum().searchsorted(room, side="right"))
     alone = not len(begun) and not (view.phase == chunk.DECODE).any()

@@ -1,14 +1,18 @@
-"""What an LP instance of Ascendra batches: all decodes, then prefills by value under three budgets (section 5.2, Algorithm 1).
+"""What an LP instance of Ascendra batches: all decodes, then prefills by value under three budgets
+(section 5.2, Algorithm 1).
 
-The budgets: C, seconds that the iteration may take; M, KV blocks for the whole of a prompt, by the rules of shared/policy/chunk.py; N,
-tokens. Decodes come first and are charged to all three (section 5.4).
+The budgets: C, seconds that the iteration may take; M, KV blocks for the whole of a prompt, by the
+rules of shared/policy/chunk.py; N, tokens. Decodes come first and are charged to all three (section
+5.4).
 
 Where this differs from the paper:
-- C is not defined there. Here it is the tightest TBT among the standard decodes of the batch (5.4: "ongoing decoding completes within
-  the TBT deadline"), and need is what a prefill adds to the predicted batch, so that the sum is the time of the batch. A TBT that the
-  decodes alone already exceed cannot be kept and binds nothing; without any TBT, N alone binds.
-- Algorithm 1 stops at the first request that does not fit, and one larger than a budget would wait for ever. Here that one is
-  cut to what is left (the hybrid batch with chunked prefill of A.4), and goes on before all that have not begun: it can no longer leave.
+- C is not defined there. Here it is the tightest TBT among the standard decodes of the batch (5.4:
+  "ongoing decoding completes within the TBT deadline"), and need is what a prefill adds to the
+  predicted batch, so that the sum is the time of the batch. A TBT that the decodes alone already
+  exceed cannot be kept and binds nothing; without any TBT, N alone binds.
+- Algorithm 1 stops at the first request that does not fit, and one larger than a budget would wait
+  for ever. Here that one is cut to what is left (the hybrid batch with chunked prefill of A.4), and
+  goes on before all that have not begun: it can no longer leave.
 - Best-effort requests come after all others.
 """
 
@@ -30,7 +34,9 @@ ValueName = Literal["edf", "sjf", "fcfs", "ljf"]
 
 
 def soonest_deadline(view: View, rows: Rows) -> Floats:
-    """EDF: of the first token, which for a request preempted is its next, or of the last where that is sooner."""
+    """EDF: of the first token, which for a request preempted is its next, or of the last where that
+    is sooner.
+    """
     value: Floats = -np.minimum(view.next_due_unix_s[rows], view.last_due_unix_s[rows])
     return value
 
@@ -49,11 +55,18 @@ def shortest_job(view: View, rows: Rows) -> Floats:
     return -longest_job(view, rows)
 
 
-VALUES: Mapping[ValueName, Value] = {"edf": soonest_deadline, "sjf": shortest_job, "fcfs": first_come, "ljf": longest_job}
+VALUES: Mapping[ValueName, Value] = {
+    "edf": soonest_deadline,
+    "sjf": shortest_job,
+    "fcfs": first_come,
+    "ljf": longest_job,
+}
 
 
 def by_value(view: View, queue: Rows, value: Value, most_new: int) -> Rows:
-    """The queue in the order of Algorithm 1, those begun first; of those that have not, the first `most_new`."""
+    """The queue in the order of Algorithm 1, those begun first; of those that have not, the first
+    `most_new`.
+    """
     begun = view.phase[queue] == chunk.PREFILL
     fresh = queue[~begun]
     if most_new <= 0:
@@ -69,7 +82,17 @@ def by_value(view: View, queue: Rows, value: Value, most_new: int) -> Rows:
 
 def _sorted(view: View, rows: Rows, value: Value) -> Rows:
     fresh = view.phase[rows] != chunk.PREFILL
-    return rows[np.lexsort((view.slot[rows], view.arrived_unix_s[rows], -value(view, rows), fresh, view.best_effort[rows]))]
+    return rows[
+        np.lexsort(
+            (
+                view.slot[rows],
+                view.arrived_unix_s[rows],
+                -value(view, rows),
+                fresh,
+                view.best_effort[rows],
+            )
+        )
+    ]
 
 
 def compute_budget_s(view: View, decodes: Decoding, profile: Profile) -> float:
@@ -82,7 +105,9 @@ def compute_budget_s(view: View, decodes: Decoding, profile: Profile) -> float:
 
 
 def begun_in_part(view: View, batch: Choice) -> int:
-    """The row whose prefill this batch begins without ending it; -1 if there is none. It stands last, where the budgets end."""
+    """The row whose prefill this batch begins without ending it; -1 if there is none. It stands
+    last, where the budgets end.
+    """
     if not len(batch.slots):
         return -1
     row = int((view.slot == batch.slots[-1]).nonzero()[0][0])

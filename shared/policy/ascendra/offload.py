@@ -1,14 +1,17 @@
 """Who leaves an LP instance of Ascendra for HP (section 5.3), and who is past rescue (section 6.3).
 
-A request is urgent once the time to its TTFT is less than the worst case at HP, a batch with the maximum number of tokens that has just
-begun there, and its own prefill after that.
+A request is urgent once the time to its TTFT is less than the worst case at HP, a batch with the
+maximum number of tokens that has just begun there, and its own prefill after that.
 
 Where this differs from the paper:
-- The threshold is said to be tunable, and no more: here it scales the worst batch (`worst_batches`).
+- The threshold is said to be tunable, and no more: here it scales the worst batch
+  (`worst_batches`).
 - The own prefill is alone and in chunks of at most the maximum number of tokens, as HP runs it.
-- A request that even an idle HP could not serve in time is not offloaded: it would only delay others there.
+- A request that even an idle HP could not serve in time is not offloaded: it would only delay
+  others there.
 - A request is offloaded once. If no HP takes it, an LP serves it as it can.
-- Requests without a TTFT are never urgent; the paper has none. Their deadline is the TTLT, and past it they are late as others are.
+- Requests without a TTFT are never urgent; the paper has none. Their deadline is the TTLT, and past
+  it they are late as others are.
 """
 
 import math
@@ -23,7 +26,8 @@ from shared.policy.seam import Bools, Phase, View
 
 WAITING = int(Phase.WAITING)
 
-# A prefill is predicted for its length rounded up to this, so that a long queue takes few predictions.
+# A prefill is predicted for its length rounded up to this, so that a long queue takes few
+# predictions.
 TILE_TOKENS = 64
 
 
@@ -39,15 +43,20 @@ def past_due(view: View) -> Rows:
     return (unstarted(view) & (due < view.start_unix_s)).nonzero()[0]
 
 
-def urgent(view: View, profile: Profile, *, until_next_s: float, batch_tokens: int, worst_batches: float) -> Rows:
-    """Rows that HP can still serve in time, and could no longer for certain if they waited here until the next look at them.
+def urgent(
+    view: View, profile: Profile, *, until_next_s: float, batch_tokens: int, worst_batches: float
+) -> Rows:
+    """Rows that HP can still serve in time, and could no longer for certain if they waited here
+    until the next look at them.
 
     `until_next_s`: this long from now. `batch_tokens`: the most in one batch at HP.
     """
     rows = (unstarted(view) & ~view.offloaded & (view.first_due_unix_s < math.inf)).nonzero()[0]
     left_s = view.first_due_unix_s[rows] - view.start_unix_s
     tokens = view.target_tokens[rows]
-    wait_s = until_next_s + worst_batches * profile.batch_s(BatchShape().with_chunk(batch_tokens, 0))
+    wait_s = until_next_s + worst_batches * profile.batch_s(
+        BatchShape().with_chunk(batch_tokens, 0)
+    )
     near = left_s < wait_s + ttft_s(profile, int(tokens.max(initial=0)), batch_tokens)
     rows, left_s = rows[near], left_s[near]
     tiles, of = np.unique(-(-tokens[near] // TILE_TOKENS), return_inverse=True)

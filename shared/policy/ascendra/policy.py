@@ -1,22 +1,32 @@
-"""Ascendra (2025): two pools of replicas, one for throughput and one for those who are about to be late.
+"""Ascendra (2025): two pools of replicas, one for throughput and one for those who are about to be
+late.
 
-LP (sections 4 and 5) batches out of order by a value under three budgets (ascendra_batch.py) and gives requests that it would serve
-too late back to be placed at HP (ascendra_offload.py). HP (section 6) runs prefills before decodes, in the order of arrival, as many
-requests as its memory allows (ascendra_elastic.py). New requests go to LP in turn, or to an HP that has a ticket out: nothing waits for
-prefill there. Predictions are by the five-coefficient model, refitted while serving (ascendra_profile.py).
+LP (sections 4 and 5) batches out of order by a value under three budgets (ascendra_batch.py) and
+gives requests that it would serve too late back to be placed at HP (ascendra_offload.py). HP
+(section 6) runs prefills before decodes, in the order of arrival, as many requests as its memory
+allows (ascendra_elastic.py). New requests go to LP in turn, or to an HP that has a ticket out:
+nothing waits for prefill there. Predictions are by the five-coefficient model, refitted while
+serving (ascendra_profile.py).
 
-A replica's pool is what its worker announces: `lp` or `hp`. One that announces neither is an LP that has nobody to offload to.
+A replica's pool is what its worker announces: `lp` or `hp`. One that announces neither is an LP
+that has nobody to offload to.
 
 Where this differs from the paper:
-- The controller has no state: a ticket is an HP's digest that shows nothing waiting, and HP declines whoever comes second.
-- Tickets are for new requests and best-effort ones alike: a best-effort prefill holds HP up for no longer than a ticketed one.
-- FCFS at HP is by arrival in the system, so that those offloaded, who have waited, go before those who came with a ticket.
-- *Overload*: a request still waiting when its deadline has passed is dropped in the paper. Here it is relegated and finished when there is
-  room, unless the operator chooses the paper's way (`overload=drop`). A caller who wants no best-effort is refused, as always.
+- The controller has no state: a ticket is an HP's digest that shows nothing waiting, and HP
+  declines whoever comes second.
+- Tickets are for new requests and best-effort ones alike: a best-effort prefill holds HP up for no
+  longer than a ticketed one.
+- FCFS at HP is by arrival in the system, so that those offloaded, who have waited, go before those
+  who came with a ticket.
+- *Overload*: a request still waiting when its deadline has passed is dropped in the paper. Here it
+  is relegated and finished when there is room, unless the operator chooses the paper's way
+  (`overload=drop`). A caller who wants no best-effort is refused, as always.
 - A preempted request computes its prompt again where it is; it is neither offloaded nor given up.
 - The batch size of LP bounds how many begin. Requests that a resync finds beyond it all run.
-- Prompts longer than the maximum batch are computed in parts on HP too. Best-effort requests come last everywhere.
-- Subgroups (section 8.7) are not kept apart: any LP offloads to any HP. The paper's search for the best mix is `slackline search`.
+- Prompts longer than the maximum batch are computed in parts on HP too. Best-effort requests come
+  last everywhere.
+- Subgroups (section 8.7) are not kept apart: any LP offloads to any HP. The paper's search for the
+  best mix is `slackline search`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -56,29 +66,41 @@ SUBGROUPS = ("2L1H", "1L1H", "1L2H")
 
 
 def pools(subgroup: str) -> Sequence[str]:
-    """Of the replicas of one subgroup, such as 2L1H: as far apart as can be, so that any number in a row has about its mix."""
+    """Of the replicas of one subgroup, such as 2L1H: as far apart as can be, so that any number in
+    a row has about its mix.
+    """
     low, high = (int(count) for count in subgroup.removesuffix("H").split("L"))
     of = low + high
-    return [HP if ((i + 1) * high + (of - 1) // 2) // of > (i * high + (of - 1) // 2) // of else LP for i in range(of)]
+    return [
+        HP if ((i + 1) * high + (of - 1) // 2) // of > (i * high + (of - 1) // 2) // of else LP
+        for i in range(of)
+    ]
 
 
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`elastic` and `value` are the ablations of figure 11, `overload` is section 8.6, `subgroup` figure 13."""
+    """`elastic` and `value` are the ablations of figure 11, `overload` is section 8.6, `subgroup`
+    figure 13.
+    """
 
     value: ValueName = "edf"
     batch_requests: Annotated[int, Meta(ge=1)] = BATCH_REQUESTS
-    batch_tokens: Annotated[int, Meta(ge=1)] = BATCH_TOKENS  # of LP the token budget; of HP the most in one batch
-    worst_batches: Annotated[float, Meta(ge=0)] = 1.0  # at HP before one who is offloaded: the threshold
+    # of LP the token budget; of HP the most in one batch
+    batch_tokens: Annotated[int, Meta(ge=1)] = BATCH_TOKENS
+    # at HP before one who is offloaded: the threshold
+    worst_batches: Annotated[float, Meta(ge=0)] = 1.0
     elastic: bool = True
     reserve: Annotated[float, Meta(ge=0, le=1)] = RESERVE
     overload: Literal["relegate", "drop"] = "relegate"
     router: RouterName = "round_robin"  # section 4: within each pool in turn
-    # Of simulated fleets and those of `slackline up`; other workers announce what their configuration says.
+    # Of simulated fleets and those of `slackline up`; other workers announce what their
+    # configuration says.
     subgroup: Annotated[str, Meta(pattern="^[1-9][0-9]?L[1-9][0-9]?H$")] = "2L1H"
 
 
 class Ascendra:
-    """Learns output lengths per application and the coefficients of the performance model; everything else is in the view."""
+    """Learns output lengths per application and the coefficients of the performance model;
+    everything else is in the view.
+    """
 
     name = "ascendra"
 
@@ -91,14 +113,19 @@ class Ascendra:
 
     # ------------------------------------------------------------ the controller (sections 4, 6.1)
 
-    def route(self, offer: Offer, digests: Mapping[ReplicaId, Digest], rng: Random) -> Sequence[ReplicaId]:
-        """Offloaded: HP, and LP only if no HP takes it. New: an HP with a ticket, LP, the other HP."""
+    def route(
+        self, offer: Offer, digests: Mapping[ReplicaId, Digest], rng: Random
+    ) -> Sequence[ReplicaId]:
+        """Offloaded: HP, and LP only if no HP takes it. New: an HP with a ticket, LP, the other
+        HP.
+        """
         high = {replica: digest for replica, digest in digests.items() if digest.pool == HP}
         low = {replica: digest for replica, digest in digests.items() if digest.pool != HP}
         hp, lp = self._routers[HP](offer, high, rng), self._routers[LP](offer, low, rng)
         if offer.left == "offloaded":
             return [*hp, *lp]
-        ticket = [replica for replica in hp if digests[replica].waiting == 0][:1]  # to ask for more would use up the hops
+        # to ask for more would use up the hops
+        ticket = [replica for replica in hp if digests[replica].waiting == 0][:1]
         return [*ticket, *lp, *(replica for replica in hp if replica not in ticket)]
 
     def admit(self, view: View, offers: Sequence[Offer]) -> Sequence[Admission]:
@@ -128,11 +155,17 @@ class Ascendra:
         batch = self._ended(view, batch, queue, late)
         if not len(leaving):
             return [batch]
-        # By itself: with the batch it would be told of only when that is done, and HP is not to wait for LP.
-        return [Choice(release=[(slot, "offloaded") for slot in view.slot[leaving].tolist()]), batch]
+        # By itself: with the batch it would be told of only when that is done, and HP is not to
+        # wait for LP.
+        return [
+            Choice(release=[(slot, "offloaded") for slot in view.slot[leaving].tolist()]),
+            batch,
+        ]
 
     def _low(self, view: View, queue: Rows) -> tuple[Choice, Rows]:
-        """Decodes, then prefills by value (Algorithm 1, section 5.4); and the rows that leave for HP (section 5.3)."""
+        """Decodes, then prefills by value (Algorithm 1, section 5.4); and the rows that leave for
+        HP (section 5.3).
+        """
         decodes = chunk.decoding(view)
         if not len(queue):
             return chunk.fill(view, decodes, queue, limit_tokens=0), queue
@@ -140,14 +173,23 @@ class Ascendra:
         budget_s = ascendra_batch.compute_budget_s(view, decodes, model)
         limit_tokens = self._set.batch_tokens - len(decodes.rows)
         begun = int(np.count_nonzero(view.phase[queue] == chunk.PREFILL))
-        order = ascendra_batch.by_value(view, queue, VALUES[self._set.value], self._set.batch_requests - len(decodes.rows) - begun)
+        order = ascendra_batch.by_value(
+            view,
+            queue,
+            VALUES[self._set.value],
+            self._set.batch_requests - len(decodes.rows) - begun,
+        )
         priced = view._replace(profile=model)
         batch = chunk.fill(priced, decodes, order, limit_tokens=limit_tokens, budget_s=budget_s)
         if view.pool != LP:
             return batch, queue[:0]
         longest_s = min(budget_s, model.batch_s(decodes.shape.with_chunk(max(limit_tokens, 1), 0)))
         urgent = ascendra_offload.urgent(
-            view, model, until_next_s=longest_s, batch_tokens=self._set.batch_tokens, worst_batches=self._set.worst_batches
+            view,
+            model,
+            until_next_s=longest_s,
+            batch_tokens=self._set.batch_tokens,
+            worst_batches=self._set.worst_batches,
         )
         cut = ascendra_batch.begun_in_part(view, batch)
         leaving = urgent[~np.isin(view.slot[urgent], batch.slots) | (urgent == cut)]
@@ -157,18 +199,26 @@ class Ascendra:
         return batch, leaving
 
     def _high(self, view: View, queue: Rows) -> Choice:
-        """Prefills alone, first come first served, while there are any that memory allows; else decodes (sections 6, 6.2)."""
+        """Prefills alone, first come first served, while there are any that memory allows; else
+        decodes (sections 6, 6.2).
+        """
         if len(queue):
             decoding = int(np.count_nonzero(view.phase == chunk.DECODE))
-            order = queue[np.lexsort((view.slot[queue], view.arrived_unix_s[queue], view.best_effort[queue]))]
+            order = queue[
+                np.lexsort((view.slot[queue], view.arrived_unix_s[queue], view.best_effort[queue]))
+            ]
             begins = view.phase[order] != chunk.PREFILL
             begun, fresh = order[~begins], order[begins]
-            if self._set.elastic:
-                most = ascendra_elastic.admitted(
-                    view, begun, fresh, ascendra_elastic.reserve_blocks(view, self._lengths, self._set.reserve)
+            most = (
+                ascendra_elastic.admitted(
+                    view,
+                    begun,
+                    fresh,
+                    ascendra_elastic.reserve_blocks(view, self._lengths, self._set.reserve),
                 )
-            else:
-                most = max(self._set.batch_requests - decoding - len(begun), 0)
+                if self._set.elastic
+                else max(self._set.batch_requests - decoding - len(begun), 0)
+            )
             order = order[~begins | (begins.cumsum() <= most)]
             # A block for each decode that is made to wait.
             alone = Decoding(queue[:0], queue[:0], view.kv_free_blocks - decoding, BatchShape())
@@ -178,12 +228,16 @@ class Ascendra:
         return chunk.fill(view, chunk.decoding(view), queue[:0], limit_tokens=0)
 
     def _ended(self, view: View, choice: Choice, queue: Rows, late: Rows) -> Choice:
-        """The choice, with those given up who waited past their deadline (section 6.3). While some wait, it is good for once."""
+        """The choice, with those given up who waited past their deadline (section 6.3). While some
+        wait, it is good for once.
+        """
         if not len(queue) and not len(late):
             return choice
         slots = view.slot[late].tolist()
         if self._set.overload == "drop":
-            return replace(choice, release=[(slot, FinishReason.DROPPED.value) for slot in slots], repeats=1)
+            return replace(
+                choice, release=[(slot, FinishReason.DROPPED.value) for slot in slots], repeats=1
+            )
         return replace(choice, relegate=slots, repeats=1)
 
     # ------------------------------------------------------------ what is learned

@@ -1,15 +1,20 @@
 """Making batches: SLOs-Serve's Algorithm 2 with dynamic sizes (section 3.2.2).
 
-A batch may take as long as the tightest TPOT among the standard decodes. It holds the decodes that are due, and prefills by earliest
-deadline as far as the rest goes; best-effort requests get what standard ones leave (slos_serve_best_effort.py).
+A batch may take as long as the tightest TPOT among the standard decodes. It holds the decodes that
+are due, and prefills by earliest deadline as far as the rest goes; best-effort requests get what
+standard ones leave (slos_serve_best_effort.py).
 
 Where we differ:
-- *The loop condition* is misprinted (`>=`). A decode runs if its token is due before the next batch would end: tokens leave at a batch's
-  end, so with "due when this one begins" they come late by up to a batch.
+- *The loop condition* is misprinted (`>=`). A decode runs if its token is due before the next batch
+  would end: tokens leave at a batch's end, so with "due when this one begins" they come late by up
+  to a batch.
 - *Nothing to prefill*: all decodes run. What they take nobody else wants.
-- *A deadline inside the batch*: the batch ends there, if what is due fits. Batches of full length would miss it although there is time.
-- *No decodes*: a batch is no longer than the tightest TPOT of those to prefill, so that what arrives need not wait longer than else.
-- *The decodes alone take too long*: they run and nothing is prefilled beside them. Admission prevents that as far as lengths are known.
+- *A deadline inside the batch*: the batch ends there, if what is due fits. Batches of full length
+  would miss it although there is time.
+- *No decodes*: a batch is no longer than the tightest TPOT of those to prefill, so that what
+  arrives need not wait longer than else.
+- *The decodes alone take too long*: they run and nothing is prefilled beside them. Admission
+  prevents that as far as lengths are known.
 - KV is claimed by the rules of shared/policy/chunk.py. The paper has memory for all that it admits.
 """
 
@@ -28,15 +33,19 @@ from shared.policy.slos_serve.draft_length import BATCH_TOKENS
 
 # Section 6.4: "typically plans 1-5 future batches".
 HORIZON = 5
-# Ours: what a batch is planned shorter than it may be. Live, nine of ten iterations come within 2 ms (docs/simulator.md).
+# Ours: what a batch is planned shorter than it may be. Live, nine of ten iterations come within 2
+# ms (docs/simulator.md).
 MARGIN_S = 0.001
-# Ours: with best-effort decodes among them, decodes alone are planned for so many iterations; their contexts grow meanwhile.
+# Ours: with best-effort decodes among them, decodes alone are planned for so many iterations; their
+# contexts grow meanwhile.
 BEST_EFFORT_REPEATS = 16
 CLOSE_S = 1e-9
 
 
 class Standing(NamedTuple):
-    """What a policy knows beyond the view. Columns run along the view's rows; those of best-effort rows do not matter."""
+    """What a policy knows beyond the view. Columns run along the view's rows; those of best-effort
+    rows do not matter.
+    """
 
     tpot_s: Floats
     due_unix_s: Floats  # when the prefill must have ended
@@ -51,29 +60,43 @@ class Batch(NamedTuple):
 
 
 def batches(view: View, standing: Standing) -> list[Choice]:
-    """One batch, or several while decodes of looser tiers can be left out of some for the sake of prefills."""
+    """One batch, or several while decodes of looser tiers can be left out of some for the sake of
+    prefills.
+    """
     choices = list[Choice]()
-    token_due = np.full(view.rows, -np.inf)  # schDDL, in seconds from the beginning of the first batch: all run in that
+    # schDDL, in seconds from the beginning of the first batch: all run in that
+    token_due = np.full(view.rows, -np.inf)
     begin_s = 0.0
     while True:
         batch = _batch(view, standing, token_due - begin_s)
         choices.append(batch.choice)
         pace = standing.tpot_s[(view.phase == chunk.DECODE) & ~view.best_effort]
-        if len(choices) == HORIZON or not batch.goes_on or not len(pace) or pace.max() <= batch.longest_s + CLOSE_S:
+        if (
+            len(choices) == HORIZON
+            or not batch.goes_on
+            or not len(pace)
+            or pace.max() <= batch.longest_s + CLOSE_S
+        ):
             return choices
         ran = np.isin(view.slot, batch.choice.slots)
         view = after(view, batch.choice, batch.seconds)
         begin_s += batch.seconds
         emitted = ran & (view.phase == chunk.DECODE)
-        token_due = np.where(emitted, np.where(np.isinf(token_due), begin_s, token_due) + standing.tpot_s, token_due)
+        token_due = np.where(
+            emitted, np.where(np.isinf(token_due), begin_s, token_due) + standing.tpot_s, token_due
+        )
 
 
 def prefill_first(view: View) -> Choice:
-    """The baseline of figure 14: prefills alone, as they came, while there are any that memory allows; else all decodes."""
+    """The baseline of figure 14: prefills alone, as they came, while there are any that memory
+    allows; else all decodes.
+    """
     decodes = chunk.decoding(view)
     queue = (view.phase != chunk.DECODE).nonzero()[0]
     if len(queue):
-        alone = Decoding(queue[:0], queue[:0], view.kv_free_blocks - len(decodes.rows), BatchShape())
+        alone = Decoding(
+            queue[:0], queue[:0], view.kv_free_blocks - len(decodes.rows), BatchShape()
+        )
         order = queue[np.lexsort((view.slot[queue], view.arrived_unix_s[queue]))]
         choice = chunk.fill(view, alone, order, limit_tokens=BATCH_TOKENS)
         if len(choice.slots):
@@ -93,47 +116,93 @@ def _batch(view: View, standing: Standing, token_due: Floats) -> Batch:
         longest_s = float(standing.tpot_s[rows].min())
     else:
         tightest_s = float(standing.tpot_s[queued].min()) if queued.any() else standing.idle_s
-        longest_s = max(tightest_s, 2 * view.profile.batch_s(BatchShape(decodes=1)))  # something must fit
+        # something must fit
+        longest_s = max(tightest_s, 2 * view.profile.batch_s(BatchShape(decodes=1)))
     if queued.any():
         rows = rows[token_due[rows] < 2 * longest_s - CLOSE_S]
-    return filled(view, every, every._replace(rows=rows, shape=decodes_of(view, rows)), standing, longest_s, 0.0)
+    return filled(
+        view,
+        every,
+        every._replace(rows=rows, shape=decodes_of(view, rows)),
+        standing,
+        longest_s,
+        0.0,
+    )
 
 
-def filled(view: View, every: Decoding, running: Decoding, standing: Standing, longest_s: float, drafted_s: float) -> Batch:
-    """The decodes that run, then prefills by deadline, then best-effort decodes and prefills, within `longest_s`."""
+def filled(
+    view: View,
+    every: Decoding,
+    running: Decoding,
+    standing: Standing,
+    longest_s: float,
+    drafted_s: float,
+) -> Batch:
+    """The decodes that run, then prefills by deadline, then best-effort decodes and prefills,
+    within `longest_s`.
+    """
     queue = queue_of(view, every.victims, best_effort=False)
     order = queue[np.lexsort((view.slot[queue], standing.due_unix_s[queue]))]
     budget_s = longest_s - drafted_s - MARGIN_S
     if len(order):
-        budget_s = min(budget_s, _until_due(view, running, standing, int(order[0]), budget_s, drafted_s))
+        budget_s = min(
+            budget_s, _until_due(view, running, standing, int(order[0]), budget_s, drafted_s)
+        )
     choice = chunk.fill(view, running, order, limit_tokens=BATCH_TOKENS, budget_s=budget_s)
     shape, left = _with_prefills(view, running, choice, order)
     if left == 0 and view.best_effort.any():
         others = every.rows[view.best_effort[every.rows]]
-        others = others[np.lexsort((view.slot[others], view.arrived_unix_s[others], -view.importance[others]))]
-        others = as_many_as_fit(view, shape, others, budget_s, at_least=0 if len(choice.slots) else 1)
+        others = others[
+            np.lexsort((view.slot[others], view.arrived_unix_s[others], -view.importance[others]))
+        ]
+        others = as_many_as_fit(
+            view, shape, others, budget_s, at_least=0 if len(choice.slots) else 1
+        )
         waiting = queue_of(view, every.victims, best_effort=True)
-        waiting = waiting[np.lexsort((view.slot[waiting], view.arrived_unix_s[waiting], -view.importance[waiting]))]
+        waiting = waiting[
+            np.lexsort(
+                (view.slot[waiting], view.arrived_unix_s[waiting], -view.importance[waiting])
+            )
+        ]
         if len(others) + len(waiting):
             all_rows = np.concatenate((running.rows, others))
             context = decodes_of(view, others)
             base = running.shape._replace(
-                decodes=running.shape.decodes + context.decodes, decode_context=running.shape.decode_context + context.decode_context
+                decodes=running.shape.decodes + context.decodes,
+                decode_context=running.shape.decode_context + context.decode_context,
             )
             both = running._replace(rows=all_rows, shape=base)
-            choice = chunk.fill(view, both, np.concatenate((order, waiting)), limit_tokens=BATCH_TOKENS, budget_s=budget_s)
+            choice = chunk.fill(
+                view,
+                both,
+                np.concatenate((order, waiting)),
+                limit_tokens=BATCH_TOKENS,
+                budget_s=budget_s,
+            )
             if choice.repeats > 1:
                 choice = replace(choice, repeats=BEST_EFFORT_REPEATS)
     said = len(choice.preempt) > 0
-    return Batch(choice, view.profile.batch_s(shape), longest_s, left > 0 and not said and len(choice.slots) > 0)
+    return Batch(
+        choice,
+        view.profile.batch_s(shape),
+        longest_s,
+        left > 0 and not said and len(choice.slots) > 0,
+    )
 
 
 def decodes_of(view: View, rows: Rows) -> BatchShape:
-    return BatchShape(decodes=len(rows), decode_context=int((view.computed_tokens[rows] + view.unsure_tokens[rows]).sum()))
+    return BatchShape(
+        decodes=len(rows),
+        decode_context=int((view.computed_tokens[rows] + view.unsure_tokens[rows]).sum()),
+    )
 
 
-def _until_due(view: View, running: Decoding, standing: Standing, first: int, budget_s: float, drafted_s: float) -> float:
-    """Seconds to the earliest prefill deadline, where it lies inside the batch and the prefill it is of can still end by then."""
+def _until_due(
+    view: View, running: Decoding, standing: Standing, first: int, budget_s: float, drafted_s: float
+) -> float:
+    """Seconds to the earliest prefill deadline, where it lies inside the batch and the prefill it
+    is of can still end by then.
+    """
     until_s = float(standing.due_unix_s[first]) - view.start_unix_s - drafted_s
     if not 0 < until_s < budget_s:
         return budget_s
@@ -143,7 +212,9 @@ def _until_due(view: View, running: Decoding, standing: Standing, first: int, bu
     return until_s if fits else budget_s
 
 
-def _with_prefills(view: View, running: Decoding, choice: Choice, order: Rows) -> tuple[BatchShape, int]:
+def _with_prefills(
+    view: View, running: Decoding, choice: Choice, order: Rows
+) -> tuple[BatchShape, int]:
     """The shape of the whole batch, and the tokens of `order` that it leaves."""
     row_of = dict(zip(view.slot[order].tolist(), order.tolist(), strict=True))
     n = len(running.rows)
@@ -160,7 +231,11 @@ def after(view: View, choice: Choice, seconds: float) -> View:
     row_of = np.full(int(view.slot.max(initial=0)) + 1, -1, dtype=np.intp)
     row_of[view.slot] = np.arange(view.rows)
     rows: NDArray[np.intp] = row_of[choice.slots]
-    computed, generated, phase = view.computed_tokens.copy(), view.generated_tokens.copy(), view.phase.copy()
+    computed, generated, phase = (
+        view.computed_tokens.copy(),
+        view.generated_tokens.copy(),
+        view.phase.copy(),
+    )
     computed[rows] += choice.caps
     decoded = phase[rows] == chunk.DECODE
     ended = ~decoded & (computed[rows] >= view.target_tokens[rows])

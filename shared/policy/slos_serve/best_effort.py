@@ -1,6 +1,8 @@
-"""SLOs-Serve's best-effort tier within a batch (section 4.1): what standard requests leave, and the KV that they need back.
+"""SLOs-Serve's best-effort tier within a batch (section 4.1): what standard requests leave, and the
+KV that they need back.
 
-A preempted request loses its KV only: what it generated stays, and one prefill of all its tokens resumes it.
+A preempted request loses its KV only: what it generated stays, and one prefill of all its tokens
+resumes it.
 """
 
 import numpy as np
@@ -17,8 +19,10 @@ def queue_of(view: View, victims: Rows, *, best_effort: bool) -> Rows:
 
 
 def make_room(view: View, every: Decoding) -> Decoding:
-    """The decodes, after best-effort requests have lost as much KV as the prompts of standard ones need: the least important, then the
-    latest come, first. What a best-effort prefill has begun and still needs is kept from others (chunk.py), so it goes with it."""
+    """The decodes, after best-effort requests have lost as much KV as the prompts of standard ones
+    need: the least important, then the latest come, first. What a best-effort prefill has begun and
+    still needs is kept from others (chunk.py), so it goes with it.
+    """
     queue = queue_of(view, every.victims, best_effort=False)
     if not len(queue) or not view.best_effort.any():
         return every
@@ -30,7 +34,8 @@ def make_room(view: View, every: Decoding) -> Decoding:
     if short <= 0:
         return every
     may_go = view.best_effort & (view.kv_held_blocks > 0)
-    may_go &= (view.phase != chunk.DECODE) | (view.generated_tokens < view.max_tokens)  # the others are about to end
+    # the others are about to end
+    may_go &= (view.phase != chunk.DECODE) | (view.generated_tokens < view.max_tokens)
     may_go[every.victims] = False
     rows = may_go.nonzero()[0]
     rows = rows[np.lexsort((-view.slot[rows], -view.arrived_unix_s[rows], view.importance[rows]))]
@@ -43,13 +48,18 @@ def make_room(view: View, every: Decoding) -> Decoding:
     return every._replace(rows=every.rows[stay], victims=victims, free_blocks=free_blocks)
 
 
-def as_many_as_fit(view: View, shape: BatchShape, rows: Rows, budget_s: float, *, at_least: int) -> Rows:
+def as_many_as_fit(
+    view: View, shape: BatchShape, rows: Rows, budget_s: float, *, at_least: int
+) -> Rows:
     """The first so many of these decodes with which the batch stays within `budget_s`."""
     context = (view.computed_tokens[rows] + view.unsure_tokens[rows]).cumsum()
     fits, exceeds = min(at_least, len(rows)), len(rows) + 1
     while exceeds - fits > 1:
         count = (fits + exceeds) // 2
-        more = shape._replace(decodes=shape.decodes + count, decode_context=shape.decode_context + int(context[count - 1]))
+        more = shape._replace(
+            decodes=shape.decodes + count,
+            decode_context=shape.decode_context + int(context[count - 1]),
+        )
         if view.profile.batch_s(more) <= budget_s:
             fits = count
         else:

@@ -1,7 +1,9 @@
-"""PB*(t, n): the prefill tokens that fit into t while n decodes of each TPOT tier keep their pace (SLOs-Serve Eq. 2 and 3), as a rate.
+"""PB*(t, n): the prefill tokens that fit into t while n decodes of each TPOT tier keep their pace
+(SLOs-Serve Eq. 2 and 3), as a rate.
 
-Without a draft, by the batches of Algorithm 2: each as long as the tightest TPOT among the decodes, each decode in every so many of them as
-its own TPOT asks, the rest prefill. With one, by the lengths of appendix D, where that is more. Decodes have a mean context.
+Without a draft, by the batches of Algorithm 2: each as long as the tightest TPOT among the decodes,
+each decode in every so many of them as its own TPOT asks, the rest prefill. With one, by the
+lengths of appendix D, where that is more. Decodes have a mean context.
 """
 
 from collections.abc import Sequence
@@ -13,12 +15,15 @@ from shared.policy.seam import Floats
 from shared.policy.slos_serve.draft_length import Lengths, in_each, plain_tokens, prefill_tokens
 from shared.policy.slos_serve.programme import Counts
 
-# Ours: tiers that are told apart; the closest others are counted with the tighter neighbour. The paper has two or three.
+# Ours: tiers that are told apart; the closest others are counted with the tighter neighbour. The
+# paper has two or three.
 MAX_TIERS = 4
 
 
 class PrefillRate:
-    """slos_serve_admission.Rate, by a profile. `idle_s`: how long a batch may take while nothing decodes."""
+    """slos_serve_admission.Rate, by a profile. `idle_s`: how long a batch may take while nothing
+    decodes.
+    """
 
     def __init__(
         self,
@@ -30,7 +35,13 @@ class PrefillRate:
         draft: Profile | None = None,
         lengths: Lengths | None = None,
     ) -> None:
-        self._profile, self._tpot_s, self._context, self._idle_s, self._margin_s = profile, tpot_s, context_tokens, idle_s, margin_s
+        self._profile, self._tpot_s, self._context, self._idle_s, self._margin_s = (
+            profile,
+            tpot_s,
+            context_tokens,
+            idle_s,
+            margin_s,
+        )
         self._draft, self._lengths = draft, lengths
         self._plain: dict[tuple[float, int], float] = {}
         self._of: dict[tuple[int, ...], float] = {}
@@ -45,20 +56,29 @@ class PrefillRate:
         return np.array([self.of(tuple(row)) for row in counts.tolist()], dtype=np.float64)
 
     def _rate(self, counts: tuple[int, ...]) -> float:
-        batch_s = next((tpot_s for tpot_s, n in zip(self._tpot_s, counts, strict=True) if n), self._idle_s)
+        batch_s = next(
+            (tpot_s for tpot_s, n in zip(self._tpot_s, counts, strict=True) if n), self._idle_s
+        )
         decodes = in_each(counts, self._tpot_s, batch_s)
         key = (batch_s, decodes)
         rate = self._plain.get(key)
         if rate is None:
-            rate = self._plain[key] = plain_tokens(self._profile, decodes, batch_s, self._context, self._margin_s) / batch_s
+            rate = self._plain[key] = (
+                plain_tokens(self._profile, decodes, batch_s, self._context, self._margin_s)
+                / batch_s
+            )
         if self._lengths is not None and self._lengths.drafts:
-            drafted = prefill_tokens(self._profile, self._draft, self._lengths, counts, self._context, self._margin_s)
+            drafted = prefill_tokens(
+                self._profile, self._draft, self._lengths, counts, self._context, self._margin_s
+            )
             rate = max(rate, drafted / self._lengths.batch_s)
         return rate
 
 
 def tiers_of(tpot_s: Floats) -> tuple[float, ...]:
-    """Rising: the distinct TPOTs, the closest merged into the tighter until there are few enough. One at least."""
+    """Rising: the distinct TPOTs, the closest merged into the tighter until there are few enough.
+    One at least.
+    """
     found = sorted(set(tpot_s.tolist())) or [1.0]
     while len(found) > MAX_TIERS:
         closest = min(range(1, len(found)), key=lambda n: found[n] / found[n - 1])
@@ -68,4 +88,6 @@ def tiers_of(tpot_s: Floats) -> tuple[float, ...]:
 
 def tier_along(tpot_s: Floats, tiers: Sequence[float]) -> Counts:
     """[requests] the loosest tier that is no looser than each one's TPOT."""
-    return np.maximum(np.searchsorted(np.array(tiers), tpot_s, side="right") - 1, 0).astype(np.int64)
+    return np.maximum(np.searchsorted(np.array(tiers), tpot_s, side="right") - 1, 0).astype(
+        np.int64
+    )

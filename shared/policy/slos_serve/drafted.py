@@ -1,11 +1,13 @@
 """A batch whose decodes speculate: SLOs-Serve's sections 3.2.3 and appendix D.
 
-Batches are as long as the lengths of the tiers allow (slos_serve_speculation.py). All standard decodes run in each, and verify what their
-TPOT then asks for; one that has fallen behind has a tighter TPOT until it has caught up. Such batches are planned one at a time: how many
-tokens come of one is known when it is over.
+Batches are as long as the lengths of the tiers allow (slos_serve_speculation.py). All standard
+decodes run in each, and verify what their TPOT then asks for; one that has fallen behind has a
+tighter TPOT until it has caught up. Such batches are planned one at a time: how many tokens come of
+one is known when it is over.
 
-Not of the paper: the draft model reads a context before it first drafts for it. Where it would have to read many, some decodes wait for a
-later batch with their drafts, and batches are no longer than their TPOT until then.
+Not of the paper: the draft model reads a context before it first drafts for it. Where it would have
+to read many, some decodes wait for a later batch with their drafts, and batches are no longer than
+their TPOT until then.
 """
 
 from dataclasses import replace
@@ -35,7 +37,9 @@ class Drafting(NamedTuple):
 
 
 def speculating(view: View, standing: Standing, drafting: Drafting) -> Choice | None:
-    """One batch in which all standard decodes verify as many tokens as their pace asks for; None where KV is too short for drafts."""
+    """One batch in which all standard decodes verify as many tokens as their pace asks for; None
+    where KV is too short for drafts.
+    """
     assert view.draft is not None
     every = make_room(view, chunk.decoding(view))
     rows = every.rows[~view.best_effort[every.rows]]
@@ -43,11 +47,17 @@ def speculating(view: View, standing: Standing, drafting: Drafting) -> Choice | 
         return None
     least = min(drafting.lengths.tokens)
     left = view.max_tokens[rows] - view.generated_tokens[rows] - view.unsure_tokens[rows]
-    tokens = np.maximum(_verified(drafting, standing.tpot_s[rows], drafting.tightened_s[rows]), least)
+    tokens = np.maximum(
+        _verified(drafting, standing.tpot_s[rows], drafting.tightened_s[rows]), least
+    )
     tokens = np.minimum(tokens, np.maximum(left, 1)).astype(np.int32)
     computed = view.computed_tokens[rows]
     missing = computed + 1 - np.minimum(view.draft_tokens[rows], computed)
-    wait = _read_later(missing.astype(np.float64) * token_s(view.draft), tokens > 1, READING * drafting.lengths.batch_s)
+    wait = _read_later(
+        missing.astype(np.float64) * token_s(view.draft),
+        tokens > 1,
+        READING * drafting.lengths.batch_s,
+    )
     tokens[wait] = 1
     batch_s = min(drafting.lengths.batch_s, float(standing.tpot_s[rows[wait]].min(initial=np.inf)))
     has = computed + view.unsure_tokens[rows]
@@ -59,7 +69,11 @@ def speculating(view: View, standing: Standing, drafting: Drafting) -> Choice | 
     drafts = depth > 0
     shape = decodes_of(view, rows).with_drafts(depth, has)
     drafted_s = draft_s(
-        view.draft, depth=depth[drafts], width=np.ones_like(depth[drafts]), context=has[drafts] + 1, missing=missing[drafts]
+        view.draft,
+        depth=depth[drafts],
+        width=np.ones_like(depth[drafts]),
+        context=has[drafts] + 1,
+        missing=missing[drafts],
     )
     running = Decoding(rows, every.victims, free_blocks, shape)
     choice = filled(view, every, running, standing, batch_s, drafted_s).choice
@@ -80,7 +94,9 @@ def speculating(view: View, standing: Standing, drafting: Drafting) -> Choice | 
 
 
 def _read_later(reading_s: Floats, drafts: Bools, most_s: float) -> Bools:
-    """[rows] Of those that would draft, who waits: the shortest contexts are read first, one of them or as many as take `most_s`."""
+    """[rows] Of those that would draft, who waits: the shortest contexts are read first, one of
+    them or as many as take `most_s`.
+    """
     order = drafts.nonzero()[0]
     order = order[np.argsort(reading_s[order], kind="stable")]
     late = reading_s[order].cumsum() > most_s
@@ -91,20 +107,29 @@ def _read_later(reading_s: Floats, drafts: Bools, most_s: float) -> Bools:
 
 
 def _verified(drafting: Drafting, tpot_s: Floats, tightened_s: Floats) -> Ints:
-    """Appendix D: of each row the shortest length that does not bind; by its tightened TPOT, in the mean."""
+    """Appendix D: of each row the shortest length that does not bind; by its tightened TPOT, in the
+    mean.
+    """
     until_s, acc = drafting.lengths.batch_s - CLOSE_S, drafting.acc
-    enough = (tpot_s[:, None] * acc.made[1:] >= until_s) & (tightened_s[:, None] * acc.mean[1:] >= until_s)
+    enough = (tpot_s[:, None] * acc.made[1:] >= until_s) & (
+        tightened_s[:, None] * acc.mean[1:] >= until_s
+    )
     tokens: Ints = np.where(enough.any(axis=1), enough.argmax(axis=1) + 1, LONGEST).astype(np.int32)
     return tokens
 
 
 def tightened(view: View, tpot_s: Floats, mean: Floats) -> Floats:
-    """[rows] Section 3.2.3: one that has fallen behind its TPOT since its first token has a tighter one, by which it catches up within
-    WINDOW_TOKENS. Beyond half of that many TPOTs it is past rescue, and keeps its own.
+    """[rows] Section 3.2.3: one that has fallen behind its TPOT since its first token has a tighter
+    one, by which it catches up within WINDOW_TOKENS. Beyond half of that many TPOTs it is past
+    rescue, and keeps its own.
     """
-    generated = view.generated_tokens + mean[np.minimum(view.unsure_tokens + 1, len(mean) - 1)] - 1.0
+    generated = (
+        view.generated_tokens + mean[np.minimum(view.unsure_tokens + 1, len(mean) - 1)] - 1.0
+    )
     with np.errstate(invalid="ignore"):
         behind_s = view.start_unix_s - (view.first_token_unix_s + (generated - 1.0) * tpot_s)
     late = (behind_s > 0) & (behind_s <= WINDOW_TOKENS / 2 * tpot_s)
-    tightened: Floats = np.where(late, tpot_s - np.where(late, behind_s, 0.0) / WINDOW_TOKENS, tpot_s)
+    tightened: Floats = np.where(
+        late, tpot_s - np.where(late, behind_s, 0.0) / WINDOW_TOKENS, tpot_s
+    )
     return tightened

@@ -28,7 +28,11 @@ def choose_greedily(problem: Problem, tpot_s: tuple[float, ...]) -> Bools:
             victims = [item for item in served if problem.new[item]]
             if not victims:
                 break
-            asked = _tokens(problem, tpot_s, walk.at_s, victims) if walk.memory_fits else problem.blocks[victims]
+            asked = (
+                _tokens(problem, tpot_s, walk.at_s, victims)
+                if walk.memory_fits
+                else problem.blocks[victims]
+            )
             served.remove(victims[int(np.argmax(asked / np.maximum(problem.value[victims], 1e-9)))])
             walk = Walk(problem)
             kept = walk.serve_all(served)

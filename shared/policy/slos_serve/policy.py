@@ -1,20 +1,25 @@
-"""SLOs-Serve (arXiv 2504.08784): take only requests whose SLO can be kept, and then keep it; the others are best-effort.
+"""SLOs-Serve (arXiv 2504.08784): take only requests whose SLO can be kept, and then keep it; the
+others are best-effort.
 
-Around this file: what requests ask (slos_serve_demand.py), PB* (slos_serve_budget.py), the dynamic programme of admission
-(slos_serve_admission.py) and its stand-in for many new requests (slos_serve_greedy.py), batches (slos_serve_batch.py) and who gets their
-rest (slos_serve_best_effort.py), lengths of drafts and batches with them (slos_serve_speculation.py, slos_serve_drafted.py), replicas in
-turn (slos_serve_routing.py).
+Around this file: what requests ask (slos_serve_demand.py), PB* (slos_serve_budget.py), the dynamic
+programme of admission (slos_serve_admission.py) and its stand-in for many new requests
+(slos_serve_greedy.py), batches (slos_serve_batch.py) and who gets their rest
+(slos_serve_best_effort.py), lengths of drafts and batches with them (slos_serve_speculation.py,
+slos_serve_drafted.py), replicas in turn (slos_serve_routing.py).
 
 Where this differs from the paper:
-- *When it plans* (Algorithm 1): offers are decided as they come, those that come together jointly, and batches are planned when the books
-  ask; a horizon ends with an arrival or an end. An offer that waits for others only has less time.
-- *The loss at a deadline*: a batch may end at a deadline (slos_serve_batch.py), so of the batch in which one lies only what its decodes
-  take is lost, not all of it. Elsewhere PB* is linear in time.
-- *Lengths of drafts* are fixed for one admission from the decodes there are and those that may come, not solved anew for each n; they
-  are lengths by which windows of 10 tokens come in time, not their mean; what the draft model reads is paid for; and while nothing is to
-  be prefilled everybody drafts (slos_serve_speculation.py).
+- *When it plans* (Algorithm 1): offers are decided as they come, those that come together jointly,
+  and batches are planned when the books ask; a horizon ends with an arrival or an end. An offer
+  that waits for others only has less time.
+- *The loss at a deadline*: a batch may end at a deadline (slos_serve_batch.py), so of the batch in
+  which one lies only what its decodes take is lost, not all of it. Elsewhere PB* is linear in time.
+- *Lengths of drafts* are fixed for one admission from the decodes there are and those that may
+  come, not solved anew for each n; they are lengths by which windows of 10 tokens come in time, not
+  their mean; what the draft model reads is paid for; and while nothing is to be prefilled everybody
+  drafts (slos_serve_speculation.py).
 - *Many new requests*: beyond EXACT_NEW the programme is left for its stand-in.
-- *A running request whose deadline is lost* stays standard: the paper has no way down after admission. It does not keep others out.
+- *A running request whose deadline is lost* stays standard: the paper has no way down after
+  admission. It does not keep others out.
 - *Memory*: best-effort requests count as free, since they give way.
 """
 
@@ -36,7 +41,15 @@ from shared.policy.slos_serve import demand as slos_serve_demand
 from shared.policy.slos_serve.batch import MARGIN_S, Standing, batches, prefill_first
 from shared.policy.slos_serve.budget import PrefillRate, tier_along, tiers_of
 from shared.policy.slos_serve.demand import FAR_S, Demands, Lengths, TightestOffered
-from shared.policy.slos_serve.draft_length import Acc, Acceptance, best_lengths, expected_tokens, fastest, sure_tokens, token_s
+from shared.policy.slos_serve.draft_length import (
+    Acc,
+    Acceptance,
+    best_lengths,
+    expected_tokens,
+    fastest,
+    sure_tokens,
+    token_s,
+)
 from shared.policy.slos_serve.draft_length import Lengths as DraftLengths
 from shared.policy.slos_serve.drafted import Drafting, speculating, tightened
 from shared.policy.slos_serve.greedy import choose_greedily
@@ -45,23 +58,27 @@ from shared.routing.sequential import make_router
 from shared.schemas import Digest, Offer
 from shared.vocabulary import ReplicaId, ServiceClass
 
-# Section 3.2.1: "zero to ten new requests" are typical. For more the programme's table may grow too large.
+# Section 3.2.1: "zero to ten new requests" are typical. For more the programme's table may grow too
+# large.
 EXACT_NEW = 10
-# Ours: appendix D is solved anew when the mean context has moved by a step, or the profile's seconds for so many tokens by 0.1 ms.
+# Ours: appendix D is solved anew when the mean context has moved by a step, or the profile's
+# seconds for so many tokens by 0.1 ms.
 CONTEXT_STEP = 64
 PROBE_TOKENS = 512
 
 
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`router`, `speculate` and `best_effort` are the ablations of figure 14; all three off is its baseline.
+    """`router`, `speculate` and `best_effort` are the ablations of figure 14; all three off is its
+    baseline.
 
-    `speculate`, where there is a draft model: as above, or, as in the paper, in batches as long as the mean of a window allows, and by
-    appendix D even while nothing is to be prefilled.
+    `speculate`, where there is a draft model: as above, or, as in the paper, in batches as long as
+    the mean of a window allows, and by appendix D even while nothing is to be prefilled.
     """
 
     router: Literal["sequential", "round_robin"] = "sequential"
     speculate: Literal["windows", "paper", "never"] = "windows"
-    best_effort: bool = True  # burst resilience; without it everyone is taken, and prefills go first
+    # burst resilience; without it everyone is taken, and prefills go first
+    best_effort: bool = True
 
 
 class SlosServe:
@@ -76,7 +93,8 @@ class SlosServe:
         self._lengths = Lengths()
         self._acceptance = Acceptance()
         self._tightest = TightestOffered()
-        self._solved: tuple[object, DraftLengths] | None = None  # appendix D for the counts it was last asked for
+        # appendix D for the counts it was last asked for
+        self._solved: tuple[object, DraftLengths] | None = None
 
     # ------------------------------------------------------------ admission (section 3)
 
@@ -84,22 +102,34 @@ class SlosServe:
         answers = list(accept_what_fits(view, offers))
         if not self._set.best_effort:
             return answers
-        asked = [n for n, offer in enumerate(offers) if answers[n].accepted and offer.service_class is ServiceClass.STANDARD]
+        asked = [
+            n
+            for n, offer in enumerate(offers)
+            if answers[n].accepted and offer.service_class is ServiceClass.STANDARD
+        ]
         if not asked:
             return answers
         served, backlog_s = self._served(view, [offers[n] for n in asked])
         for n, taken in zip(asked, served, strict=True):
             if not taken:
                 answers[n] = Admission(
-                    False, earliest_s=backlog_s, reason="its SLO cannot be kept beside those of the requests taken before"
+                    False,
+                    earliest_s=backlog_s,
+                    reason="its SLO cannot be kept beside those of the requests taken before",
                 )
         return answers
 
     def _served(self, view: View, offers: Sequence[Offer]) -> tuple[Sequence[bool], float | None]:
-        """Along the offers: who is taken. And in how many seconds the prefills there are can have ended, where there is time for any."""
+        """Along the offers: who is taken. And in how many seconds the prefills there are can have
+        ended, where there is time for any.
+        """
         held = slos_serve_demand.of_rows(view, (~view.best_effort).nonzero()[0], self._lengths)
-        promised = [offer for offer in view.promised if offer.service_class is ServiceClass.STANDARD]
-        everyone = held.beside(slos_serve_demand.of_offers(view, [*promised, *offers], self._lengths))
+        promised = [
+            offer for offer in view.promised if offer.service_class is ServiceClass.STANDARD
+        ]
+        everyone = held.beside(
+            slos_serve_demand.of_offers(view, [*promised, *offers], self._lengths)
+        )
         first_new = len(everyone.value) - len(offers)
         new = np.arange(len(everyone.value)) >= first_new
         self._tightest.offered(float(everyone.tpot_s[new].min()), view.start_unix_s)
@@ -129,12 +159,15 @@ class SlosServe:
         )
         served = choose(problem) if len(offers) <= EXACT_NEW else choose_greedily(problem, tiers)
         taken = np.zeros(len(offers), dtype=np.bool_)
-        taken[items[new[items]] - first_new] = served[problem.new]  # `eased` moves forced items only
+        # `eased` moves forced items only
+        taken[items[new[items]] - first_new] = served[problem.new]
         now_rate = rate.of(counts)
         backlog = float(everyone.prefill_tokens[~new].sum())
         return taken.tolist(), backlog / now_rate if now_rate > 0 else None
 
-    def _rate(self, view: View, everyone: Demands, tiers: tuple[float, ...], most: Sequence[int]) -> PrefillRate:
+    def _rate(
+        self, view: View, everyone: Demands, tiers: tuple[float, ...], most: Sequence[int]
+    ) -> PrefillRate:
         """`most`: decodes by tier if all were taken."""
         context = float(everyone.context_tokens.mean())
         begins = everyone.prefill_tokens > 0
@@ -142,12 +175,22 @@ class SlosServe:
         lengths = None
         if draft is not None:
             lengths = best_lengths(view.profile, draft, tiers, most, context, self._acc(), MARGIN_S)
-        return PrefillRate(view.profile, tiers, context, float(everyone.tpot_s[begins].min()), MARGIN_S, draft, lengths)
+        return PrefillRate(
+            view.profile,
+            tiers,
+            context,
+            float(everyone.tpot_s[begins].min()),
+            MARGIN_S,
+            draft,
+            lengths,
+        )
 
-    def route(self, offer: Offer, digests: Mapping[ReplicaId, Digest], rng: Random) -> Sequence[ReplicaId]:
+    def route(
+        self, offer: Offer, digests: Mapping[ReplicaId, Digest], rng: Random
+    ) -> Sequence[ReplicaId]:
         return self._router(offer, digests, rng)
 
-    # ------------------------------------------------------------ batches (sections 3.2.2, 3.2.3, 4.1)
+    # ------------------------------------------------------------ batches (sections 3.2.2, 3.2.3, 4
 
     def plan(self, view: View) -> Sequence[Choice]:
         if not self._set.best_effort:
@@ -162,10 +205,16 @@ class SlosServe:
         drafting = self._drafting(view, standing)
         choice = None if drafting is None else speculating(view, standing, drafting)
         # Contexts grow, and a TTLT's pace moves: the next iteration may be one to draft in.
-        return [choice] if choice is not None else [replace(plain, repeats=1) for plain in batches(view, standing)]
+        return (
+            [choice]
+            if choice is not None
+            else [replace(plain, repeats=1) for plain in batches(view, standing)]
+        )
 
     def _drafting(self, view: View, standing: Standing) -> Drafting | None:
-        """Lengths for the standard decodes: appendix D's while there is anything to prefill; None where they are not to draft."""
+        """Lengths for the standard decodes: appendix D's while there is anything to prefill; None
+        where they are not to draft.
+        """
         assert view.draft is not None
         rows = ((view.phase == chunk.DECODE) & ~view.best_effort).nonzero()[0]
         if not len(rows):
@@ -174,15 +223,30 @@ class SlosServe:
         tier = tier_along(standing.tpot_s[rows], tiers)
         counts = np.bincount(tier, minlength=len(tiers)).tolist()
         context = float(view.computed_tokens[rows].mean())
-        prefills = self._set.speculate == "paper" or bool(((view.phase != chunk.DECODE) & ~view.best_effort).any())
+        prefills = self._set.speculate == "paper" or bool(
+            ((view.phase != chunk.DECODE) & ~view.best_effort).any()
+        )
         owed_s = self._owed_s(view, view.draft, rows, tier, len(tiers)) if prefills else None
-        speed = view.profile.batch_s(BatchShape(PROBE_TOKENS, 1))  # profiles are corrected while they are used
-        asked = (tiers, tuple(counts), round(context / CONTEXT_STEP), round(self._acceptance.alpha, 2), round(speed, 4), owed_s)
+        # profiles are corrected while they are used
+        speed = view.profile.batch_s(BatchShape(PROBE_TOKENS, 1))
+        asked = (
+            tiers,
+            tuple(counts),
+            round(context / CONTEXT_STEP),
+            round(self._acceptance.alpha, 2),
+            round(speed, 4),
+            owed_s,
+        )
         if self._solved is None or self._solved[0] != asked:
-            if prefills:
-                found = best_lengths(view.profile, view.draft, tiers, counts, context, self._acc(), MARGIN_S, owed_s)
-            else:
-                found = fastest(view.profile, view.draft, tiers, counts, context, self._acc(), MARGIN_S)
+            found = (
+                best_lengths(
+                    view.profile, view.draft, tiers, counts, context, self._acc(), MARGIN_S, owed_s
+                )
+                if prefills
+                else fastest(
+                    view.profile, view.draft, tiers, counts, context, self._acc(), MARGIN_S
+                )
+            )
             self._solved = asked, found
         lengths = self._solved[1]
         if not lengths.drafts:
@@ -190,9 +254,15 @@ class SlosServe:
         acc = self._acc()
         return Drafting(lengths, acc, tightened(view, standing.tpot_s, acc.mean))
 
-    def _owed_s(self, view: View, draft: Profile, rows: Rows, tier: Counts, tiers: int) -> tuple[float, ...]:
-        """By tier: what the draft model has not read of its decodes, for each token that is still expected of them; to 0.1 ms."""
-        left = self._lengths.left(view.prompt_tokens[rows], view.max_tokens[rows], view.generated_tokens[rows])
+    def _owed_s(
+        self, view: View, draft: Profile, rows: Rows, tier: Counts, tiers: int
+    ) -> tuple[float, ...]:
+        """By tier: what the draft model has not read of its decodes, for each token that is still
+        expected of them; to 0.1 ms.
+        """
+        left = self._lengths.left(
+            view.prompt_tokens[rows], view.max_tokens[rows], view.generated_tokens[rows]
+        )
         missing = np.maximum(view.computed_tokens[rows] - view.draft_tokens[rows], 0)
         owed = token_s(draft) * np.bincount(tier, missing / np.maximum(left, 1.0), tiers)
         return tuple(owed.round(4).tolist())
@@ -210,15 +280,21 @@ class SlosServe:
 
 
 def _usable_s(view: View, due_s: Floats, batch_s: float) -> Floats:
-    """Seconds until deadlines, less what the batch that ends at one loses: its decodes take their full time, however short it is.
+    """Seconds until deadlines, less what the batch that ends at one loses: its decodes take their
+    full time, however short it is.
 
-    Batches of `batch_s` follow each other until then, as in Algorithm 2, whose floor(t / t0) would lose that batch whole.
+    Batches of `batch_s` follow each other until then, as in Algorithm 2, whose floor(t / t0) would
+    lose that batch whole.
     """
     rows = (view.phase == chunk.DECODE) & ~view.best_effort
     decodes = max(int(np.count_nonzero(rows)), 1)
-    alone_s = view.profile.batch_s(BatchShape(decodes=decodes, decode_context=int(view.computed_tokens[rows].sum())))
+    alone_s = view.profile.batch_s(
+        BatchShape(decodes=decodes, decode_context=int(view.computed_tokens[rows].sum()))
+    )
     if alone_s >= batch_s:
         return due_s - alone_s
     whole_s = np.floor(np.maximum(due_s, 0.0) / batch_s) * batch_s
-    usable: Floats = whole_s + np.maximum(due_s - whole_s - alone_s, 0.0) * batch_s / (batch_s - alone_s)
+    usable: Floats = whole_s + np.maximum(due_s - whole_s - alone_s, 0.0) * batch_s / (
+        batch_s - alone_s
+    )
     return usable

@@ -1,15 +1,21 @@
-"""Which new requests to take: SLOs-Serve's dynamic programme over prefill deadlines (section 3.2.1, appendix C).
+"""Which new requests to take: SLOs-Serve's dynamic programme over prefill deadlines (section 3.2.1,
+appendix C).
 
-Items are the requests whose prefill has not ended, new ones and those taken before, in the order of their prefill deadlines; the latter
-are forced in. Between two deadlines the prefill budget grows at the rate PB*(1, n), where n counts, for each TPOT tier, the decodes by
-then; an item taken uses up its prefill tokens and counts as a decode from its deadline on. The budget may never be negative at the
-deadline of an item taken, decodes must find the time they need in every stretch and at the end, and memory must do.
+Items are the requests whose prefill has not ended, new ones and those taken before, in the order of
+their prefill deadlines; the latter are forced in. Between two deadlines the prefill budget grows at
+the rate PB*(1, n), where n counts, for each TPOT tier, the decodes by then; an item taken uses up
+its prefill tokens and counts as a decode from its deadline on. The budget may never be negative at
+the deadline of an item taken, decodes must find the time they need in every stretch and at the end,
+and memory must do.
 
-The paper's table DP[i, m, pb, n] is kept sparse: a state is (n, m, pb, value), and one that is no better in any of these than another with
-the same n is dropped. Where all memory fits, m is left out. With equal values the value is the count, which n says already, so what is
-left is appendix C's pb[i, m, n], of which the largest is kept; one programme serves both forms. "Last accepted j" is walked item by item.
+The paper's table DP[i, m, pb, n] is kept sparse: a state is (n, m, pb, value), and one that is no
+better in any of these than another with the same n is dropped. Where all memory fits, m is left
+out. With equal values the value is the count, which n says already, so what is left is appendix C's
+pb[i, m, n], of which the largest is kept; one programme serves both forms. "Last accepted j" is
+walked item by item.
 
-PB* is linear in time here: batches need not end at deadlines, and slos_serve.py takes the loss at a deadline off beforehand.
+PB* is linear in time here: batches need not end at deadlines, and slos_serve.py takes the loss at a
+deadline off beforehand.
 """
 
 from collections.abc import Sequence
@@ -28,7 +34,9 @@ CLOSE_TOKENS = 1e-6
 
 
 class Rate(Protocol):
-    """PB*(1 s, n): prefill tokens per second beside so many decodes of each tier; -inf where these alone are too many."""
+    """PB*(1 s, n): prefill tokens per second beside so many decodes of each tier; -inf where these
+    alone are too many.
+    """
 
     def of(self, counts: tuple[int, ...]) -> float: ...
 
@@ -37,7 +45,9 @@ class Rate(Protocol):
 
 
 class Problem(NamedTuple):
-    """Columns run along the items, by rising deadline. Those forced can be served if nobody new is taken (`eased` sees to that)."""
+    """Columns run along the items, by rising deadline. Those forced can be served if nobody new is
+    taken (`eased` sees to that).
+    """
 
     due_s: Floats  # from now
     prefill_tokens: Floats
@@ -51,7 +61,9 @@ class Problem(NamedTuple):
 
 
 def choose(problem: Problem) -> Bools:
-    """Along the items: who is served. The forced always are; of the new, a subset of the largest value."""
+    """Along the items: who is served. The forced always are; of the new, a subset of the largest
+    value.
+    """
     nobody = ~problem.new
     new = problem.new.nonzero()[0]
     everybody = np.ones(len(problem.new), dtype=np.bool_)
@@ -59,7 +71,11 @@ def choose(problem: Problem) -> Bools:
         return everybody
     values = problem.value[new]
     states = _States(
-        np.array([problem.decoding], dtype=np.int64), np.zeros(1), np.zeros(1, dtype=np.int64), np.zeros(1), np.zeros(1, dtype=np.int64)
+        np.array([problem.decoding], dtype=np.int64),
+        np.zeros(1),
+        np.zeros(1, dtype=np.int64),
+        np.zeros(1),
+        np.zeros(1, dtype=np.int64),
     )
     by_memory = bool(problem.blocks[new].sum() > problem.free_blocks)
     by_value = bool(values.min() < values.max())
@@ -94,7 +110,9 @@ class Walk:
         self.at_s, self.pb, self.used = 0.0, 0.0, 0
 
     def serve(self, i: int) -> bool:
-        """False if it breaks the prefill budget, or if there is no time for the decodes before it."""
+        """False if it breaks the prefill budget, or if there is no time for the decodes before
+        it.
+        """
         problem, due_s, decodes_fit = self._problem, float(self._problem.due_s[i]), True
         if due_s > self.at_s:
             rate = problem.rate.of(tuple(self.counts))
@@ -131,8 +149,9 @@ def holds(problem: Problem, served: Bools) -> bool:
 
 
 def eased(problem: Problem, never_s: float) -> Problem:
-    """The same with the deadlines of forced items that cannot be kept any more moved to when they can be served: what is lost must not
-    forbid everything, nor become worse. `never_s` where there is no time for prefill at all. Items are put in order again.
+    """The same with the deadlines of forced items that cannot be kept any more moved to when they
+    can be served: what is lost must not forbid everything, nor become worse. `never_s` where there
+    is no time for prefill at all. Items are put in order again.
     """
     due_s = problem.due_s.copy()
     counts, at_s, pb = list(problem.decoding), 0.0, 0.0
@@ -167,7 +186,13 @@ class _States(NamedTuple):
     taken: Counts  # bits, the new items in order
 
     def kept(self, which: Bools | NDArray[np.intp]) -> "_States":
-        return _States(self.counts[which], self.pb[which], self.used[which], self.value[which], self.taken[which])
+        return _States(
+            self.counts[which],
+            self.pb[which],
+            self.used[which],
+            self.value[which],
+            self.taken[which],
+        )
 
     def joined(self, other: "_States") -> "_States":
         return _States(
@@ -200,7 +225,9 @@ class _States(NamedTuple):
 
 
 def _undominated(states: _States, by_memory: bool, by_value: bool) -> _States:
-    """Those that no other with the same counts beats or equals in budget, memory and value; of equals the first."""
+    """Those that no other with the same counts beats or equals in budget, memory and value; of
+    equals the first.
+    """
     radix = np.cumprod(np.concatenate(((1,), states.counts.max(axis=0)[:-1] + 1)))
     code = states.counts @ radix
     if by_memory and by_value:

@@ -1,7 +1,8 @@
-"""The output lengths of finished requests, by ranges of prompt length and of max_tokens (SOLA section 4.3, items 3 and 4).
+"""The output lengths of finished requests, by ranges of prompt length and of max_tokens (SOLA
+section 4.3, items 3 and 4).
 
-Where the paper leaves room: the ranges are powers of two, what is predicted is the mean of those that were longer than the request
-already is, and a class with too few ends takes the ends of all.
+Where the paper leaves room: the ranges are powers of two, what is predicted is the mean of those
+that were longer than the request already is, and a class with too few ends takes the ends of all.
 """
 
 import numpy as np
@@ -22,15 +23,21 @@ ALL = 0  # the row of every end, whatever its class
 
 
 class LengthDistributions:
-    """For each class and each length, how many outputs were at least so long, and their tokens in all."""
+    """For each class and each length, how many outputs were at least so long, and their tokens in
+    all.
+    """
 
     def __init__(self) -> None:
-        self._row_of = np.zeros((CLASSES, CLASSES), dtype=np.intp)  # [prompt class, max_tokens class]; ALL: not seen yet
+        # [prompt class, max_tokens class]; ALL: not seen yet
+        self._row_of = np.zeros((CLASSES, CLASSES), dtype=np.intp)
         self._ends = np.zeros((1, BINS))
         self._tokens = np.zeros((1, BINS))
 
     def observe(self, ended: Ended) -> None:
-        prompt, most = ended.prompt_tokens.bit_length() % CLASSES, ended.max_tokens.bit_length() % CLASSES
+        prompt, most = (
+            ended.prompt_tokens.bit_length() % CLASSES,
+            ended.max_tokens.bit_length() % CLASSES,
+        )
         if self._row_of[prompt, most] == ALL:
             self._row_of[prompt, most] = len(self._ends)
             self._ends = np.vstack((self._ends, np.zeros(BINS)))
@@ -44,7 +51,8 @@ class LengthDistributions:
                 self._tokens[row] /= 2
 
     def left(self, prompt_tokens: Ints, max_tokens: Ints, generated_tokens: Ints) -> Floats:
-        """l_left: output tokens still to come, between 1 and what the request may still have; that, where nothing is known.
+        """l_left: output tokens still to come, between 1 and what the request may still have; that,
+        where nothing is known.
 
         Nothing is known before MIN_ENDS ends, nor of a request that is longer than all that ended.
         """

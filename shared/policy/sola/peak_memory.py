@@ -1,13 +1,16 @@
-"""Peak memory (SOLA section 5.1, after LightLLM): what KV a set of requests will need at most, and whether one more may begin.
+"""Peak memory (SOLA section 5.1, after LightLLM): what KV a set of requests will need at most, and
+whether one more may begin.
 
-All of them grow by a token in each iteration until they end. Sorted by tokens left, most first, the k-th ends when the first k have
-has_j + left_k tokens each, so the peak is the largest of these sums. Blocks are counted from above: each request may waste all but a
-token of its last one.
+All of them grow by a token in each iteration until they end. Sorted by tokens left, most first, the
+k-th ends when the first k have has_j + left_k tokens each, so the peak is the largest of these
+sums. Blocks are counted from above: each request may waste all but a token of its last one.
 
-Where we differ: the paper adds up what this iteration runs and compares with the KV that is free; here everything that holds KV counts,
-and the whole capacity, as in LightLLM. A peak of just the capacity is allowed, else a request that needs all of it would never begin.
-As printed, one that does not fit is passed over and those behind it may begin, so a large one can wait long. Requests that must wait
-between two tokens do not grow meanwhile, so for them the sum is no strict bound, and lengths are predicted: KV may run short after all.
+Where we differ: the paper adds up what this iteration runs and compares with the KV that is free;
+here everything that holds KV counts, and the whole capacity, as in LightLLM. A peak of just the
+capacity is allowed, else a request that needs all of it would never begin. As printed, one that
+does not fit is passed over and those behind it may begin, so a large one can wait long. Requests
+that must wait between two tokens do not grow meanwhile, so for them the sum is no strict bound, and
+lengths are predicted: KV may run short after all.
 """
 
 import numpy as np
@@ -18,7 +21,9 @@ from shared.policy.sola.state import Prefills, State
 
 
 class PeakMemory:
-    """Of requests that have `has` tokens of KV (or are promised them) and will have `left` more; in tokens, in any order."""
+    """Of requests that have `has` tokens of KV (or are promised them) and will have `left` more; in
+    tokens, in any order.
+    """
 
     def __init__(self, has: Floats, left: Floats, block_tokens: int) -> None:
         order = np.argsort(-left, kind="stable")
@@ -30,8 +35,12 @@ class PeakMemory:
         self._has, self._left = has, left
         self._sum = np.concatenate(((0.0,), has.cumsum()))
         ends = self._sum[1:] + left * np.arange(1, len(left) + 1)  # when the k-th ends
-        self._before = np.maximum.accumulate(np.concatenate(((0.0,), ends)))  # the most among the first k
-        self._beside = np.concatenate((np.maximum.accumulate((ends + left)[::-1])[::-1], (-np.inf,)))  # from k on, one more growing along
+        # the most among the first k
+        self._before = np.maximum.accumulate(np.concatenate(((0.0,), ends)))
+        # from k on, one more growing along
+        self._beside = np.concatenate(
+            (np.maximum.accumulate((ends + left)[::-1])[::-1], (-np.inf,))
+        )
 
     @property
     def peak_blocks(self) -> int:
@@ -42,29 +51,49 @@ class PeakMemory:
         has = has + (self._block_tokens - 1)
         at = np.searchsorted(-self._left, -left, side="right")
         own = self._sum[at] + has + (at + 1) * left
-        peak: Floats = np.maximum(np.maximum(own, self._before[at]), self._beside[at] + has) // self._block_tokens
+        peak: Floats = (
+            np.maximum(np.maximum(own, self._before[at]), self._beside[at] + has)
+            // self._block_tokens
+        )
         return peak
 
     def add(self, has: float, left: float) -> None:
         at = int(np.searchsorted(-self._left, -left, side="right"))
-        self._arrange(np.insert(self._has, at, has + (self._block_tokens - 1)), np.insert(self._left, at, left))
+        self._arrange(
+            np.insert(self._has, at, has + (self._block_tokens - 1)),
+            np.insert(self._left, at, left),
+        )
 
 
 class Room:
-    """Algorithm 1, lines 6 to 10: who of an ordered queue may begin beside what holds KV and those taken before; others are passed over.
+    """Algorithm 1, lines 6 to 10: who of an ordered queue may begin beside what holds KV and those
+    taken before; others are passed over.
 
-    The prediction is only made where it could say no (section 6.4 has a threshold for that): not if all of them fit at full length.
+    The prediction is only made where it could say no (section 6.4 has a threshold for that): not if
+    all of them fit at full length.
     """
 
-    def __init__(self, memory: PeakMemory | None, kv_blocks: int, has: Floats, left: Floats, begun: Bools) -> None:
-        """`has`, `left`, `begun` run along the queue; those begun are in the memory's sum already. No memory: everyone may."""
-        self._memory, self._kv_blocks, self._has, self._left, self._begun = memory, kv_blocks, has, left, begun
+    def __init__(
+        self, memory: PeakMemory | None, kv_blocks: int, has: Floats, left: Floats, begun: Bools
+    ) -> None:
+        """`has`, `left`, `begun` run along the queue; those begun are in the memory's sum already.
+        No memory: everyone may.
+        """
+        self._memory, self._kv_blocks, self._has, self._left, self._begun = (
+            memory,
+            kv_blocks,
+            has,
+            left,
+            begun,
+        )
         self.may: Bools = np.ones(len(begun), dtype=np.bool_)
         self._look()
 
     def _look(self) -> None:
         if self._memory is not None:
-            self.may = self._begun | (self._memory.with_one(self._has, self._left) <= self._kv_blocks)
+            self.may = self._begun | (
+                self._memory.with_one(self._has, self._left) <= self._kv_blocks
+            )
 
     def first(self, at: int) -> int:
         """The first from position `at` on who may; the queue's length if nobody does."""
@@ -76,17 +105,30 @@ class Room:
             self._look()
 
 
-def room_of(view: View, running: Decoding, state: State, prefills: Prefills, *, predicts: bool = True) -> Room:
-    """Beside the decodes that run and the prefills that have begun. The token that a prefill ends with costs no KV of its own.
+def room_of(
+    view: View, running: Decoding, state: State, prefills: Prefills, *, predicts: bool = True
+) -> Room:
+    """Beside the decodes that run and the prefills that have begun. The token that a prefill ends
+    with costs no KV of its own.
 
     `predicts` False: nobody is held back for what others will need.
     """
     queue, begun = prefills.rows, prefills.begun
     has = (view.target_tokens[queue] + view.unsure_tokens[queue]).astype(np.float64)
     left = state.left_out[queue] - 1
-    held = (view.computed_tokens[running.rows] + view.unsure_tokens[running.rows]).astype(np.float64)
+    held = (view.computed_tokens[running.rows] + view.unsure_tokens[running.rows]).astype(
+        np.float64
+    )
     growing = state.left_out[running.rows]
     memory = None
-    if predicts and np.ceil(np.concatenate((held + growing, has + left)) / view.block_tokens).sum() > view.kv_blocks:
-        memory = PeakMemory(np.concatenate((held, has[begun])), np.concatenate((growing, left[begun])), view.block_tokens)
+    if (
+        predicts
+        and np.ceil(np.concatenate((held + growing, has + left)) / view.block_tokens).sum()
+        > view.kv_blocks
+    ):
+        memory = PeakMemory(
+            np.concatenate((held, has[begun])),
+            np.concatenate((growing, left[begun])),
+            view.block_tokens,
+        )
     return Room(memory, view.kv_blocks, has, left, begun)

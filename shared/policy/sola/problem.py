@@ -1,7 +1,9 @@
-"""Which of the two constrained problems is solved (SOLA section 4.4.1, Table 2), and the workload each allows (section 4.4.3).
+"""Which of the two constrained problems is solved (SOLA section 4.4.1, Table 2), and the workload
+each allows (section 4.4.3).
 
-The constraint of the problem chosen is held for the share of requests that have it within their SLO now. That is all of them, unless
-both are broken (Table 2, last row) or the window still has the other problem; the objective needs no level.
+The constraint of the problem chosen is held for the share of requests that have it within their SLO
+now. That is all of them, unless both are broken (Table 2, last row) or the window still has the
+other problem; the objective needs no level.
 """
 
 import math
@@ -33,16 +35,19 @@ def enough(share: float, requests: int) -> int:
 
 
 def level(ratios: Floats, share: float) -> float:
-    """The a-% level maximum: the largest of the smallest a % of them (the maximum, for 1); 0 of none."""
+    """The a-% level maximum: the largest of the smallest a % of them (the maximum, for 1); 0 of
+    none.
+    """
     count = enough(share, len(ratios))
     return float(np.partition(ratios, count - 1)[count - 1]) if count else 0.0
 
 
 def fulfilment(ttft: Floats, tpot: Floats) -> tuple[float, float]:
-    """p_TTFT and p_TPOT; where both are above 1, of the share of requests that the better attained of the two has within its SLO.
+    """p_TTFT and p_TPOT; where both are above 1, of the share of requests that the better attained
+    of the two has within its SLO.
 
-    That is the first level, coming down from 100 %, at which one of them satisfies (Figure 5). If no request satisfies either,
-    there is no such level, and the plain maxima stand.
+    That is the first level, coming down from 100 %, at which one of them satisfies (Figure 5). If
+    no request satisfies either, there is no such level, and the plain maxima stand.
     """
     p_ttft, p_tpot = level(ttft, 1.0), level(tpot, 1.0)
     if p_ttft > 1 and p_tpot > 1:
@@ -53,7 +58,9 @@ def fulfilment(ttft: Floats, tpot: Floats) -> tuple[float, float]:
 
 
 class Window:
-    """The last iterations' p_TTFT and p_TPOT, whose means are compared, so that sudden changes weigh little (section 4.4.2)."""
+    """The last iterations' p_TTFT and p_TPOT, whose means are compared, so that sudden changes
+    weigh little (section 4.4.2).
+    """
 
     def __init__(self, iterations: int) -> None:
         self._seen: deque[tuple[float, float, float]] = deque(maxlen=iterations)
@@ -62,7 +69,9 @@ class Window:
         self._seen.clear()
 
     def problem(self, at_unix_s: float, p_ttft: float, p_tpot: float) -> Problem:
-        """The problem of the iteration that begins at `at_unix_s`; being asked again for the same one replaces what was said of it."""
+        """The problem of the iteration that begins at `at_unix_s`; being asked again for the same
+        one replaces what was said of it.
+        """
         if self._seen and self._seen[-1][0] >= at_unix_s:
             self._seen.pop()
         self._seen.append((at_unix_s, p_ttft, p_tpot))
@@ -71,7 +80,9 @@ class Window:
 
 
 def pause_s(slack_s: Floats, share: float) -> float:
-    """The longest C_p(Q_run) that satisfies Eq. 1 for that share of the decodes; inf without any."""
+    """The longest C_p(Q_run) that satisfies Eq. 1 for that share of the decodes; inf without
+    any.
+    """
     count = enough(share, len(slack_s))
     if not count:
         return math.inf
@@ -79,7 +90,8 @@ def pause_s(slack_s: Floats, share: float) -> float:
 
 
 def too_long(iteration_s: float, spare_s: Floats, share: float) -> bool:
-    """Whether Eq. 2 is broken: after an iteration that long, fewer than that share of those still waiting can have their TTFT.
+    """Whether Eq. 2 is broken: after an iteration that long, fewer than that share of those still
+    waiting can have their TTFT.
 
     `spare_s`: T_TTFT - t_TTFT - C_p(r) of each.
     """
@@ -87,7 +99,9 @@ def too_long(iteration_s: float, spare_s: Floats, share: float) -> bool:
 
 
 def fitting(profile: Profile, shape: BatchShape, cached: int, budget_s: float, most: int) -> int:
-    """The largest chunk, up to `most` tokens, with which a prefill iteration takes no longer than `budget_s`."""
+    """The largest chunk, up to `most` tokens, with which a prefill iteration takes no longer than
+    `budget_s`.
+    """
     if most <= 0 or budget_s == math.inf:
         return max(most, 0)
     if profile.batch_s(shape.with_chunk(most, cached)) <= budget_s:

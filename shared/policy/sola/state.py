@@ -1,14 +1,20 @@
-"""The state monitor (SOLA section 4.3): real-time TTFT and TPOT of each request, and how they stand to the SLOs.
+"""The state monitor (SOLA section 4.3): real-time TTFT and TPOT of each request, and how they stand
+to the SLOs.
 
 Where the paper leaves room:
-- *SLOs* are each request's own; every latency is seen as its ratio to them. With one SLO for all that is the paper.
-- *Real-time TPOT* is the time since the first token over l_out, the tokens so far (Table 1): the one in the making counts for the first.
-- A request that has its first token keeps the TTFT it got for as long as it runs, and p_TTFT counts it (section 4.3: the maximum is over
-  all requests). With those still waiting alone, p_TTFT says little of how TTFT fares, and prefills are put off too long.
-- A TTLT, which the paper does not have, leaves TTFT what the predicted output does not need at the pace of a decode, and shares the
-  rest out over the tokens.
-- A request whose KV was dropped is again to prefill, but what it owes is the pace: before its next token it has as long as the decodes.
-- Best-effort requests, and those without the SLO in question, are not counted. They come last in every order.
+- *SLOs* are each request's own; every latency is seen as its ratio to them. With one SLO for all
+  that is the paper.
+- *Real-time TPOT* is the time since the first token over l_out, the tokens so far (Table 1): the
+  one in the making counts for the first.
+- A request that has its first token keeps the TTFT it got for as long as it runs, and p_TTFT counts
+  it (section 4.3: the maximum is over all requests). With those still waiting alone, p_TTFT says
+  little of how TTFT fares, and prefills are put off too long.
+- A TTLT, which the paper does not have, leaves TTFT what the predicted output does not need at the
+  pace of a decode, and shares the rest out over the tokens.
+- A request whose KV was dropped is again to prefill, but what it owes is the pace: before its next
+  token it has as long as the decodes.
+- Best-effort requests, and those without the SLO in question, are not counted. They come last in
+  every order.
 """
 
 import math
@@ -23,13 +29,35 @@ from shared.policy.chunk import Rows
 from shared.policy.seam import Bools, Floats, View
 
 # Lengths at which the time of a prefill alone is asked for; between them it is read linearly.
-GRID_TOKENS = np.array([1, 128, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768])
+GRID_TOKENS = np.array(
+    [
+        1,
+        128,
+        256,
+        384,
+        512,
+        768,
+        1024,
+        1536,
+        2048,
+        3072,
+        4096,
+        6144,
+        8192,
+        12288,
+        16384,
+        24576,
+        32768,
+    ]
+)
 # A bound that has passed, or is no longer there: any latency is many times as long.
 SHORTEST_S = 1e-3
 
 
 def alone_s(profile: Profile, left_tokens: Floats, cached_tokens: Ints) -> Floats:
-    """C_p(r) of each: seconds of the rest of its prefill with nothing else; exact where some of it is cached."""
+    """C_p(r) of each: seconds of the rest of its prefill with nothing else; exact where some of it
+    is cached.
+    """
     if len(left_tokens) == 0:
         return np.zeros(0)
     longest = float(left_tokens.max())
@@ -40,12 +68,16 @@ def alone_s(profile: Profile, left_tokens: Floats, cached_tokens: Ints) -> Float
         seconds.append(profile.batch_s(BatchShape().with_chunk(int(longest), 0)))
     found: Floats = np.interp(left_tokens, grid, seconds)
     for i in cached_tokens.nonzero()[0].tolist():
-        found[i] = profile.batch_s(BatchShape().with_chunk(int(left_tokens[i]), int(cached_tokens[i])))
+        found[i] = profile.batch_s(
+            BatchShape().with_chunk(int(left_tokens[i]), int(cached_tokens[i]))
+        )
     return found
 
 
 class State:
-    """Of every row of a view, in its order. `left_out`: output tokens predicted to come; `decode_s`: the time of a decode now."""
+    """Of every row of a view, in its order. `left_out`: output tokens predicted to come;
+    `decode_s`: the time of a decode now.
+    """
 
     def __init__(self, view: View, left_out: Floats, decode_s: float) -> None:
         self.left_out = left_out
@@ -59,13 +91,17 @@ class State:
         self.since_first_s: Floats = view.start_unix_s - first
         self.tpot_bound_s: Floats = view.tbt_s
         if np.isfinite(last_due).any():
-            spare_s = np.where(self.answered, math.inf, last_due - view.arrived_unix_s - left_out * decode_s)
+            spare_s = np.where(
+                self.answered, math.inf, last_due - view.arrived_unix_s - left_out * decode_s
+            )
             self.ttft_bound_s = np.minimum(self.ttft_bound_s, np.maximum(spare_s, SHORTEST_S))
             share_s = np.where(self.answered, last_due - first, math.inf) / (self.l_out + left_out)
             self.tpot_bound_s = np.minimum(self.tpot_bound_s, np.maximum(share_s, SHORTEST_S))
         self._standard = ~view.best_effort
         self.has_ttft: Bools = self._standard & np.isfinite(self.ttft_bound_s)
-        self.has_tpot: Bools = self._standard & np.isfinite(self.tpot_bound_s) & (self.since_first_s > 0)
+        self.has_tpot: Bools = (
+            self._standard & np.isfinite(self.tpot_bound_s) & (self.since_first_s > 0)
+        )
 
     @property
     def ttft_ratios(self) -> Floats:
@@ -82,19 +118,29 @@ class State:
 
     @property
     def pause_s(self) -> Floats:
-        """[all rows] the longest pause after which t_TPOT is still within the SLO (Eq. 1, solved for C_p)."""
+        """[all rows] the longest pause after which t_TPOT is still within the SLO (Eq. 1, solved
+        for C_p).
+        """
         pause: Floats = self.tpot_bound_s * self.l_out - self.since_first_s
         return pause
 
     def decodes_by_tpot(self, rows: Rows) -> Rows:
-        """By predicted TPOT, (t_TPOT * l_out + C_d * l_left) / (l_out + l_left), relative to the SLO, largest first (section 4.4.2)."""
+        """By predicted TPOT, (t_TPOT * l_out + C_d * l_left) / (l_out + l_left), relative to the
+        SLO, largest first (section 4.4.2).
+        """
         l_out, left = self.l_out[rows], self.left_out[rows]
-        predicted = (self.since_first_s[rows] + self.decode_s * left) / (l_out + left) / self.tpot_bound_s[rows]
+        predicted = (
+            (self.since_first_s[rows] + self.decode_s * left)
+            / (l_out + left)
+            / self.tpot_bound_s[rows]
+        )
         return rows[np.lexsort((rows, -np.where(self._standard[rows], predicted, 0.0)))]
 
 
 class Prefills:
-    """Rows still to prefill, by predicted TTFT, t_TTFT + C_p, relative to the SLO, largest first (section 4.4.2); arrays in that order."""
+    """Rows still to prefill, by predicted TTFT, t_TTFT + C_p, relative to the SLO, largest first
+    (section 4.4.2); arrays in that order.
+    """
 
     def __init__(self, view: View, state: State, rows: Rows) -> None:
         elapsed_s, bound_s = state.ttft_s[rows], state.ttft_bound_s[rows]
@@ -105,7 +151,9 @@ class Prefills:
         tokens = (view.target_tokens[rows] - view.computed_tokens[rows]).astype(np.float64)
         prefill_s = alone_s(view.profile, tokens, view.computed_tokens[rows])
         predicted = (elapsed_s + prefill_s) / bound_s
-        order = np.lexsort((view.slot[rows], view.arrived_unix_s[rows], -predicted, view.best_effort[rows]))
+        order = np.lexsort(
+            (view.slot[rows], view.arrived_unix_s[rows], -predicted, view.best_effort[rows])
+        )
         self.rows: Rows = rows[order]
         self.tokens: Floats = tokens[order]
         self.begun: Bools = view.phase[self.rows] == chunk.PREFILL

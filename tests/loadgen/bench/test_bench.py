@@ -1,4 +1,6 @@
-"""`slackline bench` runs and shows every figure. What the figures are is no test's affair: a slow day is no error."""
+"""`slackline bench` runs and shows every figure. What the figures are is no test's affair: a slow
+day is no error.
+"""
 
 import json
 import subprocess
@@ -16,13 +18,35 @@ AIMED = {
     "peak memory of a run",
 }
 WAYS = ("generate", "generate_batch")
-FASTER = {"prefill, over generate", *(f"decode, batch {batch}, over {way}" for batch in (1, 8, 32) for way in WAYS)}
-PROCESSES = {"nats-server", "admission", "planner", "relegation", "worker-r1", "worker-r2", "gateway"}
+FASTER = {
+    "prefill, over generate",
+    *(f"decode, batch {batch}, over {way}" for batch in (1, 8, 32) for way in WAYS),
+}
+PROCESSES = {
+    "nats-server",
+    "admission",
+    "planner",
+    "relegation",
+    "worker-r1",
+    "worker-r2",
+    "gateway",
+}
 
 
 def test_the_quick_bench_prints_every_figure_and_writes_the_same(tmp_path: Path) -> None:
     out = tmp_path / "new" / "bench.json"
-    command = [sys.executable, "-m", "loadgen", "bench", "--quick", "--json", "--seed", "3", "--out", str(out)]
+    command = [
+        sys.executable,
+        "-m",
+        "loadgen",
+        "bench",
+        "--quick",
+        "--json",
+        "--seed",
+        "3",
+        "--out",
+        str(out),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)

@@ -1,4 +1,6 @@
-"""Schedules made by hand, in which every request is served, and the SLOs and the KV that they just keep: nobody is impossible there."""
+"""Schedules made by hand, in which every request is served, and the SLOs and the KV that they just
+keep: nobody is impossible there.
+"""
 
 import math
 from collections.abc import Sequence
@@ -57,8 +59,11 @@ def drawn(rng: Random, count: int, prompt: int, output: int, spread: float) -> l
     return [Served(tokens(prompt), tokens(output)) for _ in range(count)]
 
 
-def steady(profile: Profile, queue: Sequence[Served], streams: int, *, waits: bool = False) -> Schedule:
-    """On one replica, always so many: who ends is replaced at once, every prompt is one chunk, everybody decodes in every iteration.
+def steady(
+    profile: Profile, queue: Sequence[Served], streams: int, *, waits: bool = False
+) -> Schedule:
+    """On one replica, always so many: who ends is replaced at once, every prompt is one chunk,
+    everybody decodes in every iteration.
 
     With as many streams as requests, all go in lock-step. `waits`: all arrive at the beginning.
     """
@@ -67,14 +72,18 @@ def steady(profile: Profile, queue: Sequence[Served], streams: int, *, waits: bo
         while waiting and len(live) < streams:
             live.append(waiting.pop(0))
             live[-1].arrival_s = 0.0 if waits else now_s
-        now_s += _iterate(profile, now_s, [(one, one.context_tokens - one.cached_tokens) for one in live])
+        now_s += _iterate(
+            profile, now_s, [(one, one.context_tokens - one.cached_tokens) for one in live]
+        )
         held = max(held, sum(one.cached_tokens for one in live))
         live = [one for one in live if not one.ended]
     return _schedule(profile, 1, held, queue)
 
 
 def haphazard(rng: Random, profile: Profile, queues: Sequence[Sequence[Served]]) -> Schedule:
-    """A replica per queue: chunks of any length, pauses, and preemptions that lose the whole KV of a request."""
+    """A replica per queue: chunks of any length, pauses, and preemptions that lose the whole KV of
+    a request.
+    """
     held = 0
     for queue in queues:
         waiting, live, now_s = list(queue), list[Served](), 0.0
@@ -86,7 +95,10 @@ def haphazard(rng: Random, profile: Profile, queues: Sequence[Sequence[Served]])
                 rng.choice(live).cached_tokens = 0
             budget, work = rng.choice(BUDGETS_TOKENS), list[tuple[Served, int]]()
             for one in live:
-                if rng.random() < 0.93 and (new := min(budget, one.context_tokens - one.cached_tokens)) > 0:
+                if (
+                    rng.random() < 0.93
+                    and (new := min(budget, one.context_tokens - one.cached_tokens)) > 0
+                ):
                     work.append((one, new))
                     budget -= new
             if work:
@@ -102,13 +114,22 @@ def followed_by(first: Schedule, then: Schedule) -> Schedule:
     for one in then.served:
         one.arrival_s += ended_s
         one.token_at_s = [at_s + ended_s for at_s in one.token_at_s]
-    return Schedule(first.profile, first.replicas, max(first.kv_tokens, then.kv_tokens), [*first.served, *then.served])
+    return Schedule(
+        first.profile,
+        first.replicas,
+        max(first.kv_tokens, then.kv_tokens),
+        [*first.served, *then.served],
+    )
 
 
 def _iterate(profile: Profile, now_s: float, work: Sequence[tuple[Served, int]]) -> float:
-    """How long it takes. Who has its context computed at the end of it gets a token; one new token on a context is a decode."""
+    """How long it takes. Who has its context computed at the end of it gets a token; one new token
+    on a context is a decode.
+    """
     decodes = [one for one, new in work if new == 1 and one.token_at_s and one.cached_tokens]
-    shape = BatchShape(decodes=len(decodes), decode_context=sum(one.cached_tokens for one in decodes))
+    shape = BatchShape(
+        decodes=len(decodes), decode_context=sum(one.cached_tokens for one in decodes)
+    )
     for one, new in work:
         if not any(one is decode for decode in decodes):
             shape = shape.with_chunk(new, one.cached_tokens)
@@ -120,7 +141,9 @@ def _iterate(profile: Profile, now_s: float, work: Sequence[tuple[Served, int]])
     return took_s
 
 
-def _schedule(profile: Profile, replicas: int, held_tokens: int, served: Sequence[Served]) -> Schedule:
+def _schedule(
+    profile: Profile, replicas: int, held_tokens: int, served: Sequence[Served]
+) -> Schedule:
     # The bound ends an output where the KV does: a whole one needs room for all its tokens.
     held_tokens = max(held_tokens, *(one.prompt_tokens + one.output_tokens for one in served))
     kv_tokens = math.ceil(held_tokens / BLOCK_TOKENS) * BLOCK_TOKENS
@@ -128,9 +151,15 @@ def _schedule(profile: Profile, replicas: int, held_tokens: int, served: Sequenc
 
 
 def just_kept(
-    schedule: Schedule, definition: str, bounds: Sequence[Sequence[str]], *, common: bool, part: float = 1.0
+    schedule: Schedule,
+    definition: str,
+    bounds: Sequence[Sequence[str]],
+    *,
+    common: bool,
+    part: float = 1.0,
 ) -> tuple[list[PlannedRequest], TierSet]:
-    """The requests, the n-th with an SLO of the n-th bounds (the last are those of all further ones), `part` of what it was given.
+    """The requests, the n-th with an SLO of the n-th bounds (the last are those of all further
+    ones), `part` of what it was given.
 
     `common`: of what all were given at worst.
     """
@@ -144,9 +173,16 @@ def just_kept(
     ]
     if common:
         given = [{name: max(one[name] for one in given) for name in given[0]}] * len(given)
-    tiers = {f"t{i}": Tier(slo=Slo(**{name: part * one[name] for name in bounds[min(i, len(bounds) - 1)]})) for i, one in enumerate(given)}
+    tiers = {
+        f"t{i}": Tier(
+            slo=Slo(**{name: part * one[name] for name in bounds[min(i, len(bounds) - 1)]})
+        )
+        for i, one in enumerate(given)
+    }
     requests = [
-        PlannedRequest(i, one.arrival_s, one.prompt_tokens, one.output_tokens, f"t{i}", 1.0, "default", "")
+        PlannedRequest(
+            i, one.arrival_s, one.prompt_tokens, one.output_tokens, f"t{i}", 1.0, "default", ""
+        )
         for i, one in enumerate(schedule.served)
     ]
     return requests, TierSet(name="just kept", default="t0", tiers=tiers)

@@ -1,4 +1,6 @@
-"""The bound: no scheduler beats it, nothing it charges for exceeds what an iteration takes, and it says something under overload."""
+"""The bound: no scheduler beats it, nothing it charges for exceeds what an iteration takes, and it
+says something under overload.
+"""
 
 import itertools
 import json
@@ -21,7 +23,15 @@ from loadgen.bound.windows import Windows
 from loadgen.bound.work import work_of
 from loadgen.cli import main
 from loadgen.load.arrivals import draw_arrivals, parse_gaps
-from loadgen.load.definition import CLOSE_S, DEFINITIONS, MAX_TPOT_10, MEAN_TPOT, TTLT, Missed, missed
+from loadgen.load.definition import (
+    CLOSE_S,
+    DEFINITIONS,
+    MAX_TPOT_10,
+    MEAN_TPOT,
+    TTLT,
+    Missed,
+    missed,
+)
 from loadgen.load.mix import PlannedRequest, plan_requests
 from loadgen.load.workload import named_workload
 from loadgen.simulator.latency import Latency
@@ -36,7 +46,16 @@ from shared.policy import registry
 from shared.schemas import Verdict
 from shared.tiers import DEMO_3, Tier, TierSet
 from shared.vocabulary import FinishReason, ServiceClass, Slo
-from tests.loadgen.bound.schedules import Schedule, Served, drawn, followed_by, haphazard, just_kept, pace_s, steady
+from tests.loadgen.bound.schedules import (
+    Schedule,
+    Served,
+    drawn,
+    followed_by,
+    haphazard,
+    just_kept,
+    pace_s,
+    steady,
+)
 
 QOSERVE = "a100-llama3-8b-qoserve"
 LONGEST = 2048
@@ -62,7 +81,9 @@ FORMS = forms()
 FAST = [name for name in store.names() if name != "cpu-tiny"]
 
 
-def random_requests(rng: Random, tiers: str, most: int, prompt: int, output: int, span_s: float) -> list[PlannedRequest]:
+def random_requests(
+    rng: Random, tiers: str, most: int, prompt: int, output: int, span_s: float
+) -> list[PlannedRequest]:
     """Up to `most`, with lengths of a wide spread around these."""
     arrivals_s = sorted(rng.uniform(0, span_s) for _ in range(rng.randint(1, most)))
 
@@ -70,12 +91,21 @@ def random_requests(rng: Random, tiers: str, most: int, prompt: int, output: int
         return min(limit, max(1, int(rng.lognormvariate(0, 1) * median)))
 
     return [
-        PlannedRequest(i, at_s, tokens(prompt, 7000), tokens(output, 900), rng.choice(tiers), 1.0, "default", "")
+        PlannedRequest(
+            i,
+            at_s,
+            tokens(prompt, 7000),
+            tokens(output, 900),
+            rng.choice(tiers),
+            1.0,
+            "default",
+            "",
+        )
         for i, at_s in enumerate(arrivals_s)
     ]
 
 
-# ------------------------------------------------------------ no scheduler beats it, unless it speculates: then a step is more than a token
+# ------------------------------------------------------------ no scheduler beats it, unless it spec
 
 
 @settings(deadline=None, max_examples=8)
@@ -86,23 +116,42 @@ def random_requests(rng: Random, tiers: str, most: int, prompt: int, output: int
     kinds=st.sampled_from(["a", "b", "ab", "abcd"]),
     lengths=st.sampled_from([(30, 2), (300, 20), (3000, 2), (3000, 60)]),
 )
-def test_no_policy_ever_satisfies_more_requests(seed: int, profile: str, replicas: int, kinds: str, lengths: tuple[int, int]) -> None:
+def test_no_policy_ever_satisfies_more_requests(
+    seed: int, profile: str, replicas: int, kinds: str, lengths: tuple[int, int]
+) -> None:
     rng = Random(seed)
     slower = 3.0 if "70b" in profile else 1.0
     tiers = TierSet(
         name="drawn",
         default="a",
         tiers={
-            "a": Tier(slo=Slo(ttft_s=slower * rng.uniform(0.05, 2), tbt_s=slower * rng.uniform(0.01, 0.06))),
+            "a": Tier(
+                slo=Slo(
+                    ttft_s=slower * rng.uniform(0.05, 2), tbt_s=slower * rng.uniform(0.01, 0.06)
+                )
+            ),
             "b": Tier(slo=Slo(ttlt_s=rng.uniform(0.3, 6))),
             "c": Tier(slo=Slo(ttft_s=rng.uniform(0.3, 3), ttlt_s=rng.uniform(1, 10))),
             "d": Tier(slo=Slo(tbt_s=0.03)),
         },
     )
     requests = random_requests(rng, kinds, 30, *lengths, rng.uniform(0.1, 4))
-    at_most = {name: bound(requests, tiers, profile, replicas, name).met_fraction for name in DEFINITIONS}
+    at_most = {
+        name: bound(requests, tiers, profile, replicas, name).met_fraction for name in DEFINITIONS
+    }
     policy = rng.choice(registry.names())
-    result = simulate(requests, policy, None, profile, replicas, tiers, Latency.none(), seed, draft=0.0, keep_times=True)
+    result = simulate(
+        requests,
+        policy,
+        None,
+        profile,
+        replicas,
+        tiers,
+        Latency.none(),
+        seed,
+        draft=0.0,
+        keep_times=True,
+    )
     for name in DEFINITIONS:
         met = np.mean(missed(name, result.verdicts, result.slos, result.token_unix_s) == 0)
         assert met <= at_most[name] + 1e-9, f"{policy} met {met} by {name}"
@@ -118,9 +167,15 @@ def test_every_policy_stays_below_it_under_overload(policy: str) -> None:
 @settings(deadline=None, max_examples=20)
 @given(seed=st.integers(0, 10**6))
 def test_it_is_not_below_the_best_order_of_a_few_prompts(seed: int) -> None:
-    """Brute force: every subset in every order, each prompt in one iteration of its own, as early as it may."""
+    """Brute force: every subset in every order, each prompt in one iteration of its own, as early
+    as it may.
+    """
     rng = Random(seed)
-    tiers = TierSet(name="few", default="b", tiers={name: Tier(slo=Slo(ttlt_s=rng.uniform(0.1, 1.0))) for name in "bc"})
+    tiers = TierSet(
+        name="few",
+        default="b",
+        tiers={name: Tier(slo=Slo(ttlt_s=rng.uniform(0.1, 1.0))) for name in "bc"},
+    )
     requests = random_requests(rng, "bc", 5, 3000, 1, 0.5)
     requests = [r._replace(output_tokens=1) for r in requests]
     profile, best = store.load(QOSERVE), 0
@@ -138,17 +193,25 @@ def test_it_is_not_below_the_best_order_of_a_few_prompts(seed: int) -> None:
     assert best / len(requests) <= found.met_fraction + 1e-9
 
 
-# ------------------------------------------------------------ nobody is called impossible who was served
+# ------------------------------------------------------------ nobody is called impossible who was s
 
-KINDS = [(30, 40), (300, 30), (1500, 3), (100, 200), (400, 100), (1000, 60), (20, 1)]  # prompt and output tokens
+# prompt and output tokens
+KINDS = [(30, 40), (300, 30), (1500, 3), (100, 200), (400, 100), (1000, 60), (20, 1)]
 PACE = ("ttft_s", "tbt_s")
 BOUNDS = [PACE, ("ttlt_s",), (*PACE, "ttlt_s"), ("ttft_s",)]
 
 
-def excluded_by(schedule: Schedule, requests: list[PlannedRequest], tiers: TierSet, definition: str = "deadline") -> dict[str, int]:
+def excluded_by(
+    schedule: Schedule, requests: list[PlannedRequest], tiers: TierSet, definition: str = "deadline"
+) -> dict[str, int]:
     """How many of them each relaxation excludes."""
-    instance = Instance(requests, tiers, schedule.profile, schedule.kv_tokens, schedule.replicas, definition)
-    return {relaxation: len(requests) - math.floor(met + SLIVER) for relaxation, met in met_by_relaxation(instance).items()}
+    instance = Instance(
+        requests, tiers, schedule.profile, schedule.kv_tokens, schedule.replicas, definition
+    )
+    return {
+        relaxation: len(requests) - math.floor(met + SLIVER)
+        for relaxation, met in met_by_relaxation(instance).items()
+    }
 
 
 @settings(deadline=None, max_examples=30)
@@ -162,29 +225,58 @@ def excluded_by(schedule: Schedule, requests: list[PlannedRequest], tiers: TierS
     definition=st.sampled_from(DEFINITIONS),
 )
 def test_it_excludes_nobody_from_a_schedule_that_serves_all(
-    seed: int, name: str, kind: tuple[int, int], style: str, bounds: list[tuple[str, ...]], common: bool, definition: str
+    seed: int,
+    name: str,
+    kind: tuple[int, int],
+    style: str,
+    bounds: list[tuple[str, ...]],
+    common: bool,
+    definition: str,
 ) -> None:
     """With SLOs just as tight as what everybody got, and just the KV that was held."""
     rng = Random(seed)
     count = rng.choice([5, 20, 50])
     queue = drawn(rng, count, *kind, spread=rng.choice([0.0, 0.1, 0.7]))
     if "haphazard" in style:
-        schedule = haphazard(rng, FORMS[name], [queue] if style == "haphazard" else [queue, drawn(rng, count, *kind, spread=0.5)])
+        schedule = haphazard(
+            rng,
+            FORMS[name],
+            [queue] if style == "haphazard" else [queue, drawn(rng, count, *kind, spread=0.5)],
+        )
     else:
-        schedule = steady(FORMS[name], queue, count if style == "lock-step" else -(-count // 4), waits=style == "waiting")
-    excluded = excluded_by(schedule, *just_kept(schedule, definition, bounds, common=common), definition)
+        schedule = steady(
+            FORMS[name],
+            queue,
+            count if style == "lock-step" else -(-count // 4),
+            waits=style == "waiting",
+        )
+    excluded = excluded_by(
+        schedule, *just_kept(schedule, definition, bounds, common=common), definition
+    )
     assert excluded == dict.fromkeys(excluded, 0)
 
 
 @pytest.mark.parametrize("part", [1.0, 0.9])
-def test_it_excludes_somebody_if_lock_step_was_to_be_a_tenth_quicker_and_else_nobody(part: float) -> None:
-    """Nothing is quicker than lock-step, but to run fewer iterations or to leave somebody out: the check above has teeth."""
+def test_it_excludes_somebody_if_lock_step_was_to_be_a_tenth_quicker_and_else_nobody(
+    part: float,
+) -> None:
+    """Nothing is quicker than lock-step, but to run fewer iterations or to leave somebody out: the
+    check above has teeth.
+    """
     seeds, excluding = range(24), dict.fromkeys(["work", "memory", "pace"], 0)
     for seed in seeds:
         rng = Random(seed)
-        name, streams, kind = rng.choice([*FAST, "flat", "flat"]), rng.choice([8, 32, 64]), rng.choice([(50, 50), (500, 100), (1500, 60)])
-        schedule = steady(FORMS[name], drawn(rng, streams, *kind, spread=rng.choice([0.0, 0.1])), streams)
-        excluded = excluded_by(schedule, *just_kept(schedule, "deadline", [PACE], common=rng.random() < 0.5, part=part))
+        name, streams, kind = (
+            rng.choice([*FAST, "flat", "flat"]),
+            rng.choice([8, 32, 64]),
+            rng.choice([(50, 50), (500, 100), (1500, 60)]),
+        )
+        schedule = steady(
+            FORMS[name], drawn(rng, streams, *kind, spread=rng.choice([0.0, 0.1])), streams
+        )
+        excluded = excluded_by(
+            schedule, *just_kept(schedule, "deadline", [PACE], common=rng.random() < 0.5, part=part)
+        )
         for relaxation in excluding:
             excluding[relaxation] += excluded.get(relaxation, 0) > 0
     if part == 1:
@@ -195,20 +287,40 @@ def test_it_excludes_somebody_if_lock_step_was_to_be_a_tenth_quicker_and_else_no
 
 @pytest.mark.parametrize("hurried", [0, 20])
 @pytest.mark.parametrize("in_time", [5, 8])
-def test_of_a_queue_behind_a_full_kv_it_lets_through_who_is_served_in_time_and_hardly_more(hurried: int, in_time: int) -> None:
-    """Iterations cost little but their fixed cost, so that the KV is all that keeps the queue from being served at once.
+def test_of_a_queue_behind_a_full_kv_it_lets_through_who_is_served_in_time_and_hardly_more(
+    hurried: int, in_time: int
+) -> None:
+    """Iterations cost little but their fixed cost, so that the KV is all that keeps the queue from
+    being served at once.
 
-    It goes by ten cohorts that fill the KV, so many of them in time. Those in a hurry have ended before the queue arrives.
+    It goes by ten cohorts that fill the KV, so many of them in time. Those in a hurry have ended
+    before the queue arrives.
     """
-    profile = SolaPolynomial(a0=1e-13, b0=1e-13, c0=1e-6, d0=0.0, a1=1e-6, b1=1e-12, c1=0.0).profile("once", 1e-2)
+    profile = SolaPolynomial(
+        a0=1e-13, b0=1e-13, c0=1e-6, d0=0.0, a1=1e-6, b1=1e-12, c1=0.0
+    ).profile("once", 1e-2)
     schedule = steady(profile, [Served(1000, 50) for _ in range(320)], 32, waits=True)
     patient = Slo(ttlt_s=schedule.served[32 * in_time - 1].token_at_s[-1])
     if hurried:
-        schedule = followed_by(steady(profile, [Served(20, 50) for _ in range(hurried)], hurried), schedule)
+        schedule = followed_by(
+            steady(profile, [Served(20, 50) for _ in range(hurried)], hurried), schedule
+        )
     first = schedule.served[0]
-    tiers = {"patient": Tier(slo=patient), "hurried": Tier(slo=Slo(ttft_s=first.token_at_s[0], tbt_s=pace_s(first, "deadline")))}
+    tiers = {
+        "patient": Tier(slo=patient),
+        "hurried": Tier(slo=Slo(ttft_s=first.token_at_s[0], tbt_s=pace_s(first, "deadline"))),
+    }
     requests = [
-        PlannedRequest(i, one.arrival_s, one.prompt_tokens, one.output_tokens, "hurried" if i < hurried else "patient", 1.0, "default", "")
+        PlannedRequest(
+            i,
+            one.arrival_s,
+            one.prompt_tokens,
+            one.output_tokens,
+            "hurried" if i < hurried else "patient",
+            1.0,
+            "default",
+            "",
+        )
         for i, one in enumerate(schedule.served)
     ]
     excluded = excluded_by(schedule, requests, TierSet(name="two", default="patient", tiers=tiers))
@@ -231,9 +343,13 @@ def test_of_a_queue_behind_a_full_kv_it_lets_through_who_is_served_in_time_and_h
 def test_what_the_means_forgive_is_in_time_however_long_the_output(
     definition: str, output: int, ttft_s: float, gap_s: float, bunch: int
 ) -> None:
-    """Each mean is over its bound by nearly the nanosecond that is forgiven; tokens come in bunches, at the end of each."""
+    """Each mean is over its bound by nearly the nanosecond that is forgiven; tokens come in
+    bunches, at the end of each.
+    """
     after = np.arange(output)
-    after = np.minimum(-(-after // bunch) * bunch, output - 1) if definition == MAX_TPOT_10 else after
+    after = (
+        np.minimum(-(-after // bunch) * bunch, output - 1) if definition == MAX_TPOT_10 else after
+    )
     token_at_s = ttft_s + after * gap_s
     slo = Slo(ttft_s=ttft_s, tbt_s=gap_s - 0.9 * CLOSE_S)
     last_s = float(token_at_s[-1])
@@ -255,18 +371,27 @@ def test_what_the_means_forgive_is_in_time_however_long_the_output(
 @given(seed=st.integers(0, 10**6))
 def test_no_iteration_is_charged_more_than_it_takes(name: str, seed: int) -> None:
     rng, profile = Random(seed), FORMS[name]
-    chunks = [(rng.randint(1, 1200), rng.choice([0, 0, rng.randint(0, 800)])) for _ in range(rng.choice([0, 1, 1, 2, 5]))]
-    contexts = [rng.randint(1, rng.choice([20, 400, LONGEST])) for _ in range(rng.choice([0, 1, 3, 40, 200]))]
+    chunks = [
+        (rng.randint(1, 1200), rng.choice([0, 0, rng.randint(0, 800)]))
+        for _ in range(rng.choice([0, 1, 1, 2, 5]))
+    ]
+    contexts = [
+        rng.randint(1, rng.choice([20, 400, LONGEST]))
+        for _ in range(rng.choice([0, 1, 3, 40, 200]))
+    ]
     shape = BatchShape(decodes=len(contexts), decode_context=sum(contexts))
     for new, cached in chunks:
         shape = shape.with_chunk(new, cached)
     least_s, most_s = iteration_range_s(strata(profile))
     for part in (0.0, 0.3, 1.0):
         of = charges(strata(profile), least_s + part * (most_s - least_s), LONGEST)
-        # Chunks alone have to pay it as well: the last one of a context computed anew gives a token.
+        # Chunks alone have to pay it as well: the last one of a context computed anew gives a
+        # token.
         charged_s = of.iteration_s if shape.tokens else 0.0
         # What a chunk adds to the least price of its prompt is at most what it pays itself.
-        charged_s += sum(float(of.prompt_s[cached + new] - of.prompt_s[cached]) for new, cached in chunks)
+        charged_s += sum(
+            float(of.prompt_s[cached + new] - of.prompt_s[cached]) for new, cached in chunks
+        )
         steps_s = np.diff(of.decodes_s - of.credit_s)
         charged_s += sum(float(steps_s[context - 1]) for context in contexts)
         assert charged_s <= profile.batch_s(shape) * (1 + 1e-9)
@@ -275,7 +400,9 @@ def test_no_iteration_is_charged_more_than_it_takes(name: str, seed: int) -> Non
 @settings(deadline=None, max_examples=40)
 @given(seed=st.integers(0, 10**6))
 def test_the_shares_of_an_instant_never_sum_to_more_than_one(seed: int) -> None:
-    """What all pay together for their steps is at most one share for as many steps as the quickest pace has in all that time."""
+    """What all pay together for their steps is at most one share for as many steps as the quickest
+    pace has in all that time.
+    """
     rng = Random(seed)
     slo = Slo(ttft_s=rng.uniform(0.2, 2), tbt_s=rng.uniform(0.02, 0.1))
     tiers = TierSet(name="one", default="a", tiers={"a": Tier(slo=slo)})
@@ -285,13 +412,17 @@ def test_the_shares_of_an_instant_never_sum_to_more_than_one(seed: int) -> None:
     assert slo.tbt_s is not None
     assert np.all(paid >= 0)
     assert np.all(paid <= work.steps + 1e-9)
-    # Deadlines of one request are tbt_s apart, so that a second of full share is worth 1 / tbt_s steps, and one step more per request.
+    # Deadlines of one request are tbt_s apart, so that a second of full share is worth 1 / tbt_s
+    # steps, and one step more per request.
     whole_s = float(work.due_s.max() - work.steps_from_s.min())
     assert paid.sum() <= whole_s / slo.tbt_s + len(requests) + 1
 
 
 @settings(deadline=None, max_examples=60)
-@given(st.lists(st.tuples(st.integers(0, 20), st.integers(-3, 20)), min_size=1, max_size=12), st.integers(0, 10**6))
+@given(
+    st.lists(st.tuples(st.integers(0, 20), st.integers(-3, 20)), min_size=1, max_size=12),
+    st.integers(0, 10**6),
+)
 def test_windows_agree_with_slices(drawn: list[tuple[int, int]], seed: int) -> None:
     values = np.random.default_rng(seed).random(24)
     first = np.array([f for f, _ in drawn])
@@ -300,7 +431,10 @@ def test_windows_agree_with_slices(drawn: list[tuple[int, int]], seed: int) -> N
     slices = [values[f : e + 1] if e >= f else values[:0] for f, e in zip(first, last, strict=True)]
     assert windows.least(values).tolist() == [float(s.min(initial=math.inf)) for s in slices]
     assert windows.sum(values) == pytest.approx([float(s.sum()) for s in slices])
-    spread = [sum(a for a, f, e in zip(amounts, first, last, strict=True) if f <= c <= e) for c in range(24)]
+    spread = [
+        sum(a for a, f, e in zip(amounts, first, last, strict=True) if f <= c <= e)
+        for c in range(24)
+    ]
     assert windows.spread(amounts) == pytest.approx(spread)
 
 
@@ -308,7 +442,12 @@ def test_windows_agree_with_slices(drawn: list[tuple[int, int]], seed: int) -> N
 
 
 def overload(seed: int, rate: float, duration_s: float) -> list[PlannedRequest]:
-    return plan_requests(draw_arrivals(parse_gaps("poisson"), rate, duration_s, seed), named_workload("sharegpt", 8192), DEMO_3, seed)
+    return plan_requests(
+        draw_arrivals(parse_gaps("poisson"), rate, duration_s, seed),
+        named_workload("sharegpt", 8192),
+        DEMO_3,
+        seed,
+    )
 
 
 def test_it_is_informative_under_overload_and_the_pace_is_what_makes_it_so() -> None:
@@ -320,9 +459,15 @@ def test_it_is_informative_under_overload_and_the_pace_is_what_makes_it_so() -> 
 
 
 def test_more_load_lowers_it_and_more_replicas_raise_it() -> None:
-    by_rate = [bound(overload(seed=1, rate=rate, duration_s=30.0), DEMO_3, QOSERVE, 1).met_fraction for rate in (1.0, 10.0, 20.0)]
+    by_rate = [
+        bound(overload(seed=1, rate=rate, duration_s=30.0), DEMO_3, QOSERVE, 1).met_fraction
+        for rate in (1.0, 10.0, 20.0)
+    ]
     assert by_rate[0] == 1.0 > by_rate[1] > by_rate[2]
-    by_replicas = [bound(overload(seed=1, rate=20.0, duration_s=30.0), DEMO_3, QOSERVE, n).met_fraction for n in (1, 2, 12)]
+    by_replicas = [
+        bound(overload(seed=1, rate=20.0, duration_s=30.0), DEMO_3, QOSERVE, n).met_fraction
+        for n in (1, 2, 12)
+    ]
     assert by_replicas[0] < by_replicas[1] < by_replicas[2] == 1.0
 
 
@@ -336,20 +481,42 @@ def test_a_prompt_of_exactly_the_kv_may_be_met_and_a_larger_one_not() -> None:
 
 def test_a_request_that_is_late_even_alone_is_not_counted() -> None:
     tiers = TierSet(name="tight", default="b", tiers={"b": Tier(slo=Slo(ttlt_s=0.2))})
-    short, long = (PlannedRequest(i, 10.0 * i, tokens, 1, "b", 1.0, "default", "") for i, tokens in enumerate((200, 6000)))
+    short, long = (
+        PlannedRequest(i, 10.0 * i, tokens, 1, "b", 1.0, "default", "")
+        for i, tokens in enumerate((200, 6000))
+    )
     found = bound([short, long], tiers, QOSERVE, 4)
     assert (found.met_fraction, found.by) == (0.5, "alone")
 
 
 def test_what_never_is_due_and_what_never_arrives_is_met() -> None:
     tiers = TierSet(name="paced", default="d", tiers={"d": Tier(slo=Slo(tbt_s=0.001))})
-    assert bound([PlannedRequest(0, 0.0, 100, 50, "d", 1.0, "default", "")], tiers, QOSERVE, 1).met_fraction == 1.0
+    assert (
+        bound(
+            [PlannedRequest(0, 0.0, 100, 50, "d", 1.0, "default", "")], tiers, QOSERVE, 1
+        ).met_fraction
+        == 1.0
+    )
     assert bound([], tiers, QOSERVE, 1).met_fraction == 1.0
 
 
 # ------------------------------------------------------------ the command
 
-COMMAND = ["bound", "--workload", "azure-code", "--rate", "9", "--duration", "40", "--tiers", "demo-3", "--seed", "2", "--profile", QOSERVE]
+COMMAND = [
+    "bound",
+    "--workload",
+    "azure-code",
+    "--rate",
+    "9",
+    "--duration",
+    "40",
+    "--tiers",
+    "demo-3",
+    "--seed",
+    "2",
+    "--profile",
+    QOSERVE,
+]
 
 
 def test_the_json_is_the_same_for_the_same_seed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -363,7 +530,9 @@ def test_the_json_is_the_same_for_the_same_seed(capsys: pytest.CaptureFixture[st
     assert 0 < found[0]["met_fraction"] < 1
 
 
-def test_it_takes_the_options_of_simulate_and_says_the_same_of_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_takes_the_options_of_simulate_and_says_the_same_of_the_plan(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     options = [
         "--workload",
         "sharegpt",
@@ -379,13 +548,34 @@ def test_it_takes_the_options_of_simulate_and_says_the_same_of_the_plan(capsys: 
         "2",
         "--json",
     ]
-    options += ["--definition", "max-tpot-10", "--policy", "fcfs", "--set", "chunk_tokens=512", "--latency", "live", "--wait", "60"]
+    options += [
+        "--definition",
+        "max-tpot-10",
+        "--policy",
+        "fcfs",
+        "--set",
+        "chunk_tokens=512",
+        "--latency",
+        "live",
+        "--wait",
+        "60",
+    ]
     options += ["--check", "100"]
     found: dict[str, dict[str, Any]] = {}
     for command in ("simulate", "bound"):
         assert main([command, *options]) == 0
         found[command] = json.loads(capsys.readouterr().out)
-    for key in ("profile", "replicas", "workload", "tiers", "rate_rps", "duration_s", "seed", "definition", "offered"):
+    for key in (
+        "profile",
+        "replicas",
+        "workload",
+        "tiers",
+        "rate_rps",
+        "duration_s",
+        "seed",
+        "definition",
+        "offered",
+    ):
         assert found["bound"][key] == found["simulate"][key], key
     assert found["bound"]["rate_rps"] == 2.0
     assert found["bound"]["violated_fraction"] <= found["simulate"]["violated_fraction"]
@@ -420,7 +610,9 @@ def exit_code(words: list[str]) -> object:
         ["--workload", "no-such-workload"],
     ],
 )
-def test_what_is_wrong_with_the_arguments_is_one_line_and_exit_code_2(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_wrong_with_the_arguments_is_one_line_and_exit_code_2(
+    wrong: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert exit_code([*COMMAND, *wrong]) == 2
     error = capsys.readouterr().err
     assert error.startswith("slackline bound: ")
@@ -429,25 +621,42 @@ def test_what_is_wrong_with_the_arguments_is_one_line_and_exit_code_2(wrong: lis
 
 def met_alone(slo: Slo, definition: str = "deadline") -> float:
     request = PlannedRequest(0, 0.0, 100, 10, "b", 1.0, "default", "")
-    return bound([request], TierSet(name="x", default="b", tiers={"b": Tier(slo=slo)}), QOSERVE, 1, definition).met_fraction
+    return bound(
+        [request],
+        TierSet(name="x", default="b", tiers={"b": Tier(slo=slo)}),
+        QOSERVE,
+        1,
+        definition,
+    ).met_fraction
 
 
-def test_a_first_token_is_due_in_multiples_too_other_multiples_speak_against_nobody_and_unknown_tiers_are_refused() -> None:
+def test_a_first_token_is_due_in_multiples_too_other_multiples_speak_against_nobody_and_unknown_tiers_are_refused() -> (
+    None
+):
     assert met_alone(Slo(ttft_x=1.0)) == 1.0, "what it takes alone it can take"
     assert met_alone(Slo(ttft_x=0.01)) == 0.0
     assert met_alone(Slo(tbt_x=0.01, ttlt_x=0.01)) == 1.0
     assert met_alone(Slo(ttft_x=3.0, ttft_s=0.001)) == 0.0
     with pytest.raises(ConfigError, match="none named b"):
-        bound(overload(seed=1, rate=1.0, duration_s=10.0), TierSet(name="x", default="b", tiers={"b": Tier(slo=Slo(ttlt_s=1))}), QOSERVE, 1)
+        bound(
+            overload(seed=1, rate=1.0, duration_s=10.0),
+            TierSet(name="x", default="b", tiers={"b": Tier(slo=Slo(ttlt_s=1))}),
+            QOSERVE,
+            1,
+        )
 
 
-@pytest.mark.parametrize("slo", [Slo(ttft_s=0.005, tbt_x=100), Slo(ttft_s=0.05, tbt_s=0.005, ttlt_x=50)])
+@pytest.mark.parametrize(
+    "slo", [Slo(ttft_s=0.005, tbt_x=100), Slo(ttft_s=0.05, tbt_s=0.005, ttlt_x=50)]
+)
 def test_by_ttlt_a_bound_in_multiples_takes_the_place_of_the_others(slo: Slo) -> None:
-    """By the others the bounds in seconds hold all the same: nobody has a first token in 5 ms, or a token every 5 ms."""
+    """By the others the bounds in seconds hold all the same: nobody has a first token in 5 ms, or a
+    token every 5 ms.
+    """
     request = PlannedRequest(0, 0.0, 400, 50, "b", 1.0, "default", "")
     tiers = TierSet(name="x", default="b", tiers={"b": Tier(slo=slo)})
     result = simulate([request], "fcfs", None, QOSERVE, 1, tiers, Latency.none(), 1)
     assert missed(TTLT, result.verdicts, result.slos)[0] == Missed.NOTHING
-    assert {name: bound([request], tiers, QOSERVE, 1, name).met_fraction for name in DEFINITIONS} == {
-        name: float(name == TTLT) for name in DEFINITIONS
-    }
+    assert {
+        name: bound([request], tiers, QOSERVE, 1, name).met_fraction for name in DEFINITIONS
+    } == {name: float(name == TTLT) for name in DEFINITIONS}

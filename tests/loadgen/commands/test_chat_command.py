@@ -1,4 +1,6 @@
-"""`slackline chat` and `slackline submit` as a person uses them: words in, an answer and how quick it was out."""
+"""`slackline chat` and `slackline submit` as a person uses them: words in, an answer and how quick
+it was out.
+"""
 
 import asyncio
 import json
@@ -18,7 +20,9 @@ WITHIN_S = 30.0
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def fleet(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fleet]:
-    spec = FleetSpec(replicas=1, pace=0.2, gateway=False, store=tmp_path_factory.mktemp("fleet"), drain_s=2.0)
+    spec = FleetSpec(
+        replicas=1, pace=0.2, gateway=False, store=tmp_path_factory.mktemp("fleet"), drain_s=2.0
+    )
     async with Fleet(spec) as fleet:
         yield fleet
 
@@ -29,13 +33,17 @@ async def begun(command: str, fleet: Fleet, *words: str) -> asyncio.subprocess.P
     return await asyncio.create_subprocess_exec(*words, stdin=pipe, stdout=pipe, stderr=pipe)
 
 
-async def ended(process: asyncio.subprocess.Process, lines: str = "") -> tuple[int | None, str, str]:
+async def ended(
+    process: asyncio.subprocess.Process, lines: str = ""
+) -> tuple[int | None, str, str]:
     async with asyncio.timeout(WITHIN_S):
         out, err = await process.communicate(lines.encode())
     return process.returncode, out.decode(), err.decode()
 
 
-async def test_a_conversation_shows_each_answer_with_its_ttft_its_pace_and_the_tier_used(fleet: Fleet) -> None:
+async def test_a_conversation_shows_each_answer_with_its_ttft_its_pace_and_the_tier_used(
+    fleet: Fleet,
+) -> None:
     lines = "Hello there\n/tier interactive\nAnd now?\n/nonsense\n/quit\nnever asked\n"
     code, out, err = await ended(await begun("chat", fleet, "--max-tokens", "20"), lines)
     assert code == 0, err
@@ -58,7 +66,9 @@ async def test_the_same_seed_and_words_give_the_same_conversation(fleet: Fleet) 
 
 
 async def test_an_unknown_tier_is_a_sentence_and_the_conversation_goes_on(fleet: Fleet) -> None:
-    code, _, err = await ended(await begun("chat", fleet, "--max-tokens", "4"), "/tier nosuch\nhello\n/tier chat\nhello\n")
+    code, _, err = await ended(
+        await begun("chat", fleet, "--max-tokens", "4"), "/tier nosuch\nhello\n/tier chat\nhello\n"
+    )
     assert "unknown tier `nosuch`" in err
     assert "Traceback" not in err
     assert "[chat: standard" in err

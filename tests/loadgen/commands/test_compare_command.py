@@ -1,4 +1,6 @@
-"""`slackline compare`: policies on identical arrivals beside the bound, however many processes; and how processes end."""
+"""`slackline compare`: policies on identical arrivals beside the bound, however many processes; and
+how processes end.
+"""
 
 import json
 import os
@@ -38,11 +40,23 @@ def without_wall(found: Any) -> Any:
     return [without_wall(one) for one in found] if isinstance(found, list) else found
 
 
-def test_each_policy_is_served_just_what_simulate_serves_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_policy_is_served_just_what_simulate_serves_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     found = printed(capsys, [*COMPARE, "--rate", "8", "--definition", "mean-tpot", "--jobs", "1"])
-    assert (found["command"], found["seed"], found["definition"], found["rate_rps"]) == ("compare", 5, "mean-tpot", 8.0)
-    for one, words in zip(found["policies"], (["fcfs", "--set", "chunk_tokens=512"], ["edf"]), strict=True):
-        alone = printed(capsys, ["simulate", *LOAD, "--rate", "8", "--definition", "mean-tpot", "--policy", *words])
+    assert (found["command"], found["seed"], found["definition"], found["rate_rps"]) == (
+        "compare",
+        5,
+        "mean-tpot",
+        8.0,
+    )
+    for one, words in zip(
+        found["policies"], (["fcfs", "--set", "chunk_tokens=512"], ["edf"]), strict=True
+    ):
+        alone = printed(
+            capsys,
+            ["simulate", *LOAD, "--rate", "8", "--definition", "mean-tpot", "--policy", *words],
+        )
         assert without_wall(one) == without_wall(alone)
         assert one["offered"] == found["requests"]
     assert {"met_fraction", "violated_fraction"} <= set(found["bound"])
@@ -50,11 +64,18 @@ def test_each_policy_is_served_just_what_simulate_serves_it(capsys: pytest.Captu
 
 def test_no_policy_is_better_than_the_bound(capsys: pytest.CaptureFixture[str]) -> None:
     for one in printed(capsys, [*COMPARE, "--rates", "6,40", "--jobs", "1"])["rates"]:
-        assert all(found["violated_fraction"] >= one["bound"]["violated_fraction"] - 1e-9 for found in one["policies"])
+        assert all(
+            found["violated_fraction"] >= one["bound"]["violated_fraction"] - 1e-9
+            for found in one["policies"]
+        )
 
 
-def test_the_results_do_not_depend_on_the_number_of_processes(capsys: pytest.CaptureFixture[str]) -> None:
-    alone, together = (printed(capsys, [*COMPARE, "--rates", "3,6", "--jobs", jobs]) for jobs in ("1", "3"))
+def test_the_results_do_not_depend_on_the_number_of_processes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    alone, together = (
+        printed(capsys, [*COMPARE, "--rates", "3,6", "--jobs", jobs]) for jobs in ("1", "3")
+    )
     assert without_wall(alone) == without_wall(together)
     assert [one["rate_rps"] for one in alone["rates"]] == [3.0, 6.0]
 
@@ -68,7 +89,9 @@ def test_people_get_a_row_per_policy_and_last_the_bound(capsys: pytest.CaptureFi
     assert "edf" in shown.err  # progress
 
 
-def test_plots_are_written_and_say_what_they_show(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plots_are_written_and_say_what_they_show(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     texts = []
     for rates in (["--rates", "3,6"], ["--rate", "3"]):
         folder = tmp_path / rates[1]
@@ -76,10 +99,16 @@ def test_plots_are_written_and_say_what_they_show(tmp_path: Path, capsys: pytest
         texts.append({path.name: path.read_text() for path in folder.iterdir()})
     over_load, at_one = texts
     each = ("violations", "latency", "plane")
-    assert set(over_load) == {"violations-over-load.svg", "latency-over-load.svg", *(f"{n}-at-{r}.svg" for n in each for r in (3, 6))}
-    assert at_one == {f"{name}.svg": over_load[f"{name}-at-3.svg"] for name in each}  # to the last digit
+    assert set(over_load) == {
+        "violations-over-load.svg",
+        "latency-over-load.svg",
+        *(f"{n}-at-{r}.svg" for n in each for r in (3, 6)),
+    }
+    # to the last digit
+    assert at_one == {f"{name}.svg": over_load[f"{name}-at-3.svg"] for name in each}
     for text in over_load.values():
-        said = re.findall(r"<!-- (.*?) -->", text)  # matplotlib says in a comment what each run of glyphs spells
+        # matplotlib says in a comment what each run of glyphs spells
+        said = re.findall(r"<!-- (.*?) -->", text)
         assert any("seed 5" in line and "judged by deadline" in line for line in said)
         assert {"edf", "fcfs:chunk_tokens=512"} <= set(said)
     capsys.readouterr()
@@ -112,7 +141,9 @@ def test_the_plane_has_those_who_are_bound_in_both_latencies_over_their_bounds()
 
 
 def test_policies_may_carry_settings() -> None:
-    found = parse_policies("fcfs:chunk_tokens=512, edf,qoserve:alpha_high_s=0.004+safety=1.1,fcfs:chunk_tokens=1024")
+    found = parse_policies(
+        "fcfs:chunk_tokens=512, edf,qoserve:alpha_high_s=0.004+safety=1.1,fcfs:chunk_tokens=1024"
+    )
     assert [one.policy for one in found] == ["fcfs", "edf", "qoserve", "fcfs"]
     assert found[2].settings == {"alpha_high_s": "0.004", "safety": "1.1"}
 
@@ -142,7 +173,9 @@ def test_policies_may_carry_settings() -> None:
         (COMPARE, "--rate is needed"),
     ],
 )
-def test_a_mistake_is_one_clear_line_and_exit_code_2(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_mistake_is_one_clear_line_and_exit_code_2(
+    words: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(words) == 2
     err = capsys.readouterr().err
     assert says in err and err.count("\n") == 1
@@ -170,7 +203,9 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_when_it_is_interrupted_or_killed_its_processes_end_too(number: signal.Signals, tmp_path: Path) -> None:
+def test_when_it_is_interrupted_or_killed_its_processes_end_too(
+    number: signal.Signals, tmp_path: Path
+) -> None:
     fifo, script = tmp_path / "fifo", tmp_path / "blocked.py"
     os.mkfifo(fifo)
     script.write_text(BLOCKED)
@@ -179,7 +214,8 @@ def test_when_it_is_interrupted_or_killed_its_processes_end_too(number: signal.S
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # what a shell starts in the background ignores it
+        # what a shell starts in the background ignores it
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     with fifo.open() as said:
         assert [said.readline(), said.readline()] == ["begun\n"] * 2
@@ -187,4 +223,5 @@ def test_when_it_is_interrupted_or_killed_its_processes_end_too(number: signal.S
         assert said.read() == ""  # the end of the file: nobody has it open any more
     err = run.communicate()[1]
     assert run.returncode != 0
-    assert number == signal.SIGKILL or err.count("Traceback") <= 2  # its own interrupt, as the script lets it pass; no child's
+    # its own interrupt, as the script lets it pass; no child's
+    assert number == signal.SIGKILL or err.count("Traceback") <= 2

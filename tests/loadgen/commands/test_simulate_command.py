@@ -1,4 +1,6 @@
-"""`slackline simulate`: its JSON has the names other programs read, is the same for the same seed, and mistakes are one line."""
+"""`slackline simulate`: its JSON has the names other programs read, is the same for the same seed,
+and mistakes are one line.
+"""
 
 import json
 from pathlib import Path
@@ -15,11 +17,27 @@ from loadgen.simulator.latency import Latency
 from loadgen.simulator.simulation import simulate
 from shared.tiers import DEMO_3
 
-COMMON = ["simulate", "--workload", "mix", "--rate", "4", "--duration", "8", "--tiers", "demo-3", "--seed", "5", "--policy", "fcfs"]
+COMMON = [
+    "simulate",
+    "--workload",
+    "mix",
+    "--rate",
+    "4",
+    "--duration",
+    "8",
+    "--tiers",
+    "demo-3",
+    "--seed",
+    "5",
+    "--policy",
+    "fcfs",
+]
 WALL = ("wall_s", "requests_per_wall_s")
 
 
-def printed(capsys: pytest.CaptureFixture[str], *more: str, common: list[str] = COMMON) -> dict[str, Any]:
+def printed(
+    capsys: pytest.CaptureFixture[str], *more: str, common: list[str] = COMMON
+) -> dict[str, Any]:
     assert main([*common, "--json", *more]) == 0
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
     return found
@@ -32,7 +50,9 @@ def exit_code(words: list[str]) -> object:
         return ended.code
 
 
-def test_the_json_has_the_promised_keys_and_the_same_seed_gives_the_same_values(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_json_has_the_promised_keys_and_the_same_seed_gives_the_same_values(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     one, two = (printed(capsys, "--set", "chunk_tokens=512", "--latency", "live") for _ in range(2))
     promised = (
         "policy profile replicas rate_rps seed definition offered finished violated violated_fraction by_tier by_importance by_length "
@@ -43,13 +63,31 @@ def test_the_json_has_the_promised_keys_and_the_same_seed_gives_the_same_values(
     assert {"offered", "violated_fraction", "ttft_s", "tbt_s", "ttlt_s"} <= set(tier)
     assert set(tier["ttft_s"]) == {"p50", "p95", "p99"}
     assert set(one["by_length"]) == {"short", "long"}
-    assert {k: v for k, v in one.items() if k not in WALL} == {k: v for k, v in two.items() if k not in WALL}
+    assert {k: v for k, v in one.items() if k not in WALL} == {
+        k: v for k, v in two.items() if k not in WALL
+    }
     assert one["offered"] == one["finished"]
-    assert (one["rate_rps"], one["definition"], one["settings"]) == (4.0, "deadline", {"chunk_tokens": "512"})
+    assert (one["rate_rps"], one["definition"], one["settings"]) == (
+        4.0,
+        "deadline",
+        {"chunk_tokens": "512"},
+    )
 
 
 def test_another_definition_judges_the_same_run(capsys: pytest.CaptureFixture[str]) -> None:
-    late = ["simulate", "--workload", "sharegpt", "--rate", "5", "--duration", "8", "--seed", "5", "--policy", "fcfs"]
+    late = [
+        "simulate",
+        "--workload",
+        "sharegpt",
+        "--rate",
+        "5",
+        "--duration",
+        "8",
+        "--seed",
+        "5",
+        "--policy",
+        "fcfs",
+    ]
     found = [printed(capsys, "--definition", name, common=late) for name in DEFINITIONS]
     assert [one["definition"] for one in found] == list(DEFINITIONS)
     assert len({one["iterations"] for one in found}) == 1
@@ -62,7 +100,9 @@ def test_another_definition_judges_the_same_run(capsys: pytest.CaptureFixture[st
             assert sum(group["violations"].values()) == group["violated"]
 
 
-def test_a_run_that_does_not_wait_counts_what_has_not_ended_as_violated(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_does_not_wait_counts_what_has_not_ended_as_violated(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     found = printed(capsys, "--wait", "0")
     assert found["finished"] < found["offered"]
     unfinished = sum(group["violations"]["unfinished"] for group in found["by_tier"].values())
@@ -70,24 +110,49 @@ def test_a_run_that_does_not_wait_counts_what_has_not_ended_as_violated(capsys: 
 
 
 def test_a_request_is_long_from_the_90th_percentile_on_that_included() -> None:
-    requests = [PlannedRequest(n, 0.0, tokens, 1, "batch", 1.0, "default", "") for n, tokens in enumerate([*range(1, 11), 10])]
+    requests = [
+        PlannedRequest(n, 0.0, tokens, 1, "batch", 1.0, "default", "")
+        for n, tokens in enumerate([*range(1, 11), 10])
+    ]
     assert np.flatnonzero(long_prompts(requests)).tolist() == [9, 10]
 
 
 def test_the_spreads_are_those_of_each_requests_own_tokens() -> None:
     tiers = ["interactive", "summary", "batch"]
-    requests = [PlannedRequest(n, 0.3 * n, 200 + 40 * n, 1 + n % 7, tiers[n % 3], 1.0, "default", "") for n in range(30)]
-    result = simulate(requests, "fcfs", None, "a100-llama3-8b", 1, DEMO_3, Latency.none(), 1, keep_times=True)
-    found = figures(requests, result, policy="fcfs", profile="", replicas=1, seed=1, latency="none", duration_s=9.0)
+    requests = [
+        PlannedRequest(n, 0.3 * n, 200 + 40 * n, 1 + n % 7, tiers[n % 3], 1.0, "default", "")
+        for n in range(30)
+    ]
+    result = simulate(
+        requests, "fcfs", None, "a100-llama3-8b", 1, DEMO_3, Latency.none(), 1, keep_times=True
+    )
+    found = figures(
+        requests,
+        result,
+        policy="fcfs",
+        profile="",
+        replicas=1,
+        seed=1,
+        latency="none",
+        duration_s=9.0,
+    )
     times = result.token_unix_s
     assert times is not None
     for tier in tiers:
         of = [n for n, request in enumerate(requests) if request.tier == tier]
         gaps_s = np.concatenate([np.diff(times[n]) for n in of])
-        tbt_s, ttft_s, ttlt_s = (getattr(found.by_tier[tier], name) for name in ("tbt_s", "ttft_s", "ttlt_s"))
-        assert [tbt_s.p50, tbt_s.p95, tbt_s.p99] == pytest.approx(np.percentile(gaps_s, (50, 95, 99)).tolist(), rel=1e-5)
-        assert ttft_s.p95 == pytest.approx(np.percentile([times[n][0] - requests[n].arrival_s for n in of], 95))
-        assert ttlt_s.p99 == pytest.approx(np.percentile([times[n][-1] - requests[n].arrival_s for n in of], 99))
+        tbt_s, ttft_s, ttlt_s = (
+            getattr(found.by_tier[tier], name) for name in ("tbt_s", "ttft_s", "ttlt_s")
+        )
+        assert [tbt_s.p50, tbt_s.p95, tbt_s.p99] == pytest.approx(
+            np.percentile(gaps_s, (50, 95, 99)).tolist(), rel=1e-5
+        )
+        assert ttft_s.p95 == pytest.approx(
+            np.percentile([times[n][0] - requests[n].arrival_s for n in of], 95)
+        )
+        assert ttlt_s.p99 == pytest.approx(
+            np.percentile([times[n][-1] - requests[n].arrival_s for n in of], 99)
+        )
 
 
 def test_gaps_never_span_two_requests_however_they_are_blocked() -> None:
@@ -101,24 +166,48 @@ def test_gaps_never_span_two_requests_however_they_are_blocked() -> None:
 def test_people_get_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*COMMON, "--replicas", "2", "--check", "50", "--important", "0.5"]) == 0
     out = capsys.readouterr().out
-    for words in ("interactive", "TTFT 2.0 s", "iterations", "importance 10", "long prompts", "seed 5", "judged by deadline"):
+    for words in (
+        "interactive",
+        "TTFT 2.0 s",
+        "iterations",
+        "importance 10",
+        "long prompts",
+        "seed 5",
+        "judged by deadline",
+    ):
         assert words in out
 
 
-def test_bounds_in_multiples_of_zero_load_time_are_judged_by_what_they_come_to(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bounds_in_multiples_of_zero_load_time_are_judged_by_what_they_come_to(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for name, multiple in (("tight", 1.01), ("loose", 1000.0)):
         tier = {"slo": {"ttft_x": multiple, "tbt_x": multiple}}
-        (tmp_path / f"{name}.json").write_text(json.dumps({"name": name, "default": "one", "tiers": {"one": tier}}))
-    tight, loose = (printed(capsys, "--tiers", str(tmp_path / f"{name}.json")) for name in ("tight", "loose"))
+        (tmp_path / f"{name}.json").write_text(
+            json.dumps({"name": name, "default": "one", "tiers": {"one": tier}})
+        )
+    tight, loose = (
+        printed(capsys, "--tiers", str(tmp_path / f"{name}.json")) for name in ("tight", "loose")
+    )
     assert tight["violated"] > 0 == loose["violated"]
 
 
 LENGTHS_ONLY = "arrival_s,prompt_tokens,output_tokens\n,100,5\n,200,9\n"
 
 
-def test_a_trace_of_lengths_needs_a_rate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_trace_of_lengths_needs_a_rate(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "lengths.csv").write_text(LENGTHS_ONLY)
-    trace = ["simulate", "--trace", str(tmp_path / "lengths.csv"), "--duration", "5", "--policy", "fcfs"]
+    trace = [
+        "simulate",
+        "--trace",
+        str(tmp_path / "lengths.csv"),
+        "--duration",
+        "5",
+        "--policy",
+        "fcfs",
+    ]
     assert printed(capsys, "--rate", "3", common=trace)["finished"] > 0
     assert main(trace) == 2
     assert "--rate is needed" in capsys.readouterr().err
@@ -152,7 +241,9 @@ def test_a_trace_of_lengths_needs_a_rate(tmp_path: Path, capsys: pytest.CaptureF
         (["--trace", "nowhere.csv"], "not allowed with"),
     ],
 )
-def test_a_mistake_is_one_clear_line_and_exit_code_2(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_mistake_is_one_clear_line_and_exit_code_2(
+    words: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert exit_code([*COMMON, *words]) == 2
     err = capsys.readouterr().err
     assert says in err and err.count("\n") == 1
@@ -167,7 +258,9 @@ def test_a_mistake_is_one_clear_line_and_exit_code_2(words: list[str], says: str
         ("arrival_s,prompt_tokens,output_tokens\n0,9000,5\n", "no request fits"),
     ],
 )
-def test_a_bad_trace_is_one_clear_line_that_says_where(tmp_path: Path, text: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bad_trace_is_one_clear_line_that_says_where(
+    tmp_path: Path, text: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "bad.csv").write_text(text)
     for path in (tmp_path / "bad.csv", tmp_path / "absent.csv"):
         assert main(["simulate", "--trace", str(path), "--rate", "1"]) == 2

@@ -1,4 +1,6 @@
-"""`slackline up --engine vllm`: what is said on the command line reaches the worker, and what makes no sense is refused at once."""
+"""`slackline up --engine vllm`: what is said on the command line reaches the worker, and what makes
+no sense is refused at once.
+"""
 
 import argparse
 from collections.abc import Sequence
@@ -23,7 +25,12 @@ def test_arguments_of_vllm_are_json_or_plain_words() -> None:
         "--engine", "vllm", "--vllm", "tensor_parallel_size=2", "--vllm", "quantization=fp8", "--vllm", "enforce_eager=true",
         "--vllm", 'speculative_config={"method": "ngram"}', "--adapter", "legal=/srv/legal",
     )  # fmt: skip
-    assert spec.vllm == {"tensor_parallel_size": 2, "quantization": "fp8", "speculative_config": {"method": "ngram"}, "enforce_eager": True}
+    assert spec.vllm == {
+        "tensor_parallel_size": 2,
+        "quantization": "fp8",
+        "speculative_config": {"method": "ngram"},
+        "enforce_eager": True,
+    }
     assert spec.adapters == {"legal": "/srv/legal"}
     assert spec.replicas == 1
 
@@ -38,7 +45,9 @@ def test_arguments_of_vllm_are_json_or_plain_words() -> None:
         (("--engine", "sim", "--model", "slackline-5m"), "--engine torch, or vllm"),
     ],
 )
-def test_what_makes_no_sense_is_refused_with_a_word_about_what_would(words: Sequence[str], said: str) -> None:
+def test_what_makes_no_sense_is_refused_with_a_word_about_what_would(
+    words: Sequence[str], said: str
+) -> None:
     with pytest.raises(ConfigError, match=said):
         spec_of(*words)
 
@@ -51,7 +60,10 @@ def test_without_vllm_its_engine_is_refused_with_the_range_of_versions() -> None
 
 def test_each_of_several_workers_has_gpus_of_its_own() -> None:
     spec = FleetSpec(engine="vllm", replicas=2, vllm={"tensor_parallel_size": 2})
-    assert [devices(spec, n, {}) for n in (0, 1)] == [{"CUDA_VISIBLE_DEVICES": "0,1"}, {"CUDA_VISIBLE_DEVICES": "2,3"}]
+    assert [devices(spec, n, {}) for n in (0, 1)] == [
+        {"CUDA_VISIBLE_DEVICES": "0,1"},
+        {"CUDA_VISIBLE_DEVICES": "2,3"},
+    ]
     assert devices(spec, 1, {"CUDA_VISIBLE_DEVICES": "4,5,6,7"}) == {"CUDA_VISIBLE_DEVICES": "6,7"}
     with pytest.raises(ConfigError, match="need 4"):
         devices(spec, 0, {"CUDA_VISIBLE_DEVICES": "0,1"})

@@ -43,7 +43,9 @@ def alive(pid: int) -> bool:
 
 
 async def begun(out: Path) -> asyncio.subprocess.Process:
-    return await asyncio.create_subprocess_exec(*DEMO, "--out", str(out), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT)
+    return await asyncio.create_subprocess_exec(
+        *DEMO, "--out", str(out), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+    )
 
 
 async def seen_below(process: asyncio.subprocess.Process) -> set[int]:
@@ -56,7 +58,9 @@ async def seen_below(process: asyncio.subprocess.Process) -> set[int]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks at processes in /proc")
-async def test_the_short_demonstration_shows_both_policies_and_a_trace_and_leaves_no_process(tmp_path: Path) -> None:
+async def test_the_short_demonstration_shows_both_policies_and_a_trace_and_leaves_no_process(
+    tmp_path: Path,
+) -> None:
     process = await begun(tmp_path)
     watching = asyncio.create_task(seen_below(process))
     async with asyncio.timeout(90):
@@ -75,7 +79,10 @@ async def test_the_short_demonstration_shows_both_policies_and_a_trace_and_leave
     assert fcfs.total.finished == qoserve.total.finished == fcfs.planned, text
     traces = story.read_traces(tmp_path / "trace-qoserve.jsonl")
     assert len(traces) == qoserve.planned, "one trace per request"
-    assert all({"admission", "planner", "worker"} <= {span.service for span in spans} for spans in traces.values())
+    assert all(
+        {"admission", "planner", "worker"} <= {span.service for span in spans}
+        for spans in traces.values()
+    )
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks at processes in /proc")
@@ -94,7 +101,14 @@ async def test_ctrl_c_in_the_middle_of_it_stops_everything(tmp_path: Path) -> No
     assert not (tmp_path / "qoserve.json").exists()
 
 
-def span(name: str, parent: str | None, start_s: float, end_s: float, service: str = "a", trace: str = "t") -> SpanLine:
+def span(
+    name: str,
+    parent: str | None,
+    start_s: float,
+    end_s: float,
+    service: str = "a",
+    trace: str = "t",
+) -> SpanLine:
     return SpanLine(
         trace_id=trace, span_id=name, parent_span_id=parent, name=name, service=service,
         start_unix_s=start_s, end_unix_s=end_s, attributes={},
@@ -102,7 +116,12 @@ def span(name: str, parent: str | None, start_s: float, end_s: float, service: s
 
 
 def test_a_timeline_indents_what_was_caused_and_shows_spans_whose_parent_is_missing() -> None:
-    spans = [span("root", None, 0, 4), span("child", "root", 1, 2), span("grandchild", "child", 1, 2), span("lost", "elsewhere", 3, 4)]
+    spans = [
+        span("root", None, 0, 4),
+        span("child", "root", 1, 2),
+        span("grandchild", "child", 1, 2),
+        span("lost", "elsewhere", 3, 4),
+    ]
     shown = story.timeline("t", spans)
     assert list(shown.columns[3].cells) == ["root", "  child", "    grandchild", "lost"]
     assert list(shown.columns[0].cells) == ["0 ms", "1.0 s", "1.0 s", "3.0 s"]
@@ -110,7 +129,10 @@ def test_a_timeline_indents_what_was_caused_and_shows_spans_whose_parent_is_miss
 
 def test_the_trace_shown_is_the_one_that_saw_most_services() -> None:
     few = [span(f"f{i}", None, i, i + 1, "admission", "few") for i in range(9)]
-    many = [span(f"m{i}", None, i, i + 1, service, "many") for i, service in enumerate(("admission", "worker"))]
+    many = [
+        span(f"m{i}", None, i, i + 1, service, "many")
+        for i, service in enumerate(("admission", "worker"))
+    ]
     assert story.richest({"few": few, "many": many}) == "many"
     assert story.richest({}) is None
 
@@ -131,6 +153,10 @@ def test_prompts_are_real_text_of_exactly_the_length_that_was_planned(tokens: in
 
 
 def test_the_rush_offers_what_the_engines_keep_up_with() -> None:
-    """Two A100s with Llama-3-8B keep up with about 8 requests of the full-length mix a second: by simulation."""
-    requests = plan_requests([0.1 * n for n in range(2000)], named_workload("mix", 8192), load_tiers("demo-3"), seed=1)
+    """Two A100s with Llama-3-8B keep up with about 8 requests of the full-length mix a second: by
+    simulation.
+    """
+    requests = plan_requests(
+        [0.1 * n for n in range(2000)], named_workload("mix", 8192), load_tiers("demo-3"), seed=1
+    )
     assert 3.5 < capacity_per_s(profiles.load("a100-llama3-8b"), requests) < 4.5

@@ -1,4 +1,6 @@
-"""Arrivals have the rate and the burstiness asked for, repeat for a seed, and recorded ones keep their bursts."""
+"""Arrivals have the rate and the burstiness asked for, repeat for a seed, and recorded ones keep
+their bursts.
+"""
 
 import math
 from itertools import pairwise
@@ -8,7 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadgen.load.arrivals import SHAPES, Gaps, Warp, draw_arrivals, parse_gaps, parse_profile, recorded_arrivals
+from loadgen.load.arrivals import (
+    SHAPES,
+    Gaps,
+    Warp,
+    draw_arrivals,
+    parse_gaps,
+    parse_profile,
+    recorded_arrivals,
+)
 from loadgen.load.trace import Trace, TraceRow
 from shared.errors import ConfigError
 
@@ -21,7 +31,9 @@ def gaps_of(arrivals: list[float]) -> list[float]:
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("cv", [0.5, 1.0, 3.0])
-def test_the_mean_rate_and_the_variation_of_the_gaps_are_those_asked_for(seed: int, cv: float) -> None:
+def test_the_mean_rate_and_the_variation_of_the_gaps_are_those_asked_for(
+    seed: int, cv: float
+) -> None:
     arrivals = draw_arrivals(Gaps(cv), rate=20.0, duration_s=2000.0, seed=seed)
     n = len(arrivals)
     assert n == pytest.approx(40_000, abs=5 * cv * math.sqrt(40_000))  # five standard deviations
@@ -59,12 +71,23 @@ def test_bursts_come_when_the_profile_says(seed: int) -> None:
 def test_the_recorded_shapes_leave_the_mean_rate_alone(name: str) -> None:
     profile = parse_profile(name, 60.0)
     assert sum(seconds for seconds, _ in profile) == pytest.approx(60.0)
-    assert sum(seconds * multiple for seconds, multiple in profile) / 60.0 == pytest.approx(1.0, abs=0.01)
+    assert sum(seconds * multiple for seconds, multiple in profile) / 60.0 == pytest.approx(
+        1.0, abs=0.01
+    )
 
 
 @settings(deadline=None)
-@given(st.lists(st.tuples(st.floats(0.1, 50), st.sampled_from([0.0, 0.25, 1.0, 3.0])), min_size=1, max_size=6), st.floats(0, 200))
-def test_warping_inverts_the_integral_of_the_profile(profile: list[tuple[float, float]], operational: float) -> None:
+@given(
+    st.lists(
+        st.tuples(st.floats(0.1, 50), st.sampled_from([0.0, 0.25, 1.0, 3.0])),
+        min_size=1,
+        max_size=6,
+    ),
+    st.floats(0, 200),
+)
+def test_warping_inverts_the_integral_of_the_profile(
+    profile: list[tuple[float, float]], operational: float
+) -> None:
     if all(multiple == 0 for _, multiple in profile):
         return
     at_s = Warp(profile).seconds(operational)
@@ -77,7 +100,9 @@ def test_warping_inverts_the_integral_of_the_profile(profile: list[tuple[float, 
     assert done == pytest.approx(operational, rel=1e-6, abs=1e-6)
 
 
-@pytest.mark.parametrize("text", ["gamma", "gamma:", "gamma:x", "gamma:-1", "gamma:nan", "weibull", ""])
+@pytest.mark.parametrize(
+    "text", ["gamma", "gamma:", "gamma:x", "gamma:-1", "gamma:nan", "weibull", ""]
+)
 def test_unknown_arrivals_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="expected poisson, gamma:CV"):
         parse_gaps(text)

@@ -1,4 +1,6 @@
-"""What is counted as kept, and of what; the run itself on virtual time; the command line's errors."""
+"""What is counted as kept, and of what; the run itself on virtual time; the command line's
+errors.
+"""
 
 import asyncio
 import json
@@ -20,11 +22,19 @@ from shared.tiers import DEMO_3
 from shared.vocabulary import FinishReason
 
 
-def planned(number: int, tier: str = "interactive", arrival_s: float = 0.0, importance: float = 1.0) -> PlannedRequest:
+def planned(
+    number: int, tier: str = "interactive", arrival_s: float = 0.0, importance: float = 1.0
+) -> PlannedRequest:
     return PlannedRequest(number, arrival_s, 10, 3, tier, importance, "default", "x")
 
 
-def answered(tally: Tally, number: int, at_s: list[float], tier: str = "interactive", end: str = FinishReason.STOP) -> Outcome:
+def answered(
+    tally: Tally,
+    number: int,
+    at_s: list[float],
+    tier: str = "interactive",
+    end: str = FinishReason.STOP,
+) -> Outcome:
     outcome = tally.begin(planned(number, tier), 1000.0, 0.0)
     for s in at_s:
         outcome.emit(1, 1000.0 + s)
@@ -33,7 +43,15 @@ def answered(tally: Tally, number: int, at_s: list[float], tier: str = "interact
 
 
 def reported(tally: Tally, label: str = "", offered_s: float = 10.0) -> Report:
-    return make_report(tally, label=label, command="c", transport="nats", seed=0, planned=len(tally.outcomes), offered_s=offered_s)
+    return make_report(
+        tally,
+        label=label,
+        command="c",
+        transport="nats",
+        seed=0,
+        planned=len(tally.outcomes),
+        offered_s=offered_s,
+    )
 
 
 def printed(what: object) -> str:
@@ -52,7 +70,14 @@ def test_goodput_counts_what_was_shed_as_missed() -> None:
     tally.begin(planned(6), 1000.0, 0.0).refuse("invalid_value", "bad")
     tally.begin(planned(7), 1000.0, 0.0).end("unfinished")
     tier = reported(tally).tiers["interactive"]
-    assert (tier.offered, tier.finished, tier.met, tier.refused, tier.errors, tier.unfinished) == (8, 3, 3, 3, 1, 1)
+    assert (tier.offered, tier.finished, tier.met, tier.refused, tier.errors, tier.unfinished) == (
+        8,
+        3,
+        3,
+        3,
+        1,
+        1,
+    )
     assert tier.met_fraction == 3 / 8
     assert tier.goodput_per_s == 0.3
 
@@ -124,13 +149,17 @@ class SlowServer:
         outcome.end(FinishReason.STOP)
 
 
-def run(server: SlowServer, wait_s: float, stop_after_s: float | None = None) -> tuple[Tally, float | None]:
+def run(
+    server: SlowServer, wait_s: float, stop_after_s: float | None = None
+) -> tuple[Tally, float | None]:
     async def body() -> tuple[Tally, float | None]:
         tally, stop = Tally(DEMO_3), asyncio.Event()
         if stop_after_s is not None:
             asyncio.get_running_loop().call_later(stop_after_s, stop.set)
         plan = [planned(i, arrival_s=0.5 * i) for i in range(20)]
-        return tally, await run_load(plan, server, tally, VirtualClock(virtual_loop()), stop, wait_s)
+        return tally, await run_load(
+            plan, server, tally, VirtualClock(virtual_loop()), stop, wait_s
+        )
 
     return run_virtual(body())
 
@@ -180,14 +209,19 @@ def test_an_interrupt_ends_the_sending_at_once_and_counts_what_was_sent() -> Non
         ("compare nowhere.json", "nowhere.json"),
     ],
 )
-def test_a_wrong_argument_is_one_clear_line_and_exit_code_2(words: str, why: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_argument_is_one_clear_line_and_exit_code_2(
+    words: str, why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(words.split()) == 2
     error = capsys.readouterr().err
     assert why in error
     assert error.count("\n") == 1
 
 
-@pytest.mark.parametrize("words", ["", "nonsense", "load", "load --rate x --workload mix", "submit", "submit hi --nonsense"])
+@pytest.mark.parametrize(
+    "words",
+    ["", "nonsense", "load", "load --rate x --workload mix", "submit", "submit hi --nonsense"],
+)
 def test_argparse_speaks_one_line_too(words: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(words.split())
@@ -200,11 +234,15 @@ def test_with_no_server_there_the_error_says_what_to_do(capsys: pytest.CaptureFi
     assert "slackline up" in capsys.readouterr().err
 
 
-def test_compare_prints_the_reports_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_compare_prints_the_reports_side_by_side(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     tally = Tally(DEMO_3)
     answered(tally, 0, [0.5])
     for name in ("fcfs", "qoserve"):
         write_report(reported(tally, name), tmp_path / f"{name}.json")
     assert main(["compare", str(tmp_path / "fcfs.json"), str(tmp_path / "qoserve.json")]) == 0
     assert "qoserve" in capsys.readouterr().out
-    assert json.loads((tmp_path / "fcfs.json").read_text())["definition"].startswith("An SLO is met")
+    assert json.loads((tmp_path / "fcfs.json").read_text())["definition"].startswith(
+        "An SLO is met"
+    )

@@ -1,4 +1,6 @@
-"""Planned requests over a simulated NATS and over real HTTP: what goes out, and what is noted of the answers."""
+"""Planned requests over a simulated NATS and over real HTTP: what goes out, and what is noted of
+the answers.
+"""
 
 import asyncio
 import json
@@ -29,7 +31,9 @@ from shared.vocabulary import FinishReason, ServiceClass
 
 
 class PacedServer:
-    """A token every `tbt_s`, the first after `ttft_s`; refuses whatever has the tier `batch`; relegates `summary`."""
+    """A token every `tbt_s`, the first after `ttft_s`; refuses whatever has the tier `batch`;
+    relegates `summary`.
+    """
 
     def __init__(self, bus: Bus, ttft_s: float, tbt_s: float) -> None:
         self.bus, self.ttft_s, self.tbt_s = bus, ttft_s, tbt_s
@@ -38,8 +42,14 @@ class PacedServer:
         self.tasks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        await self.bus.serve("admission", [Endpoint("requests", subjects.REQUESTS, GenerateRequest, self.on_request, "q")], {})
-        await self.bus.subscribe(subjects.CANCELS, Cancel, lambda cancel, call: self.cancelled.add(call.subject))
+        await self.bus.serve(
+            "admission",
+            [Endpoint("requests", subjects.REQUESTS, GenerateRequest, self.on_request, "q")],
+            {},
+        )
+        await self.bus.subscribe(
+            subjects.CANCELS, Cancel, lambda cancel, call: self.cancelled.add(call.subject)
+        )
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -58,15 +68,29 @@ class PacedServer:
         inbox, tokens = request.inbox, request.sampling.output_tokens
         assert inbox is not None
         assert tokens is not None
-        await call.reply(Received(request_id=request.request_id, stream_subject=inbox, arrived_unix_s=0.0, prompt_tokens=1))
+        await call.reply(
+            Received(
+                request_id=request.request_id,
+                stream_subject=inbox,
+                arrived_unix_s=0.0,
+                prompt_tokens=1,
+            )
+        )
         service_class = ServiceClass.BEST_EFFORT if tier == "summary" else ServiceClass.STANDARD
-        await self.bus.publish(inbox, Status(state="accepted", service_class=service_class, attempt=1))
+        await self.bus.publish(
+            inbox, Status(state="accepted", service_class=service_class, attempt=1)
+        )
         await asyncio.sleep(self.ttft_s)
         for i in range(tokens):
             if i:
                 await asyncio.sleep(self.tbt_s)
             last = FinishReason.STOP if i == tokens - 1 else None
-            await self.bus.publish(inbox, Delta(attempt=1, offset=i, tokens=[65], text="A", text_offset=i, finish_reason=last))
+            await self.bus.publish(
+                inbox,
+                Delta(
+                    attempt=1, offset=i, tokens=[65], text="A", text_offset=i, finish_reason=last
+                ),
+            )
         verdict = Verdict(
             finish_reason=FinishReason.STOP,
             slo_met=True,
@@ -84,9 +108,16 @@ class PacedServer:
         await self.bus.publish(inbox, End(verdict=verdict))
 
 
-def over_nats(plan: list[PlannedRequest], ttft_s: float, tbt_s: float, stop_after_s: float | None = None) -> tuple[Tally, PacedServer]:
+def over_nats(
+    plan: list[PlannedRequest], ttft_s: float, tbt_s: float, stop_after_s: float | None = None
+) -> tuple[Tally, PacedServer]:
     async def body() -> tuple[Tally, PacedServer]:
-        net, clock, tally, stop = SimNet(random.Random(0)), VirtualClock(virtual_loop()), Tally(DEMO_3), asyncio.Event()
+        net, clock, tally, stop = (
+            SimNet(random.Random(0)),
+            VirtualClock(virtual_loop()),
+            Tally(DEMO_3),
+            asyncio.Event(),
+        )
         server = PacedServer(net.connect("server"), ttft_s, tbt_s)
         await server.start()
         async with Client(net.connect("load"), clock) as client:
@@ -123,7 +154,9 @@ def test_what_is_sent_is_what_was_planned_and_does_not_tell_the_output_length() 
 
 
 def test_times_are_measured_at_the_client_and_refusals_and_relegations_are_noted() -> None:
-    tally, _ = over_nats([one(0, "interactive"), one(1, "summary"), one(2, "batch")], ttft_s=0.5, tbt_s=0.05)
+    tally, _ = over_nats(
+        [one(0, "interactive"), one(1, "summary"), one(2, "batch")], ttft_s=0.5, tbt_s=0.05
+    )
     first, second, third = tally.outcomes
     assert first.ttft_s == pytest.approx(0.5, abs=0.01)
     assert first.ttlt_s == pytest.approx(0.95, abs=0.02)
@@ -143,7 +176,12 @@ def test_a_pace_slower_than_promised_is_missed_at_the_client_whatever_the_server
 
 
 def test_stopping_cancels_what_runs() -> None:
-    tally, server = over_nats([one(i, "interactive", output=700) for i in range(5)], ttft_s=0.1, tbt_s=0.05, stop_after_s=1.0)
+    tally, server = over_nats(
+        [one(i, "interactive", output=700) for i in range(5)],
+        ttft_s=0.1,
+        tbt_s=0.05,
+        stop_after_s=1.0,
+    )
     assert [outcome.ended for outcome in tally.outcomes] == ["unfinished"] * 5
     assert len(server.cancelled) == 5
 
@@ -158,15 +196,27 @@ def test_prompts_repeat_for_a_seed_and_caps_stay_within_the_context() -> None:
 
 
 @asynccontextmanager
-async def http_server(answer: bytes, status: str = "200 OK") -> AsyncIterator[tuple[str, list[tuple[str, dict[str, Any]]]]]:
+async def http_server(
+    answer: bytes, status: str = "200 OK"
+) -> AsyncIterator[tuple[str, list[tuple[str, dict[str, Any]]]]]:
     """Gives `answer` to every request, and keeps what was asked: (head, body)."""
     asked: list[tuple[str, dict[str, Any]]] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
-        length = next((int(line.split(":")[1]) for line in head.splitlines() if line.startswith("content-length")), 0)
+        length = next(
+            (
+                int(line.split(":")[1])
+                for line in head.splitlines()
+                if line.startswith("content-length")
+            ),
+            0,
+        )
         asked.append((head, json.loads(await reader.readexactly(length) or b"{}")))
-        writer.write(f"HTTP/1.1 {status}\r\nconnection: close\r\ncontent-length: {len(answer)}\r\n\r\n".encode() + answer)
+        writer.write(
+            f"HTTP/1.1 {status}\r\nconnection: close\r\ncontent-length: {len(answer)}\r\n\r\n".encode()
+            + answer
+        )
         await writer.drain()
         writer.close()
 
@@ -187,12 +237,19 @@ async def over_http(url: str, planned: PlannedRequest) -> Outcome:
     return outcome
 
 
-def chunk(text: str, finish_reason: str | None = None, service_tier: str = "priority", **choice: Any) -> bytes:
-    body = {"choices": [{"text": text, "finish_reason": finish_reason, **choice}], "service_tier": service_tier}
+def chunk(
+    text: str, finish_reason: str | None = None, service_tier: str = "priority", **choice: Any
+) -> bytes:
+    body = {
+        "choices": [{"text": text, "finish_reason": finish_reason, **choice}],
+        "service_tier": service_tier,
+    }
     return b"data: " + json.dumps(body).encode() + b"\n\n"
 
 
-async def test_over_http_the_tier_goes_by_name_with_its_bounds_and_tokens_are_counted_by_their_ids() -> None:
+async def test_over_http_the_tier_goes_by_name_with_its_bounds_and_tokens_are_counted_by_their_ids() -> (
+    None
+):
     stream = (
         chunk("ab", token_ids=[1, 2])
         + b": waiting\n\n"
@@ -212,11 +269,20 @@ async def test_over_http_the_tier_goes_by_name_with_its_bounds_and_tokens_are_co
     assert "x-llm-d-slo-tpot-ms: 60" in head
     assert "x-llm-d-inference-fairness-id: acme" in head
     assert len(body["prompt"]) == 7
-    assert (body["max_tokens"], body["service_tier"], body["priority"], body["stream"]) == (3, "priority", 1, True)
+    assert (body["max_tokens"], body["service_tier"], body["priority"], body["stream"]) == (
+        3,
+        "priority",
+        1,
+        True,
+    )
 
 
-async def test_over_http_an_answer_served_as_flex_was_relegated_and_a_server_without_ids_is_counted_by_pieces() -> None:
-    async with http_server(chunk("a", service_tier="flex") + chunk("b", "stop", service_tier="flex")) as (url, _):
+async def test_over_http_an_answer_served_as_flex_was_relegated_and_a_server_without_ids_is_counted_by_pieces() -> (
+    None
+):
+    async with http_server(
+        chunk("a", service_tier="flex") + chunk("b", "stop", service_tier="flex")
+    ) as (url, _):
         outcome = await over_http(url, one(0, "interactive"))
     assert outcome.relegated
     assert outcome.measure.tokens == 2
@@ -225,7 +291,11 @@ async def test_over_http_an_answer_served_as_flex_was_relegated_and_a_server_wit
 @pytest.mark.parametrize(
     ("status", "answer", "ended"),
     [
-        ("429 Too Many Requests", b'{"error":{"code":"slow_down","message":"full"}}', FinishReason.REFUSED),
+        (
+            "429 Too Many Requests",
+            b'{"error":{"code":"slow_down","message":"full"}}',
+            FinishReason.REFUSED,
+        ),
         ("400 Bad Request", b'{"error":{"code":"invalid_value","message":"no"}}', "error"),
         ("502 Bad Gateway", b"<html>", "error"),
         ("200 OK", chunk("a", token_ids=[1]), "error"),
@@ -233,7 +303,9 @@ async def test_over_http_an_answer_served_as_flex_was_relegated_and_a_server_wit
         ("200 OK", b"data: 5\n\n", "error"),
     ],
 )
-async def test_over_http_what_goes_wrong_is_told_apart(status: str, answer: bytes, ended: str) -> None:
+async def test_over_http_what_goes_wrong_is_told_apart(
+    status: str, answer: bytes, ended: str
+) -> None:
     async with http_server(answer, status) as (url, _):
         outcome = await over_http(url, one(0, "interactive"))
     assert outcome.ended == ended

@@ -1,4 +1,6 @@
-"""Tool loops: rounds that follow one another, simulated and live, and how a whole session is judged."""
+"""Tool loops: rounds that follow one another, simulated and live, and how a whole session is
+judged.
+"""
 
 import json
 from pathlib import Path
@@ -23,26 +25,62 @@ from tests.loadgen.load.test_send import one, over_nats
 
 PROFILE = "a100-llama3-8b"
 DESCRIBED = Path(__file__).parents[4] / "shared" / "data" / "workloads.json"
-PATIENT = TierSet(name="patient", default="a", tiers={"a": Tier(slo=Slo(ttlt_s=60.0)), "b": Tier(slo=Slo(ttlt_s=0.5))})
+PATIENT = TierSet(
+    name="patient",
+    default="a",
+    tiers={"a": Tier(slo=Slo(ttlt_s=60.0)), "b": Tier(slo=Slo(ttlt_s=0.5))},
+)
 
 
 def turn(
-    number: int, after: int | None, *, output: int = 10, pause_s: float = 0.0, tier: str = "a", arrival_s: float = 0.0
+    number: int,
+    after: int | None,
+    *,
+    output: int = 10,
+    pause_s: float = 0.0,
+    tier: str = "a",
+    arrival_s: float = 0.0,
 ) -> PlannedRequest:
-    return PlannedRequest(number, arrival_s, 200, output, tier, 1.0, "default", "", session="s", after=after, pause_s=pause_s)
+    return PlannedRequest(
+        number,
+        arrival_s,
+        200,
+        output,
+        tier,
+        1.0,
+        "default",
+        "",
+        session="s",
+        after=after,
+        pause_s=pause_s,
+    )
 
 
-def run(requests: list[PlannedRequest], latency: Latency | None = None, **more: object) -> SimulationResult:
+def run(
+    requests: list[PlannedRequest], latency: Latency | None = None, **more: object
+) -> SimulationResult:
     values = {"replicas": 1, "tiers": PATIENT, "seed": 1, **more}
-    return simulate(requests, "fcfs", None, PROFILE, latency=latency or Latency.none(), keep_times=True, **values)  # type: ignore[arg-type]
+    return simulate(
+        requests,
+        "fcfs",
+        None,
+        PROFILE,
+        latency=latency or Latency.none(),
+        keep_times=True,
+        **values,
+    )  # type: ignore[arg-type]
 
 
 # ---------------------------------------------------------------- in a simulation
 
 
 @pytest.mark.parametrize("latency", [Latency.none(), Latency.live()], ids=["none", "live"])
-def test_a_round_comes_when_the_one_before_it_has_ended_and_its_pause_is_over(latency: Latency) -> None:
-    result = run([turn(0, None), turn(1, 0, pause_s=3.0), turn(2, 1), turn(3, None, arrival_s=0.5)], latency)
+def test_a_round_comes_when_the_one_before_it_has_ended_and_its_pause_is_over(
+    latency: Latency,
+) -> None:
+    result = run(
+        [turn(0, None), turn(1, 0, pause_s=3.0), turn(2, 1), turn(3, None, arrival_s=0.5)], latency
+    )
     arrived_s, ended_s = [], []
     for verdict in result.verdicts:
         assert verdict is not None
@@ -59,7 +97,16 @@ def test_after_a_round_that_failed_none_is_sent_and_the_run_ends() -> None:
     result = run(plan, admission=AdmissionSettings(open_limit=0))
     reasons = [None if verdict is None else verdict.finish_reason for verdict in result.verdicts]
     assert reasons == [FinishReason.REFUSED, FinishReason.REFUSED, None, None]
-    found = figures(plan, result, policy="fcfs", profile=PROFILE, replicas=1, seed=1, latency="none", duration_s=1.0)
+    found = figures(
+        plan,
+        result,
+        policy="fcfs",
+        profile=PROFILE,
+        replicas=1,
+        seed=1,
+        latency="none",
+        duration_s=1.0,
+    )
     assert (found.offered, found.violated) == (4, 4)
 
 
@@ -70,10 +117,25 @@ def test_rounds_that_are_never_sent_stop_a_run_that_may_miss_no_more() -> None:
 
 
 def test_a_session_is_kept_if_each_of_its_rounds_is() -> None:
-    plan = [turn(0, None), turn(1, 0, output=200, tier="b"), turn(2, None), turn(3, 2), turn(4, None, tier="b", output=200)]
+    plan = [
+        turn(0, None),
+        turn(1, 0, output=200, tier="b"),
+        turn(2, None),
+        turn(3, 2),
+        turn(4, None, tier="b", output=200),
+    ]
     result = run(plan)
     assert [v and v.slo_met for v in result.verdicts] == [True, False, True, True, False]
-    found = figures(plan, result, policy="fcfs", profile=PROFILE, replicas=1, seed=1, latency="none", duration_s=1.0).by_session
+    found = figures(
+        plan,
+        result,
+        policy="fcfs",
+        profile=PROFILE,
+        replicas=1,
+        seed=1,
+        latency="none",
+        duration_s=1.0,
+    ).by_session
     assert found is not None
     assert (found.offered, found.violated, found.violated_fraction) == (3, 2, pytest.approx(2 / 3))
 
@@ -96,12 +158,20 @@ def test_sessions_are_counted_by_their_rounds(lengths: list[int], data: st.DataO
     assert [len(session) for session in rounds(plan)] == lengths
     if max(lengths) > 1:
         assert found is not None
-        assert (found.offered, found.violated) == (len(lengths), sum(bool(session.any()) for session in by_session))
+        assert (found.offered, found.violated) == (
+            len(lengths),
+            sum(bool(session.any()) for session in by_session),
+        )
 
 
 def test_the_bound_takes_later_rounds_for_kept_since_it_cannot_know_when_they_come() -> None:
     hopeless = TierSet(name="hopeless", default="a", tiers={"a": Tier(slo=Slo(ttlt_s=0.0001))})
-    assert bound([turn(0, None), turn(1, 0), turn(2, 1), turn(3, None)], hopeless, PROFILE, 1).met_fraction == 0.5
+    assert (
+        bound(
+            [turn(0, None), turn(1, 0), turn(2, 1), turn(3, None)], hopeless, PROFILE, 1
+        ).met_fraction
+        == 0.5
+    )
 
 
 # ---------------------------------------------------------------- live
@@ -109,7 +179,11 @@ def test_the_bound_takes_later_rounds_for_kept_since_it_cannot_know_when_they_co
 
 def test_the_load_client_sends_a_round_when_it_has_heard_the_end_of_the_one_before() -> None:
     first, second, third = one(0, "interactive"), one(1, "interactive"), one(2, "interactive")
-    plan = [first, second._replace(arrival_s=0.0, after=0, pause_s=2.0, session="s"), third._replace(arrival_s=0.0, after=1, session="s")]
+    plan = [
+        first,
+        second._replace(arrival_s=0.0, after=0, pause_s=2.0, session="s"),
+        third._replace(arrival_s=0.0, after=1, session="s"),
+    ]
     tally, server = over_nats(plan, ttft_s=0.5, tbt_s=0.05)
     sent_s = [outcome.sent_unix_s - tally.outcomes[0].sent_unix_s for outcome in tally.outcomes]
     assert sent_s == pytest.approx([0.0, 0.95 + 2.0, 0.95 + 2.0 + 0.95], abs=0.05)
@@ -120,7 +194,10 @@ def test_the_load_client_sends_a_round_when_it_has_heard_the_end_of_the_one_befo
 def test_the_load_client_gives_up_a_session_with_the_round_that_fails() -> None:
     refused, later = one(0, "batch"), one(1, "batch")._replace(after=0)
     tally, _ = over_nats([refused, later, one(2, "interactive")], ttft_s=0.5, tbt_s=0.05)
-    assert [(outcome.planned.number, outcome.ended) for outcome in tally.outcomes] == [(0, "refused"), (2, "stop")]
+    assert [(outcome.planned.number, outcome.ended) for outcome in tally.outcomes] == [
+        (0, "refused"),
+        (2, "stop"),
+    ]
 
 
 # ---------------------------------------------------------------- workloads
@@ -143,7 +220,10 @@ def test_reasoning_and_tool_loops_are_those_of_slos_serves_table_4() -> None:
     close([each.prompt_tokens for each in pairs], 690, 2131, 356)
     close([each.output_tokens for each in pairs], 116, 363, 66)
     count = [1 + len(first.then) for first in loops]
-    assert (np.mean(count), np.std(count)) == (pytest.approx(2.7, abs=0.05), pytest.approx(1.1, abs=0.05))
+    assert (np.mean(count), np.std(count)) == (
+        pytest.approx(2.7, abs=0.05),
+        pytest.approx(1.1, abs=0.05),
+    )
 
 
 def test_their_laws_are_those_of_the_shared_description() -> None:
@@ -156,8 +236,13 @@ def test_their_laws_are_those_of_the_shared_description() -> None:
         (TOOLLLM.pair.output, toolllm["output"]),
     ]  # fmt: skip
     for law, is_so in laws:
-        assert [law.mu, law.sigma, law.shift, law.minimum, law.maximum] == [is_so[name] for name in ("mu", "sigma", "shift", "min", "max")]
-    assert (REASONING.thinking.tokens[0], REASONING.thinking.tokens[-1]) == (reasoning["thinking"]["lo"], reasoning["thinking"]["hi"])
+        assert [law.mu, law.sigma, law.shift, law.minimum, law.maximum] == [
+            is_so[name] for name in ("mu", "sigma", "shift", "min", "max")
+        ]
+    assert (REASONING.thinking.tokens[0], REASONING.thinking.tokens[-1]) == (
+        reasoning["thinking"]["lo"],
+        reasoning["thinking"]["hi"],
+    )
     assert list(TOOLLLM.cumulative) == pytest.approx(np.cumsum(toolllm["pairs"]["p"]))
 
 
@@ -168,19 +253,36 @@ def test_a_plan_numbers_rounds_in_order_and_gives_the_last_one_the_tier_of_answe
     whole = rounds(plan)
     assert len(whole) == 300 < len(plan)
     for n, session in enumerate(whole):
-        assert [request.tier for request in session] == ["tool-call"] * (len(session) - 1) + ["answer"]
+        assert [request.tier for request in session] == ["tool-call"] * (len(session) - 1) + [
+            "answer"
+        ]
         assert {request.arrival_s for request in session} == {0.5 * n}
-        assert [request.after for request in session] == [None, *(request.number for request in session[:-1])]
-    assert plan_requests([0.5 * n for n in range(300)], named_workload("toolllm", 8192), tiers, 4) == plan
+        assert [request.after for request in session] == [
+            None,
+            *(request.number for request in session[:-1]),
+        ]
+    assert (
+        plan_requests([0.5 * n for n in range(300)], named_workload("toolllm", 8192), tiers, 4)
+        == plan
+    )
 
 
 def test_stages_of_reasoning_and_tool_loops_are_tight_where_slos_serves_table_1_says() -> None:
-    reasoning, tools = load_tiers("slos-serve-reasoning").tiers, load_tiers("slos-serve-toolllm").tiers
+    reasoning, tools = (
+        load_tiers("slos-serve-reasoning").tiers,
+        load_tiers("slos-serve-toolllm").tiers,
+    )
     assert reasoning["reasoning"].slo == Slo(ttft_x=3, thinking_tbt_s=0.05, tbt_s=0.1)
-    assert (tools["tool-call"].slo, tools["answer"].slo) == (Slo(ttft_x=3, tbt_s=0.05), Slo(ttft_x=3, tbt_s=0.1))
+    assert (tools["tool-call"].slo, tools["answer"].slo) == (
+        Slo(ttft_x=3, tbt_s=0.05),
+        Slo(ttft_x=3, tbt_s=0.1),
+    )
 
 
 def test_a_plan_without_rounds_or_thought_is_what_it_was() -> None:
     plan = plan_requests([0.0, 1.0, 2.0], named_workload("mix", 8192), DEMO_3, 1)
-    told = [(request.session, request.after, request.thinking_tokens, request.number) for request in plan]
+    told = [
+        (request.session, request.after, request.thinking_tokens, request.number)
+        for request in plan
+    ]
     assert told == [("", None, 0, n) for n in range(3)]

@@ -24,7 +24,11 @@ def test_a_normalised_trace_is_read_zipped_or_not_and_begins_at_zero(tmp_path: P
     text = NORMALISED + "10.5,100,20,chat,7\n12.0,300,1,code,8\n"
     plain = read_trace(written(tmp_path / "a.csv", text))
     (tmp_path / "b.csv.gz").write_bytes(gzip.compress(text.encode()))
-    assert plain.rows == read_trace(tmp_path / "b.csv.gz").rows == [(0.0, 100, 20, "chat"), (1.5, 300, 1, "code")]
+    assert (
+        plain.rows
+        == read_trace(tmp_path / "b.csv.gz").rows
+        == [(0.0, 100, 20, "chat"), (1.5, 300, 1, "code")]
+    )
     assert plain.recorded
     assert plain.span_s == 1.5
 
@@ -32,7 +36,10 @@ def test_a_normalised_trace_is_read_zipped_or_not_and_begins_at_zero(tmp_path: P
 def test_azures_own_format_is_read_with_and_without_a_zone(tmp_path: Path) -> None:
     old = "2023-11-16 18:17:03.9799600,4808,10\n2023-11-16 18:17:04.0319600,3180,8\n"
     new = "2024-05-11 23:59:59.500000+00:00,10,20\n2024-05-12 00:00:01.500000+00:00,30,40\n"
-    first, second = read_trace(written(tmp_path / "old.csv", AZURE + old)), read_trace(written(tmp_path / "new.csv", AZURE + new))
+    first, second = (
+        read_trace(written(tmp_path / "old.csv", AZURE + old)),
+        read_trace(written(tmp_path / "new.csv", AZURE + new)),
+    )
     assert [row.arrival_s for row in first.rows] == pytest.approx([0, 0.052], abs=1e-5)
     assert [(row.prompt_tokens, row.output_tokens) for row in first.rows] == [(4808, 10), (3180, 8)]
     assert second.span_s == pytest.approx(2.0, abs=1e-5)
@@ -57,7 +64,9 @@ def test_lengths_without_times_are_a_trace_too(tmp_path: Path) -> None:
         ("", r"line 1: no column"),
     ],
 )
-def test_what_is_wrong_in_a_trace_is_said_with_line_and_column(tmp_path: Path, text: str, where: str) -> None:
+def test_what_is_wrong_in_a_trace_is_said_with_line_and_column(
+    tmp_path: Path, text: str, where: str
+) -> None:
     with pytest.raises(ConfigError, match=where):
         read_trace(written(tmp_path / "bad.csv", text))
 
@@ -75,13 +84,33 @@ def test_a_trace_that_is_not_there_or_not_text_is_said_so(tmp_path: Path) -> Non
 
 def test_the_mix_gives_each_tier_lengths_of_its_own_and_the_same_seed_gives_the_same_plan() -> None:
     def plan(seed: int) -> list[tuple[object, ...]]:
-        return list(plan_requests([i / 10 for i in range(3000)], named_workload("mix", 8192), DEMO_3, seed, tenants=5, important=0.25))
+        return list(
+            plan_requests(
+                [i / 10 for i in range(3000)],
+                named_workload("mix", 8192),
+                DEMO_3,
+                seed,
+                tenants=5,
+                important=0.25,
+            )
+        )
 
     first = plan(3)
     assert first == plan(3)
     assert first != plan(4)
-    planned = plan_requests([i / 10 for i in range(3000)], named_workload("mix", 8192), DEMO_3, 3, tenants=5, important=0.25)
-    assert {(p.tier, p.application) for p in planned} == {("interactive", "azure-code"), ("summary", "azure-conv"), ("batch", "sharegpt")}
+    planned = plan_requests(
+        [i / 10 for i in range(3000)],
+        named_workload("mix", 8192),
+        DEMO_3,
+        3,
+        tenants=5,
+        important=0.25,
+    )
+    assert {(p.tier, p.application) for p in planned} == {
+        ("interactive", "azure-code"),
+        ("summary", "azure-conv"),
+        ("batch", "sharegpt"),
+    }
     for tier in DEMO_3.tiers:
         assert sum(p.tier == tier for p in planned) == pytest.approx(1000, abs=100)
     assert sum(p.importance > 1 for p in planned) == pytest.approx(750, abs=75)
@@ -97,7 +126,10 @@ def test_a_request_of_the_plan_does_not_depend_on_how_many_come_before_it() -> N
 def test_rows_in_order_are_those_of_the_trace(tmp_path: Path) -> None:
     trace = read_trace(written(tmp_path / "a.csv", NORMALISED + "0,5,6,x,1\n1,7,8,y,1\n"))
     planned = plan_requests([0.0, 1.0], Rows(trace, in_order=True), DEFAULT, 0)
-    assert [(p.prompt_tokens, p.output_tokens, p.application) for p in planned] == [(5, 6, "x"), (7, 8, "y")]
+    assert [(p.prompt_tokens, p.output_tokens, p.application) for p in planned] == [
+        (5, 6, "x"),
+        (7, 8, "y"),
+    ]
 
 
 # ---------------------------------------------------------------- tiers
@@ -106,10 +138,18 @@ def test_rows_in_order_are_those_of_the_trace(tmp_path: Path) -> None:
 def test_tiers_are_read_from_toml_and_from_json(tmp_path: Path) -> None:
     toml = 'name="mine"\ndefault="a"\n[tiers.a]\nshare=2\nservice_tier="default"\n[tiers.a.slo]\nttft_s=1\n[tiers.b.slo]\nttlt_s=60\n'
     json = '{"name":"mine","default":"a","tiers":{"a":{"share":2,"service_tier":"default","slo":{"ttft_s":1}},"b":{"slo":{"ttlt_s":60}}}}'
-    first, second = load_tiers(str(written(tmp_path / "t.toml", toml))), load_tiers(str(written(tmp_path / "t.json", json)))
+    first, second = (
+        load_tiers(str(written(tmp_path / "t.toml", toml))),
+        load_tiers(str(written(tmp_path / "t.json", json))),
+    )
     assert first == second
     assert list(first.tiers) == ["a", "b"]
-    assert first.for_service_tier(None) == first.for_service_tier("auto") == first.for_service_tier("default") == "a"
+    assert (
+        first.for_service_tier(None)
+        == first.for_service_tier("auto")
+        == first.for_service_tier("default")
+        == "a"
+    )
     assert first.for_service_tier("b") == "b"
     with pytest.raises(PeerError, match="unknown service_tier `flex`"):
         first.for_service_tier("flex")
@@ -127,7 +167,9 @@ def test_tiers_are_read_from_toml_and_from_json(tmp_path: Path) -> None:
         ("{", "not proper JSON"),
     ],
 )
-def test_a_bad_file_of_tiers_is_refused_with_the_reason(tmp_path: Path, text: str, why: str) -> None:
+def test_a_bad_file_of_tiers_is_refused_with_the_reason(
+    tmp_path: Path, text: str, why: str
+) -> None:
     with pytest.raises(ConfigError, match=why):
         load_tiers(str(written(tmp_path / "t.json", text)))
 

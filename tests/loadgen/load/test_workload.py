@@ -1,4 +1,6 @@
-"""The built-in workloads: the quantiles that QoServe published, the contexts they are held to, the short ones for small models."""
+"""The built-in workloads: the quantiles that QoServe published, the contexts they are held to, the
+short ones for small models.
+"""
 
 import json
 from pathlib import Path
@@ -32,7 +34,11 @@ from shared.errors import ConfigError
 from shared.tiers import load_tiers
 
 # QoServe Table 2: p50 and p90 of prompts and of outputs.
-TABLE_2 = {"sharegpt": (1730, 5696, 415, 834), "azure-conv": (928, 3830, 41, 342), "azure-code": (1930, 6251, 8, 43)}
+TABLE_2 = {
+    "sharegpt": (1730, 5696, 415, 834),
+    "azure-conv": (928, 3830, 41, 342),
+    "azure-code": (1930, 6251, 8, 43),
+}
 # SLOs-Serve Table 4: mean, p99 and standard deviation of prompts and of outputs.
 TABLE_4 = {
     "chatbot": ((763, 1591, 424), (266, 619, 160)),
@@ -41,7 +47,11 @@ TABLE_4 = {
 }
 SHAPES = {shape.application: shape for shape in (SHAREGPT, AZURE_CONV, AZURE_CODE)}
 DESCRIBED = Path(__file__).parents[4] / "shared" / "data" / "workloads.json"
-NAMES = {"sharegpt": "qoserve_sharegpt", "azure-conv": "qoserve_azure_conv_2024", "azure-code": "qoserve_azure_code_2024"}
+NAMES = {
+    "sharegpt": "qoserve_sharegpt",
+    "azure-conv": "qoserve_azure_conv_2024",
+    "azure-code": "qoserve_azure_code_2024",
+}
 OTHERS = {
     "slosserve_chatbot": CHATBOT,
     "slosserve_coder": CODER,
@@ -77,9 +87,19 @@ def test_the_laws_are_those_of_the_shared_description(name: str) -> None:
             case Knots(p, tokens):
                 assert (list(p), list(tokens)) == (is_so["p"], is_so["v"])
             case TruncatedWeibull(shape, scale, maximum):
-                assert (shape, scale, 1, maximum) == (is_so["k"], is_so["scale"], is_so["min"], is_so["max"])
+                assert (shape, scale, 1, maximum) == (
+                    is_so["k"],
+                    is_so["scale"],
+                    is_so["min"],
+                    is_so["max"],
+                )
             case TruncatedLognormal(mu, sigma, maximum):
-                assert (mu, sigma, 1, maximum) == (is_so["mu"], is_so["sigma"], is_so["min"], is_so["max"])
+                assert (mu, sigma, 1, maximum) == (
+                    is_so["mu"],
+                    is_so["sigma"],
+                    is_so["min"],
+                    is_so["max"],
+                )
         achieved = described["achieved_200k_rounded"][kind]
         assert drawn(law).mean() == pytest.approx(achieved["mean"], rel=0.03)
 
@@ -87,7 +107,9 @@ def test_the_laws_are_those_of_the_shared_description(name: str) -> None:
 @pytest.mark.parametrize("name", TABLE_4)
 def test_means_spreads_and_99th_percentiles_are_those_of_slos_serves_table_4(name: str) -> None:
     (shape,) = WORKLOADS[name]
-    for law, (mean, p99, deviation) in zip((shape.prompt, shape.output), TABLE_4[name], strict=True):
+    for law, (mean, p99, deviation) in zip(
+        (shape.prompt, shape.output), TABLE_4[name], strict=True
+    ):
         tokens = drawn(law)
         assert tokens.mean() == pytest.approx(mean, rel=0.03)
         assert np.percentile(tokens, 99) == pytest.approx(p99, rel=0.05)
@@ -103,9 +125,13 @@ def test_pairs_are_those_of_the_shared_description_correlated_as_it_says(name: s
     for column, kind in enumerate(("prompt", "output")):
         achieved = described["achieved_200k_rounded"][kind]
         assert pairs[:, column].mean() == pytest.approx(achieved["mean"], rel=0.03)
-        assert np.percentile(pairs[:, column], (50, 90)) == pytest.approx((achieved["p50"], achieved["p90"]), rel=0.05, abs=1)
+        assert np.percentile(pairs[:, column], (50, 90)) == pytest.approx(
+            (achieved["p50"], achieved["p90"]), rel=0.05, abs=1
+        )
     ranks = pairs.argsort(axis=0).argsort(axis=0)
-    assert np.corrcoef(ranks.T)[0, 1] == pytest.approx(described["prompt_output_rank_corr"], abs=0.03)
+    assert np.corrcoef(ranks.T)[0, 1] == pytest.approx(
+        described["prompt_output_rank_corr"], abs=0.03
+    )
 
 
 @settings(deadline=None, max_examples=50)
@@ -115,10 +141,20 @@ def test_values_without_correlation_stay_what_they_were(u: float, v: float) -> N
 
 
 @settings(deadline=None, max_examples=100)
-@given(mu=st.floats(0, 9), sigma=st.floats(0.1, 3), maximum=st.integers(2, 20_000), seed=st.integers(0, 99))
-def test_what_is_drawn_lies_between_one_and_the_maximum(mu: float, sigma: float, maximum: int, seed: int) -> None:
+@given(
+    mu=st.floats(0, 9),
+    sigma=st.floats(0.1, 3),
+    maximum=st.integers(2, 20_000),
+    seed=st.integers(0, 99),
+)
+def test_what_is_drawn_lies_between_one_and_the_maximum(
+    mu: float, sigma: float, maximum: int, seed: int
+) -> None:
     rng = Random(seed)
-    for law in (TruncatedLognormal(mu, sigma, maximum), TruncatedWeibull(sigma, np.exp(mu), maximum)):
+    for law in (
+        TruncatedLognormal(mu, sigma, maximum),
+        TruncatedWeibull(sigma, np.exp(mu), maximum),
+    ):
         assert all(1 <= law.at(rng.random()) <= maximum for _ in range(20))
 
 
@@ -130,7 +166,9 @@ def test_a_workload_keeps_to_the_context() -> None:
 
 def test_a_context_that_holds_nothing_is_refused() -> None:
     long = Shape("long", Knots((0, 1), (500, 900)), Knots((0, 1), (1, 2)))
-    with pytest.raises(ConfigError, match="workload long: nothing of it fits a context of 400 tokens"):
+    with pytest.raises(
+        ConfigError, match="workload long: nothing of it fits a context of 400 tokens"
+    ):
         long.pair(Random(1), 400)
 
 
@@ -141,23 +179,42 @@ def test_the_short_mix_has_a_quarter_of_the_length() -> None:
         for _ in range(200):
             few, many = short.draw(0, rank, rng), whole.draw(0, rank, same)
             assert few.application == many.application
-            assert few[:2] == (max(1, round(many.prompt_tokens / 4)), max(1, round(many.output_tokens / 4)))
+            assert few[:2] == (
+                max(1, round(many.prompt_tokens / 4)),
+                max(1, round(many.output_tokens / 4)),
+            )
 
 
 @pytest.mark.parametrize(
     ("workload", "tiers", "of"),
     [
-        ("mixed", "slos-serve-mixed", {"coder": "coder", "chatbot": "chatbot", "summarizer": "summarizer"}),
-        ("adaserve-placeholder", "adaserve-3", {"coding": "humaneval-placeholder", "chat": "chatbot", "summary": "cnn-dm-placeholder"}),
+        (
+            "mixed",
+            "slos-serve-mixed",
+            {"coder": "coder", "chatbot": "chatbot", "summarizer": "summarizer"},
+        ),
+        (
+            "adaserve-placeholder",
+            "adaserve-3",
+            {"coding": "humaneval-placeholder", "chat": "chatbot", "summary": "cnn-dm-placeholder"},
+        ),
     ],
 )
-def test_each_tier_of_a_papers_mixture_has_lengths_of_its_own_kind(workload: str, tiers: str, of: dict[str, str]) -> None:
+def test_each_tier_of_a_papers_mixture_has_lengths_of_its_own_kind(
+    workload: str, tiers: str, of: dict[str, str]
+) -> None:
     source, rng = named_workload(workload, 8192), Random(1)
-    assert {tier: source.draw(0, rank, rng).application for rank, tier in enumerate(load_tiers(tiers).tiers)} == of
+    assert {
+        tier: source.draw(0, rank, rng).application
+        for rank, tier in enumerate(load_tiers(tiers).tiers)
+    } == of
 
 
 def test_scenarios_of_slos_serve_are_tight_where_its_table_1_says() -> None:
-    bounds = {kind: load_tiers(f"slos-serve-{kind}").tiers[kind].slo for kind in ("coder", "chatbot", "summarizer")}
+    bounds = {
+        kind: load_tiers(f"slos-serve-{kind}").tiers[kind].slo
+        for kind in ("coder", "chatbot", "summarizer")
+    }
     assert {kind: (slo.ttft_x, slo.tbt_s) for kind, slo in bounds.items()} == {
         "coder": (5, 0.05),
         "chatbot": (5, 0.1),

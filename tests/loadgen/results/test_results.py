@@ -1,4 +1,6 @@
-"""The program behind docs/results.md: what it asks for, that it goes on where it stopped, and what the page says of it."""
+"""The program behind docs/results.md: what it asks for, that it goes on where it stopped, and what
+the page says of it.
+"""
 
 import math
 from collections.abc import Callable
@@ -55,7 +57,14 @@ def section(policy: str = "fcfs") -> Section:
         ]
         return table(("figure", "published", "ours", "ratio", ""), rows)
 
-    return Section(name="tiny", title="A tiny table", paper="What it says.", hours=0.01, body=body, notes="What differs.")
+    return Section(
+        name="tiny",
+        title="A tiny table",
+        paper="What it says.",
+        hours=0.01,
+        body=body,
+        notes="What differs.",
+    )
 
 
 def works(folder: Path, policy: str = "fcfs") -> list[Work]:
@@ -65,7 +74,9 @@ def works(folder: Path, policy: str = "fcfs") -> list[Work]:
 # ---------------------------------------------------------------- runs
 
 
-def test_a_silo_serves_its_tier_alone_and_a_prefill_node_ends_with_the_first_token(tiny: Made) -> None:
+def test_a_silo_serves_its_tier_alone_and_a_prefill_node_ends_with_the_first_token(
+    tiny: Made,
+) -> None:
     assert tiny.figures is not None
     silo = make(replace(TINY, only="Q2")).figures
     assert silo is not None
@@ -101,8 +112,13 @@ def test_every_field_of_a_run_is_part_of_its_name() -> None:
         replace(TINY, wait_s=10.0),
     ]
     assert len({run.digest for run in [TINY, *others]}) == len(others) + 1
-    assert replace(TINY, rate_rps=2, duration_s=30).digest == TINY.digest, "however its numbers are written"
-    assert replace(TINY, settings={"a": "1", "b": "2"}).digest == replace(TINY, settings={"b": "2", "a": "1"}).digest
+    assert replace(TINY, rate_rps=2, duration_s=30).digest == TINY.digest, (
+        "however its numbers are written"
+    )
+    assert (
+        replace(TINY, settings={"a": "1", "b": "2"}).digest
+        == replace(TINY, settings={"b": "2", "a": "1"}).digest
+    )
 
 
 def test_runs_kept_from_before_are_found_and_read(tmp_path: Path, tiny: Made) -> None:
@@ -111,7 +127,16 @@ def test_runs_kept_from_before_are_found_and_read(tmp_path: Path, tiny: Made) ->
     kept = msgspec.to_builtins(tiny)
     for name in ("draft", "acceptance", "drafted", "accepted", "verifications", "by_session"):
         del kept["figures"][name]
-    for name in ("latency", "profile", "definition", "context_tokens", "arrivals", "draft", "acceptance", "wait_s"):
+    for name in (
+        "latency",
+        "profile",
+        "definition",
+        "context_tokens",
+        "arrivals",
+        "draft",
+        "acceptance",
+        "wait_s",
+    ):
         del kept["run"][name]
     del kept["bound"]
     (tmp_path / f"{TINY.digest}.json").write_bytes(msgspec.json.encode(kept))
@@ -123,7 +148,14 @@ def test_runs_kept_from_before_are_found_and_read(tmp_path: Path, tiny: Made) ->
 @pytest.mark.parametrize("definition", ["mean-tpot", "max-tpot-10"])
 def test_a_run_is_stopped_by_its_own_definition(definition: str) -> None:
     tiers = load_tiers("sola-llama3-8b-tight")
-    run = replace(TINY, workload="chatbot", tiers=tiers, definition=definition, rate_rps=8.0, profile="a100-llama3-8b")
+    run = replace(
+        TINY,
+        workload="chatbot",
+        tiers=tiers,
+        definition=definition,
+        rate_rps=8.0,
+        profile="a100-llama3-8b",
+    )
     whole = make(run).figures
     assert whole is not None
     share = whole.violated_fraction
@@ -154,14 +186,18 @@ def test_what_was_made_is_read_back_the_same(tmp_path: Path, tiny: Made) -> None
 # ---------------------------------------------------------------- searching, and going on
 
 
-def test_a_first_rate_that_fails_is_followed_by_one_a_little_lower(tmp_path: Path, tiny: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_first_rate_that_fails_is_followed_by_one_a_little_lower(
+    tmp_path: Path, tiny: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls: list[Run] = []
     monkeypatch.setattr(work, "make", carries_up_to_the_limit(tiny, calls))
     Work("tiny", Search(run=replace(TINY, rate_rps=3.6)), tmp_path, None)()
     assert [run.rate_rps for run in calls[:2]] == [3.6, 3.06]
 
 
-def test_a_search_ends_within_its_precision_below_the_limit(tmp_path: Path, tiny: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_ends_within_its_precision_below_the_limit(
+    tmp_path: Path, tiny: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(work, "make", carries_up_to_the_limit(tiny, []))
     for first_rps in (0.1, 3.0, 40.0):
         search = Search(run=replace(TINY, rate_rps=first_rps))
@@ -180,7 +216,9 @@ def test_rivals_are_searched_for_the_rate_that_the_best_of_them_carries(
 
     def made(run: Run, traces: Path | None) -> Made:
         calls.append(run)
-        return replace(tiny, run=run, figures=tiny.figures if run.rate_rps <= limits[run.policy] else None)
+        return replace(
+            tiny, run=run, figures=tiny.figures if run.rate_rps <= limits[run.policy] else None
+        )
 
     monkeypatch.setattr(work, "make", made)
     rivals = tuple(replace(TINY, policy=policy) for policy in ("srpf", "edf"))
@@ -195,13 +233,21 @@ def test_rivals_are_searched_for_the_rate_that_the_best_of_them_carries(
     assert last == ["edf"], "who carried the rate before is asked first"
 
 
-def test_a_search_may_allow_more_violations(tmp_path: Path, tiny: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_may_allow_more_violations(
+    tmp_path: Path, tiny: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert tiny.figures is not None
     overall = tiny.figures
 
     def made(run: Run, traces: Path | None) -> Made:
         violated = 0.05 * run.rate_rps  # a tenth at 2
-        return replace(tiny, run=run, figures=replace(overall, violated_fraction=violated) if violated <= run.most_violated else None)
+        return replace(
+            tiny,
+            run=run,
+            figures=replace(overall, violated_fraction=violated)
+            if violated <= run.most_violated
+            else None,
+        )
 
     monkeypatch.setattr(work, "make", made)
     rates = []
@@ -214,14 +260,18 @@ def test_a_search_may_allow_more_violations(tmp_path: Path, tiny: Made, monkeypa
     assert rates == pytest.approx([2.0, 1.0], rel=0.03)
 
 
-def test_a_policy_that_carries_nothing_is_found_out(tmp_path: Path, tiny: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_policy_that_carries_nothing_is_found_out(
+    tmp_path: Path, tiny: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(work, "make", lambda run, traces: replace(tiny, run=run, figures=None))
     search = Search(run=TINY)
     Work("tiny", search, tmp_path, None)()
     assert capacity(search, Cache(tmp_path).get) == Capacity(rate_rps=0.0, made=None)
 
 
-def test_work_that_was_broken_off_goes_on_where_it_stopped(tmp_path: Path, tiny: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_that_was_broken_off_goes_on_where_it_stopped(
+    tmp_path: Path, tiny: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
     whole: list[Run] = []
     monkeypatch.setattr(work, "make", carries_up_to_the_limit(tiny, whole))
     do(works(tmp_path / "whole"), jobs=1)
@@ -247,11 +297,18 @@ def test_work_that_was_broken_off_goes_on_where_it_stopped(tmp_path: Path, tiny:
 def test_two_processes_make_the_same_as_one(tmp_path: Path) -> None:
     made: dict[int, list[Figures | None]] = {1: [], 2: []}
     for jobs in made:
-        runs, folder = [replace(TINY, policy=policy) for policy in ("fcfs", "edf")], tmp_path / str(jobs)
+        runs, folder = (
+            [replace(TINY, policy=policy) for policy in ("fcfs", "edf")],
+            tmp_path / str(jobs),
+        )
         do([Work("tiny", run, folder, None) for run in runs], jobs)
         for run in runs:
             one = Cache(folder).get(run)
-            made[jobs].append(None if one is None or one.figures is None else replace(one.figures, wall_s=0, requests_per_wall_s=0))
+            made[jobs].append(
+                None
+                if one is None or one.figures is None
+                else replace(one.figures, wall_s=0, requests_per_wall_s=0)
+            )
     assert None not in made[1]
     assert made[1] == made[2]
 
@@ -259,7 +316,9 @@ def test_two_processes_make_the_same_as_one(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- the page
 
 
-def test_a_part_of_the_page_says_how_it_was_made_and_what_is_missing(tmp_path: Path, tiny: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_of_the_page_says_how_it_was_made_and_what_is_missing(
+    tmp_path: Path, tiny: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cache = Cache(tmp_path)
     empty = shown(section(), cache, 0.01)
     assert "| goodput | 3 | not run |  |  |" in empty
@@ -285,7 +344,9 @@ def test_a_part_of_the_page_says_how_it_was_made_and_what_is_missing(tmp_path: P
     assert "not run" in shown(section("edf"), cache, 0.01), "another policy is another run"
 
 
-def test_the_command_writes_the_whole_page_and_refuses_nonsense(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_writes_the_whole_page_and_refuses_nonsense(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["--render", "--cache", str(tmp_path), "--out", str(tmp_path)]) == 0
     text = (tmp_path / "results.md").read_text() + (tmp_path / "which-policy.md").read_text()
     assert all(section.title in text for section in SECTIONS.values())
@@ -294,23 +355,38 @@ def test_the_command_writes_the_whole_page_and_refuses_nonsense(tmp_path: Path, 
 
 
 def test_a_paper_stands_for_its_sections_and_other_pages_stay_as_they_are(tmp_path: Path) -> None:
-    assert main(["--render", "--only", "qoserve", "--cache", str(tmp_path), "--out", str(tmp_path)]) == 0
+    assert (
+        main(["--render", "--only", "qoserve", "--cache", str(tmp_path), "--out", str(tmp_path)])
+        == 0
+    )
     assert (tmp_path / "results.md").exists()
     assert not (tmp_path / "which-policy.md").exists()
 
 
-def test_runs_that_wait_for_a_rate_are_made_once_it_is_known(tmp_path: Path, tiny: Made, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The matrix: a search for each load, then every policy at the rate it found, then the chunk that suited best."""
+def test_runs_that_wait_for_a_rate_are_made_once_it_is_known(
+    tmp_path: Path, tiny: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The matrix: a search for each load, then every policy at the rate it found, then the chunk
+    that suited best.
+    """
     served, limit = set[str](), make(replace(TINY, policy=BOUND)).bound
 
     def made(run: Run, traces: Path | None) -> Made:
         served.add(run.policy)
         stopped = run.most_violated < 1 and run.rate_rps > LIMIT_RPS
         bound = limit if run.policy == BOUND else None
-        return replace(tiny, run=run, figures=None if stopped or bound is not None else tiny.figures, bound=bound)
+        return replace(
+            tiny,
+            run=run,
+            figures=None if stopped or bound is not None else tiny.figures,
+            bound=bound,
+        )
 
     monkeypatch.setattr(work, "make", made)
-    assert main(["--only", "matrix", "--jobs", "1", "--cache", str(tmp_path), "--out", str(tmp_path)]) == 0
+    assert (
+        main(["--only", "matrix", "--jobs", "1", "--cache", str(tmp_path), "--out", str(tmp_path)])
+        == 0
+    )
     text = (tmp_path / "which-policy.md").read_text()
     assert all(f"| {load.name} |" in text for load in matrix.LOADS)
     assert "not run" not in text
@@ -361,7 +437,10 @@ def test_what_was_not_run_has_no_verdict() -> None:
 def test_violations_of_silos_are_weighed_by_their_requests(tiny: Made) -> None:
     assert tiny.figures is not None
     group = tiny.figures.by_tier["Q1"]
-    parts = {"Q1": replace(group, offered=300, violated=30), "Q2": replace(group, offered=100, violated=50)}
+    parts = {
+        "Q1": replace(group, offered=300, violated=30),
+        "Q2": replace(group, offered=100, violated=50),
+    }
     assert overall_percent(parts) == pytest.approx(20.0)
     assert overall_percent({**parts, "Q3": None}) is None
 

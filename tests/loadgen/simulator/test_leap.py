@@ -1,4 +1,6 @@
-"""Leaping over alike iterations changes nothing but the cost: the leapt run against the run of single iterations."""
+"""Leaping over alike iterations changes nothing but the cost: the leapt run against the run of
+single iterations.
+"""
 
 import dataclasses
 from collections.abc import Sequence
@@ -16,11 +18,16 @@ from shared.policy.seam import Choice, Policy, View
 from shared.tiers import DEMO_3, QOSERVE_3, TierSet
 
 ROOMY = ReplicaFacts()
-TIGHT = ReplicaFacts(kv_blocks=1100, max_slots=24)  # KV runs short: preemptions, and leaps that must stop before it does
+# KV runs short: preemptions, and leaps that must stop before it does
+TIGHT = ReplicaFacts(kv_blocks=1100, max_slots=24)
 
 
 def both(
-    requests: list[PlannedRequest], policy: str, facts: ReplicaFacts = ROOMY, replicas: int = 1, tiers: TierSet = DEMO_3
+    requests: list[PlannedRequest],
+    policy: str,
+    facts: ReplicaFacts = ROOMY,
+    replicas: int = 1,
+    tiers: TierSet = DEMO_3,
 ) -> tuple[SimulationResult, SimulationResult]:
     return tuple(  # type: ignore[return-value]
         simulate(
@@ -41,7 +48,9 @@ def both(
     )
 
 
-def drawn(workload: str, rate: float, duration_s: float, seed: int, tiers: TierSet = DEMO_3) -> list[PlannedRequest]:
+def drawn(
+    workload: str, rate: float, duration_s: float, seed: int, tiers: TierSet = DEMO_3
+) -> list[PlannedRequest]:
     arrivals = draw_arrivals(Gaps(), rate, duration_s, seed, ((1.0, 1.0),))
     return plan_requests(arrivals, named_workload(workload, 8192), tiers, seed, important=0.3)
 
@@ -49,16 +58,26 @@ def drawn(workload: str, rate: float, duration_s: float, seed: int, tiers: TierS
 @pytest.mark.parametrize("facts", [ROOMY, TIGHT], ids=["roomy", "tight"])
 @pytest.mark.parametrize("workload", ["azure-conv", "sharegpt"])
 @pytest.mark.parametrize("policy", registry.names())
-def test_a_leapt_run_has_the_same_tokens_at_the_same_instants(policy: str, workload: str, facts: ReplicaFacts) -> None:
+def test_a_leapt_run_has_the_same_tokens_at_the_same_instants(
+    policy: str, workload: str, facts: ReplicaFacts
+) -> None:
     requests = drawn(workload, 1.5, 40.0, seed=11)
     leapt, stepped = both(requests, policy, facts)
-    assert leapt.events < stepped.events or leapt.verifications, "nothing was leapt over, and nobody speculated"
-    assert (leapt.iterations, leapt.tokens, leapt.preempted) == (stepped.iterations, stepped.tokens, stepped.preempted)
+    assert leapt.events < stepped.events or leapt.verifications, (
+        "nothing was leapt over, and nobody speculated"
+    )
+    assert (leapt.iterations, leapt.tokens, leapt.preempted) == (
+        stepped.iterations,
+        stepped.tokens,
+        stepped.preempted,
+    )
     assert leapt.token_unix_s is not None
     assert stepped.token_unix_s is not None
     for ours, theirs in zip(leapt.token_unix_s, stepped.token_unix_s, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-6)
-    assert [v and (v.slo_met, v.relegated) for v in leapt.verdicts] == [v and (v.slo_met, v.relegated) for v in stepped.verdicts]
+    assert [v and (v.slo_met, v.relegated) for v in leapt.verdicts] == [
+        v and (v.slo_met, v.relegated) for v in stepped.verdicts
+    ]
     assert leapt.busy_s == pytest.approx(stepped.busy_s)
 
 
@@ -73,12 +92,25 @@ def test_several_replicas_and_overload_leap_to_the_same_attainment(policy: str) 
 
 
 @pytest.mark.parametrize("policy", registry.names())
-def test_a_choice_that_is_used_again_is_the_one_the_policy_would_make(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_choice_that_is_used_again_is_the_one_the_policy_would_make(
+    policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also where KV is short, and with two plans in flight, as live."""
     requests = drawn("sharegpt", 1.5, 40.0, seed=11)
 
     def run(latency: Latency) -> SimulationResult:
-        return simulate(requests, policy, None, "a100-llama3-8b", 1, DEMO_3, latency, 1, facts=TIGHT, keep_times=True)
+        return simulate(
+            requests,
+            policy,
+            None,
+            "a100-llama3-8b",
+            1,
+            DEMO_3,
+            latency,
+            1,
+            facts=TIGHT,
+            keep_times=True,
+        )
 
     reused = [run(latency) for latency in (Latency.none(), Latency.live())]
     make = registry.make
@@ -109,11 +141,27 @@ class Asked:
 def test_what_was_done_by_the_horizon_counts_also_in_the_midst_of_a_leap(policy: str) -> None:
     requests = drawn("azure-conv", 2.0, 20.0, seed=14)
     leapt, stepped = (
-        simulate(requests, policy, None, "a100-llama3-8b", 1, DEMO_3, Latency.none(), 1, keep_times=True, horizon_s=18.0, leaps=leaps)
+        simulate(
+            requests,
+            policy,
+            None,
+            "a100-llama3-8b",
+            1,
+            DEMO_3,
+            Latency.none(),
+            1,
+            keep_times=True,
+            horizon_s=18.0,
+            leaps=leaps,
+        )
         for leaps in (True, False)
     )
     assert None in leapt.verdicts
-    assert (leapt.iterations, leapt.tokens, leapt.simulated_s) == (stepped.iterations, stepped.tokens, stepped.simulated_s)
+    assert (leapt.iterations, leapt.tokens, leapt.simulated_s) == (
+        stepped.iterations,
+        stepped.tokens,
+        stepped.simulated_s,
+    )
     assert leapt.busy_s == pytest.approx(stepped.busy_s)
 
 
@@ -128,7 +176,17 @@ def test_a_rate_that_is_too_high_is_known_before_the_end() -> None:
     requests = drawn("mix", 12.0, 60.0, seed=13)
 
     def run(most_missed: int | None) -> SimulationResult:
-        return simulate(requests, "fcfs", None, "a100-llama3-8b", 1, DEMO_3, Latency.none(), 1, most_missed=most_missed)
+        return simulate(
+            requests,
+            "fcfs",
+            None,
+            "a100-llama3-8b",
+            1,
+            DEMO_3,
+            Latency.none(),
+            1,
+            most_missed=most_missed,
+        )
 
     whole, early = run(None), run(10)
     missed = sum(v is None or not v.slo_met for v in whole.verdicts)

@@ -1,4 +1,6 @@
-"""The virtual driver: reproducible, conserving, exact where the answer is known, and able to tell a good policy from a bad one."""
+"""The virtual driver: reproducible, conserving, exact where the answer is known, and able to tell a
+good policy from a bad one.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -24,13 +26,33 @@ PROFILE = "a100-llama3-8b"
 LATENCIES = {"none": Latency.none(), "live": Latency.live()}
 
 
-def mixed(rate: float, duration_s: float, seed: int = 1, bursts: str | None = None) -> list[PlannedRequest]:
+def mixed(
+    rate: float, duration_s: float, seed: int = 1, bursts: str | None = None
+) -> list[PlannedRequest]:
     shape = parse_profile(bursts, duration_s) if bursts else ((1.0, 1.0),)
-    return plan_requests(draw_arrivals(Gaps(), rate, duration_s, seed, shape), named_workload("mix", 8192), DEMO_3, seed, important=0.2)
+    return plan_requests(
+        draw_arrivals(Gaps(), rate, duration_s, seed, shape),
+        named_workload("mix", 8192),
+        DEMO_3,
+        seed,
+        important=0.2,
+    )
 
 
-def run(requests: Sequence[PlannedRequest], policy: str, latency: Latency = LATENCIES["live"], **more: object) -> SimulationResult:
-    values = {"settings": None, "profile": PROFILE, "replicas": 1, "tiers": DEMO_3, "seed": 3, **more}
+def run(
+    requests: Sequence[PlannedRequest],
+    policy: str,
+    latency: Latency = LATENCIES["live"],
+    **more: object,
+) -> SimulationResult:
+    values = {
+        "settings": None,
+        "profile": PROFILE,
+        "replicas": 1,
+        "tiers": DEMO_3,
+        "seed": 3,
+        **more,
+    }
     return simulate(requests, policy, latency=latency, **values)  # type: ignore[arg-type]
 
 
@@ -40,30 +62,53 @@ def without_wall(result: SimulationResult) -> SimulationResult:
 
 @pytest.mark.parametrize("policy", registry.names())
 @pytest.mark.parametrize("latency", LATENCIES)
-def test_the_same_arguments_give_the_same_result_to_the_last_digit(policy: str, latency: str) -> None:
+def test_the_same_arguments_give_the_same_result_to_the_last_digit(
+    policy: str, latency: str
+) -> None:
     requests = mixed(6.0, 8.0)
-    one, two = (run(requests, policy, LATENCIES[latency], replicas=2, keep_times=True) for _ in range(2))
+    one, two = (
+        run(requests, policy, LATENCIES[latency], replicas=2, keep_times=True) for _ in range(2)
+    )
     assert without_wall(one) == without_wall(two)
 
 
 @pytest.mark.parametrize("policy", registry.names())
 def test_every_request_ends_once_with_just_its_tokens_and_the_books_balance(policy: str) -> None:
     requests = mixed(8.0, 10.0)
-    result = run(requests, policy, replicas=2, keep_times=True, check_every=7, facts=ReplicaFacts(kv_blocks=2000, max_slots=24))
-    assert [v is not None and v.finish_reason for v in result.verdicts] == [FinishReason.STOP] * len(requests)
+    result = run(
+        requests,
+        policy,
+        replicas=2,
+        keep_times=True,
+        check_every=7,
+        facts=ReplicaFacts(kv_blocks=2000, max_slots=24),
+    )
+    assert [v is not None and v.finish_reason for v in result.verdicts] == [
+        FinishReason.STOP
+    ] * len(requests)
     assert [v and v.output_tokens for v in result.verdicts] == [r.output_tokens for r in requests]
     assert result.token_unix_s is not None
     assert [len(times) for times in result.token_unix_s] == [r.output_tokens for r in requests]
-    assert all(list(times) == sorted(times) and times[0] > r.arrival_s for times, r in zip(result.token_unix_s, requests, strict=True))
+    assert all(
+        list(times) == sorted(times) and times[0] > r.arrival_s
+        for times, r in zip(result.token_unix_s, requests, strict=True)
+    )
     assert result.tokens == sum(r.output_tokens for r in requests)
 
 
 @pytest.mark.parametrize("latency", LATENCIES)
 @pytest.mark.parametrize("policy", ["fcfs", "edf"])
-def test_alone_a_request_takes_its_zero_load_time_and_the_stated_latencies(policy: str, latency: str) -> None:
+def test_alone_a_request_takes_its_zero_load_time_and_the_stated_latencies(
+    policy: str, latency: str
+) -> None:
     profile = store.load(PROFILE)
-    requests = [PlannedRequest(n, 30.0 * n, 1 + 397 * n, 1 + 7 * n, "Q1", 1.0, "default", "") for n in range(15)]
-    result = run(requests, policy, LATENCIES[latency], tiers=QOSERVE_3, settings={"chunk_tokens": "512"})
+    requests = [
+        PlannedRequest(n, 30.0 * n, 1 + 397 * n, 1 + 7 * n, "Q1", 1.0, "default", "")
+        for n in range(15)
+    ]
+    result = run(
+        requests, policy, LATENCIES[latency], tiers=QOSERVE_3, settings={"chunk_tokens": "512"}
+    )
     assert result.met_fraction == 1.0
     for request, verdict in zip(requests, result.verdicts, strict=True):
         assert verdict is not None
@@ -96,13 +141,26 @@ def test_a_horizon_leaves_requests_without_a_verdict_and_they_count_as_missed() 
     result = run(requests, "fcfs", horizon_s=15.0, keep_times=True)
     assert len(result.verdicts) < len(requests) or None in result.verdicts
     whole = run(requests, "fcfs", horizon_s=requests[-1].arrival_s, keep_times=True)
-    found = figures(requests, whole, policy="fcfs", profile=PROFILE, replicas=1, seed=3, latency="live", duration_s=20.0)
+    found = figures(
+        requests,
+        whole,
+        policy="fcfs",
+        profile=PROFILE,
+        replicas=1,
+        seed=3,
+        latency="live",
+        duration_s=20.0,
+    )
     assert found.offered == len(requests) > found.finished
-    assert found.violated == len(requests) - sum(v is not None and v.slo_met for v in whole.verdicts)
+    assert found.violated == len(requests) - sum(
+        v is not None and v.slo_met for v in whole.verdicts
+    )
 
 
 def tally(requests: Sequence[PlannedRequest], result: SimulationResult, tiers: TierSet) -> Tally:
-    """The run as `slackline load` would have counted it, clients without any network of their own."""
+    """The run as `slackline load` would have counted it, clients without any network of their
+    own.
+    """
     times = result.token_unix_s
     assert times is not None
     made = Tally(tiers)
@@ -123,7 +181,16 @@ def test_the_client_would_count_what_the_verdicts_say() -> None:
     result = run(requests, "qoserve", keep_times=True)
     outcomes = tally(requests, result, DEMO_3).outcomes
     assert [o.met for o in outcomes] == [v is not None and v.slo_met for v in result.verdicts]
-    found = figures(requests, result, policy="qoserve", profile=PROFILE, replicas=1, seed=3, latency="live", duration_s=20.0)
+    found = figures(
+        requests,
+        result,
+        policy="qoserve",
+        profile=PROFILE,
+        replicas=1,
+        seed=3,
+        latency="live",
+        duration_s=20.0,
+    )
     assert sum(group.offered for group in found.by_tier.values()) == found.offered == len(requests)
     assert found.violated_fraction == pytest.approx(1 - result.met_fraction)
 
@@ -133,10 +200,16 @@ def test_a_request_that_no_replica_can_hold_is_refused_before_the_run() -> None:
         run([PlannedRequest(0, 0.0, 9000, 5, "interactive", 1.0, "default", "")], "fcfs")
 
 
-def test_calls_of_one_instant_run_in_the_order_of_scheduling_and_an_alarm_rings_at_the_wish_it_has_then() -> None:
+def test_calls_of_one_instant_run_in_the_order_of_scheduling_and_an_alarm_rings_at_the_wish_it_has_then() -> (
+    None
+):
     line, heard = Timeline(), list[tuple[float, str]]()
     wish: list[float | None] = [5.0]
-    alarm = Alarm(line, lambda: wish[0], lambda: (heard.append((line.now_s, "ring")), wish.__setitem__(0, None))[0])
+    alarm = Alarm(
+        line,
+        lambda: wish[0],
+        lambda: (heard.append((line.now_s, "ring")), wish.__setitem__(0, None))[0],
+    )
     alarm.reset()
     wish[0] = 7.0
     alarm.reset()

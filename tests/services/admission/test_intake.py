@@ -1,4 +1,6 @@
-"""What admission refuses before a request costs anything, and snapshots that a message can carry."""
+"""What admission refuses before a request costs anything, and snapshots that a message can
+carry.
+"""
 
 import msgspec
 import pytest
@@ -8,7 +10,15 @@ from loadgen.fleet.nats_server import MAX_PAYLOAD_BYTES
 from services.admission import intake
 from shared.core.snapshot_pages import pages
 from shared.errors import PeerError
-from shared.schemas import Announce, AttemptOver, GenerateRequest, Likelihood, Resume, Sampling, TokenLogprob
+from shared.schemas import (
+    Announce,
+    AttemptOver,
+    GenerateRequest,
+    Likelihood,
+    Resume,
+    Sampling,
+    TokenLogprob,
+)
 from shared.vocabulary import FinishReason, ReplicaId, RequestKey, ServiceClass
 
 
@@ -20,13 +30,18 @@ def worker(engine: str) -> Announce:
 
 
 def asked(logprobs: int | None, max_tokens: int = 1000) -> GenerateRequest:
-    return GenerateRequest(request_id="a", prompt="x", sampling=Sampling(max_tokens=max_tokens, logprobs=logprobs))
+    return GenerateRequest(
+        request_id="a", prompt="x", sampling=Sampling(max_tokens=max_tokens, logprobs=logprobs)
+    )
 
 
 @pytest.mark.parametrize(
-    ("engine", "ours", "speaks"), [("torch", "m", True), ("torch", "", False), ("torch", "n", False), ("sim", "", True)]
+    ("engine", "ours", "speaks"),
+    [("torch", "m", True), ("torch", "", False), ("torch", "n", False), ("sim", "", True)],
 )
-def test_admission_speaks_only_for_the_model_whose_tokenizer_it_has(engine: str, ours: str, speaks: bool) -> None:
+def test_admission_speaks_only_for_the_model_whose_tokenizer_it_has(
+    engine: str, ours: str, speaks: bool
+) -> None:
     intake.speaks(None, ours)
     if speaks:
         intake.speaks(worker(engine), ours)
@@ -44,7 +59,9 @@ def test_log_probabilities_that_no_message_can_carry_are_refused() -> None:
 
 
 def test_a_snapshot_of_heavy_attempts_comes_in_pages_that_a_message_can_carry() -> None:
-    likely = TokenLogprob(Likelihood(7, b"word", -1.5), [Likelihood(n, b"word", -1.5) for n in range(20)])
+    likely = TokenLogprob(
+        Likelihood(7, b"word", -1.5), [Likelihood(n, b"word", -1.5) for n in range(20)]
+    )
     overs = [
         AttemptOver(
             key=RequestKey(f"t.{n}"), attempt=1, replica=ReplicaId("r1"), incarnation="i", why=FinishReason.STOP, relegated=False,

@@ -1,11 +1,13 @@
-"""Stands for admission and a worker on a real bus: answers requests as their prompt says, and remembers what it was asked.
+"""Stands for admission and a worker on a real bus: answers requests as their prompt says, and
+remembers what it was asked.
 
-Prompts: `refuse <code>`, `end <finish reason>`, `relegate`, `break` (fails after two tokens), `hang` (one token, then nothing until
-cancelled), `wait` (nothing at all until `go` is set, or it is cancelled), `flood` (max_tokens long words); anything else: max_tokens
-words, WORDS_LIMIT at most. Each word is a token.
+Prompts: `refuse <code>`, `end <finish reason>`, `relegate`, `break` (fails after two tokens),
+`hang` (one token, then nothing until cancelled), `wait` (nothing at all until `go` is set, or it is
+cancelled), `flood` (max_tokens long words); anything else: max_tokens words, WORDS_LIMIT at most.
+Each word is a token.
 
-The prompt of a chat is its last message. Who asks for log-probabilities gets -0.5 - n for token n, and as many of OTHERS (half a
-character, and one that cannot be) as wanted.
+The prompt of a chat is its last message. Who asks for log-probabilities gets -0.5 - n for token n,
+and as many of OTHERS (half a character, and one that cannot be) as wanted.
 """
 
 import asyncio
@@ -93,7 +95,9 @@ class StandIn:
         self.attaches += 1
         running = self.asked.get(subjects.request_key(attach.tenant, attach.request_id))
         if running is None:
-            self._tasks.create_task(call.reply(Refused(code="not_found", message="no such request")))
+            self._tasks.create_task(
+                call.reply(Refused(code="not_found", message="no such request"))
+            )
             return
         start = min(attach.from_token, len(running.words))
         replay = Replay(
@@ -114,13 +118,24 @@ class StandIn:
 
     async def _receive(self, request: GenerateRequest, call: Call) -> None:
         key = subjects.request_key(request.tenant, request.request_id)
-        prompt = request.prompt if request.prompt is not None else " ".join(map(str, request.token_ids or []))
+        prompt = (
+            request.prompt
+            if request.prompt is not None
+            else " ".join(map(str, request.token_ids or []))
+        )
         if request.messages is not None:
             prompt = request.messages[-1]["content"]
         if prompt.startswith("refuse "):
             code = prompt.split()[1]
             retry_after_s = 2.2 if code in ("slow_down", "resource_unavailable") else None
-            await call.reply(Refused(code=code, message=f"refused with {code}", param="prompt", retry_after_s=retry_after_s))
+            await call.reply(
+                Refused(
+                    code=code,
+                    message=f"refused with {code}",
+                    param="prompt",
+                    retry_after_s=retry_after_s,
+                )
+            )
             return
         before = self.asked.get(key)
         running = before or Running(request, request.inbox or subjects.stream(key))
@@ -153,7 +168,9 @@ class StandIn:
             return
         running.relegated = prompt == "relegate"
         service_class = ServiceClass.BEST_EFFORT if running.relegated else ServiceClass.STANDARD
-        await self._bus.publish(running.stream_subject, Status(state="accepted", service_class=service_class, attempt=1))
+        await self._bus.publish(
+            running.stream_subject, Status(state="accepted", service_class=service_class, attempt=1)
+        )
         if prompt == "break":
             await self._make(running, 2)
             await self._end(running, FinishReason.FAILED)
@@ -176,13 +193,27 @@ class StandIn:
             running.words.append(text)
             last = FinishReason.LENGTH if n + 1 == running.request.sampling.max_tokens else None
             top = running.request.sampling.logprobs
-            known = [] if top is None else [TokenLogprob(Likelihood(n, text.encode(), -0.5 - n), OTHERS[:top])]
-            delta = Delta(attempt=1, offset=n, tokens=[n], text=text, text_offset=characters, finish_reason=last, logprobs=known)
+            known = (
+                []
+                if top is None
+                else [TokenLogprob(Likelihood(n, text.encode(), -0.5 - n), OTHERS[:top])]
+            )
+            delta = Delta(
+                attempt=1,
+                offset=n,
+                tokens=[n],
+                text=text,
+                text_offset=characters,
+                finish_reason=last,
+                logprobs=known,
+            )
             await self._bus.publish(running.stream_subject, delta)
             if n % 64 == 63:
                 await self._bus.flush(5.0)
 
-    async def _end(self, running: Running, reason: FinishReason, retry_after_s: float | None = None) -> None:
+    async def _end(
+        self, running: Running, reason: FinishReason, retry_after_s: float | None = None
+    ) -> None:
         running.verdict = Verdict(
             finish_reason=reason,
             slo_met=not running.relegated,
@@ -197,7 +228,9 @@ class StandIn:
             ttlt_s=None,
             ended_unix_s=self._clock.unix_s(),
             retry_after_s=retry_after_s,
-            thinking_tokens=1 if running.words and running.request.slo is not None and running.request.slo.thinks else 0,
+            thinking_tokens=1
+            if running.words and running.request.slo is not None and running.request.slo.thinks
+            else 0,
         )
         await self._bus.publish(running.stream_subject, End(verdict=running.verdict))
 
@@ -208,7 +241,9 @@ async def standing_in(bus: Bus) -> AsyncIterator[StandIn]:
     async with asyncio.TaskGroup() as tasks:
         fleet = StandIn(bus, tasks)
         endpoints = [
-            Endpoint("generate", subjects.REQUESTS, GenerateRequest, fleet.on_request, queue="admission"),
+            Endpoint(
+                "generate", subjects.REQUESTS, GenerateRequest, fleet.on_request, queue="admission"
+            ),
             Endpoint("attach", subjects.ATTACH, Attach, fleet.on_attach, queue="admission"),
         ]
         service = await bus.serve("admission", endpoints, {})

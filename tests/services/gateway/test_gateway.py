@@ -1,4 +1,6 @@
-"""The gateway over real HTTP on a real bus, asked by the clients that users have; a stand-in answers for the fleet."""
+"""The gateway over real HTTP on a real bus, asked by the clients that users have; a stand-in
+answers for the fleet.
+"""
 
 import asyncio
 import contextlib
@@ -39,11 +41,15 @@ class Site:
         return httpx.AsyncClient(base_url=self.url, timeout=20, trust_env=False)
 
     def openai(self) -> openai.AsyncOpenAI:
-        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=20)
+        return openai.AsyncOpenAI(
+            base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=20
+        )
 
 
 @contextlib.asynccontextmanager
-async def gateway(nats_url: str, **settings: Any) -> AsyncIterator[tuple[str, asyncio.Event, asyncio.Task[None]]]:
+async def gateway(
+    nats_url: str, **settings: Any
+) -> AsyncIterator[tuple[str, asyncio.Event, asyncio.Task[None]]]:
     tracing = settings.pop("tracing", Off())
     cfg = GatewayConfig(url=nats_url, port=0, submit_s=0.3, **{"drain_s": 2.0, **settings})
     listener, stop = listen(cfg), asyncio.Event()
@@ -95,20 +101,35 @@ async def test_openai_client_gets_a_whole_completion(nats_url: str) -> None:
         assert answer.choices[0].text == " w0 w1 w2 w3"
         assert answer.choices[0].finish_reason == "length"
         assert answer.usage is not None
-        assert (answer.usage.prompt_tokens, answer.usage.completion_tokens, answer.usage.total_tokens) == (3, 4, 7)
+        assert (
+            answer.usage.prompt_tokens,
+            answer.usage.completion_tokens,
+            answer.usage.total_tokens,
+        ) == (3, 4, 7)
         assert answer.object == "text_completion"
         assert answer.model == MODEL
         assert (answer.model_extra or {})["service_tier"] == "default"
 
 
-async def test_openai_client_streams_tokens_and_gets_usage_at_the_end_when_it_asks(nats_url: str) -> None:
+async def test_openai_client_streams_tokens_and_gets_usage_at_the_end_when_it_asks(
+    nats_url: str,
+) -> None:
     async with site(nats_url) as at, at.openai() as client:
         stream = await client.completions.create(
-            model=MODEL, prompt=[1, 2, 3], max_tokens=3, stream=True, stream_options={"include_usage": True}
+            model=MODEL,
+            prompt=[1, 2, 3],
+            max_tokens=3,
+            stream=True,
+            stream_options={"include_usage": True},
         )
         chunks = [chunk async for chunk in stream]
         assert "".join(c.choices[0].text for c in chunks if c.choices) == " w0 w1 w2"
-        assert [c.choices[0].finish_reason for c in chunks if c.choices] == [None, None, None, "length"]
+        assert [c.choices[0].finish_reason for c in chunks if c.choices] == [
+            None,
+            None,
+            None,
+            "length",
+        ]
         assert chunks[-1].choices == []
         assert chunks[-1].usage is not None
         assert chunks[-1].usage.completion_tokens == 3
@@ -141,16 +162,23 @@ async def test_every_refusal_and_bad_end_is_an_openai_error(nats_url: str, strea
             assert ("retry-after" in headers) == (status == 429), prompt
             if status == 429:
                 assert headers["retry-after"] == ("3" if prompt.startswith("refuse") else "30")
-                assert headers["x-llm-d-request-dropped-reason"] in ("rejected-saturated", "evicted-queue-pressure")
+                assert headers["x-llm-d-request-dropped-reason"] in (
+                    "rejected-saturated",
+                    "evicted-queue-pressure",
+                )
 
 
 async def test_contention_for_the_flex_tier_is_called_resource_unavailable(nats_url: str) -> None:
     async with site(nats_url) as at, at.http() as http:
-        answer = await http.post("/v1/completions", json={"prompt": "end refused", "service_tier": "flex"})
+        answer = await http.post(
+            "/v1/completions", json={"prompt": "end refused", "service_tier": "flex"}
+        )
         assert (answer.status_code, answer.json()["error"]["code"]) == (429, "resource_unavailable")
 
 
-async def test_a_stream_that_breaks_midway_raises_in_the_client_and_never_looks_complete(nats_url: str) -> None:
+async def test_a_stream_that_breaks_midway_raises_in_the_client_and_never_looks_complete(
+    nats_url: str,
+) -> None:
     async with site(nats_url) as at, at.openai() as client:
         stream = await client.completions.create(model=MODEL, prompt="break", stream=True)
         assert [(await anext(stream)).choices[0].text for _ in range(2)] == [" w0", " w1"]
@@ -160,8 +188,13 @@ async def test_a_stream_that_breaks_midway_raises_in_the_client_and_never_looks_
 
 
 @pytest.mark.parametrize("n", [1, 3])
-async def test_without_admission_the_answer_is_503_and_says_that_there_is_no_endpoint(nats_url: str, n: int) -> None:
-    async with gateway(nats_url) as (url, _, _), httpx.AsyncClient(base_url=url, trust_env=False) as http:
+async def test_without_admission_the_answer_is_503_and_says_that_there_is_no_endpoint(
+    nats_url: str, n: int
+) -> None:
+    async with (
+        gateway(nats_url) as (url, _, _),
+        httpx.AsyncClient(base_url=url, trust_env=False) as http,
+    ):
         answer = await http.post("/v1/completions", json={"prompt": "hello", "n": n})
         assert answer.status_code == 503
         assert answer.json()["error"]["code"] == "server_is_overloaded"
@@ -184,7 +217,16 @@ async def test_headers_become_tenant_slo_importance_and_trace(nats_url: str) -> 
             "x-slackline-allow-relegation": "false",
             "traceparent": PARENT,
         }
-        body = {"prompt": "hi", "max_tokens": 2, "temperature": 0.5, "top_p": 0.9, "seed": 7, "stop": "END", "user": "u1", "priority": 2}
+        body = {
+            "prompt": "hi",
+            "max_tokens": 2,
+            "temperature": 0.5,
+            "top_p": 0.9,
+            "seed": 7,
+            "stop": "END",
+            "user": "u1",
+            "priority": 2,
+        }
         answer = await http.post("/v1/completions", json=body, headers=headers)
         assert answer.status_code == 200
         assert answer.headers["x-request-id"] == request_id
@@ -193,9 +235,20 @@ async def test_headers_become_tenant_slo_importance_and_trace(nats_url: str) -> 
         request = at.fleet.asked[key].request
         assert request.slo == Slo(ttft_s=0.25, tbt_s=0.0305, ttlt_s=60.0, thinking_tbt_s=0.02)
         assert answer.json()["usage"]["completion_tokens_details"] == {"reasoning_tokens": 1}
-        assert (request.application, request.session, request.allow_relegation, request.importance) == ("editor", "u1", False, 3.0)
+        assert (
+            request.application,
+            request.session,
+            request.allow_relegation,
+            request.importance,
+        ) == ("editor", "u1", False, 3.0)
         sampling = request.sampling
-        assert (sampling.max_tokens, sampling.temperature, sampling.top_p, sampling.seed, sampling.stop) == (2, 0.5, 0.9, 7, ["END"])
+        assert (
+            sampling.max_tokens,
+            sampling.temperature,
+            sampling.top_p,
+            sampling.seed,
+            sampling.stop,
+        ) == (2, 0.5, 0.9, 7, ["END"])
         assert at.fleet.traceparents[key] == PARENT
 
 
@@ -207,7 +260,12 @@ TIERS_USED: list[tuple[dict[str, str], dict[str, str], str, str]] = [
     ({"service_tier": "batch"}, {}, "batch", "batch"),
     ({"service_tier": "priority"}, {"x-slackline-tier": "batch"}, "batch", "batch"),
     ({"service_tier": "priority"}, {"x-llm-d-inference-objective": "batch"}, "batch", "batch"),
-    ({}, {"x-llm-d-inference-objective": "batch", "x-slackline-tier": "interactive"}, "interactive", "priority"),
+    (
+        {},
+        {"x-llm-d-inference-objective": "batch", "x-slackline-tier": "interactive"},
+        "interactive",
+        "priority",
+    ),
     ({"service_tier": "priority", "prompt": "relegate"}, {}, "interactive", "flex"),
 ]
 
@@ -218,7 +276,9 @@ async def test_the_answer_says_which_service_tier_was_used(nats_url: str, stream
         for body, headers, tier, echo in TIERS_USED:
             request_id = new_id()
             answer = await http.post(
-                "/v1/completions", json={"prompt": "hi", "stream": stream, **body}, headers={"x-request-id": request_id, **headers}
+                "/v1/completions",
+                json={"prompt": "hi", "stream": stream, **body},
+                headers={"x-request-id": request_id, **headers},
             )
             assert answer.status_code == 200
             events = sse(answer.text)[:-1] if stream else [answer.json()]
@@ -260,23 +320,37 @@ MALFORMED: list[tuple[bytes, dict[str, str], str | None]] = [
     (b'{"prompt": "a", "' + b"x" * 1_000_000 + b'": 1}', {}, None),
     (b'{"prompt": "a", "service_tier": "platinum"}', {}, "service_tier"),
     (b'{"prompt": "a"}', {"x-slackline-tier": "slo.v1.>"}, "x-slackline-tier"),
-    (b'{"prompt": "a"}', {"x-llm-d-inference-objective": "world peace"}, "x-llm-d-inference-objective"),
+    (
+        b'{"prompt": "a"}',
+        {"x-llm-d-inference-objective": "world peace"},
+        "x-llm-d-inference-objective",
+    ),
     (b'{"prompt": "a"}', {"x-request-id": "a.b"}, "x-request-id"),
     (b'{"prompt": "a"}', {"x-request-id": "*"}, "x-request-id"),
     (b'{"prompt": "a"}', {"x-llm-d-inference-fairness-id": ">"}, "x-llm-d-inference-fairness-id"),
     (b'{"prompt": "a"}', {"x-llm-d-slo-ttft-ms": "-5"}, "x-llm-d-slo-ttft-ms"),
     (b'{"prompt": "a"}', {"x-slo-tpot-ms": "nan"}, "x-slo-tpot-ms"),
     (b'{"prompt": "a"}', {"x-slackline-slo-ttlt-ms": "soon"}, "x-slackline-slo-ttlt-ms"),
-    (b'{"prompt": "a"}', {"x-slackline-allow-relegation": "perhaps"}, "x-slackline-allow-relegation"),
+    (
+        b'{"prompt": "a"}',
+        {"x-slackline-allow-relegation": "perhaps"},
+        "x-slackline-allow-relegation",
+    ),
 ]
 
 
-async def test_malformed_requests_are_answered_400_with_the_field_and_reach_nobody(nats_url: str) -> None:
+async def test_malformed_requests_are_answered_400_with_the_field_and_reach_nobody(
+    nats_url: str,
+) -> None:
     async with site(nats_url) as at, at.http() as http:
         for body, headers, param in MALFORMED:
             answer = await http.post("/v1/completions", content=body, headers=headers)
             error = answer.json()["error"]
-            assert (answer.status_code, error["param"], error["type"]) == (400, param, "invalid_request_error"), error
+            assert (answer.status_code, error["param"], error["type"]) == (
+                400,
+                param,
+                "invalid_request_error",
+            ), error
             assert answer.headers["x-request-id"]
             assert len(answer.content) < 1000
         assert at.fleet.asked == {}
@@ -306,12 +380,18 @@ MALFORMED_CHATS: list[tuple[bytes, str | None]] = [
 ]
 
 
-async def test_malformed_chats_are_answered_400_with_the_field_and_reach_nobody(nats_url: str) -> None:
+async def test_malformed_chats_are_answered_400_with_the_field_and_reach_nobody(
+    nats_url: str,
+) -> None:
     async with site(nats_url) as at, at.http() as http:
         for fields, param in MALFORMED_CHATS:
             answer = await http.post("/v1/chat/completions", content=b"{" + fields + b"}")
             error = answer.json()["error"]
-            assert (answer.status_code, error["param"], error["type"]) == (400, param, "invalid_request_error"), error
+            assert (answer.status_code, error["param"], error["type"]) == (
+                400,
+                param,
+                "invalid_request_error",
+            ), error
         assert at.fleet.asked == {}
 
 
@@ -320,7 +400,10 @@ async def test_what_real_clients_send_along_with_a_chat_is_taken(nats_url: str) 
         request_id = new_id()
         body = {
             "model": None,
-            "messages": [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}],
+            "messages": [
+                {"role": "system", "content": "be brief"},
+                {"role": "user", "content": "hi"},
+            ],
             "max_completion_tokens": 2,
             "max_tokens": 2,
             "user": "u1",
@@ -338,10 +421,16 @@ async def test_what_real_clients_send_along_with_a_chat_is_taken(nats_url: str) 
             "logit_bias": None,
             "stream_options": None,
         }
-        answer = await http.post("/v1/chat/completions", json=body, headers={"x-request-id": request_id})
+        answer = await http.post(
+            "/v1/chat/completions", json=body, headers={"x-request-id": request_id}
+        )
         assert answer.status_code == 200, answer.text
         request = at.fleet.asked[key_of(request_id)].request
-        assert (request.session, request.sampling.max_tokens, request.messages) == ("s1", 2, body["messages"])
+        assert (request.session, request.sampling.max_tokens, request.messages) == (
+            "s1",
+            2,
+            body["messages"],
+        )
 
 
 async def test_a_body_that_trickles_in_is_given_up(nats_url: str) -> None:
@@ -354,7 +443,9 @@ async def test_a_body_that_trickles_in_is_given_up(nats_url: str) -> None:
         assert (answer.status_code, answer.json()["error"]["code"]) == (400, "body_timeout")
 
 
-async def test_over_the_limit_of_unfinished_requests_a_new_one_is_told_to_slow_down(nats_url: str) -> None:
+async def test_over_the_limit_of_unfinished_requests_a_new_one_is_told_to_slow_down(
+    nats_url: str,
+) -> None:
     async with site(nats_url, requests_limit=1) as at, at.http() as http:
         async with http.stream("POST", "/v1/completions", json={"prompt": "hang", "stream": True}):
             answer = await http.post("/v1/completions", json={"prompt": "hi"})
@@ -366,42 +457,57 @@ async def test_over_the_limit_of_unfinished_requests_a_new_one_is_told_to_slow_d
 
 
 @pytest.mark.parametrize("size", [100_001, 200_000, 2_000_000])
-async def test_a_body_over_the_limit_is_413_and_the_sender_hears_it(nats_url: str, size: int) -> None:
+async def test_a_body_over_the_limit_is_413_and_the_sender_hears_it(
+    nats_url: str, size: int
+) -> None:
     async with site(nats_url, body_limit_bytes=100_000) as at, at.http() as http:
         answer = await http.post("/v1/completions", content=b"x" * size)
         assert (answer.status_code, answer.json()["error"]["code"]) == (413, "request_too_large")
 
 
-async def test_a_body_whose_copies_for_every_choice_are_over_the_limit_is_413(nats_url: str) -> None:
+async def test_a_body_whose_copies_for_every_choice_are_over_the_limit_is_413(
+    nats_url: str,
+) -> None:
     async with site(nats_url, body_limit_bytes=100_000) as at, at.http() as http:
         answer = await http.post("/v1/completions", json={"prompt": "x" * 20_000, "n": 5})
         assert (answer.status_code, answer.json()["error"]["param"]) == (413, "n")
-        assert (await http.post("/v1/completions", json={"prompt": "x" * 20_000, "n": 4})).status_code == 200
+        assert (
+            await http.post("/v1/completions", json={"prompt": "x" * 20_000, "n": 4})
+        ).status_code == 200
 
 
 async def test_a_client_that_hangs_up_cancels_its_request(nats_url: str) -> None:
     async with site(nats_url) as at, at.http() as http:
         streamed, whole = new_id(), new_id()
         async with http.stream(
-            "POST", "/v1/completions", json={"prompt": "hang", "stream": True}, headers={"x-request-id": streamed}
+            "POST",
+            "/v1/completions",
+            json={"prompt": "hang", "stream": True},
+            headers={"x-request-id": streamed},
         ) as answer:
             async for line in answer.aiter_lines():
                 if line.startswith("data: "):
                     break
             assert at.fleet.cancels == {}
         await until(lambda: key_of(streamed) in at.fleet.cancels)
-        waiting = asyncio.create_task(http.post("/v1/completions", json={"prompt": "hang"}, headers={"x-request-id": whole}))
+        waiting = asyncio.create_task(
+            http.post("/v1/completions", json={"prompt": "hang"}, headers={"x-request-id": whole})
+        )
         await until(lambda: key_of(whole) in at.fleet.asked)
         waiting.cancel()
         await until(lambda: key_of(whole) in at.fleet.cancels)
         assert "slackline_gateway_hung_up_total 2" in (await http.get("/metrics")).text
 
 
-async def test_a_finished_request_is_not_cancelled_when_its_connection_closes(nats_url: str) -> None:
+async def test_a_finished_request_is_not_cancelled_when_its_connection_closes(
+    nats_url: str,
+) -> None:
     async with site(nats_url) as at:
         for stream in (False, True):
             async with at.http() as http:
-                assert (await http.post("/v1/completions", json={"prompt": "hi", "stream": stream})).status_code == 200
+                assert (
+                    await http.post("/v1/completions", json={"prompt": "hi", "stream": stream})
+                ).status_code == 200
         async with at.http() as http:
             await until_metrics(http, "slackline_gateway_unfinished_requests 0")
             text = (await http.get("/metrics")).text
@@ -422,7 +528,11 @@ CHAT: list[Any] = [{"role": "user", "content": "hi"}]
 async def test_a_chat_is_answered_whole_in_the_words_of_openai(nats_url: str) -> None:
     async with site(nats_url) as at, at.http() as http:
         request_id = new_id()
-        answer = await http.post("/v1/chat/completions", json={"messages": CHAT, "max_tokens": 2}, headers={"x-request-id": request_id})
+        answer = await http.post(
+            "/v1/chat/completions",
+            json={"messages": CHAT, "max_tokens": 2},
+            headers={"x-request-id": request_id},
+        )
         assert answer.headers["x-request-id"] == request_id
         told = answer.json()
         assert told.pop("created") > 1_700_000_000
@@ -445,66 +555,128 @@ async def test_a_chat_is_answered_whole_in_the_words_of_openai(nats_url: str) ->
 
 async def test_a_chat_streams_its_role_then_words_then_the_end_then_usage(nats_url: str) -> None:
     async with site(nats_url) as at, at.http() as http:
-        body = {"messages": CHAT, "max_tokens": 2, "stream": True, "stream_options": {"include_usage": True}}
+        body = {
+            "messages": CHAT,
+            "max_tokens": 2,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
         events = sse((await http.post("/v1/chat/completions", json=body)).text)
         assert events.pop() == "[DONE]"
         assert {event["object"] for event in events} == {"chat.completion.chunk"}
         assert [event["choices"] for event in events] == [
-            [{"index": 0, "delta": {"role": "assistant", "content": "", "refusal": None}, "logprobs": None, "finish_reason": None}],
+            [
+                {
+                    "index": 0,
+                    "delta": {"role": "assistant", "content": "", "refusal": None},
+                    "logprobs": None,
+                    "finish_reason": None,
+                }
+            ],
             [{"index": 0, "delta": {"content": " w0"}, "logprobs": None, "finish_reason": None}],
             [{"index": 0, "delta": {"content": " w1"}, "logprobs": None, "finish_reason": None}],
             [{"index": 0, "delta": {}, "logprobs": None, "finish_reason": "length"}],
             [],
         ]
-        assert [event["usage"] for event in events] == [None] * 4 + [{"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}]
+        assert [event["usage"] for event in events] == [None] * 4 + [
+            {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
+        ]
 
 
 async def test_usage_so_far_comes_with_every_chunk_if_wanted(nats_url: str) -> None:
     async with site(nats_url) as at, at.http() as http:
         options = {"include_usage": True, "continuous_usage_stats": True}
-        body = {"prompt": ["one two three", "one two three"], "max_tokens": 3, "stream": True, "stream_options": options}
+        body = {
+            "prompt": ["one two three", "one two three"],
+            "max_tokens": 3,
+            "stream": True,
+            "stream_options": options,
+        }
         events = sse((await http.post("/v1/completions", json=body)).text)[:-1]
-        made = [event["usage"]["completion_tokens"] for event in events if event["choices"] and event["choices"][0]["text"]]
+        made = [
+            event["usage"]["completion_tokens"]
+            for event in events
+            if event["choices"] and event["choices"][0]["text"]
+        ]
         assert made == [1, 2, 3, 4, 5, 6]
         assert {event["usage"]["prompt_tokens"] for event in events} == {6}
 
 
-async def test_a_chat_without_max_tokens_asks_for_what_fits_and_a_completion_for_16(nats_url: str) -> None:
+async def test_a_chat_without_max_tokens_asks_for_what_fits_and_a_completion_for_16(
+    nats_url: str,
+) -> None:
     async with site(nats_url) as at, at.http() as http:
         chat, likely, plain = new_id(), new_id(), new_id()
-        await http.post("/v1/chat/completions", json={"messages": CHAT}, headers={"x-request-id": chat})
-        await http.post("/v1/chat/completions", json={"messages": CHAT, "logprobs": True}, headers={"x-request-id": likely})
+        await http.post(
+            "/v1/chat/completions", json={"messages": CHAT}, headers={"x-request-id": chat}
+        )
+        await http.post(
+            "/v1/chat/completions",
+            json={"messages": CHAT, "logprobs": True},
+            headers={"x-request-id": likely},
+        )
         await http.post("/v1/completions", json={"prompt": "hi"}, headers={"x-request-id": plain})
-        asked = [at.fleet.asked[key_of(request_id)].request.sampling.max_tokens for request_id in (chat, likely, plain)]
+        asked = [
+            at.fleet.asked[key_of(request_id)].request.sampling.max_tokens
+            for request_id in (chat, likely, plain)
+        ]
         assert asked == [1_000_000, 8192, 16]
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_log_probabilities_are_written_as_each_api_has_them(nats_url: str, stream: bool) -> None:
+async def test_log_probabilities_are_written_as_each_api_has_them(
+    nats_url: str, stream: bool
+) -> None:
     async with site(nats_url) as at, at.http() as http:
         body = {"max_tokens": 2, "stream": stream}
         half = {"token": "bytes:\\xe2\\x80", "bytes": [0xE2, 0x80], "logprob": -0.25}
         whole = {"token": "\u00e9", "bytes": [0xC3, 0xA9], "logprob": -9999.0}
-        answer = await http.post("/v1/chat/completions", json=body | {"messages": CHAT, "logprobs": True, "top_logprobs": 2})
-        found = [c["logprobs"] for e in (sse(answer.text)[:-1] if stream else [answer.json()]) for c in e["choices"] if c["logprobs"]]
+        answer = await http.post(
+            "/v1/chat/completions",
+            json=body | {"messages": CHAT, "logprobs": True, "top_logprobs": 2},
+        )
+        found = [
+            c["logprobs"]
+            for e in (sse(answer.text)[:-1] if stream else [answer.json()])
+            for c in e["choices"]
+            if c["logprobs"]
+        ]
         assert [entry for one in found for entry in one["content"]] == [
-            {"token": f" w{n}", "bytes": list(f" w{n}".encode()), "logprob": -0.5 - n, "top_logprobs": [half, whole]} for n in range(2)
+            {
+                "token": f" w{n}",
+                "bytes": list(f" w{n}".encode()),
+                "logprob": -0.5 - n,
+                "top_logprobs": [half, whole],
+            }
+            for n in range(2)
         ]
         answer = await http.post("/v1/completions", json=body | {"prompt": "hi", "logprobs": 1})
-        found = [c["logprobs"] for e in (sse(answer.text)[:-1] if stream else [answer.json()]) for c in e["choices"] if c["logprobs"]]
+        found = [
+            c["logprobs"]
+            for e in (sse(answer.text)[:-1] if stream else [answer.json()])
+            for c in e["choices"]
+            if c["logprobs"]
+        ]
         assert {name: [value for one in found for value in one[name]] for name in found[0]} == {
             "tokens": [" w0", " w1"],
             "token_logprobs": [-0.5, -1.5],
-            "top_logprobs": [{"bytes:\\xe2\\x80": -0.25, " w0": -0.5}, {"bytes:\\xe2\\x80": -0.25, " w1": -1.5}],
+            "top_logprobs": [
+                {"bytes:\\xe2\\x80": -0.25, " w0": -0.5},
+                {"bytes:\\xe2\\x80": -0.25, " w1": -1.5},
+            ],
             "text_offset": [0, 3],
         }
 
 
-async def test_several_prompts_and_choices_are_several_requests_with_ids_and_seeds_of_their_own(nats_url: str) -> None:
+async def test_several_prompts_and_choices_are_several_requests_with_ids_and_seeds_of_their_own(
+    nats_url: str,
+) -> None:
     async with site(nats_url) as at, at.http() as http:
         request_id, long_id = new_id(), "x" * 64
         body = {"prompt": ["one", "two"], "n": 2, "seed": 2**63 - 1, "max_tokens": 3, "echo": True}
-        answer = (await http.post("/v1/completions", json=body, headers={"x-request-id": request_id})).json()
+        answer = (
+            await http.post("/v1/completions", json=body, headers={"x-request-id": request_id})
+        ).json()
         assert [(c["index"], c["text"]) for c in answer["choices"]] == [
             (0, "one w0 w1 w2"),
             (1, "one w0 w1 w2"),
@@ -512,23 +684,46 @@ async def test_several_prompts_and_choices_are_several_requests_with_ids_and_see
             (3, "two w0 w1 w2"),
         ]
         assert answer["usage"] == {"prompt_tokens": 6, "completion_tokens": 12, "total_tokens": 18}
-        requests = [at.fleet.asked[key_of(name)].request for name in (id_of_choice(request_id, i) for i in range(4))]
-        assert [(r.prompt, r.sampling.seed) for r in requests] == [(p, s) for p in ("one", "two") for s in (2**63 - 1, -(2**63))]
-        again = (await http.post("/v1/completions", json=body, headers={"x-request-id": request_id})).json()
+        requests = [
+            at.fleet.asked[key_of(name)].request
+            for name in (id_of_choice(request_id, i) for i in range(4))
+        ]
+        assert [(r.prompt, r.sampling.seed) for r in requests] == [
+            (p, s) for p in ("one", "two") for s in (2**63 - 1, -(2**63))
+        ]
+        again = (
+            await http.post("/v1/completions", json=body, headers={"x-request-id": request_id})
+        ).json()
         assert again["choices"] == answer["choices"]
         assert len(at.fleet.asked) == 4
         for _ in range(2):
-            answer = (await http.post("/v1/completions", json={"prompt": [[1], [2, 3]]}, headers={"x-request-id": long_id})).json()
+            answer = (
+                await http.post(
+                    "/v1/completions",
+                    json={"prompt": [[1], [2, 3]]},
+                    headers={"x-request-id": long_id},
+                )
+            ).json()
             assert answer["id"] == f"cmpl-{long_id}"
         assert len(at.fleet.asked) == 6
 
 
 async def test_choices_stream_side_by_side_each_complete_under_its_index(nats_url: str) -> None:
     async with site(nats_url) as at, at.http() as http:
-        body = {"messages": CHAT, "n": 16, "max_tokens": 20, "stream": True, "stream_options": {"include_usage": True}}
+        body = {
+            "messages": CHAT,
+            "n": 16,
+            "max_tokens": 20,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
         events = sse((await http.post("/v1/chat/completions", json=body)).text)
         assert events.pop() == "[DONE]"
-        assert events.pop()["usage"] == {"prompt_tokens": 3, "completion_tokens": 320, "total_tokens": 323}
+        assert events.pop()["usage"] == {
+            "prompt_tokens": 3,
+            "completion_tokens": 320,
+            "total_tokens": 323,
+        }
         told: dict[int, list[Any]] = {}
         for event in events:
             (choice,) = event["choices"]
@@ -536,7 +731,9 @@ async def test_choices_stream_side_by_side_each_complete_under_its_index(nats_ur
         assert sorted(told) == list(range(16))
         for chunks in told.values():
             assert chunks[0]["delta"]["role"] == "assistant"
-            assert "".join(chunk["delta"].get("content", "") for chunk in chunks) == "".join(f" w{n}" for n in range(20))
+            assert "".join(chunk["delta"].get("content", "") for chunk in chunks) == "".join(
+                f" w{n}" for n in range(20)
+            )
             assert [chunk["finish_reason"] for chunk in chunks] == [None] * 21 + ["length"]
 
 
@@ -551,11 +748,17 @@ async def test_if_one_choice_is_refused_the_answer_is_that_refusal_and_the_other
         answer = await http.post("/v1/completions", json=body, headers={"x-request-id": request_id})
         assert (answer.status_code, answer.json()["error"]["code"]) == (429, "slow_down")
         assert answer.headers["retry-after"] == ("3" if last.startswith("refuse") else "30")
-        await until(lambda: set(at.fleet.cancels) == {key_of(request_id), key_of(id_of_choice(request_id, 1))})
+        await until(
+            lambda: (
+                set(at.fleet.cancels) == {key_of(request_id), key_of(id_of_choice(request_id, 1))}
+            )
+        )
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_if_one_choice_fails_midway_the_answer_is_an_error_and_the_others_are_cancelled(nats_url: str, stream: bool) -> None:
+async def test_if_one_choice_fails_midway_the_answer_is_an_error_and_the_others_are_cancelled(
+    nats_url: str, stream: bool
+) -> None:
     async with site(nats_url) as at, at.http() as http:
         request_id = new_id()
         body = {"prompt": ["hang", "hang", "break"], "stream": stream}
@@ -565,10 +768,16 @@ async def test_if_one_choice_fails_midway_the_answer_is_an_error_and_the_others_
             assert sse(answer.text)[-1]["error"]["code"] == "server_error"
         else:
             assert (answer.status_code, answer.json()["error"]["code"]) == (500, "server_error")
-        await until(lambda: set(at.fleet.cancels) == {key_of(request_id), key_of(id_of_choice(request_id, 1))})
+        await until(
+            lambda: (
+                set(at.fleet.cancels) == {key_of(request_id), key_of(id_of_choice(request_id, 1))}
+            )
+        )
 
 
-async def test_an_answer_of_which_one_choice_was_relegated_was_served_as_flex(nats_url: str) -> None:
+async def test_an_answer_of_which_one_choice_was_relegated_was_served_as_flex(
+    nats_url: str,
+) -> None:
     async with site(nats_url) as at, at.http() as http:
         answer = await http.post("/v1/completions", json={"prompt": ["hi", "relegate"]})
         assert answer.json()["service_tier"] == "flex"
@@ -579,31 +788,53 @@ async def test_a_client_that_hangs_up_cancels_all_its_choices(nats_url: str) -> 
         request_id = new_id()
         messages = [{"role": "user", "content": "hang"}]
         async with http.stream(
-            "POST", "/v1/chat/completions", json={"messages": messages, "n": 3, "stream": True}, headers={"x-request-id": request_id}
+            "POST",
+            "/v1/chat/completions",
+            json={"messages": messages, "n": 3, "stream": True},
+            headers={"x-request-id": request_id},
         ) as answer:
             async for line in answer.aiter_lines():
                 if line.startswith("data: "):
                     break
-        await until(lambda: set(at.fleet.cancels) == {key_of(name) for name in (id_of_choice(request_id, n) for n in range(3))})
+        await until(
+            lambda: (
+                set(at.fleet.cancels)
+                == {key_of(name) for name in (id_of_choice(request_id, n) for n in range(3))}
+            )
+        )
 
 
 async def test_every_choice_counts_towards_the_limit_of_unfinished_requests(nats_url: str) -> None:
     async with site(nats_url, requests_limit=3) as at, at.http() as http:
-        assert (await http.post("/v1/completions", json={"prompt": "hi", "n": 4})).status_code == 429
-        assert (await http.post("/v1/completions", json={"prompt": "hi", "n": 3})).status_code == 200
+        assert (
+            await http.post("/v1/completions", json={"prompt": "hi", "n": 4})
+        ).status_code == 429
+        assert (
+            await http.post("/v1/completions", json={"prompt": "hi", "n": 3})
+        ).status_code == 200
         await until_metrics(http, "slackline_gateway_unfinished_requests 0")
 
 
-async def test_spans_are_named_for_the_operation_and_tell_what_was_used(nats_url: str, tmp_path: Path) -> None:
-    tracing = configure("gateway", "g", environ={"SLACKLINE_TRACE_FILE": str(tmp_path / "spans.jsonl")})
+async def test_spans_are_named_for_the_operation_and_tell_what_was_used(
+    nats_url: str, tmp_path: Path
+) -> None:
+    tracing = configure(
+        "gateway", "g", environ={"SLACKLINE_TRACE_FILE": str(tmp_path / "spans.jsonl")}
+    )
     async with site(nats_url, tracing=tracing) as at, at.http() as http:
         await http.post("/v1/chat/completions", json={"messages": CHAT, "n": 2, "max_tokens": 2})
         await http.post("/v1/completions", json={"prompt": "end expired"})
     tracing.close()
-    chat, completion = [json.loads(line) for line in (tmp_path / "spans.jsonl").read_text().splitlines()]
+    chat, completion = [
+        json.loads(line) for line in (tmp_path / "spans.jsonl").read_text().splitlines()
+    ]
     assert chat["name"] == f"chat {MODEL}"
     told = chat["attributes"]
-    assert (told["gen_ai.operation.name"], told["gen_ai.usage.input_tokens"], told["gen_ai.usage.output_tokens"]) == ("chat", 3, 4)
+    assert (
+        told["gen_ai.operation.name"],
+        told["gen_ai.usage.input_tokens"],
+        told["gen_ai.usage.output_tokens"],
+    ) == ("chat", 3, 4)
     assert told["gen_ai.response.finish_reasons"] == ["length", "length"]
     assert completion["name"] == f"text_completion {MODEL}"
     assert completion["attributes"]["error.type"] == "request_expired"
@@ -613,14 +844,20 @@ async def test_the_same_request_id_attaches_and_gives_the_same_text(nats_url: st
     async with site(nats_url) as at, at.http() as http:
         request_id = new_id()
         body = {"prompt": "once", "max_tokens": 5, "return_token_ids": True}
-        first = (await http.post("/v1/completions", json=body, headers={"x-request-id": request_id})).json()
-        again = (await http.post("/v1/completions", json=body, headers={"x-request-id": request_id})).json()
+        first = (
+            await http.post("/v1/completions", json=body, headers={"x-request-id": request_id})
+        ).json()
+        again = (
+            await http.post("/v1/completions", json=body, headers={"x-request-id": request_id})
+        ).json()
         assert first["choices"] == again["choices"]
         assert again["choices"][0]["token_ids"] == [0, 1, 2, 3, 4]
         assert len(at.fleet.asked) == 1
 
 
-async def test_a_slow_reader_gets_every_token_though_more_than_the_queue_holds_were_made(nats_url: str) -> None:
+async def test_a_slow_reader_gets_every_token_though_more_than_the_queue_holds_were_made(
+    nats_url: str,
+) -> None:
     count = 6000  # 6 MB of text: over what the sockets and the handle's 1024 events hold
     async with site(nats_url) as at, at.http() as http:
         request_id = new_id()
@@ -630,7 +867,8 @@ async def test_a_slow_reader_gets_every_token_though_more_than_the_queue_holds_w
             json={"prompt": "flood", "max_tokens": count, "stream": True},
             headers={"x-request-id": request_id},
         ) as answer:
-            await until(lambda: at.fleet.asked[key_of(request_id)].verdict is not None)  # nothing read until it has ended
+            # nothing read until it has ended
+            await until(lambda: at.fleet.asked[key_of(request_id)].verdict is not None)
             events = sse("".join([part async for part in answer.aiter_text()]))
         assert events[-1] == "[DONE]"
         assert "".join(event["choices"][0]["text"] for event in events[:-1]) == FLOOD_WORD * count
@@ -652,7 +890,9 @@ async def test_a_reader_that_reads_nothing_for_too_long_has_hung_up(nats_url: st
 async def test_a_silent_stream_is_kept_alive_by_comments(nats_url: str) -> None:
     async with site(nats_url, keepalive_s=0.05) as at, at.http() as http:
         lines: list[str] = []
-        async with http.stream("POST", "/v1/completions", json={"prompt": "wait", "max_tokens": 1, "stream": True}) as answer:
+        async with http.stream(
+            "POST", "/v1/completions", json={"prompt": "wait", "max_tokens": 1, "stream": True}
+        ) as answer:
             async for line in answer.aiter_lines():
                 lines.append(line)
                 if sum(line.startswith(":") for line in lines) == 2:
@@ -662,7 +902,10 @@ async def test_a_silent_stream_is_kept_alive_by_comments(nats_url: str) -> None:
 
 
 async def test_health_readiness_models_and_unknown_paths(nats_url: str) -> None:
-    async with gateway(nats_url) as (url, _, _), httpx.AsyncClient(base_url=url, trust_env=False) as http:
+    async with (
+        gateway(nats_url) as (url, _, _),
+        httpx.AsyncClient(base_url=url, trust_env=False) as http,
+    ):
         assert (await http.get("/ready")).status_code == 503
         assert (await http.get("/v1/models")).json() == {"object": "list", "data": []}
     async with site(nats_url, fresh_s=1.0) as at, at.http() as http, at.openai() as client:
@@ -686,12 +929,16 @@ async def test_metrics_are_in_the_prometheus_format(nats_url: str) -> None:
         await until_metrics(http, 'slackline_gateway_responses_total{status="400"} 1')
         answer = await http.get("/metrics")
         assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
-        assert re.search(r'^slackline_gateway_responses_total\{status="200"\} 1$', answer.text, re.MULTILINE)
+        assert re.search(
+            r'^slackline_gateway_responses_total\{status="200"\} 1$', answer.text, re.MULTILINE
+        )
 
 
 async def test_stopping_lets_running_streams_finish_and_takes_no_new_ones(nats_url: str) -> None:
     async with site(nats_url) as at, at.http() as http:
-        async with http.stream("POST", "/v1/completions", json={"prompt": "hang", "stream": True}) as answer:
+        async with http.stream(
+            "POST", "/v1/completions", json={"prompt": "hang", "stream": True}
+        ) as answer:
             lines = answer.aiter_lines()
             assert "w0" in [line async for line in _through(lines, "data: ")][-1]
             at.stop.set()
@@ -706,12 +953,17 @@ async def test_stopping_lets_running_streams_finish_and_takes_no_new_ones(nats_u
             await at.serving
 
 
-async def test_a_stream_cut_by_the_end_of_the_drain_is_not_cancelled_and_can_be_attached_to(nats_url: str) -> None:
+async def test_a_stream_cut_by_the_end_of_the_drain_is_not_cancelled_and_can_be_attached_to(
+    nats_url: str,
+) -> None:
     async with site(nats_url, drain_s=1.0) as at:
         request_id = new_id()
         body = {"prompt": "hang", "stream": True}
         headers = {"x-request-id": request_id}
-        async with at.http() as http, http.stream("POST", "/v1/completions", json=body, headers=headers) as answer:
+        async with (
+            at.http() as http,
+            http.stream("POST", "/v1/completions", json=body, headers=headers) as answer,
+        ):
             at.stop.set()
             with pytest.raises(httpx.RemoteProtocolError):
                 await answer.aread()
@@ -743,7 +995,9 @@ async def _refused(url: str) -> bool:
     return False
 
 
-async def test_the_process_serves_openai_clients_and_stops_cleanly_on_sigterm(nats_url: str, tmp_path: Path) -> None:
+async def test_the_process_serves_openai_clients_and_stops_cleanly_on_sigterm(
+    nats_url: str, tmp_path: Path
+) -> None:
     config = tmp_path / "slackline.toml"
     config.write_text(f"url = '{nats_url}'\n[gateway]\nport = 0\ndrain_s = 2.0\n")
     async with connect(nats_url, "stand-in") as bus, standing_in(bus):
@@ -762,7 +1016,9 @@ async def test_the_process_serves_openai_clients_and_stops_cleanly_on_sigterm(na
                 while not address:
                     line = json.loads(await process.stdout.readline())
                     address = line["address"] if line["event"] == "service.ready" else ""
-            client = openai.AsyncOpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0, timeout=20)
+            client = openai.AsyncOpenAI(
+                base_url=f"{address}/v1", api_key="none", max_retries=0, timeout=20
+            )
             async with client:
                 answer = await client.completions.create(model=MODEL, prompt="hi", max_tokens=2)
                 assert answer.choices[0].text == " w0 w1"

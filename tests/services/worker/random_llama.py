@@ -1,10 +1,11 @@
 """A small Llama with random weights in Hugging Face format, made on the spot.
 
-2.9 M parameters, stored as bfloat16 (6 MB), with the built-in byte-level tokenizer. Random weights would say garbage bytes,
-so three hidden dimensions are kept out of the network's reach (no layer writes to them): one-hot marks of the last token's
-class (vowel, consonant, neither). The output head reads them as fixed log-odds of the next letter, which forbid everything
-but lower-case letters, space, full stop and, rarely, the end; the rest of the network decides among what is left. So the
-text depends on the whole context, as a real model's does, and reads like words.
+2.9 M parameters, stored as bfloat16 (6 MB), with the built-in byte-level tokenizer. Random weights
+would say garbage bytes, so three hidden dimensions are kept out of the network's reach (no layer
+writes to them): one-hot marks of the last token's class (vowel, consonant, neither). The output
+head reads them as fixed log-odds of the next letter, which forbid everything but lower-case
+letters, space, full stop and, rarely, the end; the rest of the network decides among what is left.
+So the text depends on the whole context, as a real model's does, and reads like words.
 """
 
 import json
@@ -40,11 +41,17 @@ def make(folder: str | Path, *, seed: int = 0) -> Path:
     """Write the model unless this very one is there. Appears whole or not at all."""
     path = Path(folder)
     made = {"seed": seed, "version": _VERSION}
-    if (path / "config.json").exists() and json.loads((path / "config.json").read_text()).get("slackline") == made:
+    if (path / "config.json").exists() and json.loads((path / "config.json").read_text()).get(
+        "slackline"
+    ) == made:
         return path
     path.mkdir(parents=True, exist_ok=True)
     tokenizer = Tokenizer.builtin()
-    ids = {"bos_token_id": BUILTIN_SPECIALS["<|bos|>"], "eos_token_id": sorted(BUILTIN_ENDS), "pad_token_id": BUILTIN_SPECIALS["<|pad|>"]}
+    ids = {
+        "bos_token_id": BUILTIN_SPECIALS["<|bos|>"],
+        "eos_token_id": sorted(BUILTIN_ENDS),
+        "pad_token_id": BUILTIN_SPECIALS["<|pad|>"],
+    }
     config = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -64,21 +71,41 @@ def make(folder: str | Path, *, seed: int = 0) -> Path:
         "slackline": made,
         **ids,
     }
-    names = {"bos_token": "<|bos|>", "eos_token": "<|eos|>", "pad_token": "<|pad|>", "model_max_length": CONTEXT_TOKENS}
+    names = {
+        "bos_token": "<|bos|>",
+        "eos_token": "<|eos|>",
+        "pad_token": "<|pad|>",
+        "model_max_length": CONTEXT_TOKENS,
+    }
     with tempfile.TemporaryDirectory(dir=path) as scratch:
         draft = Path(scratch)
-        save_file(_weights(tokenizer.vocabulary, BUILTIN_SPECIALS["<|eos|>"], seed), draft / "model.safetensors", metadata={"format": "pt"})
+        save_file(
+            _weights(tokenizer.vocabulary, BUILTIN_SPECIALS["<|eos|>"], seed),
+            draft / "model.safetensors",
+            metadata={"format": "pt"},
+        )
         tokenizer.inner.save(str(draft / "tokenizer.json"))
-        (draft / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", **names}, indent=1))
+        (draft / "tokenizer_config.json").write_text(
+            json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", **names}, indent=1)
+        )
         (draft / "generation_config.json").write_text(json.dumps(ids, indent=1))
         (draft / "config.json").write_text(json.dumps(config, indent=1))
-        for name in ("model.safetensors", "tokenizer.json", "tokenizer_config.json", "generation_config.json", "config.json"):
-            os.replace(draft / name, path / name)  # config.json last: it says that the rest is there
+        for name in (
+            "model.safetensors",
+            "tokenizer.json",
+            "tokenizer_config.json",
+            "generation_config.json",
+            "config.json",
+        ):
+            # config.json last: it says that the rest is there
+            os.replace(draft / name, path / name)
     return path
 
 
 def _weights(vocabulary: int, eos: int, seed: int) -> dict[str, torch.Tensor]:
-    """Every matrix has deviation 1/sqrt(inputs), so each layer adds about as much as it was given."""
+    """Every matrix has deviation 1/sqrt(inputs), so each layer adds about as much as it was
+    given.
+    """
     generator = torch.Generator().manual_seed(seed)
 
     def draw(outputs: int, inputs: int) -> torch.Tensor:
@@ -89,7 +116,10 @@ def _weights(vocabulary: int, eos: int, seed: int) -> dict[str, torch.Tensor]:
         matrix[:_CLASSES] = 0.0
         return matrix
 
-    weights = {"model.embed_tokens.weight": _embedding(vocabulary, generator), "model.norm.weight": torch.ones(HIDDEN)}
+    weights = {
+        "model.embed_tokens.weight": _embedding(vocabulary, generator),
+        "model.norm.weight": torch.ones(HIDDEN),
+    }
     for n in range(LAYERS):
         layer = f"model.layers.{n}"
         weights |= {
@@ -121,7 +151,13 @@ def _embedding(vocabulary: int, generator: torch.Generator) -> torch.Tensor:
 
 def _log_odds(vocabulary: int, eos: int) -> torch.Tensor:
     """[vocabulary, class of the last token]."""
-    members = {"vowel": [*_VOWELS.encode()], "consonant": [*_CONSONANTS.encode()], "space": [0x20], "stop": [0x2E], "end": [eos]}
+    members = {
+        "vowel": [*_VOWELS.encode()],
+        "consonant": [*_CONSONANTS.encode()],
+        "space": [0x20],
+        "stop": [0x2E],
+        "end": [eos],
+    }
     odds = torch.full((vocabulary, _CLASSES), _FORBIDDEN)
     for kind, tokens in members.items():
         for last, share in enumerate(_SHARES[kind]):

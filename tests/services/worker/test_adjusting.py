@@ -1,4 +1,6 @@
-"""What parameters do to logits, against the processors of transformers; and that a row is its own, whoever else is in the batch."""
+"""What parameters do to logits, against the processors of transformers; and that a row is its own,
+whoever else is in the batch.
+"""
 
 from pathlib import Path
 from random import Random
@@ -33,46 +35,72 @@ def drawn(seed: int, rows: int = 1) -> Any:
     return torch.randn(rows, VOCABULARY, generator=torch.Generator().manual_seed(seed)) * 3
 
 
-def of(logits: Any, prompt: list[int], output: list[int], ends: tuple[int, ...] = (), **asked: Any) -> Any:
+def of(
+    logits: Any, prompt: list[int], output: list[int], ends: tuple[int, ...] = (), **asked: Any
+) -> Any:
     return adjusted(logits, [Written(Sampling(**asked), len(prompt), [*prompt, *output], ends)])
 
 
 @seeded
 @given(st.integers(0, 999), tokens, tokens, st.sampled_from([0.5, 1.3, 2.0]))
-def test_repetition_is_penalised_as_by_transformers(seed: int, prompt: list[int], output: list[int], penalty: float) -> None:
+def test_repetition_is_penalised_as_by_transformers(
+    seed: int, prompt: list[int], output: list[int], penalty: float
+) -> None:
     wanted = RepetitionPenaltyLogitsProcessor(penalty)(torch.tensor([prompt + output]), drawn(seed))
     assert torch.equal(of(drawn(seed), prompt, output, repetition_penalty=penalty), wanted)
 
 
 @seeded
-@given(st.integers(0, 999), st.dictionaries(st.integers(0, VOCABULARY - 1), st.floats(-100, 100, width=32), min_size=1, max_size=5))
+@given(
+    st.integers(0, 999),
+    st.dictionaries(
+        st.integers(0, VOCABULARY - 1), st.floats(-100, 100, width=32), min_size=1, max_size=5
+    ),
+)
 def test_biases_are_added_as_by_transformers(seed: int, bias: dict[int, float]) -> None:
-    processor = SequenceBiasLogitsProcessor([[[token], float(value)] for token, value in bias.items()])
-    assert torch.allclose(of(drawn(seed), [1], [2], logit_bias=bias), processor(torch.tensor([[1, 2]]), drawn(seed)))
+    processor = SequenceBiasLogitsProcessor(
+        [[[token], float(value)] for token, value in bias.items()]
+    )
+    assert torch.allclose(
+        of(drawn(seed), [1], [2], logit_bias=bias), processor(torch.tensor([[1, 2]]), drawn(seed))
+    )
 
 
 @seeded
 @given(st.integers(0, 999), tokens, tokens, st.integers(1, 25))
-def test_no_end_is_drawn_before_min_tokens_as_by_transformers(seed: int, prompt: list[int], output: list[int], least: int) -> None:
+def test_no_end_is_drawn_before_min_tokens_as_by_transformers(
+    seed: int, prompt: list[int], output: list[int], least: int
+) -> None:
     processor = MinNewTokensLengthLogitsProcessor(len(prompt), least, [3, 9])
     wanted = processor(torch.tensor([prompt + output]), drawn(seed))
     assert torch.equal(of(drawn(seed), prompt, output, (3, 9), min_tokens=least), wanted)
 
 
 def test_presence_and_frequency_look_at_the_output_alone() -> None:
-    changed = of(torch.zeros(1, VOCABULARY), [5, 6], [7, 7, 7, 8], presence_penalty=0.5, frequency_penalty=0.25)[0]
+    changed = of(
+        torch.zeros(1, VOCABULARY),
+        [5, 6],
+        [7, 7, 7, 8],
+        presence_penalty=0.5,
+        frequency_penalty=0.25,
+    )[0]
     assert changed[[5, 6, 7, 8]].tolist() == [0.0, 0.0, -1.25, -0.75]
 
 
 @seeded
-@given(st.integers(0, 999), st.sampled_from([0.01, 0.1, 0.5, 1.0]), st.sampled_from([0.5, 1.0, 2.0]))
-def test_min_p_leaves_the_tokens_that_transformers_leaves(seed: int, min_p: float, temperature: float) -> None:
+@given(
+    st.integers(0, 999), st.sampled_from([0.01, 0.1, 0.5, 1.0]), st.sampled_from([0.5, 1.0, 2.0])
+)
+def test_min_p_leaves_the_tokens_that_transformers_leaves(
+    seed: int, min_p: float, temperature: float
+) -> None:
     left = MinPLogitsWarper(min_p)(torch.tensor([[0]]), drawn(seed) / temperature)[0].isfinite()
     sampling = Sampling(min_p=min_p, temperature=temperature)
     found = choose(drawn(seed).expand(300, -1), [Draw(sampling, seed, n) for n in range(300)])
     assert all(left[token] for token in found)
     likely = (drawn(seed)[0] / temperature).softmax(-1).masked_fill(~left, 0.0)
-    certain = (likely / likely.sum() > 0.05).nonzero()[:, 0].tolist()  # missed by 300 draws once in five million times
+    # missed by 300 draws once in five million times
+    certain = (likely / likely.sum() > 0.05).nonzero()[:, 0].tolist()
     assert set(certain) <= set(found)
 
 
@@ -111,7 +139,9 @@ def test_greedy_output_is_that_of_transformers_whatever_the_schedule(tmp_path: P
             return_dict_in_generate=True, output_scores=True,
         )  # fmt: skip
         best = torch.cat(out.scores).topk(2).values
-        sure = next((n for n, lead in enumerate((best[:, 0] - best[:, 1]).tolist()) if lead < CLOSE), OUTPUT)
+        sure = next(
+            (n for n, lead in enumerate((best[:, 0] - best[:, 1]).tolist()) if lead < CLOSE), OUTPUT
+        )
         assert said.tokens[:sure] == out.sequences[0, len(prompt) :].tolist()[:sure]
         compared += sure
     assert compared > 3 * OUTPUT

@@ -1,4 +1,6 @@
-"""An engine in a process of its own: it does what it would do here, and neither it nor its worker outlives the other."""
+"""An engine in a process of its own: it does what it would do here, and neither it nor its worker
+outlives the other.
+"""
 
 import asyncio
 import os
@@ -43,15 +45,27 @@ asyncio.run(main())
 
 
 def turns(prompts: Sequence[list[int]], outputs: int) -> list[Turn]:
-    """All prompts at once, then as many decodes of each; a stop string, a seed and logprobs among what is asked for."""
+    """All prompts at once, then as many decodes of each; a stop string, a seed and logprobs among
+    what is asked for.
+    """
     asked = Sampling(temperature=0.8, top_p=0.9, stop=["zzzz"], logprobs=2, max_tokens=outputs + 1)
-    loads = [TurnLoad(n, prompt, 0, asked, 100 + n, "", Resume()) for n, prompt in enumerate(prompts)]
+    loads = [
+        TurnLoad(n, prompt, 0, asked, 100 + n, "", Resume()) for n, prompt in enumerate(prompts)
+    ]
 
     def work(slot: int, tokens: int) -> TurnWork:
         return TurnWork(slot, tokens, True, outputs + 1, FinishReason.LENGTH, frozenset({0}))
 
-    first = Turn(None, [], [], loads, [work(n, len(prompt)) for n, prompt in enumerate(prompts)], None, [])
-    return [first, *(Turn(None, [], [], [], [work(n, 1) for n in range(len(prompts))], None, []) for _ in range(outputs))]
+    first = Turn(
+        None, [], [], loads, [work(n, len(prompt)) for n, prompt in enumerate(prompts)], None, []
+    )
+    return [
+        first,
+        *(
+            Turn(None, [], [], [], [work(n, 1) for n in range(len(prompts))], None, [])
+            for _ in range(outputs)
+        ),
+    ]
 
 
 async def run_all(runner: Runner, asked: Sequence[Turn]) -> list[object]:
@@ -59,12 +73,20 @@ async def run_all(runner: Runner, asked: Sequence[Turn]) -> list[object]:
 
 
 def plain(ran: Ran) -> Ran:
-    return ran._replace(done=[one._replace(tokens=list(one.tokens), logprobs=list(one.logprobs)) for one in ran.done])
+    return ran._replace(
+        done=[
+            one._replace(tokens=list(one.tokens), logprobs=list(one.logprobs)) for one in ran.done
+        ]
+    )
 
 
-async def test_an_engine_of_its_own_process_says_what_it_would_say_here_and_forgets_when_told() -> None:
+async def test_an_engine_of_its_own_process_says_what_it_would_say_here_and_forgets_when_told() -> (
+    None
+):
     rng = Random(SEED)
-    asked = turns([[rng.randint(1, 200) for _ in range(length)] for length in (3, 17, 60)], outputs=12)
+    asked = turns(
+        [[rng.randint(1, 200) for _ in range(length)] for length in (3, 17, 60)], outputs=12
+    )
     here = TurnTaker(*make(TORCH))
     expected = await run_all(VirtualRunner(here), asked)
     async with engine_process(TORCH, asyncio.Event()) as engine:
@@ -83,12 +105,21 @@ async def test_a_turn_larger_than_the_socket_takes_at_once_arrives_whole() -> No
         assert engine is not None
         expected = await run_all(engine, asked)
         await engine.reset()
-        assert await run_all(engine, [turn._replace(skipped=list(range(100_000, 700_000))) for turn in asked]) == expected  # 3 MB each
+        # 3 MB each
+        assert (
+            await run_all(
+                engine, [turn._replace(skipped=list(range(100_000, 700_000))) for turn in asked]
+            )
+            == expected
+        )
 
 
 async def test_a_turn_that_was_given_up_on_does_not_answer_for_the_next() -> None:
     rng = Random(SEED)
-    long, asked = turns([[rng.randint(1, 200) for _ in range(900)]], outputs=0), turns([[9, 8, 7]], outputs=3)
+    long, asked = (
+        turns([[rng.randint(1, 200) for _ in range(900)]], outputs=0),
+        turns([[9, 8, 7]], outputs=3),
+    )
     async with engine_process(TORCH, asyncio.Event()) as engine:
         assert engine is not None
         expected = await run_all(engine, asked)
@@ -100,7 +131,9 @@ async def test_a_turn_that_was_given_up_on_does_not_answer_for_the_next() -> Non
 
 
 async def test_a_profile_is_measured_where_the_engine_is() -> None:
-    async with engine_process(WorkerConfig(engine="torch", profile_s=1.0), asyncio.Event()) as engine:
+    async with engine_process(
+        WorkerConfig(engine="torch", profile_s=1.0), asyncio.Event()
+    ) as engine:
         assert engine is not None
         assert engine.fitted is not None
         assert engine.fitted.model == engine.facts.model
@@ -122,7 +155,9 @@ async def test_whoever_asks_a_killed_engine_hears_how_it_ended() -> None:
 
 
 async def test_a_failure_in_the_engine_ends_it_and_is_told() -> None:
-    unknown = Turn(None, [], [], [], [TurnWork(3, 1, True, 1, FinishReason.LENGTH, frozenset())], None, [])
+    unknown = Turn(
+        None, [], [], [], [TurnWork(3, 1, True, 1, FinishReason.LENGTH, frozenset())], None, []
+    )
     async with engine_process(TORCH, asyncio.Event()) as engine:
         assert engine is not None
         with pytest.raises(EngineError, match="exit status 1"):
@@ -140,11 +175,14 @@ async def test_a_stop_while_the_engine_loads_ends_it_at_once() -> None:
 
 @pytest.mark.parametrize("ready", [True, False], ids=["ready", "measuring"])
 def test_no_engine_outlives_a_worker_that_was_killed(ready: bool) -> None:
-    with subprocess.Popen([sys.executable, "-c", BEGIN, "0.0" if ready else "50.0"], stdout=subprocess.PIPE) as worker:
+    with subprocess.Popen(
+        [sys.executable, "-c", BEGIN, "0.0" if ready else "50.0"], stdout=subprocess.PIPE
+    ) as worker:
         wait_for(lambda: len(children_of(worker.pid)) == 1, WITHIN_S)
         (engine,) = children_of(worker.pid)
         assert worker.stdout is not None
-        said = worker.stdout.readline()  # what the engine logs as it begins to measure comes here, too
+        # what the engine logs as it begins to measure comes here, too
+        said = worker.stdout.readline()
         assert (b"ready" if ready else b"profile.measuring") in said
         worker.kill()
         wait_for(lambda: gone(engine), WITHIN_S)

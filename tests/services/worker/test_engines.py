@@ -1,4 +1,6 @@
-"""Engines do exactly what they are told: in the predicted time, with exact books, and the model's own tokens."""
+"""Engines do exactly what they are told: in the predicted time, with exact books, and the model's
+own tokens.
+"""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -23,12 +25,16 @@ seeded = settings(deadline=None, print_blob=True, max_examples=100)
 
 
 class Toy:
-    """A profile that knows prefill from decode: 5 ms, 0.1 ms a chunk's token, 0.5 ms a decode, 1 us a cached token of one."""
+    """A profile that knows prefill from decode: 5 ms, 0.1 ms a chunk's token, 0.5 ms a decode, 1 us
+    a cached token of one.
+    """
 
     name = "toy"
 
     def batch_s(self, shape: BatchShape) -> float:
-        return 5e-3 + 1e-4 * shape.prefill_tokens + 5e-4 * shape.decodes + 1e-6 * shape.decode_context
+        return (
+            5e-3 + 1e-4 * shape.prefill_tokens + 5e-4 * shape.decodes + 1e-6 * shape.decode_context
+        )
 
     def prefill_budget(self, shape: BatchShape, cached: int, budget_s: float, limit: int) -> int:
         return limit
@@ -52,12 +58,24 @@ def sim(facts: EngineFacts = SIM, **options: Any) -> SimEngine:
     return SimEngine(facts, Toy(), **{"wait": None, "clock": time.monotonic, **options})
 
 
-def load(engine: Engine, slot: int, tokens: Sequence[int], generated: int = 0, sampling: Sampling | None = None, seed: int = 1) -> None:
+def load(
+    engine: Engine,
+    slot: int,
+    tokens: Sequence[int],
+    generated: int = 0,
+    sampling: Sampling | None = None,
+    seed: int = 1,
+) -> None:
     engine.load(Load(Slot(slot), tokens, generated, sampling or Sampling(temperature=0.0), seed))
 
 
 def run(engine: Engine, *work: tuple[int, int, bool]) -> list[list[int]]:
-    return [list(done.tokens) for done in engine.execute([Work(Slot(slot), n, emits) for slot, n, emits in work], None).done]
+    return [
+        list(done.tokens)
+        for done in engine.execute(
+            [Work(Slot(slot), n, emits) for slot, n, emits in work], None
+        ).done
+    ]
 
 
 # ---------------------------------------------------------------- sim
@@ -132,8 +150,12 @@ def test_the_profile_is_asked_for_the_batch_as_the_planner_sees_it() -> None:
     assert seen[1] == BatchShape(decodes=1, decode_context=10).with_chunk(24, 16)
 
 
-def play(engine: Engine, rng: Random, steps: int, tokens_of: Callable[[int], list[int]]) -> Iterator[dict[int, int]]:
-    """Random loads, mixed batches, preemptions and releases. Yields the blocks each slot must hold (computed positions)."""
+def play(
+    engine: Engine, rng: Random, steps: int, tokens_of: Callable[[int], list[int]]
+) -> Iterator[dict[int, int]]:
+    """Random loads, mixed batches, preemptions and releases. Yields the blocks each slot must hold
+    (computed positions).
+    """
     facts = engine.facts
     known: dict[int, list[int]] = {}
     computed: dict[int, int] = {}
@@ -230,14 +252,18 @@ def test_output_is_readable_and_the_same_after_a_preemption() -> None:
 
 @seeded
 @given(st.integers(0, 2**32), st.integers(2, 6))
-def test_accepted_drafts_change_the_pace_but_not_the_text_and_rejected_ones_hold_no_kv(seed: int, cap: int) -> None:
+def test_accepted_drafts_change_the_pace_but_not_the_text_and_rejected_ones_hold_no_kv(
+    seed: int, cap: int
+) -> None:
     plain, fast = sim(), sim(SIM._replace(draft=0.05))
     for engine in (plain, fast):
         load(engine, 0, [1] * 9, seed=seed)
     out = [run(engine, (0, 9, True))[0] for engine in (plain, fast)]
     for _ in range(60):
         out[0] += run(plain, (0, 1, True))[0]
-    selection = Selection(method="chain", depth=pack([cap - 1]), width=pack([1]), needed=bytes(4), budget_tokens=cap)
+    selection = Selection(
+        method="chain", depth=pack([cap - 1]), width=pack([1]), needed=bytes(4), budget_tokens=cap
+    )
     steps, verified = 0, 0
     while len(out[1]) <= 60 - cap:
         done = fast.execute([Work(Slot(0), cap, True)], selection).done[0]
@@ -250,8 +276,12 @@ def test_accepted_drafts_change_the_pace_but_not_the_text_and_rejected_ones_hold
     assert verified > steps
 
 
-def test_drafting_takes_its_part_of_the_time_and_without_a_draft_model_the_root_is_verified_alone() -> None:
-    selection = Selection(method="chain", depth=pack([2, 0]), width=pack([1, 1]), needed=bytes(8), budget_tokens=3)
+def test_drafting_takes_its_part_of_the_time_and_without_a_draft_model_the_root_is_verified_alone() -> (
+    None
+):
+    selection = Selection(
+        method="chain", depth=pack([2, 0]), width=pack([1, 1]), needed=bytes(8), budget_tokens=3
+    )
     took_s = {}
     for draft in (0.0, 0.1):
         engine = sim(SIM._replace(draft=draft), pace=2.0)
@@ -262,7 +292,8 @@ def test_drafting_takes_its_part_of_the_time_and_without_a_draft_model_the_root_
         took_s[draft] = outcome.exec_s
         assert [done.drafted for done in outcome.done] == [2 if draft else 0, 0]
     assert took_s[0.0] == pytest.approx(2 * (5e-3 + 16e-4 + 5e-4 + 10e-6))
-    drafting_s = 0.1 * (5e-3 + 11e-4) + 0.1 * (5e-3 + 5e-4 + 11e-6)  # first the whole context, which the draft has not seen
+    # first the whole context, which the draft has not seen
+    drafting_s = 0.1 * (5e-3 + 11e-4) + 0.1 * (5e-3 + 5e-4 + 11e-6)
     verifying_s = 5e-4 + 10e-6 + 2e-4  # a decode, and two drafts
     assert took_s[0.1] == pytest.approx(2 * (5e-3 + 16e-4 + verifying_s + drafting_s))
 
@@ -277,7 +308,9 @@ def test_how_well_real_sleeps_keep_the_timeline() -> None:
         ends.append(time.monotonic())
     late_s = [end - at for end, at in zip(ends, predicted_s, strict=True)]
     late_us = sorted((each - min(late_s)) * 1e6 for each in late_s)
-    print(f"sim: 50 iterations of 22 ms, their ends late by p50 {late_us[25]:.0f} us, p98 {late_us[49]:.0f} us")
+    print(
+        f"sim: 50 iterations of 22 ms, their ends late by p50 {late_us[25]:.0f} us, p98 {late_us[49]:.0f} us"
+    )
 
 
 # ---------------------------------------------------------------- draws

@@ -1,4 +1,6 @@
-"""What a client reads: whole characters, cut before a stop string, alike however the tokens come."""
+"""What a client reads: whole characters, cut before a stop string, alike however the tokens
+come.
+"""
 
 import time
 from itertools import pairwise
@@ -26,7 +28,9 @@ def pieces(tokens: list[int], cuts: list[int]) -> list[list[int]]:
 
 
 def expected(text: str, stops: list[str]) -> tuple[str, int | None]:
-    """Text before the stop string that ends first (the longest of those), and how many bytes it takes to see it."""
+    """Text before the stop string that ends first (the longest of those), and how many bytes it
+    takes to see it.
+    """
     for n in range(1, len(text) + 1):
         ending = [stop for stop in stops if text[:n].endswith(stop)]
         if ending:
@@ -36,7 +40,9 @@ def expected(text: str, stops: list[str]) -> tuple[str, int | None]:
 
 @seeded
 @given(texts, stops, cuts)
-def test_text_ends_before_the_first_stop_string_wherever_tokens_are_split(text: str, stops: list[str], cuts: list[int]) -> None:
+def test_text_ends_before_the_first_stop_string_wherever_tokens_are_split(
+    text: str, stops: list[str], cuts: list[int]
+) -> None:
     speaker = Speaker(TOKENIZER)
     speaker.open(SLOT, Sampling(stop=stops))
     wanted, stop_at = expected(text, stops)
@@ -55,7 +61,9 @@ def test_text_ends_before_the_first_stop_string_wherever_tokens_are_split(text: 
 
 @seeded
 @given(texts, stops, cuts)
-def test_an_attempt_that_moves_between_any_two_tokens_loses_and_doubles_nothing(text: str, stops: list[str], cuts: list[int]) -> None:
+def test_an_attempt_that_moves_between_any_two_tokens_loses_and_doubles_nothing(
+    text: str, stops: list[str], cuts: list[int]
+) -> None:
     tokens = TOKENIZER.encode(text)
     said, made, stopped = "", 0, False
     for piece in pieces(tokens, cuts):
@@ -72,7 +80,9 @@ def test_an_attempt_that_moves_between_any_two_tokens_loses_and_doubles_nothing(
 
 @seeded
 @given(texts, stops)
-def test_nothing_is_held_back_but_the_beginning_of_a_stop_string_or_character(text: str, stops: list[str]) -> None:
+def test_nothing_is_held_back_but_the_beginning_of_a_stop_string_or_character(
+    text: str, stops: list[str]
+) -> None:
     speaker = Speaker(TOKENIZER)
     speaker.open(SLOT, Sampling(stop=stops))
     spoken = speaker.say(SLOT, TOKENIZER.encode(text))
@@ -108,26 +118,37 @@ def test_after_a_stop_nothing_more_is_said_and_slots_are_apart() -> None:
 
 def test_how_long_a_token_takes_to_say() -> None:
     tokens = TOKENIZER.encode("plain words, one after the other. " * 300)
-    for name, sampling in {"no stop": Sampling(), "two stops": Sampling(stop=["\n\n", "and"])}.items():
+    for name, sampling in {
+        "no stop": Sampling(),
+        "two stops": Sampling(stop=["\n\n", "and"]),
+    }.items():
         speaker = Speaker(TOKENIZER)
         speaker.open(SLOT, sampling)
         began_s = time.perf_counter()
         for token in tokens:
             speaker.say(SLOT, (token,))
-        print(f"speaker, {name}: {(time.perf_counter() - began_s) / len(tokens) * 1e6:.2f} us per token")
+        print(
+            f"speaker, {name}: {(time.perf_counter() - began_s) / len(tokens) * 1e6:.2f} us per token"
+        )
 
 
 @seeded
 @given(texts, stops, cuts, st.integers(0, 60))
-def test_a_stop_string_that_is_whole_within_min_tokens_is_not_heeded(text: str, stops: list[str], cuts: list[int], least: int) -> None:
+def test_a_stop_string_that_is_whole_within_min_tokens_is_not_heeded(
+    text: str, stops: list[str], cuts: list[int], least: int
+) -> None:
     """The built-in tokens are bytes."""
 
     def cut_at(n: int) -> str | None:
         ending = [stop for stop in stops if text[:n].endswith(stop)]
-        return text[: n - max(map(len, ending))] if ending and len(text[:n].encode()) > least else None
+        return (
+            text[: n - max(map(len, ending))] if ending and len(text[:n].encode()) > least else None
+        )
 
     tokens = list(text.encode())
-    wanted = next((found for n in range(1, len(text) + 1) if (found := cut_at(n)) is not None), None)
+    wanted = next(
+        (found for n in range(1, len(text) + 1) if (found := cut_at(n)) is not None), None
+    )
     speaker = Speaker(TOKENIZER)
     speaker.open(SLOT, Sampling(stop=stops, min_tokens=least))
     said, stopped = "", False

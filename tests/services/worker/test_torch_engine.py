@@ -1,6 +1,8 @@
-"""The torch engine says what transformers' own `generate` says, whatever is computed together, in whatever pieces and places.
+"""The torch engine says what transformers' own `generate` says, whatever is computed together, in
+whatever pieces and places.
 
-Longer: SLACKLINE_TORCH_EXAMPLES=1000 .venv/bin/python -m pytest tests/services/worker/test_torch_engine.py
+Longer: SLACKLINE_TORCH_EXAMPLES=1000 .venv/bin/python -m pytest
+tests/services/worker/test_torch_engine.py
 """
 
 import os
@@ -28,7 +30,8 @@ from services.worker.engines.sampling import Draw, choose, likelihoods  # noqa: 
 from services.worker.engines.torch_engine import TorchEngine  # noqa: E402
 from tests.services.worker import random_llama  # noqa: E402
 
-EXAMPLES = int(os.environ.get("SLACKLINE_TORCH_EXAMPLES", "8"))  # of every family and way to compute
+# of every family and way to compute
+EXAMPLES = int(os.environ.get("SLACKLINE_TORCH_EXAMPLES", "8"))
 seeded = settings(deadline=None, print_blob=True, max_examples=EXAMPLES)
 GREEDY = Sampling(temperature=0.0)
 OUTPUT, CLOSE = 12, 1e-4  # tokens generated; a lead of the likeliest token that rounding may turn
@@ -37,11 +40,27 @@ FAMILIES = ("Llama", "Qwen2", "Qwen3", "OPT")
 
 def tiny_model(folder: Path, family: str, **options: Any) -> Path:
     """Two layers of random weights, large enough that the next token is seldom a close call."""
-    size = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 261, "max_position_embeddings": 256}
-    size |= {"word_embed_proj_dim": 64, "ffn_dim": 128} if family == "OPT" else {"intermediate_size": 128}
+    size = {
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "vocab_size": 261,
+        "max_position_embeddings": 256,
+    }
+    size |= (
+        {"word_embed_proj_dim": 64, "ffn_dim": 128}
+        if family == "OPT"
+        else {"intermediate_size": 128}
+    )
     size |= {"num_key_value_heads": 2} if family not in ("OPT", "GPTNeoX", "Mamba") else {}
-    size |= {"head_dim": 16} if family in ("Llama", "Qwen3", "Mistral") or family.startswith("Gemma") else {}
-    config = getattr(transformers, f"{family}Config")(**{**size, **options}, bos_token_id=256, eos_token_id=257, pad_token_id=258)
+    size |= (
+        {"head_dim": 16}
+        if family in ("Llama", "Qwen3", "Mistral") or family.startswith("Gemma")
+        else {}
+    )
+    config = getattr(transformers, f"{family}Config")(
+        **{**size, **options}, bos_token_id=256, eos_token_id=257, pad_token_id=258
+    )
     torch.manual_seed(0)
     model: Any = transformers.AutoModelForCausalLM.from_config(config)
     for weights in model.parameters():
@@ -55,7 +74,9 @@ def tiny_model(folder: Path, family: str, **options: Any) -> Path:
 
 
 class Expected(NamedTuple):
-    """What `generate` made of a prompt; `leads`: by how much each token beat the next likely one."""
+    """What `generate` made of a prompt; `leads`: by how much each token beat the next likely
+    one.
+    """
 
     tokens: list[int]
     leads: list[float]
@@ -82,7 +103,10 @@ def bank(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Bank]:
         folder = tiny_model(tmp_path_factory.mktemp(family), family)
         model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         rng = Random(7)
-        prompts = [[rng.randrange(256) for _ in range(n)] for n in (1, 2, 3, 7, 8, 9, 16, 17, 23, 31, 40, 55)]
+        prompts = [
+            [rng.randrange(256) for _ in range(n)]
+            for n in (1, 2, 3, 7, 8, 9, 16, 17, 23, 31, 40, 55)
+        ]
         return Bank(folder, prompts, [generate(model, prompt) for prompt in prompts])
 
     return make
@@ -90,19 +114,40 @@ def bank(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Bank]:
 
 def generate(model: Any, prompt: list[int]) -> Expected:
     out = model.generate(
-        torch.tensor([prompt]), max_new_tokens=OUTPUT, do_sample=False, eos_token_id=None, return_dict_in_generate=True, output_logits=True
+        torch.tensor([prompt]),
+        max_new_tokens=OUTPUT,
+        do_sample=False,
+        eos_token_id=None,
+        return_dict_in_generate=True,
+        output_logits=True,
     )
     logits = torch.cat(out.logits)
     best = logits.topk(2).values
-    return Expected(out.sequences[0, len(prompt) :].tolist(), (best[:, 0] - best[:, 1]).tolist(), logits.log_softmax(-1))
+    return Expected(
+        out.sequences[0, len(prompt) :].tolist(),
+        (best[:, 0] - best[:, 1]).tolist(),
+        logits.log_softmax(-1),
+    )
 
 
-def load(engine: TorchEngine, slot: int, tokens: Sequence[int], generated: int = 0, sampling: Sampling = GREEDY, seed: int = 1) -> None:
+def load(
+    engine: TorchEngine,
+    slot: int,
+    tokens: Sequence[int],
+    generated: int = 0,
+    sampling: Sampling = GREEDY,
+    seed: int = 1,
+) -> None:
     engine.load(Load(Slot(slot), tokens, generated, sampling, seed))
 
 
 def run(engine: TorchEngine, *work: tuple[int, int, bool]) -> list[list[int]]:
-    return [list(done.tokens) for done in engine.execute([Work(Slot(slot), n, emits) for slot, n, emits in work], None).done]
+    return [
+        list(done.tokens)
+        for done in engine.execute(
+            [Work(Slot(slot), n, emits) for slot, n, emits in work], None
+        ).done
+    ]
 
 
 class Said(NamedTuple):
@@ -114,9 +159,15 @@ class Said(NamedTuple):
 
 
 def play(
-    engine: TorchEngine, rng: Random, prompts: Sequence[Sequence[int]], sampling: Callable[[int], Sampling], slots: int
+    engine: TorchEngine,
+    rng: Random,
+    prompts: Sequence[Sequence[int]],
+    sampling: Callable[[int], Sampling],
+    slots: int,
 ) -> Iterator[Said]:
-    """Every prompt until it has OUTPUT tokens: random chunks, mixes and order, preemptions and holds; the books are checked throughout."""
+    """Every prompt until it has OUTPUT tokens: random chunks, mixes and order, preemptions and
+    holds; the books are checked throughout.
+    """
     facts = engine.facts
 
     def blocks(tokens: int) -> int:
@@ -156,26 +207,41 @@ def play(
                 yield Said(request[slot], known[slot][len(prompt) :], told[slot])
             elif not (rng.random() < 0.05 or (not work and rng.random() < 0.5)):
                 continue
-            engine.release(Slot(slot))  # over, or preempted: computed again, from its prompt and what it has said
+            # over, or preempted: computed again, from its prompt and what it has said
+            engine.release(Slot(slot))
             free += blocks(computed[slot])
             if made >= OUTPUT:
                 del known[slot], computed[slot]
             else:
                 computed[slot] = 0
-                load(engine, slot, known[slot], generated=made, sampling=sampling(request[slot]), seed=request[slot])
-        assert engine.snapshot().free_blocks == free == facts.kv_blocks - sum(blocks(n) for n in computed.values())
+                load(
+                    engine,
+                    slot,
+                    known[slot],
+                    generated=made,
+                    sampling=sampling(request[slot]),
+                    seed=request[slot],
+                )
+        assert (
+            engine.snapshot().free_blocks
+            == free
+            == facts.kv_blocks - sum(blocks(n) for n in computed.values())
+        )
         assert set(engine.snapshot().slots) == set(known)
     assert engine.snapshot() == (facts.kv_blocks, [])
 
 
 @pytest.mark.parametrize("way", ["as it comes", "without sparse kernels", "gathered"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_greedy_tokens_are_those_of_generate(family: str, way: str, bank: Callable[[str], Bank]) -> None:
+def test_greedy_tokens_are_those_of_generate(
+    family: str, way: str, bank: Callable[[str], Bank]
+) -> None:
     folder, prompts, expected = bank(family)
     engine = TorchEngine(folder, profile="toy", kv_blocks=30, block_tokens=4, max_slots=6)
     assert engine._model.is_flat
     assert engine._model._in_place
-    engine._model._sparse &= way != "without sparse kernels"  # what other builds and devices compute with
+    # what other builds and devices compute with
+    engine._model._sparse &= way != "without sparse kernels"
     engine._model._in_place &= way != "gathered"
 
     @seeded
@@ -183,7 +249,9 @@ def test_greedy_tokens_are_those_of_generate(family: str, way: str, bank: Callab
     def check(seed: int) -> None:
         rng = Random(seed)
         asked = [rng.choice([None, 0, 1, 5]) for _ in prompts]
-        for said in play(engine, rng, prompts, lambda n: Sampling(temperature=0.0, logprobs=asked[n]), slots=6):
+        for said in play(
+            engine, rng, prompts, lambda n: Sampling(temperature=0.0, logprobs=asked[n]), slots=6
+        ):
             want, top = expected[said.request], asked[said.request]
             sure = want.sure
             assert said.tokens[:sure] == want.tokens[:sure]
@@ -191,8 +259,12 @@ def test_greedy_tokens_are_those_of_generate(family: str, way: str, bank: Callab
             for n, likely in enumerate(said.logprobs[:sure]):
                 known = want.logprobs[n]
                 assert likely.logprob == pytest.approx(float(known[said.tokens[n]]), abs=1e-4)
-                assert [value for _, value in likely.top] == pytest.approx(known.topk(top).values.tolist(), abs=1e-4)
-                assert [float(known[token]) for token, _ in likely.top] == pytest.approx([value for _, value in likely.top], abs=1e-4)
+                assert [value for _, value in likely.top] == pytest.approx(
+                    known.topk(top).values.tolist(), abs=1e-4
+                )
+                assert [float(known[token]) for token, _ in likely.top] == pytest.approx(
+                    [value for _, value in likely.top], abs=1e-4
+                )
 
     check()
     calls = [lead for want in expected for lead in want.leads]
@@ -209,7 +281,9 @@ ASKED = (
 )
 
 
-def test_sampled_tokens_depend_neither_on_the_batch_nor_on_the_chunks(bank: Callable[[str], Bank]) -> None:
+def test_sampled_tokens_depend_neither_on_the_batch_nor_on_the_chunks(
+    bank: Callable[[str], Bank],
+) -> None:
     folder, prompts, _ = bank("Llama")
     engine = TorchEngine(folder, profile="toy", kv_blocks=40, block_tokens=4, max_slots=8)
 
@@ -227,7 +301,10 @@ def test_sampled_tokens_depend_neither_on_the_batch_nor_on_the_chunks(bank: Call
     @seeded
     @given(st.integers(0, 2**32))
     def check(seed: int) -> None:
-        assert {said.request: said.tokens for said in play(engine, Random(seed), prompts, asked, slots=8)} == alone
+        assert {
+            said.request: said.tokens
+            for said in play(engine, Random(seed), prompts, asked, slots=8)
+        } == alone
 
     check()
 
@@ -235,7 +312,10 @@ def test_sampled_tokens_depend_neither_on_the_batch_nor_on_the_chunks(bank: Call
 @pytest.mark.parametrize("family", ["GPTNeoX", "Gemma", "Mistral", "Phi3", "Olmo2"])
 def test_other_families_come_for_free(family: str, tmp_path: Path) -> None:
     engine = TorchEngine(tiny_model(tmp_path, family), profile="toy", kv_blocks=32, block_tokens=8)
-    want = generate(transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32), [*range(3, 43)])
+    want = generate(
+        transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32),
+        [*range(3, 43)],
+    )
     for slot in (1, 2):
         load(engine, slot, [*range(3, 43)])
     run(engine, (1, 7, False), (2, 13, False))
@@ -250,13 +330,19 @@ def test_other_families_come_for_free(family: str, tmp_path: Path) -> None:
     [
         ("Mistral", {"sliding_window": 64}, "sliding_window"),
         ("Gemma2", {}, "softcap"),
-        ("Llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, "longest of a batch"),
+        (
+            "Llama",
+            {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}},
+            "longest of a batch",
+        ),
         ("Mamba", {}, "layers this engine cannot compute: linear_attention"),
         ("Bloom", {}, "cannot be replaced"),
         ("GptOss", {"num_local_experts": 4}, "s_aux"),
     ],
 )
-def test_a_model_that_cannot_be_served_is_refused_at_the_start(family: str, options: dict[str, Any], why: str, tmp_path: Path) -> None:
+def test_a_model_that_cannot_be_served_is_refused_at_the_start(
+    family: str, options: dict[str, Any], why: str, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError, match=why):
         TorchEngine(tiny_model(tmp_path, family, **options), profile="toy")
 
@@ -289,7 +375,10 @@ def test_a_model_that_cannot_be_flattened_is_served_as_it_is(
 def test_bfloat16_is_an_option(bank: Callable[[str], Bank]) -> None:
     folder, prompts, expected = bank("Llama")
     engine = TorchEngine(folder, profile="toy", kv_blocks=40, block_tokens=4, dtype="bfloat16")
-    agree = [said.tokens[0] == expected[said.request].tokens[0] for said in play(engine, Random(1), prompts, lambda _: GREEDY, slots=4)]
+    agree = [
+        said.tokens[0] == expected[said.request].tokens[0]
+        for said in play(engine, Random(1), prompts, lambda _: GREEDY, slots=4)
+    ]
     assert sum(agree) > len(agree) / 2
     with pytest.raises(ConfigError, match="float16"):
         TorchEngine(folder, profile="toy", dtype="float16")
@@ -330,7 +419,9 @@ def test_sampling_keeps_to_its_shares_and_bounds() -> None:
 
     def counts(n: int, **how: Any) -> list[float]:
         sampling = Sampling(**how)
-        chosen = choose(shares.log().expand(n, 4), [Draw(sampling, 3, position) for position in range(n)])
+        chosen = choose(
+            shares.log().expand(n, 4), [Draw(sampling, 3, position) for position in range(n)]
+        )
         return [chosen.count(token) / n for token in range(4)]
 
     assert counts(4000) == pytest.approx([0.5, 0.3, 0.15, 0.05], abs=0.03)
@@ -362,7 +453,9 @@ def test_the_random_model_is_made_once_and_speaks_words(folder: Path) -> None:
 
 @seeded
 @given(st.integers(0, 2**32), st.integers(1, 40), st.integers(1, 5))
-def test_a_sequence_grows_while_a_block_is_free_and_no_position_is_anothers(seed: int, total: int, block_tokens: int) -> None:
+def test_a_sequence_grows_while_a_block_is_free_and_no_position_is_anothers(
+    seed: int, total: int, block_tokens: int
+) -> None:
     rng = Random(seed)
     blocks = Blocks(total, block_tokens)
     held: dict[int, tuple[Place, int]] = {}
@@ -377,13 +470,19 @@ def test_a_sequence_grows_while_a_block_is_free_and_no_position_is_anothers(seed
             held[step] = (place, tokens)
             held = dict(enumerate(held.values()))
         assert blocks.free == total - sum(-(-tokens // block_tokens) for _, tokens in held.values())
-        every = [position for place, tokens in held.values() for position in place.positions(0, tokens).tolist()]
+        every = [
+            position
+            for place, tokens in held.values()
+            for position in place.positions(0, tokens).tolist()
+        ]
         assert len(set(every)) == len(every)
         assert set(every) <= set(range(total * block_tokens))
         for place, tokens in held.values():
             first = rng.randint(0, tokens)
             stretches = place.within(first, tokens)
-            assert [position for begin, end in stretches for position in range(begin, end)] == place.positions(first, tokens).tolist()
+            assert [
+                position for begin, end in stretches for position in range(begin, end)
+            ] == place.positions(first, tokens).tolist()
 
 
 def test_sequences_that_grow_side_by_side_lie_in_one_stretch_each() -> None:
@@ -415,17 +514,25 @@ def plainly(logits: Any, sampling: Sampling) -> Any:
     st.one_of(st.just(1.0), st.floats(0.01, 1.0)),
     st.one_of(st.just(0), st.integers(1, 6000)),
 )
-def test_draws_have_the_shares_of_the_definition(seed: int, vocabulary: int, temperature: float, top_p: float, top_k: int) -> None:
-    """A large sharp cut and a flat tail alike; n draws at even points of [0, 1) would have counts of n times the share."""
+def test_draws_have_the_shares_of_the_definition(
+    seed: int, vocabulary: int, temperature: float, top_p: float, top_k: int
+) -> None:
+    """A large sharp cut and a flat tail alike; n draws at even points of [0, 1) would have counts
+    of n times the share.
+    """
     generator = torch.Generator().manual_seed(seed)
-    logits = torch.randn(vocabulary, generator=generator) * float(torch.rand(1, generator=generator)) * 6
+    logits = (
+        torch.randn(vocabulary, generator=generator) * float(torch.rand(1, generator=generator)) * 6
+    )
     sampling = Sampling(temperature=temperature, top_p=top_p, top_k=top_k)
     shares = plainly(logits, sampling)
     n = 4000
-    chosen = torch.tensor(choose(logits.expand(n, -1), [Draw(sampling, seed, position) for position in range(n)])).bincount(
-        minlength=vocabulary
+    chosen = torch.tensor(
+        choose(logits.expand(n, -1), [Draw(sampling, seed, position) for position in range(n)])
+    ).bincount(minlength=vocabulary)
+    assert (chosen[shares == 0] > 0).sum() <= 1, (
+        "a cut token was drawn (one may be at the cut, where rounding decides)"
     )
-    assert (chosen[shares == 0] > 0).sum() <= 1, "a cut token was drawn (one may be at the cut, where rounding decides)"
     likely = shares.topk(min(20, vocabulary)).indices
     for expected, got in zip((shares[likely] * n).tolist(), chosen[likely].tolist(), strict=True):
         assert abs(got - expected) <= 6 * max(expected, 1.0) ** 0.5 + 3
@@ -438,4 +545,6 @@ def test_likelihoods_are_of_the_raw_logits() -> None:
     assert first.top == ()
     assert second.logprob == pytest.approx(torch.tensor(0.1).log().item())
     assert [token for token, _ in second.top] == [3, 2, 1]
-    assert [value for _, value in second.top] == pytest.approx(torch.tensor([0.4, 0.3, 0.2]).log().tolist())
+    assert [value for _, value in second.top] == pytest.approx(
+        torch.tensor([0.4, 0.3, 0.2]).log().tolist()
+    )

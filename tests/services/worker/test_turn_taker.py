@@ -1,4 +1,6 @@
-"""A turn on the engine thread: what an engine refuses, gives up or finds in a cache is told of that request alone."""
+"""A turn on the engine thread: what an engine refuses, gives up or finds in a cache is told of that
+request alone.
+"""
 
 from collections.abc import Sequence
 
@@ -16,7 +18,9 @@ NOW, PROMPT = 1000.0, 40
 
 
 class Picky:
-    """Takes no request whose prompt begins with REFUSED, and gives up those that begin with HOPELESS once they run."""
+    """Takes no request whose prompt begins with REFUSED, and gives up those that begin with
+    HOPELESS once they run.
+    """
 
     REFUSED, HOPELESS, CACHED = 7, 8, 9
     facts = EngineFacts("picky", "m", "p", 64, 16, 256, 8, 300, frozenset())
@@ -58,7 +62,9 @@ class Picky:
 
 class Worker:
     def __init__(self, *kinds: int) -> None:
-        self.core = WorkerCore(ReplicaId("r1"), "i1", kv_blocks=64, block_tokens=16, context_tokens=256, max_slots=8)
+        self.core = WorkerCore(
+            ReplicaId("r1"), "i1", kv_blocks=64, block_tokens=16, context_tokens=256, max_slots=8
+        )
         self.core.resync(1, 1)
         self.engine, self.speaker = Picky(), Speaker(Tokenizer.builtin())
         for slot, kind in enumerate(kinds):
@@ -84,9 +90,13 @@ class Worker:
                 incarnation="i1",
             )
             body = Body(prompt=pack([kind, *[65] * (PROMPT - 1)]), sampling=Sampling(max_tokens=8))
-            assert self.core.hold(Hold(epoch=1, sync=1, slot=slot, key=key, attempt=1), record, body).held
+            assert self.core.hold(
+                Hold(epoch=1, sync=1, slot=slot, key=key, attempt=1), record, body
+            ).held
 
-    def run(self, *entries: tuple[int, int], preempted: Sequence[int] = (), drafts: bool = False) -> Finished:
+    def run(
+        self, *entries: tuple[int, int], preempted: Sequence[int] = (), drafts: bool = False
+    ) -> Finished:
         column = pack([2] * len(entries))
         plan = BatchPlan(
             replica=ReplicaId("r1"), incarnation="i1", epoch=1, sync=1, seq=self.core.next_seq, slots=pack([slot for slot, _ in entries]),
@@ -97,7 +107,14 @@ class Worker:
         turn = self.core.begin()
         assert turn is not None
         ran = take_turn(self.engine, self.speaker, turn)
-        finished = self.core.finish(ran.done, started_unix_s=NOW, ended_unix_s=NOW, exec_s=ran.exec_s, idle_s=0.0, outside_s=ran.outside_s)
+        finished = self.core.finish(
+            ran.done,
+            started_unix_s=NOW,
+            ended_unix_s=NOW,
+            exec_s=ran.exec_s,
+            idle_s=0.0,
+            outside_s=ran.outside_s,
+        )
         self.core.check()
         return finished
 
@@ -113,7 +130,10 @@ def test_a_request_that_the_engine_does_not_take_fails_alone_with_its_words() ->
     finished = worker.run((0, PROMPT), (1, PROMPT), (2, PROMPT), drafts=True)
     assert worker.engine.ran == [[0, 2]]
     assert [over.key for over in finished.overs] == ["t.1"]
-    assert (finished.overs[0].why, finished.overs[0].message) == (FinishReason.INVALID, "no such grammar")
+    assert (finished.overs[0].why, finished.overs[0].message) == (
+        FinishReason.INVALID,
+        "no such grammar",
+    )
     assert unpack_list(finished.ack.emitted) == [1, 0, 1]
     assert unpack_list(finished.ack.computed) == [PROMPT, 0, PROMPT]
     worker.rest()  # the engine never had it: nothing of it is released
@@ -131,7 +151,9 @@ def test_a_plan_of_refused_requests_alone_runs_nothing() -> None:
 def test_a_request_that_the_engine_gives_up_ends_and_is_freed() -> None:
     worker = Worker(Picky.HOPELESS, 1)
     finished = worker.run((0, PROMPT), (1, PROMPT))
-    assert [(over.key, over.why, over.message) for over in finished.overs] == [("t.0", "invalid", "its grammar cannot be compiled")]
+    assert [(over.key, over.why, over.message) for over in finished.overs] == [
+        ("t.0", "invalid", "its grammar cannot be compiled")
+    ]
     worker.rest()
     assert sorted(worker.engine.loads) == [1]
 

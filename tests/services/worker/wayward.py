@@ -1,4 +1,6 @@
-"""A sim engine that does what vLLM may do: it finds prefixes computed already, and now and then does nothing for an entry."""
+"""A sim engine that does what vLLM may do: it finds prefixes computed already, and now and then
+does nothing for an entry.
+"""
 
 from collections.abc import Sequence
 from random import Random
@@ -11,7 +13,9 @@ from shared.schemas import Selection
 
 
 class WaywardEngine(SimEngine):
-    """`hits`: how often a request that begins finds part of itself; `lapses`: how often an entry is left out. Books never overflow."""
+    """`hits`: how often a request that begins finds part of itself; `lapses`: how often an entry is
+    left out. Books never overflow.
+    """
 
     def __init__(self, *args: Any, rng: Random, hits: float, lapses: float, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -36,7 +40,9 @@ class WaywardEngine(SimEngine):
             if not state.computed and self._rng.random() < self._hits:
                 size = self.facts.block_tokens
                 hit = size * self._rng.randint(0, (left - 1) // size)
-            more = self._growth(entry.slot, min(left, hit + entry.tokens)) - self._growth(entry.slot, entry.tokens)
+            more = self._growth(entry.slot, min(left, hit + entry.tokens)) - self._growth(
+                entry.slot, entry.tokens
+            )
             if not hit or more > free:
                 continue
             free -= more

@@ -1,4 +1,6 @@
-"""What services may rely on of any Bus. Each implementation gives `bus_pair`: two connections to one network."""
+"""What services may rely on of any Bus. Each implementation gives `bus_pair`: two connections to
+one network.
+"""
 
 import asyncio
 import random
@@ -18,7 +20,8 @@ from shared.testing.simulated_bus import SimNet
 from shared.testing.virtual_loop import VirtualTimeLoop
 
 pytestmark = pytest.mark.asyncio
-LOOP_FACTORIES = {"nats": asyncio.new_event_loop, "simulated": VirtualTimeLoop}  # read by conftest.py
+# read by conftest.py
+LOOP_FACTORIES = {"nats": asyncio.new_event_loop, "simulated": VirtualTimeLoop}
 BusPair = tuple[Bus, Bus]
 
 
@@ -51,7 +54,9 @@ async def until(happened: Callable[[], Any], *, within_s: float = 5.0) -> None:
 
 
 class Replies:
-    """Replies made later and elsewhere than in the handler, as services do; failures surface at the end."""
+    """Replies made later and elsewhere than in the handler, as services do; failures surface at the
+    end.
+    """
 
     def __init__(self) -> None:
         self._tasks: list[asyncio.Task[None]] = []
@@ -66,7 +71,9 @@ class Replies:
 # ---------------------------------------------------------------- messages
 
 
-async def test_a_request_gets_the_answer_of_the_endpoint_and_the_headers_travel(bus_pair: BusPair, unique: str) -> None:
+async def test_a_request_gets_the_answer_of_the_endpoint_and_the_headers_travel(
+    bus_pair: BusPair, unique: str
+) -> None:
     one, two = bus_pair
     replies, calls = Replies(), list[Call]()
 
@@ -74,9 +81,13 @@ async def test_a_request_gets_the_answer_of_the_endpoint_and_the_headers_travel(
         calls.append(call)
         replies.later(call, Echo(text=msg.text.upper(), number=msg.number + 1))
 
-    await one.serve("tests", [Endpoint("echo", f"t.{unique}", Echo, on_echo, queue="tests")], {"site": "here"})
+    await one.serve(
+        "tests", [Endpoint("echo", f"t.{unique}", Echo, on_echo, queue="tests")], {"site": "here"}
+    )
     headers = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
-    answer = await two.request(f"t.{unique}", Echo(text="a", number=1), Echo, timeout_s=2.0, headers=headers)
+    answer = await two.request(
+        f"t.{unique}", Echo(text="a", number=1), Echo, timeout_s=2.0, headers=headers
+    )
     assert answer == Echo(text="A", number=2)
     assert calls[0].headers["traceparent"] == headers["traceparent"]
     assert (calls[0].subject, calls[0].wants_reply, calls[0].json) == (f"t.{unique}", True, False)
@@ -117,10 +128,20 @@ async def test_an_answer_of_another_kind_is_the_peers_error(bus_pair: BusPair, u
     await replies.done()
 
 
-async def test_a_payload_of_another_kind_is_refused_and_no_handler_sees_it(bus_pair: BusPair, unique: str) -> None:
+async def test_a_payload_of_another_kind_is_refused_and_no_handler_sees_it(
+    bus_pair: BusPair, unique: str
+) -> None:
     one, two = bus_pair
     seen: list[Attach] = []
-    await one.serve("tests", [Endpoint("attach", f"t.{unique}.a", Attach, lambda msg, call: seen.append(msg), queue="tests")], {})
+    await one.serve(
+        "tests",
+        [
+            Endpoint(
+                "attach", f"t.{unique}.a", Attach, lambda msg, call: seen.append(msg), queue="tests"
+            )
+        ],
+        {},
+    )
     await one.subscribe(f"t.{unique}.b", Attach, lambda msg, call: seen.append(msg))
     for subject in (f"t.{unique}.a", f"t.{unique}.b"):
         with pytest.raises(RefusedError) as caught:
@@ -130,14 +151,21 @@ async def test_a_payload_of_another_kind_is_refused_and_no_handler_sees_it(bus_p
     assert seen == []
 
 
-async def test_a_published_message_says_whether_its_sender_speaks_json(bus_pair: BusPair, unique: str) -> None:
+async def test_a_published_message_says_whether_its_sender_speaks_json(
+    bus_pair: BusPair, unique: str
+) -> None:
     one, two = bus_pair
     seen: list[tuple[Echo, bool, bool]] = []
-    await one.subscribe(f"t.{unique}.*", Echo, lambda msg, call: seen.append((msg, call.json, call.wants_reply)))
+    await one.subscribe(
+        f"t.{unique}.*", Echo, lambda msg, call: seen.append((msg, call.json, call.wants_reply))
+    )
     await two.publish(f"t.{unique}.x", Echo(text="é", number=1), json=True)
     await two.publish(f"t.{unique}.x", Echo(text="é", number=2))
     await until(lambda: len(seen) == 2)
-    assert seen == [(Echo(text="é", number=1), True, False), (Echo(text="é", number=2), False, False)]
+    assert seen == [
+        (Echo(text="é", number=1), True, False),
+        (Echo(text="é", number=2), False, False),
+    ]
 
 
 async def test_messages_of_one_sender_come_in_order(bus_pair: BusPair, unique: str) -> None:
@@ -150,7 +178,9 @@ async def test_messages_of_one_sender_come_in_order(bus_pair: BusPair, unique: s
     assert seen == list(range(1000))
 
 
-async def test_a_queue_group_hears_each_message_once_and_no_group_hears_it_everywhere(bus_pair: BusPair, unique: str) -> None:
+async def test_a_queue_group_hears_each_message_once_and_no_group_hears_it_everywhere(
+    bus_pair: BusPair, unique: str
+) -> None:
     two = bus_pair[1]
     grouped: list[int] = []
     everywhere: list[int] = []
@@ -158,12 +188,25 @@ async def test_a_queue_group_hears_each_message_once_and_no_group_hears_it_every
         await bus.serve(
             "tests",
             [
-                Endpoint("grouped", f"t.{unique}.g", Echo, lambda msg, call: grouped.append(msg.number), queue="tests"),
-                Endpoint("everywhere", f"t.{unique}.e", Echo, lambda msg, call: everywhere.append(msg.number)),
+                Endpoint(
+                    "grouped",
+                    f"t.{unique}.g",
+                    Echo,
+                    lambda msg, call: grouped.append(msg.number),
+                    queue="tests",
+                ),
+                Endpoint(
+                    "everywhere",
+                    f"t.{unique}.e",
+                    Echo,
+                    lambda msg, call: everywhere.append(msg.number),
+                ),
             ],
             {},
         )
-        await bus.subscribe(f"t.{unique}.g", Echo, lambda msg, call: grouped.append(msg.number), queue="others")
+        await bus.subscribe(
+            f"t.{unique}.g", Echo, lambda msg, call: grouped.append(msg.number), queue="others"
+        )
     for number in range(100):
         await two.publish(f"t.{unique}.g", Echo(text="", number=number))
         await two.publish(f"t.{unique}.e", Echo(text="", number=number))
@@ -173,11 +216,29 @@ async def test_a_queue_group_hears_each_message_once_and_no_group_hears_it_every
     assert sorted(everywhere) == sorted([*range(100)] * 2), "once at each of the two instances"
 
 
-async def test_stopping_hands_over_what_was_received_and_touches_no_other_service(bus_pair: BusPair, unique: str) -> None:
+async def test_stopping_hands_over_what_was_received_and_touches_no_other_service(
+    bus_pair: BusPair, unique: str
+) -> None:
     one, two = bus_pair
     replies, seen = Replies(), list[int]()
-    await one.serve("others", [Endpoint("echo", f"t.{unique}.o", Echo, lambda msg, call: replies.later(call, msg), queue="q")], {})
-    mine = await one.serve("tests", [Endpoint("echo", f"t.{unique}.m", Echo, lambda msg, call: seen.append(msg.number), queue="q")], {})
+    await one.serve(
+        "others",
+        [
+            Endpoint(
+                "echo", f"t.{unique}.o", Echo, lambda msg, call: replies.later(call, msg), queue="q"
+            )
+        ],
+        {},
+    )
+    mine = await one.serve(
+        "tests",
+        [
+            Endpoint(
+                "echo", f"t.{unique}.m", Echo, lambda msg, call: seen.append(msg.number), queue="q"
+            )
+        ],
+        {},
+    )
     for number in range(200):
         await two.publish(f"t.{unique}.m", Echo(text="", number=number))
     await two.flush(1.0)
@@ -185,14 +246,18 @@ async def test_stopping_hands_over_what_was_received_and_touches_no_other_servic
     assert seen == list(range(200))
     with pytest.raises(NoResponders):
         await two.request(f"t.{unique}.m", Echo(text=""), Echo, timeout_s=2.0)
-    assert await two.request(f"t.{unique}.o", Echo(text="still here"), Echo, timeout_s=2.0) == Echo(text="still here")
+    assert await two.request(f"t.{unique}.o", Echo(text="still here"), Echo, timeout_s=2.0) == Echo(
+        text="still here"
+    )
     await replies.done()
 
 
 # ---------------------------------------------------------------- keys
 
 
-async def test_a_key_is_created_once_and_updated_by_compare_and_set(bus_pair: BusPair, unique: str) -> None:
+async def test_a_key_is_created_once_and_updated_by_compare_and_set(
+    bus_pair: BusPair, unique: str
+) -> None:
     one, two = bus_pair
     key = f"s.{unique}"
     assert await one.requests.get(key) is None
@@ -209,7 +274,9 @@ async def test_a_key_is_created_once_and_updated_by_compare_and_set(bus_pair: Bu
     assert (entry.value, entry.revision) == (b"c", second)
 
 
-async def test_of_many_who_update_one_revision_exactly_one_wins(bus_pair: BusPair, unique: str) -> None:
+async def test_of_many_who_update_one_revision_exactly_one_wins(
+    bus_pair: BusPair, unique: str
+) -> None:
     key = f"s.{unique}"
     revision = await bus_pair[0].requests.create(key, b"start")
 
@@ -227,7 +294,9 @@ async def test_of_many_who_update_one_revision_exactly_one_wins(bus_pair: BusPai
     assert entry.value == str(won.index(True)).encode()
 
 
-async def test_a_deleted_key_is_absent_and_may_be_created_again(bus_pair: BusPair, unique: str) -> None:
+async def test_a_deleted_key_is_absent_and_may_be_created_again(
+    bus_pair: BusPair, unique: str
+) -> None:
     one, two = bus_pair
     key = f"s.{unique}"
     first = await one.requests.create(key, b"a")
@@ -242,7 +311,9 @@ async def test_a_deleted_key_is_absent_and_may_be_created_again(bus_pair: BusPai
         await one.requests.create(key, b"d")
 
 
-async def test_a_time_to_live_given_on_update_ends_the_key_which_may_then_be_created_again(bus_pair: BusPair, unique: str) -> None:
+async def test_a_time_to_live_given_on_update_ends_the_key_which_may_then_be_created_again(
+    bus_pair: BusPair, unique: str
+) -> None:
     one, two = bus_pair
     ending, staying = f"s.{unique}.a", f"s.{unique}.b"
     await one.requests.update(ending, b"b", await one.requests.create(ending, b"a"), ttl_s=1.0)
@@ -250,11 +321,15 @@ async def test_a_time_to_live_given_on_update_ends_the_key_which_may_then_be_cre
     async with asyncio.timeout(4.0):
         while await two.requests.get(ending) is not None:
             await asyncio.sleep(0.05)
-    assert await two.requests.get(staying) is not None, "an update without a time to live takes the old one away"
+    assert await two.requests.get(staying) is not None, (
+        "an update without a time to live takes the old one away"
+    )
     await two.requests.create(ending, b"again")
 
 
-async def test_a_lease_lives_while_it_is_renewed_and_then_runs_out(bus_pair: BusPair, unique: str) -> None:
+async def test_a_lease_lives_while_it_is_renewed_and_then_runs_out(
+    bus_pair: BusPair, unique: str
+) -> None:
     one, two = bus_pair
     clock = asyncio.get_running_loop().time
     value = LeaseValue(holder="one").holder.encode()
@@ -283,14 +358,19 @@ async def test_a_scan_lists_the_living_keys_under_a_prefix(bus_pair: BusPair, un
     assert entry is not None
     changed = await one.requests.update(f"s.{unique}.a", b"changed", entry.revision)
     found = dict(await two.requests.scan(f"s.{unique}."))
-    assert {key: entry.value for key, entry in found.items()} == {f"s.{unique}.a": b"changed", f"s.{unique}.b.c": b"b.c"}
+    assert {key: entry.value for key, entry in found.items()} == {
+        f"s.{unique}.a": b"changed",
+        f"s.{unique}.b.c": b"b.c",
+    }
     assert found[f"s.{unique}.a"].revision == changed
 
 
 async def test_a_scan_of_thousands_of_keys_misses_none(bus_pair: BusPair, unique: str) -> None:
     keys = [f"s.{unique}.{n}" for n in range(2500)]
     for start in range(0, len(keys), 500):
-        await asyncio.gather(*(bus_pair[0].requests.create(key, b"x" * 200) for key in keys[start : start + 500]))
+        await asyncio.gather(
+            *(bus_pair[0].requests.create(key, b"x" * 200) for key in keys[start : start + 500])
+        )
     found = await bus_pair[1].requests.scan(f"s.{unique}.")
     assert sorted(key for key, _ in found) == sorted(keys)
 
@@ -298,7 +378,9 @@ async def test_a_scan_of_thousands_of_keys_misses_none(bus_pair: BusPair, unique
 # ---------------------------------------------------------------- the log
 
 
-async def test_of_two_who_append_after_the_same_entry_exactly_one_wins(bus_pair: BusPair, unique: str) -> None:
+async def test_of_two_who_append_after_the_same_entry_exactly_one_wins(
+    bus_pair: BusPair, unique: str
+) -> None:
     subject = f"slo.v1.acks.{unique}"
 
     async def attempt(bus: Bus, expected_last: int) -> int | None:
@@ -309,14 +391,20 @@ async def test_of_two_who_append_after_the_same_entry_exactly_one_wins(bus_pair:
 
     last = 0
     for _ in range(5):
-        won = [seq for seq in await asyncio.gather(*(attempt(bus, last) for bus in bus_pair)) if seq is not None]
+        won = [
+            seq
+            for seq in await asyncio.gather(*(attempt(bus, last) for bus in bus_pair))
+            if seq is not None
+        ]
         assert len(won) == 1
         assert won[0] > last
         last = won[0]
     assert len(await bus_pair[0].acks.read(subject)) == 5
 
 
-async def test_the_log_gives_its_last_entry_and_all_after_one(bus_pair: BusPair, unique: str) -> None:
+async def test_the_log_gives_its_last_entry_and_all_after_one(
+    bus_pair: BusPair, unique: str
+) -> None:
     one, two = bus_pair
     subject, other = f"slo.v1.acks.{unique}", f"slo.v1.acks.{unique}-other"
     assert await two.acks.last(subject) is None

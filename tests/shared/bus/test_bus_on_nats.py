@@ -1,4 +1,6 @@
-"""What only the real bus can show: foreign bytes, tools of the services API, restarts, unfit servers, leaving."""
+"""What only the real bus can show: foreign bytes, tools of the services API, restarts, unfit
+servers, leaving.
+"""
 
 import asyncio
 import contextlib
@@ -51,18 +53,37 @@ def answer_with(tasks: set[asyncio.Task[None]], call: Call, msg: Struct) -> None
 async def test_a_client_that_asks_in_json_is_answered_in_json(nats_url: str, raw: Client) -> None:
     subject, tasks = f"t.{uuid.uuid4().hex}", set[asyncio.Task[None]]()
     async with connect(nats_url, "service") as bus:
-        await bus.serve("tests", [Endpoint("echo", subject, Echo, lambda msg, call: answer_with(tasks, call, msg), queue="q")], {})
-        answer = await raw.request(subject, b'{"text": "\xc3\xa9", "number": 3}', headers=JSON, timeout=2)
+        await bus.serve(
+            "tests",
+            [
+                Endpoint(
+                    "echo",
+                    subject,
+                    Echo,
+                    lambda msg, call: answer_with(tasks, call, msg),
+                    queue="q",
+                )
+            ],
+            {},
+        )
+        answer = await raw.request(
+            subject, b'{"text": "\xc3\xa9", "number": 3}', headers=JSON, timeout=2
+        )
         assert json.loads(answer.data) == {"text": "é", "number": 3}
         assert answer.headers["Content-Type"] == "application/json"
         answer = await raw.request(subject, b"{}", headers=JSON, timeout=2)
         assert json.loads(answer.data)["type"] == "refused"
         assert "text" in json.loads(answer.data)["message"]
         answer = await raw.request(subject, b'{"text": "no content type"}', timeout=2)
-        assert "Content-Type: application/json" in msgspec.msgpack.decode(answer.data, type=Refused).message
+        assert (
+            "Content-Type: application/json"
+            in msgspec.msgpack.decode(answer.data, type=Refused).message
+        )
 
 
-async def test_garbage_is_refused_counted_and_seen_by_no_handler(nats_url: str, raw: Client) -> None:
+async def test_garbage_is_refused_counted_and_seen_by_no_handler(
+    nats_url: str, raw: Client
+) -> None:
     subject, seen = f"t.{uuid.uuid4().hex}", list[Any]()
     garbage = [
         b"",
@@ -75,7 +96,15 @@ async def test_garbage_is_refused_counted_and_seen_by_no_handler(nats_url: str, 
         b"\xff\xfe",
     ]
     async with connect(nats_url, "service") as bus:
-        await bus.serve("tests", [Endpoint("gen", subject, GenerateRequest, lambda msg, call: seen.append(msg), queue="q")], {})
+        await bus.serve(
+            "tests",
+            [
+                Endpoint(
+                    "gen", subject, GenerateRequest, lambda msg, call: seen.append(msg), queue="q"
+                )
+            ],
+            {},
+        )
         for headers in (None, JSON):
             for payload in garbage:
                 answer = await raw.request(subject, payload, headers=headers, timeout=5)
@@ -86,37 +115,64 @@ async def test_garbage_is_refused_counted_and_seen_by_no_handler(nats_url: str, 
                 assert answer.headers["Nats-Service-Error"] == refused.message
         await raw.publish(subject, b"\xc1")
         await raw.flush()
-        stats = json.loads((await raw.request("$SRV.STATS.tests", b"", timeout=2)).data)["endpoints"][0]
+        stats = json.loads((await raw.request("$SRV.STATS.tests", b"", timeout=2)).data)[
+            "endpoints"
+        ][0]
         assert bus.counters.bad_payloads == 2 * len(garbage) + 1
         assert (stats["num_requests"], stats["num_errors"]) == (2 * len(garbage) + 1,) * 2
         assert seen == []
 
 
-CLIENT_FACING = [GenerateRequest, Attach, schemas.StreamEvent, schemas.Verdict, schemas.LogEntry, schemas.ResyncPage]
+CLIENT_FACING = [
+    GenerateRequest,
+    Attach,
+    schemas.StreamEvent,
+    schemas.Verdict,
+    schemas.LogEntry,
+    schemas.ResyncPage,
+]
 
 
 @settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.too_slow])
-@given(raw_bytes=st.binary(max_size=200), kind=st.sampled_from(CLIENT_FACING), as_json=st.booleans())
-def test_no_bytes_make_decoding_fail_in_another_way(raw_bytes: bytes, kind: Any, as_json: bool) -> None:
+@given(
+    raw_bytes=st.binary(max_size=200), kind=st.sampled_from(CLIENT_FACING), as_json=st.booleans()
+)
+def test_no_bytes_make_decoding_fail_in_another_way(
+    raw_bytes: bytes, kind: Any, as_json: bool
+) -> None:
     with contextlib.suppress(PeerError):
         codec.decode(kind, raw_bytes, json=as_json)
 
 
 async def test_the_services_api_shows_the_service(nats_url: str, raw: Client) -> None:
-    name, subject, tasks = f"svc-{uuid.uuid4().hex[:8]}", f"t.{uuid.uuid4().hex}", set[asyncio.Task[None]]()
+    name, subject, tasks = (
+        f"svc-{uuid.uuid4().hex[:8]}",
+        f"t.{uuid.uuid4().hex}",
+        set[asyncio.Task[None]](),
+    )
     async with connect(nats_url, "service") as bus:
-        endpoint = Endpoint("echo", subject, Echo, lambda msg, call: answer_with(tasks, call, msg), queue="workers")
+        endpoint = Endpoint(
+            "echo", subject, Echo, lambda msg, call: answer_with(tasks, call, msg), queue="workers"
+        )
         service = await bus.serve(name, [endpoint], {"replica": "r0"})
         for number in range(3):
             await bus.request(subject, Echo(text="", number=number), Echo, timeout_s=2.0)
 
         async def ask(verb: str) -> dict[str, Any]:
-            answer: dict[str, Any] = json.loads((await raw.request(f"$SRV.{verb}.{name}", b"", timeout=2)).data)
+            answer: dict[str, Any] = json.loads(
+                (await raw.request(f"$SRV.{verb}.{name}", b"", timeout=2)).data
+            )
             return answer
 
         ping, info, stats = await ask("PING"), await ask("INFO"), await ask("STATS")
-        assert (ping["name"], ping["version"], ping["metadata"]) == (name, "0.1.0", {"replica": "r0"})
-        assert [(e["name"], e["subject"], e["queue_group"]) for e in info["endpoints"]] == [("echo", subject, "workers")]
+        assert (ping["name"], ping["version"], ping["metadata"]) == (
+            name,
+            "0.1.0",
+            {"replica": "r0"},
+        )
+        assert [(e["name"], e["subject"], e["queue_group"]) for e in info["endpoints"]] == [
+            ("echo", subject, "workers")
+        ]
         assert stats["endpoints"][0]["num_requests"] == 3
         await service.stop()
         with pytest.raises(NoResponders):
@@ -124,9 +180,14 @@ async def test_the_services_api_shows_the_service(nats_url: str, raw: Client) ->
 
 
 @pytest.mark.parametrize("crash", [False, True])
-async def test_after_a_restart_of_the_server_the_bus_is_back_with_all_it_had(nats_server: NatsServer, tmp_path: Path, crash: bool) -> None:
+async def test_after_a_restart_of_the_server_the_bus_is_back_with_all_it_had(
+    nats_server: NatsServer, tmp_path: Path, crash: bool
+) -> None:
     tasks = set[asyncio.Task[None]]()
-    async with connect(nats_server.url, "one") as one, connect(nats_server.url, "two", store_timeout_s=0.5) as two:
+    async with (
+        connect(nats_server.url, "one") as one,
+        connect(nats_server.url, "two", store_timeout_s=0.5) as two,
+    ):
         await one.subscribe("t.echo", Echo, lambda msg, call: answer_with(tasks, call, msg))
         revision = await one.requests.create("s.a", b"kept")
         seq = await one.acks.append("slo.v1.acks.r0", b"entry", 0)
@@ -146,7 +207,9 @@ async def test_after_a_restart_of_the_server_the_bus_is_back_with_all_it_had(nat
         assert (entry.value, entry.revision) == (b"kept", revision)
         assert list(await two.acks.read("slo.v1.acks.r0")) == [(seq, b"entry")]
         assert await two.requests.update("s.a", b"new", revision) > revision
-        assert await two.request("t.echo", Echo(text="back"), Echo, timeout_s=2.0) == Echo(text="back")
+        assert await two.request("t.echo", Echo(text="back"), Echo, timeout_s=2.0) == Echo(
+            text="back"
+        )
         assert one.counters.disconnects == two.counters.disconnects == 1
         assert not one.failed.done()
 
@@ -176,7 +239,9 @@ async def test_a_limited_server_is_refused_with_what_to_write_where(tmp_path: Pa
 
 async def test_a_too_old_server_is_refused_with_the_version_to_install() -> None:
     async def old_server(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(b'INFO {"server_id":"x","version":"2.9.10","max_payload":8388608,"headers":true,"proto":1}\r\n')
+        writer.write(
+            b'INFO {"server_id":"x","version":"2.9.10","max_payload":8388608,"headers":true,"proto":1}\r\n'
+        )
         sid = b""
         while line := await reader.readline():
             if line.startswith(b"SUB"):
@@ -198,7 +263,9 @@ async def test_a_too_old_server_is_refused_with_the_version_to_install() -> None
 
 async def test_a_stream_made_by_something_else_is_refused(nats_server: NatsServer) -> None:
     client = await nats.connect(nats_server.url)
-    await client.jetstream().add_stream(StreamConfig(name="acks", subjects=["slo.v1.acks.*"], storage="memory"))
+    await client.jetstream().add_stream(
+        StreamConfig(name="acks", subjects=["slo.v1.acks.*"], storage="memory")
+    )
     await client.close()
     with pytest.raises(ConfigError, match="stream acks was made by something else: storage"):
         async with connect(nats_server.url, "service"):
@@ -222,8 +289,12 @@ async def test_an_address_that_is_none_is_said_at_once() -> None:
 async def test_a_server_that_throws_us_out_for_good_ends_whoever_waits_for_the_bus() -> None:
     thrown_out = asyncio.Event()
 
-    async def server_with_an_error(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(b'INFO {"server_id":"x","version":"2.11.0","max_payload":8388608,"headers":true,"proto":1}\r\n')
+    async def server_with_an_error(
+        reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        writer.write(
+            b'INFO {"server_id":"x","version":"2.11.0","max_payload":8388608,"headers":true,"proto":1}\r\n'
+        )
         while line := await reader.readline():
             if line.startswith(b"PING"):
                 writer.write(b"PONG\r\n")
@@ -245,7 +316,9 @@ async def test_a_server_that_throws_us_out_for_good_ends_whoever_waits_for_the_b
     server.close()
 
 
-async def test_a_handler_that_raises_ends_whoever_waits_for_the_bus_and_cannot_be_missed(nats_url: str) -> None:
+async def test_a_handler_that_raises_ends_whoever_waits_for_the_bus_and_cannot_be_missed(
+    nats_url: str,
+) -> None:
     def broken(msg: Echo, call: Call) -> None:
         raise ZeroDivisionError("a bug of ours")
 
@@ -277,7 +350,9 @@ async def test_leaving_sends_what_was_published(nats_url: str, raw: Client) -> N
             await asyncio.sleep(0.01)
 
 
-async def test_a_connection_goes_on_after_what_waited_for_the_server_was_cancelled(nats_url: str) -> None:
+async def test_a_connection_goes_on_after_what_waited_for_the_server_was_cancelled(
+    nats_url: str,
+) -> None:
     subject, heard = f"t.{uuid.uuid4().hex}", asyncio.Event()
     async with connect(nats_url, "service") as bus:
         await bus.subscribe(subject, Echo, lambda msg, call: heard.set())
@@ -292,7 +367,9 @@ async def test_a_connection_goes_on_after_what_waited_for_the_server_was_cancell
             await heard.wait()
 
 
-async def test_leaving_and_cancelling_never_hang_though_the_server_is_gone(nats_server: NatsServer) -> None:
+async def test_leaving_and_cancelling_never_hang_though_the_server_is_gone(
+    nats_server: NatsServer,
+) -> None:
     clock = asyncio.get_running_loop().time
 
     async def service() -> None:
@@ -315,7 +392,9 @@ async def test_leaving_and_cancelling_never_hang_though_the_server_is_gone(nats_
     assert clock() - began_s < 3.0
 
 
-async def test_a_payload_over_the_servers_limit_and_an_impossible_subject_raise(nats_url: str) -> None:
+async def test_a_payload_over_the_servers_limit_and_an_impossible_subject_raise(
+    nats_url: str,
+) -> None:
     async with connect(nats_url, "service") as bus:
         with pytest.raises(BusError, match="max_payload"):
             await bus.publish("t.big", Echo(text="x" * 9_000_000))
@@ -328,7 +407,9 @@ async def test_a_payload_over_the_servers_limit_and_an_impossible_subject_raise(
         assert bus.counters.unsent == 0
 
 
-async def test_messages_beyond_the_queue_of_a_subscription_are_counted(nats_url: str, raw: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_messages_beyond_the_queue_of_a_subscription_are_counted(
+    nats_url: str, raw: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("shared.bus.subscriptions.PENDING_MSGS", 10)
     subject, seen = f"t.{uuid.uuid4().hex}", list[int]()
     async with connect(nats_url, "service") as bus:

@@ -15,7 +15,19 @@ from shared.bus.api import Call, Endpoint
 from shared.client.assemble import Assembler
 from shared.client.client import Client, Handle, Patience
 from shared.errors import BusTimeout, NoResponders, PeerError
-from shared.schemas import Attach, Cancel, Delta, End, GenerateRequest, Received, Refused, Replay, Status, StreamEvent, Verdict
+from shared.schemas import (
+    Attach,
+    Cancel,
+    Delta,
+    End,
+    GenerateRequest,
+    Received,
+    Refused,
+    Replay,
+    Status,
+    StreamEvent,
+    Verdict,
+)
 from shared.testing.simulated_broker import Faults
 from shared.testing.simulated_bus import SimBus, SimNet
 from shared.testing.simulated_process import VirtualClock, virtual_loop
@@ -42,7 +54,9 @@ def verdict(tokens: int, reason: FinishReason = FinishReason.LENGTH) -> Verdict:
 
 @dataclass
 class Log:
-    """What was made of one request: entries of tokens and text, either may be empty (text is held back for stop strings)."""
+    """What was made of one request: entries of tokens and text, either may be empty (text is held
+    back for stop strings).
+    """
 
     entries: list[tuple[list[int], str]]
 
@@ -72,7 +86,9 @@ class Log:
         return out
 
     def replay(self, from_token: int, made: int, ended: Verdict | None) -> Replay:
-        """The truth about the first `made` entries, with as little text before token `from_token` as can be: from 0 on it is all."""
+        """The truth about the first `made` entries, with as little text before token `from_token`
+        as can be: from 0 on it is all.
+        """
         known = Log(self.entries[:made])
         text_offset, seen = 0, 0
         for tokens, text in known.entries:
@@ -95,7 +111,15 @@ def logs(draw: st.DrawFn) -> Log:
     counter = iter(range(10_000))
     sizes = draw(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 4)), min_size=1, max_size=15))
     sizes[0] = (max(1, sizes[0][0]), sizes[0][1])  # no text without a token
-    return Log([([next(counter) for _ in range(n)], "".join(chr(97 + next(counter) % 26) for _ in range(m))) for n, m in sizes])
+    return Log(
+        [
+            (
+                [next(counter) for _ in range(n)],
+                "".join(chr(97 + next(counter) % 26) for _ in range(m)),
+            )
+            for n, m in sizes
+        ]
+    )
 
 
 class Reader:
@@ -119,7 +143,9 @@ class Reader:
 
 @settings(deadline=None, max_examples=400)
 @given(logs(), st.data())
-def test_whatever_is_lost_doubled_or_reordered_the_tokens_shown_are_those_of_the_log(log: Log, data: st.DataObject) -> None:
+def test_whatever_is_lost_doubled_or_reordered_the_tokens_shown_are_those_of_the_log(
+    log: Log, data: st.DataObject
+) -> None:
     end = verdict(len(log.tokens))
     events: list[StreamEvent] = [*log.deltas(), End(verdict=end)]
     arriving = data.draw(st.lists(st.sampled_from(range(len(events))), max_size=2 * len(events)))
@@ -140,7 +166,9 @@ def test_whatever_is_lost_doubled_or_reordered_the_tokens_shown_are_those_of_the
 
 @settings(deadline=None)
 @given(logs(), st.randoms())
-def test_events_that_all_come_in_order_need_no_question_to_the_log(log: Log, rng: random.Random) -> None:
+def test_events_that_all_come_in_order_need_no_question_to_the_log(
+    log: Log, rng: random.Random
+) -> None:
     assembler, reader = Assembler(), Reader(log)
     for event in [*log.deltas(), End(verdict=verdict(len(log.tokens)))]:
         for _ in range(rng.choice((1, 1, 2))):
@@ -162,12 +190,14 @@ def test_a_request_that_made_nothing_ends_at_once() -> None:
     assert Assembler().take(end) == [end]
 
 
-# ---------------------------------------------------------------- the client, on a simulated network
+# ---------------------------------------------------------------- the client, on a simulated networ
 
 
 @dataclass
 class Server:
-    """Admission and worker in one: streams a log of its own for every request, and tells the truth when asked."""
+    """Admission and worker in one: streams a log of its own for every request, and tells the truth
+    when asked.
+    """
 
     bus: SimBus
     log: Log
@@ -205,11 +235,17 @@ class Server:
         attached = key in self.asked
         if not attached:
             self.asked[key] = request
-            self.subjects[key] = request.inbox or subjects.stream(subjects.request_key(request.tenant, request.request_id))
+            self.subjects[key] = request.inbox or subjects.stream(
+                subjects.request_key(request.tenant, request.request_id)
+            )
             self.made[key] = 0
             self.spawn(self.generate(key))
         received = Received(
-            request_id=request.request_id, stream_subject=self.subjects[key], arrived_unix_s=0.0, prompt_tokens=1, attached=attached
+            request_id=request.request_id,
+            stream_subject=self.subjects[key],
+            arrived_unix_s=0.0,
+            prompt_tokens=1,
+            attached=attached,
         )
         self.spawn(call.reply(received))
 
@@ -238,7 +274,11 @@ class Server:
         key = call.subject.removeprefix("slo.v1.cancel.")
         self.cancelled.add(key)
         if self.hang:
-            self.spawn(self.bus.publish(self.subjects[key], End(verdict=verdict(0, FinishReason.CANCELLED))))
+            self.spawn(
+                self.bus.publish(
+                    self.subjects[key], End(verdict=verdict(0, FinishReason.CANCELLED))
+                )
+            )
 
 
 LOG = Log([([2 * i, 2 * i + 1], f"word{i} ") for i in range(40)])
@@ -259,7 +299,12 @@ def test_on_a_bad_network_every_request_gives_exactly_its_tokens(seed: int) -> N
         server = Server(net.connect("server"), LOG)
         await server.start()
         async with Client(net.connect("client"), VirtualClock(virtual_loop())) as client:
-            handles = [await client.submit(GenerateRequest(request_id=f"r{i}", prompt="x"), "chat", derived=i % 2 == 0) for i in range(4)]
+            handles = [
+                await client.submit(
+                    GenerateRequest(request_id=f"r{i}", prompt="x"), "chat", derived=i % 2 == 0
+                )
+                for i in range(4)
+            ]
             for reader in await asyncio.gather(*(read(handle, LOG) for handle in handles)):
                 assert (reader.tokens, reader.text, reader.ends) == (LOG.tokens, LOG.text, 1)
             assert len(server.asked) == 4
@@ -278,7 +323,9 @@ def on_a_good_network(body: Body, patience: Patience | None = None) -> None:
         net = SimNet(random.Random(0))
         server = Server(net.connect("server"), LOG)
         await server.start()
-        async with Client(net.connect("client"), VirtualClock(virtual_loop()), patience=patience) as client:
+        async with Client(
+            net.connect("client"), VirtualClock(virtual_loop()), patience=patience
+        ) as client:
             await body(net, server, client)
 
     run_virtual(main())
@@ -313,12 +360,19 @@ def test_a_second_client_with_the_same_id_sees_the_whole_answer_and_starts_nothi
 def test_several_requests_are_read_together_by_one_wake() -> None:
     async def body(net: SimNet, server: Server, client: Client) -> None:
         wake = asyncio.Event()
-        handles = [await client.submit(GenerateRequest(request_id=f"r{i}", prompt="x"), "chat") for i in range(3)]
+        handles = [
+            await client.submit(GenerateRequest(request_id=f"r{i}", prompt="x"), "chat")
+            for i in range(3)
+        ]
         for handle in handles:
             handle.wake = wake
         readers = [Reader(LOG) for _ in handles]
         while not all(reader.ends for reader in readers):
-            took = [(reader, event) for reader, handle in zip(readers, handles, strict=True) if (event := handle.take()) is not None]
+            took = [
+                (reader, event)
+                for reader, handle in zip(readers, handles, strict=True)
+                if (event := handle.take()) is not None
+            ]
             for reader, event in took:
                 reader.show([event])
             if not took:

@@ -1,7 +1,9 @@
-"""ReplicaCore and WorkerCore joined by unreliable messages in virtual time, with the sim engine's books as the GPU.
+"""ReplicaCore and WorkerCore joined by unreliable messages in virtual time, with the sim engine's
+books as the GPU.
 
-The bench stands for everything around the two: it offers, withdraws, cancels, settles, and offers again what came back. After
-every event it checks all books; at the end, that every request ended once with just the tokens it should have.
+The bench stands for everything around the two: it offers, withdraws, cancels, settles, and offers
+again what came back. After every event it checks all books; at the end, that every request ended
+once with just the tokens it should have.
 """
 
 import dataclasses
@@ -36,8 +38,29 @@ from shared.core.replica_events import (
 from shared.core.turn import Finished, Turn, TurnDone
 from shared.core.worker import WorkerCore
 from shared.policy import registry
-from shared.policy.seam import Admission, Choice, Declared, Observation, Phase, Policy, Speculation, View
-from shared.schemas import Announce, AttemptOver, BatchPlan, Body, Delta, Hold, HoldAnswer, Offer, OfferAnswer, Record, Sampling
+from shared.policy.seam import (
+    Admission,
+    Choice,
+    Declared,
+    Observation,
+    Phase,
+    Policy,
+    Speculation,
+    View,
+)
+from shared.schemas import (
+    Announce,
+    AttemptOver,
+    BatchPlan,
+    Body,
+    Delta,
+    Hold,
+    HoldAnswer,
+    Offer,
+    OfferAnswer,
+    Record,
+    Sampling,
+)
 from shared.vocabulary import FinishReason, ReplicaId, RequestKey, ServiceClass, Slo, Slot
 from tests.services.worker.wayward import WaywardEngine
 from tests.shared.policy.views import Linear
@@ -86,7 +109,9 @@ class World:
 
 
 class Chaos:
-    """Does everything a policy may do, at random, for a while; then serves in turn so that all ends."""
+    """Does everything a policy may do, at random, for a while; then serves in turn so that all
+    ends.
+    """
 
     name = "chaos"
     declared = Declared(drops=True)
@@ -97,20 +122,25 @@ class Chaos:
 
     def admit(self, view: View, offers: Sequence[Offer]) -> Sequence[Admission]:
         self._calls -= 1
-        return [Admission(self._calls < 0 or self._rng.random() < 0.8, reason="chance") for _ in offers]
+        return [
+            Admission(self._calls < 0 or self._rng.random() < 0.8, reason="chance") for _ in offers
+        ]
 
     def plan(self, view: View) -> Sequence[Choice]:
         self._calls -= 1
         first = self._choice(view, 0)
         if self._calls < 0 or not (len(first.slots) or first.preempt or first.release):
-            return self._plain.plan(view)  # who chooses nothing is not asked again until something happens
+            # who chooses nothing is not asked again until something happens
+            return self._plain.plan(view)
         if self._rng.random() < 0.5:
             first = self._speculating(first, view)
         later = [self._choice(view, n + 1) for n in range(self._rng.choice((0, 0, 0, 1, 3)))]
         return [first, *(choice for choice in later if len(choice.slots))]
 
     def _choice(self, view: View, ahead: int) -> Choice:
-        """Iteration `ahead` from now on: of what may have become of a request by then, only what is certain to exist."""
+        """Iteration `ahead` from now on: of what may have become of a request by then, only what is
+        certain to exist.
+        """
         rng = self._rng
         rows = list(range(view.rows))
         rng.shuffle(rows)
@@ -138,12 +168,30 @@ class Chaos:
 
     def _speculating(self, choice: Choice, view: View) -> Choice:
         """Some decodes draft, with more or less of a cap than their depth could fill."""
-        decoding = {int(slot) for slot, phase in zip(view.slot, view.phase, strict=True) if phase == Phase.DECODE}
-        chance = [self._rng.randint(1, 4) if int(slot) in decoding and self._rng.random() < 0.7 else 0 for slot in choice.slots]
+        decoding = {
+            int(slot)
+            for slot, phase in zip(view.slot, view.phase, strict=True)
+            if phase == Phase.DECODE
+        }
+        chance = [
+            self._rng.randint(1, 4) if int(slot) in decoding and self._rng.random() < 0.7 else 0
+            for slot in choice.slots
+        ]
         depth = np.array(chance, dtype=np.int32)
-        caps = np.where(depth > 0, np.array([self._rng.randint(1, 6) for _ in chance], dtype=np.int32), choice.caps).astype(np.int32)
+        caps = np.where(
+            depth > 0,
+            np.array([self._rng.randint(1, 6) for _ in chance], dtype=np.int32),
+            choice.caps,
+        ).astype(np.int32)
         zeros = np.zeros(len(depth), dtype=np.int32)
-        drafts = Speculation("chain", depth, zeros + 1, zeros.astype(np.float32), budget_tokens=1 << 20, needed_limit_tokens=1 << 20)
+        drafts = Speculation(
+            "chain",
+            depth,
+            zeros + 1,
+            zeros.astype(np.float32),
+            budget_tokens=1 << 20,
+            needed_limit_tokens=1 << 20,
+        )
         return dataclasses.replace(choice, caps=caps, speculation=drafts)
 
     def observe(self, seen: Observation) -> None:
@@ -193,12 +241,33 @@ class Bench:
             replica=REPLICA, incarnation="i1", at_unix_s=0.0, model="m", engine="sim", profile="p", pool="", kv_blocks=world.kv_blocks,
             block_tokens=world.block_tokens, context_tokens=context, max_slots=world.slots, epoch=0,
         )  # fmt: skip
-        facts = EngineFacts("sim", "m", "p", world.kv_blocks, world.block_tokens, context, world.slots, 256, frozenset())
+        facts = EngineFacts(
+            "sim",
+            "m",
+            "p",
+            world.kv_blocks,
+            world.block_tokens,
+            context,
+            world.slots,
+            256,
+            frozenset(),
+        )
         self.engine = WaywardEngine(
-            facts, Linear(), wait=None, clock=lambda: 0.0, rng=Random(world.seed), hits=world.hits, lapses=world.lapses
+            facts,
+            Linear(),
+            wait=None,
+            clock=lambda: 0.0,
+            rng=Random(world.seed),
+            hits=world.hits,
+            lapses=world.lapses,
         )
         self.worker = WorkerCore(
-            REPLICA, "i1", kv_blocks=world.kv_blocks, block_tokens=world.block_tokens, context_tokens=context, max_slots=world.slots
+            REPLICA,
+            "i1",
+            kv_blocks=world.kv_blocks,
+            block_tokens=world.block_tokens,
+            context_tokens=context,
+            max_slots=world.slots,
         )
         self.epoch = 0
         self.sync = 0
@@ -251,10 +320,18 @@ class Bench:
         """A planner with a higher epoch; whoever waited for the old one asks again."""
         self.epoch += 1
         world = self.world
-        inner: Policy = Chaos(self.rng) if world.policy == "chaos" else registry.make(world.policy, world.settings)
+        inner: Policy = (
+            Chaos(self.rng)
+            if world.policy == "chaos"
+            else registry.make(world.policy, world.settings)
+        )
         settings = ReplicaSettings(depth=world.depth, hand_back=world.hand_back, overdue_s=0.5)
-        self.core = ReplicaCore(Watched(inner, self.look), Linear(), epoch=self.epoch, settings=settings, draft=Linear())
-        self.alarm = Alarm(self.line, self.core.wake_at_unix_s, lambda core=self.core: self.feed(core, Tick()))
+        self.core = ReplicaCore(
+            Watched(inner, self.look), Linear(), epoch=self.epoch, settings=settings, draft=Linear()
+        )
+        self.alarm = Alarm(
+            self.line, self.core.wake_at_unix_s, lambda core=self.core: self.feed(core, Tick())
+        )
         self.sync = 0
         self.resyncing = False
         lost, self.answers = list(self.answers), {}
@@ -279,7 +356,12 @@ class Bench:
                         self.in_flight += 1
                         self.after(self.arrived, self.hold_comes, core, hold)
                     else:
-                        self.line.after(0.2, self.feed, core, HoldDone(hold.slot, False, "timeout", in_doubt=True))
+                        self.line.after(
+                            0.2,
+                            self.feed,
+                            core,
+                            HoldDone(hold.slot, False, "timeout", in_doubt=True),
+                        )
                 case Answer(key, attempt, answer):
                     for _ in range(self.answers.pop((key, attempt), 0)):
                         self.after(self.answered, key, attempt, answer)
@@ -315,14 +397,22 @@ class Bench:
         waits, self.resync_waits = self.resync_waits, []
         worker = self.worker
         for core, _, sync in waits:
-            event = Synced(replace(self.announce, epoch=worker.epoch), sync, worker.next_seq, worker.ack_seq, worker.entries())
+            event = Synced(
+                replace(self.announce, epoch=worker.epoch),
+                sync,
+                worker.next_seq,
+                worker.ack_seq,
+                worker.entries(),
+            )
             self.after(self.synced, core, event)
 
     def hold_comes(self, core: ReplicaCore, hold: Hold) -> None:
         record = self.records[hold.key]
         answer: HoldAnswer = self.worker.hold(hold, record, self.bodies[hold.key])
         self.worker.check()
-        self.after(self.feed, core, HoldDone(hold.slot, answer.held, answer.reason, answer.in_doubt))
+        self.after(
+            self.feed, core, HoldDone(hold.slot, answer.held, answer.reason, answer.in_doubt)
+        )
 
     def plan_comes(self, core: ReplicaCore, plan: BatchPlan) -> None:
         refused = self.worker.plan(plan)
@@ -340,7 +430,13 @@ class Bench:
                 return
             done, exec_s = self.run(turn)
             if turn.plan is not None:
-                self.line.after(exec_s * (1 + self.world.noise * self.rng.random()), self.end, turn, done, self.line.now_s)
+                self.line.after(
+                    exec_s * (1 + self.world.noise * self.rng.random()),
+                    self.end,
+                    turn,
+                    done,
+                    self.line.now_s,
+                )
 
     def run(self, turn: Turn) -> tuple[list[TurnDone], float]:
         for slot in turn.preempts:
@@ -348,10 +444,14 @@ class Bench:
         for slot in turn.releases:
             self.engine.release(Slot(slot))
         for load in turn.loads:
-            self.engine.load(Load(Slot(load.slot), load.tokens, load.generated, load.sampling, load.seed))
+            self.engine.load(
+                Load(Slot(load.slot), load.tokens, load.generated, load.sampling, load.seed)
+            )
         if not turn.work:
             return [], 0.0
-        outcome = self.engine.execute([Work(Slot(w.slot), w.tokens, w.emits) for w in turn.work], turn.selection)
+        outcome = self.engine.execute(
+            [Work(Slot(w.slot), w.tokens, w.emits) for w in turn.work], turn.selection
+        )
         done = []
         for work, did in zip(turn.work, outcome.done, strict=True):
             kept = list(did.tokens[: work.limit])
@@ -362,7 +462,11 @@ class Bench:
 
     def end(self, turn: Turn, done: list[TurnDone], began_s: float) -> None:
         now_s = self.line.now_s
-        self.stored(self.worker.finish(done, started_unix_s=began_s, ended_unix_s=now_s, exec_s=now_s - began_s, idle_s=0.0))
+        self.stored(
+            self.worker.finish(
+                done, started_unix_s=began_s, ended_unix_s=now_s, exec_s=now_s - began_s, idle_s=0.0
+            )
+        )
         self.go_on()
 
     def stored(self, finished: Finished) -> None:
@@ -389,7 +493,13 @@ class Bench:
             importance=ask.importance, application="app", session="", arrived_unix_s=now_s, expires_unix_s=now_s + ask.expires_s,
             prompt_tokens=ask.prompt, max_tokens=ask.max_tokens, stream_subject=key,
         )  # fmt: skip
-        sampling = Sampling(max_tokens=ask.max_tokens, output_tokens=ask.output, thinking_tokens=ask.thinking, ignore_eos=True, seed=number)
+        sampling = Sampling(
+            max_tokens=ask.max_tokens,
+            output_tokens=ask.output,
+            thinking_tokens=ask.thinking,
+            ignore_eos=True,
+            seed=number,
+        )
         self.bodies[key] = Body(prompt=pack([1] * ask.prompt), sampling=sampling)
         self.place(key)
 
@@ -402,12 +512,16 @@ class Bench:
         elif record.expires_unix_s <= self.line.now_s:
             self.finish(key, FinishReason.EXPIRED)
         else:
-            record = self.records[key] = replace(placed_at(record, "bench", REPLICA, "i1", record.service_class), state="placed")
+            record = self.records[key] = replace(
+                placed_at(record, "bench", REPLICA, "i1", record.service_class), state="placed"
+            )
             self.offer(key, record.attempt)
 
     def offer(self, key: RequestKey, attempt: int) -> None:
         self.answers[key, attempt] = 1
-        self.ordered("offer", self.feed_offer, as_offer(self.records[key], self.records[key].service_class))
+        self.ordered(
+            "offer", self.feed_offer, as_offer(self.records[key], self.records[key].service_class)
+        )
 
     def feed_offer(self, offer: Offer) -> None:
         if (offer.key, offer.attempt) in self.answers:
@@ -500,19 +614,39 @@ class Bench:
         assert view.kv_free_blocks >= 0
         decode = view.phase == Phase.DECODE
         assert (view.computed_tokens[view.phase == Phase.WAITING] == 0).all()
-        assert (view.computed_tokens[~decode] < view.target_tokens[~decode]).all(), "a prefill without anything left"
+        assert (view.computed_tokens[~decode] < view.target_tokens[~decode]).all(), (
+            "a prefill without anything left"
+        )
         assert (view.generated_tokens[decode] > 0).all()
-        quiet = not (self.in_flight or self.blind or self.worker.running or self.worker.waiting_plans or self.worker.closing)
-        if quiet and self.world.depth == 1 and self.resyncs == 1:  # after a resync the picture may be old until a plan shows it
+        quiet = not (
+            self.in_flight
+            or self.blind
+            or self.worker.running
+            or self.worker.waiting_plans
+            or self.worker.closing
+        )
+        # after a resync the picture may be old until a plan shows it
+        if quiet and self.world.depth == 1 and self.resyncs == 1:
             self.compared += 1
             entries = {e.slot: e for e in self.worker.entries()}
             for i, slot in enumerate(view.slot.tolist()):
-                seen, offer = (view.computed_tokens[i], view.generated_tokens[i]), entries[slot].offer
+                seen, offer = (
+                    (view.computed_tokens[i], view.generated_tokens[i]),
+                    entries[slot].offer,
+                )
                 assert seen == (entries[slot].computed_tokens, entries[slot].generated_tokens)
-                paces_s = (offer.slo.pace_s(offer.thinking), offer.slo.tightest_pace_s(offer.thinking))
-                assert (view.thinking[i], view.tbt_s[i], view.tightest_tbt_s[i]) == (offer.thinking, *paces_s), "another stage"
+                paces_s = (
+                    offer.slo.pace_s(offer.thinking),
+                    offer.slo.tightest_pace_s(offer.thinking),
+                )
+                assert (view.thinking[i], view.tbt_s[i], view.tightest_tbt_s[i]) == (
+                    offer.thinking,
+                    *paces_s,
+                ), "another stage"
                 due_s = offer.next_due_unix_s
-                assert view.next_due_unix_s[i] == due_s or abs(view.next_due_unix_s[i] - due_s) < 1e-6, "another deadline"
+                assert (
+                    view.next_due_unix_s[i] == due_s or abs(view.next_due_unix_s[i] - due_s) < 1e-6
+                ), "another deadline"
 
     def run_all(self) -> None:
         """Until every request has ended. Raises AssertionError if one does not."""
@@ -525,27 +659,49 @@ class Bench:
         for number, (key, client) in enumerate(self.clients.items()):
             ask = client.ask
             assert len(client.ends) == 1, f"{key} ended {client.ends}"
-            assert client.tokens == [readable_token(number, n) for n in range(len(client.tokens))], f"{key}: other tokens"
+            assert client.tokens == [
+                readable_token(number, n) for n in range(len(client.tokens))
+            ], f"{key}: other tokens"
             whole = min(ask.output, ask.max_tokens)
             assert len(client.tokens) <= whole
             self.check_stages(key, ask, len(client.tokens))
             if client.ends[0] in (FinishReason.STOP, FinishReason.LENGTH):
                 assert len(client.tokens) == whole
-                assert client.ends[0] == (FinishReason.STOP if ask.output <= ask.max_tokens else FinishReason.LENGTH)
+                assert client.ends[0] == (
+                    FinishReason.STOP if ask.output <= ask.max_tokens else FinishReason.LENGTH
+                )
 
     def check_stages(self, key: RequestKey, ask: Ask, made: int) -> None:
-        """The measure, whatever moved the request, knows when its thinking ended, and has the deadlines of its stages."""
+        """The measure, whatever moved the request, knows when its thinking ended, and has the
+        deadlines of its stages.
+        """
         measure, slo = self.records[key].resume.measure, ask.slo
         if not made or not slo.thinks:
             return
         wanted = ask.thinking or 0  # this model has no token that ends it
-        assert measure.thinking_tokens == (wanted if made >= wanted else None), f"{key}: thought for {measure.thinking_tokens}"
-        anchor_s = self.records[key].arrived_unix_s + slo.ttft_s if slo.ttft_s is not None else measure.first_unix_s
+        assert measure.thinking_tokens == (wanted if made >= wanted else None), (
+            f"{key}: thought for {measure.thinking_tokens}"
+        )
+        anchor_s = (
+            self.records[key].arrived_unix_s + slo.ttft_s
+            if slo.ttft_s is not None
+            else measure.first_unix_s
+        )
         thinking = max(0, min(made, wanted - 1))  # steps to a token that is thinking
         response = made - thinking
-        due_s = anchor_s + thinking * slo.pace_s(True) + (response * slo.pace_s(False) if response else 0.0)
-        assert measure.next_due_unix_s == due_s or abs(measure.next_due_unix_s - due_s) < 1e-6, f"{key}: another deadline"
+        due_s = (
+            anchor_s
+            + thinking * slo.pace_s(True)
+            + (response * slo.pace_s(False) if response else 0.0)
+        )
+        assert measure.next_due_unix_s == due_s or abs(measure.next_due_unix_s - due_s) < 1e-6, (
+            f"{key}: another deadline"
+        )
 
     def story(self) -> str:
-        open_ = {k: (r.state, r.attempt, r.service_class.value) for k, r in self.records.items() if r.verdict is None}
+        open_ = {
+            k: (r.state, r.attempt, r.service_class.value)
+            for k, r in self.records.items()
+            if r.verdict is None
+        }
         return f"at {self.line.now_s:.3f} s: {open_}; held {self.worker.entries()}; synced {self.core.synced}; plans {self.plans}"

@@ -1,4 +1,6 @@
-"""The lead: the engine waits for plans as little as it is allowed to, and newcomers no longer than that takes."""
+"""The lead: the engine waits for plans as little as it is allowed to, and newcomers no longer than
+that takes.
+"""
 
 from random import Random
 
@@ -9,8 +11,12 @@ from shared.core.lead import IDLE_SHARE, Lead
 SEED, FIRST_S, MAX_S, WAY_S = 3, 0.004, 0.030, 0.002
 
 
-def after(lead: Lead, iterations: int, exec_s: float, error_s: float, rng: Random) -> tuple[float, float]:
-    """The engine's share of waiting and the mean lead, where iterations end `error_s` (a deviation) beside what was predicted."""
+def after(
+    lead: Lead, iterations: int, exec_s: float, error_s: float, rng: Random
+) -> tuple[float, float]:
+    """The engine's share of waiting and the mean lead, where iterations end `error_s` (a deviation)
+    beside what was predicted.
+    """
     waited_s = leads_s = 0.0
     for _ in range(iterations):
         idle_s = max(0.0, WAY_S - lead.seconds + rng.gauss(0.0, error_s))

@@ -1,4 +1,6 @@
-"""The best-effort pool: who is handed out, to whom, and when it is over. The core against a plain one that sorts everything."""
+"""The best-effort pool: who is handed out, to whom, and when it is over. The core against a plain
+one that sorts everything.
+"""
 
 import math
 from collections.abc import Sequence
@@ -31,7 +33,13 @@ SETTINGS = RelegationSettings()
 
 
 def record(
-    key: str, *, arrived_s: float = 0.0, importance: float = 1.0, prompt: int = 100, ttft_s: float | None = None, **more: object
+    key: str,
+    *,
+    arrived_s: float = 0.0,
+    importance: float = 1.0,
+    prompt: int = 100,
+    ttft_s: float | None = None,
+    **more: object,
 ) -> Record:
     values: dict[str, object] = {
         "key": RequestKey(key), "body_key": "", "owner": "", "state": "relegated", "attempt": 1, "tier": "", "application": "",
@@ -75,7 +83,11 @@ class Plain:
     not_before: dict[str, float] = field(default_factory=dict)
 
     def lanes(self, importance: float) -> set[str]:
-        return {k.split(".")[0] for k, r in (self.free | self.busy).items() if r.importance == importance}
+        return {
+            k.split(".")[0]
+            for k, r in (self.free | self.busy).items()
+            if r.importance == importance
+        }
 
     def enter(self, r: Record) -> None:
         lane = (r.importance, r.key.split(".")[0])
@@ -125,11 +137,21 @@ class Plain:
             ready = [r for r in self.free.values() if d.surplus or attainable(r, d, now)]
             if not ready:
                 return
-            r = min(ready, key=lambda r: (-r.importance, self.given[r.importance, r.key.split(".")[0]], r.arrived_unix_s, r.key))
+            r = min(
+                ready,
+                key=lambda r: (
+                    -r.importance,
+                    self.given[r.importance, r.key.split(".")[0]],
+                    r.arrived_unix_s,
+                    r.key,
+                ),
+            )
             self.given[r.importance, r.key.split(".")[0]] += r.prompt_tokens
             self.busy[r.key] = self.free.pop(r.key)
             self.lift(r.importance, 0.0)
-            service_class = ServiceClass.STANDARD if attainable(r, d, now) else ServiceClass.BEST_EFFORT
+            service_class = (
+                ServiceClass.STANDARD if attainable(r, d, now) else ServiceClass.BEST_EFFORT
+            )
             actions.append(Place(r.key, d.replica, d.incarnation, service_class))
 
 
@@ -139,21 +161,32 @@ def attainable(r: Record, d: Digest, now: float) -> bool:
         due = min(r.slo.last_due_unix_s(r.arrived_unix_s), r.resume.measure.next_due_unix_s)
     if d.waiting or r.resume.measure.late_tokens or math.isinf(due):
         return False
-    needed_s = d.backlog_s + 2 * TOKEN_S * r.prompt_tokens + (0.0 if r.slo.ttlt_s is None else 0.05 * r.max_tokens)
+    needed_s = (
+        d.backlog_s
+        + 2 * TOKEN_S * r.prompt_tokens
+        + (0.0 if r.slo.ttlt_s is None else 0.05 * r.max_tokens)
+    )
     return now + SETTINGS.promote_margin * needed_s <= due
 
 
 KEYS = st.builds("{}.{}".format, st.sampled_from("abc"), st.integers(0, 5))
-# Thirds and sevenths: no deadline falls on the instant at which it is looked at, where rounding would decide.
+# Thirds and sevenths: no deadline falls on the instant at which it is looked at, where rounding
+# would decide.
 RECORDS = st.builds(
     record,
     KEYS,
     arrived_s=st.integers(-5, 5).map(float),
     importance=st.sampled_from([1.0, 10.0]),
     prompt=st.integers(1, 999),
-    slo=st.sampled_from([Slo(), Slo(ttft_s=7 + 1 / 3), Slo(ttlt_s=12 + 1 / 7), Slo(ttft_s=2 + 1 / 3, tbt_s=0.1)]),
+    slo=st.sampled_from(
+        [Slo(), Slo(ttft_s=7 + 1 / 3), Slo(ttlt_s=12 + 1 / 7), Slo(ttft_s=2 + 1 / 3, tbt_s=0.1)]
+    ),
     resume=st.sampled_from(
-        [Resume(), Resume(measure=Measure(tokens=1, next_due_unix_s=NOW + 9 + 1 / 3)), Resume(measure=Measure(tokens=2, late_tokens=1))]
+        [
+            Resume(),
+            Resume(measure=Measure(tokens=1, next_due_unix_s=NOW + 9 + 1 / 3)),
+            Resume(measure=Measure(tokens=2, late_tokens=1)),
+        ]
     ),
     expires_unix_s=st.integers(2, 30).map(lambda s: NOW + s),
 )
@@ -182,7 +215,9 @@ STEPS = st.one_of(
 
 @settings(deadline=None, max_examples=400)
 @given(st.lists(STEPS, max_size=60))
-def test_it_decides_as_one_that_sorts_everything_each_time(steps: Sequence[tuple[str, object]]) -> None:
+def test_it_decides_as_one_that_sorts_everything_each_time(
+    steps: Sequence[tuple[str, object]],
+) -> None:
     core, plain, now = RelegationCore(SETTINGS), Plain(), NOW
     first: dict[str, Record] = {}
     out: list[tuple[RequestKey, ReplicaId | None]] = []  # handed to someone, or expiring
@@ -201,7 +236,13 @@ def test_it_decides_as_one_that_sorts_everything_each_time(steps: Sequence[tuple
         elif kind == "result" and out:
             assert isinstance(value, tuple)
             result, (key, replica) = value[1], out[value[0] % len(out)]
-            event = Taken(key) if result == "taken" else Gone(key) if result == "gone" or replica is None else Declined(key, replica)
+            event = (
+                Taken(key)
+                if result == "taken"
+                else Gone(key)
+                if result == "gone" or replica is None
+                else Declined(key, replica)
+            )
         if isinstance(event, Taken | Gone | Declined):
             out = [o for o in out if o[0] != event.key]
         actions = core.handle(event, now_unix_s=now)
@@ -211,21 +252,33 @@ def test_it_decides_as_one_that_sorts_everything_each_time(steps: Sequence[tuple
             out.append((action.key, action.replica if isinstance(action, Place) else None))
         assert core.waiting == len(plain.free) + len(plain.busy)
         assert core.idle == (not plain.busy)
-        assert core.wake_at_unix_s() == min((r.expires_unix_s for r in plain.free.values()), default=None)
+        assert core.wake_at_unix_s() == min(
+            (r.expires_unix_s for r in plain.free.values()), default=None
+        )
 
 
 # ---------------------------------------------------------------- what that means
 
 
 def test_importance_goes_before_age_and_the_older_before_the_younger() -> None:
-    core = pool(record("t.1", arrived_s=-1), record("t.2", arrived_s=-3), record("t.3", importance=5.0), per_digest=8)
+    core = pool(
+        record("t.1", arrived_s=-1),
+        record("t.2", arrived_s=-3),
+        record("t.3", importance=5.0),
+        per_digest=8,
+    )
     assert [p.key for p in handed(core, 1)] == ["t.3", "t.2", "t.1"]
 
 
 @settings(deadline=None)
 @given(st.lists(st.integers(50, 500), min_size=2, max_size=5), st.integers(1, 4))
-def test_equal_tenants_are_given_alike_however_much_each_has_waiting(prompts: list[int], per_digest: int) -> None:
-    core = pool(*(record(f"t{t}.{i}", prompt=p) for t, p in enumerate(prompts) for i in range(240)), per_digest=per_digest)
+def test_equal_tenants_are_given_alike_however_much_each_has_waiting(
+    prompts: list[int], per_digest: int
+) -> None:
+    core = pool(
+        *(record(f"t{t}.{i}", prompt=p) for t, p in enumerate(prompts) for i in range(240)),
+        per_digest=per_digest,
+    )
     given_tokens = [0] * len(prompts)
     for turn in range(60):
         for place in handed(core, 1.0 + turn):
@@ -240,7 +293,9 @@ def test_new_names_take_turns_with_the_one_that_was_there_and_do_not_go_first_fo
     turns = []
     for turn in range(100):
         if turn >= 20 and turn % 2:
-            core.handle(Queued(record(f"new{turn}.1", arrived_s=float(turn))), now_unix_s=NOW + turn)
+            core.handle(
+                Queued(record(f"new{turn}.1", arrived_s=float(turn))), now_unix_s=NOW + turn
+            )
         turns += [place.key.split(".")[0] for place in handed(core, 1.0 + turn)]
     assert len(turns) == 100
     assert 35 <= turns[20:].count("old") <= 45  # 40 new names came
@@ -250,7 +305,13 @@ def test_a_tenant_that_was_served_alone_owes_nothing_to_a_newcomer() -> None:
     core = pool(*(record(f"old.{i}", arrived_s=-9) for i in range(50)), per_digest=1)
     assert all(handed(core, 1.0 + i)[0].key.startswith("old.") for i in range(20))
     core.handle(
-        Listed([*(record(f"old.{i}", arrived_s=-9) for i in range(20, 50)), *(record(f"new.{i}") for i in range(50))]), now_unix_s=NOW + 30
+        Listed(
+            [
+                *(record(f"old.{i}", arrived_s=-9) for i in range(20, 50)),
+                *(record(f"new.{i}") for i in range(50)),
+            ]
+        ),
+        now_unix_s=NOW + 30,
     )
     turns = [handed(core, 31.0 + i)[0].key.split(".")[0] for i in range(20)]
     assert turns.count("old") == turns.count("new") == 10
@@ -267,7 +328,9 @@ def test_tenants_that_left_long_ago_are_forgotten() -> None:
     assert len(shares) == 1
 
 
-def test_a_request_is_promoted_only_where_nothing_standard_waits_and_its_slo_is_attainable() -> None:
+def test_a_request_is_promoted_only_where_nothing_standard_waits_and_its_slo_is_attainable() -> (
+    None
+):
     def class_of(slo: Slo, said: Digest) -> list[ServiceClass]:
         return [p.service_class for p in handed(pool(record("t.1", slo=slo)), 1.0, said)]
 
@@ -287,7 +350,9 @@ def test_what_is_out_is_neither_handed_again_nor_expired_until_it_was_declined()
     assert handed(core, 2) == []
     assert core.handle(Tick(), now_unix_s=NOW + 4) == []
     assert core.wake_at_unix_s() is None
-    assert core.handle(Declined(RequestKey("t.1"), ReplicaId("r")), now_unix_s=NOW + 5) == [Expire(RequestKey("t.1"))]
+    assert core.handle(Declined(RequestKey("t.1"), ReplicaId("r")), now_unix_s=NOW + 5) == [
+        Expire(RequestKey("t.1"))
+    ]
 
 
 def test_a_digest_that_comes_twice_hands_out_once() -> None:

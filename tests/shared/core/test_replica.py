@@ -1,4 +1,6 @@
-"""ReplicaCore and WorkerCore together: whatever happens between them, every request ends once with just its tokens."""
+"""ReplicaCore and WorkerCore together: whatever happens between them, every request ends once with
+just its tokens.
+"""
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -23,7 +25,9 @@ FAULTS = ["lose_ack", "lose_plan", "lose_hold", "resync", "takeover"]
 
 
 @st.composite
-def schedules(draw: st.DrawFn, *, policies: list[str], faults: bool, wayward: bool = False) -> tuple[World, list[Ask], list[Act]]:
+def schedules(
+    draw: st.DrawFn, *, policies: list[str], faults: bool, wayward: bool = False
+) -> tuple[World, list[Ask], list[Act]]:
     block_tokens = draw(st.sampled_from([1, 4, 16]))
     kv_tokens = draw(st.sampled_from([32, 64, 160, 640]))
     policy = draw(st.sampled_from(policies))
@@ -58,7 +62,12 @@ def schedules(draw: st.DrawFn, *, policies: list[str], faults: bool, wayward: bo
             )
         )
     kinds = st.sampled_from(ACTS + (FAULTS if faults else []))
-    act = st.builds(lambda at_s, what, who: Act(at_s=at_s, what=what, who=who), INSTANTS, kinds, st.integers(0, 11))
+    act = st.builds(
+        lambda at_s, what, who: Act(at_s=at_s, what=what, who=who),
+        INSTANTS,
+        kinds,
+        st.integers(0, 11),
+    )
     acts = draw(st.lists(act, max_size=8))
     return world, asks, acts
 
@@ -68,7 +77,9 @@ COMMON = settings(deadline=None, max_examples=60, suppress_health_check=[HealthC
 
 @COMMON
 @given(schedules(policies=["fcfs", "edf", "qoserve"], faults=False))
-def test_every_request_ends_once_with_its_tokens_while_messages_are_only_late(schedule: tuple[World, list[Ask], list[Act]]) -> None:
+def test_every_request_ends_once_with_its_tokens_while_messages_are_only_late(
+    schedule: tuple[World, list[Ask], list[Act]],
+) -> None:
     bench = Bench(*schedule)
     bench.run_all()
     assert bench.resyncs == 1, "nothing was lost, yet the picture was"
@@ -76,7 +87,9 @@ def test_every_request_ends_once_with_its_tokens_while_messages_are_only_late(sc
 
 @COMMON
 @given(schedules(policies=["fcfs", "edf", "qoserve"], faults=True))
-def test_every_request_ends_once_with_its_tokens_when_messages_and_planners_are_lost(schedule: tuple[World, list[Ask], list[Act]]) -> None:
+def test_every_request_ends_once_with_its_tokens_when_messages_and_planners_are_lost(
+    schedule: tuple[World, list[Ask], list[Act]],
+) -> None:
     Bench(*schedule).run_all()
 
 
@@ -88,5 +101,7 @@ def test_no_policy_can_break_the_books(schedule: tuple[World, list[Ask], list[Ac
 
 @COMMON
 @given(schedules(policies=["fcfs", "edf", "qoserve", "chaos"], faults=True, wayward=True))
-def test_an_engine_that_finds_prefixes_or_lacks_room_confuses_nobody(schedule: tuple[World, list[Ask], list[Act]]) -> None:
+def test_an_engine_that_finds_prefixes_or_lacks_room_confuses_nobody(
+    schedule: tuple[World, list[Ask], list[Act]],
+) -> None:
     Bench(*schedule).run_all()

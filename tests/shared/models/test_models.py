@@ -1,4 +1,6 @@
-"""The shipped models are what their cards say, speak through both tokenizers alike, and can be made again."""
+"""The shipped models are what their cards say, speak through both tokenizers alike, and can be made
+again.
+"""
 
 import json
 from itertools import islice
@@ -83,10 +85,15 @@ def draft() -> Any:
 
 def test_two_models_ship_and_are_small_together() -> None:
     assert store.names() == [TARGET, DRAFT]
-    assert sum(f.stat().st_size for name in store.names() for f in store.folder(name).iterdir()) <= BYTES
+    assert (
+        sum(f.stat().st_size for name in store.names() for f in store.folder(name).iterdir())
+        <= BYTES
+    )
 
 
-def test_a_model_is_found_by_name_or_by_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_is_found_by_name_or_by_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert store.folder(TARGET).name == TARGET
     assert store.folder(str(tmp_path)) == tmp_path
     (tmp_path / "mine").mkdir()
@@ -115,11 +122,17 @@ def test_the_tokenizer_is_byte_level_with_the_marks_of_the_builtin_one() -> None
     assert isinstance(tokenizer.detokenizer(), ByteDetokenizer)
     assert tokenizer.vocabulary == vocabulary.SIZE
     assert all(tokenizer.inner.token_to_id(mark) is not None for mark in BUILTIN_SPECIALS)
-    assert tokenizer.eos_token_ids == {tokenizer.inner.token_to_id(mark) for mark in ("<|eos|>", "<|im_end|>")}
+    assert tokenizer.eos_token_ids == {
+        tokenizer.inner.token_to_id(mark) for mark in ("<|eos|>", "<|im_end|>")
+    }
 
 
 @seeded
-@given(st.text(st.characters(exclude_categories=["Cs"]), max_size=60).filter(lambda text: "<|" not in text))
+@given(
+    st.text(st.characters(exclude_categories=["Cs"]), max_size=60).filter(
+        lambda text: "<|" not in text
+    )
+)
 def test_any_text_survives(text: str) -> None:
     tokenizer = Tokenizer.load(store.folder(TARGET))
     reader = tokenizer.detokenizer()
@@ -129,7 +142,10 @@ def test_any_text_survives(text: str) -> None:
 @pytest.mark.parametrize("name", [TARGET, DRAFT])
 def test_our_tokenizer_and_transformers_read_and_render_alike(name: str) -> None:
     transformers = pytest.importorskip("transformers")
-    theirs, ours = transformers.AutoTokenizer.from_pretrained(store.folder(name)), Tokenizer.load(store.folder(name))
+    theirs, ours = (
+        transformers.AutoTokenizer.from_pretrained(store.folder(name)),
+        Tokenizer.load(store.folder(name)),
+    )
     messages = [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "What is a\n lantern? "},
@@ -144,7 +160,9 @@ def test_our_tokenizer_and_transformers_read_and_render_alike(name: str) -> None
 
 
 @pytest.mark.parametrize(("name", "most_nats"), [(TARGET, 3.2), (DRAFT, 4.2)])
-def test_text_it_never_read_is_far_from_random_to_it(name: str, most_nats: float, request: pytest.FixtureRequest) -> None:
+def test_text_it_never_read_is_far_from_random_to_it(
+    name: str, most_nats: float, request: pytest.FixtureRequest
+) -> None:
     model = request.getfixturevalue("target" if name == TARGET else "draft")
     from loadgen.training import measures
 
@@ -155,7 +173,9 @@ def test_text_it_never_read_is_far_from_random_to_it(name: str, most_nats: float
 def test_most_answers_end_by_themselves(target: Any) -> None:
     from loadgen.training import measures
 
-    measured = measures.endings(target, Tokenizer.load(store.folder(TARGET)).inner, [chat(q) for q in QUESTIONS])
+    measured = measures.endings(
+        target, Tokenizer.load(store.folder(TARGET)).inner, [chat(q) for q in QUESTIONS]
+    )
     assert measured.share >= 0.75
     assert measured.mean_tokens >= 8
 
@@ -163,7 +183,13 @@ def test_most_answers_end_by_themselves(target: Any) -> None:
 def test_the_draft_is_often_right(target: Any, draft: Any) -> None:
     from loadgen.training import measures
 
-    found = measures.acceptance(target, draft, Tokenizer.load(store.folder(TARGET)).inner, [chat(q) for q in QUESTIONS], tokens=48)
+    found = measures.acceptance(
+        target,
+        draft,
+        Tokenizer.load(store.folder(TARGET)).inner,
+        [chat(q) for q in QUESTIONS],
+        tokens=48,
+    )
     assert found.by_depth[0] > 0.2
     assert found.sampled > 0.2
     assert list(found.by_depth) == sorted(found.by_depth, reverse=True)
@@ -212,7 +238,9 @@ def dictionary(tmp_path_factory: pytest.TempPathFactory) -> WordNet:
         (folder / f"data.{pos}").write_text("  1 a licence\n" + "\n".join(lines) + "\n")
         index = [f"{line.split()[4].lower()} {pos[0]} 1 0 1 0 {line.split()[0]}" for line in lines]
         (folder / f"index.{pos}").write_text("  1 a licence\n" + "\n".join(index) + "\n")
-        counts += [f"{line.split()[4].lower()}%{number}:00:00:: 1 {SEEN_AT_LEAST}" for line in lines]
+        counts += [
+            f"{line.split()[4].lower()}%{number}:00:00:: 1 {SEEN_AT_LEAST}" for line in lines
+        ]
     (folder / "cntlist.rev").write_text("\n".join(counts) + "\n")
     return WordNet(folder)
 
@@ -232,22 +260,39 @@ def test_the_dictionary_is_read_with_its_relations(dictionary: WordNet) -> None:
 
 
 def test_a_gloss_falls_into_field_definition_and_examples() -> None:
-    assert split_gloss('(chess) a move; "check!"; "he gave check"\n') == ("chess", "a move", ("check!", "he gave check"))
+    assert split_gloss('(chess) a move; "check!"; "he gave check"\n') == (
+        "chess",
+        "a move",
+        ("check!", "he gave check"),
+    )
     assert split_gloss("(used of birds) able to sing  ") == ("", "able to sing", ())
 
 
 def test_a_page_gives_its_prose_and_nothing_else() -> None:
     prose = "This is a sentence &amp; it is <b>long</b> enough to be taken for prose. " * 2
-    head, code = "<head><title>A\nPage</title></head><script>var x = 1;</script><h1>A head</h1>", "<pre>SELECT 1;</pre>"
+    head, code = (
+        "<head><title>A\nPage</title></head><script>var x = 1;</script><h1>A head</h1>",
+        "<pre>SELECT 1;</pre>",
+    )
     page = clean(f"{head}<p>{prose}<p>short{code}<p>{'0 1 2. ' * 30}")
-    assert page == Page("A Page", (" ".join(prose.replace("&amp;", "&").replace("<b>", "").replace("</b>", "").split()),))
-    assert sentences("One, e.g. This. Two is here! Three?") == ["One, e.g. This.", "Two is here!", "Three?"]
+    assert page == Page(
+        "A Page",
+        (" ".join(prose.replace("&amp;", "&").replace("<b>", "").replace("</b>", "").split()),),
+    )
+    assert sentences("One, e.g. This. Two is here! Three?") == [
+        "One, e.g. This.",
+        "Two is here!",
+        "Three?",
+    ]
 
 
 def test_the_same_seed_gives_the_same_documents_and_each_ends(corpus: Corpus) -> None:
     some = list(islice(corpus.documents(3), 300))
     assert some == list(islice(corpus.documents(3), 300)) != list(islice(corpus.documents(4), 300))
-    assert all(text.endswith("<|eos|>") and text.count("<|im_start|>") == text.count("<|im_end|>") for text in some)
+    assert all(
+        text.endswith("<|eos|>") and text.count("<|im_start|>") == text.count("<|im_end|>")
+        for text in some
+    )
     answers = "".join(some)
     for said in (
         "A lantern is a light in a transparent protective case.",
@@ -284,9 +329,13 @@ def test_batches_hold_the_whole_stream_once(corpus: Corpus) -> None:
     from loadgen.training import packing
 
     tokenizer = vocabulary.learn(islice(corpus.documents(0), 200), 400)
-    stream = [token for ids in islice(packing.token_stream(corpus, tokenizer, 5), 200) for token in ids]
+    stream = [
+        token for ids in islice(packing.token_stream(corpus, tokenizer, 5), 200) for token in ids
+    ]
     at = 0
-    for inputs, targets in islice(packing.batches(corpus, tokenizer, rows=3, tokens=32, seed=5), 20):
+    for inputs, targets in islice(
+        packing.batches(corpus, tokenizer, rows=3, tokens=32, seed=5), 20
+    ):
         assert inputs.flatten().tolist() == stream[at : at + 96]
         assert targets.flatten().tolist() == stream[at + 1 : at + 97]
         at += 96
@@ -299,18 +348,42 @@ def test_a_short_run_learns_stops_and_goes_on(corpus: Corpus, tmp_path: Path) ->
     from loadgen.training.train import Plan, Run
 
     tokenizer = vocabulary.learn(islice(corpus.documents(0), 200), 400)
-    shape = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 64}
+    shape = {
+        "hidden_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "intermediate_size": 64,
+    }
 
     def run(steps: int, teacher: Any = None) -> tuple[Any, Run]:
         torch.manual_seed(1)
         model = network.build(shape, ends=[1, 4], pad=2, vocabulary=400)
 
         def loss(inputs: Any, targets: Any) -> Any:
-            return network.distilling_loss(model, teacher, inputs, targets) if teacher else network.next_token_loss(model, inputs, targets)
+            return (
+                network.distilling_loss(model, teacher, inputs, targets)
+                if teacher
+                else network.next_token_loss(model, inputs, targets)
+            )
 
-        plan = Plan(steps=steps, minutes=5, peak=1e-2, batch_tokens=256, row_tokens=64, long_row_tokens=128, warm_until=0.1)
+        plan = Plan(
+            steps=steps,
+            minutes=5,
+            peak=1e-2,
+            batch_tokens=256,
+            row_tokens=64,
+            long_row_tokens=128,
+            warm_until=0.1,
+        )
         return model, Run(
-            model, loss, lambda rows, n, seed: packing.batches(corpus, tokenizer, rows=rows, tokens=n, seed=seed), plan, tmp_path / "run.pt"
+            model,
+            loss,
+            lambda rows, n, seed: packing.batches(
+                corpus, tokenizer, rows=rows, tokens=n, seed=seed
+            ),
+            plan,
+            tmp_path / "run.pt",
         )
 
     _, first = run(3)
@@ -343,7 +416,13 @@ def test_a_card_says_what_was_measured(corpus: Corpus, tmp_path: Path) -> None:
     from loadgen.training.train import Plan, Progress
 
     (tmp_path / TARGET).mkdir()
-    results = card.Results({"some text": Loss(2.125, 0.875, 777)}, Endings(0.5, 33.0, 12), [("What?", "A line,\nanother.")], 1_250_000, 2.5)
+    results = card.Results(
+        {"some text": Loss(2.125, 0.875, 777)},
+        Endings(0.5, 33.0, 12),
+        [("What?", "A line,\nanother.")],
+        1_250_000,
+        2.5,
+    )
     accepted = {"words": Acceptance((0.75, 0.5, 0.25, 0.125, 0.0625), 1.375, 0.625, 99)}
     progress = Progress(step=321, tokens=2_600_000, spent_s=540, loss=1.984)
     found = dict.fromkeys(("wordnet-base", "sqlite3-doc"), tmp_path)

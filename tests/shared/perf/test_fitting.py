@@ -1,4 +1,6 @@
-"""A worker measures its engine and fits its own profile: what the fit promises, how it is measured, and how it travels."""
+"""A worker measures its engine and fits its own profile: what the fit promises, how it is measured,
+and how it travels.
+"""
 
 import asyncio
 import functools
@@ -63,7 +65,9 @@ def drawn(rng: random.Random, n: int) -> list[BatchShape]:
     return shapes
 
 
-def timed(shapes: list[BatchShape], noise: float, rng: random.Random, stalls: float = 0.0) -> list[Timed]:
+def timed(
+    shapes: list[BatchShape], noise: float, rng: random.Random, stalls: float = 0.0
+) -> list[Timed]:
     profile = TRUE.profile("true", 0.0)
     timings = []
     for shape in shapes:
@@ -73,14 +77,18 @@ def timed(shapes: list[BatchShape], noise: float, rng: random.Random, stalls: fl
 
 
 def file_of(timings: list[Timed]) -> ProfileFile:
-    return fit(timings, name="mine", gpu="cpu", model="m", kv_capacity_tokens=100, provenance="test")
+    return fit(
+        timings, name="mine", gpu="cpu", model="m", kv_capacity_tokens=100, provenance="test"
+    )
 
 
 # ---------------------------------------------------------------- the fit
 
 
 @pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize(("noise", "stalls", "within"), [(0.0, 0.0, 0.01), (0.05, 0.0, 0.03), (0.05, 0.08, 0.05)])
+@pytest.mark.parametrize(
+    ("noise", "stalls", "within"), [(0.0, 0.0, 0.01), (0.05, 0.0, 0.03), (0.05, 0.08, 0.05)]
+)
 def test_a_fit_predicts_batches_it_has_not_seen_although_times_scatter_and_some_iterations_stalled(
     seed: int, noise: float, stalls: float, within: float
 ) -> None:
@@ -115,7 +123,9 @@ def test_the_same_timings_give_the_same_file() -> None:
 
 @given(st.integers(0, 2**32), st.integers(LEAST, 90))
 @settings(deadline=None, max_examples=25)
-def test_whatever_was_measured_the_fit_is_finite_rises_and_can_be_announced(seed: int, n: int) -> None:
+def test_whatever_was_measured_the_fit_is_finite_rises_and_can_be_announced(
+    seed: int, n: int
+) -> None:
     rng = random.Random(seed)
     file = file_of([Timed(shape, math.exp(rng.uniform(-9, 2))) for shape in drawn(rng, n)])
     form = file.coefficients
@@ -123,7 +133,9 @@ def test_whatever_was_measured_the_fit_is_finite_rises_and_can_be_announced(seed
     assert min(msgspec.structs.astuple(form.attention)) >= 0
     assert min(np.cumsum(form.slopes)) >= -1e-12
     assert file.profile().batch_s(BatchShape(decodes=1)) > 0
-    assert profile_of(announce(file)).batch_s(BatchShape(decodes=1)) == file.profile().batch_s(BatchShape(decodes=1))
+    assert profile_of(announce(file)).batch_s(BatchShape(decodes=1)) == file.profile().batch_s(
+        BatchShape(decodes=1)
+    )
 
 
 @given(st.integers(0, 2**32))
@@ -155,9 +167,28 @@ def test_too_few_timings_and_impossible_ones_are_refused() -> None:
 class Hand:
     """An engine that takes the time a profile says, on a clock that nothing else moves."""
 
-    def __init__(self, *, kv_blocks: int = 2048, max_slots: int = 1024, context_tokens: int = 2048, pace: float = 1.0) -> None:
-        facts = EngineFacts("sim", "My Model/7B", "cpu-tiny", kv_blocks, 16, context_tokens, max_slots, 300, frozenset({256}))
-        self._engine: Engine = SimEngine(facts, store.load("cpu-tiny"), wait=None, clock=lambda: 0.0, pace=pace)
+    def __init__(
+        self,
+        *,
+        kv_blocks: int = 2048,
+        max_slots: int = 1024,
+        context_tokens: int = 2048,
+        pace: float = 1.0,
+    ) -> None:
+        facts = EngineFacts(
+            "sim",
+            "My Model/7B",
+            "cpu-tiny",
+            kv_blocks,
+            16,
+            context_tokens,
+            max_slots,
+            300,
+            frozenset({256}),
+        )
+        self._engine: Engine = SimEngine(
+            facts, store.load("cpu-tiny"), wait=None, clock=lambda: 0.0, pace=pace
+        )
         self.now_s, self.longest_s = 0.0, 0.0
 
     @property
@@ -196,7 +227,9 @@ def test_a_measured_engine_is_predicted_well_left_empty_and_not_held_up(seed: in
     assert {shape.decodes for shape in shapes} >= {0, 1, 8, 32}
     assert max(shape.prefill_tokens for shape in shapes) >= 512
     error = error_of(
-        file_of(timings).profile(), [Timed(s, store.load("cpu-tiny").batch_s(s)) for s in drawn(random.Random(9), 200)], "drawn"
+        file_of(timings).profile(),
+        [Timed(s, store.load("cpu-tiny").batch_s(s)) for s in drawn(random.Random(9), 200)],
+        "drawn",
     )
     assert error.mape is not None
     assert error.mape < 0.05, f"seed {seed}"
@@ -204,7 +237,14 @@ def test_a_measured_engine_is_predicted_well_left_empty_and_not_held_up(seed: in
 
 @pytest.mark.parametrize(
     ("kv_blocks", "max_slots", "context_tokens", "pace"),
-    [(2048, 1024, 64, 1.0), (40, 1024, 2048, 1.0), (4, 4, 64, 1.0), (2048, 1, 2048, 1.0), (2048, 3, 500, 1.0), (2048, 1024, 2048, 30.0)],
+    [
+        (2048, 1024, 64, 1.0),
+        (40, 1024, 2048, 1.0),
+        (4, 4, 64, 1.0),
+        (2048, 1, 2048, 1.0),
+        (2048, 3, 500, 1.0),
+        (2048, 1024, 2048, 30.0),
+    ],
 )
 @pytest.mark.parametrize("seed", range(3))
 def test_small_and_slow_engines_are_measured_within_their_bounds(
@@ -250,7 +290,9 @@ def test_an_announced_fit_arrives_as_it_was_and_is_about_a_kilobyte() -> None:
     assert len(payload) < 1400
     arrived = msgspec.msgpack.decode(payload, type=Announce)
     shapes = drawn(random.Random(2), 50)
-    assert [profile_of(arrived).batch_s(s) for s in shapes] == [FITTED.profile().batch_s(s) for s in shapes]
+    assert [profile_of(arrived).batch_s(s) for s in shapes] == [
+        FITTED.profile().batch_s(s) for s in shapes
+    ]
 
 
 def test_without_a_fit_the_name_counts() -> None:
@@ -263,34 +305,54 @@ FORM = FITTED.coefficients
 assert isinstance(FORM, PiecewiseTokens)
 NOTHING = Attention(e=0.0, p1=0.0, p2=0.0, d0=0.0, d1=0.0, d2=0.0)
 NONSENSE = {
-    "no time at all": replace(FITTED, coefficients=PiecewiseTokens(tile=1, knots=(0,), slopes=(0.0,), c=-1.0, attention=NOTHING)),
+    "no time at all": replace(
+        FITTED,
+        coefficients=PiecewiseTokens(tile=1, knots=(0,), slopes=(0.0,), c=-1.0, attention=NOTHING),
+    ),
     "not a number": replace(FITTED, coefficients=replace(FORM, c=math.nan)),
-    "not a number, hidden": replace(FITTED, coefficients=replace(FORM, attention=replace(FORM.attention, p1=math.nan))),
-    "endless": replace(FITTED, coefficients=replace(FORM, attention=replace(FORM.attention, d1=math.inf))),
+    "not a number, hidden": replace(
+        FITTED, coefficients=replace(FORM, attention=replace(FORM.attention, p1=math.nan))
+    ),
+    "endless": replace(
+        FITTED, coefficients=replace(FORM, attention=replace(FORM.attention, d1=math.inf))
+    ),
     "a year": replace(FITTED, overhead_s=3e7),
-    "as long as a book": replace(FITTED, coefficients=replace(FORM, knots=tuple(range(9000)), slopes=(0.0,) * 9000)),
-    "another form": replace(FITTED, coefficients=SolaPolynomial(a0=0.0, b0=0.0, c0=1e-4, d0=0.01, a1=1e-4, b1=0.0, c1=0.01)),
+    "as long as a book": replace(
+        FITTED, coefficients=replace(FORM, knots=tuple(range(9000)), slopes=(0.0,) * 9000)
+    ),
+    "another form": replace(
+        FITTED,
+        coefficients=SolaPolynomial(a0=0.0, b0=0.0, c0=1e-4, d0=0.01, a1=1e-4, b1=0.0, c1=0.01),
+    ),
     "a wide tile": replace(FITTED, coefficients=replace(FORM, tile=2**62)),
 }
 
 
 @pytest.mark.parametrize("kind", NONSENSE)
 def test_a_fit_that_no_worker_would_send_is_refused(kind: str) -> None:
-    arrived = msgspec.msgpack.decode(msgspec.msgpack.encode(announce(NONSENSE[kind])), type=Announce)
+    arrived = msgspec.msgpack.decode(
+        msgspec.msgpack.encode(announce(NONSENSE[kind])), type=Announce
+    )
     with pytest.raises(ConfigError):
         profile_of(arrived)
 
 
 def metrics_of(registry: Registry) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
     families = text_string_to_metric_families(registry.render_prometheus())
-    return {(s.name, tuple(sorted(s.labels.items()))): s.value for family in families for s in family.samples}
+    return {
+        (s.name, tuple(sorted(s.labels.items()))): s.value
+        for family in families
+        for s in family.samples
+    }
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_fleet_plans_by_what_its_workers_fitted_and_a_worker_that_was_fenced_keeps_its_fit(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One worker is paused until it is declared lost; a stranger announces fits that are none all the time."""
+    """One worker is paused until it is declared lost; a stranger announces fits that are none all
+    the time.
+    """
     announced: dict[str, list[Announce]] = {}
     registries = [Registry(), Registry()]
     serve, given = worker.serve, iter(registries)
@@ -311,18 +373,25 @@ def test_a_fleet_plans_by_what_its_workers_fitted_and_a_worker_that_was_fenced_k
         for kind in NONSENSE.values():
             await asyncio.sleep(1.0)
             stranger = replace(announce(kind), replica=ReplicaId("x1"), incarnation="stranger")
-            world.net.inject(subjects.announce(ReplicaId("x1")), msgspec.msgpack.encode(stranger), {})
+            world.net.inject(
+                subjects.announce(ReplicaId("x1")), msgspec.msgpack.encode(stranger), {}
+            )
         world.processes["worker-r0"].resume()
 
     async def main() -> None:
-        world = World(Scene(faults=CALM, kills=0, pauses=0, restarts=0, cancels=0, planners=1, requests=20), seed)
+        world = World(
+            Scene(faults=CALM, kills=0, pauses=0, restarts=0, cancels=0, planners=1, requests=20),
+            seed,
+        )
         await world.net.connect("watch").subscribe(subjects.ANNOUNCEMENTS, Announce, heard)
         disturbed = asyncio.ensure_future(disturb(world))
         await world.play()
         await disturbed
         ours = [one for replica in ("r0", "r1") for one in announced[replica]]
         assert {(one.profile, one.fitted) for one in ours} == {("fitted-here", fitted)}
-        assert len({one.incarnation for one in announced["r0"]}) > 1, f"seed {seed}: it was not fenced"
+        assert len({one.incarnation for one in announced["r0"]}) > 1, (
+            f"seed {seed}: it was not fenced"
+        )
         counted = [metrics_of(registry) for registry in registries]
         made = sum(len(told.tokens) for told in world.told.values())
         generated = sum(one[names.GENERATION_TOKENS, (("model_name", "m"),)] for one in counted)
@@ -337,13 +406,19 @@ def test_a_fleet_plans_by_what_its_workers_fitted_and_a_worker_that_was_fenced_k
             label = ("replica", replica)
             assert planned[names.ACKS, (label,)] > 0
             assert planned[names.RESIDUAL, (label,)] >= 0
-            assert 1 / 16 <= planned[names.GAMMA, tuple(sorted((label, ("regime", "decode_only"))))] <= 16
+            assert (
+                1 / 16
+                <= planned[names.GAMMA, tuple(sorted((label, ("regime", "decode_only"))))]
+                <= 16
+            )
         assert sum(planned[names.PLANS, (("replica", r),)] for r in ("r0", "r1")) >= made / 32
 
     run_virtual(main())
 
 
-def test_a_seat_is_taken_anew_when_the_worker_measured_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_seat_is_taken_anew_when_the_worker_measured_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A worker that comes back at once with another fit is planned by that fit."""
     files = iter([FITTED, replace(FITTED, name="fitted-again")])
     serve, seats = worker.serve, list[str]()
@@ -355,7 +430,19 @@ def test_a_seat_is_taken_anew_when_the_worker_measured_anew(monkeypatch: pytest.
     monkeypatch.setattr(worker, "serve", with_fit)
 
     async def main() -> None:
-        world = World(Scene(faults=CALM, kills=0, pauses=0, restarts=0, cancels=0, planners=1, replicas=1, requests=10), 1)
+        world = World(
+            Scene(
+                faults=CALM,
+                kills=0,
+                pauses=0,
+                restarts=0,
+                cancels=0,
+                planners=1,
+                replicas=1,
+                requests=10,
+            ),
+            1,
+        )
 
         async def restart() -> None:
             await asyncio.sleep(1.0)

@@ -1,4 +1,6 @@
-"""The iteration-time profiles: what every form promises, what the shipped files state, and how correction follows a machine."""
+"""The iteration-time profiles: what every form promises, what the shipped files state, and how
+correction follows a machine.
+"""
 
 import json
 import math
@@ -12,7 +14,14 @@ from hypothesis.strategies import DrawFn
 
 from shared.errors import ConfigError
 from shared.perf.five_coefficients import Ascendra
-from shared.perf.forms import Attention, PiecewiseTokens, RooflinePlusAttention, SlosServeRoofline, SolaPolynomial, TokenTable
+from shared.perf.forms import (
+    Attention,
+    PiecewiseTokens,
+    RooflinePlusAttention,
+    SlosServeRoofline,
+    SolaPolynomial,
+    TokenTable,
+)
 from shared.perf.iteration_time import Profile
 from shared.perf.online import Corrected, Regime
 from shared.perf.profile_file import Form, ProfileFile, load, names, read
@@ -34,10 +43,23 @@ OVERHEAD_S = 0.001
 
 ROOFLINE = SlosServeRoofline(k1a=8e-5, b_a=0.0065, k1b=6.8e-5, b_b=0.0123)
 SOLA = SolaPolynomial(a0=3.8e-9, b0=3e-9, c0=6.4e-5, d0=0.0037, a1=4.6e-5, b1=8e-8, c1=0.0102)
-SEVEN = RooflinePlusAttention(b0=0.0109, k0=3.7e-5, b1=0.0078, k1=6.7e-5, p1=3.9e-9, p2=2e-9, d1=8.3e-8)
-ATTENTION = Attention(e=0.0011, p1=3.8e-9, p2=2.2e-9, d0=3.4e-4, d1=-6.3e-6, d2=8.5e-8)  # a decode's own cost came out negative
-PIECEWISE = PiecewiseTokens(tile=64, knots=(0, 64, 256, 1024), slopes=(3e-5, -4e-5, 6e-5, -1e-5), c=0.009, attention=ATTENTION)
-TABLE = TokenTable(table_tokens=(1, 64, 192, 512, 4096), table_seconds=(0.009, 0.0102, 0.0098, 0.034, 0.27), attention=ATTENTION)
+SEVEN = RooflinePlusAttention(
+    b0=0.0109, k0=3.7e-5, b1=0.0078, k1=6.7e-5, p1=3.9e-9, p2=2e-9, d1=8.3e-8
+)
+# a decode's own cost came out negative
+ATTENTION = Attention(e=0.0011, p1=3.8e-9, p2=2.2e-9, d0=3.4e-4, d1=-6.3e-6, d2=8.5e-8)
+PIECEWISE = PiecewiseTokens(
+    tile=64,
+    knots=(0, 64, 256, 1024),
+    slopes=(3e-5, -4e-5, 6e-5, -1e-5),
+    c=0.009,
+    attention=ATTENTION,
+)
+TABLE = TokenTable(
+    table_tokens=(1, 64, 192, 512, 4096),
+    table_seconds=(0.009, 0.0102, 0.0098, 0.034, 0.27),
+    attention=ATTENTION,
+)
 ASCENDRA = Ascendra(
     c1=0.01,
     c2=0.45,
@@ -97,11 +119,22 @@ PREFILL_DEAR = StratifiedLinear(
         ),
     )
 )
-FORMS: tuple[Form, ...] = (ROOFLINE, SOLA, SEVEN, PIECEWISE, TABLE, ASCENDRA, DECODE_DEAR, PREFILL_DEAR)
+FORMS: tuple[Form, ...] = (
+    ROOFLINE,
+    SOLA,
+    SEVEN,
+    PIECEWISE,
+    TABLE,
+    ASCENDRA,
+    DECODE_DEAR,
+    PREFILL_DEAR,
+)
 
 
 def drifted(base: Profile) -> Corrected:
-    """A corrected profile whose decode-only regime has drifted far above the mixed one, and prefill-only too."""
+    """A corrected profile whose decode-only regime has drifted far above the mixed one, and
+    prefill-only too.
+    """
     corrected = Corrected(base)
     decodes = BatchShape(decodes=40, decode_context=40_000)
     mixed = decodes.with_chunk(400, 0)
@@ -113,16 +146,25 @@ def drifted(base: Profile) -> Corrected:
 
 
 PROFILES: dict[str, Profile] = {name: load(name) for name in sorted(SHIPPED)}
-PROFILES |= {f"{type(form).__name__}-{i}": form.profile("made", OVERHEAD_S) for i, form in enumerate(FORMS)}
-PROFILES |= {"Corrected": drifted(load("a100-llama3-8b")), "Corrected-stratified": drifted(load("a100-llama3-8b-qoserve"))}
+PROFILES |= {
+    f"{type(form).__name__}-{i}": form.profile("made", OVERHEAD_S) for i, form in enumerate(FORMS)
+}
+PROFILES |= {
+    "Corrected": drifted(load("a100-llama3-8b")),
+    "Corrected-stratified": drifted(load("a100-llama3-8b-qoserve")),
+}
 every_profile = pytest.mark.parametrize("profile", PROFILES.values(), ids=PROFILES.keys())
 
 
 @st.composite
 def shapes(draw: DrawFn) -> BatchShape:
-    """Any batch: up to three chunks and 300 decodes, token counts near the strata's bounds and past the curves' ends among them."""
+    """Any batch: up to three chunks and 300 decodes, token counts near the strata's bounds and past
+    the curves' ends among them.
+    """
     decodes = draw(st.integers(0, 300))
-    shape = BatchShape(decodes=decodes, decode_context=draw(st.integers(0, 500_000)) if decodes else 0)
+    shape = BatchShape(
+        decodes=decodes, decode_context=draw(st.integers(0, 500_000)) if decodes else 0
+    )
     lengths = st.one_of(st.integers(1, 700), st.integers(1, 9_000))
     for tokens, cached in draw(st.lists(st.tuples(lengths, st.integers(0, 30_000)), max_size=3)):
         shape = shape.with_chunk(tokens, cached)
@@ -135,7 +177,12 @@ def test_an_empty_batch_takes_no_time(profile: Profile) -> None:
 
 
 @every_profile
-@given(shape=shapes(), cached=st.integers(0, 30_000), budget_s=st.floats(0, 0.5), limit=st.integers(0, 9_000))
+@given(
+    shape=shapes(),
+    cached=st.integers(0, 30_000),
+    budget_s=st.floats(0, 0.5),
+    limit=st.integers(0, 9_000),
+)
 @settings(deadline=None, max_examples=150)
 def test_a_budgeted_chunk_fits_and_one_token_more_would_not(
     profile: Profile, shape: BatchShape, cached: int, budget_s: float, limit: int
@@ -151,7 +198,9 @@ def test_a_budgeted_chunk_fits_and_one_token_more_would_not(
 @every_profile
 @given(shape=shapes(), tokens=st.integers(1, 3_000), cached=st.integers(0, 30_000))
 @settings(deadline=None, max_examples=150)
-def test_a_budget_a_hair_under_a_chunks_time_is_kept_to_the_last_bit(profile: Profile, shape: BatchShape, tokens: int, cached: int) -> None:
+def test_a_budget_a_hair_under_a_chunks_time_is_kept_to_the_last_bit(
+    profile: Profile, shape: BatchShape, tokens: int, cached: int
+) -> None:
     budget_s = math.nextafter(profile.batch_s(shape.with_chunk(tokens, cached)), 0.0)
     chunk = profile.prefill_budget(shape, cached, budget_s, 3_000)
     assert not chunk or profile.batch_s(shape.with_chunk(chunk, cached)) <= budget_s
@@ -162,7 +211,9 @@ def test_a_budget_a_hair_under_a_chunks_time_is_kept_to_the_last_bit(profile: Pr
 @every_profile
 @given(shape=shapes(), grow=st.integers(0, 6), by=st.integers(1, 5_000))
 @settings(deadline=None, max_examples=150)
-def test_more_of_any_sum_never_takes_less_time(profile: Profile, shape: BatchShape, grow: int, by: int) -> None:
+def test_more_of_any_sum_never_takes_less_time(
+    profile: Profile, shape: BatchShape, grow: int, by: int
+) -> None:
     sums: list[float] = list(shape)
     sums[grow] += by
     more = BatchShape._make(sums)
@@ -172,10 +223,17 @@ def test_more_of_any_sum_never_takes_less_time(profile: Profile, shape: BatchSha
 @every_profile
 @given(shape=shapes(), tokens=st.integers(1, 2_000), cached=st.integers(0, 30_000))
 @settings(deadline=None, max_examples=100)
-def test_a_further_chunk_or_decode_never_takes_less_time(profile: Profile, shape: BatchShape, tokens: int, cached: int) -> None:
+def test_a_further_chunk_or_decode_never_takes_less_time(
+    profile: Profile, shape: BatchShape, tokens: int, cached: int
+) -> None:
     before_s = profile.batch_s(shape)
     assert profile.batch_s(shape.with_chunk(tokens, cached)) >= before_s
-    assert profile.batch_s(shape._replace(decodes=shape.decodes + 1, decode_context=shape.decode_context + cached)) >= before_s
+    assert (
+        profile.batch_s(
+            shape._replace(decodes=shape.decodes + 1, decode_context=shape.decode_context + cached)
+        )
+        >= before_s
+    )
 
 
 EXACT = [form.profile("made", OVERHEAD_S) for form in (ROOFLINE, SEVEN, SOLA, ASCENDRA)]
@@ -186,29 +244,53 @@ EXACT = [form.profile("made", OVERHEAD_S) for form in (ROOFLINE, SEVEN, SOLA, AS
 def test_forms_give_what_their_formulas_say(shape: BatchShape) -> None:
     if not shape.tokens:
         return
-    tokens, attention = shape.tokens, 3.9e-9 * shape.prefill_cross + 2e-9 * shape.prefill_sq + 8.3e-8 * shape.decode_context
+    tokens, attention = (
+        shape.tokens,
+        3.9e-9 * shape.prefill_cross + 2e-9 * shape.prefill_sq + 8.3e-8 * shape.decode_context,
+    )
     roofline_s = max(8e-5 * tokens + 0.0065, 6.8e-5 * tokens + 0.0123)
     seven_s = max(0.0109 + 3.7e-5 * tokens, 0.0078 + 6.7e-5 * tokens) + attention
-    prefill_s = 3.8e-9 * shape.prefill_cross + 3e-9 * shape.prefill_sq + 6.4e-5 * shape.prefill_tokens + 0.0037
+    prefill_s = (
+        3.8e-9 * shape.prefill_cross
+        + 3e-9 * shape.prefill_sq
+        + 6.4e-5 * shape.prefill_tokens
+        + 0.0037
+    )
     decode_s = 4.6e-5 * shape.decodes + 8e-8 * shape.decode_context + 0.0102
     sola_s = prefill_s * (shape.prefills > 0) + decode_s * (shape.decodes > 0)
-    bytes_s = (1.5e10 + 131072 * (shape.decode_context + shape.prefill_has + shape.prefill_tokens)) / 2.039e12
+    bytes_s = (
+        1.5e10 + 131072 * (shape.decode_context + shape.prefill_has + shape.prefill_tokens)
+    ) / 2.039e12
     pairs = shape.prefill_cross + shape.prefill_sq / 2 + shape.decode_context
     flops_s = (2 * 6.98e9 * tokens + 4 * 32 * 32 * 128 * pairs) / 3.12e14
-    ascendra_s = 0.01 * (bytes_s + flops_s) + 0.45 * max(bytes_s, flops_s) + 0.8 * bytes_s + 1.13 * flops_s + 0.0013
+    ascendra_s = (
+        0.01 * (bytes_s + flops_s)
+        + 0.45 * max(bytes_s, flops_s)
+        + 0.8 * bytes_s
+        + 1.13 * flops_s
+        + 0.0013
+    )
     for profile, expected_s in zip(EXACT, (roofline_s, seven_s, sola_s, ascendra_s), strict=True):
         assert profile.batch_s(shape) == pytest.approx(expected_s + OVERHEAD_S, rel=1e-9)
 
 
 @given(shape=shapes())
 @settings(deadline=None, max_examples=300)
-def test_a_stratified_fit_is_never_below_its_own_formula_and_equals_it_in_its_first_stratum(shape: BatchShape) -> None:
+def test_a_stratified_fit_is_never_below_its_own_formula_and_equals_it_in_its_first_stratum(
+    shape: BatchShape,
+) -> None:
     if not shape.tokens:
         return
     first, last = DECODE_DEAR.strata
     stratum = first if shape.tokens <= 512 else last
-    formula_s = stratum.intercept_s + stratum.token_s * shape.tokens + stratum.prefill_token_s * shape.prefill_tokens
-    formula_s += stratum.decode_token_s * shape.decodes + stratum.decode_context_s * shape.decode_context
+    formula_s = (
+        stratum.intercept_s
+        + stratum.token_s * shape.tokens
+        + stratum.prefill_token_s * shape.prefill_tokens
+    )
+    formula_s += (
+        stratum.decode_token_s * shape.decodes + stratum.decode_context_s * shape.decode_context
+    )
     formula_s += stratum.prefill_context_s * shape.prefill_has
     predicted_s = DECODE_DEAR.profile("made", 0.0).batch_s(shape)
     assert predicted_s >= formula_s * (1 - 1e-9)
@@ -233,7 +315,9 @@ def test_a_table_is_read_between_its_points_raised_over_its_dips_and_goes_on_pas
 def test_piecewise_tokens_are_charged_by_the_whole_tile() -> None:
     profile = PIECEWISE.profile("made", 0.0)
     assert profile.batch_s(BatchShape(decodes=1)) == profile.batch_s(BatchShape(decodes=64))
-    assert profile.batch_s(BatchShape(decodes=64)) == pytest.approx(0.009 + 64 * 3e-5 + ATTENTION.d0)
+    assert profile.batch_s(BatchShape(decodes=64)) == pytest.approx(
+        0.009 + 64 * 3e-5 + ATTENTION.d0
+    )
 
 
 def test_exactly_the_promised_profiles_are_shipped() -> None:
@@ -276,7 +360,12 @@ def test_a_missing_file_is_refused_with_its_path(tmp_path: Path) -> None:
 
 
 NO_ATTENTION = {"e": 0, "p1": 0, "p2": 0, "d0": 0, "d1": 0, "d2": 0}
-UNEQUAL = {"form": "token_table_plus_attention", "table_tokens": [1, 2, 3], "table_seconds": [0.1, 0.2], "attention": NO_ATTENTION}
+UNEQUAL = {
+    "form": "token_table_plus_attention",
+    "table_tokens": [1, 2, 3],
+    "table_seconds": [0.1, 0.2],
+    "attention": NO_ATTENTION,
+}
 
 
 @pytest.mark.parametrize(
@@ -292,7 +381,9 @@ UNEQUAL = {"form": "token_table_plus_attention", "table_tokens": [1, 2, 3], "tab
         ({"name": "Not A Name"}, "name"),
     ],
 )
-def test_a_file_that_is_not_a_profile_is_refused_with_the_reason(change: dict[str, object], says: str, tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_profile_is_refused_with_the_reason(
+    change: dict[str, object], says: str, tmp_path: Path
+) -> None:
     path = tmp_path / "bad.json"
     path.write_text(json.dumps(stored("cpu-tiny") | change))
     with pytest.raises(ConfigError, match=says):
@@ -346,7 +437,9 @@ def test_correction_leans_to_over_predicting_where_times_scatter() -> None:
 def test_when_the_machine_changes_its_speed_the_residual_is_under_ten_percent_again_within_forty_iterations(
     seed: int, times: float
 ) -> None:
-    """An engine with a scatter of 5 % becomes twice as slow, or as fast; single predictions are right after eight iterations."""
+    """An engine with a scatter of 5 % becomes twice as slow, or as fast; single predictions are
+    right after eight iterations.
+    """
     random, base = Random(seed), load("cpu-tiny")
     corrected = Corrected(base)
 
@@ -372,9 +465,15 @@ def test_when_the_machine_changes_its_speed_the_residual_is_under_ten_percent_ag
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_regimes_of_which_the_profile_is_wrong_in_different_ways_are_told_apart_also_while_the_speed_changes(seed: int) -> None:
+def test_regimes_of_which_the_profile_is_wrong_in_different_ways_are_told_apart_also_while_the_speed_changes(
+    seed: int,
+) -> None:
     random, base = Random(seed), load("cpu-tiny")
-    corrected, wrong, errors = Corrected(base), {Regime.DECODE_ONLY: 1.4, Regime.MIXED: 1.0, Regime.PREFILL_ONLY: 0.7}, []
+    corrected, wrong, errors = (
+        Corrected(base),
+        {Regime.DECODE_ONLY: 1.4, Regime.MIXED: 1.0, Regime.PREFILL_ONLY: 0.7},
+        [],
+    )
     for n in range(1_200):
         shape = some_shape(random) if n % 4 else BatchShape(decodes=8, decode_context=4_000)
         speed = 1.5 if n // 150 % 2 else 1.0
@@ -412,32 +511,50 @@ def test_correction_is_bounded_deterministic_and_deaf_to_nonsense() -> None:
         assert all(1 / 16 <= gamma <= 16 for gamma in corrected.gammas)
     assert one.batch_s(shape) == two.batch_s(shape)
     before = one.gammas
-    for shape_, exec_s in ((BatchShape(), 1.0), (shape, 0.0), (shape, -1.0), (shape, math.nan), (shape, math.inf)):
+    for shape_, exec_s in (
+        (BatchShape(), 1.0),
+        (shape, 0.0),
+        (shape, -1.0),
+        (shape, math.nan),
+        (shape, math.inf),
+    ):
         one.observe(shape_, exec_s)
     assert one.gammas == before
 
 
 def test_what_an_exact_profile_taught_weighs_the_same_whichever_way_it_was_counted() -> None:
-    """Iterations that took just what the base says are digested by a shortcut; a hair of difference takes the long way."""
+    """Iterations that took just what the base says are digested by a shortcut; a hair of difference
+    takes the long way.
+    """
     base = load("a100-llama3-8b")
-    shapes = [BatchShape(decodes=20 + n % 7, decode_context=9000 + 100 * n).with_chunk(64 * (n % 3), 0) for n in range(60)]
+    shapes = [
+        BatchShape(decodes=20 + n % 7, decode_context=9000 + 100 * n).with_chunk(64 * (n % 3), 0)
+        for n in range(60)
+    ]
     short, long = Corrected(base), Corrected(base)
     for n, shape in enumerate(shapes):
         exact_s = base.batch_s(shape)
         short.observe(shape, exact_s)
         long.observe(shape, exact_s * (1 + 1e-9))
-        assert (short.residual, short.bias) == pytest.approx((long.residual, long.bias), abs=1e-8), n
+        assert (short.residual, short.bias) == pytest.approx(
+            (long.residual, long.bias), abs=1e-8
+        ), n
     for shape in shapes:
         for profile in (short, long):
             profile.observe(shape, 1.1 * base.batch_s(shape))
         assert short.gammas == pytest.approx(long.gammas, rel=1e-6)
         assert short.batch_s(shape) == pytest.approx(long.batch_s(shape), rel=1e-6)
-        assert (short.residual, short.bias) == pytest.approx((long.residual, long.bias), rel=1e-5, abs=1e-8)
+        assert (short.residual, short.bias) == pytest.approx(
+            (long.residual, long.bias), rel=1e-5, abs=1e-8
+        )
 
 
 def test_a_correction_that_has_seen_nothing_is_its_base() -> None:
     base = load("a100-llama3-8b")
-    corrected, shape = Corrected(base), BatchShape(decodes=7, decode_context=7_000).with_chunk(100, 50)
+    corrected, shape = (
+        Corrected(base),
+        BatchShape(decodes=7, decode_context=7_000).with_chunk(100, 50),
+    )
     assert corrected.name == base.name
     assert corrected.batch_s(shape) == base.batch_s(shape)
     assert corrected.residual == 0
@@ -445,7 +562,9 @@ def test_a_correction_that_has_seen_nothing_is_its_base() -> None:
 
 @given(prompt=st.integers(1, 5_000), output=st.integers(1, 400), chunk=st.integers(1, 3_000))
 @settings(deadline=None, max_examples=60)
-def test_zero_load_times_are_those_of_the_iterations_one_by_one(prompt: int, output: int, chunk: int) -> None:
+def test_zero_load_times_are_those_of_the_iterations_one_by_one(
+    prompt: int, output: int, chunk: int
+) -> None:
     profile = PROFILES["a100-llama3-8b"]
     total_s, cached, emitted_s = 0.0, 0, []
     while cached < prompt:
@@ -466,22 +585,33 @@ def test_zero_load_times_are_those_of_the_iterations_one_by_one(prompt: int, out
 
 
 SOURCE = Path(__file__).resolve().parents[4] / "shared" / "data" / "fits"
-without_source = pytest.mark.skipif(not SOURCE.is_dir(), reason="the fits that the profiles were made from are not on this machine")
+without_source = pytest.mark.skipif(
+    not SOURCE.is_dir(), reason="the fits that the profiles were made from are not on this machine"
+)
 
 
 @without_source
 @pytest.mark.parametrize("name", sorted(SHIPPED - {"cpu-tiny", "a100-llama3-8b-qoserve"}))
 def test_shipped_tables_equal_the_fits_they_were_made_from(name: str) -> None:
     gpu, model = name.split("-", 1)
-    source = json.loads((SOURCE / f"{gpu}_{model if 'tp' in model else model + '-tp1'}.json").read_text())
+    source = json.loads(
+        (SOURCE / f"{gpu}_{model if 'tp' in model else model + '-tp1'}.json").read_text()
+    )
     fit = source["fits"]["token_table_plus_attention"]
     file: ProfileFile = read(name)
     assert isinstance(file.coefficients, TokenTable)
     assert list(file.coefficients.table_tokens) == fit["table_tokens"]
     assert list(file.coefficients.table_seconds) == fit["table_seconds"]
     assert {key: getattr(file.coefficients.attention, key) for key in fit["coef"]} == fit["coef"]
-    assert (file.kv_capacity_tokens, file.kv_bytes_per_token) == (source["kv_capacity_tokens"], source["kv_bytes_per_token_per_gpu"])
-    assert (file.error.mape, file.error.p95, file.error.worst) == (fit["test"]["MAPE"], fit["test"]["p95"], fit["test"]["max"])
+    assert (file.kv_capacity_tokens, file.kv_bytes_per_token) == (
+        source["kv_capacity_tokens"],
+        source["kv_bytes_per_token_per_gpu"],
+    )
+    assert (file.error.mape, file.error.p95, file.error.worst) == (
+        fit["test"]["MAPE"],
+        fit["test"]["p95"],
+        fit["test"]["max"],
+    )
 
 
 @without_source

@@ -13,16 +13,28 @@ from tests.shared.policy.views import NOW, Row
 def policy(*outputs: int, **changed: object) -> SlosServe:
     """One that has seen these outputs of application `a` end."""
     made = SlosServe(Settings(**changed))  # type: ignore[arg-type]
-    made.observe(Observation(NOW, BatchShape(), 0.0, 0.0, [Ended("a", 100, 500, n) for n in outputs]))
+    made.observe(
+        Observation(NOW, BatchShape(), 0.0, 0.0, [Ended("a", 100, 500, n) for n in outputs])
+    )
     return made
 
 
-def waiting(slot: int, *, tokens: int = 500, ttft_s: float = 1.0, tbt_s: float = 0.1, **more: object) -> Row:
+def waiting(
+    slot: int, *, tokens: int = 500, ttft_s: float = 1.0, tbt_s: float = 0.1, **more: object
+) -> Row:
     return Row(**{"slot": slot, "target": tokens, "ttft_s": ttft_s, "tbt_s": tbt_s, **more})  # type: ignore[arg-type]
 
 
-def decoding(slot: int, *, tbt_s: float = 0.05, context: int = 200, generated: int = 5, **more: object) -> Row:
-    values: dict[str, object] = {"phase": Phase.DECODE, "target": context, "computed": context, "generated": generated, "ttft_s": 1.0}
+def decoding(
+    slot: int, *, tbt_s: float = 0.05, context: int = 200, generated: int = 5, **more: object
+) -> Row:
+    values: dict[str, object] = {
+        "phase": Phase.DECODE,
+        "target": context,
+        "computed": context,
+        "generated": generated,
+        "ttft_s": 1.0,
+    }
     return Row(**{"slot": slot, "tbt_s": tbt_s, **values, **more})  # type: ignore[arg-type]
 
 

@@ -1,4 +1,6 @@
-"""A policy that speculates, for tests: `fcfs`, whose decodes all draft alike, whatever the load and the KV."""
+"""A policy that speculates, for tests: `fcfs`, whose decodes all draft alike, whatever the load and
+the KV.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,22 +12,39 @@ from shared.policy.seam import Choice, Drafts, Observation, Phase, Policy, Specu
 
 
 class Speculating:
-    """`method` chain: `depth` drafts in line. Else trees of which each entry verifies `cap` tokens at most, within a budget for all."""
+    """`method` chain: `depth` drafts in line. Else trees of which each entry verifies `cap` tokens
+    at most, within a budget for all.
+    """
 
     def __init__(
-        self, method: str = "chain", depth: int = 3, width: int = 1, cap: int = 0, budget_tokens: int = 1 << 20, repeats: int = 1
+        self,
+        method: str = "chain",
+        depth: int = 3,
+        width: int = 1,
+        cap: int = 0,
+        budget_tokens: int = 1 << 20,
+        repeats: int = 1,
     ) -> None:
         inner: Policy = registry.make("fcfs", {"chunk_tokens": "512"})
         self.name, self.declared = "speculating", inner.declared
         self.admit, self.route, self._inner = inner.admit, inner.route, inner
-        self._method, self._depth, self._width, self._cap, self._budget = method, depth, width, cap or depth + 1, budget_tokens
+        self._method, self._depth, self._width, self._cap, self._budget = (
+            method,
+            depth,
+            width,
+            cap or depth + 1,
+            budget_tokens,
+        )
         self._repeats = repeats
         self.drafts = list[Drafts]()
 
     def plan(self, view: View) -> Sequence[Choice]:
         [choice] = self._inner.plan(view)
         row_of = {slot: row for row, slot in enumerate(view.slot.tolist())}
-        decodes = np.array([view.phase[row_of[slot]] == Phase.DECODE for slot in choice.slots.tolist()], dtype=np.bool_)
+        decodes = np.array(
+            [view.phase[row_of[slot]] == Phase.DECODE for slot in choice.slots.tolist()],
+            dtype=np.bool_,
+        )
         if not decodes.any() or view.draft is None:
             return [choice]
         depth = np.where(decodes, self._depth, 0).astype(np.int32)

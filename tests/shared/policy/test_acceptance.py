@@ -1,4 +1,6 @@
-"""The acceptance model: calibrated, alike whatever the schedule; and what speculation does to a simulated replica."""
+"""The acceptance model: calibrated, alike whatever the schedule; and what speculation does to a
+simulated replica.
+"""
 
 import asyncio
 from collections.abc import Sequence
@@ -40,7 +42,9 @@ PROFILE = "a100-llama3-8b"
 LATENCIES = {"none": Latency.none(), "live": Latency.live()}
 
 
-def columns(rng: Random, entries: int, most_depth: int = 5, most_width: int = 4) -> tuple[Seeds, Ints, Ints, Ints]:
+def columns(
+    rng: Random, entries: int, most_depth: int = 5, most_width: int = 4
+) -> tuple[Seeds, Ints, Ints, Ints]:
     """Seeds, tokens made, depth, width."""
     seeds = np.array([rng.getrandbits(64) for _ in range(entries)], dtype=np.uint64)
     made, depth, width = (
@@ -51,8 +55,14 @@ def columns(rng: Random, entries: int, most_depth: int = 5, most_width: int = 4)
 
 
 def tree(drafted: Drafted, entry: int) -> dict[tuple[int, ...], tuple[float, bool]]:
-    """Of one entry: (path, on the true path) by the places of a node's ancestors and its own among their siblings."""
-    names, children, found = dict[int, tuple[int, ...]](), dict[int, int](), dict[tuple[int, ...], tuple[float, bool]]()
+    """Of one entry: (path, on the true path) by the places of a node's ancestors and its own among
+    their siblings.
+    """
+    names, children, found = (
+        dict[int, tuple[int, ...]](),
+        dict[int, int](),
+        dict[tuple[int, ...], tuple[float, bool]](),
+    )
     nodes, true = drafted.candidates, drafted.true
     for node in np.flatnonzero(nodes.entry == entry).tolist():
         parent = int(nodes.parent[node])
@@ -67,12 +77,17 @@ def tree(drafted: Drafted, entry: int) -> dict[tuple[int, ...], tuple[float, boo
 
 
 @pytest.mark.parametrize("probability", [0.3, 0.7, 0.9])
-def test_a_node_is_accepted_with_its_path_probability_and_the_first_draft_with_the_mean_asked_for(probability: float) -> None:
+def test_a_node_is_accepted_with_its_path_probability_and_the_first_draft_with_the_mean_asked_for(
+    probability: float,
+) -> None:
     rng, entries = Random(5), 20_000
     seeds, made, *_ = columns(rng, entries)
-    drafted = Acceptance(probability).draft(seeds, made, np.full(entries, 3, np.int32), np.full(entries, 3, np.int32))
+    drafted = Acceptance(probability).draft(
+        seeds, made, np.full(entries, 3, np.int32), np.full(entries, 3, np.int32)
+    )
     nodes, true = drafted.candidates, drafted.true
-    first, at = np.unique(nodes.entry, return_index=True)  # a tree's first node is its likeliest first draft
+    # a tree's first node is its likeliest first draft
+    first, at = np.unique(nodes.entry, return_index=True)
     assert len(first) == entries
     assert true[at].mean() == pytest.approx(probability, abs=0.012)
     assert nodes.path[at].mean() == pytest.approx(probability, abs=0.012)
@@ -80,20 +95,26 @@ def test_a_node_is_accepted_with_its_path_probability_and_the_first_draft_with_t
         here = (nodes.path >= low) & (nodes.path < low + 0.1)
         if (count := int(here.sum())) > 500:
             expected = float(nodes.path[here].mean())
-            assert true[here].mean() == pytest.approx(expected, abs=4.5 * (expected * (1 - expected) / count) ** 0.5 + 1e-3)
+            assert true[here].mean() == pytest.approx(
+                expected, abs=4.5 * (expected * (1 - expected) / count) ** 0.5 + 1e-3
+            )
 
 
 def test_a_chain_is_accepted_as_independent_tokens_are() -> None:
     """[slos-serve] appendix D: Acc(s) = (1 - a^s) / (1 - a), the root included."""
     entries = 40_000
     seeds, made, *_ = columns(Random(6), entries)
-    drafted = Acceptance(0.7).draft(seeds, made, np.full(entries, 4, np.int32), np.full(entries, 1, np.int32))
+    drafted = Acceptance(0.7).draft(
+        seeds, made, np.full(entries, 4, np.int32), np.full(entries, 1, np.int32)
+    )
     assert 1 + drafted.true.sum() / entries == pytest.approx((1 - 0.7**5) / 0.3, rel=0.01)
 
 
 @settings(deadline=None, max_examples=60)
 @given(st.integers(0, 1 << 32))
-def test_a_tree_is_the_likeliest_extensions_level_by_level_and_one_of_each_level_at_most_is_true(seed: int) -> None:
+def test_a_tree_is_the_likeliest_extensions_level_by_level_and_one_of_each_level_at_most_is_true(
+    seed: int,
+) -> None:
     rng = Random(seed)
     seeds, made, depth, width = columns(rng, rng.randint(1, 12))
     drafted = Acceptance(rng.choice([0.2, 0.7, 1.0])).draft(seeds, made, depth, width)
@@ -101,19 +122,38 @@ def test_a_tree_is_the_likeliest_extensions_level_by_level_and_one_of_each_level
     assert (nodes.parent < np.arange(len(nodes.parent))).all(), "a child before its parent"
     for entry, (deep, wide) in enumerate(zip(depth.tolist(), width.tolist(), strict=True)):
         found = tree(drafted, entry)
-        levels = [{name: told for name, told in found.items() if len(name) == level + 1} for level in range(deep)]
+        levels = [
+            {name: told for name, told in found.items() if len(name) == level + 1}
+            for level in range(deep)
+        ]
         assert [len(level) for level in levels] == [wide] * deep
         above = {(): (1.0, True)}
         for level in levels:
-            assert all(name[:-1] in above and path <= above[name[:-1]][0] for name, (path, _) in level.items())
+            assert all(
+                name[:-1] in above and path <= above[name[:-1]][0]
+                for name, (path, _) in level.items()
+            )
             assert sum(on for _, on in level.values()) <= 1
-            assert all(above[name[:-1]][1] for name, (_, on) in level.items() if on), "true behind a false node"
-            # Every beam has its likeliest extensions, and no kept one is less likely than the likeliest that is missing.
+            assert all(above[name[:-1]][1] for name, (_, on) in level.items() if on), (
+                "true behind a false node"
+            )
+            # Every beam has its likeliest extensions, and no kept one is less likely than the
+            # likeliest that is missing.
             for name, (path, _) in level.items():
                 assert name[-1] == 0 or level[(*name[:-1], name[-1] - 1)][0] >= path
             unkept = [beam for beam in above if (*beam, 0) not in level]
-            first = max((path / above[name[:-1]][0] for name, (path, _) in level.items() if name[-1] == 0 and path > 0), default=0.0)
-            assert all(above[beam][0] * first <= min(path for path, _ in level.values()) + 1e-12 for beam in unkept)
+            first = max(
+                (
+                    path / above[name[:-1]][0]
+                    for name, (path, _) in level.items()
+                    if name[-1] == 0 and path > 0
+                ),
+                default=0.0,
+            )
+            assert all(
+                above[beam][0] * first <= min(path for path, _ in level.values()) + 1e-12
+                for beam in unkept
+            )
             above = level
     assert int((nodes.entry[true] >= 0).sum()) == int(true.sum())
 
@@ -134,14 +174,21 @@ def test_the_same_tree_grows_whatever_the_batch(seed: int) -> None:
 @settings(deadline=None, max_examples=40)
 @given(st.integers(0, 1 << 32))
 def test_what_is_accepted_depends_on_the_position_and_not_on_how_it_was_reached(seed: int) -> None:
-    """Chains of any lengths, one after another, agree at every position on whether its first draft is right."""
+    """Chains of any lengths, one after another, agree at every position on whether its first draft
+    is right.
+    """
     rng, model, right = Random(seed), Acceptance(), dict[int, bool]()
     one = np.array([rng.getrandbits(64)], dtype=np.uint64)
     for _ in range(4):
         made = 1
         while made < 60:
             depth = rng.randint(1, 6)
-            drafted = model.draft(one, np.array([made], np.int32), np.array([depth], np.int32), np.array([1], np.int32))
+            drafted = model.draft(
+                one,
+                np.array([made], np.int32),
+                np.array([depth], np.int32),
+                np.array([1], np.int32),
+            )
             accepted = int(drafted.true.sum())
             for n in range(min(accepted + 1, depth)):
                 assert right.setdefault(made + n, n < accepted) == (n < accepted)
@@ -154,13 +201,19 @@ def test_an_impossible_acceptance_is_refused(probability: float) -> None:
         Acceptance(probability)
 
 
-def test_a_draft_costs_its_fraction_of_the_target_and_fits_what_the_target_fits_in_as_much_more_time() -> None:
+def test_a_draft_costs_its_fraction_of_the_target_and_fits_what_the_target_fits_in_as_much_more_time() -> (
+    None
+):
     target = store.load(PROFILE)
     draft = draft_of(target, 0.05)
     assert isinstance(draft, Scaled)
     shape = BatchShape(decodes=40, decode_context=40_000).with_chunk(300, 1000)
     assert draft.batch_s(shape) == pytest.approx(0.05 * target.batch_s(shape))
-    assert draft.prefill_budget(shape, 0, 0.05 * 0.060, 4096) == target.prefill_budget(shape, 0, 0.060, 4096) > 0
+    assert (
+        draft.prefill_budget(shape, 0, 0.05 * 0.060, 4096)
+        == target.prefill_budget(shape, 0, 0.060, 4096)
+        > 0
+    )
     assert draft_of(target, 0.0) is None
     for fraction in (-0.1, 1.5, float("nan")):
         with pytest.raises(ConfigError, match="fraction"):
@@ -173,7 +226,10 @@ def test_a_planner_takes_the_draft_from_the_announcement_and_refuses_an_impossib
         kv_blocks=100, block_tokens=16, context_tokens=1600, max_slots=8, epoch=0,
     )  # fmt: skip
     assert announced.draft_of(announce) is None
-    draft, shape = announced.draft_of(msgspec.structs.replace(announce, draft=0.1)), BatchShape(decodes=4, decode_context=400)
+    draft, shape = (
+        announced.draft_of(msgspec.structs.replace(announce, draft=0.1)),
+        BatchShape(decodes=4, decode_context=400),
+    )
     assert draft is not None
     assert draft.batch_s(shape) == pytest.approx(0.1 * store.load(PROFILE).batch_s(shape))
     with pytest.raises(ConfigError, match="fraction"):
@@ -200,16 +256,28 @@ def drawn(rate: float, duration_s: float, seed: int) -> list[PlannedRequest]:
     return plan_requests(arrivals, named_workload("sharegpt", 8192), DEMO_3, seed, important=0.3)
 
 
-def run(requests: Sequence[PlannedRequest], policy: str, latency: str = "none", **more: object) -> SimulationResult:
-    return simulate(requests, policy, None, PROFILE, 1, DEMO_3, LATENCIES[latency], 1, keep_times=True, **more)  # type: ignore[arg-type]
+def run(
+    requests: Sequence[PlannedRequest], policy: str, latency: str = "none", **more: object
+) -> SimulationResult:
+    return simulate(
+        requests, policy, None, PROFILE, 1, DEMO_3, LATENCIES[latency], 1, keep_times=True, **more
+    )  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("latency", LATENCIES)
 @pytest.mark.parametrize("policy", ["chain", "tree"])
 @pytest.mark.usefixtures("speculating")
-def test_every_request_has_just_its_tokens_and_the_books_balance_also_where_kv_is_scarce(policy: str, latency: str) -> None:
+def test_every_request_has_just_its_tokens_and_the_books_balance_also_where_kv_is_scarce(
+    policy: str, latency: str
+) -> None:
     requests = drawn(1.5, 8.0, seed=11)
-    result = run(requests, policy, latency, facts=ReplicaFacts(kv_blocks=500, max_slots=24, context_tokens=8000), check_every=1)
+    result = run(
+        requests,
+        policy,
+        latency,
+        facts=ReplicaFacts(kv_blocks=500, max_slots=24, context_tokens=8000),
+        check_every=1,
+    )
     assert [v and v.output_tokens for v in result.verdicts] == [r.output_tokens for r in requests]
     assert result.token_unix_s is not None
     assert all(list(times) == sorted(times) for times in result.token_unix_s)
@@ -228,7 +296,8 @@ def test_alone_a_request_gains_what_the_acceptance_says_and_pays_for_the_draft(
     per_step = 1 + fast.accepted / fast.verifications
     assert per_step == pytest.approx((1 - probability**4) / (1 - probability), rel=0.05)
     assert plain.iterations / fast.iterations == pytest.approx(per_step, rel=0.02)
-    assert plain.busy_s / fast.busy_s == pytest.approx(per_step / (1 + 3 * 0.05), rel=0.06)  # verifying four costs little more than one
+    # verifying four costs little more than one
+    assert plain.busy_s / fast.busy_s == pytest.approx(per_step / (1 + 3 * 0.05), rel=0.06)
     assert run(requests[:1], "chain", draft=0.0).iterations == 1500, "nothing to speculate with"
 
 
@@ -239,23 +308,33 @@ def steps(times: Sequence[float]) -> list[int]:
 
 @pytest.mark.usefixtures("speculating")
 def test_tokens_accepted_together_come_at_one_instant_and_the_same_whatever_else_runs() -> None:
-    """How many come together at which position is a matter of the request alone, while it speculates alike."""
+    """How many come together at which position is a matter of the request alone, while it
+    speculates alike.
+    """
     alone = [PlannedRequest(n, 60.0 * n, 300, 200, "batch", 1.0, "t", "") for n in range(5)]
     crowd = [PlannedRequest(n, 0.01 * n, 300, 200, "batch", 1.0, "t", "") for n in range(5)]
     by_themselves, together = run(alone, "chain"), run(crowd, "chain", "live")
     assert by_themselves.token_unix_s is not None
     assert together.token_unix_s is not None
-    assert [steps(times) for times in by_themselves.token_unix_s] == [steps(times) for times in together.token_unix_s]
+    assert [steps(times) for times in by_themselves.token_unix_s] == [
+        steps(times) for times in together.token_unix_s
+    ]
     assert {1, 2, 3, 4} == {n for times in together.token_unix_s for n in steps(times)}
 
 
 def watched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[BatchPlan, PlanAck]]:
     """Every plan with its ack."""
-    plans, pairs, handle = dict[int, BatchPlan](), list[tuple[BatchPlan, PlanAck]](), ReplicaCore.handle
+    plans, pairs, handle = (
+        dict[int, BatchPlan](),
+        list[tuple[BatchPlan, PlanAck]](),
+        ReplicaCore.handle,
+    )
 
     def seen(self: ReplicaCore, event: ReplicaEvent, *, now_unix_s: float) -> list[ReplicaAction]:
         actions = handle(self, event, now_unix_s=now_unix_s)
-        plans.update((action.plan.seq, action.plan) for action in actions if isinstance(action, SendPlan))
+        plans.update(
+            (action.plan.seq, action.plan) for action in actions if isinstance(action, SendPlan)
+        )
         if isinstance(event, Acked):
             pairs.append((plans.pop(event.ack.plan_seq), event.ack))
         return actions
@@ -265,12 +344,20 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[BatchPlan, PlanAck]]:
 
 
 @pytest.mark.usefixtures("speculating")
-def test_where_nothing_is_unknown_an_iteration_takes_just_what_was_predicted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With chains one plan at a time: their lengths are known, so verification and drafting are, to the prefill of the draft's KV."""
+def test_where_nothing_is_unknown_an_iteration_takes_just_what_was_predicted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With chains one plan at a time: their lengths are known, so verification and drafting are, to
+    the prefill of the draft's KV.
+    """
     pairs = watched(monkeypatch)
     run(drawn(2.0, 10.0, seed=3), "chain", leaps=False)
     # An output is verified no further than to its end, which planners do not know.
-    sure = [(plan, ack) for plan, ack in pairs if plan.selection is None or ack.drafted == plan.selection.depth]
+    sure = [
+        (plan, ack)
+        for plan, ack in pairs
+        if plan.selection is None or ack.drafted == plan.selection.depth
+    ]
     assert sum(plan.selection is not None for plan, _ in sure) > 100
     for plan, ack in sure:
         assert ack.exec_s == pytest.approx(plan.predicted_s, rel=1e-9)
@@ -287,7 +374,9 @@ def test_a_request_that_fills_the_kv_alone_is_served_to_its_last_token() -> None
         assert result.preempted == 0
 
 
-def test_a_choice_that_speculates_is_never_leapt_over(speculating: dict[str, dict[str, object]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_choice_that_speculates_is_never_leapt_over(
+    speculating: dict[str, dict[str, object]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Though it may be repeated: it then runs iteration by iteration, to the same end."""
     requests = [PlannedRequest(n, 0.0, 100, 300, "batch", 1.0, "t", "") for n in range(6)]
     asked = run(requests, "chain")
@@ -296,9 +385,13 @@ def test_a_choice_that_speculates_is_never_leapt_over(speculating: dict[str, dic
     assert repeated.token_unix_s == asked.token_unix_s == stepped.token_unix_s
 
 
-def test_a_policy_learns_what_was_drafted_and_what_of_it_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_policy_learns_what_was_drafted_and_what_of_it_accepted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     policy, known = Speculating(**TREE), registry.make
-    monkeypatch.setattr(registry, "make", lambda name, given=None: policy if name == "tree" else known(name, given))
+    monkeypatch.setattr(
+        registry, "make", lambda name, given=None: policy if name == "tree" else known(name, given)
+    )
     result = run(drawn(1.5, 10.0, seed=11), "tree", "live")
     # Entries of requests that ended in that very step are told too: they were still in the books.
     assert sum(int(drafts.drafted.sum()) for drafts in policy.drafts) == result.drafted
@@ -307,9 +400,22 @@ def test_a_policy_learns_what_was_drafted_and_what_of_it_accepted(monkeypatch: p
 
 
 @pytest.mark.asyncio
-async def test_a_live_fleet_of_sim_engines_accepts_the_very_tokens_that_the_simulator_accepts() -> None:
-    planned = [PlannedRequest(n, 0.02 * n, 50 + 40 * n, 20 + 5 * n, "batch", 1.0, "t", "") for n in range(12)]
-    spec = FleetSpec(replicas=1, policy="vllm", settings={"spec_tokens": "3"}, pace=0.3, draft=0.1, acceptance=0.8, gateway=False)
+async def test_a_live_fleet_of_sim_engines_accepts_the_very_tokens_that_the_simulator_accepts() -> (
+    None
+):
+    planned = [
+        PlannedRequest(n, 0.02 * n, 50 + 40 * n, 20 + 5 * n, "batch", 1.0, "t", "")
+        for n in range(12)
+    ]
+    spec = FleetSpec(
+        replicas=1,
+        policy="vllm",
+        settings={"spec_tokens": "3"},
+        pace=0.3,
+        draft=0.1,
+        acceptance=0.8,
+        gateway=False,
+    )
     slots, live, ended = dict[int, RequestKey](), dict[RequestKey, list[int]](), list[str]()
 
     def hear(ack: PlanAck, call: Call) -> None:
@@ -323,21 +429,53 @@ async def test_a_live_fleet_of_sim_engines_accepts_the_very_tokens_that_the_simu
         await bus.subscribe(subjects.acked(ReplicaId("r1")), PlanAck, hear)
         for one in planned:
             sampling = Sampling(max_tokens=1024, output_tokens=one.output_tokens, ignore_eos=True)
-            message = GenerateRequest(request_id=str(one.number), tenant="t", token_ids=[97] * one.prompt_tokens, sampling=sampling)
+            message = GenerateRequest(
+                request_id=str(one.number),
+                tenant="t",
+                token_ids=[97] * one.prompt_tokens,
+                sampling=sampling,
+            )
             await bus.request(subjects.requests("batch"), message, Received, timeout_s=10.0)
         async with asyncio.timeout(60):
             while len(ended) < len(planned):
                 await asyncio.sleep(0.05)
     settings = {"spec_tokens": "3"}
-    simulated = simulate(planned, "vllm", settings, PROFILE, 1, DEMO_3, Latency.live(), 1, draft=0.1, acceptance=0.8, keep_times=True)
+    simulated = simulate(
+        planned,
+        "vllm",
+        settings,
+        PROFILE,
+        1,
+        DEMO_3,
+        Latency.live(),
+        1,
+        draft=0.1,
+        acceptance=0.8,
+        keep_times=True,
+    )
     assert set(ended) == {"stop"}
     assert simulated.token_unix_s is not None
-    assert [live[RequestKey(f"t.{n}")] for n in range(len(planned))] == [steps(times) for times in simulated.token_unix_s]
+    assert [live[RequestKey(f"t.{n}")] for n in range(len(planned))] == [
+        steps(times) for times in simulated.token_unix_s
+    ]
 
 
-@pytest.mark.parametrize("words", [["--draft", "-1"], ["--draft", "2"], ["--draft", "nan"], ["--acceptance", "0"], ["--acceptance", "1.5"]])
-@pytest.mark.parametrize("command", [["simulate", "--workload", "mix", "--rate", "1"], ["up", "--engine", "sim"]])
-def test_impossible_numbers_are_refused_in_one_line(command: list[str], words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--draft", "-1"],
+        ["--draft", "2"],
+        ["--draft", "nan"],
+        ["--acceptance", "0"],
+        ["--acceptance", "1.5"],
+    ],
+)
+@pytest.mark.parametrize(
+    "command", [["simulate", "--workload", "mix", "--rate", "1"], ["up", "--engine", "sim"]]
+)
+def test_impossible_numbers_are_refused_in_one_line(
+    command: list[str], words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main([*command, *words]) == 2
     said = capsys.readouterr().err.strip()
     assert words[0] in said

@@ -1,4 +1,6 @@
-"""AdaServe: what a request needs, how deep and wide it drafts, budgets from the profile, what an iteration holds, and what comes of it."""
+"""AdaServe: what a request needs, how deep and wide it drafts, budgets from the profile, what an
+iteration holds, and what comes of it.
+"""
 
 import math
 from collections.abc import Sequence
@@ -35,7 +37,9 @@ PAPER = Bounds(depth_max=8, depth_min=4, width_max=3, c1=0, c2=0)
 
 
 class Roofline:
-    """30 ms, however little there is to do; 0.2 ms a token once that is longer. The ridge is at 150 tokens."""
+    """30 ms, however little there is to do; 0.2 ms a token once that is longer. The ridge is at 150
+    tokens.
+    """
 
     name = "roofline"
 
@@ -48,7 +52,12 @@ class Roofline:
 
 def decoding(slot: int, *, since_first_s: float, generated: int, **more: object) -> Row:
     """Its first token came at once when it arrived; 0.1 s a token."""
-    values: dict[str, object] = {"target": 160, "computed": 160, "arrived_s": -since_first_s, "tbt_s": 0.1}
+    values: dict[str, object] = {
+        "target": 160,
+        "computed": 160,
+        "arrived_s": -since_first_s,
+        "tbt_s": 0.1,
+    }
     return Row(**{"slot": slot, "phase": Phase.DECODE, "generated": generated, **values, **more})  # type: ignore[arg-type]
 
 
@@ -81,7 +90,9 @@ def needs(row: Row, *, iteration_s: float = 0.05, accepted: float = 0.0) -> floa
 
 
 def test_a_request_needs_what_brings_its_mean_time_per_token_back_to_the_slo() -> None:
-    """A(r) = (l + t_spec) / TPOT - o (section 3): after 1 s and an iteration of 50 ms at 0.1 s a token, 10.5 are due since the first."""
+    """A(r) = (l + t_spec) / TPOT - o (section 3): after 1 s and an iteration of 50 ms at 0.1 s a
+    token, 10.5 are due since the first.
+    """
     assert needs(decoding(0, since_first_s=1.0, generated=11)) == pytest.approx(0.5)
     assert needs(decoding(0, since_first_s=1.0, generated=8)) == pytest.approx(3.5)
     assert needs(decoding(0, since_first_s=1.0, generated=21)) == 0, "who is ahead needs nothing"
@@ -89,8 +100,12 @@ def test_a_request_needs_what_brings_its_mean_time_per_token_back_to_the_slo() -
 
 @relaxed
 @given(st.integers(1, 640), st.integers(2, 200), st.integers(1, 64))
-def test_accepting_the_need_puts_the_mean_time_per_token_on_the_slo(spent: int, generated: int, took: int) -> None:
-    """Eq. 2: (l + t_spec) / (o + accepted) is TPOT with A(r) accepted, and at most that with none where nothing is needed."""
+def test_accepting_the_need_puts_the_mean_time_per_token_on_the_slo(
+    spent: int, generated: int, took: int
+) -> None:
+    """Eq. 2: (l + t_spec) / (o + accepted) is TPOT with A(r) accepted, and at most that with none
+    where nothing is needed.
+    """
     spent_s, iteration_s = spent / 64, took / 64
     need = needs(decoding(0, since_first_s=spent_s, generated=generated), iteration_s=iteration_s)
     mean_s = (spent_s + iteration_s) / (generated - 1 + need)
@@ -101,13 +116,17 @@ def test_tokens_that_are_on_their_way_count_as_far_as_drafts_are_lately_accepted
     row = decoding(0, since_first_s=1.0, generated=8, unsure=4)
     assert needs(row) == pytest.approx(3.5)
     assert needs(row, accepted=1.5) == pytest.approx(2.0)
-    assert needs(decoding(0, since_first_s=1.0, generated=4, unsure=4), accepted=9.0) == pytest.approx(3.5), "never more than there can be"
+    assert needs(
+        decoding(0, since_first_s=1.0, generated=4, unsure=4), accepted=9.0
+    ) == pytest.approx(3.5), "never more than there can be"
 
 
 def test_a_request_with_a_ttlt_alone_needs_its_tokens_spread_over_the_time_left() -> None:
     row = decoding(0, since_first_s=1.0, generated=100, tbt_s=math.inf, ttlt_s=11.0, max_tokens=500)
     assert needs(row) == pytest.approx(400 / 10 * 0.05)
-    late = decoding(0, since_first_s=12.0, generated=100, tbt_s=math.inf, ttlt_s=11.0, max_tokens=500)
+    late = decoding(
+        0, since_first_s=12.0, generated=100, tbt_s=math.inf, ttlt_s=11.0, max_tokens=500
+    )
     assert needs(late) == 0, "nothing helps it any more"
 
 
@@ -131,7 +150,8 @@ def test_every_profile_has_a_budget_of_dozens_or_hundreds_of_tokens(name: str) -
 
 
 @pytest.mark.parametrize(
-    ("requests", "depth", "width"), [(1, 8, 3), (16, 8, 3), (20, 6, 3), (25, 5, 3), (40, 4, 3), (75, 4, 2), (149, 4, 1)]
+    ("requests", "depth", "width"),
+    [(1, 8, 3), (16, 8, 3), (20, 6, 3), (25, 5, 3), (40, 4, 3), (75, 4, 2), (149, 4, 1)],
 )
 def test_more_requests_draft_less_deep_and_less_wide(requests: int, depth: int, width: int) -> None:
     """Eq. 8 and 9 with B1 = B2 = 150, D between 4 and 8, W at most 3."""
@@ -150,19 +170,31 @@ def test_nobody_drafts_where_the_newest_tokens_alone_fill_the_budget() -> None:
 
 
 def test_all_decodes_draft_and_their_needs_travel_with_them() -> None:
-    behind, ahead = decoding(0, since_first_s=1.0, generated=5), decoding(1, since_first_s=1.0, generated=30)
+    behind, ahead = (
+        decoding(0, since_first_s=1.0, generated=5),
+        decoding(1, since_first_s=1.0, generated=30),
+    )
     choice = planned(seen_with([behind, ahead]))
     speculation = speculated(choice)
     assert entries(choice) == {0: 25, 1: 25}, "the root and a tree of 8 by 3"
     assert speculation.depth.tolist() == [8, 8] and speculation.width.tolist() == [3, 3]
     assert speculation.budget_tokens == 150
-    # Eight steps of the draft at 1.5 ms, what it lacks of both contexts in the first, and a pass within the memory's 30 ms.
+    # Eight steps of the draft at 1.5 ms, what it lacks of both contexts in the first, and a pass
+    # within the memory's 30 ms.
     iteration_s = 0.05 * 0.0002 * 322 + 7 * 0.0015 + 0.030
     assert speculation.needed.tolist() == pytest.approx([(1 + iteration_s) / 0.1 - 4, 0.0])
 
 
 def test_without_a_draft_model_it_decodes_and_prefills_all_the_same() -> None:
-    choice = planned(view([decoding(0, since_first_s=1.0, generated=5), Row(slot=1, target=100), Row(slot=2, target=2000)]))
+    choice = planned(
+        view(
+            [
+                decoding(0, since_first_s=1.0, generated=5),
+                Row(slot=1, target=100),
+                Row(slot=2, target=2000),
+            ]
+        )
+    )
     assert choice.speculation is None
     assert entries(choice) == {0: 1, 1: 100, 2: 923}, "1,024 tokens in all"
 
@@ -177,11 +209,16 @@ def test_prompts_share_the_pass_that_verifies_in_order_of_arrival() -> None:
 
 def test_no_request_drafts_beyond_its_last_token() -> None:
     """A pass adds a token of its own to the accepted drafts."""
-    almost = [decoding(slot, since_first_s=1.0, generated=500 - left) for slot, left in enumerate((1, 2, 4, 400))]
+    almost = [
+        decoding(slot, since_first_s=1.0, generated=500 - left)
+        for slot, left in enumerate((1, 2, 4, 400))
+    ]
     choice = planned(seen_with(almost))
     assert speculated(choice).depth.tolist() == [0, 1, 3, 8]
     assert entries(choice) == {0: 1, 1: 2, 2: 4, 3: 25}
-    assert speculated(choice).budget_tokens == 149, "the one that does not draft takes its token from the budget"
+    assert speculated(choice).budget_tokens == 149, (
+        "the one that does not draft takes its token from the budget"
+    )
 
 
 def test_no_more_begin_than_may_run_at_once() -> None:
@@ -195,14 +232,20 @@ def test_no_more_begin_than_may_run_at_once() -> None:
 def blocks_taken(seen: View, choice: Choice) -> int:
     at = {slot: row for row, slot in enumerate(seen.slot.tolist())}
     of = [(at[slot], cap) for slot, cap in entries(choice).items()]
-    top = [-(-int(seen.computed_tokens[row] + seen.unsure_tokens[row] + cap) // BLOCK) - int(seen.kv_held_blocks[row]) for row, cap in of]
+    top = [
+        -(-int(seen.computed_tokens[row] + seen.unsure_tokens[row] + cap) // BLOCK)
+        - int(seen.kv_held_blocks[row])
+        for row, cap in of
+    ]
     return sum(max(0, blocks) for blocks in top)
 
 
 @few
 @given(views, st.booleans())
 def test_an_iteration_fits_the_tokens_and_the_kv_there_are(seen: View, drafts: bool) -> None:
-    """At the upper bound of every entry, so that the core has nothing to cut; drafts never cost a decode its place."""
+    """At the upper bound of every entry, so that the core has nothing to cut; drafts never cost a
+    decode its place.
+    """
     seen = seen._replace(draft=draft_of(Linear(), 0.05)) if drafts else seen
     choice = planned(seen)
     running = chunk.decoding(seen)
@@ -221,11 +264,15 @@ def test_an_iteration_fits_the_tokens_and_the_kv_there_are(seen: View, drafts: b
 
 @few
 @given(rows())
-def test_where_kv_is_short_drafts_ask_for_no_block_that_a_plain_decode_would_not(made: list[Row]) -> None:
+def test_where_kv_is_short_drafts_ask_for_no_block_that_a_plain_decode_would_not(
+    made: list[Row],
+) -> None:
     """Just what the decodes need is free; a tree each would need more."""
     decodes = view([row for row in made if row.phase == Phase.DECODE])
     plain = planned(decodes)
-    seen = decodes._replace(kv_free_blocks=blocks_taken(decodes, plain), draft=draft_of(Linear(), 0.05))
+    seen = decodes._replace(
+        kv_free_blocks=blocks_taken(decodes, plain), draft=draft_of(Linear(), 0.05)
+    )
     choice = planned(seen)
     assert list(entries(choice)) == list(entries(plain)) and not choice.preempt
     assert blocks_taken(seen, choice) == seen.kv_free_blocks
@@ -235,13 +282,22 @@ def test_where_kv_is_short_drafts_ask_for_no_block_that_a_plain_decode_would_not
 
 
 def test_how_much_is_accepted_lately_is_learned_from_acks() -> None:
-    """Here every verification accepts three drafts; a plan in flight that may add up to eight is then counted as three."""
+    """Here every verification accepts three drafts; a plan in flight that may add up to eight is
+    then counted as three.
+    """
     policy, row = adaserve(), decoding(0, since_first_s=1.0, generated=5, unsure=8)
     before = speculated(planned(seen_with([row]), policy)).needed[0]
-    drafts = Drafts(np.array([0.1]), np.zeros(1, dtype=np.int32), np.array([24], dtype=np.int32), np.array([3], dtype=np.int32))
+    drafts = Drafts(
+        np.array([0.1]),
+        np.zeros(1, dtype=np.int32),
+        np.array([24], dtype=np.int32),
+        np.array([3], dtype=np.int32),
+    )
     for _ in range(400):
         policy.observe(Observation(NOW, BatchShape(1, 1), 0.03, 0.03, drafts=drafts))
-    assert before - speculated(planned(seen_with([row]), policy)).needed[0] == pytest.approx(3.0, abs=1e-3)
+    assert before - speculated(planned(seen_with([row]), policy)).needed[0] == pytest.approx(
+        3.0, abs=1e-3
+    )
 
 
 def test_settings_are_given_by_name_and_bounds_may_not_cross() -> None:
@@ -268,9 +324,26 @@ TRACE = Run(
 
 
 @cache
-def served(policy: str, *, rate_rps: float = 4.8, draft: float = 0.07, latency: str = "none", **changed: str) -> Figures:
-    """Section 6.2 in small: Llama-70B on four A100s, 60 % coding, a rate at which plain decodes are too slow for it."""
-    given = replace(TRACE, policy=policy, settings=changed, rate_rps=rate_rps, duration_s=30, draft=draft, latency=latency)
+def served(
+    policy: str,
+    *,
+    rate_rps: float = 4.8,
+    draft: float = 0.07,
+    latency: str = "none",
+    **changed: str,
+) -> Figures:
+    """Section 6.2 in small: Llama-70B on four A100s, 60 % coding, a rate at which plain decodes are
+    too slow for it.
+    """
+    given = replace(
+        TRACE,
+        policy=policy,
+        settings=changed,
+        rate_rps=rate_rps,
+        duration_s=30,
+        draft=draft,
+        latency=latency,
+    )
     found = make(given).figures
     assert found is not None and found.finished == found.offered
     return found
@@ -279,7 +352,10 @@ def served(policy: str, *, rate_rps: float = 4.8, draft: float = 0.07, latency: 
 def test_more_requests_keep_their_pace_than_with_plain_decodes_or_drafts_alike_for_all() -> None:
     """Figure 8, the baselines as in the authors' artifact."""
     ours = served("adaserve")
-    sarathi, alike = served("fcfs", chunk_tokens="2048"), served("vllm", mode="prefill_first", spec_tokens="6")
+    sarathi, alike = (
+        served("fcfs", chunk_tokens="2048"),
+        served("vllm", mode="prefill_first", spec_tokens="6"),
+    )
     assert ours.violated * 2 < min(sarathi.violated, alike.violated)
     assert ours.by_tier["coding"].violated_fraction < alike.by_tier["coding"].violated_fraction
 
@@ -297,7 +373,10 @@ def test_without_a_draft_model_all_are_served_at_the_pace_of_plain_decodes() -> 
 
 def test_control_that_takes_time_costs_little() -> None:
     """Needs are fixed a plan ahead, from what the plan in flight is expected to bring."""
-    assert served("adaserve", latency="live").violated_fraction < served("adaserve").violated_fraction + 0.1
+    assert (
+        served("adaserve", latency="live").violated_fraction
+        < served("adaserve").violated_fraction + 0.1
+    )
 
 
 def test_each_tier_may_come_in_its_own_time() -> None:
@@ -305,14 +384,21 @@ def test_each_tier_may_come_in_its_own_time() -> None:
     given = replace(TRACE, bursts="coding=30:0,30:2;chat=30:1,30:0")
     requests = requests_of(given, None)
     assert [request.number for request in requests] == list(range(len(requests)))
-    assert [request.arrival_s for request in requests] == sorted(request.arrival_s for request in requests)
+    assert [request.arrival_s for request in requests] == sorted(
+        request.arrival_s for request in requests
+    )
     assert {request.tier for request in requests if request.arrival_s < 30} == {"chat"}
     assert {request.tier for request in requests if request.arrival_s >= 30} == {"coding"}
     assert 80 < sum(request.tier == "coding" for request in requests) < 160
 
 
-@pytest.mark.parametrize(("shape", "mean", "deviation"), list(zip(ADASERVE, (132.6, 17.9, 778.9), (63.2, 10.7, 368.5), strict=True)))
-def test_prompts_are_as_long_as_in_the_traces_of_the_artifact(shape: Shape, mean: float, deviation: float) -> None:
+@pytest.mark.parametrize(
+    ("shape", "mean", "deviation"),
+    list(zip(ADASERVE, (132.6, 17.9, 778.9), (63.2, 10.7, 368.5), strict=True)),
+)
+def test_prompts_are_as_long_as_in_the_traces_of_the_artifact(
+    shape: Shape, mean: float, deviation: float
+) -> None:
     lengths = [shape.pair(Random(n), 8192) for n in range(20_000)]
     prompts = np.array([one.prompt_tokens for one in lengths])
     assert (prompts.mean(), prompts.std()) == pytest.approx((mean, deviation), rel=0.03)

@@ -1,4 +1,6 @@
-"""Ascendra: the value function under three budgets, offload, tickets, elastic batches, overload, the refitted model; pools of a fleet."""
+"""Ascendra: the value function under three budgets, offload, tickets, elastic batches, overload,
+the refitted model; pools of a fleet.
+"""
 
 import math
 from collections.abc import Sequence
@@ -30,7 +32,18 @@ from shared.policy.seam import Choice, Ended, Observation, Phase, View
 from shared.schemas import Digest, Offer
 from shared.tiers import load_tiers
 from shared.vocabulary import FinishReason, ReplicaId, RequestKey, ServiceClass, Slo
-from tests.shared.policy.views import BLOCK, NOW, Linear, Row, decode, entries, rows, shape_of, summary, view
+from tests.shared.policy.views import (
+    BLOCK,
+    NOW,
+    Linear,
+    Row,
+    decode,
+    entries,
+    rows,
+    shape_of,
+    summary,
+    view,
+)
 
 relaxed = settings(deadline=None, max_examples=120)
 PAPER = load_tiers("ascendra-8b-sharegpt")
@@ -69,10 +82,13 @@ seen_views = st.builds(
     st.one_of(st.none(), st.integers(0, 400)),
 )
 
-# ---------------------------------------------------------------- LP: value under three budgets (section 5.2, Algorithm 1)
+# ---------------------------------------------------------------- LP: value under three budgets (se
 
 
-@pytest.mark.parametrize(("value", "order"), [("edf", [2, 3, 1]), ("fcfs", [1, 2, 3]), ("sjf", [3, 1, 2]), ("ljf", [2, 1, 3])])
+@pytest.mark.parametrize(
+    ("value", "order"),
+    [("edf", [2, 3, 1]), ("fcfs", [1, 2, 3]), ("sjf", [3, 1, 2]), ("ljf", [2, 1, 3])],
+)
 def test_the_queue_is_sorted_by_the_value_that_was_chosen(value: str, order: list[int]) -> None:
     made = [
         chat(1, target=200, arrived_s=-0.3, ttft_s=3.0),
@@ -85,35 +101,57 @@ def test_the_queue_is_sorted_by_the_value_that_was_chosen(value: str, order: lis
 
 
 def test_the_token_budget_counts_decodes_and_cuts_the_last() -> None:
-    made = [decode(summary(i)) for i in range(10)] + [summary(20, target=600), summary(21, target=600, arrived_s=0.1)]
+    made = [decode(summary(i)) for i in range(10)] + [
+        summary(20, target=600),
+        summary(21, target=600, arrived_s=0.1),
+    ]
     batch, _ = planned(ascendra(batch_tokens=1000), at(LP, made))
     assert entries(batch) == {**dict.fromkeys(range(10), 1), 20: 600, 21: 390}
 
 
 def test_the_compute_budget_is_the_tightest_tbt_of_the_running_decodes() -> None:
-    """Linear: 10 ms, 30 us and 20 us for the decode and its context, 80 us a token and a little attention; 150 ms leave 1,743 tokens."""
-    made = [decode(chat(0), context=200), decode(chat(1, tbt_s=0.3), context=200), chat(9, target=5000, ttft_s=60.0)]
+    """Linear: 10 ms, 30 us and 20 us for the decode and its context, 80 us a token and a little
+    attention; 150 ms leave 1,743 tokens.
+    """
+    made = [
+        decode(chat(0), context=200),
+        decode(chat(1, tbt_s=0.3), context=200),
+        chat(9, target=5000, ttft_s=60.0),
+    ]
     seen = at(LP, made)
     assert ascendra_batch.compute_budget_s(seen, decoding(seen), seen.profile) == 0.15
     batch, _ = planned(ascendra(), seen)
     shape = shape_of(seen, batch)
     tokens = entries(batch)[9]
     assert seen.profile.batch_s(shape) <= 0.15 < seen.profile.batch_s(shape.with_chunk(1, tokens))
-    assert 0.010 + 2 * 3e-5 + 400e-7 + 8e-5 * tokens + 0.5e-8 * tokens**2 == pytest.approx(0.15, abs=1e-4)
+    assert 0.010 + 2 * 3e-5 + 400e-7 + 8e-5 * tokens + 0.5e-8 * tokens**2 == pytest.approx(
+        0.15, abs=1e-4
+    )
 
 
 def test_a_tbt_that_the_decodes_alone_exceed_binds_nothing() -> None:
-    made = [decode(chat(0, tbt_s=0.005)), decode(chat(1, tbt_s=0.05)), chat(9, target=5000, ttft_s=60.0)]
+    made = [
+        decode(chat(0, tbt_s=0.005)),
+        decode(chat(1, tbt_s=0.05)),
+        chat(9, target=5000, ttft_s=60.0),
+    ]
     seen = at(LP, made)
     assert ascendra_batch.compute_budget_s(seen, decoding(seen), seen.profile) == 0.05
     only = at(LP, made[:1])
     assert ascendra_batch.compute_budget_s(only, decoding(only), only.profile) == math.inf
     best_effort = at(LP, [replace(made[0], tbt_s=0.1, best_effort=True)])
-    assert ascendra_batch.compute_budget_s(best_effort, decoding(best_effort), best_effort.profile) == math.inf
+    assert (
+        ascendra_batch.compute_budget_s(best_effort, decoding(best_effort), best_effort.profile)
+        == math.inf
+    )
 
 
 def test_the_memory_budget_holds_back_whoever_does_not_fit_and_all_behind() -> None:
-    made = [summary(1, target=160, arrived_s=-3), summary(2, target=800, arrived_s=-2), summary(3, target=16, arrived_s=-1)]
+    made = [
+        summary(1, target=160, arrived_s=-3),
+        summary(2, target=800, arrived_s=-2),
+        summary(3, target=16, arrived_s=-1),
+    ]
     batch, _ = planned(ascendra(value="fcfs"), at(LP, made, free=40))
     assert entries(batch) == {1: 160}
 
@@ -131,28 +169,50 @@ def test_no_more_than_the_batch_size_run_at_a_time() -> None:
 
 
 def test_a_prefill_cut_to_the_budget_goes_on_before_the_others() -> None:
-    made = [Row(slot=0, phase=Phase.PREFILL, target=3000, computed=1000, ttft_s=60.0), chat(1, target=100)]
+    made = [
+        Row(slot=0, phase=Phase.PREFILL, target=3000, computed=1000, ttft_s=60.0),
+        chat(1, target=100),
+    ]
     batch, _ = planned(ascendra(batch_tokens=512), at(LP, made))
     assert entries(batch) == {0: 512}
 
 
 @relaxed
-@given(seen=seen_views, pool=st.sampled_from([LP, ""]), value=st.sampled_from(["edf", "sjf", "fcfs", "ljf"]))
-def test_an_lp_batch_keeps_all_three_budgets_and_the_batch_size(seen: View, pool: str, value: str) -> None:
-    seen, policy = seen._replace(pool=pool), ascendra(value=value, batch_requests=12, batch_tokens=1024)
+@given(
+    seen=seen_views,
+    pool=st.sampled_from([LP, ""]),
+    value=st.sampled_from(["edf", "sjf", "fcfs", "ljf"]),
+)
+def test_an_lp_batch_keeps_all_three_budgets_and_the_batch_size(
+    seen: View, pool: str, value: str
+) -> None:
+    seen, policy = (
+        seen._replace(pool=pool),
+        ascendra(value=value, batch_requests=12, batch_tokens=1024),
+    )
     batch, _ = planned(policy, seen)
     shape, chosen = shape_of(seen, batch), entries(batch)
     decodes = decoding(seen)
     assert shape.prefill_tokens == 0 or shape.tokens <= 1024
-    assert shape.prefills == 0 or seen.profile.batch_s(shape) <= ascendra_batch.compute_budget_s(seen, decodes, seen.profile) + 1e-12
+    assert (
+        shape.prefills == 0
+        or seen.profile.batch_s(shape)
+        <= ascendra_batch.compute_budget_s(seen, decodes, seen.profile) + 1e-12
+    )
     new = [slot for slot in chosen if seen.phase[row_of(seen, slot)] == Phase.WAITING]
     running = len(decodes.rows) + int(np.count_nonzero(seen.phase == Phase.PREFILL))
     assert len(new) <= max(0, 12 - running + len(decodes.victims))
 
 
 @settings(deadline=None, max_examples=40)
-@given(seed=st.integers(0, 10_000), value=st.sampled_from(["edf", "sjf", "fcfs", "ljf"]), most=st.integers(0, 40))
-def test_a_long_queue_is_ordered_as_if_all_of_it_had_been_sorted(seed: int, value: str, most: int) -> None:
+@given(
+    seed=st.integers(0, 10_000),
+    value=st.sampled_from(["edf", "sjf", "fcfs", "ljf"]),
+    most=st.integers(0, 40),
+)
+def test_a_long_queue_is_ordered_as_if_all_of_it_had_been_sorted(
+    seed: int, value: str, most: int
+) -> None:
     rng = Random(seed)
     made = [
         Row(
@@ -169,13 +229,17 @@ def test_a_long_queue_is_ordered_as_if_all_of_it_had_been_sorted(seed: int, valu
     of = ascendra_batch.VALUES[value]  # type: ignore[index]
     found = ascendra_batch.by_value(seen, queue, of, most)
     worth = dict(zip(queue.tolist(), of(seen, queue).tolist(), strict=True))
-    every = sorted(queue.tolist(), key=lambda n: (made[n].best_effort, -worth[n], made[n].arrived_s, made[n].slot))
+    every = sorted(
+        queue.tolist(),
+        key=lambda n: (made[n].best_effort, -worth[n], made[n].arrived_s, made[n].slot),
+    )
     assert found.tolist() == every[:most]
 
 
 # ---------------------------------------------------------------- offload (section 5.3)
 
-# The worst batch at HP, 2,048 tokens: 10 ms + 163.84 ms + 20.97 ms. Alone, 640 tokens take 10 + 51.2 + 2.05 ms.
+# The worst batch at HP, 2,048 tokens: 10 ms + 163.84 ms + 20.97 ms. Alone, 640 tokens take 10 +
+# 51.2 + 2.05 ms.
 WORST_S = 0.010 + 8e-5 * 2048 + 0.5e-8 * 2048**2
 OWN_S = 0.010 + 8e-5 * 640 + 0.5e-8 * 640**2
 
@@ -191,23 +255,37 @@ OWN_S = 0.010 + 8e-5 * 640 + 0.5e-8 * 640**2
         (OWN_S + 0.001, 0.0, False),
     ],
 )
-def test_the_threshold_is_the_worst_batch_at_hp_and_the_own_prefill(left_s: float, worst_batches: float, leaves: bool) -> None:
+def test_the_threshold_is_the_worst_batch_at_hp_and_the_own_prefill(
+    left_s: float, worst_batches: float, leaves: bool
+) -> None:
     seen = view([chat(0, target=640, arrived_s=left_s - 1.0)])
-    found = ascendra_offload.urgent(seen, Linear(), until_next_s=0.0, batch_tokens=2048, worst_batches=worst_batches)
+    found = ascendra_offload.urgent(
+        seen, Linear(), until_next_s=0.0, batch_tokens=2048, worst_batches=worst_batches
+    )
     assert found.tolist() == ([0] if leaves else [])
 
 
 def test_who_would_become_urgent_during_this_iteration_is_urgent_now() -> None:
     seen = view([chat(0, target=640, arrived_s=WORST_S + OWN_S + 0.1 - 1.0)])
     for until_next_s, found in ((0.09, []), (0.11, [0])):
-        assert ascendra_offload.urgent(seen, Linear(), until_next_s=until_next_s, batch_tokens=2048, worst_batches=1.0).tolist() == found
+        assert (
+            ascendra_offload.urgent(
+                seen, Linear(), until_next_s=until_next_s, batch_tokens=2048, worst_batches=1.0
+            ).tolist()
+            == found
+        )
 
 
 def test_a_prompt_longer_than_the_largest_batch_is_predicted_in_its_parts() -> None:
     own_s = WORST_S + 0.010 + 8e-5 * 1024 + 1e-8 * (2048 * 1024 + 1024**2 / 2)
     for off_s, found in ((0.001, []), (-0.001, [0])):
         seen = view([chat(0, target=3072, arrived_s=WORST_S + own_s + off_s - 1.0)])
-        assert ascendra_offload.urgent(seen, Linear(), until_next_s=0.0, batch_tokens=2048, worst_batches=1.0).tolist() == found
+        assert (
+            ascendra_offload.urgent(
+                seen, Linear(), until_next_s=0.0, batch_tokens=2048, worst_batches=1.0
+            ).tolist()
+            == found
+        )
 
 
 def test_an_urgent_request_that_fits_the_batch_stays_and_one_that_does_not_leaves() -> None:
@@ -220,7 +298,12 @@ def test_an_urgent_request_that_fits_the_batch_stays_and_one_that_does_not_leave
 
 
 def test_an_urgent_request_that_would_be_cut_leaves_and_its_share_goes_to_the_next() -> None:
-    made = [decode(chat(0)), chat(1, target=1400, arrived_s=-0.7), chat(2, target=1400, arrived_s=-0.69), chat(3, target=80, ttft_s=9.0)]
+    made = [
+        decode(chat(0)),
+        chat(1, target=1400, arrived_s=-0.7),
+        chat(2, target=1400, arrived_s=-0.69),
+        chat(3, target=80, ttft_s=9.0),
+    ]
     batch, gone = planned(ascendra(), at(LP, made))
     assert gone == [2]
     assert entries(batch) == {0: 1, 1: 1400, 3: 80}
@@ -237,24 +320,33 @@ def test_only_lp_offloads_and_nobody_twice() -> None:
 
 @relaxed
 @given(seen=seen_views, worst=st.sampled_from([0.0, 1.0, 20.0]))
-def test_only_standard_requests_that_never_began_and_have_not_been_offloaded_are(seen: View, worst: float) -> None:
+def test_only_standard_requests_that_never_began_and_have_not_been_offloaded_are(
+    seen: View, worst: float
+) -> None:
     seen = seen._replace(pool=LP)
     batch, gone = planned(ascendra(worst_batches=worst, batch_requests=8), seen)
     assert len(set(gone)) == len(gone)
     assert not set(gone) & (set(entries(batch)) | set(batch.relegate) | set(batch.preempt))
     for slot in gone:
         row = row_of(seen, slot)
-        assert (seen.phase[row], seen.computed_tokens[row], seen.generated_tokens[row]) == (Phase.WAITING, 0, 0)
+        assert (seen.phase[row], seen.computed_tokens[row], seen.generated_tokens[row]) == (
+            Phase.WAITING,
+            0,
+            0,
+        )
         assert not seen.best_effort[row]
         assert not seen.offloaded[row]
         assert NOW < seen.first_due_unix_s[row] < math.inf
 
 
-# ---------------------------------------------------------------- HP: prefill first, elastic (section 6)
+# ---------------------------------------------------------------- HP: prefill first, elastic (secti
 
 
 def test_hp_runs_prefills_alone_in_order_of_arrival_and_then_decodes() -> None:
-    made = [decode(chat(i)) for i in range(3)] + [chat(7, target=900, arrived_s=-0.2), chat(8, target=1500, arrived_s=-0.4)]
+    made = [decode(chat(i)) for i in range(3)] + [
+        chat(7, target=900, arrived_s=-0.2),
+        chat(8, target=1500, arrived_s=-0.4),
+    ]
     batch, gone = planned(ascendra(), at(HP, made))
     assert list(entries(batch).items()) == [(8, 1500), (7, 548)]
     assert gone == []
@@ -277,9 +369,15 @@ def test_hp_is_prefill_first_and_fcfs_within_kv(seen: View, elastic: bool) -> No
         assert not batch.preempt
     key = [(bool(seen.best_effort[r]), float(seen.arrived_unix_s[r])) for r in prefills]
     assert key == sorted(key)
-    held = seen.kv_free_blocks + sum(int(seen.kv_held_blocks[row_of(seen, s)]) for s in batch.preempt)
+    held = seen.kv_free_blocks + sum(
+        int(seen.kv_held_blocks[row_of(seen, s)]) for s in batch.preempt
+    )
     for row, cap in zip(of, chosen.values(), strict=True):
-        held -= max(0, -(-int(seen.computed_tokens[row] + seen.unsure_tokens[row] + cap) // BLOCK) - int(seen.kv_held_blocks[row]))
+        held -= max(
+            0,
+            -(-int(seen.computed_tokens[row] + seen.unsure_tokens[row] + cap) // BLOCK)
+            - int(seen.kv_held_blocks[row]),
+        )
         assert held >= 0
 
 
@@ -288,29 +386,45 @@ def test_hp_is_prefill_first_and_fcfs_within_kv(seen: View, elastic: bool) -> No
 def test_whoever_begins_at_hp_leaves_the_reserve_free_for_all_of_the_prompts(seen: View) -> None:
     seen = seen._replace(pool=HP)
     batch, _ = planned(ascendra(), seen)
-    begins = [row for slot in entries(batch) if seen.phase[row := row_of(seen, slot)] == Phase.WAITING]
+    begins = [
+        row for slot in entries(batch) if seen.phase[row := row_of(seen, slot)] == Phase.WAITING
+    ]
     if len(begins) > 1 or (begins and (seen.phase != Phase.WAITING).any()):
         promised = [*begins, *np.flatnonzero(seen.phase == Phase.PREFILL).tolist()]
-        need = sum(max(0, -(-int(seen.target_tokens[r]) // BLOCK) - int(seen.kv_held_blocks[r])) for r in promised)
-        assert seen.kv_free_blocks - need >= ascendra_elastic.reserve_blocks(seen, OutputLengths(), 0.1)
+        need = sum(
+            max(0, -(-int(seen.target_tokens[r]) // BLOCK) - int(seen.kv_held_blocks[r]))
+            for r in promised
+        )
+        assert seen.kv_free_blocks - need >= ascendra_elastic.reserve_blocks(
+            seen, OutputLengths(), 0.1
+        )
 
 
 def test_the_reserve_is_the_peak_that_the_history_of_lengths_foretells() -> None:
-    """Three of 160 tokens, 100, 40 and 20 of which are still to come: (480 + 3 * 20), (320 + 2 * 40), (160 + 100) at the ends."""
+    """Three of 160 tokens, 100, 40 and 20 of which are still to come: (480 + 3 * 20), (320 + 2 *
+    40), (160 + 100) at the ends.
+    """
     lengths = OutputLengths()
     for _ in range(10):
         lengths.observe(Ended("a", 10, 500, 120))
-    made = [decode(chat(i, application=0), context=160, generated=made) for i, made in enumerate((20, 80, 100))]
+    made = [
+        decode(chat(i, application=0), context=160, generated=made)
+        for i, made in enumerate((20, 80, 100))
+    ]
     seen = view(made, capacity=100)
     assert ascendra_elastic.reserve_blocks(seen, lengths, 0.0) == math.ceil(60 / BLOCK)
     assert ascendra_elastic.reserve_blocks(seen, lengths, 0.1) == 10  # the tenth is more
-    assert ascendra_elastic.reserve_blocks(seen, OutputLengths(), 0.0) == 0  # nothing is known of "a"
-    assert ascendra_elastic.reserve_blocks(view(made[:1], capacity=100), lengths, 0.0) == math.ceil(100 / BLOCK)
+    # nothing is known of "a"
+    assert ascendra_elastic.reserve_blocks(seen, OutputLengths(), 0.0) == 0
+    assert ascendra_elastic.reserve_blocks(view(made[:1], capacity=100), lengths, 0.0) == math.ceil(
+        100 / BLOCK
+    )
 
 
 def test_prefills_begin_at_hp_while_memory_beyond_the_reserve_is_free() -> None:
     made = [chat(i, target=160, arrived_s=i / 64 - 1) for i in range(12)]
-    assert len(entries(planned(ascendra(), at(HP, made, capacity=100))[0])) == 9  # 10 blocks each, a tenth stays free
+    # 10 blocks each, a tenth stays free
+    assert len(entries(planned(ascendra(), at(HP, made, capacity=100))[0])) == 9
     assert len(entries(planned(ascendra(reserve=0.0), at(HP, made, capacity=100))[0])) == 10
     alone = [chat(0, target=1520)]
     assert entries(planned(ascendra(), at(HP, alone, capacity=100))[0]) == {0: 1520}
@@ -329,7 +443,9 @@ def test_the_batch_of_hp_is_elastic_and_that_of_lp_is_not() -> None:
 
 
 @pytest.mark.parametrize("pool", [LP, HP, ""])
-def test_who_still_waits_past_the_deadline_is_relegated_or_dropped_and_nobody_else(pool: str) -> None:
+def test_who_still_waits_past_the_deadline_is_relegated_or_dropped_and_nobody_else(
+    pool: str,
+) -> None:
     made = [
         chat(0, arrived_s=-1.1),
         chat(1, arrived_s=-0.9),
@@ -352,7 +468,11 @@ def test_dropping_is_declared_where_it_is_done() -> None:
 
 
 @relaxed
-@given(seen=seen_views, pool=st.sampled_from([LP, HP, ""]), overload=st.sampled_from(["drop", "relegate"]))
+@given(
+    seen=seen_views,
+    pool=st.sampled_from([LP, HP, ""]),
+    overload=st.sampled_from(["drop", "relegate"]),
+)
 def test_nobody_is_given_up_before_the_deadline(seen: View, pool: str, overload: str) -> None:
     policy = ascendra(overload=overload)
     batch, _ = planned(policy, seen._replace(pool=pool))
@@ -371,7 +491,7 @@ def test_a_choice_is_good_for_more_than_once_only_while_nobody_waits(seen: View,
     assert batch.repeats == 1 or (seen.phase == Phase.DECODE).all()
 
 
-# ---------------------------------------------------------------- the controller: pools, turns and tickets (sections 4, 6.1)
+# ---------------------------------------------------------------- the controller: pools, turns and
 
 
 def digest(replica: str, pool: str, **more: object) -> Digest:
@@ -416,7 +536,10 @@ def fleet(*digests: Digest) -> dict[ReplicaId, Digest]:
 
 
 def test_new_requests_go_to_lp_in_turn_and_offloaded_ones_to_hp_in_turn() -> None:
-    policy, digests = ascendra(), fleet(digest("a", LP), digest("b", HP), digest("c", ""), digest("d", HP))
+    policy, digests = (
+        ascendra(),
+        fleet(digest("a", LP), digest("b", HP), digest("c", ""), digest("d", HP)),
+    )
     firsts = [list(policy.route(offer(), digests, Random(1))) for _ in range(4)]
     assert [order[0] for order in firsts] == ["a", "c", "a", "c"]
     moved = [list(policy.route(offer(left="offloaded"), digests, Random(1))) for _ in range(4)]
@@ -425,7 +548,12 @@ def test_new_requests_go_to_lp_in_turn_and_offloaded_ones_to_hp_in_turn() -> Non
 
 
 def test_the_next_request_goes_to_an_hp_with_a_ticket_and_asks_no_second_one() -> None:
-    digests = fleet(digest("a", LP, waiting=0), digest("b", HP, waiting=0), digest("c", HP, waiting=0), digest("d", LP))
+    digests = fleet(
+        digest("a", LP, waiting=0),
+        digest("b", HP, waiting=0),
+        digest("c", HP, waiting=0),
+        digest("d", LP),
+    )
     order = list(ascendra().route(offer(), digests, Random(1)))
     assert order[0] in ("b", "c")
     assert sorted(order[1:3]) == ["a", "d"]
@@ -436,7 +564,9 @@ def test_the_next_request_goes_to_an_hp_with_a_ticket_and_asks_no_second_one() -
 def test_a_ticket_is_good_for_one_and_only_while_nothing_waits_for_prefill() -> None:
     policy, new, moved = ascendra(), offer(), offer("t.o", left="offloaded")
 
-    def accepted(made: Sequence[Row], offers: Sequence[Offer], promised: Sequence[Offer] = ()) -> list[bool]:
+    def accepted(
+        made: Sequence[Row], offers: Sequence[Offer], promised: Sequence[Offer] = ()
+    ) -> list[bool]:
         return [a.accepted for a in policy.admit(at(HP, made)._replace(promised=promised), offers)]
 
     running = [decode(chat(i)) for i in range(3)]
@@ -454,7 +584,9 @@ def test_a_ticket_is_good_for_one_and_only_while_nothing_waits_for_prefill() -> 
     lefts=st.lists(st.sampled_from(["", "offloaded", "drained"]), max_size=8),
     promised=st.integers(0, 1),
 )
-def test_hp_takes_all_that_were_offloaded_and_at_most_one_other(made: list[Row], lefts: list[str], promised: int) -> None:
+def test_hp_takes_all_that_were_offloaded_and_at_most_one_other(
+    made: list[Row], lefts: list[str], promised: int
+) -> None:
     seen = at(HP, made)._replace(promised=[offer("t.x")] * promised)
     offers = [offer(f"t.{n}", left=left) for n, left in enumerate(lefts)]
     answers = ascendra().admit(seen, offers)
@@ -473,7 +605,9 @@ def batches(count: int, seed: int = 1) -> list[BatchShape]:
     rng = Random(seed)
     made = []
     for _ in range(count):
-        shape = BatchShape(decodes=(n := rng.randrange(128)), decode_context=n * rng.randrange(200, 3000))
+        shape = BatchShape(
+            decodes=(n := rng.randrange(128)), decode_context=n * rng.randrange(200, 3000)
+        )
         for _ in range(rng.randrange(1, 4)):
             shape = shape.with_chunk(rng.randrange(16, 1500), rng.choice([0, 0, 2000]))
         made.append(shape)
@@ -490,12 +624,16 @@ def learned(of: object, given: object, count: int = 400) -> Refitted:
 
 def test_the_units_are_those_of_the_profile_it_began_with() -> None:
     units = units_of(Linear())
-    assert (units.weights_s, units.kv_token_s, units.token_s, units.pair_s) == pytest.approx((0.01003, 1e-7, 8e-5, 1e-8))
+    assert (units.weights_s, units.kv_token_s, units.token_s, units.pair_s) == pytest.approx(
+        (0.01003, 1e-7, 8e-5, 1e-8)
+    )
 
 
 def test_coefficients_come_back_from_batches_that_follow_the_form() -> None:
     units = units_of(Linear())
-    truth = AscendraProfile("t", 0.4, 0.8, 1.1, 0.002, units.weights_s, units.kv_token_s, units.token_s, units.pair_s)
+    truth = AscendraProfile(
+        "t", 0.4, 0.8, 1.1, 0.002, units.weights_s, units.kv_token_s, units.token_s, units.pair_s
+    )
     model = learned(truth, Linear())
     assert model.now(Linear()) is model.fitted
     for shape in batches(50, seed=2):
@@ -507,7 +645,10 @@ def test_the_fit_is_within_ten_percent_of_profiles_of_other_forms(name: str) -> 
     """Figure 6."""
     truth = store.load(name)
     model = learned(truth, truth)
-    off = [abs(model.now(truth).batch_s(shape) / truth.batch_s(shape) - 1) for shape in batches(200, seed=3)]
+    off = [
+        abs(model.now(truth).batch_s(shape) / truth.batch_s(shape) - 1)
+        for shape in batches(200, seed=3)
+    ]
     assert model.error < 0.1
     assert np.mean(off) < 0.1
 
@@ -517,7 +658,9 @@ def test_a_machine_that_becomes_slower_is_followed() -> None:
     for n, shape in enumerate(batches(3000, seed=4)):
         model.observe(shape, 1.5 * Linear().batch_s(shape), NOW + 400 + n)
     shape = BatchShape().with_chunk(1000, 0)
-    assert model.now(Linear()).batch_s(shape) == pytest.approx(1.5 * Linear().batch_s(shape), rel=0.03)
+    assert model.now(Linear()).batch_s(shape) == pytest.approx(
+        1.5 * Linear().batch_s(shape), rel=0.03
+    )
 
 
 def test_the_own_profile_stands_in_until_enough_was_seen_and_while_the_fit_is_far_off() -> None:
@@ -544,7 +687,10 @@ def test_decodes_alone_teach_nothing() -> None:
 def test_what_was_learned_moves_the_threshold() -> None:
     """Twice as slow as the profile says: a request that would have had time is urgent."""
     policy = ascendra()
-    seen = at(LP, [*(decode(chat(i), context=16) for i in range(128)), chat(500, target=640, arrived_s=-0.5)])
+    seen = at(
+        LP,
+        [*(decode(chat(i), context=16) for i in range(128)), chat(500, target=640, arrived_s=-0.5)],
+    )
     assert planned(policy, seen)[1] == []
     for n, shape in enumerate(batches(400)):
         policy.observe(Observation(NOW + n, shape, 0.0, 2 * Linear().batch_s(shape)))
@@ -554,22 +700,37 @@ def test_what_was_learned_moves_the_threshold() -> None:
 # ---------------------------------------------------------------- a fleet in virtual time
 
 
-def drawn(rate: float, duration_s: float, seed: int = 1, workload: str = "sharegpt") -> list[PlannedRequest]:
-    return plan_requests(draw_arrivals(Gaps(), rate, duration_s, seed, ((1.0, 1.0),)), named_workload(workload, 8192), PAPER, seed)
+def drawn(
+    rate: float, duration_s: float, seed: int = 1, workload: str = "sharegpt"
+) -> list[PlannedRequest]:
+    return plan_requests(
+        draw_arrivals(Gaps(), rate, duration_s, seed, ((1.0, 1.0),)),
+        named_workload(workload, 8192),
+        PAPER,
+        seed,
+    )
 
 
-def run(requests: Sequence[PlannedRequest], policy: str = "ascendra", replicas: int = 3, **more: object) -> SimulationResult:
+def run(
+    requests: Sequence[PlannedRequest], policy: str = "ascendra", replicas: int = 3, **more: object
+) -> SimulationResult:
     latency = more.pop("latency", Latency.none())
     values = {"settings": None, "profile": "a100-llama3-8b", "tiers": PAPER, "seed": 1, **more}
     return simulate(requests, policy, replicas=replicas, latency=latency, **values)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("latency", [Latency.none(), Latency.live()], ids=["none", "live"])
-@pytest.mark.parametrize("facts", [ReplicaFacts(), ReplicaFacts(kv_blocks=1200, max_slots=24)], ids=["roomy", "tight"])
-def test_two_lp_and_one_hp_end_every_request_once_and_offload_under_load(latency: Latency, facts: ReplicaFacts) -> None:
+@pytest.mark.parametrize(
+    "facts", [ReplicaFacts(), ReplicaFacts(kv_blocks=1200, max_slots=24)], ids=["roomy", "tight"]
+)
+def test_two_lp_and_one_hp_end_every_request_once_and_offload_under_load(
+    latency: Latency, facts: ReplicaFacts
+) -> None:
     requests = drawn(15.0, 8.0)
     result = run(requests, latency=latency, facts=facts, check_every=29, keep_times=True)
-    assert [v is not None and v.finish_reason for v in result.verdicts] == [FinishReason.STOP] * len(requests)
+    assert [v is not None and v.finish_reason for v in result.verdicts] == [
+        FinishReason.STOP
+    ] * len(requests)
     assert [v and v.output_tokens for v in result.verdicts] == [r.output_tokens for r in requests]
     assert result.offloaded > 0
     served = {v.replica for v in result.verdicts if v is not None}
@@ -602,7 +763,9 @@ def test_dropping_on_overload_ends_the_late_ones_and_serves_more_in_time() -> No
     assert dropped.met_fraction > kept.met_fraction
 
 
-def test_under_overload_more_are_served_in_time_than_by_fcfs_with_the_same_batches_and_turns() -> None:
+def test_under_overload_more_are_served_in_time_than_by_fcfs_with_the_same_batches_and_turns() -> (
+    None
+):
     requests = drawn(13.0, 30.0, seed=3)
     theirs = run(requests, "fcfs", settings={"chunk_tokens": "2048", "router": "round_robin"})
     assert run(requests).met_fraction > theirs.met_fraction + 0.05

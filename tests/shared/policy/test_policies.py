@@ -1,4 +1,6 @@
-"""What every policy that fills chunks in an order must keep, the baselines' orders, the registry and the routers."""
+"""What every policy that fills chunks in an order must keep, the baselines' orders, the registry
+and the routers.
+"""
 
 import math
 from dataclasses import replace
@@ -15,14 +17,30 @@ from shared.policy.seam import Phase, View
 from shared.routing.router import RoundRobin, attainable
 from shared.schemas import Digest, Offer
 from shared.vocabulary import ReplicaId, RequestKey, ServiceClass, Slo
-from tests.shared.policy.views import BLOCK, NOW, Row, decode, entries, interactive, rows, shape_of, summary, view, views
+from tests.shared.policy.views import (
+    BLOCK,
+    NOW,
+    Row,
+    decode,
+    entries,
+    interactive,
+    rows,
+    shape_of,
+    summary,
+    view,
+    views,
+)
 
 NAMES = registry.names()
 relaxed = settings(deadline=None, max_examples=80)
 
 
 def need_blocks(seen: View, i: int, cap: int) -> int:
-    return max(0, -(-int(seen.computed_tokens[i] + seen.unsure_tokens[i] + cap) // BLOCK) - int(seen.kv_held_blocks[i]))
+    return max(
+        0,
+        -(-int(seen.computed_tokens[i] + seen.unsure_tokens[i] + cap) // BLOCK)
+        - int(seen.kv_held_blocks[i]),
+    )
 
 
 def prefilling(seen: View, slot: int) -> bool:
@@ -50,7 +68,8 @@ def test_entries_stay_within_kv_and_target(name: str, seen: View) -> None:
         assert free >= 0
 
 
-# SOLA leaves decodes out of an iteration that is for first tokens (its Eq. 1), SLOs-Serve best-effort ones that take others' time.
+# SOLA leaves decodes out of an iteration that is for first tokens (its Eq. 1), SLOs-Serve
+# best-effort ones that take others' time.
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in ("sola", "slos_serve")])
 @relaxed
 @given(seen=views)
@@ -58,7 +77,10 @@ def test_every_decode_runs_unless_it_was_preempted_for_lack_of_kv(name: str, see
     choice = registry.make(name).plan(seen)[0]
     decodes = [int(s) for s, p in zip(seen.slot, seen.phase, strict=True) if p == Phase.DECODE]
     assert set(entries(choice)) | set(choice.preempt) >= set(decodes)
-    short = sum(need_blocks(seen, i, 1) for i in range(seen.rows) if seen.phase[i] == Phase.DECODE) > seen.kv_free_blocks
+    short = (
+        sum(need_blocks(seen, i, 1) for i in range(seen.rows) if seen.phase[i] == Phase.DECODE)
+        > seen.kv_free_blocks
+    )
     assert bool(choice.preempt) == short
 
 
@@ -79,7 +101,9 @@ def test_no_more_is_preempted_than_the_decodes_need(name: str, seen: View) -> No
 @pytest.mark.parametrize("name", NAMES)
 @relaxed
 @given(seen=views)
-def test_best_effort_prefills_go_last_and_run_when_nothing_else_waits(name: str, seen: View) -> None:
+def test_best_effort_prefills_go_last_and_run_when_nothing_else_waits(
+    name: str, seen: View
+) -> None:
     choice = registry.make(name).plan(seen)[0]
     best = {int(s): bool(b) for s, b in zip(seen.slot, seen.best_effort, strict=True)}
     best.update(dict.fromkeys(choice.relegate, True))
@@ -89,7 +113,9 @@ def test_best_effort_prefills_go_last_and_run_when_nothing_else_waits(name: str,
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_planned_view_is_planned_alike_again(name: str) -> None:
-    rows = [decode(interactive(i)) for i in range(4)] + [summary(i, target=3000) for i in range(4, 9)]
+    rows = [decode(interactive(i)) for i in range(4)] + [
+        summary(i, target=3000) for i in range(4, 9)
+    ]
     policy = registry.make(name)
     first, second = (policy.plan(view(rows))[0] for _ in range(2))
     assert entries(first) == entries(second)
@@ -113,7 +139,10 @@ def test_best_effort_goes_before_standard_then_prefills_then_the_latest_arrived(
 
 
 def test_a_preempted_prefill_gets_no_chunk_in_the_same_iteration() -> None:
-    rows = [decode(interactive(0), context=160), Row(slot=1, phase=Phase.PREFILL, target=400, computed=160)]
+    rows = [
+        decode(interactive(0), context=160),
+        Row(slot=1, phase=Phase.PREFILL, target=400, computed=160),
+    ]
     (choice,) = registry.make("fcfs").plan(view(rows, free=0))
     assert list(choice.preempt) == [1]
     assert entries(choice) == {0: 1}
@@ -123,7 +152,8 @@ def test_a_prefill_that_cannot_end_does_not_begin_and_holds_back_those_behind_it
     begun = Row(slot=0, phase=Phase.PREFILL, target=480, computed=160, arrived_s=-1)
     rows = [Row(slot=1, target=800, arrived_s=-3), Row(slot=2, target=16, arrived_s=-2), begun]
     (choice,) = registry.make("fcfs", {"chunk_tokens": "4096"}).plan(view(rows, free=60))
-    assert entries(choice) == {0: 320}  # 20 of the 60 blocks are promised to it; 50 are not left for the first
+    # 20 of the 60 blocks are promised to it; 50 are not left for the first
+    assert entries(choice) == {0: 320}
     (choice,) = registry.make("fcfs", {"chunk_tokens": "4096"}).plan(view(rows, free=71))
     assert entries(choice) == {1: 800, 2: 16, 0: 320}
 
@@ -156,7 +186,9 @@ def test_each_baseline_has_its_order(name: str, order: list[int]) -> None:
 
 
 @pytest.mark.parametrize("name", ["fcfs", "edf", "srpf", "sjf"])
-def test_a_chunk_counts_the_decodes_and_shrinks_to_the_iteration_that_is_asked_for(name: str) -> None:
+def test_a_chunk_counts_the_decodes_and_shrinks_to_the_iteration_that_is_asked_for(
+    name: str,
+) -> None:
     seen = view([*(decode(interactive(i)) for i in range(6)), summary(9, target=5000)])
     assert entries(registry.make(name).plan(seen)[0])[9] == 250
     (choice,) = registry.make(name, {"chunk_tokens": "2500", "iteration_s": "0.05"}).plan(seen)
@@ -166,8 +198,12 @@ def test_a_chunk_counts_the_decodes_and_shrinks_to_the_iteration_that_is_asked_f
 
 @pytest.mark.parametrize("name", ["fcfs", "edf", "srpf", "sjf"])
 @settings(deadline=None, max_examples=25)
-@given(seed=st.integers(0, 10_000), free=st.integers(0, 400), best=st.sampled_from([0.0, 0.5, 0.98]))
-def test_a_long_queue_is_planned_as_if_all_of_it_had_been_sorted(name: str, seed: int, free: int, best: float) -> None:
+@given(
+    seed=st.integers(0, 10_000), free=st.integers(0, 400), best=st.sampled_from([0.0, 0.5, 0.98])
+)
+def test_a_long_queue_is_planned_as_if_all_of_it_had_been_sorted(
+    name: str, seed: int, free: int, best: float
+) -> None:
     rng = Random(seed)
     made = [decode(interactive(i)) for i in range(5)]
     for slot in range(5, 120):
@@ -185,7 +221,11 @@ def test_a_long_queue_is_planned_as_if_all_of_it_had_been_sorted(name: str, seed
         )
     seen, policy = view(made, free=free), registry.make(name, {"chunk_tokens": "40"})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sarathi, "_within_reach", lambda view, queue, key, entries: np.ones(len(queue), dtype=np.bool_))
+        patch.setattr(
+            sarathi,
+            "_within_reach",
+            lambda view, queue, key, entries: np.ones(len(queue), dtype=np.bool_),
+        )
         whole = policy.plan(seen)[0]
     assert entries(policy.plan(seen)[0]) == entries(whole)
 
@@ -195,17 +235,27 @@ def test_a_long_queue_is_planned_as_if_all_of_it_had_been_sorted(name: str, seed
 def test_chunks_fill_the_time_budget_to_the_token(made: list[Row], budget_s: float) -> None:
     seen = view(made, free=1_000_000)
     queue = np.flatnonzero(seen.phase != Phase.DECODE)
-    choice = chunk.fill(seen, chunk.decoding(seen), queue, limit_tokens=1_000_000, budget_s=budget_s)
+    choice = chunk.fill(
+        seen, chunk.decoding(seen), queue, limit_tokens=1_000_000, budget_s=budget_s
+    )
     shape, planned = shape_of(seen, choice), entries(choice)
     assert shape.prefills == 0 or seen.profile.batch_s(shape) <= budget_s
-    left = [row for row in queue.tolist() if planned.get(made[row].slot, 0) < made[row].target - made[row].computed]
+    left = [
+        row
+        for row in queue.tolist()
+        if planned.get(made[row].slot, 0) < made[row].target - made[row].computed
+    ]
     if left:  # one token more of the next in order does not fit
         given = planned.get(made[left[0]].slot, 0)
         with_one_more = replace(choice, caps=choice.caps.copy())
         if given:
             with_one_more.caps[-1] += 1
         else:
-            with_one_more = replace(choice, slots=np.append(choice.slots, seen.slot[left[0]]), caps=np.append(choice.caps, np.int32(1)))
+            with_one_more = replace(
+                choice,
+                slots=np.append(choice.slots, seen.slot[left[0]]),
+                caps=np.append(choice.caps, np.int32(1)),
+            )
         assert seen.profile.batch_s(shape_of(seen, with_one_more)) > budget_s
 
 
@@ -233,13 +283,16 @@ def order_key(seen: View, slot: int, key: np.ndarray) -> tuple[bool, float]:
 
 @pytest.mark.parametrize("name", ["fcfs", "edf"])
 def test_baselines_count_decodes_within_the_chunk(name: str) -> None:
-    rows = [decode(interactive(i)) for i in range(100)] + [interactive(i, target=1000) for i in (200, 201)]
+    rows = [decode(interactive(i)) for i in range(100)] + [
+        interactive(i, target=1000) for i in (200, 201)
+    ]
     (choice,) = registry.make(name).plan(view(rows))
     assert choice.caps.sum() == 256
     assert entries(choice)[200] == 156
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "slos_serve"])  # it declines what it cannot serve in time
+# it declines what it cannot serve in time
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "slos_serve"])
 def test_what_fits_the_context_and_the_kv_is_accepted(name: str) -> None:
     policy = registry.make(name)
     seen = view([], capacity=1000)
@@ -273,7 +326,10 @@ def test_unknown_names_and_settings_are_refused_with_what_there_is() -> None:
         registry.make("edf", {"chunk_tokens": "0"})
     with pytest.raises(ConfigError, match="hybrid"):
         registry.make("qoserve", {"hybrid": "maybe"})
-    assert registry.make("qoserve", {"hybrid": "false", "safety": "1.1", "router": "round_robin"}).name == "qoserve"
+    assert (
+        registry.make("qoserve", {"hybrid": "false", "safety": "1.1", "router": "round_robin"}).name
+        == "qoserve"
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -350,7 +406,9 @@ def test_round_robin_begins_one_further_each_time_and_names_all() -> None:
     slo=st.sampled_from([Slo(), Slo(ttft_s=1.0), Slo(ttlt_s=600.0)]),
     age_s=st.floats(0, 1e4),
 )
-def test_router_names_every_accepting_replica_once(backlogs: list[float], slo: Slo, age_s: float) -> None:
+def test_router_names_every_accepting_replica_once(
+    backlogs: list[float], slo: Slo, age_s: float
+) -> None:
     digests = fleet(*(digest(f"r{i}", backlog_s=b) for i, b in enumerate(backlogs)))
     order = attainable(offer(slo=slo, arrived_unix_s=NOW - age_s), digests, Random(1))
     assert sorted(order) == sorted(digests)

@@ -1,4 +1,6 @@
-"""QoServe: chunks from slack, hybrid priority, relegation with hints, selective preemption, learned lengths."""
+"""QoServe: chunks from slack, hybrid priority, relegation with hints, selective preemption, learned
+lengths.
+"""
 
 import math
 from collections.abc import Sequence
@@ -14,7 +16,19 @@ from shared.policy import chunk, registry
 from shared.policy.lengths import PRIOR_TOKENS, OutputLengths
 from shared.policy.qoserve import QoServe, Queue, Settings
 from shared.policy.seam import Ended, Observation, Phase, View
-from tests.shared.policy.views import NOW, Linear, Row, decode, entries, interactive, rows, shape_of, summary, view, views
+from tests.shared.policy.views import (
+    NOW,
+    Linear,
+    Row,
+    decode,
+    entries,
+    interactive,
+    rows,
+    shape_of,
+    summary,
+    view,
+    views,
+)
 
 relaxed = settings(deadline=None, max_examples=150)
 PROFILES = [Linear(), *(store.load(name) for name in ("a100-llama3-8b", "a100-llama3-8b-qoserve"))]
@@ -46,7 +60,9 @@ def prefill_tokens(seen: View, policy: QoServe) -> int:
 @pytest.mark.parametrize("profile", PROFILES, ids=lambda p: p.name)
 @relaxed
 @given(made=rows())
-def test_predicted_time_times_safety_fits_the_smallest_slack(profile: Linear, made: list[Row]) -> None:
+def test_predicted_time_times_safety_fits_the_smallest_slack(
+    profile: Linear, made: list[Row]
+) -> None:
     seen, policy = view(made, profile=profile), qoserve()
     shape = shape_of(seen, policy.plan(seen)[0])
     if shape.prefills:
@@ -68,7 +84,10 @@ def test_slack_is_never_above_what_any_standard_decode_still_in_time_has(made: l
 def test_banked_slack_makes_chunks_large_and_its_end_makes_them_small() -> None:
     waiting = [summary(1, target=6000)]
     sizes = [
-        prefill_tokens(view([decode(interactive(0, next_due_s=due), generated=5), *waiting]), qoserve()) for due in (2.0, 0.1, 0.05, 0.01)
+        prefill_tokens(
+            view([decode(interactive(0, next_due_s=due), generated=5), *waiting]), qoserve()
+        )
+        for due in (2.0, 0.1, 0.05, 0.01)
     ]
     assert sizes[0] == 2500
     assert sizes[0] > sizes[1] > sizes[2] > sizes[3] == 0
@@ -98,11 +117,21 @@ def test_a_token_already_late_does_not_stop_all_prefill() -> None:
 
 
 def test_outputs_that_vary_widely_do_not_hold_the_chunks_down() -> None:
-    """The mean paces a TTLT; mean + 2 sigma, which is for the priority, would here ask for 50 ms a token."""
+    """The mean paces a TTLT; mean + 2 sigma, which is for the priority, would here ask for 50 ms a
+    token.
+    """
     policy = qoserve()
-    ended = [Ended("a", 10, 5000, outputs) for outputs in (20, 20, 20, 20, 20, 20, 20, 20, 20, 1820)]
+    ended = [
+        Ended("a", 10, 5000, outputs) for outputs in (20, 20, 20, 20, 20, 20, 20, 20, 20, 1820)
+    ]
     policy.observe(Observation(NOW, BatchShape(), 0.0, 0.0, ended))
-    assert prefill_tokens(view([decode(summary(0, max_tokens=2000, ttlt_s=60.0)), summary(1, target=6000)]), policy) == 2500
+    assert (
+        prefill_tokens(
+            view([decode(summary(0, max_tokens=2000, ttlt_s=60.0)), summary(1, target=6000)]),
+            policy,
+        )
+        == 2500
+    )
 
 
 def test_an_end_that_no_pace_can_reach_in_time_does_not_stop_all_prefill() -> None:
@@ -114,9 +143,14 @@ def test_an_end_that_no_pace_can_reach_in_time_does_not_stop_all_prefill() -> No
 
 
 def test_example_of_section_3_5() -> None:
-    """A is interactive, B to E are not. A's prefill comes first; the slack it then has goes to those due soonest in large
-    chunks; once that is spent the chunks are small; with A gone they are large again."""
-    others = [summary(slot, target=2000, ttlt_s=due) for slot, due in ((1, 300.0), (2, 900.0), (3, 200.0), (4, 900.0))]
+    """A is interactive, B to E are not. A's prefill comes first; the slack it then has goes to
+    those due soonest in large chunks; once that is spent the chunks are small; with A gone they are
+    large again.
+    """
+    others = [
+        summary(slot, target=2000, ttlt_s=due)
+        for slot, due in ((1, 300.0), (2, 900.0), (3, 200.0), (4, 900.0))
+    ]
     policy = qoserve()
     assert prefill_order(policy, [*others, interactive(0, target=500)])[:2] == [0, 3]
     early = view([decode(interactive(0, next_due_s=3.0), context=500, generated=1), *others])
@@ -132,18 +166,29 @@ def test_example_of_section_3_5() -> None:
 @relaxed
 @given(made=rows())
 def test_key_is_edf_at_alpha_0_and_shortest_first_at_a_large_one(made: list[Row]) -> None:
-    made = [r for r in made if r.phase != Phase.DECODE and (r.ttft_s < math.inf) != (r.ttlt_s < math.inf)]
+    made = [
+        r
+        for r in made
+        if r.phase != Phase.DECODE and (r.ttft_s < math.inf) != (r.ttlt_s < math.inf)
+    ]
     queue = Queue(view(made), OutputLengths(), 8000.0, 0.0)
     due = np.array([NOW + min(r.due_s, r.arrived_s + r.ttlt_s) for r in made])
     assert np.array_equal(queue.key(0.0), due)
-    work = np.array([r.target - r.computed + (min(PRIOR_TOKENS, r.max_tokens) if r.ttlt_s < math.inf else 0) for r in made])
+    work = np.array(
+        [
+            r.target - r.computed + (min(PRIOR_TOKENS, r.max_tokens) if r.ttlt_s < math.inf else 0)
+            for r in made
+        ]
+    )
     by_key = np.argsort(queue.key(1e4), kind="stable")
     assert np.array_equal(work[by_key], np.sort(work))
 
 
 def test_alpha_follows_the_load_from_one_to_eight_milliseconds() -> None:
     policy = qoserve()
-    assert [policy.alpha_s(load) for load in (0.0, 0.25, 0.5, 0.75, 9.0)] == pytest.approx([0.001, 0.001, 0.0045, 0.008, 0.008])
+    assert [policy.alpha_s(load) for load in (0.0, 0.25, 0.5, 0.75, 9.0)] == pytest.approx(
+        [0.001, 0.001, 0.0045, 0.008, 0.008]
+    )
 
 
 def test_load_is_the_backlog_against_the_time_there_is() -> None:
@@ -153,7 +198,9 @@ def test_load_is_the_backlog_against_the_time_there_is() -> None:
     assert queue.load(NOW, ~queue.standard) == 0.0
 
 
-def test_under_load_a_short_request_overtakes_a_long_one_due_a_little_sooner_and_not_otherwise() -> None:
+def test_under_load_a_short_request_overtakes_a_long_one_due_a_little_sooner_and_not_otherwise() -> (
+    None
+):
     pair = [interactive(0, target=2400, arrived_s=-2.5), interactive(1, target=100, arrived_s=0.0)]
     crowd = [interactive(i, target=5000) for i in range(2, 12)]
     assert prefill_order(qoserve(eager_relegation=False, alpha_high_s=0.1), pair)[0] == 0
@@ -166,28 +213,41 @@ def test_under_load_a_short_request_overtakes_a_long_one_due_a_little_sooner_and
 
 @relaxed
 @given(seen=views)
-def test_whoever_is_past_its_first_deadline_is_relegated_and_never_precedes_a_standard_one(seen: View) -> None:
+def test_whoever_is_past_its_first_deadline_is_relegated_and_never_precedes_a_standard_one(
+    seen: View,
+) -> None:
     (choice,) = qoserve().plan(seen)
-    past = (seen.phase != Phase.DECODE) & ~seen.best_effort & (np.minimum(seen.next_due_unix_s, seen.last_due_unix_s) < NOW)
+    past = (
+        (seen.phase != Phase.DECODE)
+        & ~seen.best_effort
+        & (np.minimum(seen.next_due_unix_s, seen.last_due_unix_s) < NOW)
+    )
     assert set(choice.relegate) >= set(seen.slot[past].tolist())
     standard = set(seen.slot[~seen.best_effort].tolist())
     assert set(choice.relegate) <= standard
     planned = entries(choice)
     begun = set(seen.slot[seen.phase != Phase.WAITING].tolist())
-    assert not {s for s in choice.relegate if s in planned and s not in begun}  # it leaves the replica
+    # it leaves the replica
+    assert not {s for s in choice.relegate if s in planned and s not in begun}
 
 
 def test_what_prefill_alone_would_make_late_is_relegated_before_it_is_late() -> None:
     policy = qoserve()
     policy.observe(Observation(NOW, BatchShape(prefill_tokens=1000), 0.1, 0.1))  # 10,000 tokens/s
-    made = [interactive(0, target=5000, next_due_s=0.4), interactive(1, target=5000, next_due_s=0.6)]
+    made = [
+        interactive(0, target=5000, next_due_s=0.4),
+        interactive(1, target=5000, next_due_s=0.6),
+    ]
     (choice,) = policy.plan(view(made))
     assert list(choice.relegate) == [0]
     assert list(entries(choice)) == [1]
 
 
 def test_relegated_requests_run_when_nothing_else_waits_and_the_important_first() -> None:
-    best = [Row(slot=i, target=400, best_effort=True, importance=float(i), arrived_s=-i) for i in range(3)]
+    best = [
+        Row(slot=i, target=400, best_effort=True, importance=float(i), arrived_s=-i)
+        for i in range(3)
+    ]
     late = interactive(7, phase=Phase.PREFILL, computed=16, next_due_s=-1.0)
     (choice,) = qoserve().plan(view([*best, late]))
     assert list(choice.relegate) == [7]
@@ -202,7 +262,8 @@ def test_planning_ends_when_every_waiting_request_is_late() -> None:
 
 def test_the_less_important_go_first_and_only_as_many_as_rescue_the_important() -> None:
     policy = qoserve(hybrid=False)
-    policy.observe(Observation(NOW, BatchShape(prefill_tokens=1000), 0.1, 0.1))  # 10,000 tokens/s: each of these takes 0.5 s
+    # 10,000 tokens/s: each of these takes 0.5 s
+    policy.observe(Observation(NOW, BatchShape(prefill_tokens=1000), 0.1, 0.1))
     free = [interactive(i, target=5000, next_due_s=2.0 + i / 64, importance=0.5) for i in range(3)]
     paid = interactive(9, target=5000, next_due_s=2.1, importance=1.0)
     also = interactive(10, target=5000, next_due_s=2.2, importance=1.0)
@@ -259,7 +320,9 @@ def test_output_lengths_are_mean_and_two_deviations(outputs: list[int]) -> None:
     lengths = OutputLengths()
     for tokens in outputs:
         lengths.observe(Ended("a", 10, 5000, tokens))
-    assert lengths.upper(["a", "b"]) == pytest.approx([np.mean(outputs) + 2 * np.std(outputs, ddof=1), PRIOR_TOKENS])
+    assert lengths.upper(["a", "b"]) == pytest.approx(
+        [np.mean(outputs) + 2 * np.std(outputs, ddof=1), PRIOR_TOKENS]
+    )
     assert lengths.mean(["a", "b"]) == pytest.approx([np.mean(outputs), 0.0])
 
 
@@ -267,6 +330,8 @@ def test_history_makes_the_application_with_long_outputs_wait_for_the_short_one(
     policy = qoserve(alpha_low_s=0.01, alpha_high_s=0.01)
     pair = [summary(0, application=0, max_tokens=4000), summary(1, application=1, max_tokens=4000)]
     assert prefill_order(policy, pair) == [0, 1]
-    ended = [Ended("a", 10, 4000, 2000) for _ in range(10)] + [Ended("b", 10, 4000, 20) for _ in range(10)]
+    ended = [Ended("a", 10, 4000, 2000) for _ in range(10)] + [
+        Ended("b", 10, 4000, 20) for _ in range(10)
+    ]
     policy.observe(Observation(NOW, BatchShape(decodes=10), 0.02, 0.02, ended))
     assert prefill_order(policy, pair) == [1, 0]

@@ -31,11 +31,13 @@ from tests.shared.policy.views import NOW, Linear, Row, entries, rows, shape_of,
 relaxed = settings(deadline=None, max_examples=60)
 
 
-# ---------------------------------------------------------------- batches (section 3.2.2, Algorithm 2)
+# ---------------------------------------------------------------- batches (section 3.2.2, Algorithm
 
 
 def test_a_batch_fills_the_tightest_tpot_of_the_decodes() -> None:
-    seen = view([decoding(0, tbt_s=0.05), decoding(1, tbt_s=0.1), waiting(2, tokens=5000, ttft_s=9.0)])
+    seen = view(
+        [decoding(0, tbt_s=0.05), decoding(1, tbt_s=0.1), waiting(2, tokens=5000, ttft_s=9.0)]
+    )
     choice = policy().plan(seen)[0]
     got = entries(choice)
     assert Linear().batch_s(shape_of(seen, choice)) <= 0.05 - MARGIN_S
@@ -46,7 +48,9 @@ def test_a_batch_fills_the_tightest_tpot_of_the_decodes() -> None:
 
 
 def test_prefills_go_by_deadline() -> None:
-    seen = view([decoding(0), waiting(1, ttft_s=3.0), waiting(2, ttft_s=1.0), waiting(3, ttft_s=2.0)])
+    seen = view(
+        [decoding(0), waiting(1, ttft_s=3.0), waiting(2, ttft_s=1.0), waiting(3, ttft_s=2.0)]
+    )
     assert list(entries(policy().plan(seen)[0]))[:2] == [0, 2]
 
 
@@ -55,8 +59,15 @@ def test_prefills_go_by_deadline() -> None:
     paces=st.lists(st.sampled_from([0.04, 0.05, 0.06, 0.08, 0.1]), min_size=1, max_size=8),
     prefill=st.integers(3000, 6000),
 )
-def test_along_a_horizon_every_decode_has_its_tokens_in_time_and_the_looser_ones_rest(paces: list[float], prefill: int) -> None:
-    seen = view([*(decoding(n, tbt_s=tbt_s) for n, tbt_s in enumerate(paces)), waiting(99, tokens=prefill, ttft_s=60.0)])
+def test_along_a_horizon_every_decode_has_its_tokens_in_time_and_the_looser_ones_rest(
+    paces: list[float], prefill: int
+) -> None:
+    seen = view(
+        [
+            *(decoding(n, tbt_s=tbt_s) for n, tbt_s in enumerate(paces)),
+            waiting(99, tokens=prefill, ttft_s=60.0),
+        ]
+    )
     choices = policy().plan(seen)
     assert 1 <= len(choices) <= HORIZON
     at_s, came = 0.0, {n: list[float]() for n in range(len(paces))}
@@ -98,9 +109,15 @@ def test_something_runs_wherever_there_is_something_to_run(seen: View) -> None:
 @given(seen=views)
 def test_only_best_effort_requests_lose_kv_for_a_prompt(seen: View) -> None:
     choice = policy().plan(seen)[0]
-    standard = [slot for slot in choice.preempt if not seen.best_effort[seen.slot.tolist().index(slot)]]
+    standard = [
+        slot for slot in choice.preempt if not seen.best_effort[seen.slot.tolist().index(slot)]
+    ]
     decodes = (seen.phase == Phase.DECODE).nonzero()[0]
-    need = (seen.computed_tokens + seen.unsure_tokens)[decodes] // seen.block_tokens + 1 - seen.kv_held_blocks[decodes]
+    need = (
+        (seen.computed_tokens + seen.unsure_tokens)[decodes] // seen.block_tokens
+        + 1
+        - seen.kv_held_blocks[decodes]
+    )
     assert not standard or np.maximum(need, 0).sum() > seen.kv_free_blocks
 
 
@@ -116,7 +133,12 @@ def test_best_effort_requests_get_what_standard_ones_leave() -> None:
 
 
 def test_a_batch_with_best_effort_decodes_keeps_the_tpot_of_the_standard_ones() -> None:
-    seen = view([decoding(0, tbt_s=0.015), *(decoding(n, context=1600, best_effort=True) for n in range(1, 60))])
+    seen = view(
+        [
+            decoding(0, tbt_s=0.015),
+            *(decoding(n, context=1600, best_effort=True) for n in range(1, 60)),
+        ]
+    )
     choice = policy().plan(seen)[0]
     assert 0 in entries(choice)
     assert 1 < len(choice.slots) < 60
@@ -124,7 +146,8 @@ def test_a_batch_with_best_effort_decodes_keeps_the_tpot_of_the_standard_ones() 
 
 
 def test_best_effort_requests_lose_their_kv_for_a_standard_prompt_the_latest_first() -> None:
-    best = [decoding(n, context=320, best_effort=True, arrived_s=float(n - 9)) for n in (1, 2, 3)]  # 20 blocks each, 21 soon
+    # 20 blocks each, 21 soon
+    best = [decoding(n, context=320, best_effort=True, arrived_s=float(n - 9)) for n in (1, 2, 3)]
     seen = view([*best, waiting(9, tokens=320, max_tokens=1)], capacity=70)
     choice = policy().plan(seen)[0]
     assert list(choice.preempt) == [3]
@@ -144,7 +167,9 @@ def test_without_burst_resilience_everyone_is_taken_and_prefills_go_first() -> N
 
 def test_whose_first_token_cannot_come_in_time_is_declined_with_a_word_when_to_ask_again() -> None:
     seen = view([decoding(0), waiting(1, tokens=8000, ttft_s=1.5)])
-    answer, late = policy().admit(seen, [offer(0, slo=Slo(ttft_s=5.0, tbt_s=0.1)), offer(1, tokens=6000)])
+    answer, late = policy().admit(
+        seen, [offer(0, slo=Slo(ttft_s=5.0, tbt_s=0.1)), offer(1, tokens=6000)]
+    )
     assert answer.accepted
     assert not late.accepted
     assert late.earliest_s is not None and 0.5 < late.earliest_s < 2.0
@@ -159,7 +184,11 @@ def test_what_was_promised_counts() -> None:
 def test_of_those_that_come_together_as_many_as_possible_are_taken_or_the_important_ones() -> None:
     long, short = offer(0, tokens=6000), [offer(n, tokens=3000) for n in (1, 2)]
     assert accepted(view([]), [long, *short]) == [False, True, True]
-    assert accepted(view([]), [offer(0, tokens=6000, importance=10.0), *short]) == [True, False, False]
+    assert accepted(view([]), [offer(0, tokens=6000, importance=10.0), *short]) == [
+        True,
+        False,
+        False,
+    ]
 
 
 def test_more_offers_than_the_programme_is_for_are_decided_too() -> None:
@@ -169,14 +198,21 @@ def test_more_offers_than_the_programme_is_for_are_decided_too() -> None:
 
 def test_nobody_is_taken_beside_whom_the_decodes_have_no_time() -> None:
     """50 ms less 10 and the margin: decodes of 1,000 tokens take 0.13 ms each, so some 300 fit."""
-    few, many = ([decoding(n, context=1000, max_tokens=6) for n in range(count)] for count in (250, 310))
-    assert accepted(view(few, capacity=50_000), [offer(slo=Slo(ttft_s=9.0, tbt_s=0.05), tokens=100)]) == [True]
-    assert accepted(view(many, capacity=50_000), [offer(slo=Slo(ttft_s=9.0, tbt_s=0.05), tokens=100)]) == [False]
+    few, many = (
+        [decoding(n, context=1000, max_tokens=6) for n in range(count)] for count in (250, 310)
+    )
+    assert accepted(
+        view(few, capacity=50_000), [offer(slo=Slo(ttft_s=9.0, tbt_s=0.05), tokens=100)]
+    ) == [True]
+    assert accepted(
+        view(many, capacity=50_000), [offer(slo=Slo(ttft_s=9.0, tbt_s=0.05), tokens=100)]
+    ) == [False]
 
 
 def test_memory_is_that_of_prompts_and_expected_outputs_of_standard_requests() -> None:
     by, one = policy(*[160] * 20), [offer(tokens=320)]  # 30 blocks
-    running = [decoding(n, context=160, generated=80, max_tokens=500) for n in range(4)]  # 15 blocks each, some 80 tokens expected
+    # 15 blocks each, some 80 tokens expected
+    running = [decoding(n, context=160, generated=80, max_tokens=500) for n in range(4)]
     assert accepted(view(running, capacity=90), one, by) == [True]
     assert accepted(view(running, capacity=89), one, by) == [False]
     best = [replace(row, best_effort=True) for row in running]
@@ -185,15 +221,23 @@ def test_memory_is_that_of_prompts_and_expected_outputs_of_standard_requests() -
 
 def test_best_effort_offers_are_taken_whatever_else_waits() -> None:
     seen = view([waiting(n, tokens=8000) for n in range(9)])
-    assert accepted(seen, [offer(0, service_class=ServiceClass.BEST_EFFORT), offer(1)]) == [True, False]
+    assert accepted(seen, [offer(0, service_class=ServiceClass.BEST_EFFORT), offer(1)]) == [
+        True,
+        False,
+    ]
 
 
 def test_a_request_of_several_stages_is_budgeted_at_its_tightest() -> None:
     decodes = [decoding(n, tbt_s=0.1, context=1000, max_tokens=6) for n in range(310)]
     thinking = Slo(ttft_s=9.0, tbt_s=0.1, thinking_tbt_s=0.03)
-    assert accepted(view(decodes, capacity=50_000), [offer(0, slo=Slo(ttft_s=9.0, tbt_s=0.1), tokens=100)]) == [True]
-    assert accepted(view(decodes, capacity=50_000), [offer(0, slo=thinking, tokens=100)]) == [True]  # the others run in every fourth batch
-    tight = [decoding(n, tbt_s=0.1, later_tbt_s=0.03, context=1000, max_tokens=6) for n in range(310)]
+    assert accepted(
+        view(decodes, capacity=50_000), [offer(0, slo=Slo(ttft_s=9.0, tbt_s=0.1), tokens=100)]
+    ) == [True]
+    # the others run in every fourth batch
+    assert accepted(view(decodes, capacity=50_000), [offer(0, slo=thinking, tokens=100)]) == [True]
+    tight = [
+        decoding(n, tbt_s=0.1, later_tbt_s=0.03, context=1000, max_tokens=6) for n in range(310)
+    ]
     assert accepted(view(tight, capacity=50_000), [offer(0, slo=thinking, tokens=100)]) == [False]
 
 
@@ -203,18 +247,32 @@ def test_a_request_of_several_stages_is_budgeted_at_its_tightest() -> None:
 def test_a_ttlt_leaves_the_output_its_time_and_no_bounds_means_the_loose_pace() -> None:
     lengths = policy(*[100] * 20)._lengths
     slos = [Slo(ttlt_s=40.0), Slo(ttlt_s=4.0), Slo(ttft_s=1.0), Slo(tbt_s=0.03), Slo()]
-    got = slos_serve_demand.of_offers(view([]), [offer(n, slo=slo) for n, slo in enumerate(slos)], lengths)
+    got = slos_serve_demand.of_offers(
+        view([]), [offer(n, slo=slo) for n, slo in enumerate(slos)], lengths
+    )
     assert got.tpot_s == pytest.approx([LOOSE_TPOT_S, 0.02, LOOSE_TPOT_S, 0.03, LOOSE_TPOT_S])
     assert got.due_unix_s - NOW == pytest.approx([30.0, 2.0, 1.0, FAR_S, FAR_S])
-    held = [Row(slot=0, ttlt_s=4.0), decoding(1, tbt_s=math.inf, ttft_s=math.inf, generated=60, ttlt_s=1.0)]
+    held = [
+        Row(slot=0, ttlt_s=4.0),
+        decoding(1, tbt_s=math.inf, ttft_s=math.inf, generated=60, ttlt_s=1.0),
+    ]
     got = slos_serve_demand.of_rows(view(held), np.arange(2), lengths)
     assert got.tpot_s == pytest.approx([0.02, 1.0 / 40])
     assert got.due_unix_s[0] - NOW == pytest.approx(2.0)
 
 
 @relaxed
-@given(st.lists(st.tuples(st.integers(0, 40), st.sampled_from([0.01, 0.02, 0.05, 0.2])), min_size=1, max_size=20), st.integers(0, 120))
-def test_the_tightest_tpot_is_that_of_the_last_minute(gaps: list[tuple[int, float]], after_s: int) -> None:
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 40), st.sampled_from([0.01, 0.02, 0.05, 0.2])),
+        min_size=1,
+        max_size=20,
+    ),
+    st.integers(0, 120),
+)
+def test_the_tightest_tpot_is_that_of_the_last_minute(
+    gaps: list[tuple[int, float]], after_s: int
+) -> None:
     seen, now_s = TightestOffered(), 0.0
     came = list[tuple[float, float]]()
     for gap_s, tpot_s in gaps:
@@ -222,7 +280,9 @@ def test_the_tightest_tpot_is_that_of_the_last_minute(gaps: list[tuple[int, floa
         seen.offered(tpot_s, now_s)
         came.append((now_s, tpot_s))
     now_s += after_s
-    assert seen.at(now_s) == min([LOOSE_TPOT_S, *(tpot_s for at_s, tpot_s in came if at_s >= now_s - LATELY_S)])
+    assert seen.at(now_s) == min(
+        [LOOSE_TPOT_S, *(tpot_s for at_s, tpot_s in came if at_s >= now_s - LATELY_S)]
+    )
 
 
 def test_an_impossible_slo_shortens_best_effort_batches_for_a_minute_only() -> None:
@@ -245,7 +305,9 @@ def test_the_budget_falls_with_every_decode_and_batches_make_it(tight: int, loos
     assert rate.of((tight + 1, loose)) <= now
     assert rate.of((tight, loose + 1)) <= now
     if tight:
-        decodes = BatchShape(decodes=tight + -(-loose // 2), decode_context=300 * (tight + -(-loose // 2)))
+        decodes = BatchShape(
+            decodes=tight + -(-loose // 2), decode_context=300 * (tight + -(-loose // 2))
+        )
         assert now == pytest.approx(Linear().prefill_budget(decodes, 0, 0.049, 9999) / 0.05)
 
 
@@ -265,7 +327,8 @@ def test_replicas_are_asked_in_turn_and_the_next_one_after_a_decline() -> None:
     route, fresh, declined = InTurn(hops=True), offer(attempt=0), offer(attempt=1)
     assert [route(fresh, digests, Random(1))[0] for _ in range(4)] == ["a", "b", "c", "a"]
     assert list(route(declined, digests, Random(1))) == ["b", "c", "a"]
-    assert list(route(fresh, digests, Random(1))) == ["b", "c", "a"]  # who is asked again takes no turn
+    # who is asked again takes no turn
+    assert list(route(fresh, digests, Random(1))) == ["b", "c", "a"]
     once = InTurn(hops=False)
     assert list(once(declined, digests, Random(1))) == []
     assert len(once(offer(attempt=1, left="drained"), digests, Random(1))) == 3
@@ -277,12 +340,24 @@ CHAT = TierSet(name="chat", default="chat", tiers={"chat": Tier(slo=Slo(ttft_s=0
 
 
 @pytest.mark.parametrize("latency", ["none", "live"])
-def test_in_overload_those_taken_keep_their_slo_and_more_do_than_first_come_first_served(latency: str) -> None:
+def test_in_overload_those_taken_keep_their_slo_and_more_do_than_first_come_first_served(
+    latency: str,
+) -> None:
     arrivals = draw_arrivals(Gaps(), 11.0, 25.0, 3)
     requests = plan_requests(arrivals, Synthetic((CHATBOT,), 8192), CHAT, seed=3)
 
     def late(name: str) -> tuple[np.ndarray, list[bool]]:
-        result = simulate(requests, name, None, "a100-llama3-8b", 1, CHAT, getattr(Latency, latency)(), 3, keep_times=True)
+        result = simulate(
+            requests,
+            name,
+            None,
+            "a100-llama3-8b",
+            1,
+            CHAT,
+            getattr(Latency, latency)(),
+            3,
+            keep_times=True,
+        )
         slos = [Slo(ttft_s=0.8, tbt_s=0.1)] * len(requests)
         broken = missed(MAX_TPOT_10, result.verdicts, slos, result.token_unix_s) != Missed.NOTHING
         return broken, [verdict is not None and verdict.relegated for verdict in result.verdicts]
@@ -297,13 +372,28 @@ def test_in_overload_those_taken_keep_their_slo_and_more_do_than_first_come_firs
 def test_with_a_draft_model_far_fewer_are_declined_and_nobody_else_is_late() -> None:
     slo = Slo(ttft_s=0.6, tbt_s=0.1)
     tiers = TierSet(name="chat", default="chat", tiers={"chat": Tier(slo=slo)})
-    requests = plan_requests(draw_arrivals(Gaps(), 8.0, 40.0, 1), Synthetic((CHATBOT,), 8192), tiers, seed=1)
+    requests = plan_requests(
+        draw_arrivals(Gaps(), 8.0, 40.0, 1), Synthetic((CHATBOT,), 8192), tiers, seed=1
+    )
 
     def violated(draft: float) -> int:
         result = simulate(
-            requests, "slos_serve", None, "a100-llama2-7b", 1, tiers, Latency.none(), 1, draft=draft, check_every=5, keep_times=True
+            requests,
+            "slos_serve",
+            None,
+            "a100-llama2-7b",
+            1,
+            tiers,
+            Latency.none(),
+            1,
+            draft=draft,
+            check_every=5,
+            keep_times=True,
         )
-        broken = missed(MAX_TPOT_10, result.verdicts, [slo] * len(requests), result.token_unix_s) != Missed.NOTHING
+        broken = (
+            missed(MAX_TPOT_10, result.verdicts, [slo] * len(requests), result.token_unix_s)
+            != Missed.NOTHING
+        )
         relegated = [verdict is not None and verdict.relegated for verdict in result.verdicts]
         assert np.count_nonzero(broken & ~np.array(relegated)) <= 0.01 * len(requests)
         return int(broken.sum())

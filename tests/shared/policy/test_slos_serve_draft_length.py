@@ -1,4 +1,6 @@
-"""SLOs-Serve: how far decodes draft (appendix D), what the draft model's reading costs, and acceptance learned."""
+"""SLOs-Serve: how far decodes draft (appendix D), what the draft model's reading costs, and
+acceptance learned.
+"""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -55,22 +57,36 @@ class Flat(Linear):
     owed_s=st.tuples(st.floats(0.0, 0.005), st.floats(0.0, 0.005)),
 )
 def test_lengths_are_the_best_of_all_there_are_and_pay_for_what_the_draft_has_still_to_read(
-    n: tuple[int, int], tight: float, alpha: float, acc: Callable[[float], np.ndarray], owed_s: tuple[float, float]
+    n: tuple[int, int],
+    tight: float,
+    alpha: float,
+    acc: Callable[[float], np.ndarray],
+    owed_s: tuple[float, float],
 ) -> None:
-    """Brute force over the paper's objective: batch time min TPOT Acc(s), prefill left over per second; less what is owed per token."""
+    """Brute force over the paper's objective: batch time min TPOT Acc(s), prefill left over per
+    second; less what is owed per token.
+    """
     tpot_s, made = (tight, 0.1), acc(alpha)
 
     def rate(tokens: tuple[int, ...]) -> float:
         batch_s = min(tpot_s[tier] * made[tokens[tier]] for tier in (0, 1) if n[tier])
         now_s = sum(owed_s[tier] * tokens[tier] for tier in (0, 1) if tokens[tier] > 1)
-        return prefill_tokens(Linear(), DRAFT, Lengths(tokens, batch_s), n, 300.0, MARGIN_S + now_s) / batch_s
+        return (
+            prefill_tokens(Linear(), DRAFT, Lengths(tokens, batch_s), n, 300.0, MARGIN_S + now_s)
+            / batch_s
+        )
 
-    got = best_lengths(Linear(), DRAFT, tpot_s, n, 300.0, Acc(made, expected_tokens(alpha)), MARGIN_S, owed_s)
+    got = best_lengths(
+        Linear(), DRAFT, tpot_s, n, 300.0, Acc(made, expected_tokens(alpha)), MARGIN_S, owed_s
+    )
     if not any(n):
         assert got.tokens == (1, 1)
         return
     lengths = range(1, LONGEST + 1)
-    best = max(rate(tokens) for tokens in itertools.product(lengths if n[0] else [1], lengths if n[1] else [1]))
+    best = max(
+        rate(tokens)
+        for tokens in itertools.product(lengths if n[0] else [1], lengths if n[1] else [1])
+    )
     batch_s = tight if n[0] else 0.1
     plain = plain_tokens(Linear(), in_each(n, tpot_s, batch_s), batch_s, 300.0, MARGIN_S) / batch_s
     assert got.drafts == (best > plain) or max(best, plain) < 0
@@ -79,36 +95,59 @@ def test_lengths_are_the_best_of_all_there_are_and_pay_for_what_the_draft_has_st
 
 @relaxed
 @given(n=st.integers(1, 40), length=st.integers(2, LONGEST), fraction=st.floats(0.0, 0.5))
-def test_what_is_prefilled_beside_drafts_leaves_the_draft_model_the_time_to_read_it(n: int, length: int, fraction: float) -> None:
+def test_what_is_prefilled_beside_drafts_leaves_the_draft_model_the_time_to_read_it(
+    n: int, length: int, fraction: float
+) -> None:
     draft, lengths = Scaled(Linear(), fraction), Lengths((length,), 0.15)
     tokens = prefill_tokens(Linear(), draft, lengths, (n,), 300.0, MARGIN_S)
     target_s = Linear().batch_s(verifying((n,), (length,), 300.0).with_chunk(int(tokens), 0))
-    assert target_s + drafting_s(draft, (n,), (length,), 300.0) + int(tokens) * token_s(draft) <= 0.15 - MARGIN_S + 1e-9
+    assert (
+        target_s + drafting_s(draft, (n,), (length,), 300.0) + int(tokens) * token_s(draft)
+        <= 0.15 - MARGIN_S + 1e-9
+    )
     free = prefill_tokens(Linear(), Scaled(Linear(), 0.0), lengths, (n,), 300.0, MARGIN_S)
     assert tokens <= free
     assert prefill_tokens(Flat(), DRAFT, lengths, (n,), 300.0, MARGIN_S) > 0
-    one_of_two = prefill_tokens(Linear(), draft, Lengths((length, 1), 0.15), (n, n), 300.0, MARGIN_S)
-    assert one_of_two <= prefill_tokens(Linear(), None, Lengths((1, 1), 0.15), (n, n), 300.0, MARGIN_S)
+    one_of_two = prefill_tokens(
+        Linear(), draft, Lengths((length, 1), 0.15), (n, n), 300.0, MARGIN_S
+    )
+    assert one_of_two <= prefill_tokens(
+        Linear(), None, Lengths((1, 1), 0.15), (n, n), 300.0, MARGIN_S
+    )
 
 
 @relaxed
-@given(n=st.integers(1, 60), tpot_s=st.sampled_from([0.008, 0.014, 0.03, 0.1]), alpha=st.floats(0.3, 0.9))
-def test_with_nothing_to_prefill_decodes_end_as_soon_as_their_pace_allows(n: int, tpot_s: float, alpha: float) -> None:
+@given(
+    n=st.integers(1, 60),
+    tpot_s=st.sampled_from([0.008, 0.014, 0.03, 0.1]),
+    alpha=st.floats(0.3, 0.9),
+)
+def test_with_nothing_to_prefill_decodes_end_as_soon_as_their_pace_allows(
+    n: int, tpot_s: float, alpha: float
+) -> None:
     acc = Acc(sure_tokens(alpha), expected_tokens(alpha))
     got = fastest(Linear(), DRAFT, (tpot_s,), (n,), 300.0, acc, MARGIN_S)
 
     def seconds(s: int) -> float:
         return Linear().batch_s(verifying((n,), (s,), 300.0)) + drafting_s(DRAFT, (n,), (s,), 300.0)
 
-    keep = [s for s in range(1, LONGEST + 1) if seconds(s) + MARGIN_S <= tpot_s * max(acc.made[s], 1.0)]
+    keep = [
+        s for s in range(1, LONGEST + 1) if seconds(s) + MARGIN_S <= tpot_s * max(acc.made[s], 1.0)
+    ]
     (chosen,) = got.tokens
-    assert acc.mean[chosen] / seconds(chosen) == pytest.approx(max(acc.mean[s] / seconds(s) for s in keep or range(1, LONGEST + 1)))
-    assert got.batch_s == tpot_s or seconds(chosen) + MARGIN_S > tpot_s, "nobody relies on luck where it is not needed"
+    assert acc.mean[chosen] / seconds(chosen) == pytest.approx(
+        max(acc.mean[s] / seconds(s) for s in keep or range(1, LONGEST + 1))
+    )
+    assert got.batch_s == tpot_s or seconds(chosen) + MARGIN_S > tpot_s, (
+        "nobody relies on luck where it is not needed"
+    )
 
 
 def test_a_window_of_ten_tokens_comes_in_time_as_surely_as_it_says() -> None:
     rng = np.random.default_rng(3)
-    assert sure_tokens(0.3).tolist() == [0.0] + [1.0] * LONGEST, "with drafts as bad as these no time can be relied on"
+    assert sure_tokens(0.3).tolist() == [0.0] + [1.0] * LONGEST, (
+        "with drafts as bad as these no time can be relied on"
+    )
     for alpha in (0.5, 0.7, 0.9):
         sure, mean = sure_tokens(alpha), expected_tokens(alpha)
         assert sure[1] == 1.0
@@ -117,7 +156,9 @@ def test_a_window_of_ten_tokens_comes_in_time_as_surely_as_it_says() -> None:
             batches = round(WINDOW_TOKENS / sure[tokens])
             drawn = np.minimum(rng.geometric(1 - alpha, (100_000, batches)), tokens)
             assert np.mean(drawn.sum(axis=1) < WINDOW_TOKENS) <= 1.3 * LATE_WINDOWS
-            assert np.mean(drawn[:, 1:].sum(axis=1) < WINDOW_TOKENS) > LATE_WINDOWS, "one batch less is too few"
+            assert np.mean(drawn[:, 1:].sum(axis=1) < WINDOW_TOKENS) > LATE_WINDOWS, (
+                "one batch less is too few"
+            )
 
 
 def test_a_verifying_decode_costs_what_the_books_charge_for_it() -> None:
@@ -133,7 +174,10 @@ def speculating(rows: Sequence[Row], by: SlosServe | None = None, **more: object
 
 
 def test_decodes_draft_where_their_tpot_is_near_a_step_and_loose_ones_draft_less() -> None:
-    rows = [decoding(n, tbt_s=0.014, context=20) for n in range(4)] + [decoding(9, tbt_s=0.05), waiting(10, ttft_s=9.0)]
+    rows = [decoding(n, tbt_s=0.014, context=20) for n in range(4)] + [
+        decoding(9, tbt_s=0.05),
+        waiting(10, ttft_s=9.0),
+    ]
     choice = speculating(rows)
     got = entries(choice)
     assert choice.speculation is not None and choice.speculation.method == "chain"
@@ -156,7 +200,8 @@ def test_decodes_with_time_draft_while_nothing_waits_for_its_prefill() -> None:
 def test_contexts_that_the_draft_lacks_are_read_a_part_of_a_batch_at_a_time() -> None:
     rows = [decoding(n, tbt_s=0.05, context=1000 * (1 + n)) for n in range(6)]
     few = entries(speculating(rows))
-    assert [few[n] > 1 for n in range(6)] == [True, *[False] * 5]  # 1,000 tokens take the draft 4 ms; a tenth of the batch is 5
+    # 1,000 tokens take the draft 4 ms; a tenth of the batch is 5
+    assert [few[n] > 1 for n in range(6)] == [True, *[False] * 5]
     seen = view(rows)._replace(draft=DRAFT)
     read = policy().plan(seen._replace(draft_tokens=seen.computed_tokens))[0]
     assert all(cap > 1 for cap in entries(read).values())
@@ -166,7 +211,9 @@ def test_contexts_that_the_draft_lacks_are_read_a_part_of_a_batch_at_a_time() ->
 
 def test_one_that_has_fallen_behind_verifies_more_until_it_has_caught_up() -> None:
     """Both have had five tokens; the first token of one came 4 TPOTs ago, that of the other 8."""
-    rows = [decoding(n, tbt_s=0.02, arrived_s=-since_s) for n, since_s in enumerate([0.08, 0.16, 0.9])]
+    rows = [
+        decoding(n, tbt_s=0.02, arrived_s=-since_s) for n, since_s in enumerate([0.08, 0.16, 0.9])
+    ]
     everyone = [*rows, *(decoding(n, tbt_s=0.02, arrived_s=-0.08) for n in range(3, 9))]
     got = entries(speculating(everyone, policy(speculate="paper")))
     assert got[1] > got[0]
@@ -177,6 +224,13 @@ def test_acceptance_is_learned_from_the_drafts_that_were_tried() -> None:
     learned = Acceptance()
     none = np.array([0])
     for _ in range(500):  # of 3 drafts, 1 accepted: two were tried
-        learned.observe(Drafts(tbt_s=np.array([0.05]), application=none, drafted=np.array([3]), accepted=np.array([1])))
+        learned.observe(
+            Drafts(
+                tbt_s=np.array([0.05]),
+                application=none,
+                drafted=np.array([3]),
+                accepted=np.array([1]),
+            )
+        )
     assert 0.5 < learned.alpha < 0.54
     assert expected_tokens(0.5)[:4].tolist() == [0.0, 1.0, 1.5, 1.75]

@@ -25,19 +25,41 @@ def planned(number: int, at_s: float, prompt: int, output: int, tier: str) -> Pl
 
 
 def run(requests: Sequence[PlannedRequest], facts: ReplicaFacts | None = None) -> SimulationResult:
-    return simulate(requests, "slos_serve", None, "a100-llama3-8b", 1, TIERS, Latency.none(), 1, draft=0.0, facts=facts, check_every=5)
+    return simulate(
+        requests,
+        "slos_serve",
+        None,
+        "a100-llama3-8b",
+        1,
+        TIERS,
+        Latency.none(),
+        1,
+        draft=0.0,
+        facts=facts,
+        check_every=5,
+    )
 
 
-def test_a_best_effort_prefill_that_has_begun_gives_way_to_a_standard_prompt_that_does_not_fit_beside_it() -> None:
+def test_a_best_effort_prefill_that_has_begun_gives_way_to_a_standard_prompt_that_does_not_fit_beside_it() -> (
+    None
+):
     facts = ReplicaFacts(kv_blocks=300, context_tokens=4096, max_slots=16)  # 4800 tokens
-    # The first is best-effort at once, and has begun when the second comes; the two prompts together are more than the KV.
-    result = run([planned(0, 0.0, 3000, 20, "hopeless"), planned(1, 0.2, 3000, 20, "some-day")], facts)
-    assert [verdict is not None and verdict.output_tokens for verdict in result.verdicts] == [20, 20]
+    # The first is best-effort at once, and has begun when the second comes; the two prompts
+    # together are more than the KV.
+    result = run(
+        [planned(0, 0.0, 3000, 20, "hopeless"), planned(1, 0.2, 3000, 20, "some-day")], facts
+    )
+    assert [verdict is not None and verdict.output_tokens for verdict in result.verdicts] == [
+        20,
+        20,
+    ]
 
 
 def test_a_request_that_runs_past_its_ttlt_does_not_keep_others_from_their_prefill() -> None:
-    short = [planned(n, 0.2 * n, 100, 20, "soon") for n in range(20)]  # so long are its application's outputs, it learns
-    long = planned(20, 5.0, 200, 1500, "soon")  # late from second 11 on, and at work until second 20 or so
+    # so long are its application's outputs, it learns
+    short = [planned(n, 0.2 * n, 100, 20, "soon") for n in range(20)]
+    # late from second 11 on, and at work until second 20 or so
+    long = planned(20, 5.0, 200, 1500, "soon")
     chats = [planned(21 + n, 12.0 + 0.5 * n, 1500, 40, "chat") for n in range(10)]
     result = run([*short, long, *chats])
     late = result.verdicts[20]

@@ -1,4 +1,6 @@
-"""SLOs-Serve's admission: the dynamic programme against brute force, and the greedy stand-in against the programme."""
+"""SLOs-Serve's admission: the dynamic programme against brute force, and the greedy stand-in
+against the programme.
+"""
 
 import itertools
 import math
@@ -27,7 +29,9 @@ class Line:
     tpot_s: Sequence[float] = TPOT_S
 
     def of(self, counts: tuple[int, ...]) -> float:
-        left = self.tokens_per_s - sum(n / tpot_s for n, tpot_s in zip(counts, self.tpot_s, strict=True))
+        left = self.tokens_per_s - sum(
+            n / tpot_s for n, tpot_s in zip(counts, self.tpot_s, strict=True)
+        )
         return left if left >= 0 else -math.inf
 
     def along(self, counts: Counts) -> Floats:
@@ -66,7 +70,9 @@ def problem(
 
 
 def possible(of: Problem, served: Sequence[int]) -> bool:
-    """The paper's condition (section 3.2), written down once more: demand below the budget line at each prefill deadline."""
+    """The paper's condition (section 3.2), written down once more: demand below the budget line at
+    each prefill deadline.
+    """
     counts, budget, demand, at_s = list(of.decoding), 0.0, 0.0, 0.0
     for i in served:
         rate = of.rate.of(tuple(counts))
@@ -83,7 +89,9 @@ def possible(of: Problem, served: Sequence[int]) -> bool:
 
 
 def by_brute_force(of: Problem) -> float | None:
-    """The largest value of any subset of the new ones; None if not even the forced can be served."""
+    """The largest value of any subset of the new ones; None if not even the forced can be
+    served.
+    """
     forced = [i for i in range(len(of.new)) if not of.new[i]]
     new = [i for i in range(len(of.new)) if of.new[i]]
     values = [
@@ -127,7 +135,9 @@ def drawn(rng: Random, *, new: int, forced: int, values: bool, memory: bool, tie
     memory=st.booleans(),
     tiers=st.integers(1, 2),
 )
-def test_the_programme_is_as_good_as_brute_force(seed: int, new: int, forced: int, values: bool, memory: bool, tiers: int) -> None:
+def test_the_programme_is_as_good_as_brute_force(
+    seed: int, new: int, forced: int, values: bool, memory: bool, tiers: int
+) -> None:
     of = drawn(Random(seed), new=new, forced=forced, values=values, memory=memory, tiers=tiers)
     best = by_brute_force(of)
     served = choose(of)
@@ -142,10 +152,16 @@ def test_the_programme_is_as_good_as_brute_force(seed: int, new: int, forced: in
 
 @relaxed
 @given(seed=st.integers(0, 10**9), memory=st.booleans())
-def test_items_of_three_tiers_and_a_budget_that_falls_with_each_decode(seed: int, memory: bool) -> None:
+def test_items_of_three_tiers_and_a_budget_that_falls_with_each_decode(
+    seed: int, memory: bool
+) -> None:
     rng = Random(seed)
     of = drawn(rng, new=5, forced=3, values=True, memory=memory, tiers=2)
-    of = of._replace(tier=np.array([rng.randrange(3) for _ in range(8)]), decoding=(1, 2, 3), rate=Line(1000.0, (0.02, 0.05, 0.1)))
+    of = of._replace(
+        tier=np.array([rng.randrange(3) for _ in range(8)]),
+        decoding=(1, 2, 3),
+        rate=Line(1000.0, (0.02, 0.05, 0.1)),
+    )
     of = eased(of, never_s=1e6)
     best = by_brute_force(of)
     served = choose(of)
@@ -154,7 +170,9 @@ def test_items_of_three_tiers_and_a_budget_that_falls_with_each_decode(seed: int
 
 
 def test_the_figure_of_the_paper_takes_two_of_three() -> None:
-    """Figure 5: all three exceed the budget before the last one's deadline, and the first and the last do not."""
+    """Figure 5: all three exceed the budget before the last one's deadline, and the first and the
+    last do not.
+    """
     of = problem([1.0, 2.0, 3.0], [800.0, 900.0, 1300.0], value=[2.0, 1.0, 2.0], decoding=(0, 5))
     assert choose(of).tolist() == [True, False, True]
 
@@ -182,7 +200,10 @@ def test_nobody_is_taken_whose_decode_would_find_no_time() -> None:
 
 
 def test_beside_decodes_that_are_too_many_already_nobody_is_taken() -> None:
-    of = eased(problem([1.0, 2.0, 0.5], [10.0, 10.0, 10.0], new=[True, True, False], decoding=(60, 0)), never_s=1e6)
+    of = eased(
+        problem([1.0, 2.0, 0.5], [10.0, 10.0, 10.0], new=[True, True, False], decoding=(60, 0)),
+        never_s=1e6,
+    )
     assert choose(of).tolist() == choose_greedily(of, TPOT_S).tolist() == [False, False, True]
 
 
@@ -194,14 +215,18 @@ def test_forced_ones_are_served_and_new_ones_may_not_make_them_late() -> None:
 
 
 def test_a_forced_deadline_that_is_lost_keeps_nobody_out_who_comes_later() -> None:
-    of = eased(problem([0.5, 3.0, 0.7], [1000.0, 1500.0, 10.0], new=[False, True, True]), never_s=1e6)
+    of = eased(
+        problem([0.5, 3.0, 0.7], [1000.0, 1500.0, 10.0], new=[False, True, True]), never_s=1e6
+    )
     assert of.due_s.tolist() == pytest.approx([0.7, 1.0, 3.0])  # the forced one can end at 1 s
     assert choose(of).tolist() == [False, True, True]  # to begin sooner would make it later still
 
 
 def test_a_greedy_choice_can_be_kept_and_is_no_better_than_the_programme() -> None:
     for seed in range(150):
-        of = drawn(Random(seed), new=8, forced=4, values=seed % 2 == 0, memory=seed % 3 == 0, tiers=2)
+        of = drawn(
+            Random(seed), new=8, forced=4, values=seed % 2 == 0, memory=seed % 3 == 0, tiers=2
+        )
         chosen, best = choose_greedily(of, TPOT_S), choose(of)
         assert chosen[~of.new].all()
         assert not holds(of, best) or holds(of, chosen)
@@ -209,10 +234,15 @@ def test_a_greedy_choice_can_be_kept_and_is_no_better_than_the_programme() -> No
 
 
 @pytest.mark.parametrize(("memory", "least"), [(False, 0.996), (True, 0.97)])
-def test_with_equal_values_the_greedy_choice_serves_nearly_as_many(memory: bool, least: float) -> None:
+def test_with_equal_values_the_greedy_choice_serves_nearly_as_many(
+    memory: bool, least: float
+) -> None:
     """With memory the limit is drawn between nothing and all that is asked for."""
     same = sum(
         value_of(of, choose_greedily(of, TPOT_S)) == value_of(of, choose(of))
-        for of in (drawn(Random(seed), new=10, forced=5, values=False, memory=memory, tiers=2) for seed in range(250))
+        for of in (
+            drawn(Random(seed), new=10, forced=5, values=False, memory=memory, tiers=2)
+            for seed in range(250)
+        )
     )
     assert same >= least * 250

@@ -1,4 +1,6 @@
-"""SOLA: the state monitor, the two problems with loosening and window, orders, workloads, output lengths, peak memory."""
+"""SOLA: the state monitor, the two problems with loosening and window, orders, workloads, output
+lengths, peak memory.
+"""
 
 import math
 from collections.abc import Sequence
@@ -23,7 +25,15 @@ from shared.policy.seam import Choice, Ended, Floats, Observation, Phase, View
 from shared.policy.sola.output_lengths import FADE_ENDS, MIN_ENDS, LengthDistributions
 from shared.policy.sola.peak_memory import PeakMemory
 from shared.policy.sola.policy import Settings, Sola
-from shared.policy.sola.problem import Problem, Window, attained, fulfilment, level, pause_s, too_long
+from shared.policy.sola.problem import (
+    Problem,
+    Window,
+    attained,
+    fulfilment,
+    level,
+    pause_s,
+    too_long,
+)
 from shared.policy.sola.state import Prefills, State, alone_s
 from shared.tiers import BUILT_IN, load_tiers
 from shared.vocabulary import Slo
@@ -35,7 +45,9 @@ ample = rows().map(view)  # KV for all of them
 
 
 class Plain:
-    """A millisecond for each token to prefill, and ten for any number of decodes: sums that can be done in the head."""
+    """A millisecond for each token to prefill, and ten for any number of decodes: sums that can be
+    done in the head.
+    """
 
     name = "plain"
 
@@ -48,12 +60,27 @@ class Plain:
 
 def waiting(slot: int, *, since_s: float, tokens: int = 100, **more: object) -> Row:
     """Its TTFT is 0.4 s."""
-    return Row(**{"slot": slot, "target": tokens, "arrived_s": -since_s, "ttft_s": 0.4, "tbt_s": 0.1, **more})  # type: ignore[arg-type]
+    return Row(
+        **{
+            "slot": slot,
+            "target": tokens,
+            "arrived_s": -since_s,
+            "ttft_s": 0.4,
+            "tbt_s": 0.1,
+            **more,
+        }
+    )  # type: ignore[arg-type]
 
 
 def decoding(slot: int, *, since_first_s: float, generated: int, **more: object) -> Row:
     """Its first token came at once when it arrived; its TPOT is 0.1 s."""
-    values: dict[str, object] = {"target": 160, "computed": 160, "arrived_s": -since_first_s, "ttft_s": 0.4, "tbt_s": 0.1}
+    values: dict[str, object] = {
+        "target": 160,
+        "computed": 160,
+        "arrived_s": -since_first_s,
+        "ttft_s": 0.4,
+        "tbt_s": 0.1,
+    }
     return Row(**{"slot": slot, "phase": Phase.DECODE, "generated": generated, **values, **more})  # type: ignore[arg-type]
 
 
@@ -67,7 +94,9 @@ def state_of(seen: View, left_out: float = 100.0, decode_s: float = 0.01) -> Sta
 
 def as_policy_sees(seen: View) -> tuple[State, Prefills]:
     """By a policy that has seen nothing end yet."""
-    left_out = LengthDistributions().left(seen.prompt_tokens, seen.max_tokens, seen.generated_tokens)
+    left_out = LengthDistributions().left(
+        seen.prompt_tokens, seen.max_tokens, seen.generated_tokens
+    )
     state = State(seen, left_out, seen.profile.batch_s(chunk.decoding(seen).shape))
     return state, Prefills(seen, state, (seen.phase != Phase.DECODE).nonzero()[0])
 
@@ -81,7 +110,9 @@ def planned(seen: View, policy: Sola | None = None) -> dict[int, int]:
 
 
 def ended(policy: Sola, *outputs: int, prompt: int = 160, most: int = 500) -> Sola:
-    policy.observe(Observation(NOW, BatchShape(), 0.0, 0.0, [Ended("a", prompt, most, n) for n in outputs]))
+    policy.observe(
+        Observation(NOW, BatchShape(), 0.0, 0.0, [Ended("a", prompt, most, n) for n in outputs])
+    )
     return policy
 
 
@@ -89,8 +120,11 @@ def ended(policy: Sola, *outputs: int, prompt: int = 160, most: int = 500) -> So
 
 
 def test_real_time_tpot_is_the_time_since_the_first_token_over_the_tokens_so_far() -> None:
-    seen = seen_as([decoding(0, since_first_s=0.5, generated=10), decoding(1, since_first_s=0.03, generated=1)])
-    assert state_of(seen).tpot_ratios == pytest.approx([0.5, 0.3])  # 0.5 s / 10 and 0.03 s / 1, of 0.1 s
+    seen = seen_as(
+        [decoding(0, since_first_s=0.5, generated=10), decoding(1, since_first_s=0.03, generated=1)]
+    )
+    # 0.5 s / 10 and 0.03 s / 1, of 0.1 s
+    assert state_of(seen).tpot_ratios == pytest.approx([0.5, 0.3])
     assert state_of(seen).pause_s == pytest.approx([0.5, 0.07])
 
 
@@ -106,26 +140,42 @@ def test_real_time_ttft_runs_while_a_request_waits_and_stays_what_it_became() ->
 
 
 def test_best_effort_requests_and_those_without_the_slo_are_not_counted() -> None:
-    rows = [waiting(0, since_s=9.0, best_effort=True), waiting(1, since_s=9.0, ttft_s=math.inf), waiting(2, since_s=0.1)]
-    state = state_of(seen_as([*rows, decoding(3, since_first_s=9.0, generated=2, tbt_s=math.inf, best_effort=True)]))
+    rows = [
+        waiting(0, since_s=9.0, best_effort=True),
+        waiting(1, since_s=9.0, ttft_s=math.inf),
+        waiting(2, since_s=0.1),
+    ]
+    state = state_of(
+        seen_as(
+            [*rows, decoding(3, since_first_s=9.0, generated=2, tbt_s=math.inf, best_effort=True)]
+        )
+    )
     assert state.ttft_ratios == pytest.approx([0.25])
     assert len(state.tpot_ratios) == 0
 
 
 def test_a_ttlt_bounds_the_first_token_by_what_the_output_needs_and_then_the_pace() -> None:
     row = {"ttft_s": math.inf, "tbt_s": math.inf, "ttlt_s": 3.0}
-    seen = seen_as([waiting(0, since_s=0.5, **row), decoding(1, since_first_s=1.0, generated=50, **row)])
+    seen = seen_as(
+        [waiting(0, since_s=0.5, **row), decoding(1, since_first_s=1.0, generated=50, **row)]
+    )
     state = state_of(seen, left_out=100.0, decode_s=0.01)
     assert state.ttft_ratios == pytest.approx([0.25])  # 0.5 s of 3 s less 100 decodes of 10 ms
     assert state.tpot_ratios == pytest.approx([0.02 / 0.02])  # 3 s over 50 + 100 tokens; 1 s for 50
 
 
-# ---------------------------------------------------------------- which problem (section 4.4.1, Table 2)
+# ---------------------------------------------------------------- which problem (section 4.4.1, Tab
 
 
 def test_the_level_maximum_is_the_largest_of_the_share_that_is_smallest() -> None:
     ratios = np.array([1.2, 0.5, 2.0, 0.8])
-    assert [level(ratios, share) for share in (1.0, 0.75, 0.6, 0.5, 0.25)] == [2.0, 1.2, 1.2, 0.8, 0.5]
+    assert [level(ratios, share) for share in (1.0, 0.75, 0.6, 0.5, 0.25)] == [
+        2.0,
+        1.2,
+        1.2,
+        0.8,
+        0.5,
+    ]
     assert attained(ratios) == 0.5
     assert (level(ratios[:0], 1.0), attained(ratios[:0])) == (0.0, 1.0)
 
@@ -136,7 +186,8 @@ def test_the_level_maximum_is_the_largest_of_the_share_that_is_smallest() -> Non
         ([0.2, 0.5], [0.7], (0.5, 0.7)),  # both below 1
         ([0.2, 0.5], [0.7, 1.7], (0.5, 1.7)),
         ([0.2, 1.5], [0.7], (1.5, 0.7)),
-        ([0.5, 1.5], [0.9, 0.8, 0.7, 1.1], (1.5, 0.9)),  # both above: TPOT holds at 75 %, and TTFT does not
+        # both above: TPOT holds at 75 %, and TTFT does not
+        ([0.5, 1.5], [0.9, 0.8, 0.7, 1.1], (1.5, 0.9)),
         ([0.5, 0.4, 1.2, 0.3], [0.9, 2.0], (0.5, 2.0)),  # the other way round
         ([0.5, 1.2], [0.9, 2.0], (0.5, 0.9)),  # alike: both hold at 50 %
         ([1.5], [1.2, 1.1], (1.5, 1.2)),  # neither holds for anybody
@@ -148,12 +199,16 @@ def test_constraints_are_loosened_only_when_both_are_broken_and_until_one_holds(
     assert fulfilment(np.array(ttft), np.array(tpot)) == expected
 
 
-ratios = st.lists(st.floats(0, 3), max_size=12).map(lambda values: np.array(values, dtype=np.float64))
+ratios = st.lists(st.floats(0, 3), max_size=12).map(
+    lambda values: np.array(values, dtype=np.float64)
+)
 
 
 @relaxed
 @given(ttft=ratios, tpot=ratios)
-def test_the_loosened_comparison_optimises_the_less_attained_of_the_two(ttft: Floats, tpot: Floats) -> None:
+def test_the_loosened_comparison_optimises_the_less_attained_of_the_two(
+    ttft: Floats, tpot: Floats
+) -> None:
     p_ttft, p_tpot = fulfilment(ttft, tpot)
     if level(ttft, 1.0) > 1 and level(tpot, 1.0) > 1:
         if attained(ttft) + attained(tpot) > 0:
@@ -184,7 +239,8 @@ def test_asking_again_for_the_same_iteration_counts_once() -> None:
 
 
 def test_a_window_of_one_follows_each_iteration_and_a_longer_one_lags() -> None:
-    calm = [decoding(0, since_first_s=0.6, generated=10), waiting(1, since_s=0.1)]  # 0.6 against 0.25
+    # 0.6 against 0.25
+    calm = [decoding(0, since_first_s=0.6, generated=10), waiting(1, since_s=0.1)]
     sudden = [decoding(0, since_first_s=0.6, generated=10), waiting(1, since_s=0.28)]  # against 0.7
     for window, begins in ((1, True), (4, False)):
         policy = sola(window=window)
@@ -203,17 +259,26 @@ def test_without_a_prefill_waiting_the_window_begins_anew() -> None:
         assert (2 in planned(seen_as(sudden)._replace(start_unix_s=NOW + 1e-5), policy)) == begins
 
 
-# ---------------------------------------------------------------- optimise TTFT subject to TPOT (Eq. 1)
+# ---------------------------------------------------------------- optimise TTFT subject to TPOT (Eq
 
 
 def test_k_is_the_largest_multiple_of_the_tile_that_keeps_every_tpot() -> None:
-    decodes = [decoding(0, since_first_s=0.5, generated=10), decoding(1, since_first_s=0.3, generated=6)]
-    # (0.05 + C/10) <= 0.1 allows 0.5 s, (0.05 + C/6) <= 0.1 allows 0.3 s: 300 tokens, two tiles of 128.
+    decodes = [
+        decoding(0, since_first_s=0.5, generated=10),
+        decoding(1, since_first_s=0.3, generated=6),
+    ]
+    # (0.05 + C/10) <= 0.1 allows 0.5 s, (0.05 + C/6) <= 0.1 allows 0.3 s: 300 tokens, two tiles of
+    # 128.
     assert planned(seen_as([*decodes, waiting(9, since_s=0.39, tokens=2000)])) == {9: 256}
     # 0.2 s less for the second: 100 tokens, no tile; the decodes run.
     late = decoding(1, since_first_s=0.5, generated=6)
-    assert planned(seen_as([decodes[0], late, waiting(9, since_s=0.39, tokens=2000)])) == {0: 1, 1: 1}
-    assert planned(seen_as([*decodes, waiting(9, since_s=0.39, tokens=2000)]), sola(tile_tokens=50)) == {9: 300}
+    assert planned(seen_as([decodes[0], late, waiting(9, since_s=0.39, tokens=2000)])) == {
+        0: 1,
+        1: 1,
+    }
+    assert planned(
+        seen_as([*decodes, waiting(9, since_s=0.39, tokens=2000)]), sola(tile_tokens=50)
+    ) == {9: 300}
 
 
 def test_a_decode_that_has_just_begun_holds_no_prefill_back() -> None:
@@ -222,18 +287,26 @@ def test_a_decode_that_has_just_begun_holds_no_prefill_back() -> None:
 
 
 def test_prefills_share_k_in_order_and_decodes_wait() -> None:
-    rows = [decoding(0, since_first_s=0.5, generated=10), waiting(8, since_s=0.3, tokens=200), waiting(9, since_s=0.35, tokens=200)]
+    rows = [
+        decoding(0, since_first_s=0.5, generated=10),
+        waiting(8, since_s=0.3, tokens=200),
+        waiting(9, since_s=0.35, tokens=200),
+    ]
     assert planned(seen_as(rows)) == {9: 200, 8: 184}  # three tiles of 128 in 0.5 s
 
 
 def test_where_all_prefills_fit_decodes_are_added_until_k_the_worst_predicted_first() -> None:
-    rows = [decoding(slot, since_first_s=0.4 + slot / 1000, generated=10, max_tokens=500) for slot in range(40)]
+    rows = [
+        decoding(slot, since_first_s=0.4 + slot / 1000, generated=10, max_tokens=500)
+        for slot in range(40)
+    ]
     seen = seen_as([*rows, waiting(99, since_s=0.39, tokens=100)])
     got = planned(seen)  # 0.561 s are left to the worst: 561 tokens, k = 512, all 40 run
     assert got == {**dict.fromkeys(range(40), 1), 99: 100}
     got = planned(seen, sola(max_batch_tokens=128))  # k = 128: room for 28
     assert got[99] == 100
-    assert set(got) - {99} == set(range(12, 40))  # equally long in all that follows, so the longest delayed so far
+    # equally long in all that follows, so the longest delayed so far
+    assert set(got) - {99} == set(range(12, 40))
 
 
 def test_loosened_eq_1_holds_for_the_share_that_still_can_be_held() -> None:
@@ -242,7 +315,11 @@ def test_loosened_eq_1_holds_for_the_share_that_still_can_be_held() -> None:
     assert pause_s(slack, 0.0) == pause_s(slack[:0], 1.0) == math.inf
     lost = decoding(0, since_first_s=5.0, generated=10)  # 0.5 s a token
     rows = [lost, decoding(1, since_first_s=0.3, generated=6)]
-    prefills = [waiting(9, since_s=0.5, tokens=2000), waiting(8, since_s=0.6), waiting(7, since_s=0.7)]
+    prefills = [
+        waiting(9, since_s=0.5, tokens=2000),
+        waiting(8, since_s=0.6),
+        waiting(7, since_s=0.7),
+    ]
     # TTFT is held for 2 of 5 (those that run), TPOT for 1 of 2: TPOT is the constraint, at 50 %.
     assert planned(seen_as([*rows, *prefills])) == {9: 256}
 
@@ -257,7 +334,7 @@ def test_the_pause_keeps_the_share_and_no_longer_one_does(slack: list[float], sh
     assert sum(s > longest for s in slack) < need or longest == math.inf
 
 
-# ---------------------------------------------------------------- optimise TPOT subject to TTFT (Eq. 2)
+# ---------------------------------------------------------------- optimise TPOT subject to TTFT (Eq
 
 PRESSED = decoding(0, since_first_s=0.9, generated=10)  # p_TPOT 0.9
 
@@ -267,10 +344,19 @@ def test_no_prefill_runs_while_all_can_still_have_their_ttft() -> None:
 
 
 def test_the_fewest_prefills_run_after_which_the_others_can() -> None:
-    # Alone each takes 0.1 s, a decode 0.01 s. The first has 0.005 s to spare; after 0.11 s the second (0.15 s) is in time.
-    assert planned(seen_as([PRESSED, waiting(1, since_s=0.15), waiting(2, since_s=0.295)])) == {0: 1, 2: 100}
+    # Alone each takes 0.1 s, a decode 0.01 s. The first has 0.005 s to spare; after 0.11 s the
+    # second (0.15 s) is in time.
+    assert planned(seen_as([PRESSED, waiting(1, since_s=0.15), waiting(2, since_s=0.295)])) == {
+        0: 1,
+        2: 100,
+    }
     # With 0.1 s to spare it is not, and runs too; the third (0.3 s) still waits.
-    rows = [PRESSED, waiting(1, since_s=0.2), waiting(2, since_s=0.295), waiting(3, since_s=0.0, tokens=90)]
+    rows = [
+        PRESSED,
+        waiting(1, since_s=0.2),
+        waiting(2, since_s=0.295),
+        waiting(3, since_s=0.0, tokens=90),
+    ]
     assert planned(seen_as(rows)) == {0: 1, 2: 100, 1: 100}
 
 
@@ -289,7 +375,9 @@ def test_loosened_eq_2_holds_for_the_share_that_still_can_be_held() -> None:
 
 @settings(deadline=None, max_examples=150)
 @given(seen=ample)
-def test_with_tpot_optimised_all_decodes_run_and_just_enough_prefills_for_the_rest_to_be_in_time(seen: View) -> None:
+def test_with_tpot_optimised_all_decodes_run_and_just_enough_prefills_for_the_rest_to_be_in_time(
+    seen: View,
+) -> None:
     decodes = chunk.decoding(seen)
     state, prefills = as_policy_sees(seen)
     p_ttft, p_tpot = fulfilment(state.ttft_ratios, state.tpot_ratios)
@@ -322,7 +410,8 @@ def test_prefills_go_by_predicted_ttft_so_a_long_prompt_may_overtake() -> None:
         waiting(3, since_s=0.15),
         waiting(4, since_s=0.9, best_effort=True),
     ]
-    assert list(planned(seen_as(rows))) == [1, 2, 3, 4]  # 0.4, 0.3, 0.25 s of the same SLO; best-effort last
+    # 0.4, 0.3, 0.25 s of the same SLO; best-effort last
+    assert list(planned(seen_as(rows))) == [1, 2, 3, 4]
 
 
 def test_slos_that_differ_are_compared_by_their_share() -> None:
@@ -331,15 +420,22 @@ def test_slos_that_differ_are_compared_by_their_share() -> None:
 
 
 def test_decodes_go_by_predicted_tpot() -> None:
-    seen = seen_as([decoding(0, since_first_s=0.5, generated=10), decoding(1, since_first_s=0.3, generated=3)])
-    # (0.5 + 0.01 * 90) / 100 = 14 ms and (0.3 + 0.01 * 97) / 100 = 12.7 ms; with 10 left each, 30 and 30.8 ms.
+    seen = seen_as(
+        [decoding(0, since_first_s=0.5, generated=10), decoding(1, since_first_s=0.3, generated=3)]
+    )
+    # (0.5 + 0.01 * 90) / 100 = 14 ms and (0.3 + 0.01 * 97) / 100 = 12.7 ms; with 10 left each, 30
+    # and 30.8 ms.
     long = State(seen, np.array([90.0, 97.0]), 0.01)
     assert long.decodes_by_tpot(np.array([0, 1])).tolist() == [0, 1]
-    assert State(seen, np.array([10.0, 10.0]), 0.01).decodes_by_tpot(np.array([0, 1])).tolist() == [1, 0]
+    assert State(seen, np.array([10.0, 10.0]), 0.01).decodes_by_tpot(np.array([0, 1])).tolist() == [
+        1,
+        0,
+    ]
 
 
 def test_a_request_whose_kv_was_dropped_is_judged_by_its_pace() -> None:
-    dropped = waiting(1, since_s=0.3, tokens=110, generated=10)  # 0.3 s for 10 tokens, then 0.11 s: 0.41 of 1.0 s
+    # 0.3 s for 10 tokens, then 0.11 s: 0.41 of 1.0 s
+    dropped = waiting(1, since_s=0.3, tokens=110, generated=10)
     fresh = waiting(2, since_s=0.05)  # 0.15 of 0.4 s
     assert list(planned(seen_as([dropped, fresh]))) == [1, 2]
     assert list(planned(seen_as([dropped, waiting(2, since_s=0.1)]))) == [2, 1]  # 0.5
@@ -350,7 +446,10 @@ def test_the_time_of_a_prefill_alone_is_near_that_of_the_profile(name: str) -> N
     profile = store.load(name)
     tokens = np.array([1, 17, 100, 130, 777, 2500, 5000, 8000, 40_000, 300, 2000])
     cached = np.array([0] * 9 + [64, 4096], dtype=np.int32)
-    exact = [profile.batch_s(BatchShape().with_chunk(t, c)) for t, c in zip(tokens.tolist(), cached.tolist(), strict=True)]
+    exact = [
+        profile.batch_s(BatchShape().with_chunk(t, c))
+        for t, c in zip(tokens.tolist(), cached.tolist(), strict=True)
+    ]
     found = alone_s(profile, tokens.astype(np.float64), cached)
     assert found == pytest.approx(exact, rel=0.05)
     assert found[8:] == pytest.approx(exact[8:])
@@ -361,7 +460,11 @@ def test_the_time_of_a_prefill_alone_is_near_that_of_the_profile(name: str) -> N
 
 def lefts(lengths: LengthDistributions, prompt: int, most: int, *generated: int) -> list[float]:
     n = len(generated)
-    columns = (np.full(n, prompt, np.int32), np.full(n, most, np.int32), np.array(generated, dtype=np.int32))
+    columns = (
+        np.full(n, prompt, np.int32),
+        np.full(n, most, np.int32),
+        np.array(generated, dtype=np.int32),
+    )
     return lengths.left(*columns).tolist()
 
 
@@ -397,8 +500,15 @@ def test_old_lengths_fade() -> None:
 
 
 @relaxed
-@given(ends=st.lists(st.tuples(st.integers(1, 9000), st.integers(1, 9000), st.integers(1, 9000)), max_size=40), at=st.integers(0, 8999))
-def test_what_is_left_is_between_one_token_and_what_the_request_may_have(ends: list[tuple[int, int, int]], at: int) -> None:
+@given(
+    ends=st.lists(
+        st.tuples(st.integers(1, 9000), st.integers(1, 9000), st.integers(1, 9000)), max_size=40
+    ),
+    at=st.integers(0, 8999),
+)
+def test_what_is_left_is_between_one_token_and_what_the_request_may_have(
+    ends: list[tuple[int, int, int]], at: int
+) -> None:
     lengths = LengthDistributions()
     for prompt, most, output in ends:
         lengths.observe(Ended("a", prompt, max(most, output), output))
@@ -406,13 +516,17 @@ def test_what_is_left_is_between_one_token_and_what_the_request_may_have(ends: l
     assert 1 <= left <= 9000 - at
 
 
-# ---------------------------------------------------------------- peak memory (section 5.1, Algorithm 1)
+# ---------------------------------------------------------------- peak memory (section 5.1, Algorit
 
 
 def test_the_peak_is_the_largest_sum_at_an_end() -> None:
     memory = PeakMemory(np.array([100.0, 50.0]), np.array([10.0, 30.0]), 1)
     assert memory.peak_blocks == 170  # when the first ends: 110 + 60; then only 80
-    assert memory.with_one(np.array([20.0, 1.0, 0.0]), np.array([20.0, 300.0, 1.0])).tolist() == [200, 301, 170]
+    assert memory.with_one(np.array([20.0, 1.0, 0.0]), np.array([20.0, 300.0, 1.0])).tolist() == [
+        200,
+        301,
+        170,
+    ]
     memory.add(20.0, 20.0)
     assert memory.peak_blocks == 200
 
@@ -424,7 +538,9 @@ def true_peak_blocks(held: Sequence[tuple[int, int]], block_tokens: int) -> int:
     """By running them: each grows by a token an iteration until it has ended."""
     most = 0
     for step in range(max(left for _, left in held) + 1):
-        most = max(most, sum(-(-(has + step) // block_tokens) for has, left in held if step <= left))
+        most = max(
+            most, sum(-(-(has + step) // block_tokens) for has, left in held if step <= left)
+        )
     return most
 
 
@@ -434,7 +550,10 @@ def test_the_predicted_peak_is_never_below_what_happens_and_above_it_by_less_tha
     held: list[tuple[int, int]], block_tokens: int
 ) -> None:
     has, left = (np.array(column, dtype=np.float64) for column in zip(*held, strict=True))
-    predicted, true = PeakMemory(has, left, block_tokens).peak_blocks, true_peak_blocks(held, block_tokens)
+    predicted, true = (
+        PeakMemory(has, left, block_tokens).peak_blocks,
+        true_peak_blocks(held, block_tokens),
+    )
     assert true <= predicted < true + len(held)
     if block_tokens == 1 or len(held) == 1:
         assert predicted == true
@@ -442,9 +561,13 @@ def test_the_predicted_peak_is_never_below_what_happens_and_above_it_by_less_tha
 
 @relaxed
 @given(held=requests, more=requests)
-def test_one_more_is_predicted_as_if_it_had_been_there(held: list[tuple[int, int]], more: list[tuple[int, int]]) -> None:
+def test_one_more_is_predicted_as_if_it_had_been_there(
+    held: list[tuple[int, int]], more: list[tuple[int, int]]
+) -> None:
     def columns(rows: Sequence[tuple[int, int]]) -> tuple[Floats, Floats]:
-        return np.array([r[0] for r in rows], dtype=np.float64), np.array([r[1] for r in rows], dtype=np.float64)
+        return np.array([r[0] for r in rows], dtype=np.float64), np.array(
+            [r[1] for r in rows], dtype=np.float64
+        )
 
     memory = PeakMemory(*columns(held), 16)
     alone = [PeakMemory(*columns([*held, one]), 16).peak_blocks for one in more]
@@ -456,12 +579,16 @@ def test_one_more_is_predicted_as_if_it_had_been_there(held: list[tuple[int, int
 
 def test_who_would_overflow_at_the_peak_is_passed_over_and_the_next_may_begin() -> None:
     policy = ended(sola(), *[100] * MIN_ENDS)
-    running = decoding(0, since_first_s=0.5, generated=51, max_tokens=500)  # 160 tokens, 50 more to come
+    # 160 tokens, 50 more to come
+    running = decoding(0, since_first_s=0.5, generated=51, max_tokens=500)
     big, small = waiting(1, since_s=0.39, tokens=160), waiting(2, since_s=0.38, tokens=16)
-    # In blocks of 16, each but the last token of one wasted. When the running one ends after 49 more tokens: with the big one
-    # (175 + 49) * 2 tokens, 28 blocks; with the small one 175 + 31 + 2 * 49, 19 blocks; with both 381 + 3 * 49, 33 blocks.
+    # In blocks of 16, each but the last token of one wasted. When the running one ends after 49
+    # more tokens: with the big one (175 + 49) * 2 tokens, 28 blocks; with the small one 175 + 31 +
+    # 2 * 49, 19 blocks; with both 381 + 3 * 49, 33 blocks.
     for capacity, begin in ((33, {1, 2}), (32, {1}), (28, {1}), (27, {2}), (19, {2}), (18, set())):
-        assert set(planned(seen_as([running, big, small], capacity=capacity), policy)) - {0} == begin
+        assert (
+            set(planned(seen_as([running, big, small], capacity=capacity), policy)) - {0} == begin
+        )
 
 
 def test_without_the_prediction_whoever_fits_now_may_begin() -> None:
@@ -474,18 +601,24 @@ def test_without_the_prediction_whoever_fits_now_may_begin() -> None:
 def test_the_peak_also_bounds_the_prefills_that_eq_2_asks_for() -> None:
     policy = ended(sola(), *[100] * MIN_ENDS)
     urgent = [waiting(slot, since_s=0.25 - slot / 1000, tokens=160) for slot in (1, 2)]
-    # With one of them, when the running one ends after 90 tokens: (175 + 90) * 2, 33 blocks; with both 49.
+    # With one of them, when the running one ends after 90 tokens: (175 + 90) * 2, 33 blocks; with
+    # both 49.
     assert planned(seen_as([PRESSED, *urgent], capacity=48), policy) == {0: 1, 1: 160}
     assert planned(seen_as([PRESSED, *urgent], capacity=49), policy) == {0: 1, 1: 160, 2: 160}
 
 
 def test_what_has_begun_goes_on_however_tight_memory_is() -> None:
-    rows = [decoding(0, since_first_s=0.1, generated=10), waiting(1, since_s=0.39, tokens=160, computed=80, phase=Phase.PREFILL)]
+    rows = [
+        decoding(0, since_first_s=0.1, generated=10),
+        waiting(1, since_s=0.39, tokens=160, computed=80, phase=Phase.PREFILL),
+    ]
     assert planned(seen_as(rows, capacity=22))[1] == 80
 
 
 def test_a_request_that_needs_the_whole_kv_begins_once_it_is_empty() -> None:
-    assert planned(seen_as([waiting(1, since_s=0.1, tokens=100, max_tokens=60)], capacity=10)) == {1: 100}
+    assert planned(seen_as([waiting(1, since_s=0.1, tokens=100, max_tokens=60)], capacity=10)) == {
+        1: 100
+    }
 
 
 # ---------------------------------------------------------------- the whole policy
@@ -499,7 +632,9 @@ def test_something_runs_wherever_there_is_something_to_run(seen: View) -> None:
 
 @few
 @given(seen=ample)
-def test_iterations_that_leave_decodes_out_prefill_whole_tiles_or_all_there_is_and_prefills_keep_their_order(seen: View) -> None:
+def test_iterations_that_leave_decodes_out_prefill_whole_tiles_or_all_there_is_and_prefills_keep_their_order(
+    seen: View,
+) -> None:
     (choice,) = sola().plan(seen)
     got = entries(choice)
     rows = {int(s): i for i, s in enumerate(seen.slot)}
@@ -508,7 +643,9 @@ def test_iterations_that_leave_decodes_out_prefill_whole_tiles_or_all_there_is_a
     prefilled = [slot for slot in got if seen.phase[rows[slot]] != Phase.DECODE]
     if out:
         tokens = sum(got.values())
-        assert tokens % 128 == 0 or all(got[s] == seen.target_tokens[rows[s]] - seen.computed_tokens[rows[s]] for s in prefilled)
+        assert tokens % 128 == 0 or all(
+            got[s] == seen.target_tokens[rows[s]] - seen.computed_tokens[rows[s]] for s in prefilled
+        )
         assert prefilled
         assert not choice.preempt
     order = seen.slot[as_policy_sees(seen)[1].rows].tolist()
@@ -543,7 +680,10 @@ def test_only_decodes_alone_are_said_to_repeat() -> None:
 
 
 def test_best_effort_prefills_run_beside_decodes_as_far_as_their_tpot_allows() -> None:
-    rows = [decoding(0, since_first_s=0.7, generated=10), waiting(1, since_s=0.0, tokens=2000, best_effort=True)]
+    rows = [
+        decoding(0, since_first_s=0.7, generated=10),
+        waiting(1, since_s=0.0, tokens=2000, best_effort=True),
+    ]
     assert planned(seen_as(rows)) == {1: 256}  # 0.3 s
 
 
@@ -560,15 +700,22 @@ def test_the_papers_slos_are_tier_sets() -> None:
     assert sum(name.startswith("sola-") for name in BUILT_IN) == 14
 
 
-CHAT = Shape("chat", Shorter(SHAREGPT.prompt, 8), Shorter(SHAREGPT.output, 2))  # about as short as the paper's ShareGPT
+# about as short as the paper's ShareGPT
+CHAT = Shape("chat", Shorter(SHAREGPT.prompt, 8), Shorter(SHAREGPT.output, 2))
 
 
-def served(policy: str, more: dict[str, str], *, rate: float, kv_blocks: int = 0) -> tuple[float, SimulationResult]:
+def served(
+    policy: str, more: dict[str, str], *, rate: float, kv_blocks: int = 0
+) -> tuple[float, SimulationResult]:
     """What share of a minute's requests met the tight SLO of Llama3-8B, by mean TPOT."""
     tiers = load_tiers("sola-llama3-8b-tight")
-    asked = plan_requests(draw_arrivals(Gaps(), rate, 60.0, 1, ((1.0, 1.0),)), Synthetic((CHAT,), 8192), tiers, 1)
+    asked = plan_requests(
+        draw_arrivals(Gaps(), rate, 60.0, 1, ((1.0, 1.0),)), Synthetic((CHAT,), 8192), tiers, 1
+    )
     facts = ReplicaFacts(kv_blocks=kv_blocks)
-    result = simulate(asked, policy, more, "a100-llama3-8b", 1, tiers, Latency.none(), 1, facts=facts)
+    result = simulate(
+        asked, policy, more, "a100-llama3-8b", 1, tiers, Latency.none(), 1, facts=facts
+    )
     return float(np.mean(missed(MEAN_TPOT, result.verdicts, result.slos) == 0)), result
 
 

@@ -1,4 +1,6 @@
-"""Which drafts are verified: within budget and caps, connected, the neediest first ([adaserve] Algorithm 2)."""
+"""Which drafts are verified: within budget and caps, connected, the neediest first ([adaserve]
+Algorithm 2).
+"""
 
 from dataclasses import dataclass
 from itertools import chain, combinations
@@ -28,7 +30,9 @@ class Drafted:
 
 @st.composite
 def drafted(draw: st.DrawFn) -> Drafted:
-    """Trees as a draft makes them: level by level, each node's path probability below its parent's."""
+    """Trees as a draft makes them: level by level, each node's path probability below its
+    parent's.
+    """
     rng = Random(draw(st.integers(0, 1 << 32)))
     entries = draw(st.integers(1, 6))
     depth = [draw(st.integers(0, 4)) for _ in range(entries)]
@@ -55,7 +59,11 @@ def drafted(draw: st.DrawFn) -> Drafted:
         needed_limit_tokens=draw(st.integers(1, 8)),
     )
     caps = np.array([draw(st.integers(1, 8)) for _ in range(entries)], dtype=np.int32)
-    nodes = Candidates(np.array(entry, dtype=np.int32), np.array(parent, dtype=np.int32), np.array(path, dtype=np.float64))
+    nodes = Candidates(
+        np.array(entry, dtype=np.int32),
+        np.array(parent, dtype=np.int32),
+        np.array(path, dtype=np.float64),
+    )
     return Drafted(selection, caps, nodes, needed, depth)
 
 
@@ -65,7 +73,9 @@ def test_a_selection_is_connected_within_the_budget_and_within_every_cap(given: 
     chosen = select(given.selection, given.caps, given.candidates)
     entry, parent = given.candidates.entry, given.candidates.parent
     taken = np.flatnonzero(chosen)
-    assert all(parent[node] < 0 or chosen[parent[node]] for node in taken), "a node without its parent"
+    assert all(parent[node] < 0 or chosen[parent[node]] for node in taken), (
+        "a node without its parent"
+    )
     per_entry = np.bincount(entry[taken], minlength=len(given.caps))
     assert (per_entry <= given.caps - 1).all()
     roots = sum(depth > 0 for depth in given.depth)
@@ -87,7 +97,9 @@ def test_no_budget_is_left_while_a_node_could_still_be_taken(given: Drafted) -> 
 @settings(deadline=None, max_examples=300)
 @given(drafted())
 def test_whoever_needs_more_is_served_before_throughput_is(given: Drafted) -> None:
-    """The neediest entry reaches min(needed, depth + 1) expected tokens unless its cap, its limit, its drafts or the budget end first."""
+    """The neediest entry reaches min(needed, depth + 1) expected tokens unless its cap, its limit,
+    its drafts or the budget end first.
+    """
     selection, caps, candidates = given.selection, given.caps, given.candidates
     neediest = int(np.argmax(np.array(given.needed, dtype=np.float32)))
     mine = candidates.entry == neediest
@@ -95,15 +107,28 @@ def test_whoever_needs_more_is_served_before_throughput_is(given: Drafted) -> No
     expected = 1.0 + float(candidates.path[mine & chosen].sum())
     enough = min(given.needed[neediest], given.depth[neediest] + 1.0)
     roots = sum(depth > 0 for depth in given.depth)
-    allowed = min(int(caps[neediest]) - 1, selection.needed_limit_tokens - 1, max(0, selection.budget_tokens - roots), int(mine.sum()))
+    allowed = min(
+        int(caps[neediest]) - 1,
+        selection.needed_limit_tokens - 1,
+        max(0, selection.budget_tokens - roots),
+        int(mine.sum()),
+    )
     assert expected >= enough - 1e-9 or int((mine & chosen).sum()) >= allowed
 
 
 @st.composite
 def small(draw: st.DrawFn) -> Drafted:
-    """At most ten nodes, so that every set of them can be tried; probabilities in eighths, so that their sums are exact."""
+    """At most ten nodes, so that every set of them can be tried; probabilities in eighths, so that
+    their sums are exact.
+    """
     entries = draw(st.integers(1, 3))
-    entry, parent, path, depth, needed = list[int](), list[int](), list[float](), list[int](), list[float]()
+    entry, parent, path, depth, needed = (
+        list[int](),
+        list[int](),
+        list[float](),
+        list[int](),
+        list[float](),
+    )
     for e in range(entries):
         mine: list[tuple[int, int, float]] = [(-1, 0, 1.0)]  # node, level, path
         for _ in range(draw(st.integers(1, 10 // entries))):
@@ -123,27 +148,44 @@ def small(draw: st.DrawFn) -> Drafted:
         needed_limit_tokens=99,
     )
     caps = np.array([draw(st.integers(1, 9)) for _ in range(entries)], dtype=np.int32)
-    nodes = Candidates(np.array(entry, dtype=np.int32), np.array(parent, dtype=np.int32), np.array(path, dtype=np.float64))
+    nodes = Candidates(
+        np.array(entry, dtype=np.int32),
+        np.array(parent, dtype=np.int32),
+        np.array(path, dtype=np.float64),
+    )
     return Drafted(selection, caps, nodes, needed, depth)
 
 
 def meets_every_need(given: Drafted, nodes: tuple[int, ...]) -> bool:
     entry, path = given.candidates.entry, given.candidates.path
-    expected = [1.0 + sum(path[node] for node in nodes if entry[node] == e) for e in range(len(given.caps))]
-    return all(have >= min(need, depth + 1) for have, need, depth in zip(expected, given.needed, given.depth, strict=True))
+    expected = [
+        1.0 + sum(path[node] for node in nodes if entry[node] == e) for e in range(len(given.caps))
+    ]
+    return all(
+        have >= min(need, depth + 1)
+        for have, need, depth in zip(expected, given.needed, given.depth, strict=True)
+    )
 
 
 @settings(deadline=None, max_examples=150)
 @given(small())
-def test_with_known_probabilities_no_set_of_nodes_within_budget_and_caps_does_better(given: Drafted) -> None:
-    """[adaserve] appendix C: if any set meets all needs, connected or not, the selection does too, and has the most tokens to expect."""
+def test_with_known_probabilities_no_set_of_nodes_within_budget_and_caps_does_better(
+    given: Drafted,
+) -> None:
+    """[adaserve] appendix C: if any set meets all needs, connected or not, the selection does too,
+    and has the most tokens to expect.
+    """
     entry, path, total = given.candidates.entry, given.candidates.path, len(given.candidates.entry)
     room = given.selection.budget_tokens - len(given.caps)
 
     def within_caps(nodes: tuple[int, ...]) -> bool:
-        return all(sum(entry[node] == e for node in nodes) <= cap - 1 for e, cap in enumerate(given.caps))
+        return all(
+            sum(entry[node] == e for node in nodes) <= cap - 1 for e, cap in enumerate(given.caps)
+        )
 
-    every = chain.from_iterable(combinations(range(total), size) for size in range(min(total, room) + 1))
+    every = chain.from_iterable(
+        combinations(range(total), size) for size in range(min(total, room) + 1)
+    )
     feasible = (nodes for nodes in every if within_caps(nodes) and meets_every_need(given, nodes))
     best = max((sum(path[node] for node in nodes) for nodes in feasible), default=None)
     chosen = tuple(np.flatnonzero(select(given.selection, given.caps, given.candidates)).tolist())
@@ -155,19 +197,27 @@ def test_with_known_probabilities_no_set_of_nodes_within_budget_and_caps_does_be
 
 @settings(deadline=None, max_examples=300)
 @given(drafted())
-def test_beyond_the_limit_for_its_need_an_entry_has_only_what_throughput_gives_anyone(given: Drafted) -> None:
-    """n_max: whatever an entry has beyond it is at least as likely as every node that was left out and could have been taken."""
+def test_beyond_the_limit_for_its_need_an_entry_has_only_what_throughput_gives_anyone(
+    given: Drafted,
+) -> None:
+    """n_max: whatever an entry has beyond it is at least as likely as every node that was left out
+    and could have been taken.
+    """
     chosen = select(given.selection, given.caps, given.candidates)
     entry, path = given.candidates.entry, given.candidates.path
     per_entry = np.bincount(entry[chosen], minlength=len(given.caps))
     left_out = ~chosen & (per_entry < given.caps - 1)[entry]
     for e in np.flatnonzero(per_entry > given.selection.needed_limit_tokens - 1).tolist():
-        beyond = np.sort(path[chosen & (entry == e)])[::-1][given.selection.needed_limit_tokens - 1 :]
+        beyond = np.sort(path[chosen & (entry == e)])[::-1][
+            given.selection.needed_limit_tokens - 1 :
+        ]
         assert (path[left_out] <= beyond.min()).all()
 
 
 def test_a_starved_budget_goes_to_the_neediest_before_the_likeliest() -> None:
-    """Entry 0 needs nothing and drafts well, entry 1 is two tokens behind and drafts badly: two nodes can be verified."""
+    """Entry 0 needs nothing and drafts well, entry 1 is two tokens behind and drafts badly: two
+    nodes can be verified.
+    """
     entry, parent = np.array([0, 0, 1, 1], dtype=np.int32), np.array([-1, 0, -1, 2], dtype=np.int32)
     nodes = Candidates(entry, parent, np.array([0.9, 0.8, 0.3, 0.1]))
     behind = Selection(
@@ -180,8 +230,15 @@ def test_a_starved_budget_goes_to_the_neediest_before_the_likeliest() -> None:
     )
     caps = np.array([9, 9], dtype=np.int32)
     assert select(behind, caps, nodes).tolist() == [False, False, True, True]
-    assert select(replace(behind, needed_limit_tokens=2), caps, nodes).tolist() == [True, False, True, False]
-    assert select(replace(behind, needed=np.zeros(2, dtype="<f4").tobytes()), caps, nodes).tolist() == [True, True, False, False]
+    assert select(replace(behind, needed_limit_tokens=2), caps, nodes).tolist() == [
+        True,
+        False,
+        True,
+        False,
+    ]
+    assert select(
+        replace(behind, needed=np.zeros(2, dtype="<f4").tobytes()), caps, nodes
+    ).tolist() == [True, True, False, False]
 
 
 def test_a_chain_takes_the_first_drafts_of_each_entry() -> None:
@@ -189,8 +246,16 @@ def test_a_chain_takes_the_first_drafts_of_each_entry() -> None:
     parent = np.array([-1, 0, 1, -1, 3], dtype=np.int32)
     nodes = Candidates(entry, parent, np.full(5, 0.5))
     zeros = np.zeros(2, dtype="<f4").tobytes()
-    selection = Selection(method="chain", depth=pack([2, 5]), width=pack([1, 1]), needed=zeros, budget_tokens=99)
-    assert select(selection, np.array([9, 2], dtype=np.int32), nodes).tolist() == [True, True, False, True, False]
+    selection = Selection(
+        method="chain", depth=pack([2, 5]), width=pack([1, 1]), needed=zeros, budget_tokens=99
+    )
+    assert select(selection, np.array([9, 2], dtype=np.int32), nodes).tolist() == [
+        True,
+        True,
+        False,
+        True,
+        False,
+    ]
 
 
 def test_an_unknown_method_is_refused_by_name() -> None:
@@ -202,11 +267,21 @@ def test_an_unknown_method_is_refused_by_name() -> None:
 
 
 def test_drafting_costs_the_lacking_positions_then_a_step_for_each_level() -> None:
-    """Two entries of depth 2 and 1 whose draft KV lacks nothing but the newest token: a step of both, then one of the deeper."""
+    """Two entries of depth 2 and 1 whose draft KV lacks nothing but the newest token: a step of
+    both, then one of the deeper.
+    """
     profile = Linear()
     columns = [np.array(c, dtype=np.int32) for c in ([2, 1], [1, 1], [10, 20], [1, 1])]
-    total_s = draft_s(profile, depth=columns[0], width=columns[1], context=columns[2], missing=columns[3])
-    alone_s = draft_s(profile, depth=columns[0][1:], width=columns[1][1:], context=columns[2][1:], missing=columns[3][1:])
+    total_s = draft_s(
+        profile, depth=columns[0], width=columns[1], context=columns[2], missing=columns[3]
+    )
+    alone_s = draft_s(
+        profile,
+        depth=columns[0][1:],
+        width=columns[1][1:],
+        context=columns[2][1:],
+        missing=columns[3][1:],
+    )
     assert total_s > alone_s > 0
     none = np.zeros(0, dtype=np.int32)
     assert draft_s(profile, depth=none, width=none, context=none, missing=none) == 0.0

@@ -1,4 +1,6 @@
-"""The policy `vllm`: whole prompts before decodes or chunks beside them, its two limits, preemption, and drafts for everybody."""
+"""The policy `vllm`: whole prompts before decodes or chunks beside them, its two limits,
+preemption, and drafts for everybody.
+"""
 
 import numpy as np
 import pytest
@@ -44,11 +46,16 @@ def test_a_prompt_that_passes_the_token_limit_waits_for_the_next_iteration_whole
     rows = [Row(slot=slot, target=900, arrived_s=slot - 10.0) for slot in range(4)]
     words = {"mode": "prefill_first", "max_num_batched_tokens": 2048}
     assert entries(plan(view(rows), **words)) == {0: 900, 1: 900}
-    assert entries(plan(view([Row(target=5000)]), **words)) == {0: 5000}, "one that is longer than the limit runs alone"
+    assert entries(plan(view([Row(target=5000)]), **words)) == {0: 5000}, (
+        "one that is longer than the limit runs alone"
+    )
 
 
 def test_shortest_job_first_goes_by_the_prompt_among_those_that_have_not_begun() -> None:
-    rows = [Row(slot=slot, target=target, arrived_s=slot - 10.0) for slot, target in enumerate((900, 400, 1200, 400))]
+    rows = [
+        Row(slot=slot, target=target, arrived_s=slot - 10.0)
+        for slot, target in enumerate((900, 400, 1200, 400))
+    ]
     words = {"mode": "prefill_first", "max_num_batched_tokens": 1700}
     assert list(entries(plan(view(rows), order="sjf", **words))) == [1, 3, 0]
     assert list(entries(plan(view(rows), **words))) == [0, 1]
@@ -73,22 +80,33 @@ def test_prompts_leave_the_watermark_free_unless_one_needs_everything() -> None:
     busy = view([*decodes(1, context=4 * BLOCK), prompt], capacity=100)
     assert entries(plan(busy, mode="prefill_first")) == {5: 95 * BLOCK}
     longer = Row(slot=5, target=96 * BLOCK, arrived_s=-1)
-    assert entries(plan(view([*decodes(1, context=4 * BLOCK), longer], capacity=100), mode="prefill_first")) == {0: 1}
-    assert entries(plan(view([Row(target=100 * BLOCK)], capacity=100), mode="prefill_first")) == {0: 100 * BLOCK}
+    assert entries(
+        plan(view([*decodes(1, context=4 * BLOCK), longer], capacity=100), mode="prefill_first")
+    ) == {0: 1}
+    assert entries(plan(view([Row(target=100 * BLOCK)], capacity=100), mode="prefill_first")) == {
+        0: 100 * BLOCK
+    }
 
 
 # ---------------------------------------------------------------- chunked
 
 
 def test_chunked_runs_all_decodes_and_fills_up_with_prompts_as_they_arrived() -> None:
-    rows = [*decodes(48), Row(slot=60, target=1500, arrived_s=-3), Row(slot=61, target=1500, arrived_s=-2)]
+    rows = [
+        *decodes(48),
+        Row(slot=60, target=1500, arrived_s=-3),
+        Row(slot=61, target=1500, arrived_s=-2),
+    ]
     planned = entries(plan(view(rows)))
     assert {slot: cap for slot, cap in planned.items() if slot >= 60} == {60: 1500, 61: 500}
     assert sum(planned.values()) == 2048
 
 
 def test_a_prefill_that_has_begun_goes_on_before_one_that_was_preempted_and_came_earlier() -> None:
-    rows = [Row(slot=1, target=4000, arrived_s=-9), Row(slot=2, phase=Phase.PREFILL, target=3000, computed=1600, arrived_s=-4)]
+    rows = [
+        Row(slot=1, target=4000, arrived_s=-9),
+        Row(slot=2, phase=Phase.PREFILL, target=3000, computed=1600, arrived_s=-4),
+    ]
     assert entries(plan(view(rows))) == {2: 1400, 1: 648}
 
 
@@ -105,7 +123,9 @@ def test_nobody_begins_in_an_iteration_that_preempts() -> None:
 @pytest.mark.parametrize("mode", MODES)
 @settings(deadline=None, max_examples=60)
 @given(seen=views, most=st.integers(1, 12))
-def test_no_more_requests_run_than_max_num_seqs_allows_to_begin(mode: str, seen: View, most: int) -> None:
+def test_no_more_requests_run_than_max_num_seqs_allows_to_begin(
+    mode: str, seen: View, most: int
+) -> None:
     running = int(np.count_nonzero(seen.phase != Phase.WAITING))
     at = {slot: i for i, slot in enumerate(seen.slot.tolist())}
     planned = entries(plan(seen, mode=mode, max_num_seqs=most))
@@ -114,7 +134,9 @@ def test_no_more_requests_run_than_max_num_seqs_allows_to_begin(mode: str, seen:
 
 
 def test_a_token_limit_that_cannot_hold_a_token_of_each_is_refused() -> None:
-    with pytest.raises(ConfigError, match="max_num_batched_tokens 128 is less than max_num_seqs 256"):
+    with pytest.raises(
+        ConfigError, match="max_num_batched_tokens 128 is less than max_num_seqs 256"
+    ):
         registry.make("vllm", {"max_num_batched_tokens": "128"})
 
 
@@ -127,7 +149,11 @@ def drafting(rows: list[Row], free: int | None = None) -> View:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_every_decode_drafts_in_line_and_prefills_do_not(mode: str) -> None:
-    rows = decodes(3) if mode == "prefill_first" else [*decodes(3), Row(slot=9, target=5000, arrived_s=-1)]
+    rows = (
+        decodes(3)
+        if mode == "prefill_first"
+        else [*decodes(3), Row(slot=9, target=5000, arrived_s=-1)]
+    )
     choice = plan(drafting(rows), mode=mode, spec_tokens=4)
     planned, speculation = entries(choice), choice.speculation
     assert speculation is not None
@@ -140,7 +166,10 @@ def test_every_decode_drafts_in_line_and_prefills_do_not(mode: str) -> None:
 
 
 def test_nobody_drafts_past_the_end_of_its_output() -> None:
-    rows = [decode(Row(slot=slot, max_tokens=5 + left), generated=5) for slot, left in enumerate((1, 2, 9))]
+    rows = [
+        decode(Row(slot=slot, max_tokens=5 + left), generated=5)
+        for slot, left in enumerate((1, 2, 9))
+    ]
     choice = plan(drafting(rows), spec_tokens=4)
     assert entries(choice) == {0: 1, 1: 2, 2: 5}
     assert choice.speculation is not None
@@ -163,7 +192,16 @@ def test_without_a_draft_model_or_room_for_drafts_decodes_run_as_ever() -> None:
 def test_a_burst_is_served_to_the_end_under_memory_pressure(mode: str) -> None:
     requests = [PlannedRequest(n, n / 64, 1500, 400, "Q1", 1.0, "default", "") for n in range(60)]
     # 60 x 1,900 tokens do not fit at once: some are preempted, all are served.
-    words = (requests, "vllm", {"mode": mode}, "a100-llama2-7b", 1, load_tiers("qoserve-3"), Latency.none(), 1)
+    words = (
+        requests,
+        "vllm",
+        {"mode": mode},
+        "a100-llama2-7b",
+        1,
+        load_tiers("qoserve-3"),
+        Latency.none(),
+        1,
+    )
     result = simulate(*words)
     assert all(verdict is not None and verdict.output_tokens == 400 for verdict in result.verdicts)
     assert result.preempted > 0
@@ -172,7 +210,10 @@ def test_a_burst_is_served_to_the_end_under_memory_pressure(mode: str) -> None:
 def test_prefill_first_gives_earlier_first_tokens_and_longer_pauses_than_chunks() -> None:
     rng = np.random.default_rng(1)
     arrivals = np.cumsum(rng.exponential(0.2, 100)).tolist()
-    requests = [PlannedRequest(n, at_s, 1500, 200, "Q1", 1.0, "default", "") for n, at_s in enumerate(arrivals)]
+    requests = [
+        PlannedRequest(n, at_s, 1500, 200, "Q1", 1.0, "default", "")
+        for n, at_s in enumerate(arrivals)
+    ]
     made = {
         mode: simulate(
             requests,
@@ -186,9 +227,14 @@ def test_prefill_first_gives_earlier_first_tokens_and_longer_pauses_than_chunks(
         )
         for mode in MODES
     }
-    ttft_s = {mode: np.mean([v.ttft_s for v in result.verdicts if v is not None and v.ttft_s is not None]) for mode, result in made.items()}
+    ttft_s = {
+        mode: np.mean([v.ttft_s for v in result.verdicts if v is not None and v.ttft_s is not None])
+        for mode, result in made.items()
+    }
     worst_s = {
-        mode: np.mean([v.worst_tbt_s for v in result.verdicts if v is not None and v.worst_tbt_s is not None])
+        mode: np.mean(
+            [v.worst_tbt_s for v in result.verdicts if v is not None and v.worst_tbt_s is not None]
+        )
         for mode, result in made.items()
     }
     assert ttft_s["prefill_first"] < ttft_s["chunked"]

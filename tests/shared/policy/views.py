@@ -16,19 +16,27 @@ BLOCK = 16
 
 
 class Linear:
-    """10 ms + 80 us per prefill token + 30 us per decode + 0.1 us per cached token of a decode + attention of the chunks."""
+    """10 ms + 80 us per prefill token + 30 us per decode + 0.1 us per cached token of a decode +
+    attention of the chunks.
+    """
 
     name = "linear"
 
     def batch_s(self, shape: BatchShape) -> float:
-        attention = 1e-8 * (shape.prefill_cross + shape.prefill_sq / 2) + 1e-7 * shape.decode_context
+        attention = (
+            1e-8 * (shape.prefill_cross + shape.prefill_sq / 2) + 1e-7 * shape.decode_context
+        )
         return 0.010 + 8e-5 * shape.prefill_tokens + 3e-5 * shape.decodes + attention
 
     def prefill_budget(self, shape: BatchShape, cached: int, budget_s: float, limit: int) -> int:
         low, high = 0, limit
         while low < high:
             middle = (low + high + 1) // 2
-            low, high = (middle, high) if self.batch_s(shape.with_chunk(middle, cached)) <= budget_s else (low, middle - 1)
+            low, high = (
+                (middle, high)
+                if self.batch_s(shape.with_chunk(middle, cached)) <= budget_s
+                else (low, middle - 1)
+            )
         return low
 
 
@@ -74,10 +82,24 @@ def summary(slot: int, **more: object) -> Row:
 
 def decode(row: Row, *, context: int = 200, generated: int = 5) -> Row:
     values = {f.name: getattr(row, f.name) for f in fields(Row)}
-    return Row(**{**values, "phase": Phase.DECODE, "target": context, "computed": context, "generated": generated})
+    return Row(
+        **{
+            **values,
+            "phase": Phase.DECODE,
+            "target": context,
+            "computed": context,
+            "generated": generated,
+        }
+    )
 
 
-def view(rows: Sequence[Row], *, profile: Profile | None = None, free: int | None = None, capacity: int = 10_000) -> View:
+def view(
+    rows: Sequence[Row],
+    *,
+    profile: Profile | None = None,
+    free: int | None = None,
+    capacity: int = 10_000,
+) -> View:
     """`free`: blocks; None for what the rows leave of the capacity."""
     held = [-(-(r.computed + r.unsure) // BLOCK) for r in rows]
 
@@ -139,10 +161,11 @@ def shape_of(seen: View, choice: Choice) -> BatchShape:
     for slot, cap in entries(choice).items():
         i = at[slot]
         cached = int(seen.computed_tokens[i] + seen.unsure_tokens[i])
-        if seen.phase[i] == Phase.DECODE:
-            shape = shape._replace(decodes=shape.decodes + 1, decode_context=shape.decode_context + cached)
-        else:
-            shape = shape.with_chunk(cap, cached)
+        shape = (
+            shape._replace(decodes=shape.decodes + 1, decode_context=shape.decode_context + cached)
+            if seen.phase[i] == Phase.DECODE
+            else shape.with_chunk(cap, cached)
+        )
     return shape
 
 
@@ -152,22 +175,36 @@ def rows(draw: st.DrawFn, most: int = 24) -> list[Row]:
     for slot in draw(st.permutations(range(draw(st.integers(0, most))))):
         phase = draw(st.sampled_from(Phase))
         target = draw(st.integers(1, 6000))
-        computed = {Phase.WAITING: 0, Phase.PREFILL: draw(st.integers(0, target - 1)), Phase.DECODE: target}[phase]
+        computed = {
+            Phase.WAITING: 0,
+            Phase.PREFILL: draw(st.integers(0, target - 1)),
+            Phase.DECODE: target,
+        }[phase]
         kind = draw(st.sampled_from(["interactive", "summary", "none", "both"]))
         generated = draw(st.integers(1, 300)) if phase == Phase.DECODE else 0
         made.append(
             Row(
                 slot=slot,
-                phase=Phase.PREFILL if 0 < computed < target else phase if phase == Phase.DECODE else Phase.WAITING,
+                phase=Phase.PREFILL
+                if 0 < computed < target
+                else phase
+                if phase == Phase.DECODE
+                else Phase.WAITING,
                 target=target,
                 computed=computed,
                 generated=generated,
                 max_tokens=draw(st.integers(generated + 1, 1000)),
                 application=draw(st.integers(0, 2)),
                 arrived_s=draw(st.integers(-64 * 20, 0)) / 64,
-                ttft_s=draw(st.sampled_from([1.0, 6.0])) if kind in ("interactive", "both") else math.inf,
-                tbt_s=draw(st.sampled_from([0.05, 0.1])) if kind in ("interactive", "both") else math.inf,
-                ttlt_s=draw(st.sampled_from([20.0, 600.0])) if kind in ("summary", "both") else math.inf,
+                ttft_s=draw(st.sampled_from([1.0, 6.0]))
+                if kind in ("interactive", "both")
+                else math.inf,
+                tbt_s=draw(st.sampled_from([0.05, 0.1]))
+                if kind in ("interactive", "both")
+                else math.inf,
+                ttlt_s=draw(st.sampled_from([20.0, 600.0]))
+                if kind in ("summary", "both")
+                else math.inf,
                 importance=draw(st.sampled_from([0.5, 1.0, 2.0])),
                 best_effort=draw(st.booleans()),
                 unsure=draw(st.integers(0, 3)) if phase == Phase.DECODE else 0,
@@ -176,4 +213,6 @@ def rows(draw: st.DrawFn, most: int = 24) -> list[Row]:
     return made
 
 
-views = st.builds(lambda rs, free: view(rs, free=free), rows(), st.one_of(st.none(), st.integers(0, 400)))
+views = st.builds(
+    lambda rs, free: view(rs, free=free), rows(), st.one_of(st.none(), st.integers(0, 400))
+)

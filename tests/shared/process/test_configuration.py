@@ -43,10 +43,14 @@ def test_without_file_and_environment_the_defaults_hold() -> None:
 
 def test_the_environment_wins_over_the_file_and_the_file_over_the_defaults(tmp_path: Path) -> None:
     env = toml(tmp_path, "[planner]\ntoken_budget = 256\ndrain_s = 9\n[worker]\nreplica = 'r9'\n")
-    assert load(PlannerConfig, "planner", env | {"SLACKLINE_PLANNER_TOKEN_BUDGET": "128"}) == PlannerConfig(token_budget=128, drain_s=9.0)
+    assert load(
+        PlannerConfig, "planner", env | {"SLACKLINE_PLANNER_TOKEN_BUDGET": "128"}
+    ) == PlannerConfig(token_budget=128, drain_s=9.0)
 
 
-def test_what_the_fleet_shares_reaches_every_section_and_a_section_may_differ(tmp_path: Path) -> None:
+def test_what_the_fleet_shares_reaches_every_section_and_a_section_may_differ(
+    tmp_path: Path,
+) -> None:
     env = toml(tmp_path, "url = 'nats://a:1'\n[planner]\ndrain_s = 1.0\n")
     assert load(PlannerConfig, "planner", env).url == "nats://a:1"
     assert load(PlannerConfig, "planner", env | {"SLACKLINE_URL": "nats://b:2"}).url == "nats://b:2"
@@ -65,13 +69,19 @@ def test_environment_values_take_their_fields_types() -> None:
         "SLACKLINE_LOG_LEVEL": "debug",
     }
     seen = load(PlannerConfig, "planner", env)
-    assert seen == PlannerConfig(drain_s=2.0, eager=True, replica="17", tiers={"chat": Slo(ttft_s=1.0)}, pools=["lp", "hp"])
+    assert seen == PlannerConfig(
+        drain_s=2.0, eager=True, replica="17", tiers={"chat": Slo(ttft_s=1.0)}, pools=["lp", "hp"]
+    )
 
 
 @pytest.mark.parametrize(
     ("text", "env", "parts"),
     [
-        ("[planner]\ntoken_budgets = 1\n", {}, ["token_budgets", "[planner]", "token_budget", "drain_s"]),
+        (
+            "[planner]\ntoken_budgets = 1\n",
+            {},
+            ["token_budgets", "[planner]", "token_budget", "drain_s"],
+        ),
         ("[planer]\ntoken_budget = 1\n", {}, ["planer", "planner", "worker"]),
         ("urls = 'x'\n", {}, ["urls", "url"]),
         ("planner = 3\n", {}, ["planner", "section"]),
@@ -79,13 +89,23 @@ def test_environment_values_take_their_fields_types() -> None:
         ("[planner]\ntoken_budget = 0\n", {}, ["planner.token_budget", "1"]),
         ("[planner.tiers.chat]\nttft = 1.0\n", {}, ["planner.tiers", "ttft"]),
         ("[planner\n", {}, ["SLACKLINE_CONFIG", "cannot be read"]),
-        ("", {"SLACKLINE_PLANNER_BUDGET": "1"}, ["SLACKLINE_PLANNER_BUDGET", "budget", "token_budget"]),
-        ("", {"SLACKLINE_PLANNER_TOKEN_BUDGET": "many"}, ["SLACKLINE_PLANNER_TOKEN_BUDGET", "many"]),
+        (
+            "",
+            {"SLACKLINE_PLANNER_BUDGET": "1"},
+            ["SLACKLINE_PLANNER_BUDGET", "budget", "token_budget"],
+        ),
+        (
+            "",
+            {"SLACKLINE_PLANNER_TOKEN_BUDGET": "many"},
+            ["SLACKLINE_PLANNER_TOKEN_BUDGET", "many"],
+        ),
         ("", {"SLACKLINE_PLANNER_TOKEN_BUDGET": "-1"}, ["SLACKLINE_PLANNER_TOKEN_BUDGET"]),
         ("", {"SLACKLINE_PLANNER_TIERS": "{chat"}, ["SLACKLINE_PLANNER_TIERS", "{chat"]),
     ],
 )
-def test_a_wrong_setting_stops_the_start_and_the_error_names_it(tmp_path: Path, text: str, env: dict[str, str], parts: list[str]) -> None:
+def test_a_wrong_setting_stops_the_start_and_the_error_names_it(
+    tmp_path: Path, text: str, env: dict[str, str], parts: list[str]
+) -> None:
     with pytest.raises(ConfigError) as caught:
         load(PlannerConfig, "planner", toml(tmp_path, text) | env)
     assert all(part in str(caught.value) for part in parts), str(caught.value)
@@ -103,7 +123,11 @@ def test_a_required_setting_that_is_missing_says_where_to_set_it() -> None:
 
 def test_a_struct_may_check_its_fields_together() -> None:
     with pytest.raises(ConfigError, match="low_s must not exceed high_s"):
-        load(WorkerConfig, "worker", {"SLACKLINE_WORKER_REPLICA": "r1", "SLACKLINE_WORKER_LOW_S": "3"})
+        load(
+            WorkerConfig,
+            "worker",
+            {"SLACKLINE_WORKER_REPLICA": "r1", "SLACKLINE_WORKER_LOW_S": "3"},
+        )
 
 
 def test_passwords_do_not_reach_the_log() -> None:

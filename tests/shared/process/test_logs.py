@@ -29,16 +29,30 @@ except ZeroDivisionError:
 
 def lines(level: str) -> list[dict[str, Any]]:
     env = {"SLACKLINE_LOG_LEVEL": level, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", PROGRAM], env=env, capture_output=True, check=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], env=env, capture_output=True, check=True, timeout=60
+    )
     return [msgspec.json.decode(line) for line in done.stdout.splitlines()]
 
 
 def test_every_line_is_json_and_says_who_and_when() -> None:
     seen = lines("debug")
-    assert [line["event"] for line in seen] == ["plan.built", "request.finished", "library.logged", "service.failed"]
-    assert all((line["service"], line["instance"]) == ("planner", "p1") and line["at"].endswith("+00:00") for line in seen)
+    assert [line["event"] for line in seen] == [
+        "plan.built",
+        "request.finished",
+        "library.logged",
+        "service.failed",
+    ]
+    assert all(
+        (line["service"], line["instance"]) == ("planner", "p1") and line["at"].endswith("+00:00")
+        for line in seen
+    )
     assert (seen[1]["ttft_s"], seen[1]["slo_met"], seen[1]["level"]) == (0.5, True, "info")
-    assert (seen[2]["logger"], seen[2]["message"], seen[2]["level"]) == ("nats", "slow consumer 7", "warning")
+    assert (seen[2]["logger"], seen[2]["message"], seen[2]["level"]) == (
+        "nats",
+        "slow consumer 7",
+        "warning",
+    )
     assert "ZeroDivisionError" in seen[3]["exception"]
 
 

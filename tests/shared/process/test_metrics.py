@@ -20,12 +20,18 @@ from shared.process.main import SCRAPE_LIMIT_BYTES, scraped
 
 def samples(registry: Registry) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
     families = text_string_to_metric_families(registry.render_prometheus())
-    return {(s.name, tuple(sorted(s.labels.items()))): s.value for family in families for s in family.samples}
+    return {
+        (s.name, tuple(sorted(s.labels.items()))): s.value
+        for family in families
+        for s in family.samples
+    }
 
 
 def test_counters_and_gauges_reach_the_scraper_with_their_labels() -> None:
     registry = Registry()
-    requests = registry.counter("slackline_requests_total", "requests by verdict", ("tier", "verdict"))
+    requests = registry.counter(
+        "slackline_requests_total", "requests by verdict", ("tier", "verdict")
+    )
     requests.labels("chat", "met").add()
     requests.labels("chat", "met").add(2)
     requests.labels('a"b\\c\nd', "missed").add()
@@ -46,17 +52,25 @@ def test_a_bucket_holds_what_is_at_or_below_its_bound(values: list[float]) -> No
         seen.observe(value)
     read = samples(registry)
     for bound, text in ((-1.0, "-1"), (0.0, "0"), (2.5, "2.5"), (math.inf, "+Inf")):
-        assert read["slackline_slack_seconds_bucket", (("le", text),)] == sum(v <= bound for v in values)
+        assert read["slackline_slack_seconds_bucket", (("le", text),)] == sum(
+            v <= bound for v in values
+        )
     assert read["slackline_slack_seconds_count", ()] == len(values) == seen.count
     assert read["slackline_slack_seconds_sum", ()] == pytest.approx(sum(values), abs=1e-9)
 
 
 def test_labels_that_clients_choose_are_capped_and_the_rest_goes_to_other() -> None:
     registry = Registry()
-    family = registry.counter("slackline_tenant_requests_total", "by tenant", ("tenant",), caps={"tenant": 2})
+    family = registry.counter(
+        "slackline_tenant_requests_total", "by tenant", ("tenant",), caps={"tenant": 2}
+    )
     for tenant in ("a", "b", "c", "d", "a"):
         family.labels(tenant).add()
-    assert {labels[0][1]: n for (_, labels), n in samples(registry).items()} == {"a": 2, "b": 1, "other": 2}
+    assert {labels[0][1]: n for (_, labels), n in samples(registry).items()} == {
+        "a": 2,
+        "b": 1,
+        "other": 2,
+    }
 
 
 def test_a_name_is_registered_once_and_labels_are_complete() -> None:
@@ -78,14 +92,20 @@ def watched() -> Watched:
 async def test_metrics_of_all_registries_and_health_are_told_over_http() -> None:
     first, second = Registry(), Registry()
     registries = [first]
-    async with scraped(watched(), registries) as address, httpx.AsyncClient(trust_env=False) as http:
+    async with (
+        scraped(watched(), registries) as address,
+        httpx.AsyncClient(trust_env=False) as http,
+    ):
         registries.append(second)
         first.counter("slackline_a_total", "a").labels().add(2)
         second.gauge("slackline_b", "b").labels().set(0.5)
         answer = await http.get(address)
         assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
         families = text_string_to_metric_families(answer.text)
-        assert {s.name: s.value for family in families for s in family.samples} == {"slackline_a_total": 2, "slackline_b": 0.5}
+        assert {s.name: s.value for family in families for s in family.samples} == {
+            "slackline_a_total": 2,
+            "slackline_b": 0.5,
+        }
         health = address.replace("/metrics", "/health?verbose=1")
         assert (await http.get(health)).json() == {"status": "ok"}
         assert (await http.get(address + "/more")).status_code == 404
@@ -93,7 +113,10 @@ async def test_metrics_of_all_registries_and_health_are_told_over_http() -> None
 
 
 async def test_who_says_nothing_or_nonsense_holds_up_nobody() -> None:
-    async with scraped(watched(), [Registry()]) as address, httpx.AsyncClient(trust_env=False) as http:
+    async with (
+        scraped(watched(), [Registry()]) as address,
+        httpx.AsyncClient(trust_env=False) as http,
+    ):
         host, port = httpx.URL(address).host, httpx.URL(address).port
         _, silent = await asyncio.open_connection(host, port)
         for nonsense in (b"\r\n\r\n", b"\xff\xfe\r\n\r\n", b"GET", b"x" * (2 * SCRAPE_LIMIT_BYTES)):
@@ -119,17 +142,25 @@ async def test_no_port_means_no_listener_and_a_taken_one_is_an_error() -> None:
 
 def test_the_port_is_set_for_all_services_or_for_one_and_must_be_one() -> None:
     assert load_watched("worker", {}) == Watched(metrics_port=0)
-    both = {"SLACKLINE_METRICS_PORT": "9464", "SLACKLINE_WORKER_METRICS_PORT": "9465", "SLACKLINE_WORKER_REPLICA": "r1"}
+    both = {
+        "SLACKLINE_METRICS_PORT": "9464",
+        "SLACKLINE_WORKER_METRICS_PORT": "9465",
+        "SLACKLINE_WORKER_REPLICA": "r1",
+    }
     assert load_watched("worker", both).metrics_port == 9465
     assert load_watched("planner", both).metrics_port == 9464
     with pytest.raises(ConfigError, match="SLACKLINE_METRICS_PORT"):
         load_watched("planner", {"SLACKLINE_METRICS_PORT": "65536"})
 
 
-async def test_every_process_of_a_fleet_tells_its_metrics_and_a_torch_worker_the_error_of_the_profile_it_fitted() -> None:
+async def test_every_process_of_a_fleet_tells_its_metrics_and_a_torch_worker_the_error_of_the_profile_it_fitted() -> (
+    None
+):
     pytest.importorskip("torch")
     ports = {section: free_port() for section in ("ADMISSION", "PLANNER", "RELEGATION", "WORKER")}
-    environment = {f"SLACKLINE_{section}_METRICS_PORT": str(port) for section, port in ports.items()}
+    environment = {
+        f"SLACKLINE_{section}_METRICS_PORT": str(port) for section, port in ports.items()
+    }
     environment |= {"SLACKLINE_WORKER_PROFILE_S": "6", "SLACKLINE_WORKER_PROFILE": ""}
     read = dict[str, dict[str, float]]()
     async with (
@@ -139,9 +170,12 @@ async def test_every_process_of_a_fleet_tells_its_metrics_and_a_torch_worker_the
         body = {"prompt": "Why is the sky blue?", "max_tokens": 12}
         assert (await http.post(f"{fleet.http_url}/v1/completions", json=body)).status_code == 200
         async with asyncio.timeout(10):
-            while not read or not read["PLANNER"].get(names.ACKS):  # it is brought up to date ten times a second
+            # it is brought up to date ten times a second
+            while not read or not read["PLANNER"].get(names.ACKS):
                 for section, port in ports.items():
-                    families = text_string_to_metric_families((await http.get(f"http://127.0.0.1:{port}/metrics")).text)
+                    families = text_string_to_metric_families(
+                        (await http.get(f"http://127.0.0.1:{port}/metrics")).text
+                    )
                     read[section] = {s.name: s.value for family in families for s in family.samples}
                 await asyncio.sleep(0.05)
     assert 0 < read["WORKER"][names.FIT_ERROR] < 2

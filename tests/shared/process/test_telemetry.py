@@ -19,7 +19,10 @@ ROOT = Path(__file__).parents[3]
 
 
 def spans(path: Path) -> dict[str, dict[str, Any]]:
-    return {span["name"]: span for span in (msgspec.json.decode(line) for line in path.read_bytes().splitlines())}
+    return {
+        span["name"]: span
+        for span in (msgspec.json.decode(line) for line in path.read_bytes().splitlines())
+    }
 
 
 def test_off_by_default_the_sdk_is_never_imported() -> None:
@@ -34,7 +37,12 @@ tracing.close()
 assert span.traceparent == ""
 sys.exit(any(name.partition(".")[0] == "opentelemetry" for name in sys.modules))
 """
-    assert subprocess.run([sys.executable, "-c", program], env={"PYTHONPATH": str(ROOT)}, check=False, timeout=60).returncode == 0
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", program], env={"PYTHONPATH": str(ROOT)}, check=False, timeout=60
+        ).returncode
+        == 0
+    )
 
 
 def test_off_hands_on_the_traceparent_it_was_given() -> None:
@@ -46,7 +54,10 @@ def test_off_hands_on_the_traceparent_it_was_given() -> None:
     ("env", "on"),
     [
         ({"OTEL_TRACES_EXPORTER": "none"}, False),
-        ({"OTEL_TRACES_EXPORTER": "none", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"}, False),
+        (
+            {"OTEL_TRACES_EXPORTER": "none", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"},
+            False,
+        ),
         ({"OTEL_TRACES_EXPORTER": "console", "OTEL_SDK_DISABLED": "true"}, False),
         ({"OTEL_TRACES_EXPORTER": "console"}, True),
         ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"}, True),
@@ -58,7 +69,13 @@ def test_the_standard_variables_turn_it_on_and_off(env: dict[str, str], on: bool
     tracing.close()
 
 
-@pytest.mark.parametrize("env", [{"OTEL_TRACES_EXPORTER": "zipkin"}, {"OTEL_TRACES_EXPORTER": "console", "OTEL_TRACES_SAMPLER_ARG": "2"}])
+@pytest.mark.parametrize(
+    "env",
+    [
+        {"OTEL_TRACES_EXPORTER": "zipkin"},
+        {"OTEL_TRACES_EXPORTER": "console", "OTEL_TRACES_SAMPLER_ARG": "2"},
+    ],
+)
 def test_a_setting_that_does_not_exist_stops_the_start(env: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match="OTEL_TRACES"):
         configure("gateway", environ=env)
@@ -70,7 +87,9 @@ def test_two_services_joined_by_traceparent_make_one_trace(tmp_path: Path) -> No
     clock: Callable[[], float] = iter([100.0, 100.5, 101.0, 103.0]).__next__
     admission = configure("admission", "a1", env, now_unix_s=clock)
     worker = configure("worker", "r1", env, now_unix_s=clock)
-    root = admission.start("completions tiny", None, {"gen_ai.operation.name": "completions"}, kind="server")
+    root = admission.start(
+        "completions tiny", None, {"gen_ai.operation.name": "completions"}, kind="server"
+    )
     root.event("offer.declined", **{REPLICA: "r2"})
     child = worker.start("prefill", root.traceparent)
     child.set(**{ERROR_TYPE: "timeout"})
@@ -87,10 +106,15 @@ def test_two_services_joined_by_traceparent_make_one_trace(tmp_path: Path) -> No
     assert parent["parent_span_id"] is None
     assert prefill["parent_span_id"] == parent["span_id"]
     assert iteration["parent_span_id"] == prefill["span_id"]
-    assert [(s["service"], s["instance"]) for s in (parent, prefill)] == [("admission", "a1"), ("worker", "r1")]
+    assert [(s["service"], s["instance"]) for s in (parent, prefill)] == [
+        ("admission", "a1"),
+        ("worker", "r1"),
+    ]
     times = [(s["start_unix_s"], s["end_unix_s"]) for s in (parent, prefill, iteration)]
     assert times == [(100.0, 103.0), (101.0, 102.0), (101.25, 101.75)]
-    assert parent["events"] == [{"name": "offer.declined", "at_unix_s": 100.5, "attributes": {REPLICA: "r2"}}]
+    assert parent["events"] == [
+        {"name": "offer.declined", "at_unix_s": 100.5, "attributes": {REPLICA: "r2"}}
+    ]
     assert prefill["attributes"][ERROR_TYPE] == "timeout"
     assert iteration["attributes"] == {"slackline.plan.seq": 7}
 
@@ -109,7 +133,9 @@ def test_a_parent_that_was_not_sampled_leaves_nothing_and_its_children_know(tmp_
 
 def test_a_ratio_of_zero_records_no_root_and_tells_its_children(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
-    tracing = configure("admission", "a1", {"SLACKLINE_TRACE_FILE": str(path), "OTEL_TRACES_SAMPLER_ARG": "0"})
+    tracing = configure(
+        "admission", "a1", {"SLACKLINE_TRACE_FILE": str(path), "OTEL_TRACES_SAMPLER_ARG": "0"}
+    )
     root = tracing.start("completions tiny", None)
     child = tracing.start("prefill", root.traceparent)
     child.end()

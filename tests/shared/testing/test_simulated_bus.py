@@ -1,4 +1,6 @@
-"""The simulated broker: the same story for the same seed, faults that do what they say, deaths and returns."""
+"""The simulated broker: the same story for the same seed, faults that do what they say, deaths and
+returns.
+"""
 
 import asyncio
 import contextlib
@@ -25,11 +27,23 @@ class Note(Struct, frozen=True, kw_only=True):
 
 
 ALL_FAULTS = Faults(
-    spike=0.05, loss=0.05, duplicate=0.05, reorder=0.1, store_lost=0.05, store_silent=0.05, store_late=0.05, publish_yields=0.2
+    spike=0.05,
+    loss=0.05,
+    duplicate=0.05,
+    reorder=0.1,
+    store_lost=0.05,
+    store_silent=0.05,
+    store_late=0.05,
+    publish_yields=0.2,
 )
 
 
-def on_net(main: Callable[[SimNet], Coroutine[Any, Any, Any]], faults: Faults | None = None, seed: int = 1, trace_lines: int = 0) -> Any:
+def on_net(
+    main: Callable[[SimNet], Coroutine[Any, Any, Any]],
+    faults: Faults | None = None,
+    seed: int = 1,
+    trace_lines: int = 0,
+) -> Any:
     async def begin() -> Any:
         return await main(SimNet(random.Random(seed), faults, trace_lines=trace_lines))
 
@@ -132,7 +146,9 @@ def test_a_paused_process_is_still_called_and_answers_when_it_is_back():
         heard: list[tuple[float, int]] = []
 
         async def serve(bus: Bus) -> None:
-            await bus.subscribe("t.echo", Note, lambda msg, call: heard.append((virtual_loop().time(), msg.number)))
+            await bus.subscribe(
+                "t.echo", Note, lambda msg, call: heard.append((virtual_loop().time(), msg.number))
+            )
             await asyncio.Event().wait()
 
         process, client = SimProcess("server"), net.connect("client")
@@ -175,11 +191,16 @@ def test_a_write_that_timed_out_may_have_happened_or_not_or_happen_later():
         (Faults(spike=0.1), lambda seen: seen == list(range(200))),
         (Faults(loss=0.1), lambda seen: len(seen) < 200 and seen == sorted(seen)),
         (Faults(duplicate=0.1), lambda seen: len(seen) > 200 and set(seen) == set(range(200))),
-        (Faults(reorder=0.1), lambda seen: seen != sorted(seen) and sorted(seen) == list(range(200))),
+        (
+            Faults(reorder=0.1),
+            lambda seen: seen != sorted(seen) and sorted(seen) == list(range(200)),
+        ),
     ],
     ids=["healthy", "spike", "loss", "duplicate", "reorder"],
 )
-def test_each_fault_does_what_it_says_and_nothing_else(faults: Faults, expected: Callable[[list[int]], bool]):
+def test_each_fault_does_what_it_says_and_nothing_else(
+    faults: Faults, expected: Callable[[list[int]], bool]
+):
     async def main(net: SimNet) -> list[int]:
         seen: list[int] = []
         await net.connect("b").subscribe("t.>", Note, lambda msg, call: seen.append(msg.number))
@@ -195,7 +216,9 @@ def test_each_fault_does_what_it_says_and_nothing_else(faults: Faults, expected:
 
 
 def test_what_one_connection_sends_before_it_writes_is_heard_before_what_follows_from_the_write():
-    """NATS has one order per server: a third party that acts on the write cannot overtake the message."""
+    """NATS has one order per server: a third party that acts on the write cannot overtake the
+    message.
+    """
 
     async def main(net: SimNet) -> None:
         a, b, c = net.connect("a"), net.connect("b"), net.connect("c")
@@ -284,7 +307,9 @@ tokens = st.lists(st.sampled_from(["a", "b", "c"]), min_size=1, max_size=5)
 
 @settings(deadline=None)
 @given(tokens, st.data())
-def test_a_subject_matches_itself_with_any_tokens_starred_and_any_tail_cut(subject: list[str], data: st.DataObject):
+def test_a_subject_matches_itself_with_any_tokens_starred_and_any_tail_cut(
+    subject: list[str], data: st.DataObject
+):
     starred = [data.draw(st.sampled_from([token, "*"])) for token in subject]
     assert matches(starred, subject)
     keep = data.draw(st.integers(0, len(subject) - 1))

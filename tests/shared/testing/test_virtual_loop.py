@@ -1,4 +1,6 @@
-"""Virtual time: an hour in milliseconds, one order of events for one seed, and processes that stop, return and die."""
+"""Virtual time: an hour in milliseconds, one order of events for one seed, and processes that stop,
+return and die.
+"""
 
 import asyncio
 import contextlib
@@ -25,7 +27,9 @@ def test_a_run_where_every_task_waits_and_no_timer_is_set_fails_and_names_them()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(asyncio.Event().wait(), name="the-forgotten-one")
 
-    with pytest.raises(RuntimeError, match=r"every task waits and no timer is set.*the-forgotten-one"):
+    with pytest.raises(
+        RuntimeError, match=r"every task waits and no timer is set.*the-forgotten-one"
+    ):
         run_virtual(main())
 
 
@@ -237,7 +241,9 @@ def test_a_process_may_kill_itself_and_be_started_again_by_its_supervisor():
             starts.append(-1)
 
         def start(_: SimProcess | None = None) -> None:
-            process = SimProcess("a", on_exit=lambda ended: virtual_loop().call_later(0.5, start, ended) and None)
+            process = SimProcess(
+                "a", on_exit=lambda ended: virtual_loop().call_later(0.5, start, ended) and None
+            )
             process.start(serve(process))
 
         start()

@@ -15,7 +15,9 @@ from shared.text.detokenizer import Detokenizer
 from shared.text.tokenizer import BUILTIN_SPECIALS, Tokenizer
 
 # Markers within a prompt are special tokens, as callers who render chats themselves expect.
-texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=60).filter(lambda text: "<|" not in text)
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=60).filter(
+    lambda text: "<|" not in text
+)
 seeded = settings(deadline=None, print_blob=True)
 
 
@@ -52,7 +54,9 @@ def test_bad_bytes_read_as_a_whole_decoding_would(tokens: list[int]) -> None:
 def test_special_and_unknown_tokens_have_no_text() -> None:
     tokenizer = Tokenizer.builtin()
     assert tokenizer.vocabulary == 261
-    assert all(tokenizer.inner.token_to_id(name) == token for name, token in BUILTIN_SPECIALS.items())
+    assert all(
+        tokenizer.inner.token_to_id(name) == token for name, token in BUILTIN_SPECIALS.items()
+    )
     assert read(tokenizer.detokenizer(), [104, *BUILTIN_SPECIALS.values(), 100_000, 105]) == "hi"
 
 
@@ -62,11 +66,34 @@ def test_a_lone_surrogate_is_the_senders_fault() -> None:
 
 
 def byte_fallback(folder: Path) -> Tokenizer:
-    """A vocabulary in the manner of SentencePiece: words that carry their space, and single bytes for all else."""
-    pieces = ["<unk>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "▁the", "▁a", "n", "o", "t"]
+    """A vocabulary in the manner of SentencePiece: words that carry their space, and single bytes
+    for all else.
+    """
+    pieces = [
+        "<unk>",
+        "</s>",
+        *(f"<0x{byte:02X}>" for byte in range(256)),
+        "▁",
+        "▁the",
+        "▁a",
+        "n",
+        "o",
+        "t",
+    ]
     vocabulary = {piece: token for token, piece in enumerate(pieces)}
-    inner = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token="<unk>", byte_fallback=True, fuse_unk=True))
-    inner.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    inner = tokenizers.Tokenizer(
+        models.BPE(
+            vocab=vocabulary, merges=[], unk_token="<unk>", byte_fallback=True, fuse_unk=True
+        )
+    )
+    inner.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
     inner.add_special_tokens(["</s>"])
     inner.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": "</s>"}}))
@@ -78,7 +105,12 @@ def test_a_vocabulary_that_is_not_byte_level_reads_alike_in_pieces(tmp_path: Pat
     assert tokenizer.eos_token_ids == {1}
 
     @seeded
-    @given(st.lists(st.sampled_from(["▁the", "▁a", "n", "o", "t", "é", "日", "🙂", "▁", "</s>"]), max_size=30))
+    @given(
+        st.lists(
+            st.sampled_from(["▁the", "▁a", "n", "o", "t", "é", "日", "🙂", "▁", "</s>"]),
+            max_size=30,
+        )
+    )
     def check(words: list[str]) -> None:
         tokens = []
         for word in words:
@@ -109,7 +141,9 @@ def test_a_folder_is_read_once_and_a_missing_one_is_named(tmp_path: Path) -> Non
     loaded = Tokenizer.load(tmp_path)
     assert Tokenizer.load(str(tmp_path)) is loaded
     assert loaded.eos_token_ids == Tokenizer.builtin().eos_token_ids
-    assert loaded.render([{"role": "user", "content": "hi"}]) == Tokenizer.builtin().render([{"role": "user", "content": "hi"}])
+    assert loaded.render([{"role": "user", "content": "hi"}]) == Tokenizer.builtin().render(
+        [{"role": "user", "content": "hi"}]
+    )
     assert read(loaded.detokenizer(), loaded.encode("naïve 🙂")) == "naïve 🙂"
     with pytest.raises(ConfigError, match="nowhere"):
         Tokenizer.load(tmp_path / "nowhere")
@@ -117,8 +151,16 @@ def test_a_folder_is_read_once_and_a_missing_one_is_named(tmp_path: Path) -> Non
 
 def test_messages_render_as_marked_turns_with_the_assistants_left_open() -> None:
     tokenizer = Tokenizer.builtin()
-    prompt = tokenizer.render([{"role": "system", "content": "be brief"}, {"role": "user", "content": [{"type": "text", "text": "hi"}]}])
-    assert prompt == "<|im_start|>system\nbe brief<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    prompt = tokenizer.render(
+        [
+            {"role": "system", "content": "be brief"},
+            {"role": "user", "content": [{"type": "text", "text": "hi"}]},
+        ]
+    )
+    assert (
+        prompt
+        == "<|im_start|>system\nbe brief<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    )
     assert tokenizer.encode(prompt, rendered=True).count(BUILTIN_SPECIALS["<|im_start|>"]) == 3
 
 
@@ -150,9 +192,13 @@ TEMPLATE = """{{ bos_token }}{% for m in messages %}
 
 def test_a_models_own_template_is_used_and_may_refuse(tmp_path: Path) -> None:
     Tokenizer.builtin().inner.save(str(tmp_path / "tokenizer.json"))
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<|bos|>", "chat_template": TEMPLATE}))
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"bos_token": "<|bos|>", "chat_template": TEMPLATE})
+    )
     tokenizer = Tokenizer.load(tmp_path)
-    assert tokenizer.render([{"role": "user", "content": " hi "}]) == "<|bos|>[user] hi\n[assistant]"
+    assert (
+        tokenizer.render([{"role": "user", "content": " hi "}]) == "<|bos|>[user] hi\n[assistant]"
+    )
     with pytest.raises(PeerError, match="no system prompts"):
         tokenizer.render([{"role": "system", "content": "x"}])
 

@@ -10,17 +10,26 @@ RANK, ALPHA = 4, 8
 
 
 def write_adapter(folder: Path, model: Path, *, seed: int) -> Path:
-    """For the query and value projections, as strong as the model's own weights: the output changes from the first tokens on."""
+    """For the query and value projections, as strong as the model's own weights: the output changes
+    from the first tokens on.
+    """
     config = json.loads((model / "config.json").read_text())
     hidden, head = config["hidden_size"], config["head_dim"]
-    outputs = {"q_proj": config["num_attention_heads"] * head, "v_proj": config["num_key_value_heads"] * head}
+    outputs = {
+        "q_proj": config["num_attention_heads"] * head,
+        "v_proj": config["num_key_value_heads"] * head,
+    }
     generator = torch.Generator().manual_seed(seed)
     weights = {}
     for layer in range(config["num_hidden_layers"]):
         for name, wide in outputs.items():
             path = f"base_model.model.model.layers.{layer}.self_attn.{name}"
-            weights[f"{path}.lora_A.weight"] = torch.randn(RANK, hidden, generator=generator) / hidden**0.5
-            weights[f"{path}.lora_B.weight"] = torch.randn(wide, RANK, generator=generator) / RANK**0.5
+            weights[f"{path}.lora_A.weight"] = (
+                torch.randn(RANK, hidden, generator=generator) / hidden**0.5
+            )
+            weights[f"{path}.lora_B.weight"] = (
+                torch.randn(wide, RANK, generator=generator) / RANK**0.5
+            )
     save_file(weights, folder / "adapter_model.safetensors", metadata={"format": "pt"})
     peft = {
         "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": model.name, "r": RANK, "lora_alpha": ALPHA,

@@ -1,4 +1,6 @@
-"""Engines, and vLLM under its own scheduler to compare with: built once, since each takes seconds."""
+"""Engines, and vLLM under its own scheduler to compare with: built once, since each takes
+seconds.
+"""
 
 import os
 from collections.abc import Callable, Iterator
@@ -16,7 +18,9 @@ OURS = Path(__file__).parents[4] / "shared" / "models" / "slackline-5m"
 DRAFT = OURS.parent / "slackline-draft"
 KV_BLOCKS, SLOTS = 24, 12  # a quarter of what the requests want: plans run out of KV
 OUTPUT_TOKENS = 30
-FIRM = 1e-3  # a token counts as greedy if the next best is so much less likely (natural log): another batch must not turn it
+# a token counts as greedy if the next best is so much less likely (natural log): another batch must
+# not turn it
+FIRM = 1e-3
 SENTENCES = (
     "What is the capital of France?",
     "Tell me about a dog that lives in a house and likes to eat.",
@@ -31,7 +35,9 @@ BUILT: list[Any] = []
 
 
 class Case(NamedTuple):
-    """What is asked of a model, and what vLLM's own scheduler answers, with the logprobs of its three likeliest tokens."""
+    """What is asked of a model, and what vLLM's own scheduler answers, with the logprobs of its
+    three likeliest tokens.
+    """
 
     prompts: list[list[int]]
     outputs: list[list[int]]
@@ -60,7 +66,10 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def adapters(tmp_path_factory: pytest.TempPathFactory, small: Path) -> dict[str, Path]:
     """A folder for each model, by the model's name."""
-    return {name: write_adapter(tmp_path_factory.mktemp("adapter"), model, seed=3) for name, model in (("ours", OURS), ("small", small))}
+    return {
+        name: write_adapter(tmp_path_factory.mktemp("adapter"), model, seed=3)
+        for name, model in (("ours", OURS), ("small", small))
+    }
 
 
 @pytest.fixture(scope="session")
@@ -82,7 +91,10 @@ def _reference(folder: Path, adapter: Path) -> Case:
 
     tokenizer, rng = Tokenizer.load(folder), Random(5)
     prompts = [tokenizer.encode(sentence) for sentence in SENTENCES]
-    prompts += [[rng.randrange(5, tokenizer.vocabulary) for _ in range(rng.randint(2, 150))] for _ in range(12)]
+    prompts += [
+        [rng.randrange(5, tokenizer.vocabulary) for _ in range(rng.randint(2, 150))]
+        for _ in range(12)
+    ]
     llm = LLM(
         model=str(folder), dtype="float32", enforce_eager=True, num_gpu_blocks_override=257, block_size=32, max_num_seqs=16,
         max_model_len=1024, enable_lora=True, max_lora_rank=8,
@@ -90,11 +102,18 @@ def _reference(folder: Path, adapter: Path) -> Case:
     params = SamplingParams(temperature=0, max_tokens=OUTPUT_TOKENS, ignore_eos=True, logprobs=3)
     asked: list[Any] = [{"prompt_token_ids": prompt} for prompt in prompts]
     answers = [
-        [answer.outputs[0] for answer in llm.generate(asked, params, use_tqdm=False, lora_request=lora)]
+        [
+            answer.outputs[0]
+            for answer in llm.generate(asked, params, use_tqdm=False, lora_request=lora)
+        ]
         for lora in (None, LoRARequest("other", 1, str(adapter)))
     ]
     logprobs = [
-        [[{token: likely.logprob for token, likely in step.items()} for step in answer.logprobs] for answer in each] for each in answers
+        [
+            [{token: likely.logprob for token, likely in step.items()} for step in answer.logprobs]
+            for answer in each
+        ]
+        for each in answers
     ]
     firm = [n for n in range(len(prompts)) if all(_firm(each[n]) for each in logprobs)]
     assert len(firm) >= SLOTS, "hardly any output is firm: other prompts"
@@ -103,13 +122,20 @@ def _reference(folder: Path, adapter: Path) -> Case:
 
 
 def _firm(output: list[dict[int, float]]) -> bool:
-    return all(first - second > FIRM for first, second, *_ in (sorted(step.values(), reverse=True) for step in output))
+    return all(
+        first - second > FIRM
+        for first, second, *_ in (sorted(step.values(), reverse=True) for step in output)
+    )
 
 
 def built(folder: Path, vllm: dict[str, Any], **options: Any) -> Any:
     from services.worker.engines.vllm_setup import build
 
-    cfg = WorkerConfig(engine="vllm", **{"kv_blocks": KV_BLOCKS, "max_slots": SLOTS, **options}, vllm={"max_model_len": 512, **vllm})
+    cfg = WorkerConfig(
+        engine="vllm",
+        **{"kv_blocks": KV_BLOCKS, "max_slots": SLOTS, **options},
+        vllm={"max_model_len": 512, **vllm},
+    )
     BUILT.append(build(cfg, folder))
     return BUILT[-1]
 
@@ -142,7 +168,9 @@ def plain(small: Path) -> Iterator[Callable[[str], Any]]:
 def caching(adapters: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """Our model with a prefix cache, and with adapters."""
     third = write_adapter(tmp_path_factory.mktemp("adapter"), OURS, seed=4)
-    engine = built(OURS, {"max_lora_rank": 8}, adapters={"other": str(adapters["ours"]), "third": str(third)})
+    engine = built(
+        OURS, {"max_lora_rank": 8}, adapters={"other": str(adapters["ours"]), "third": str(third)}
+    )
     yield engine
     engine.close()
 
@@ -151,6 +179,10 @@ def caching(adapters: dict[str, Path], tmp_path_factory: pytest.TempPathFactory)
 def drafting() -> Iterator[Any]:
     """Our model, drafted for by its small sister."""
     spec = {"method": "draft_model", "model": str(DRAFT), "num_speculative_tokens": 4}
-    engine = built(OURS, {"speculative_config": spec, "enable_prefix_caching": False}, kv_blocks=KV_BLOCKS + SLOTS)
+    engine = built(
+        OURS,
+        {"speculative_config": spec, "enable_prefix_caching": False},
+        kv_blocks=KV_BLOCKS + SLOTS,
+    )
     yield engine
     engine.close()

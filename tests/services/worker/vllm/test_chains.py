@@ -15,7 +15,7 @@ from shared.structured import Regex
 from shared.text.tokenizer import Tokenizer
 from shared.vocabulary import Slot
 from tests.services.worker.vllm.conftest import KV_BLOCKS, OURS, OUTPUT_TOKENS, Case
-from tests.services.worker.vllm.planning import Asked, Habits, Play, load, speculation
+from tests.services.worker.vllm.random_plans import Asked, Habits, Play, load, speculation
 
 DEPTH = 4
 TOKENIZER = Tokenizer.load(OURS)
@@ -43,14 +43,28 @@ def begin(engine: Any, known: Case, slots: int) -> list[list[int]]:
 @pytest.mark.parametrize("seed", range(6))
 def test_output_with_random_drafts_is_that_without(drafting: Any, case: Any, seed: int) -> None:
     known = case("ours")
-    asked = [Asked(known.prompts[n], OUTPUT_TOKENS, Sampling(temperature=0.0, logprobs=2 if n % 2 else None)) for n in known.firm]
+    asked = [
+        Asked(
+            known.prompts[n],
+            OUTPUT_TOKENS,
+            Sampling(temperature=0.0, logprobs=2 if n % 2 else None),
+        )
+        for n in known.firm
+    ]
     release = 0.02 if seed % 2 else 0.0
-    play = Play(drafting, Random(seed), Habits(skip=0.2, preempt=0.04, release=release, depth=DEPTH), drafts=True)
+    play = Play(
+        drafting,
+        Random(seed),
+        Habits(skip=0.2, preempt=0.04, release=release, depth=DEPTH),
+        drafts=True,
+    )
     outputs = play.run(asked)
     for index, n in enumerate(known.firm):
         assert outputs[index][:OUTPUT_TOKENS] == known.outputs[n][: len(outputs[index])]
         assert release or len(outputs[index]) >= OUTPUT_TOKENS
-        for token, likely, theirs in zip(outputs[index], play.logprobs.get(index, ()), known.logprobs[n], strict=False):
+        for token, likely, theirs in zip(
+            outputs[index], play.logprobs.get(index, ()), known.logprobs[n], strict=False
+        ):
             assert likely.logprob == pytest.approx(theirs[token], abs=1e-4)
     assert play.refused_room > 0, "KV was never short"
     assert 0 < play.accepted_tokens < play.drafted_tokens
@@ -68,11 +82,14 @@ def test_each_request_verifies_as_many_drafts_as_its_entry_says(drafting: Any, c
             assert done.drafted == depth
             assert 1 <= done.computed == len(done.tokens) <= 1 + depth
             output += done.tokens
-    decode(drafting, [0, 0, 0, 4])  # drafts are there for everybody, and belong to who is planned to verify them
+    # drafts are there for everybody, and belong to who is planned to verify them
+    decode(drafting, [0, 0, 0, 4])
     [one, *others] = reversed(decode(drafting, [0, 0, 0, 4]))
     assert (one.drafted, [done.drafted for done in others]) == (4, [0, 0, 0])
     known = case("ours")
-    assert [output[:OUTPUT_TOKENS] for output in outputs] == [known.outputs[n][: len(outputs[m])] for m, n in enumerate(known.firm[:4])]
+    assert [output[:OUTPUT_TOKENS] for output in outputs] == [
+        known.outputs[n][: len(outputs[m])] for m, n in enumerate(known.firm[:4])
+    ]
     assert len(outputs[0]) > len(outputs[3])
     for slot in range(4):
         drafting.release(Slot(slot))
@@ -106,8 +123,13 @@ def test_drafts_that_nobody_verified_hold_no_kv(drafting: Any, case: Any, end: s
 def test_seeded_requests_go_on_beside_speculation(drafting: Any, case: Any) -> None:
     """What is drawn depends on how many drafts were there: alike only under equal plans."""
     known = case("ours")
-    asked = [Asked(known.prompts[-1 - n], OUTPUT_TOKENS, Sampling(temperature=1.2, seed=n)) for n in range(4)]
-    outputs = [Play(drafting, Random(3), Habits(depth=DEPTH), drafts=True).run(asked) for _ in range(2)]
+    asked = [
+        Asked(known.prompts[-1 - n], OUTPUT_TOKENS, Sampling(temperature=1.2, seed=n))
+        for n in range(4)
+    ]
+    outputs = [
+        Play(drafting, Random(3), Habits(depth=DEPTH), drafts=True).run(asked) for _ in range(2)
+    ]
     assert all(len(output) >= OUTPUT_TOKENS for each in outputs for output in each.values())
 
 

@@ -1,4 +1,6 @@
-"""vLLM under our plans says what it says under its own scheduler, and its books are those of the plans."""
+"""vLLM under our plans says what it says under its own scheduler, and its books are those of the
+plans.
+"""
 
 from collections.abc import Callable
 from random import Random
@@ -11,7 +13,7 @@ pytest.importorskip("vllm")
 from services.worker.engine import Work
 from shared.vocabulary import Slot
 from tests.services.worker.vllm.conftest import KV_BLOCKS, OUTPUT_TOKENS, Case
-from tests.services.worker.vllm.planning import Asked, Habits, Play, load, vllms_own_books
+from tests.services.worker.vllm.random_plans import Asked, Habits, Play, load, vllms_own_books
 
 MODELS = ("ours", "small")
 Cases = Callable[[str], Case]
@@ -28,7 +30,9 @@ def expected(case: Case) -> list[list[int]]:
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("model", MODELS)
-def test_output_under_random_plans_is_that_of_vllms_own_scheduler(plain: Engines, case: Cases, model: str, seed: int) -> None:
+def test_output_under_random_plans_is_that_of_vllms_own_scheduler(
+    plain: Engines, case: Cases, model: str, seed: int
+) -> None:
     asked = requests(case(model))
     play = Play(plain(model), Random(seed))
     outputs = play.run(asked)
@@ -42,22 +46,30 @@ def test_what_is_given_up_in_the_middle_leaves_nothing_and_goes_on_alike_elsewhe
     plain: Engines, case: Cases, model: str, seed: int
 ) -> None:
     asked = requests(case(model))
-    play = Play(plain(model), Random(100 + seed), Habits(quota_tokens=40, preempt=0.05, release=0.03))
+    play = Play(
+        plain(model), Random(100 + seed), Habits(quota_tokens=40, preempt=0.05, release=0.03)
+    )
     outputs = play.run(asked)
     for n, output in enumerate(expected(case(model))):
         assert outputs[n] == output[: len(outputs[n])]
     assert 0 < sum(len(output) == OUTPUT_TOKENS for output in outputs.values()) < len(asked)
 
 
-def test_a_plan_without_room_does_what_fits_and_says_so_and_the_rest_goes_on_later(plain: Engines) -> None:
+def test_a_plan_without_room_does_what_fits_and_says_so_and_the_rest_goes_on_later(
+    plain: Engines,
+) -> None:
     engine = plain("ours")
     rng = Random(3)
-    prompts = [[rng.randrange(5, 2000) for _ in range(length)] for length in (10 * 32, 10 * 32, 4 * 32 + 1, 32)]
+    prompts = [
+        [rng.randrange(5, 2000) for _ in range(length)]
+        for length in (10 * 32, 10 * 32, 4 * 32 + 1, 32)
+    ]
     for slot, prompt in enumerate(prompts):
         load(engine, slot, Asked(prompt, 1))
     work = [Work(Slot(slot), len(prompt), True) for slot, prompt in enumerate(prompts)]
     done = engine.execute(work, None).done
-    assert [one.computed for one in done] == [320, 320, 0, 32]  # of 24 blocks 20 are taken first; the third asks for five
+    # of 24 blocks 20 are taken first; the third asks for five
+    assert [one.computed for one in done] == [320, 320, 0, 32]
     assert [len(one.tokens) for one in done] == [1, 1, 0, 1]
     assert engine.snapshot().free_blocks == 3
     done = engine.execute([Work(Slot(2), 96, False)], None).done  # what fits of it
@@ -75,12 +87,16 @@ def test_a_plan_without_room_does_what_fits_and_says_so_and_the_rest_goes_on_lat
 
 
 def test_requests_leave_at_any_point_and_their_blocks_with_them(plain: Engines) -> None:
-    """Never planned, in the middle of the prompt, preempted, decoding: and a slot's next request is another one."""
+    """Never planned, in the middle of the prompt, preempted, decoding: and a slot's next request is
+    another one.
+    """
     engine, prompt = plain("ours"), [7 + n % 900 for n in range(100)]
     for _ in range(3):
         for slot in range(4):
             load(engine, slot, Asked(prompt, 5))
-        engine.execute([Work(Slot(1), 40, False), Work(Slot(2), 40, False), Work(Slot(3), 100, True)], None)
+        engine.execute(
+            [Work(Slot(1), 40, False), Work(Slot(2), 40, False), Work(Slot(3), 100, True)], None
+        )
         engine.preempt(Slot(2))
         engine.preempt(Slot(0))  # has nothing: nothing happens
         assert engine.snapshot() == (KV_BLOCKS - 2 - 4, [0, 1, 2, 3])
@@ -116,7 +132,11 @@ def test_misuse_is_a_bug_and_ends_the_process(plain: Engines) -> None:
         with pytest.raises(AssertionError):
             misuse()
     unknown = Slot(1)
-    for call in (engine.release, engine.preempt, lambda slot: engine.execute([Work(slot, 1, True)], None)):
+    for call in (
+        engine.release,
+        engine.preempt,
+        lambda slot: engine.execute([Work(slot, 1, True)], None),
+    ):
         with pytest.raises(KeyError):
             call(unknown)
     engine.release(Slot(0))

@@ -1,4 +1,6 @@
-"""A fleet whose worker is vLLM: every process real, over NATS and through the real OpenAI client."""
+"""A fleet whose worker is vLLM: every process real, over NATS and through the real OpenAI
+client.
+"""
 
 import asyncio
 import json
@@ -46,7 +48,11 @@ async def fleet(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fleet
         },
         adapters={"other": str(adapter)},
         drain_s=2.0,
-        environment={"SLACKLINE_WORKER_KV_BLOCKS": "160", "SLACKLINE_WORKER_MAX_SLOTS": "32", "SLACKLINE_WORKER_PROFILE_S": "3"},
+        environment={
+            "SLACKLINE_WORKER_KV_BLOCKS": "160",
+            "SLACKLINE_WORKER_MAX_SLOTS": "32",
+            "SLACKLINE_WORKER_PROFILE_S": "3",
+        },
     )
     async with Fleet(spec) as fleet:
         yield fleet
@@ -54,25 +60,44 @@ async def fleet(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fleet
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def client(fleet: Fleet) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with openai.AsyncOpenAI(base_url=f"{fleet.http_url}/v1", api_key="none", max_retries=0, timeout=60) as client:
+    async with openai.AsyncOpenAI(
+        base_url=f"{fleet.http_url}/v1", api_key="none", max_retries=0, timeout=60
+    ) as client:
         yield client
 
 
-async def test_the_model_and_its_adapter_answer_the_openai_client(client: openai.AsyncOpenAI) -> None:
+async def test_the_model_and_its_adapter_answer_the_openai_client(
+    client: openai.AsyncOpenAI,
+) -> None:
     models = {model.id for model in (await client.models.list()).data}
     assert models == {OURS.name, "other"}
     said = {}
     for model in sorted(models):
-        asked: dict[str, Any] = {"model": model, "messages": TALK, "temperature": 0, "max_completion_tokens": 16}
+        asked: dict[str, Any] = {
+            "model": model,
+            "messages": TALK,
+            "temperature": 0,
+            "max_completion_tokens": 16,
+        }
         whole = await client.chat.completions.create(**asked)
         parts = [part async for part in await client.chat.completions.create(**asked, stream=True)]
         said[model] = whole.choices[0].message.content
-        assert "".join(part.choices[0].delta.content or "" for part in parts if part.choices) == said[model]
+        assert (
+            "".join(part.choices[0].delta.content or "" for part in parts if part.choices)
+            == said[model]
+        )
     assert len(set(said.values())) == 2
 
 
-async def test_structured_output_keeps_to_its_schema_and_a_broken_one_is_a_bad_request(client: openai.AsyncOpenAI) -> None:
-    schema = {"type": "object", "properties": {"colour": {"enum": ["red", "blue"]}}, "required": ["colour"], "additionalProperties": False}
+async def test_structured_output_keeps_to_its_schema_and_a_broken_one_is_a_bad_request(
+    client: openai.AsyncOpenAI,
+) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"colour": {"enum": ["red", "blue"]}},
+        "required": ["colour"],
+        "additionalProperties": False,
+    }
     answer = await client.chat.completions.create(
         model=OURS.name,
         messages=TALK,
@@ -81,31 +106,40 @@ async def test_structured_output_keeps_to_its_schema_and_a_broken_one_is_a_bad_r
     )
     assert json.loads(answer.choices[0].message.content or "")["colour"] in ("red", "blue")
     with pytest.raises(openai.BadRequestError):
-        await client.chat.completions.create(model=OURS.name, messages=TALK, extra_body={"structured_outputs": {"regex": "("}})
+        await client.chat.completions.create(
+            model=OURS.name, messages=TALK, extra_body={"structured_outputs": {"regex": "("}}
+        )
 
 
 async def test_acks_tell_of_drafts_prefix_hits_and_the_time_outside_the_model(fleet: Fleet) -> None:
     acks: list[PlanAck] = []
     async with client_of(fleet.url) as (bus, client, _):
-        await bus.subscribe(subjects.acked(ReplicaId("r1")), PlanAck, lambda ack, _: acks.append(ack))
+        await bus.subscribe(
+            subjects.acked(ReplicaId("r1")), PlanAck, lambda ack, _: acks.append(ack)
+        )
         prompt = "The same long beginning. " * 40
         for n in range(3):
             request = GenerateRequest(
-                request_id=f"{uuid4().hex}", prompt=prompt + str(n), sampling=Sampling(max_tokens=80, temperature=0.0)
+                request_id=f"{uuid4().hex}",
+                prompt=prompt + str(n),
+                sampling=Sampling(max_tokens=80, temperature=0.0),
             )
             heard = await ask(client, request, "interactive", 60.0)
             assert heard.verdict is not None
             assert heard.verdict.output_tokens == len(heard.tokens)
         await until_idle(bus, fleet.replicas)
     ran = [ack for ack in acks if ack.plan_seq and ack.slots]
-    whole_blocks = (heard.verdict.prompt_tokens - 1) // BLOCK_TOKENS  # all but the last token is the same
+    # all but the last token is the same
+    whole_blocks = (heard.verdict.prompt_tokens - 1) // BLOCK_TOKENS
     assert sum(sum(unpack_list(ack.cached)) for ack in ran) == 2 * whole_blocks * BLOCK_TOKENS
     assert sum(sum(unpack_list(ack.drafted)) for ack in ran) > 0, "slos_serve had nothing drafted"
     assert all(0 <= ack.outside_s <= ack.exec_s for ack in ran)
     assert any(ack.outside_s for ack in ran)
 
 
-async def test_a_burst_beyond_the_kv_cache_and_a_killed_worker_lose_no_request_and_repeat_no_token(fleet: Fleet) -> None:
+async def test_a_burst_beyond_the_kv_cache_and_a_killed_worker_lose_no_request_and_repeat_no_token(
+    fleet: Fleet,
+) -> None:
     requests = draw_requests(SEED, 30, prompt=(20, 900), output=(5, 60))
     async with client_of(fleet.url) as (bus, client, wire):
         heard = await under_load(client, requests, 6.0, lambda: fleet.process("worker-r1").kill())

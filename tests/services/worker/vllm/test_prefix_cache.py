@@ -1,4 +1,6 @@
-"""What vLLM finds in its prefix cache costs nothing, is told, and is taken only where the books have room for it."""
+"""What vLLM finds in its prefix cache costs nothing, is told, and is taken only where the books
+have room for it.
+"""
 
 from random import Random
 from typing import Any
@@ -10,7 +12,7 @@ pytest.importorskip("vllm")
 from services.worker.engine import Work
 from shared.vocabulary import Slot
 from tests.services.worker.vllm.conftest import OUTPUT_TOKENS, SLOTS
-from tests.services.worker.vllm.planning import Asked, Habits, Held, Play, load
+from tests.services.worker.vllm.random_plans import Asked, Habits, Held, Play, load
 
 BLOCK = 32
 PROMPT = [7 + n * n % 997 for n in range(100)]  # three whole blocks, and four tokens more
@@ -25,15 +27,23 @@ def fill(engine: Any, prompt: list[int], slot: int = 0) -> None:
 
 
 @pytest.mark.parametrize(("asked", "computed"), [(1, 97), (4, 100), (50, 100), (100, 100)])
-def test_a_prompt_that_was_computed_before_is_further_than_asked_and_says_what_was_cached(caching: Any, asked: int, computed: int) -> None:
+def test_a_prompt_that_was_computed_before_is_further_than_asked_and_says_what_was_cached(
+    caching: Any, asked: int, computed: int
+) -> None:
     fill(caching, PROMPT)
     load(caching, 0, Asked(PROMPT, 1))
     [done] = caching.execute([Work(Slot(0), asked, asked == 100)], None).done
-    assert (done.computed, done.cached, len(done.tokens)) == (computed, 3 * BLOCK, int(computed == 100))
+    assert (done.computed, done.cached, len(done.tokens)) == (
+        computed,
+        3 * BLOCK,
+        int(computed == 100),
+    )
     caching.release(Slot(0))
 
 
-def test_whoever_shares_a_beginning_shares_its_blocks_and_a_preempted_request_finds_its_own(caching: Any) -> None:
+def test_whoever_shares_a_beginning_shares_its_blocks_and_a_preempted_request_finds_its_own(
+    caching: Any,
+) -> None:
     fill(caching, PROMPT)
     for slot in (0, 1):
         load(caching, slot, Asked([*PROMPT[:64], 5 + slot, 9], 1))
@@ -57,7 +67,9 @@ def test_an_adapter_finds_nothing_of_the_model_itself(caching: Any) -> None:
 
 
 def test_hits_for_which_the_books_have_no_room_are_not_taken(caching: Any) -> None:
-    """They would be blocks of a request that nobody counted: the next one would find no room that it was promised."""
+    """They would be blocks of a request that nobody counted: the next one would find no room that
+    it was promised.
+    """
     rng = Random(1)
     long = [rng.randrange(5, 2000) for _ in range(8 * BLOCK)]
     fill(caching, long)
@@ -77,9 +89,15 @@ def test_hits_for_which_the_books_have_no_room_are_not_taken(caching: Any) -> No
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_outputs_are_the_same_whatever_is_found_in_the_cache(caching: Any, case: Any, seed: int) -> None:
+def test_outputs_are_the_same_whatever_is_found_in_the_cache(
+    caching: Any, case: Any, seed: int
+) -> None:
     known = case("ours")
-    asked = [Asked(known.prompts[n], OUTPUT_TOKENS, adapter=adapter) for n in known.firm for adapter in ("", "", "other")]
+    asked = [
+        Asked(known.prompts[n], OUTPUT_TOKENS, adapter=adapter)
+        for n in known.firm
+        for adapter in ("", "", "other")
+    ]
     play = Play(caching, Random(seed), Habits(preempt=0.05, release=0.02), caching=True)
     outputs = play.run(asked)
     wanted = [each[n] for n in known.firm for each in (known.outputs, known.outputs, known.others)]

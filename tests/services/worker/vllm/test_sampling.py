@@ -1,4 +1,6 @@
-"""Our sampling parameters as vLLM's: what it must draw by, and that it never ends an output by itself."""
+"""Our sampling parameters as vLLM's: what it must draw by, and that it never ends an output by
+itself.
+"""
 
 from types import SimpleNamespace
 from typing import Any
@@ -21,19 +23,35 @@ from shared.schemas import Sampling
 from shared.structured import Choice, Grammar, JsonObject, JsonSchema, Regex, Structured
 
 EOS = 2
-ALIKE = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "logprobs", "seed")
+ALIKE = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "logprobs",
+    "seed",
+)
 
 
 def mapped(generated: int = 0, **asked: Any) -> SamplingParams:
     params = sampling_params(Sampling(**asked), max_model_len=512, generated=generated)
-    params.update_from_generation_config({"eos_token_id": [EOS, 3]}, EOS)  # as the input processor does
+    # as the input processor does
+    params.update_from_generation_config({"eos_token_id": [EOS, 3]}, EOS)
     return params
 
 
 def test_neutral_parameters_are_vllms_own_defaults() -> None:
     ours, theirs = mapped(), SamplingParams()
-    assert {name: getattr(ours, name) for name in ALIKE} == {name: getattr(theirs, name) for name in ALIKE}
-    assert (ours.logit_bias, ours.structured_outputs) == (theirs.logit_bias, theirs.structured_outputs)
+    assert {name: getattr(ours, name) for name in ALIKE} == {
+        name: getattr(theirs, name) for name in ALIKE
+    }
+    assert (ours.logit_bias, ours.structured_outputs) == (
+        theirs.logit_bias,
+        theirs.structured_outputs,
+    )
     assert ours.sampling_type is SamplingType.RANDOM  # no generator of its own, which would be slow
 
 
@@ -44,7 +62,11 @@ def test_every_parameter_that_draws_arrives() -> None:
     }  # fmt: skip
     params = mapped(**asked, logit_bias={5: -1.5}, min_tokens=4)
     assert {name: getattr(params, name) for name in ALIKE} == asked
-    assert (params.logit_bias, params.min_tokens, params.sampling_type) == ({5: -1.5}, 4, SamplingType.RANDOM_SEED)
+    assert (params.logit_bias, params.min_tokens, params.sampling_type) == (
+        {5: -1.5},
+        4,
+        SamplingType.RANDOM_SEED,
+    )
 
 
 def test_no_parameter_of_ours_is_forgotten() -> None:
@@ -74,7 +96,9 @@ def test_ends_of_sequence_and_stop_tokens_are_masked_until_min_tokens(generated:
     params = mapped(generated, min_tokens=4, stop_token_ids=[7])
     output: list[int] = []
     masks = MinTokensLogitsProcessor(None, torch.device("cpu"), False)  # type: ignore[arg-type]
-    masks.update_state(BatchUpdate(batch_size=1, removed=[], added=[(0, params, [1], output)], moved=[]))
+    masks.update_state(
+        BatchUpdate(batch_size=1, removed=[], added=[(0, params, [1], output)], moved=[])
+    )
     masked = []
     for _ in range(6):
         masked.append(torch.isneginf(masks.apply(torch.zeros(1, 10)))[0].nonzero()[:, 0].tolist())
@@ -84,15 +108,21 @@ def test_ends_of_sequence_and_stop_tokens_are_masked_until_min_tokens(generated:
     assert masked == [[EOS, 3, 7]] * left + [[]] * (6 - left)
 
 
-FORMATS: list[tuple[Structured, Structured]] = [  # one that a grammar can be made of, and one that it cannot
-    (JsonSchema(schema='{"type": "object", "properties": {"a": {"type": "integer"}}}'), JsonSchema(schema='{"type": "whatever"}')),
+# one that a grammar can be made of, and one that it cannot
+FORMATS: list[tuple[Structured, Structured]] = [
+    (
+        JsonSchema(schema='{"type": "object", "properties": {"a": {"type": "integer"}}}'),
+        JsonSchema(schema='{"type": "whatever"}'),
+    ),
     (Regex(pattern="[a-c]+"), Regex(pattern="[a-")),
     (Grammar(ebnf='root ::= "yes" | "no"'), Grammar(ebnf="root ::= (")),
 ]
 
 
 @pytest.mark.parametrize(("good", "bad"), FORMATS)
-def test_formats_are_those_that_the_grammar_compiler_takes_and_others_are_refused(good: Structured, bad: Structured) -> None:
+def test_formats_are_those_that_the_grammar_compiler_takes_and_others_are_refused(
+    good: Structured, bad: Structured
+) -> None:
     validate_xgrammar_grammar(mapped(structured=good))
     with pytest.raises((ValueError, VLLMClientError)):  # which of them depends on the version
         validate_xgrammar_grammar(mapped(structured=bad))

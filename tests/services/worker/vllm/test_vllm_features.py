@@ -1,4 +1,6 @@
-"""What vLLM can do for a request it does under our plans too: whatever is skipped, cut into chunks or preempted."""
+"""What vLLM can do for a request it does under our plans too: whatever is skipped, cut into chunks
+or preempted.
+"""
 
 import json
 import re
@@ -17,7 +19,7 @@ from shared.structured import Choice, Grammar, JsonSchema, Regex, Structured
 from shared.text.tokenizer import Tokenizer
 from shared.vocabulary import Slot
 from tests.services.worker.vllm.conftest import OURS, OUTPUT_TOKENS, Case
-from tests.services.worker.vllm.planning import GREEDY, Asked, Habits, Play, load, refusal
+from tests.services.worker.vllm.random_plans import GREEDY, Asked, Habits, Play, load, refusal
 
 Cases = Callable[[str], Case]
 ROUGH = Habits(quota_tokens=40, preempt=0.08)
@@ -39,21 +41,33 @@ def run(engine: Any, seed: int, asked: list[Asked], habits: Habits = ROUGH) -> l
 
 def test_logprobs_are_vllms_own(caching: Any, case: Cases) -> None:
     known = case("ours")
-    asked = [Asked(known.prompts[n], OUTPUT_TOKENS, Sampling(temperature=0.0, logprobs=k)) for n in known.firm for k in (3, 0)]
+    asked = [
+        Asked(known.prompts[n], OUTPUT_TOKENS, Sampling(temperature=0.0, logprobs=k))
+        for n in known.firm
+        for k in (3, 0)
+    ]
     play = Play(caching, Random(1), ROUGH, caching=True)
     play.run(asked)
     for index, told in play.logprobs.items():
         n, k = known.firm[index // 2], (3, 0)[index % 2]
         for token, likely, theirs in zip(known.outputs[n], told, known.logprobs[n], strict=True):
             assert likely.logprob == pytest.approx(theirs[token], abs=1e-4)
-            assert [token for token, _ in likely.top] == sorted(theirs, key=lambda token: -theirs[token])[:k]
-            assert dict(likely.top) == pytest.approx({token: theirs[token] for token, _ in likely.top}, abs=1e-4)
+            assert [token for token, _ in likely.top] == sorted(
+                theirs, key=lambda token: -theirs[token]
+            )[:k]
+            assert dict(likely.top) == pytest.approx(
+                {token: theirs[token] for token, _ in likely.top}, abs=1e-4
+            )
 
 
 def test_a_seeded_request_draws_on_alike_after_preemptions(caching: Any, case: Cases) -> None:
     known = case("ours")
     prompt = known.prompts[-1]
-    asked = [Asked(prompt, OUTPUT_TOKENS, Sampling(temperature=1.5, top_p=0.99, seed=seed)) for seed in (1, 2, 3) for _ in range(2)]
+    asked = [
+        Asked(prompt, OUTPUT_TOKENS, Sampling(temperature=1.5, top_p=0.99, seed=seed))
+        for seed in (1, 2, 3)
+        for _ in range(2)
+    ]
     smooth = run(caching, 1, asked, Habits(skip=0.0, preempt=0.0, quota_tokens=512))
     assert run(caching, 2, asked) == smooth
     assert smooth[0] == smooth[1]
@@ -68,7 +82,9 @@ MILD: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("params", MILD, ids=lambda params: next(iter(params)))
-def test_penalties_and_biases_act_as_under_vllms_own_scheduler(caching: Any, case: Cases, params: dict[str, Any]) -> None:
+def test_penalties_and_biases_act_as_under_vllms_own_scheduler(
+    caching: Any, case: Cases, params: dict[str, Any]
+) -> None:
     from vllm import SamplingParams
 
     known = case("ours")
@@ -78,21 +94,43 @@ def test_penalties_and_biases_act_as_under_vllms_own_scheduler(caching: Any, cas
         SamplingParams(temperature=0, max_tokens=OUTPUT_TOKENS, ignore_eos=True, **params),
         use_tqdm=False,
     )
-    ours = run(caching, 4, [Asked(known.prompts[n], OUTPUT_TOKENS, Sampling(temperature=0.0, **params)) for n in chosen])
+    ours = run(
+        caching,
+        4,
+        [
+            Asked(known.prompts[n], OUTPUT_TOKENS, Sampling(temperature=0.0, **params))
+            for n in chosen
+        ],
+    )
     assert ours == [list(answer.outputs[0].token_ids) for answer in theirs]
     assert ours != [known.outputs[n] for n in chosen]
 
 
-def test_min_p_leaves_only_what_is_nearly_as_likely_as_the_likeliest(caching: Any, case: Cases) -> None:
+def test_min_p_leaves_only_what_is_nearly_as_likely_as_the_likeliest(
+    caching: Any, case: Cases
+) -> None:
     known = case("ours")
     chosen = known.firm[:4]
-    hot = run(caching, 5, [Asked(known.prompts[n], OUTPUT_TOKENS, Sampling(temperature=1.5, min_p=1.0)) for n in chosen])
+    hot = run(
+        caching,
+        5,
+        [
+            Asked(known.prompts[n], OUTPUT_TOKENS, Sampling(temperature=1.5, min_p=1.0))
+            for n in chosen
+        ],
+    )
     assert hot == [known.outputs[n] for n in chosen]
-    assert hot != run(caching, 5, [Asked(known.prompts[n], OUTPUT_TOKENS, Sampling(temperature=1.5)) for n in chosen])
+    assert hot != run(
+        caching,
+        5,
+        [Asked(known.prompts[n], OUTPUT_TOKENS, Sampling(temperature=1.5)) for n in chosen],
+    )
 
 
 @pytest.mark.parametrize("generated", [0, 3])
-def test_no_end_is_drawn_before_min_tokens_wherever_they_were_made(caching: Any, generated: int) -> None:
+def test_no_end_is_drawn_before_min_tokens_wherever_they_were_made(
+    caching: Any, generated: int
+) -> None:
     sampling = Sampling(temperature=0.0, min_tokens=5, logit_bias=dict.fromkeys(ENDS, 100.0))
     load(caching, 0, Asked([9, 10, 11], 9, sampling), [20] * generated)
     output: list[int] = []
@@ -112,7 +150,11 @@ def test_no_end_is_drawn_before_min_tokens_wherever_they_were_made(caching: Any,
 
 SCHEMA = {
     "type": "object",
-    "properties": {"animal": {"enum": ["cat", "dog"]}, "old": {"type": "boolean"}, "legs": {"type": "integer", "minimum": 0, "maximum": 9}},
+    "properties": {
+        "animal": {"enum": ["cat", "dog"]},
+        "old": {"type": "boolean"},
+        "legs": {"type": "integer", "minimum": 0, "maximum": 9},
+    },
     "required": ["animal", "old", "legs"],
     "additionalProperties": False,
 }
@@ -120,14 +162,27 @@ SCHEMA = {
 
 def fits_schema(text: str) -> bool:
     said = json.loads(text)
-    return list(said) == ["animal", "old", "legs"] and said["animal"] in ("cat", "dog") and said["legs"] in range(10)
+    return (
+        list(said) == ["animal", "old", "legs"]
+        and said["animal"] in ("cat", "dog")
+        and said["legs"] in range(10)
+    )
 
 
 FORMATS: list[tuple[Structured, Callable[[str], bool]]] = [
     (JsonSchema(schema=json.dumps(SCHEMA)), fits_schema),
-    (Choice(options=["certainly", "of course", "never"]), lambda text: text in ("certainly", "of course", "never")),
-    (Regex(pattern="[a-c]{3}-[0-9]{4}"), lambda text: re.fullmatch("[a-c]{3}-[0-9]{4}", text) is not None),
-    (Grammar(ebnf='root ::= "yes" | "no" " " root'), lambda text: text == "no " * text.count("no") + "yes"),
+    (
+        Choice(options=["certainly", "of course", "never"]),
+        lambda text: text in ("certainly", "of course", "never"),
+    ),
+    (
+        Regex(pattern="[a-c]{3}-[0-9]{4}"),
+        lambda text: re.fullmatch("[a-c]{3}-[0-9]{4}", text) is not None,
+    ),
+    (
+        Grammar(ebnf='root ::= "yes" | "no" " " root'),
+        lambda text: text == "no " * text.count("no") + "yes",
+    ),
 ]
 
 
@@ -140,7 +195,9 @@ def formatted(case: Case, temperature: float) -> list[Asked]:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_structured_outputs_are_valid_under_any_plan_and_when_moved(caching: Any, case: Cases, seed: int) -> None:
+def test_structured_outputs_are_valid_under_any_plan_and_when_moved(
+    caching: Any, case: Cases, seed: int
+) -> None:
     """Every second one that is given up is loaded again with the tokens that it has generated."""
     known = case("ours")
     free = [Asked(known.prompts[n], OUTPUT_TOKENS) for n in known.firm[:4]]  # in the same batches
@@ -160,7 +217,9 @@ def test_structured_outputs_are_valid_under_any_plan_and_when_moved(caching: Any
 
 
 def test_what_a_moved_request_has_generated_is_behind_its_grammar(caching: Any) -> None:
-    wanted = Sampling(temperature=0.0, structured=Choice(options=["certainly", "of course", "never"]))
+    wanted = Sampling(
+        temperature=0.0, structured=Choice(options=["certainly", "of course", "never"])
+    )
     asked = Asked(TOKENIZER.encode("Is it?"), 20, wanted, stops=ENDS)
     half = TOKENIZER.encode("nev")
     load(caching, 0, asked, half)
@@ -177,14 +236,18 @@ def test_what_a_moved_request_has_generated_is_behind_its_grammar(caching: Any) 
 BROKEN = [
     JsonSchema(schema='{"type": "whatever"}'),
     JsonSchema(schema="{"),
-    JsonSchema(schema='{"type":"object","properties":{"a":{"type":"string","pattern":"a{99999999999}"}},"patternProperties":{"x":{}}}'),
+    JsonSchema(
+        schema='{"type":"object","properties":{"a":{"type":"string","pattern":"a{99999999999}"}},"patternProperties":{"x":{}}}'
+    ),
     Regex(pattern="[a-"),
     Grammar(ebnf="root ::= ("),
 ]
 
 
 @pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: type(broken).__name__)
-def test_a_format_that_no_grammar_can_be_made_of_is_refused_and_others_go_on(caching: Any, case: Cases, broken: Structured) -> None:
+def test_a_format_that_no_grammar_can_be_made_of_is_refused_and_others_go_on(
+    caching: Any, case: Cases, broken: Structured
+) -> None:
     known = case("ours")
     n = known.firm[0]
     load(caching, 1, Asked(known.prompts[n], 2))
@@ -201,7 +264,9 @@ def test_a_grammar_that_breaks_while_it_is_compiled_fails_its_request_alone(
 ) -> None:
     known = case("ours")
     fine = Asked(known.prompts[known.firm[0]], OUTPUT_TOKENS)
-    good = Asked([5, 6, 7], 20, Sampling(temperature=0.0, structured=Choice(options=["yes"])), stops=ENDS)
+    good = Asked(
+        [5, 6, 7], 20, Sampling(temperature=0.0, structured=Choice(options=["yes"])), stops=ENDS
+    )
     assert said(run(caching, 0, [good])[0][:-1]) == "yes"
     backend = caching._core.structured_output_manager.backend
     compiled = backend.compile_grammar
@@ -212,7 +277,9 @@ def test_a_grammar_that_breaks_while_it_is_compiled_fails_its_request_alone(
         return compiled(kind, spec, **options)
 
     monkeypatch.setattr(backend, "compile_grammar", compile_grammar)
-    bad = Asked([5, 6, 7], 20, Sampling(temperature=0.0, structured=Choice(options=["unlucky"])), stops=ENDS)
+    bad = Asked(
+        [5, 6, 7], 20, Sampling(temperature=0.0, structured=Choice(options=["unlucky"])), stops=ENDS
+    )
     if moved:
         assert "grammar" in refusal(caching, bad, TOKENIZER.encode("un"))
         return
@@ -227,11 +294,21 @@ def test_a_grammar_that_breaks_while_it_is_compiled_fails_its_request_alone(
 # ---------------------------------------------------------------- adapters
 
 
-def test_requests_of_several_adapters_and_of_none_share_batches_and_each_says_its_own(caching: Any, case: Cases) -> None:
+def test_requests_of_several_adapters_and_of_none_share_batches_and_each_says_its_own(
+    caching: Any, case: Cases
+) -> None:
     known = case("ours")
     prompts = [known.prompts[n] for n in known.firm[:5]]
     alone = run(caching, 1, [Asked(prompt, OUTPUT_TOKENS, adapter="third") for prompt in prompts])
-    mixed = run(caching, 2, [Asked(prompt, OUTPUT_TOKENS, adapter=name) for name in ("", "other", "third") for prompt in prompts])
+    mixed = run(
+        caching,
+        2,
+        [
+            Asked(prompt, OUTPUT_TOKENS, adapter=name)
+            for name in ("", "other", "third")
+            for prompt in prompts
+        ],
+    )
     base, other = ([each[n] for n in known.firm[:5]] for each in (known.outputs, known.others))
     assert mixed == [*base, *other, *alone]
     assert len({str(base), str(other), str(alone)}) == 3
@@ -253,12 +330,16 @@ def test_a_grammar_that_is_never_ready_fails_its_request_in_time_and_others_go_o
     n = known.firm[0]
     load(caching, 1, Asked([5, 6, 7], 5, Sampling(structured=Regex(pattern="a+"))))
     load(caching, 2, Asked(known.prompts[n], 2))
-    waiting, done = caching.execute([Work(Slot(1), 3, True), Work(Slot(2), len(known.prompts[n]), True)], None).done
+    waiting, done = caching.execute(
+        [Work(Slot(1), 3, True), Work(Slot(2), len(known.prompts[n]), True)], None
+    ).done
     assert (waiting.computed, waiting.failed) == (0, "")
     assert list(done.tokens) == known.outputs[n][:1]
     monkeypatch.setattr("services.worker.engines.vllm_engine.GRAMMAR_S", 0.0)
     caching.preempt(Slot(2))
-    failed, done = caching.execute([Work(Slot(1), 3, True), Work(Slot(2), len(known.prompts[n]) + 1, True)], None).done
+    failed, done = caching.execute(
+        [Work(Slot(1), 3, True), Work(Slot(2), len(known.prompts[n]) + 1, True)], None
+    ).done
     assert "grammar" in failed.failed
     assert (done.failed, list(done.tokens)) == ("", known.outputs[n][1:2])
     for slot in (1, 2):

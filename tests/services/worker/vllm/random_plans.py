@@ -29,7 +29,8 @@ class Habits:
     quota_tokens: int = 64  # of a chunk, at most
     skip: float = 0.3
     preempt: float = 0.03
-    release: float = 0.0  # given up in the middle; every second one comes back with what it has generated
+    # given up in the middle; every second one comes back with what it has generated
+    release: float = 0.0
     depth: int = 0  # of speculation, at most
 
 
@@ -51,12 +52,15 @@ class Held:
 
     @property
     def ended(self) -> bool:
-        return len(self.output) >= self.asked.output_tokens or bool(self.output and self.output[-1] in self.asked.stops)
+        return len(self.output) >= self.asked.output_tokens or bool(
+            self.output and self.output[-1] in self.asked.stops
+        )
 
 
 @dataclass(slots=True)
 class Play:
-    """One run of some requests under random plans. After every iteration the engine's answers are held against the books.
+    """One run of some requests under random plans. After every iteration the engine's answers are
+    held against the books.
 
     `caching`: the engine may find positions in its prefix cache. `drafts`: it may draft.
     """
@@ -98,7 +102,8 @@ class Play:
             before = sum(held.computed for held in self.held.values())
             self.step()
             idle = 0 if sum(held.computed for held in self.held.values()) > before else idle + 1
-            if idle >= 5 and self.held:  # everybody waits for KV that another has: it is the plan's to choose a victim
+            # everybody waits for KV that another has: it is the plan's to choose a victim
+            if idle >= 5 and self.held:
                 self.preempt(self.rng.choice(sorted(self.held)))
             assert idle < 500, "nothing goes on"
         assert self.engine.snapshot() == (self.engine.facts.kv_blocks, []), "blocks are leaked"
@@ -108,7 +113,9 @@ class Play:
     def _load(self, waiting: list[Held]) -> None:
         while waiting and len(self.held) < self.engine.facts.max_slots and self.rng.random() < 0.6:
             held = waiting.pop(self.rng.randrange(len(waiting)))
-            slot = next(slot for slot in range(self.engine.facts.max_slots) if slot not in self.held)
+            slot = next(
+                slot for slot in range(self.engine.facts.max_slots) if slot not in self.held
+            )
             load(self.engine, slot, held.asked, held.output)
             self.held[slot] = held
 
@@ -129,7 +136,11 @@ class Play:
             if held.ended or held.index in self.failed or self.rng.random() < self.habits.skip:
                 continue
             depth = self.rng.randint(0, self.habits.depth) if held.left == 1 else 0
-            tokens = 1 + depth if held.left == 1 else min(held.left, self.rng.randint(1, self.habits.quota_tokens))
+            tokens = (
+                1 + depth
+                if held.left == 1
+                else min(held.left, self.rng.randint(1, self.habits.quota_tokens))
+            )
             work.append(Work(Slot(slot), tokens, tokens >= held.left))
             depths.append(depth)
         self.iterate(work, depths)
@@ -141,7 +152,9 @@ class Play:
         self.iterations += 1
         assert 0 <= outcome.outside_s <= outcome.exec_s
         assert len(outcome.done) == len(work)
-        free = self.engine.facts.kv_blocks - sum(self._blocks(held.computed) for held in self.held.values())
+        free = self.engine.facts.kv_blocks - sum(
+            self._blocks(held.computed) for held in self.held.values()
+        )
         for entry, done, depth in zip(work, outcome.done, depths, strict=True):
             held = self.held[entry.slot]
             if done.failed:
@@ -149,7 +162,9 @@ class Play:
                 self.failed[held.index] = done.failed
                 continue
             drafts_were_there = held.left > 1 or done.computed == 0
-            more = self._blocks(held.computed + (entry.tokens if drafts_were_there else 1 + done.drafted)) - self._blocks(held.computed)
+            more = self._blocks(
+                held.computed + (entry.tokens if drafts_were_there else 1 + done.drafted)
+            ) - self._blocks(held.computed)
             if done.computed == 0:
                 assert (len(done.tokens), done.drafted, done.cached) == (0, 0, 0)
                 # Who waits for his grammar to be compiled does nothing either.
@@ -159,7 +174,9 @@ class Play:
             free -= more
             self._enter(held, entry, done, depth)
         if not self.caching and not self.drafts:
-            assert free == self.engine.facts.kv_blocks - sum(self._blocks(held.computed) for held in self.held.values())
+            assert free == self.engine.facts.kv_blocks - sum(
+                self._blocks(held.computed) for held in self.held.values()
+            )
         self._balance()
         return list(outcome.done)
 
@@ -190,25 +207,36 @@ class Play:
     def _balance(self) -> None:
         state = self.engine.snapshot()
         assert sorted(state.slots) == sorted(self.held)
-        booked = self.engine.facts.kv_blocks - sum(self._blocks(held.computed) for held in self.held.values())
+        booked = self.engine.facts.kv_blocks - sum(
+            self._blocks(held.computed) for held in self.held.values()
+        )
         if self.caching:
             assert state.free_blocks >= booked  # blocks that are shared count once
         elif self.drafts:
-            assert booked - self.engine._spare_blocks <= state.free_blocks <= booked  # those taken for drafts are beside the books
+            # those taken for drafts are beside the books
+            assert booked - self.engine._spare_blocks <= state.free_blocks <= booked
         else:
             assert state.free_blocks == booked
-        made = {request.request_id: request.num_preemptions for request in self.engine._scheduler.requests.values()}
-        asked = {self.engine._slots[Slot(slot)].request.request_id: held.preemptions for slot, held in self.held.items()}
-        assert {name: n for name, n in made.items() if name in asked} == {name: n for name, n in asked.items() if name in made}, (
-            "vLLM preempts on its own"
-        )
+        made = {
+            request.request_id: request.num_preemptions
+            for request in self.engine._scheduler.requests.values()
+        }
+        asked = {
+            self.engine._slots[Slot(slot)].request.request_id: held.preemptions
+            for slot, held in self.held.items()
+        }
+        assert {name: n for name, n in made.items() if name in asked} == {
+            name: n for name, n in asked.items() if name in made
+        }, "vLLM preempts on its own"
 
     def _blocks(self, tokens: int) -> int:
         return -(-tokens // self.engine.facts.block_tokens)
 
 
 def load(engine: VllmEngine, slot: int, asked: Asked, output: Sequence[int] = ()) -> None:
-    engine.load(Load(Slot(slot), [*asked.prompt, *output], len(output), asked.sampling, 1, asked.adapter))
+    engine.load(
+        Load(Slot(slot), [*asked.prompt, *output], len(output), asked.sampling, 1, asked.adapter)
+    )
 
 
 def refusal(engine: VllmEngine, asked: Asked, output: Sequence[int] = ()) -> str:
@@ -223,7 +251,13 @@ def refusal(engine: VllmEngine, asked: Asked, output: Sequence[int] = ()) -> str
 
 def speculation(depths: Sequence[int]) -> Selection:
     n = len(depths)
-    return Selection(method="chain", depth=pack(depths), width=pack([1] * n), needed=bytes(4 * n), budget_tokens=1 << 20)
+    return Selection(
+        method="chain",
+        depth=pack(depths),
+        width=pack([1] * n),
+        needed=bytes(4 * n),
+        budget_tokens=1 << 20,
+    )
 
 
 def vllms_own_books(engine: VllmEngine) -> tuple[int, int, int]:
