@@ -335,6 +335,7 @@ class Digest(Struct, frozen=True, kw_only=True):
     kv_free_blocks: int  # after what is held has been computed
     free_slots: int
     surplus: bool  # would take best-effort work now
+    block_tokens: int = 16  # of one KV block
     accepting: bool = True
     features: list[str] = []  # what its engine can do (shared/features.py)
     adapters: list[str] = []

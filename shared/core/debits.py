@@ -91,7 +91,7 @@ class _Known:
             best_effort=digest.best_effort + self.best_effort,
             waiting_prefill_tokens=digest.waiting_prefill_tokens + self.tokens,
             backlog_s=digest.backlog_s + self.tokens * per_token_s,
-            kv_free_blocks=max(digest.kv_free_blocks - self.tokens // 16, 0),
+            kv_free_blocks=max(digest.kv_free_blocks - self.tokens // digest.block_tokens, 0),
             free_slots=max(digest.free_slots - len(self.placed), 0),
             surplus=False,
         )

@@ -3,6 +3,7 @@ configuration.
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -11,19 +12,12 @@ from shared.errors import ConfigError
 from shared.policy import qoserve, sarathi, vllm
 from shared.policy.adaserve import policy as adaserve
 from shared.policy.ascendra import policy as ascendra
-from shared.policy.edf import edf
-from shared.policy.fcfs import fcfs
 from shared.policy.seam import Policy
-from shared.policy.sjf import sjf
 from shared.policy.slos_serve import policy as slos_serve
 from shared.policy.sola import policy as sola
-from shared.policy.srpf import srpf
 
 _POLICIES: dict[str, tuple[type[msgspec.Struct], Callable[[Any], Policy]]] = {
-    "fcfs": (sarathi.Settings, fcfs),
-    "edf": (sarathi.Settings, edf),
-    "srpf": (sarathi.Settings, srpf),
-    "sjf": (sarathi.Settings, sjf),
+    **{name: (sarathi.Settings, partial(sarathi.Sarathi, name)) for name in sarathi.ORDERS},
     "qoserve": (qoserve.Settings, qoserve.QoServe),
     "adaserve": (adaserve.Settings, adaserve.AdaServe),
     "ascendra": (ascendra.Settings, ascendra.Ascendra),

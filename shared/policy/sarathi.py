@@ -1,7 +1,8 @@
 """Sarathi's scheduler, the baseline of QoServe section 4: all decodes, then prefills in some order
 until a fixed chunk is full.
 
-The policies on top of it differ in the order alone. None relegates, none learns.
+The policies `fcfs`, `edf`, `srpf` and `sjf` differ in that order alone (`ORDERS`). None relegates,
+none learns.
 """
 
 import math
@@ -20,8 +21,38 @@ from shared.routing.router import RouterName, make_router
 from shared.schemas import Digest, Offer
 from shared.vocabulary import ReplicaId
 
-# what the rows still to prefill are ordered by; progress may only bring the first further ahead
+# The key of each row that is still to prefill: the smallest goes first. Progress must not make the
+# key of the first row larger than that of another.
 Key = Callable[[View, Rows], Floats]
+
+
+def arrival(view: View, queue: Rows) -> Floats:
+    """First come, first served."""
+    return view.arrived_unix_s[queue]
+
+
+def deadline(view: View, queue: Rows) -> Floats:
+    """Earliest deadline first: the sooner of the next token's deadline and TTLT."""
+    due: Floats = np.minimum(view.next_due_unix_s[queue], view.last_due_unix_s[queue])
+    return due
+
+
+def remaining(view: View, queue: Rows) -> Floats:
+    """Shortest remaining prefill first (QoServe sections 2.4 and 4.2): a shorter arrival overtakes
+    a prefill that has begun.
+    """
+    left: Floats = (view.target_tokens[queue] - view.computed_tokens[queue]).astype(np.float64)
+    return left
+
+
+def size(view: View, queue: Rows) -> Floats:
+    """Shortest job first (QoServe section 2.4) by the whole prompt, as outputs are not known; a
+    prefill that has begun is not overtaken.
+    """
+    return np.where(view.phase[queue] == chunk.PREFILL, 0.0, view.target_tokens[queue])
+
+
+ORDERS: dict[str, Key] = {"fcfs": arrival, "edf": deadline, "srpf": remaining, "sjf": size}
 
 
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -37,9 +68,10 @@ class Sarathi:
 
     declared = Declared()
 
-    def __init__(self, name: str, key: Key, settings: Settings) -> None:
+    def __init__(self, name: str, settings: Settings) -> None:
+        """`name`: one of `ORDERS`."""
         self.name = name
-        self._key = key
+        self._key = ORDERS[name]
         self._set = settings
         self._router = make_router(settings.router)
 

@@ -1,8 +1,5 @@
-"""Clocks: within a process, between processes, and what is believed of replicas whose clocks are
-off.
-"""
+"""Clocks: within a process and between processes."""
 
-import math
 from random import Random
 
 import pytest
@@ -12,11 +9,10 @@ from structlog.testing import capture_logs
 
 from services.admission.workers import Workers
 from shared.clock import READINGS, Clock
-from shared.core.debits import FORGET_S, STALE_S, Debits
 from shared.process.conventions import CLOCK_OFFSET
 from shared.process.instruments import Registry
 from shared.process.skew import ENOUGH, WINDOW_S, Offset
-from shared.schemas import Announce, Digest
+from shared.schemas import Announce
 from shared.vocabulary import ReplicaId
 
 NOW = 1000.0
@@ -150,112 +146,3 @@ def test_a_worker_that_began_again_is_compared_anew() -> None:
             ) == (i == 20)
     assert len(logs) == 1
     assert f'{CLOCK_OFFSET}{{replica="r1"}} 0' in metrics.render_prometheus().splitlines()
-
-
-# ---------------------------------------------------------------- what is believed of replicas
-
-
-def digest(
-    at_unix_s: float,
-    replica: str = "r1",
-    planner: str = "p",
-    incarnation: str = "1",
-    backlog_s: float = 0.0,
-) -> Digest:
-    return Digest(
-        replica=ReplicaId(replica), incarnation=incarnation, planner=planner, at_unix_s=at_unix_s, model="", pool="", waiting=0, running=0,
-        best_effort=0, waiting_prefill_tokens=0, backlog_s=backlog_s, kv_blocks=100, kv_free_blocks=100, free_slots=64, surplus=True,
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize("skew_s", [-3600.0, -3.0, 0.0, 3.0, 3600.0])
-def test_staleness_and_debits_do_not_depend_on_the_planners_clock(skew_s: float) -> None:
-    debits = Debits()
-    assert debits.heard(digest(NOW + skew_s), NOW)
-    debits.placed(R1, 500, NOW + 0.01)
-    view = debits.views(NOW + 0.02)[R1]
-    assert (view.waiting, view.waiting_prefill_tokens, view.free_slots, view.surplus) == (
-        1,
-        500,
-        63,
-        False,
-    )
-    assert view.at_unix_s == NOW  # routers reckon with our clock
-    assert debits.heard(digest(NOW + 0.04 + skew_s), NOW + 0.04)
-    assert debits.views(NOW + 0.04)[R1].waiting == 1  # on its way yet
-    assert debits.heard(digest(NOW + 0.10 + skew_s), NOW + 0.10)
-    assert debits.views(NOW + 0.10)[R1].waiting == 0
-    assert R1 in debits.views(NOW + 0.10 + STALE_S)
-    assert R1 not in debits.views(NOW + 0.11 + STALE_S)
-
-
-def test_digests_are_ordered_within_one_planner_and_incarnation_only() -> None:
-    debits = Debits()
-    assert debits.heard(digest(NOW, backlog_s=1.0), NOW)
-    assert not debits.heard(digest(NOW - 0.1, backlog_s=2.0), NOW + 0.1)
-    assert not debits.heard(digest(NOW, backlog_s=2.0), NOW + 0.1)
-    assert debits.views(NOW + 0.1)[R1].backlog_s == 1.0
-    assert debits.heard(digest(NOW - 50, planner="q", backlog_s=3.0), NOW + 0.2)
-    assert debits.heard(digest(NOW - 60, planner="q", incarnation="2", backlog_s=4.0), NOW + 0.3)
-    assert debits.views(NOW + 0.3)[R1].backlog_s == 4.0
-
-
-def test_replicas_not_heard_for_ten_minutes_are_forgotten() -> None:
-    debits = Debits()
-    for i in range(5000):
-        debits.heard(digest(NOW + i, f"x{i}"), NOW + i)
-        debits.heard(digest(NOW + i), NOW + i)
-        debits.placed(ReplicaId(f"unheard{i}"), 1, NOW + i)
-    known = [i for i in range(5000) if debits.raw(ReplicaId(f"x{i}")) is not None]
-    assert known == list(range(5000 - 1 - int(FORGET_S), 5000))
-    assert debits.raw(R1) is not None
-    assert not any(debits.raw(ReplicaId(f"unheard{i}")) for i in range(5000))
-    assert list(debits.views(NOW + 4999)) == sorted(
-        [R1, ReplicaId("x4997"), ReplicaId("x4998"), ReplicaId("x4999")]
-    )
-
-
-@settings(deadline=None)
-@given(
-    st.lists(
-        st.tuples(
-            st.sampled_from(["heard", "placed", "gone"]),
-            st.sampled_from("abc"),
-            st.integers(0, 900),
-            st.booleans(),
-        ),
-        max_size=80,
-    )
-)
-def test_the_debited_view_is_the_digest_and_the_sum_of_what_was_placed_since(
-    steps: list[tuple[str, str, int, bool]],
-) -> None:
-    debits, now = Debits(), NOW
-    heard: dict[str, float] = {}
-    placed: dict[str, list[tuple[float, int, bool]]] = {}
-    for what, replica, tokens, best_effort in steps:
-        now += 1 / 64
-        if what == "heard":
-            debits.heard(digest(now, replica), now)
-            heard[replica] = now
-            placed[replica] = [p for p in placed.get(replica, []) if p[0] >= now - 0.05]
-        elif what == "placed":
-            debits.placed(ReplicaId(replica), tokens, now, best_effort=best_effort)
-            if replica in heard:
-                placed[replica].append((now, tokens, best_effort))
-        else:
-            debits.gone(ReplicaId(replica))
-            heard.pop(replica, None)
-            placed.pop(replica, None)
-        views = debits.views(now)
-        assert list(views) == sorted(heard)
-        for name, view in views.items():
-            since = placed[name]
-            assert view.at_unix_s == heard[name]
-            assert view.waiting_prefill_tokens == sum(p[1] for p in since)
-            assert (view.waiting, view.best_effort) == (
-                sum(not p[2] for p in since),
-                sum(p[2] for p in since),
-            )
-            assert view.free_slots == max(0, 64 - len(since))
-            assert math.isclose(view.backlog_s, 1e-4 * sum(p[1] for p in since), abs_tol=1e-12)
