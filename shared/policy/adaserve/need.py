@@ -1,10 +1,10 @@
-"""How many tokens a request must have accepted in this iteration to keep its pace: A(r) of
-[adaserve] section 3.
+"""A(r): the tokens that a request must have accepted in this iteration to keep its pace ([adaserve]
+section 3).
 
-The paper's only SLO is the mean time per output token. What else our requests may have is read so:
-- *A TTLT*: the tokens left, at most, spread evenly over the time left. The larger of both needs
-  counts.
-- *Stages with paces of their own*: that of the present stage is held over the whole output.
+The paper's only SLO is the mean time per output token. Other SLOs are read as follows:
+- *A TTLT*: the most tokens that may be left are spread evenly over the time left. The larger of the
+  two needs counts.
+- *Stages with paces of their own*: the pace of the present stage is held over the whole output.
 - *Neither, or best-effort, or past its TTLT*: nothing is needed; throughput decides.
 """
 
@@ -15,15 +15,15 @@ from shared.policy.seam import Floats, View
 
 
 def needed_tokens(view: View, rows: Rows, iteration_s: float, accepted: float) -> Floats:
-    """[rows] A(r) = (l + t_spec) / TPOT - o of these decodes, the root included: at least 0, up to
-    1 where a plain decode is enough.
+    """[rows] A(r) = (l + t_spec) / TPOT - o of these decodes, the root included. The value is at
+    least 0; up to 1, a plain decode is enough.
 
-    l: seconds since the first token; o: tokens since then, of which those that plans in flight may
-        add (`unsure_tokens`) are counted with `accepted`, the mean that verification lately
-        accepted. `iteration_s` is t_spec. Source: [adaserve] Eq. 2 and 3.
+    l is the time in seconds since the first token. o is the number of tokens since then; tokens
+    that plans in flight may add (`unsure_tokens`) count as `accepted`, the recent mean of accepted
+    drafts. t_spec is `iteration_s`. Source: [adaserve] Eq. 2 and 3.
     """
     generated = view.generated_tokens[rows] + np.minimum(view.unsure_tokens[rows], accepted)
-    # a first token that is not known yet: no pace to keep either
+    # a request without a first token has no pace to keep
     with np.errstate(invalid="ignore"):
         spent_s = np.maximum(view.start_unix_s - view.first_token_unix_s[rows], 0.0)
     by_pace: Floats = (spent_s + iteration_s) / view.tbt_s[rows] - (generated - 1)

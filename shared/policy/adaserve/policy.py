@@ -1,12 +1,11 @@
-"""AdaServe (arXiv 2501.12162): each request verifies the draft tokens that its own pace needs, then
-the likeliest of all are added.
+"""AdaServe (arXiv 2501.12162): each request verifies the draft tokens that its own pace needs; then
+the likeliest drafts of all requests fill the budget.
 
 An iteration is Algorithm 2: speculate, select toward each request's SLO, select for throughput,
-verify. Here, one plan ahead, depth, width, needs and budget are fixed (adaserve_tree.py,
-adaserve_need.py); the worker drafts, selects by `slo_then_throughput` (speculation.py) and
-verifies.
+verify. The planner fixes depth, width, needs and budget one plan ahead (tree.py, need.py). The
+worker drafts, selects by `slo_then_throughput` (shared/policy/speculation.py) and verifies.
 
-What the paper leaves open, or does not serve what we serve (more in the files named):
+Where the paper leaves room, or serves less than we do (more in the files named):
 - *Prefill*: the paper only says that it costs. The authors' artifact runs chunked prefill, and so
   do we: chunks of the prompts share the pass that verifies, in order of arrival, with up to
   `max_batch_tokens` in all. B1 stays what it is beside them.
@@ -44,7 +43,7 @@ from shared.routing.router import RouterName, make_router
 from shared.schemas import Digest, Offer
 from shared.vocabulary import ReplicaId
 
-SEEN = 0.05  # weight of one iteration in how much is accepted lately
+SEEN = 0.05  # weight of one iteration in the moving mean of accepted drafts
 
 Count = Annotated[int, Meta(ge=1)]
 
@@ -62,7 +61,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class AdaServe:
-    """Learns only how many drafts are accepted lately; all else is in the view."""
+    """The policy. It learns only the recent mean of accepted drafts; the view holds all else."""
 
     name = "adaserve"
     declared = Declared()
@@ -71,7 +70,8 @@ class AdaServe:
         """Raises: ConfigError where the bounds cross."""
         if settings.depth_min > settings.depth_max:
             raise ConfigError(
-                f"policy adaserve: depth_min {settings.depth_min} is more than depth_max {settings.depth_max}"
+                f"policy adaserve: depth_min {settings.depth_min} is more than "
+                f"depth_max {settings.depth_max}"
             )
         self._set = settings
         self._bounds = Bounds(
@@ -79,7 +79,7 @@ class AdaServe:
         )
         self._router = make_router(settings.router)
         self._budgets: dict[str, int] = {}
-        self._accepted = 0.0  # of one request's drafts in one verification, lately
+        self._accepted = 0.0  # recent mean of one request's accepted drafts per verification
 
     def admit(self, view: View, offers: Sequence[Offer]) -> Sequence[Admission]:
         return accept_what_fits(view, offers)
@@ -109,17 +109,15 @@ class AdaServe:
         )
 
     def _balanced(self, profile: Profile) -> int:
-        """Remembered by name: corrections of a profile scale all of its curve, which moves
-        nothing.
+        """The balanced batch of this profile, remembered by its name: corrections scale the whole
+        curve, which moves nothing.
         """
         if profile.name not in self._budgets:
             self._budgets[profile.name] = balanced_tokens(profile)
         return self._budgets[profile.name]
 
     def _queue(self, view: View, decodes: Decoding) -> Rows:
-        """Prefills by arrival, best-effort ones last; no more of them begin than may run at
-        once.
-        """
+        """Prefills by arrival, best-effort ones last. At most `max_requests` run at once."""
         queue = (view.phase != chunk.DECODE).nonzero()[0]
         begun = view.phase[queue] == chunk.PREFILL
         room = self._set.max_requests - len(decodes.rows) - int(np.count_nonzero(begun))
@@ -137,7 +135,7 @@ class AdaServe:
         choice: Choice,
         grown: Tree,
     ) -> Choice:
-        """The choice, its decodes drafting."""
+        """The same choice with its decodes drafting."""
         rows, n = decodes.rows, len(decodes.rows)
         left = view.max_tokens[rows] - view.generated_tokens[rows]
         # with all drafts accepted, the pass still adds a token of its own
@@ -153,7 +151,7 @@ class AdaServe:
         width = np.full(n, grown.width, dtype=np.int32)
         has = view.computed_tokens[rows]
         context = has + view.unsure_tokens[rows] + 1
-        # what is unsure, the draft made itself
+        # the draft model made the unsure tokens itself
         missing = has + 1 - np.minimum(view.draft_tokens[rows], has)
         drafted_s = draft_s(
             draft,
@@ -174,7 +172,7 @@ class AdaServe:
             needed=np.concatenate(
                 (needed_tokens(view, rows, iteration_s, self._accepted), undrafted)
             ),
-            # of those that draft
+            # the decodes that do not draft verify their root only
             budget_tokens=grown.budget_tokens - int(np.count_nonzero(~drafting)),
             needed_limit_tokens=grown.needed_limit_tokens,
         )
@@ -196,8 +194,8 @@ class AdaServe:
 
 
 def _within_kv(view: View, decodes: Decoding, prefills: Rows, chunks: Ints, wanted: Ints) -> Ints:
-    """[decodes] the wanted tokens, or, where all of them do not fit, what needs no block more than
-    a plain decode does.
+    """[decodes] the wanted tokens; where not all fit the KV, the tokens that need no more blocks
+    than a plain decode.
     """
     bt, held = view.block_tokens, view.kv_held_blocks
 
@@ -215,8 +213,8 @@ def _within_kv(view: View, decodes: Decoding, prefills: Rows, chunks: Ints, want
 
 
 def _pass(verified: int, has: Ints, chunks: Ints, cached: Ints) -> BatchShape:
-    """The pass that verifies so many tokens, evenly spread over requests with contexts `has`, and
-    runs these prefill chunks.
+    """The pass that verifies `verified` tokens, spread evenly over requests with contexts `has`,
+    and runs these prefill chunks.
     """
     drafts = (verified - len(has)) / len(has)
     context = int(has.sum())

@@ -1,12 +1,12 @@
-"""How deep and wide requests speculate, and how many tokens are verified: AdaServe's adaptive
-control ([adaserve] section 5.2).
+"""AdaServe's adaptive control: the depth and width of speculation, and the verification budget
+([adaserve] section 5.2).
 
 Budgets come "from hardware profiling", by "roofline models", and are to be "an optimal budget that
-balances decoding throughput and latency" (sections 1 and 3); no rule is printed. Here it is the
-batch with the most throughput per latency, B / T(B)^2, on the profile's curve over tokens: with an
-ideal roofline that is its ridge, and with T = a + k B the batch whose tokens cost as much as
-starting it. B1 is this batch for the target, B2 for the draft. (The authors' artifact passes 512
-and 96 for Llama-70B, measured on eight A100s of 40 GB.)
+balances decoding throughput and latency" (sections 1 and 3); the paper prints no rule. This file
+takes the batch with the most throughput per latency, B / T(B)^2, on the profile's curve over
+tokens. For an ideal roofline that batch is its ridge; for T = a + k B it is the batch whose tokens
+cost as much as its start. B1 is this batch for the target model, B2 for the draft model. (The
+authors' artifact passes 512 and 96 for Llama-70B, measured on eight A100s of 40 GB.)
 """
 
 from typing import NamedTuple
@@ -14,15 +14,15 @@ from typing import NamedTuple
 from shared.perf.iteration_time import Profile
 from shared.perf.shape import BatchShape
 
-# looked at; every GPU and model that we have a profile of is bound by compute long before
+# The largest batch considered. Every profile we have is bound by compute long before it.
 LONGEST_TOKENS = 2048
-# the paper gives no n_max; in the authors' published code a need adds at most so many mean shares
-# of the budget
+# The paper gives no n_max. In the authors' published code a need adds at most this many mean shares
+# of the budget.
 NEED_SHARE = 1.2
 
 
 class Bounds(NamedTuple):
-    """Of Eq. 8 and 9; who sets them says where they are from."""
+    """The constants of Eq. 8 and 9. The caller states where its values come from."""
 
     depth_max: int
     depth_min: int
@@ -32,8 +32,8 @@ class Bounds(NamedTuple):
 
 
 class Tree(NamedTuple):
-    """One iteration's speculation. `budget_tokens`: verified by all requests together, roots
-    included.
+    """The speculation of one iteration. `budget_tokens` are verified by all requests together,
+    roots included.
     """
 
     depth: int
@@ -43,10 +43,10 @@ class Tree(NamedTuple):
 
 
 def balanced_tokens(profile: Profile) -> int:
-    """The B of 1 to LONGEST_TOKENS with the largest B / T(B)^2. Attention is left out: a context is
-    read once, however many are verified.
+    """The B from 1 to LONGEST_TOKENS with the largest B / T(B)^2. Attention is left out, since a
+    context is read once however many tokens are verified.
 
-    Takes some milliseconds.
+    The search takes some milliseconds.
     """
     return max(
         range(1, LONGEST_TOKENS + 1),
@@ -55,8 +55,8 @@ def balanced_tokens(profile: Profile) -> int:
 
 
 def tree(requests: int, verified_tokens: int, drafted_tokens: int, bounds: Bounds) -> Tree | None:
-    """For so many decodes (at least 1), by Eq. 8 and 9 with B1 and B2. None where the roots alone
-    use the budget up.
+    """Depth, width and budgets for `requests` decodes (at least 1), by Eq. 8 and 9 with B1 =
+    `verified_tokens` and B2 = `drafted_tokens`. None where the roots alone use the budget up.
 
     Deviation: Algorithm 2 cannot have more requests than budget, and Eq. 8 would have them draft
     D_min deep for nothing.

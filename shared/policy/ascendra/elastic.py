@@ -1,14 +1,14 @@
-"""How many requests an HP instance of Ascendra has at a time: as many as its memory allows (section
-6.2).
+"""The elastic batch of an HP instance of Ascendra: as many requests at a time as its memory allows
+(section 6.2).
 
-Prefill is admitted while, beyond a reserve for decoding, KV is free for all of the prompt. The
-reserve follows the history of decode
-lengths: what the running decodes are expected to take at their peak, each growing to the mean of
-    its application and then leaving; and never less than a tenth of the memory (section 8.5).
+A prefill is admitted while KV for all of its prompt is free beyond a reserve for decoding. The
+reserve follows the history of decode lengths: it is what the running decodes are expected to take
+at their peak, each growing to the mean of its application and then leaving. It is never less than a
+tenth of the memory (section 8.5).
 
-Where this differs from the paper: it says what the reserve is adjusted by, not how; the peak is
-ours. A prompt too large for what the reserve leaves begins when it would be alone, or it would wait
-for ever.
+Where this differs from the paper: the paper states what the reserve is adjusted by, not how; the
+peak is ours. A prompt too large for what the reserve leaves begins when it would be alone, since it
+would otherwise wait for ever.
 """
 
 from math import ceil
@@ -22,7 +22,9 @@ from shared.policy.seam import View
 
 
 def reserve_blocks(view: View, lengths: OutputLengths, share: float) -> int:
-    """KV blocks that the running decodes are still to get; `share` of the capacity at the least."""
+    """KV blocks that the running decodes are still expected to take; at least `share` of the
+    capacity.
+    """
     rows = (view.phase == chunk.DECODE).nonzero()[0]
     least = ceil(share * view.kv_blocks)
     if not len(rows):
@@ -33,14 +35,16 @@ def reserve_blocks(view: View, lengths: OutputLengths, share: float) -> int:
     left = np.maximum(mean - view.generated_tokens[rows], 0.0)
     held = view.computed_tokens[rows] + view.unsure_tokens[rows]
     longest = (-left).argsort(kind="stable")
-    # When the one with the n-th most to go ends, n are still there, and each has grown by just that
-    # much.
+    # When the decode with the n-th most tokens left ends, n are still there, and each has grown by
+    # just that many tokens.
     peak = float((held[longest].cumsum() + left[longest] * np.arange(1, len(rows) + 1)).max())
     return max(least, ceil((peak - int(held.sum())) / view.block_tokens))
 
 
 def admitted(view: View, begun: Rows, fresh: Rows, reserve: int) -> int:
-    """How many of the rows `fresh`, in this order, may begin beside the decodes and those begun."""
+    """The number of rows of `fresh`, in this order, that may begin beside the decodes and the
+    prefills begun.
+    """
     blocks = -(-(view.target_tokens[fresh] + view.unsure_tokens[fresh]) // view.block_tokens)
     promised = (
         -(-(view.target_tokens[begun] + view.unsure_tokens[begun]) // view.block_tokens)

@@ -1,18 +1,18 @@
-"""What an LP instance of Ascendra batches: all decodes, then prefills by value under three budgets
+"""The batch of an LP instance of Ascendra: all decodes, then prefills by value under three budgets
 (section 5.2, Algorithm 1).
 
-The budgets: C, seconds that the iteration may take; M, KV blocks for the whole of a prompt, by the
-rules of shared/policy/chunk.py; N, tokens. Decodes come first and are charged to all three (section
-5.4).
+The budgets are C, the seconds that the iteration may take; M, KV blocks for the whole of a prompt,
+by the rules of shared/policy/chunk.py; and N, tokens. Decodes come first and are charged to all
+three (section 5.4).
 
 Where this differs from the paper:
 - C is not defined there. Here it is the tightest TBT among the standard decodes of the batch (5.4:
   "ongoing decoding completes within the TBT deadline"), and need is what a prefill adds to the
   predicted batch, so that the sum is the time of the batch. A TBT that the decodes alone already
   exceed cannot be kept and binds nothing; without any TBT, N alone binds.
-- Algorithm 1 stops at the first request that does not fit, and one larger than a budget would wait
-  for ever. Here that one is cut to what is left (the hybrid batch with chunked prefill of A.4), and
-  goes on before all that have not begun: it can no longer leave.
+- Algorithm 1 stops at the first request that does not fit, and a request larger than a budget would
+  wait for ever. Here that request is cut to what is left (the hybrid batch with chunked prefill of
+  A.4). It goes on before all requests that have not begun, since it can no longer leave.
 - Best-effort requests come after all others.
 """
 
@@ -34,8 +34,8 @@ ValueName = Literal["edf", "sjf", "fcfs", "ljf"]
 
 
 def soonest_deadline(view: View, rows: Rows) -> Floats:
-    """EDF: of the first token, which for a request preempted is its next, or of the last where that
-    is sooner.
+    """EDF: the deadline of the next token (the first, unless the request was preempted) or of the
+    last token, whichever is sooner.
     """
     value: Floats = -np.minimum(view.next_due_unix_s[rows], view.last_due_unix_s[rows])
     return value
@@ -47,7 +47,7 @@ def first_come(view: View, rows: Rows) -> Floats:
 
 
 def longest_job(view: View, rows: Rows) -> Floats:
-    """By tokens: predicted seconds rise with them, so the order is the same."""
+    """Longest job first, by tokens: predicted seconds rise with them, so the order is the same."""
     return (view.target_tokens[rows] - view.computed_tokens[rows]).astype(np.float64)
 
 
@@ -64,8 +64,8 @@ VALUES: Mapping[ValueName, Value] = {
 
 
 def by_value(view: View, queue: Rows, value: Value, most_new: int) -> Rows:
-    """The queue in the order of Algorithm 1, those begun first; of those that have not, the first
-    `most_new`.
+    """The queue in the order of Algorithm 1: prefills begun come first, then the first `most_new`
+    of the others.
     """
     begun = view.phase[queue] == chunk.PREFILL
     fresh = queue[~begun]
@@ -96,7 +96,7 @@ def _sorted(view: View, rows: Rows, value: Value) -> Rows:
 
 
 def compute_budget_s(view: View, decodes: Decoding, profile: Profile) -> float:
-    """C: the tightest TBT that these decodes by themselves can keep; inf where nobody has one."""
+    """C: the tightest TBT that these decodes by themselves can keep; inf where none has a TBT."""
     rows = decodes.rows[~view.best_effort[decodes.rows]]
     if not len(rows):
         return math.inf

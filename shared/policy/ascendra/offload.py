@@ -1,17 +1,19 @@
-"""Who leaves an LP instance of Ascendra for HP (section 5.3), and who is past rescue (section 6.3).
+"""Offloading from an LP instance of Ascendra to HP (section 5.3), and requests past rescue (section
+6.3).
 
-A request is urgent once the time to its TTFT is less than the worst case at HP, a batch with the
-maximum number of tokens that has just begun there, and its own prefill after that.
+A request is urgent once the time to its TTFT deadline is less than the worst case at HP: a batch of
+the maximum number of tokens that has just begun there, and the request's own prefill after that.
 
 Where this differs from the paper:
-- The threshold is said to be tunable, and no more: here it scales the worst batch
+- The paper says only that the threshold is tunable. Here it scales the worst batch
   (`worst_batches`).
-- The own prefill is alone and in chunks of at most the maximum number of tokens, as HP runs it.
-- A request that even an idle HP could not serve in time is not offloaded: it would only delay
+- The request's own prefill is predicted alone, in chunks of at most the maximum number of tokens,
+  as HP runs it.
+- A request that even an idle HP could not serve in time is not offloaded. It would only delay
   others there.
 - A request is offloaded once. If no HP takes it, an LP serves it as it can.
-- Requests without a TTFT are never urgent; the paper has none. Their deadline is the TTLT, and past
-  it they are late as others are.
+- Requests without a TTFT are never urgent; the paper has none. Their deadline is the TTLT. Past it
+  they are late as others are.
 """
 
 import math
@@ -26,13 +28,12 @@ from shared.policy.seam import Bools, Phase, View
 
 WAITING = int(Phase.WAITING)
 
-# A prefill is predicted for its length rounded up to this, so that a long queue takes few
-# predictions.
+# Prefills are predicted for lengths rounded up to this, so that a long queue takes few predictions.
 TILE_TOKENS = 64
 
 
 def unstarted(view: View) -> Bools:
-    """[rows] standard requests of which nothing has ever been computed: they alone may leave."""
+    """[rows] standard requests of which nothing has ever been computed. Only these may leave."""
     new: Bools = (view.phase == WAITING) & (view.generated_tokens == 0) & ~view.best_effort
     return new
 
@@ -46,10 +47,10 @@ def past_due(view: View) -> Rows:
 def urgent(
     view: View, profile: Profile, *, until_next_s: float, batch_tokens: int, worst_batches: float
 ) -> Rows:
-    """Rows that HP can still serve in time, and could no longer for certain if they waited here
-    until the next look at them.
+    """Rows that HP can still serve in time, and for which that is no longer certain if they wait
+    here until the policy looks again.
 
-    `until_next_s`: this long from now. `batch_tokens`: the most in one batch at HP.
+    The policy looks again `until_next_s` from now. `batch_tokens` is the largest batch at HP.
     """
     rows = (unstarted(view) & ~view.offloaded & (view.first_due_unix_s < math.inf)).nonzero()[0]
     left_s = view.first_due_unix_s[rows] - view.start_unix_s

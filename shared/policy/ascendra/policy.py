@@ -1,28 +1,29 @@
-"""Ascendra (2025): two pools of replicas, one for throughput and one for those who are about to be
-late.
+"""Ascendra (2025): two pools of replicas, one for throughput (LP) and one for requests that are
+about to be late (HP).
 
-LP (sections 4 and 5) batches out of order by a value under three budgets (ascendra_batch.py) and
-gives requests that it would serve too late back to be placed at HP (ascendra_offload.py). HP
-(section 6) runs prefills before decodes, in the order of arrival, as many requests as its memory
-allows (ascendra_elastic.py). New requests go to LP in turn, or to an HP that has a ticket out:
-nothing waits for prefill there. Predictions are by the five-coefficient model, refitted while
-serving (ascendra_profile.py).
+LP (sections 4 and 5) batches out of order by a value under three budgets (lp_batch.py). It gives
+back requests that it would serve too late, to be placed at HP (offload.py). HP (section 6) runs
+prefills before decodes, in the order of arrival, as many requests as its memory allows
+(elastic.py). New requests go to LP in turn, or to an HP that has a ticket out, which means that
+nothing waits for prefill there. The five-coefficient model predicts iterations; it is refitted
+while serving (refit.py).
 
-A replica's pool is what its worker announces: `lp` or `hp`. One that announces neither is an LP
-that has nobody to offload to.
+A replica's pool is what its worker announces: `lp` or `hp`. A replica that announces neither is an
+LP without an HP to offload to.
 
 Where this differs from the paper:
-- The controller has no state: a ticket is an HP's digest that shows nothing waiting, and HP
-  declines whoever comes second.
-- Tickets are for new requests and best-effort ones alike: a best-effort prefill holds HP up for no
-  longer than a ticketed one.
-- FCFS at HP is by arrival in the system, so that those offloaded, who have waited, go before those
-  who came with a ticket.
+- The controller has no state. A ticket is an HP digest that shows nothing waiting. HP declines the
+  second request that comes on the same ticket.
+- New and best-effort requests both use tickets: a best-effort prefill delays HP no longer than
+  another.
+- FCFS at HP is by arrival in the system, so offloaded requests, which have waited, go before those
+  that came with a ticket.
 - *Overload*: a request still waiting when its deadline has passed is dropped in the paper. Here it
   is relegated and finished when there is room, unless the operator chooses the paper's way
-  (`overload=drop`). A caller who wants no best-effort is refused, as always.
-- A preempted request computes its prompt again where it is; it is neither offloaded nor given up.
-- The batch size of LP bounds how many begin. Requests that a resync finds beyond it all run.
+  (`overload=drop`). A request that does not allow relegation is refused, as always.
+- A preempted request computes its prompt again where it is. It is neither offloaded nor dropped.
+- The batch size of LP bounds how many requests begin. Requests that a resync finds beyond it all
+  run.
 - Prompts longer than the maximum batch are computed in parts on HP too. Best-effort requests come
   last everywhere.
 - Subgroups (section 8.7) are not kept apart: any LP offloads to any HP. The paper's search for the
@@ -39,9 +40,7 @@ from msgspec import Meta, Struct
 
 from shared.perf.shape import BatchShape
 from shared.policy import chunk
-from shared.policy.ascendra import elastic as ascendra_elastic
-from shared.policy.ascendra import lp_batch as ascendra_batch
-from shared.policy.ascendra import offload as ascendra_offload
+from shared.policy.ascendra import elastic, lp_batch, offload
 from shared.policy.ascendra.lp_batch import VALUES, ValueName
 from shared.policy.ascendra.refit import Refitted
 from shared.policy.chunk import Decoding, Rows
@@ -56,7 +55,7 @@ LP, HP = "lp", "hp"
 
 # Section 6.2: the batch size of LP instances, and of HP instances where it is not elastic.
 BATCH_REQUESTS = 128
-# Ours: the maximum number of tokens in a batch, which the paper does not state.
+# Ours: the maximum number of tokens in a batch. The paper does not state it.
 BATCH_TOKENS = 2048
 # Section 8.5: memory that stays free for decoding.
 RESERVE = 0.1
@@ -66,8 +65,8 @@ SUBGROUPS = ("2L1H", "1L1H", "1L2H")
 
 
 def pools(subgroup: str) -> Sequence[str]:
-    """Of the replicas of one subgroup, such as 2L1H: as far apart as can be, so that any number in
-    a row has about its mix.
+    """The pools of the replicas of one subgroup, such as 2L1H. HPs stand as far apart as can be, so
+    that any number of replicas in a row has about the subgroup's mix.
     """
     low, high = (int(count) for count in subgroup.removesuffix("H").split("L"))
     of = low + high
@@ -78,28 +77,28 @@ def pools(subgroup: str) -> Sequence[str]:
 
 
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`elastic` and `value` are the ablations of figure 11, `overload` is section 8.6, `subgroup`
-    figure 13.
+    """The settings. `elastic` and `value` are the ablations of figure 11, `overload` is section
+    8.6, `subgroup` figure 13.
     """
 
     value: ValueName = "edf"
     batch_requests: Annotated[int, Meta(ge=1)] = BATCH_REQUESTS
-    # of LP the token budget; of HP the most in one batch
+    # LP's token budget; the largest batch of HP
     batch_tokens: Annotated[int, Meta(ge=1)] = BATCH_TOKENS
-    # at HP before one who is offloaded: the threshold
+    # the threshold: batches that run at HP before an offloaded request
     worst_batches: Annotated[float, Meta(ge=0)] = 1.0
     elastic: bool = True
     reserve: Annotated[float, Meta(ge=0, le=1)] = RESERVE
     overload: Literal["relegate", "drop"] = "relegate"
     router: RouterName = "round_robin"  # section 4: within each pool in turn
-    # Of simulated fleets and those of `slackline up`; other workers announce what their
-    # configuration says.
+    # Used by simulated fleets and `slackline up`. Other workers announce the pool that their
+    # configuration names.
     subgroup: Annotated[str, Meta(pattern="^[1-9][0-9]?L[1-9][0-9]?H$")] = "2L1H"
 
 
 class Ascendra:
-    """Learns output lengths per application and the coefficients of the performance model;
-    everything else is in the view.
+    """The policy. It learns output lengths per application and the coefficients of the performance
+    model; the view holds all else.
     """
 
     name = "ascendra"
@@ -145,7 +144,7 @@ class Ascendra:
     # ------------------------------------------------------------ the instances (sections 5, 6)
 
     def plan(self, view: View) -> Sequence[Choice]:
-        late = ascendra_offload.past_due(view)
+        late = offload.past_due(view)
         stays = view.phase != chunk.DECODE
         stays[late] = False
         queue = stays.nonzero()[0]
@@ -170,10 +169,10 @@ class Ascendra:
         if not len(queue):
             return chunk.fill(view, decodes, queue, limit_tokens=0), queue
         model = self._model.now(view.profile)
-        budget_s = ascendra_batch.compute_budget_s(view, decodes, model)
+        budget_s = lp_batch.compute_budget_s(view, decodes, model)
         limit_tokens = self._set.batch_tokens - len(decodes.rows)
         begun = int(np.count_nonzero(view.phase[queue] == chunk.PREFILL))
-        order = ascendra_batch.by_value(
+        order = lp_batch.by_value(
             view,
             queue,
             VALUES[self._set.value],
@@ -184,14 +183,14 @@ class Ascendra:
         if view.pool != LP:
             return batch, queue[:0]
         longest_s = min(budget_s, model.batch_s(decodes.shape.with_chunk(max(limit_tokens, 1), 0)))
-        urgent = ascendra_offload.urgent(
+        urgent = offload.urgent(
             view,
             model,
             until_next_s=longest_s,
             batch_tokens=self._set.batch_tokens,
             worst_batches=self._set.worst_batches,
         )
-        cut = ascendra_batch.begun_in_part(view, batch)
+        cut = lp_batch.begun_in_part(view, batch)
         leaving = urgent[~np.isin(view.slot[urgent], batch.slots) | (urgent == cut)]
         if cut in leaving:
             order = order[~np.isin(order, leaving)]
@@ -210,11 +209,11 @@ class Ascendra:
             begins = view.phase[order] != chunk.PREFILL
             begun, fresh = order[~begins], order[begins]
             most = (
-                ascendra_elastic.admitted(
+                elastic.admitted(
                     view,
                     begun,
                     fresh,
-                    ascendra_elastic.reserve_blocks(view, self._lengths, self._set.reserve),
+                    elastic.reserve_blocks(view, self._lengths, self._set.reserve),
                 )
                 if self._set.elastic
                 else max(self._set.batch_requests - decoding - len(begun), 0)

@@ -1,18 +1,18 @@
-"""Making batches: SLOs-Serve's Algorithm 2 with dynamic sizes (section 3.2.2).
+"""Batches: SLOs-Serve's Algorithm 2 with dynamic sizes (section 3.2.2).
 
-A batch may take as long as the tightest TPOT among the standard decodes. It holds the decodes that
-are due, and prefills by earliest deadline as far as the rest goes; best-effort requests get what
-standard ones leave (slos_serve_best_effort.py).
+A batch may take as long as the tightest TPOT among the standard decodes. It holds the
+decodes that are due, then prefills by earliest deadline as far as the time goes. Best-effort
+requests get what standard ones leave (best_effort.py).
 
 Where we differ:
 - *The loop condition* is misprinted (`>=`). A decode runs if its token is due before the next batch
-  would end: tokens leave at a batch's end, so with "due when this one begins" they come late by up
+  would end. Tokens leave at a batch's end, so with "due when this one begins" they come late by up
   to a batch.
-- *Nothing to prefill*: all decodes run. What they take nobody else wants.
+- *Nothing to prefill*: all decodes run, since no other request wants their time.
 - *A deadline inside the batch*: the batch ends there, if what is due fits. Batches of full length
   would miss it although there is time.
-- *No decodes*: a batch is no longer than the tightest TPOT of those to prefill, so that what
-  arrives need not wait longer than else.
+- *No decodes*: a batch is no longer than the tightest TPOT of the requests to prefill, so that an
+  arrival waits no longer than otherwise.
 - *The decodes alone take too long*: they run and nothing is prefilled beside them. Admission
   prevents that as far as lengths are known.
 - KV is claimed by the rules of shared/policy/chunk.py. The paper has memory for all that it admits.
@@ -33,18 +33,18 @@ from shared.policy.slos_serve.draft_length import BATCH_TOKENS
 
 # Section 6.4: "typically plans 1-5 future batches".
 HORIZON = 5
-# Ours: what a batch is planned shorter than it may be. Live, nine of ten iterations come within 2
-# ms (docs/simulator.md).
+# Ours: a batch is planned this much shorter than it may be. Live, nine of ten iterations come
+# within 2 ms (docs/simulator.md).
 MARGIN_S = 0.001
-# Ours: with best-effort decodes among them, decodes alone are planned for so many iterations; their
-# contexts grow meanwhile.
+# Ours: with best-effort decodes among them, decodes alone are planned for this many iterations.
+# Their contexts grow meanwhile.
 BEST_EFFORT_REPEATS = 16
 CLOSE_S = 1e-9
 
 
 class Standing(NamedTuple):
-    """What a policy knows beyond the view. Columns run along the view's rows; those of best-effort
-    rows do not matter.
+    """What the policy knows beyond the view, in columns along the view's rows. The columns of
+    best-effort rows do not matter.
     """
 
     tpot_s: Floats
@@ -56,15 +56,13 @@ class Batch(NamedTuple):
     choice: Choice
     seconds: float
     longest_s: float
-    goes_on: bool  # standard prefills are left, and nothing but entries was said
+    goes_on: bool  # standard prefills are left, and the choice holds nothing but entries
 
 
 def batches(view: View, standing: Standing) -> list[Choice]:
-    """One batch, or several while decodes of looser tiers can be left out of some for the sake of
-    prefills.
-    """
+    """One batch, or several while decodes of looser tiers can rest for the sake of prefills."""
     choices = list[Choice]()
-    # schDDL, in seconds from the beginning of the first batch: all run in that
+    # schDDL, in seconds from the beginning of the first batch, in which all decodes run
     token_due = np.full(view.rows, -np.inf)
     begin_s = 0.0
     while True:
@@ -88,8 +86,8 @@ def batches(view: View, standing: Standing) -> list[Choice]:
 
 
 def prefill_first(view: View) -> Choice:
-    """The baseline of figure 14: prefills alone, as they came, while there are any that memory
-    allows; else all decodes.
+    """The baseline of figure 14: prefills alone, in the order of arrival, while memory allows any;
+    else all decodes.
     """
     decodes = chunk.decoding(view)
     queue = (view.phase != chunk.DECODE).nonzero()[0]
@@ -108,7 +106,7 @@ def prefill_first(view: View) -> Choice:
 
 
 def _batch(view: View, standing: Standing, token_due: Floats) -> Batch:
-    """`token_due`: from the beginning of this batch."""
+    """One batch. `token_due` is in seconds from its beginning."""
     every = make_room(view, chunk.decoding(view))
     rows = every.rows[~view.best_effort[every.rows]]
     queued = (view.phase != chunk.DECODE) & ~view.best_effort
@@ -138,8 +136,8 @@ def filled(
     longest_s: float,
     drafted_s: float,
 ) -> Batch:
-    """The decodes that run, then prefills by deadline, then best-effort decodes and prefills,
-    within `longest_s`.
+    """The running decodes, then prefills by deadline, then best-effort decodes and prefills, within
+    `longest_s`.
     """
     queue = queue_of(view, every.victims, best_effort=False)
     order = queue[np.lexsort((view.slot[queue], standing.due_unix_s[queue]))]
@@ -200,8 +198,8 @@ def decodes_of(view: View, rows: Rows) -> BatchShape:
 def _until_due(
     view: View, running: Decoding, standing: Standing, first: int, budget_s: float, drafted_s: float
 ) -> float:
-    """Seconds to the earliest prefill deadline, where it lies inside the batch and the prefill it
-    is of can still end by then.
+    """Seconds to the earliest prefill deadline, if it lies inside the batch and its prefill can
+    still end by then; else `budget_s`.
     """
     until_s = float(standing.due_unix_s[first]) - view.start_unix_s - drafted_s
     if not 0 < until_s < budget_s:

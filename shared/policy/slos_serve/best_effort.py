@@ -1,5 +1,5 @@
-"""SLOs-Serve's best-effort tier within a batch (section 4.1): what standard requests leave, and the
-KV that they need back.
+"""SLOs-Serve's best-effort tier within a batch (section 4.1): the time that standard requests
+leave, and the KV that they need back.
 
 A preempted request loses its KV only: what it generated stays, and one prefill of all its tokens
 resumes it.
@@ -19,9 +19,10 @@ def queue_of(view: View, victims: Rows, *, best_effort: bool) -> Rows:
 
 
 def make_room(view: View, every: Decoding) -> Decoding:
-    """The decodes, after best-effort requests have lost as much KV as the prompts of standard ones
-    need: the least important, then the latest come, first. What a best-effort prefill has begun and
-    still needs is kept from others (chunk.py), so it goes with it.
+    """The decodes, after best-effort requests have lost as much KV as the prompts of standard
+    requests need. The least important lose theirs first, then the latest to arrive. A best-effort
+    prefill that has begun keeps KV from others for what it still needs (chunk.py), so that KV
+    counts as its own.
     """
     queue = queue_of(view, every.victims, best_effort=False)
     if not len(queue) or not view.best_effort.any():
@@ -51,7 +52,9 @@ def make_room(view: View, every: Decoding) -> Decoding:
 def as_many_as_fit(
     view: View, shape: BatchShape, rows: Rows, budget_s: float, *, at_least: int
 ) -> Rows:
-    """The first so many of these decodes with which the batch stays within `budget_s`."""
+    """The longest run of these decodes, from the first on, with which the batch stays within
+    `budget_s`.
+    """
     context = (view.computed_tokens[rows] + view.unsure_tokens[rows]).cumsum()
     fits, exceeds = min(at_least, len(rows)), len(rows) + 1
     while exceeds - fits > 1:

@@ -2,8 +2,8 @@
 (SLOs-Serve Eq. 2 and 3), as a rate.
 
 Without a draft, by the batches of Algorithm 2: each as long as the tightest TPOT among the decodes,
-each decode in every so many of them as its own TPOT asks, the rest prefill. With one, by the
-lengths of appendix D, where that is more. Decodes have a mean context.
+each decode runs in as many of them as its own TPOT asks, and the rest is prefill. With a draft, by
+the lengths of appendix D, where that gives more. All decodes have the mean context.
 """
 
 from collections.abc import Sequence
@@ -15,13 +15,13 @@ from shared.policy.seam import Floats
 from shared.policy.slos_serve.draft_length import Lengths, in_each, plain_tokens, prefill_tokens
 from shared.policy.slos_serve.programme import Counts
 
-# Ours: tiers that are told apart; the closest others are counted with the tighter neighbour. The
-# paper has two or three.
+# Ours: the most tiers that are kept apart. Beyond, the closest are counted with their tighter
+# neighbour. The paper has two or three.
 MAX_TIERS = 4
 
 
 class PrefillRate:
-    """slos_serve_admission.Rate, by a profile. `idle_s`: how long a batch may take while nothing
+    """The `Rate` of programme.py, by a profile. `idle_s` is how long a batch may take while nothing
     decodes.
     """
 

@@ -1,19 +1,20 @@
-"""What requests ask of a replica as SLOs-Serve counts it (section 3.2.1): prefill tokens by a
-deadline, a TPOT then, memory, a value.
+"""The demand of a request on a replica, as SLOs-Serve counts it (section 3.2.1): prefill tokens by
+a deadline, a TPOT after that, memory, a value.
 
-The paper's requests have a TTFT and a TPOT. Ours may have other bounds, and are read so:
+The paper's requests have a TTFT and a TPOT. Other bounds are read as follows:
 - *TPOT* is the tightest TBT of the stages still to come (section 3.2.1, multi-decode SLOs). A
-  request without one has that of the loose tier (Table 3): nobody holds KV for ever.
-- *TTLT*: its decode is to take at most half of the whole time, so TPOT is no looser than that over
-  the output expected at most (mean and two deviations of its application); prefill must end so much
-  before the last token is due that the output fits behind it. A decode's TPOT is the time left over
-  the tokens left. Where no iteration is so short, it is beyond rescue and has the loose TPOT.
+  request without one has that of the loose tier (Table 3), so that no request holds KV for ever.
+- *TTLT*: decoding may take at most half of the whole time, so TPOT is no looser than that half over
+  the longest output expected (mean and two deviations of its application). Prefill must end early
+  enough that the output fits before the last token is due. The TPOT of a decode is the time left
+  over the tokens left. Where no iteration is so short, the decode is beyond rescue and has the
+  loose TPOT.
 - *No deadline for the prefill* means within FAR_S.
-- *Memory*: the paper knows decode lengths (section 6). Here they are learned: prompt and what is
-  expected of the output, given how long it already is. Requests are not taken for as long as
-  `max_tokens` allows: callers ask for far more than comes.
-- *Prefill tokens* are those left, and for attention and the fixed cost of a chunk, which the
-  paper's performance model leaves out, as many more as take that long (the profile says how long).
+- *Memory*: the paper knows decode lengths (section 6). Here they are learned: the memory is the
+  prompt and the expected output, given its length so far. `max_tokens` is no estimate, since
+  callers ask for far more than comes.
+- *Prefill tokens* are those left, plus as many more as take the time of attention and of a chunk's
+  fixed cost, by the profile. The paper's performance model leaves these two out.
 - *Value* is importance.
 """
 
@@ -39,13 +40,15 @@ LOOSE_TPOT_S = 0.1
 FAR_S = 3600.0
 # Ours: how long a TPOT is expected again after it was last offered.
 LATELY_S = 60.0
-# Ours: the chunk that prompts are thought to be cut into when their attention is priced, and the
-# tokens over which one more is.
+# Ours: the chunk size assumed when the attention of a prompt is priced, and the tokens over which
+# the cost of one more token is measured.
 CHUNK_TOKENS = 512
 
 
 class Demands(NamedTuple):
-    """Columns run along requests. `due_unix_s`: when the prefill must have ended."""
+    """The demands of several requests, in columns. `due_unix_s` is when the prefill must have
+    ended.
+    """
 
     due_unix_s: Floats
     prefill_tokens: Floats
@@ -69,11 +72,12 @@ class TightestOffered:
     """The tightest TPOT offered within the last LATELY_S, which may come again; the loose one where
     there is none.
 
-    Who asks for what no batch keeps shortens the batches that others wait for no longer than that.
+    A request whose TPOT no batch can keep shortens the batches of other requests for no longer than
+    that.
     """
 
     def __init__(self) -> None:
-        # (offered, TPOT): none is followed by one as tight
+        # (offered, TPOT), with TPOT rising: an older one that is no tighter is dropped
         self._rising = deque[tuple[float, float]]()
 
     def offered(self, tpot_s: float, now_unix_s: float) -> None:
@@ -88,8 +92,8 @@ class TightestOffered:
 
 
 class Lengths:
-    """What is learned of outputs: how many tokens are still expected, and how many an application's
-    has at most.
+    """Learned output lengths: the tokens still expected of a request, and the longest output
+    expected of an application.
     """
 
     def __init__(self) -> None:
@@ -101,8 +105,8 @@ class Lengths:
         self._most.observe(ended)
 
     def left(self, prompt_tokens: Ints, max_tokens: Ints, generated_tokens: Ints) -> Floats:
-        """Tokens expected to come. Of one longer than all that ended: as many again as it has, or
-        more if the prior leaves more.
+        """Tokens expected to come. An output longer than all that ended is expected to double, or
+        to reach the prior if that is more.
         """
         left = self._left.left(prompt_tokens, max_tokens, generated_tokens)
         unknown = left >= max_tokens - generated_tokens
@@ -115,8 +119,8 @@ class Lengths:
 
 
 def of_rows(view: View, rows: Rows, lengths: Lengths) -> Demands:
-    """Of standard requests that the replica holds. For those that decode, prefill tokens are 0 and
-    the deadline is now.
+    """The demands of standard requests that the replica holds. A decode has 0 prefill tokens and a
+    deadline of now.
     """
     decodes = view.phase[rows] == DECODE
     generated, most = view.generated_tokens[rows], view.max_tokens[rows]
@@ -139,7 +143,7 @@ def of_rows(view: View, rows: Rows, lengths: Lengths) -> Demands:
         )
         due[whole] = np.minimum(due[whole], last_due - share * tokens_left)
         pace = (last_due - view.start_unix_s) / tokens_left
-        # or over already, which would make batches of less than no time
+        # also where the time is over already: batches would have a negative length
         lost = pace < view.profile.batch_s(BatchShape(decodes=1))
         tpot[whole] = np.minimum(
             tpot[whole], np.where(~decodes[whole], share, np.where(lost, np.inf, pace))
@@ -162,7 +166,7 @@ def of_rows(view: View, rows: Rows, lengths: Lengths) -> Demands:
 
 
 def of_offers(view: View, offers: Sequence[Offer], lengths: Lengths) -> Demands:
-    """Of standard requests that a replica is asked to take, or has promised to."""
+    """The demands of standard requests that are offered or promised."""
     prompt = np.array([offer.prompt_tokens for offer in offers], dtype=np.int32)
     generated = np.array([offer.generated_tokens for offer in offers], dtype=np.int32)
     most = np.array([offer.max_tokens for offer in offers], dtype=np.int32)
@@ -183,7 +187,7 @@ def of_offers(view: View, offers: Sequence[Offer], lengths: Lengths) -> Demands:
 
 
 def _bounds(offer: Offer, now_unix_s: float, upper_tokens: float) -> tuple[float, float]:
-    """When its prefill must have ended, and its TPOT after that."""
+    """The instant by which the prefill must have ended, and the TPOT after that."""
     slo = offer.slo
     tpot_s = min(
         LOOSE_TPOT_S,
@@ -203,7 +207,9 @@ def _bounds(offer: Offer, now_unix_s: float, upper_tokens: float) -> tuple[float
 
 
 def _priced(profile: Profile, tokens: Floats, cached: Floats) -> Floats:
-    """Tokens, and as many more as take the time of their attention and of a chunk's beginning."""
+    """The tokens, plus as many more as take the time of their attention and of their chunks' fixed
+    cost.
+    """
     if not len(tokens):
         return tokens
     one_s = (

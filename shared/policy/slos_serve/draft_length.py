@@ -1,32 +1,34 @@
-"""How long to draft: SLOs-Serve's appendix D, a length for each TPOT tier.
+"""Draft lengths: SLOs-Serve's appendix D, one length for each TPOT tier.
 
 A decode that verifies s tokens (s - 1 drafts and its newest token) is counted with Acc(s) tokens,
 so its batches may take TPOT Acc(s). Longer batches hold more prefill for the same fixed cost. For
-each tier that may bind, and each length of it, the others take the shortest length that does not
-bind; kept is what leaves most prefill tokens per second. All lengths 1 is decoding without a draft.
+each tier that may bind, and each length of it, the other tiers take the shortest length that does
+not bind. Keep the lengths that leave the most prefill tokens per second. With all lengths 1 no
+decode drafts.
 
 Where we differ:
 - *The draft model reads too.* Before its first step for a request it computes the whole context,
-  which the appendix leaves out. So a prompt token counts as one and what it takes the draft, as far
-  as its tier drafts; and what the decodes there are still owe is spread over the tokens expected of
-  each. A tier drafts only where that is paid for as well.
-- *Not drafting* is what Algorithm 2 makes of it: looser tiers rest in some batches. In the appendix
-  every decode runs in every batch.
-- *Nothing to prefill* (`fastest`): there is no rate to maximise. Then everybody drafts so far as
-  decodes end soonest, in batches that keep every TPOT without luck: who ends sooner leaves more for
-  the prompts that come next. The same where no length keeps the pace.
+  which the appendix leaves out. So a prompt token costs its own time plus the draft's, as far as
+  its tier drafts. The contexts of present decodes that the draft has not read yet are spread over
+  the tokens expected of each. A tier drafts only where its gain pays for that as well.
+- *Not drafting* means Algorithm 2, where looser tiers rest in some batches. In the appendix every
+  decode runs in every batch.
+- *Nothing to prefill* (`fastest`): there is no rate to maximise. Then all decodes take the length
+  with which they end soonest, in batches that keep every TPOT without luck. A decode that ends
+  sooner leaves more time for the prompts that come next. The same holds where no length keeps the
+  pace.
 
-alpha is learned from what was accepted, over all requests as in the paper: an accepted draft is a
-success, the first rejected one a failure, those behind it were never tried. Seconds of drafting are
-the draft's profile's.
+alpha is learned from all requests, as in the paper: an accepted draft is a success, the first
+rejected one a failure, and those behind it were never tried. The draft's profile gives the seconds
+of drafting.
 
-What Acc(s) is, is a choice:
+Acc(s) has two forms:
 - *mean*, the appendix as written: (1 - alpha^s) / (1 - alpha). A full batch lasts as long as the
-  mean allows, so of the windows of 10 tokens by which section 6 judges TPOT nearly half come late,
-  and the worst of a request's decides.
-- *sure*, ours: 10 / K, where in K batches all but LATE_WINDOWS make 10 tokens. It is 1 where
-  nothing is drafted, never above the mean, and a tier drafts where it buys time that can be relied
-  on.
+  mean allows. So nearly half of the windows of 10 tokens by which section 6 judges TPOT come late,
+  and the worst window of a request decides.
+- *sure*, ours: 10 / K, where all but LATE_WINDOWS of the windows have their 10 tokens within K
+  batches. It is 1 where nothing is drafted and never above the mean. A tier drafts where drafting
+  buys time that can be relied on.
 """
 
 import math
@@ -44,21 +46,21 @@ from shared.policy.seam import Drafts, Floats
 LONGEST = 9
 # Section 6: TPOT is judged over 10 tokens.
 WINDOW_TOKENS = 10
-# Ours: of an output of 300 tokens, 30 windows, then 3 % have one that is late.
+# Ours: with this share, 3 % of outputs of 300 tokens (30 windows) have a late window.
 LATE_WINDOWS = 0.001
 # Ours: no batch prefills more tokens, whatever the time it has.
 BATCH_TOKENS = 4096
-# Ours: alpha before anything was seen, and how many drafts that counts for.
+# Ours: alpha before anything is observed, and the number of drafts that this prior counts for.
 PRIOR_ALPHA = 0.7
 PRIOR_DRAFTS = 100.0
-# Ours: the seconds of one more prompt token are those between so many and twice as many.
+# Ours: the cost of one more prompt token is measured between this many and twice as many.
 CHUNK_TOKENS = 512
-# Ours: at so many drafts all that was seen counts half.
+# Ours: at this many drafts, all earlier ones count half.
 FADE_DRAFTS = 20_000.0
 
 
 class Acceptance:
-    """alpha, learned."""
+    """alpha, learned from accepted and rejected drafts."""
 
     def __init__(self) -> None:
         self._tried, self._accepted = PRIOR_DRAFTS, PRIOR_DRAFTS * PRIOR_ALPHA
@@ -75,12 +77,14 @@ class Acceptance:
 
 
 def expected_tokens(alpha: float) -> Floats:
-    """[LONGEST + 1] the mean of what s verified tokens make; 0 of none."""
+    """[LONGEST + 1] the mean number of tokens that s verified tokens yield; 0 for s = 0."""
     return np.array([(1.0 - alpha**s) / (1.0 - alpha) for s in range(LONGEST + 1)])
 
 
 def sure_tokens(alpha: float) -> Floats:
-    """[LONGEST + 1] what s verified tokens make for sure, a batch; alpha counts in hundredths."""
+    """[LONGEST + 1] the tokens per batch that s verified tokens yield for sure. alpha is rounded to
+    hundredths.
+    """
     return _sure_tokens(round(alpha, 2))
 
 
@@ -88,10 +92,13 @@ def sure_tokens(alpha: float) -> Floats:
 def _sure_tokens(alpha: float) -> Floats:
     made = [0.0]
     for length in range(1, LONGEST + 1):
-        by_one = np.zeros(WINDOW_TOKENS + 1)  # the chance of so many tokens of one batch
+        by_one = np.zeros(WINDOW_TOKENS + 1)  # probability of each number of tokens from one batch
         by_one[1 : length + 1] = alpha ** np.arange(length) * (1.0 - alpha)
         by_one[length] = alpha ** (length - 1)
-        short, batches = by_one[:WINDOW_TOKENS], 1  # of fewer than a window's, of all batches
+        short, batches = (
+            by_one[:WINDOW_TOKENS],
+            1,
+        )  # probability of fewer tokens than a window from `batches`
         while short.sum() > LATE_WINDOWS:
             short, batches = np.convolve(short, by_one)[:WINDOW_TOKENS], batches + 1
         made.append(WINDOW_TOKENS / batches)
@@ -99,15 +106,15 @@ def _sure_tokens(alpha: float) -> Floats:
 
 
 class Acc(NamedTuple):
-    """Acc(s), by tokens verified: what a pace is planned with, and the mean."""
+    """Acc(s) by tokens verified: `made` is planned with, `mean` is the mean."""
 
     made: Floats
     mean: Floats
 
 
 class Lengths(NamedTuple):
-    """`tokens`: verified by a decode of each tier, its newest one included; `batch_s`: what a batch
-    may take.
+    """`tokens` are verified by a decode of each tier, its newest token included; `batch_s` is the
+    longest that a batch may take.
     """
 
     tokens: tuple[int, ...]
@@ -119,7 +126,7 @@ class Lengths(NamedTuple):
 
 
 def verifying(counts: Sequence[int], tokens: Sequence[int], context_tokens: float) -> BatchShape:
-    """The shape of so many decodes of each tier that verify `tokens` each."""
+    """The shape of `counts` decodes of each tier that verify `tokens` each."""
     drafts = np.repeat(np.array(tokens, dtype=np.int32) - 1, counts)
     has = np.full(len(drafts), round(context_tokens), dtype=np.int32)
     return BatchShape(
@@ -130,8 +137,8 @@ def verifying(counts: Sequence[int], tokens: Sequence[int], context_tokens: floa
 def drafting_s(
     draft: Profile, counts: Sequence[int], tokens: Sequence[int], context_tokens: float
 ) -> float:
-    """Seconds of the draft's steps, where its KV is filled: step k for all whose length is beyond
-    k.
+    """Seconds of the draft's steps, where its KV is filled. Step k is for all decodes whose length
+    is beyond k.
     """
     total_s = 0.0
     for step in range(1, max(tokens)):
@@ -153,12 +160,12 @@ def best_lengths(
     margin_s: float,
     owed_s: Sequence[float] | None = None,
 ) -> Lengths:
-    """The maximisation of appendix D, for `counts` decodes of tiers with TPOTs `tpot_s`; of equals
-    the shorter lengths.
+    """The maximisation of appendix D, for `counts` decodes of tiers with TPOTs `tpot_s`. Of equal
+    solutions the shorter lengths win.
 
-    `owed_s`: by tier, what the draft has not read yet of its decodes, in seconds for each token
-    that they still make; None: nothing. Without any decode lengths are 1. Where not even the
-    decodes alone fit, those of `fastest`.
+    `owed_s`, by tier, is the time of the contexts that the draft has not read yet, in seconds for
+    each token that the decodes still make; None means 0. Without any decode all lengths are 1.
+    Where not even the decodes alone fit, the lengths are those of `fastest`.
     """
     tiers = [tier for tier, n in enumerate(counts) if n]
     best = Lengths((1,) * len(tpot_s), min((tpot_s[tier] for tier in tiers), default=max(tpot_s)))
@@ -204,11 +211,10 @@ def fastest(
     acc: Acc,
     margin_s: float,
 ) -> Lengths:
-    """The one length for all with which most tokens come a second, of those that keep the tightest
-    pace, if any does. Some decode there is.
+    """The one length for all decodes that yields the most tokens per second among the lengths that
+    keep the tightest pace, if any does. There is at least one decode.
 
-    A batch takes no longer than the tightest TPOT, so that each of its tokens is in time, if that
-    is enough for it.
+    Where a batch can end within the tightest TPOT it does, so that each of its tokens is in time.
     """
     tightest_s, n = min(tpot_s[tier] for tier, n in enumerate(counts) if n), sum(counts)
     best, most = Lengths((1,) * len(tpot_s), tightest_s), (False, 0.0)
@@ -234,15 +240,15 @@ def prefill_tokens(
     context_tokens: float,
     margin_s: float,
 ) -> float:
-    """What fits into a batch of these lengths beside its decodes, the draft's reading of it
-    included; -inf if these alone do not.
+    """The prompt tokens that fit into a batch of these lengths beside its decodes, the draft's
+    reading of them included; -inf if the decodes alone do not fit.
     """
     shape = verifying(counts, lengths.tokens, context_tokens)
     budget_s, read = lengths.batch_s - margin_s, 1.0
     if draft is not None and lengths.drafts:
         budget_s -= drafting_s(draft, counts, lengths.tokens, context_tokens)
         drafting = sum(n for n, s in zip(counts, lengths.tokens, strict=True) if s > 1)
-        one_s = token_s(profile)  # 0 where prompts are no longer than what the weights take to read
+        one_s = token_s(profile)  # 0 where reading the weights takes longer than the prompts
         read += token_s(draft) / one_s * drafting / max(sum(counts), 1) if one_s > 0 else 0.0
     if shape.tokens and profile.batch_s(shape) > budget_s:
         return -math.inf
@@ -250,7 +256,7 @@ def prefill_tokens(
 
 
 def in_each(counts: Sequence[int], tpot_s: Sequence[float], batch_s: float) -> int:
-    """Decodes in a batch where nobody drafts: each runs in every so many of them as its TPOT
+    """The decodes in one batch where none drafts: each decode runs in as many batches as its TPOT
     asks.
     """
     return math.ceil(
@@ -261,7 +267,9 @@ def in_each(counts: Sequence[int], tpot_s: Sequence[float], batch_s: float) -> i
 def plain_tokens(
     profile: Profile, decodes: int, batch_s: float, context_tokens: float, margin_s: float
 ) -> float:
-    """What fits into a batch beside decodes that do not draft; -inf if these alone do not."""
+    """The prompt tokens that fit into a batch beside decodes that do not draft; -inf if the decodes
+    alone do not fit.
+    """
     shape = BatchShape(decodes=decodes, decode_context=int(decodes * context_tokens))
     if decodes and profile.batch_s(shape) > batch_s - margin_s:
         return -math.inf
@@ -269,7 +277,7 @@ def plain_tokens(
 
 
 def token_s(profile: Profile) -> float:
-    """Seconds that one more prompt token takes, its attention left out."""
+    """Seconds of one more prompt token, its attention left out."""
     return (
         profile.batch_s(BatchShape(2 * CHUNK_TOKENS)) - profile.batch_s(BatchShape(CHUNK_TOKENS))
     ) / CHUNK_TOKENS

@@ -1,13 +1,13 @@
-"""A batch whose decodes speculate: SLOs-Serve's sections 3.2.3 and appendix D.
+"""Batches whose decodes speculate: SLOs-Serve's section 3.2.3 and appendix D.
 
-Batches are as long as the lengths of the tiers allow (slos_serve_speculation.py). All standard
-decodes run in each, and verify what their TPOT then asks for; one that has fallen behind has a
-tighter TPOT until it has caught up. Such batches are planned one at a time: how many tokens come of
-one is known when it is over.
+Batches are as long as the lengths of the tiers allow (draft_length.py). All standard
+decodes run in each batch and verify as many tokens as their TPOT then asks for. A decode that has
+fallen behind has a tighter TPOT until it has caught up. Such batches are planned one at a time,
+since the number of tokens from a batch is known only when it is over.
 
-Not of the paper: the draft model reads a context before it first drafts for it. Where it would have
-to read many, some decodes wait for a later batch with their drafts, and batches are no longer than
-their TPOT until then.
+Not in the paper: the draft model reads a context before it first drafts for it. Where it would have
+to read many, some decodes draft only from a later batch on, and batches are no longer than the TPOT
+of these decodes until then.
 """
 
 from dataclasses import replace
@@ -24,12 +24,14 @@ from shared.policy.slos_serve.best_effort import make_room
 from shared.policy.slos_serve.draft_length import LONGEST, WINDOW_TOKENS, Acc, Lengths, token_s
 from shared.policy.speculation import draft_s
 
-# Ours: the part of a batch in which the draft model may read.
+# Ours: the share of a batch's time in which the draft model may read.
 READING = 0.1
 
 
 class Drafting(NamedTuple):
-    """How decodes speculate now. `tightened_s`: each row's TPOT, tighter while it is behind."""
+    """The present way of speculating. `tightened_s` is each row's TPOT, tighter while the row is
+    behind.
+    """
 
     lengths: Lengths
     acc: Acc
@@ -94,8 +96,8 @@ def speculating(view: View, standing: Standing, drafting: Drafting) -> Choice | 
 
 
 def _read_later(reading_s: Floats, drafts: Bools, most_s: float) -> Bools:
-    """[rows] Of those that would draft, who waits: the shortest contexts are read first, one of
-    them or as many as take `most_s`.
+    """[rows] the decodes that would draft but wait. The shortest contexts are read first: one of
+    them, or as many as take `most_s`.
     """
     order = drafts.nonzero()[0]
     order = order[np.argsort(reading_s[order], kind="stable")]
@@ -107,8 +109,8 @@ def _read_later(reading_s: Floats, drafts: Bools, most_s: float) -> Bools:
 
 
 def _verified(drafting: Drafting, tpot_s: Floats, tightened_s: Floats) -> Ints:
-    """Appendix D: of each row the shortest length that does not bind; by its tightened TPOT, in the
-    mean.
+    """Appendix D: for each row the shortest length that does not bind. By its tightened TPOT, the
+    mean counts.
     """
     until_s, acc = drafting.lengths.batch_s - CLOSE_S, drafting.acc
     enough = (tpot_s[:, None] * acc.made[1:] >= until_s) & (
@@ -119,9 +121,9 @@ def _verified(drafting: Drafting, tpot_s: Floats, tightened_s: Floats) -> Ints:
 
 
 def tightened(view: View, tpot_s: Floats, mean: Floats) -> Floats:
-    """[rows] Section 3.2.3: one that has fallen behind its TPOT since its first token has a tighter
-    one, by which it catches up within WINDOW_TOKENS. Beyond half of that many TPOTs it is past
-    rescue, and keeps its own.
+    """[rows] section 3.2.3: a decode that has fallen behind its TPOT since its first token gets a
+    tighter one, with which it catches up within WINDOW_TOKENS. A decode behind by more than half of
+    that many TPOTs is past rescue and keeps its own.
     """
     generated = (
         view.generated_tokens + mean[np.minimum(view.unsure_tokens + 1, len(mean) - 1)] - 1.0

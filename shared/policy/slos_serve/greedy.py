@@ -1,15 +1,16 @@
-"""Which new requests to take, by Moore and Hodgson's rule: the cheap stand-in for the dynamic
-programme of slos_serve_admission.py.
+"""The choice of new requests by the rule of Moore and Hodgson: the cheap stand-in for programme.py.
+The paper does not have it.
 
-In the order of prefill deadlines everyone is taken; where that breaks a condition, a new one taken
-before goes: the one that asks for the most per value, in memory where memory is short, else in
-prompt and in what its decode takes until then. Not of the paper.
+Requests are taken in the order of prefill deadlines. Where one breaks a condition, a new request
+taken before is dropped: the one that asks for the most per value, counted in memory where memory is
+short, else in the tokens of its prompt and of its decode until then.
 
 Measured on 300 problems each as tests/shared/policy/test_slos_serve_programme.py draws them (10
 new, 5 forced; 1 or 2 tiers; 2026-11-21): with equal values it serves as many as the programme in
 all of them where memory is ample, and in 97 to 98 % where it is short. With values from 0.5 to 10
 it does worse in 9 to 13 %, and gets 93 to 98 % of the value. It takes a third of the programme's
-time (0.2 to 0.4 ms, 0.6 to 1.0), so the programme decides wherever its table is sure to stay small.
+time (0.2 to 0.4 ms against 0.6 to 1.0), so the programme decides wherever its table is sure to stay
+small.
 """
 
 import numpy as np
@@ -19,7 +20,7 @@ from shared.policy.slos_serve.programme import Problem, Walk
 
 
 def choose_greedily(problem: Problem, tpot_s: tuple[float, ...]) -> Bools:
-    """Along the items: who is served, all that are forced among them. `tpot_s`: of the tiers."""
+    """[items] the requests served, all forced ones among them. `tpot_s` runs along the tiers."""
     served, walk = list[int](), Walk(problem)
     for i in range(len(problem.new)):
         served.append(i)

@@ -1,25 +1,25 @@
-"""SLOs-Serve (arXiv 2504.08784): take only requests whose SLO can be kept, and then keep it; the
-others are best-effort.
+"""SLOs-Serve (arXiv 2504.08784): the policy takes only requests whose SLO it can keep, and then
+keeps it. The others are best-effort.
 
-Around this file: what requests ask (slos_serve_demand.py), PB* (slos_serve_budget.py), the dynamic
-programme of admission (slos_serve_admission.py) and its stand-in for many new requests
-(slos_serve_greedy.py), batches (slos_serve_batch.py) and who gets their rest
-(slos_serve_best_effort.py), lengths of drafts and batches with them (slos_serve_speculation.py,
-slos_serve_drafted.py), replicas in turn (slos_serve_routing.py).
+Around this file: the demands of requests (demand.py), PB* (budget.py), the dynamic programme of
+admission (programme.py) and its stand-in for many new requests (greedy.py), batches (batch.py) and
+their best-effort part (best_effort.py), draft lengths and batches with drafts (draft_length.py,
+drafted.py), sequential routing (shared/routing/).
 
 Where this differs from the paper:
-- *When it plans* (Algorithm 1): offers are decided as they come, those that come together jointly,
-  and batches are planned when the books ask; a horizon ends with an arrival or an end. An offer
-  that waits for others only has less time.
-- *The loss at a deadline*: a batch may end at a deadline (slos_serve_batch.py), so of the batch in
-  which one lies only what its decodes take is lost, not all of it. Elsewhere PB* is linear in time.
+- *When it plans* (Algorithm 1): offers are decided as they come, jointly where they come together.
+  Batches are planned when the books ask; a horizon ends with an arrival or an end. An offer that
+  waited for others would only have less time.
+- *The loss at a deadline*: a batch may end at a deadline (batch.py). So of the batch in which a
+  deadline lies only the time of its decodes is lost, not all of it. Elsewhere PB* is linear in
+  time.
 - *Lengths of drafts* are fixed for one admission from the decodes there are and those that may
-  come, not solved anew for each n; they are lengths by which windows of 10 tokens come in time, not
-  their mean; what the draft model reads is paid for; and while nothing is to be prefilled everybody
-  drafts (slos_serve_speculation.py).
-- *Many new requests*: beyond EXACT_NEW the programme is left for its stand-in.
+  come, not solved anew for each n. They make windows of 10 tokens come in time, not their mean. The
+  draft model's reading is paid for. While nothing is to be prefilled all decodes draft
+  (draft_length.py).
+- *Many new requests*: beyond EXACT_NEW the stand-in replaces the programme.
 - *A running request whose deadline is lost* stays standard: the paper has no way down after
-  admission. It does not keep others out.
+  admission. It does not keep other requests out.
 - *Memory*: best-effort requests count as free, since they give way.
 """
 
@@ -37,7 +37,7 @@ from shared.policy import chunk
 from shared.policy.chunk import Rows
 from shared.policy.fit import accept_what_fits
 from shared.policy.seam import Admission, Choice, Declared, Floats, Observation, View
-from shared.policy.slos_serve import demand as slos_serve_demand
+from shared.policy.slos_serve import demand
 from shared.policy.slos_serve.batch import MARGIN_S, Standing, batches, prefill_first
 from shared.policy.slos_serve.budget import PrefillRate, tier_along, tiers_of
 from shared.policy.slos_serve.demand import FAR_S, Demands, Lengths, TightestOffered
@@ -58,8 +58,8 @@ from shared.routing.sequential import make_router
 from shared.schemas import Digest, Offer
 from shared.vocabulary import ReplicaId, ServiceClass
 
-# Section 3.2.1: "zero to ten new requests" are typical. For more the programme's table may grow too
-# large.
+# Section 3.2.1: "zero to ten new requests" are typical. For more, the programme's table may grow
+# too large.
 EXACT_NEW = 10
 # Ours: appendix D is solved anew when the mean context has moved by a step, or the profile's
 # seconds for so many tokens by 0.1 ms.
@@ -68,21 +68,22 @@ PROBE_TOKENS = 512
 
 
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`router`, `speculate` and `best_effort` are the ablations of figure 14; all three off is its
-    baseline.
+    """The settings. `router`, `speculate` and `best_effort` are the ablations of figure 14; all
+    three off is its baseline.
 
-    `speculate`, where there is a draft model: as above, or, as in the paper, in batches as long as
-    the mean of a window allows, and by appendix D even while nothing is to be prefilled.
+    `speculate` matters where there is a draft model. `windows` is described above. `paper` makes
+    batches as long as the mean of a window allows, and uses appendix D even while nothing is to be
+    prefilled.
     """
 
     router: Literal["sequential", "round_robin"] = "sequential"
     speculate: Literal["windows", "paper", "never"] = "windows"
-    # burst resilience; without it everyone is taken, and prefills go first
+    # burst resilience; without it every request is taken, and prefills go first
     best_effort: bool = True
 
 
 class SlosServe:
-    """Learns output lengths and how many drafts are accepted; everything else is in the view."""
+    """The policy. It learns output lengths and draft acceptance; the view holds all else."""
 
     name = "slos_serve"
     declared = Declared()
@@ -93,7 +94,7 @@ class SlosServe:
         self._lengths = Lengths()
         self._acceptance = Acceptance()
         self._tightest = TightestOffered()
-        # appendix D for the counts it was last asked for
+        # the newest solution of appendix D, and the counts it is for
         self._solved: tuple[object, DraftLengths] | None = None
 
     # ------------------------------------------------------------ admission (section 3)
@@ -120,16 +121,14 @@ class SlosServe:
         return answers
 
     def _served(self, view: View, offers: Sequence[Offer]) -> tuple[Sequence[bool], float | None]:
-        """Along the offers: who is taken. And in how many seconds the prefills there are can have
+        """[offers] the offers that are taken, and the seconds until the present prefills can have
         ended, where there is time for any.
         """
-        held = slos_serve_demand.of_rows(view, (~view.best_effort).nonzero()[0], self._lengths)
+        held = demand.of_rows(view, (~view.best_effort).nonzero()[0], self._lengths)
         promised = [
             offer for offer in view.promised if offer.service_class is ServiceClass.STANDARD
         ]
-        everyone = held.beside(
-            slos_serve_demand.of_offers(view, [*promised, *offers], self._lengths)
-        )
+        everyone = held.beside(demand.of_offers(view, [*promised, *offers], self._lengths))
         first_new = len(everyone.value) - len(offers)
         new = np.arange(len(everyone.value)) >= first_new
         self._tightest.offered(float(everyone.tpot_s[new].min()), view.start_unix_s)
@@ -196,7 +195,7 @@ class SlosServe:
         if not self._set.best_effort:
             return [prefill_first(view)]
         rows = (~view.best_effort).nonzero()[0]
-        demands = slos_serve_demand.of_rows(view, rows, self._lengths)
+        demands = demand.of_rows(view, rows, self._lengths)
         tpot_s, due = np.full(view.rows, np.inf), np.full(view.rows, np.inf)
         tpot_s[rows], due[rows] = demands.tpot_s, demands.due_unix_s
         standing = Standing(tpot_s, due, self._tightest.at(view.start_unix_s))
@@ -257,8 +256,8 @@ class SlosServe:
     def _owed_s(
         self, view: View, draft: Profile, rows: Rows, tier: Counts, tiers: int
     ) -> tuple[float, ...]:
-        """By tier: what the draft model has not read of its decodes, for each token that is still
-        expected of them; to 0.1 ms.
+        """By tier: seconds of the decodes' contexts that the draft model has not read, for each
+        token still expected of them, to 0.1 ms.
         """
         left = self._lengths.left(
             view.prompt_tokens[rows], view.max_tokens[rows], view.generated_tokens[rows]
@@ -280,11 +279,11 @@ class SlosServe:
 
 
 def _usable_s(view: View, due_s: Floats, batch_s: float) -> Floats:
-    """Seconds until deadlines, less what the batch that ends at one loses: its decodes take their
-    full time, however short it is.
+    """Seconds until deadlines, less the loss of the batch that ends at a deadline: its decodes take
+    their full time, however short it is.
 
     Batches of `batch_s` follow each other until then, as in Algorithm 2, whose floor(t / t0) would
-    lose that batch whole.
+    lose that whole batch.
     """
     rows = (view.phase == chunk.DECODE) & ~view.best_effort
     decodes = max(int(np.count_nonzero(rows)), 1)

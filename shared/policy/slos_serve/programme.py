@@ -1,21 +1,21 @@
-"""Which new requests to take: SLOs-Serve's dynamic programme over prefill deadlines (section 3.2.1,
-appendix C).
+"""SLOs-Serve's dynamic programme over prefill deadlines, which chooses the new requests to take
+(section 3.2.1, appendix C).
 
 Items are the requests whose prefill has not ended, new ones and those taken before, in the order of
-their prefill deadlines; the latter are forced in. Between two deadlines the prefill budget grows at
-the rate PB*(1, n), where n counts, for each TPOT tier, the decodes by then; an item taken uses up
-its prefill tokens and counts as a decode from its deadline on. The budget may never be negative at
-the deadline of an item taken, decodes must find the time they need in every stretch and at the end,
-and memory must do.
+their prefill deadlines. Requests taken before are forced in. Between two deadlines the prefill
+budget grows at the rate PB*(1, n), where n counts, for each TPOT tier, the decodes by then; an item
+taken uses up its prefill tokens and counts as a decode from its deadline on. Three conditions hold:
+the budget is never negative at the deadline of an item taken; decodes find the time they need in
+every stretch and at the end; memory suffices.
 
-The paper's table DP[i, m, pb, n] is kept sparse: a state is (n, m, pb, value), and one that is no
-better in any of these than another with the same n is dropped. Where all memory fits, m is left
-out. With equal values the value is the count, which n says already, so what is left is appendix C's
-pb[i, m, n], of which the largest is kept; one programme serves both forms. "Last accepted j" is
-walked item by item.
+The paper's table DP[i, m, pb, n] is kept sparse: a state is (n, m, pb, value), and
+a state that is no better in any of these than another with the same n is dropped. Where all memory
+fits, m is left out. With equal values the value is the count, which n determines, so appendix C's
+pb[i, m, n] is left, of which the largest is kept. One programme serves both forms. "Last accepted
+j" is walked item by item.
 
-PB* is linear in time here: batches need not end at deadlines, and slos_serve.py takes the loss at a
-deadline off beforehand.
+PB* is linear in time here: batches need not end at deadlines, and policy.py subtracts
+the loss at a deadline beforehand.
 """
 
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ CLOSE_TOKENS = 1e-6
 
 
 class Rate(Protocol):
-    """PB*(1 s, n): prefill tokens per second beside so many decodes of each tier; -inf where these
+    """PB*(1 s, n): prefill tokens per second beside `counts` decodes of each tier; -inf where these
     alone are too many.
     """
 
@@ -45,7 +45,7 @@ class Rate(Protocol):
 
 
 class Problem(NamedTuple):
-    """Columns run along the items, by rising deadline. Those forced can be served if nobody new is
+    """The items, in columns by rising deadline. The forced items can be served if no new one is
     taken (`eased` sees to that).
     """
 
@@ -61,14 +61,14 @@ class Problem(NamedTuple):
 
 
 def choose(problem: Problem) -> Bools:
-    """Along the items: who is served. The forced always are; of the new, a subset of the largest
-    value.
+    """[items] the requests that are served: all forced ones, and a subset of the new ones with the
+    largest value.
     """
-    nobody = ~problem.new
+    none = ~problem.new
     new = problem.new.nonzero()[0]
-    everybody = np.ones(len(problem.new), dtype=np.bool_)
-    if not len(new) or holds(problem, everybody):
-        return everybody
+    all_served = np.ones(len(problem.new), dtype=np.bool_)
+    if not len(new) or holds(problem, all_served):
+        return all_served
     values = problem.value[new]
     states = _States(
         np.array([problem.decoding], dtype=np.int64),
@@ -85,7 +85,7 @@ def choose(problem: Problem) -> Bools:
             states = states.after(due_s - at_s, problem.rate)
             at_s = due_s
         if not len(states.pb):
-            return nobody  # the forced alone ask for too much
+            return none  # the forced alone ask for too much
         taken = states.with_item(problem, i, bit, by_memory)
         if problem.new[i]:
             bit <<= 1
@@ -94,15 +94,15 @@ def choose(problem: Problem) -> Bools:
             states = taken
     states = states.kept(problem.rate.along(states.counts) >= 0)
     if not len(states.pb):
-        return nobody
+        return none
     best = int(np.lexsort((states.taken, -states.pb, -states.value))[0])
-    served = nobody
+    served = none
     served[new] = (int(states.taken[best]) >> np.arange(len(new))) & 1 == 1
     return served
 
 
 class Walk:
-    """The items of one subset, one after the other: what the condition says of it."""
+    """The items of one subset in order, and the state of the conditions after each."""
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
@@ -110,9 +110,7 @@ class Walk:
         self.at_s, self.pb, self.used = 0.0, 0.0, 0
 
     def serve(self, i: int) -> bool:
-        """False if it breaks the prefill budget, or if there is no time for the decodes before
-        it.
-        """
+        """False if the item breaks the prefill budget, or if the decodes before it lack time."""
         problem, due_s, decodes_fit = self._problem, float(self._problem.due_s[i]), True
         if due_s > self.at_s:
             rate = problem.rate.of(tuple(self.counts))
@@ -126,7 +124,7 @@ class Walk:
         return decodes_fit and self.pb >= -CLOSE_TOKENS
 
     def serve_all(self, items: Sequence[int]) -> bool:
-        """All of them, in order, whatever breaks."""
+        """Serves all items, in order, whatever breaks. False if any did."""
         kept = True
         for i in items:
             kept = self.serve(i) and kept
@@ -138,20 +136,20 @@ class Walk:
 
     @property
     def decodes_fit(self) -> bool:
-        """All of those served so far, together."""
+        """Tells whether all decodes served so far fit together."""
         return self._problem.rate.of(tuple(self.counts)) >= 0
 
 
 def holds(problem: Problem, served: Bools) -> bool:
-    """Whether all of these can be served: the condition itself, for one subset."""
+    """Tells whether all of these can be served: the condition itself, for one subset."""
     walk = Walk(problem)
     return walk.serve_all(served.nonzero()[0].tolist()) and walk.memory_fits and walk.decodes_fit
 
 
 def eased(problem: Problem, never_s: float) -> Problem:
-    """The same with the deadlines of forced items that cannot be kept any more moved to when they
-    can be served: what is lost must not forbid everything, nor become worse. `never_s` where there
-    is no time for prefill at all. Items are put in order again.
+    """The same problem with lost deadlines of forced items moved to when the items can be served: a
+    lost request must not forbid everything, nor become worse. A deadline moves to `never_s` where
+    there is no time for prefill at all. Items are sorted again.
     """
     due_s = problem.due_s.copy()
     counts, at_s, pb = list(problem.decoding), 0.0, 0.0
@@ -204,14 +202,14 @@ class _States(NamedTuple):
         )
 
     def after(self, span_s: float, rate: Rate) -> "_States":
-        """Budgets grown; states whose decodes are too many are gone."""
+        """The states after `span_s`: budgets grown; states whose decodes are too many are removed."""
         rates = rate.along(self.counts)
         alive = rates >= 0
         grown = self._replace(pb=self.pb + span_s * np.where(alive, rates, 0.0))
         return grown if alive.all() else grown.kept(alive)
 
     def with_item(self, problem: Problem, i: int, bit: int, by_memory: bool) -> "_States":
-        """Each with item i as well, where that is possible."""
+        """The states with item i added, where that is possible."""
         counts, used, value, taken = self.counts.copy(), self.used, self.value, self.taken
         counts[:, problem.tier[i]] += 1
         pb = self.pb - problem.prefill_tokens[i]
@@ -225,8 +223,8 @@ class _States(NamedTuple):
 
 
 def _undominated(states: _States, by_memory: bool, by_value: bool) -> _States:
-    """Those that no other with the same counts beats or equals in budget, memory and value; of
-    equals the first.
+    """The states that no other state with the same counts beats or equals in budget, memory and
+    value. Of equal states the first stays.
     """
     radix = np.cumprod(np.concatenate(((1,), states.counts.max(axis=0)[:-1] + 1)))
     code = states.counts @ radix

@@ -23,7 +23,7 @@ ALL = 0  # the row of every end, whatever its class
 
 
 class LengthDistributions:
-    """For each class and each length, how many outputs were at least so long, and their tokens in
+    """For each class and each length: the number of outputs at least that long, and their tokens in
     all.
     """
 

@@ -1,14 +1,15 @@
-"""Peak memory (SOLA section 5.1, after LightLLM): what KV a set of requests will need at most, and
+"""Peak memory (SOLA section 5.1, after LightLLM): the most KV that a set of requests will need, and
 whether one more may begin.
 
-All of them grow by a token in each iteration until they end. Sorted by tokens left, most first, the
-k-th ends when the first k have has_j + left_k tokens each, so the peak is the largest of these
-sums. Blocks are counted from above: each request may waste all but a token of its last one.
+All requests grow by a token in each iteration until they end. Sorted by tokens left, most first,
+the k-th ends when the first k have has_j + left_k tokens each, so the peak is the largest of these
+sums. Blocks are counted from above: each request may waste all but one token of its last block.
 
 Where we differ: the paper adds up what this iteration runs and compares with the KV that is free;
-here everything that holds KV counts, and the whole capacity, as in LightLLM. A peak of just the
-capacity is allowed, else a request that needs all of it would never begin. As printed, one that
-does not fit is passed over and those behind it may begin, so a large one can wait long. Requests
+here everything that holds KV counts, and the whole capacity, as in LightLLM. A peak of exactly the
+capacity is allowed; otherwise a request that needs all of it would never begin. As printed, a
+request that does not fit is passed over and those behind it may begin, so a large one can wait
+long. Requests
 that must wait between two tokens do not grow meanwhile, so for them the sum is no strict bound, and
 lengths are predicted: KV may run short after all.
 """
@@ -21,8 +22,8 @@ from shared.policy.sola.state import Prefills, State
 
 
 class PeakMemory:
-    """Of requests that have `has` tokens of KV (or are promised them) and will have `left` more; in
-    tokens, in any order.
+    """The peak KV of requests that have `has` tokens (or are promised them) and will add `left`
+    more. Both are in tokens, in any order.
     """
 
     def __init__(self, has: Floats, left: Floats, block_tokens: int) -> None:
@@ -31,13 +32,13 @@ class PeakMemory:
         self._arrange(has[order] + (block_tokens - 1), left[order])
 
     def _arrange(self, has: Floats, left: Floats) -> None:
-        """`left` falling."""
+        """Sets the sums anew. `left` falls along the requests."""
         self._has, self._left = has, left
         self._sum = np.concatenate(((0.0,), has.cumsum()))
-        ends = self._sum[1:] + left * np.arange(1, len(left) + 1)  # when the k-th ends
-        # the most among the first k
+        ends = self._sum[1:] + left * np.arange(1, len(left) + 1)  # tokens held when the k-th ends
+        # the largest sum among the first k
         self._before = np.maximum.accumulate(np.concatenate(((0.0,), ends)))
-        # from k on, one more growing along
+        # the largest sum from k on, with one more request growing along
         self._beside = np.concatenate(
             (np.maximum.accumulate((ends + left)[::-1])[::-1], (-np.inf,))
         )
@@ -47,7 +48,7 @@ class PeakMemory:
         return int(self._before[-1] // self._block_tokens)
 
     def with_one(self, has: Floats, left: Floats) -> Floats:
-        """[candidates] peak blocks with each of them, alone, in addition."""
+        """[candidates] the peak in blocks with each candidate, alone, in addition."""
         has = has + (self._block_tokens - 1)
         at = np.searchsorted(-self._left, -left, side="right")
         own = self._sum[at] + has + (at + 1) * left
@@ -66,11 +67,11 @@ class PeakMemory:
 
 
 class Room:
-    """Algorithm 1, lines 6 to 10: who of an ordered queue may begin beside what holds KV and those
-    taken before; others are passed over.
+    """Algorithm 1, lines 6 to 10: the requests of an ordered queue that may begin beside what holds
+    KV and those taken before. Others are passed over.
 
-    The prediction is only made where it could say no (section 6.4 has a threshold for that): not if
-    all of them fit at full length.
+    The prediction is made only where it could say no (section 6.4 has a threshold for that), so not
+    where all requests fit at full length.
     """
 
     def __init__(
@@ -96,7 +97,9 @@ class Room:
             )
 
     def first(self, at: int) -> int:
-        """The first from position `at` on who may; the queue's length if nobody does."""
+        """The first position from `at` on whose request may begin; the queue's length if there is
+        none.
+        """
         return at + int(self.may[at:].argmax()) if self.may[at:].any() else len(self.may)
 
     def take(self, at: int) -> None:
@@ -108,10 +111,10 @@ class Room:
 def room_of(
     view: View, running: Decoding, state: State, prefills: Prefills, *, predicts: bool = True
 ) -> Room:
-    """Beside the decodes that run and the prefills that have begun. The token that a prefill ends
+    """The room beside the running decodes and the prefills begun. The token that a prefill ends
     with costs no KV of its own.
 
-    `predicts` False: nobody is held back for what others will need.
+    Where `predicts` is False, no request is held back for KV that others will need.
     """
     queue, begun = prefills.rows, prefills.begun
     has = (view.target_tokens[queue] + view.unsure_tokens[queue]).astype(np.float64)

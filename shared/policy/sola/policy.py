@@ -1,8 +1,8 @@
 """SOLA (MLSys 2025): each iteration solves one of two problems, TTFT subject to TPOT or TPOT
 subject to TTFT (section 4).
 
-Around this file: the state monitor (sola_state.py), the choice of the problem and the workloads
-(sola_problem.py), output lengths (sola_lengths.py), peak memory (sola_memory.py). The cost models
+Around this file: the state monitor (state.py), the choice of the problem and the workloads
+(problem.py), output lengths (output_lengths.py), peak memory (peak_memory.py). The cost models
 C_p, C_d and their scaling (section 5.2, Eq. 3 to 5) are the view's profile, whatever its form:
 shared/perf/online.py scales it by what was measured, for each kind of iteration. A mixed iteration
 is predicted by the profile too, not by the sum of both models.
@@ -58,16 +58,18 @@ from shared.vocabulary import ReplicaId
 
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     tile_tokens: Annotated[int, Meta(ge=1)] = 128  # section 4.4.3, for A100
-    window: Annotated[int, Meta(ge=1)] = 4  # iterations; the paper does not say how many
+    window: Annotated[int, Meta(ge=1)] = 4  # iterations; the paper does not state the number
     # vLLM v0.4.2: max_num_batched_tokens, a context of Llama 3
     max_batch_tokens: Annotated[int, Meta(ge=1)] = 8192
-    peak_memory: bool = True  # False is an ablation of section 6.3.1: whoever fits now may begin
+    peak_memory: bool = (
+        True  # False is an ablation of section 6.3.1: a request that fits now may begin
+    )
     router: RouterName = "attainable"
 
 
 class Sola:
-    """Learns output lengths and how the two latencies stood lately; everything else is in the
-    view.
+    """The policy. It learns output lengths and the recent state of the two latencies; the view
+    holds all else.
     """
 
     name = "sola"
@@ -77,7 +79,8 @@ class Sola:
         """Raises: ConfigError if an iteration cannot hold a tile."""
         if settings.max_batch_tokens < settings.tile_tokens:
             raise ConfigError(
-                f"policy sola: max_batch_tokens {settings.max_batch_tokens} is less than a tile of {settings.tile_tokens}"
+                f"policy sola: max_batch_tokens {settings.max_batch_tokens} is less than "
+                f"a tile of {settings.tile_tokens}"
             )
         self._set = settings
         self._router = make_router(settings.router)
@@ -119,8 +122,8 @@ class Sola:
         room: Room,
         longest_s: float,
     ) -> Choice:
-        """Prefills first, k tokens of them (Eq. 1); decodes only if there are fewer, and then as
-        many as k leaves room for.
+        """Prefills first, k tokens of them (Eq. 1). Decodes run only if prefills leave some of k
+        free, and then as many as fit.
         """
         most, tile = self._set.max_batch_tokens, self._set.tile_tokens
         shape, taken, whole = BatchShape(), [], True
@@ -146,15 +149,15 @@ class Sola:
         if len(running.victims) == 0:
             some = _some(view, running, state, max(0, k - shape.prefill_tokens))
         choice = chunk.fill(view, some, np.array(taken, dtype=np.intp), limit_tokens=k)
-        # for want of KV that is about to come free
+        # KV that is about to come free was missing
         nothing_new = len(choice.slots) == len(some.rows)
         return _all_decodes(view, running) if nothing_new else choice
 
     def _for_tpot(
         self, view: View, running: Decoding, prefills: Prefills, room: Room, share: float
     ) -> Choice:
-        """All decodes, and the fewest prefills, in order and whole, after which the others can
-        still have their TTFT (Eq. 2).
+        """All decodes, and the fewest prefills, whole and in order, after which the other prefills
+        can still keep their TTFT (Eq. 2).
         """
         may = (room.may & (prefills.spare_s < np.inf)).nonzero()[0]
         shape, taken = running.shape, list[int]()
@@ -190,8 +193,8 @@ def _all_decodes(view: View, running: Decoding) -> Choice:
 
 
 def _some(view: View, running: Decoding, state: State, count: int) -> Decoding:
-    """That many of the decodes, the worst predicted TPOT first; the KV that the others will take
-    stays theirs.
+    """The `count` decodes with the worst predicted TPOT. The KV that the other decodes will take
+    stays reserved for them.
     """
     if count >= len(running.rows):
         return running

@@ -1,5 +1,5 @@
-"""Which of the two constrained problems is solved (SOLA section 4.4.1, Table 2), and the workload
-each allows (section 4.4.3).
+"""The choice of one of two constrained problems (SOLA section 4.4.1, Table 2), and the workload
+that each allows (section 4.4.3).
 
 The constraint of the problem chosen is held for the share of requests that have it within their SLO
 now. That is all of them, unless both are broken (Table 2, last row) or the window still has the
@@ -18,36 +18,36 @@ from shared.policy.seam import Floats
 
 
 class Problem(Enum):
-    """What is optimised; the other is the constraint."""
+    """The latency that is minimised; the other one is the constraint."""
 
     TTFT = "minimise the largest TTFT, subject to TPOT"
     TPOT = "minimise the largest TPOT, subject to TTFT"
 
 
 def attained(ratios: Floats) -> float:
-    """The share of requests within their SLO; 1 of none."""
+    """The share of requests within their SLO; 1 where there are none."""
     return float(np.count_nonzero(ratios <= 1)) / len(ratios) if len(ratios) else 1.0
 
 
 def enough(share: float, requests: int) -> int:
-    """How many of so many are at least that share."""
+    """The smallest number of `requests` that is at least `share` of them."""
     return math.ceil(share * requests - 1e-9)
 
 
 def level(ratios: Floats, share: float) -> float:
-    """The a-% level maximum: the largest of the smallest a % of them (the maximum, for 1); 0 of
-    none.
+    """The a-% level maximum: the largest of the smallest a % of the ratios (the maximum, for 1). It
+    is 0 where there are none.
     """
     count = enough(share, len(ratios))
     return float(np.partition(ratios, count - 1)[count - 1]) if count else 0.0
 
 
 def fulfilment(ttft: Floats, tpot: Floats) -> tuple[float, float]:
-    """p_TTFT and p_TPOT; where both are above 1, of the share of requests that the better attained
-    of the two has within its SLO.
+    """p_TTFT and p_TPOT. Where both are above 1, both are taken over the share of requests that the
+    better attained of the two latencies has within its SLO.
 
-    That is the first level, coming down from 100 %, at which one of them satisfies (Figure 5). If
-    no request satisfies either, there is no such level, and the plain maxima stand.
+    That share is the first level, coming down from 100 %, at which one of the two satisfies (Figure
+    5). If no request satisfies either, there is no such level, and the plain maxima stand.
     """
     p_ttft, p_tpot = level(ttft, 1.0), level(tpot, 1.0)
     if p_ttft > 1 and p_tpot > 1:
@@ -58,7 +58,7 @@ def fulfilment(ttft: Floats, tpot: Floats) -> tuple[float, float]:
 
 
 class Window:
-    """The last iterations' p_TTFT and p_TPOT, whose means are compared, so that sudden changes
+    """p_TTFT and p_TPOT of the last iterations. Their means are compared, so that sudden changes
     weigh little (section 4.4.2).
     """
 
@@ -69,8 +69,8 @@ class Window:
         self._seen.clear()
 
     def problem(self, at_unix_s: float, p_ttft: float, p_tpot: float) -> Problem:
-        """The problem of the iteration that begins at `at_unix_s`; being asked again for the same
-        one replaces what was said of it.
+        """The problem of the iteration that begins at `at_unix_s`. A second call for the same
+        iteration replaces the values of the first.
         """
         if self._seen and self._seen[-1][0] >= at_unix_s:
             self._seen.pop()
@@ -80,8 +80,8 @@ class Window:
 
 
 def pause_s(slack_s: Floats, share: float) -> float:
-    """The longest C_p(Q_run) that satisfies Eq. 1 for that share of the decodes; inf without
-    any.
+    """The longest C_p(Q_run) that satisfies Eq. 1 for this share of the decodes; inf where there
+    are none.
     """
     count = enough(share, len(slack_s))
     if not count:
@@ -90,8 +90,8 @@ def pause_s(slack_s: Floats, share: float) -> float:
 
 
 def too_long(iteration_s: float, spare_s: Floats, share: float) -> bool:
-    """Whether Eq. 2 is broken: after an iteration that long, fewer than that share of those still
-    waiting can have their TTFT.
+    """Tells whether Eq. 2 is broken: after an iteration of `iteration_s`, fewer than `share` of the
+    waiting requests can keep their TTFT.
 
     `spare_s`: T_TTFT - t_TTFT - C_p(r) of each.
     """

@@ -2,10 +2,10 @@
 to the SLOs.
 
 Where the paper leaves room:
-- *SLOs* are each request's own; every latency is seen as its ratio to them. With one SLO for all
-  that is the paper.
+- *SLOs* are each request's own, and every latency is taken as its ratio to them. With one SLO for
+  all requests that is the paper.
 - *Real-time TPOT* is the time since the first token over l_out, the tokens so far (Table 1): the
-  one in the making counts for the first.
+  token in the making counts for the first.
 - A request that has its first token keeps the TTFT it got for as long as it runs, and p_TTFT counts
   it (section 4.3: the maximum is over all requests). With those still waiting alone, p_TTFT says
   little of how TTFT fares, and prefills are put off too long.
@@ -50,13 +50,13 @@ GRID_TOKENS = np.array(
         32768,
     ]
 )
-# A bound that has passed, or is no longer there: any latency is many times as long.
+# The bound of a request whose deadline has passed: any latency is many times as long.
 SHORTEST_S = 1e-3
 
 
 def alone_s(profile: Profile, left_tokens: Floats, cached_tokens: Ints) -> Floats:
-    """C_p(r) of each: seconds of the rest of its prefill with nothing else; exact where some of it
-    is cached.
+    """C_p(r) of each request: seconds of the rest of its prefill with nothing else in the batch.
+    The value is exact where some of the prompt is cached.
     """
     if len(left_tokens) == 0:
         return np.zeros(0)
@@ -75,8 +75,8 @@ def alone_s(profile: Profile, left_tokens: Floats, cached_tokens: Ints) -> Float
 
 
 class State:
-    """Of every row of a view, in its order. `left_out`: output tokens predicted to come;
-    `decode_s`: the time of a decode now.
+    """The state of every row of a view, in its order. `left_out` are the output tokens predicted to
+    come; `decode_s` is the time of a decode now.
     """
 
     def __init__(self, view: View, left_out: Floats, decode_s: float) -> None:
@@ -105,13 +105,13 @@ class State:
 
     @property
     def ttft_ratios(self) -> Floats:
-        """t_TTFT / T_TTFT of all that have such an SLO."""
+        """t_TTFT / T_TTFT of all requests that have such an SLO."""
         ratios: Floats = self.ttft_s[self.has_ttft] / self.ttft_bound_s[self.has_ttft]
         return ratios
 
     @property
     def tpot_ratios(self) -> Floats:
-        """t_TPOT / T_TPOT of all that have such an SLO, and t_TPOT > 0."""
+        """t_TPOT / T_TPOT of all requests that have such an SLO, and t_TPOT > 0."""
         counts = self.has_tpot
         ratios: Floats = self.since_first_s[counts] / self.l_out[counts] / self.tpot_bound_s[counts]
         return ratios
@@ -125,8 +125,8 @@ class State:
         return pause
 
     def decodes_by_tpot(self, rows: Rows) -> Rows:
-        """By predicted TPOT, (t_TPOT * l_out + C_d * l_left) / (l_out + l_left), relative to the
-        SLO, largest first (section 4.4.2).
+        """The rows sorted by predicted TPOT, (t_TPOT * l_out + C_d * l_left) / (l_out + l_left),
+        relative to the SLO, largest first (section 4.4.2).
         """
         l_out, left = self.l_out[rows], self.left_out[rows]
         predicted = (
@@ -138,8 +138,8 @@ class State:
 
 
 class Prefills:
-    """Rows still to prefill, by predicted TTFT, t_TTFT + C_p, relative to the SLO, largest first
-    (section 4.4.2); arrays in that order.
+    """The rows still to prefill, sorted by predicted TTFT, t_TTFT + C_p, relative to the SLO,
+    largest first (section 4.4.2). All arrays run in that order.
     """
 
     def __init__(self, view: View, state: State, rows: Rows) -> None:
@@ -158,9 +158,9 @@ class Prefills:
         self.tokens: Floats = tokens[order]
         self.begun: Bools = view.phase[self.rows] == chunk.PREFILL
         spare_s = np.where(view.best_effort[rows], math.inf, bound_s - elapsed_s - prefill_s)
-        self.spare_s: Floats = spare_s[order]  # until it must begin; inf: it need not
+        self.spare_s: Floats = spare_s[order]  # time until it must begin; inf: never
 
     @property
     def urgent(self) -> bool:
-        """Whether any of them has a time to keep."""
+        """Tells whether any prefill has a deadline."""
         return bool((self.spare_s < math.inf).any())

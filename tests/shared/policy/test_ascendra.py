@@ -21,9 +21,7 @@ from loadgen.simulator.simulation import ReplicaFacts, SimulationResult, simulat
 from shared.perf import profile_file as store
 from shared.perf.five_coefficients import AscendraProfile
 from shared.perf.shape import BatchShape
-from shared.policy.ascendra import elastic as ascendra_elastic
-from shared.policy.ascendra import lp_batch as ascendra_batch
-from shared.policy.ascendra import offload as ascendra_offload
+from shared.policy.ascendra import elastic, lp_batch, offload
 from shared.policy.ascendra.policy import HP, LP, Ascendra, Settings
 from shared.policy.ascendra.refit import LEAST_BATCHES, Refitted, units_of
 from shared.policy.chunk import decoding
@@ -119,7 +117,7 @@ def test_the_compute_budget_is_the_tightest_tbt_of_the_running_decodes() -> None
         chat(9, target=5000, ttft_s=60.0),
     ]
     seen = at(LP, made)
-    assert ascendra_batch.compute_budget_s(seen, decoding(seen), seen.profile) == 0.15
+    assert lp_batch.compute_budget_s(seen, decoding(seen), seen.profile) == 0.15
     batch, _ = planned(ascendra(), seen)
     shape = shape_of(seen, batch)
     tokens = entries(batch)[9]
@@ -136,12 +134,12 @@ def test_a_tbt_that_the_decodes_alone_exceed_binds_nothing() -> None:
         chat(9, target=5000, ttft_s=60.0),
     ]
     seen = at(LP, made)
-    assert ascendra_batch.compute_budget_s(seen, decoding(seen), seen.profile) == 0.05
+    assert lp_batch.compute_budget_s(seen, decoding(seen), seen.profile) == 0.05
     only = at(LP, made[:1])
-    assert ascendra_batch.compute_budget_s(only, decoding(only), only.profile) == math.inf
+    assert lp_batch.compute_budget_s(only, decoding(only), only.profile) == math.inf
     best_effort = at(LP, [replace(made[0], tbt_s=0.1, best_effort=True)])
     assert (
-        ascendra_batch.compute_budget_s(best_effort, decoding(best_effort), best_effort.profile)
+        lp_batch.compute_budget_s(best_effort, decoding(best_effort), best_effort.profile)
         == math.inf
     )
 
@@ -197,7 +195,7 @@ def test_an_lp_batch_keeps_all_three_budgets_and_the_batch_size(
     assert (
         shape.prefills == 0
         or seen.profile.batch_s(shape)
-        <= ascendra_batch.compute_budget_s(seen, decodes, seen.profile) + 1e-12
+        <= lp_batch.compute_budget_s(seen, decodes, seen.profile) + 1e-12
     )
     new = [slot for slot in chosen if seen.phase[row_of(seen, slot)] == Phase.WAITING]
     running = len(decodes.rows) + int(np.count_nonzero(seen.phase == Phase.PREFILL))
@@ -226,8 +224,8 @@ def test_a_long_queue_is_ordered_as_if_all_of_it_had_been_sorted(
     ]
     seen = view(made)
     queue = np.arange(len(made))
-    of = ascendra_batch.VALUES[value]  # type: ignore[index]
-    found = ascendra_batch.by_value(seen, queue, of, most)
+    of = lp_batch.VALUES[value]  # type: ignore[index]
+    found = lp_batch.by_value(seen, queue, of, most)
     worth = dict(zip(queue.tolist(), of(seen, queue).tolist(), strict=True))
     every = sorted(
         queue.tolist(),
@@ -259,7 +257,7 @@ def test_the_threshold_is_the_worst_batch_at_hp_and_the_own_prefill(
     left_s: float, worst_batches: float, leaves: bool
 ) -> None:
     seen = view([chat(0, target=640, arrived_s=left_s - 1.0)])
-    found = ascendra_offload.urgent(
+    found = offload.urgent(
         seen, Linear(), until_next_s=0.0, batch_tokens=2048, worst_batches=worst_batches
     )
     assert found.tolist() == ([0] if leaves else [])
@@ -269,7 +267,7 @@ def test_who_would_become_urgent_during_this_iteration_is_urgent_now() -> None:
     seen = view([chat(0, target=640, arrived_s=WORST_S + OWN_S + 0.1 - 1.0)])
     for until_next_s, found in ((0.09, []), (0.11, [0])):
         assert (
-            ascendra_offload.urgent(
+            offload.urgent(
                 seen, Linear(), until_next_s=until_next_s, batch_tokens=2048, worst_batches=1.0
             ).tolist()
             == found
@@ -281,7 +279,7 @@ def test_a_prompt_longer_than_the_largest_batch_is_predicted_in_its_parts() -> N
     for off_s, found in ((0.001, []), (-0.001, [0])):
         seen = view([chat(0, target=3072, arrived_s=WORST_S + own_s + off_s - 1.0)])
         assert (
-            ascendra_offload.urgent(
+            offload.urgent(
                 seen, Linear(), until_next_s=0.0, batch_tokens=2048, worst_batches=1.0
             ).tolist()
             == found
@@ -395,9 +393,7 @@ def test_whoever_begins_at_hp_leaves_the_reserve_free_for_all_of_the_prompts(see
             max(0, -(-int(seen.target_tokens[r]) // BLOCK) - int(seen.kv_held_blocks[r]))
             for r in promised
         )
-        assert seen.kv_free_blocks - need >= ascendra_elastic.reserve_blocks(
-            seen, OutputLengths(), 0.1
-        )
+        assert seen.kv_free_blocks - need >= elastic.reserve_blocks(seen, OutputLengths(), 0.1)
 
 
 def test_the_reserve_is_the_peak_that_the_history_of_lengths_foretells() -> None:
@@ -412,11 +408,11 @@ def test_the_reserve_is_the_peak_that_the_history_of_lengths_foretells() -> None
         for i, made in enumerate((20, 80, 100))
     ]
     seen = view(made, capacity=100)
-    assert ascendra_elastic.reserve_blocks(seen, lengths, 0.0) == math.ceil(60 / BLOCK)
-    assert ascendra_elastic.reserve_blocks(seen, lengths, 0.1) == 10  # the tenth is more
+    assert elastic.reserve_blocks(seen, lengths, 0.0) == math.ceil(60 / BLOCK)
+    assert elastic.reserve_blocks(seen, lengths, 0.1) == 10  # the tenth is more
     # nothing is known of "a"
-    assert ascendra_elastic.reserve_blocks(seen, OutputLengths(), 0.0) == 0
-    assert ascendra_elastic.reserve_blocks(view(made[:1], capacity=100), lengths, 0.0) == math.ceil(
+    assert elastic.reserve_blocks(seen, OutputLengths(), 0.0) == 0
+    assert elastic.reserve_blocks(view(made[:1], capacity=100), lengths, 0.0) == math.ceil(
         100 / BLOCK
     )
 
