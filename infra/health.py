@@ -1,12 +1,13 @@
-"""Container health check: does this service answer on NATS, or this URL over HTTP? Exit status 0 if
-so, 1 if not.
+"""Container health check: asks a service over NATS, or a URL over HTTP, whether it answers.
 
-    python infra/health.py admission                 any instance of the service, on the server of
-    SLACKLINE_URL python infra/health.py worker replica=r1         the instance whose metadata says
-    so python infra/health.py http://127.0.0.1:8080/ready
+The exit status is 0 if it does, 1 if not.
 
-It asks `$SRV.PING.<service>` of the NATS services API over a plain socket, so that it starts in 50
-ms and needs no package.
+    python infra/health.py admission                   any instance of the service
+    python infra/health.py worker replica=r1           the instance with this metadata
+    python infra/health.py http://127.0.0.1:8080/ready
+
+It asks `$SRV.PING.<service>` of the NATS services API, on the server of SLACKLINE_URL, over a plain
+socket. So it starts in 50 ms and needs no package.
 """
 
 import json

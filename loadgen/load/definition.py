@@ -1,28 +1,28 @@
-"""When a request's SLO counts as met: the four definitions of the literature, each a named option.
+"""The four definitions in the literature of when a request's SLO counts as met; each is an option.
 
 A request meets its SLO if it finished (by stop or length) and kept every bound that its tier
-states. The definitions differ in how the pace, the bound `tbt_s`, is judged:
+states. The definitions differ in how they judge the pace, the bound `tbt_s`:
 
 deadline     Token n by its own deadline, arrival + TTFT + (n-1) TBT; being early banks slack.
-             Source: [qoserve] Eq. 1-3. It is what the verdict of a live request says. mean-tpot
-             The mean time per output token after the first is at most TBT. Source: [sola],
-             [ascendra], [adaserve]. max-tpot-10  The mean over each 10 tokens after the first is at
-             most TBT, for the worst of them. Source: [slos-serve] section 6, "we measure the TPOT
-             every 10 tokens"; the paper does not say what becomes of a rest of fewer than 10: here
-             it is judged with those before it, as the last 10 tokens. An output of 2 to 10 tokens
-             is judged as one. ttlt         Neither the first token nor the pace count, only the
-             time to the last token. For a tier without a TTLT that is the deadline that TTFT and
-             TBT give the last token ([qoserve] Eq. 2).
+             Source: [qoserve] Eq. 1-3. The verdict of a live request uses this one.
+mean-tpot    The mean time per output token after the first is at most TBT. Source: [sola],
+             [ascendra], [adaserve].
+max-tpot-10  The mean over each 10 tokens after the first is at most TBT, for the worst of them.
+             Source: [slos-serve] section 6, "we measure the TPOT every 10 tokens". The paper does
+             not say how it judges a rest of fewer than 10 tokens; here the last 10 tokens are
+             judged together. An output of 2 to 10 tokens is judged as one window.
+ttlt         Only the time to the last token counts. For a tier without a TTLT that bound is the
+             deadline that TTFT and TBT give the last token ([qoserve] Eq. 2).
 
-TTFT and TTLT are judged alike by the first three: a tier that has no TTFT or no TBT is not held to
-one, so a tier with nothing but a TTLT is judged the same by all four. For what a tier has too
-little for: under `ttlt`, a tier without TTFT has its pace counted from its first token, and a tier
-with nothing but a TTFT is held to that.
+The first three judge TTFT and TTLT alike: a tier is not held to a bound it does not have, so all
+four judge a tier with only a TTLT the same. Where a tier lacks a bound, `ttlt` works as follows: a
+tier without TTFT has its pace counted from its first token, and a tier with only a TTFT is held to
+that.
 
-A request that thinks has a pace for each of its two stages, and is judged stage by stage
-([slos-serve] sections 1 and 6): a mean or ten tokens lie within one stage, the thinking ones
-against `thinking_tbt_s`, the rest, from the end of thinking on, against `tbt_s`; deadlines grow by
-the pace of the stage that a token is in.
+A request that thinks has a pace for each of its two stages and is judged stage by stage
+([slos-serve] sections 1 and 6). A mean or a window of ten tokens lies within one stage: thinking
+tokens are judged against `thinking_tbt_s`, later ones against `tbt_s`. Deadlines grow by the pace
+of the stage that a token is in.
 
 TTFT and TTLT begin when the request arrives, queueing included. An output of one token has no pace.
 """

@@ -1,14 +1,18 @@
-"""How well predictions follow a machine that others load: python -m services.worker.residual_bench
---model FOLDER [--json FILE].
+"""The errors of predictions on a machine that other processes load.
+
+    python -m services.worker.residual_bench --model FOLDER [--json FILE]
 
 An engine is profiled as a worker does it, then runs a mix of iterations while the correction
-follows: in peace, beside processes that burn CPU, and in peace again. What is told of the errors:
+follows: in peace, beside processes that burn CPU, and in peace again. The errors reported:
 
-residual     |measured - predicted| / measured of single iterations, smoothed as the exported metric
-single       the same, not smoothed; `with margin`: of the prediction that policies get, which leans
-up in hindsight the same for the best constant over the 20 iterations before and after each: what no
-ratio known in time could take away together     |measured - predicted| / measured of 20 iterations
-in a row as a whole: what is left where single ones only scatter
+residual      |measured - predicted| / measured of single iterations, smoothed as the exported
+              metric is
+single        the same, not smoothed
+with margin   the same, of the prediction that policies get, which leans up
+in hindsight  the same, for the best constant over the 20 iterations before and after each: the
+              error that no ratio known in time could remove
+together      |measured - predicted| / measured of 20 iterations in a row as a whole: the error that
+              is left where single iterations only scatter
 """
 
 import argparse

@@ -1,7 +1,6 @@
-"""Profiles that are a curve over the batch's tokens plus separate terms for its prefills and its
-decodes.
+"""Profiles that add separate terms for prefills and decodes to a curve over the batch's tokens.
 
-The roofline, polynomial, piecewise and table forms (shared/perf/forms.py) are all of this shape.
+The roofline, polynomial, piecewise and table forms (shared/perf/forms.py) all have this shape.
 """
 
 from dataclasses import dataclass
@@ -12,23 +11,23 @@ from shared.perf.shape import BatchShape
 
 @dataclass(frozen=True, slots=True)
 class AdditiveProfile:
-    """curve(tokens) + the terms below; `curve_s` holds its value at 0, 1, 2, ... tokens,
+    """curve(tokens) + the terms below. `curve_s` holds the curve at 0, 1, 2, ... tokens,
     per-iteration overhead included.
 
-    Looking a token count up costs the same everywhere, and any curve, however it was fitted, is
-    made monotone once, when it is built. No term is negative and `curve_s` never falls, so that the
-    whole is monotone in every sum.
+    Every look-up costs the same, and any curve, however it was fitted, is made monotone once, when
+    it is built. No term is negative and `curve_s` never falls, so the whole is monotone in every
+    sum.
     """
 
     name: str
     curve_s: tuple[float, ...]
     beyond_s: float  # per token past the end of the curve
-    prefills_s: float = 0.0  # once, if there is any prefill
+    prefills_s: float = 0.0  # once per batch with any prefill
     prefill_s: float = 0.0  # per chunk
     prefill_token_s: float = 0.0
     prefill_sq_s: float = 0.0  # per new token squared
     prefill_cross_s: float = 0.0  # per new token and cached token
-    decodes_s: float = 0.0  # once, if there is any decode
+    decodes_s: float = 0.0  # once per batch with any decode
     decode_s: float = 0.0  # per decode
     decode_context_s: float = 0.0  # per cached token of the decodes
 
@@ -81,8 +80,7 @@ class AdditiveProfile:
                 fits = middle
             else:
                 exceeds = middle
-        # The sum above is grouped otherwise than in batch_s: the last bit may differ, and the
-        # answer must truly fit.
+        # batch_s groups the sum differently, so the last bit may differ; the answer must truly fit.
         while fits > 0 and self.batch_s(shape.with_chunk(fits, cached)) > budget_s:
             fits -= 1
         return fits

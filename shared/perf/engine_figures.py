@@ -1,12 +1,10 @@
-"""What the bench of an engine measured, as the program that runs it prints it and `slackline bench`
-reads it.
-"""
+"""The figures of an engine bench: its program prints them, and `slackline bench` reads them."""
 
 from msgspec import Struct
 
 
 class Speed(Struct, frozen=True, kw_only=True):
-    """Tokens a second of the engine, of `model.generate` and, where it was tried, of
+    """Tokens per second of the engine, of `model.generate` and, where it was tried, of
     `model.generate_batch`.
     """
 
@@ -17,8 +15,8 @@ class Speed(Struct, frozen=True, kw_only=True):
 
 
 class EngineFigures(Struct, frozen=True, kw_only=True):
-    """`outside_s`: of an iteration of so many decodes, what is not the model's forward pass.
-    `late_s`: of an event loop's naps.
+    """`iteration_s` and `outside_s` are by decodes in the batch; `outside_s` is the part outside
+    the model's forward pass. `late_s` is how late an event loop wakes beside the engine.
     """
 
     model: str
@@ -28,5 +26,5 @@ class EngineFigures(Struct, frozen=True, kw_only=True):
     speeds: list[Speed]
     iteration_s: dict[int, float]
     outside_s: dict[int, float]
-    # beside what -> p50, p99; native code shows what a busy core costs without any lock
+    # beside which work -> (p50, p99); native code shows the cost of a busy core without any lock
     late_s: dict[str, tuple[float, float]]

@@ -1,10 +1,11 @@
-"""A profile from measured iterations: which coefficients of the piecewise form explain them best,
-and how far off they stay.
+"""A profile fitted to measured iterations, with the error that remains: the piecewise form of
+shared/perf/forms.py.
 
-The fit minimises the mean of |predicted - measured| / measured with no coefficient below 0, so it
-is monotone as it stands, and a few stalled iterations do not pull it. Its error is by
+The fit minimises the mean of |predicted - measured| / measured with no coefficient below 0. So it
+is monotone as it stands, and a few stalled iterations do not pull it. Its error comes from
 cross-validation: every iteration is judged by a fit that did not see it.
-Deterministic: the same timings in the same order give the same file.
+
+The fit is deterministic: the same timings in the same order give the same file.
 """
 
 from collections.abc import Sequence
@@ -19,15 +20,15 @@ from shared.perf.online import Regime
 from shared.perf.profile_file import FitError, ProfileFile
 from shared.perf.shape import BatchShape
 
-LEAST = 40  # timings: three for each coefficient, about
-KNOTS = (0, 8, 32, 128, 512)  # tokens where the cost of one more may change
+LEAST = 40  # timings: about three for each coefficient
+KNOTS = (0, 8, 32, 128, 512)  # tokens at which the cost of one more may change
 FOLDS = 5
 PASSES = 12  # of reweighting; the coefficients have settled to under 1 % after eight
-# a relative error below this counts as this when weights are set: clocks and caches explain as much
+# Weights treat a smaller relative error as this one: clocks and caches explain that much.
 CLOSE = 0.02
-# of the shortest time seen: nothing is predicted to take less, whatever the timings were
+# No prediction is below this fraction of the shortest measured time.
 FASTEST = 0.1
-DIGITS = 6  # of a coefficient
+DIGITS = 6  # significant digits of a coefficient
 
 Column = NDArray[np.float64]
 
@@ -48,8 +49,8 @@ def fit(
     kv_capacity_tokens: int,
     provenance: str,
 ) -> ProfileFile:
-    """The profile file of these timings. Raises ValueError for fewer than LEAST, or one without a
-    duration.
+    """The profile file of these timings. Raises ValueError for fewer than LEAST timings, or a
+    timing without a duration.
     """
     if len(timings) < LEAST:
         raise ValueError(f"{len(timings)} timings are too few to fit a profile: it takes {LEAST}")
@@ -85,11 +86,11 @@ def coefficients(timings: Sequence[Timed]) -> PiecewiseTokens:
 
 
 def error_of(profile: Profile, timings: Sequence[Timed], against: str) -> FitError:
-    """How far `profile` is from these timings. Raises ValueError without any."""
+    """The error of `profile` on these timings. Raises ValueError if there are none."""
     if not timings:
         raise ValueError("no timings to compare with")
     off = [abs(profile.batch_s(shape) / exec_s - 1) for shape, exec_s in timings]
-    return _told([Regime.of(timed.shape) for timed in timings], np.array(off), against)
+    return _fit_error([Regime.of(timed.shape) for timed in timings], np.array(off), against)
 
 
 def _cross_validated(timings: Sequence[Timed]) -> FitError:
@@ -103,10 +104,10 @@ def _cross_validated(timings: Sequence[Timed]) -> FitError:
     against = (
         f"{len(timings)} iterations in {FOLDS} parts, each judged by a fit to the other {FOLDS - 1}"
     )
-    return _told([Regime.of(timed.shape) for timed in timings], off, against)
+    return _fit_error([Regime.of(timed.shape) for timed in timings], off, against)
 
 
-def _told(regimes: Sequence[Regime], off: Column, against: str) -> FitError:
+def _fit_error(regimes: Sequence[Regime], off: Column, against: str) -> FitError:
     def mape(regime: Regime) -> float | None:
         among = off[[r is regime for r in regimes]]
         return round(float(among.mean()), 4) if len(among) else None
@@ -126,8 +127,8 @@ def _design(shapes: Sequence[BatchShape], knots: Sequence[int]) -> Column:
     """[timings, coefficients]: 1, tokens between each knot and the next, chunks, the prefills'
     sums, any decode, decodes, their context.
 
-    Tokens between knots rather than above them: that no coefficient is below 0 then says that the
-    curve rises, not that it is convex.
+    Tokens count between knots rather than above them, so that coefficients of at least 0 make the
+    curve rise and need not make it convex.
     """
     rows = np.array(shapes, dtype=np.float64)
     prefills, square, cross, decodes, context = (
@@ -168,7 +169,7 @@ def non_negative(a: Column, b: Column) -> Column:
     a = a / scale
     x, free = np.zeros(a.shape[1]), np.zeros(a.shape[1], dtype=bool)
     tiny = 1e-10 * max(1.0, float(np.linalg.norm(b)))
-    for _ in range(3 * a.shape[1]):  # more than it has ever been seen to take
+    for _ in range(3 * a.shape[1]):  # more than any observed run took
         gain = np.where(free, -np.inf, a.T @ (b - a @ x))
         if gain.max() <= tiny:
             break
@@ -179,7 +180,7 @@ def non_negative(a: Column, b: Column) -> Column:
             below = free & (best <= 0)
             if not below.any():
                 break
-            # x is above 0 where free, or has just been freed and is 0
+            # x is above 0 where free, or was freed just now and is 0
             step = float((x[below] / (x[below] - best[below])).min())
             x = x + step * (best - x)
             free &= x > 1e-14

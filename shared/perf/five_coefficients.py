@@ -1,6 +1,4 @@
-"""Ascendra's five-coefficient form: a mix of the time to move the bytes and the time to do the
-sums.
-"""
+"""Ascendra's five-coefficient form: it mixes the time to move the bytes and the time to compute."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -24,11 +22,12 @@ class Ascendra(
 ):
     """c1*(tM + tF) + c2*max(tM, tF) + c3*tM + c4*tF + c5, per GPU.
 
-    tM = (weight_bytes + kv_bytes_per_token*(decode context + sum(l_has + l_in))) / hbm tF =
-    (2*params*T + 4*layers*q_heads*head_width*(sum(l_has*l_in) + sum(l_in^2)/2 + decode context)) /
-    peak_flops
-    Source: [ascendra] its profile; deviation: none. All are required not to be negative, which
-    makes it monotone.
+        tM = (weight_bytes + kv_bytes_per_token*(decode context + sum(l_has + l_in))) / hbm
+        tF = (2*params*T + 4*layers*q_heads*head_width*pairs) / peak_flops
+        pairs = sum(l_has*l_in) + sum(l_in^2)/2 + decode context
+
+    Source: [ascendra], its performance model; deviation: none. No coefficient is negative, which
+    makes the form monotone.
     """
 
     c1: NotNegative
@@ -61,7 +60,7 @@ class Ascendra(
 
 @dataclass(frozen=True, slots=True)
 class AscendraProfile:
-    """The same with its constants folded."""
+    """The same form with its constants folded."""
 
     name: str
     both: float

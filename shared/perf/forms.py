@@ -1,12 +1,12 @@
-"""The published forms that are a curve over tokens plus attention terms: their coefficients, in
-seconds, as a profile file has them.
+"""The published forms of a curve over tokens plus attention terms: their coefficients, in seconds,
+as a profile file holds them.
 
 Symbols in the formulas: T tokens of the batch; P, D 1 when it has any prefill or decode; per
 prefill chunk l_in new tokens on l_has cached ones; n decodes with ctx cached tokens in all.
 
 Fits are not always monotone: a measured table wiggles, a slope comes out slightly negative. A
-planner inverts the profile, and does better to be early than late, so every form leans upwards: a
-curve is replaced by its running maximum over tokens, and a negative coefficient counts as 0.
+planner inverts the profile and does better early than late, so every form leans upwards: a curve is
+replaced by its running maximum over tokens, and a negative coefficient counts as 0.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from msgspec import Meta, Struct
 
 from shared.perf.additive import AdditiveProfile
 
-# longest batch looked up; beyond it the curve goes on with the form's last slope
+# The longest batch in the table. Beyond it the curve continues with the form's last slope.
 CURVE_TOKENS = 8192
 
 TableTokens = Annotated[tuple[Annotated[int, Meta(ge=0)], ...], Meta(min_length=2)]
@@ -42,8 +42,8 @@ class SlosServeRoofline(
     tag_field="form",
     tag="slos_serve_roofline",
 ):
-    """max(k1a*T + b_a, k1b*T + b_b). Source: [slos-serve] its roofline; deviation: draft steps are
-    not charged here.
+    """max(k1a*T + b_a, k1b*T + b_b). Source: [slos-serve], its roofline; deviation: draft steps
+    are not charged here.
     """
 
     k1a: float
@@ -176,8 +176,8 @@ class PiecewiseTokens(
                 for knot, slope in zip(self.knots, self.slopes, strict=True)
             )
 
-        # The line that goes on from the curve's end lies up to a tile below the steps: end the
-        # curve one tile higher.
+        # The line beyond the curve's end lies up to a tile below the steps, so the curve ends one
+        # tile higher.
         end = CURVE_TOKENS + self.tile
         curve = _rising(lambda t: curve_s(t if t < CURVE_TOKENS else end), overhead_s)
         return self.attention.over(name, curve, max(0.0, sum(self.slopes)))
@@ -191,8 +191,8 @@ class TokenTable(
     tag_field="form",
     tag="token_table_plus_attention",
 ):
-    """The table at T, read linearly between its points, + attention. Past its end: the steeper of
-    its last and its mean slope.
+    """The table at T, linear between its points, + attention. Past its end the slope is the steeper
+    of its last and its mean slope.
     """
 
     table_tokens: TableTokens

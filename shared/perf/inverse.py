@@ -15,8 +15,8 @@ def largest_chunk(
     """The most tokens (0..limit) of one more chunk on `cached` tokens whose predicted seconds fit
     `budget_s`.
 
-    Needs `batch_s` to be monotone; what it returns was evaluated, so it fits also where rounding is
-    at play.
+    `batch_s` must be monotone. The returned value was itself evaluated, so it fits despite
+    rounding.
     """
     if limit <= 0:
         return 0

@@ -1,4 +1,4 @@
-"""The iteration-time model of one (GPU, model, tensor-parallel): one pure interface, several
+"""The iteration-time model of one (GPU, model, tensor parallelism): one pure interface, several
 forms.
 """
 
@@ -8,15 +8,17 @@ from shared.perf.shape import BatchShape
 
 
 class Profile(Protocol):
-    """Immutable. Monotone in every sum of the shape, or its inverse is not defined."""
+    """An immutable model. It is monotone in every sum of the shape; otherwise its inverse is not
+    defined.
+    """
 
     @property
     def name(self) -> str: ...
 
     def batch_s(self, shape: BatchShape) -> float:
-        """Seconds one iteration takes, the per-iteration overhead of the engine included."""
+        """Seconds of one iteration, the engine's per-iteration overhead included."""
 
     def prefill_budget(self, shape: BatchShape, cached: int, budget_s: float, limit: int) -> int:
-        """The most tokens (0..limit) of one more chunk standing on `cached` tokens with which the
-        iteration fits `budget_s`.
+        """The most tokens (0..limit) of one more chunk on `cached` tokens with which the iteration
+        fits `budget_s`.
         """

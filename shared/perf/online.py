@@ -1,4 +1,4 @@
-"""A profile that follows the machine it runs on."""
+"""A profile that is corrected online, by the machine it runs on."""
 
 from enum import IntEnum
 from math import exp, log
@@ -6,18 +6,19 @@ from math import exp, log
 from shared.perf.iteration_time import Profile
 from shared.perf.shape import BatchShape
 
-MEMORIES = (0.05, 0.15, 0.4)  # weights of one observation: of the last 20 or so, 7, and 2 or 3
-JUDGED = 0.1  # weight of one observation in what a memory was wrong by
-# weight of one observation in how regimes differ, once settled: that is the profile's fault, and
-# stays
+# weights of one observation: memories of about 20 observations, of 7, and of 2 or 3
+MEMORIES = (0.05, 0.15, 0.4)
+JUDGED = 0.1  # weight of one observation in the error of a memory
+# Weight of one observation in the difference of regimes, once settled. That difference is the
+# profile's fault, and stays.
 APART = 0.02
 SMOOTHED = 0.05  # weight of one observation in scatter and in the exported errors
-# bounds of a ratio: an idle core shared with six others is that slow
+# Bounds of a ratio: an idle core shared with six processes is that slow.
 LOWEST, HIGHEST = 1 / 16, 16.0
-# one observation claims no more than a factor of 2: a stalled iteration is not a slower machine
+# One observation claims at most a factor of 2: a stalled iteration is not a slower machine.
 FARTHEST = log(2.0)
-MARGIN_HIGHEST = 0.1  # of the ratio; policies have safety factors of their own
-# so that a budget divided and multiplied again by the same factor still fits
+MARGIN_HIGHEST = 0.1  # fraction of the ratio; policies have safety factors of their own
+# A budget divided and multiplied again by the same factor must still fit.
 JUST_UNDER = 1 - 1e-12
 
 
@@ -34,12 +35,12 @@ class Regime(IntEnum):
 
 
 class Speed:
-    """The logarithm of measured / predicted for any iteration, remembered for long, for shorter and
-    for very short.
+    """The logarithm of measured / predicted over all iterations, in three memories: long, shorter
+    and very short.
 
-    Whichever memory was least wrong lately is believed: in peace the long one, since it scatters
-    least; when another process comes or goes, within a few iterations, the short one. Source:
-    [sola] Eq. 5 for one memory; deviation: logarithms, and three.
+    The memory with the smallest recent error counts. In peace that is the long one, since it
+    scatters least; within a few iterations after another process comes or goes, it is the short
+    one. Source: [sola] Eq. 5 for one memory; deviation: logarithms, and three memories.
     """
 
     __slots__ = ("_logs", "_seen", "_wrong", "log")
@@ -48,20 +49,20 @@ class Speed:
         self._logs = [0.0] * len(MEMORIES)
         self._wrong = [0.0] * len(MEMORIES)
         self._seen = 0
-        self.log = 0.0  # as believed
+        self.log = 0.0  # of the memory that counts
 
     def observe(self, value: float) -> None:
         self._seen += 1
         for i, weight in enumerate(MEMORIES):
             off = _within(value - self._logs[i])
             self._wrong[i] += JUDGED * (abs(off) - self._wrong[i])
-            # The first weigh 1/2, 1/3, ...: a file made for another machine is corrected within
-            # seconds.
+            # The first observations weigh 1/2, 1/3, ...: a profile made for another machine is
+            # corrected within seconds.
             self._logs[i] += max(weight, 1 / (self._seen + 1)) * off
         self.log = self._logs[self._wrong.index(min(self._wrong))]
 
     def agree(self) -> None:
-        """`observe(0)` while it has only seen 0."""
+        """The same as `observe(0)` while every observation was 0."""
         self._seen += 1
 
     def shift(self, by: float) -> None:
@@ -70,16 +71,17 @@ class Speed:
 
 
 class Corrected:
-    """A profile scaled by what was measured; itself a Profile. One planner core owns it, and it
-    alone calls `observe`.
+    """A profile scaled by measurements; itself a Profile. One planner core owns it, and only that
+    core calls `observe`.
 
-    What slows the machine slows all iterations, so one ratio is shared and follows fast; how
-    regimes stand to each other is learned slowly beside it, and is 1 on average over the
-    iterations, so that a regime not yet seen takes what the others have. Predictions lean up by the
-    regime's scatter. Deterministic: the same observations give the same predictions. Regimes may
-    have drifted apart, so a mixed batch is never predicted faster than its decodes alone or its
-    prefills alone: without that, adding a chunk could make a prediction fall, and the inverse would
-    not be defined.
+    Whatever slows the machine slows all iterations, so one ratio is shared and follows fast. The
+    differences of regimes are learned slowly beside it. They are 1 on average over the iterations,
+    so that a regime without observations takes the ratio of the others. Predictions lean up by the
+    regime's scatter. The same observations give the same predictions.
+
+    Regimes may drift apart, so a mixed batch is never predicted faster than its decodes alone or
+    its prefills alone. Otherwise one more chunk could lower a prediction, and the inverse would not
+    be defined.
     """
 
     def __init__(self, base: Profile) -> None:
@@ -87,11 +89,11 @@ class Corrected:
         self._speed = Speed()
         self._apart = [0.0, 0.0, 0.0]  # logarithms
         self._seen = [0, 0, 0]
-        self._share = [0.0, 0.0, 0.0]  # of late iterations
+        self._share = [0.0, 0.0, 0.0]  # of recent iterations, by regime
         self._scatter = [0.0, 0.0, 0.0]  # mean absolute deviation from the ratio
         self._gammas = (1.0, 1.0, 1.0)
         self._factors = (1.0, 1.0, 1.0)
-        self._exact = True  # so far every iteration took just what the base says
+        self._exact = True  # every iteration so far took exactly what the base predicts
         self._residual: float | None = None
         self._measured_s = self._missing_s = 0.0
 
@@ -103,27 +105,27 @@ class Corrected:
     def residual(self) -> float:
         """|measured - predicted| / measured, smoothed; 0 before the first observation. A metric.
 
-        Of the prediction without its margin: to lean up is what policies are owed, and no error.
+        The prediction counts without its margin: leaning up is intended, and no error.
         """
         return 0.0 if self._residual is None else self._residual
 
     @property
     def bias(self) -> float:
-        """(measured - predicted) / measured of late iterations taken together: 0 where errors are
+        """(measured - predicted) / measured over recent iterations together; 0 where errors are
         only scatter. A metric.
         """
         return self._missing_s / self._measured_s if self._measured_s else 0.0
 
     @property
     def gammas(self) -> tuple[float, float, float]:
-        """The ratio now used for decode-only, mixed and prefill-only iterations, without the
+        """The ratios now used for decode-only, mixed and prefill-only iterations, without the
         margin. A metric.
         """
         return self._gammas
 
     def observe(self, shape: BatchShape, exec_s: float) -> None:
-        """Learn that an iteration of this shape took `exec_s`. An empty shape, or no time, teaches
-        nothing.
+        """Learns that an iteration of this shape took `exec_s`. An empty shape or no duration
+        teaches nothing.
         """
         base_s = self._base.batch_s(shape)
         if base_s <= 0 or not 0 < exec_s < float("inf"):
@@ -140,7 +142,8 @@ class Corrected:
         self._gammas = self._each(
             [min(max(exp(self._speed.log + apart), LOWEST), HIGHEST) for apart in self._apart]
         )
-        # Against the new ratio: while it is still moving, the distance it has to go is not scatter.
+        # Scatter is taken against the new ratio: while that still moves, its distance is no
+        # scatter.
         weight = max(SMOOTHED, 1 / (self._seen[regime] + 1))
         self._scatter[regime] += weight * (
             abs(exp(value) / self._gammas[regime] - 1) - self._scatter[regime]
@@ -160,8 +163,8 @@ class Corrected:
         )
 
     def _agree(self, regime: Regime, exec_s: float) -> None:
-        """What `observe` comes to while nothing was ever off: all ratios stay 1, and only the
-        counts that weigh later ones grow.
+        """The short form of `observe` while every prediction was exact: all ratios stay 1, and only
+        the counts that weigh later observations grow.
         """
         self._residual = 0.0
         self._measured_s += SMOOTHED * (exec_s - self._measured_s)
@@ -181,9 +184,7 @@ class Corrected:
         self._missing_s += SMOOTHED * (exec_s - predicted_s - self._missing_s)
 
     def _tell_apart(self, regime: Regime, value: float) -> None:
-        """Move the regime's own part, then hand to the shared ratio what all of them have in
-        common.
-        """
+        """Moves the regime's own part, then gives the shared ratio what all regimes share."""
         self._seen[regime] += 1
         off = _within(value - self._apart[regime] - self._speed.log)
         self._apart[regime] += max(APART, 1 / (self._seen[regime] + 2)) * off

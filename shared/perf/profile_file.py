@@ -1,5 +1,5 @@
-"""Profile files: plain JSON, shipped in shared/perf/profiles or the operator's own, each stating
-what it is and how wrong it is.
+"""Profile files: plain JSON, shipped in shared/perf/profiles or the operator's own. Each states its
+origin and its error.
 """
 
 from pathlib import Path
@@ -36,8 +36,8 @@ Form = (
 
 
 class FitError(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """How far the fit was from `against`: absolute relative errors as fractions; None where nobody
-    stated it.
+    """The error of the fit against `against`: absolute relative errors as fractions; None where it
+    was not stated.
     """
 
     against: NonEmpty
@@ -50,7 +50,7 @@ class FitError(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, om
 
 
 class ProfileFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One profile as it is stored. `coefficients` carries its `form` as tag; both KV figures are
+    """One profile as it is stored. `coefficients` carries its `form` as tag. Both KV figures are
     per GPU.
     """
 
@@ -75,9 +75,10 @@ def names() -> list[str]:
 
 
 def read(name_or_path: str) -> ProfileFile:
-    """A shipped profile by name, or any by path: what holds a slash or ends in .json is a path.
+    """A shipped profile by name, or any profile by path: a name with a slash or ending in .json is
+    a path.
 
-    Raises: ConfigError if it does not exist, or is not a profile; the message says what is wrong.
+    Raises: ConfigError if the file does not exist or is not a profile; the message names the fault.
     """
     if "/" in name_or_path or name_or_path.endswith(".json"):
         path = Path(name_or_path)
@@ -85,7 +86,8 @@ def read(name_or_path: str) -> ProfileFile:
         path = FOLDER / f"{name_or_path}.json"
     else:
         raise ConfigError(
-            f"no profile named {name_or_path!r}; shipped are {', '.join(names())}; or give the path of a .json file"
+            f"no profile named {name_or_path!r}; shipped are {', '.join(names())}; "
+            "or give the path of a .json file"
         )
     try:
         return msgspec.json.decode(path.read_bytes(), type=ProfileFile)

@@ -1,5 +1,5 @@
-"""A profile that is a fraction of another one: a draft model whose every iteration costs so much of
-the target's.
+"""A profile that is a fraction of another one: each iteration of a draft model costs a fixed
+fraction of the target's.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from shared.perf.shape import BatchShape
 
 @dataclass(frozen=True, slots=True)
 class Scaled:
-    """Implements shared.perf.iteration_time.Profile. `fraction` above 0."""
+    """Implements shared.perf.iteration_time.Profile. `fraction` is above 0."""
 
     of: Profile
     fraction: float
@@ -28,11 +28,12 @@ class Scaled:
 
 
 def draft_of(profile: Profile, fraction: float) -> Profile | None:
-    """The draft model of this target; None for a fraction of 0, which is no draft. Raises
-    ConfigError unless in [0, 1].
+    """The draft model of this target; None for a fraction of 0, which means no draft. Raises
+    ConfigError unless the fraction is in [0, 1].
     """
     if not 0 <= fraction <= 1:
         raise ConfigError(
-            f"draft {fraction:g}: the fraction of the target's time that a draft step takes is from 0 (no draft) to 1"
+            f"draft {fraction:g}: the fraction of the target's time that a draft step takes is "
+            "from 0 (no draft) to 1"
         )
     return Scaled(profile, fraction) if fraction else None

@@ -1,6 +1,4 @@
-"""What an iteration's time depends on: the sums over its batch that every profile form is a
-function of.
-"""
+"""The shape of a batch: the sums over it that every profile form is a function of."""
 
 from typing import NamedTuple
 
@@ -11,9 +9,9 @@ from numpy.typing import NDArray
 class BatchShape(NamedTuple):
     """One mixed batch. A prefill chunk of `l_in` new tokens stands on `l_has` cached ones.
 
-    A speculating decode is a decode, which reads its KV once, and its drafts are new tokens on its
-    context that belong to no chunk: one kernel verifies all trees, and the cost of a chunk of its
-    own (1.3 to 2.2 ms in our profiles) is not theirs.
+    A speculating decode counts as a decode, which reads its KV once. Its drafts are new tokens on
+    its context that belong to no chunk: one kernel verifies all trees, so they do not pay the fixed
+    cost of a chunk (1.3 to 2.2 ms in our profiles).
     """
 
     prefill_tokens: int = 0  # sum l_in
@@ -29,8 +27,8 @@ class BatchShape(NamedTuple):
         return self.prefill_tokens + self.decodes
 
     def with_drafts(self, drafts: NDArray[np.int32], has: NDArray[np.int32]) -> "BatchShape":
-        """The shape with draft tokens to verify, columns along (some of) its decodes; `has`: what
-        they stand on.
+        """The shape with draft tokens to verify. `drafts` runs along (some of) the decodes, and
+        `has` is the context they stand on.
         """
         if not drafts.any():
             return self

@@ -12,7 +12,9 @@ from shared.perf.shape import BatchShape
 
 
 class Stratum(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """intercept + a coefficient per feature, for batches up to `up_to_tokens` (None: any more)."""
+    """intercept + a coefficient per feature, for batches of up to `up_to_tokens` tokens (None: no
+    limit).
+    """
 
     up_to_tokens: Annotated[int, Meta(ge=1)] | None
     intercept_s: float
@@ -24,7 +26,7 @@ class Stratum(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class _Piece(NamedTuple):
-    """One stratum as it is evaluated: per-token costs include `token_s`, none is negative."""
+    """One stratum as it is evaluated. Per-token costs include `token_s`, and none is negative."""
 
     above: int
     up_to: float
@@ -78,13 +80,13 @@ class StratifiedLinear(
 
 @dataclass(frozen=True, slots=True)
 class StratifiedProfile:
-    """The fit, made monotone: it falls where a batch enters the next stratum, and with decodes in
-    the upper one.
+    """The fit, made monotone. As published it falls where a batch enters the next stratum, and with
+    decodes in the upper one.
 
-    A batch is never predicted faster than the same batch with fewer tokens: every stratum it
+    A batch is never predicted faster than the same batch with fewer tokens. Every stratum that it
     reaches is evaluated, a lower one at its own bound with the dearer tokens counted first, and the
-    largest counts; a token of negative cost counts as free. On the published coefficients this
-    changes batches of 513 to about 700 tokens, and those above by the decodes' 14 us each.
+    largest result counts. A token of negative cost counts as free. On the published coefficients
+    this changes batches of 513 to about 700 tokens, and larger ones by 14 us per decode.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""How long one request takes alone on a replica: what SLOs given as multiples are multiples of."""
+"""Zero-load times: one request alone on a replica. SLOs may be multiples of these."""
 
 from typing import NamedTuple
 
@@ -7,8 +7,8 @@ from shared.perf.shape import BatchShape
 
 
 class ZeroLoad(NamedTuple):
-    """Of one request with no other work: arrival to first token, between tokens on average, arrival
-    to last token.
+    """Arrival to first token, the mean time between tokens, and arrival to last token of a request
+    without other work.
     """
 
     ttft_s: float
@@ -27,12 +27,12 @@ def ttft_s(profile: Profile, prompt_tokens: int, chunk_tokens: int) -> float:
 
 
 def tbt_s(profile: Profile, prompt_tokens: int, output_tokens: int) -> float:
-    """The mean decode iteration of the output after its first token; with one token only, what a
-    second would take.
+    """The mean decode iteration after the first token. For an output of one token it is the time
+    that a second would take.
 
-    Taken from the first and the last, exact where a decode's time is linear in its context, above
-    the truth where it is convex; every form we ship is one of the two, and outputs can be a million
-    tokens long.
+    It is the mean of the first and the last decode: exact where a decode's time is linear in its
+    context, too high where it is convex. Every form we ship is one of the two, and outputs can be a
+    million tokens long.
     """
     first_s = profile.batch_s(BatchShape(decodes=1, decode_context=prompt_tokens))
     last_s = profile.batch_s(
@@ -44,8 +44,8 @@ def tbt_s(profile: Profile, prompt_tokens: int, output_tokens: int) -> float:
 def zero_load(
     profile: Profile, prompt_tokens: int, output_tokens: int, chunk_tokens: int
 ) -> ZeroLoad:
-    """All three. Needs chunk_tokens >= 1 and output_tokens >= 1; takes about 1 us per chunk of the
-    prompt.
+    """All three times. Needs chunk_tokens >= 1 and output_tokens >= 1. Takes about 1 us per chunk
+    of the prompt.
     """
     first_s = ttft_s(profile, prompt_tokens, chunk_tokens)
     between_s = tbt_s(profile, prompt_tokens, output_tokens)
