@@ -1,0 +1,172 @@
+"""The pages are true in what a machine can check: every link, path, module, command and option
+that they name exists, and their lines are short.
+"""
+
+import argparse
+import ast
+import importlib.util
+import re
+import shlex
+from collections.abc import Iterator
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from loadgen.cli import COMMANDS
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted(ROOT.glob("*.md")) + sorted((ROOT / "docs").glob("*.md"))
+FOLDERS = ("shared", "services", "loadgen", "infra", "tests", "docs")
+WIDTH = 100
+
+FENCE = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+INLINE = re.compile(r"`([^`\n]+)`")
+# A file of ours: any path to a Python file, and any path below one of our folders.
+PYTHON_FILE = re.compile(r"(?<![\w/.<>*-])((?:[\w.-]+/)*\w[\w.-]*\.py)\b")
+OUR_PATH = re.compile(rf"(?<![\w/.-])((?:{'|'.join(FOLDERS)})/[\w./-]*\w)(?![\w*{{<])")
+MODULE = re.compile(r"python -m ([a-z_]+(?:\.[a-z_]+)*)")
+DOTTED = re.compile(r"(?<![\w./-])((?:shared|services|loadgen)(?:\.\w+)+)")
+OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
+TARGET = re.compile(r"`make ([a-z-]+)")
+
+
+def title(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+every_page = pytest.mark.parametrize("page", PAGES, ids=title)
+
+
+def prose(text: str) -> str:
+    """The page without its fenced blocks, each replaced by as many empty lines."""
+    return FENCE.sub(lambda block: "\n" * block.group().count("\n"), text)
+
+
+@cache
+def slugs(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", prose(page.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@cache
+def files() -> list[str]:
+    """The files of our folders, each with a slash before its path."""
+    paths = (path for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.is_file())
+    return [f"/{path.relative_to(ROOT)}" for path in paths]
+
+
+def is_file_of_ours(name: str) -> bool:
+    """Whether `name` is a path from the root, or the end of exactly one file's path: `lead.py`,
+    `perf/shape.py`.
+    """
+    return (ROOT / name).exists() or sum(path.endswith(f"/{name}") for path in files()) == 1
+
+
+@cache
+def options(command: str) -> set[str]:
+    parser = argparse.ArgumentParser()
+    import_module(COMMANDS[command][0]).add_arguments(parser)
+    return {"--help", *_options_of(parser)}
+
+
+def _options_of(parser: argparse.ArgumentParser) -> Iterator[str]:
+    for action in parser._actions:
+        yield from action.option_strings
+        if isinstance(action, argparse._SubParsersAction):
+            for sub in action.choices.values():
+                yield from _options_of(sub)
+
+
+def commands(text: str) -> Iterator[tuple[str, list[str]]]:
+    """Every `slackline COMMAND ...` of a page: the command (or commands, as `simulate|bound`) and
+    the options after it.
+    """
+    joined = re.sub(r" *\\\n *", " ", text)
+    spans = [line for block in FENCE.findall(joined) for line in block.splitlines()]
+    spans += INLINE.findall(re.sub(r"(?<!\n)\n(?!\n)", " ", prose(joined)))
+    for span in spans:
+        call = re.search(r"(?:^|[/ ])slackline ([a-z|]+)(?=\s|$)(.*)", span)
+        if call:
+            arguments = re.split(r"\s#\s|\s\| ", call.group(2))[0]
+            for command in call.group(1).split("|"):
+                yield command, OPTION.findall(arguments)
+
+
+@every_page
+def test_every_link_leads_somewhere(page: Path) -> None:
+    broken = []
+    for link in LINK.findall(prose(page.read_text())):
+        if re.match(r"[a-z]+:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        if not target.exists() or (anchor and anchor not in slugs(target)):
+            broken.append(link)
+    assert broken == []
+
+
+@every_page
+def test_every_path_exists(page: Path) -> None:
+    text = page.read_text()
+    named = {*PYTHON_FILE.findall(text), *OUR_PATH.findall(text)}
+    assert sorted(name for name in named if not is_file_of_ours(name)) == []
+
+
+@every_page
+def test_every_module_exists(page: Path) -> None:
+    text = page.read_text()
+    missing = [m for m in MODULE.findall(text) if m not in ("pytest", "mypy", "ruff", "venv", "pip") and not _is_module(m)]  # fmt: skip
+    missing += [name for name in DOTTED.findall(text) if not _is_defined(name)]
+    assert missing == []
+
+
+def _is_module(name: str) -> bool:
+    return importlib.util.find_spec(name) is not None
+
+
+def _is_defined(dotted: str) -> bool:
+    """Whether it is a module, or a name in one."""
+    path = ROOT.joinpath(*dotted.split("."))
+    if path.is_dir() or path.with_suffix(".py").is_file():
+        return True
+    source = path.parent.with_suffix(".py")
+    return source.is_file() and any(
+        getattr(node, "name", None) == path.name for node in ast.parse(source.read_text()).body
+    )
+
+
+@every_page
+def test_every_command_and_option_exists(page: Path) -> None:
+    wrong = []
+    for command, used in commands(page.read_text()):
+        if command not in COMMANDS:
+            wrong.append(command)
+        else:
+            wrong += [f"{command} {option}" for option in used if option not in options(command)]
+    assert wrong == []
+
+
+@every_page
+def test_every_make_target_exists(page: Path) -> None:
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert set(TARGET.findall(page.read_text())) <= set(targets)
+
+
+@every_page
+def test_lines_are_short(page: Path) -> None:
+    """Of at most 100 columns; tables, code and what holds a URL may be longer."""
+    lines = enumerate(prose(page.read_text()).splitlines(), start=1)
+    long = [n for n, line in lines if len(line) > WIDTH and "|" not in line and "://" not in line]
+    assert long == []
+
+
+def test_commands_are_found_wherever_they_stand() -> None:
+    """A check that finds nothing would pass for ever."""
+    text = "`slackline up --bad`\n```sh\n.venv/bin/slackline load \\\n  --worse x # --not\n```\n"
+    assert list(commands(text)) == [("load", ["--worse"]), ("up", ["--bad"])]
+    assert "--policy" in options("simulate")
+    assert shlex.split("slackline up")[1] in COMMANDS
