@@ -6,7 +6,6 @@ import argparse
 import ast
 import importlib.util
 import re
-import shlex
 from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
@@ -18,6 +17,7 @@ from loadgen.cli import COMMANDS
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(ROOT.glob("*.md")) + sorted((ROOT / "docs").glob("*.md"))
+GENERATED = ("docs/results.md", "docs/which-policy.md")  # by loadgen/results, which wraps its own
 FOLDERS = ("shared", "services", "loadgen", "infra", "tests", "docs")
 WIDTH = 100
 
@@ -61,9 +61,11 @@ def files() -> list[str]:
 
 def is_file_of_ours(name: str) -> bool:
     """Whether `name` is a path from the root, or the end of exactly one file's path: `lead.py`,
-    `perf/shape.py`.
+    `perf/shape.py`. Every package has an `__init__.py`.
     """
-    return (ROOT / name).exists() or sum(path.endswith(f"/{name}") for path in files()) == 1
+    if name == "__init__.py" or (ROOT / name).exists():
+        return True
+    return sum(path.endswith(f"/{name}") for path in files()) == 1
 
 
 @cache
@@ -119,13 +121,9 @@ def test_every_path_exists(page: Path) -> None:
 @every_page
 def test_every_module_exists(page: Path) -> None:
     text = page.read_text()
-    missing = [m for m in MODULE.findall(text) if m not in ("pytest", "mypy", "ruff", "venv", "pip") and not _is_module(m)]  # fmt: skip
+    missing = [name for name in MODULE.findall(text) if not importlib.util.find_spec(name)]
     missing += [name for name in DOTTED.findall(text) if not _is_defined(name)]
     assert missing == []
-
-
-def _is_module(name: str) -> bool:
-    return importlib.util.find_spec(name) is not None
 
 
 def _is_defined(dotted: str) -> bool:
@@ -158,10 +156,12 @@ def test_every_make_target_exists(page: Path) -> None:
 
 @every_page
 def test_lines_are_short(page: Path) -> None:
-    """Of at most 100 columns; tables, code and what holds a URL may be longer."""
+    """At most 100 columns. Tables, code, pictures and lines with a URL may be longer."""
+    if title(page) in GENERATED:
+        pytest.skip("generated")
     lines = enumerate(prose(page.read_text()).splitlines(), start=1)
-    long = [n for n, line in lines if len(line) > WIDTH and "|" not in line and "://" not in line]
-    assert long == []
+    longer = [(n, line) for n, line in lines if len(line) > WIDTH]
+    assert [n for n, line in longer if not line.startswith(("|", "![")) and "://" not in line] == []
 
 
 def test_commands_are_found_wherever_they_stand() -> None:
@@ -169,4 +169,4 @@ def test_commands_are_found_wherever_they_stand() -> None:
     text = "`slackline up --bad`\n```sh\n.venv/bin/slackline load \\\n  --worse x # --not\n```\n"
     assert list(commands(text)) == [("load", ["--worse"]), ("up", ["--bad"])]
     assert "--policy" in options("simulate")
-    assert shlex.split("slackline up")[1] in COMMANDS
+    assert "--form" in options("profile")
