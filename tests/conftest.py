@@ -6,12 +6,17 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from loadgen.fleet.nats_server import NatsServer
 
 # A shell's background job begins with SIGINT ignored, and its children would ignore it too: tests
 # press Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# A slow machine is no failure: no example has a deadline, and drawing one may take its time.
+settings.register_profile("slackline", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("slackline")
 
 
 def pytest_asyncio_loop_factories(

@@ -15,7 +15,7 @@ import pytest_asyncio
 from loadgen.fleet.fleet import Fleet, FleetSpec
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-WITHIN_S = 30.0
+WITHIN_S = 120.0
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -76,7 +76,7 @@ async def test_an_unknown_tier_is_a_sentence_and_the_conversation_goes_on(fleet:
 
 
 async def test_ctrl_c_stops_the_answer_and_not_the_conversation(fleet: Fleet) -> None:
-    process = await begun("chat", fleet, "--max-tokens", "1500", "--tier", "batch")
+    process = await begun("chat", fleet, "--max-tokens", "7000", "--tier", "batch")
     assert process.stdin is not None
     assert process.stdout is not None
     process.stdin.write(b"a long story\n")

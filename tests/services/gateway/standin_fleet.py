@@ -86,7 +86,7 @@ class StandIn:
             adapters=list(adapters),
         )
         await self._bus.publish(subjects.digest(ReplicaId("r0")), digest)
-        await self._bus.flush(1.0)
+        await self._bus.flush(60.0)
 
     def on_request(self, request: GenerateRequest, call: Call) -> None:
         self._tasks.create_task(self._receive(request, call))
@@ -209,7 +209,7 @@ class StandIn:
             )
             await self._bus.publish(running.stream_subject, delta)
             if n % 64 == 63:
-                await self._bus.flush(5.0)
+                await self._bus.flush(60.0)
 
     async def _end(
         self, running: Running, reason: FinishReason, retry_after_s: float | None = None

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from random import Random
 
@@ -38,7 +37,7 @@ from services.worker.engine_process import engine_process
 async def main():
     async with engine_process(WorkerConfig(engine="torch", profile_s=float(sys.argv[1])), asyncio.Event()):
         print("ready", flush=True)
-        await asyncio.sleep(60)
+        await asyncio.sleep(3600)
 
 asyncio.run(main())
 """
@@ -124,19 +123,25 @@ async def test_a_turn_that_was_given_up_on_does_not_answer_for_the_next() -> Non
         assert engine is not None
         expected = await run_all(engine, asked)
         await engine.reset()
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(engine.run(long[0]), 0.001)
+        asking = asyncio.create_task(engine.run(long[0]))
+        await asyncio.sleep(0)  # it is sent, and no answer can have been read
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
         await engine.reset()
         assert await run_all(engine, asked) == expected
 
 
 async def test_a_profile_is_measured_where_the_engine_is() -> None:
-    async with engine_process(
-        WorkerConfig(engine="torch", profile_s=1.0), asyncio.Event()
-    ) as engine:
-        assert engine is not None
-        assert engine.fitted is not None
-        assert engine.fitted.model == engine.facts.model
+    for profile_s in (2.0, 10.0, 50.0):
+        cfg = WorkerConfig(engine="torch", profile_s=profile_s)
+        async with engine_process(cfg, asyncio.Event()) as engine:
+            assert engine is not None
+            if engine.fitted is None:
+                continue  # this machine was too slow to fit a profile in that time
+            assert engine.fitted.model == engine.facts.model
+            return
+    raise AssertionError("no profile was fitted")
 
 
 async def test_an_engine_that_cannot_be_is_refused_with_its_own_words() -> None:
@@ -167,16 +172,15 @@ async def test_a_failure_in_the_engine_ends_it_and_is_told() -> None:
 async def test_a_stop_while_the_engine_loads_ends_it_at_once() -> None:
     stop = asyncio.Event()
     asyncio.get_running_loop().call_later(0.5, stop.set)
-    began_s = time.monotonic()
-    async with engine_process(WorkerConfig(engine="torch", profile_s=50.0), stop) as engine:
-        assert engine is None
-    assert time.monotonic() - began_s < 40.0, "it was not waited for"
+    async with asyncio.timeout(WITHIN_S):  # the measurement is not waited for
+        async with engine_process(WorkerConfig(engine="torch", profile_s=3600.0), stop) as engine:
+            assert engine is None
 
 
 @pytest.mark.parametrize("ready", [True, False], ids=["ready", "measuring"])
 def test_no_engine_outlives_a_worker_that_was_killed(ready: bool) -> None:
     with subprocess.Popen(
-        [sys.executable, "-c", BEGIN, "0.0" if ready else "50.0"], stdout=subprocess.PIPE
+        [sys.executable, "-c", BEGIN, "0.0" if ready else "3600.0"], stdout=subprocess.PIPE
     ) as worker:
         wait_for(lambda: len(children_of(worker.pid)) == 1, WITHIN_S)
         (engine,) = children_of(worker.pid)

@@ -3,6 +3,7 @@ one network.
 """
 
 import asyncio
+import contextlib
 import random
 import uuid
 from collections.abc import AsyncIterator, Callable
@@ -23,6 +24,8 @@ pytestmark = pytest.mark.asyncio
 # read by conftest.py
 LOOP_FACTORIES = {"nats": asyncio.new_event_loop, "simulated": VirtualTimeLoop}
 BusPair = tuple[Bus, Bus]
+WITHIN_S = 60.0  # the longest that a busy machine may take for anything
+TRIES = 10  # of what the shortest time to live allows only where the machine keeps the pace
 
 
 class Echo(Struct, frozen=True, kw_only=True):
@@ -37,7 +40,10 @@ async def bus_pair(request: pytest.FixtureRequest) -> AsyncIterator[BusPair]:
         yield net.connect("one"), net.connect("two")
         return
     url = request.getfixturevalue("nats_url")
-    async with connect(url, "one") as one, connect(url, "two") as two:
+    async with (
+        connect(url, "one", store_timeout_s=WITHIN_S) as one,
+        connect(url, "two", store_timeout_s=WITHIN_S) as two,
+    ):
         yield one, two
 
 
@@ -47,7 +53,7 @@ def unique() -> str:
     return uuid.uuid4().hex[:12]
 
 
-async def until(happened: Callable[[], Any], *, within_s: float = 5.0) -> None:
+async def until(happened: Callable[[], Any], *, within_s: float = WITHIN_S) -> None:
     async with asyncio.timeout(within_s):
         while not happened():
             await asyncio.sleep(0.005)
@@ -86,7 +92,7 @@ async def test_a_request_gets_the_answer_of_the_endpoint_and_the_headers_travel(
     )
     headers = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
     answer = await two.request(
-        f"t.{unique}", Echo(text="a", number=1), Echo, timeout_s=2.0, headers=headers
+        f"t.{unique}", Echo(text="a", number=1), Echo, timeout_s=WITHIN_S, headers=headers
     )
     assert answer == Echo(text="A", number=2)
     assert calls[0].headers["traceparent"] == headers["traceparent"]
@@ -95,9 +101,9 @@ async def test_a_request_gets_the_answer_of_the_endpoint_and_the_headers_travel(
 
 
 async def test_a_request_to_nobody_fails_at_once(bus_pair: BusPair, unique: str) -> None:
-    async with asyncio.timeout(1.0):
+    async with asyncio.timeout(WITHIN_S):
         with pytest.raises(NoResponders):
-            await bus_pair[0].request(f"t.{unique}", Echo(text=""), Echo, timeout_s=30.0)
+            await bus_pair[0].request(f"t.{unique}", Echo(text=""), Echo, timeout_s=600.0)
 
 
 async def test_a_request_that_nobody_answers_times_out(bus_pair: BusPair, unique: str) -> None:
@@ -113,7 +119,7 @@ async def test_a_refusal_reaches_the_asker_with_its_reasons(bus_pair: BusPair, u
     refused = Refused(code="slow_down", message="not now", param="slo", retry_after_s=3.0)
     await one.subscribe(f"t.{unique}", Echo, lambda msg, call: replies.later(call, refused))
     with pytest.raises(RefusedError) as caught:
-        await two.request(f"t.{unique}", Echo(text=""), Echo, timeout_s=2.0)
+        await two.request(f"t.{unique}", Echo(text=""), Echo, timeout_s=WITHIN_S)
     assert caught.value.refused == refused
     assert (caught.value.code, caught.value.param) == ("slow_down", "slo")
     await replies.done()
@@ -124,7 +130,7 @@ async def test_an_answer_of_another_kind_is_the_peers_error(bus_pair: BusPair, u
     replies = Replies()
     await one.subscribe(f"t.{unique}", Echo, lambda msg, call: replies.later(call, Cancel()))
     with pytest.raises(PeerError):
-        await two.request(f"t.{unique}", Echo(text=""), Echo, timeout_s=2.0)
+        await two.request(f"t.{unique}", Echo(text=""), Echo, timeout_s=WITHIN_S)
     await replies.done()
 
 
@@ -145,7 +151,7 @@ async def test_a_payload_of_another_kind_is_refused_and_no_handler_sees_it(
     await one.subscribe(f"t.{unique}.b", Attach, lambda msg, call: seen.append(msg))
     for subject in (f"t.{unique}.a", f"t.{unique}.b"):
         with pytest.raises(RefusedError) as caught:
-            await two.request(subject, Echo(text="no request_id"), Attach, timeout_s=2.0)
+            await two.request(subject, Echo(text="no request_id"), Attach, timeout_s=WITHIN_S)
         assert caught.value.refused.code == "invalid_request_error"
         assert "request_id" in caught.value.refused.message
     assert seen == []
@@ -211,7 +217,7 @@ async def test_a_queue_group_hears_each_message_once_and_no_group_hears_it_every
         await two.publish(f"t.{unique}.g", Echo(text="", number=number))
         await two.publish(f"t.{unique}.e", Echo(text="", number=number))
     await until(lambda: len(grouped) >= 200 and len(everywhere) >= 200)
-    await two.flush(1.0)
+    await two.flush(WITHIN_S)
     assert sorted(grouped) == sorted([*range(100)] * 2), "once in each of the two groups"
     assert sorted(everywhere) == sorted([*range(100)] * 2), "once at each of the two instances"
 
@@ -241,12 +247,12 @@ async def test_stopping_hands_over_what_was_received_and_touches_no_other_servic
     )
     for number in range(200):
         await two.publish(f"t.{unique}.m", Echo(text="", number=number))
-    await two.flush(1.0)
+    await two.flush(WITHIN_S)
     await mine.stop()
     assert seen == list(range(200))
     with pytest.raises(NoResponders):
-        await two.request(f"t.{unique}.m", Echo(text=""), Echo, timeout_s=2.0)
-    assert await two.request(f"t.{unique}.o", Echo(text="still here"), Echo, timeout_s=2.0) == Echo(
+        await two.request(f"t.{unique}.m", Echo(text=""), Echo, timeout_s=WITHIN_S)
+    assert await two.request(f"t.{unique}.o", Echo(text="still here"), Echo, timeout_s=WITHIN_S) == Echo(
         text="still here"
     )
     await replies.done()
@@ -311,14 +317,24 @@ async def test_a_deleted_key_is_absent_and_may_be_created_again(
         await one.requests.create(key, b"d")
 
 
+async def updated_in_time(bus: Bus, key: str) -> str:
+    """A key created with the shortest time to live and updated without one, before it ran out."""
+    for n in range(TRIES):
+        revision = await bus.requests.create(f"{key}.{n}", b"a", ttl_s=1.0)
+        with contextlib.suppress(WrongSequence):  # the machine was too slow
+            await bus.requests.update(f"{key}.{n}", b"b", revision)
+            return f"{key}.{n}"
+    raise AssertionError(f"{TRIES} keys ran out before they could be updated")
+
+
 async def test_a_time_to_live_given_on_update_ends_the_key_which_may_then_be_created_again(
     bus_pair: BusPair, unique: str
 ) -> None:
     one, two = bus_pair
-    ending, staying = f"s.{unique}.a", f"s.{unique}.b"
+    ending = f"s.{unique}.ending"
+    staying = await updated_in_time(one, f"s.{unique}.staying")
     await one.requests.update(ending, b"b", await one.requests.create(ending, b"a"), ttl_s=1.0)
-    await one.requests.update(staying, b"b", await one.requests.create(staying, b"a", ttl_s=1.0))
-    async with asyncio.timeout(4.0):
+    async with asyncio.timeout(WITHIN_S):
         while await two.requests.get(ending) is not None:
             await asyncio.sleep(0.05)
     assert await two.requests.get(staying) is not None, (
@@ -327,23 +343,44 @@ async def test_a_time_to_live_given_on_update_ends_the_key_which_may_then_be_cre
     await two.requests.create(ending, b"again")
 
 
+async def renewed(bus_pair: BusPair, name: str) -> tuple[str, int, float]:
+    """A lease held longer than it lives by itself: its key, its revision, when its last renewal was
+    sent.
+
+    Where the machine let a renewal come late, which is no fault of the lease, another is tried.
+    """
+    one, two = bus_pair
+    clock, value = asyncio.get_running_loop().time, LeaseValue(holder="one").holder.encode()
+    for n in range(TRIES):
+        key, gaps_s, sent_at_s = f"{name}-{n}", list[float](), clock()
+        revision: int | None = await one.leases.create(key, value)
+        for _ in range(4):
+            await asyncio.sleep(LEASE_TTL_S / 3)
+            gaps_s.append(clock() - sent_at_s)
+            sent_at_s = clock()
+            try:
+                revision = await one.leases.update(key, value, revision or 0)
+            except WrongSequence:
+                revision = None
+                break
+        lives = revision is not None and await two.leases.get(key) is not None
+        gaps_s.append(clock() - sent_at_s)
+        if lives and revision is not None:
+            return key, revision, sent_at_s
+        assert max(gaps_s) > 0.9 * LEASE_TTL_S, f"{key} ran out though it was renewed after {gaps_s}"
+    raise AssertionError(f"this machine kept no lease alive in {TRIES} tries")
+
+
 async def test_a_lease_lives_while_it_is_renewed_and_then_runs_out(
     bus_pair: BusPair, unique: str
 ) -> None:
-    one, two = bus_pair
-    clock = asyncio.get_running_loop().time
-    value = LeaseValue(holder="one").holder.encode()
-    revision = await one.leases.create(f"replica.{unique}", value)
-    for _ in range(4):
-        await asyncio.sleep(LEASE_TTL_S / 3)
-        revision = await one.leases.update(f"replica.{unique}", value, revision)
-    renewed_at_s = clock()
-    assert await two.leases.get(f"replica.{unique}") is not None
-    async with asyncio.timeout(LEASE_TTL_S + 2.0):
-        while await two.leases.get(f"replica.{unique}") is not None:
+    two, clock = bus_pair[1], asyncio.get_running_loop().time
+    key, revision, renewed_at_s = await renewed(bus_pair, f"replica.{unique}")
+    async with asyncio.timeout(WITHIN_S):
+        while await two.leases.get(key) is not None:
             await asyncio.sleep(0.05)
     assert clock() - renewed_at_s > LEASE_TTL_S - 0.2
-    assert await two.leases.create(f"replica.{unique}", b"two") > revision, "epochs never fall"
+    assert await two.leases.create(key, b"two") > revision, "epochs never fall"
 
 
 async def test_a_scan_lists_the_living_keys_under_a_prefix(bus_pair: BusPair, unique: str) -> None:

@@ -14,7 +14,7 @@ import msgspec
 import nats
 import pytest
 import pytest_asyncio
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import Struct
 from nats.aio.client import Client
@@ -29,6 +29,7 @@ from shared.errors import BusError, BusTimeout, ConfigError, NoResponders, PeerE
 from shared.schemas import Attach, GenerateRequest, Refused
 
 JSON = {"Content-Type": "application/json"}
+WITHIN_S = 60.0  # the longest that a busy machine may take for anything
 
 
 class Echo(Struct, frozen=True, kw_only=True):
@@ -67,14 +68,14 @@ async def test_a_client_that_asks_in_json_is_answered_in_json(nats_url: str, raw
             {},
         )
         answer = await raw.request(
-            subject, b'{"text": "\xc3\xa9", "number": 3}', headers=JSON, timeout=2
+            subject, b'{"text": "\xc3\xa9", "number": 3}', headers=JSON, timeout=WITHIN_S
         )
         assert json.loads(answer.data) == {"text": "é", "number": 3}
         assert answer.headers["Content-Type"] == "application/json"
-        answer = await raw.request(subject, b"{}", headers=JSON, timeout=2)
+        answer = await raw.request(subject, b"{}", headers=JSON, timeout=WITHIN_S)
         assert json.loads(answer.data)["type"] == "refused"
         assert "text" in json.loads(answer.data)["message"]
-        answer = await raw.request(subject, b'{"text": "no content type"}', timeout=2)
+        answer = await raw.request(subject, b'{"text": "no content type"}', timeout=WITHIN_S)
         assert (
             "Content-Type: application/json"
             in msgspec.msgpack.decode(answer.data, type=Refused).message
@@ -107,7 +108,7 @@ async def test_garbage_is_refused_counted_and_seen_by_no_handler(
         )
         for headers in (None, JSON):
             for payload in garbage:
-                answer = await raw.request(subject, payload, headers=headers, timeout=5)
+                answer = await raw.request(subject, payload, headers=headers, timeout=WITHIN_S)
                 refused = codec.decode(Refused, answer.data, json=headers is JSON)
                 assert refused.code == "invalid_request_error"
                 assert refused.message
@@ -115,7 +116,7 @@ async def test_garbage_is_refused_counted_and_seen_by_no_handler(
                 assert answer.headers["Nats-Service-Error"] == refused.message
         await raw.publish(subject, b"\xc1")
         await raw.flush()
-        stats = json.loads((await raw.request("$SRV.STATS.tests", b"", timeout=2)).data)[
+        stats = json.loads((await raw.request("$SRV.STATS.tests", b"", timeout=WITHIN_S)).data)[
             "endpoints"
         ][0]
         assert bus.counters.bad_payloads == 2 * len(garbage) + 1
@@ -133,7 +134,7 @@ CLIENT_FACING = [
 ]
 
 
-@settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=300)
 @given(
     raw_bytes=st.binary(max_size=200), kind=st.sampled_from(CLIENT_FACING), as_json=st.booleans()
 )
@@ -156,11 +157,11 @@ async def test_the_services_api_shows_the_service(nats_url: str, raw: Client) ->
         )
         service = await bus.serve(name, [endpoint], {"replica": "r0"})
         for number in range(3):
-            await bus.request(subject, Echo(text="", number=number), Echo, timeout_s=2.0)
+            await bus.request(subject, Echo(text="", number=number), Echo, timeout_s=WITHIN_S)
 
         async def ask(verb: str) -> dict[str, Any]:
             answer: dict[str, Any] = json.loads(
-                (await raw.request(f"$SRV.{verb}.{name}", b"", timeout=2)).data
+                (await raw.request(f"$SRV.{verb}.{name}", b"", timeout=WITHIN_S)).data
             )
             return answer
 
@@ -176,7 +177,7 @@ async def test_the_services_api_shows_the_service(nats_url: str, raw: Client) ->
         assert stats["endpoints"][0]["num_requests"] == 3
         await service.stop()
         with pytest.raises(NoResponders):
-            await bus.request(f"$SRV.PING.{name}", Echo(text=""), Echo, timeout_s=2.0)
+            await bus.request(f"$SRV.PING.{name}", Echo(text=""), Echo, timeout_s=WITHIN_S)
 
 
 @pytest.mark.parametrize("crash", [False, True])
@@ -185,8 +186,9 @@ async def test_after_a_restart_of_the_server_the_bus_is_back_with_all_it_had(
 ) -> None:
     tasks = set[asyncio.Task[None]]()
     async with (
-        connect(nats_server.url, "one") as one,
-        connect(nats_server.url, "two", store_timeout_s=0.5) as two,
+        connect(nats_server.url, "one", store_timeout_s=WITHIN_S) as one,
+        connect(nats_server.url, "two", store_timeout_s=WITHIN_S) as two,
+        connect(nats_server.url, "hasty", store_timeout_s=2.0) as hasty,
     ):
         await one.subscribe("t.echo", Echo, lambda msg, call: answer_with(tasks, call, msg))
         revision = await one.requests.create("s.a", b"kept")
@@ -197,9 +199,9 @@ async def test_after_a_restart_of_the_server_the_bus_is_back_with_all_it_had(
         else:
             nats_server.stop()
         with pytest.raises(BusTimeout):
-            await two.requests.get("s.a")
+            await hasty.requests.get("s.a")
         nats_server.start(tmp_path / "nats", port)
-        async with asyncio.timeout(10.0):
+        async with asyncio.timeout(WITHIN_S):
             while not (one.counters.reconnects and two.counters.reconnects):
                 await asyncio.sleep(0.01)
         entry = await two.requests.get("s.a")
@@ -207,7 +209,7 @@ async def test_after_a_restart_of_the_server_the_bus_is_back_with_all_it_had(
         assert (entry.value, entry.revision) == (b"kept", revision)
         assert list(await two.acks.read("slo.v1.acks.r0")) == [(seq, b"entry")]
         assert await two.requests.update("s.a", b"new", revision) > revision
-        assert await two.request("t.echo", Echo(text="back"), Echo, timeout_s=2.0) == Echo(
+        assert await two.request("t.echo", Echo(text="back"), Echo, timeout_s=WITHIN_S) == Echo(
             text="back"
         )
         assert one.counters.disconnects == two.counters.disconnects == 1
@@ -216,7 +218,7 @@ async def test_after_a_restart_of_the_server_the_bus_is_back_with_all_it_had(
 
 async def test_many_services_may_start_at_once_and_again(nats_server: NatsServer) -> None:
     async def start(n: int) -> None:
-        async with connect(nats_server.url, f"service-{n}") as bus:
+        async with connect(nats_server.url, f"service-{n}", store_timeout_s=WITHIN_S) as bus:
             await bus.requests.create(f"s.{n}", b"")
 
     await asyncio.gather(*(start(n) for n in range(12)))
@@ -280,7 +282,7 @@ async def test_no_server_at_all_is_said_in_time_and_without_the_password() -> No
 
 
 async def test_an_address_that_is_none_is_said_at_once() -> None:
-    async with asyncio.timeout(2.0):
+    async with asyncio.timeout(WITHIN_S):
         with pytest.raises(ConfigError, match="cannot connect"):
             async with connect("nats://127.0.0.1:notaport", "service"):
                 pass
@@ -307,8 +309,8 @@ async def test_a_server_that_throws_us_out_for_good_ends_whoever_waits_for_the_b
     host, port = server.sockets[0].getsockname()
     bus = NatsBus(Client(), 0.2)
     with pytest.raises(ConfigError):
-        await bus.open(f"nats://{host}:{port}", "service", 1, 2.0, 0.2)
-    async with asyncio.timeout(2.0):
+        await bus.open(f"nats://{host}:{port}", "service", 1, WITHIN_S, 0.2)
+    async with asyncio.timeout(WITHIN_S):
         await thrown_out.wait()
         with pytest.raises(BusError, match="unknown protocol"):
             await bus.failed
@@ -326,7 +328,7 @@ async def test_a_handler_that_raises_ends_whoever_waits_for_the_bus_and_cannot_b
         async with connect(nats_url, "service") as bus:
             await bus.subscribe(subject, Echo, broken)
             await bus.publish(subject, Echo(text=""))
-            async with asyncio.timeout(2.0):
+            async with asyncio.timeout(WITHIN_S):
                 await asyncio.wait({bus.failed})
 
     subject = f"t.{uuid.uuid4().hex}"
@@ -345,7 +347,7 @@ async def test_leaving_sends_what_was_published(nats_url: str, raw: Client) -> N
     async with connect(nats_url, "service") as bus:
         for number in range(5000):
             await bus.publish(subject, Echo(text="x" * 1000, number=number))
-    async with asyncio.timeout(5.0):
+    async with asyncio.timeout(WITHIN_S):
         while len(seen) < 5000:
             await asyncio.sleep(0.01)
 
@@ -363,15 +365,13 @@ async def test_a_connection_goes_on_after_what_waited_for_the_server_was_cancell
             flush.cancel()
             await asyncio.gather(flush, return_exceptions=True)
         await bus.publish(subject, Echo(text="still there"))
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(WITHIN_S):
             await heard.wait()
 
 
 async def test_leaving_and_cancelling_never_hang_though_the_server_is_gone(
     nats_server: NatsServer,
 ) -> None:
-    clock = asyncio.get_running_loop().time
-
     async def service() -> None:
         async with connect(nats_server.url, "service", drain_s=0.5) as bus:
             await bus.subscribe("t.echo", Echo, lambda msg, call: None)
@@ -385,11 +385,9 @@ async def test_leaving_and_cancelling_never_hang_though_the_server_is_gone(
     await ready.wait()
     nats_server.kill()
     await asyncio.sleep(0.2)
-    began_s = clock()
     task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert clock() - began_s < 3.0
+    done, _ = await asyncio.wait({task}, timeout=WITHIN_S)
+    assert done and task.cancelled()
 
 
 async def test_a_payload_over_the_servers_limit_and_an_impossible_subject_raise(
@@ -417,8 +415,8 @@ async def test_messages_beyond_the_queue_of_a_subscription_are_counted(
         for number in range(1000):
             await raw.publish(subject, codec.encode(Echo(text="", number=number), json=False))
         await raw.flush()
-        await bus.flush(2.0)
-        async with asyncio.timeout(2.0):
+        await bus.flush(WITHIN_S)
+        async with asyncio.timeout(WITHIN_S):
             while len(seen) + bus.counters.dropped < 1000:
                 await asyncio.sleep(0.01)
         assert bus.counters.dropped > 0
