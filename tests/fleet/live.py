@@ -1,10 +1,10 @@
-"""What tests ask of a real fleet: many requests at once, everything that was sent about them, and
-what the log says.
+"""Helpers to test a real fleet: many requests at once, every event sent about them, and the log's
+own account.
 """
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from random import Random
@@ -25,19 +25,20 @@ from shared.schemas import (
     GenerateRequest,
     Replay,
     Sampling,
+    Status,
     StreamEvent,
     Verdict,
 )
 from shared.vocabulary import Slo
 
-PATIENCE = Patience(silence_s=1.0, submit_s=30.0)
-WAIT_S = 60.0
-HOPELESS = Slo(ttft_s=0.0001, tbt_s=1.0)  # nobody can hold it: relegated at once
+PATIENCE = Patience(silence_s=1.0, submit_s=60.0)
+WAIT_S = 120.0  # the longest that a busy machine may take for anything
+HOPELESS = Slo(ttft_s=0.0001, tbt_s=1.0)  # no replica can hold it: relegated at once
 
 
 @dataclass
-class Heard:
-    """What a client put together of one request."""
+class Delivered:
+    """One request as a client received it."""
 
     request: GenerateRequest
     tokens: list[int] = field(default_factory=list)
@@ -46,43 +47,46 @@ class Heard:
 
 
 class Wire:
-    """Every event to one client's inbox, as it came."""
+    """Every event sent to one client, in the order of arrival."""
 
     def __init__(self) -> None:
         self.events: dict[str, list[StreamEvent]] = defaultdict(list)
+        self.replaced = asyncio.Event()  # a request goes on elsewhere: its replica is lost
 
-    def hear(self, event: StreamEvent, call: Call) -> None:
+    def receive(self, event: StreamEvent, call: Call) -> None:
         self.events[call.subject].append(event)
+        if isinstance(event, Status) and event.state == "replaced":
+            self.replaced.set()
 
 
 @asynccontextmanager
 async def client_of(url: str) -> AsyncIterator[tuple[NatsBus, Client, Wire]]:
     name, wire = uuid4().hex, Wire()
     async with connect(url, "test") as bus:
-        await bus.subscribe(f"_INBOX.{name}.*", StreamEvent, wire.hear)
+        await bus.subscribe(f"_INBOX.{name}.*", StreamEvent, wire.receive)
         async with Client(bus, Clock(), patience=PATIENCE, client_id=name) as client:
             yield bus, client, wire
 
 
 async def ask(
-    client: Client, request: GenerateRequest, tier: str = "chat", within_s: float = 20.0
-) -> Heard:
-    """One request from its start to its end."""
-    heard = Heard(request)
+    client: Client, request: GenerateRequest, tier: str = "chat", within_s: float = WAIT_S
+) -> Delivered:
+    """Run one request from its start to its end."""
+    delivered = Delivered(request)
     async with asyncio.timeout(within_s):
         handle = await client.submit(request, tier)
         async for event in handle:
             if isinstance(event, Delta):
-                assert event.offset == len(heard.tokens)
-                assert event.text_offset == len(heard.text)
-                heard.tokens += event.tokens
-                heard.text += event.text
-        heard.verdict = await handle.wait()
-    return heard
+                assert event.offset == len(delivered.tokens)
+                assert event.text_offset == len(delivered.text)
+                delivered.tokens += event.tokens
+                delivered.text += event.text
+        delivered.verdict = await handle.wait()
+    return delivered
 
 
 async def replay_of(bus: NatsBus, request: GenerateRequest) -> Replay:
-    """What the log says, asked until somebody answers."""
+    """Read the log of a request: ask until an admission answers."""
     question = Attach(tenant=request.tenant, request_id=request.request_id)
     async with asyncio.timeout(WAIT_S):
         while True:
@@ -95,7 +99,9 @@ async def replay_of(bus: NatsBus, request: GenerateRequest) -> Replay:
 def draw_requests(
     seed: int, n: int, *, prompt: tuple[int, int], output: tuple[int, int]
 ) -> list[tuple[GenerateRequest, str]]:
-    """Sampled and greedy ones of every tier, each fifth with an SLO that nobody can hold."""
+    """Draw sampled and greedy requests of every tier, each fifth with an SLO that no replica can
+    hold.
+    """
     rng = Random(seed)
     drawn = []
     for i in range(n):
@@ -117,27 +123,27 @@ async def under_load(
     client: Client,
     requests: Sequence[tuple[GenerateRequest, str]],
     during_s: float,
-    disturb: Callable[[], Any],
-) -> list[Heard]:
-    """Offer the requests evenly over `during_s`, call `disturb` half-way, and wait for every
+    disturb: Callable[[], Coroutine[Any, Any, None]],
+) -> list[Delivered]:
+    """Offer the requests evenly over `during_s`, begin to `disturb` half-way, and wait for every
     end.
     """
     async with asyncio.TaskGroup() as tasks:
-        running = []
+        running = list[asyncio.Task[Delivered]]()
         for i, (request, tier) in enumerate(requests):
             if i == len(requests) // 2:
-                disturb()
+                tasks.create_task(disturb())
             running.append(tasks.create_task(ask(client, request, tier, WAIT_S)))
             await asyncio.sleep(during_s / len(requests))
     return [task.result() for task in running]
 
 
-async def check(bus: NatsBus, wire: Wire, heard: Sequence[Heard]) -> None:
-    """Each ended once and well; the client's tokens and text are the log's; nothing else was ever
-    said of them.
+async def check(bus: NatsBus, wire: Wire, delivered: Sequence[Delivered]) -> None:
+    """Check that each request ended once and well, that the client has the tokens and the text of
+    the log, and that no event ever carried others.
     """
     ends: dict[str, set[str]] = defaultdict(set)
-    for one in heard:
+    for one in delivered:
         replay = await replay_of(bus, one.request)
         name = one.request.request_id
         assert one.tokens == replay.tokens, name
@@ -163,24 +169,35 @@ async def check(bus: NatsBus, wire: Wire, heard: Sequence[Heard]) -> None:
 
 
 async def until_idle(bus: NatsBus, replicas: Sequence[str]) -> None:
-    """Every replica says that it holds nothing, and has all its KV."""
-    latest: dict[str, Digest] = {}
-    changed = asyncio.Event()
+    """Wait until every replica publishes that it holds no request and has all its KV."""
 
-    def hear(digest: Digest, _: Call) -> None:
-        latest[digest.replica] = digest
-        changed.set()
-
-    def idle(digest: Digest | None) -> bool:
+    def idle(digest: Digest) -> bool:
         return (
-            digest is not None
-            and digest.running + digest.waiting + digest.best_effort == 0
+            digest.running + digest.waiting + digest.best_effort == 0
             and digest.kv_free_blocks == digest.kv_blocks
         )
 
-    digests = await bus.subscribe(subjects.DIGESTS, Digest, hear)
+    await _until_all(bus, replicas, idle)
+
+
+async def until_running(bus: NatsBus, replica: str) -> None:
+    """Wait until the replica publishes that it runs a request."""
+    await _until_all(bus, [replica], lambda digest: digest.running > 0)
+
+
+async def _until_all(
+    bus: NatsBus, replicas: Sequence[str], true_of: Callable[[Digest], bool]
+) -> None:
+    latest: dict[str, bool] = {}
+    changed = asyncio.Event()
+
+    def receive(digest: Digest, _: Call) -> None:
+        latest[digest.replica] = true_of(digest)
+        changed.set()
+
+    digests = await bus.subscribe(subjects.DIGESTS, Digest, receive)
     async with asyncio.timeout(WAIT_S):
-        while not all(idle(latest.get(replica)) for replica in replicas):
+        while not all(latest.get(replica) for replica in replicas):
             changed.clear()
             await changed.wait()
     await digests.stop()

@@ -1,4 +1,4 @@
-"""What the kernel says of processes."""
+"""Questions to the kernel about processes."""
 
 import time
 from collections.abc import Callable
@@ -6,11 +6,16 @@ from pathlib import Path
 
 
 def children_of(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    """Of all its threads."""
+    return [
+        int(child)
+        for task in Path(f"/proc/{pid}/task").iterdir()
+        for child in (task / "children").read_text().split()
+    ]
 
 
 def gone(pid: int) -> bool:
-    """Also if nobody has asked for its exit status yet."""
+    """Whether the process has ended, its exit status read or not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except FileNotFoundError:

@@ -252,9 +252,9 @@ async def test_stopping_hands_over_what_was_received_and_touches_no_other_servic
     assert seen == list(range(200))
     with pytest.raises(NoResponders):
         await two.request(f"t.{unique}.m", Echo(text=""), Echo, timeout_s=WITHIN_S)
-    assert await two.request(f"t.{unique}.o", Echo(text="still here"), Echo, timeout_s=WITHIN_S) == Echo(
-        text="still here"
-    )
+    assert await two.request(
+        f"t.{unique}.o", Echo(text="still here"), Echo, timeout_s=WITHIN_S
+    ) == Echo(text="still here")
     await replies.done()
 
 
@@ -367,7 +367,9 @@ async def renewed(bus_pair: BusPair, name: str) -> tuple[str, int, float]:
         gaps_s.append(clock() - sent_at_s)
         if lives and revision is not None:
             return key, revision, sent_at_s
-        assert max(gaps_s) > 0.9 * LEASE_TTL_S, f"{key} ran out though it was renewed after {gaps_s}"
+        assert max(gaps_s) > 0.9 * LEASE_TTL_S, (
+            f"{key} ran out though it was renewed after {gaps_s}"
+        )
     raise AssertionError(f"this machine kept no lease alive in {TRIES} tries")
 
 

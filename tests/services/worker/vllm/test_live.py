@@ -124,13 +124,13 @@ async def test_acks_tell_of_drafts_prefix_hits_and_the_time_outside_the_model(fl
                 prompt=prompt + str(n),
                 sampling=Sampling(max_tokens=80, temperature=0.0),
             )
-            heard = await ask(client, request, "interactive", 60.0)
-            assert heard.verdict is not None
-            assert heard.verdict.output_tokens == len(heard.tokens)
+            delivered = await ask(client, request, "interactive")
+            assert delivered.verdict is not None
+            assert delivered.verdict.output_tokens == len(delivered.tokens)
         await until_idle(bus, fleet.replicas)
     ran = [ack for ack in acks if ack.plan_seq and ack.slots]
     # all but the last token is the same
-    whole_blocks = (heard.verdict.prompt_tokens - 1) // BLOCK_TOKENS
+    whole_blocks = (delivered.verdict.prompt_tokens - 1) // BLOCK_TOKENS
     assert sum(sum(unpack_list(ack.cached)) for ack in ran) == 2 * whole_blocks * BLOCK_TOKENS
     assert sum(sum(unpack_list(ack.drafted)) for ack in ran) > 0, "slos_serve had nothing drafted"
     assert all(0 <= ack.outside_s <= ack.exec_s for ack in ran)
@@ -140,10 +140,13 @@ async def test_acks_tell_of_drafts_prefix_hits_and_the_time_outside_the_model(fl
 async def test_a_burst_beyond_the_kv_cache_and_a_killed_worker_lose_no_request_and_repeat_no_token(
     fleet: Fleet,
 ) -> None:
+    async def kill() -> None:
+        fleet.process("worker-r1").kill()
+
     requests = draw_requests(SEED, 30, prompt=(20, 900), output=(5, 60))
     async with client_of(fleet.url) as (bus, client, wire):
-        heard = await under_load(client, requests, 6.0, lambda: fleet.process("worker-r1").kill())
-        await check(bus, wire, heard)
+        delivered = await under_load(client, requests, 6.0, kill)
+        await check(bus, wire, delivered)
         await until_idle(bus, fleet.replicas)
 
 
