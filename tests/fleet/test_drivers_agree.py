@@ -131,13 +131,15 @@ def plan_of(plan: BatchPlan, now_s: float) -> Plan:
 
 
 class Around:
-    """What a virtual replica asks of a fleet, and what was seen of it."""
+    """The fleet around a virtual replica: it answers the replica's questions and keeps what it did."""
 
     def __init__(self, made: list[tuple[float, Record, Body]]) -> None:
         self.records = {record.key: record for _, record, _ in made}
         self.bodies = {record.key: body for _, record, body in made}
         self.overs: list[Over] = []
-        self.declined: list[RequestKey] = []  # who is not heard of again: there is no fleet here
+        self.declined: list[
+            RequestKey
+        ] = []  # their requests go nowhere else: there is no fleet here
         self.times = {record.key: array("d") for _, record, _ in made}
 
     def record(self, key: RequestKey) -> Record:
@@ -192,7 +194,7 @@ def virtual(policy: str, seed: int, latency: Latency) -> tuple[list[Plan], list[
 
 
 class LiveLoop:
-    """The shells' way: an inbox, a task that feeds the core and sleeps until it wants waking,
+    """The loop of a service: an inbox, a task that feeds the core and sleeps until it wants waking,
     messages that take time.
     """
 
@@ -333,7 +335,7 @@ def test_an_asyncio_loop_and_the_heap_make_the_same_plans_at_the_same_instants(
 
 
 class Both:
-    """A virtual worker, and a real one with its engine, that are told the same."""
+    """A virtual worker, and a real one with its engine, that get the same holds and plans."""
 
     def __init__(self, rng: Random) -> None:
         self.rng, self.now_s, self.seq = rng, 0.0, 0
@@ -352,7 +354,7 @@ class Both:
         self.drafted = 0
 
     def hold(self, slot: int) -> None:
-        """Some have been computed elsewhere before."""
+        """Hold a new request; some have tokens that another replica made."""
         rng = self.rng
         prompt, output, made = (
             rng.randint(1, 40),
@@ -374,8 +376,8 @@ class Both:
         self.held.add(slot)
 
     def plan(self) -> BatchPlan:
-        """Of requests that are here, and of some that are not; any caps, any of them told to
-        speculate.
+        """A plan for some requests that are here and some that are not, with any caps and any
+        speculation.
         """
         rng = self.rng
         slots = rng.sample(range(12), rng.randint(0, 10))
@@ -423,7 +425,7 @@ class Both:
         }
         ack, overs = self.virtual.finish(**times)
         finished = self.real.finish(done, **times)
-        assert told(ack) == told(finished.ack)
+        assert facts_of(ack) == facts_of(finished.ack)
         assert [(o.key, o.why, o.resume.measure) for o in overs] == [
             (o.key, o.why, o.resume.measure) for o in finished.overs
         ]
@@ -433,8 +435,8 @@ class Both:
         self.virtual.check()
 
 
-def told(ack: PlanAck) -> tuple[object, ...]:
-    """What a planner makes use of."""
+def facts_of(ack: PlanAck) -> tuple[object, ...]:
+    """The fields of an ack that a planner uses."""
     return (
         ack.plan_seq,
         ack.slots,

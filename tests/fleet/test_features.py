@@ -1,6 +1,4 @@
-"""What engines can do and what requests need: in the vocabulary, in refusals, and in where requests
-are sent.
-"""
+"""The features of engines and the needs of requests: in the vocabulary, in refusals, and in routing."""
 
 from random import Random
 from typing import Any
@@ -296,8 +294,8 @@ def mixed(**settings: Any) -> AdmissionCore:
 def test_a_request_is_offered_only_to_replicas_that_have_what_it_needs(
     needed: tuple[str, ...], where: set[str]
 ) -> None:
-    """First choice, every hop after a refusal, and a request that comes back from a lost replica
-    alike.
+    """This holds for the first choice, for every hop after a refusal, and for a request that comes
+    back from a lost replica.
     """
     for seed in range(5):
         core = mixed(hop_limit=3)
@@ -358,7 +356,7 @@ def test_the_pool_hands_a_replica_the_first_of_those_whose_needs_it_meets() -> N
 # ---------------------------------------------------------------- the way to the engine
 
 
-def test_the_engine_is_told_the_adapter_and_the_parameters() -> None:
+def test_the_engine_gets_the_adapter_and_the_parameters() -> None:
     core = WorkerCore(
         ReplicaId("r"), "1", kv_blocks=99, block_tokens=16, context_tokens=1000, max_slots=8
     )

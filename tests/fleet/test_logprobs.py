@@ -107,7 +107,7 @@ class Replica:
     def run(
         self, slots: Sequence[int], *, released: Sequence[int] = (), preempted: Sequence[int] = ()
     ) -> list[tuple[str, StreamEvent]]:
-        """One plan. What leaves for clients, as it comes off the wire."""
+        """Run one plan; the events for clients, as decoded from the wire."""
         plan = BatchPlan(
             replica=self.core.replica,
             incarnation=self.core.incarnation,
@@ -136,7 +136,7 @@ class Replica:
         ]
 
     def trim(self) -> None:
-        """A snapshot in place of all that was logged."""
+        """Put a snapshot in place of all log entries."""
         self.log[:] = [
             acklog.decode_entry(acklog.encode_entry(page)) for page in self.core.snapshots()
         ]
@@ -144,7 +144,7 @@ class Replica:
 
 @dataclass
 class Client:
-    """One request, and what its reader has been shown."""
+    """One request, and the events that its reader was shown."""
 
     slot: int
     top: int | None
@@ -182,7 +182,7 @@ class Client:
         return client
 
     def truth(self, begin: int, end: int) -> list[TokenLogprob]:
-        """What the client is to be told of tokens `begin` to `end`."""
+        """The event that the client should receive for tokens `begin` to `end`."""
         if self.top is None:
             return []
         engine = Scripted()
@@ -207,7 +207,7 @@ class Client:
         assert core.hold(hold, self.record, body).held
 
     def logged(self) -> Resume:
-        """What record and log say that it has made, as admission reads them."""
+        """The tokens that the request has made by record and log, as admission reads them."""
         core = self.replica.core
         story = acklog.fold(self.replica.log).get(
             (self.record.key, self.record.attempt, core.incarnation)
@@ -254,8 +254,8 @@ class Client:
 def test_log_probabilities_stay_beside_their_tokens_whatever_happens_to_these(
     data: st.DataObject,
 ) -> None:
-    """Two that ask for them, with and without alternatives, and one that does not share every
-    batch.
+    """Requests with log-probabilities, with and without alternatives, and a request without share
+    every batch.
     """
     replicas = [Replica("r1"), Replica("r2")]
     tops = data.draw(st.permutations([0, 2, None]))
@@ -319,7 +319,7 @@ def test_log_probabilities_stay_beside_their_tokens_whatever_happens_to_these(
 
 
 def settle(replica: Replica, clients: Sequence[Client]) -> None:
-    """Write the verdicts of what has ended."""
+    """Write the verdicts of the requests that have ended."""
     for over in replica.core.unsettled:
         (client,) = [c for c in clients if c.record.key == over.key]
         assert client.check_logged() == over.resume

@@ -22,7 +22,7 @@ from shared.bus.nats import NatsBus, connect
 from shared.errors import PeerError
 from shared.schemas import Cancel, GenerateRequest
 from shared.subjects import request_key
-from tests.fleet.live import replay_of, until_idle
+from tests.fleet.live import WAIT_S, replay_of, until_idle
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 T = TypeVar("T")
@@ -31,7 +31,7 @@ TALK: list[Any] = [
     {"role": "system", "content": "Be brief."},
     {"role": "user", "content": "Why is the sky blue?"},
 ]
-# a minute of tokens: whoever waits for their end has not cancelled them
+# a minute of tokens: a test that waits for their end has not cancelled them
 LONG = {"n": 3, "max_tokens": 7000, "stream": True}
 
 
@@ -40,7 +40,7 @@ async def fleet() -> AsyncIterator[Fleet]:
     async with Fleet(FleetSpec(pace=0.5, drain_s=2.0)) as fleet:
         yield fleet
         assert [c.name for c in fleet.processes if c.starts != 1] == [], (
-            "a service died of what a client sent"
+            "a client's messages ended a service"
         )
 
 
@@ -52,14 +52,14 @@ async def client(fleet: Fleet) -> AsyncIterator[openai.AsyncOpenAI]:
 
 def async_client(fleet: Fleet) -> openai.AsyncOpenAI:
     return openai.AsyncOpenAI(
-        base_url=f"{fleet.http_url}/v1", api_key="none", max_retries=0, timeout=30
+        base_url=f"{fleet.http_url}/v1", api_key="none", max_retries=0, timeout=WAIT_S
     )
 
 
 async def in_thread(fleet: Fleet, ask: Callable[[openai.OpenAI], T]) -> T:
-    """What the synchronous client gets."""
+    """The answer that the synchronous client gets."""
     with openai.OpenAI(
-        base_url=f"{fleet.http_url}/v1", api_key="none", max_retries=0, timeout=30
+        base_url=f"{fleet.http_url}/v1", api_key="none", max_retries=0, timeout=WAIT_S
     ) as client:
         return await asyncio.to_thread(ask, client)
 
@@ -110,17 +110,17 @@ async def test_a_chat_whole_and_streamed_by_both_clients_says_the_same(
     )
     assert whole.usage.completion_tokens == 24
     assert whole.usage.total_tokens == whole.usage.prompt_tokens + 24
-    for told in (chunks, sync_chunks):
-        assert text_of(told) == choice.message.content
-        assert told[0].choices[0].delta.role == "assistant"
-        assert [c.finish_reason for chunk in told for c in chunk.choices if c.finish_reason] == [
-            "length"
-        ]
-        assert told[-1].choices == []
-        assert told[-1].usage == whole.usage
-        assert {chunk.object for chunk in told} == {"chat.completion.chunk"}
-        assert len({chunk.id for chunk in told}) == 1
-        assert told[0].id.startswith("chatcmpl-")
+    for streamed in (chunks, sync_chunks):
+        assert text_of(streamed) == choice.message.content
+        assert streamed[0].choices[0].delta.role == "assistant"
+        assert [
+            c.finish_reason for chunk in streamed for c in chunk.choices if c.finish_reason
+        ] == ["length"]
+        assert streamed[-1].choices == []
+        assert streamed[-1].usage == whole.usage
+        assert {chunk.object for chunk in streamed} == {"chat.completion.chunk"}
+        assert len({chunk.id for chunk in streamed}) == 1
+        assert streamed[0].id.startswith("chatcmpl-")
 
 
 async def test_a_completion_whole_and_streamed_by_both_clients_says_the_same(
@@ -146,9 +146,9 @@ async def test_a_completion_whole_and_streamed_by_both_clients_says_the_same(
         whole.choices[0].finish_reason,
     ) == (20, 24, "length")
     assert sync_whole.choices == whole.choices
-    for told in (chunks, sync_chunks):
-        assert "".join(c.text for chunk in told for c in chunk.choices) == whole.choices[0].text
-        assert told[-1].usage == whole.usage
+    for streamed in (chunks, sync_chunks):
+        assert "".join(c.text for chunk in streamed for c in chunk.choices) == whole.choices[0].text
+        assert streamed[-1].usage == whole.usage
 
 
 async def test_the_clients_own_helper_that_gathers_a_stream_ends_with_the_whole_message(
@@ -197,8 +197,22 @@ async def test_choices_have_seeds_of_their_own_and_say_what_they_would_say_alone
         async for chunk in await client.chat.completions.create(**asked, n=3, seed=11, stream=True)
     ]
     assert [text_of(chunks, index) for index in range(3)] == texts
-    order = [chunk.choices[0].index for chunk in chunks]
-    assert order != sorted(order), "side by side, not one after the other"
+
+
+async def test_choices_are_streamed_side_by_side_and_not_one_after_the_other(
+    client: openai.AsyncOpenAI,
+) -> None:
+    stream = await client.chat.completions.create(
+        model=await model_of(client), messages=TALK, **LONG
+    )
+    latest = -1
+    async for chunk in stream:
+        for choice in chunk.choices:
+            if choice.delta.content and choice.index < latest:
+                await stream.close()
+                return
+            latest = choice.index
+    raise AssertionError("each choice came after the end of the one before")
 
 
 async def test_lists_of_prompts_are_answered_in_their_order(client: openai.AsyncOpenAI) -> None:
@@ -409,8 +423,8 @@ async def test_an_answer_of_which_somebody_else_cancels_a_choice_is_an_error_and
 
 
 async def until_made(bus: NatsBus, request_id: str) -> None:
-    """It has made a token, so it holds KV."""
-    async with asyncio.timeout(10):
+    """Wait until the request has made a token, so that it holds KV."""
+    async with asyncio.timeout(WAIT_S):
         while True:
             with contextlib.suppress(PeerError):  # not stored yet
                 if (await replay_of(bus, GenerateRequest(request_id=request_id))).tokens:
@@ -420,7 +434,7 @@ async def until_made(bus: NatsBus, request_id: str) -> None:
 
 @contextlib.asynccontextmanager
 async def until_freed(fleet: Fleet, name: str, choices: int) -> AsyncIterator[None]:
-    """What goes on within is cancelled, every choice of it, and all KV is free again."""
+    """Every choice of the request made within is cancelled, and all KV is free again."""
     async with connect(fleet.url, "test") as bus:
         yield
         await until_idle(bus, fleet.replicas)
@@ -483,7 +497,7 @@ async def test_cancelling_a_task_that_waits_for_a_whole_answer_cancels_every_cho
 
 
 async def test_whenever_clients_leave_everything_they_asked_for_is_freed(fleet: Fleet) -> None:
-    """Some before there is an answer, some in mid-stream, some when all has been said."""
+    """Some leave before there is an answer, some in mid-stream, some at its end."""
     print(f"seed {SEED}")
     rng = Random(SEED)
     async with connect(fleet.url, "test") as bus:
@@ -525,7 +539,7 @@ async def torch_fleet(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator
     ) as fleet:
         yield fleet
         assert [c.name for c in fleet.processes if c.starts != 1] == [], (
-            "a service died of what a client sent"
+            "a client's messages ended a service"
         )
 
 
@@ -568,11 +582,11 @@ async def test_a_real_model_tells_log_probabilities_in_both_apis_whole_and_strea
             choice
         ], "attached to, read from the log"
         assert choice.logprobs is not None
-        told = choice.logprobs.content
-        assert told is not None
-        spoken = [one for one in told if not one.token.startswith("<|")]
+        whole = choice.logprobs.content
+        assert whole is not None
+        spoken = [one for one in whole if not one.token.startswith("<|")]
         assert b"".join(bytes(one.bytes or []) for one in spoken).decode() == choice.message.content
-        for one in told:
+        for one in whole:
             assert len(one.top_logprobs) == 3
             assert (
                 one.logprob
@@ -589,7 +603,9 @@ async def test_a_real_model_tells_log_probabilities_in_both_apis_whole_and_strea
             for c in chunk.choices
             if c.logprobs is not None
         ]
-        assert [one.token for content in streamed for one in content] == [one.token for one in told]
+        assert [one.token for content in streamed for one in content] == [
+            one.token for one in whole
+        ]
         answer = await client.completions.create(
             model=asked["model"], prompt="Why?", max_tokens=12, logprobs=2, temperature=0, n=2
         )

@@ -1,6 +1,6 @@
-"""The protocol, simulated: thousands of seeded schedules of lost, doubled, reordered and delayed
-messages, of processes killed, paused and returned, of broker restarts; after each the books must
-balance (tests/fleet/world.py says what is checked).
+"""The protocol in simulation: thousands of seeded schedules of lost, doubled, reordered and delayed
+messages, of processes killed, paused and resumed, and of broker restarts. After each the books must
+balance (tests/fleet/world.py has the checks).
 
 SLACKLINE_SCHEDULES sets how many (make soak runs ten thousand); a failing seed is printed, and
 `run(seed, scene)` replays it (with PYTHONHASHSEED=0, to the last message).
@@ -50,19 +50,19 @@ def test_without_misfortune_nothing_is_moved_and_nothing_is_lost() -> None:
         world = run(
             seed, Scene(faults=CALM, kills=0, pauses=0, restarts=0, cancels=0, policy="fcfs")
         )
-        assert all(told.ends[0].verdict.attempts == 1 for told in world.told.values())
+        assert all(seen.ends[0].verdict.attempts == 1 for seen in world.seen.values())
 
 
 def test_requests_come_only_to_replicas_that_have_what_they_need_however_often_they_are_moved() -> (
     None
 ):
-    """The reckoning looks at every place that held one."""
+    """The final check looks at every replica that held a request."""
     moved = 0
     for seed in range(20):
         world = run(seed, Scene(replicas=3, able=("r1", "r2"), kills=5, pauses=0, restarts=0))
         moved += sum(
-            told.ends[0].verdict.attempts > 1
-            for name, told in world.told.items()
+            seen.ends[0].verdict.attempts > 1
+            for name, seen in world.seen.items()
             if world.requests[name].sampling.min_p
         )
     assert moved > 20
@@ -77,7 +77,7 @@ def _fails_somewhere(seeds: range, scene: Scene) -> bool:
     return False
 
 
-# What the simulation is worth is what it catches: each of these breaks one rule of the protocol on
+# The simulation is worth what it catches: each of these tests breaks one rule of the protocol on
 # purpose.
 
 
@@ -105,7 +105,7 @@ def test_the_simulation_notices_a_worker_that_forgets_what_was_withdrawn(
     assert _fails_somewhere(range(300), SCENES["qoserve"])
 
 
-def test_the_simulation_notices_when_nobody_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_simulation_notices_when_no_admission_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
     async def nothing(self: Sweep) -> None:
         return None
 

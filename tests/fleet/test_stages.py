@@ -1,4 +1,4 @@
-"""Thinking has its own pace: where it ends, what is then due, and who learns of it."""
+"""Thinking has its own pace: where it ends, when tokens are then due, and who is informed."""
 
 from collections.abc import Callable, Mapping, Sequence
 from random import Random
@@ -34,32 +34,36 @@ END = 7  # the token that ends thinking
 # ---------------------------------------------------------------- what is due
 
 
-def told(slo: Slo, *news: int | None, at_s: float = 0.5) -> list[float]:
-    """When the next token is due after each of these tokens; `news` is what is heard of the stage
-    with it.
+def due_after_each(slo: Slo, *thinking: int | None, at_s: float = 0.5) -> list[float]:
+    """When the next token is due, after each of some tokens; `thinking` is the number of thinking
+    tokens that is reported with it, None where the stage has not changed.
     """
     measure, dues = Measure.begin(slo, 0.0), []
-    for heard in news:
-        measure = measure.emit(1, at_s, slo, heard)
+    for thinking_tokens in thinking:
+        measure = measure.emit(1, at_s, slo, thinking_tokens)
         dues.append(round(measure.next_due_unix_s, 6))
     return dues
 
 
 def test_a_token_is_due_the_pace_of_its_own_stage_after_the_one_before_it_was_due() -> None:
     # the third token ends the thinking: the fourth is response
-    assert told(SLO, None, None, 3, None, None) == [1.05, 1.1, 1.2, 1.3, 1.4]
+    assert due_after_each(SLO, None, None, 3, None, None) == [1.05, 1.1, 1.2, 1.3, 1.4]
 
 
 def test_a_response_without_a_thought_has_the_pace_of_responses_from_its_first_token_on() -> None:
-    assert told(SLO, 0, None) == [1.1, 1.2]
+    assert due_after_each(SLO, 0, None) == [1.1, 1.2]
 
 
 def test_only_an_slo_that_names_a_pace_for_thinking_has_stages() -> None:
-    assert told(Slo(ttft_s=1.0, tbt_s=0.1), None, 2, None) == [1.1, 1.2, 1.3]
+    assert due_after_each(Slo(ttft_s=1.0, tbt_s=0.1), None, 2, None) == [1.1, 1.2, 1.3]
 
 
 def test_without_a_pace_for_the_response_nothing_is_due_after_the_thinking() -> None:
-    assert told(Slo(thinking_tbt_s=0.05), None, 2, None) == [0.55, float("inf"), float("inf")]
+    assert due_after_each(Slo(thinking_tbt_s=0.05), None, 2, None) == [
+        0.55,
+        float("inf"),
+        float("inf"),
+    ]
 
 
 slos = st.builds(
@@ -80,7 +84,7 @@ slos = st.builds(
     st.lists(st.tuples(st.integers(1, 4), st.integers(0, 40)), min_size=1, max_size=12),
     st.integers(0, 30),
 )
-def test_it_matters_neither_how_tokens_are_grouped_nor_when_within_its_group_the_end_is_told(
+def test_it_matters_neither_how_tokens_are_grouped_nor_when_within_its_group_the_end_is_reported(
     slo: Slo, groups: list[tuple[int, int]], thinking: int
 ) -> None:
     at_s = np.cumsum([gap / 64 for _, gap in groups])
@@ -106,7 +110,7 @@ def test_it_matters_neither_how_tokens_are_grouped_nor_when_within_its_group_the
 
 
 class One:
-    """A worker with one request, and all that was said of it."""
+    """A worker with one request, and all its acks."""
 
     def __init__(
         self,
@@ -133,7 +137,7 @@ class One:
         self.seq, self.now_s = 1, 100.0
 
     def make(self, *tokens: int) -> PlanAck:
-        """One iteration, in which it makes these."""
+        """Run one iteration, in which the request makes these tokens."""
         self.now_s += 1.0
         plan = BatchPlan(
             replica=ReplicaId("r"),
@@ -181,7 +185,7 @@ def record_of(slo: Slo, prompt_tokens: int = 20) -> Record:
     return placed_at(record, "a", ReplicaId("r"), "i", ServiceClass.STANDARD)
 
 
-def test_the_token_that_ends_it_is_told_once_with_the_ack_that_has_it() -> None:
+def test_the_token_that_ends_it_is_reported_once_with_the_ack_that_has_it() -> None:
     one = One(record_of(SLO), Sampling(max_tokens=200))
     for tokens in ((1,), (2, 3), (4, END, 5), (6, END)):
         one.make(*tokens)
@@ -209,7 +213,7 @@ def test_the_end_is_known_from_the_sampling_the_model_or_the_template(
     assert one.changes() == expected
 
 
-def test_nobody_follows_the_stages_of_a_request_without_a_pace_for_thinking() -> None:
+def test_no_worker_follows_the_stages_of_a_request_without_a_pace_for_thinking() -> None:
     one = One(record_of(Slo(ttft_s=1.0, tbt_s=0.1)), Sampling(thinking_tokens=2))
     for tokens in ((1,), (END,), (2,)):
         one.make(*tokens)

@@ -1,5 +1,6 @@
-"""Strangers on the bus: whatever they publish, nobody of ours dies of it and every request still
-ends (deterministic world).
+"""Strangers on the bus: no service dies of what they publish, and every request still ends.
+
+The world is deterministic (tests/fleet/world.py).
 """
 
 import asyncio
@@ -59,7 +60,7 @@ def over(key: str) -> AttemptOver:
 
 
 def plan(world: World) -> BatchPlan:
-    """A plan with the right names and columns that do not fit."""
+    """A plan with the right names, whose columns do not fit each other."""
     log = [
         msgspec.msgpack.decode(payload, type=PlanAck)
         for subject, payload in world.written
@@ -111,7 +112,7 @@ async def pester(world: World) -> None:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_nobody_dies_of_what_strangers_publish(seed: int) -> None:
+def test_no_service_dies_of_what_strangers_publish(seed: int) -> None:
     deaths: list[str] = []
 
     async def main() -> None:

@@ -1,9 +1,9 @@
-"""A whole fleet in one process on virtual time: the real services and cores on a simulated bus,
-clients, and a reckoning.
+"""A whole fleet in one process on virtual time: the real services and cores on a simulated bus, with
+clients, misfortunes and a final check.
 
-`run(seed)` is one schedule: a fleet, a load and a plan of misfortunes drawn from the seed; then
-calm, then the books are balanced (DESIGN section 5, what always holds). A failure prints the seed
-and the end of the story.
+`run(seed)` plays one schedule: it draws a fleet, a load and a plan of misfortunes from the seed,
+plays them, then calms the network and checks the books. A failure prints the seed and the end of
+the story.
 """
 
 import asyncio
@@ -60,7 +60,7 @@ PROFILE = "a100-llama3-8b"
 
 @dataclass(frozen=True)
 class Scene:
-    """What a schedule is made of."""
+    """The parameters of a schedule."""
 
     replicas: int = 2
     planners: int = 2
@@ -78,14 +78,14 @@ class Scene:
     pauses: int = 2
     restarts: int = 1  # of the broker
     cancels: int = 2
-    # replicas whose engine has min-p; where there are any, every second request needs it
+    # replicas whose engine has min-p; if any has, every second request needs it
     able: tuple[str, ...] = ()
     settle_s: float = 120.0  # the longest it may take until everything has ended, in calm
 
 
 @dataclass
-class Told:
-    """What one client saw."""
+class Seen:
+    """The events of one request, as its client saw them."""
 
     tokens: list[int] = field(default_factory=list)
     text: str = ""
@@ -101,13 +101,13 @@ class World:
         self.net = SimNet(random.Random(seed + 1), scene.faults, trace_lines=4000)
         self.processes: dict[str, SimProcess] = {}
         self.cores: dict[str, Callable[[], None]] = {}
-        self.told: dict[str, Told] = {}
+        self.seen: dict[str, Seen] = {}
         self.handles: dict[str, Handle] = {}
         self.requests: dict[str, GenerateRequest] = {}
         self.cancelled: set[str] = set()
         self.planners: list[Planner] = []
-        self.ignored: set[str] = set()  # keys that are none of ours
-        # every entry of every ack log, in order, whatever was trimmed since
+        self.ignored: set[str] = set()  # keys of records that strangers wrote
+        # every entry of every ack log in order, the trimmed ones included
         self.written: list[tuple[str, bytes]] = []
         append = self.net.acks.append
 
@@ -226,18 +226,18 @@ class World:
 
     async def _client(self, client: Client, request: GenerateRequest, after_s: float) -> None:
         await asyncio.sleep(after_s)
-        told = self.told[request.request_id]
+        seen = self.seen[request.request_id]
         handle = await client.submit(request, "chat")
         self.handles[request.request_id] = handle
         async for event in handle:
             if isinstance(event, Delta):
-                assert event.offset == len(told.tokens) and event.text_offset == len(told.text), (
+                assert event.offset == len(seen.tokens) and event.text_offset == len(seen.text), (
                     "a gap or a repeat reached the client"
                 )
-                told.tokens += event.tokens
-                told.text += event.text
+                seen.tokens += event.tokens
+                seen.text += event.text
             elif isinstance(event, End):
-                told.ends.append(event)
+                seen.ends.append(event)
 
     async def _cancel(self, request_id: str, after_s: float) -> None:
         await asyncio.sleep(after_s)
@@ -266,7 +266,7 @@ class World:
             for n in range(scene.requests):
                 request = self._request(n)
                 self.requests[request.request_id] = request
-                self.told[request.request_id] = Told()
+                self.seen[request.request_id] = Seen()
                 tasks.append(
                     asyncio.ensure_future(
                         self._client(client, request, 0.5 + rng.random() * scene.over_s)
@@ -283,7 +283,7 @@ class World:
             self.net.note("world", "calm")
             done, late = await asyncio.wait(tasks, timeout=scene.settle_s)
             assert not late, (
-                f"{len(late)} clients still wait: {sorted(k for k, t in self.told.items() if not t.ends)}"
+                f"{len(late)} clients still wait: {sorted(k for k, t in self.seen.items() if not t.ends)}"
             )
             for task in done:
                 task.result()
@@ -321,7 +321,7 @@ class World:
     # ------------------------------------------------------------ the reckoning
 
     def reckon(self) -> None:
-        """The books, once nothing moves."""
+        """Check the books, once nothing moves."""
         for check in self.cores.values():
             check()
         now = self.net.loop.time()
@@ -333,12 +333,12 @@ class World:
             record = msgspec.msgpack.decode(entry.value, type=Record)
             records[record.key] = record
             assert record.verdict is not None, f"{key} has not ended: {record.state}"
-        for request_id, told in self.told.items():
+        for request_id, seen in self.seen.items():
             record = records[f"default.{request_id}"]
             verdict = record.verdict
-            assert len(told.ends) == 1, f"{request_id} ended {len(told.ends)} times"
-            assert told.ends[0].verdict == verdict, (
-                f"{request_id}: the client was told another verdict"
+            assert len(seen.ends) == 1, f"{request_id} ended {len(seen.ends)} times"
+            assert seen.ends[0].verdict == verdict, (
+                f"{request_id}: the client received another verdict"
             )
             resume = (
                 msgspec.msgpack.decode(outputs[record.output_key], type=Resume)
@@ -346,10 +346,10 @@ class World:
                 else record.resume
             )
             final = unpack_list(resume.tokens)
-            assert told.tokens == final, (
-                f"{request_id}: client has {len(told.tokens)} tokens, record {len(final)}"
+            assert seen.tokens == final, (
+                f"{request_id}: client has {len(seen.tokens)} tokens, record {len(final)}"
             )
-            assert told.text == resume.text, f"{request_id}: text differs"
+            assert seen.text == resume.text, f"{request_id}: text differs"
             assert verdict.output_tokens == len(final)
             self._check_output(request_id, verdict.finish_reason, final, resume.text, record)
             self._check_stage(request_id, len(final), record, resume)
@@ -370,8 +370,8 @@ class World:
             fold([decode_entry(payload) for _, payload in rows])
 
     def _check_stage(self, request_id: str, made: int, record: Record, resume: Resume) -> None:
-        """Wherever its tokens were made: its thinking ended where it should, and its deadlines are
-        those of its stages.
+        """Check that the thinking ended where it should and that the deadlines are those of the
+        stages, whichever replicas made the tokens.
         """
         thinking, slo = self.requests[request_id].sampling.thinking_tokens or 0, record.slo
         assert record.verdict is not None
@@ -390,8 +390,8 @@ class World:
             )
 
     def _check_attempts(self) -> None:
-        """Once an attempt has spoken, no earlier one ever does: no second text can be spliced
-        in.
+        """Check that once an attempt has made a token, no earlier attempt makes another: no second
+        text can be spliced in.
         """
         spoken: dict[str, int] = {}
         at_slot: dict[tuple[str, str, int], tuple[str, int]] = {}
@@ -416,8 +416,8 @@ class World:
     def _check_output(
         self, request_id: str, reason: FinishReason, tokens: list[int], text: str, record: Record
     ) -> None:
-        """The sim engine's tokens are a function of the request and the position: nothing skipped,
-        doubled or spliced.
+        """Check that no token is skipped, doubled or spliced in: the tokens of the sim engine are a
+        function of the request and the position.
         """
         request = self.requests[request_id]
         seed = seed_of(record.key, request.sampling)
@@ -432,7 +432,7 @@ class World:
 
 
 def run(seed: int, scene: Scene | None = None) -> World:
-    """One schedule. Raises AssertionError with the seed and the end of the story."""
+    """Play one schedule. Raises AssertionError with the seed and the end of the story."""
     worlds: list[World] = []
 
     async def main() -> None:

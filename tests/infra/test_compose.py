@@ -1,5 +1,5 @@
-"""The compose file starts the fleet it says: every variable it sets is known to the service that
-reads it.
+"""The compose file starts the fleet that it describes: each service knows every variable set for
+it.
 """
 
 import importlib
@@ -25,7 +25,7 @@ def config_of(section: str) -> type[Struct]:
 
 
 def default_of(value: str) -> str:
-    """What compose puts in place of `${NAME:-default}` where NAME is not set."""
+    """The value that compose puts in place of `${NAME:-default}` if NAME is not set."""
     return value.removesuffix("}").partition(":-")[2] if value.startswith("${") else value
 
 
@@ -125,5 +125,5 @@ def test_prometheus_scrapes_every_service_where_it_tells_its_metrics() -> None:
     assert f"gateway:{FLEET['gateway']['environment']['SLACKLINE_GATEWAY_PORT']}" in static
     for name in set(FLEET) - {"gateway"}:
         section = FLEET[name]["command"][0].removeprefix("services.")
-        told = load_watched(section, FLEET[name]["environment"])
-        assert (told.metrics_host, told.metrics_port) == ("0.0.0.0", port[name])
+        watched = load_watched(section, FLEET[name]["environment"])
+        assert (watched.metrics_host, watched.metrics_port) == ("0.0.0.0", port[name])

@@ -50,10 +50,10 @@ async def test_a_service_is_healthy_while_it_answers_under_its_name_and_metadata
 
 
 async def passes(url: str, *arguments: str) -> bool:
-    """In a thread: the service that answers lives on this loop."""
+    """Check in a thread, since the service that answers lives on this loop."""
     return await asyncio.to_thread(healthy, url, *arguments)
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:9/health"])
-def test_an_address_nobody_listens_on_is_not_healthy(url: str) -> None:
+def test_an_address_without_a_listener_is_not_healthy(url: str) -> None:
     assert not healthy("", url)

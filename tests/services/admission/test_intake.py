@@ -1,6 +1,4 @@
-"""What admission refuses before a request costs anything, and snapshots that a message can
-carry.
-"""
+"""Admission refuses bad requests before they cost anything, and every snapshot fits in a message."""
 
 import msgspec
 import pytest

@@ -1,13 +1,13 @@
-"""Stands for admission and a worker on a real bus: answers requests as their prompt says, and
-remembers what it was asked.
+"""A stand-in for admission and a worker on a real bus: it answers requests as their prompt says, and
+keeps the requests.
 
 Prompts: `refuse <code>`, `end <finish reason>`, `relegate`, `break` (fails after two tokens),
 `hang` (one token, then nothing until cancelled), `wait` (nothing at all until `go` is set, or it is
 cancelled), `flood` (max_tokens long words); anything else: max_tokens words, WORDS_LIMIT at most.
 Each word is a token.
 
-The prompt of a chat is its last message. Who asks for log-probabilities gets -0.5 - n for token n,
-and as many of OTHERS (half a character, and one that cannot be) as wanted.
+The prompt of a chat is its last message. A request for log-probabilities gets -0.5 - n for token n,
+and as many of OTHERS (half a character, and an impossible token) as it asks for.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ FLOOD_WORD = " " + 1023 * "x"
 
 
 class Running:
-    """One request: what it has made, and how it ended."""
+    """One request: its words so far, and its verdict."""
 
     def __init__(self, request: GenerateRequest, stream_subject: str) -> None:
         self.request = request
@@ -66,7 +66,7 @@ class StandIn:
         self._clock = Clock()
 
     async def digest(self, *adapters: str) -> None:
-        """Says once that a replica lives, and what adapters it has."""
+        """Publish once that a replica lives, and which adapters it has."""
         digest = Digest(
             replica=ReplicaId("r0"),
             incarnation="i",
@@ -237,7 +237,7 @@ class StandIn:
 
 @contextlib.asynccontextmanager
 async def standing_in(bus: Bus) -> AsyncIterator[StandIn]:
-    """In force when this is entered."""
+    """Serve on the bus from here to the end of the block."""
     async with asyncio.TaskGroup() as tasks:
         fleet = StandIn(bus, tasks)
         endpoints = [

@@ -1,5 +1,5 @@
-"""The gateway over real HTTP on a real bus, asked by the clients that users have; a stand-in
-answers for the fleet.
+"""The gateway over real HTTP on a real bus, with the clients that users have and a stand-in for the
+fleet.
 """
 
 import asyncio
@@ -107,7 +107,7 @@ def key_of(request_id: str, tenant: str = "default") -> RequestKey:
 
 
 def sse(raw: str) -> list[Any]:
-    """The decoded `data:` events; [DONE] as itself."""
+    """Decode the `data:` events; [DONE] stays itself."""
     found = [line.removeprefix("data: ") for line in raw.split("\n") if line.startswith("data: ")]
     return [data if data == "[DONE]" else json.loads(data) for data in found]
 
@@ -356,7 +356,7 @@ MALFORMED: list[tuple[bytes, dict[str, str], str | None]] = [
 ]
 
 
-async def test_malformed_requests_are_answered_400_with_the_field_and_reach_nobody(
+async def test_malformed_requests_are_answered_400_with_the_field_and_go_no_further(
     nats_url: str,
 ) -> None:
     async with site(nats_url) as at, at.http() as http:
@@ -397,7 +397,7 @@ MALFORMED_CHATS: list[tuple[bytes, str | None]] = [
 ]
 
 
-async def test_malformed_chats_are_answered_400_with_the_field_and_reach_nobody(
+async def test_malformed_chats_are_answered_400_with_the_field_and_go_no_further(
     nats_url: str,
 ) -> None:
     async with site(nats_url) as at, at.http() as http:
@@ -461,7 +461,7 @@ async def test_a_body_that_trickles_in_is_given_up(nats_url: str) -> None:
         assert (answer.status_code, answer.json()["error"]["code"]) == (400, "body_timeout")
 
 
-async def test_over_the_limit_of_unfinished_requests_a_new_one_is_told_to_slow_down(
+async def test_over_the_limit_of_unfinished_requests_a_new_one_is_refused_with_slow_down(
     nats_url: str,
 ) -> None:
     async with site(nats_url, requests_limit=1) as at, at.http() as http:
@@ -552,9 +552,9 @@ async def test_a_chat_is_answered_whole_in_the_words_of_openai(nats_url: str) ->
             headers={"x-request-id": request_id},
         )
         assert answer.headers["x-request-id"] == request_id
-        told = answer.json()
-        assert told.pop("created") > 1_700_000_000
-        assert told == {
+        body = answer.json()
+        assert body.pop("created") > 1_700_000_000
+        assert body == {
             "id": f"chatcmpl-{request_id}",
             "object": "chat.completion",
             "model": MODEL,
@@ -742,12 +742,12 @@ async def test_choices_stream_side_by_side_each_complete_under_its_index(nats_ur
             "completion_tokens": 320,
             "total_tokens": 323,
         }
-        told: dict[int, list[Any]] = {}
+        streamed: dict[int, list[Any]] = {}
         for event in events:
             (choice,) = event["choices"]
-            told.setdefault(choice["index"], []).append(choice)
-        assert sorted(told) == list(range(16))
-        for chunks in told.values():
+            streamed.setdefault(choice["index"], []).append(choice)
+        assert sorted(streamed) == list(range(16))
+        for chunks in streamed.values():
             assert chunks[0]["delta"]["role"] == "assistant"
             assert "".join(chunk["delta"].get("content", "") for chunk in chunks) == "".join(
                 f" w{n}" for n in range(20)
@@ -847,13 +847,13 @@ async def test_spans_are_named_for_the_operation_and_tell_what_was_used(
         json.loads(line) for line in (tmp_path / "spans.jsonl").read_text().splitlines()
     ]
     assert chat["name"] == f"chat {MODEL}"
-    told = chat["attributes"]
+    attributes = chat["attributes"]
     assert (
-        told["gen_ai.operation.name"],
-        told["gen_ai.usage.input_tokens"],
-        told["gen_ai.usage.output_tokens"],
+        attributes["gen_ai.operation.name"],
+        attributes["gen_ai.usage.input_tokens"],
+        attributes["gen_ai.usage.output_tokens"],
     ) == ("chat", 3, 4)
-    assert told["gen_ai.response.finish_reasons"] == ["length", "length"]
+    assert attributes["gen_ai.response.finish_reasons"] == ["length", "length"]
     assert completion["name"] == f"text_completion {MODEL}"
     assert completion["attributes"]["error.type"] == "request_expired"
 
@@ -996,7 +996,7 @@ async def test_a_stream_cut_by_the_end_of_the_drain_is_not_cancelled_and_can_be_
 
 
 async def _through(lines: AsyncIterator[str], beginning: str) -> AsyncIterator[str]:
-    """Lines up to and including the first with that beginning."""
+    """Yield the lines up to and including the first with that beginning."""
     async for line in lines:
         yield line
         if line.startswith(beginning):
@@ -1004,7 +1004,7 @@ async def _through(lines: AsyncIterator[str], beginning: str) -> AsyncIterator[s
 
 
 async def _refused(url: str) -> bool:
-    """Nobody listens any more."""
+    """Whether the gateway has closed its port."""
     try:
         async with client_of(url) as http:
             await http.get("/health")

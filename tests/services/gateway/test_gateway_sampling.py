@@ -1,5 +1,5 @@
-"""Parameters of sampling, formats and adapters over HTTP: what reaches the fleet of them, and what
-is refused.
+"""Parameters of sampling, formats and adapters over HTTP: which reach the fleet, and which are
+refused.
 """
 
 import json

@@ -1,5 +1,5 @@
-"""What parameters do to logits, against the processors of transformers; and that a row is its own,
-whoever else is in the batch.
+"""Parameters change logits as the processors of transformers do, and a row of a batch does not
+depend on the other rows.
 """
 
 from pathlib import Path
@@ -104,7 +104,7 @@ def test_min_p_leaves_the_tokens_that_transformers_leaves(
     assert set(certain) <= set(found)
 
 
-def test_logits_that_nobody_asks_about_are_not_copied_and_others_not_touched() -> None:
+def test_logits_that_no_request_changes_are_not_copied_and_others_not_touched() -> None:
     logits = drawn(1, rows=3)
     before = logits.clone()
     plain = Written(Sampling(), 1, [1, 2], ())
@@ -123,7 +123,7 @@ def test_tokens_that_the_model_does_not_have_change_nothing() -> None:
 
 
 def test_greedy_output_is_that_of_transformers_whatever_the_schedule(tmp_path: Path) -> None:
-    """Random chunks, mixes and preemptions; compared up to the first close call of each output."""
+    """Compare each output up to its first close call, under random chunks, mixes and preemptions."""
     folder, bias = tiny_model(tmp_path, "Llama"), {101: 4.0, 32: -100.0}
     engine = TorchEngine(folder, profile="cpu-tiny", kv_blocks=24, block_tokens=8, max_slots=4)
     model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)

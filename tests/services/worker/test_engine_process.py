@@ -1,5 +1,5 @@
-"""An engine in a process of its own: it does what it would do here, and neither it nor its worker
-outlives the other.
+"""An engine in a process of its own: it makes the tokens that it would make here, and neither the
+engine nor its worker outlives the other.
 """
 
 import asyncio
@@ -44,8 +44,8 @@ asyncio.run(main())
 
 
 def turns(prompts: Sequence[list[int]], outputs: int) -> list[Turn]:
-    """All prompts at once, then as many decodes of each; a stop string, a seed and logprobs among
-    what is asked for.
+    """A turn that prefills all prompts, then `outputs` turns that decode each; the sampling has a
+    seed, a stop string and log-probabilities.
     """
     asked = Sampling(temperature=0.8, top_p=0.9, stop=["zzzz"], logprobs=2, max_tokens=outputs + 1)
     loads = [
@@ -79,7 +79,7 @@ def plain(ran: Ran) -> Ran:
     )
 
 
-async def test_an_engine_of_its_own_process_says_what_it_would_say_here_and_forgets_when_told() -> (
+async def test_an_engine_of_its_own_process_makes_the_same_tokens_and_forgets_after_a_reset() -> (
     None
 ):
     rng = Random(SEED)
@@ -150,7 +150,7 @@ async def test_an_engine_that_cannot_be_is_refused_with_its_own_words() -> None:
             pass
 
 
-async def test_whoever_asks_a_killed_engine_hears_how_it_ended() -> None:
+async def test_a_turn_for_a_killed_engine_raises_how_the_engine_ended() -> None:
     (turn,) = turns([[5, 6, 7]], outputs=0)
     async with engine_process(TORCH, asyncio.Event()) as engine:
         assert engine is not None
@@ -159,7 +159,7 @@ async def test_whoever_asks_a_killed_engine_hears_how_it_ended() -> None:
             await engine.run(turn)
 
 
-async def test_a_failure_in_the_engine_ends_it_and_is_told() -> None:
+async def test_a_failure_in_the_engine_ends_it_and_is_reported() -> None:
     unknown = Turn(
         None, [], [], [], [TurnWork(3, 1, True, 1, FinishReason.LENGTH, frozenset())], None, []
     )

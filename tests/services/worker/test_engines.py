@@ -1,5 +1,5 @@
-"""Engines do exactly what they are told: in the predicted time, with exact books, and the model's
-own tokens.
+"""The sim engine does exactly what its work says: in the predicted time, with exact books, and with
+the same tokens always.
 """
 
 import time
@@ -25,8 +25,8 @@ seeded = settings(deadline=None, print_blob=True, max_examples=100)
 
 
 class Toy:
-    """A profile that knows prefill from decode: 5 ms, 0.1 ms a chunk's token, 0.5 ms a decode, 1 us
-    a cached token of one.
+    """A profile with prefill apart from decode: 5 ms an iteration, 0.1 ms a token of a chunk, 0.5 ms
+    a decode, 1 us a cached token of a decode.
     """
 
     name = "toy"
@@ -94,7 +94,7 @@ def test_iterations_end_when_the_profile_says_however_late_python_is(seed: int) 
     predicted_s += outcome.exec_s
     assert outcome.exec_s == pytest.approx(0.5 * (5e-3 + 1e-4 * 160))
     for _ in range(49):
-        machine.now_s += rng.uniform(0.0, ALLOWANCE_S)  # speaking, logging, the next plan
+        machine.now_s += rng.uniform(0.0, ALLOWANCE_S)  # detokenizing, logging, the next plan
         predicted_s += engine.execute([Work(Slot(slot), 1, True) for slot in range(8)], None).exec_s
     assert machine.now_s - began_s == pytest.approx(predicted_s, rel=0.02)
 
@@ -153,8 +153,8 @@ def test_the_profile_is_asked_for_the_batch_as_the_planner_sees_it() -> None:
 def play(
     engine: Engine, rng: Random, steps: int, tokens_of: Callable[[int], list[int]]
 ) -> Iterator[dict[int, int]]:
-    """Random loads, mixed batches, preemptions and releases. Yields the blocks each slot must hold
-    (computed positions).
+    """Play random loads, mixed batches, preemptions and releases. Yields the blocks that each slot
+    must hold for its computed positions.
     """
     facts = engine.facts
     known: dict[int, list[int]] = {}

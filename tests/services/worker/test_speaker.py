@@ -1,5 +1,5 @@
-"""What a client reads: whole characters, cut before a stop string, alike however the tokens
-come.
+"""The text for a client: whole characters, cut before a stop string, the same however the tokens
+are grouped.
 """
 
 import time

@@ -1,5 +1,5 @@
-"""The torch engine says what transformers' own `generate` says, whatever is computed together, in
-whatever pieces and places.
+"""The torch engine makes the tokens of transformers' own `generate`, however requests are batched
+and cut into chunks, and wherever their KV lies.
 
 Longer: SLACKLINE_TORCH_EXAMPLES=1000 .venv/bin/python -m pytest
 tests/services/worker/test_torch_engine.py
@@ -74,7 +74,7 @@ def tiny_model(folder: Path, family: str, **options: Any) -> Path:
 
 
 class Expected(NamedTuple):
-    """What `generate` made of a prompt; `leads`: by how much each token beat the next likely
+    """The output of `generate` for a prompt; `leads`: by how much each token beat the next likely
     one.
     """
 
@@ -89,7 +89,7 @@ class Expected(NamedTuple):
 
 
 class Bank(NamedTuple):
-    """Prompts of one model and what must come of them."""
+    """Prompts of one model and the outputs that they must have."""
 
     folder: Path
     prompts: list[list[int]]
@@ -150,7 +150,7 @@ def run(engine: TorchEngine, *work: tuple[int, int, bool]) -> list[list[int]]:
     ]
 
 
-class Said(NamedTuple):
+class Played(NamedTuple):
     """The output of one request of a play."""
 
     request: int
@@ -164,9 +164,9 @@ def play(
     prompts: Sequence[Sequence[int]],
     sampling: Callable[[int], Sampling],
     slots: int,
-) -> Iterator[Said]:
-    """Every prompt until it has OUTPUT tokens: random chunks, mixes and order, preemptions and
-    holds; the books are checked throughout.
+) -> Iterator[Played]:
+    """Play every prompt until it has OUTPUT tokens, with random chunks, mixes, orders, preemptions
+    and pauses, and check the books throughout.
     """
     facts = engine.facts
 
@@ -178,13 +178,13 @@ def play(
     request: dict[int, int] = {}
     known: dict[int, list[int]] = {}
     computed: dict[int, int] = {}
-    told: dict[int, list[Likely]] = {}
+    likely: dict[int, list[Likely]] = {}
     free = facts.kv_blocks
     while waiting or known:
         for slot in range(slots):
             if slot not in known and waiting and rng.random() < 0.5:
                 request[slot], prompt = waiting.pop()
-                known[slot], computed[slot], told[slot] = list(prompt), 0, []
+                known[slot], computed[slot], likely[slot] = list(prompt), 0, []
                 load(engine, slot, prompt, sampling=sampling(request[slot]), seed=request[slot])
         work = []
         for slot in rng.sample(sorted(known), len(known)):
@@ -199,12 +199,12 @@ def play(
             assert did.computed == n
             computed[slot] += n
             known[slot] += did.tokens
-            told[slot] += did.logprobs
+            likely[slot] += did.logprobs
         for slot in list(known):
             prompt = prompts[request[slot]]
             made = len(known[slot]) - len(prompt)
             if made >= OUTPUT:
-                yield Said(request[slot], known[slot][len(prompt) :], told[slot])
+                yield Played(request[slot], known[slot][len(prompt) :], likely[slot])
             elif not (rng.random() < 0.05 or (not work and rng.random() < 0.5)):
                 continue
             # over, or preempted: computed again, from its prompt and what it has said
@@ -498,7 +498,7 @@ def test_sequences_that_grow_side_by_side_lie_in_one_stretch_each() -> None:
 
 
 def plainly(logits: Any, sampling: Sampling) -> Any:
-    """The shares of all tokens after temperature, top-k and top-p, as the definition reads."""
+    """The shares of all tokens after temperature, top-k and top-p, by the definition."""
     ordered, order = (logits.double() / sampling.temperature).sort(descending=True, stable=True)
     ordered[sampling.top_k or len(ordered) :] = -torch.inf
     shares = ordered.softmax(-1)
@@ -517,8 +517,8 @@ def plainly(logits: Any, sampling: Sampling) -> Any:
 def test_draws_have_the_shares_of_the_definition(
     seed: int, vocabulary: int, temperature: float, top_p: float, top_k: int
 ) -> None:
-    """A large sharp cut and a flat tail alike; n draws at even points of [0, 1) would have counts
-    of n times the share.
+    """The cut may be sharp or the tail flat; n draws at even points of [0, 1) would have counts of n
+    times the share.
     """
     generator = torch.Generator().manual_seed(seed)
     logits = (

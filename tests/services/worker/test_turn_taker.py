@@ -1,6 +1,4 @@
-"""A turn on the engine thread: what an engine refuses, gives up or finds in a cache is told of that
-request alone.
-"""
+"""A turn on the engine thread: a refusal, a failure or a cache hit concerns its own request alone."""
 
 from collections.abc import Sequence
 
@@ -18,8 +16,8 @@ NOW, PROMPT = 1000.0, 40
 
 
 class Picky:
-    """Takes no request whose prompt begins with REFUSED, and gives up those that begin with
-    HOPELESS once they run.
+    """An engine that refuses requests whose prompt begins with REFUSED, and gives up requests that
+    begin with HOPELESS once they run.
     """
 
     REFUSED, HOPELESS, CACHED = 7, 8, 9
@@ -119,7 +117,7 @@ class Worker:
         return finished
 
     def rest(self) -> None:
-        """What remains to be freed."""
+        """Take the turn that frees the rest."""
         turn = self.core.begin()
         if turn is not None:
             take_turn(self.engine, self.speaker, turn)

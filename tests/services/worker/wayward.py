@@ -1,5 +1,5 @@
-"""A sim engine that does what vLLM may do: it finds prefixes computed already, and now and then
-does nothing for an entry.
+"""A sim engine with two habits of vLLM: it finds prefixes that are computed already, and now and
+then does nothing for an entry.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from shared.schemas import Selection
 
 
 class WaywardEngine(SimEngine):
-    """`hits`: how often a request that begins finds part of itself; `lapses`: how often an entry is
+    """`hits`: how often a request that begins finds a part computed; `lapses`: how often an entry is
     left out. Books never overflow.
     """
 

@@ -393,7 +393,7 @@ def test_a_fleet_plans_by_what_its_workers_fitted_and_a_worker_that_was_fenced_k
             f"seed {seed}: it was not fenced"
         )
         counted = [metrics_of(registry) for registry in registries]
-        made = sum(len(told.tokens) for told in world.told.values())
+        made = sum(len(seen.tokens) for seen in world.seen.values())
         generated = sum(one[names.GENERATION_TOKENS, (("model_name", "m"),)] for one in counted)
         assert generated >= made > 0  # what a lost worker made last is made again
         for one in counted:

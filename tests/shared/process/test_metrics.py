@@ -17,7 +17,6 @@ from shared.process.configuration import Watched, load_watched
 from shared.process.instruments import Registry
 from shared.process.main import SCRAPE_LIMIT_BYTES, scraped
 
-
 WITHIN_S = 60.0  # the longest that a busy machine may take for anything
 
 
