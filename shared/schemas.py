@@ -12,7 +12,15 @@ from msgspec import Meta, Struct, field
 
 from shared.perf.profile_file import ProfileFile
 from shared.structured import Structured
-from shared.vocabulary import FinishReason, Measure, ReplicaId, RequestKey, ServiceClass, Slo
+from shared.vocabulary import (
+    FinishReason,
+    Measure,
+    RecordState,
+    ReplicaId,
+    RequestKey,
+    ServiceClass,
+    Slo,
+)
 
 Count = Annotated[int, Meta(ge=0)]
 ShortText = Annotated[str, Meta(max_length=128)]
@@ -236,7 +244,7 @@ class Record(Struct, frozen=True, kw_only=True, omit_defaults=True):
     key: RequestKey
     body_key: str
     owner: str  # the admission or relegation instance that places it
-    state: str  # placing (also while a replica holds it) | relegated | ended
+    state: RecordState
     attempt: int
     service_class: ServiceClass
     tier: str

@@ -26,6 +26,21 @@ class ServiceClass(StrEnum):
     BEST_EFFORT = "best_effort"
 
 
+class RecordState(StrEnum):
+    """The state of a record as it is stored; shared/core/record.py has every change of it.
+
+    ACTIVE is stored as "placing", which is older than its meaning, so that records written before
+    an upgrade stay readable. The stored state does not say whether an active request waits for a
+    place or has one, since `Record.replica` says it; nor whether that replica holds it, since only
+    the worker knows and recording it would cost one more write per request. `record.state_of`
+    derives the first.
+    """
+
+    ACTIVE = "placing"  # an admission looks for a place, or the record names one
+    RELEGATED = "relegated"  # in the best-effort pool
+    ENDED = "ended"
+
+
 class FinishReason(StrEnum):
     """How a request's output ended; `stop` and `length` are the only good ends."""
 

@@ -21,7 +21,7 @@ from shared.schemas import (
     Sampling,
     Status,
 )
-from shared.vocabulary import ReplicaId, RequestKey, ServiceClass, Slo
+from shared.vocabulary import RecordState, ReplicaId, RequestKey, ServiceClass, Slo
 
 PART = "messages"
 KEY, REPLICA = RequestKey("bench.0123456789abcdef"), ReplicaId("r1")
@@ -54,7 +54,7 @@ def _best_s(call: Callable[[], object], repeats: int) -> float:
 def _messages() -> dict[str, Struct]:
     slots, ones = pack(range(ENTRIES)), pack([1] * ENTRIES)
     record = Record(
-        key=KEY, body_key=f"b.{KEY}.0", owner="admission-0", state="placing", attempt=1, service_class=ServiceClass.STANDARD, tier="chat",
+        key=KEY, body_key=f"b.{KEY}.0", owner="admission-0", state=RecordState.ACTIVE, attempt=1, service_class=ServiceClass.STANDARD, tier="chat",
         slo=Slo(ttft_s=1.0, tbt_s=0.1), importance=1.0, application="chat", session="", arrived_unix_s=1.8e9, expires_unix_s=1.9e9,
         prompt_tokens=PROMPT_TOKENS, max_tokens=256, stream_subject="_INBOX.x.1", replica=REPLICA, incarnation="0123456789ab",
     )  # fmt: skip

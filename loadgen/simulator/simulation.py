@@ -29,7 +29,7 @@ from shared.policy import registry
 from shared.policy.acceptance import Acceptance
 from shared.schemas import Announce, Body, Record, Sampling, Verdict
 from shared.tiers import TierSet
-from shared.vocabulary import ReplicaId, RequestKey, ServiceClass, Slo
+from shared.vocabulary import RecordState, ReplicaId, RequestKey, ServiceClass, Slo
 
 STALL_S = 3600.0  # without a token for so long after the last arrival, something hangs
 EXPIRES_S = 172_800.0  # longest a request may stay unfinished: the default of GenerateRequest
@@ -345,7 +345,7 @@ def stored_as(
         key=_key(planned),
         body_key="",
         owner=ADMISSION,
-        state="placing",
+        state=RecordState.ACTIVE,
         attempt=0,
         service_class=ServiceClass.STANDARD,
         tier=planned.tier,

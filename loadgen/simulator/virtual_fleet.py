@@ -18,13 +18,12 @@ from loadgen.simulator.latency import Latency
 from loadgen.simulator.timeline import Alarm, Timeline
 from loadgen.simulator.virtual_replica import VirtualReplica
 from shared.core import admission, relegation
+from shared.core import record as life
 from shared.core.admission import AdmissionCore, AdmissionEvent, AdmissionSettings, as_offer
 from shared.core.debits import Route
-from shared.core.moves import after_attempt, placed_at, relegated
 from shared.core.relegation import RelegationCore, RelegationEvent, RelegationSettings
-from shared.core.verdict import ended
 from shared.schemas import AttemptOver, Body, Digest, OfferAnswer, Record
-from shared.vocabulary import FinishReason, RequestKey, ServiceClass
+from shared.vocabulary import RecordState, RequestKey, ServiceClass
 
 ADMISSION, RELEGATION = "admission", "relegation"  # owners of records
 
@@ -91,13 +90,8 @@ class VirtualFleet:
         """Admission's settle."""
         record = self._records[over.key]
         self.offloaded += over.why == "offloaded"
-        assert (record.attempt, record.replica, record.incarnation) == (
-            over.attempt,
-            over.replica,
-            over.incarnation,
-        )
-        after = self._write(after_attempt(record, over, ADMISSION, self._timeline.now_s))
-        if after.state == "relegated":
+        after = self._write(life.settled(record, over, ADMISSION, self._timeline.now_s))
+        if after.state == RecordState.RELEGATED:
             self._timeline.after(self._latency.hint_s, self._hinted, after.key)
         elif after.verdict is None:
             self._admit(admission.Opened(after))
@@ -113,21 +107,23 @@ class VirtualFleet:
             self._look()
         self.times[record.key] = array("d")
         if self._admission.full():
-            refused = ended(
+            refused = life.refused(
                 record,
-                FinishReason.REFUSED,
-                record.resume,
+                ADMISSION,
                 now_s,
                 message="too many requests are under way",
                 retry_after_s=1.0,
             )
+            assert refused is not None
             del self.times[record.key]
             self._on_end(refused)
             return
         picked = self._admission.pick(as_offer(record, ServiceClass.STANDARD), now_unix_s=now_s)
         self._bodies[record.key] = body
         if picked is not None:
-            record = placed_at(record, ADMISSION, *picked, ServiceClass.STANDARD)
+            placed = life.placed(record, ADMISSION, *picked, attempt=record.attempt)
+            assert placed is not None, "a new record can be placed"
+            record = placed
         self._timeline.after(self._latency.create_s, self._created, record, now_s)
 
     def _created(self, record: Record, received_s: float) -> None:
@@ -147,27 +143,18 @@ class VirtualFleet:
     def _admission_step(self, action: admission.AdmissionAction) -> None:
         record = self._records[action.key]
         match action:
-            case admission.Place(_, _, replica, incarnation):
-                self._offer(
-                    self._write(
-                        placed_at(record, ADMISSION, replica, incarnation, ServiceClass.STANDARD)
-                    ),
-                    self._admission_answered,
-                )
+            case admission.Place(_, attempt, replica, incarnation):
+                placed = life.placed(record, ADMISSION, replica, incarnation, attempt=attempt)
+                self._offer(self._write(placed), self._admission_answered)
                 return
             case admission.Relegate():
-                self._write(relegated(record))
+                self._write(life.relegated(record, ADMISSION))
                 self._timeline.after(self._latency.hint_s, self._hinted, record.key)
             case admission.Refuse(_, reason, retry_after_s):
                 now_s = self._timeline.now_s
                 self._write(
-                    ended(
-                        record,
-                        FinishReason.REFUSED,
-                        record.resume,
-                        now_s,
-                        message=reason,
-                        retry_after_s=retry_after_s,
+                    life.refused(
+                        record, ADMISSION, now_s, message=reason, retry_after_s=retry_after_s
                     )
                 )
         self._admit(admission.Gone(action.key))
@@ -185,7 +172,7 @@ class VirtualFleet:
 
     def _hinted(self, key: RequestKey) -> None:
         record = self._records.get(key)
-        if record is not None and record.state == "relegated":
+        if record is not None and record.state == RecordState.RELEGATED:
             self._pool(relegation.Queued(record))
 
     def _pool(self, event: RelegationEvent) -> None:
@@ -198,14 +185,10 @@ class VirtualFleet:
         record = self._records[action.key]
         match action:
             case relegation.Place(_, replica, incarnation, service_class):
-                self._offer(
-                    self._write(placed_at(record, RELEGATION, replica, incarnation, service_class)),
-                    self._relegation_answered,
-                )
+                drawn = life.drawn(record, RELEGATION, replica, incarnation, service_class)
+                self._offer(self._write(drawn), self._relegation_answered)
             case relegation.Expire(key):
-                self._write(
-                    ended(record, FinishReason.EXPIRED, record.resume, self._timeline.now_s)
-                )
+                self._write(life.expired(record, self._timeline.now_s))
                 self._pool(relegation.Gone(key))
 
     def _relegation_answered(self, record: Record, answer: OfferAnswer) -> None:
@@ -217,7 +200,7 @@ class VirtualFleet:
 
     def _back_in_pool(self, record: Record) -> None:
         assert record.replica is not None
-        self._write(relegated(self._records[record.key]))
+        self._write(life.declined(self._records[record.key], RELEGATION, attempt=record.attempt))
         self._pool(relegation.Declined(record.key, record.replica))
 
     # ------------------------------------------------------------ both
@@ -229,7 +212,9 @@ class VirtualFleet:
             self._latency.offer_s, replica.offer, offer, lambda answer: answered(record, answer)
         )
 
-    def _write(self, record: Record) -> Record:
+    def _write(self, record: Record | None) -> Record:
+        """Every step applies: nobody else writes here."""
+        assert record is not None
         self._records[record.key] = record
         if record.verdict is not None:
             del self._records[record.key], self._bodies[record.key]

@@ -17,7 +17,7 @@ from shared.schemas import Announce, Body, GenerateRequest, Record, Sampling
 from shared.structured import JsonSchema
 from shared.text.tokenizer import Tokenizer
 from shared.tiers import TierSet
-from shared.vocabulary import RequestKey, ServiceClass, Slo
+from shared.vocabulary import RecordState, RequestKey, ServiceClass, Slo
 
 Prompt = list[int]
 
@@ -175,7 +175,7 @@ def record(
         key=key,
         body_key=body_key(key),
         owner=owner,
-        state="placing",
+        state=RecordState.ACTIVE,
         attempt=0,
         service_class=ServiceClass.STANDARD,
         tier=tier,

@@ -5,10 +5,8 @@ decide.
 import asyncio
 from contextlib import suppress
 from random import Random
-from typing import Any
 
 import structlog
-from msgspec.structs import replace
 
 from services.admission import intake, wants
 from services.admission.config import AdmissionConfig
@@ -18,6 +16,7 @@ from shared import subjects
 from shared.bus.api import Bus, Call, Endpoint
 from shared.clock import Clock
 from shared.columns import unpack_list
+from shared.core import record as life
 from shared.core.admission import (
     AdmissionAction,
     AdmissionCore,
@@ -34,8 +33,6 @@ from shared.core.admission import (
     Tick,
     as_offer,
 )
-from shared.core.moves import after_attempt, relegated
-from shared.core.verdict import ended
 from shared.errors import BusError, PeerError
 from shared.models import shipped as models
 from shared.policy import registry
@@ -66,7 +63,7 @@ from shared.store.place import Placed, Placer
 from shared.store.records import Records, Stored
 from shared.text.tokenizer import Tokenizer
 from shared.tiers import DEFAULT, load_tiers
-from shared.vocabulary import FinishReason, ReplicaId, RequestKey, ServiceClass
+from shared.vocabulary import RecordState, ReplicaId, RequestKey, ServiceClass
 
 log = structlog.get_logger()
 
@@ -104,7 +101,7 @@ class Admission:
         self._records = Records(bus.requests, lambda: f"{rng.getrandbits(32):08x}")
         self.metrics = Registry()
         self._ending = Ending(bus, self._records, tracing, self.metrics)
-        self._placer = Placer(bus, self._records, self.name, clock, tracing)
+        self._placer = Placer(bus, self._records, clock, tracing)
         policy = registry.make(cfg.policy, cfg.settings)
         settings = AdmissionSettings(
             hop_limit=cfg.hop_limit, homeless_s=cfg.homeless_s, open_limit=cfg.open_limit
@@ -212,7 +209,10 @@ class Admission:
             match action:
                 case Place(key, attempt, replica, incarnation):
                     placed = await self._placer.place(
-                        key, replica, incarnation, ServiceClass.STANDARD, "placing", attempt
+                        key,
+                        lambda record: life.placed(
+                            record, self.name, replica, incarnation, attempt=attempt
+                        ),
                     )
                     self._placed(key, attempt + 1, replica, placed)
                 case Relegate(key, reason):
@@ -220,7 +220,14 @@ class Admission:
                     self._feed(Gone(key))
                 case Refuse(key, reason, retry_after_s):
                     await self._ending.end(
-                        key, self._ends(FinishReason.REFUSED, reason, retry_after_s)
+                        key,
+                        lambda record: life.refused(
+                            record,
+                            self.name,
+                            self._clock.unix_s(),
+                            message=reason,
+                            retry_after_s=retry_after_s,
+                        ),
                     )
                     self._feed(Gone(key))
         except BusError as error:
@@ -240,17 +247,7 @@ class Admission:
             self._feed(Declined(key, attempt, replica, placed.earliest_s, placed.unplanned))
 
     async def _relegate(self, key: RequestKey, reason: str) -> None:
-        def step(record: Record) -> Record | None:
-            if (
-                record.verdict is not None
-                or record.state != "placing"
-                or record.owner != self.name
-                or record.cancelled
-            ):
-                return None
-            return relegated(record)
-
-        stored = await self._records.change(key, step)
+        stored = await self._records.change(key, lambda r: life.relegated(r, self.name))
         if stored is None:
             await self._end_cancelled(key)
             return
@@ -260,21 +257,6 @@ class Admission:
         await self._placer.tell(record, "relegated", reason)
         with suppress(BusError):  # the next listing finds it
             await self._bus.publish(subjects.RELEGATED, Hint(key=record.key))
-
-    def _ends(self, reason: FinishReason, message: str, retry_after_s: float | None = None) -> Any:
-        def step(record: Record) -> Record | None:
-            if record.verdict is not None or record.owner != self.name:
-                return None
-            return ended(
-                record,
-                reason,
-                record.resume,
-                self._clock.unix_s(),
-                message=message,
-                retry_after_s=retry_after_s,
-            )
-
-        return step
 
     # ------------------------------------------------------------ requests
 
@@ -322,7 +304,9 @@ class Admission:
             )
             picked = self.core.pick(as_offer(record, ServiceClass.STANDARD), now_unix_s=now)
             if picked is not None:
-                record = replace(record, attempt=1, replica=picked[0], incarnation=picked[1])
+                placed = life.placed(record, self.name, *picked, attempt=record.attempt)
+                assert placed is not None, "a new record can be placed"
+                record = placed
             # The offer leaves beside the record: its worker finds the record, or declines. Nothing
             # is concluded before it is stored.
             answer = (
@@ -464,19 +448,11 @@ class Admission:
 
     async def _settle(self, over: AttemptOver, call: Call) -> None:
         """Write into the record what became of an attempt, unless the record has moved on since."""
-
-        def step(record: Record) -> Record | None:
-            place = (record.attempt, record.replica, record.incarnation)
-            if record.verdict is not None or place != (
-                over.attempt,
-                over.replica,
-                over.incarnation,
-            ):
-                return None
-            return after_attempt(record, over, self.name, self._clock.unix_s())
-
         try:
-            stored = await self._ending.end(over.key, step)
+            stored = await self._ending.end(
+                over.key,
+                lambda record: life.settled(record, over, self.name, self._clock.unix_s()),
+            )
         except BusError:
             return  # the worker tells it again
         if stored is not None and stored.record.verdict is None:
@@ -488,7 +464,7 @@ class Admission:
                 now,
                 {names.REPLICA: over.replica, names.ATTEMPT: over.attempt},
             )
-            if stored.record.state == "relegated":
+            if stored.record.state == RecordState.RELEGATED:
                 await self._told_relegated(stored.record, over.message or over.why)
             else:
                 await self._placer.tell(stored.record, "replaced", over.why)
@@ -508,25 +484,14 @@ class Admission:
         here.
         """
         try:
-            await self._records.change(
-                key,
-                lambda r: (
-                    None if r.verdict is not None or r.cancelled else replace(r, cancelled=True)
-                ),
-            )
+            await self._records.change(key, life.cancelled)
             await self._end_cancelled(key)
         except BusError:
             self._sweep.soon()
 
     async def _end_cancelled(self, key: RequestKey) -> None:
         """End a cancelled request that no replica holds."""
-
-        def step(record: Record) -> Record | None:
-            if record.verdict is not None or not record.cancelled or record.replica is not None:
-                return None
-            return ended(record, FinishReason.CANCELLED, record.resume, self._clock.unix_s())
-
-        await self._ending.end(key, step)
+        await self._ending.end(key, lambda record: life.closed(record, self._clock.unix_s()))
 
     # ------------------------------------------------------------ what is heard
 

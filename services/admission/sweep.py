@@ -9,27 +9,24 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 import structlog
-from msgspec.structs import replace
 
 from services.admission.config import AdmissionConfig
 from services.admission.workers import Workers
 from shared import subjects
 from shared.bus.api import Bus
 from shared.clock import Clock
+from shared.core import record as life
 from shared.core.admission import AdmissionCore, AdmissionEvent, Opened
 from shared.core.admission import Lost as ReplicaLost
-from shared.core.moves import FINAL, moved_on
-from shared.core.moves import relegated as in_pool
-from shared.core.verdict import ended
 from shared.errors import BusError, BusTimeout, PeerError, WrongSequence
-from shared.schemas import Fenced, Hint, Holdings, HoldingsAnswer, LogEntry, Record, Resume
+from shared.schemas import Fenced, Hint, Holdings, HoldingsAnswer, LogEntry, Record
 from shared.store.acklog import Story, decode_log, encode_entry, fold
 from shared.store.ending import Ending
 from shared.store.leases import holders
 from shared.store.place import Placer
 from shared.store.records import Records, Stored
 from shared.subjects import ack_log
-from shared.vocabulary import FinishReason, ReplicaId, RequestKey, ServiceClass
+from shared.vocabulary import RecordState, ReplicaId, RequestKey
 
 log = structlog.get_logger()
 
@@ -99,16 +96,15 @@ class Sweep:
         stranded: dict[tuple[ReplicaId, str], list[Stored]] = {}
         for stored in await self._records.open():
             record = stored.record
-            if self._core.has(record.key) or record.state == "relegated":
-                if record.cancelled and record.replica is None:
-                    await self._end(stored, FinishReason.CANCELLED, record.resume)
+            if record.cancelled and record.replica is None:
+                await self._end(record.key, lambda r: life.closed(r, self._clock.unix_s()))
+                continue
+            if self._core.has(record.key) or record.state == RecordState.RELEGATED:
                 continue
             if record.replica is None:
-                if record.cancelled:
-                    await self._end(stored, FinishReason.CANCELLED, record.resume)
-                elif record.owner == self._owner or record.owner not in self._live_owners:
+                if record.owner == self._owner or record.owner not in self._live_owners:
                     # its owner is gone, or it is ours and was lost sight of
-                    await self._moved_on(stored, record.resume)
+                    await self._move(stored)
                 continue
             lives = self._workers.lives(record.replica, record.incarnation)
             if lives:
@@ -159,7 +155,7 @@ class Sweep:
     async def _withdraw(self, stored: Stored) -> None:
         over = await self._placer.withdraw(stored.record)
         if over is None:  # it never came there, and cannot come any more
-            await self._moved_on(stored, stored.record.resume)
+            await self._move(stored)
 
     # ------------------------------------------------------------ workers that are lost
 
@@ -198,76 +194,60 @@ class Sweep:
         return entries
 
     async def _after(self, stored: Stored, story: Story | None) -> None:
-        record = stored.record
+        """What the log says becomes of the record: an end, or the request goes on from there."""
+        seen = stored.record
+        ended = "" if story is None else story.ended
         if story is None:
-            await self._moved_on(stored, record.resume, lost=True)
-        elif story.ended in FINAL:
-            over = story.over
-            resume = over.resume if over is not None else story.resume(record)
-            await self._end(stored, FinishReason(story.ended), resume, relegated=story.relegated)
+            resume = seen.resume
+        elif ended in life.FINAL and story.over is not None:
+            resume = story.over.resume
         else:
-            await self._moved_on(stored, story.resume(record), relegated=story.relegated, lost=True)
+            resume = story.resume(seen)
+
+        def step(record: Record) -> Record | None:
+            return life.lost(
+                record,
+                seen,
+                self._owner,
+                self._clock.unix_s(),
+                resume=resume,
+                why=ended,
+                relegated=story is not None and story.relegated,
+                limit=self._cfg.lost_limit,
+            )
+
+        if ended in life.FINAL:
+            await self._end(seen.key, step)
+        else:
+            await self._go_on(stored, step, "its replica was lost")
 
     # ------------------------------------------------------------ steps
 
-    async def _moved_on(
-        self, stored: Stored, resume: Resume, *, relegated: bool = False, lost: bool = False
-    ) -> None:
-        name = (
-            stored.record.attempt,
-            stored.record.replica,
-            stored.record.incarnation,
-            stored.record.owner,
+    async def _move(self, stored: Stored) -> None:
+        """Nobody holds the request and nobody places it: it is ours now."""
+        seen = stored.record
+        await self._go_on(
+            stored,
+            lambda record: life.moved(record, seen, self._owner, self._clock.unix_s()),
+            "it was not held",
         )
-        best_effort = relegated or stored.record.service_class is ServiceClass.BEST_EFFORT
 
-        def step(record: Record) -> Record | None:
-            if (
-                record.verdict is not None
-                or (record.attempt, record.replica, record.incarnation, record.owner) != name
-            ):
-                return None
-            if record.cancelled:
-                return ended(record, FinishReason.CANCELLED, resume, self._clock.unix_s())
-            losses = record.lost + lost
-            if losses >= self._cfg.lost_limit:
-                message = f"the replicas of {losses} attempts were lost"
-                return ended(
-                    record, FinishReason.FAILED, resume, self._clock.unix_s(), message=message
-                )
-            moved = replace(
-                moved_on(record, resume, self._owner, "lost" if lost else record.left), lost=losses
-            )
-            return in_pool(moved) if best_effort else moved
-
+    async def _go_on(
+        self, stored: Stored, step: Callable[[Record], Record | None], reason: str
+    ) -> None:
+        """Change the record by `step`; unless that ends the request, it is placed again."""
         changed = await self._ending.end(stored.record.key, step)
         if changed is None or changed.record.verdict is not None:
             return
-        if changed.record.state == "relegated":
+        if changed.record.state == RecordState.RELEGATED:
             await self._bus.publish(subjects.RELEGATED, Hint(key=changed.record.key))
         else:
             if stored.record.attempt:
-                await self._placer.tell(
-                    changed.record,
-                    "replaced",
-                    "its replica was lost" if lost else "it was not held",
-                )
+                await self._placer.tell(changed.record, "replaced", reason)
             self._feed(Opened(changed.record))
 
-    async def _end(
-        self, stored: Stored, reason: FinishReason, resume: Resume, *, relegated: bool = False
-    ) -> None:
-        name = (stored.record.attempt, stored.record.replica, stored.record.incarnation)
-
-        def step(record: Record) -> Record | None:
-            if (
-                record.verdict is not None
-                or (record.attempt, record.replica, record.incarnation) != name
-            ):
-                return None
-            return ended(record, reason, resume, self._clock.unix_s(), relegated=relegated)
-
+    async def _end(self, key: RequestKey, step: Callable[[Record], Record | None]) -> None:
         try:
-            await self._ending.end(stored.record.key, step)
+            await self._ending.end(key, step)
         except BusTimeout:
             self._soon = True

@@ -7,12 +7,12 @@ from contextlib import suppress
 from random import Random
 
 import structlog
-from msgspec.structs import replace
 
 from services.relegation.config import RelegationConfig
 from shared import subjects
 from shared.bus.api import LEASE_TTL_S, Bus, Call, Endpoint
 from shared.clock import Clock
+from shared.core import record as life
 from shared.core.relegation import (
     Declined,
     Expire,
@@ -28,17 +28,16 @@ from shared.core.relegation import (
     Taken,
     Tick,
 )
-from shared.core.verdict import ended
 from shared.errors import BusError
 from shared.process.chores import Chores
 from shared.process.instruments import Registry
 from shared.process.telemetry import Tracing
-from shared.schemas import Digest, Hint, Record
+from shared.schemas import Digest, Hint
 from shared.store.ending import Ending
 from shared.store.leases import RENEW_S, Lease
 from shared.store.place import Placer
 from shared.store.records import Records
-from shared.vocabulary import FinishReason, RequestKey, ServiceClass
+from shared.vocabulary import RecordState, RequestKey
 
 log = structlog.get_logger()
 
@@ -57,7 +56,7 @@ class Relegation:
         self._records = Records(bus.requests)
         self.metrics = Registry()
         self._ending = Ending(bus, self._records, tracing, self.metrics)
-        self._placer = Placer(bus, self._records, self.name, clock, tracing)
+        self._placer = Placer(bus, self._records, clock, tracing)
         self._lease = Lease(bus.leases, KEY, self.name)
         self.core = self._empty()
         self._chores = Chores()
@@ -112,13 +111,15 @@ class Relegation:
             await asyncio.sleep(RENEW_S)
 
     async def _list(self) -> None:
-        records = [s.record for s in await self._records.open() if s.record.state == "relegated"]
+        records = [
+            stored.record
+            for stored in await self._records.open()
+            if stored.record.state == RecordState.RELEGATED
+        ]
         self._feed(Listed(records))
         for record in records:
             if record.cancelled:
-                self._chores.spawn(
-                    self._end(record.key, FinishReason.CANCELLED), "relegation.cancelled"
-                )
+                self._chores.spawn(self._close(record.key), "relegation.cancelled")
 
     def _on_digest(self, digest: Digest, call: Call) -> None:
         self._feed(Heard(digest))
@@ -129,7 +130,7 @@ class Relegation:
 
     async def _look(self, key: RequestKey) -> None:
         stored = await self._records.get(key)
-        if stored is not None and stored.record.state == "relegated":
+        if stored is not None and stored.record.state == RecordState.RELEGATED:
             self._feed(Queued(stored.record))
 
     def _feed(self, event: RelegationEvent) -> None:
@@ -144,7 +145,7 @@ class Relegation:
                 case Place():
                     await self._place(action)
                 case Expire(key):
-                    await self._end(key, FinishReason.EXPIRED)
+                    await self._ending.end(key, lambda r: life.expired(r, self._clock.unix_s()))
                     self._feed(Gone(key))
         except BusError as error:
             log.warning("step.doubtful", request=action.key, error=str(error))
@@ -152,13 +153,16 @@ class Relegation:
 
     async def _place(self, place: Place) -> None:
         placed = await self._placer.place(
-            place.key, place.replica, place.incarnation, place.service_class, "relegated"
+            place.key,
+            lambda record: life.drawn(
+                record, self.name, place.replica, place.incarnation, place.service_class
+            ),
         )
         if placed.taken:
             self._feed(Taken(place.key))
         elif placed.gone:
             self._feed(Gone(place.key))
-            await self._end(place.key, FinishReason.CANCELLED)
+            await self._close(place.key)
         elif placed.stored is not None and await self._back(
             place.key, placed.stored.record.attempt
         ):
@@ -168,36 +172,14 @@ class Relegation:
 
     async def _back(self, key: RequestKey, attempt: int) -> bool:
         """This attempt was declined, for certain: back into the pool."""
-
-        def step(record: Record) -> Record | None:
-            if (
-                record.verdict is not None
-                or record.state != "placing"
-                or (record.owner, record.attempt) != (self.name, attempt)
-            ):
-                return None
-            return replace(
-                record,
-                state="relegated",
-                replica=None,
-                incarnation="",
-                service_class=ServiceClass.BEST_EFFORT,
-            )
-
-        stored = await self._records.change(key, step)
+        stored = await self._records.change(
+            key, lambda record: life.declined(record, self.name, attempt=attempt)
+        )
         if stored is not None and stored.record.cancelled:
-            await self._end(key, FinishReason.CANCELLED)
+            await self._close(key)
             return False
         return stored is not None
 
-    async def _end(self, key: RequestKey, reason: FinishReason) -> None:
-        """End a request that is in the pool; a cancelled one only if it was cancelled."""
-
-        def step(record: Record) -> Record | None:
-            if record.verdict is not None or record.state != "relegated":
-                return None
-            if reason is FinishReason.CANCELLED and not record.cancelled:
-                return None
-            return ended(record, reason, record.resume, self._clock.unix_s())
-
-        await self._ending.end(key, step)
+    async def _close(self, key: RequestKey) -> None:
+        """End a request that was cancelled and that no replica has."""
+        await self._ending.end(key, lambda record: life.closed(record, self._clock.unix_s()))

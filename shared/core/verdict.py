@@ -5,7 +5,7 @@ import math
 from msgspec.structs import replace
 
 from shared.schemas import Record, Resume, Verdict
-from shared.vocabulary import FinishReason, ServiceClass
+from shared.vocabulary import FinishReason, RecordState, ServiceClass
 
 GOOD_ENDS = (FinishReason.STOP, FinishReason.LENGTH)
 
@@ -58,5 +58,9 @@ def ended(
         else None,
     )
     return replace(
-        record, state="ended", verdict=verdict, resume=resume, relegated=verdict.relegated
+        record,
+        state=RecordState.ENDED,
+        verdict=verdict,
+        resume=resume,
+        relegated=verdict.relegated,
     )

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from shared.columns import pack, unpack_list
+from shared.core.record import held as held_by_record
 from shared.core.snapshot_pages import pages
 from shared.core.turn import Finished, Outgoing, Turn, TurnDone, TurnLoad, TurnWork
 from shared.policy.speculation import along
@@ -177,12 +178,7 @@ class WorkerCore:
             return HoldAnswer(held=False, reason="held under a later attempt")
         if held is not None:
             return HoldAnswer(held=False, reason="held under another attempt", in_doubt=True)
-        mine = (record.replica, record.incarnation, record.attempt) == (
-            self.replica,
-            self.incarnation,
-            hold.attempt,
-        )
-        if not mine or record.cancelled or record.verdict is not None:
+        if held_by_record(record, self.replica, self.incarnation, attempt=hold.attempt) is None:
             return HoldAnswer(held=False, reason="the record says otherwise")
         if not 0 <= hold.slot < self._max_slots or hold.slot in self._requests:
             return HoldAnswer(held=False, reason="slot taken", in_doubt=True)

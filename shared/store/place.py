@@ -5,6 +5,7 @@ at the worker (or the replica fenced) before the request goes elsewhere. So at a
 attempt can speak to the client.
 """
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -12,13 +13,12 @@ from shared import subjects
 from shared.bus.api import Bus
 from shared.clock import Clock
 from shared.core.admission import as_offer
-from shared.core.moves import placed_at
 from shared.errors import BusError, BusTimeout, NoResponders, PeerError
 from shared.process import conventions as names
 from shared.process.telemetry import TRACEPARENT, AttributeValue, Tracing
 from shared.schemas import AttemptOver, OfferAnswer, Record, Status, Withdraw, Withdrawn
 from shared.store.records import Records, Stored
-from shared.vocabulary import ReplicaId, RequestKey, ServiceClass
+from shared.vocabulary import RequestKey, ServiceClass
 
 OFFER_TIMEOUT_S = 2.0  # longer than a hold may take
 WITHDRAW_TIMEOUT_S = 2.0  # longer than an iteration
@@ -38,36 +38,18 @@ class Placed:
 
 
 class Placer:
-    """Steps on behalf of one instance, named `owner`."""
+    """The steps of placing, on behalf of one service."""
 
-    def __init__(
-        self, bus: Bus, records: Records, owner: str, clock: Clock, tracing: Tracing
-    ) -> None:
-        self._bus, self._records, self._owner = bus, records, owner
+    def __init__(self, bus: Bus, records: Records, clock: Clock, tracing: Tracing) -> None:
+        self._bus, self._records = bus, records
         self._clock, self._tracing = clock, tracing
 
     async def place(
         self,
         key: RequestKey,
-        replica: ReplicaId,
-        incarnation: str,
-        service_class: ServiceClass,
-        state: str,
-        attempt: int | None = None,
+        step: Callable[[Record], Record | None],
     ) -> Placed:
-        """Raise the attempt and name the place, then offer. For this to be ours the record must be
-        in `state`, at `attempt`.
-        """
-
-        def step(record: Record) -> Record | None:
-            if record.verdict is not None or record.cancelled or record.state != state:
-                return None
-            if attempt is not None and record.attempt != attempt:
-                return None
-            if state == "placing" and record.owner != self._owner:
-                return None
-            return placed_at(record, self._owner, replica, incarnation, service_class)
-
+        """Write the place by `step` (`placed` or `drawn` of shared/core/record.py), then offer."""
         stored = await self._records.change(key, step)
         if stored is None:
             return Placed(taken=False, gone=True)

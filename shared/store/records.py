@@ -9,9 +9,9 @@ from typing import TypeVar
 
 import msgspec
 import structlog
-from msgspec.structs import replace
 
 from shared.bus.api import KeyValue
+from shared.core.record import without_output
 from shared.errors import BusTimeout, PeerError, WrongSequence
 from shared.schemas import Body, Record, Resume
 from shared.vocabulary import RequestKey
@@ -134,7 +134,7 @@ class Records:
             return record
         output_key = f"o.{record.key}.{self._nonce()}"
         await self._bucket.create(output_key, _encode(record.resume), ttl_s=ENDED_TTL_S)
-        return replace(record, resume=Resume(measure=record.resume.measure), output_key=output_key)
+        return without_output(record, output_key)
 
     async def output(self, record: Record) -> Resume:
         """What an ended request made."""

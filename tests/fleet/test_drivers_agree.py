@@ -26,7 +26,6 @@ from services.worker.speaker import Speaker
 from services.worker.turn_taker import take_turn
 from shared.columns import pack, unpack_list
 from shared.core.admission import as_offer
-from shared.core.moves import placed_at
 from shared.core.replica import ReplicaCore, ReplicaSettings
 from shared.core.replica_events import (
     Acked,
@@ -63,7 +62,8 @@ from shared.schemas import (
 from shared.testing.virtual_loop import run_virtual
 from shared.text.tokenizer import Tokenizer
 from shared.tiers import DEMO_3, Tier
-from shared.vocabulary import Measure, ReplicaId, RequestKey, ServiceClass, Slo
+from shared.vocabulary import Measure, ReplicaId, RequestKey, Slo
+from tests.shared.core.records import placed
 from tests.shared.policy.speculating import CHAIN, TREE, Speculating
 
 ANNOUNCE = Announce(
@@ -105,9 +105,7 @@ def requests(seed: int) -> list[tuple[float, Record, Body]]:
         planned = planned._replace(thinking_tokens=rng.randint(0, planned.output_tokens))
         record, body = stored_as(planned, TIERS, PROFILE, 8192, 1024, at_s)
         body = replace(body, prompt=bytes(4 * planned.prompt_tokens))  # for the real worker
-        made.append(
-            (at_s, placed_at(record, "test", ANNOUNCE.replica, "1", ServiceClass.STANDARD), body)
-        )
+        made.append((at_s, placed(record, ANNOUNCE.replica, "1"), body))
     return made
 
 
@@ -369,7 +367,7 @@ class Both:
         measure = Measure.begin(record.slo, 0.0)
         measure = measure.emit(made, 0.0, record.slo) if made else measure
         record = replace(record, resume=Resume(tokens=bytes(4 * made), measure=measure))
-        record = placed_at(record, "test", ANNOUNCE.replica, "1", ServiceClass.STANDARD)
+        record = placed(record, ANNOUNCE.replica, "1")
         hold = Hold(epoch=1, sync=1, slot=slot, key=record.key, attempt=record.attempt)
         self.virtual.hold(hold, record, body, array("d", [0.0] * made))
         assert self.real.hold(hold, record, body).held

@@ -35,7 +35,7 @@ from shared.schemas import Announce, BatchPlan, Body, GenerateRequest, Hold, Rec
 from shared.structured import Choice, Grammar, JsonObject, JsonSchema, Regex
 from shared.text.tokenizer import Tokenizer
 from shared.tiers import DEFAULT
-from shared.vocabulary import ReplicaId, ServiceClass
+from shared.vocabulary import RecordState, ReplicaId, ServiceClass
 from tests.shared.core.test_relegation import digest, record
 
 # ---------------------------------------------------------------- the vocabulary
@@ -268,7 +268,7 @@ ABLE = {"features": ["min_p", "penalties"], "adapters": ["poet"]}
 
 
 def opened(key: str, *needed: str, **more: Any) -> Record:
-    return replace(record(key, ttft_s=1e6), state="placing", needs=needed, **more)
+    return replace(record(key, ttft_s=1e6), state=RecordState.ACTIVE, needs=needed, **more)
 
 
 def places(core: AdmissionCore, event: Any, at_s: float = 0.0) -> list[Any]:

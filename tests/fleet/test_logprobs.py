@@ -14,11 +14,11 @@ from services.worker.speaker import Speaker
 from services.worker.turn_taker import take_turn
 from shared.client.assemble import Assembler
 from shared.columns import pack, unpack_list
-from shared.core.moves import moved_on, placed_at
+from shared.core import record as life
 from shared.core.turn import Turn, TurnWork
-from shared.core.verdict import ended
 from shared.core.worker import WorkerCore
 from shared.schemas import (
+    AttemptOver,
     BatchPlan,
     Body,
     Delta,
@@ -35,7 +35,16 @@ from shared.schemas import (
 )
 from shared.store import acklog
 from shared.text.tokenizer import Tokenizer
-from shared.vocabulary import FinishReason, ReplicaId, RequestKey, ServiceClass, Slo, Slot
+from shared.vocabulary import (
+    FinishReason,
+    RecordState,
+    ReplicaId,
+    RequestKey,
+    ServiceClass,
+    Slo,
+    Slot,
+)
+from tests.shared.core.records import placed
 
 PROMPT, OUTPUT = [1, 2, 3], 12
 NOW = 1000.0
@@ -163,7 +172,7 @@ class Client:
             key=key,
             body_key="b",
             owner="a",
-            state="placing",
+            state=RecordState.ACTIVE,
             attempt=0,
             service_class=ServiceClass.STANDARD,
             tier="chat",
@@ -197,14 +206,17 @@ class Client:
     def place(self, replica: Replica) -> None:
         core = replica.core
         self.replica = replica
-        self.record = placed_at(
-            self.record, "a", core.replica, core.incarnation, ServiceClass.STANDARD
-        )
+        self.record = placed(self.record, core.replica, core.incarnation)
         hold = Hold(
             epoch=1, sync=1, slot=self.slot, key=self.record.key, attempt=self.record.attempt
         )
         body = Body(prompt=pack(PROMPT), sampling=Sampling(max_tokens=OUTPUT, logprobs=self.top))
         assert core.hold(hold, self.record, body).held
+
+    def settle(self, over: AttemptOver) -> None:
+        after = life.settled(self.record, over, "a", NOW)
+        assert after is not None
+        self.record = after
 
     def logged(self) -> Resume:
         """The tokens that the request has made by record and log, as admission reads them."""
@@ -299,7 +311,7 @@ def test_log_probabilities_stay_beside_their_tokens_whatever_happens_to_these(
                 (over,) = [over for over in replica.core.unsettled if over.key == client.record.key]
                 assert over.resume == resume
                 replica.core.settled(over.key, over.attempt)
-                client.record = moved_on(client.record, resume, "a", "offloaded")
+                client.settle(over)
                 client.place(replicas[1 - replicas.index(replica)])
             case "trim":
                 replica.trim()
@@ -324,5 +336,5 @@ def settle(replica: Replica, clients: Sequence[Client]) -> None:
         (client,) = [c for c in clients if c.record.key == over.key]
         assert client.check_logged() == over.resume
         assert len(unpack_list(over.resume.tokens)) == OUTPUT
-        client.record = ended(client.record, FinishReason(over.why), over.resume, NOW)
+        client.settle(over)
         replica.core.settled(over.key, over.attempt)

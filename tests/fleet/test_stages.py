@@ -14,8 +14,8 @@ from loadgen.load.mix import PlannedRequest
 from loadgen.simulator.latency import Latency
 from loadgen.simulator.simulation import SimulationResult, simulate
 from shared.columns import pack, unpack_list
+from shared.core import record as life
 from shared.core.admission import as_offer
-from shared.core.moves import after_attempt, placed_at
 from shared.core.turn import Finished, TurnDone
 from shared.core.worker import WorkerCore
 from shared.policy import registry
@@ -25,7 +25,16 @@ from shared.store.acklog import fold
 from shared.text import chat_prompt as chat
 from shared.text.tokenizer import Tokenizer
 from shared.tiers import Tier, TierSet
-from shared.vocabulary import FinishReason, Measure, ReplicaId, RequestKey, ServiceClass, Slo
+from shared.vocabulary import (
+    FinishReason,
+    Measure,
+    RecordState,
+    ReplicaId,
+    RequestKey,
+    ServiceClass,
+    Slo,
+)
+from tests.shared.core.records import placed
 from tests.shared.core.replica_bench import Watched
 
 SLO = Slo(ttft_s=1.0, thinking_tbt_s=0.05, tbt_s=0.1)
@@ -178,11 +187,11 @@ class One:
 
 def record_of(slo: Slo, prompt_tokens: int = 20) -> Record:
     record = Record(
-        key=RequestKey("t.q"), body_key="", owner="a", state="placing", attempt=0, service_class=ServiceClass.STANDARD, tier="x", slo=slo,
+        key=RequestKey("t.q"), body_key="", owner="a", state=RecordState.ACTIVE, attempt=0, service_class=ServiceClass.STANDARD, tier="x", slo=slo,
         importance=1.0, application="", session="", arrived_unix_s=100.0, expires_unix_s=1e6, prompt_tokens=prompt_tokens, max_tokens=200,
         stream_subject="s",
     )  # fmt: skip
-    return placed_at(record, "a", ReplicaId("r"), "i", ServiceClass.STANDARD)
+    return placed(record, ReplicaId("r"), "i")
 
 
 def test_the_token_that_ends_it_is_reported_once_with_the_ack_that_has_it() -> None:
@@ -236,9 +245,9 @@ def test_a_request_that_moves_keeps_its_stage_whether_its_worker_or_the_log_tell
     assert story.resume(record).measure == over.resume.measure
     assert over.resume.measure.thinking_tokens == (4 if made >= 4 else None)
 
-    moved = placed_at(
-        after_attempt(record, over, "a", 200.0), "a", ReplicaId("r"), "i", ServiceClass.STANDARD
-    )
+    waiting = life.settled(record, over, "a", 200.0)
+    assert waiting is not None
+    moved = placed(waiting, ReplicaId("r"), "i")
     assert as_offer(moved, ServiceClass.STANDARD).thinking == (made < 4)
     there = One(moved, Sampling(thinking_tokens=4))
     [entry] = there.core.entries()

@@ -10,7 +10,15 @@ from shared.core.turn import Finished
 from shared.core.worker import WorkerCore
 from shared.schemas import BatchPlan, Body, Hold, Record, Sampling, Selection
 from shared.text.tokenizer import Tokenizer
-from shared.vocabulary import FinishReason, ReplicaId, RequestKey, ServiceClass, Slo, Slot
+from shared.vocabulary import (
+    FinishReason,
+    RecordState,
+    ReplicaId,
+    RequestKey,
+    ServiceClass,
+    Slo,
+    Slot,
+)
 
 NOW, PROMPT = 1000.0, 40
 
@@ -71,7 +79,7 @@ class Worker:
                 key=key,
                 body_key="",
                 owner="a",
-                state="placing",
+                state=RecordState.ACTIVE,
                 attempt=1,
                 service_class=ServiceClass.STANDARD,
                 tier="t",

@@ -19,8 +19,9 @@ from loadgen.simulator.timeline import Alarm, Timeline
 from services.worker.engine import EngineFacts, Load, Work
 from services.worker.engines.sim_engine import readable_token
 from shared.columns import pack, unpack_list
+from shared.core import record as life
 from shared.core.admission import as_offer
-from shared.core.moves import FINAL, after_attempt, placed_at
+from shared.core.record import FINAL, State, state_of
 from shared.core.replica import ReplicaCore, ReplicaSettings
 from shared.core.replica_events import (
     Acked,
@@ -36,6 +37,7 @@ from shared.core.replica_events import (
     Tick,
 )
 from shared.core.turn import Finished, Turn, TurnDone
+from shared.core.verdict import ended
 from shared.core.worker import WorkerCore
 from shared.policy import registry
 from shared.policy.seam import (
@@ -61,7 +63,15 @@ from shared.schemas import (
     Record,
     Sampling,
 )
-from shared.vocabulary import FinishReason, ReplicaId, RequestKey, ServiceClass, Slo, Slot
+from shared.vocabulary import (
+    FinishReason,
+    RecordState,
+    ReplicaId,
+    RequestKey,
+    ServiceClass,
+    Slo,
+    Slot,
+)
 from tests.services.worker.wayward import WaywardEngine
 from tests.shared.policy.views import Linear
 
@@ -489,7 +499,7 @@ class Bench:
         self.names.append(key)
         self.clients[key] = Client(ask)
         self.records[key] = Record(
-            key=key, body_key="", owner="bench", state="placing", attempt=0, service_class=ServiceClass.STANDARD, tier="tier", slo=ask.slo,
+            key=key, body_key="", owner="bench", state=RecordState.ACTIVE, attempt=0, service_class=ServiceClass.STANDARD, tier="tier", slo=ask.slo,
             importance=ask.importance, application="app", session="", arrived_unix_s=now_s, expires_unix_s=now_s + ask.expires_s,
             prompt_tokens=ask.prompt, max_tokens=ask.max_tokens, stream_subject=key,
         )  # fmt: skip
@@ -505,17 +515,22 @@ class Bench:
 
     def place(self, key: RequestKey) -> None:
         record = self.records[key]
-        if record.verdict is not None or record.state == "placed":
+        if state_of(record) in (State.PLACED, State.CANCELLED_PLACED, State.ENDED):
             return
         if record.cancelled:
             self.finish(key, FinishReason.CANCELLED)
         elif record.expires_unix_s <= self.line.now_s:
             self.finish(key, FinishReason.EXPIRED)
         else:
-            record = self.records[key] = replace(
-                placed_at(record, "bench", REPLICA, "i1", record.service_class), state="placed"
+            pooled = state_of(record) is State.RELEGATED
+            at = (
+                life.drawn(record, "bench", REPLICA, "i1", record.service_class)
+                if pooled
+                else life.placed(record, "bench", REPLICA, "i1", attempt=record.attempt)
             )
-            self.offer(key, record.attempt)
+            assert at is not None
+            self.records[key] = at
+            self.offer(key, at.attempt)
 
     def offer(self, key: RequestKey, attempt: int) -> None:
         self.answers[key, attempt] = 1
@@ -551,15 +566,23 @@ class Bench:
     def back(self, key: RequestKey, attempt: int) -> None:
         """Not held, for certain: again, a little later."""
         record = self.records[key]
-        if record.verdict is None and record.attempt == attempt and record.state == "placed":
-            self.records[key] = replace(record, state="placing", replica=None, incarnation="")
+        if record.replica is None or record.verdict is not None or record.attempt != attempt:
+            return
+        after = life.moved(record, record, "bench", self.line.now_s)
+        assert after is not None
+        self.records[key] = after
+        if after.verdict is not None:
+            self.clients[key].ends.append(after.verdict.finish_reason)
+        else:
             self.line.after(0.05, self.place, key)
 
     def over(self, over: AttemptOver) -> None:
         record = self.records[over.key]
         if record.verdict is None and record.attempt == over.attempt:
             assert unpack_list(over.resume.tokens) == self.clients[over.key].tokens
-            after = self.records[over.key] = after_attempt(record, over, "bench", self.line.now_s)
+            after = life.settled(record, over, "bench", self.line.now_s)
+            assert after is not None
+            self.records[over.key] = after
             if after.verdict is not None:
                 self.clients[over.key].ends.append(after.verdict.finish_reason)
             else:
@@ -568,11 +591,8 @@ class Bench:
         self.worker.settled(over.key, over.attempt)
 
     def finish(self, key: RequestKey, reason: FinishReason) -> None:
-        over = AttemptOver(
-            key=key, attempt=self.records[key].attempt, replica=REPLICA, incarnation="i1", why=reason, relegated=False,
-            service_class=ServiceClass.STANDARD, resume=self.records[key].resume,
-        )  # fmt: skip
-        self.records[key] = after_attempt(self.records[key], over, "bench", self.line.now_s)
+        record = self.records[key]
+        self.records[key] = ended(record, reason, record.resume, self.line.now_s)
         self.clients[key].ends.append(reason)
 
     def hear(self, key: RequestKey, delta: Delta) -> None:
@@ -590,10 +610,14 @@ class Bench:
         key = self.names[act.who % len(self.names)] if self.names else None
         match act.what:
             case "cancel" if key is not None and self.records[key].verdict is None:
-                self.records[key] = replace(self.records[key], cancelled=True)
+                self.records[key] = life.cancelled(self.records[key]) or self.records[key]
                 self.worker.cancel(key, "because")
                 self.go_on()
-            case "withdraw" if key is not None and self.records[key].state == "placed":
+            case "withdraw" if (
+                key is not None
+                and self.records[key].replica is not None
+                and self.records[key].verdict is None
+            ):
                 self.withdraw(key, self.records[key].attempt)
             case "lose_ack" | "lose_plan" | "lose_hold":
                 self.losing.append(act.what)

@@ -26,7 +26,7 @@ from shared.core.relegation import (
     Tick,
 )
 from shared.schemas import Digest, Record, Resume
-from shared.vocabulary import Measure, ReplicaId, RequestKey, ServiceClass, Slo
+from shared.vocabulary import Measure, RecordState, ReplicaId, RequestKey, ServiceClass, Slo
 
 NOW = 1000.0
 SETTINGS = RelegationSettings()
@@ -42,7 +42,7 @@ def record(
     **more: object,
 ) -> Record:
     values: dict[str, object] = {
-        "key": RequestKey(key), "body_key": "", "owner": "", "state": "relegated", "attempt": 1, "tier": "", "application": "",
+        "key": RequestKey(key), "body_key": "", "owner": "", "state": RecordState.RELEGATED, "attempt": 1, "tier": "", "application": "",
         "service_class": ServiceClass.BEST_EFFORT, "slo": Slo(ttft_s=ttft_s), "importance": importance, "session": "",
         "arrived_unix_s": NOW + arrived_s, "expires_unix_s": NOW + 1e6, "prompt_tokens": prompt, "max_tokens": 10, "stream_subject": "",
     }  # fmt: skip

@@ -1,0 +1,354 @@
+"""The life of a record: every state, every event, every change. No other file changes a record.
+
+Each event is a pure function: the record as it is stored goes in, the record to store comes out.
+None means that the event does not apply any more: the request ended, moved on, was cancelled or
+has another owner. `LIFE` says which event applies in which state; the function adds what the table
+cannot say (who owns the record, which attempt, which place). The table is also in
+docs/architecture.md, and tests/shared/core/test_record.py walks it.
+"""
+
+from collections.abc import Mapping, Sequence
+from enum import Enum, StrEnum
+
+from msgspec.structs import replace
+
+from shared.core.verdict import ended
+from shared.schemas import AttemptOver, Record, Resume
+from shared.vocabulary import FinishReason, RecordState, ReplicaId, ServiceClass
+
+FINAL = frozenset(
+    reason.value for reason in FinishReason
+)  # ends of an attempt that end the request
+
+
+class State(StrEnum):
+    """The state of a request, derived from its record: what is stored, the place, the tombstone."""
+
+    WAITING = "waiting"  # its owner, an admission, looks for a place
+    PLACED = "placed"  # its record names a replica, which is offered it, holds it or declined it
+    RELEGATED = "relegated"  # in the best-effort pool
+    CANCELLED_WAITING = "cancelled, waiting"
+    CANCELLED_PLACED = "cancelled, placed"
+    CANCELLED_RELEGATED = "cancelled, relegated"
+    ENDED = "ended"  # it has a verdict
+
+
+class Event(Enum):
+    """What can happen to a record; the function of the same name makes the change."""
+
+    PLACED = "placed"
+    DRAWN = "drawn"
+    HELD = "held"
+    DECLINED = "declined"
+    RELEGATED = "relegated"
+    SETTLED = "settled"
+    MOVED = "moved"
+    LOST = "lost"
+    CANCELLED = "cancelled"
+    CLOSED = "closed"
+    REFUSED = "refused"
+    EXPIRED = "expired"
+
+
+# Event -> state before -> possible states after. Where a state is left out, nothing changes.
+LIFE: Mapping[Event, Mapping[State, Sequence[State]]] = {
+    Event.PLACED: {
+        State.WAITING: [State.PLACED],
+        State.PLACED: [State.PLACED],
+    },
+    Event.DRAWN: {
+        State.RELEGATED: [State.PLACED],
+    },
+    Event.HELD: {
+        State.PLACED: [State.PLACED],
+    },
+    Event.DECLINED: {
+        State.PLACED: [State.RELEGATED],
+        State.CANCELLED_PLACED: [State.CANCELLED_RELEGATED],
+    },
+    Event.RELEGATED: {
+        State.WAITING: [State.RELEGATED],
+        State.PLACED: [State.RELEGATED],
+    },
+    Event.SETTLED: {
+        State.PLACED: [State.WAITING, State.RELEGATED, State.ENDED],
+        State.CANCELLED_PLACED: [State.ENDED],
+    },
+    Event.MOVED: {
+        State.WAITING: [State.WAITING, State.RELEGATED],
+        State.PLACED: [State.WAITING, State.RELEGATED],
+        State.CANCELLED_WAITING: [State.ENDED],
+        State.CANCELLED_PLACED: [State.ENDED],
+    },
+    Event.LOST: {
+        State.PLACED: [State.WAITING, State.RELEGATED, State.ENDED],
+        State.CANCELLED_PLACED: [State.ENDED],
+    },
+    Event.CANCELLED: {
+        State.WAITING: [State.CANCELLED_WAITING],
+        State.PLACED: [State.CANCELLED_PLACED],
+        State.RELEGATED: [State.CANCELLED_RELEGATED],
+    },
+    Event.CLOSED: {
+        State.CANCELLED_WAITING: [State.ENDED],
+        State.CANCELLED_RELEGATED: [State.ENDED],
+    },
+    Event.REFUSED: {
+        State.WAITING: [State.ENDED],
+        State.PLACED: [State.ENDED],
+        State.CANCELLED_WAITING: [State.ENDED],
+        State.CANCELLED_PLACED: [State.ENDED],
+    },
+    Event.EXPIRED: {
+        State.RELEGATED: [State.ENDED],
+        State.CANCELLED_RELEGATED: [State.ENDED],
+    },
+}
+
+
+def state_of(record: Record) -> State:
+    if record.verdict is not None or record.state == RecordState.ENDED:
+        return State.ENDED
+    if record.state == RecordState.RELEGATED:
+        return State.CANCELLED_RELEGATED if record.cancelled else State.RELEGATED
+    if record.replica is None:
+        return State.CANCELLED_WAITING if record.cancelled else State.WAITING
+    return State.CANCELLED_PLACED if record.cancelled else State.PLACED
+
+
+def _applies(event: Event, record: Record) -> bool:
+    return state_of(record) in LIFE[event]
+
+
+# ------------------------------------------------------------ towards a replica
+
+
+def placed(
+    record: Record, owner: str, replica: ReplicaId, incarnation: str, *, attempt: int
+) -> Record | None:
+    """Its owner, an admission, names the next place; written before the offer is concluded.
+
+    `attempt`: the newest that the owner knows of. Also from PLACED: a replica that declined stays
+    named until the next place is.
+    """
+    if not _applies(Event.PLACED, record) or (record.owner, record.attempt) != (owner, attempt):
+        return None
+    return _at(record, owner, replica, incarnation, ServiceClass.STANDARD)
+
+
+def drawn(
+    record: Record, owner: str, replica: ReplicaId, incarnation: str, service_class: ServiceClass
+) -> Record | None:
+    """Relegation takes it out of the pool and names a place, as best-effort or as standard again.
+
+    The pool belongs to the relegation instance that has the lease, so the owner is not checked.
+    """
+    if not _applies(Event.DRAWN, record):
+        return None
+    return _at(record, owner, replica, incarnation, service_class)
+
+
+def held(record: Record, replica: ReplicaId, incarnation: str, *, attempt: int) -> Record | None:
+    """A worker takes the attempt in: only if the record names this place. Nothing is written: that
+    would be one more write per request, and the worker can always be asked (`Holdings`).
+    """
+    place = (record.attempt, record.replica, record.incarnation)
+    if not _applies(Event.HELD, record) or place != (attempt, replica, incarnation):
+        return None
+    return record
+
+
+def declined(record: Record, owner: str, *, attempt: int) -> Record | None:
+    """The replica that relegation chose does not hold it, for certain: back into the pool.
+
+    After a decline an admission names the next place at once (`placed`), or gives up (`relegated`,
+    `refused`).
+    """
+    if not _applies(Event.DECLINED, record) or (record.owner, record.attempt) != (owner, attempt):
+        return None
+    return _in_pool(record)
+
+
+def relegated(record: Record, owner: str) -> Record | None:
+    """Its owner, an admission, found no replica that holds its SLO: into the pool."""
+    if not _applies(Event.RELEGATED, record) or record.owner != owner:
+        return None
+    return _in_pool(record)
+
+
+# ------------------------------------------------------------ after an attempt
+
+
+def settled(record: Record, over: AttemptOver, owner: str, now_unix_s: float) -> Record | None:
+    """A worker reports that the attempt is over: the request ends, or goes on from `over.resume`
+    with an admission (`owner`) or in the pool.
+    """
+    place = (record.attempt, record.replica, record.incarnation)
+    if not _applies(Event.SETTLED, record) or place != (
+        over.attempt,
+        over.replica,
+        over.incarnation,
+    ):
+        return None
+    if over.why in FINAL or record.cancelled:
+        return ended(
+            record,
+            FinishReason(over.why) if over.why in FINAL else FinishReason.CANCELLED,
+            over.resume,
+            now_unix_s,
+            message=over.message,
+            service_class=over.service_class,
+            relegated=over.relegated,
+        )
+    if over.why == "relegated" and not record.allow_relegation:
+        return ended(
+            record,
+            FinishReason.REFUSED,
+            over.resume,
+            now_unix_s,
+            message="its SLO cannot be met",
+            retry_after_s=1.0,
+        )
+    waiting = _waiting(record, owner, over.resume, over.why)
+    best_effort = over.why == "relegated" or over.service_class is ServiceClass.BEST_EFFORT
+    return _in_pool(waiting) if best_effort else waiting
+
+
+def moved(record: Record, seen: Record, owner: str, now_unix_s: float) -> Record | None:
+    """The sweep of admission `owner` takes a request over whose owner is gone, or whose attempt its
+    worker never took in. `seen`: the record that the sweep judged.
+    """
+    if not _applies(Event.MOVED, record) or not _same_place(record, seen):
+        return None
+    if record.cancelled:
+        return ended(record, FinishReason.CANCELLED, record.resume, now_unix_s)
+    waiting = _waiting(record, owner, record.resume, record.left)
+    return _in_pool(waiting) if record.service_class is ServiceClass.BEST_EFFORT else waiting
+
+
+def lost(
+    record: Record,
+    seen: Record,
+    owner: str,
+    now_unix_s: float,
+    *,
+    resume: Resume,
+    why: str = "",
+    relegated: bool = False,
+    limit: int,
+) -> Record | None:
+    """The replica is lost and fenced; the sweep of admission `owner` read its log.
+
+    By the log the attempt made `resume`, ended for the reason `why` (empty: it did not end) and was
+    `relegated` at some time. At the `limit`th loss the request fails: a request that breaks engines
+    must not go round for ever.
+    """
+    if not _applies(Event.LOST, record) or not _same_place(record, seen):
+        return None
+    if why in FINAL:
+        return ended(record, FinishReason(why), resume, now_unix_s, relegated=relegated)
+    if record.cancelled:
+        return ended(record, FinishReason.CANCELLED, resume, now_unix_s)
+    losses = record.lost + 1
+    if losses >= limit:
+        message = f"the replicas of {losses} attempts were lost"
+        return ended(record, FinishReason.FAILED, resume, now_unix_s, message=message)
+    waiting = replace(_waiting(record, owner, resume, "lost"), lost=losses)
+    best_effort = relegated or record.service_class is ServiceClass.BEST_EFFORT
+    return _in_pool(waiting) if best_effort else waiting
+
+
+# ------------------------------------------------------------ ends without an attempt
+
+
+def cancelled(record: Record) -> Record | None:
+    """The tombstone of a cancel. A replica that holds the request reads the cancel itself."""
+    return replace(record, cancelled=True) if _applies(Event.CANCELLED, record) else None
+
+
+def closed(record: Record, now_unix_s: float) -> Record | None:
+    """A cancelled request that no replica can hold ends."""
+    if not _applies(Event.CLOSED, record):
+        return None
+    return ended(record, FinishReason.CANCELLED, record.resume, now_unix_s)
+
+
+def refused(
+    record: Record, owner: str, now_unix_s: float, *, message: str, retry_after_s: float
+) -> Record | None:
+    """Its owner, an admission, found no replica, and the client does not want best-effort."""
+    if not _applies(Event.REFUSED, record) or record.owner != owner:
+        return None
+    return ended(
+        record,
+        FinishReason.REFUSED,
+        record.resume,
+        now_unix_s,
+        message=message,
+        retry_after_s=retry_after_s,
+    )
+
+
+def expired(record: Record, now_unix_s: float) -> Record | None:
+    """It stayed in the pool for as long as the client allows a request to stay unfinished."""
+    if not _applies(Event.EXPIRED, record):
+        return None
+    return ended(record, FinishReason.EXPIRED, record.resume, now_unix_s)
+
+
+def without_output(record: Record, output_key: str) -> Record:
+    """The same ended record, its output stored apart under `output_key`. No event: its state
+    stays.
+    """
+    return replace(record, resume=Resume(measure=record.resume.measure), output_key=output_key)
+
+
+# ------------------------------------------------------------ states
+
+
+def _at(
+    record: Record, owner: str, replica: ReplicaId, incarnation: str, service_class: ServiceClass
+) -> Record:
+    return replace(
+        record,
+        state=RecordState.ACTIVE,
+        owner=owner,
+        attempt=record.attempt + 1,
+        replica=replica,
+        incarnation=incarnation,
+        service_class=service_class,
+        relegated=record.relegated or service_class is ServiceClass.BEST_EFFORT,
+    )
+
+
+def _waiting(record: Record, owner: str, resume: Resume, left: str) -> Record:
+    return replace(
+        record,
+        state=RecordState.ACTIVE,
+        owner=owner,
+        replica=None,
+        incarnation="",
+        resume=resume,
+        left=left,
+    )
+
+
+def _in_pool(record: Record) -> Record:
+    return replace(
+        record,
+        state=RecordState.RELEGATED,
+        service_class=ServiceClass.BEST_EFFORT,
+        relegated=True,
+        replica=None,
+        incarnation="",
+    )
+
+
+def _same_place(record: Record, seen: Record) -> bool:
+    """Nothing has happened since, that a sweep must heed."""
+    return (record.attempt, record.replica, record.incarnation, record.owner) == (
+        seen.attempt,
+        seen.replica,
+        seen.incarnation,
+        seen.owner,
+    )

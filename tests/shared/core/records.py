@@ -1,0 +1,12 @@
+"""Records for tests."""
+
+from shared.core import record as life
+from shared.schemas import Record
+from shared.vocabulary import ReplicaId
+
+
+def placed(record: Record, replica: ReplicaId, incarnation: str) -> Record:
+    """The record with its next place, which its owner named."""
+    at = life.placed(record, record.owner, replica, incarnation, attempt=record.attempt)
+    assert at is not None
+    return at
