@@ -15,7 +15,7 @@ from shared.process.configuration import load
 
 
 async def main() -> None:
-    """Raises ConfigError for whatever the operator must change."""
+    """Runs the gateway. Raises ConfigError for anything that the operator must change."""
     instance = f"gateway-{socket.gethostname()}"
     logs.configure("gateway", instance)
     cfg = load(GatewayConfig, "gateway")

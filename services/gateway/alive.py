@@ -1,4 +1,4 @@
-"""Which replicas, models and LoRA adapters are alive, from the digests planners publish ten times a
+"""The live replicas, models and LoRA adapters, by the digests that planners publish ten times a
 second.
 """
 
@@ -8,15 +8,15 @@ from shared.vocabulary import ReplicaId
 
 
 class Fleet:
-    """Digests are dated by when they were heard here: another host's clock says nothing about its
-    silence.
+    """The fleet as its digests show it. A digest is dated by its arrival here: another host's clock
+    says nothing about its silence.
     """
 
     def __init__(self, clock: Clock, fresh_s: float) -> None:
         self._clock = clock
         self._fresh_s = fresh_s
         self._heard: dict[ReplicaId, tuple[float, Digest]] = {}
-        self._first_heard_unix_s: dict[str, float] = {}  # of models and adapters
+        self._first_heard_unix_s: dict[str, float] = {}  # by model and adapter
 
     def hear(self, digest: Digest) -> None:
         now_unix_s = self._clock.unix_s()
@@ -25,8 +25,8 @@ class Fleet:
             self._first_heard_unix_s.setdefault(name, now_unix_s)
 
     def models(self) -> dict[str, float]:
-        """Models with a replica heard of within `fresh_s`, and when each was first heard of; empty
-        when nobody is there.
+        """Models with a replica whose digest is at most `fresh_s` old, and the instant of each
+        model's first digest. Empty where no replica is alive.
         """
         return {
             model: self._first_heard_unix_s[model]
@@ -34,12 +34,14 @@ class Fleet:
         }
 
     def adapters(self) -> dict[str, tuple[str, float]]:
-        """Likewise the adapters, each with its model and when it was first heard of."""
+        """Live adapters: for each its model and the instant of its first digest."""
         found = {name: digest.model for digest in self._fresh() for name in digest.adapters}
         return {name: (found[name], self._first_heard_unix_s[name]) for name in sorted(found)}
 
     def default_model(self) -> str:
-        """What to call the model where the client named none; empty when nobody is there."""
+        """The model's name for an answer where the client named none; empty where no replica is
+        alive.
+        """
         return next(iter(self.models()), "")
 
     def _fresh(self) -> list[Digest]:

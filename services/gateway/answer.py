@@ -1,7 +1,7 @@
-"""From the events of one answer's requests to an HTTP response: a stream of server-sent events, or
-one JSON body.
+"""One HTTP response made from the events of its requests: a stream of server-sent events, or one
+JSON body.
 
-Nothing is queued here: an event is written before the next one is taken. Behind a slow reader the
+Nothing is queued here: an event is written before the next one is read. Behind a slow reader the
 handles keep a bounded number of events, drop the rest, and read them again from the log once the
 reader has caught up.
 """
@@ -23,14 +23,14 @@ from shared.errors import BusError, PeerError
 from shared.schemas import Delta, End, Status, Verdict
 from shared.vocabulary import ServiceClass
 
-FLEX = "flex"  # what a relegated request was served as
+FLEX = "flex"  # the service tier of a relegated request
 DONE = b"data: [DONE]\n\n"
 COMMENT = b": waiting\n\n"
 _encode = msgspec.json.Encoder().encode
 
 
 class ReaderStalled(Exception):
-    """The client has read nothing for longer than it may; it counts as gone."""
+    """The client has read nothing for `stall_s`; it counts as gone."""
 
 
 class Heard(NamedTuple):
@@ -41,8 +41,8 @@ class Heard(NamedTuple):
 
 
 class Answer:
-    """One response. `status` is 0 until its head has been sent; `problem` is what ended it, if not
-    every choice's own good end.
+    """One response. `status` is 0 until its head is sent. `problem` is the failure that ended it;
+    None if every choice ended well.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Answer:
     ) -> None:
         self.status = 0
         self.problem: Problem | None = None
-        self.verdicts: dict[int, Verdict] = {}  # by choice, as they come
+        self.verdicts: dict[int, Verdict] = {}  # by choice, in the order of their ends
         self._ask = ask
         self._count = len(handles)
         self._prompt_tokens = sum(
@@ -75,23 +75,25 @@ class Answer:
         self._created = int(created_unix_s)
         self._keepalive_s = keepalive_s
         self._stall_s = stall_s
-        self._placed: set[int] = set()  # choices of which there was any news
+        self._placed: set[int] = set()  # choices with at least one event
         self._opened = False
         self._relegated = False
 
     @property
     def over(self) -> bool:
-        """Nothing more can come."""
+        """True once no further event can come."""
         return self.problem is not None or len(self.verdicts) == self._count
 
     @property
     def service_tier(self) -> str:
-        """The one actually used, as far as is known by now: flex if any choice was relegated."""
+        """The tier actually used, as far as it is known: flex if any choice was relegated."""
         return FLEX if self._relegated else self._ask.service_tier
 
     @property
     def usage(self) -> Usage:
-        """So far: what all choices made, and each prompt once, however many choices it has."""
+        """Usage so far: the output of all choices, and each prompt once, however many choices it
+        has.
+        """
         prompts, made = self._prompt_tokens, self._tokens
         thinking = sum(verdict.thinking_tokens for verdict in self.verdicts.values())
         return Usage(
@@ -104,7 +106,7 @@ class Answer:
         )
 
     async def run(self) -> None:
-        """Raises ReaderStalled."""
+        """Writes the response. Raises ReaderStalled."""
         await (self._stream() if self._ask.stream else self._whole())
 
     async def _whole(self) -> None:
@@ -126,8 +128,8 @@ class Answer:
         await self._send(body, more=False)
 
     async def _stream(self) -> None:
-        """The head waits for news of every choice, so that a refusal has its status; not once words
-        have come, nor beyond `keepalive_s`.
+        """Writes the stream. Its head waits for an event of every choice, so that a refusal keeps
+        its status; it waits no longer than the first text or `keepalive_s`.
         """
         while True:
             heard = await self._next(self._keepalive_s)
@@ -161,7 +163,7 @@ class Answer:
                 return
 
     async def _next(self, patience_s: float | None) -> Heard | Problem | None:
-        """What to tell the client next; None after a silence of `patience_s`."""
+        """The next event to write; None after a silence of `patience_s`."""
         try:
             async with asyncio.timeout(patience_s):
                 index, event = await self._events.next()
@@ -199,8 +201,8 @@ class Answer:
                 assert_never(heard.news)
 
     def _opening(self) -> bytes:
-        """Once, beside the first words of any choice: each choice in turn, as clients expect that
-        gather a stream by index.
+        """The opening chunks of all choices, in order, once, before the first text of any choice:
+        clients that gather a stream by index expect them.
         """
         if self._opened:
             return b""
@@ -246,7 +248,7 @@ class Answer:
         await self._put({"type": "http.response.body", "body": body, "more_body": more})
 
     async def _put(self, message: Message) -> None:
-        """Returns once the socket has room again."""
+        """Sends a message. Returns once the socket has room again."""
         try:
             async with asyncio.timeout(self._stall_s):
                 await self._send_message(message)

@@ -1,6 +1,4 @@
-"""The routes of the gateway, and what is counted of them. Everything that fails is answered in
-OpenAI's envelope.
-"""
+"""The routes of the gateway, and their metrics. Every failure is answered in OpenAI's envelope."""
 
 import asyncio
 from collections.abc import Callable
@@ -14,8 +12,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from services.gateway import chats, completions, envelope
-from services.gateway import translate as intake
+from services.gateway import chats, completions, envelope, translate
 from services.gateway.alive import Fleet
 from services.gateway.body import Bodies
 from services.gateway.chats import ChatBody
@@ -36,8 +33,8 @@ ReadBody = Callable[[bytes], CompletionBody | ChatBody]
 
 
 class Gateway:
-    """Serves HTTP for one Client. Its tasks live in `tasks`; set `draining` before the listener
-    closes.
+    """The HTTP application over one Client. Its tasks live in `tasks`. Set `draining` before the
+    listener closes.
     """
 
     def __init__(
@@ -59,7 +56,7 @@ class Gateway:
         self._registry = registry
         self._bodies = Bodies(cfg)
         self._exchanges = Exchanges(cfg, client, fleet, clock, tracing, tasks)
-        self._open = 0  # choices: each is a request of its own
+        self._open = 0  # open choices; each is a request of its own
         self._responses = registry.counter(
             "slackline_gateway_responses_total",
             "Answers by HTTP status; 0: left without one.",
@@ -95,8 +92,8 @@ class Gateway:
         return Response('{"status":"ok"}', media_type="application/json")
 
     async def ready(self, _: Request) -> Response:
-        """200 while a replica was heard of within fresh_s (so the bus is connected) and this
-        gateway is not stopping.
+        """200 while some digest is at most `fresh_s` old (so the bus is connected) and the gateway
+        is not stopping.
         """
         reason = (
             "shutting down"
@@ -151,7 +148,7 @@ class Gateway:
     async def _serve(self, read_body: ReadBody, scope: Scope, receive: Receive, send: Send) -> None:
         began_unix_s = self._clock.unix_s()
         headers = Headers(scope=scope)
-        request_id = new_request_id()  # until we know that the client's own may be used
+        request_id = new_request_id()  # until the client's own id has been checked
         status = 0
 
         async def send_with_id(message: Message) -> None:
@@ -170,19 +167,19 @@ class Gateway:
                 raise Rejected(envelope.SHUTTING_DOWN)
             if self._open > self._cfg.requests_limit:
                 raise Rejected(envelope.SATURATED)
-            request_id = intake.read_request_id(headers)
+            request_id = translate.read_request_id(headers)
             raw = await self._bodies.read(headers, receive)
-            ask = intake.read_ask(headers, read_body(raw), request_id, self._tiers)
+            ask = translate.read_ask(headers, read_body(raw), request_id, self._tiers)
             held += self._take(len(ask.requests) - 1)
             if self._open > self._cfg.requests_limit:
                 raise Rejected(envelope.SATURATED)
-            if len(raw) * ask.n > self._cfg.body_limit_bytes:  # every choice is sent its prompt
+            if len(raw) * ask.n > self._cfg.body_limit_bytes:  # every choice carries its prompt
                 raise Rejected(envelope.TOO_MANY_COPIES)
             parent = headers.get(telemetry.TRACEPARENT)
             if await self._exchanges.run(ask, parent, receive, send_with_id, began_unix_s):
                 self._hung_up.add()
         except ClientDisconnect:
-            pass  # before there was a request
+            pass  # the client left before it had sent a request
         except Rejected as rejected:
             await _respond(send_with_id, rejected.problem)
         except (PeerError, BusError) as error:
@@ -200,7 +197,7 @@ class Gateway:
 
 
 class _Asgi:
-    """Starlette hands a callable object the raw ASGI call, which it does not do for a method."""
+    """A callable object: Starlette passes the raw ASGI call to an object, not to a method."""
 
     def __init__(self, method: ASGIApp) -> None:
         self._method = method
@@ -217,7 +214,7 @@ async def _respond(send: Send, problem: Problem) -> None:
 
 
 async def _no_such_thing(request: Request, error: Exception) -> Response:
-    """404 and 405 in the envelope, like all else."""
+    """Answers 404 and 405 in the envelope."""
     assert isinstance(error, HTTPException)
     code = "method_not_allowed" if error.status_code == 405 else "not_found"
     problem = Problem(

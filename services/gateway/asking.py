@@ -1,9 +1,9 @@
-"""What every body that asks for text has in common, and how bodies are read.
+"""The common part of chat and completion bodies, and how a body is decoded.
 
-Fields that we do not implement are accepted with their neutral value only; a request is never
-served as something it did not ask for. What only some engines have, admission refuses where no
-replica has it. `top_k`, `min_p`, `min_tokens`, `repetition_penalty`, `structured_outputs`,
-`stop_token_ids`, `ignore_eos`, `return_token_ids` and `priority` are vLLM's.
+A field that we do not implement is accepted with its neutral value only: a request is never served
+as something it did not ask for. Admission refuses a feature that no replica has. `top_k`, `min_p`,
+`min_tokens`, `repetition_penalty`, `structured_outputs`, `stop_token_ids`, `ignore_eos`,
+`return_token_ids` and `priority` are vLLM's.
 """
 
 import re
@@ -21,21 +21,21 @@ from shared.structured import Structured
 ShortString = Annotated[str, Meta(max_length=128)]
 StopString = Annotated[str, Meta(min_length=1, max_length=256)]
 Tokens = Annotated[int, Meta(ge=1, le=1_000_000)]
-Alternatives = Annotated[int, Meta(ge=0, le=20)]  # likely tokens to tell with each token
+Alternatives = Annotated[int, Meta(ge=0, le=20)]  # likely tokens returned beside each token
 
-CHOICES_LIMIT = 16  # of one prompt
+CHOICES_LIMIT = 16  # per prompt
 
 
 class StreamOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     include_usage: bool | None = None
-    # vLLM's: usage so far with every chunk, if usage is wanted at all
+    # vLLM's: usage so far with every chunk, if usage is asked for
     continuous_usage_stats: bool | None = None
-    # padding against eavesdroppers on packet sizes: none is sent, either way
+    # padding against eavesdroppers on packet sizes: accepted, and never sent
     include_obfuscation: bool | None = None
 
 
 class Prompt(NamedTuple):
-    """Exactly one of them."""
+    """One prompt. Exactly one field is set."""
 
     text: str | None = None
     token_ids: list[int] | None = None
@@ -43,7 +43,7 @@ class Prompt(NamedTuple):
 
 
 class AskBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`null` is the default, as in OpenAI's API."""
+    """The fields that both APIs share. `null` means the default, as in OpenAI's API."""
 
     model: ShortString | None = None
     max_tokens: Tokens | None = None
@@ -70,12 +70,12 @@ class AskBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     min_tokens: Annotated[int, Meta(ge=0, le=1_000_000)] | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
-    # With its neutral value only:
+    # Accepted with the neutral value only:
     skip_special_tokens: bool | None = None
 
     @property
     def limit(self) -> int | None:
-        """The most tokens to make, under either name. Raises PeerError if they contradict each
+        """The most tokens of output, under either name. Raises PeerError if the two contradict each
         other.
         """
         if self.max_tokens is None or self.max_completion_tokens is None:
@@ -89,12 +89,12 @@ class AskBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def structured(self) -> Structured | None:
-        """Raises PeerError for a format that is none, or two."""
+        """The format of the output. Raises PeerError for an unknown format, or for two."""
         return wanted(self.response_format, self.structured_outputs)
 
     @property
     def session(self) -> str:
-        """Requests of one session prefer one replica."""
+        """The session that the request belongs to. No router uses it yet."""
         return self.user or ""
 
 
@@ -115,7 +115,7 @@ def read(
     try:
         body = decoder.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as wrong:
-        # What they sent may be in it, at any length.
+        # The message may quote what the client sent, at any length.
         message = str(wrong)[:300]
         found = FIELD_IN_ERROR.search(message)
         raise PeerError(

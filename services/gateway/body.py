@@ -1,4 +1,4 @@
-"""Reading a body within bounds: of its size, of its time, and of all bodies together."""
+"""Reads a body within bounds on its size, its time, and the size of all bodies together."""
 
 import asyncio
 from collections.abc import Mapping
@@ -10,19 +10,20 @@ from services.gateway import envelope
 from services.gateway.config import GatewayConfig
 from services.gateway.envelope import Rejected
 
-# how much of a body over the limit is read and thrown away, so that its sender hears why
+# A body over the limit is read and dropped up to this many times the limit, so that its sender gets
+# the reason.
 SKIM_FACTOR = 4
 
 
 class Bodies:
-    """The bodies being read now."""
+    """All bodies that are being read."""
 
     def __init__(self, cfg: GatewayConfig) -> None:
         self._cfg = cfg
         self._kept_bytes = 0
 
     async def read(self, headers: Mapping[str, str], receive: Receive) -> bytes:
-        """A whole body. Raises Rejected past a bound, ClientDisconnect."""
+        """Reads a whole body. Raises Rejected past a bound, ClientDisconnect."""
         declared = headers.get("content-length", "0")
         if declared.isdecimal() and int(declared) > SKIM_FACTOR * self._cfg.body_limit_bytes:
             raise Rejected(envelope.BODY_TOO_LARGE)

@@ -1,9 +1,8 @@
-"""OpenAI's chat completions on the wire: what a client may send to POST /v1/chat/completions, and
-what it gets.
+"""OpenAI's chat completions on the wire: the request of POST /v1/chat/completions and its answer.
 
-What would change the answer and is not implemented (tools, audio ...) is refused. What only labels
-a request (metadata, identifiers, cache hints) is taken; what is left to the model with no tools to
-choose from is as good as absent.
+A field that would change the answer and is not implemented (tools, audio ...) is refused. A field
+that only labels a request (metadata, identifiers, cache hints) is accepted. A field that leaves the
+choice of a tool to the model is accepted, since there are no tools to choose from.
 """
 
 from collections.abc import Sequence
@@ -20,27 +19,27 @@ from shared.errors import PeerError
 from shared.schemas import Delta, TokenLogprob
 
 WHATEVER_FITS = 1_000_000  # admission cuts it to the room that the prompt leaves
-# With log-probabilities, what one message can carry bounds an answer: this many tokens with 20
-# alternatives each fit.
+# One message bounds an answer with log-probabilities: this many tokens fit, with 20 alternatives
+# each.
 FITS_WITH_LOGPROBS = 8192
 
 
 class ChatBody(AskBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Messages are checked where they are rendered: by admission, which has the model's
-    template.
+    """The body of a chat request. Admission checks the messages when it renders them, since it has
+    the model's template.
     """
 
     messages: list[dict[str, Any]]
     logprobs: bool | None = None
     top_logprobs: Alternatives | None = None
-    # Taken, and nothing follows from them:
+    # Accepted without effect:
     metadata: Annotated[dict[str, str], Meta(max_length=16)] | None = None
     parallel_tool_calls: bool | None = None
     prompt_cache_retention: ShortString | None = None
     safety_identifier: ShortString | None = None
-    # Names a session, like `user`, and goes before it:
+    # Names a session, as `user` does, and has priority over it:
     prompt_cache_key: ShortString | None = None
-    # With their neutral value only:
+    # Accepted with their neutral value only:
     audio: Any = None
     function_call: Any = None
     functions: Any = None
@@ -110,7 +109,7 @@ class Message(Struct, frozen=True, kw_only=True):
 
 
 class ChatChoice(Struct, frozen=True, kw_only=True):
-    """Of a whole answer."""
+    """One choice of a whole answer."""
 
     index: int
     message: Message
@@ -120,7 +119,7 @@ class ChatChoice(Struct, frozen=True, kw_only=True):
 
 
 class MessageDelta(Struct, frozen=True, kw_only=True):
-    """What is new of a message; nothing, in a choice's last chunk."""
+    """The new part of a message; empty in a choice's last chunk."""
 
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
@@ -128,7 +127,7 @@ class MessageDelta(Struct, frozen=True, kw_only=True):
 
 
 class ChatChunk(Struct, frozen=True, kw_only=True):
-    """Of a stream."""
+    """One choice in a chunk of a stream."""
 
     index: int
     delta: MessageDelta
@@ -142,7 +141,7 @@ _CLOSING = MessageDelta()
 
 
 class ChatVoice:
-    """One choice of a chat."""
+    """Writes one choice of a chat."""
 
     def __init__(self, index: int, *, logprobs: bool, token_ids: bool) -> None:
         self._index = index
@@ -178,7 +177,7 @@ class ChatVoice:
 
 
 class ChatDialect:
-    """Implements Dialect."""
+    """The chat API. Implements Dialect."""
 
     operation = "chat"
     id_prefix = "chatcmpl"

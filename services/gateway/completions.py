@@ -1,6 +1,4 @@
-"""OpenAI's completions on the wire: what a client may send to POST /v1/completions, and what it
-gets.
-"""
+"""OpenAI's completions on the wire: the request of POST /v1/completions and its answer."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,7 +17,7 @@ DEFAULT_MAX_TOKENS = 16  # as OpenAI documents for completions
 
 
 class CompletionBody(AskBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One prompt, or several of one kind. `best_of` may only be what `n` is: all that was made is
+    """One prompt, or several of one kind. `best_of` must equal `n`, since every choice made is
     returned.
     """
 
@@ -31,7 +29,7 @@ class CompletionBody(AskBody, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @property
     def prompts(self) -> list[Prompt]:
-        """Raises PeerError for a list of nothing, or of different things."""
+        """The prompts as a list. Raises PeerError for an empty or a mixed list."""
         given = self.prompt
         if isinstance(given, str):
             return [Prompt(text=given)]
@@ -40,7 +38,8 @@ class CompletionBody(AskBody, frozen=True, kw_only=True, forbid_unknown_fields=T
         lists = [one for one in given if isinstance(one, list)]
         if not given or len(given) not in (len(texts), len(tokens), len(lists)):
             raise PeerError(
-                "prompt must be a string, a list of strings, a list of tokens or a list of such lists",
+                "prompt must be a string, a list of strings, a list of tokens or a list of "
+                "such lists",
                 param="prompt",
             )
         if tokens:
@@ -100,7 +99,7 @@ class CompletionChoice(Struct, frozen=True, kw_only=True):
 
 
 class CompletionVoice:
-    """One choice of a completion. `echo`: what it begins with."""
+    """Writes one choice of a completion, which begins with `echo`."""
 
     def __init__(self, index: int, echo: str, alternatives: int | None, *, token_ids: bool) -> None:
         self._index = index
@@ -141,7 +140,9 @@ class CompletionVoice:
 
 
 class CompletionDialect:
-    """Implements Dialect. `echoes`: what each choice begins with, or nothing."""
+    """The completions API. Implements Dialect. `echoes` are the texts that the choices begin with,
+    or nothing.
+    """
 
     operation = "text_completion"
     id_prefix = "cmpl"

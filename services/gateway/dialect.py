@@ -1,6 +1,4 @@
-"""What an answer is made of, whichever API it is written in: choices, each in its own voice, in one
-frame.
-"""
+"""The parts of an answer in either API: a frame, and choices that a voice each writes."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -11,7 +9,7 @@ from shared.schemas import Delta, TokenLogprob
 
 
 class Output:
-    """What one choice has made so far."""
+    """The output of one choice so far."""
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
@@ -29,12 +27,12 @@ class Output:
 
 
 class Voice(Protocol):
-    """Writes one choice, whole or chunk by chunk; a chunk is a choice with what is new."""
+    """Writes one choice, whole or chunk by chunk. A chunk is a choice with only its new part."""
 
     def whole(self, output: Output, finish_reason: str) -> Struct: ...
 
     def open(self) -> Sequence[Struct]:
-        """What comes before anything is said, of any choice."""
+        """The chunks of a choice that come before the first text of any choice."""
 
     def say(self, delta: Delta) -> Sequence[Struct]: ...
 
@@ -42,11 +40,11 @@ class Voice(Protocol):
 
 
 class Dialect(Protocol):
-    """How one API writes one answer."""
+    """The form of an answer in one API."""
 
     @property
     def operation(self) -> str:
-        """As OpenTelemetry calls it."""
+        """The operation's name in OpenTelemetry."""
 
     @property
     def id_prefix(self) -> str: ...
@@ -65,8 +63,8 @@ class CompletionDetails(Struct, frozen=True, kw_only=True):
 
 
 class Usage(Struct, frozen=True, kw_only=True):
-    """`completion_tokens_details`: once a choice has ended that thought, as its SLO says that it
-    does.
+    """Token counts. `completion_tokens_details` is set once a choice has ended whose SLO names a
+    pace for thinking.
     """
 
     prompt_tokens: int
@@ -76,7 +74,7 @@ class Usage(Struct, frozen=True, kw_only=True):
 
 
 class Reply(Struct, frozen=True, kw_only=True):
-    """A whole answer, or one chunk of a stream. `service_tier` is the one actually used as far as
+    """A whole answer, or one chunk of a stream. `service_tier` is the tier actually used, as far as
     it is known by then.
     """
 

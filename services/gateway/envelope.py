@@ -1,8 +1,8 @@
-"""Every way in which a request can fail, as HTTP: a status, OpenAI's envelope, and headers that say
-why.
+"""Every failure of a request as HTTP: a status, OpenAI's envelope, and headers that state the
+reason.
 
-429 is contention (it comes with Retry-After), 503 is nobody there, 504 a request whose time ran
-out. 408 is never used, since proxies retry it at once.
+429 means contention (with a Retry-After), 503 that no service is there, 504 that the request's time
+ran out. 408 is never used, since proxies retry it at once.
 """
 
 import math
@@ -63,7 +63,7 @@ class Problem(Struct, frozen=True, kw_only=True):
         )
 
     def headers(self) -> dict[str, str]:
-        """Retry-After belongs to 429 alone: whole seconds, rounded up, 1 to 30."""
+        """The headers. Retry-After belongs to 429 alone: whole seconds, rounded up, 1 to 30."""
         headers = {} if self.dropped is None else {"x-llm-d-request-dropped-reason": self.dropped}
         if self.status == 429:
             headers["retry-after"] = str(
@@ -73,7 +73,7 @@ class Problem(Struct, frozen=True, kw_only=True):
 
 
 class Rejected(Exception):
-    """Refused by the gateway itself, before anything was sent to admission."""
+    """The gateway itself refuses, before it sends anything to admission."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem.message)
@@ -103,7 +103,7 @@ BODY_TOO_SLOW = Problem(status=400, message="the body did not arrive in time", c
 
 
 def of_refused(no: Refused) -> Problem:
-    """Admission said no before it stored anything."""
+    """The failure of a request that admission refused before it stored anything."""
     status = STATUS_OF_CODE.get(no.code, 400)
     dropped = {429: "rejected-saturated", 503: "rejected-no-endpoints"}.get(status)
     # over HTTP
@@ -121,7 +121,7 @@ def of_refused(no: Refused) -> Problem:
 
 
 def of_error(error: PeerError | BusError) -> Problem:
-    """The request could not be read, or could not be handed over."""
+    """The failure of a request that could not be read or handed over."""
     match error:
         case RefusedError():
             return of_refused(error.refused)
@@ -137,7 +137,8 @@ def of_error(error: PeerError | BusError) -> Problem:
         case BusTimeout():
             return Problem(
                 status=503,
-                message="admission did not answer in time; what asks for one choice may be sent again with the same x-request-id",
+                message="admission did not answer in time; a request for one choice may be sent "
+                "again with the same x-request-id",
                 code="server_is_overloaded",
                 dropped="rejected-no-endpoints",
             )
@@ -151,7 +152,7 @@ def of_error(error: PeerError | BusError) -> Problem:
 
 
 def of_verdict(verdict: Verdict, *, flex: bool) -> Problem | None:
-    """None for a good end."""
+    """The failure that a verdict means; None for a good end."""
     message, wait_s = verdict.message, verdict.retry_after_s
     match verdict.finish_reason:
         case FinishReason.STOP | FinishReason.LENGTH:

@@ -1,10 +1,10 @@
-"""The life of one answer: its requests submitted together, answered together, and cancelled if its
-client leaves before the end.
+"""The life of one answer. Its requests are submitted together, answered together, and cancelled if
+its client leaves before the end.
 
-Stateless: whatever happens here, the requests themselves go on in the fleet, and the same
-x-request-id attaches to them again, through any gateway. Only a client that hangs up (or reads
-nothing for `stall_s`) ends its requests; and one that fails ends the others, for an answer that
-lacks a choice is none.
+The gateway is stateless: whatever happens here, the requests go on in the fleet, and the same
+x-request-id attaches to them again through any gateway. Only a client that hangs up (or reads
+nothing for `stall_s`) ends its requests. A request that fails ends the others, since an answer
+without one of its choices is no answer.
 """
 
 import asyncio
@@ -26,12 +26,12 @@ from shared.errors import BusError, PeerError, SlacklineError
 from shared.process import conventions, logs, telemetry
 from shared.schemas import GenerateRequest
 
-CANCEL_WITHIN_S = 10.0  # how long a cancel is repeated before the request is left to its expiry
+CANCEL_WITHIN_S = 10.0  # a cancel is repeated this long; then the request is left to its expiry
 log = logs.logger()
 
 
 class Exchanges:
-    """What all answers share. Cancels outlive their connection: they run in `tasks`."""
+    """The common part of all answers. Cancels outlive their connection: they run in `tasks`."""
 
     def __init__(
         self,
@@ -52,9 +52,10 @@ class Exchanges:
     async def run(
         self, ask: Ask, traceparent: str | None, receive: Receive, send: Send, began_unix_s: float
     ) -> bool:
-        """Submit, answer, and see the requests ended if their client leaves first: True then.
+        """Submits, answers, and sees the requests ended if their client leaves first. True in that
+        case.
 
-        Raises PeerError or BusError, if nothing has been answered yet.
+        Raises PeerError or BusError if nothing has been answered yet.
         """
         model = ask.model or self._fleet.default_model()
         span = self._span(ask, model, traceparent, began_unix_s)
@@ -87,7 +88,7 @@ class Exchanges:
             else:
                 for handle in handles:
                     handle.close()
-            self._tell(ask, answer, gone, error_type, span, began_unix_s)
+            self._log_end(ask, answer, gone, error_type, span, began_unix_s)
         return gone
 
     def _span(
@@ -113,7 +114,7 @@ class Exchanges:
         )
 
     async def _submit(self, ask: Ask, traceparent: str) -> list[Handle]:
-        """All or none. Raises RefusedError, BusError."""
+        """Submits all requests or none. Raises RefusedError, BusError."""
         headers = {telemetry.TRACEPARENT: traceparent} if traceparent else None
         asked = [
             self._client.submit(request, ask.tier, headers=headers) for request in ask.requests
@@ -124,7 +125,7 @@ class Exchanges:
         if not errors:
             return handles
         self._cancel(handles, "another choice of the same request was refused")
-        # what nobody answered may have been stored, and nobody would come back for it
+        # a request without an answer may have been stored, and no client would come back for it
         if len(asked) > 1:
             doubtful = [
                 r
@@ -132,10 +133,10 @@ class Exchanges:
                 if isinstance(outcome, BusError)
             ]
             self._tasks.create_task(self._withdraw(doubtful), name="gateway.cancel")
-        # a clear no goes before a doubt
+        # a clear refusal goes before a doubt
         error = next((error for error in errors if isinstance(error, RefusedError)), errors[0])
         if isinstance(error, PeerError) and not isinstance(error, RefusedError):
-            # the answer was no answer: not the fault of the one who asked
+            # admission's answer was malformed: not the client's fault
             raise BusError(error.message) from error
         raise error
 
@@ -151,7 +152,7 @@ class Exchanges:
             else:
                 self._tasks.create_task(_cancel(handle, reason), name="gateway.cancel")
 
-    def _tell(
+    def _log_end(
         self,
         ask: Ask,
         answer: Answer | None,
@@ -160,7 +161,7 @@ class Exchanges:
         span: telemetry.Span,
         began_unix_s: float,
     ) -> None:
-        """The answer's one line in the log, and the end of its span."""
+        """Writes the answer's one log line and ends its span."""
         reasons: list[str] = []
         relegated = None
         if answer is not None:
@@ -227,7 +228,7 @@ async def _run_until_gone(answer: Answer, receive: Receive) -> bool:
 
 
 async def _cancel(handle: Handle, reason: str) -> None:
-    """Cancel, and listen until the end: the handle says it again as long as it listens."""
+    """Cancels, and listens until the end: the handle repeats the cancel as long as it listens."""
     try:
         with contextlib.suppress(TimeoutError, SlacklineError):
             async with asyncio.timeout(CANCEL_WITHIN_S):

@@ -1,6 +1,4 @@
-"""In what format a client wants its answer: OpenAI's `response_format`, or vLLM's
-`structured_outputs`.
-"""
+"""The format of an answer: OpenAI's `response_format`, or vLLM's `structured_outputs`."""
 
 from typing import Any, Literal
 
@@ -22,7 +20,9 @@ from shared.structured import (
 
 
 class NamedSchema(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`name`, `description` and `strict` label it: the answer is always held to the schema."""
+    """A schema. `name`, `description` and `strict` only label it: the answer is always held to the
+    schema.
+    """
 
     schema: dict[str, Any] | bool | UnsetType = UNSET
     name: str | None = None
@@ -36,7 +36,7 @@ class ResponseFormat(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class StructuredOutputs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Exactly one of them."""
+    """vLLM's form. Exactly one field is set."""
 
     json: dict[str, Any] | SchemaText | None = None
     json_object: bool | None = None
@@ -48,8 +48,8 @@ class StructuredOutputs(Struct, frozen=True, kw_only=True, forbid_unknown_fields
 def wanted(
     response_format: ResponseFormat | None, outputs: StructuredOutputs | None
 ) -> Structured | None:
-    """None: whatever the model says. Raises PeerError for a format without its schema, for no kind
-    of output, or for several.
+    """The format asked for; None for free text. Raises PeerError for a format without its schema,
+    an unknown format, or several.
     """
     if response_format is None or response_format.type == "text":
         return None if outputs is None else _of_vllm(outputs)

@@ -1,5 +1,5 @@
-"""Log-probabilities as OpenAI's two APIs write them. Where a token is a part of a character, its
-text is written as bytes.
+"""Log-probabilities as OpenAI's two APIs write them. The text of a token that is part of a
+character is written as bytes.
 """
 
 import codecs
@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from shared.schemas import Likelihood, TokenLogprob
 
-LEAST = -9999.0  # stands for anything less, as OpenAI documents; JSON has no infinity
+LEAST = -9999.0  # the least value written, as OpenAI documents; JSON has no infinity
 
 
 class TopLogprob(Struct, frozen=True, kw_only=True):
@@ -33,9 +33,7 @@ class ChatLogprobs(Struct, frozen=True, kw_only=True):
 
 
 class CompletionLogprobs(Struct, frozen=True, kw_only=True):
-    """Four columns along the tokens. `top_logprobs` also names the token that was drawn, likely or
-    not.
-    """
+    """Four columns along the tokens. `top_logprobs` always holds the drawn token, likely or not."""
 
     tokens: list[str]
     token_logprobs: list[float]
@@ -73,7 +71,7 @@ def _content(chosen: Likelihood, top: Sequence[Likelihood]) -> ContentLogprob:
 
 
 class CompletionColumns:
-    """Writes one output, piece after piece: an offset counts the characters of the tokens before,
+    """Writes one output, part after part. An offset counts the characters of the tokens before,
     whole ones only.
     """
 
@@ -90,7 +88,7 @@ class CompletionColumns:
         )
 
     def _pass(self, piece: bytes) -> int:
-        """Where this token begins."""
+        """The offset at which this token begins."""
         begins = self._offset
         self._offset += len(self._decoder.decode(piece))
         return begins

@@ -1,4 +1,4 @@
-"""Several handles read as one, whichever has something first."""
+"""Reads several handles as one, in the order of their events."""
 
 import asyncio
 from collections.abc import Sequence
@@ -8,8 +8,8 @@ from shared.schemas import StreamEvent
 
 
 class Merge:
-    """Reads handles in turns, so that none waits behind a chatty one. Nothing is queued here: who
-    reads slowly, the handles know.
+    """Reads handles in turns, so that none waits behind a busy one. Nothing is queued here; the
+    handles know that their reader is slow.
     """
 
     def __init__(self, handles: Sequence[Handle]) -> None:
@@ -20,10 +20,10 @@ class Merge:
             handle.wake = self._wake
 
     async def next(self) -> tuple[int, StreamEvent]:
-        """The number of a handle, and its next event. May be cancelled and asked again. Raises what
-        went wrong with any (a SlacklineError).
+        """The number of a handle, and its next event. A call may be cancelled and repeated. Raises
+        the failure (a SlacklineError) of any handle.
 
-        To be asked only while some handle has not given its End.
+        Call it only while some handle has not given its End.
         """
         count = len(self._handles)
         while True:

@@ -8,7 +8,7 @@ class Model(Struct, frozen=True, kw_only=True):
     created: int  # unix seconds
     object: str = "model"
     owned_by: str = "slackline"
-    parent: str | UnsetType = UNSET  # of a LoRA adapter: the model that it adapts
+    parent: str | UnsetType = UNSET  # the model that a LoRA adapter adapts
 
 
 class ModelList(Struct, frozen=True, kw_only=True):

@@ -25,12 +25,12 @@ from shared.process.telemetry import Tracing
 from shared.schemas import Digest
 from shared.tiers import load_tiers
 
-KEEP_ALIVE_S = 30  # idle connections; above the pauses of common clients' pools
+KEEP_ALIVE_S = 30  # of idle connections; longer than the pauses of common clients' pools
 log = logs.logger()
 
 
 class Server(uvicorn.Server):
-    """Stops when `should_exit` is set; signals are main's."""
+    """uvicorn's server. It stops when `should_exit` is set; main handles the signals."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -48,10 +48,10 @@ def listen(cfg: GatewayConfig) -> socket.socket:
 async def serve(
     cfg: GatewayConfig, listener: socket.socket, stop: asyncio.Event, tracing: Tracing
 ) -> None:
-    """Until `stop`: then no new connections, running streams have drain_s to finish, what is left
-    is cut and may be attached to again.
+    """Serves until `stop`. Then it accepts no new connections and gives running streams drain_s to
+    finish. A stream that is cut may be attached to again.
 
-    Raises ConfigError at the start, and whatever ended the bus.
+    Raises ConfigError at the start, and the failure of the bus.
     """
     clock, registry = Clock(), Registry()
     tiers = load_tiers(cfg.tiers)

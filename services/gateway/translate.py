@@ -1,5 +1,5 @@
-"""From an HTTP request to GenerateRequests: who asks (headers), for what (body), by when (tier or
-SLO headers).
+"""Translates an HTTP request into GenerateRequests: the caller (headers), the content (body), the
+SLO (tier or SLO headers).
 """
 
 import math
@@ -20,14 +20,15 @@ from shared.schemas import GenerateRequest, Sampling
 from shared.tiers import TierSet
 from shared.vocabulary import Slo
 
-REQUESTS_LIMIT = 64  # of one HTTP request: prompts times choices
+REQUESTS_LIMIT = 64  # per HTTP request: prompts times choices
 TOP_K_LIMIT = 1_000_000  # more than any vocabulary has
 REQUEST_ID = "x-request-id"
 TENANT = "x-llm-d-inference-fairness-id"
-TIER_HEADERS = ("x-slackline-tier", "x-llm-d-inference-objective")  # the first one present counts
+# the first header present counts
+TIER_HEADERS = ("x-slackline-tier", "x-llm-d-inference-objective")
 APPLICATION = "x-slackline-application"
 ALLOW_RELEGATION = "x-slackline-allow-relegation"
-# Bound of the SLO -> headers that give it in milliseconds, the first one present counts.
+# SLO bound -> headers that give it in milliseconds; the first one present counts.
 SLO_HEADERS = {
     "ttft_s": ("x-llm-d-slo-ttft-ms", "x-slo-ttft-ms"),
     "tbt_s": ("x-llm-d-slo-tpot-ms", "x-slo-tpot-ms"),
@@ -37,13 +38,13 @@ SLO_HEADERS = {
 
 
 class Ask(NamedTuple):
-    """One answer as asked for. `requests`: one for each choice, `n` for each prompt, in order of
+    """One answer as asked for. `requests` has one request per choice, `n` per prompt, in order of
     their index; they share the rest.
 
-    `service_tier` is what to echo while no request has been relegated.
+    `service_tier` is echoed while no request has been relegated.
     """
 
-    request_id: str  # of the whole; choice 0 has the same
+    request_id: str  # of the whole answer; choice 0 has the same
     requests: list[GenerateRequest]
     n: int
     tier: str
@@ -51,7 +52,7 @@ class Ask(NamedTuple):
     flex: bool
     stream: bool
     include_usage: bool
-    usage_so_far: bool  # with every chunk, too
+    usage_so_far: bool  # with every chunk as well
     dialect: Dialect
 
     @property
@@ -64,7 +65,7 @@ class Ask(NamedTuple):
 
 
 def read_request_id(headers: Mapping[str, str]) -> str:
-    """The client's own, or a new one. Raises PeerError for one that could not be part of a
+    """The client's own id, or a new one. Raises PeerError for an id that cannot be part of a
     subject.
     """
     given = headers.get(REQUEST_ID)
@@ -72,8 +73,8 @@ def read_request_id(headers: Mapping[str, str]) -> str:
 
 
 def read_slo(headers: Mapping[str, str]) -> Slo | None:
-    """The request's own SLO. One that names any bound has only the bounds it names; None: the
-    tier's SLO holds.
+    """The request's own SLO; None if the tier's SLO holds. A request that names any bound has only
+    the bounds that it names.
 
     Raises PeerError for anything but a positive, finite number of milliseconds.
     """
@@ -97,15 +98,15 @@ def read_slo(headers: Mapping[str, str]) -> Slo | None:
 
 
 def importance_of(priority: int | None) -> float:
-    """vLLM's integer (0 is usual, higher matters more here) as a weight: ... -1 -> 1/2, 0 -> 1, 1
-    -> 2, 2 -> 3 ...
+    """vLLM's integer priority (0 is usual, higher is more important here) as a weight: ... -1 ->
+    1/2, 0 -> 1, 1 -> 2, 2 -> 3 ...
     """
     p = priority or 0
     return 1.0 + p if p >= 0 else 1.0 / (1 - p)
 
 
 def read_flag(headers: Mapping[str, str], name: str, default: bool) -> bool:
-    """`true` or `false`. Raises PeerError for anything else."""
+    """Reads `true` or `false`. Raises PeerError for anything else."""
     given = headers.get(name, "true" if default else "false").lower()
     if given not in ("true", "false"):
         raise PeerError(f"{name} must be true or false", code="invalid_value", param=name)
@@ -115,7 +116,7 @@ def read_flag(headers: Mapping[str, str], name: str, default: bool) -> bool:
 def read_tier(
     headers: Mapping[str, str], service_tier: str | None, tiers: TierSet
 ) -> tuple[str, str]:
-    """The tier, and what to call it in the answer: as it was asked for, where it was. Headers go
+    """The tier, and its name in the answer, which is the name that the client used. Headers go
     before the body.
 
     Raises PeerError, naming the header or the field.
@@ -135,8 +136,8 @@ def read_tier(
 def read_ask(
     headers: Mapping[str, str], body: CompletionBody | ChatBody, request_id: str, tiers: TierSet
 ) -> Ask:
-    """Raises PeerError, naming the field or the header at fault. What depends on the model is left
-    to admission.
+    """Reads a whole request. Raises PeerError, naming the field or the header at fault. Checks that
+    depend on the model are admission's.
     """
     tier, service_tier = read_tier(headers, body.service_tier, tiers)
     prompts, n = body.prompts, body.n or 1
@@ -185,15 +186,15 @@ def read_ask(
 
 
 def id_of_choice(request_id: str, index: int) -> str:
-    """Choice 0 keeps the id. For the others a digest of it stands in front of their number: a name
-    that no client has by chance.
+    """The request id of a choice. Choice 0 keeps the id. For the others a digest of it stands in
+    front of their number, so that no client has that id by chance.
     """
     return request_id if index == 0 else f"{sha256(request_id.encode()).hexdigest()[:48]}-{index}"
 
 
 def seed_of_choice(seed: int | None, choice: int) -> int | None:
-    """Choice i of a prompt draws with seed + i, modulo 2^64: as if it had been asked for alone with
-    that seed.
+    """The seed of choice i of a prompt: seed + i, modulo 2^64, as if it had been asked for alone
+    with that seed.
     """
     return None if seed is None else (seed + choice + 2**63) % 2**64 - 2**63
 

@@ -1,5 +1,5 @@
-"""What a request's parameters do to its logits before a token is chosen: bias, no early end,
-penalties; in vLLM's order.
+"""Adjusts logits by a request's parameters before a token is chosen: bias, no early end, penalties,
+in vLLM's order.
 """
 
 from collections import Counter
@@ -13,16 +13,16 @@ from shared.schemas import Sampling
 
 
 class Written(NamedTuple):
-    """A request whose next token is to be chosen. `ends`: tokens that would end its output."""
+    """A request whose next token is to be chosen. `ends` are tokens that would end its output."""
 
     sampling: Sampling
-    prompt: int  # tokens of it
+    prompt: int  # number of prompt tokens
     tokens: Sequence[int]  # prompt and output
     ends: Collection[int]
 
 
 def adjusted(logits: Tensor, rows: Sequence[Written]) -> Tensor:
-    """The logits [B, vocabulary] by which to choose: `logits` itself, untouched, or a float32 copy.
+    """The logits [B, vocabulary] to choose from: `logits` itself, untouched, or a float32 copy.
     Each row depends on itself alone.
     """
     asking = [row for row, written in enumerate(rows) if _asks(written)]
@@ -41,8 +41,8 @@ def _asks(written: Written) -> bool:
 
 
 def _adjust(logits: Tensor, written: Written) -> None:
-    """In place. Bias and mask come before the penalties. Repetition looks at the prompt too (C.
-    Keskar et al., CTRL, 2019, section 4.1).
+    """Adjusts one row in place. Bias and mask come before the penalties. Repetition counts the
+    prompt too (C. Keskar et al., CTRL, 2019, section 4.1).
     """
 
     def at(tokens: Collection[int]) -> Tensor:

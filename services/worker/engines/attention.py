@@ -1,4 +1,4 @@
-"""Attention of a whole mixed batch, in place of the one that transformers' models bring along.
+"""Attention of a whole mixed batch, in place of the attention of transformers' models.
 
 One forward pass carries the batch as a single row of T packed tokens. Every layer writes their keys
 and values to the pool, then each sequence attends over its own positions there.
@@ -15,7 +15,7 @@ from transformers.masking_utils import AttentionMaskInterface
 from services.worker.engines.paged import Place
 from shared.errors import ConfigError
 
-NAME = "slackline_paged"  # what `attn_implementation` is set to
+NAME = "slackline_paged"  # the value of `attn_implementation`
 
 # attend(layer, query, key, value, scale): [1, heads or KV heads, T, size] each -> [1, T, heads,
 # size].
@@ -57,19 +57,21 @@ def _attention(
     ]
     config: Any = module.config
     if unknown == ["sliding_window"] and rest["sliding_window"] >= config.max_position_embeddings:
-        unknown = []  # a window that holds the whole context
+        unknown = []  # a window of at least the whole context is allowed
     if unknown or slackline_attend is None:
         raise ConfigError(
-            f"this engine computes plain causal attention; the model wants {unknown or 'another way of being called'}"
+            "this engine computes plain causal attention; the model wants "
+            f"{unknown or 'another way of being called'}"
         )
-    return slackline_attend(int(module.layer_idx), query, key, value, scaling), None  # type: ignore[arg-type]
+    layer = int(module.layer_idx)  # type: ignore[arg-type]
+    return slackline_attend(layer, query, key, value, scaling), None
 
 
 def _no_mask(*_: object, **__: object) -> None:
-    """The batch's layout says who sees whom."""
+    """No mask: the batch's layout determines which positions a query sees."""
 
 
 def register() -> None:
-    """Make NAME known to transformers; harmless when repeated."""
+    """Makes NAME known to transformers. It may be called again."""
     AttentionInterface.register(NAME, _attention)
     AttentionMaskInterface.register(NAME, _no_mask)

@@ -1,5 +1,5 @@
-"""Attention on any device torch knows: sequences are gathered from the pool, decodes padded to the
-longest of them.
+"""Attention on any device that torch knows: sequences are gathered from the pool, and decodes are
+padded to the longest.
 
 It copies what it reads, and serves devices and types for which attention_in_place.py has no
 kernels.

@@ -1,11 +1,12 @@
-"""Attention on a CPU that reads keys and values where they lie in the pool; nothing of the cache is
+"""Attention on a CPU that reads keys and values where they lie in the pool. Nothing of the cache is
 copied.
 
-Chunks go stretch by stretch: torch's flash kernel attends over a view of the pool, and what several
-stretches give is put together by the weight each had (its logsumexp). A chunk sees its own tokens
-as they came. Decodes go all together, however they are scattered and however long: which query sees
-which row of the pool is a sparse matrix, of which one kernel computes the scores, and another the
-weighted sums of the values. Where there are no such kernels, decodes go as chunks do.
+Chunks are computed stretch by stretch: torch's flash kernel attends over a view of the pool, and
+the results of several stretches are combined by their weights (the logsumexp of each). A chunk sees
+its own tokens directly. Decodes are computed together, however scattered and long they are: a
+sparse matrix holds which query sees which row of the pool, one kernel computes its scores, and
+another the weighted sums of the values. Where torch lacks these kernels, decodes are computed as
+chunks are.
 """
 
 import math
@@ -27,9 +28,7 @@ _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
 
 class _Window(NamedTuple):
-    """Rows of the batch that see the same stretches of the pool, and, causally, each other's if
-    `own`.
-    """
+    """Rows of the batch that see the same stretches of the pool; if `own`, each other causally."""
 
     first: int
     end: int
@@ -38,7 +37,9 @@ class _Window(NamedTuple):
 
 
 class _Pattern(NamedTuple):
-    """Who sees what, as a sparse matrix [decodes * heads, pool positions * KV heads]."""
+    """The visible positions of each query, as a sparse matrix [decodes * heads, pool positions * KV
+    heads].
+    """
 
     scores: Tensor  # its values, overwritten by every layer
     matrix: Tensor
@@ -106,7 +107,7 @@ class InPlaceBatch:
         return out[None]
 
     def _decodes(self, query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
-        """query [heads, T, size] -> [B, heads, size], of the rows that go together."""
+        """query [heads, T, size] -> [B, heads, size], for the rows that are computed together."""
         heads, kv_heads = query.shape[0], keys.shape[1]
         pattern = self._patterns.get((heads, kv_heads))
         if pattern is None:
@@ -188,7 +189,7 @@ def _seen(
 
 
 def _put_together(parts: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-    """Attention over all positions, from attention over parts of them."""
+    """Attention over all positions, combined from attention over parts of them."""
     weights = torch.stack([weight for _, weight in parts]).softmax(dim=0)
     total = parts[0][0] * weights[0, ..., None]
     for (out, _), weight in zip(parts[1:], weights[1:], strict=True):
@@ -198,8 +199,8 @@ def _put_together(parts: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
 
 @cache
 def sparse_works(dtype: torch.dtype) -> bool:
-    """Whether this build of torch has the sparse kernels for this type. Also takes torch's warning
-    that they are new.
+    """Tells whether this build of torch has the sparse kernels for this type. It also absorbs
+    torch's warning that they are new.
     """
     if dtype != torch.float32:
         return False

@@ -1,5 +1,5 @@
-"""Counter-based draws: a number from (seed, position) alone, so a request computed again on another
-engine goes on alike.
+"""Counter-based random numbers: each depends on (seed, position) alone, so a request computed again
+on another engine continues alike.
 """
 
 _MASK = (1 << 64) - 1
@@ -15,10 +15,10 @@ def _scramble(z: int) -> int:
 
 
 def bits(seed: int, position: int) -> int:
-    """64 bits that look random; equal arguments give equal bits. Seeds are taken modulo 2^64."""
+    """64 bits that look random. Equal arguments give equal bits. Seeds are taken modulo 2^64."""
     return _scramble((_scramble(seed * _GOLDEN & _MASK) + (position + 1) * _GOLDEN) & _MASK)
 
 
 def uniform(seed: int, position: int) -> float:
-    """In [0, 1), on a grid of 2^-53."""
+    """A number in [0, 1), on a grid of 2^-53."""
     return float(bits(seed, position) >> 11) * 2.0**-53

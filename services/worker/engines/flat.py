@@ -1,10 +1,10 @@
-"""A transformers model's forward pass as one flat function: the same operations, less of the
-ceremony around them.
+"""A transformers model's forward pass as one flat function: the same operations with less overhead
+around them.
 
-At small batches most of an iteration is Python: modules calling modules, masks nobody reads, casts
-to the type a tensor has. `torch.export` writes down what the model computes (no compiler is
-needed), this file drops what does nothing, lets projections of the same input be one matrix
-product, and binds the weights as arguments. Attention stays a call of ours.
+At small batches Python takes most of an iteration: modules that call modules, masks that nothing
+reads, casts to the type that a tensor already has. `torch.export` records what the model computes
+(no compiler is needed). This file removes operations without effect, merges projections of the same
+input into one matrix product, and binds the weights as arguments. Attention stays a call of ours.
 """
 
 import math
@@ -31,10 +31,11 @@ _library.define("attend(int layer, Tensor query, Tensor key, Tensor value, float
 def traced_attend(
     layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None
 ) -> Tensor:
-    """What attention is while the model is written down: an operation of that name, without
+    """The stand-in for attention while the model is recorded: an operation of that name, without
     content.
     """
-    return torch.ops.slackline.attend(layer, query, key, value, scale)  # type: ignore[no-any-return]
+    attended: Tensor = torch.ops.slackline.attend(layer, query, key, value, scale)
+    return attended
 
 
 def _shape_only(
@@ -49,9 +50,9 @@ _library.impl("attend", _shape_only, "CompositeExplicitAutograd")
 def flatten(call: Callable[..., Tensor], owner: torch.nn.Module, attend: Attend) -> Forward:
     """`call(ids, positions, rows)` runs `owner`'s forward pass with `traced_attend` for attention.
 
-    The projections that are merged become views of one matrix in `owner` as well, so that no weight
-    is held twice. Raises whatever torch.export raises for a model that it cannot follow, and
-    ValueError for one whose operations depend on the number of tokens.
+    The merged projections become views of one matrix in `owner` as well, so that no weight is held
+    twice. Raises the exception of torch.export for a model that it cannot follow, and ValueError
+    for a model whose operations depend on the number of tokens.
     """
 
     class Entry(torch.nn.Module):
@@ -85,8 +86,8 @@ def flatten(call: Callable[..., Tensor], owner: torch.nn.Module, attend: Attend)
 
 
 def _function(graph: Graph, weights: Sequence[Tensor]) -> Forward:
-    """Python of one line an operation, every function a name of its own: torch.fx's own looks them
-    up through modules.
+    """A Python function with one operation per line, and a name for every called function:
+    torch.fx's own code looks functions up through modules.
     """
     names: dict[str, Any] = {}
 
@@ -139,7 +140,7 @@ def _value(node: Any) -> Any:
 
 
 def _idle(node: Node) -> bool:
-    """It gives back its first argument as it is."""
+    """Tells whether an operation returns its first argument unchanged."""
     if not node.args or not isinstance(node.args[0], Node):
         return False
     before, after = _value(node.args[0]), _value(node)
@@ -181,7 +182,7 @@ def _drop_idle(graph: Graph) -> None:
 
 
 def _parameter(module: GraphModule, node: Any) -> Tensor:
-    """Raises ValueError for what is none."""
+    """The parameter of a node. Raises ValueError if it is none."""
     found = operator.attrgetter(str(node.target))(module) if node.op == "get_attr" else None
     if not isinstance(found, Tensor):
         raise ValueError(f"{node} is no weight")
@@ -189,8 +190,8 @@ def _parameter(module: GraphModule, node: Any) -> Tensor:
 
 
 def _merge_projections(module: GraphModule) -> None:
-    """Linear layers of one input become one matrix product and views of its result; all matrices
-    are laid out for it.
+    """Merges linear layers of one input into one matrix product and views of its result. All
+    matrices are laid out for it.
     """
     graph = module.graph
     by_input: dict[tuple[Node, bool], list[Node]] = defaultdict(list)
@@ -229,8 +230,8 @@ def _merge_projections(module: GraphModule) -> None:
 
 
 def _weights_as_arguments(module: GraphModule) -> list[Tensor]:
-    """Attribute look-ups of nested modules cost more than some operations do: the function takes
-    the weights instead.
+    """Passes the weights as arguments: attribute look-ups of nested modules cost more than some
+    operations do.
     """
     graph = module.graph
     last = [node for node in graph.nodes if node.op == "placeholder"][-1]
@@ -248,7 +249,7 @@ def _weights_as_arguments(module: GraphModule) -> list[Tensor]:
     return weights
 
 
-# The same operations by the way into torch that costs least.
+# The same operations through the cheapest entry into torch.
 _QUICK: dict[Any, Callable[..., Any]] = {
     aten.linear.default: torch.nn.functional.linear,
     aten.add.Tensor: torch.add,
@@ -312,7 +313,7 @@ def _quicken(graph: Graph, attend: Attend) -> None:
 
 
 def _product(node: Any) -> bool:
-    """Two tensors multiplied for one reader, of the type that their sum has."""
+    """The product of two tensors for one reader, in the type of their sum."""
     if (
         not isinstance(node, Node)
         or node.target not in (aten.mul.Tensor, torch.mul)

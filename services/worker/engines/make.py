@@ -1,5 +1,5 @@
-"""The engine that a worker's configuration asks for. Engines are imported only here, and only the
-one that is used.
+"""Makes the engine that a worker's configuration asks for. Engines are imported only here, and only
+the one that is used.
 """
 
 import time
@@ -37,7 +37,7 @@ def make(cfg: WorkerConfig) -> tuple[Engine, Tokenizer]:
     if cfg.engine == "torch":
         folder = models.folder(cfg.model or models.DEFAULT)
         if cfg.profile:
-            profiles.read(cfg.profile)  # planners will: better said here
+            profiles.read(cfg.profile)  # planners read it as well: a fault is better reported here
         try:
             from services.worker.engines.torch_engine import TorchEngine
         except ImportError as error:
@@ -61,14 +61,15 @@ def make(cfg: WorkerConfig) -> tuple[Engine, Tokenizer]:
             from services.worker.engines.vllm_setup import build
         except ImportError as error:
             raise ConfigError(
-                f"the vllm engine needs vLLM {VLLM_OLDEST} up to, not including, {VLLM_NEWEST}: pip install 'slackline[vllm]'"
+                f"the vllm engine needs vLLM {VLLM_OLDEST} up to, not including, {VLLM_NEWEST}: "
+                "pip install 'slackline[vllm]'"
             ) from error
         return build(cfg, folder), Tokenizer.load(folder)
     raise ConfigError(f"unknown engine {cfg.engine!r}: sim, torch or vllm")
 
 
 def sim_facts(cfg: WorkerConfig, tokenizer: Tokenizer) -> EngineFacts:
-    """What a simulated replica says of itself: KV as its profile states."""
+    """The facts that a simulated replica announces. Its KV is what the profile states."""
     profile = profiles.read(cfg.profile or SIM_PROFILE)
     return EngineFacts(
         engine="sim",

@@ -1,8 +1,8 @@
-"""The memory of the torch engine's keys and values: blocks of positions, and which sequence holds
-which.
+"""The memory of the torch engine's keys and values: blocks of positions, and the sequence that
+holds each.
 
-Any block may go to any sequence, so a sequence can grow as long as a block is free. But a new one
-begins where it has room to grow without a break, so that mostly its keys lie in one stretch, which
+Any block may go to any sequence, so a sequence can grow as long as a block is free. A new sequence
+begins where it has room to grow without a break, so that its keys mostly lie in one stretch, which
 kernels read in place.
 """
 
@@ -14,15 +14,15 @@ _FIRST_BLOCKS = 8  # for which a place has room before it moves to a larger arra
 
 
 class Place:
-    """Where the positions of one sequence are in the pool.
+    """The positions of one sequence in the pool.
 
-    `stretches`: [first, end) pool positions, whole blocks, in the order of the sequence.
+    `stretches`: [first, end) pool positions in whole blocks, in the order of the sequence.
     `positions`: one by one.
     """
 
     def __init__(self, block_tokens: int, wanted_tokens: int) -> None:
         self.block_tokens = block_tokens
-        self.wanted_blocks = -(-wanted_tokens // block_tokens)  # as far as is known; a hint
+        self.wanted_blocks = -(-wanted_tokens // block_tokens)  # an estimate; only a hint
         self.blocks: list[int] = []
         self.stretches: list[tuple[int, int]] = []
         self._positions = np.empty(_FIRST_BLOCKS * block_tokens, dtype=np.int64)
@@ -55,10 +55,10 @@ class Place:
 
 
 class Blocks:
-    """Which block is whose. Ids 0..total-1."""
+    """The blocks of the pool and their owners. Ids are 0..total-1."""
 
     def __init__(self, total: int, block_tokens: int) -> None:
-        # block n at n + 1, between two that nobody gets
+        # block n at n + 1, between two that no sequence gets
         self._taken = np.zeros(total + 2, dtype=np.int8)
         self._taken[[0, -1]] = 1
         self._free = total
@@ -69,7 +69,7 @@ class Blocks:
         return self._free
 
     def grow(self, place: Place, tokens: int) -> None:
-        """Extend `place` until it has room for `tokens` positions."""
+        """Extends `place` until it has room for `tokens` positions."""
         missing = -(-tokens // self._block_tokens) - len(place.blocks)
         assert missing <= self._free, "more KV blocks promised than there are"
         for _ in range(missing):
@@ -85,8 +85,9 @@ class Blocks:
         self._free += len(place.blocks)
 
     def _begin(self, wanted: int) -> int:
-        """In the longest stretch of free blocks: in its middle, as who holds the block before it
-        may grow; sooner if `wanted` needs it.
+        """The first block of a sequence, in the longest stretch of free blocks. It lies in the
+        middle, since the owner of the block before the stretch may grow; earlier if `wanted` blocks
+        need the room.
         """
         edges = np.diff(self._taken)
         begins, ends = np.flatnonzero(edges == -1), np.flatnonzero(edges == 1)
@@ -110,12 +111,12 @@ class Pool:
 
     @property
     def even(self) -> bool:
-        """Keys and values are of one size, in every layer."""
+        """True if keys and values have one size in every layer."""
         return all(keys.shape == values.shape for keys, values in self._layers.values())
 
     def write(self, layer: int, at: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """The layer's pools, after `key` and `value` ([T, heads, size]) went to positions `at` of
-        them.
+        """Writes `key` and `value` ([T, heads, size]) to the positions `at` of the layer's pools,
+        and returns the pools.
         """
         pools = self._layers.get(layer)
         if pools is None:

@@ -1,5 +1,5 @@
-"""A transformers model over a paged pool of keys and values: tokens of many sequences in, logits of
-the rows wanted out.
+"""A transformers model over a paged pool of keys and values: it takes tokens of many sequences and
+gives the logits of the rows asked for.
 """
 
 from collections.abc import Sequence
@@ -23,12 +23,12 @@ from shared.errors import ConfigError
 log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
 _STRETCHED = {"dynamic", "longrope"}  # kinds of rotary positions
-_PROOF_TOKENS = 13  # computed once by transformers alone and once in pieces by us
+_PROOF_TOKENS = 13  # computed once by transformers alone and once by us, in pieces
 
 
 class PagedModel:
-    """Raises ConfigError for a folder that holds no model, or one whose tokens would not be its own
-    here.
+    """The model. Raises ConfigError for a folder without a model, or a model whose tokens would
+    differ here.
     """
 
     def __init__(
@@ -86,8 +86,8 @@ class PagedModel:
         return self._batch.attend(layer, query, key, value, scale)
 
     def _settle(self, folder: Path) -> None:
-        """From what serves any model to what is fastest for this one; every step must give
-        transformers' own logits.
+        """Moves from the path that serves any model to the fastest one for this model. Every step
+        must give transformers' own logits.
         """
         tokens = min(_PROOF_TOKENS, self._positions, self.context_tokens)
         prompt = [(3 + 7 * n) % self.vocabulary for n in range(tokens)]
@@ -100,22 +100,24 @@ class PagedModel:
             proven = self._proves(prompt, wanted)
         except ConfigError:
             raise
-        except Exception as error:  # of transformers or torch; a model may fail in any way
+        except Exception as error:  # from transformers or torch; a model may fail in any way
             raise ConfigError(
                 f"the model in {folder} cannot be computed over a paged KV pool: {error}"
             ) from error
         if not self._pool.used:
             raise ConfigError(
-                f"the attention of the model in {folder} cannot be replaced, so its KV cannot be paged"
+                f"the attention of the model in {folder} cannot be replaced, so its KV cannot be "
+                "paged"
             )
         if not proven:
             raise ConfigError(
-                f"the model in {folder} computes other tokens over a paged KV pool than by itself: it keeps more than KV"
+                f"the model in {folder} computes other tokens over a paged KV pool than by itself: "
+                "it keeps more than KV"
             )
         if self._device.type != "cpu":
             return
         self._in_place = self._pool.even
-        if self._in_place and not self._proves_or_says("engine.cache_gathered", prompt, wanted):
+        if self._in_place and not self._proves_or_logs("engine.cache_gathered", prompt, wanted):
             self._in_place = False
         self._attend = flat.traced_attend
         try:
@@ -123,15 +125,17 @@ class PagedModel:
         except Exception as error:  # torch.export has no class of its own for what it cannot follow
             log.info("engine.model_not_flat", reason=str(error).split("\n", 1)[0])
         self._attend = self._attend_in_batch
-        if self.is_flat and not self._proves_or_says("engine.model_not_flat", prompt, wanted):
+        if self.is_flat and not self._proves_or_logs("engine.model_not_flat", prompt, wanted):
             self._forward = self._plain
 
     @property
     def is_flat(self) -> bool:
         return self._forward != self._plain
 
-    def _proves_or_says(self, event: str, prompt: Sequence[int], wanted: Tensor) -> bool:
-        """Whether the way now set is right; else the log tells what is done without."""
+    def _proves_or_logs(self, event: str, prompt: Sequence[int], wanted: Tensor) -> bool:
+        """Tells whether the present path is right. If it is not, the log states what is done
+        without.
+        """
         try:
             proven, reason = self._proves(prompt, wanted), "other logits"
         except Exception as error:  # shapes that a kernel does not take
@@ -141,8 +145,8 @@ class PagedModel:
         return proven
 
     def _proves(self, prompt: Sequence[int], wanted: Tensor) -> bool:
-        """These tokens, alone and beside each other, have the logits `wanted` [tokens,
-        vocabulary].
+        """Tells whether these tokens, alone and beside each other, have the logits `wanted`
+        [tokens, vocabulary].
         """
         return all(
             self._proves_beside(count, prompt, wanted)
@@ -186,7 +190,8 @@ def _load(folder: Path, device: torch.device, dtype: torch.dtype) -> Any:
     }
     if kinds:
         raise ConfigError(
-            f"the model in {folder} has layers this engine cannot compute: {', '.join(sorted(kinds))}"
+            f"the model in {folder} has layers this engine cannot compute: "
+            f"{', '.join(sorted(kinds))}"
         )
     rope = getattr(config, "rope_parameters", None) or {}
     if _STRETCHED & {
@@ -196,6 +201,7 @@ def _load(folder: Path, device: torch.device, dtype: torch.dtype) -> Any:
         for value in part.values()
     }:
         raise ConfigError(
-            f"the model in {folder} scales its positions by the longest of a batch, so requests would change each other's tokens"
+            f"the model in {folder} scales its positions by the longest of a batch, so requests "
+            "would change each other's tokens"
         )
     return model.to(device).eval()

@@ -1,8 +1,8 @@
-"""From logits to tokens: greedy, or drawn at (seed, position), a whole batch at once. And what the
-model thought of them.
+"""Chooses tokens from logits, greedily or by a draw at (seed, position), for a whole batch at once.
+It also gives their log-probabilities.
 
-The way a row is computed depends on that row and what was asked for it alone, so its token is the
-same in any batch.
+The computation of a row depends only on that row and its parameters, so its token is the same in
+any batch.
 """
 
 from collections.abc import Sequence
@@ -16,13 +16,15 @@ from services.worker.engines import draws
 from shared.schemas import Sampling
 
 _COLDEST = 1e-5  # below it the division would overflow; as good as greedy
-# tokens that a top-p cut seldom leaves more of: sorting a large vocabulary takes many times as long
+# A top-p cut seldom leaves more tokens; sorting a large vocabulary takes many times as long.
 _FIRST = (256, 4096)
 _STRIDE = 512  # tokens whose shares are summed before the one among them is sought
 
 
 class Draw(NamedTuple):
-    """One token to choose: how, and the place in the request's own stream of random numbers."""
+    """One token to choose: its parameters, and its place in the request's own stream of random
+    numbers.
+    """
 
     sampling: Sampling
     seed: int
@@ -30,12 +32,12 @@ class Draw(NamedTuple):
 
 
 def choose(logits: Tensor, wanted: Sequence[Draw]) -> list[int]:
-    """One token for each row of `logits` [B, vocabulary]; equal for equal (logits, draw), whoever
-    else is in the batch.
+    """One token for each row of `logits` [B, vocabulary]. Equal (logits, draw) give equal tokens,
+    whatever else is in the batch.
 
-    Temperature first, then min-p, then top-k, then top-p over what is left; tokens as likely as the
-    last that stays, stay too. The draw inverts the distribution cumulated in the vocabulary's
-    order.
+    Temperature comes first, then min-p, then top-k, then top-p over what is left. Tokens as likely
+    as the last one kept are kept too. The draw inverts the distribution cumulated in the
+    vocabulary's order.
     """
     tokens = [0] * len(wanted)
     greedy = [
@@ -58,8 +60,8 @@ def choose(logits: Tensor, wanted: Sequence[Draw]) -> list[int]:
 
 
 def likelihoods(logits: Tensor, tokens: Sequence[int], tops: Sequence[int]) -> list[Likely]:
-    """Of each row of `logits` [N, vocabulary]: natural log-probability of its token, and of its
-    `tops` likeliest, likeliest first.
+    """For each row of `logits` [N, vocabulary]: the natural log-probability of its token, and of
+    its `tops` likeliest tokens, likeliest first.
     """
     known = logits.float().log_softmax(dim=-1)
     own = known.gather(1, torch.tensor(tokens, device=logits.device)[:, None])[:, 0].tolist()
@@ -78,7 +80,7 @@ def _drawn(logits: Tensor, how: Sequence[Draw]) -> list[int]:
         return torch.tensor(values, dtype=dtype, device=logits.device)[:, None]
 
     scaled = logits.float() / column([max(draw.sampling.temperature, _COLDEST) for draw in how])
-    shares = (scaled - scaled.amax(dim=-1, keepdim=True)).exp_()  # of the likeliest token's
+    shares = (scaled - scaled.amax(dim=-1, keepdim=True)).exp_()  # relative to the likeliest token
     vocabulary = shares.shape[1]
     rows = [row for row, draw in enumerate(how) if draw.sampling.min_p > 0]
     if rows:
@@ -110,8 +112,8 @@ def _cut(shares: Tensor, least: Tensor) -> Tensor:
 
 
 def _least(shares: Tensor, mass: Tensor) -> Tensor:
-    """[B, 1]: the largest share such that it and all larger ones make up `mass` [B, 1] of the sum
-    of the row.
+    """[B, 1] the largest share such that it and all larger ones sum to `mass` [B, 1] of the row's
+    sum.
     """
     wanted = shares.sum(dim=-1, keepdim=True) * mass
     least = torch.zeros_like(wanted)
@@ -128,9 +130,7 @@ def _least(shares: Tensor, mass: Tensor) -> Tensor:
 
 
 def _among(shares: Tensor, points: Tensor) -> list[int]:
-    """Seeks the token among the sums of _STRIDE tokens first, as cumulating a large vocabulary is
-    slow.
-    """
+    """Finds the token by sums of _STRIDE tokens: cumulating a large vocabulary is slow."""
     parts = torch.nn.functional.pad(shares, (0, -shares.shape[1] % _STRIDE)).view(
         len(shares), -1, _STRIDE
     )
@@ -140,8 +140,8 @@ def _among(shares: Tensor, points: Tensor) -> list[int]:
 
 
 def _invert(shares: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:
-    """Which of `shares` [B, N] the `points` [B, 1] of their sum fall on, and where within it, both
-    in [0, 1).
+    """The index in `shares` [B, N] that each of the `points` [B, 1] of their sum falls on, and its
+    position within that share. Points and positions are in [0, 1).
     """
     cumulated = shares.double().cumsum(dim=-1)
     target = points * cumulated[:, -1:]

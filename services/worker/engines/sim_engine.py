@@ -1,10 +1,10 @@
-"""An engine without a GPU: it takes the time that a profile predicts, keeps KV books, and makes
+"""An engine without a GPU. It takes the time that a profile predicts, keeps KV books, and makes
 readable tokens.
 
 The GPU has a timeline of its own. An iteration begins where the one before it ended if its work was
-handed over at once (ALLOWANCE_S after `execute` returned), else at the hand-over: so the lateness
+handed over at once (ALLOWANCE_S after `execute` returned), else at the hand-over. So the lateness
 of Python does not add up, and a late plan still costs. A thread that slept longer than HICCUP_S too
-long was stopped, not late: nothing is caught up then.
+long was stopped, not late; then nothing is caught up.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,8 +21,8 @@ from shared.policy.acceptance import Acceptance, Speculated, speculate
 from shared.schemas import Selection
 from shared.vocabulary import Slot
 
-# A real engine has its next batch queued behind the running one; here the thread first says the
-# tokens of the last and comes back. Work that comes this soon counts as having been there in time.
+# A real engine has its next batch queued behind the running one. Here the thread first returns the
+# tokens of the last batch. Work that comes this soon afterwards counts as queued in time.
 ALLOWANCE_S = 0.0015
 HICCUP_S = 0.010  # a sleep wakes 0.1 ms late, now and then 4 ms on a machine with other work
 
@@ -56,20 +56,20 @@ def readable_token(seed: int, n: int) -> int:
 class _Slot:
     prompt: int
     seed: int
-    known: int  # tokens: prompt and generated
+    known: int  # tokens of prompt and output
     computed: int = 0
     drafted: int = 0  # positions filled in the draft's KV
     blocks: int = 0
-    decoding: bool = False  # has emitted since it was loaded
+    decoding: bool = False  # has emitted a token since it was loaded
 
 
 class SimEngine:
     """Implements services.worker.engine.Engine.
 
     `pace` multiplies every duration. `wait(seconds)` sleeps (time.sleep in a live worker) by
-    `clock()`, a monotonic one; with `wait` None nothing sleeps and nothing reads the clock. What
-    its draft model takes is the fraction `facts.draft` of the profile (without one the root of a
-    speculating entry is verified alone); what is accepted of its drafts, the acceptance model says.
+    `clock()`, a monotonic clock. With `wait` None nothing sleeps and nothing reads the clock. A
+    draft iteration takes the fraction `facts.draft` of the profile (without a draft only the root
+    of a speculating entry is verified). The acceptance model decides which drafts are accepted.
     """
 
     def __init__(
@@ -214,8 +214,8 @@ class SimEngine:
         )
 
     def _advance(self, work: Work, kept: int, drafted: int, filled: int) -> Done:
-        """Of the entry's positions `kept` stay. A decode emits a token for each of them; a prefill
-        one, at its end.
+        """Advances a request by `kept` of the entry's positions. A decode emits a token for each of
+        them, a prefill one token at its end.
         """
         state = self._slots[work.slot]
         left = state.known - state.computed
@@ -235,7 +235,7 @@ class SimEngine:
         emitted = kept if left == 1 else 1
         state.known += emitted
         state.decoding = True
-        self._reserve(state, state.computed)  # the rejected give theirs back
+        self._reserve(state, state.computed)  # rejected drafts give theirs back
         return Done(kept, [readable_token(state.seed, first + n) for n in range(emitted)], drafted)
 
     def _reserve(self, state: _Slot, tokens: int) -> None:

@@ -1,9 +1,10 @@
-"""A real model in Hugging Face format: paged KV, ragged mixed batches, chunked prefill.
+"""An engine for a real model in Hugging Face format: paged KV, ragged mixed batches, chunked
+prefill.
 
-On a CPU in float32, whose tokens are transformers' own; `dtype="bfloat16"` halves the weights and
-is several times faster at prefill where the processor multiplies bfloat16 in hardware, and slower
-at single decodes. On CUDA in bfloat16. It has no draft model: of a speculating entry the root alone
-is verified.
+On a CPU it computes in float32, and its tokens are transformers' own. `dtype="bfloat16"` halves the
+weights. Where the processor multiplies bfloat16 in hardware it is several times faster at prefill,
+and slower at single decodes. On CUDA it computes in bfloat16. It has no draft model: only the root
+of a speculating entry is verified.
 """
 
 import os
@@ -29,8 +30,8 @@ from shared.vocabulary import Slot
 
 @dataclass(slots=True)
 class _Slot:
-    prompt: int  # tokens of it
-    tokens: list[int]  # prompt and generated
+    prompt: int  # number of prompt tokens
+    tokens: list[int]  # prompt and output
     ends: frozenset[int]  # tokens that end its output
     place: paged.Place
     sampling: Sampling
@@ -39,12 +40,11 @@ class _Slot:
 
 
 class TorchEngine:
-    """Implements services.worker.engine.Engine. Raises ConfigError for a folder that holds no model
-    it can run.
+    """Implements services.worker.engine.Engine. Raises ConfigError for a folder without a model
+    that it can run.
 
-    `profile` names the profile announced with it. `dtype`: float32 or bfloat16; None, the device's
-    default.
-    Threads: OMP_NUM_THREADS, 1 without it (more than cores is far slower).
+    `profile` names the announced profile. `dtype` is float32 or bfloat16; None means the device's
+    default. It uses OMP_NUM_THREADS threads, 1 without it (more threads than cores are far slower).
     """
 
     def __init__(
@@ -116,8 +116,8 @@ class TorchEngine:
         ids: list[int] = []
         pieces: list[Piece] = []
         states: list[_Slot] = []
-        ends: list[int] = []  # rows of the packed batch whose logits are wanted
-        emitting: list[int] = []  # entries of the work they belong to
+        ends: list[int] = []  # rows of the packed batch whose logits are needed
+        emitting: list[int] = []  # their entries in the work
         done: list[Done] = []
         for n, (slot, asked, emits) in enumerate(work):
             state = self._slots[slot]
@@ -169,8 +169,8 @@ class TorchEngine:
     def _choose(
         logits: torch.Tensor, states: Sequence[_Slot]
     ) -> list[tuple[int, tuple[Likely, ...]]]:
-        """A token for each, and its likelihood where asked. Position n of a request draws from
-        (seed, n), n counting from its first.
+        """A token for each row, and its likelihood where asked. Position n of a request draws from
+        (seed, n), where n counts from its first token.
         """
         with torch.inference_mode():
             shown = adjusted(

@@ -1,4 +1,4 @@
-"""Drafts of vLLM's: how many of them a plan means, and what making one costs."""
+"""vLLM's drafts: their number in a plan, and their cost."""
 
 from collections.abc import Sequence
 from statistics import median
@@ -8,16 +8,17 @@ from shared.columns import pack, unpack_list
 from shared.schemas import Sampling, Selection
 from shared.vocabulary import Slot
 
-LEAST = 0.001  # of an iteration: a draft that costs nothing would be no draft
+LEAST = 0.001  # fraction of an iteration: a cost of 0 would mean that there is no draft
 DECODES, PROMPT_TOKENS = 8, 16
-ITERATIONS = 12  # of each kind; the first three of them are not believed
+ITERATIONS = 12  # of each kind; the first three are dropped
 
 
 def depths_of(selection: Selection, caps: Sequence[int]) -> list[int]:
-    """How many drafts each entry may have verified: a chain, since vLLM verifies no trees.
+    """The number of drafts that each entry may have verified. They form a chain, since vLLM
+    verifies no trees.
 
-    Of a selection of trees, every entry has a chain within its depth and cap, all cut to one length
-    where the budget is short.
+    Of a selection of trees, every entry gets a chain within its depth and cap. All chains are cut
+    to one length where the budget is short.
     """
     depths = [
         min(depth, cap - 1) for depth, cap in zip(unpack_list(selection.depth), caps, strict=True)
@@ -30,7 +31,7 @@ def depths_of(selection: Selection, caps: Sequence[int]) -> list[int]:
 
 
 def measure_draft(engine: Engine, most: int) -> float:
-    """What one more draft takes, as a fraction of an iteration of a few decodes. The engine holds
+    """The cost of one more draft as a fraction of an iteration with a few decodes. The engine holds
     nothing, before and after.
     """
     prompt = [7 + n % 64 for n in range(PROMPT_TOKENS)]
@@ -39,7 +40,8 @@ def measure_draft(engine: Engine, most: int) -> float:
         engine.load(Load(slot, prompt, 0, Sampling(temperature=0.0), slot))
     engine.execute([Work(slot, PROMPT_TOKENS, True) for slot in slots], None)
     took_s = {}
-    for depth in (0, most):  # in this order: drafts are made for a while after they were asked for
+    # in this order: vLLM keeps drafting for a while after the last request for drafts
+    for depth in (0, most):
         column, unused = pack([depth] * len(slots)), bytes(4 * len(slots))
         drafts = (
             Selection(

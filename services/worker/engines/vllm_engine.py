@@ -1,12 +1,13 @@
-"""vLLM under our plans: its model, KV cache, sampler and grammars; who computes how much in each
-iteration, the plan says.
+"""vLLM under our plans. The model, KV cache, sampler and grammars are vLLM's; the plan decides what
+each iteration computes for which request.
 
-One plan, one step of vLLM's engine core, whose scheduler is `PlannedScheduler`. Where an output
-ends and what of it is said stays the worker's, as with every engine. Prefix caching is vLLM's: a
-request that begins may find positions computed already, and is then further than its entry said.
+One plan is one step of vLLM's engine core, whose scheduler is `PlannedScheduler`. The worker
+decides where an output ends and which text of it is sent, as with every engine. Prefix caching is
+vLLM's: a request that begins may find positions computed already, and is then further than its
+entry planned.
 
-Deviations from the seam: a request with a seed draws on alike after a preemption, but not on
-another replica; drafts for a step are made at the end of the one before it, so that a plan's first
+Deviations from the seam: a request with a seed continues its draws alike after a preemption, but
+not on another replica. Drafts for a step are made at the end of the step before, so a plan's first
 speculating iteration may find none.
 """
 
@@ -38,10 +39,10 @@ from shared.schemas import Selection
 from shared.vocabulary import Slot
 
 GRAMMAR_S = 10.0  # a request whose grammar takes longer to compile fails
-# an iteration in which nothing could run takes so long: grammars are compiled meanwhile
+# The duration of an iteration in which nothing could run; grammars are compiled meanwhile.
 NOTHING_S = 0.002
-# iterations for which drafts are made on although no plan asks for them: those without decodes come
-# between
+# Drafts are still made for this many iterations after the last plan with drafts: iterations without
+# decodes come between.
 LINGER = 8
 
 
@@ -76,7 +77,7 @@ class VllmEngine:
         return self._facts
 
     def drafting(self, draft: float) -> "VllmEngine":
-        """The same engine, whose draft is now known to take that part of an iteration."""
+        """The same engine with the measured cost of its draft, as a fraction of an iteration."""
         self._facts = self._facts._replace(draft=draft)
         return self
 
@@ -149,8 +150,8 @@ class VllmEngine:
         return EngineState(self._pool.get_num_free_blocks() - self._spare_blocks, list(self._slots))
 
     def close(self) -> None:
-        """For the end of the process. vLLM's own way out collects a heap of millions of objects,
-        twice: ten seconds of a busy machine.
+        """Prepares the end of the process. vLLM's own exit collects a heap of millions of objects
+        twice, ten seconds on a busy machine.
         """
         for slot in list(self._slots):
             self.release(slot)
@@ -165,8 +166,8 @@ class VllmEngine:
     def _entries(
         self, work: Sequence[Work], states: Sequence[_Slot], selection: Selection | None
     ) -> list[Entry]:
-        """What of the work vLLM can do, with 0 tokens where there is no room: it must never have to
-        preempt on its own.
+        """The part of the work that vLLM can do. An entry without room has 0 tokens: vLLM must
+        never have to preempt on its own.
         """
         depths = (
             [0] * len(work)
@@ -191,7 +192,7 @@ class VllmEngine:
                 if tokens and not state.entered:
                     beginning.append((state, blocks))
             entries.append(Entry(state.request, tokens, min(drafts, max(0, tokens - 1))))
-        # what it finds in the prefix cache counts as its own from here: only where there is room
+        # cached positions count as the request's own from here on, so only where there is room
         for state, blocks in beginning:
             more = self._blocks(state.request.num_tokens) - blocks
             state.request.skip_reading_prefix_cache = more > free_blocks
@@ -202,7 +203,7 @@ class VllmEngine:
         return -(-tokens // self._facts.block_tokens)
 
     def _next_depth(self, selection: Selection | None) -> int:
-        """How many drafts to make at the end of this step: as many as the plans of late wanted."""
+        """The number of drafts to make at the end of this step: as many as recent plans wanted."""
         wanted = 0 if selection is None else max(unpack_list(selection.depth), default=0)
         if wanted:
             self._depth, self._lingers = min(wanted, self._max_depth), LINGER
@@ -220,7 +221,8 @@ class VllmEngine:
             return Done(
                 0,
                 (),
-                failed="vLLM gave the request up: its grammar cannot be compiled or does not allow its own output",
+                failed="vLLM gave the request up: its grammar cannot be compiled or does not "
+                "allow its own output",
             )
         if not entry.tokens or not (
             request.status == RequestStatus.RUNNING or request.is_finished()
@@ -247,8 +249,8 @@ class VllmEngine:
 
 
 def _likely(found: Any, n: int, request: Request) -> list[Likely]:
-    """vLLM's first column is the token that was sampled; then come as many as were asked for,
-    likeliest first.
+    """Log-probabilities of one token. vLLM's first column is the sampled token; the requested
+    number of likeliest tokens follows, likeliest first.
     """
     asked = request.sampling_params.num_logprobs
     ids, values = found.logprob_token_ids[:n], found.logprobs[:n]
@@ -272,8 +274,8 @@ def _compiling(request: Request) -> bool:
 
 
 def _advance_grammar(request: Request, generated: Sequence[int]) -> None:
-    """What earlier attempts made is behind it. Waits for the grammar to be compiled: seldom, a
-    moved request.
+    """Advances the grammar past the output of earlier attempts. It waits until the grammar is
+    compiled, which is rare: only for a moved request.
     """
     until_s = time.monotonic() + GRAMMAR_S
     while _compiling(request):

@@ -1,8 +1,8 @@
 """Seeded requests in chunks, on a CPU.
 
-vLLM samples for every request of a batch, also for one whose prompt goes on in the next chunk, and
-takes back what its generator drew there. Generators of a CPU take nothing back: they raise. So here
-they draw nothing there.
+vLLM samples for every request of a batch, even one whose prompt continues in the next chunk, and
+then takes back what its generator drew. CPU generators cannot take a draw back; they raise. So here
+they do not draw for such a request.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ import numpy as np
 
 
 def keep_generators(worker: Any) -> None:
-    """Called in each process of vLLM's that has a part of the model: rows that sample nothing are
+    """Called in each vLLM process that has a part of the model. Rows that sample nothing are
     sampled without their generators.
     """
     runner = worker.model_runner

