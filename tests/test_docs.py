@@ -30,6 +30,7 @@ OUR_PATH = re.compile(rf"(?<![\w/.-])((?:{'|'.join(FOLDERS)})/[\w./-]*\w)(?![\w*
 MODULE = re.compile(r"python -m ([a-z_]+(?:\.[a-z_]+)*)")
 DOTTED = re.compile(r"(?<![\w./-])((?:shared|services|loadgen)(?:\.\w+)+)")
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
+PAGE = re.compile(r"\bdocs/[a-z-]+\.md")
 TARGET = re.compile(r"`make ([a-z-]+)")
 
 
@@ -146,6 +147,12 @@ def test_every_command_and_option_exists(page: Path) -> None:
         else:
             wrong += [f"{command} {option}" for option in used if option not in options(command)]
     assert wrong == []
+
+
+def test_every_page_that_the_code_names_exists() -> None:
+    code = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")]
+    named = {(path, page) for path in code for page in PAGE.findall(path.read_text())}
+    assert sorted(title(path) for path, page in named if not (ROOT / page).exists()) == []
 
 
 @every_page
