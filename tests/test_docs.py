@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from loadgen.cli import COMMANDS
+from shared.process.configuration import SECTIONS, WATCHED
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(ROOT.glob("*.md")) + sorted((ROOT / "docs").glob("*.md"))
@@ -31,6 +32,8 @@ MODULE = re.compile(r"python -m ([a-z_]+(?:\.[a-z_]+)*)")
 DOTTED = re.compile(r"(?<![\w./-])((?:shared|services|loadgen)(?:\.\w+)+)")
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
 PAGE = re.compile(r"\bdocs/[a-z-]+\.md")
+SETTING = re.compile(rf"SLACKLINE_({'|'.join(SECTIONS).upper()})_([A-Z_]+[A-Z])")
+STRANGERS = {"--scale"}  # options of docker compose
 TARGET = re.compile(r"`make ([a-z-]+)")
 
 
@@ -82,6 +85,21 @@ def _options_of(parser: argparse.ArgumentParser) -> Iterator[str]:
         if isinstance(action, argparse._SubParsersAction):
             for sub in action.choices.values():
                 yield from _options_of(sub)
+
+
+@cache
+def declared_options() -> set[str]:
+    """Every option that a program of ours declares."""
+    code = [path for room in ("services", "loadgen") for path in (ROOT / room).rglob("*.py")]
+    return {"--help"}.union(*(re.findall(r'"(--[a-z-]+)"', path.read_text()) for path in code))
+
+
+@cache
+def fields(section: str) -> tuple[str, ...]:
+    """The settings of a service, as its configuration declares them."""
+    config = import_module(f"services.{section}.config")
+    own: tuple[str, ...] = getattr(config, f"{section.capitalize()}Config").__struct_fields__
+    return own if section == "gateway" else own + WATCHED
 
 
 def commands(text: str) -> Iterator[tuple[str, list[str]]]:
@@ -147,6 +165,20 @@ def test_every_command_and_option_exists(page: Path) -> None:
         else:
             wrong += [f"{command} {option}" for option in used if option not in options(command)]
     assert wrong == []
+
+
+@every_page
+def test_every_option_named_alone_exists_somewhere(page: Path) -> None:
+    """`--wait S` in a table: an option of one of our commands or programs, or of a named stranger."""
+    spans = [span for span in INLINE.findall(prose(page.read_text())) if span.startswith("--")]
+    named = {option for span in spans for option in OPTION.findall(span)}
+    assert named - declared_options() - STRANGERS == set()
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "docker-compose.yml"], ids=title)
+def test_every_setting_of_a_service_exists(page: Path) -> None:
+    named = set(SETTING.findall(page.read_text()))
+    assert {f"{s}_{f}" for s, f in named if f.lower() not in fields(s.lower())} == set()
 
 
 def test_every_page_that_the_code_names_exists() -> None:
