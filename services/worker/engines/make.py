@@ -7,6 +7,7 @@ import time
 from services.worker.config import WorkerConfig
 from services.worker.engine import Engine, EngineFacts
 from services.worker.engines.sim_engine import SimEngine
+from services.worker.engines.vllm_versions import NEEDED
 from shared.errors import ConfigError
 from shared.models import shipped as models
 from shared.perf import profile_file as profiles
@@ -17,7 +18,6 @@ SIM_PROFILE = "a100-llama3-8b"
 TORCH_PROFILE = "cpu-tiny"
 TORCH_KV_BLOCKS = 2048
 BLOCK_TOKENS = 16
-VLLM_OLDEST, VLLM_NEWEST = "0.27", "0.33"  # the first that is supported, the first that is not
 
 
 def make(cfg: WorkerConfig) -> tuple[Engine, Tokenizer]:
@@ -60,10 +60,7 @@ def make(cfg: WorkerConfig) -> tuple[Engine, Tokenizer]:
         try:
             from services.worker.engines.vllm_setup import build
         except ImportError as error:
-            raise ConfigError(
-                f"the vllm engine needs vLLM {VLLM_OLDEST} up to, not including, {VLLM_NEWEST}: "
-                "pip install 'slackline[vllm]'"
-            ) from error
+            raise ConfigError(NEEDED) from error
         return build(cfg, folder), Tokenizer.load(folder)
     raise ConfigError(f"unknown engine {cfg.engine!r}: sim, torch or vllm")
 

@@ -14,7 +14,7 @@ from packaging.version import Version
 
 from services.worker.config import WorkerConfig
 from services.worker.engine import EngineFacts
-from services.worker.engines.make import VLLM_NEWEST, VLLM_OLDEST
+from services.worker.engines.vllm_versions import NEEDED, SUPPORTED, VLLM_NEWEST, VLLM_OLDEST
 from shared import features
 from shared.errors import ConfigError
 from shared.text.tokenizer import Tokenizer
@@ -70,14 +70,8 @@ def check_version() -> None:
             continue
         if Version(VLLM_OLDEST) <= Version(found) < Version(VLLM_NEWEST):
             return
-        raise ConfigError(
-            f"the vllm engine supports vLLM {VLLM_OLDEST} up to, not including, {VLLM_NEWEST}; "
-            f"this is {name} {found}"
-        )
-    raise ConfigError(
-        f"the vllm engine needs vLLM {VLLM_OLDEST} up to, not including, {VLLM_NEWEST}: pip "
-        "install 'slackline[vllm]'"
-    )
+        raise ConfigError(f"the vllm engine supports {SUPPORTED}; this is {name} {found}")
+    raise ConfigError(NEEDED)
 
 
 def build(cfg: WorkerConfig, folder: Path) -> Any:

@@ -15,8 +15,8 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from services.worker.engines.make import VLLM_NEWEST, VLLM_OLDEST
 from services.worker.engines.vllm_setup import OURS, check_version
+from services.worker.engines.vllm_versions import VLLM_NEWEST, VLLM_OLDEST
 from shared.errors import ConfigError
 from tests.services.worker.vllm import conftest
 from tests.services.worker.vllm.conftest import OUTPUT_TOKENS, Case, built
