@@ -39,7 +39,7 @@ from shared.vocabulary import ReplicaId
 HOST = "127.0.0.1"
 POLL_S = 0.05
 PING_S = 1.0  # for one answer of the services API
-READY_S = 90.0  # two torch engines import and load on two cores in 15 s
+READY_S = 300.0  # two torch engines import and load on two cores in 15 s, if these are idle
 VLLM_READY_S = 1800.0  # loads weights, compiles, records CUDA graphs
 ENGINES = ("sim", "torch", "vllm")
 KILL_AFTER_S = 3.0  # longer than a service's drain_s it is not waited for

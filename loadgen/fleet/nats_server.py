@@ -16,7 +16,7 @@ from pathlib import Path
 from loadgen.fleet.lifeline import bound
 from shared.errors import ConfigError
 
-READY_S = 15.0  # JetStream reads its store before the port opens
+READY_S = 60.0  # JetStream reads its store before the port opens
 STOP_S = 10.0
 MAX_PAYLOAD_BYTES = 8 * 1024 * 1024  # a prompt of 1 M tokens is 4 MB
 

@@ -67,7 +67,8 @@ from tests.shared.core.records import placed
 from tests.shared.policy.speculating import CHAIN, TREE, Speculating
 
 ANNOUNCE = Announce(
-    replica=ReplicaId("r1"), incarnation="1", at_unix_s=0.0, model="m", engine="virtual", profile="a100-llama3-8b", pool="",
+    replica=ReplicaId("r1"), incarnation="1", at_unix_s=0.0, model="m", engine="virtual",
+    profile="a100-llama3-8b", pool="",
     kv_blocks=1200, block_tokens=16, context_tokens=8192, max_slots=64, epoch=0,
 )  # fmt: skip
 PROFILE: Profile = store.load("a100-llama3-8b")
@@ -110,7 +111,9 @@ def requests(seed: int) -> list[tuple[float, Record, Body]]:
 
 
 def make(policy: str) -> Policy:
-    return Speculating(**SPECULATING[policy]) if policy in SPECULATING else registry.make(policy)  # type: ignore[arg-type]
+    if policy in SPECULATING:
+        return Speculating(**SPECULATING[policy])  # type: ignore[arg-type]
+    return registry.make(policy)
 
 
 def engine() -> SimEngine:
@@ -129,7 +132,7 @@ def plan_of(plan: BatchPlan, now_s: float) -> Plan:
 
 
 class Around:
-    """The fleet around a virtual replica: it answers the replica's questions and keeps what it did."""
+    """The fleet around a virtual replica: it answers the replica and keeps what it did."""
 
     def __init__(self, made: list[tuple[float, Record, Body]]) -> None:
         self.records = {record.key: record for _, record, _ in made}
@@ -395,8 +398,10 @@ class Both:
             )
         self.seq += 1
         return BatchPlan(
-            replica=ANNOUNCE.replica, incarnation="1", epoch=1, sync=1, seq=self.seq, slots=pack(slots), caps=pack(caps),
-            predicted_s=0.0, released=pack(released), released_why=["dropped"] * len(released), preempted=pack(preempted),
+            replica=ANNOUNCE.replica, incarnation="1", epoch=1, sync=1, seq=self.seq,
+            slots=pack(slots), caps=pack(caps),
+            predicted_s=0.0, released=pack(released), released_why=["dropped"] * len(released),
+            preempted=pack(preempted),
             selection=selection,
         )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""The features of engines and the needs of requests: in the vocabulary, in refusals, and in routing."""
+"""The features of engines and the needs of requests: in the vocabulary, in refusals, in routing."""
 
 from random import Random
 from typing import Any
@@ -41,12 +41,18 @@ from tests.shared.core.test_relegation import digest, record
 # ---------------------------------------------------------------- the vocabulary
 
 OUTSIDE = [
-    {"min_p": -0.1}, {"min_p": 1.1}, {"min_tokens": -1}, {"presence_penalty": 2.1}, {"frequency_penalty": -2.1},
-    {"repetition_penalty": 0}, {"repetition_penalty": 101}, {"logit_bias": {"1": 101}}, {"logit_bias": {"-1": 1}},
-    {"logit_bias": {str(n): 1 for n in range(301)}}, {"structured": {"type": "xml"}}, {"structured": {"type": "regex"}},
-    {"structured": {"type": "regex", "pattern": "a" * 8193}}, {"structured": {"type": "choice", "options": []}},
-    {"structured": {"type": "choice", "options": ["a"] * 257}}, {"structured": {"type": "json_object", "schema": "{}"}},
-    {"structured": {"type": "grammar", "ebnf": "x" * 65_537}}, {"structured": {"type": "json_schema", "schema": ""}},
+    {"min_p": -0.1}, {"min_p": 1.1}, {"min_tokens": -1}, {"presence_penalty": 2.1},
+    {"frequency_penalty": -2.1},
+    {"repetition_penalty": 0}, {"repetition_penalty": 101}, {"logit_bias": {"1": 101}},
+    {"logit_bias": {"-1": 1}},
+    {"logit_bias": {str(n): 1 for n in range(301)}}, {"structured": {"type": "xml"}},
+    {"structured": {"type": "regex"}},
+    {"structured": {"type": "regex", "pattern": "a" * 8193}},
+    {"structured": {"type": "choice", "options": []}},
+    {"structured": {"type": "choice", "options": ["a"] * 257}},
+    {"structured": {"type": "json_object", "schema": "{}"}},
+    {"structured": {"type": "grammar", "ebnf": "x" * 65_537}},
+    {"structured": {"type": "json_schema", "schema": ""}},
 ]  # fmt: skip
 
 
@@ -128,8 +134,10 @@ def worker(
     adapters: tuple[str, ...] = (),
 ) -> Announce:
     return Announce(
-        replica=ReplicaId(replica), incarnation="i", at_unix_s=0.0, model="m", engine=engine, profile="p", pool="", kv_blocks=100,
-        block_tokens=16, context_tokens=1000, max_slots=8, epoch=0, features=sorted(able), adapters=list(adapters),
+        replica=ReplicaId(replica), incarnation="i", at_unix_s=0.0, model="m", engine=engine,
+        profile="p", pool="", kv_blocks=100,
+        block_tokens=16, context_tokens=1000, max_slots=8, epoch=0, features=sorted(able),
+        adapters=list(adapters),
     )  # fmt: skip
 
 
@@ -253,7 +261,8 @@ def test_a_record_says_what_it_needs_and_its_body_the_adapter() -> None:
     request = replace(asked(min_tokens=900), sampling=Sampling(max_tokens=950, min_tokens=900))
     wanted = Wants("poet", ("adapter:poet", "min_tokens"))
     made, body = intake.record(
-        request, intake.check(request, "chat", DEFAULT), "chat", DEFAULT, [1] * 200, worker("a"), wanted,
+        request, intake.check(request, "chat", DEFAULT), "chat", DEFAULT, [1] * 200, worker("a"),
+        wanted,
         body_key=str, owner="o", now_unix_s=0.0, json=False, traceparent="",
     )  # fmt: skip
     assert (made.needs, body.adapter) == (("adapter:poet", "min_tokens"), "poet")
@@ -337,7 +346,8 @@ def test_a_request_whose_only_replica_is_away_waits_for_it() -> None:
 
 def test_the_pool_hands_a_replica_the_first_of_those_whose_needs_it_meets() -> None:
     waiting = [
-        record("a.1", importance=3.0, needs=("adapter:poet",)), record("b.1", importance=2.0, needs=("min_p",)),
+        record("a.1", importance=3.0, needs=("adapter:poet",)),
+        record("b.1", importance=2.0, needs=("min_p",)),
         record("c.1", importance=1.0), record("d.1", importance=0.5, needs=("min_p",)),
     ]  # fmt: skip
     core = RelegationCore(RelegationSettings(per_digest=2))
@@ -368,7 +378,8 @@ def test_the_engine_gets_the_adapter_and_the_parameters() -> None:
         hold, placed, Body(prompt=pack([1, 2, 3]), sampling=sampling, adapter="poet")
     ).held
     plan = BatchPlan(
-        replica=ReplicaId("r"), incarnation="1", epoch=1, sync=1, seq=1, slots=pack([3]), caps=pack([3]), predicted_s=0.1
+        replica=ReplicaId("r"), incarnation="1", epoch=1, sync=1, seq=1, slots=pack([3]),
+        caps=pack([3]), predicted_s=0.1
     )  # fmt: skip
     assert core.plan(plan) is None
     turn = core.begin()

@@ -76,7 +76,7 @@ def log_files(lines: list[str]) -> list[Path]:
 
 
 async def started(*options: str) -> tuple[asyncio.subprocess.Process, list[str], list[int]]:
-    """Start `slackline up`: the process, the lines that it printed until it was ready, its children."""
+    """Start `slackline up`: the process, the lines it printed until it was ready, its children."""
     process = await asyncio.create_subprocess_exec(*UP, *options, stdout=asyncio.subprocess.PIPE)
     assert process.stdout is not None
     lines = []
@@ -119,9 +119,7 @@ async def test_a_fleet_that_cannot_start_says_why_and_leaves_no_process_behind(
     assert [c.name for c in fleet.processes if c.pid is not None] == []
 
 
-async def test_replicas_are_of_the_pools_of_their_policy_in_turn_and_requests_are_served_by_each_pool() -> (
-    None
-):
+async def test_replicas_take_the_pools_of_their_policy_in_turn_and_each_pool_serves() -> None:
     spec = FleetSpec(replicas=3, policy="ascendra", pace=0.2, gateway=False, drain_s=1.0)
     digests: dict[str, Digest] = {}
     async with Fleet(spec) as fleet, client_of(fleet.url) as (bus, client, wire):

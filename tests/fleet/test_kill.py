@@ -188,7 +188,7 @@ async def torch_fleet(folder: Path) -> AsyncIterator[Fleet]:
         yield fleet
 
 
-async def test_sampled_text_of_a_real_model_goes_on_without_a_splice_when_its_worker_or_its_engine_is_killed(
+async def test_sampled_text_goes_on_without_a_splice_when_a_torch_worker_or_its_engine_is_killed(
     tmp_path: Path,
 ) -> None:
     pytest.importorskip("torch")

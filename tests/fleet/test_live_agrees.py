@@ -1,10 +1,11 @@
 """The simulator is honest: a live fleet of sim engines and `simulate(..., Latency.live())` keep as
-many promises on the same arrivals.
+many SLOs on the same arrivals.
 
-Attainment by the server's own verdict. Requests go round robin here, or in the order of the paper
-where that is part of the policy: with the default router, ties are broken by chance, which alone
-moves a tier of a hundred requests by two points from one simulator seed to the next
-(docs/simulator.md).
+Attainment is counted by the server's own verdicts. Requests go round robin here, or in the order of
+the paper if that is part of the policy: the default router breaks ties by chance, which alone moves
+a tier of a hundred requests by two points from one simulator seed to the next (docs/simulator.md).
+
+A machine that does not keep the pace proves nothing: the test is skipped then, with its figures.
 """
 
 import asyncio
@@ -26,7 +27,7 @@ from loadgen.simulator.simulation import simulate
 from shared import subjects
 from shared.bus.nats import NatsBus, connect
 from shared.clock import Clock
-from shared.schemas import GenerateRequest, PlanAck, Received, Sampling, Verdict
+from shared.schemas import GenerateRequest, PlanAck, Received, Record, Sampling, Verdict
 from shared.store.acklog import decode_entry
 from shared.store.records import Records
 from shared.tiers import BUILT_IN, DEMO_3, Tier, TierSet
@@ -37,8 +38,8 @@ PROFILE, REPLICAS, CONTEXT_TOKENS = "a100-llama3-8b", 2, 8192
 BURSTS = "demo"
 FEWEST = 100  # requests of a tier, so that two points are two requests
 POINTS = 2.0
-WITHIN_S = 120.0
-LATE_S = 0.05  # the load generator: a machine that is later did not keep the pace
+WITHIN_S = 300.0  # the longest that a busy machine may take until everything has ended
+LATE_S = 0.05  # a machine on which a request reaches admission later did not keep the pace
 
 
 def tier_set(**slos: Slo) -> TierSet:
@@ -120,8 +121,8 @@ CASES = (
 
 @dataclass(frozen=True)
 class Lived:
-    """A live run; `lost_fraction`: how much longer iterations took, end to end, than the profile
-    has them.
+    """A live run; `late_s`: the longest time from a planned arrival to its record;
+    `lost_fraction`: how much longer iterations took, end to end, than by the profile.
     """
 
     verdicts: Sequence[Verdict]
@@ -130,8 +131,8 @@ class Lived:
 
 
 async def live(case: Case, requests: Sequence[PlannedRequest], tiers: Path) -> Lived:
-    """Nobody listens to the tokens: a client in Python would take the machine's time from the
-    fleet.
+    """Run the load without a reader of the tokens: a client in Python would take the machine's time
+    from the fleet.
     """
     spec = FleetSpec(
         replicas=REPLICAS,
@@ -146,23 +147,27 @@ async def live(case: Case, requests: Sequence[PlannedRequest], tiers: Path) -> L
     )
     clock, longest = Clock(), max(r.output_tokens for r in requests)
     async with Fleet(spec) as fleet, connect(fleet.url, "test") as bus:
-        begin_s, late_s = clock.unix_s() + 0.5, 0.0
+        begin_s = clock.unix_s() + 0.5
         async with asyncio.TaskGroup() as tasks:
             for request in requests:
                 message = _message(request, longest)
                 await asyncio.sleep(begin_s + request.arrival_s - clock.unix_s())
-                late_s = max(late_s, clock.unix_s() - begin_s - request.arrival_s)
                 tasks.create_task(
-                    bus.request(subjects.requests(request.tier), message, Received, timeout_s=10.0)
+                    bus.request(subjects.requests(request.tier), message, Received, timeout_s=60.0)
                 )
-        verdicts = await _verdicts(
+        records = await _ended(
             Records(bus.requests), [subjects.request_key(r.tenant, str(r.number)) for r in requests]
         )
+        late_s = max(
+            record.arrived_unix_s - begin_s - request.arrival_s
+            for request, record in zip(requests, records, strict=True)
+        )
+        verdicts = [record.verdict for record in records if record.verdict is not None]
         return Lived(verdicts, late_s, await _lost_fraction(bus, fleet))
 
 
 def _message(planned: PlannedRequest, longest_output: int) -> GenerateRequest:
-    """As `slackline load` sends it."""
+    """The message that `slackline load` would send."""
     return GenerateRequest(
         request_id=str(planned.number),
         tenant=planned.tenant,
@@ -178,15 +183,15 @@ def _message(planned: PlannedRequest, longest_output: int) -> GenerateRequest:
     )
 
 
-async def _verdicts(records: Records, keys: Sequence[RequestKey]) -> list[Verdict]:
-    """Asked for seldom, one after the other: nobody waits for them."""
-    verdicts: list[Verdict] = []
+async def _ended(records: Records, keys: Sequence[RequestKey]) -> list[Record]:
+    """Wait for each record to have its verdict, with few questions to the store."""
+    ended: list[Record] = []
     async with asyncio.timeout(WITHIN_S):
         for key in keys:
             while (stored := await records.get(key)) is None or stored.record.verdict is None:
                 await asyncio.sleep(0.2)
-            verdicts.append(stored.record.verdict)
-    return verdicts
+            ended.append(stored.record)
+    return ended
 
 
 async def _lost_fraction(bus: NatsBus, fleet: Fleet) -> float:
@@ -227,12 +232,12 @@ def test_a_live_fleet_and_the_simulator_agree_within_two_points_of_attainment_pe
     (tmp_path / "tiers.json").write_bytes(msgspec.json.encode(case.tiers))
     lived = asyncio.run(live(case, requests, tmp_path / "tiers.json"))
     found = attainment(case, requests, lived.verdicts)
+    relegated = sum(verdict.relegated for verdict in lived.verdicts)
     print(
-        f"\nseed {SEED}, {case.policy}, {len(requests)} requests; sent late by at most {1000 * lived.late_s:.0f} ms",
-        end="; ",
-    )
-    print(
-        f"engines lost {100 * lived.lost_fraction:.2f} %; relegated {sum(v.relegated for v in lived.verdicts)}, {result.relegated}"
+        f"\nseed {SEED}, {case.policy}, {len(requests)} requests; "
+        f"late by at most {1000 * lived.late_s:.0f} ms; "
+        f"engines lost {100 * lived.lost_fraction:.2f} %; "
+        f"relegated {relegated}, {result.relegated} in the simulation"
     )
     for tier in found:
         print(f"{tier}: live {found[tier]:.1f} %, simulated {simulated[tier]:.1f} %")
@@ -244,7 +249,9 @@ def test_a_live_fleet_and_the_simulator_agree_within_two_points_of_attainment_pe
     }
     if lived.late_s > LATE_S or lived.lost_fraction > case.lost_fraction:
         pytest.skip(
-            f"this machine did not keep the pace: sent up to {1000 * lived.late_s:.0f} ms late, "
-            f"engines {100 * lived.lost_fraction:.1f} % slower than the profile; (live, simulated) apart: {apart or 'nowhere'}"
+            "this machine did not keep the pace: "
+            f"arrivals up to {1000 * lived.late_s:.0f} ms late, "
+            f"engines {100 * lived.lost_fraction:.1f} % slower than the profile; "
+            f"(live, simulated) apart: {apart or 'nowhere'}"
         )
     assert not apart, "(live, simulated) in percent"

@@ -397,7 +397,7 @@ async def test_what_is_wrong_is_raised_as_the_right_error_and_names_the_field(
         assert caught.value.request_id
 
 
-async def test_an_answer_of_which_somebody_else_cancels_a_choice_is_an_error_and_not_a_shorter_answer(
+async def test_an_answer_is_an_error_and_not_shorter_if_another_client_cancels_a_choice(
     fleet: Fleet,
 ) -> None:
     async with connect(fleet.url, "test") as bus, async_client(fleet) as client:

@@ -187,8 +187,10 @@ class One:
 
 def record_of(slo: Slo, prompt_tokens: int = 20) -> Record:
     record = Record(
-        key=RequestKey("t.q"), body_key="", owner="a", state=RecordState.ACTIVE, attempt=0, service_class=ServiceClass.STANDARD, tier="x", slo=slo,
-        importance=1.0, application="", session="", arrived_unix_s=100.0, expires_unix_s=1e6, prompt_tokens=prompt_tokens, max_tokens=200,
+        key=RequestKey("t.q"), body_key="", owner="a", state=RecordState.ACTIVE, attempt=0,
+        service_class=ServiceClass.STANDARD, tier="x", slo=slo,
+        importance=1.0, application="", session="", arrived_unix_s=100.0, expires_unix_s=1e6,
+        prompt_tokens=prompt_tokens, max_tokens=200,
         stream_subject="s",
     )  # fmt: skip
     return placed(record, ReplicaId("r"), "i")

@@ -1,5 +1,5 @@
-"""A whole fleet in one process on virtual time: the real services and cores on a simulated bus, with
-clients, misfortunes and a final check.
+"""A whole fleet in one process on virtual time: the real services and cores on a simulated bus,
+with clients, misfortunes and a final check.
 
 `run(seed)` plays one schedule: it draws a fleet, a load and a plan of misfortunes from the seed,
 plays them, then calms the network and checks the books. A failure prints the seed and the end of
@@ -282,9 +282,8 @@ class World:
             self.net.faults = CALM
             self.net.note("world", "calm")
             done, late = await asyncio.wait(tasks, timeout=scene.settle_s)
-            assert not late, (
-                f"{len(late)} clients still wait: {sorted(k for k, t in self.seen.items() if not t.ends)}"
-            )
+            waiting = sorted(name for name, seen in self.seen.items() if not seen.ends)
+            assert not late, f"{len(late)} clients still wait: {waiting}"
             for task in done:
                 task.result()
         await asyncio.sleep(12.0)  # every sweep, listing and lease has had its turn

@@ -37,9 +37,7 @@ def test_a_service_starts_from_the_environment_compose_gives_it(name: str) -> No
     assert config.url == "nats://nats:4222"
 
 
-def test_the_fleet_has_every_service_and_two_replicas_and_another_of_vllm_where_it_is_asked_for() -> (
-    None
-):
+def test_the_fleet_has_every_service_and_two_replicas_and_a_vllm_replica_on_demand() -> None:
     commands = [s["command"][0].removeprefix("services.") for s in FLEET.values()]
     assert set(commands) == set(SECTIONS)
     replicas = {

@@ -1,4 +1,4 @@
-"""Admission refuses bad requests before they cost anything, and every snapshot fits in a message."""
+"""Admission refuses bad requests before they cost anything; every snapshot fits in a message."""
 
 import msgspec
 import pytest
@@ -22,7 +22,8 @@ from shared.vocabulary import FinishReason, ReplicaId, RequestKey, ServiceClass
 
 def worker(engine: str) -> Announce:
     return Announce(
-        replica=ReplicaId("r1"), incarnation="i", at_unix_s=0.0, model="m", engine=engine, profile="p", pool="", kv_blocks=100_000,
+        replica=ReplicaId("r1"), incarnation="i", at_unix_s=0.0, model="m", engine=engine,
+        profile="p", pool="", kv_blocks=100_000,
         block_tokens=16, context_tokens=1_000_000, max_slots=8, epoch=0,
     )  # fmt: skip
 
@@ -62,8 +63,10 @@ def test_a_snapshot_of_heavy_attempts_comes_in_pages_that_a_message_can_carry() 
     )
     overs = [
         AttemptOver(
-            key=RequestKey(f"t.{n}"), attempt=1, replica=ReplicaId("r1"), incarnation="i", why=FinishReason.STOP, relegated=False,
-            service_class=ServiceClass.STANDARD, resume=Resume(tokens=bytes(4 * 500), logprobs=[likely] * 500),
+            key=RequestKey(f"t.{n}"), attempt=1, replica=ReplicaId("r1"), incarnation="i",
+            why=FinishReason.STOP, relegated=False,
+            service_class=ServiceClass.STANDARD,
+            resume=Resume(tokens=bytes(4 * 500), logprobs=[likely] * 500),
         )
         for n in range(60)
     ]  # fmt: skip

@@ -1,5 +1,5 @@
-"""A stand-in for admission and a worker on a real bus: it answers requests as their prompt says, and
-keeps the requests.
+"""A stand-in for admission and a worker on a real bus: it answers requests as their prompt says,
+and keeps the requests.
 
 Prompts: `refuse <code>`, `end <finish reason>`, `relegate`, `break` (fails after two tokens),
 `hang` (one token, then nothing until cancelled), `wait` (nothing at all until `go` is set, or it is

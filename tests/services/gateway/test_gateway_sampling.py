@@ -54,7 +54,8 @@ async def test_openai_client_names_penalties_biases_and_a_schema(nats_url: str) 
     # the order in which they are to be written
     assert list(json.loads(sampling.structured.schema)["properties"]) == ["b", "a"]
     assert sampling == Sampling(
-        max_tokens=5, presence_penalty=0.5, frequency_penalty=-1.5, logit_bias={50: -100.0, 7: 3.0}, min_p=0.25, repetition_penalty=1.25,
+        max_tokens=5, presence_penalty=0.5, frequency_penalty=-1.5, logit_bias={50: -100.0, 7: 3.0},
+        min_p=0.25, repetition_penalty=1.25,
         min_tokens=2, top_k=3, structured=sampling.structured,
     )  # fmt: skip
 
@@ -140,13 +141,19 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 ]
 # Of OpenAI's APIs and of vLLM's: what would change an answer and is not done.
 UNSUPPORTED: dict[str, Any] = {
-    "best_of": 2, "use_beam_search": True, "length_penalty": 2.0, "prompt_logprobs": 1, "bad_words": ["a"], "allowed_token_ids": [1],
-    "truncate_prompt_tokens": 5, "include_stop_str_in_output": True, "spaces_between_special_tokens": False, "skip_special_tokens": False,
-    "guided_json": {}, "guided_regex": "a", "structural_tag": "a", "logits_processors": [], "thinking_token_budget": 4, "vllm_xargs": {},
-    "repetition_detection": {}, "logprob_token_ids": [1], "add_special_tokens": False, "return_tokens_as_token_ids": True, "suffix": "a",
-    "tools": [{"type": "function", "function": {"name": "f"}}], "reasoning_effort": "high", "prediction": {}, "audio": {},
+    "best_of": 2, "use_beam_search": True, "length_penalty": 2.0, "prompt_logprobs": 1,
+    "bad_words": ["a"], "allowed_token_ids": [1],
+    "truncate_prompt_tokens": 5, "include_stop_str_in_output": True,
+    "spaces_between_special_tokens": False, "skip_special_tokens": False,
+    "guided_json": {}, "guided_regex": "a", "structural_tag": "a", "logits_processors": [],
+    "thinking_token_budget": 4, "vllm_xargs": {},
+    "repetition_detection": {}, "logprob_token_ids": [1], "add_special_tokens": False,
+    "return_tokens_as_token_ids": True, "suffix": "a",
+    "tools": [{"type": "function", "function": {"name": "f"}}], "reasoning_effort": "high",
+    "prediction": {}, "audio": {},
     "verbosity": "low",
-    "chat_template_kwargs": {"a": 1}, "add_generation_prompt": False, "continue_final_message": True, "documents": [], "chat_template": "a",
+    "chat_template_kwargs": {"a": 1}, "add_generation_prompt": False,
+    "continue_final_message": True, "documents": [], "chat_template": "a",
     "kv_transfer_params": {}, "cache_salt": "a", "mm_processor_kwargs": {},
 }  # fmt: skip
 

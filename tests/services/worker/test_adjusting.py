@@ -123,7 +123,7 @@ def test_tokens_that_the_model_does_not_have_change_nothing() -> None:
 
 
 def test_greedy_output_is_that_of_transformers_whatever_the_schedule(tmp_path: Path) -> None:
-    """Compare each output up to its first close call, under random chunks, mixes and preemptions."""
+    """Compare each output up to its first close call, with random chunks, mixes, preemptions."""
     folder, bias = tiny_model(tmp_path, "Llama"), {101: 4.0, 32: -100.0}
     engine = TorchEngine(folder, profile="cpu-tiny", kv_blocks=24, block_tokens=8, max_slots=4)
     model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
@@ -134,8 +134,10 @@ def test_greedy_output_is_that_of_transformers_whatever_the_schedule(tmp_path: P
     for said in play(engine, rng, prompts, lambda _: asked, slots=4):
         prompt = prompts[said.request]
         out = model.generate(
-            torch.tensor([prompt]), max_new_tokens=OUTPUT, min_new_tokens=OUTPUT, do_sample=False, repetition_penalty=1.3,
-            sequence_bias=[[[token], value] for token, value in bias.items()], eos_token_id=sorted(engine.facts.eos_token_ids),
+            torch.tensor([prompt]), max_new_tokens=OUTPUT, min_new_tokens=OUTPUT, do_sample=False,
+            repetition_penalty=1.3,
+            sequence_bias=[[[token], value] for token, value in bias.items()],
+            eos_token_id=sorted(engine.facts.eos_token_ids),
             return_dict_in_generate=True, output_scores=True,
         )  # fmt: skip
         best = torch.cat(out.scores).topk(2).values

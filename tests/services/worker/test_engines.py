@@ -25,8 +25,8 @@ seeded = settings(deadline=None, print_blob=True, max_examples=100)
 
 
 class Toy:
-    """A profile with prefill apart from decode: 5 ms an iteration, 0.1 ms a token of a chunk, 0.5 ms
-    a decode, 1 us a cached token of a decode.
+    """A profile with prefill apart from decode: 5 ms an iteration, 0.1 ms a token of a chunk,
+    0.5 ms a decode, 1 us a cached token of a decode.
     """
 
     name = "toy"
@@ -276,7 +276,7 @@ def test_accepted_drafts_change_the_pace_but_not_the_text_and_rejected_ones_hold
     assert verified > steps
 
 
-def test_drafting_takes_its_part_of_the_time_and_without_a_draft_model_the_root_is_verified_alone() -> (
+def test_drafting_takes_its_part_of_the_time_and_without_drafts_the_root_is_verified_alone() -> (
     None
 ):
     selection = Selection(
@@ -308,9 +308,8 @@ def test_how_well_real_sleeps_keep_the_timeline() -> None:
         ends.append(time.monotonic())
     late_s = [end - at for end, at in zip(ends, predicted_s, strict=True)]
     late_us = sorted((each - min(late_s)) * 1e6 for each in late_s)
-    print(
-        f"sim: 50 iterations of 22 ms, their ends late by p50 {late_us[25]:.0f} us, p98 {late_us[49]:.0f} us"
-    )
+    p50_us, p98_us = late_us[25], late_us[49]
+    print(f"sim: 50 iterations of 22 ms, their ends late: p50 {p50_us:.0f} us, p98 {p98_us:.0f} us")
 
 
 # ---------------------------------------------------------------- draws

@@ -127,9 +127,8 @@ def test_how_long_a_token_takes_to_say() -> None:
         began_s = time.perf_counter()
         for token in tokens:
             speaker.say(SLOT, (token,))
-        print(
-            f"speaker, {name}: {(time.perf_counter() - began_s) / len(tokens) * 1e6:.2f} us per token"
-        )
+        each_us = (time.perf_counter() - began_s) / len(tokens) * 1e6
+        print(f"speaker, {name}: {each_us:.2f} us per token")
 
 
 @seeded

@@ -517,8 +517,8 @@ def plainly(logits: Any, sampling: Sampling) -> Any:
 def test_draws_have_the_shares_of_the_definition(
     seed: int, vocabulary: int, temperature: float, top_p: float, top_k: int
 ) -> None:
-    """The cut may be sharp or the tail flat; n draws at even points of [0, 1) would have counts of n
-    times the share.
+    """The cut may be sharp or the tail flat; n draws at even points of [0, 1) would have counts of
+    n times the share.
     """
     generator = torch.Generator().manual_seed(seed)
     logits = (

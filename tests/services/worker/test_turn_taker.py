@@ -1,4 +1,4 @@
-"""A turn on the engine thread: a refusal, a failure or a cache hit concerns its own request alone."""
+"""A turn on the engine thread: a refusal, a failure or a cache hit concerns one request alone."""
 
 from collections.abc import Sequence
 
@@ -105,9 +105,11 @@ class Worker:
     ) -> Finished:
         column = pack([2] * len(entries))
         plan = BatchPlan(
-            replica=ReplicaId("r1"), incarnation="i1", epoch=1, sync=1, seq=self.core.next_seq, slots=pack([slot for slot, _ in entries]),
+            replica=ReplicaId("r1"), incarnation="i1", epoch=1, sync=1, seq=self.core.next_seq,
+            slots=pack([slot for slot, _ in entries]),
             caps=pack([cap for _, cap in entries]), predicted_s=0.0, preempted=pack(preempted),
-            selection=Selection(method="chain", depth=column, width=column, needed=column, budget_tokens=64) if drafts else None,
+            selection=Selection(method="chain", depth=column, width=column, needed=column,
+            budget_tokens=64) if drafts else None,
         )  # fmt: skip
         assert self.core.plan(plan) is None
         turn = self.core.begin()

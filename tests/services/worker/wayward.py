@@ -13,8 +13,8 @@ from shared.schemas import Selection
 
 
 class WaywardEngine(SimEngine):
-    """`hits`: how often a request that begins finds a part computed; `lapses`: how often an entry is
-    left out. Books never overflow.
+    """`hits`: how often a request that begins finds a part computed; `lapses`: how often an entry
+    is left out. Books never overflow.
     """
 
     def __init__(self, *args: Any, rng: Random, hits: float, lapses: float, **kwargs: Any) -> None:

@@ -32,8 +32,10 @@ def write_adapter(folder: Path, model: Path, *, seed: int) -> Path:
             )
     save_file(weights, folder / "adapter_model.safetensors", metadata={"format": "pt"})
     peft = {
-        "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": model.name, "r": RANK, "lora_alpha": ALPHA,
-        "target_modules": sorted(outputs), "lora_dropout": 0.0, "bias": "none", "fan_in_fan_out": False, "inference_mode": True,
+        "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": model.name,
+        "r": RANK, "lora_alpha": ALPHA,
+        "target_modules": sorted(outputs), "lora_dropout": 0.0, "bias": "none",
+        "fan_in_fan_out": False, "inference_mode": True,
     }  # fmt: skip
     (folder / "adapter_config.json").write_text(json.dumps(peft))
     return folder

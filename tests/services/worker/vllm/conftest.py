@@ -96,7 +96,8 @@ def _reference(folder: Path, adapter: Path) -> Case:
         for _ in range(12)
     ]
     llm = LLM(
-        model=str(folder), dtype="float32", enforce_eager=True, num_gpu_blocks_override=257, block_size=32, max_num_seqs=16,
+        model=str(folder), dtype="float32", enforce_eager=True, num_gpu_blocks_override=257,
+        block_size=32, max_num_seqs=16,
         max_model_len=1024, enable_lora=True, max_lora_rank=8,
     )  # fmt: skip
     params = SamplingParams(temperature=0, max_tokens=OUTPUT_TOKENS, ignore_eos=True, logprobs=3)

@@ -98,7 +98,8 @@ if __name__ == "__main__":
     told = []
     for folder, options in json.loads(sys.argv[1]):
         try:
-            build(WorkerConfig(engine="vllm", **{"kv_blocks": 24, "max_slots": 4, **options}), Path(folder))
+            sizes = {"kv_blocks": 24, "max_slots": 4, **options}
+            build(WorkerConfig(engine="vllm", **sizes), Path(folder))
             told.append("")
         except ConfigError as error:
             told.append(str(error))
@@ -148,10 +149,14 @@ def sliding(folder: Path) -> Path:
     cache.
     """
     config = {
-        "architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2", "vocab_size": 2048, "hidden_size": 64, "intermediate_size": 128,
-        "num_hidden_layers": 4, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32, "sliding_window": 64,
-        "layer_types": ["sliding_attention", "full_attention"] * 2, "max_position_embeddings": 512, "query_pre_attn_scalar": 32,
-        "attn_logit_softcapping": None, "final_logit_softcapping": None, "torch_dtype": "float32", "eos_token_id": 1,
+        "architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2", "vocab_size": 2048,
+        "hidden_size": 64, "intermediate_size": 128,
+        "num_hidden_layers": 4, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32,
+        "sliding_window": 64,
+        "layer_types": ["sliding_attention", "full_attention"] * 2, "max_position_embeddings": 512,
+        "query_pre_attn_scalar": 32,
+        "attn_logit_softcapping": None, "final_logit_softcapping": None, "torch_dtype": "float32",
+        "eos_token_id": 1,
     }  # fmt: skip
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))
@@ -169,7 +174,8 @@ from tests.services.worker.vllm.random_plans import Asked, Play
 if __name__ == "__main__":
     engine = built(OURS, {"tensor_parallel_size": 2, "enable_prefix_caching": False})
     prompts, output_tokens = json.loads(sys.argv[1])
-    print("output", json.dumps(Play(engine, Random(1)).run([Asked(prompt, output_tokens) for prompt in prompts])))
+    asked = [Asked(prompt, output_tokens) for prompt in prompts]
+    print("output", json.dumps(Play(engine, Random(1)).run(asked)))
     Play(engine, Random(2)).run([Asked(prompt, 5, Sampling(seed=1)) for prompt in prompts])
     engine.close()
     print("closed")
@@ -185,7 +191,8 @@ def test_a_model_that_is_split_over_two_processes_says_the_same(
     program.write_text(SPLIT)
     asked = json.dumps([[known.prompts[n] for n in chosen], OUTPUT_TOKENS])
     ran = subprocess.run(
-        [sys.executable, str(program), asked], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
+        [sys.executable, str(program), asked], cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
         timeout=300,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr[-3000:]

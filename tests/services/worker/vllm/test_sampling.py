@@ -57,7 +57,8 @@ def test_neutral_parameters_are_vllms_own_defaults() -> None:
 
 def test_every_parameter_that_draws_arrives() -> None:
     asked = {
-        "temperature": 0.5, "top_p": 0.9, "top_k": 7, "min_p": 0.1, "presence_penalty": 0.5, "frequency_penalty": -0.5,
+        "temperature": 0.5, "top_p": 0.9, "top_k": 7, "min_p": 0.1, "presence_penalty": 0.5,
+        "frequency_penalty": -0.5,
         "repetition_penalty": 1.2, "logprobs": 3, "seed": 11,
     }  # fmt: skip
     params = mapped(**asked, logit_bias={5: -1.5}, min_tokens=4)
@@ -84,7 +85,8 @@ def test_vllm_ends_no_output_before_its_context_is_full() -> None:
     params = mapped(max_tokens=1, stop=["x"], stop_token_ids=[7], min_tokens=0)
     for token in (EOS, 3, 7, 9):
         made = SimpleNamespace(
-            pooling_params=None, sampling_params=params, output_token_ids=[token] * 20, num_tokens=40, num_output_tokens=20,
+            pooling_params=None, sampling_params=params, output_token_ids=[token] * 20,
+            num_tokens=40, num_output_tokens=20,
             max_tokens=params.max_tokens,
         )  # fmt: skip
         assert not check_stop(made, 512)

@@ -237,7 +237,8 @@ BROKEN = [
     JsonSchema(schema='{"type": "whatever"}'),
     JsonSchema(schema="{"),
     JsonSchema(
-        schema='{"type":"object","properties":{"a":{"type":"string","pattern":"a{99999999999}"}},"patternProperties":{"x":{}}}'
+        schema='{"type":"object","properties":{"a":{"type":"string","pattern":"a{99999999999}"}},'
+        '"patternProperties":{"x":{}}}'
     ),
     Regex(pattern="[a-"),
     Grammar(ebnf="root ::= ("),
