@@ -63,7 +63,7 @@ from shared.testing.virtual_loop import run_virtual
 from shared.text.tokenizer import Tokenizer
 from shared.tiers import DEMO_3, Tier
 from shared.vocabulary import Measure, ReplicaId, RequestKey, Slo
-from tests.shared.core.records import placed
+from tests.shared.core.placed_record import placed
 from tests.shared.policy.speculating import CHAIN, TREE, Speculating
 
 ANNOUNCE = Announce(

@@ -44,7 +44,7 @@ from shared.vocabulary import (
     Slo,
     Slot,
 )
-from tests.shared.core.records import placed
+from tests.shared.core.placed_record import placed
 
 PROMPT, OUTPUT = [1, 2, 3], 12
 NOW = 1000.0

@@ -34,7 +34,7 @@ from shared.vocabulary import (
     ServiceClass,
     Slo,
 )
-from tests.shared.core.records import placed
+from tests.shared.core.placed_record import placed
 from tests.shared.core.replica_bench import Watched
 
 SLO = Slo(ttft_s=1.0, thinking_tbt_s=0.05, tbt_s=0.1)
