@@ -310,17 +310,32 @@ class Offer(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.slo.thinks and not self.answering
 
 
-class OfferAnswer(Struct, frozen=True, kw_only=True):
-    """Accepted (the worker has the prompt), or declined with the earliest time at which it could be
-    met.
-    """
+class OfferAccepted(Struct, frozen=True, kw_only=True, tag="accepted"):
+    """The worker holds the request, prompt included."""
 
-    accepted: bool
-    earliest_s: float | None = None  # from now
     reason: str = ""
-    # not accepted, yet the worker may hold it: withdraw before it goes elsewhere
-    in_doubt: bool = False
-    ready: bool = True  # False: nobody could decide just now; ask again
+
+
+class OfferDeclined(Struct, frozen=True, kw_only=True, tag="declined"):
+    """The replica does not hold it, for certain; `earliest_s` from now it could meet the SLO."""
+
+    reason: str = ""
+    earliest_s: float | None = None
+
+
+class OfferNotReady(Struct, frozen=True, kw_only=True, tag="not_ready"):
+    """Nobody decided: the replica has no planner or worker just now, or they resync. Ask again."""
+
+    reason: str = ""
+
+
+class OfferInDoubt(Struct, frozen=True, kw_only=True, tag="in_doubt"):
+    """The worker may hold it: withdraw the attempt before the request goes elsewhere."""
+
+    reason: str = ""
+
+
+OfferAnswer = OfferAccepted | OfferDeclined | OfferNotReady | OfferInDoubt
 
 
 class Digest(Struct, frozen=True, kw_only=True):
@@ -391,10 +406,23 @@ class Hold(Struct, frozen=True, kw_only=True):
     body_key: str = ""
 
 
-class HoldAnswer(Struct, frozen=True, kw_only=True):
-    held: bool
-    reason: str = ""
-    in_doubt: bool = False  # the planner's picture of the worker is wrong: resync
+class HoldAccepted(Struct, frozen=True, kw_only=True, tag="accepted"):
+    """The worker holds the attempt under this slot."""
+
+
+class HoldDeclined(Struct, frozen=True, kw_only=True, tag="declined"):
+    """The worker does not hold the attempt."""
+
+    reason: str
+
+
+class HoldInDoubt(Struct, frozen=True, kw_only=True, tag="in_doubt"):
+    """The planner's picture of the worker is wrong: only a resync tells what the worker holds."""
+
+    reason: str
+
+
+HoldAnswer = HoldAccepted | HoldDeclined | HoldInDoubt
 
 
 class Selection(Struct, frozen=True, kw_only=True):

@@ -28,7 +28,7 @@ from shared.core.replica_events import (
 )
 from shared.perf import profile_file as profiles
 from shared.policy import registry
-from shared.schemas import Announce, BatchPlan, Offer, PlanAck, ResyncEntry
+from shared.schemas import Announce, BatchPlan, HoldAccepted, Offer, PlanAck, ResyncEntry
 from shared.vocabulary import ReplicaId, RequestKey, ServiceClass, Slo
 
 PART = "planning step"
@@ -157,7 +157,7 @@ class Plant:
             if isinstance(action, SendPlan):
                 self._plans.append(action.plan)
             elif isinstance(action, SendHold):
-                self._feed(HoldDone(action.hold.slot, True))
+                self._feed(HoldDone(action.hold.slot, HoldAccepted()))
 
     def _refill(self) -> None:
         """So many offers that WAITING have not ended their prefill."""
@@ -167,7 +167,7 @@ class Plant:
             for action in self._core.handle(Offered([offer]), now_unix_s=self._now_unix_s):
                 assert isinstance(action, SendHold), "there is room"
                 self._left[action.hold.slot] = offer.prompt_tokens
-                self._feed(HoldDone(action.hold.slot, True))
+                self._feed(HoldDone(action.hold.slot, HoldAccepted()))
 
     def _offer(self) -> Offer:
         self._count += 1

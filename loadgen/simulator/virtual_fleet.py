@@ -13,6 +13,7 @@ place, unless the last is younger than that interval.
 from array import array
 from collections.abc import Callable, Sequence
 from random import Random
+from typing import assert_never
 
 from loadgen.simulator.latency import Latency
 from loadgen.simulator.timeline import Alarm, Timeline
@@ -22,7 +23,17 @@ from shared.core import record as life
 from shared.core.admission import AdmissionCore, AdmissionEvent, AdmissionSettings, as_offer
 from shared.core.debits import Route
 from shared.core.relegation import RelegationCore, RelegationEvent, RelegationSettings
-from shared.schemas import AttemptOver, Body, Digest, OfferAnswer, Record
+from shared.schemas import (
+    AttemptOver,
+    Body,
+    Digest,
+    OfferAccepted,
+    OfferAnswer,
+    OfferDeclined,
+    OfferInDoubt,
+    OfferNotReady,
+    Record,
+)
 from shared.vocabulary import RecordState, RequestKey, ServiceClass
 
 ADMISSION, RELEGATION = "admission", "relegation"  # owners of records
@@ -161,12 +172,16 @@ class VirtualFleet:
 
     def _admission_answered(self, record: Record, answer: OfferAnswer) -> None:
         assert record.replica is not None
-        if answer.accepted:
-            self._admit(admission.Taken(record.key, record.attempt))
-        else:
-            self._admit(
-                admission.Declined(record.key, record.attempt, record.replica, answer.earliest_s)
-            )
+        key, attempt, replica = record.key, record.attempt, record.replica
+        match answer:
+            case OfferAccepted():
+                self._admit(admission.Taken(key, attempt))
+            case OfferDeclined():
+                self._admit(admission.Declined(key, attempt, replica, answer.earliest_s))
+            case OfferNotReady() | OfferInDoubt():
+                raise AssertionError(f"{key}: every replica here is ready and answers")
+            case _:
+                assert_never(answer)
 
     # ------------------------------------------------------------ relegation
 
@@ -193,7 +208,7 @@ class VirtualFleet:
 
     def _relegation_answered(self, record: Record, answer: OfferAnswer) -> None:
         assert record.replica is not None
-        if answer.accepted:
+        if isinstance(answer, OfferAccepted):
             self._pool(relegation.Taken(record.key))
         else:
             self._timeline.after(self._latency.change_s, self._back_in_pool, record)

@@ -156,8 +156,7 @@ class VirtualReplica:
         if not self.worker.held:
             self._work_since_s = self._timeline.now_s
         answer = self.worker.hold(hold, record, body, self._store.token_times(hold.key))
-        done = HoldDone(hold.slot, answer.held, answer.reason, answer.in_doubt)
-        self._timeline.after(self._latency.held_s, self._feed, done)
+        self._timeline.after(self._latency.held_s, self._feed, HoldDone(hold.slot, answer))
 
     def _plan_comes(self, plan: BatchPlan) -> None:
         self._plan_came_s.append(self._timeline.now_s)

@@ -27,7 +27,7 @@ from shared.schemas import (
     BatchPlan,
     Body,
     Hold,
-    HoldAnswer,
+    HoldAccepted,
     PlanAck,
     Record,
     Resume,
@@ -106,7 +106,7 @@ class VirtualWorker:
     def held(self) -> int:
         return len(self._requests)
 
-    def hold(self, hold: Hold, record: Record, body: Body, times: "array[float]") -> HoldAnswer:
+    def hold(self, hold: Hold, record: Record, body: Body, times: "array[float]") -> HoldAccepted:
         """Take a request in; `times` has the tokens of earlier attempts, and takes those to
         come.
         """
@@ -147,7 +147,7 @@ class VirtualWorker:
             left,
         )
         self._emit[slot] = times.append
-        return HoldAnswer(held=True)
+        return HoldAccepted()
 
     def plan(self, plan: BatchPlan) -> None:
         assert plan.seq == self._next_seq, (

@@ -5,6 +5,7 @@ decide.
 import asyncio
 from contextlib import suppress
 from random import Random
+from typing import assert_never
 
 import structlog
 
@@ -31,6 +32,7 @@ from shared.core.admission import (
     Relegate,
     Taken,
     Tick,
+    Unplanned,
     as_offer,
 )
 from shared.errors import BusError, PeerError
@@ -59,7 +61,14 @@ from shared.schemas import (
 from shared.store import acklog
 from shared.store.ending import Ending
 from shared.store.leases import RENEW_S, Lease
-from shared.store.place import Placed, Placer
+from shared.store.place import (
+    PlaceDeclined,
+    PlaceGone,
+    PlaceHeld,
+    PlaceOutcome,
+    Placer,
+    PlaceUnplanned,
+)
 from shared.store.records import Records, Stored
 from shared.text.tokenizer import Tokenizer
 from shared.tiers import DEFAULT, load_tiers
@@ -208,13 +217,13 @@ class Admission:
         try:
             match action:
                 case Place(key, attempt, replica, incarnation):
-                    placed = await self._placer.place(
+                    outcome = await self._placer.place(
                         key,
                         lambda record: life.placed(
                             record, self.name, replica, incarnation, attempt=attempt
                         ),
                     )
-                    self._placed(key, attempt + 1, replica, placed)
+                    self._placed(key, attempt + 1, replica, outcome)
                 case Relegate(key, reason):
                     await self._relegate(key, reason)
                     self._feed(Gone(key))
@@ -230,21 +239,30 @@ class Admission:
                         ),
                     )
                     self._feed(Gone(key))
+                case _:
+                    assert_never(action)
         except BusError as error:
             # The record says how far it came; the sweep goes on from there.
             log.warning("step.doubtful", request=action.key, error=str(error))
             self._feed(Gone(action.key))
             self._sweep.soon()
 
-    def _placed(self, key: RequestKey, attempt: int, replica: ReplicaId, placed: Placed) -> None:
-        if placed.taken:
-            self._feed(Taken(key, attempt))
-        elif placed.gone:
-            self._feed(Gone(key))
-            self._sweep.soon()  # if it is ours after all, that finds it
-            self._chores.spawn(self._end_cancelled(key), "admission.cancelled")
-        else:
-            self._feed(Declined(key, attempt, replica, placed.earliest_s, placed.unplanned))
+    def _placed(
+        self, key: RequestKey, attempt: int, replica: ReplicaId, outcome: PlaceOutcome
+    ) -> None:
+        match outcome:
+            case PlaceHeld():
+                self._feed(Taken(key, attempt))
+            case PlaceDeclined():
+                self._feed(Declined(key, attempt, replica, outcome.earliest_s))
+            case PlaceUnplanned():
+                self._feed(Unplanned(key, attempt, replica))
+            case PlaceGone():
+                self._feed(Gone(key))
+                self._sweep.soon()  # if it is ours after all, that finds it
+                self._chores.spawn(self._end_cancelled(key), "admission.cancelled")
+            case _:
+                assert_never(outcome)
 
     async def _relegate(self, key: RequestKey, reason: str) -> None:
         stored = await self._records.change(key, lambda r: life.relegated(r, self.name))

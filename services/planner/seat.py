@@ -25,6 +25,7 @@ from shared.core.replica_events import (
     SendPlan,
     Synced,
     Tick,
+    WorkerGone,
 )
 from shared.errors import BusError, BusTimeout, NoResponders, PeerError
 from shared.policy import registry
@@ -35,8 +36,11 @@ from shared.schemas import (
     Announce,
     Hold,
     HoldAnswer,
+    HoldInDoubt,
     Offer,
+    OfferAccepted,
     OfferAnswer,
+    OfferDeclined,
     PlanAck,
     PlanRefused,
     Resync,
@@ -218,7 +222,7 @@ class Seat:
                 names.ATTEMPT: attempt,
                 "slackline.planner": self._planner,
                 "slackline.policy": self._cfg.policy,
-                "slackline.accepted": answer.accepted,
+                "slackline.accepted": isinstance(answer, OfferAccepted),
                 "slackline.reason": answer.reason,
             }
             self._tracing.record(
@@ -242,7 +246,7 @@ class Seat:
             if not calls:
                 del self._waiting[offer.key, offer.attempt]
             self._chores.spawn(
-                call.reply(OfferAnswer(accepted=False, reason="the planner is overloaded")),
+                call.reply(OfferDeclined(reason="the planner is overloaded")),
                 "planner.answer",
             )
 
@@ -260,14 +264,17 @@ class Seat:
 
     async def _hold(self, hold: Hold) -> None:
         try:
-            answer = await self._bus.request(
-                subjects.hold(self.replica), hold, HoldAnswer, timeout_s=self._cfg.hold_timeout_s
+            answer: HoldAnswer | WorkerGone = await self._bus.request(
+                subjects.hold(self.replica),
+                hold,
+                HoldAnswer,
+                timeout_s=self._cfg.hold_timeout_s,
             )
-            done = HoldDone(hold.slot, answer.held, answer.reason, answer.in_doubt)
         except NoResponders:
-            done = HoldDone(hold.slot, False, "the worker is gone", gone=True)
+            answer = WorkerGone()
         except (BusError, PeerError) as error:
-            done = HoldDone(hold.slot, False, str(error), in_doubt=True)
+            answer = HoldInDoubt(reason=str(error))
+        done = HoldDone(hold.slot, answer)
         await self._inbox.put(done)
 
     def _need_resync(self, reason: str) -> None:

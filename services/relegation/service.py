@@ -5,6 +5,7 @@ place is `relegated`.
 import asyncio
 from contextlib import suppress
 from random import Random
+from typing import assert_never
 
 import structlog
 
@@ -35,7 +36,7 @@ from shared.process.telemetry import Tracing
 from shared.schemas import Digest, Hint
 from shared.store.ending import Ending
 from shared.store.leases import RENEW_S, Lease
-from shared.store.place import Placer
+from shared.store.place import PlaceDeclined, PlaceGone, PlaceHeld, Placer, PlaceUnplanned
 from shared.store.records import Records
 from shared.vocabulary import RecordState, RequestKey
 
@@ -147,28 +148,30 @@ class Relegation:
                 case Expire(key):
                     await self._ending.end(key, lambda r: life.expired(r, self._clock.unix_s()))
                     self._feed(Gone(key))
+                case _:
+                    assert_never(action)
         except BusError as error:
             log.warning("step.doubtful", request=action.key, error=str(error))
             self._feed(Gone(action.key))  # the next listing, or admission's sweep, finds it
 
     async def _place(self, place: Place) -> None:
-        placed = await self._placer.place(
+        outcome = await self._placer.place(
             place.key,
             lambda record: life.drawn(
                 record, self.name, place.replica, place.incarnation, place.service_class
             ),
         )
-        if placed.taken:
-            self._feed(Taken(place.key))
-        elif placed.gone:
-            self._feed(Gone(place.key))
-            await self._close(place.key)
-        elif placed.stored is not None and await self._back(
-            place.key, placed.stored.record.attempt
-        ):
-            self._feed(Declined(place.key, place.replica))
-        else:
-            self._feed(Gone(place.key))
+        match outcome:
+            case PlaceHeld():
+                self._feed(Taken(place.key))
+            case PlaceGone():
+                self._feed(Gone(place.key))
+                await self._close(place.key)
+            case PlaceDeclined(attempt) | PlaceUnplanned(attempt):
+                back = await self._back(place.key, attempt)
+                self._feed(Declined(place.key, place.replica) if back else Gone(place.key))
+            case _:
+                assert_never(outcome)
 
     async def _back(self, key: RequestKey, attempt: int) -> bool:
         """This attempt was declined, for certain: back into the pool."""

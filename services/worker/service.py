@@ -29,7 +29,8 @@ from shared.schemas import (
     Body,
     Cancel,
     Hold,
-    HoldAnswer,
+    HoldAccepted,
+    HoldDeclined,
     Holdings,
     HoldingsAnswer,
     Refused,
@@ -240,7 +241,7 @@ class WorkerService:
 
     async def _hold(self, hold: Hold, call: Call) -> None:
         if self._draining.is_set():
-            await call.reply(HoldAnswer(held=False, reason="draining"))
+            await call.reply(HoldDeclined(reason="draining"))
             return
         try:
             async with self._holds:
@@ -251,18 +252,15 @@ class WorkerService:
                     await asyncio.sleep(pause_s)
                     stored, body = await self._asked(hold)
         except (BusError, PeerError) as error:
-            await call.reply(HoldAnswer(held=False, reason=str(error)))
+            await call.reply(HoldDeclined(reason=str(error)))
             return
         if stored is None or body is None or self._draining.is_set():
-            await call.reply(
-                HoldAnswer(
-                    held=False, reason="draining" if self._draining.is_set() else "no such record"
-                )
-            )
+            reason = "draining" if self._draining.is_set() else "no such record"
+            await call.reply(HoldDeclined(reason=reason))
             return
         idle = self.core.held == 0
         answer = self.core.hold(hold, stored.record, body)
-        if answer.held:
+        if isinstance(answer, HoldAccepted):
             now = self._clock.unix_s()
             self._traces.held(hold.slot, stored.record, now)
             if idle:

@@ -8,6 +8,7 @@ callers re-read.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import UnionType
 from typing import Any, Protocol, TypeVar
 
 from msgspec import Struct
@@ -151,7 +152,7 @@ class Bus(Protocol):
         self,
         subject: str,
         msg: Struct,
-        kind: type[T],
+        kind: type[T] | UnionType,
         *,
         timeout_s: float,
         headers: Mapping[str, str] | None = None,

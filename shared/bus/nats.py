@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
+from types import UnionType
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -142,7 +143,7 @@ class NatsBus:
         self,
         subject: str,
         msg: Struct,
-        kind: type[T],
+        kind: type[T] | UnionType,
         *,
         timeout_s: float,
         headers: Mapping[str, str] | None = None,

@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
+from typing import assert_never
 
 import msgspec
 
@@ -51,15 +52,21 @@ class Taken:
 
 @dataclass(frozen=True, slots=True)
 class Declined:
-    """This attempt is not held there, for certain. `unplanned`: nobody plans that replica now, so
-    nobody was asked.
-    """
+    """The replica does not hold this attempt, for certain; `earliest_s` from now it could."""
 
     key: RequestKey
     attempt: int
     replica: ReplicaId
     earliest_s: float | None = None
-    unplanned: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Unplanned:
+    """Nobody plans that replica now: nobody was asked, and it does not hold this attempt."""
+
+    key: RequestKey
+    attempt: int
+    replica: ReplicaId
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +81,7 @@ class Tick:
     pass
 
 
-AdmissionEvent = Opened | Heard | Lost | Taken | Declined | Gone | Tick
+AdmissionEvent = Opened | Heard | Lost | Taken | Declined | Unplanned | Gone | Tick
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,10 +186,14 @@ class AdmissionCore:
                     del self._open[key]
             case Gone(key):
                 self._open.pop(key, None)
-            case Declined():
-                self._on_declined(event, now_unix_s, actions)
+            case Declined(key, attempt, _, earliest_s):
+                self._on_declined(key, attempt, earliest_s, now_unix_s, actions)
+            case Unplanned(key, attempt, replica):
+                self._on_unplanned(key, attempt, replica, now_unix_s, actions)
             case Tick():
                 pass
+            case _:
+                assert_never(event)
         if now_unix_s >= self._retry_unix_s:
             self._retry_unix_s = math.inf
             for key in [k for k, o in self._open.items() if not o.busy]:
@@ -217,21 +228,39 @@ class AdmissionCore:
         )
 
     def _on_declined(
-        self, event: Declined, now_unix_s: float, actions: list[AdmissionAction]
+        self,
+        key: RequestKey,
+        attempt: int,
+        earliest_s: float | None,
+        now_unix_s: float,
+        actions: list[AdmissionAction],
     ) -> None:
-        waiting = self._open.get(event.key)
-        if event.unplanned:
-            self._debits.gone(event.replica)
-        if waiting is None or waiting.attempt != event.attempt:
+        waiting = self._open.get(key)
+        if waiting is None or waiting.attempt != attempt:
             return
         waiting.busy = False
-        if event.unplanned:
-            waiting.hops -= 1  # nobody was asked
-            waiting.unasked = True
-            waiting.tried.remove(event.replica)
-        elif event.earliest_s is not None:
-            waiting.earliest_s = min(waiting.earliest_s, event.earliest_s)
-        self._step(event.key, now_unix_s, actions)
+        if earliest_s is not None:
+            waiting.earliest_s = min(waiting.earliest_s, earliest_s)
+        self._step(key, now_unix_s, actions)
+
+    def _on_unplanned(
+        self,
+        key: RequestKey,
+        attempt: int,
+        replica: ReplicaId,
+        now_unix_s: float,
+        actions: list[AdmissionAction],
+    ) -> None:
+        """The offer does not count as a hop; the replica may be tried again."""
+        self._debits.gone(replica)
+        waiting = self._open.get(key)
+        if waiting is None or waiting.attempt != attempt:
+            return
+        waiting.busy = False
+        waiting.hops -= 1
+        waiting.unasked = True
+        waiting.tried.remove(replica)
+        self._step(key, now_unix_s, actions)
 
     def _step(self, key: RequestKey, now_unix_s: float, actions: list[AdmissionAction]) -> None:
         """The next place, or the end of the search."""

@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
+from typing import assert_never
 
 import msgspec
 
@@ -157,6 +158,8 @@ class RelegationCore:
                     self._offer_again(self._waiting[key], now_unix_s)
             case Tick():
                 pass
+            case _:
+                assert_never(event)
         while self._expiries and self._expiries[0][0] <= now_unix_s:
             expires_unix_s, key = heappop(self._expiries)
             if self._expires(expires_unix_s, key):

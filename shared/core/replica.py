@@ -11,6 +11,7 @@ from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
+from typing import assert_never
 
 import msgspec
 import numpy as np
@@ -36,6 +37,7 @@ from shared.core.replica_events import (
     SendPlan,
     Synced,
     Tick,
+    WorkerGone,
 )
 from shared.perf.iteration_time import Profile
 from shared.perf.online import Corrected
@@ -46,8 +48,15 @@ from shared.schemas import (
     BatchPlan,
     Digest,
     Hold,
+    HoldAccepted,
+    HoldDeclined,
+    HoldInDoubt,
     Offer,
+    OfferAccepted,
     OfferAnswer,
+    OfferDeclined,
+    OfferInDoubt,
+    OfferNotReady,
     PlanAck,
 )
 from shared.vocabulary import FinishReason, RequestKey
@@ -276,26 +285,16 @@ class ReplicaCore:
             elif slot is not None and slot in self._reserved:
                 self._reserved[slot].waiting += 1
             elif slot is not None:
-                actions.append(
-                    Answer(offer.key, offer.attempt, OfferAnswer(accepted=True, reason="held"))
-                )
+                actions.append(Answer(offer.key, offer.attempt, OfferAccepted(reason="held")))
             elif not self._synced or self._announce is None or self._announce.draining:
-                self._decline(
-                    offer, OfferAnswer(accepted=False, reason="not ready", ready=False), actions
-                )
+                self._decline(offer, OfferNotReady(reason="not ready"), actions)
             elif offer.prompt_tokens + offer.generated_tokens >= self._announce.context_tokens:
-                self._decline(
-                    offer, OfferAnswer(accepted=False, reason="prompt exceeds the context"), actions
-                )
+                self._decline(offer, OfferDeclined(reason="prompt exceeds the context"), actions)
             elif (
                 -(-(offer.prompt_tokens + offer.generated_tokens + 1) // self._books.block_tokens)
                 > self._books.kv_blocks
             ):
-                self._decline(
-                    offer,
-                    OfferAnswer(accepted=False, reason="prompt exceeds the KV cache"),
-                    actions,
-                )
+                self._decline(offer, OfferDeclined(reason="prompt exceeds the KV cache"), actions)
             else:
                 gathered[name] = (offer, gathered[name][1] + 1 if name in gathered else 1)
         if not gathered:
@@ -315,14 +314,10 @@ class ReplicaCore:
             gathered.values(), self._policy.admit(view, fresh), strict=True
         ):
             if not admission.accepted:
-                answer = OfferAnswer(
-                    accepted=False, earliest_s=admission.earliest_s, reason=admission.reason
-                )
+                answer = OfferDeclined(reason=admission.reason, earliest_s=admission.earliest_s)
                 self._decline(offer, answer, actions, asked)
             elif not self._free:
-                self._decline(
-                    offer, OfferAnswer(accepted=False, reason="no free slot"), actions, asked
-                )
+                self._decline(offer, OfferDeclined(reason="no free slot"), actions, asked)
             else:
                 slot = heappop(self._free)
                 self._reserved[slot] = _Reservation(offer, slot, asked)
@@ -341,30 +336,38 @@ class ReplicaCore:
         reservation = self._reserved.pop(event.slot, None)
         if reservation is None:
             return
-        offer = reservation.offer
-        if event.held:
-            if reservation.over:
+        offer, waiting = reservation.offer, reservation.waiting
+        match event.answer:
+            case HoldAccepted():
+                if reservation.over:
+                    self._free_reserved(event.slot, offer)
+                elif not self._books.holds(event.slot):
+                    self._admit_row(event.slot, offer, 0, offer.generated_tokens, 0)
+                actions.extend([Answer(offer.key, offer.attempt, OfferAccepted())] * waiting)
+            case HoldDeclined(reason=reason):
+                self._free_reserved(event.slot, offer)
+                self._decline(offer, OfferDeclined(reason=reason), actions, waiting)
+            case WorkerGone():
+                self._free_reserved(event.slot, offer)
+                self._decline(offer, OfferNotReady(reason="the worker is gone"), actions, waiting)
+            case HoldInDoubt(reason=reason):
                 self._slot_of.pop((offer.key, offer.attempt), None)
-                if self._synced:
-                    heappush(self._free, event.slot)
-            elif not self._books.holds(event.slot):
-                self._admit_row(event.slot, offer, 0, offer.generated_tokens, 0)
-            answer = OfferAnswer(accepted=True)
-        else:
-            self._slot_of.pop((offer.key, offer.attempt), None)
-            answer = OfferAnswer(
-                accepted=False, reason=event.reason, in_doubt=event.in_doubt, ready=not event.gone
-            )
-            if event.in_doubt:
-                self._lose_sync(f"hold of slot {event.slot}: {event.reason}", actions)
-            elif self._synced:
-                heappush(self._free, event.slot)
-            self._decline(offer, answer, actions, reservation.waiting)
-            return
-        actions.extend([Answer(offer.key, offer.attempt, answer)] * reservation.waiting)
+                self._lose_sync(f"hold of slot {event.slot}: {reason}", actions)
+                self._decline(offer, OfferInDoubt(reason=reason), actions, waiting)
+            case _:
+                assert_never(event.answer)
+
+    def _free_reserved(self, slot: int, offer: Offer) -> None:
+        self._slot_of.pop((offer.key, offer.attempt), None)
+        if self._synced:
+            heappush(self._free, slot)
 
     def _decline(
-        self, offer: Offer, answer: OfferAnswer, actions: list[ReplicaAction], times: int = 1
+        self,
+        offer: Offer,
+        answer: OfferDeclined | OfferNotReady | OfferInDoubt,
+        actions: list[ReplicaAction],
+        times: int = 1,
     ) -> None:
         """Once declined, an attempt stays declined: a second copy of its offer must not be accepted
         behind the asker's back.

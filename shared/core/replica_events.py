@@ -3,7 +3,16 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shared.schemas import Announce, BatchPlan, Hold, Offer, OfferAnswer, PlanAck, ResyncEntry
+from shared.schemas import (
+    Announce,
+    BatchPlan,
+    Hold,
+    HoldAnswer,
+    Offer,
+    OfferAnswer,
+    PlanAck,
+    ResyncEntry,
+)
 from shared.vocabulary import RequestKey
 
 
@@ -28,16 +37,16 @@ class Offered:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerGone:
+    """Nobody answers holds: the replica has no worker now."""
+
+
+@dataclass(frozen=True, slots=True)
 class HoldDone:
-    """The worker answered a hold. `in_doubt`: it did not answer in time, or thinks otherwise of the
-    slot: only a resync tells.
-    """
+    """What came of a hold. No answer in time counts as HoldInDoubt."""
 
     slot: int
-    held: bool
-    reason: str = ""
-    in_doubt: bool = False
-    gone: bool = False  # there is no worker to ask
+    answer: HoldAnswer | WorkerGone
 
 
 @dataclass(frozen=True, slots=True)

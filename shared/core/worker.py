@@ -23,7 +23,10 @@ from shared.schemas import (
     Delta,
     Held,
     Hold,
+    HoldAccepted,
     HoldAnswer,
+    HoldDeclined,
+    HoldInDoubt,
     Offer,
     PlanAck,
     PlanRefused,
@@ -167,21 +170,21 @@ class WorkerCore:
         holder = self._slot_of.get(hold.key)
         held = None if holder is None else self._requests[holder]
         if held is not None and (held.record.attempt, holder) == (hold.attempt, hold.slot):
-            return HoldAnswer(held=True)
+            return HoldAccepted()
         if (hold.epoch, hold.sync) != (self.epoch, self._sync):
             # Another planner, or this one after a resync, may have been asked the same: only a
             # withdrawal tells.
-            return HoldAnswer(held=False, reason="stale epoch", in_doubt=True)
+            return HoldInDoubt(reason="stale epoch")
         if hold.attempt <= self._tombstones.get(hold.key, -1):
-            return HoldAnswer(held=False, reason="withdrawn")
+            return HoldDeclined(reason="withdrawn")
         if held is not None and hold.attempt < held.record.attempt:
-            return HoldAnswer(held=False, reason="held under a later attempt")
+            return HoldDeclined(reason="held under a later attempt")
         if held is not None:
-            return HoldAnswer(held=False, reason="held under another attempt", in_doubt=True)
+            return HoldInDoubt(reason="held under another attempt")
         if held_by_record(record, self.replica, self.incarnation, attempt=hold.attempt) is None:
-            return HoldAnswer(held=False, reason="the record says otherwise")
+            return HoldDeclined(reason="the record says otherwise")
         if not 0 <= hold.slot < self._max_slots or hold.slot in self._requests:
-            return HoldAnswer(held=False, reason="slot taken", in_doubt=True)
+            return HoldInDoubt(reason="slot taken")
         resume = record.resume
         tokens = unpack_list(resume.tokens)
         sampling, prompt = body.sampling, unpack_list(body.prompt)
@@ -213,7 +216,7 @@ class WorkerCore:
                 text_offset=len(resume.text),
             )
         )
-        return HoldAnswer(held=True)
+        return HoldAccepted()
 
     def plan(self, plan: BatchPlan) -> PlanRefused | None:
         """Queue a plan, or say why not."""

@@ -8,6 +8,7 @@ attempt can speak to the client.
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import assert_never
 
 from shared import subjects
 from shared.bus.api import Bus
@@ -16,7 +17,18 @@ from shared.core.admission import as_offer
 from shared.errors import BusError, BusTimeout, NoResponders, PeerError
 from shared.process import conventions as names
 from shared.process.telemetry import TRACEPARENT, AttributeValue, Tracing
-from shared.schemas import AttemptOver, OfferAnswer, Record, Status, Withdraw, Withdrawn
+from shared.schemas import (
+    AttemptOver,
+    OfferAccepted,
+    OfferAnswer,
+    OfferDeclined,
+    OfferInDoubt,
+    OfferNotReady,
+    Record,
+    Status,
+    Withdraw,
+    Withdrawn,
+)
 from shared.store.records import Records, Stored
 from shared.vocabulary import RequestKey, ServiceClass
 
@@ -25,16 +37,31 @@ WITHDRAW_TIMEOUT_S = 2.0  # longer than an iteration
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
-    """How an attempt to place went: held there, or declined (for certain), or no longer ours to
-    place.
-    """
+class PlaceHeld:
+    """The replica holds the request."""
 
-    taken: bool
-    gone: bool = False
-    unplanned: bool = False
-    earliest_s: float | None = None
-    stored: Stored | None = None
+
+@dataclass(frozen=True, slots=True)
+class PlaceDeclined:
+    """The replica does not hold this attempt, for certain."""
+
+    attempt: int
+    earliest_s: float | None = None  # from now: when it could meet the SLO
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceUnplanned:
+    """Nobody plans that replica now, so nobody decided; it does not hold this attempt."""
+
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceGone:
+    """The request is no longer ours to place: it ended, was cancelled, or another has it."""
+
+
+PlaceOutcome = PlaceHeld | PlaceDeclined | PlaceUnplanned | PlaceGone
 
 
 class Placer:
@@ -48,14 +75,14 @@ class Placer:
         self,
         key: RequestKey,
         step: Callable[[Record], Record | None],
-    ) -> Placed:
+    ) -> PlaceOutcome:
         """Write the place by `step` (`placed` or `drawn` of shared/core/record.py), then offer."""
         stored = await self._records.change(key, step)
         if stored is None:
-            return Placed(taken=False, gone=True)
+            return PlaceGone()
         return await self.offer(stored)
 
-    async def offer(self, stored: Stored) -> Placed:
+    async def offer(self, stored: Stored) -> PlaceOutcome:
         """Offer an attempt whose record already names the place. Returns only when it is certain
         who has it.
         """
@@ -70,7 +97,7 @@ class Placer:
         headers = {TRACEPARENT: record.traceparent} if record.traceparent else None
         offer = as_offer(record, record.service_class)
         try:
-            answer = await self._bus.request(
+            answer: OfferAnswer = await self._bus.request(
                 subjects.offer(record.replica),
                 offer,
                 OfferAnswer,
@@ -78,16 +105,16 @@ class Placer:
                 headers=headers,
             )
         except NoResponders:
-            answer = OfferAnswer(accepted=False, reason="nobody plans that replica", ready=False)
+            answer = OfferNotReady(reason="nobody plans that replica")
         except (BusError, PeerError) as error:
-            answer = OfferAnswer(accepted=False, reason=str(error), in_doubt=True)
+            answer = OfferInDoubt(reason=str(error))
         if record.traceparent:
             attributes: dict[str, AttributeValue] = {
                 names.MESSAGING_SYSTEM: names.NATS,
                 names.REPLICA: record.replica,
                 names.ATTEMPT: record.attempt,
                 names.SERVICE_CLASS: record.service_class.value,
-                "slackline.accepted": answer.accepted,
+                "slackline.accepted": isinstance(answer, OfferAccepted),
                 "slackline.reason": answer.reason,
             }
             self._tracing.record(
@@ -95,29 +122,28 @@ class Placer:
             )
         return answer
 
-    async def conclude(self, stored: Stored, answer: OfferAnswer) -> Placed:
+    async def conclude(self, stored: Stored, answer: OfferAnswer) -> PlaceOutcome:
         """What follows from the answer for a record that is stored."""
         record = stored.record
-        if answer.accepted:
-            await self.tell(
-                record,
-                "accepted" if record.service_class is ServiceClass.STANDARD else "relegated",
-                "",
-            )
-            return Placed(taken=True, stored=stored)
-        if answer.in_doubt:
-            return await self._in_doubt(stored)
-        return Placed(
-            taken=False, unplanned=not answer.ready, earliest_s=answer.earliest_s, stored=stored
-        )
+        match answer:
+            case OfferAccepted():
+                standard = record.service_class is ServiceClass.STANDARD
+                await self.tell(record, "accepted" if standard else "relegated", "")
+                return PlaceHeld()
+            case OfferDeclined():
+                return PlaceDeclined(record.attempt, answer.earliest_s)
+            case OfferNotReady():
+                return PlaceUnplanned(record.attempt)
+            case OfferInDoubt():
+                return await self._in_doubt(record)
+            case _:
+                assert_never(answer)
 
-    async def _in_doubt(self, stored: Stored) -> Placed:
+    async def _in_doubt(self, record: Record) -> PlaceOutcome:
         """Nobody knows whether the worker holds it: take it back for certain."""
-        over = await self.withdraw(stored.record)
-        if over is None:
-            return Placed(taken=False, stored=stored)
-        # It was held, and may have spoken: its end is handled where all ends are.
-        return Placed(taken=False, gone=True, stored=stored)
+        over = await self.withdraw(record)
+        # An attempt that was held may have spoken: its end is handled where all ends are.
+        return PlaceDeclined(record.attempt) if over is None else PlaceGone()
 
     async def withdraw(self, record: Record) -> AttemptOver | None:
         """What the attempt made, None if it never came there and never will. Raises BusTimeout

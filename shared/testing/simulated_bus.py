@@ -13,6 +13,7 @@ import contextlib
 import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
+from types import UnionType
 from typing import Any, TypeVar
 
 from msgspec import Struct
@@ -149,7 +150,7 @@ class SimBus:
         self,
         subject: str,
         msg: Struct,
-        kind: type[T],
+        kind: type[T] | UnionType,
         *,
         timeout_s: float,
         headers: Mapping[str, str] | None = None,

@@ -54,6 +54,8 @@ from shared.schemas import (
     BatchPlan,
     Body,
     Hold,
+    HoldAccepted,
+    OfferAccepted,
     PlanAck,
     Record,
     Resume,
@@ -187,7 +189,7 @@ def virtual(policy: str, seed: int, latency: Latency) -> tuple[list[Plan], list[
             at_s,
             replica.offer,
             as_offer(record, record.service_class),
-            lambda answer, key=record.key: around.answered(key, answer.accepted),
+            lambda answer, key=record.key: around.answered(key, isinstance(answer, OfferAccepted)),
         )
     while not around.done:
         line.step()
@@ -247,7 +249,7 @@ class LiveLoop:
                     case SendHold(hold):
                         self.loop.call_later(self.latency.hold_s, self.hold_comes, hold)
                     case Answer(key, _, answer):
-                        self.around.answered(key, answer.accepted)
+                        self.around.answered(key, isinstance(answer, OfferAccepted))
                         self.look()
                     case NeedResync(reason):
                         raise AssertionError(reason)
@@ -259,7 +261,7 @@ class LiveLoop:
         self.loop.call_later(
             self.latency.held_s,
             self.inbox.put_nowait,
-            HoldDone(hold.slot, answer.held, answer.reason, answer.in_doubt),
+            HoldDone(hold.slot, answer),
         )
 
     def plan_comes(self, plan: BatchPlan) -> None:
@@ -373,7 +375,7 @@ class Both:
         record = placed(record, ANNOUNCE.replica, "1")
         hold = Hold(epoch=1, sync=1, slot=slot, key=record.key, attempt=record.attempt)
         self.virtual.hold(hold, record, body, array("d", [0.0] * made))
-        assert self.real.hold(hold, record, body).held
+        assert self.real.hold(hold, record, body) == HoldAccepted()
         self.held.add(slot)
 
     def plan(self) -> BatchPlan:

@@ -31,7 +31,16 @@ from shared.errors import PeerError
 from shared.features import ALL, needs
 from shared.process.instruments import Registry
 from shared.routing.router import attainable
-from shared.schemas import Announce, BatchPlan, Body, GenerateRequest, Hold, Record, Sampling
+from shared.schemas import (
+    Announce,
+    BatchPlan,
+    Body,
+    GenerateRequest,
+    Hold,
+    HoldAccepted,
+    Record,
+    Sampling,
+)
 from shared.structured import Choice, Grammar, JsonObject, JsonSchema, Regex
 from shared.text.tokenizer import Tokenizer
 from shared.tiers import DEFAULT
@@ -374,9 +383,10 @@ def test_the_engine_gets_the_adapter_and_the_parameters() -> None:
     placed = opened("t.a", "adapter:poet", replica=ReplicaId("r"), incarnation="1")
     sampling = Sampling(min_p=0.5, structured=JsonObject())
     hold = Hold(epoch=1, sync=1, slot=3, key=placed.key, attempt=placed.attempt)
-    assert core.hold(
-        hold, placed, Body(prompt=pack([1, 2, 3]), sampling=sampling, adapter="poet")
-    ).held
+    assert (
+        core.hold(hold, placed, Body(prompt=pack([1, 2, 3]), sampling=sampling, adapter="poet"))
+        == HoldAccepted()
+    )
     plan = BatchPlan(
         replica=ReplicaId("r"), incarnation="1", epoch=1, sync=1, seq=1, slots=pack([3]),
         caps=pack([3]), predicted_s=0.1

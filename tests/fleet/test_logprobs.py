@@ -24,6 +24,7 @@ from shared.schemas import (
     Delta,
     End,
     Hold,
+    HoldAccepted,
     LogEntry,
     Record,
     Replay,
@@ -211,7 +212,7 @@ class Client:
             epoch=1, sync=1, slot=self.slot, key=self.record.key, attempt=self.record.attempt
         )
         body = Body(prompt=pack(PROMPT), sampling=Sampling(max_tokens=OUTPUT, logprobs=self.top))
-        assert core.hold(hold, self.record, body).held
+        assert core.hold(hold, self.record, body) == HoldAccepted()
 
     def settle(self, over: AttemptOver) -> None:
         after = life.settled(self.record, over, "a", NOW)

@@ -20,7 +20,7 @@ from shared.core.turn import Finished, TurnDone
 from shared.core.worker import WorkerCore
 from shared.policy import registry
 from shared.policy.seam import Policy, View
-from shared.schemas import BatchPlan, Body, Hold, PlanAck, Record, Sampling
+from shared.schemas import BatchPlan, Body, Hold, HoldAccepted, PlanAck, Record, Sampling
 from shared.store.acklog import fold
 from shared.text import chat_prompt as chat
 from shared.text.tokenizer import Tokenizer
@@ -141,7 +141,10 @@ class One:
         )
         self.core.resync(1, 1)
         hold = Hold(epoch=1, sync=1, slot=2, key=record.key, attempt=record.attempt)
-        assert self.core.hold(hold, record, Body(prompt=pack(prompt), sampling=sampling)).held
+        assert (
+            self.core.hold(hold, record, Body(prompt=pack(prompt), sampling=sampling))
+            == HoldAccepted()
+        )
         self.acks: list[PlanAck] = []
         self.seq, self.now_s = 1, 100.0
 

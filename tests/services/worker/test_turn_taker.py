@@ -8,7 +8,7 @@ from services.worker.turn_taker import take_turn
 from shared.columns import pack, unpack_list
 from shared.core.turn import Finished
 from shared.core.worker import WorkerCore
-from shared.schemas import BatchPlan, Body, Hold, Record, Sampling, Selection
+from shared.schemas import BatchPlan, Body, Hold, HoldAccepted, Record, Sampling, Selection
 from shared.text.tokenizer import Tokenizer
 from shared.vocabulary import (
     FinishReason,
@@ -96,9 +96,10 @@ class Worker:
                 incarnation="i1",
             )
             body = Body(prompt=pack([kind, *[65] * (PROMPT - 1)]), sampling=Sampling(max_tokens=8))
-            assert self.core.hold(
-                Hold(epoch=1, sync=1, slot=slot, key=key, attempt=1), record, body
-            ).held
+            assert (
+                self.core.hold(Hold(epoch=1, sync=1, slot=slot, key=key, attempt=1), record, body)
+                == HoldAccepted()
+            )
 
     def run(
         self, *entries: tuple[int, int], preempted: Sequence[int] = (), drafts: bool = False

@@ -58,8 +58,11 @@ from shared.schemas import (
     Delta,
     Hold,
     HoldAnswer,
+    HoldInDoubt,
     Offer,
+    OfferAccepted,
     OfferAnswer,
+    OfferInDoubt,
     Record,
     Sampling,
 )
@@ -370,7 +373,7 @@ class Bench:
                             0.2,
                             self.feed,
                             core,
-                            HoldDone(hold.slot, False, "timeout", in_doubt=True),
+                            HoldDone(hold.slot, HoldInDoubt(reason="timeout")),
                         )
                 case Answer(key, attempt, answer):
                     for _ in range(self.answers.pop((key, attempt), 0)):
@@ -420,9 +423,7 @@ class Bench:
         record = self.records[hold.key]
         answer: HoldAnswer = self.worker.hold(hold, record, self.bodies[hold.key])
         self.worker.check()
-        self.after(
-            self.feed, core, HoldDone(hold.slot, answer.held, answer.reason, answer.in_doubt)
-        )
+        self.after(self.feed, core, HoldDone(hold.slot, answer))
 
     def plan_comes(self, core: ReplicaCore, plan: BatchPlan) -> None:
         refused = self.worker.plan(plan)
@@ -543,9 +544,9 @@ class Bench:
             self.feed(self.core, Offered([offer]))
 
     def answered(self, key: RequestKey, attempt: int, answer: OfferAnswer) -> None:
-        if self.records[key].attempt != attempt or answer.accepted:
+        if self.records[key].attempt != attempt or isinstance(answer, OfferAccepted):
             return
-        if answer.in_doubt:
+        if isinstance(answer, OfferInDoubt):
             self.in_doubt(key, attempt)
         else:
             self.back(key, attempt)
