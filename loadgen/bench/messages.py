@@ -8,7 +8,7 @@ from msgspec import Struct
 from loadgen.bench.figure import Figure
 from shared.bus import codec
 from shared.columns import pack
-from shared.core.admission import as_offer
+from shared.core.offer import as_offer
 from shared.schemas import (
     BatchPlan,
     Body,

@@ -20,8 +20,9 @@ from loadgen.simulator.timeline import Alarm, Timeline
 from loadgen.simulator.virtual_replica import VirtualReplica
 from shared.core import admission, relegation
 from shared.core import record as life
-from shared.core.admission import AdmissionCore, AdmissionEvent, AdmissionSettings, as_offer
+from shared.core.admission import AdmissionCore, AdmissionEvent, AdmissionSettings
 from shared.core.debits import Route
+from shared.core.offer import as_offer
 from shared.core.relegation import RelegationCore, RelegationEvent, RelegationSettings
 from shared.schemas import (
     AttemptOver,

@@ -2,12 +2,14 @@
 tokenizer's thread.
 """
 
+import asyncio
 from collections.abc import Callable
 
 import msgspec
 from msgspec.structs import replace
 
-from services.admission.wants import Wants
+from services.admission import wants
+from services.admission.workers import Workers
 from shared import subjects
 from shared.columns import pack
 from shared.core.announced import profile_of
@@ -22,6 +24,10 @@ from shared.vocabulary import RecordState, RequestKey, ServiceClass, Slo
 Prompt = list[int]
 
 LOGPROBS_LIMIT = 200_000  # of one request: about 4 MB, which a message can carry
+LONG_PROMPT_CHARACTERS = 4096  # beyond, tokenising (1 us a character) would hold up the event loop
+# between looks whether a worker that has what a request needs was heard, for as long as one may not
+# have been
+LISTEN_S = 0.05
 ZERO_LOAD_CHUNK_TOKENS = 2048  # what a prompt alone on a replica would be cut into
 
 
@@ -72,7 +78,7 @@ def _given(request: GenerateRequest) -> list[str]:
     ]
 
 
-def speaks(worker: Announce | None, model: str) -> None:
+def check_tokenizer(worker: Announce | None, model: str) -> None:
     """Raises PeerError if the tokenizer we have, of `model`, is not that of the model the fleet
     serves: its words would be others.
     """
@@ -151,51 +157,79 @@ def resolve(slo: Slo, prompt_tokens: int, max_tokens: int, worker: Announce | No
     )
 
 
-def record(
-    request: GenerateRequest,
-    key: RequestKey,
-    tier: str,
-    tiers: TierSet,
-    prompt: Prompt,
-    worker: Announce | None,
-    wants: Wants,
-    *,
-    body_key: Callable[[RequestKey], str],
-    owner: str,
-    now_unix_s: float,
-    json: bool,
-    traceparent: str,
-) -> tuple[Record, Body]:
-    """The record as it will be stored, not yet placed. Raises PeerError."""
-    max_tokens = fits(prompt, request, worker)
-    slo = resolve(request.slo or tiers.named(tier).slo, len(prompt), max_tokens, worker)
-    if slo == Slo():
-        raise PeerError("an SLO must bound something: ttft_s, tbt_s or ttlt_s", param="slo")
-    made = Record(
-        key=key,
-        body_key=body_key(key),
-        owner=owner,
-        state=RecordState.ACTIVE,
-        attempt=0,
-        service_class=ServiceClass.STANDARD,
-        tier=tier,
-        slo=slo,
-        importance=request.importance * tiers.named(tier).importance,
-        application=request.application or tier,
-        session=request.session,
-        arrived_unix_s=now_unix_s,
-        expires_unix_s=now_unix_s + request.expires_s,
-        prompt_tokens=len(prompt),
-        max_tokens=max_tokens,
-        stream_subject=request.inbox or subjects.stream(key),
-        json=json,
-        allow_relegation=request.allow_relegation,
-        traceparent=traceparent,
-        needs=wants.needs,
-    )
-    sampling = replace(
-        request.sampling,
-        max_tokens=max_tokens,
-        min_tokens=min(request.sampling.min_tokens, max_tokens),
-    )
-    return made, Body(prompt=pack(prompt), sampling=sampling, adapter=wants.adapter)
+class Intake:
+    """Reads requests: everything between what a client sent and a record that can be stored."""
+
+    def __init__(
+        self,
+        tiers: TierSet,
+        tokenizer: Tokenizer,
+        model: str,
+        workers: Workers,
+        body_key: Callable[[RequestKey], str],
+        owner: str,
+    ) -> None:
+        """`model`: whose tokenizer it is, "" for the built-in one."""
+        self._tiers, self._tokenizer, self._model = tiers, tokenizer, model
+        self._workers, self._body_key, self._owner = workers, body_key, owner
+
+    async def read(
+        self,
+        request: GenerateRequest,
+        tier: str,
+        *,
+        arrived_unix_s: float,
+        json: bool,
+        traceparent: str,
+    ) -> tuple[Record, Body]:
+        """The record as it will be stored, not yet placed, and its body. Raises PeerError.
+
+        It waits while a worker may live that has what the request needs and has not been heard of.
+        """
+        key = check(request, tier, self._tiers)
+        while (wanted := wants.of(request, self._workers, self._model)) is None:
+            await asyncio.sleep(LISTEN_S)
+        worker = self._workers.any(wanted.needs)
+        check_tokenizer(worker, self._model)
+        prompt = await self._tokenised(request)
+        max_tokens = fits(prompt, request, worker)
+        asked = self._tiers.named(tier)
+        slo = resolve(request.slo or asked.slo, len(prompt), max_tokens, worker)
+        if slo == Slo():
+            raise PeerError("an SLO must bound something: ttft_s, tbt_s or ttlt_s", param="slo")
+        record = Record(
+            key=key,
+            body_key=self._body_key(key),
+            owner=self._owner,
+            state=RecordState.ACTIVE,
+            attempt=0,
+            service_class=ServiceClass.STANDARD,
+            tier=tier,
+            slo=slo,
+            importance=request.importance * asked.importance,
+            application=request.application or tier,
+            session=request.session,
+            arrived_unix_s=arrived_unix_s,
+            expires_unix_s=arrived_unix_s + request.expires_s,
+            prompt_tokens=len(prompt),
+            max_tokens=max_tokens,
+            stream_subject=request.inbox or subjects.stream(key),
+            json=json,
+            allow_relegation=request.allow_relegation,
+            traceparent=traceparent,
+            needs=wanted.needs,
+        )
+        sampling = replace(
+            request.sampling,
+            max_tokens=max_tokens,
+            min_tokens=min(request.sampling.min_tokens, max_tokens),
+        )
+        return record, Body(prompt=pack(prompt), sampling=sampling, adapter=wanted.adapter)
+
+    async def _tokenised(self, request: GenerateRequest) -> Prompt:
+        size = len(request.prompt or "") + sum(
+            len(str(m.get("content", ""))) for m in request.messages or ()
+        )
+        if size < LONG_PROMPT_CHARACTERS:
+            return tokenise(request, self._tokenizer)
+        return await asyncio.to_thread(tokenise, request, self._tokenizer)

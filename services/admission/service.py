@@ -9,8 +9,8 @@ from typing import assert_never
 
 import structlog
 
-from services.admission import intake, wants
 from services.admission.config import AdmissionConfig
+from services.admission.intake import Intake
 from services.admission.sweep import Sweep
 from services.admission.workers import Workers
 from shared import subjects
@@ -33,8 +33,8 @@ from shared.core.admission import (
     Taken,
     Tick,
     Unplanned,
-    as_offer,
 )
+from shared.core.offer import as_offer
 from shared.errors import BusError, PeerError
 from shared.models import shipped as models
 from shared.policy import registry
@@ -77,10 +77,6 @@ from shared.vocabulary import RecordState, ReplicaId, RequestKey, ServiceClass
 log = structlog.get_logger()
 
 QUEUE = "admission"
-LONG_PROMPT_CHARACTERS = 4096  # beyond, tokenising (1 us a character) would hold up the event loop
-# between looks whether a worker that has what a request needs was heard, for as long as one may not
-# have been
-LISTEN_S = 0.05
 STORIES_S = 0.3  # age of what attach may read; who asks too early asks again
 
 
@@ -96,16 +92,8 @@ class Admission:
         tracing: Tracing,
         rng: Random,
     ) -> None:
-        self._cfg, self._bus, self._clock, self._tokenizer, self._tracing = (
-            cfg,
-            bus,
-            clock,
-            tokenizer,
-            tracing,
-        )
+        self._cfg, self._bus, self._clock, self._tracing = cfg, bus, clock, tracing
         self.name = f"admission-{rng.getrandbits(48):012x}"
-        # whose tokenizer it is
-        self._model = models.folder(cfg.model).resolve().name if cfg.model else ""
         self._tiers = load_tiers(cfg.tiers) if cfg.tiers else DEFAULT
         self._records = Records(bus.requests, lambda: f"{rng.getrandbits(32):08x}")
         self.metrics = Registry()
@@ -117,6 +105,10 @@ class Admission:
         )
         self.core = AdmissionCore(policy.route, rng, settings)
         self._workers = Workers(clock, cfg.lost_s, self.metrics)
+        model = models.folder(cfg.model).resolve().name if cfg.model else ""
+        self._intake = Intake(
+            self._tiers, tokenizer, model, self._workers, self._records.body_key, self.name
+        )
         self._sweep = Sweep(
             cfg,
             bus,
@@ -289,8 +281,6 @@ class Admission:
             "admit", call.headers.get("traceparent"), attributes, kind="server"
         )
         try:
-            tier = call.subject.rsplit(".", 1)[-1]
-            key = intake.check(request, tier, self._tiers)
             if self.core.full(self._receiving):
                 wait_s = self.core.shortest_backlog_s(now_unix_s=now)
                 await call.reply(
@@ -301,22 +291,10 @@ class Admission:
                     )
                 )
                 return
-            while (wanted := wants.of(request, self._workers, self._model)) is None:
-                await asyncio.sleep(LISTEN_S)
-            worker = self._workers.any(wanted.needs)
-            intake.speaks(worker, self._model)
-            prompt = await self._tokenised(request)
-            record, body = intake.record(
+            record, body = await self._intake.read(
                 request,
-                key,
-                tier,
-                self._tiers,
-                prompt,
-                worker,
-                wanted,
-                body_key=self._records.body_key,
-                owner=self.name,
-                now_unix_s=now,
+                call.subject.rsplit(".", 1)[-1],
+                arrived_unix_s=now,
                 json=call.json,
                 traceparent=span.traceparent,
             )
@@ -334,7 +312,7 @@ class Admission:
             )
             stored = await self._records.create(record, body)
             if stored is None:
-                await self._attach_duplicate(key, call)
+                await self._attach_duplicate(record.key, call)
                 return
             await call.reply(_received(record, attached=False))
             if stored.record != record:
@@ -377,14 +355,6 @@ class Admission:
             log.warning("step.doubtful", request=record.key, error=str(error))
             self._feed(Gone(record.key))
             self._sweep.soon()
-
-    async def _tokenised(self, request: GenerateRequest) -> intake.Prompt:
-        size = len(request.prompt or "") + sum(
-            len(str(m.get("content", ""))) for m in request.messages or ()
-        )
-        if size < LONG_PROMPT_CHARACTERS:
-            return intake.tokenise(request, self._tokenizer)
-        return await asyncio.to_thread(intake.tokenise, request, self._tokenizer)
 
     async def _attach_duplicate(self, key: RequestKey, call: Call) -> None:
         """The id is taken: the caller is told where that request's events are."""

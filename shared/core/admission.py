@@ -15,6 +15,7 @@ from typing import assert_never
 import msgspec
 
 from shared.core.debits import Debits, Route
+from shared.core.offer import as_offer
 from shared.schemas import Digest, Offer, Record
 from shared.vocabulary import ReplicaId, RequestKey, ServiceClass
 
@@ -301,35 +302,3 @@ class AdmissionCore:
 
     def check(self) -> None:
         assert all(o.hops <= self._set.hop_limit for o in self._open.values())
-
-
-def as_offer(record: Record, service_class: ServiceClass) -> Offer:
-    """What a planner is asked about a record."""
-    return Offer(
-        key=record.key,
-        attempt=record.attempt,
-        service_class=service_class,
-        tier=record.tier,
-        slo=record.slo,
-        importance=record.importance,
-        application=record.application,
-        arrived_unix_s=record.arrived_unix_s,
-        prompt_tokens=record.prompt_tokens,
-        max_tokens=record.max_tokens,
-        generated_tokens=record.resume.measure.tokens,
-        next_due_unix_s=(
-            record.resume.measure.next_due_unix_s
-            if record.resume.measure.tokens
-            else record.slo.first_due_unix_s(record.arrived_unix_s)
-        ),
-        expires_unix_s=record.expires_unix_s,
-        session=record.session,
-        allow_relegation=record.allow_relegation,
-        first_token_unix_s=record.resume.measure.first_unix_s
-        if record.resume.measure.tokens
-        else math.inf,
-        left=record.left,
-        answering=record.resume.measure.thinking_tokens is not None,
-        body_key=record.body_key,
-        needs=record.needs,
-    )

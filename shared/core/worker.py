@@ -6,12 +6,12 @@ into the ack, the deltas that may leave once that ack is stored, and the attempt
 Cancels and withdrawals take effect between iterations.
 """
 
-import math
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from shared.columns import pack, unpack_list
+from shared.core.offer import offer_of
 from shared.core.record import held as held_by_record
 from shared.core.snapshot_pages import pages
 from shared.core.turn import Finished, Outgoing, Turn, TurnDone, TurnLoad, TurnWork
@@ -687,28 +687,7 @@ class WorkerCore:
         return pages(self.incarnation, entries, self.unsettled)
 
     def _offer(self, request: _Request) -> Offer:
-        record = request.record
-        return Offer(
-            key=record.key,
-            attempt=record.attempt,
-            service_class=request.service_class,
-            tier=record.tier,
-            slo=record.slo,
-            importance=record.importance,
-            application=record.application,
-            arrived_unix_s=record.arrived_unix_s,
-            prompt_tokens=record.prompt_tokens,
-            max_tokens=record.max_tokens,
-            generated_tokens=request.resumed,
-            next_due_unix_s=request.measure.next_due_unix_s,
-            first_token_unix_s=request.measure.first_unix_s if request.measure.tokens else math.inf,
-            left=record.left,
-            answering=request.measure.thinking_tokens is not None,
-            expires_unix_s=record.expires_unix_s,
-            session=record.session,
-            allow_relegation=record.allow_relegation,
-            needs=record.needs,
-        )
+        return offer_of(request.record, request.service_class, request.measure, request.resumed)
 
     def check(self) -> None:
         """Raises AssertionError unless the books balance."""

@@ -13,7 +13,7 @@ from typing import assert_never
 from shared import subjects
 from shared.bus.api import Bus
 from shared.clock import Clock
-from shared.core.admission import as_offer
+from shared.core.offer import as_offer
 from shared.errors import BusError, BusTimeout, NoResponders, PeerError
 from shared.process import conventions as names
 from shared.process.telemetry import TRACEPARENT, AttributeValue, Tracing

@@ -25,7 +25,7 @@ from services.worker.engines.sim_engine import SimEngine
 from services.worker.speaker import Speaker
 from services.worker.turn_taker import take_turn
 from shared.columns import pack, unpack_list
-from shared.core.admission import as_offer
+from shared.core.offer import as_offer
 from shared.core.replica import ReplicaCore, ReplicaSettings
 from shared.core.replica_events import (
     Acked,

@@ -1,5 +1,6 @@
 """The features of engines and the needs of requests: in the vocabulary, in refusals, in routing."""
 
+import asyncio
 from random import Random
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from services.admission import intake, wants
+from services.admission.intake import Intake
 from services.admission.wants import Wants
 from services.admission.workers import Workers
 from shared import features
@@ -21,8 +23,8 @@ from shared.core.admission import (
     Place,
     Relegate,
     Tick,
-    as_offer,
 )
+from shared.core.offer import as_offer
 from shared.core.relegation import Heard as Surplus
 from shared.core.relegation import Listed, RelegationCore, RelegationSettings
 from shared.core.relegation import Place as HandOut
@@ -267,13 +269,14 @@ def test_tokens_that_the_model_does_not_have_are_refused(
 
 
 def test_a_record_says_what_it_needs_and_its_body_the_adapter() -> None:
-    request = replace(asked(min_tokens=900), sampling=Sampling(max_tokens=950, min_tokens=900))
-    wanted = Wants("poet", ("adapter:poet", "min_tokens"))
-    made, body = intake.record(
-        request, intake.check(request, "chat", DEFAULT), "chat", DEFAULT, [1] * 200, worker("a"),
-        wanted,
-        body_key=str, owner="o", now_unix_s=0.0, json=False, traceparent="",
-    )  # fmt: skip
+    request = replace(
+        asked("poet"), prompt="x" * 200, sampling=Sampling(max_tokens=950, min_tokens=900)
+    )
+    workers, _ = listening(worker("a", "sim", frozenset({"min_tokens"}), ("poet",)), for_s=10)
+    reader = Intake(DEFAULT, Tokenizer.builtin(), "", workers, str, "o")
+    made, body = asyncio.run(
+        reader.read(request, "chat", arrived_unix_s=0.0, json=False, traceparent="")
+    )
     assert (made.needs, body.adapter) == (("adapter:poet", "min_tokens"), "poet")
     # what the context has room for
     assert (body.sampling.max_tokens, body.sampling.min_tokens) == (800, 800)

@@ -15,7 +15,7 @@ from loadgen.simulator.latency import Latency
 from loadgen.simulator.simulation import SimulationResult, simulate
 from shared.columns import pack, unpack_list
 from shared.core import record as life
-from shared.core.admission import as_offer
+from shared.core.offer import as_offer
 from shared.core.turn import Finished, TurnDone
 from shared.core.worker import WorkerCore
 from shared.policy import registry

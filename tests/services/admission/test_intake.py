@@ -41,12 +41,12 @@ def asked(logprobs: int | None, max_tokens: int = 1000) -> GenerateRequest:
 def test_admission_speaks_only_for_the_model_whose_tokenizer_it_has(
     engine: str, ours: str, speaks: bool
 ) -> None:
-    intake.speaks(None, ours)
+    intake.check_tokenizer(None, ours)
     if speaks:
-        intake.speaks(worker(engine), ours)
+        intake.check_tokenizer(worker(engine), ours)
         return
     with pytest.raises(PeerError, match="SLACKLINE_ADMISSION_MODEL") as refused:
-        intake.speaks(worker(engine), ours)
+        intake.check_tokenizer(worker(engine), ours)
     assert refused.value.code == "server_error"
 
 

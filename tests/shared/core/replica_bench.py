@@ -20,7 +20,7 @@ from services.worker.engine import EngineFacts, Load, Work
 from services.worker.engines.sim_engine import readable_token
 from shared.columns import pack, unpack_list
 from shared.core import record as life
-from shared.core.admission import as_offer
+from shared.core.offer import as_offer
 from shared.core.record import FINAL, State, state_of
 from shared.core.replica import ReplicaCore, ReplicaSettings
 from shared.core.replica_events import (

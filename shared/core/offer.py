@@ -1,0 +1,48 @@
+"""The offer of a request: what a planner may know of it, from its record."""
+
+import math
+
+from shared.schemas import Offer, Record
+from shared.vocabulary import Measure, ServiceClass
+
+
+def as_offer(record: Record, service_class: ServiceClass) -> Offer:
+    """The offer of a request that nobody holds; it goes on from `record.resume`."""
+    made = record.resume.measure
+    measure = made if made.tokens else Measure.begin(record.slo, record.arrived_unix_s)
+    return offer_of(record, service_class, measure, made.tokens, body_key=record.body_key)
+
+
+def offer_of(
+    record: Record,
+    service_class: ServiceClass,
+    measure: Measure,
+    generated_tokens: int,
+    *,
+    body_key: str = "",
+) -> Offer:
+    """The offer of a request whose class, measure and tokens of earlier attempts are those given. A
+    worker describes what it holds this way; it has the body already.
+    """
+    return Offer(
+        key=record.key,
+        attempt=record.attempt,
+        service_class=service_class,
+        tier=record.tier,
+        slo=record.slo,
+        importance=record.importance,
+        application=record.application,
+        arrived_unix_s=record.arrived_unix_s,
+        prompt_tokens=record.prompt_tokens,
+        max_tokens=record.max_tokens,
+        generated_tokens=generated_tokens,
+        next_due_unix_s=measure.next_due_unix_s,
+        expires_unix_s=record.expires_unix_s,
+        session=record.session,
+        allow_relegation=record.allow_relegation,
+        first_token_unix_s=measure.first_unix_s if measure.tokens else math.inf,
+        left=record.left,
+        answering=measure.thinking_tokens is not None,
+        body_key=body_key,
+        needs=record.needs,
+    )
