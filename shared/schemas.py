@@ -1,8 +1,8 @@
-"""Everything that crosses NATS. Frozen, tagged where a subject carries more than one kind; new
-fields carry defaults.
+"""Every message and record that crosses NATS.
 
-Arrays of slots, tokens and counts are little-endian int32 bytes (shared/columns.py). Subjects are
-in shared/subjects.py.
+The structs are frozen, and tagged where a subject carries more than one kind. New fields carry
+defaults. Arrays of slots, tokens and counts are little-endian int32 bytes (shared/columns.py). The
+subjects are in shared/subjects.py.
 """
 
 import math
@@ -26,15 +26,15 @@ Count = Annotated[int, Meta(ge=0)]
 ShortText = Annotated[str, Meta(max_length=128)]
 TokenId = Annotated[int, Meta(ge=0, lt=2**31)]
 Bias = Annotated[float, Meta(ge=-100, le=100)]
-# JSON may bring more, which msgpack cannot store
+# JSON integers may be larger, but msgpack cannot store them
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 
 # ---------------------------------------------------------------- client <-> admission
 
 
 class Sampling(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """How tokens are drawn and when the output ends. temperature 0 is greedy. Not every engine has
-    all of it: shared/features.py.
+    """The parameters of drawing tokens and of ending the output. Temperature 0 is greedy. Not every
+    engine supports all of them: shared/features.py.
     """
 
     max_tokens: Annotated[int, Meta(ge=1, le=1_000_000)] = 256
@@ -47,38 +47,40 @@ class Sampling(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unk
     )
     stop_token_ids: Annotated[list[Int64], Meta(max_length=64)] = field(default_factory=list)
     ignore_eos: bool = False
-    # alternatives to tell with each token; None: tell nothing
+    # number of alternatives to send with each token; None: no log-probabilities at all
     logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
-    # tokens less likely than this share of the likeliest one are not drawn
+    # a token is not drawn if its probability is below this share of the likeliest token's
     min_p: Annotated[float, Meta(ge=0, le=1)] = 0.0
-    # before these no stop token is drawn and no stop string heeded
+    # until the output has so many tokens, no stop token is drawn and stop strings are ignored
     min_tokens: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
-    # off the logit of each token of the output so far
+    # subtracted from the logit of each token that the output has so far
     presence_penalty: Annotated[float, Meta(ge=-2, le=2)] = 0.0
-    # likewise, for each time it is there
+    # subtracted once for each time the token occurs in the output
     frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] = 0.0
     # divides (below 0: multiplies) the logits of prompt and output
     repetition_penalty: Annotated[float, Meta(gt=0, le=100)] = 1.0
     # added to logits
     logit_bias: Annotated[dict[TokenId, Bias], Meta(max_length=300)] = field(default_factory=dict)
-    structured: Structured | None = None  # what the output must be
-    # Stands for the model's own end of sequence when a trace is replayed: the worker stops there,
-    # no planner sees it.
+    structured: Structured | None = None  # the format that the output must have
+    # The output's length when a trace is replayed, in place of the model's own end of sequence: the
+    # worker stops there; no planner sees it.
     output_tokens: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
-    # Likewise for the end-of-thinking token: so many of its tokens are thinking. Only an SLO that
-    # names thinking_tbt_s heeds it.
+    # The number of thinking tokens when a trace is replayed, in place of the end-of-thinking token.
+    # It counts only if the SLO names thinking_tbt_s.
     thinking_tokens: Annotated[int, Meta(ge=0, le=1_000_000)] | None = None
 
 
 class GenerateRequest(
     Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
 ):
-    """One request, on slo.v1.requests.<tier>. Exactly one of prompt, messages, token_ids."""
+    """A client's request, sent to slo.v1.requests.<tier>, with exactly one of prompt, messages and
+    token_ids.
+    """
 
     request_id: str
     tenant: str = "default"
-    model: ShortText | None = None  # the model's name, or an adapter's
-    # by this LoRA adapter; "": by the model itself, if `model` names no adapter
+    model: ShortText | None = None  # the name of the model or of an adapter
+    # the LoRA adapter to use; "": none, unless `model` names one
     adapter: ShortText = ""
     prompt: str | None = None
     messages: list[dict[str, Any]] | None = None
@@ -86,26 +88,28 @@ class GenerateRequest(
     sampling: Sampling = Sampling()
     slo: Slo | None = None  # None: the tier's
     importance: Annotated[float, Meta(ge=0, le=1000)] = 1.0
-    application: ShortText = ""  # whose decode-length history predicts this one
+    # requests of one application share the history that predicts output lengths
+    application: ShortText = ""
     session: ShortText = ""
     allow_relegation: bool = True  # False: refused with a Retry-After rather than served late
-    # longest it may stay unfinished, at most a year
+    # longest time the request may stay unfinished, at most a year
     expires_s: Annotated[float, Meta(gt=0, le=31_536_000)] = 172_800.0
-    inbox: str | None = None  # a subject under _INBOX. for the events instead of the derived one
+    # a subject under _INBOX. for the events; None: the derived subject
+    inbox: str | None = None
 
 
 class Received(Struct, frozen=True, kw_only=True, tag="received"):
-    """Admission has stored the request; its events come on `stream_subject`."""
+    """Admission has stored the request; its events are published on `stream_subject`."""
 
     request_id: str
     stream_subject: str
     arrived_unix_s: float
     prompt_tokens: int
-    attached: bool = False  # True: this id was already here; nothing was started
+    attached: bool = False  # True: a request with this id exists already; nothing was started
 
 
 class Refused(Struct, frozen=True, kw_only=True, tag="refused"):
-    """A clear no, to whoever asked. `code` as in the OpenAI error envelope."""
+    """A refusal, sent to the caller. `code` is that of the OpenAI error envelope."""
 
     code: str
     message: str
@@ -114,8 +118,8 @@ class Refused(Struct, frozen=True, kw_only=True, tag="refused"):
 
 
 class Attach(Struct, frozen=True, kw_only=True):
-    """Ask what a request has produced so far, from token `from_token` on. Answered by Replay or
-    Refused.
+    """A reader asks for the output of a request so far, from token `from_token` on. The answer is
+    Replay or Refused.
     """
 
     tenant: str = "default"
@@ -124,13 +128,13 @@ class Attach(Struct, frozen=True, kw_only=True):
 
 
 class Verdict(Struct, frozen=True, kw_only=True):
-    """How one request ended: exactly one per request. Times are seconds; attainment by the
+    """The end of a request: exactly one per request. Times are in seconds; `slo_met` follows the
     `deadline` definition.
     """
 
     finish_reason: FinishReason
     slo_met: bool
-    relegated: bool  # was ever best-effort
+    relegated: bool  # the request was best-effort at some time
     service_class: ServiceClass  # at the end
     prompt_tokens: int
     output_tokens: int
@@ -143,8 +147,9 @@ class Verdict(Struct, frozen=True, kw_only=True):
     replica: ReplicaId | None = None
     message: str = ""
     retry_after_s: float | None = None
-    thinking_tokens: int = 0  # of the output; only where the SLO names a pace for thinking
-    thinking_tpot_s: float | None = None  # mean time per token of these after the first
+    # how many output tokens were thinking; counted only if the SLO names a pace for thinking
+    thinking_tokens: int = 0
+    thinking_tpot_s: float | None = None  # mean time per thinking token after the first
 
 
 class Likelihood(Struct, frozen=True, array_like=True):
@@ -158,15 +163,17 @@ class Likelihood(Struct, frozen=True, array_like=True):
 
 
 class TokenLogprob(Struct, frozen=True, array_like=True):
-    """What was known of one output token; `top` is as long as asked for, likeliest first."""
+    """The log-probability of one output token, and those of the likeliest tokens in its place
+    (`top`), as many as the request asked for.
+    """
 
     chosen: Likelihood
     top: list[Likelihood] = []
 
 
 class Replay(Struct, frozen=True, kw_only=True, tag="replay"):
-    """The answer to Attach: tokens and text from `offset` on (the client's from_token), and the
-    verdict if it ended.
+    """The answer to Attach: tokens from `offset` on (the reader's from_token), the text, and the
+    verdict if the request has ended.
     """
 
     stream_subject: str
@@ -175,14 +182,14 @@ class Replay(Struct, frozen=True, kw_only=True, tag="replay"):
     text: str
     text_offset: int
     verdict: Verdict | None = None
-    logprobs: list[TokenLogprob] = []  # along `tokens`, or empty
+    logprobs: list[TokenLogprob] = []  # parallel to `tokens`, or empty
 
 
 class Delta(Struct, frozen=True, kw_only=True, tag="delta"):
-    """New tokens of one request. `offset` counts the tokens before these, `text_offset` the
+    """New tokens of one request. `offset` counts the tokens before them, `text_offset` the
     characters.
 
-    Readers drop what they have, and attach on a gap.
+    A reader drops what it has already, and attaches when it finds a gap.
     """
 
     attempt: int
@@ -191,11 +198,11 @@ class Delta(Struct, frozen=True, kw_only=True, tag="delta"):
     text: str
     text_offset: int
     finish_reason: FinishReason | None = None
-    logprobs: list[TokenLogprob] = []  # along `tokens`, or empty
+    logprobs: list[TokenLogprob] = []  # parallel to `tokens`, or empty
 
 
 class Status(Struct, frozen=True, kw_only=True, tag="status"):
-    """What became of a request on its way: accepted, relegated, promoted or replaced (moved to
+    """A step in the life of a request: accepted, relegated, promoted or replaced (it moves to
     another replica).
     """
 
@@ -207,7 +214,9 @@ class Status(Struct, frozen=True, kw_only=True, tag="status"):
 
 
 class End(Struct, frozen=True, kw_only=True, tag="end"):
-    """The last event of every request. `tokens` lets a reader see that it has them all."""
+    """The last event of every request. By `verdict.output_tokens` a reader sees that it has them
+    all.
+    """
 
     verdict: Verdict
 
@@ -226,24 +235,24 @@ class Body(Struct, frozen=True, kw_only=True):
 
 
 class Resume(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What earlier attempts produced and the client may have seen: the next one goes on from
+    """The output of earlier attempts, which the client may have seen. The next attempt goes on from
     here.
     """
 
     tokens: bytes = b""  # int32
     text: str = ""
     measure: Measure = Measure()
-    logprobs: list[TokenLogprob] = []  # along `tokens`, or empty
+    logprobs: list[TokenLogprob] = []  # parallel to `tokens`, or empty
 
 
 class Record(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The only truth about who has a request. Changed by compare-and-set alone; ended when it has a
-    verdict.
+    """The only truth about where a request is. It changes by compare-and-set alone, as
+    shared/core/record.py says, and has a verdict once the request has ended.
     """
 
     key: RequestKey
     body_key: str
-    owner: str  # the admission or relegation instance that places it
+    owner: str  # the admission or relegation instance that placed it last, or is to place it
     state: RecordState
     attempt: int
     service_class: ServiceClass
@@ -262,23 +271,23 @@ class Record(Struct, frozen=True, kw_only=True, omit_defaults=True):
     replica: ReplicaId | None = None
     incarnation: str = ""
     resume: Resume = Resume()
-    relegated: bool = False  # ever
+    relegated: bool = False  # the request was best-effort at some time
     left: str = ""  # why its last replica gave it up
-    # attempts whose replica was lost: a request that breaks engines must not go round for ever
+    # number of attempts whose replica was lost; limited, since a request may break engines
     lost: int = 0
-    cancelled: bool = False  # tombstone
+    cancelled: bool = False  # the tombstone of a cancel
     traceparent: str = ""
     verdict: Verdict | None = None
-    output_key: str = ""  # where what it made is, once it has ended
-    needs: tuple[str, ...] = ()  # what its replica must have, sorted (shared/features.py)
+    output_key: str = ""  # the key of its output, once it has ended
+    needs: tuple[str, ...] = ()  # features its replica must have, sorted (shared/features.py)
 
 
 # ---------------------------------------------------------------- admission <-> planner
 
 
 class Offer(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Would you hold this request's SLO? Everything a policy may know about a request, and not its
-    prompt.
+    """The question to a planner whether its replica can hold the request's SLO. It has everything
+    that a policy may know about a request, and not the prompt.
     """
 
     key: RequestKey
@@ -291,22 +300,22 @@ class Offer(Struct, frozen=True, kw_only=True, omit_defaults=True):
     arrived_unix_s: float
     prompt_tokens: int
     max_tokens: int
-    generated_tokens: int = 0  # by earlier attempts; their KV is computed again
-    next_due_unix_s: float = math.inf  # deadline of the next owed token
+    generated_tokens: int = 0  # made by earlier attempts; their KV is computed again
+    next_due_unix_s: float = math.inf  # deadline of the next token
     expires_unix_s: float = math.inf
     session: str = ""
     allow_relegation: bool = True
-    first_token_unix_s: float = math.inf  # when its first token came; inf before
-    # why its last replica gave it up ("offloaded", "drained", ...); empty if none has had it
+    first_token_unix_s: float = math.inf  # when its first token was emitted; inf: not yet
+    # why its last replica gave it up ("offloaded", "drained", ...); empty: it has had none
     left: str = ""
-    # of one whose SLO names a pace for thinking: it has ended, so `tbt_s` is its pace
+    # the SLO names a pace for thinking, and the thinking has ended: `tbt_s` is the pace now
     answering: bool = False
     body_key: str = ""  # for the worker that is to hold it
-    needs: tuple[str, ...] = ()  # what its replica must have
+    needs: tuple[str, ...] = ()  # features its replica must have
 
     @property
     def thinking(self) -> bool:
-        """Its next token is one of the thinking stage, as far as is known."""
+        """True while the next token belongs to the thinking stage, as far as is known."""
         return self.slo.thinks and not self.answering
 
 
@@ -339,8 +348,8 @@ OfferAnswer = OfferAccepted | OfferDeclined | OfferNotReady | OfferInDoubt
 
 
 class Digest(Struct, frozen=True, kw_only=True):
-    """What routers may know of a replica: published by its planner, at most 100 ms old when all is
-    well.
+    """The state of a replica for routers. Its planner publishes it; it is at most 100 ms old when
+    all is well.
     """
 
     replica: ReplicaId
@@ -349,18 +358,18 @@ class Digest(Struct, frozen=True, kw_only=True):
     at_unix_s: float
     model: str
     pool: str
-    waiting: int  # standard requests whose prefill has not ended
+    waiting: int  # standard requests still in prefill
     running: int  # standard decodes
     best_effort: int
     waiting_prefill_tokens: int  # standard, not yet computed
     backlog_s: float  # predicted seconds until the standard prefills queued now are done
     kv_blocks: int
-    kv_free_blocks: int  # after what is held has been computed
+    kv_free_blocks: int  # free once everything held has been computed
     free_slots: int
-    surplus: bool  # would take best-effort work now
+    surplus: bool  # True: the replica can take best-effort work now
     block_tokens: int = 16  # of one KV block
     accepting: bool = True
-    features: list[str] = []  # what its engine can do (shared/features.py)
+    features: list[str] = []  # those of its engine (shared/features.py)
     adapters: list[str] = []
 
 
@@ -375,26 +384,27 @@ class Announce(Struct, frozen=True, kw_only=True):
     at_unix_s: float
     model: str
     engine: str
-    profile: str  # name of a shipped profile, or a path; of `fitted`, where that is given
+    profile: str  # name of a shipped profile, or a path; the name of `fitted` where that is given
     pool: str
     kv_blocks: int
     block_tokens: int
     context_tokens: int
     max_slots: int
     epoch: int  # the highest seen
-    ack_seq: int = 0  # of the newest ack it has stored: a planner that has not heard it missed one
+    # of the newest ack it has stored; a planner that has not received that ack missed one
+    ack_seq: int = 0
     draining: bool = False
-    # what the worker measured of its engine; shared/core/announced.py judges it
+    # the profile that the worker measured on its engine; shared/core/announced.py checks it
     fitted: ProfileFile | None = None
-    # what an iteration of its draft model takes, as a fraction of the profile; 0: it has none
+    # time of an iteration of its draft model as a fraction of the profile; 0: no draft model
     draft: float = 0.0
-    features: list[str] = []  # what it can do that not every engine can (shared/features.py)
+    features: list[str] = []  # what not every engine can do (shared/features.py)
     adapters: list[str] = []  # LoRA adapters it has loaded
 
 
 class Hold(Struct, frozen=True, kw_only=True):
-    """Take this attempt in under this slot. The worker reads record and body from the store and
-    checks them.
+    """A planner asks its worker to take this attempt in under this slot. The worker reads record
+    and body from the store and checks them.
     """
 
     epoch: int
@@ -402,7 +412,7 @@ class Hold(Struct, frozen=True, kw_only=True):
     slot: int
     key: RequestKey
     attempt: int
-    # so that both can be read at once; the record decides whether it is the right one
+    # lets the worker read record and body at once; the record decides whether it is the right body
     body_key: str = ""
 
 
@@ -426,27 +436,28 @@ HoldAnswer = HoldAccepted | HoldDeclined | HoldInDoubt
 
 
 class Selection(Struct, frozen=True, kw_only=True):
-    """Speculation of one plan. The worker drafts, then a pure function of the policy picks what is
-    verified.
+    """The speculation of one plan. The worker drafts; then a pure function of the policy selects
+    the drafts to verify.
 
-    Columns run along the plan's entries. `cap` of a speculating entry counts its verified tokens,
-    the root included.
+    Columns are parallel to the plan's entries. The `cap` of a speculating entry counts its verified
+    tokens, the root included.
     """
 
     # "chain" (first cap-1 drafts) or the name of a tree selection (shared/policy/speculation.py)
     method: str
-    depth: bytes  # int32: draft steps of each entry; 0: it does not speculate
+    depth: bytes  # int32: draft steps of each entry; 0: the entry does not speculate
     width: bytes  # int32: beam width of each entry
     needed: bytes  # float32: tokens that must be accepted to keep the pace (AdaServe A(r))
-    budget_tokens: int  # verified by all entries together
-    needed_limit_tokens: int = 1 << 30  # by one entry for its own need (AdaServe n_max)
+    budget_tokens: int  # tokens that all entries verify together
+    # most tokens that one entry verifies for its own need (AdaServe n_max)
+    needed_limit_tokens: int = 1 << 30
 
 
 class BatchPlan(Struct, frozen=True, kw_only=True):
-    """What one replica may run in one iteration. Entries are caps, in order; `seq` has no holes
+    """The plan of one iteration of one replica. Entries are caps, in order; `seq` has no holes
     within an epoch.
 
-    Order within a plan: released, preempted and class changes take effect first, then entries run.
+    Releases, preemptions and class changes take effect first; then the entries run.
     """
 
     replica: ReplicaId
@@ -457,16 +468,16 @@ class BatchPlan(Struct, frozen=True, kw_only=True):
     slots: bytes
     caps: bytes
     predicted_s: float
-    released: bytes = b""  # slots whose attempt ends here; reasons in `released_why`
+    released: bytes = b""  # slots whose attempt ends here, for the reasons in `released_why`
     released_why: list[str] = field(default_factory=list)
-    preempted: bytes = b""  # slots whose KV goes, tokens kept
+    preempted: bytes = b""  # slots whose KV is dropped and whose tokens are kept
     relegated: bytes = b""  # slots that become best-effort
     promoted: bytes = b""  # slots that become standard again
     selection: Selection | None = None
 
 
 class PlanRefused(Struct, frozen=True, kw_only=True):
-    """The worker cannot run that plan: stale epoch, hole in seq, or another incarnation."""
+    """The worker cannot run the plan: a stale epoch, a hole in seq, or another incarnation."""
 
     incarnation: str
     epoch: int
@@ -475,8 +486,8 @@ class PlanRefused(Struct, frozen=True, kw_only=True):
 
 
 class Held(Struct, frozen=True, kw_only=True):
-    """A slot was given to an attempt; logged with the next ack. `resume` is where its tokens go on
-    from.
+    """A slot was given to an attempt; logged with the next ack. `offset` and `text_offset` say
+    where its output goes on.
     """
 
     slot: int
@@ -487,12 +498,12 @@ class Held(Struct, frozen=True, kw_only=True):
 
 
 class PlanAck(Struct, frozen=True, kw_only=True, tag="ack"):
-    """What one iteration did. The entry of the ack log, and, once stored, the message to the
+    """The outcome of one iteration: an entry of the ack log, and, once stored, the message to the
     planner.
 
     `slots`, `computed` (KV positions filled) and `emitted` (tokens) are parallel; `tokens` and
     `texts` follow `emitted`. An ack with plan_seq 0 carries ends that happened between iterations.
-    `ack_seq` counts an incarnation's acks from 1, without holes: whoever misses one knows.
+    `ack_seq` counts an incarnation's acks from 1, without holes, so a missed ack is noticed.
     """
 
     replica: ReplicaId
@@ -504,37 +515,37 @@ class PlanAck(Struct, frozen=True, kw_only=True, tag="ack"):
     computed: bytes = b""
     emitted: bytes = b""
     tokens: bytes = b""
-    # one for each slot with emitted > 0 or ended here
+    # one text for each slot with emitted > 0 or that ended here
     texts: list[str] = field(default_factory=list)
-    # of the slots that asked for them, one for each of their tokens, in the order of `tokens`
+    # one for each token of `logprob_slots`, in the order of `tokens`
     logprobs: list[TokenLogprob] = []
-    logprob_slots: bytes = b""  # those slots
-    # slot, FinishReason or why it was released
+    logprob_slots: bytes = b""  # slots whose request asked for log-probabilities
+    # (slot, FinishReason or the reason of its release)
     ended: list[tuple[int, str]] = field(default_factory=list)
-    # since the last ack, in force before the entries
+    # slots given since the last ack, before the entries ran
     held: list[Held] = field(default_factory=list)
     preempted: bytes = b""
     relegated: bytes = b""
     promoted: bytes = b""
-    skipped: bytes = b""  # planned, but already ended
-    drafted: bytes = b""  # along slots: draft tokens verified
-    cached: bytes = b""  # along slots: of `computed`, positions found in a prefix cache
-    answering: bytes = b""  # slots whose thinking is over as of this ack
-    # along those: how many of all its output tokens were thinking; 0: it never thought
+    skipped: bytes = b""  # slots planned, whose attempt had ended already
+    drafted: bytes = b""  # parallel to slots: draft tokens verified
+    cached: bytes = b""  # parallel to slots: positions of `computed` found in a prefix cache
+    answering: bytes = b""  # slots whose thinking ended in this iteration
+    # parallel to `answering`: how many of all output tokens were thinking; 0: it never thought
     thinking_tokens: bytes = b""
     free_blocks: int = 0
     started_unix_s: float = 0.0
     ended_unix_s: float = 0.0
-    exec_s: float = 0.0  # by the worker's monotonic clock
-    outside_s: float = 0.0  # of that, not spent in the model and its sampling; 0: unknown
-    idle_s: float = 0.0  # waited for this plan after the previous iteration, while holding work
+    exec_s: float = 0.0  # duration by the worker's monotonic clock
+    outside_s: float = 0.0  # part of exec_s outside the model and its sampling; 0: unknown
+    idle_s: float = 0.0  # wait for this plan after the previous iteration, while holding work
 
 
 class AttemptOver(Struct, frozen=True, kw_only=True):
     """An attempt left its replica, and its last token is in the log. Repeated until settled.
 
-    `why` is a FinishReason, or `relegated` / `offloaded` / `drained` for an attempt that must go on
-    elsewhere with `resume`.
+    `why` is a FinishReason, or `relegated`, `offloaded` or `drained` if the request must go on
+    elsewhere from `resume`.
     """
 
     key: RequestKey
@@ -542,7 +553,7 @@ class AttemptOver(Struct, frozen=True, kw_only=True):
     replica: ReplicaId
     incarnation: str
     why: str
-    relegated: bool  # ever
+    relegated: bool  # the request was best-effort at some time
     service_class: ServiceClass
     resume: Resume
     message: str = ""
@@ -554,12 +565,12 @@ class SnapshotEntry(Struct, frozen=True, kw_only=True):
     text: str
     measure: Measure
     service_class: ServiceClass
-    relegated: bool = False  # ever
-    logprobs: list[TokenLogprob] = []  # along `tokens`, or empty
+    relegated: bool = False  # the request was best-effort at some time
+    logprobs: list[TokenLogprob] = []  # parallel to `tokens`, or empty
 
 
 class Snapshot(Struct, frozen=True, kw_only=True, tag="snapshot"):
-    """All that the log before it said of attempts still held or not yet settled; the log may be
+    """The content of the log so far about attempts still held or not yet settled. The log may be
     trimmed up to here.
     """
 
@@ -569,13 +580,13 @@ class Snapshot(Struct, frozen=True, kw_only=True, tag="snapshot"):
 
 
 class Registered(Struct, frozen=True, kw_only=True, tag="registered"):
-    """A worker began under a new incarnation; whatever the log held before is lost to it."""
+    """A worker began under a new incarnation, and has nothing of what the log held before."""
 
     incarnation: str
 
 
 class Fenced(Struct, frozen=True, kw_only=True, tag="fenced"):
-    """Someone declared this incarnation lost: its next append must fail."""
+    """Admission `by` declared this incarnation lost: the next append of the worker must fail."""
 
     incarnation: str
     by: str
@@ -585,11 +596,11 @@ LogEntry = PlanAck | Snapshot | Registered | Fenced
 
 
 class Resync(Struct, frozen=True, kw_only=True):
-    """A planner asks for the worker's state, page by page. The worker drops plans it has not begun
-    and obeys `epoch` from here.
+    """A planner asks for the worker's state, page by page. The worker drops the plans that it has
+    not begun, and obeys `epoch` from now on.
 
-    `sync` numbers the resyncs of a lease: plans and holds that were sent before the newest one are
-    refused.
+    `sync` numbers the resyncs of a lease: the worker refuses plans and holds sent before the newest
+    resync.
     """
 
     epoch: int
@@ -598,12 +609,12 @@ class Resync(Struct, frozen=True, kw_only=True):
 
 
 class ResyncEntry(Struct, frozen=True, kw_only=True):
-    """One request as the worker has it. `computed_tokens` KV positions are filled, of prompt plus
-    generated.
+    """One request as the worker has it. `computed_tokens` KV positions of prompt and output are
+    filled.
     """
 
     slot: int
-    offer: Offer  # as it would be offered now
+    offer: Offer  # the request as of now
     computed_tokens: int
     generated_tokens: int
     draft_tokens: int = 0  # positions filled in the draft model's KV
@@ -612,7 +623,7 @@ class ResyncEntry(Struct, frozen=True, kw_only=True):
 class ResyncPage(Struct, frozen=True, kw_only=True):
     announce: Announce
     next_seq: int
-    ack_seq: int  # of the newest ack whose effects are in the entries
+    ack_seq: int  # of the newest ack that the entries include
     entries: list[ResyncEntry]
     more: bool
 
@@ -621,26 +632,26 @@ class ResyncPage(Struct, frozen=True, kw_only=True):
 
 
 class Settled(Struct, frozen=True, kw_only=True):
-    """The record says so; the worker may forget the attempt."""
+    """The record has the end of the attempt; the worker may forget it."""
 
 
 class Withdraw(Struct, frozen=True, kw_only=True):
-    """Let go of this attempt (and refuse it if it comes later)."""
+    """The worker must release this attempt, and refuse it if it is offered later."""
 
     key: RequestKey
     attempt: int
 
 
 class Withdrawn(Struct, frozen=True, kw_only=True):
-    """`over` is what the attempt made, None if it never came here. Nothing more of it will be
-    logged.
+    """The end of the attempt, with its output; None if the worker never had it. Nothing more of it
+    will be logged.
     """
 
     over: AttemptOver | None
 
 
 class Holdings(Struct, frozen=True, kw_only=True):
-    """Which of these (key, attempt) does the worker know, held or unsettled?"""
+    """The question which of these (key, attempt) the worker knows, held or unsettled."""
 
     asked: list[tuple[RequestKey, int]]
 
@@ -651,14 +662,14 @@ class HoldingsAnswer(Struct, frozen=True, kw_only=True):
 
 
 class Cancel(Struct, frozen=True, kw_only=True):
-    """The client wants no more of it."""
+    """The client does not want the rest of the output."""
 
     reason: str = "cancelled by the client"
 
 
 class Hint(Struct, frozen=True, kw_only=True):
-    """A record became `relegated`: look at it. Losing one costs only the wait for the next
-    listing.
+    """A record was relegated, so that relegation reads it at once. A lost hint costs only the wait
+    for the next listing.
     """
 
     key: RequestKey

@@ -1,6 +1,4 @@
-"""Every NATS subject, in one place. The version is in the subject; ids are checked before they get
-here.
-"""
+"""Every NATS subject. The version is part of the subject; callers check ids with `check_id` first."""
 
 import re
 
@@ -14,7 +12,7 @@ INBOX_PATTERN = re.compile(r"_INBOX(\.[A-Za-z0-9_-]{1,64}){1,4}")
 # client -> admission (queue group)
 REQUESTS = f"{ROOT}.requests.*"
 ATTACH = f"{ROOT}.attach"
-# client -> everyone who may hold it
+# client -> admissions (queue group) and workers
 CANCELS = f"{ROOT}.cancel.*.*"
 # worker -> admission (queue group)
 OVER = f"{ROOT}.over"
@@ -30,8 +28,8 @@ LEASES_BUCKET = "leases"
 
 
 def check_id(value: str, param: str) -> str:
-    """The id itself. Raises PeerError unless it is 1-64 of A-Z a-z 0-9 _ - (so never a dot or a
-    wildcard).
+    """Return the id. Raises PeerError unless it is 1 to 64 of A-Z a-z 0-9 _ -, so that it never has
+    a dot or a wildcard.
     """
     if not ID_PATTERN.fullmatch(value):
         raise PeerError(
@@ -43,7 +41,7 @@ def check_id(value: str, param: str) -> str:
 
 
 def request_key(tenant: str, request_id: str) -> RequestKey:
-    """Raises PeerError unless both are proper ids."""
+    """The key of a request. Raises PeerError unless both are valid ids."""
     return RequestKey(f"{check_id(tenant, 'tenant')}.{check_id(request_id, 'request_id')}")
 
 
@@ -52,7 +50,7 @@ def requests(tier: str) -> str:
 
 
 def stream(key: RequestKey) -> str:
-    """Where a request's events go, unless the client gave an inbox of its own."""
+    """The subject of a request's events, unless the client gave an inbox of its own."""
     return f"{ROOT}.stream.{key}"
 
 
@@ -61,7 +59,7 @@ def cancel(key: RequestKey) -> str:
 
 
 def offer(replica: ReplicaId) -> str:
-    """Admission or relegation -> the planner that leases the replica."""
+    """Admission or relegation -> planner that leases the replica: can you hold this request?"""
     return f"{ROOT}.replica.{replica}.offer"
 
 
@@ -71,27 +69,27 @@ def hold(replica: ReplicaId) -> str:
 
 
 def plan(replica: ReplicaId) -> str:
-    """Planner -> worker: run this next."""
+    """Planner -> worker: run this iteration next."""
     return f"{ROOT}.replica.{replica}.plan"
 
 
 def plan_refused(replica: ReplicaId) -> str:
-    """Worker -> planner: that plan cannot be run; resync."""
+    """Worker -> planner: this plan cannot be run; resync."""
     return f"{ROOT}.replica.{replica}.refused"
 
 
 def acked(replica: ReplicaId) -> str:
-    """Worker -> planner, after the ack is in the log."""
+    """Worker -> planner: an ack, after it is in the log."""
     return f"{ROOT}.replica.{replica}.acked"
 
 
 def resync(replica: ReplicaId) -> str:
-    """Planner -> worker: what do you hold?"""
+    """Planner -> worker: send all that you hold."""
     return f"{ROOT}.replica.{replica}.resync"
 
 
 def withdraw(replica: ReplicaId) -> str:
-    """Admission -> worker: let go of this attempt and say what it made."""
+    """Admission -> worker: release this attempt and send its output."""
     return f"{ROOT}.replica.{replica}.withdraw"
 
 

@@ -20,7 +20,9 @@ Positive = Annotated[float, Meta(gt=0)]
 
 
 class ServiceClass(StrEnum):
-    """Standard: the SLO is held. Best-effort: relegated, finished with what capacity is left."""
+    """Standard: the SLO is held. Best-effort: the request is relegated, and finished with the
+    capacity that is left.
+    """
 
     STANDARD = "standard"
     BEST_EFFORT = "best_effort"
@@ -42,27 +44,28 @@ class RecordState(StrEnum):
 
 
 class FinishReason(StrEnum):
-    """How a request's output ended; `stop` and `length` are the only good ends."""
+    """The reason why a request ended; `stop` and `length` are the only good ends."""
 
     STOP = "stop"
     LENGTH = "length"
     CANCELLED = "cancelled"
     EXPIRED = "expired"
     FAILED = "failed"
-    # the engine cannot do what it asks for, as a grammar that does not compile: no other try would
-    # help
+    # the engine cannot do what the request asks for (a grammar that does not compile, say): trying
+    # again would not help
     INVALID = "invalid"
     DROPPED = "dropped"  # by a policy that declares that it drops
-    REFUSED = "refused"  # never begun: no capacity, and the caller did not want best-effort
+    REFUSED = "refused"  # no capacity, and the caller did not want best-effort
 
 
 class Slo(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What one request is owed. Any bound may be absent; the earliest deadline governs.
+    """The service level objective of one request. Any bound may be absent; the earliest deadline
+    governs.
 
     `*_x` gives a bound as a multiple of its zero-load time; admission resolves it to seconds. A
-    request that names `thinking_tbt_s` thinks first: that is its pace up to and with the
-    end-of-thinking token, `tbt_s` after it. Of no other request are stages followed, since nothing
-    depends on them.
+    request whose SLO names `thinking_tbt_s` thinks first: that is its pace up to and including the
+    end-of-thinking token, and `tbt_s` its pace after it. The stages of other requests are not
+    followed, since nothing depends on them.
     """
 
     ttft_s: Positive | None = None
@@ -75,7 +78,9 @@ class Slo(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_
 
     @property
     def interactive(self) -> bool:
-        """QoServe section 3.2: bound by its first token and its pace, not by its end."""
+        """True for an SLO that bounds the first token and the pace, not the end (QoServe section
+        3.2).
+        """
         return self.ttft_s is not None
 
     @property
@@ -83,26 +88,28 @@ class Slo(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_
         return self.thinking_tbt_s is not None
 
     def pace_s(self, thinking: bool) -> float:
-        """Time between the deadlines of two tokens in this stage; inf where there is none."""
+        """Time between the deadlines of two tokens in this stage; inf if the SLO names no pace."""
         bound_s = self.thinking_tbt_s if thinking else self.tbt_s
         return math.inf if bound_s is None else bound_s
 
     def tightest_pace_s(self, thinking: bool) -> float:
-        """Of this stage and those still to come; inf where none has one."""
+        """The shortest pace of this stage and those still to come; inf if none has a pace."""
         return min(self.pace_s(True), self.pace_s(False)) if thinking else self.pace_s(False)
 
     def first_due_unix_s(self, arrived_unix_s: float) -> float:
-        """When token 1 is due (QoServe Eq. 1); inf where there is no TTFT."""
+        """The deadline of token 1 (QoServe Eq. 1); inf without a TTFT."""
         return arrived_unix_s + self.ttft_s if self.ttft_s is not None else math.inf
 
     def last_due_unix_s(self, arrived_unix_s: float) -> float:
-        """When the last token is due (QoServe Eq. 3); inf where there is no TTLT."""
+        """The deadline of the last token (QoServe Eq. 3); inf without a TTLT."""
         return arrived_unix_s + self.ttlt_s if self.ttlt_s is not None else math.inf
 
     def resolved(
         self, *, zero_load_ttft_s: float, zero_load_tbt_s: float, zero_load_ttlt_s: float
     ) -> "Slo":
-        """The same SLO with every multiple turned into seconds; the tighter of the two governs."""
+        """The same SLO with every multiple turned into seconds; where a bound is given both ways,
+        the tighter one governs.
+        """
 
         def tighter(
             bound_s: float | None, multiple: float | None, zero_load_s: float
@@ -123,7 +130,7 @@ class Slo(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_
 
 
 class Measure(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the tokens of one request did, folded over their emissions, across attempts.
+    """The timing of one request's tokens, folded over their emissions, across attempts.
 
     Deadlines are cumulative (QoServe Eq. 1-3): token n is due the pace of its stage after token n-1
     was *due*, so being early banks slack. Without a TTFT the pace is anchored at the first token
@@ -133,20 +140,20 @@ class Measure(Struct, frozen=True, kw_only=True, omit_defaults=True):
     tokens: int = 0
     first_unix_s: float = 0.0
     last_unix_s: float = 0.0
-    next_due_unix_s: float = math.inf  # deadline of the next owed token
+    next_due_unix_s: float = math.inf  # deadline of the next token
     worst_tbt_s: float = 0.0
     late_tokens: int = 0  # tokens after their deadline
-    # of all, the end-of-thinking token included; None: it thinks still, if its SLO says that it
-    # does
+    # thinking tokens, the end-of-thinking token included; None: the request still thinks, if its
+    # SLO names a pace for thinking
     thinking_tokens: int | None = None
-    thought_unix_s: float = 0.0  # when the last of them came
+    thought_unix_s: float = 0.0  # when the last thinking token was emitted
 
     @staticmethod
     def begin(slo: Slo, arrived_unix_s: float) -> "Measure":
         return Measure(next_due_unix_s=slo.first_due_unix_s(arrived_unix_s))
 
     def thinking(self, slo: Slo) -> bool:
-        """Is its next token one of the thinking stage, as far as is known?"""
+        """True while the next token belongs to the thinking stage, as far as is known."""
         return slo.thinks and self.thinking_tokens is None
 
     def emit(
@@ -154,8 +161,8 @@ class Measure(Struct, frozen=True, kw_only=True, omit_defaults=True):
     ) -> "Measure":
         """The measure after n more tokens reached the client together at `at_unix_s`.
 
-        `thinking_tokens`: it is known by now that just so many of all its tokens are thinking (0:
-        it never thought); None: no news.
+        `thinking_tokens`: the thinking has ended, and exactly so many of all its tokens are
+        thinking (0: it never thought); None: nothing new is known.
         """
         if n == 0:
             return self
@@ -187,7 +194,9 @@ class Measure(Struct, frozen=True, kw_only=True, omit_defaults=True):
         )
 
     def met(self, slo: Slo, arrived_unix_s: float) -> bool:
-        """Definition `deadline` (QoServe): every token by its deadline, the last by TTLT."""
+        """True if every token met its deadline and the last one the TTLT (definition `deadline`,
+        QoServe).
+        """
         return (
             self.tokens > 0
             and self.late_tokens == 0

@@ -1,4 +1,4 @@
-"""What an operator may set of admission: section `admission`, or SLACKLINE_ADMISSION_<FIELD>."""
+"""The settings of admission: section `admission`, or SLACKLINE_ADMISSION_<FIELD>."""
 
 import msgspec
 
@@ -10,9 +10,10 @@ class AdmissionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     tiers: str = ""  # name of a tier set, or a file; empty: the default set
     model: str = ""  # folder of the tokenizer; empty: the built-in byte-level one
     hop_limit: int = 4  # offers of one request before it is best-effort
-    homeless_s: float = 10.0  # with no replica up for this long a request is relegated (and kept)
-    open_limit: int = 20_000  # requests under way at once; beyond, refused with a Retry-After
+    homeless_s: float = 10.0  # a request is relegated if no replica is up for this long
+    # requests under way at once; beyond this, requests are refused with a Retry-After
+    open_limit: int = 20_000
     lost_s: float = 3.0  # a worker silent for this long is fenced
-    sweep_s: float = 15.0  # between looks at every open record
+    sweep_s: float = 15.0  # between two sweeps of the open records
     lost_limit: int = 5  # attempts whose replica was lost before a request is failed
     drain_s: float = 10.0

@@ -1,5 +1,5 @@
-"""From what a client sent to a record that can be stored: checks, tokens, deadlines. No I/O but the
-tokenizer's thread.
+"""The way from a client's request to a record that can be stored: checks, tokens, deadlines. There
+is no I/O but the tokenizer's thread.
 """
 
 import asyncio
@@ -23,18 +23,16 @@ from shared.vocabulary import RecordState, RequestKey, ServiceClass, Slo
 
 Prompt = list[int]
 
-LOGPROBS_LIMIT = 200_000  # of one request: about 4 MB, which a message can carry
+LOGPROBS_LIMIT = 200_000  # per request: about 4 MB, which a message can carry
 LONG_PROMPT_CHARACTERS = 4096  # beyond, tokenising (1 us a character) would hold up the event loop
-# between looks whether a worker that has what a request needs was heard, for as long as one may not
-# have been
+# between two checks for a worker that meets a request's needs, while a living one may not have been
+# heard of
 LISTEN_S = 0.05
-ZERO_LOAD_CHUNK_TOKENS = 2048  # what a prompt alone on a replica would be cut into
+ZERO_LOAD_CHUNK_TOKENS = 2048  # chunk size of a prompt that is alone on a replica
 
 
 def check(request: GenerateRequest, tier: str, tiers: TierSet) -> RequestKey:
-    """The request's key. Raises PeerError for anything a client got wrong that needs no tokenizer
-    to see.
-    """
+    """The request's key. Raises PeerError for every mistake that needs no tokenizer to be found."""
     key = subjects.request_key(request.tenant, request.request_id)
     tiers.named(tier)
     given = _given(request)
@@ -59,7 +57,8 @@ def _coherent(sampling: Sampling) -> None:
         )
     if sampling.structured is not None and sampling.ignore_eos:
         raise PeerError(
-            "ignore_eos and structured output exclude each other: an output that is complete can only end",
+            "ignore_eos and structured output exclude each other:"
+            " an output that is complete can only end",
             param="ignore_eos",
         )
     if isinstance(sampling.structured, JsonSchema):
@@ -72,27 +71,28 @@ def _coherent(sampling: Sampling) -> None:
 
 
 def _given(request: GenerateRequest) -> list[str]:
-    """By what names the prompt was given."""
+    """The fields by which the prompt was given."""
     return [
         name for name in ("prompt", "messages", "token_ids") if getattr(request, name) is not None
     ]
 
 
 def check_tokenizer(worker: Announce | None, model: str) -> None:
-    """Raises PeerError if the tokenizer we have, of `model`, is not that of the model the fleet
-    serves: its words would be others.
+    """Raises PeerError if our tokenizer, of `model`, is not that of the model that the fleet
+    serves: its token ids would have other meanings.
     """
     if worker is not None and worker.engine != "sim" and worker.model != model:
         ours = f"that of `{model}`" if model else "the built-in one"
         raise PeerError(
-            f"admission's tokenizer is {ours}, the workers serve `{worker.model}`: set SLACKLINE_ADMISSION_MODEL to the same model",
+            f"admission's tokenizer is {ours}, the workers serve `{worker.model}`:"
+            " set SLACKLINE_ADMISSION_MODEL to the same model",
             code="server_error",
         )
 
 
 def tokenise(request: GenerateRequest, tokenizer: Tokenizer) -> Prompt:
-    """Prompt tokens. Raises PeerError for token ids outside the vocabulary, or messages that cannot
-    be rendered.
+    """The tokens of the prompt. Raises PeerError for token ids outside the vocabulary, or messages
+    that cannot be rendered.
     """
     for param, tokens in (
         ("logit_bias", request.sampling.logit_bias),
@@ -115,31 +115,33 @@ def tokenise(request: GenerateRequest, tokenizer: Tokenizer) -> Prompt:
 
 
 def fits(prompt: Prompt, request: GenerateRequest, worker: Announce | None) -> int:
-    """The most tokens that may be generated. Raises PeerError for what this fleet's model or engine
-    cannot do.
+    """The most tokens that may be generated. Raises PeerError for requests beyond the model or the
+    engine of this fleet.
     """
     if worker is None:  # the replica that takes it will check
         return request.sampling.max_tokens
     room = worker.context_tokens - len(prompt)
     if room < 1:
         raise PeerError(
-            f"the prompt has {len(prompt)} tokens; prompt and answer must fit {worker.context_tokens}",
+            f"the prompt has {len(prompt)} tokens;"
+            f" prompt and answer must fit {worker.context_tokens}",
             code="context_length_exceeded",
             param=_given(request)[0],
         )
     most = min(request.sampling.max_tokens, room)
-    told = most * (1 + (request.sampling.logprobs or 0))
-    if request.sampling.logprobs is not None and told > LOGPROBS_LIMIT:
+    logprobs = most * (1 + (request.sampling.logprobs or 0))
+    if request.sampling.logprobs is not None and logprobs > LOGPROBS_LIMIT:
         raise PeerError(
-            f"max_tokens and logprobs together may ask for {LOGPROBS_LIMIT} log-probabilities, not {told}",
+            f"max_tokens and logprobs together may ask for {LOGPROBS_LIMIT} log-probabilities,"
+            f" not {logprobs}",
             param="logprobs",
         )
     return most
 
 
 def resolve(slo: Slo, prompt_tokens: int, max_tokens: int, worker: Announce | None) -> Slo:
-    """Bounds in seconds. Raises PeerError for a multiple of zero-load time while no profile is
-    known.
+    """The SLO with its bounds in seconds. Raises PeerError for a multiple of zero-load time while
+    no profile is known.
     """
     if slo.ttft_x is None and slo.tbt_x is None and slo.ttlt_x is None:
         return slo

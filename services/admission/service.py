@@ -261,10 +261,10 @@ class Admission:
         if stored is None:
             await self._end_cancelled(key)
             return
-        await self._told_relegated(stored.record, reason)
+        await self._announce_relegated(stored.record, reason)
 
-    async def _told_relegated(self, record: Record, reason: str) -> None:
-        await self._placer.tell(record, "relegated", reason)
+    async def _announce_relegated(self, record: Record, reason: str) -> None:
+        await self._placer.publish_status(record, "relegated", reason)
         with suppress(BusError):  # the next listing finds it
             await self._bus.publish(subjects.RELEGATED, Hint(key=record.key))
 
@@ -453,9 +453,9 @@ class Admission:
                 {names.REPLICA: over.replica, names.ATTEMPT: over.attempt},
             )
             if stored.record.state == RecordState.RELEGATED:
-                await self._told_relegated(stored.record, over.message or over.why)
+                await self._announce_relegated(stored.record, over.message or over.why)
             else:
-                await self._placer.tell(stored.record, "replaced", over.why)
+                await self._placer.publish_status(stored.record, "replaced", over.why)
                 self._feed(Opened(stored.record))
         await call.reply(Settled())
 
@@ -487,7 +487,7 @@ class Admission:
         self._feed(Heard(digest))
 
     def _on_announce(self, announce: Announce, call: Call) -> None:
-        if self._workers.heard(announce):
+        if self._workers.received(announce):
             self._sweep.soon()
 
 

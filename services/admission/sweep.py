@@ -1,8 +1,8 @@
-"""The sweep: looks at every open record and sets right what a death, a lost message or a broker
-restart left behind.
+"""The sweep: reads every open record, and repairs what a death, a lost message or a restart of the
+broker left behind.
 
-All recovery is here. It runs now and then, and soon after anything that may have stranded a
-request. Each step is a compare-and-set, so any number of instances may sweep at once.
+All recovery is here. The sweep runs every `sweep_s`, and soon after anything that may have stranded
+a request. Each step is a compare-and-set, so any number of instances may sweep at once.
 """
 
 import asyncio
@@ -31,12 +31,12 @@ from shared.vocabulary import RecordState, ReplicaId, RequestKey
 log = structlog.get_logger()
 
 LOOK_S = 0.25  # how often lost workers are looked for, and how soon a sweep asked for begins
-STALLED_S = 1.0  # a turn of the loop that comes this late heard no heartbeats either
-SPACING_S = 1.0  # between two sweeps at least
+STALLED_S = 1.0  # a turn of the loop that comes this late has received no heartbeats either
+SPACING_S = 1.0  # least time between two sweeps
 
 
 class Sweep:
-    """Of one admission instance."""
+    """The sweep of one admission instance."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Sweep:
         self._cfg, self._bus, self._clock, self._owner = cfg, bus, clock, owner
         self._records, self._placer, self._workers, self._core = records, placer, workers, core
         self._ending, self._feed = ending, feed
-        self._soon = True  # what a former instance left
+        self._soon = True  # a former instance may have left something
         # attempts that their worker did not know at the last sweep
         self._unknown: set[tuple[RequestKey, int]] = set()
         self._live_owners: set[str] = set()
@@ -67,7 +67,7 @@ class Sweep:
         turned = self._clock.unix_s()
         while True:
             if self._clock.unix_s() - turned > STALLED_S:
-                self._workers.forget()  # it was we who heard nothing
+                self._workers.forget()  # it was this process that received nothing
             turned = self._clock.unix_s()
             for replica in self._workers.newly_lost():
                 log.warning("worker.lost", replica=replica)
@@ -125,8 +125,8 @@ class Sweep:
     async def _verify(
         self, replica: ReplicaId, records: Sequence[Stored]
     ) -> set[tuple[RequestKey, int]]:
-        """Does the worker know what the records say it has? Unknown twice in a row, an attempt is
-        taken back.
+        """Ask the worker whether it knows the attempts that the records place there. An attempt
+        unknown at two sweeps in a row is withdrawn.
         """
         asked = [(s.record.key, s.record.attempt) for s in records]
         try:
@@ -177,8 +177,8 @@ class Sweep:
             await self._after(stored, story)
 
     async def _fenced_log(self, replica: ReplicaId, incarnation: str) -> list[LogEntry] | None:
-        """The replica's log, once the incarnation cannot write to it any more. None if it turned
-        out to be alive.
+        """The replica's log, once the incarnation cannot write to it any more. None if the
+        incarnation turned out to live.
         """
         subject = ack_log(replica)
         rows = await self._bus.acks.read(subject)
@@ -243,7 +243,7 @@ class Sweep:
             await self._bus.publish(subjects.RELEGATED, Hint(key=changed.record.key))
         else:
             if stored.record.attempt:
-                await self._placer.tell(changed.record, "replaced", reason)
+                await self._placer.publish_status(changed.record, "replaced", reason)
             self._feed(Opened(changed.record))
 
     async def _end(self, key: RequestKey, step: Callable[[Record], Record | None]) -> None:

@@ -1,7 +1,8 @@
-"""What a request wants of an engine that not every engine has, and whether any replica has it.
+"""The needs of a request that not every engine meets, and the check that some replica meets them.
 
-A no is said only where we know it: once we have listened long enough to have heard every worker
-that lives, and of what no replica has had since we began. Else the client may ask again.
+Admission refuses for good only what it knows: after listening long enough to have received a
+heartbeat of every living worker, and only for what no replica has had since admission began.
+Otherwise the client may ask again.
 """
 
 from collections.abc import Sequence
@@ -24,7 +25,8 @@ class Wants(NamedTuple):
 
 
 def of(request: GenerateRequest, workers: Workers, ours: str) -> Wants | None:
-    """None: not known yet. `ours`: the model whose tokenizer we have, "" for the built-in one.
+    """The adapter and needs of a request; None if it is not known yet whether a replica meets them.
+    `ours`: the model whose tokenizer we have, "" for the built-in one.
 
     Raises PeerError: `model_not_found` or `unsupported_parameter`; `server_is_overloaded` where
     that may change by itself.

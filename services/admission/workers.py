@@ -1,4 +1,4 @@
-"""Which workers live, as their heartbeats tell; and how far their clocks are from ours."""
+"""The living workers, by their heartbeats, and the offsets of their clocks."""
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -22,31 +22,36 @@ REPLICA_LIMIT = 256  # replicas with a gauge of their own; further ones share on
 
 
 @dataclass(slots=True)
-class _Heard:
+class _Known:
     announce: Announce
-    at_unix_s: float  # by our clock
-    # of this incarnation: another process has another clock
+    at_unix_s: float  # when it was received, by our clock
+    # of this incarnation, since another process has another clock
     offset: Offset = field(default_factory=Offset)
     warned_unix_s: float = float("-inf")
 
 
 class Workers:
-    """The newest announcement of each replica and when it came."""
+    """The newest announcement of each replica, and when it was received."""
 
     def __init__(self, clock: Clock, lost_s: float, metrics: Registry) -> None:
         self._clock = clock
         self._lost_s = lost_s
         self._began_unix_s = clock.unix_s()
-        self._heard: dict[ReplicaId, _Heard] = {}
-        # features and adapters of every replica that there was since we began
+        self._known: dict[ReplicaId, _Known] = {}
+        # features and adapters of every replica since we began
         self.abilities: set[frozenset[str]] = set()
-        self.models: set[str] = set()  # likewise
-        text = "Clock of admission minus clock of the worker, seconds, the least latency of a heartbeat included."
+        self.models: set[str] = set()  # models of every replica since we began
+        text = (
+            "Clock of admission minus clock of the worker, seconds,"
+            " the least latency of a heartbeat included."
+        )
         self._gauge = metrics.gauge(CLOCK_OFFSET, text, ("replica",), {"replica": REPLICA_LIMIT})
 
-    def heard(self, announce: Announce) -> bool:
-        """True if this is a new incarnation: what the old one held is stranded."""
-        before, now = self._heard.get(announce.replica), self._clock.unix_s()
+    def received(self, announce: Announce) -> bool:
+        """An announcement was received. True if it is of a new incarnation: the requests of the old
+        one are stranded.
+        """
+        before, now = self._known.get(announce.replica), self._clock.unix_s()
         if before is not None and before.announce.at_unix_s > announce.at_unix_s:
             return False
         self.abilities.add(abilities(announce))
@@ -55,18 +60,18 @@ class Workers:
             before.announce, before.at_unix_s = announce, now
             self._compare(before)
             return False
-        heard = self._heard[announce.replica] = _Heard(announce, now)
+        known = self._known[announce.replica] = _Known(announce, now)
         if before is not None:
-            heard.warned_unix_s = before.warned_unix_s
-        self._compare(heard)
+            known.warned_unix_s = before.warned_unix_s
+        self._compare(known)
         return before is not None
 
     def living(self) -> list[Announce]:
         now = self._clock.unix_s()
-        return [h.announce for h in self._heard.values() if now - h.at_unix_s <= self._lost_s]
+        return [h.announce for h in self._known.values() if now - h.at_unix_s <= self._lost_s]
 
     def any(self, needs: Collection[str] = ()) -> Announce | None:
-        """Of the living workers that have what is needed the one with the longest context; all
+        """The living worker with the longest context among those that meet the needs. All workers
         serve the same model.
         """
         return max(
@@ -77,50 +82,48 @@ class Workers:
 
     @property
     def complete(self) -> bool:
-        """We have listened for so long that a worker not heard of does not live."""
+        """True once we have listened so long that a worker without a heartbeat does not live."""
         return self._clock.unix_s() - self._began_unix_s > self._lost_s
 
     def lives(self, replica: ReplicaId, incarnation: str) -> bool | None:
-        """None: cannot be told yet."""
+        """True if this incarnation of the worker lives; None if that is not known yet."""
         now = self._clock.unix_s()
-        heard = self._heard.get(replica)
-        if heard is not None and now - heard.at_unix_s <= self._lost_s:
-            return heard.announce.incarnation == incarnation
+        known = self._known.get(replica)
+        if known is not None and now - known.at_unix_s <= self._lost_s:
+            return known.announce.incarnation == incarnation
         return False if self.complete else None
 
     def forget(self) -> None:
-        """We heard nothing for a while, whoever lived: nobody is judged before heartbeats have had
+        """This process received nothing for a while: no worker is judged before heartbeats have had
         time to come again.
         """
         self._began_unix_s = self._clock.unix_s()
-        self._heard.clear()
+        self._known.clear()
 
     def newly_lost(self) -> list[ReplicaId]:
-        """Replicas silent for too long since the last time this was asked; they are forgotten by
-        it.
-        """
+        """Replicas silent for too long since the last call, which are forgotten now."""
         now = self._clock.unix_s()
         lost = [
             replica
-            for replica, heard in self._heard.items()
-            if now - heard.at_unix_s > self._lost_s
+            for replica, known in self._known.items()
+            if now - known.at_unix_s > self._lost_s
         ]
         for replica in lost:
-            del self._heard[replica]
+            del self._known[replica]
         return lost
 
-    def _compare(self, heard: _Heard) -> None:
-        """Export how far the worker's clock is off, and say so now and then if that is far."""
-        heard.offset.heard(heard.at_unix_s, heard.announce.at_unix_s)
-        offset_s = heard.offset.offset_s
+    def _compare(self, known: _Known) -> None:
+        """Export the offset of the worker's clock, and log a large one every WARN_EVERY_S."""
+        known.offset.heard(known.at_unix_s, known.announce.at_unix_s)
+        offset_s = known.offset.offset_s
         if offset_s is None:
             return
-        self._gauge.labels(heard.announce.replica).set(offset_s)
-        if abs(offset_s) > OFFSET_LIMIT_S and heard.at_unix_s - heard.warned_unix_s >= WARN_EVERY_S:
-            heard.warned_unix_s = heard.at_unix_s
+        self._gauge.labels(known.announce.replica).set(offset_s)
+        if abs(offset_s) > OFFSET_LIMIT_S and known.at_unix_s - known.warned_unix_s >= WARN_EVERY_S:
+            known.warned_unix_s = known.at_unix_s
             log.warning(
                 "clock.offset",
-                replica=heard.announce.replica,
+                replica=known.announce.replica,
                 offset_s=offset_s,
                 limit_s=OFFSET_LIMIT_S,
             )

@@ -1,4 +1,4 @@
-"""What an operator may set of relegation: section `relegation`, or SLACKLINE_RELEGATION_<FIELD>."""
+"""The settings of relegation: section `relegation`, or SLACKLINE_RELEGATION_<FIELD>."""
 
 import msgspec
 

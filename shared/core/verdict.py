@@ -1,4 +1,4 @@
-"""How one request ended, from its record and what it made."""
+"""The verdict of a request, from its record and its output."""
 
 import math
 
@@ -21,8 +21,8 @@ def ended(
     service_class: ServiceClass | None = None,
     relegated: bool = False,
 ) -> Record:
-    """The record with its verdict. Attainment by the definition `deadline`; only good ends can meet
-    an SLO.
+    """The record with its verdict. The SLO is met by the definition `deadline`, and by good ends
+    alone.
     """
     measure = resume.measure
     tokens = len(resume.tokens) // 4

@@ -1,6 +1,4 @@
-"""Reading the ack log: what each attempt on a replica produced. The log is the record; recovery,
-attach and ends read it.
-"""
+"""The ack log of a replica, read as the story of each attempt. Recovery and attach read it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -33,7 +31,7 @@ _entry: msgspec.msgpack.Decoder[LogEntry] = msgspec.msgpack.Decoder(LogEntry)
 
 
 def decode_entry(payload: bytes) -> LogEntry:
-    """Raises PeerError for what no worker or admission can have written."""
+    """One entry. Raises PeerError if no worker or admission can have written it."""
     try:
         return _entry.decode(payload)
     except msgspec.MsgspecError as error:
@@ -53,14 +51,14 @@ def decode_log(rows: Sequence[tuple[int, bytes]]) -> list[LogEntry]:
     return entries
 
 
-# ends by the output itself: they carry text even without a token
+# the reasons that come from the output itself: such an end carries text even without a token
 _OWN_ENDS = (FinishReason.STOP, FinishReason.LENGTH)
 
 
 @dataclass(slots=True)
 class Story:
-    """One attempt on one incarnation, as the log tells it. `offset`: tokens that earlier attempts
-    had made.
+    """One attempt on one incarnation, as the log has it. `offset` counts the tokens of earlier
+    attempts.
     """
 
     incarnation: str
@@ -68,17 +66,17 @@ class Story:
     text_offset: int
     tokens: list[int] = field(default_factory=list)  # from `offset` on
     text: str = ""
-    measure: Measure | None = None  # where a snapshot gave it; emissions are those since
-    # (tokens, at_unix_s, thinking tokens if told then)
+    measure: Measure | None = None  # from a snapshot; `emissions` are those since
+    # (tokens, at_unix_s, thinking tokens if the ack has them)
     emissions: list[tuple[int, float, int | None]] = field(default_factory=list)
     ended: str = ""
     over: AttemptOver | None = None
-    relegated: bool = False  # ever
+    relegated: bool = False  # best-effort at some time
     best_effort: bool = False  # at the end of the story
-    logprobs: list[TokenLogprob] = field(default_factory=list)  # along `tokens`, or empty
+    logprobs: list[TokenLogprob] = field(default_factory=list)  # parallel to `tokens`, or empty
 
     def resume(self, record: Record) -> Resume:
-        """What the next attempt goes on from: the record's own resume with this attempt's tokens
+        """The resume of the next attempt: the record's own resume, with the tokens of this attempt
         after it.
         """
         before = record.resume
@@ -94,7 +92,7 @@ class Story:
         tokens = unpack_list(before.tokens)[: self.offset] + self.tokens
         text = before.text[: self.text_offset] + self.text
         logprobs = before.logprobs[: self.offset] + self.logprobs
-        if len(logprobs) != len(tokens):  # an engine on the way had none to give
+        if len(logprobs) != len(tokens):  # one of its engines had none to give
             logprobs = []
         return Resume(tokens=pack(tokens), text=text, measure=measure, logprobs=logprobs)
 
@@ -103,7 +101,7 @@ Stories = dict[tuple[RequestKey, int, str], Story]  # by key, attempt and incarn
 
 
 def fold(entries: Sequence[LogEntry]) -> Stories:
-    """(key, attempt, incarnation) -> story, of everything the entries mention."""
+    """The story of every attempt that the entries name, by (key, attempt, incarnation)."""
     stories: Stories = {}
     at_slot: dict[int, Story] = {}
     for entry in entries:
@@ -174,12 +172,12 @@ def _feed(ack: PlanAck, stories: Stories, at_slot: dict[int, Story]) -> None:
             continue
         text = next(texts, "")
         likely = list(islice(logprobs, n)) if slot in with_logprobs else []
-        told = at_slot.get(slot)
-        if told is not None:  # else its hold was in an entry that could not be read
-            told.tokens += tokens[at : at + n]
-            told.text += text
-            told.logprobs += likely
-            told.emissions.append((n, ack.ended_unix_s, thought.get(slot)))
+        attempt = at_slot.get(slot)
+        if attempt is not None:  # else its hold was in an entry that could not be read
+            attempt.tokens += tokens[at : at + n]
+            attempt.text += text
+            attempt.logprobs += likely
+            attempt.emissions.append((n, ack.ended_unix_s, thought.get(slot)))
         at += n
     for slot, why in ack.ended:
         if slot in at_slot:

@@ -1,5 +1,5 @@
-"""Ending a request: its verdict by compare-and-set, the first one wins; then the client and the log
-hear of it, once.
+"""The end of a request. Its verdict is written by compare-and-set, so the first one wins; then
+client, metrics and log receive it, once.
 """
 
 from collections.abc import Callable
@@ -39,21 +39,21 @@ class Ending:
         )
 
     async def end(self, key: RequestKey, step: Callable[[Record], Record | None]) -> Stored | None:
-        """Apply `step`, which gives the record its verdict or declines. What was written, None if
-        nothing was.
+        """Apply `step`, an event of shared/core/record.py that may end the request. Returns what
+        was written, None if nothing was.
         """
         stored = await self._records.change(key, step)
         if stored is not None and stored.record.verdict is not None:
-            await self.told(stored.record)
+            await self._announce(stored.record)
         return stored
 
-    async def told(self, record: Record) -> None:
-        """Everything that follows from a verdict that we wrote."""
+    async def _announce(self, record: Record) -> None:
+        """Publish, count and log a verdict that this process wrote."""
         verdict = record.verdict
         assert verdict is not None
         try:
             await self._bus.publish(record.stream_subject, End(verdict=verdict), json=record.json)
-        except BusError as error:  # the client asks the log when it hears nothing
+        except BusError as error:  # a client that receives nothing attaches
             log.warning("end.lost", request=record.key, error=str(error))
         finished = verdict.finish_reason in GOOD_ENDS
         self._requests.labels(

@@ -1,8 +1,8 @@
-"""Giving a request to a replica, and taking it back: the steps that admission and relegation share.
+"""The steps of placing a request at a replica and taking it back, for admission and relegation.
 
-A worker takes a request in only if the record names that place, and an offer in doubt is withdrawn
-at the worker (or the replica fenced) before the request goes elsewhere. So at any time at most one
-attempt can speak to the client.
+A worker takes a request in only if the record names that place. An offer in doubt is withdrawn at
+the worker (or the replica is fenced) before the request goes elsewhere. So at any time at most one
+attempt can publish to the client.
 """
 
 from collections.abc import Callable
@@ -83,14 +83,14 @@ class Placer:
         return await self.offer(stored)
 
     async def offer(self, stored: Stored) -> PlaceOutcome:
-        """Offer an attempt whose record already names the place. Returns only when it is certain
-        who has it.
+        """Offer an attempt whose record names the place already. Returns only when it is certain
+        whether the replica holds it.
         """
         return await self.conclude(stored, await self.ask(stored.record))
 
     async def ask(self, record: Record) -> OfferAnswer:
-        """What the replica's planner says; it takes nothing in that its worker does not find in the
-        store under this place.
+        """The answer of the replica's planner. The worker takes in only a record that names this
+        place, so the question may leave before the record is stored.
         """
         assert record.replica is not None
         began = self._clock.unix_s()
@@ -123,12 +123,12 @@ class Placer:
         return answer
 
     async def conclude(self, stored: Stored, answer: OfferAnswer) -> PlaceOutcome:
-        """What follows from the answer for a record that is stored."""
+        """The outcome of the answer, once the record is stored."""
         record = stored.record
         match answer:
             case OfferAccepted():
                 standard = record.service_class is ServiceClass.STANDARD
-                await self.tell(record, "accepted" if standard else "relegated", "")
+                await self.publish_status(record, "accepted" if standard else "relegated", "")
                 return PlaceHeld()
             case OfferDeclined():
                 return PlaceDeclined(record.attempt, answer.earliest_s)
@@ -146,8 +146,8 @@ class Placer:
         return PlaceDeclined(record.attempt) if over is None else PlaceGone()
 
     async def withdraw(self, record: Record) -> AttemptOver | None:
-        """What the attempt made, None if it never came there and never will. Raises BusTimeout
-        while the worker is silent.
+        """The end of the attempt with its output; None if the worker never had the attempt and
+        never will. Raises BusTimeout while the worker does not answer.
         """
         assert record.replica is not None
         ask = Withdraw(key=record.key, attempt=record.attempt)
@@ -159,8 +159,8 @@ class Placer:
             raise BusTimeout(f"the worker of {record.replica} does not answer") from error
         return answer.over
 
-    async def tell(self, record: Record, state: str, reason: str) -> None:
-        """An event to the client; it may be lost."""
+    async def publish_status(self, record: Record, state: str, reason: str) -> None:
+        """Publish a status to the client; it may be lost."""
         status = Status(
             state=state,
             service_class=record.service_class,

@@ -1,6 +1,4 @@
-"""The records of requests: created and changed by compare-and-set alone. The only truth about who
-has a request.
-"""
+"""The records of requests in the store, created and changed by compare-and-set alone."""
 
 import secrets
 from collections.abc import Callable, Sequence
@@ -17,7 +15,7 @@ from shared.schemas import Body, Record, Resume
 from shared.vocabulary import RequestKey
 
 ENDED_TTL_S = 300.0  # how long an ended request can be attached to
-RETRIES = 8  # of a compare-and-set that raced; each loser read what the winner wrote
+RETRIES = 8  # of a compare-and-set that lost its race; the loser reads what the winner wrote
 
 T = TypeVar("T")
 log = structlog.get_logger()
@@ -37,10 +35,9 @@ class Stored:
 
 
 class Records:
-    """State under `s.<key>`; the heavy parts once: the body under `b.<key>.<nonce>`, what an ended
-    request made under `o.`.
-
-    So looking at every record stays cheap.
+    """The record is under `s.<key>`. The heavy parts are stored once: the body under
+    `b.<key>.<nonce>`, the output of an ended request under `o.<key>.<nonce>`. So reading every
+    record stays cheap.
     """
 
     def __init__(
@@ -50,8 +47,8 @@ class Records:
         self._nonce = nonce
 
     def body_key(self, key: RequestKey) -> str:
-        """A fresh name for a body: an orphan left by a crash is never mistaken for another
-        request's.
+        """A new key for a body, so that a body left by a crash is never mistaken for that of
+        another request.
         """
         return f"b.{key}.{self._nonce()}"
 
@@ -61,7 +58,7 @@ class Records:
         try:
             await self._bucket.create(record.body_key, _encode(body), ttl_s=ttl_s)
         except (WrongSequence, BusTimeout):
-            # Its name is ours alone, so whatever is there is this body.
+            # The key is ours alone, so a value there is this body.
             if await self._bucket.get(record.body_key) is None:
                 raise
         try:
@@ -75,7 +72,7 @@ class Records:
             return mine
 
     async def _mine(self, record: Record) -> Stored | None:
-        """The stored record if it is this very one, written by a create whose answer was lost."""
+        """The stored record, if the create whose answer was lost wrote it."""
         stored = await self.get(record.key)
         return stored if stored is not None and stored.record.body_key == record.body_key else None
 
@@ -88,18 +85,18 @@ class Records:
         )
 
     async def body(self, key: str) -> Body | None:
-        """Of a record's `body_key`."""
+        """The body under a record's `body_key`."""
         entry = await self._bucket.get(key)
         return None if entry is None else _read(_body, key, entry.value)
 
     async def change(
         self, key: RequestKey, step: Callable[[Record], Record | None]
     ) -> Stored | None:
-        """Apply `step` to the record until it is written. None if there is no record, or `step`
-        declines (returns None).
+        """Apply `step`, an event of shared/core/record.py, until its result is written. None if
+        there is no record, or the event does not apply.
 
-        A write whose answer is lost is recognised by reading it back.
-        Raises BusTimeout if the store does not answer.
+        A write whose answer is lost is recognised by reading it back. Raises BusTimeout if the
+        store does not answer.
         """
         stored = await self.get(key)
         for _ in range(RETRIES):
@@ -129,7 +126,7 @@ class Records:
         raise BusTimeout(f"the record of {key} kept changing")
 
     async def _without_output(self, record: Record) -> Record:
-        """Store what the request made, under a name that only this record will know: it commits."""
+        """Store the output under a new key, which counts once the record that names it is written."""
         if not record.resume.tokens:
             return record
         output_key = f"o.{record.key}.{self._nonce()}"
@@ -137,7 +134,7 @@ class Records:
         return without_output(record, output_key)
 
     async def output(self, record: Record) -> Resume:
-        """What an ended request made."""
+        """The output of an ended request."""
         entry = await self._bucket.get(record.output_key) if record.output_key else None
         return record.resume if entry is None else _read(_resume, record.output_key, entry.value)
 
@@ -145,7 +142,7 @@ class Records:
         await self._bucket.delete(record.body_key)
 
     async def open(self) -> Sequence[Stored]:
-        """Every record without a verdict. What cannot be read is none of ours: it is logged and
+        """Every record without a verdict. A value that cannot be read is not ours: it is logged and
         left alone.
         """
         found = []
@@ -161,7 +158,7 @@ class Records:
 
 
 def _read(decoder: msgspec.msgpack.Decoder[T], key: str, value: bytes) -> T:
-    """Raises PeerError for what none of us can have written."""
+    """Decode a value. Raises PeerError if no service of ours can have written it."""
     try:
         return decoder.decode(value)
     except msgspec.MsgspecError as error:

@@ -157,7 +157,7 @@ def listening(*announced: Announce, for_s: float) -> tuple[Workers, At]:
     workers = Workers(clock, 3.0, Registry())  # type: ignore[arg-type]
     clock.now += for_s
     for announce in announced:
-        workers.heard(announce)
+        workers.received(announce)
     return workers, clock
 
 
@@ -203,9 +203,9 @@ def test_before_every_worker_can_have_been_heard_nothing_is_refused(
     workers, clock = listening(for_s=0)
     assert wants.of(request_, workers, "") is None
     if request_.model != "m":
-        workers.heard(worker("a"))
+        workers.received(worker("a"))
         assert wants.of(request_, workers, "") is None
-    workers.heard(worker("b", "vllm", ALL, ("poet",)))
+    workers.received(worker("b", "vllm", ALL, ("poet",)))
     assert wants.of(request_, workers, "") is not None
     clock.now += 4.0
     assert (
@@ -218,7 +218,7 @@ def test_before_every_worker_can_have_been_heard_nothing_is_refused(
 def test_what_a_replica_had_that_is_away_may_be_asked_for_again() -> None:
     workers, clock = listening(worker("a", "vllm", ALL, ("poet",)), for_s=10)
     clock.now += 4.0
-    workers.heard(worker("b"))
+    workers.received(worker("b"))
     assert refused(asked(min_p=0.1), workers)[:2] == ("server_is_overloaded", "min_p")
     assert refused(asked("poet"), workers)[:2] == ("server_is_overloaded", "adapter")
     assert refused(asked("someone else"), workers)[:2] == ("model_not_found", "model")

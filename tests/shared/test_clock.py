@@ -116,7 +116,7 @@ def test_admission_warns_once_a_minute_of_a_worker_whose_clock_is_off_and_export
     with capture_logs() as logs:
         for i in range(200):  # 100 s
             hand.now = NOW + i / 2
-            workers.heard(announce(hand.now - skew_s))
+            workers.received(announce(hand.now - skew_s))
     assert [(e["event"], e["replica"]) for e in logs] == [("clock.offset", "r1")] * warnings
     assert all(e["offset_s"] == pytest.approx(skew_s) for e in logs)
     line = next(
@@ -131,7 +131,7 @@ def test_heartbeats_that_waited_are_no_offset() -> None:
     with capture_logs() as logs:
         for i in range(20):
             hand.now = NOW + i / 2
-            workers.heard(announce(hand.now - (0.001 if i % 4 == 3 else 0.4)))
+            workers.received(announce(hand.now - (0.001 if i % 4 == 3 else 0.4)))
     assert logs == []
 
 
@@ -141,7 +141,7 @@ def test_a_worker_that_began_again_is_compared_anew() -> None:
     with capture_logs() as logs:
         for i in range(40):
             hand.now = NOW + i / 2
-            assert workers.heard(
+            assert workers.received(
                 announce(hand.now - (0.5 if i < 20 else 0.0), "1" if i < 20 else "2")
             ) == (i == 20)
     assert len(logs) == 1
