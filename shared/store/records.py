@@ -126,7 +126,7 @@ class Records:
         raise BusTimeout(f"the record of {key} kept changing")
 
     async def _without_output(self, record: Record) -> Record:
-        """Store the output under a new key, which counts once the record that names it is written."""
+        """Store the output under a new key; writing the record that names it commits."""
         if not record.resume.tokens:
             return record
         output_key = f"o.{record.key}.{self._nonce()}"
