@@ -102,9 +102,19 @@ class Hand:
 
 def announce(at_unix_s: float, incarnation: str = "1") -> Announce:
     return Announce(
-        replica=R1, incarnation=incarnation, at_unix_s=at_unix_s, model="", engine="", profile="", pool="", kv_blocks=1, block_tokens=16,
-        context_tokens=1, max_slots=1, epoch=0,
-    )  # fmt: skip
+        replica=R1,
+        incarnation=incarnation,
+        at_unix_s=at_unix_s,
+        model="",
+        engine="",
+        profile="",
+        pool="",
+        kv_blocks=1,
+        block_tokens=16,
+        context_tokens=1,
+        max_slots=1,
+        epoch=0,
+    )
 
 
 @pytest.mark.parametrize(("skew_s", "warnings"), [(0.3, 2), (-0.3, 2), (0.005, 0), (0.0, 0)])

@@ -1,5 +1,5 @@
-"""What services may rely on of any Bus. Each implementation gives `bus_pair`: two connections to
-one network.
+"""The contract of any Bus, as services rely on it. Each implementation gives `bus_pair`: two
+connections to one network.
 """
 
 import asyncio

@@ -1,5 +1,5 @@
-"""What only the real bus can show: foreign bytes, tools of the services API, restarts, unfit
-servers, leaving.
+"""The behaviour that only the real bus shows: foreign bytes, tools of the services API, restarts,
+unfit servers, leaving.
 """
 
 import asyncio
@@ -242,7 +242,8 @@ async def test_a_limited_server_is_refused_with_what_to_write_where(tmp_path: Pa
 async def test_a_too_old_server_is_refused_with_the_version_to_install() -> None:
     async def old_server(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(
-            b'INFO {"server_id":"x","version":"2.9.10","max_payload":8388608,"headers":true,"proto":1}\r\n'
+            b'INFO {"server_id":"x","version":"2.9.10",'
+            b'"max_payload":8388608,"headers":true,"proto":1}\r\n'
         )
         sid = b""
         while line := await reader.readline():
@@ -295,7 +296,8 @@ async def test_a_server_that_throws_us_out_for_good_ends_whoever_waits_for_the_b
         reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         writer.write(
-            b'INFO {"server_id":"x","version":"2.11.0","max_payload":8388608,"headers":true,"proto":1}\r\n'
+            b'INFO {"server_id":"x","version":"2.11.0",'
+            b'"max_payload":8388608,"headers":true,"proto":1}\r\n'
         )
         while line := await reader.readline():
             if line.startswith(b"PING"):

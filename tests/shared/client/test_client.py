@@ -54,8 +54,8 @@ def verdict(tokens: int, reason: FinishReason = FinishReason.LENGTH) -> Verdict:
 
 @dataclass
 class Log:
-    """What was made of one request: entries of tokens and text, either may be empty (text is held
-    back for stop strings).
+    """The output of one request: entries of tokens and text. Either may be empty (text is held back
+    for stop strings).
     """
 
     entries: list[tuple[list[int], str]]
@@ -123,7 +123,7 @@ def logs(draw: st.DrawFn) -> Log:
 
 
 class Reader:
-    """What a client would show, checked at every step against the log."""
+    """The output that a client would show, checked at every step against the log."""
 
     def __init__(self, log: Log) -> None:
         self.log, self.tokens, self.text, self.ends = log, list[int](), "", 0

@@ -39,9 +39,9 @@ What does slowly mean?<|im_end|>
 Slowly means without speed.<|im_end|>
 <|eos|>"""
 PROSE = """\
-The database file is locked while the transaction is being written. Other connections can still read from the database, but they \
-do not see the changes until the transaction commits. If the application crashes, then the changes are rolled back the next time \
-that the database is opened.
+The database file is locked while the transaction is being written. Other connections can still \
+read from the database, but they do not see the changes until the transaction commits. If the \
+application crashes, then the changes are rolled back the next time that the database is opened.
 """
 QUESTIONS = """\
 What is a house?
@@ -213,11 +213,13 @@ def test_every_model_has_a_card_with_what_must_be_said() -> None:
 
 DATA = {
     "noun": """\
-00000010 03 n 02 lamp 0 lampion 0 001 ~ 00000020 n 0000 | a piece of furniture that gives light; "the lamp burned all night"
+00000010 03 n 02 lamp 0 lampion 0 001 ~ 00000020 n 0000 | \
+a piece of furniture that gives light; "the lamp burned all night"
 00000020 03 n 01 lantern 0 001 @ 00000010 n 0000 | a light in a transparent protective case
 00000030 03 n 01 Paris 0 000 | (geography) the capital of France""",
     "verb": """\
-00000010 30 v 02 nod 0 bob 0 000 01 + 02 00 | let the head fall forward; "he nodded in his chair\"""",
+00000010 30 v 02 nod 0 bob 0 000 01 + 02 00 | \
+let the head fall forward; "he nodded in his chair\"""",
     "adj": """\
 00000010 00 a 01 hot 0 001 ! 00000020 a 0101 | of high temperature; "a hot stove"
 00000020 00 a 01 cold 0 000 | having no heat""",

@@ -220,7 +220,8 @@ class Hand:
 @pytest.mark.parametrize("seed", range(4))
 def test_a_measured_engine_is_predicted_well_left_empty_and_not_held_up(seed: int) -> None:
     hand = Hand()
-    timings = Measurement(hand, random.Random(seed)).run(4.0, clock=lambda: hand.now_s)  # type: ignore[arg-type]
+    measurement = Measurement(hand, random.Random(seed))  # type: ignore[arg-type]
+    timings = measurement.run(4.0, clock=lambda: hand.now_s)
     assert 4.0 <= hand.now_s <= 4.0 + hand.longest_s + 0.01
     assert hand.snapshot() == (2048, [])
     shapes = [one.shape for one in timings]
@@ -252,7 +253,8 @@ def test_small_and_slow_engines_are_measured_within_their_bounds(
 ) -> None:
     """The engine asserts that nothing goes over its slots, blocks or context."""
     hand = Hand(kv_blocks=kv_blocks, max_slots=max_slots, context_tokens=context_tokens, pace=pace)
-    Measurement(hand, random.Random(seed)).run(2.0, clock=lambda: hand.now_s)  # type: ignore[arg-type]
+    measurement = Measurement(hand, random.Random(seed))  # type: ignore[arg-type]
+    measurement.run(2.0, clock=lambda: hand.now_s)
     assert hand.snapshot() == (kv_blocks, [])
     assert hand.now_s <= 2.0 + hand.longest_s + 0.01
     assert hand.longest_s <= max(0.5, 80 * 0.00065 * pace)
@@ -277,9 +279,20 @@ def test_a_fitted_file_is_named_after_the_model_and_can_be_stored_and_read() -> 
 
 def announce(fitted: ProfileFile | None, profile: str = "cpu-tiny") -> Announce:
     return Announce(
-        replica=ReplicaId("r1"), incarnation="1", at_unix_s=0.0, model="m", engine="torch", profile=profile, pool="", kv_blocks=64,
-        block_tokens=16, context_tokens=512, max_slots=8, epoch=0, fitted=fitted,
-    )  # fmt: skip
+        replica=ReplicaId("r1"),
+        incarnation="1",
+        at_unix_s=0.0,
+        model="m",
+        engine="torch",
+        profile=profile,
+        pool="",
+        kv_blocks=64,
+        block_tokens=16,
+        context_tokens=512,
+        max_slots=8,
+        epoch=0,
+        fitted=fitted,
+    )
 
 
 FITTED = file_of(timed(drawn(random.Random(11), 200), 0.05, random.Random(12)))
@@ -360,7 +373,8 @@ def test_a_fleet_plans_by_what_its_workers_fitted_and_a_worker_that_was_fenced_k
 
     async def with_fit(*args: object, **kwargs: object) -> None:
         args[3].fitted = fitted  # type: ignore[attr-defined]
-        await functools.partial(serve, metrics=next(given))(*args, **kwargs)  # type: ignore[arg-type]
+        served = functools.partial(serve, metrics=next(given))  # type: ignore[arg-type]
+        await served(*args, **kwargs)
 
     monkeypatch.setattr(worker, "serve", with_fit)
 

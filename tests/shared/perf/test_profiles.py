@@ -434,7 +434,7 @@ def test_correction_leans_to_over_predicting_where_times_scatter() -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("times", [2.0, 0.5])
-def test_when_the_machine_changes_its_speed_the_residual_is_under_ten_percent_again_within_forty_iterations(
+def test_forty_iterations_after_a_change_of_speed_the_residual_is_under_ten_percent(
     seed: int, times: float
 ) -> None:
     """An engine with a scatter of 5 % becomes twice as slow, or as fast; single predictions are
@@ -465,7 +465,7 @@ def test_when_the_machine_changes_its_speed_the_residual_is_under_ten_percent_ag
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_regimes_of_which_the_profile_is_wrong_in_different_ways_are_told_apart_also_while_the_speed_changes(
+def test_different_errors_of_regimes_are_kept_apart_while_the_speed_changes(
     seed: int,
 ) -> None:
     random, base = Random(seed), load("cpu-tiny")

@@ -235,7 +235,7 @@ def test_what_one_connection_sends_before_it_writes_is_heard_before_what_follows
     on_net(main, Faults(spike=0.2))
 
 
-def test_a_broker_restart_loses_what_is_under_way_keeps_what_is_durable_and_leases_run_out_meanwhile():
+def test_a_broker_restart_loses_messages_keeps_what_is_durable_and_lets_leases_run_out():
     async def main(net: SimNet) -> None:
         a, b = net.connect("a"), net.connect("b")
         seen: list[int] = []

@@ -158,8 +158,8 @@ def test_messages_render_as_marked_turns_with_the_assistants_left_open() -> None
         ]
     )
     assert (
-        prompt
-        == "<|im_start|>system\nbe brief<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+        prompt == "<|im_start|>system\nbe brief<|im_end|>\n"
+        "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
     )
     assert tokenizer.encode(prompt, rendered=True).count(BUILTIN_SPECIALS["<|im_start|>"]) == 3
 
