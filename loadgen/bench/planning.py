@@ -24,8 +24,8 @@ from shared.core.replica_events import (
     SendHold,
     SendPlan,
     Synced,
-    Tick,
 )
+from shared.core.tick import Tick
 from shared.perf import profile_file as profiles
 from shared.policy import registry
 from shared.schemas import Announce, BatchPlan, HoldAccepted, Offer, PlanAck, ResyncEntry

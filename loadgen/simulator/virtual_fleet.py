@@ -24,6 +24,7 @@ from shared.core.admission import AdmissionCore, AdmissionEvent, AdmissionSettin
 from shared.core.debits import Route
 from shared.core.offer import as_offer
 from shared.core.relegation import RelegationCore, RelegationEvent, RelegationSettings
+from shared.core.tick import Tick
 from shared.schemas import (
     AttemptOver,
     Body,
@@ -67,10 +68,10 @@ class VirtualFleet:
         self._admission = AdmissionCore(route, rng, admission_settings)
         self._relegation = RelegationCore(relegation_settings)
         self._admission_alarm = Alarm(
-            timeline, self._admission.wake_at_unix_s, lambda: self._admit(admission.Tick())
+            timeline, self._admission.wake_at_unix_s, lambda: self._admit(Tick())
         )
         self._relegation_alarm = Alarm(
-            timeline, self._relegation.wake_at_unix_s, lambda: self._pool(relegation.Tick())
+            timeline, self._relegation.wake_at_unix_s, lambda: self._pool(Tick())
         )
         self._replicas: dict[str, VirtualReplica] = {}
         self._records: dict[RequestKey, Record] = {}

@@ -30,8 +30,8 @@ from shared.core.replica_events import (
     SendHold,
     SendPlan,
     Synced,
-    Tick,
 )
+from shared.core.tick import Tick
 from shared.perf.iteration_time import Profile
 from shared.policy.acceptance import Acceptance
 from shared.policy.seam import Policy

@@ -26,12 +26,12 @@ from shared.core.admission import (
     Declined,
     Gone,
     Heard,
+    Lost,
     Opened,
     Place,
     Refuse,
     Relegate,
     Taken,
-    Tick,
     Unplanned,
 )
 from shared.core.offer import as_offer
@@ -40,6 +40,7 @@ from shared.models import shipped as models
 from shared.policy import registry
 from shared.process import conventions as names
 from shared.process.chores import Chores
+from shared.process.drive import Inbox, drive
 from shared.process.instruments import Registry
 from shared.process.telemetry import Tracing
 from shared.schemas import (
@@ -77,6 +78,9 @@ from shared.vocabulary import RecordState, ReplicaId, RequestKey, ServiceClass
 log = structlog.get_logger()
 
 QUEUE = "admission"
+# A second of digests of 256 replicas (10/s each) and the 1000 requests of a lost replica, rounded
+# up. A digest that finds it full is lost: another follows. A record that does, the sweep finds.
+INBOX_LIMIT = 4096
 STORIES_S = 0.3  # age of what attach may read; who asks too early asks again
 
 
@@ -104,6 +108,7 @@ class Admission:
             hop_limit=cfg.hop_limit, homeless_s=cfg.homeless_s, open_limit=cfg.open_limit
         )
         self.core = AdmissionCore(policy.route, rng, settings)
+        self._inbox: Inbox[AdmissionEvent] = Inbox(INBOX_LIMIT)
         self._workers = Workers(clock, cfg.lost_s, self.metrics)
         model = models.folder(cfg.model).resolve().name if cfg.model else ""
         self._intake = Intake(
@@ -123,7 +128,6 @@ class Admission:
         )
         self._lease = Lease(bus.leases, f"admission.{self.name}", self.name)
         self._chores = Chores()
-        self._changed = asyncio.Event()
         self._receiving = 0
         self._story_cache: dict[ReplicaId, tuple[float, acklog.Stories]] = {}
         self._story_locks: dict[ReplicaId, asyncio.Lock] = {}
@@ -147,9 +151,12 @@ class Admission:
             )
             background = [
                 chores.start(self._keep_lease(), name="admission.lease"),
-                chores.start(self._wake(), name="admission.wake"),
                 chores.start(self._sweep.run(), name="admission.sweep"),
             ]
+            driver = chores.start(
+                drive(self.core, self._inbox, self._begin, self._clock, name="admission"),
+                "admission.drive",
+            )
             chores.listen(await bus.serve("admission", endpoints, {"instance": self.name}))
             requests = chores.listen(
                 await bus.serve("requests", intake_endpoints, {"instance": self.name})
@@ -162,15 +169,19 @@ class Admission:
             )
             await stop.wait()
             await requests.stop()
-            await self._drain()
-            for task in background:
+            await self._drain(driver)
+            for task in (*background, driver):
                 task.cancel()
 
-    async def _drain(self) -> None:
+    async def _drain(self, driver: asyncio.Task[None]) -> None:
         """Place what is open; what is left after drain_s, another instance takes over."""
-        deadline = self._clock.unix_s() + self._cfg.drain_s
-        while (self._receiving or not self.core.idle) and self._clock.unix_s() < deadline:
-            await asyncio.sleep(0.02)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._cfg.drain_s):
+                await asyncio.sleep(0.02)  # what has just been received begins
+                while self._receiving:
+                    await asyncio.sleep(0.02)
+                self._inbox.drain()
+                await asyncio.wait((driver,))
         with suppress(BusError):  # it runs out by itself
             await self._lease.release()
 
@@ -184,26 +195,16 @@ class Admission:
                 log.warning("lease.doubtful", instance=self.name)
             await asyncio.sleep(RENEW_S)
 
-    async def _wake(self) -> None:
-        """Tick the core when it asked to be."""
-        loop = asyncio.get_running_loop()
-        while True:
-            self._changed.clear()
-            wake = self.core.wake_at_unix_s()
-            try:
-                async with asyncio.timeout_at(
-                    None if wake is None else loop.time() + wake - self._clock.unix_s()
-                ):
-                    await self._changed.wait()
-            except TimeoutError:
-                self._feed(Tick())
-
     # ------------------------------------------------------------ the core's steps
 
     def _feed(self, event: AdmissionEvent) -> None:
-        for action in self.core.handle(event, now_unix_s=self._clock.unix_s()):
-            self._chores.spawn(self._perform(action), "admission.step")
-        self._changed.set()
+        if isinstance(event, Taken | Declined | Unplanned | Gone | Lost):
+            self._inbox.put(event)  # at most one for each step under way and each replica
+        elif not self._inbox.offer(event) and isinstance(event, Opened):
+            self._sweep.soon()
+
+    async def _begin(self, action: AdmissionAction) -> None:
+        self._chores.spawn(self._perform(action), "admission.step")
 
     async def _perform(self, action: AdmissionAction) -> None:
         try:

@@ -1,6 +1,7 @@
 """One leased replica: its core, its inbox, and the messages between them and the bus."""
 
 import asyncio
+from collections import deque
 
 import structlog
 
@@ -24,13 +25,13 @@ from shared.core.replica_events import (
     SendHold,
     SendPlan,
     Synced,
-    Tick,
     WorkerGone,
 )
 from shared.errors import BusError, BusTimeout, NoResponders, PeerError
 from shared.policy import registry
 from shared.process import conventions as names
 from shared.process.chores import Chores
+from shared.process.drive import Inbox, drive
 from shared.process.telemetry import TRACEPARENT, AttributeValue, Tracing
 from shared.schemas import (
     Announce,
@@ -52,13 +53,12 @@ from shared.vocabulary import ReplicaId, RequestKey
 
 log = structlog.get_logger()
 
-# offers of a burst of 1000/s over two seconds, and two acks of each of 20 iterations a second
+# Two seconds of offers at 1000/s, of acks at two for each of 20 iterations a second, and of
+# heartbeats, rounded up. Beyond, an offer is declined, and what else comes is lost: the next ack,
+# heartbeat or overdue plan shows that, and the seat resyncs.
 INBOX_LIMIT = 4096
 RESYNC_TIMEOUT_S = 2.0  # longer than an iteration: the worker answers between two
 RESYNC_PAUSE_S = 0.1
-# of the event loop, until an answer has left: its task, the bus's writer, the socket. The plan
-# comes after it
-STEPS_TO_SOCKET = 3
 
 
 class StaleEpoch(Exception):
@@ -105,7 +105,7 @@ class Seat:
             draft=draft_of(announce),
         )
         self._watch = metrics.watch(self.replica, self.core)
-        self._inbox: asyncio.Queue[ReplicaEvent] = asyncio.Queue(INBOX_LIMIT)
+        self._inbox: Inbox[ReplicaEvent] = Inbox(INBOX_LIMIT, _joined)
         self._waiting: dict[tuple[RequestKey, int], list[tuple[Call, float]]] = {}
         self._chores = Chores()
         self._resyncing = False
@@ -134,7 +134,14 @@ class Seat:
                 chores.listen(await bus.serve("seat", [endpoint], metadata))
                 log.info("seat.taken", replica=replica, epoch=self.epoch, policy=self._cfg.policy)
                 chores.start(self._digest_loop(), name="planner.digest")
-                await self._drive()
+                await drive(
+                    self.core,
+                    self._inbox,
+                    self._perform,
+                    self._clock,
+                    name=f"planner.{replica}",
+                    on_step=self._watch.step,
+                )
         except* StaleEpoch as group:
             stale.extend(group.exceptions)
         if stale:
@@ -145,58 +152,14 @@ class Seat:
         self.heard_unix_s = self._clock.unix_s()
         # the worker was started again and measured anew
         if (announce.profile, announce.fitted, announce.draft) != self._profile:
-            self._chores.spawn(
-                _fail(StaleEpoch(f"{self.replica} announces another profile")), "planner.profile"
-            )
+            self._inbox.fail(StaleEpoch(f"{self.replica} announces another profile"))
         elif announce.incarnation != self._incarnation:
             self._incarnation = announce.incarnation
-            self._put(Refused("another incarnation"))
+            self._inbox.put(Refused("another incarnation"))  # once for each: it must not be lost
         else:
-            self._put(Heartbeat(announce))
+            self._inbox.offer(Heartbeat(announce))
 
-    # ------------------------------------------------------------ the loop
-
-    async def _drive(self) -> None:
-        """Feed the core what came, and wake it when it asked to be."""
-        loop, clock, core = asyncio.get_running_loop(), self._clock, self.core
-        while True:
-            wake_unix_s = core.wake_at_unix_s()
-            event: ReplicaEvent = Tick()
-            if not self._inbox.empty():
-                event = self._inbox.get_nowait()
-            elif wake_unix_s is None:
-                event = await self._inbox.get()
-            elif (wait_s := wake_unix_s - clock.unix_s()) > 0:
-                try:
-                    async with asyncio.timeout_at(loop.time() + wait_s):
-                        event = await self._inbox.get()
-                except TimeoutError:
-                    pass
-            if isinstance(event, Offered):
-                event, others = self._gather(event)
-            else:
-                others = []
-            for each in (event, *others):
-                began_unix_s = clock.unix_s()
-                actions = core.handle(each, now_unix_s=began_unix_s)
-                self._watch.step(clock.unix_s() - began_unix_s)
-                for action in actions:
-                    await self._perform(action)
-                if isinstance(each, HoldDone):
-                    for _ in range(STEPS_TO_SOCKET):
-                        await asyncio.sleep(0)
-
-    def _gather(self, first: Offered) -> tuple[Offered, list[ReplicaEvent]]:
-        """Offers that lie in the inbox together are decided together."""
-        offers = list(first.offers)
-        others: list[ReplicaEvent] = []
-        while not self._inbox.empty():
-            event = self._inbox.get_nowait()
-            if isinstance(event, Offered):
-                offers.extend(event.offers)
-            else:
-                others.append(event)
-        return Offered(offers), others
+    # ------------------------------------------------------------ what the core asks for
 
     async def _perform(self, action: ReplicaAction) -> None:
         match action:
@@ -229,19 +192,12 @@ class Seat:
                 "decide and hold", traceparent, came_unix_s, self._clock.unix_s(), attributes
             )
 
-    def _put(self, event: ReplicaEvent) -> bool:
-        try:
-            self._inbox.put_nowait(event)
-            return True
-        except asyncio.QueueFull:
-            return False
-
     # ------------------------------------------------------------ messages
 
     def _on_offer(self, offer: Offer, call: Call) -> None:
         calls = self._waiting.setdefault((offer.key, offer.attempt), [])
         calls.append((call, self._clock.unix_s()))
-        if not self._put(Offered([offer])):
+        if not self._inbox.offer(Offered([offer])):
             calls.pop()
             if not calls:
                 del self._waiting[offer.key, offer.attempt]
@@ -251,16 +207,13 @@ class Seat:
             )
 
     def _on_acked(self, ack: PlanAck, call: Call) -> None:
-        self._put(Acked(ack))  # lost when full: its successor shows the gap
+        self._inbox.offer(Acked(ack))
 
     def _on_refused(self, refused: PlanRefused, call: Call) -> None:
         if refused.epoch > self.epoch:
-            self._chores.spawn(
-                _fail(StaleEpoch(f"epoch {refused.epoch} was seen on {self.replica}")),
-                "planner.stale",
-            )
+            self._inbox.fail(StaleEpoch(f"epoch {refused.epoch} was seen on {self.replica}"))
         elif refused.epoch == self.epoch:
-            self._put(Refused(refused.reason))
+            self._inbox.offer(Refused(refused.reason))
 
     async def _hold(self, hold: Hold) -> None:
         try:
@@ -274,8 +227,7 @@ class Seat:
             answer = WorkerGone()
         except (BusError, PeerError) as error:
             answer = HoldInDoubt(reason=str(error))
-        done = HoldDone(hold.slot, answer)
-        await self._inbox.put(done)
+        self._inbox.put(HoldDone(hold.slot, answer))
 
     def _need_resync(self, reason: str) -> None:
         if not self._resyncing:
@@ -304,11 +256,12 @@ class Seat:
                     answer.announce, self._sync, answer.next_seq, answer.ack_seq, entries
                 )
                 self._resyncing = False
-                await self._inbox.put(synced)
+                self._inbox.put(synced)
                 return
             except PeerError as error:
                 if error.code == "stale_epoch":
-                    raise StaleEpoch(str(error)) from error
+                    self._inbox.fail(StaleEpoch(str(error)))
+                    return
             except (NoResponders, BusTimeout):
                 pass
             await asyncio.sleep(RESYNC_PAUSE_S)
@@ -325,5 +278,14 @@ class Seat:
             await asyncio.sleep(self._cfg.digest_s)
 
 
-async def _fail(error: Exception) -> None:
-    raise error
+def _joined(first: ReplicaEvent, rest: deque[ReplicaEvent]) -> ReplicaEvent:
+    """Offers that follow one another in the inbox are decided together. An ack between two of them
+    keeps its place.
+    """
+    if not isinstance(first, Offered) or not rest or not isinstance(rest[0], Offered):
+        return first
+    offers = list(first.offers)
+    while rest and isinstance(following := rest[0], Offered):
+        offers += following.offers
+        rest.popleft()
+    return Offered(offers)

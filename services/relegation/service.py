@@ -27,10 +27,10 @@ from shared.core.relegation import (
     RelegationEvent,
     RelegationSettings,
     Taken,
-    Tick,
 )
 from shared.errors import BusError
 from shared.process.chores import Chores
+from shared.process.drive import Inbox, drive
 from shared.process.instruments import Registry
 from shared.process.telemetry import Tracing
 from shared.schemas import Digest, Hint
@@ -44,6 +44,9 @@ log = structlog.get_logger()
 
 KEY = "relegation"
 SAFETY_S = 0.5
+# A second of digests of 256 replicas (10/s each) and of hints at 1000/s, rounded up. What finds it
+# full is lost: another digest and another listing follow.
+INBOX_LIMIT = 4096
 
 
 class Relegation:
@@ -59,8 +62,11 @@ class Relegation:
         self._ending = Ending(bus, self._records, tracing, self.metrics)
         self._placer = Placer(bus, self._records, clock, tracing)
         self._lease = Lease(bus.leases, KEY, self.name)
-        self.core = self._empty()
         self._chores = Chores()
+        # of the present term of the lease; without the lease nothing drives the core
+        self.core = self._empty()
+        self._inbox: Inbox[RelegationEvent] = Inbox(INBOX_LIMIT)
+        self._driver: asyncio.Task[None] | None = None
 
     def _empty(self) -> RelegationCore:
         return RelegationCore(
@@ -71,16 +77,20 @@ class Relegation:
 
     async def run(self, stop: asyncio.Event) -> None:
         async with self._chores as chores:
-            chores.listen(await self._bus.subscribe(subjects.DIGESTS, Digest, self._on_digest))
+            digests = chores.listen(
+                await self._bus.subscribe(subjects.DIGESTS, Digest, self._on_digest)
+            )
             hints = Endpoint("hints", subjects.RELEGATED, Hint, self._on_hint)
             chores.listen(await self._bus.serve("relegation", [hints], {"instance": self.name}))
             hold = chores.start(self._hold(), name="relegation.hold")
             log.info("relegation.ready", instance=self.name)
             await stop.wait()
             hold.cancel()
-            deadline = self._clock.unix_s() + self._cfg.drain_s
-            while not self.core.idle and self._clock.unix_s() < deadline:
-                await asyncio.sleep(0.02)
+            await digests.stop()  # nothing more is handed out
+            self._inbox.drain()
+            if self._driver is not None:
+                await asyncio.wait((self._driver,), timeout=self._cfg.drain_s)
+                self._driver.cancel()
             with suppress(BusError):  # it runs out by itself
                 await self._lease.release()
 
@@ -96,20 +106,36 @@ class Relegation:
                     if await self._lease.acquire():
                         log.info("relegation.leads", instance=self.name)
                         renewed, listed = now, 0.0
-                        self.core = self._empty()
+                        self._lead()
                 elif await self._lease.renew():
                     renewed = now
             except BusError:
                 if self._lease.held and now - renewed > LEASE_TTL_S - SAFETY_S:
                     self._lease.lapse()
+            if not self._lease.held:
+                self._stand_by()
             if self._lease.held and now - listed >= self._cfg.list_s:
                 try:
                     await self._list()
                     listed = now
                 except BusError:
                     log.warning("listing.broken", instance=self.name)
-            self._feed(Tick())
             await asyncio.sleep(RENEW_S)
+
+    def _lead(self) -> None:
+        """Begin a term with an empty pool; the listing fills it."""
+        self._stand_by()
+        self.core, self._inbox = self._empty(), Inbox(INBOX_LIMIT)
+        self._driver = self._chores.start(
+            drive(self.core, self._inbox, self._begin, self._clock, name="relegation"),
+            "relegation.drive",
+        )
+
+    def _stand_by(self) -> None:
+        """Without the lease nothing is decided any more. Steps under way end by themselves."""
+        if self._driver is not None:
+            self._driver.cancel()
+            self._driver = None
 
     async def _list(self) -> None:
         records = [
@@ -135,9 +161,15 @@ class Relegation:
             self._feed(Queued(stored.record))
 
     def _feed(self, event: RelegationEvent) -> None:
-        if self._lease.held:
-            for action in self.core.handle(event, now_unix_s=self._clock.unix_s()):
-                self._chores.spawn(self._perform(action), "relegation.step")
+        if not self._lease.held:
+            return
+        if isinstance(event, Taken | Declined | Gone):
+            self._inbox.put(event)  # at most one for each step under way
+        else:
+            self._inbox.offer(event)
+
+    async def _begin(self, action: RelegationAction) -> None:
+        self._chores.spawn(self._perform(action), "relegation.step")
 
     async def _perform(self, action: RelegationAction) -> None:
         """One step; whatever comes of it, the core hears."""

@@ -19,6 +19,7 @@ from shared.clock import Clock
 from shared.core.turn import Finished
 from shared.core.worker import WorkerCore
 from shared.errors import BusError, ConfigError, NoResponders, PeerError, SlacklineError
+from shared.process.audit import Audit
 from shared.process.chores import Chores
 from shared.process.instruments import Registry
 from shared.process.telemetry import Tracing
@@ -88,6 +89,7 @@ class WorkerService:
         self._writer = AckWriter(
             bus, self._replica, self.incarnation, self._records, limit=cfg.log_queue
         )
+        self._audit = Audit(self.core, f"worker.{self._replica}", clock)
         self._wake = asyncio.Event()
         self._chores = Chores()
         self._holds = asyncio.Semaphore(HOLDS_AT_ONCE)
@@ -172,6 +174,7 @@ class WorkerService:
             turn = core.begin()
             if turn is None:
                 self._metrics.holds(core.held, 0, core.free_blocks)
+                self._audit.look(idle=not core.held)
                 self._wake.clear()
                 await self._wake.wait()
                 continue

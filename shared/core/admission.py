@@ -16,6 +16,7 @@ import msgspec
 
 from shared.core.debits import Debits, Route
 from shared.core.offer import as_offer
+from shared.core.tick import Tick
 from shared.schemas import Digest, Offer, Record
 from shared.vocabulary import ReplicaId, RequestKey, ServiceClass
 
@@ -75,11 +76,6 @@ class Gone:
     """It ended, was cancelled, or another instance has it: no longer ours."""
 
     key: RequestKey
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    pass
 
 
 AdmissionEvent = Opened | Heard | Lost | Taken | Declined | Unplanned | Gone | Tick
@@ -301,4 +297,8 @@ class AdmissionCore:
                 actions.append(Refuse(key, reason, min(max(math.ceil(earliest_s), 1), 30)))
 
     def check(self) -> None:
-        assert all(o.hops <= self._set.hop_limit for o in self._open.values())
+        """Raises AssertionError unless every open request is on its way somewhere."""
+        for key, waiting in self._open.items():
+            assert waiting.hops <= self._set.hop_limit, f"{key} was offered too often"
+            assert waiting.busy or self._retry_unix_s < math.inf, f"{key} waits for nothing"
+        self._debits.check()

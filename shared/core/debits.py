@@ -164,3 +164,10 @@ class Debits:
             and now_unix_s - known.digest.at_unix_s <= STALE_S
             and (not needs or meets(known.digest, needs))
         }
+
+    def check(self) -> None:
+        """Raises AssertionError unless the sums are those of the placements."""
+        assert self._sorted == sorted(self._known), "the sorted ids are not those of the replicas"
+        for known in self._known.values():
+            assert known.tokens == sum(p.tokens for p in known.placed), "debited tokens"
+            assert known.best_effort == sum(p.best_effort for p in known.placed), "debited requests"

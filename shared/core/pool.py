@@ -10,7 +10,7 @@ leaves its entries behind; they are swept once they are the most.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, KeysView
 from heapq import heapify, heappop, heappush, heapreplace
 
 from shared.schemas import Record
@@ -214,6 +214,9 @@ class Order:
             self._orders[needs].discard(key)
             if not self._orders[needs]:
                 del self._orders[needs]
+
+    def keys(self) -> KeysView[RequestKey]:
+        return self._needs.keys()
 
     def first(self, meets: Callable[[Needs], bool]) -> RequestKey | None:
         """Whose turn it is, of those whose needs are met. None: no such one is here."""

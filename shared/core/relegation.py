@@ -17,6 +17,7 @@ import msgspec
 
 from shared.core.debits import TOKEN_S, Debits
 from shared.core.pool import SWEEP_MIN, Order, Shares, lane_of
+from shared.core.tick import Tick
 from shared.features import meets
 from shared.schemas import Digest, Record
 from shared.vocabulary import ReplicaId, RequestKey, ServiceClass
@@ -55,11 +56,6 @@ class Gone:
     """Ended, cancelled, or no longer relegated."""
 
     key: RequestKey
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    pass
 
 
 RelegationEvent = Listed | Queued | Heard | Taken | Declined | Gone | Tick
@@ -166,6 +162,18 @@ class RelegationCore:
                 self._make_busy(key)
                 actions.append(Expire(key))
         return actions
+
+    def check(self) -> None:
+        """Raises AssertionError unless the pool's parts agree."""
+        assert self._busy <= self._waiting.keys(), "a busy request does not wait"
+        free = self._waiting.keys() - self._busy
+        assert self._everyone.keys() == free, "the order and the pool differ"
+        assert self._hopeful.keys() <= free, "a request may be promoted that is not free"
+        expiring = {
+            key for expiry in self._expiries if self._expires(*expiry) for key in expiry[1:]
+        }
+        assert expiring == free, "a request that waits never expires"
+        self._debits.check()
 
     # ------------------------------------------------------------ who waits
 

@@ -36,9 +36,9 @@ from shared.core.replica_events import (
     SendHold,
     SendPlan,
     Synced,
-    Tick,
     WorkerGone,
 )
+from shared.core.tick import Tick
 from shared.perf.iteration_time import Profile
 from shared.perf.online import Corrected
 from shared.perf.shape import BatchShape
@@ -716,6 +716,9 @@ class ReplicaCore:
         assert not free & set(self._books.offers), "a free slot is held"
         assert not free & set(self._reserved), "a free slot is reserved"
         assert not free & quarantined, "a free slot is in quarantine"
+        if self._synced:
+            known = free | quarantined | set(self._books.offers) | set(self._reserved)
+            assert len(known) == self._books.capacity, "a slot is lost"
         assert len(self._ahead.flights) <= self._set.depth
         for flight in self._ahead.flights:
             named = flight.slots.tolist()

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from shared.core.tick import Tick
 from shared.schemas import (
     Announce,
     BatchPlan,
@@ -79,11 +80,6 @@ class Heartbeat:
     """
 
     announce: Announce
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    pass
 
 
 ReplicaEvent = Synced | Offered | HoldDone | Acked | Leapt | Refused | Heartbeat | Tick

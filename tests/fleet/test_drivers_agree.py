@@ -24,6 +24,7 @@ from services.worker.engine import EngineFacts
 from services.worker.engines.sim_engine import SimEngine
 from services.worker.speaker import Speaker
 from services.worker.turn_taker import take_turn
+from shared.clock import Clock
 from shared.columns import pack, unpack_list
 from shared.core.offer import as_offer
 from shared.core.replica import ReplicaCore, ReplicaSettings
@@ -38,7 +39,6 @@ from shared.core.replica_events import (
     SendHold,
     SendPlan,
     Synced,
-    Tick,
 )
 from shared.core.turn import Finished
 from shared.core.worker import WorkerCore
@@ -48,6 +48,7 @@ from shared.perf.scaled import draft_of
 from shared.policy import registry
 from shared.policy.acceptance import Acceptance
 from shared.policy.seam import Policy
+from shared.process.drive import Inbox, drive
 from shared.schemas import (
     Announce,
     AttemptOver,
@@ -197,9 +198,7 @@ def virtual(policy: str, seed: int, latency: Latency) -> tuple[list[Plan], list[
 
 
 class LiveLoop:
-    """The loop of a service: an inbox, a task that feeds the core and sleeps until it wants waking,
-    messages that take time.
-    """
+    """The driver of the services, with messages that take time."""
 
     def __init__(self, policy: str, seed: int, latency: Latency) -> None:
         self.made, self.latency = requests(seed), latency
@@ -221,38 +220,32 @@ class LiveLoop:
 
     async def run(self) -> None:
         self.loop = asyncio.get_running_loop()
-        self.inbox: asyncio.Queue[ReplicaEvent] = asyncio.Queue()
+        self.inbox: Inbox[ReplicaEvent] = Inbox(4096)
         self.wake, self.done = asyncio.Event(), asyncio.Event()
         self.worker.resync(1, 1)
-        self.inbox.put_nowait(Synced(ANNOUNCE, 1, self.worker.next_seq, self.worker.ack_seq, ()))
+        self.inbox.put(Synced(ANNOUNCE, 1, self.worker.next_seq, self.worker.ack_seq, ()))
         for at_s, record, _ in self.made:
             self.loop.call_at(
-                at_s, self.inbox.put_nowait, Offered([as_offer(record, record.service_class)])
+                at_s, self.inbox.put, Offered([as_offer(record, record.service_class)])
             )
-        tasks = [asyncio.create_task(self.drive()), asyncio.create_task(self.engine_loop())]
+        clock = Clock(self.loop.time, self.loop.time)  # virtual time itself
+        driver = drive(self.core, self.inbox, self.perform, clock, name="live")
+        tasks = [asyncio.create_task(driver), asyncio.create_task(self.engine_loop())]
         await self.done.wait()
         for task in tasks:
             task.cancel()
 
-    async def drive(self) -> None:
-        while True:
-            wake_s, event = self.core.wake_at_unix_s(), None
-            try:
-                async with asyncio.timeout_at(wake_s):
-                    event = await self.inbox.get()
-            except TimeoutError:
-                event = Tick()
-            for action in self.core.handle(event, now_unix_s=self.loop.time()):
-                match action:
-                    case SendPlan(plan):
-                        self.loop.call_later(self.latency.plan_s, self.plan_comes, plan)
-                    case SendHold(hold):
-                        self.loop.call_later(self.latency.hold_s, self.hold_comes, hold)
-                    case Answer(key, _, answer):
-                        self.around.answered(key, isinstance(answer, OfferAccepted))
-                        self.look()
-                    case NeedResync(reason):
-                        raise AssertionError(reason)
+    async def perform(self, action: ReplicaAction) -> None:
+        match action:
+            case SendPlan(plan):
+                self.loop.call_later(self.latency.plan_s, self.plan_comes, plan)
+            case SendHold(hold):
+                self.loop.call_later(self.latency.hold_s, self.hold_comes, hold)
+            case Answer(key, _, answer):
+                self.around.answered(key, isinstance(answer, OfferAccepted))
+                self.look()
+            case NeedResync(reason):
+                raise AssertionError(reason)
 
     def hold_comes(self, hold: Hold) -> None:
         if not self.worker.held:
@@ -260,7 +253,7 @@ class LiveLoop:
         answer = self.worker.hold(hold, self.around.record(hold.key), self.around.body(hold.key))
         self.loop.call_later(
             self.latency.held_s,
-            self.inbox.put_nowait,
+            self.inbox.put,
             HoldDone(hold.slot, answer),
         )
 
@@ -300,7 +293,7 @@ class LiveLoop:
             )
 
     def stored(self, finished: Finished) -> None:
-        self.loop.call_later(self.latency.ack_s, self.inbox.put_nowait, Acked(finished.ack))
+        self.loop.call_later(self.latency.ack_s, self.inbox.put, Acked(finished.ack))
         for over in finished.overs:
             self.worker.settled(over.key, over.attempt)
             self.around.overs.append((over.key, over.why, over.resume.measure))

@@ -22,12 +22,12 @@ from shared.core.admission import (
     Opened,
     Place,
     Relegate,
-    Tick,
 )
 from shared.core.offer import as_offer
 from shared.core.relegation import Heard as Surplus
 from shared.core.relegation import Listed, RelegationCore, RelegationSettings
 from shared.core.relegation import Place as HandOut
+from shared.core.tick import Tick
 from shared.core.worker import WorkerCore
 from shared.errors import PeerError
 from shared.features import ALL, needs

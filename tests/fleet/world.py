@@ -159,7 +159,9 @@ class World:
             self.planners.append(planner)
             await planner.run(stop)
         elif kind == "relegation":
-            await Relegation(RelegationConfig(list_s=2.0), bus, clock, Off(), rng).run(stop)
+            relegation = Relegation(RelegationConfig(list_s=2.0), bus, clock, Off(), rng)
+            self.cores[name] = lambda: relegation.core.check()
+            await relegation.run(stop)
         else:
             settings = {
                 "snapshot_acks": self.scene.snapshot_acks,

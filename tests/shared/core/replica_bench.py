@@ -34,8 +34,8 @@ from shared.core.replica_events import (
     SendHold,
     SendPlan,
     Synced,
-    Tick,
 )
+from shared.core.tick import Tick
 from shared.core.turn import Finished, Turn, TurnDone
 from shared.core.verdict import ended
 from shared.core.worker import WorkerCore

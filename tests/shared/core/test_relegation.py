@@ -23,8 +23,8 @@ from shared.core.relegation import (
     RelegationEvent,
     RelegationSettings,
     Taken,
-    Tick,
 )
+from shared.core.tick import Tick
 from shared.schemas import Digest, Record, Resume
 from shared.vocabulary import Measure, RecordState, ReplicaId, RequestKey, ServiceClass, Slo
 

@@ -1,0 +1,162 @@
+"""The loop of a service whose decisions a core makes: wait for an event or the core's next wake-up,
+feed the core, perform its actions.
+
+The planner, admission and relegation run this loop; the simulator feeds the same cores from its
+timeline. The worker does not: its core has no timers, its clock is the engine that asks for the
+next turn when it is free, and it answers its callers (hold, withdraw, resync) by return value.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Generic, Protocol, TypeVar
+
+from shared.clock import Clock
+from shared.core.tick import Tick
+from shared.process.audit import Audit
+
+E = TypeVar("E")
+A = TypeVar("A")
+EventIn = TypeVar("EventIn", contravariant=True)
+ActionOut = TypeVar("ActionOut", covariant=True)
+
+# Turns of the event loop until what an action sends from a task of its own has left: that task, the
+# bus's writer, the socket.
+TURNS_TO_SOCKET = 3
+
+
+class Core(Protocol[EventIn, ActionOut]):
+    """A synchronous object that decides: an event and an instant go in, actions come out."""
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is promised or under way, so a service may end."""
+
+    def wake_at_unix_s(self) -> float | None:
+        """When the core wants a Tick, if no event comes before. None: never."""
+
+    def handle(self, event: EventIn, *, now_unix_s: float) -> Sequence[ActionOut]:
+        """The actions, in order. Timers that are due fire with every event, not with Ticks alone.
+
+        A core that is due at once after an event has put work off: what it has just asked for
+        leaves first.
+        """
+
+    def check(self) -> None:
+        """Raises AssertionError unless the books balance."""
+
+
+class Inbox(Generic[E]):
+    """The events that wait for one core, in the order in which they came. Bounded.
+
+    Events from outside are offered, and their handler decides what a full inbox means. Events that
+    the core would miss for ever are put, above the limit too: there are no more results than
+    actions under way.
+    """
+
+    def __init__(self, limit: int, join: Callable[[E, deque[E]], E] | None = None) -> None:
+        """`join` may add to the first event those that follow it directly: it takes them from the
+        left of the rest.
+        """
+        self._limit = limit
+        self._join = join
+        self._events: deque[E] = deque()
+        self._failure: Exception | None = None
+        self._arrival: asyncio.Future[None] | None = None
+        self.draining = False
+
+    def __len__(self) -> int:
+        return len(self._events)
+
+    def offer(self, event: E) -> bool:
+        """False: the inbox is full, and the event is not in it."""
+        if len(self._events) >= self._limit:
+            return False
+        self.put(event)
+        return True
+
+    def put(self, event: E) -> None:
+        """Add an event that must not be lost; something else bounds the number of these."""
+        self._events.append(event)
+        self._wake()
+
+    def drain(self) -> None:
+        """No new work comes: the driver returns once the core is idle."""
+        self.draining = True
+        self._wake()
+
+    def fail(self, error: Exception) -> None:
+        """The driver raises this error next, whatever waits."""
+        self._failure = error
+        self._wake()
+
+    def take(self) -> E | None:
+        """The next event; None: there is none. Raises what `fail` was given."""
+        if self._failure is not None:
+            raise self._failure
+        if not self._events:
+            return None
+        event = self._events.popleft()
+        return event if self._join is None else self._join(event, self._events)
+
+    async def wait(self, longest_s: float | None) -> None:
+        """Return when there is something to take, or after that long."""
+        loop = asyncio.get_running_loop()
+        self._arrival = loop.create_future()
+        timer = None if longest_s is None else loop.call_later(longest_s, self._wake)
+        try:
+            await self._arrival
+        finally:
+            self._arrival = None
+            if timer is not None:
+                timer.cancel()
+
+    def _wake(self) -> None:
+        if self._arrival is not None and not self._arrival.done():
+            self._arrival.set_result(None)
+
+
+async def drive(
+    core: Core[E | Tick, A],
+    inbox: Inbox[E],
+    perform: Callable[[A], Awaitable[None]],
+    clock: Clock,
+    *,
+    name: str,
+    on_step: Callable[[float], None] | None = None,
+) -> None:
+    """Feed `core` until it is idle with a draining inbox, or until cancelled.
+
+    Events go in one after the other, in the order in which they came; a Tick goes in at the instant
+    that the core asked for, and never before. The actions of one event are performed before the
+    next event is handled. `on_step` receives the seconds that each step of the core took.
+
+    Raises: what `Inbox.fail` was given, what `perform` raises, and AssertionError where the books
+        of the core do not balance (see Audit).
+    """
+    audit = Audit(core, name, clock)
+    handled_unix_s: float | None = None  # the last event; None: the loop has had its turn since
+    while True:
+        event: E | Tick | None = inbox.take()
+        if event is None:
+            if inbox.draining and core.idle:
+                return
+            wake_unix_s = core.wake_at_unix_s()
+            if wake_unix_s is None or wake_unix_s > clock.unix_s():
+                audit.look(idle=core.idle)
+                # timers of the loop may come a little early: then it waits again
+                await inbox.wait(None if wake_unix_s is None else wake_unix_s - clock.unix_s())
+                handled_unix_s = None
+                continue
+            if handled_unix_s is not None and wake_unix_s <= handled_unix_s:
+                for _ in range(TURNS_TO_SOCKET):
+                    await asyncio.sleep(0)
+                handled_unix_s = None
+                continue
+            event = Tick()
+        handled_unix_s = clock.unix_s()
+        actions = core.handle(event, now_unix_s=handled_unix_s)
+        if on_step is not None:
+            on_step(clock.unix_s() - handled_unix_s)
+        for action in actions:
+            await perform(action)

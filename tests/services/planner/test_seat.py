@@ -1,0 +1,203 @@
+"""A seat's shell: what its inbox joins, what it declines, and what ends it."""
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from random import Random
+
+import pytest
+import structlog
+from msgspec.structs import replace
+
+from services.planner import seat as seats
+from services.planner.config import PlannerConfig
+from services.planner.metrics import PlannerMetrics
+from services.planner.seat import Seat, StaleEpoch
+from services.planner.service import Planner
+from shared import subjects
+from shared.core.replica_events import Acked, Offered, ReplicaEvent
+from shared.process.audit import IDLE_S
+from shared.process.instruments import Registry
+from shared.process.telemetry import Off
+from shared.schemas import Announce, Offer, OfferDeclined, PlanAck, PlanRefused
+from shared.store.leases import Lease
+from shared.testing.simulated_broker import Faults
+from shared.testing.simulated_bus import SimBus, SimNet
+from shared.testing.virtual_loop import run_virtual
+from shared.vocabulary import ReplicaId, RequestKey, ServiceClass, Slo
+
+R = ReplicaId("r")
+ANNOUNCE = Announce(
+    replica=R,
+    incarnation="i",
+    at_unix_s=0.0,
+    model="m",
+    engine="sim",
+    profile="a100-llama3-8b",
+    pool="",
+    kv_blocks=100,
+    block_tokens=16,
+    context_tokens=1000,
+    max_slots=4,
+    epoch=0,
+)
+ACK = PlanAck(replica=R, incarnation="i", epoch=1, plan_seq=1, ack_seq=1)
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    yield
+    structlog.reset_defaults()
+
+
+def offer(n: int) -> Offer:
+    return Offer(
+        key=RequestKey(f"a.{n}"),
+        attempt=1,
+        service_class=ServiceClass.STANDARD,
+        tier="chat",
+        slo=Slo(ttft_s=1.0),
+        importance=1.0,
+        application="",
+        arrived_unix_s=0.0,
+        prompt_tokens=10,
+        max_tokens=10,
+        generated_tokens=0,
+        next_due_unix_s=1e12,
+        expires_unix_s=1e12,
+        session="",
+    )
+
+
+class Asked:
+    """A message that wants an answer, and the answers it has had."""
+
+    subject, headers, wants_reply, json = "", dict[str, str](), True, False
+
+    def __init__(self) -> None:
+        self.answers: list[object] = []
+
+    async def reply(self, msg: object) -> None:
+        self.answers.append(msg)
+
+
+async def a_seat() -> tuple[Seat, SimBus]:
+    net = SimNet(Random(1), Faults())
+    bus = net.connect("planner")
+    lease = Lease(bus.leases, "planner.r", "p")
+    assert await lease.acquire()
+    cfg = PlannerConfig(policy="fcfs")
+    seat = Seat(cfg, "p", bus, net.clock, lease, ANNOUNCE, Off(), PlannerMetrics(Registry()))
+    return seat, net.connect("worker")
+
+
+def test_offers_that_lie_together_are_decided_together_and_overtake_nothing():
+    async def main() -> list[ReplicaEvent | None]:
+        seat, _ = await a_seat()
+        for n in range(10):
+            seat._on_offer(offer(n), Asked())
+        seat._on_acked(ACK, Asked())
+        for n in range(10, 13):
+            seat._on_offer(offer(n), Asked())
+        return [seat._inbox.take() for _ in range(4)]
+
+    first, ack, second, nothing = run_virtual(main())
+    assert first == Offered([offer(n) for n in range(10)])
+    assert ack == Acked(ACK)
+    assert second == Offered([offer(n) for n in range(10, 13)])
+    assert nothing is None
+
+
+def test_a_burst_of_offers_reaches_the_policy_as_one(monkeypatch: pytest.MonkeyPatch):
+    sizes: list[int] = []
+
+    async def main() -> None:
+        seat, _ = await a_seat()
+        handle = seat.core.handle
+
+        def counted(event: ReplicaEvent, *, now_unix_s: float) -> object:
+            if isinstance(event, Offered):
+                sizes.append(len(event.offers))
+            return handle(event, now_unix_s=now_unix_s)
+
+        monkeypatch.setattr(seat.core, "handle", counted)
+        running = asyncio.create_task(seat.run())
+        await asyncio.sleep(0.1)
+        for n in range(100):  # on one connection, as where one admission places a burst
+            seat._on_offer(offer(n), Asked())
+        await asyncio.sleep(0.1)
+        running.cancel()
+
+    run_virtual(main())
+    assert sizes == [100]
+
+
+def test_a_full_inbox_declines_offers_and_still_takes_the_answers_to_holds(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(seats, "INBOX_LIMIT", 5)
+
+    async def main() -> list[object]:
+        seat, _ = await a_seat()
+        asked = [Asked() for _ in range(8)]
+        async with seat._chores:
+            for n, call in enumerate(asked):
+                seat._on_offer(offer(n), call)
+        assert len(seat._waiting) == 5
+        return [answer for call in asked for answer in call.answers]
+
+    declined = OfferDeclined(reason="the planner is overloaded")
+    assert run_virtual(main()) == [declined] * 3
+
+
+def test_a_higher_epoch_seen_at_the_worker_ends_the_seat():
+    async def main() -> None:
+        seat, worker = await a_seat()
+        running = asyncio.create_task(seat.run())
+        await asyncio.sleep(0.1)
+        refused = PlanRefused(incarnation="i", epoch=seat.epoch + 1, expected_seq=1, reason="stale")
+        await worker.publish(subjects.plan_refused(R), refused)
+        with pytest.raises(StaleEpoch, match="was seen on r"):
+            await running
+
+    run_virtual(main())
+
+
+def test_another_profile_ends_the_seat():
+    async def main() -> None:
+        seat, _ = await a_seat()
+        running = asyncio.create_task(seat.run())
+        await asyncio.sleep(0.1)
+        seat.heard(replace(ANNOUNCE, profile="another"))
+        with pytest.raises(StaleEpoch, match="another profile"):
+            await running
+
+    run_virtual(main())
+
+
+def test_books_that_do_not_balance_end_the_seat_and_leave_the_replica_to_others():
+    async def main() -> tuple[int, list[str], list[str]]:
+        net = SimNet(Random(1), Faults())
+        planner = Planner(
+            PlannerConfig(policy="fcfs"), net.connect("planner"), net.clock, Off(), Random(2)
+        )
+        worker, stop = net.connect("worker"), asyncio.Event()
+        running = asyncio.create_task(planner.run(stop))
+
+        async def announce(seconds: float) -> None:
+            for _ in range(int(seconds * 4)):
+                await worker.publish(subjects.announce(R), ANNOUNCE)
+                await asyncio.sleep(0.25)
+
+        await announce(2.0)
+        core = planner._seats[R].core
+        core._free.append(0)
+        core._quarantine.append((0, 1))  # the slot is free and is not
+        before = len(planner._seats)
+        await announce(IDLE_S)
+        stop.set()
+        await running
+        return before, [type(error).__name__ for error in planner.broken], list(planner._shunned)
+
+    assert run_virtual(main()) == (1, ["ExceptionGroup"], [R])

@@ -1,0 +1,443 @@
+"""The loop that feeds the cores, on virtual time: what comes in which order, when Ticks come, and
+what ends it.
+"""
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+import pytest
+from structlog.testing import capture_logs
+
+from shared.core.admission import AdmissionCore, Opened
+from shared.core.relegation import Queued, RelegationCore
+from shared.core.replica import ReplicaCore
+from shared.core.replica_events import Synced
+from shared.core.tick import Tick
+from shared.perf import profile_file as profiles
+from shared.policy import registry
+from shared.process.audit import BUSY_S, IDLE_S, Audit
+from shared.process.drive import TURNS_TO_SOCKET, Inbox, drive
+from shared.schemas import Announce, Record
+from shared.testing.simulated_process import VirtualClock
+from shared.testing.virtual_loop import run_virtual
+from shared.vocabulary import ReplicaId, RequestKey, ServiceClass, Slo
+
+T0 = 1024.0  # virtual time of the start; a power of two, so that sums on the 1/64 s grid are exact
+STEP = 1 / 64
+
+
+class PlainClock(VirtualClock):
+    """Virtual time itself, without an epoch: instants of the tests are exact."""
+
+    def __init__(self) -> None:
+        super().__init__(asyncio.get_running_loop())
+        self._offset_s = 0.0
+
+
+@dataclass
+class Diary:
+    """A core that writes down what it is fed, and wakes when it was told to."""
+
+    clock: PlainClock
+    wakes: list[float] = field(default_factory=list)
+    fed: list[tuple[float, object]] = field(default_factory=list)
+    idle: bool = True
+    balanced: bool = True
+    puts_off: object = None  # at this event it leaves its timer for the next one
+
+    def wake_at_unix_s(self) -> float | None:
+        return min(self.wakes, default=None)
+
+    def handle(self, event: object, *, now_unix_s: float) -> Sequence[object]:
+        self.fed.append((now_unix_s, event))
+        if event != self.puts_off:
+            self.wakes = [at for at in self.wakes if at > now_unix_s]
+        return [("did", event)]
+
+    def check(self) -> None:
+        assert self.balanced, "a slot is lost"
+
+
+async def nothing(_: object) -> None:
+    pass
+
+
+def run(play: Callable[[Diary, Inbox[object]], object], limit: int = 100, **more: object) -> Diary:
+    """`play` sets timers and feeds; one virtual minute later the driver is cancelled."""
+    diaries: list[Diary] = []
+
+    async def main() -> None:
+        diary, inbox = Diary(PlainClock()), Inbox[object](limit)
+        diaries.append(diary)
+        play(diary, inbox)
+        driver = asyncio.create_task(drive(diary, inbox, nothing, diary.clock, name="t"))
+        await asyncio.wait((driver,), timeout=60.0)
+        if driver.done():
+            driver.result()
+        driver.cancel()
+
+    run_virtual(main(), start_s=T0)
+    return diaries[0]
+
+
+def at(seconds: float, what: Callable[..., object], *args: object) -> None:
+    asyncio.get_running_loop().call_at(T0 + seconds, what, *args)
+
+
+# ---------------------------------------------------------------- events and Ticks
+
+
+def test_events_are_handled_in_the_order_in_which_they_came():
+    def play(diary: Diary, inbox: Inbox[object]) -> None:
+        for n in range(50):
+            at(n // 10 * STEP, inbox.offer if n % 3 else inbox.put, n)
+
+    diary = run(play)
+    assert diary.fed == [(T0 + n // 10 * STEP, n) for n in range(50)]
+
+
+def test_a_tick_comes_exactly_when_the_core_wants_it():
+    def play(diary: Diary, inbox: Inbox[object]) -> None:
+        diary.wakes = [T0 + 3 * STEP, T0 + 5 * STEP]
+        at(STEP, inbox.offer, "before")
+        at(4 * STEP, inbox.offer, "between")
+
+    ticks = [(T0 + 3 * STEP, Tick()), (T0 + 5 * STEP, Tick())]
+    assert run(play).fed == sorted(
+        [(T0 + STEP, "before"), *ticks, (T0 + 4 * STEP, "between")], key=lambda row: row[0]
+    )
+
+
+def test_a_timer_that_is_due_already_fires_at_once():
+    def play(diary: Diary, inbox: Inbox[object]) -> None:
+        diary.wakes = [T0 - 1.0]
+
+    assert run(play).fed == [(T0, Tick())]
+
+
+def test_an_event_that_waits_goes_before_a_timer_that_is_due():
+    """Every event fires the core's timers, so the Tick that would follow has nothing to do."""
+
+    def play(diary: Diary, inbox: Inbox[object]) -> None:
+        diary.wakes = [T0 - 1.0]
+        inbox.offer("first")
+
+    assert run(play).fed == [(T0, "first")]
+
+
+def test_a_wake_up_that_the_core_moves_forward_or_takes_back_is_followed():
+    class Moves(Diary):
+        def handle(self, event: object, *, now_unix_s: float) -> Sequence[object]:
+            if isinstance(event, list):
+                self.wakes = event
+            return super().handle(event, now_unix_s=now_unix_s)
+
+    async def main() -> list[tuple[float, object]]:
+        diary, inbox = Moves(PlainClock(), wakes=[T0 + 1.0]), Inbox[object](9)
+        at(STEP, inbox.offer, [T0 + 2 * STEP])
+        at(3 * STEP, inbox.offer, [])
+        driver = asyncio.create_task(drive(diary, inbox, nothing, diary.clock, name="t"))
+        await asyncio.sleep(9.0)
+        driver.cancel()
+        return diary.fed
+
+    fed = run_virtual(main(), start_s=T0)
+    assert [(at_s - T0, type(e).__name__) for at_s, e in fed] == [
+        (STEP, "list"),
+        (2 * STEP, "Tick"),
+        (3 * STEP, "list"),
+    ]
+
+
+def test_a_loop_whose_timers_come_early_gets_no_tick_before_its_time():
+    """uvloop counts in milliseconds, from the beginning of the loop's turn."""
+
+    async def main() -> list[tuple[float, object]]:
+        diary, inbox = Diary(PlainClock(), wakes=[T0 + 4 * STEP]), Inbox[object](9)
+        for n in range(8):
+            at(n * STEP, inbox._wake)
+        driver = asyncio.create_task(drive(diary, inbox, nothing, diary.clock, name="t"))
+        await asyncio.sleep(9.0)
+        driver.cancel()
+        return diary.fed
+
+    assert run_virtual(main(), start_s=T0) == [(T0 + 4 * STEP, Tick())]
+
+
+def test_work_that_the_core_puts_off_waits_until_what_it_sent_has_left():
+    """After the answer to a hold the plan waits; a plan whose time comes does not."""
+
+    async def main() -> tuple[int, int]:
+        diary, inbox = Diary(PlainClock(), puts_off="held"), Inbox[object](9)
+        turns = 0
+
+        async def count() -> None:
+            nonlocal turns
+            while True:
+                await asyncio.sleep(0)
+                turns += 1
+
+        async def perform(action: object) -> None:
+            seen.append((action, turns))
+
+        seen: list[tuple[object, int]] = []
+        inbox.offer("held")
+        diary.wakes = [T0]
+        counting = asyncio.create_task(count())
+        await asyncio.sleep(0)
+        driver = asyncio.create_task(drive(diary, inbox, perform, diary.clock, name="t"))
+        while len(seen) < 2:
+            await asyncio.sleep(0)
+        counting.cancel()
+        driver.cancel()
+        (held, first), (ticked, second) = seen
+        assert (held, ticked) == (("did", "held"), ("did", Tick()))
+        return first, second
+
+    first, second = run_virtual(main(), start_s=T0)
+    assert second - first == TURNS_TO_SOCKET
+
+
+def test_the_actions_of_one_event_are_performed_before_the_next_is_handled():
+    async def main() -> list[object]:
+        diary, inbox, order = Diary(PlainClock()), Inbox[object](9), []
+
+        async def slow(action: object) -> None:
+            await asyncio.sleep(1.0)
+            order.append(action)
+            order.append([event for _, event in diary.fed])
+
+        inbox.offer(1)
+        inbox.offer(2)
+        driver = asyncio.create_task(drive(diary, inbox, slow, diary.clock, name="t"))
+        await asyncio.sleep(5.0)
+        driver.cancel()
+        return order
+
+    assert run_virtual(main(), start_s=T0) == [("did", 1), [1], ("did", 2), [1, 2]]
+
+
+# ---------------------------------------------------------------- the inbox
+
+
+def test_a_full_inbox_declines_what_is_offered_and_takes_what_is_put():
+    async def main() -> list[object]:
+        inbox = Inbox[object](2)
+        assert [inbox.offer(n) for n in range(3)] == [True, True, False]
+        inbox.put("a result")
+        assert not inbox.offer("still full")
+        taken = [inbox.take() for _ in range(2)]
+        assert inbox.offer("room again")
+        return [*taken, inbox.take(), inbox.take(), inbox.take()]
+
+    assert run_virtual(main()) == [0, 1, "a result", "room again", None]
+
+
+def test_a_join_takes_what_follows_and_nothing_overtakes():
+    def together(first: object, rest: deque[object]) -> object:
+        while rest and isinstance(first, str) and isinstance(rest[0], str):
+            first += str(rest.popleft())
+        return first
+
+    inbox = Inbox[object](9, together)
+    for event in ("a", "b", 1, "c", 2, 3, "d", "e"):
+        inbox.offer(event)
+    assert [inbox.take() for _ in range(6)] == ["ab", 1, "c", 2, 3, "de"]
+
+
+def test_a_failure_goes_before_all_that_waits():
+    def play(diary: Diary, inbox: Inbox[object]) -> None:
+        at(STEP, inbox.offer, "in time")
+        at(2 * STEP, lambda: [inbox.offer("too late"), inbox.fail(LookupError("stale"))])
+        diaries.append(diary)
+
+    diaries: list[Diary] = []
+    with pytest.raises(LookupError, match="stale"):
+        run(play)
+    assert diaries[0].fed == [(T0 + STEP, "in time")]
+
+
+def test_a_cancelled_driver_stops_between_events_and_leaves_the_rest_in_the_inbox():
+    async def main() -> tuple[list[object], int]:
+        diary, inbox = Diary(PlainClock()), Inbox[object](9)
+
+        async def never(_: object) -> None:
+            await asyncio.Event().wait()
+
+        driver = asyncio.create_task(drive(diary, inbox, never, diary.clock, name="t"))
+        inbox.offer(1)
+        inbox.offer(2)
+        await asyncio.sleep(1.0)
+        driver.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await driver
+        return [event for _, event in diary.fed], len(inbox)
+
+    assert run_virtual(main(), start_s=T0) == ([1], 1)
+
+
+def test_a_driver_cancelled_while_it_waits_leaves_no_timer_behind():
+    async def main() -> None:
+        diary, inbox = Diary(PlainClock(), wakes=[T0 + 1.0]), Inbox[object](9)
+        driver = asyncio.create_task(drive(diary, inbox, nothing, diary.clock, name="t"))
+        await asyncio.sleep(STEP)
+        driver.cancel()
+        await asyncio.sleep(5.0)
+        assert driver.cancelled() and diary.fed == []
+        inbox.offer("nobody listens")  # no waiter is left that this could wake
+
+    run_virtual(main(), start_s=T0)
+
+
+def test_a_draining_inbox_lets_the_core_finish():
+    async def main() -> float:
+        diary, inbox = Diary(PlainClock(), idle=False), Inbox[object](9)
+        at(1.0, inbox.drain)
+        at(2.0, inbox.put, "a result")
+
+        async def perform(action: object) -> None:
+            diary.idle = True
+
+        await drive(diary, inbox, perform, diary.clock, name="t")
+        return asyncio.get_running_loop().time()
+
+    assert run_virtual(main(), start_s=T0) == T0 + 2.0
+
+
+# ---------------------------------------------------------------- the books
+
+
+def test_a_core_is_checked_while_nothing_waits_for_it():
+    checked: list[float] = []
+
+    def play(diary: Diary, inbox: Inbox[object]) -> None:
+        diary.check = lambda: checked.append(diary.clock.unix_s() - T0)  # type: ignore[method-assign]
+        for n in range(1, 59):
+            at(n, inbox.offer, n)
+
+    run(play)
+    assert checked == [IDLE_S * n for n in range(1, 6)]
+
+
+def test_a_core_that_is_never_idle_is_checked_more_rarely():
+    async def main() -> list[float]:
+        diary, checked = Diary(PlainClock(), idle=False), []
+        diary.check = lambda: checked.append(diary.clock.unix_s() - T0)  # type: ignore[method-assign]
+        inbox = Inbox[object](9)
+        driver = asyncio.create_task(drive(diary, inbox, nothing, diary.clock, name="t"))
+        for n in range(200):
+            await asyncio.sleep(1.0)
+            inbox.offer(n)
+        driver.cancel()
+        return checked
+
+    assert run_virtual(main(), start_s=T0) == [BUSY_S, 2 * BUSY_S, 3 * BUSY_S]
+
+
+def test_checks_that_take_long_come_rarely():
+    now_s, checks = 0.0, 0
+
+    class SlowClock:
+        def unix_s(self) -> float:
+            return now_s
+
+    class Large:
+        def check(self) -> None:
+            nonlocal now_s, checks
+            checks += 1
+            now_s += 0.1
+
+    audit = Audit(Large(), "pool", SlowClock())  # type: ignore[arg-type]
+    while now_s < 1000.0:
+        audit.look(idle=True)
+        now_s += 0.5
+    assert checks == math.ceil(1000.0 / 100.0)
+
+
+def test_broken_books_end_the_driver_and_say_so():
+    def play(diary: Diary, inbox: Inbox[object]) -> None:
+        diary.balanced = False
+        at(IDLE_S, inbox.offer, "anything")
+
+    with capture_logs() as logs, pytest.raises(AssertionError, match="a slot is lost"):
+        run(play)
+    (line,) = logs
+    assert (line["event"], line["log_level"], line["core"]) == ("core.broken", "error", "t")
+    assert isinstance(line["exc_info"], AssertionError)
+
+
+def record(key: str) -> Record:
+    return Record(
+        key=RequestKey(key),
+        body_key="",
+        owner="",
+        state="relegated",
+        attempt=1,
+        tier="",
+        application="",
+        service_class=ServiceClass.BEST_EFFORT,
+        slo=Slo(),
+        importance=1.0,
+        session="",
+        arrived_unix_s=T0,
+        expires_unix_s=T0 + 1e6,
+        prompt_tokens=1,
+        max_tokens=1,
+        stream_subject="",
+    )
+
+
+def a_pool() -> RelegationCore:
+    core = RelegationCore()
+    core.handle(Queued(record("a.b")), now_unix_s=T0)
+    core._everyone.discard(RequestKey("a.b"))  # waits, and would never be handed out
+    return core
+
+
+def a_router() -> AdmissionCore:
+    core = AdmissionCore(lambda offer, digests, rng: (), Random(0))
+    core.handle(Opened(record("a.b")), now_unix_s=T0)
+    core._retry_unix_s = math.inf  # nobody would look for a place again
+    return core
+
+
+def a_planner() -> ReplicaCore:
+    core = ReplicaCore(registry.make("fcfs", {}), profiles.load("a100-llama3-8b"), epoch=1)
+    announce = Announce(
+        replica=ReplicaId("r"),
+        incarnation="i",
+        at_unix_s=T0,
+        model="m",
+        engine="sim",
+        profile="a100-llama3-8b",
+        pool="",
+        kv_blocks=100,
+        block_tokens=16,
+        context_tokens=1000,
+        max_slots=4,
+        epoch=0,
+    )
+    core.handle(Synced(announce, 1, 1, 0, ()), now_unix_s=T0)
+    core._free.pop()  # a slot that nobody will ever get
+    return core
+
+
+@pytest.mark.parametrize("make", [a_pool, a_router, a_planner])
+def test_the_books_of_each_core_broken_on_purpose_are_found(
+    make: Callable[[], RelegationCore | AdmissionCore | ReplicaCore],
+) -> None:
+    async def main() -> None:
+        inbox = Inbox[object](9)
+        loop = asyncio.get_running_loop()
+        loop.call_later(BUSY_S, inbox.put, Tick())
+        loop.call_later(BUSY_S + 30.0, inbox.put, Tick())
+        core = make()
+        await asyncio.wait_for(drive(core, inbox, nothing, PlainClock(), name="t"), 100.0)  # type: ignore[arg-type]
+
+    with capture_logs() as logs, pytest.raises(AssertionError):
+        run_virtual(main(), start_s=T0)
+    assert [line["event"] for line in logs] == ["core.broken"]
