@@ -10,7 +10,7 @@ import uvloop
 from services.gateway.config import GatewayConfig
 from services.gateway.service import listen, serve
 from shared.errors import ConfigError
-from shared.process import logs, telemetry
+from shared.process import logs, tracing
 from shared.process.configuration import load
 
 
@@ -19,14 +19,14 @@ async def main() -> None:
     instance = f"gateway-{socket.gethostname()}"
     logs.configure("gateway", instance)
     cfg = load(GatewayConfig, "gateway")
-    tracing = telemetry.configure("gateway", instance)
+    traces = tracing.configure("gateway", instance)
     stop = asyncio.Event()
     for sig in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(sig, stop.set)
     try:
-        await serve(cfg, listen(cfg), stop, tracing)
+        await serve(cfg, listen(cfg), stop, traces)
     finally:
-        tracing.close()
+        traces.close()
 
 
 if __name__ == "__main__":

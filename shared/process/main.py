@@ -21,7 +21,7 @@ from shared.bus.api import Bus
 from shared.bus.nats import connect
 from shared.clock import Clock
 from shared.errors import ConfigError, EngineError
-from shared.process import logs, telemetry
+from shared.process import logs, tracing
 from shared.process.configuration import Watched, load, load_watched, without_secrets
 from shared.process.instruments import Registry
 from shared.process.telemetry import Tracing
@@ -51,7 +51,7 @@ async def _main(section: str, kind: type[C], body: Body[C]) -> None:
     logs.configure(section, instance)
     cfg = load(kind, section)
     watched, registries = load_watched(section), list[Registry]()
-    tracing = telemetry.configure(section, instance)
+    traces = tracing.configure(section, instance)
     stop = asyncio.Event()
     for sig in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(sig, stop.set)
@@ -72,7 +72,7 @@ async def _main(section: str, kind: type[C], body: Body[C]) -> None:
                     bus,
                     Clock(),
                     stop,
-                    tracing,
+                    traces,
                     Random(secrets.randbits(64)),
                     registries.append,
                 )
@@ -93,7 +93,7 @@ async def _main(section: str, kind: type[C], body: Body[C]) -> None:
             await serving
     finally:
         stopped.cancel()
-        tracing.close()
+        traces.close()
     log.info("service.stopped")
 
 

@@ -1,5 +1,5 @@
 """Tracing through the OpenTelemetry SDK; the only importer of it. Loaded by
-shared/process/telemetry.py when tracing is on.
+shared/process/tracing.py when tracing is on.
 """
 
 import os

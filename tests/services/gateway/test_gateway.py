@@ -23,7 +23,8 @@ from services.gateway.service import listen, serve
 from services.gateway.translate import id_of_choice
 from shared import subjects
 from shared.bus.nats import connect
-from shared.process.telemetry import Off, configure
+from shared.process.telemetry import Off
+from shared.process.tracing import configure
 from shared.vocabulary import RequestKey, Slo
 from tests.services.gateway.standin_fleet import FLOOD_WORD, MODEL, StandIn, standing_in
 

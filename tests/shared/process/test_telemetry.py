@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from shared.errors import ConfigError
 from shared.process.conventions import ERROR_TYPE, REPLICA
-from shared.process.telemetry import Off, TraceParent, configure
+from shared.process.telemetry import Off, TraceParent
+from shared.process.tracing import configure
 
 ROOT = Path(__file__).parents[3]
 
@@ -28,7 +29,7 @@ def spans(path: Path) -> dict[str, dict[str, Any]]:
 def test_off_by_default_the_sdk_is_never_imported() -> None:
     program = """
 import sys
-from shared.process.telemetry import configure
+from shared.process.tracing import configure
 tracing = configure("planner", "p1")
 span = tracing.start("completions tiny", None, {"a": 1})
 span.event("offer.declined", hops=1); span.set(**{"b.c": 2}); span.end()
