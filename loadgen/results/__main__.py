@@ -1,6 +1,4 @@
-"""`python -m loadgen.results`: makes what the pages of docs/ show that are made of runs, and those
-pages.
-"""
+"""`python -m loadgen.results`: the runs behind the pages of docs/, and those pages."""
 
 import argparse
 import math
@@ -9,9 +7,9 @@ from pathlib import Path
 
 from loadgen.lab.parallel import check_jobs, cores
 from loadgen.results.cache import Cache
-from loadgen.results.execution import Work, do, left
-from loadgen.results.job import recorded
-from loadgen.results.page import written
+from loadgen.results.execution import Task, pending, run_tasks
+from loadgen.results.job import needs_trace
+from loadgen.results.page import render_page
 from loadgen.results.pages import PAGES
 from loadgen.results.section import Section
 from shared.errors import ConfigError
@@ -19,55 +17,64 @@ from shared.errors import ConfigError
 SECTIONS: dict[str, Section] = {
     section.name: section for page in PAGES for section in page.sections
 }
-PARTS = {
-    part.name: [section.name for section in part.sections] for page in PAGES for part in page.parts
+CHAPTERS = {
+    chapter.name: [section.name for section in chapter.sections]
+    for page in PAGES
+    for chapter in page.chapters
 }
 
 
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         prog="python -m loadgen.results",
-        description="Tables of the papers, run and written to docs/.",
+        description="Runs the experiments of the papers and writes their tables to docs/.",
     )
-    names = ", ".join(dict.fromkeys((*PARTS, *SECTIONS)))
+    names = ", ".join(dict.fromkeys((*CHAPTERS, *SECTIONS)))
     made.add_argument(
         "--only",
         nargs="+",
-        choices=(*PARTS, *SECTIONS),
+        choices=(*CHAPTERS, *SECTIONS),
         metavar="NAME",
-        help=f"run these alone: {names}",
+        help=f"run only these papers or sections: {names}",
     )
     made.add_argument(
         "--hours",
         type=float,
         metavar="H",
-        help="of arrivals in each run (default: what each section states)",
+        help="hours of arrivals in each run (default: as each section sets it)",
     )
     made.add_argument(
         "--traces",
         type=Path,
         metavar="FOLDER",
-        help="with Azure's traces of 2023, in our schema (default: not run)",
+        help="folder with Azure's traces of 2023 in our schema "
+        "(default: none; the runs that need them are left out)",
     )
     made.add_argument(
-        "--jobs", type=int, default=min(2, cores()), metavar="N", help="processes (default: 2)"
+        "--jobs",
+        type=int,
+        default=min(2, cores()),
+        metavar="N",
+        help="number of processes (default: 2, or 1 on a single core)",
     )
     made.add_argument(
-        "--render", action="store_true", help="run nothing: write the pages from what has been run"
+        "--render",
+        action="store_true",
+        help="run nothing; write the pages from the finished runs",
     )
     made.add_argument(
         "--cache",
         type=Path,
         default=Path("out/results"),
         metavar="FOLDER",
-        help="of finished runs (default: out/results)",
+        help="folder of the finished runs (default: out/results)",
     )
     made.add_argument(
         "--out",
         type=Path,
         default=Path("docs"),
         metavar="FOLDER",
-        help="for the pages (default: docs)",
+        help="folder to write the pages to (default: docs)",
     )
     return made
 
@@ -77,36 +84,37 @@ def main(words: list[str] | None = None) -> int:
     names = (
         list(SECTIONS)
         if not args.only
-        else [one for name in args.only for one in PARTS.get(name, [name])]
+        else [section for name in args.only for section in CHAPTERS.get(name, [name])]
     )
     hours = {} if args.hours is None else dict.fromkeys(names, args.hours)
     cache = Cache(args.cache)
 
-    def works() -> list[Work]:
-        """What can be run by now: some runs are asked for only when others have said at which
-        rate.
+    def pending_tasks() -> list[Task]:
+        """The tasks that can be run by now.
+
+        Some runs are requested only after others have found the rate.
         """
-        return left(
+        return pending(
             [
-                Work(name, job, args.cache, args.traces)
+                Task(name, job, args.cache, args.traces)
                 for name in names
                 for job in SECTIONS[name].jobs(3600 * hours.get(name, SECTIONS[name].hours), cache)
-                if args.traces is not None or not recorded(job)
+                if args.traces is not None or not needs_trace(job)
             ]
         )
 
     try:
         if args.hours is not None and not 0 < args.hours < math.inf:
             raise ConfigError("--hours must be above 0")
-        jobs = check_jobs(args.jobs)
-        while not args.render and (waiting := works()):
-            do(waiting, jobs)
+        processes = check_jobs(args.jobs)
+        while not args.render and (tasks := pending_tasks()):
+            run_tasks(tasks, processes)
     except ConfigError as error:
         print(f"results: {error}", file=sys.stderr)
         return 2
     for page in PAGES:
         if any(section.name in names for section in page.sections):
-            (args.out / page.file).write_text(written(page, cache, hours), encoding="utf-8")
+            (args.out / page.file).write_text(render_page(page, cache, hours), encoding="utf-8")
     return 0
 
 

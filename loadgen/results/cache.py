@@ -1,33 +1,31 @@
-"""Runs that were made, one JSON file each, so that work that was broken off goes on where it
-stopped.
-"""
+"""The cache of results: one JSON file for each run, so that interrupted work can continue."""
 
 import os
 from pathlib import Path
 
 import msgspec
 
-from loadgen.results.experiment import Made, Run
+from loadgen.results.experiment import Run, RunResult
 
 
 class Cache:
-    """A folder; several processes may write to it."""
+    """A folder of results. Several processes may write to it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def get(self, run: Run) -> Made | None:
-        """None: not made, or kept by a version that knew other figures."""
+    def get(self, run: Run) -> RunResult | None:
+        """The result of a run; None: not run, or written by a version with other figures."""
         try:
-            return msgspec.json.decode(self._path(run).read_bytes(), type=Made)
+            return msgspec.json.decode(self._path(run).read_bytes(), type=RunResult)
         except (FileNotFoundError, msgspec.ValidationError):
             return None
 
-    def put(self, made: Made) -> None:
+    def put(self, result: RunResult) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        path = self._path(made.run)
+        path = self._path(result.run)
         part = path.with_suffix(f".{os.getpid()}.part")
-        part.write_bytes(msgspec.json.format(msgspec.json.encode(made)))
+        part.write_bytes(msgspec.json.format(msgspec.json.encode(result)))
         part.replace(path)
 
     def _path(self, run: Run) -> Path:

@@ -1,4 +1,4 @@
-"""One simulated run of an experiment: all that decides it, as data; and what is kept of it."""
+"""One simulated run of an experiment: its inputs as data, and the result that the cache keeps."""
 
 import datetime as dt
 import hashlib
@@ -23,33 +23,34 @@ from loadgen.simulator.simulation import ACCEPTANCE, DRAFT
 from shared.errors import ConfigError
 from shared.tiers import QOSERVE_3, Tier, TierSet
 
-# of what a run means: raised with every change of simulator or policies that moves figures
+# The version of the figures: raise it with every change of simulator or policies that moves them.
 VERSION = 1
 PROFILE = "a100-llama3-8b-qoserve"
 CONTEXT_TOKENS = 18_432  # the longest of azure-conv, 16,384 and 2,048
 SEED = 1
-BOUND = "bound"  # in place of a policy: what none of them can exceed
-# A paper's replica queues whoever comes, itself: nobody is turned away for want of a slot, nobody
-# relegated is handed elsewhere.
+BOUND = "bound"  # in place of a policy: the attainment that no policy can exceed
+# A replica of the papers queues every request itself: it refuses none for want of a slot, and hands
+# no relegated request to another replica.
 MAX_SLOTS = 65_536
 
 
 class Run(Struct, frozen=True, kw_only=True):
-    """Requests of one workload. What is not said is as in QoServe's experiments."""
+    """One run over the requests of a workload. The defaults are those of QoServe's experiments."""
 
     policy: str
     settings: dict[str, str] = field(default_factory=dict)
-    # built in, or a trace file's name without its endings: its lengths, not its arrivals
+    # built in, or the name of a trace file without its endings: lengths come from it, arrivals do
+    # not
     workload: str
     rate_rps: float
     duration_s: float
     tiers: TierSet = QOSERVE_3
     replicas: int = 1
-    bursts: str = ""  # as --bursts, or for each tier by itself: TIER=...;TIER=...
+    bursts: str = ""  # as --bursts, or separately for each tier: TIER=...;TIER=...
     important: float = 0.0  # as --important
-    only: str = ""  # the requests of this tier alone, as in a silo of its own
+    only: str = ""  # serve the requests of this tier alone, as in a silo
     first_token_only: bool = False  # as on the prefill nodes of a disaggregated fleet
-    most_violated: float = 1.0  # a run that is known to exceed this fraction is stopped
+    most_violated: float = 1.0  # stop the run once more than this fraction is violated
     seed: int = SEED
     latency: str = "none"  # as --latency
     profile: str = PROFILE
@@ -58,64 +59,71 @@ class Run(Struct, frozen=True, kw_only=True):
     arrivals: str = "poisson"  # as --arrivals
     draft: float = DRAFT
     acceptance: float = ACCEPTANCE
-    # as --wait: what has not ended so long after the last arrival is violated; None: all are waited
-    # for
+    # As --wait: requests that have not ended so long after the last arrival are violated. None:
+    # wait for all.
     wait_s: float | None = None
 
     @property
     def digest(self) -> str:
-        """The same however its numbers were written: 4 and 4.0 are one rate. Fields that came later
-        count only where they say something, so that the runs kept from before are found.
+        """The name of the run in the cache.
+
+        Numbers count by value: 4 and 4.0 are one rate. A field that was added later counts only
+        where it differs from its default, so that older results are found.
         """
-        same = msgspec.to_builtins(msgspec.convert(msgspec.to_builtins(self), Run))
-        _leave_out_defaults(Run, same, _FIRST_FIELDS)
-        for tier in same["tiers"]["tiers"].values():
-            _leave_out_defaults(Tier, tier, _FIRST_TIER_FIELDS)
+        fields = msgspec.to_builtins(msgspec.convert(msgspec.to_builtins(self), Run))
+        _remove_defaults(Run, fields, _FIRST_FIELDS)
+        for tier in fields["tiers"]["tiers"].values():
+            _remove_defaults(Tier, tier, _FIRST_TIER_FIELDS)
         return hashlib.sha256(
-            b"%d" % VERSION + msgspec.json.encode(same, order="sorted")
+            b"%d" % VERSION + msgspec.json.encode(fields, order="sorted")
         ).hexdigest()[:24]
 
 
-# What the first runs that are kept knew of; what else there is has a default.
+# The fields of the oldest results in the cache. Every field added since has a default.
 _FIRST_FIELDS = {
-    *(
-        "policy",
-        "settings",
-        "workload",
-        "rate_rps",
-        "duration_s",
-        "tiers",
-        "replicas",
-        "bursts",
-        "important",
-        "only",
-    ),
-    *("first_token_only", "most_violated", "seed"),
+    "policy",
+    "settings",
+    "workload",
+    "rate_rps",
+    "duration_s",
+    "tiers",
+    "replicas",
+    "bursts",
+    "important",
+    "only",
+    "first_token_only",
+    "most_violated",
+    "seed",
 }
 _FIRST_TIER_FIELDS = {"slo", "share", "service_tier", "importance"}
 
 
-def _leave_out_defaults(kind: type[Struct], values: dict[str, Any], kept: set[str]) -> None:
-    for known in msgspec.structs.fields(kind):
-        if known.name not in kept and values[known.name] == known.default:
-            del values[known.name]
+def _remove_defaults(kind: type[Struct], values: dict[str, Any], keep: set[str]) -> None:
+    for info in msgspec.structs.fields(kind):
+        if info.name not in keep and values[info.name] == info.default:
+            del values[info.name]
 
 
-class Made(Struct, frozen=True, kw_only=True):
-    """What came of a run; figures are None where it was stopped: more than `most_violated` were. Of
-    BOUND there is a bound instead.
+class RunResult(Struct, frozen=True, kw_only=True):
+    """The result of a run: its figures, or its bound if its policy is BOUND.
+
+    `figures` is None if the run was stopped because more than `most_violated` were violated.
     """
 
     run: Run
     figures: Figures | None
-    on: str  # the day
+    on: str  # the date
     wall_s: float
     bound: Bound | None = None
 
 
-def violated_fraction(of: Figures) -> float:
-    """Of what a paper's capacity counts: requests, or sessions where they have rounds."""
-    return of.violated_fraction if of.by_session is None else of.by_session.violated_fraction
+def violated_fraction(figures: Figures) -> float:
+    """The violated fraction of what a paper's capacity counts.
+
+    That is requests, or sessions where sessions have rounds.
+    """
+    by_session = figures.by_session
+    return figures.violated_fraction if by_session is None else by_session.violated_fraction
 
 
 class FirstTokenOnly:
@@ -129,12 +137,12 @@ class FirstTokenOnly:
 
 
 def lengths_of(run: Run, traces: Path | None) -> LengthSource:
-    """Raises ConfigError for a trace that is not there."""
+    """The source of the prompt and output lengths. Raises ConfigError for a missing trace."""
     source: LengthSource
     if run.workload in WORKLOADS:
         source = named_workload(run.workload, run.context_tokens)
     elif traces is None:
-        raise ConfigError(f"trace {run.workload}: --traces says in which folder it is")
+        raise ConfigError(f"trace {run.workload}: name its folder with --traces")
     else:
         source = Rows(
             read_trace(traces / f"{run.workload}.csv.gz").within(run.context_tokens), in_order=False
@@ -143,10 +151,10 @@ def lengths_of(run: Run, traces: Path | None) -> LengthSource:
 
 
 def requests_of(run: Run, traces: Path | None) -> list[PlannedRequest]:
-    """Raises ConfigError."""
+    """The requests of a run, in the order of arrival. Raises ConfigError."""
     lengths = lengths_of(run, traces)
     if "=" in run.bursts:
-        return _each_tier_in_its_time(run, lengths)
+        return _requests_by_tier(run, lengths)
     profile = parse_profile(run.bursts, run.duration_s) if run.bursts else ((1.0, 1.0),)
     arrivals_s = draw_arrivals(
         parse_gaps(run.arrivals), run.rate_rps, run.duration_s, run.seed, profile
@@ -155,18 +163,20 @@ def requests_of(run: Run, traces: Path | None) -> list[PlannedRequest]:
     return [request for request in requests if request.tier == run.only] if run.only else requests
 
 
-def _each_tier_in_its_time(run: Run, lengths: LengthSource) -> list[PlannedRequest]:
-    """Every tier has arrivals of its own, `bursts` being TIER=SECONDS:MULTIPLE,...;TIER=... of the
-    rate; shares say nothing.
+def _requests_by_tier(run: Run, lengths: LengthSource) -> list[PlannedRequest]:
+    """The requests of a run whose tiers have separate arrivals.
+
+    `bursts` is TIER=SECONDS:MULTIPLE,...;TIER=..., in multiples of the rate. Shares are ignored.
     """
     requests: list[PlannedRequest] = []
-    for rank, (tier, bursts) in enumerate(one.split("=") for one in run.bursts.split(";")):
+    for rank, (tier, bursts) in enumerate(part.split("=") for part in run.bursts.split(";")):
         seed, profile = run.seed + rank, parse_profile(bursts, run.duration_s)
         arrivals_s = draw_arrivals(
             parse_gaps(run.arrivals), run.rate_rps, run.duration_s, seed, profile
         )
         alone = {
-            name: replace(of, share=float(name == tier)) for name, of in run.tiers.tiers.items()
+            name: replace(other, share=float(name == tier))
+            for name, other in run.tiers.tiers.items()
         }
         requests += plan_requests(
             arrivals_s, lengths, replace(run.tiers, tiers=alone), seed, important=run.important
@@ -178,12 +188,13 @@ def _each_tier_in_its_time(run: Run, lengths: LengthSource) -> list[PlannedReque
     ]
 
 
-def make(run: Run, traces: Path | None = None) -> Made:
-    """Runs it. Raises ConfigError."""
-    requests, today = requests_of(run, traces), dt.datetime.now(dt.UTC).date().isoformat()
+def execute(run: Run, traces: Path | None = None) -> RunResult:
+    """Simulates the run. Raises ConfigError."""
+    requests = requests_of(run, traces)
+    today = dt.datetime.now(dt.UTC).date().isoformat()
     if run.policy == BOUND:
         limit = bound(requests, run.tiers, run.profile, run.replicas, run.definition)
-        return Made(run=run, figures=None, on=today, wall_s=limit.wall_s, bound=limit)
+        return RunResult(run=run, figures=None, on=today, wall_s=limit.wall_s, bound=limit)
     trial = Trial(
         policy=run.policy,
         settings=run.settings,
@@ -203,8 +214,8 @@ def make(run: Run, traces: Path | None = None) -> Made:
         hand_back=False,
         wait_s=run.wait_s,
     )
-    # Of sessions with rounds it is not known as they go.
+    # A session with rounds is judged at its end only, so such a run cannot be stopped early.
     most_missed = None if has_rounds(requests) else int(run.most_violated * len(requests) + 1e-9)
     result = trial.serve(requests, keep_times=False, most_missed=most_missed)
-    found = None if result.stopped else trial.judge(requests, result)
-    return Made(run=run, figures=found, on=today, wall_s=result.wall_s)
+    figures = None if result.stopped else trial.judge(requests, result)
+    return RunResult(run=run, figures=figures, on=today, wall_s=result.wall_s)

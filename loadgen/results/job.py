@@ -1,5 +1,6 @@
-"""What an experiment asks for: a run, or a search for the rate that a policy carries. Each is done
-by one process, run after run.
+"""The jobs that a section requests: a run, or a search for the capacity of a policy.
+
+One process does a job, run after run.
 """
 
 import math
@@ -10,23 +11,23 @@ from msgspec.structs import replace
 
 from loadgen.lab.goodput import DIGITS, next_rate
 from loadgen.load.workload import WORKLOADS
-from loadgen.results.experiment import Made, Run, violated_fraction
+from loadgen.results.experiment import Run, RunResult, violated_fraction
 
 VIOLATIONS = 0.01  # QoServe section 4.1.2: at most 1 % of the requests
 PRECISION = 0.03
 STEP_DOWN = 0.85
 
-Known = Callable[[Run], Made | None]
+Lookup = Callable[[Run], RunResult | None]  # a result that is in the cache
 
 
 class Search(Struct, frozen=True, kw_only=True):
-    """The highest rate at which no more than `violations` of the requests are violated, within
-    `precision` of it.
+    """A search for the highest rate at which at most `violations` of the requests are violated.
 
-    `run.rate_rps` is tried first, then `step` times as much while that is carried. Every rate has
-    the same seed: the same requests, their gaps scaled. With `rivals` it is the highest rate that
-    any of them carries: they serve the same requests, and are tried while nobody before them
-    carried a rate, except above one that they did not carry.
+    It ends within `precision` of that rate. It tries `run.rate_rps` first, then `step` times as
+    much as long as that passes. Every rate has the same seed: the same requests, with their gaps
+    scaled. With `rivals` it finds the highest rate at which any of the runs passes: they serve the
+    same requests, and are tried in turn until one of them passes. A run is not tried above a rate
+    at which it failed.
     """
 
     run: Run
@@ -42,57 +43,66 @@ class Search(Struct, frozen=True, kw_only=True):
 Job = Run | Search
 
 
-def recorded(job: Job) -> bool:
-    """It needs a trace, which is not part of the project."""
+def needs_trace(job: Job) -> bool:
+    """True if the job reads a recorded trace. Traces are not part of the project."""
     run = job if isinstance(job, Run) else job.run
     return run.workload not in WORKLOADS
 
 
 class Capacity(Struct, frozen=True, kw_only=True):
-    """Requests per second; 0 where even the lowest rate fails, then without a run."""
+    """The result of a search: requests per second, and the run at that rate.
+
+    The rate is 0, without a run, if even the lowest rate failed.
+    """
 
     rate_rps: float
-    made: Made | None
+    result: RunResult | None
 
 
-def next_run(job: Job, known: Known) -> Run | None:
-    """The first run that is still to be made."""
+def next_run(job: Job, lookup: Lookup) -> Run | None:
+    """The next run of the job that has no result yet; None: the job is done."""
     if isinstance(job, Run):
-        return None if known(job) else job
-    found = capacity(job, known)
+        return None if lookup(job) else job
+    found = advance(job, lookup)
     return found if isinstance(found, Run) else None
 
 
-def capacity(search: Search, known: Known) -> Capacity | Run:
-    """What the search found, or the run it waits for."""
-    carried: dict[float, Made | None] = {}
-    field = [search.run, *search.rivals]
-    too_much = [math.inf] * len(field)  # [field] the lowest rate that it did not carry
-    order = list(range(len(field)))
+def advance(search: Search, lookup: Lookup) -> Capacity | Run:
+    """The capacity that the search found, or the run whose result it needs next."""
+    passed: dict[float, RunResult | None] = {}  # [rate] the run that passed; None: all failed
+    candidates = [search.run, *search.rivals]
+    failed_rps = [math.inf] * len(candidates)  # [candidate] the lowest rate at which it failed
+    order = list(range(len(candidates)))
     while (
-        rate_rps := _next_rate(search, {rate: made is not None for rate, made in carried.items()})
+        rate_rps := _next_rate(
+            search, {rate: result is not None for rate, result in passed.items()}
+        )
     ) is not None:
-        carried[rate_rps] = None
+        passed[rate_rps] = None
         for n in order:
-            if rate_rps >= too_much[n]:
+            if rate_rps >= failed_rps[n]:
                 continue
-            run = search.at(field[n], rate_rps)
-            made = known(run)
-            if made is None:
+            run = search.at(candidates[n], rate_rps)
+            result = lookup(run)
+            if result is None:
                 return run
-            if made.figures is not None and violated_fraction(made.figures) <= search.violations:
-                carried[rate_rps] = made
+            figures = result.figures
+            if figures is not None and violated_fraction(figures) <= search.violations:
+                passed[rate_rps] = result
                 order.remove(n)
-                order.insert(0, n)  # who carried this rate may carry the next
+                order.insert(0, n)  # try the candidate that passed first at the next rate
                 break
-            too_much[n] = rate_rps
-    best_rps = max((rate for rate, made in carried.items() if made is not None), default=0.0)
-    return Capacity(rate_rps=best_rps, made=carried.get(best_rps))
+            failed_rps[n] = rate_rps
+    best_rps = max((rate for rate, result in passed.items() if result is not None), default=0.0)
+    return Capacity(rate_rps=best_rps, result=passed.get(best_rps))
 
 
 def _next_rate(search: Search, passed: Mapping[float, bool]) -> float | None:
-    """As in loadgen/lab/goodput.py; but a first rate that fails is near, and half of it would be a
-    long run for little: those that pass are not stopped early.
+    """The next rate to try; None: the search is done.
+
+    As in loadgen/lab/goodput.py, with one difference. The first rate is chosen near the capacity,
+    so if it fails, a rate a little lower follows instead of half of it: a run that passes is not
+    stopped early, so half the rate would be a long run that says little.
     """
     first = search.run
     if passed == {first.rate_rps: False}:

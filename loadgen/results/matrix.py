@@ -1,8 +1,7 @@
-"""All policies on the workloads of all papers: docs/which-policy.md.
+"""The matrix of docs/which-policy.md: all policies on the workloads of all papers.
 
-Each load is offered at the rate that the best of the policies carries, found by a search in which a
-rate counts as carried once one of them carries it. Sarathi's four orders run with the chunk that
-suits EDF best there.
+Each load is offered at the capacity of the best policy. The search for it passes a rate if one of
+the policies passes it. Sarathi's four orders run with the chunk that suits EDF best at that rate.
 """
 
 from collections.abc import Sequence
@@ -15,8 +14,8 @@ from loadgen.results.experiment import BOUND, Run, violated_fraction
 from loadgen.results.experiment import PROFILE as QOSERVE_PROFILE
 from loadgen.results.job import VIOLATIONS, Search
 from loadgen.results.qoserve import figure7
-from loadgen.results.qoserve import systems as settings
-from loadgen.results.section import MISSING, Lab, Page, Part, Section, figure, table
+from loadgen.results.qoserve import systems as qoserve_systems
+from loadgen.results.section import MISSING, Chapter, Page, Results, Section, figure, table
 from loadgen.results.slos_serve.systems import BURSTS, BURSTY_GAPS
 from loadgen.simulator.simulation import ACCEPTANCE, DRAFT
 from shared.tiers import load_tiers
@@ -24,23 +23,24 @@ from shared.tiers import load_tiers
 REPLICAS = 2  # the fewest that have Ascendra's pools, and a next replica for SLOs-Serve
 PROFILE = "a100-llama3-8b"
 PRECISION = 0.05
-STEP = 1.1  # the first rates below are near
-SEED = 7  # some of the policies were looked at with seed 1 while they were written
+STEP = 1.1  # small, since the first rates below are near the capacity
+SEED = 7  # not 1, against which some of the policies were written
 CHUNKS = ("256", "512", "1024")
 FIXED = ("fcfs", "edf", "sjf", "srpf")
 OTHERS = ("slos_serve", "qoserve", "sola", "adaserve", "ascendra", "vllm")
-# at what it carries, half an hour tells nobody apart: deadlines of 10 and 30 minutes hide who falls
-# behind
+# QoServe's loads are offered at so many times QoServe's capacity. At the capacity itself half an
+# hour does not separate the policies: deadlines of 10 and 30 minutes hide which of them fall
+# behind.
 QOSERVE_TIMES = 1.5
-NEAR_POINTS = 1.0  # of the best: as good, with one seed
+NEAR_POINTS = 1.0  # within so many points of the best a policy is as good: there is one seed
 
 
 class Load(NamedTuple):
-    """`run` with its policy left open; its `duration_s` is of a whole hour, its rate, of all
-    replicas, the first that is tried.
+    """A load, as a run without a policy.
 
-    `figure7`: the rate is QOSERVE_TIMES what REPLICAS carry of what QoServe carries alone there,
-    and is not searched for.
+    `run.duration_s` is that of `--hours 1`. `run.rate_rps` is the rate of all replicas that the
+    search tries first. With `figure7` there is no search: the rate is QOSERVE_TIMES the capacity
+    that Figure 7 found for one QoServe replica, times REPLICAS.
     """
 
     name: str
@@ -111,8 +111,8 @@ LOADS = (
         _load("reasoning", "slos-serve-reasoning", 0.65, 1200, "max-tpot-10", draft=0.0),
     ),
     Load("SOLA, tight", _load("chatbot", "sola-llama3-8b-tight", 20.0, 240, "mean-tpot")),
-    # Nobody is due a first token there: with time enough at the end, whoever holds requests back
-    # long enough violates none at any rate.
+    # First tokens have no deadline there: with enough time at the end, a policy that holds requests
+    # back long enough violates none at any rate.
     Load(
         "AdaServe", _load("adaserve-placeholder", "adaserve-3", 30.0, 150, "mean-tpot", wait_s=20.0)
     ),
@@ -120,25 +120,25 @@ LOADS = (
 )
 
 
-def served(load: Load, policy: str, **settings: str) -> Run:
+def with_policy(load: Load, policy: str, **settings: str) -> Run:
     return replace(load.run, policy=policy, settings=settings)
 
 
-def rate_of(load: Load, lab: Lab) -> float | None:
-    """What the best carries, all replicas together; None: not known yet."""
+def rate_of(load: Load, results: Results) -> float | None:
+    """The rate at which the load is offered to all replicas together; None: not found yet."""
     if load.figure7:
         workload = load.run.workload
-        alone = settings.run(
+        alone = qoserve_systems.run(
             "qoserve",
             workload,
             figure7.PUBLISHED[workload]["qoserve"],
             3600 * figure7.SECTION.hours,
         )
-        found = lab.capacity(Search(run=alone))
+        found = results.capacity(Search(run=alone))
         return None if found is None else REPLICAS * QOSERVE_TIMES * found.rate_rps
-    fixed = (served(load, policy, chunk_tokens=CHUNKS[1]) for policy in ("srpf", "edf"))
-    first, *rivals = (*(served(load, policy) for policy in OTHERS), *fixed)
-    found = lab.capacity(
+    fixed = (with_policy(load, policy, chunk_tokens=CHUNKS[1]) for policy in ("srpf", "edf"))
+    first, *rivals = (*(with_policy(load, policy) for policy in OTHERS), *fixed)
+    found = results.capacity(
         Search(
             run=first,
             rivals=tuple(rivals),
@@ -151,39 +151,49 @@ def rate_of(load: Load, lab: Lab) -> float | None:
 
 
 class Row(NamedTuple):
-    """None: not run."""
+    """The results of one load. None: not run."""
 
     rate_rps: float | None
     chunk: str | None
-    made: dict[str, Figures | None]
+    by_policy: dict[str, Figures | None]
     bound_met: float | None
 
 
-def row_of(load: Load, lab: Lab) -> Row:
-    rate_rps = rate_of(load, lab)
+def row_of(load: Load, results: Results) -> Row:
+    rate_rps = rate_of(load, results)
     if not rate_rps:
         return Row(rate_rps, None, dict.fromkeys((*FIXED, *OTHERS)), None)
-    here = load._replace(run=replace(load.run, rate_rps=rate_rps))
-    swept = {chunk: lab.figures(served(here, "edf", chunk_tokens=chunk)) for chunk in CHUNKS}
-    limit = lab.bound(replace(here.run, policy=BOUND))
-    made: dict[str, Figures | None] = {name: lab.figures(served(here, name)) for name in OTHERS}
-    known = {chunk: violated_fraction(of) for chunk, of in swept.items() if of is not None}
-    chunk = min(known, key=known.__getitem__) if len(known) == len(CHUNKS) else None
-    made |= {
-        name: None if chunk is None else lab.figures(served(here, name, chunk_tokens=chunk))
-        for name in FIXED
+    offered = load._replace(run=replace(load.run, rate_rps=rate_rps))
+    by_chunk = {
+        chunk: results.figures(with_policy(offered, "edf", chunk_tokens=chunk)) for chunk in CHUNKS
     }
-    return Row(rate_rps, chunk, made, None if limit is None else limit.met_fraction)
+    bound = results.bound(replace(offered.run, policy=BOUND))
+    by_policy: dict[str, Figures | None] = {
+        name: results.figures(with_policy(offered, name)) for name in OTHERS
+    }
+    violated = {
+        chunk: violated_fraction(figures)
+        for chunk, figures in by_chunk.items()
+        if figures is not None
+    }
+    chunk = min(violated, key=violated.__getitem__) if len(violated) == len(CHUNKS) else None
+    for name in FIXED:
+        by_policy[name] = (
+            None
+            if chunk is None
+            else results.figures(with_policy(offered, name, chunk_tokens=chunk))
+        )
+    return Row(rate_rps, chunk, by_policy, None if bound is None else bound.met_fraction)
 
 
-def body(lab: Lab, duration_s: float) -> str:
+def render(results: Results, duration_s: float) -> str:
     loads = [
         load._replace(
             run=replace(load.run, duration_s=round(load.run.duration_s * duration_s / 3600, 1))
         )
         for load in LOADS
     ]
-    rows = {load.name: row_of(load, lab) for load in loads}
+    rows = {load.name: row_of(load, results) for load in loads}
     met = [
         (name, *cells(row), figure(percent(row.bound_met), percent=True))
         for name, row in rows.items()
@@ -204,7 +214,7 @@ def body(lab: Lab, duration_s: float) -> str:
     return "\n\n".join(
         (
             table(("load", *FIXED, *OTHERS, "bound"), met),
-            "What was offered, to two replicas together:",
+            "The load that was offered to two replicas together:",
             table(
                 (
                     "load",
@@ -223,10 +233,10 @@ def body(lab: Lab, duration_s: float) -> str:
 
 
 def cells(row: Row) -> Sequence[str]:
-    """Met in %, in bold whoever is within NEAR_POINTS of the best."""
+    """Requests met in %; bold within NEAR_POINTS of the best."""
     met = {
-        name: percent(None if of is None else 1 - violated_fraction(of))
-        for name, of in row.made.items()
+        name: percent(None if figures is None else 1 - violated_fraction(figures))
+        for name, figures in row.by_policy.items()
     }
     best = max((value for value in met.values() if value is not None), default=0.0)
     shown = []
@@ -238,7 +248,8 @@ def cells(row: Row) -> Sequence[str]:
 
 
 def count(row: Row) -> str:
-    return next((str(of.offered) for of in row.made.values() if of is not None), MISSING)
+    offered = (figures.offered for figures in row.by_policy.values() if figures is not None)
+    return next(map(str, offered), MISSING)
 
 
 def percent(fraction: float | None) -> float | None:
@@ -247,72 +258,89 @@ def percent(fraction: float | None) -> float | None:
 
 SECTION = Section(
     name="matrix",
-    title="Attainment at the capacity of the best",
+    title="Attainment at the capacity of the best policy",
     paper=f"""\
-Requests whose SLO was met, of those offered, in % (ToolLLM: sessions). Each load is offered at the highest rate (to
-{100 * PRECISION:g} %) at which one of the policies still meets 90 % of them. QoServe's loads are overload: {QOSERVE_TIMES:g} times the rate
-at which it meets 99 % for hours ([results.md](results.md), Figure 7); at that rate itself, half an hour does not tell good from
-bad. In bold: within {NEAR_POINTS:g} point of the best. The bound is what no scheduler without a draft model can exceed, one that knows the
-future included ([bound.md](bound.md)).""",
+Requests whose SLO was met, in % of those offered (ToolLLM: sessions). Each load is offered at the
+highest rate (to {100 * PRECISION:g} %) at which one of the policies still meets 90 % of the
+requests. QoServe's loads are overload: {QOSERVE_TIMES:g} times the rate at which QoServe meets 99 %
+for hours ([results.md](results.md), Figure 7); at that rate itself, half an hour does not separate
+the policies. Values within {NEAR_POINTS:g} point of the best are bold. The bound is the attainment
+that no scheduler without a draft model can exceed, even if it knows the future
+([bound.md](bound.md)).""",
     hours=1,
-    body=body,
-    notes="""\
-**Deadlines of a second or less, more work than fits** (SLOs-Serve's loads, SOLA's, Ascendra's): `slos_serve`. It says no at arrival to
-whoever cannot be served in time (3 to 10 % of the requests), so that hardly anybody else is late. That is most of it; drafts while nothing
-waits for its prefill add up to 4 points. Without them (`speculate=never`) it meets 90.6 % on ChatBot, 88.3 on Summarizer, 93.6 on Mixed,
-and as much as with them on Coder, SOLA's load and Ascendra's.
+    render=render,
+    discussion="""\
+**Deadlines of a second or less, and more work than fits** (the loads of SLOs-Serve, SOLA and
+Ascendra): `slos_serve`. It declines at arrival the requests that cannot be served in time (3 to 10
+% of them), so that hardly any other request is late. That is most of its lead; drafts while no
+prompt waits for its prefill add up to 4 points. Without drafts (`speculate=never`) it meets 90.6 %
+on ChatBot, 88.3 on Summarizer, 93.6 on Mixed, and as much as with them on Coder, SOLA's load and
+Ascendra's.
 
-**The same without a planner**: `srpf` with the right chunk is the next best on SLOs-Serve's loads: it gives nobody up, but long prompts
-wait for all others, so that they are late instead of everyone. `fcfs` with the same chunk meets up to 60 points
-less: once late, it is late for all. The chunk decides more than the order: with 256 tokens `edf` meets 5 % on ChatBot, with 512 52 %.
+**The same loads without a planner**: `srpf` with the right chunk is second on SLOs-Serve's loads.
+It gives up no request, but long prompts wait for all others, so that only they are late. `fcfs`
+with the same chunk meets up to 60 points less: once it is late, it is late for all requests. The
+chunk decides more than the order: with 256 tokens `edf` meets 5 % on ChatBot, with 512 52 %.
 
-**Pace over each ten tokens** (`max-tpot-10`): not `qoserve`. It spends the slack that early tokens have earned on longer iterations, which
-its own definition allows: on ChatBot 22 % of its requests break the pace, and by `deadline` 76.5 % are met instead of 54.5. By mean TPOT
-(SOLA's and Ascendra's loads) it is second.
+**A pace over each ten tokens** (`max-tpot-10`): not `qoserve`. It spends the slack that early
+tokens have earned on longer iterations, as its own definition allows. On ChatBot 22 % of its
+requests break the pace; by `deadline` it meets 76.5 % instead of 54.5. By mean TPOT (SOLA's and
+Ascendra's loads) it is second.
 
-**A pace near that of a decode alone** (AdaServe's): only a draft model helps. `adaserve` keeps it for 87 % of the coding requests, a policy
-that prefills as they come and does not draft for hardly one in ten. `vllm` with `spec_tokens=4` does as well as `adaserve` there (92.7 % of
-all); `slos_serve`, which thinks of prompts first, comes next, and without drafts it meets 25 %. Where first tokens are due `adaserve` is
-not to be used: it does not look at them.
+**A pace close to that of a decode alone** (AdaServe's load): only a draft model helps. `adaserve`
+keeps the pace for 87 % of the coding requests; a policy that prefills prompts as they arrive and
+does not draft keeps it for hardly one in ten. `vllm` with `spec_tokens=4` does as well as
+`adaserve` there (92.7 % of all requests). `slos_serve`, which puts prompts first, comes next, and
+meets 25 % without drafts. Do not use `adaserve` where first tokens have deadlines: it ignores them.
 
-**`sola`** balances TTFT and TPOT of everybody and gives nobody up: beyond what it can carry all are late alike, with several kinds of
-caller most of all (3.5 % met on Mixed). **`ascendra`** has a replica less for throughput; by mean TPOT, as in its paper, it comes third or
-fourth. **`vllm`** as shipped has iterations of 2,048 tokens, in which half of its requests on ChatBot and Mixed lose the pace;
-with 512 it is `fcfs`.
+**`sola`** balances the TTFT and TPOT of all requests and gives up none: above its capacity all are
+late alike, most of all where tiers differ (3.5 % met on Mixed). **`ascendra`** has one replica less
+for throughput; by mean TPOT, as in its paper, it is third or fourth. **`vllm`** as shipped has
+iterations of 2,048 tokens, in which half of its requests on ChatBot and Mixed lose the pace; with
+512 it equals `fcfs`.
 
-**Deadlines of minutes beside one of seconds, half as much again as can be carried** (QoServe's loads): `qoserve`, then `edf` with the right
-chunk: who has half an hour waits, and the others are served. Half an hour flatters `edf`: what it puts off falls due later, and over hours
-it carries a fifth to a third less ([results.md](results.md), Figure 7). Orders that know no deadline lose a tenth (`sjf`, `srpf`: the long)
-to half (`fcfs`, `vllm`). `slos_serve` declines at the door what there would have been time for: it reads half of a TTLT as the time for
-the output. `sola` loses all tiers alike, and `adaserve` prefills as they come: who is owed a first token within 6 s waits as long as who
-has half an hour, minutes in the median.
+**Deadlines of minutes beside one of seconds, and half as much load again as capacity** (QoServe's
+loads): `qoserve`, then `edf` with the right chunk: requests with half an hour wait, and the others
+are served. Half an hour flatters `edf`: the requests that it postpones fall due later, and over
+hours it carries a fifth to a third less ([results.md](results.md), Figure 7). Orders that know no
+deadline lose a tenth (`sjf`, `srpf`: the long requests) to half (`fcfs`, `vllm`). `slos_serve`
+declines at arrival requests for which there would have been time: it reads half of a TTLT as the
+time for the output. `sola` loses all tiers alike. `adaserve` prefills prompts as they arrive: a
+request whose first token is due within 6 s waits as long as one with half an hour, minutes in the
+median.
 
-**Reasoning** sets the policies apart least. Its prompts are short, three times what one takes alone is 50 ms, and an iteration of fifty
-thoughts takes half of that: who arrives while two others do is late whatever the order.
+**Reasoning** separates the policies least. Its prompts are short: three times the prefill of one
+alone is 50 ms, and an iteration of fifty decodes takes half of that. A request that arrives while
+two others wait for their prefill is late in any order.
 """,
 )
 
 PAGE = Page(
     file="which-policy.md",
-    head="""# Which policy for which load
+    introduction="""\
+# Which policy for which load
 
-Ten policies on the loads of five papers, simulated on two A100s with Llama-3-8B. Made by `python -m loadgen.results --only matrix`;
-which policy does what is in [policies.md](policies.md).
+Ten policies on the loads of five papers, simulated on two A100s with Llama-3-8B. The page is made
+by `python -m loadgen.results --only matrix`; [policies.md](policies.md) describes the policies.
 """,
-    parts=(
-        Part(
+    chapters=(
+        Chapter(
             name="which-policy",
             title="The matrix",
-            head=f"""\
-- Every policy runs with its defaults, on the same requests (seed {SEED}). Sarathi's orders (`fcfs`, `edf`, `sjf`, `srpf`) get the chunk of
-  {", ".join(CHUNKS[:-1])} and {CHUNKS[-1]} tokens that suits `edf` best at that load, stated in the second table.
-- `slos_serve` and `adaserve` may speculate with a draft whose iterations take {100 * DRAFT:g} % of the target's and whose first tokens
-  are accepted with probability {ACCEPTANCE:g}; not on ToolLLM and Reasoning, as in the paper of these. The others do not use it.
-- `ascendra` has one replica of each pool.
-- Loads whose workload is a placeholder, or stands for a dataset that is not at hand ([simulator.md](simulator.md)), say which policy
-  does better on such a load, and nothing about the paper's figures.
-- Runs are minutes long: enough where deadlines are seconds. AdaServe's SLOs have no TTFT; so that who holds requests
-  back does not win by that, what has not ended 20 s after the last arrival counts as violated there.
+            setup=f"""\
+- Every policy runs with its defaults, on the same requests (seed {SEED}). Sarathi's orders (`fcfs`,
+  `edf`, `sjf`, `srpf`) get the chunk of {", ".join(CHUNKS[:-1])} or {CHUNKS[-1]} tokens that suits
+  `edf` best at that load; the second table states it.
+- `slos_serve` and `adaserve` may speculate. An iteration of the draft takes {100 * DRAFT:g} % of
+  the target's, and its first tokens are accepted with probability {ACCEPTANCE:g}. There is no draft
+  on ToolLLM and Reasoning, as in their paper. The other policies do not use the draft.
+- `ascendra` has one replica in each pool.
+- The workload of some loads is a placeholder, or stands in for a dataset that is not at hand
+  ([simulator.md](simulator.md)). Such a load shows which policy does better on it, and says nothing
+  about the paper's figures.
+- Runs last minutes, which is enough where deadlines are seconds. AdaServe's SLOs have no TTFT; so
+  that a policy does not win there by holding requests back, requests that have not ended 20 s after
+  the last arrival count as violated.
 """,
             sections=(SECTION,),
         ),

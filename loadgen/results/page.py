@@ -1,43 +1,90 @@
-"""A page of docs/, from what the cache holds."""
+"""The text of a page of docs/, from the runs that the cache holds."""
 
+import re
+import textwrap
 from collections.abc import Mapping, Sequence
 
 from loadgen.results.cache import Cache
 from loadgen.results.experiment import Run
-from loadgen.results.section import Lab, Page, Part, Section
+from loadgen.results.section import Chapter, Page, Results, Section
+
+COLUMNS = 100
 
 
-def written(page: Page, cache: Cache, hours: Mapping[str, float]) -> str:
-    """`hours`: of those sections whose runs are not as long as they state themselves."""
-    return "\n".join(
-        (page.head, *(_part(part, cache, hours) for part in page.parts if part.sections))
-    )
+def render_page(page: Page, cache: Cache, hours: Mapping[str, float]) -> str:
+    """`hours` has the length of the runs of each section that does not use its own."""
+    chapters = (_chapter(chapter, cache, hours) for chapter in page.chapters if chapter.sections)
+    return wrap(_joined(page.introduction, *chapters)) + "\n"
 
 
-def _part(part: Part, cache: Cache, hours: Mapping[str, float]) -> str:
+def _chapter(chapter: Chapter, cache: Cache, hours: Mapping[str, float]) -> str:
     sections = (
-        shown(section, cache, hours.get(section.name, section.hours)) for section in part.sections
+        render_section(section, cache, hours.get(section.name, section.hours))
+        for section in chapter.sections
     )
-    return "\n".join((f"## {part.title}\n\n{part.head}", *sections))
+    return _joined(f"## {chapter.title}", chapter.setup, *sections)
 
 
-def shown(section: Section, cache: Cache, hours: float) -> str:
-    lab = Lab(cache)
-    body = section.body(lab, 3600 * hours)
-    days = sorted({made.on for made in lab.used})
+def render_section(section: Section, cache: Cache, hours: float) -> str:
+    """The section without line breaks in its paragraphs: `wrap` adds them."""
+    results = Results(cache)
+    tables = section.render(results, 3600 * hours)
+    command = f"`python -m loadgen.results --only {section.name} --hours {hours:g}`"
+    return _joined(
+        f"### {section.title}", section.paper, command, _facts(results), tables, section.discussion
+    )
+
+
+def _facts(results: Results) -> str:
+    """The profile, seed, length, definition and date of the runs of one section."""
+    days = sorted({result.on for result in results.used})
     when = "not run yet" if not days else days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
-    command = f"python -m loadgen.results --only {section.name} --hours {hours:g}"
-    runs = [job if isinstance(job, Run) else job.run for job in lab.asked]
-    profiles, definitions = (
-        _each([run.profile for run in runs]),
-        _each([run.definition for run in runs]),
-    )
-    each = sorted({run.duration_s / 3600 for run in runs})
-    arrivals = " to ".join(f"{h:.2g}" for h in dict.fromkeys((each[0], each[-1])))
+    runs = [job if isinstance(job, Run) else job.run for job in results.requested]
+    profiles = _code([run.profile for run in runs])
+    definitions = _code([run.definition for run in runs])
+    lengths_h = sorted({run.duration_s / 3600 for run in runs})
+    arrivals = " to ".join(f"{h:.2g}" for h in dict.fromkeys((lengths_h[0], lengths_h[-1])))
     seeds = ", ".join(f"{seed}" for seed in sorted({run.seed for run in runs}))
-    facts = f"`{command}`\n\nProfile {profiles}, seed {seeds}, {arrivals} h of arrivals a run, definition {definitions}; {when}."
-    return f"### {section.title}\n\n{section.paper}\n\n{facts}\n\n{body}\n\n{section.notes}"
+    return (
+        f"Profile {profiles}, seed {seeds}, {arrivals} h of arrivals a run, "
+        f"definition {definitions}; {when}."
+    )
 
 
-def _each(names: Sequence[str]) -> str:
+def _code(names: Sequence[str]) -> str:
+    """Each name once, as code."""
     return ", ".join(f"`{name}`" for name in dict.fromkeys(names))
+
+
+def _joined(*blocks: str) -> str:
+    return "\n\n".join(block.strip() for block in blocks if block.strip())
+
+
+# ---------------------------------------------------------------- lines
+
+
+def wrap(markdown: str) -> str:
+    """The same Markdown with its paragraphs and lists in lines of COLUMNS.
+
+    Headings, tables, pictures and fenced code stay as they are; no line breaks inside `code`.
+    """
+    return "\n\n".join(_wrap_block(block) for block in markdown.split("\n\n"))
+
+
+def _wrap_block(block: str) -> str:
+    if block.startswith(("#", "|", "![", "```")):
+        return block
+    return "\n".join(_wrap_item(item) for item in re.split(r"\n(?=- )", block))
+
+
+def _wrap_item(item: str) -> str:
+    """One paragraph, or one item of a list."""
+    unbroken = re.sub(r"`[^`]*`", lambda code: code[0].replace(" ", "\0"), " ".join(item.split()))
+    lines = textwrap.wrap(
+        unbroken,
+        COLUMNS,
+        subsequent_indent="  " if item.startswith("- ") else "",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return "\n".join(lines).replace("\0", " ")

@@ -1,4 +1,4 @@
-"""Claims that one policy carries more than another, as ratios within one run."""
+"""The ratios behind the claim that one policy has more capacity than another."""
 
 from collections.abc import Sequence
 from math import prod
@@ -7,25 +7,26 @@ from loadgen.results.section import Cells, compare
 
 
 def ratio(ours: float | None, theirs: float | None) -> float | None:
-    """None while one is not known."""
+    """Ours over theirs; None while either is unknown."""
     return None if ours is None or not theirs else ours / theirs
 
 
-def ahead(published: float, ours: float | None) -> Cells:
-    """As `compare`; but whoever is published to be ahead must be so here, however near the figures
-    are.
+def compare_lead(published: float, ours: float | None) -> Cells:
+    """The published ratio by which a policy leads, beside ours.
+
+    As `compare`; but a ratio of 1 or less does not count, however near the published one it is.
     """
     cells = compare(published, None if ours is None else round(ours, 3))
     return cells._replace(verdict="no: not ahead") if ours is not None and ours <= 1 else cells
 
 
-def mean(ratios: Sequence[float | None]) -> float | None:
-    """Geometric; None while one is not known."""
-    known = [one for one in ratios if one is not None]
+def geometric_mean(ratios: Sequence[float | None]) -> float | None:
+    """None while one of the ratios is unknown."""
+    known = [ratio for ratio in ratios if ratio is not None]
     return prod(known) ** (1 / len(known)) if len(known) == len(ratios) else None
 
 
-def best(rates: Sequence[float | None]) -> float | None:
-    """None while one is not known."""
+def highest(rates: Sequence[float | None]) -> float | None:
+    """None while one of the rates is unknown."""
     known = [rate for rate in rates if rate is not None]
     return max(known) if len(known) == len(rates) else None

@@ -1,5 +1,6 @@
-"""One table or figure of a paper: what it asks of the simulator, and how its figures stand beside
-the published ones.
+"""A section of a page: one table or figure of a paper, with our figures beside the published ones.
+
+A page has chapters, one for each paper; a chapter has sections.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,103 +10,106 @@ from typing import Literal, NamedTuple
 from loadgen.bound.limit import Bound
 from loadgen.lab.figures import Figures, Group
 from loadgen.results.cache import Cache
-from loadgen.results.experiment import Made, Run
-from loadgen.results.job import Capacity, Job, Search, capacity
+from loadgen.results.experiment import Run, RunResult
+from loadgen.results.job import Capacity, Job, Search, advance
 
-CLOSE = 0.15  # counts as reproduced
-CLOSE_POINTS = 0.5  # of percentages too: of a few in a thousand requests no ratio is worth anything
+CLOSE = 0.15  # relative difference within which a figure counts as reproduced
+# A percentage also counts within so many points: a ratio of a few requests in a thousand means
+# nothing.
+CLOSE_POINTS = 0.5
 MISSING = "not run"
 
 
-class Lab:
-    """Where a section finds its figures. It notes what was asked for, so that asking without a
-    cache says what is to be run.
+class Results:
+    """The results of runs, as a section reads them from the cache.
+
+    It records every job that the section requests. Without a cache nothing is found, and the
+    record says what is to be run.
     """
 
     def __init__(self, cache: Cache | None) -> None:
         self._cache = cache
-        self.asked: list[Job] = []
-        self.used: list[Made] = []
+        self.requested: list[Job] = []
+        self.used: list[RunResult] = []
 
     def figures(self, run: Run) -> Figures | None:
-        """None: not run yet."""
-        self.asked.append(run)
-        made = self._known(run)
-        if made is None:
+        """The figures of a run; None: not run yet."""
+        self.requested.append(run)
+        result = self._known(run)
+        if result is None:
             return None
-        self.used.append(made)
-        return made.figures
+        self.used.append(result)
+        return result.figures
 
     def bound(self, run: Run) -> Bound | None:
-        """`run` has BOUND as its policy. None: not worked out yet."""
-        self.asked.append(run)
-        made = self._known(run)
-        if made is None:
+        """The bound of a run whose policy is BOUND; None: not computed yet."""
+        self.requested.append(run)
+        result = self._known(run)
+        if result is None:
             return None
-        self.used.append(made)
-        return made.bound
+        self.used.append(result)
+        return result.bound
 
     def capacity(self, search: Search) -> Capacity | None:
-        """None: not found yet."""
-        self.asked.append(search)
-        found = capacity(search, self._known)
+        """The capacity that a search found; None: not found yet."""
+        self.requested.append(search)
+        found = advance(search, self._known)
         if isinstance(found, Run):
             return None
-        if found.made is not None:
-            self.used.append(found.made)
+        if found.result is not None:
+            self.used.append(found.result)
         return found
 
-    def _known(self, run: Run) -> Made | None:
+    def _known(self, run: Run) -> RunResult | None:
         return None if self._cache is None else self._cache.get(run)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """`body(lab, duration_s)` is the Markdown of its tables; `notes`, what differs and what was
-    tried.
-    """
+    """One table or figure. `render(results, duration_s)` returns the Markdown of its tables."""
 
-    name: str  # what --only takes
+    name: str  # as --only takes it
     title: str
-    paper: str  # what the paper did and says
+    paper: str  # what the paper did and claims
     hours: float  # of arrivals in each run
-    body: Callable[[Lab, float], str]
-    notes: str
+    render: Callable[[Results, float], str]
+    discussion: str  # what differs from the paper, why, and what was tried
 
     def jobs(self, duration_s: float, cache: Cache | None = None) -> Sequence[Job]:
-        """What it asks for, as far as that can be said: what depends on runs that `cache` lacks
-        comes when they are there.
+        """The jobs that the section requests.
+
+        Jobs that depend on runs which `cache` lacks are added once those runs are in it.
         """
-        lab = Lab(cache)
-        self.body(lab, duration_s)
-        return lab.asked
+        results = Results(cache)
+        self.render(results, duration_s)
+        return results.requested
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """One file of docs/: parts, each with a head of its own, and sections in them."""
+    """One file of docs/."""
 
     file: str
-    head: str
-    parts: Sequence["Part"]
+    introduction: str
+    chapters: Sequence["Chapter"]
 
     @property
     def sections(self) -> Sequence[Section]:
-        return [section for part in self.parts for section in part.sections]
+        return [section for chapter in self.chapters for section in chapter.sections]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """What belongs to one paper."""
+class Chapter:
+    """The sections of one paper, with the setup that they share."""
 
     name: str  # --only takes it for all its sections
     title: str
-    head: str  # profile, workload and other stand-ins
+    setup: str  # profile, workloads, baselines, and what stands in for what we do not have
     sections: Sequence[Section]
 
 
 class Cells(NamedTuple):
-    """One comparison: published, ours, ratio, verdict."""
+    """The cells of one comparison."""
 
     published: str
     ours: str
@@ -114,7 +118,10 @@ class Cells(NamedTuple):
 
 
 def compare(published: float, ours: float | None, *, percent: bool = False) -> Cells:
-    """Within 15 % counts; a percentage also counts within half a point."""
+    """Our figure beside the published one.
+
+    It is reproduced within 15 %; a percentage also counts within half a point.
+    """
     shown = f"{published:g} %" if percent else f"{published:g}"
     if ours is None:
         return Cells(shown, MISSING, "", "")
@@ -126,27 +133,27 @@ def compare(published: float, ours: float | None, *, percent: bool = False) -> C
 
 
 def figure(value: float | None, *, percent: bool = False) -> str:
-    """Three digits."""
+    """A value with three significant digits."""
     if value is None:
         return MISSING
     return f"{value:.3g} %" if percent else f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"
 
 
 def latency_s(
-    tier: str, of: Group | None, percentile: Literal["p50", "p95", "p99"]
+    tier: str, group: Group | None, percentile: Literal["p50", "p95", "p99"]
 ) -> float | None:
-    """What QoServe gives as the latency of its tiers: TTFT of Q1, TTLT of the others."""
-    if of is None:
+    """The latency that QoServe reports of a tier: the TTFT of Q1, the TTLT of the others."""
+    if group is None:
         return None
-    value: float | None = getattr(of.ttft_s if tier == "Q1" else of.ttlt_s, percentile)
+    value: float | None = getattr(group.ttft_s if tier == "Q1" else group.ttlt_s, percentile)
     return value
 
 
-def violated_percent(of: Figures | Group | None) -> float | None:
-    return None if of is None else 100 * of.violated_fraction
+def violated_percent(figures: Figures | Group | None) -> float | None:
+    return None if figures is None else 100 * figures.violated_fraction
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Markdown."""
+    """A Markdown table."""
     lines = ["| " + " | ".join(cells) + " |" for cells in (headers, ["---"] * len(headers), *rows)]
     return "\n".join(lines)

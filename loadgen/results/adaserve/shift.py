@@ -3,10 +3,9 @@
 from msgspec.structs import replace
 
 from loadgen.results.adaserve import systems as runs
-from loadgen.results.section import Lab, Section, compare, table
+from loadgen.results.section import Results, Section, compare, table
 
-# Figure 13: requests per twelfth of six minutes in the artifact's trace, first chat, then coding,
-# then summary.
+# Figure 13: requests in each twelfth of the six minutes of the artifact's trace.
 COUNTS = {
     "chat": (46, 78, 125, 106, 76, 42, 6, 7, 0, 0, 0, 0),
     "coding": (1, 7, 12, 35, 84, 104, 119, 84, 34, 10, 4, 1),
@@ -24,25 +23,19 @@ PUBLISHED = {
 }
 
 
-def body(lab: Lab, duration_s: float) -> str:
+def render(results: Results, duration_s: float) -> str:
     rows = []
     for system, published in PUBLISHED.items():
-        made = replace(runs.run(system, 1.0, duration_s), bursts=bursts(duration_s))
-        of = lab.figures(made)
-        tiers = (
-            [f"{100 * (1 - group.violated_fraction):.3g} %" for group in of.by_tier.values()]
-            if of
-            else [""] * len(COUNTS)
-        )
-        rows.append(
-            (
-                system,
-                *compare(
-                    published, None if of is None else runs.attained_percent(of), percent=True
-                ),
-                *tiers,
-            )
-        )
+        run = replace(runs.run(system, 1.0, duration_s), bursts=bursts(duration_s))
+        figures = results.figures(run)
+        if figures is None:
+            attained, tiers = None, [""] * len(COUNTS)
+        else:
+            attained = runs.attained_percent(figures)
+            tiers = [
+                f"{100 * (1 - group.violated_fraction):.3g} %" for group in figures.by_tier.values()
+            ]
+        rows.append((system, *compare(published, attained, percent=True), *tiers))
     return table(
         ("system", "published", "ours", "ratio", "", *(f"our {tier}" for tier in sorted(COUNTS))),
         rows,
@@ -50,7 +43,7 @@ def body(lab: Lab, duration_s: float) -> str:
 
 
 def bursts(duration_s: float) -> str:
-    """Requests/s of each tier, the same in a shorter run."""
+    """The rate of each tier over the run, as --bursts takes it; the same in a shorter run."""
     return ";".join(
         f"{tier}={runs.swing([count / TWELFTH_S for count in counts], duration_s)}"
         for tier, counts in COUNTS.items()
@@ -60,11 +53,14 @@ def bursts(duration_s: float) -> str:
 SECTION = Section(
     name="adaserve-shift",
     title="Figures 13 and 14: peaks at different times",
-    paper="Six minutes in which first chat, then coding, then summaries come at up to 4 requests/s. SLO attainment as published.",
+    paper="""\
+Six minutes in which first chat, then coding, then summaries arrive at up to 4 requests/s. The
+published values are SLO attainment.""",
     hours=0.1,
-    body=body,
-    notes="""\
-What differs: vLLM-Spec with long drafts and vLLM do worse than published. By this profile a pass of many tokens is dear, and it is
-the summaries at the end that they lose: each of their prompts stalls all decodes.
+    render=render,
+    discussion="""\
+What differs: vLLM-Spec with long drafts and vLLM do worse than published. By this profile a pass of
+many tokens is expensive. They lose the summaries at the end: each of the prompts stalls all
+decodes.
 """,
 )

@@ -1,6 +1,4 @@
-"""What AdaServe's experiments have in common: the systems, the load, and how figures stand beside
-each other.
-"""
+"""The systems, the load and the tables that AdaServe's experiments share."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -9,17 +7,17 @@ from msgspec.structs import replace
 from loadgen.lab.figures import Figures
 from loadgen.results.experiment import Run
 from loadgen.results.qoserve.systems import with_shares
-from loadgen.results.section import MISSING, Lab, compare, figure, table
+from loadgen.results.section import MISSING, Results, compare, figure, table
 from shared.tiers import TierSet, load_tiers
 
 PROFILE = "a100-llama3-70b-tp4"
-# 1.24 billion parameters on one GPU, 70.6 billion over four: what each GPU reads, and computes for
-# a token, is to the target's as these.
+# The draft has 1.24 billion parameters on one GPU, the target 70.6 billion over four: reads and
+# compute per GPU and token are in this proportion.
 DRAFT = round(1.24 / (70.6 / 4), 2)
 RATE_RPS = 4.0  # section 6.2, where the rate is fixed
 TIERS = load_tiers("adaserve-3")
-# Figure 7, which is Azure's trace of 2023 cut to six minutes: requests per twelfth of the run over
-# their mean, in the artifact's trace of 3.9 requests/s.
+# Figure 7, which is Azure's trace of 2023 cut to six minutes: the requests in each twelfth of the
+# run over their mean, from the artifact's trace of 3.9 requests/s.
 TWELFTHS = (0.34, 0.82, 0.99, 0.92, 0.89, 1.01, 1.24, 1.26, 1.17, 1.17, 1.13, 1.06)
 
 OURS = "AdaServe"
@@ -45,7 +43,7 @@ SYSTEMS = {
 
 
 def swing(multiples: Sequence[float], duration_s: float) -> str:
-    """As --bursts has it: the run in equal steps."""
+    """A run in equal steps, as --bursts takes it."""
     return ",".join(f"{duration_s / len(multiples):g}:{multiple:g}" for multiple in multiples)
 
 
@@ -67,7 +65,7 @@ def run(system: str, rate_rps: float, duration_s: float, tiers: TierSet = TIERS)
 
 
 def coding_share(share: float) -> TierSet:
-    """What is left is equal parts of the others."""
+    """Tiers with this share of coding. The other two share the rest equally."""
     return with_shares(
         TIERS,
         f"adaserve-{round(100 * share)}",
@@ -76,7 +74,7 @@ def coding_share(share: float) -> TierSet:
 
 
 def coding_scale(scale: float) -> TierSet:
-    """Coding held to so many times its pace alone."""
+    """Tiers in which coding's SLO is `scale` times its pace alone."""
     coding = TIERS.tiers["coding"]
     return replace(
         TIERS,
@@ -85,47 +83,51 @@ def coding_scale(scale: float) -> TierSet:
     )
 
 
-Found = Mapping[str, Figures | None]  # by system
+BySystem = Mapping[str, Figures | None]
 
 
-def served(lab: Lab, of: Mapping[str, Run]) -> Found:
-    return {system: lab.figures(run) for system, run in of.items()}
+def figures_of(results: Results, runs: Mapping[str, Run]) -> BySystem:
+    return {system: results.figures(run) for system, run in runs.items()}
 
 
-def varied(
-    lab: Lab,
-    head: str,
-    tiers: Mapping[str, TierSet],
+def render_over_tiers(
+    results: Results,
+    header: str,
+    tier_sets: Mapping[str, TierSet],
     duration_s: float,
     *,
     unattained: float,
     goodput: float,
 ) -> str:
-    """Figures 10 and 11: the systems of the paper at RATE_RPS, over `tiers` by what `head` says;
-    and what is claimed at most.
+    """Figures 10 and 11: the systems of the paper at RATE_RPS, with a row for each tier set.
+
+    `header` is the title of the first column. `unattained` and `goodput` are the ratios that the
+    paper claims as its largest.
     """
     systems, rivals = [OURS, *BASELINES], list(BASELINES)
-    found = {
-        name: served(lab, {system: run(system, RATE_RPS, duration_s, of) for system in systems})
-        for name, of in tiers.items()
+    rows = {
+        name: figures_of(
+            results, {system: run(system, RATE_RPS, duration_s, tiers) for system in systems}
+        )
+        for name, tiers in tier_sets.items()
     }
     return "\n\n".join(
         (
             "SLO attainment:",
-            by_system(head, found, attained_percent, percent=True),
+            by_system(header, rows, attained_percent, percent=True),
             "Goodput, tokens/s of attained requests:",
-            by_system(head, found, lambda of: of.goodput_tokens_per_s),
+            by_system(header, rows, lambda figures: figures.goodput_tokens_per_s),
             claims(
                 (
                     (
                         "unattained, fewer by at most",
                         unattained,
-                        most([fewer_unattained(of, rivals) for of in found.values()]),
+                        largest([unattained_ratio(row, rivals) for row in rows.values()]),
                     ),
                     (
                         "goodput, at most",
                         goodput,
-                        most([more_goodput(of, rivals) for of in found.values()]),
+                        largest([goodput_ratio(row, rivals) for row in rows.values()]),
                     ),
                 )
             ),
@@ -133,73 +135,74 @@ def varied(
     )
 
 
-def attained_percent(of: Figures) -> float:
-    return 100 * (1 - of.violated_fraction)
+def attained_percent(figures: Figures) -> float:
+    return 100 * (1 - figures.violated_fraction)
 
 
 def by_system(
-    head: str,
-    rows: Mapping[str, Found],
+    header: str,
+    rows: Mapping[str, BySystem],
     value: Callable[[Figures], float],
     *,
     percent: bool = False,
 ) -> str:
-    """A row for each thing varied, a column for each system."""
+    """A table with a row for each value of what is varied, and a column for each system."""
     systems = list(next(iter(rows.values())))
     lines = [
         (
-            row,
+            name,
             *(
-                MISSING if of is None else figure(value(of), percent=percent)
-                for of in found.values()
+                MISSING if figures is None else figure(value(figures), percent=percent)
+                for figures in row.values()
             ),
         )
-        for row, found in rows.items()
+        for name, row in rows.items()
     ]
-    return table((head, *systems), lines)
+    return table((header, *systems), lines)
 
 
-def fewer_unattained(found: Found, rivals: Sequence[str]) -> float | None:
-    """How many times as many the best of the rivals leaves unattained; ours count as a hundredth of
-    the requests at least.
+def unattained_ratio(row: BySystem, rivals: Sequence[str]) -> float | None:
+    """The unattained requests of the best rival over ours; None: not all have run.
+
+    At least a hundredth of our requests count as unattained.
     """
-    ours, others = _of(found, rivals)
-    return (
-        None
-        if ours is None
-        else min(of.violated for of in others) / max(0.01 * ours.offered, ours.violated)
-    )
+    ours, others = _ours_and_others(row, rivals)
+    if ours is None:
+        return None
+    fewest = min(figures.violated for figures in others)
+    return fewest / max(0.01 * ours.offered, ours.violated)
 
 
-def more_attained(found: Found, rivals: Sequence[str]) -> float | None:
-    ours, others = _of(found, rivals)
-    return (
-        None
-        if ours is None
-        else attained_percent(ours) / max(1e-9, *(attained_percent(of) for of in others))
-    )
+def attainment_ratio(row: BySystem, rivals: Sequence[str]) -> float | None:
+    """Our attainment over that of the best rival; None: not all have run."""
+    ours, others = _ours_and_others(row, rivals)
+    if ours is None:
+        return None
+    return attained_percent(ours) / max(1e-9, *(attained_percent(figures) for figures in others))
 
 
-def more_goodput(found: Found, rivals: Sequence[str]) -> float | None:
-    ours, others = _of(found, rivals)
-    return (
-        None
-        if ours is None
-        else ours.goodput_tokens_per_s / max(1e-9, *(of.goodput_tokens_per_s for of in others))
-    )
+def goodput_ratio(row: BySystem, rivals: Sequence[str]) -> float | None:
+    """Our goodput over that of the best rival; None: not all have run."""
+    ours, others = _ours_and_others(row, rivals)
+    if ours is None:
+        return None
+    highest = max(1e-9, *(figures.goodput_tokens_per_s for figures in others))
+    return ours.goodput_tokens_per_s / highest
 
 
-def _of(found: Found, rivals: Sequence[str]) -> tuple[Figures | None, list[Figures]]:
-    others = [of for system in rivals if (of := found[system]) is not None]
-    return (found[OURS] if len(others) == len(rivals) else None), others
+def _ours_and_others(row: BySystem, rivals: Sequence[str]) -> tuple[Figures | None, list[Figures]]:
+    """Ours is None unless all rivals have run."""
+    others = [figures for system in rivals if (figures := row[system]) is not None]
+    return (row[OURS] if len(others) == len(rivals) else None), others
 
 
-def most(values: Sequence[float | None]) -> float | None:
+def largest(values: Sequence[float | None]) -> float | None:
+    """None while one of the values is unknown."""
     known = [value for value in values if value is not None]
     return max(known) if len(known) == len(values) else None
 
 
 def claims(rows: Sequence[tuple[str, float, float | None]]) -> str:
-    """(what is claimed, published, ours)."""
+    """A table of claims. `rows` has (claim, published, ours)."""
     lines = [(name, *compare(published, ours)) for name, published, ours in rows]
     return table(("against the best baseline", "published", "ours", "ratio", ""), lines)

@@ -1,4 +1,4 @@
-"""Figure 15b: GPUs that two classes of TBT need, apart (PolyServe) or together (QoServe)."""
+"""QoServe Figure 15b: the GPUs that two classes of TBT need, apart or together."""
 
 import math
 
@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from loadgen.results.job import Capacity, Search
 from loadgen.results.qoserve.systems import run
-from loadgen.results.section import Lab, Section, figure, table
+from loadgen.results.section import Results, Section, figure, table
 from shared.tiers import Tier, TierSet
 from shared.vocabulary import Slo
 
@@ -29,8 +29,9 @@ def tiers(share: float) -> TierSet:
 
 
 def gpus(parts: list[tuple[float, Capacity | None]]) -> int | None:
-    """Of deployments that each carry so many requests per second in all, and so many per
-    replica.
+    """The GPUs of several deployments; None: the capacity of one of them is unknown.
+
+    `parts` has (load in requests/s, capacity of one replica) of each deployment.
     """
     needed = 0
     for load_rps, found in parts:
@@ -42,40 +43,39 @@ def gpus(parts: list[tuple[float, Capacity | None]]) -> int | None:
     return needed
 
 
-def body(lab: Lab, duration_s: float) -> str:
+def render(results: Results, duration_s: float) -> str:
     apart = {}
     for share, (name, tbt_s) in zip((1.0, 0.0), TBT_S.items(), strict=True):
-        # A fixed target for every iteration: what was saved before is not spent (PolyServe's chunks
-        # are Medha's).
+        # Every iteration has a fixed target: slack saved before is not spent (PolyServe takes its
+        # chunks from Medha).
         alone = run(
             "fcfs", "azure-conv", FIRST_RPS, duration_s, chunk_tokens="2500", iteration_s=str(tbt_s)
         )
-        apart[name] = lab.capacity(Search(run=replace(alone, tiers=tiers(share))))
-    rows, less = [], []
+        apart[name] = results.capacity(Search(run=replace(alone, tiers=tiers(share))))
+    rows, fewer = [], []
     for share in SHARES:
-        shared = lab.capacity(
+        shared = results.capacity(
             Search(
                 run=replace(run("qoserve", "azure-conv", FIRST_RPS, duration_s), tiers=tiers(share))
             )
         )
-        poly = gpus([(TOTAL_RPS * share, apart["Q1"]), (TOTAL_RPS * (1 - share), apart["Q2"])])
-        one = gpus([(TOTAL_RPS, shared)])
+        polyserve = gpus([(TOTAL_RPS * share, apart["Q1"]), (TOTAL_RPS * (1 - share), apart["Q2"])])
+        qoserve = gpus([(TOTAL_RPS, shared)])
         rows.append(
             (
                 f"{100 * share:g} %",
-                figure(poly),
-                figure(one),
+                figure(polyserve),
+                figure(qoserve),
                 figure(None if shared is None else shared.rate_rps),
             )
         )
-        less.append(None if poly is None or one is None else one < poly)
-    holds = (
-        "not run"
-        if None in less
-        else "holds at every share"
-        if all(less)
-        else f"holds at {sum(map(bool, less))} of {len(less)} shares"
-    )
+        fewer.append(None if polyserve is None or qoserve is None else qoserve < polyserve)
+    if None in fewer:
+        verdict = "not run"
+    elif all(fewer):
+        verdict = "holds at every share"
+    else:
+        verdict = f"holds at {sum(map(bool, fewer))} of {len(fewer)} shares"
     rates = ", ".join(
         f"{name} {figure(None if found is None else found.rate_rps)} requests/s"
         for name, found in apart.items()
@@ -85,19 +85,22 @@ def body(lab: Lab, duration_s: float) -> str:
             ("share of Q1", "PolyServe, GPUs", "QoServe, GPUs", "QoServe, requests/s per replica"),
             rows,
         )
-        + f"\n\nPolyServe carries per replica: {rates}. The claim, that QoServe needs fewer whatever the share: {holds}."
+        + f"\n\nGoodput of one PolyServe replica: {rates}. "
+        f"The claim, that QoServe needs fewer GPUs at every share: {verdict}."
     )
 
 
 SECTION = Section(
     name="figure15b",
     title="Figure 15b: PolyServe's separate deployments",
-    paper="50 requests/s of the conversation workload, TTFT 6 s, TBT 50 ms (Q1) or 100 ms (Q2). GPUs needed, from the goodput of one "
-    "replica. PolyServe: a deployment per class, each with the chunk that its TBT allows. Of the figure only bars are published.",
+    paper="""\
+50 requests/s of the conversation workload; TTFT 6 s; TBT 50 ms (Q1) or 100 ms (Q2). The number of
+GPUs follows from the goodput of one replica. PolyServe has one deployment per class, each with the
+chunk that its TBT allows. The figure is published as bars only.""",
     hours=0.5,
-    body=body,
-    notes="""\
-What differs: PolyServe needs no safety factor here, as its iterations are predicted exactly; QoServe keeps its 1.2. Neither scales
-automatically nor moves requests, as in the paper.
+    render=render,
+    discussion="""\
+What differs: PolyServe needs no safety factor here, as its iterations are predicted exactly;
+QoServe keeps its 1.2. Neither scales automatically nor moves requests, as in the paper.
 """,
 )

@@ -1,4 +1,4 @@
-"""What the experiments of QoServe have in common: its policies as they were set there."""
+"""The policies of QoServe's experiments, with the settings they had there."""
 
 from collections.abc import Mapping
 
@@ -26,7 +26,7 @@ LABELS = {
 
 
 def run(policy: str, workload: str, rate_rps: float, duration_s: float, **more: str) -> Run:
-    """`more`: settings of the policy beyond those above."""
+    """A run of a policy. `more` has settings beyond those above."""
     return Run(
         policy=policy,
         settings={**POLICIES[policy], **more},
@@ -37,7 +37,7 @@ def run(policy: str, workload: str, rate_rps: float, duration_s: float, **more: 
 
 
 def with_shares(tiers: TierSet, name: str, shares: Mapping[str, float]) -> TierSet:
-    """The same tiers in other proportions."""
+    """The same tiers with other shares of the requests."""
     return replace(
         tiers,
         name=name,

@@ -1,6 +1,4 @@
-"""The program behind docs/results.md: what it asks for, that it goes on where it stopped, and what
-the page says of it.
-"""
+"""The program behind docs/results.md: the jobs it requests, their resumption, and the page."""
 
 import math
 from collections.abc import Callable
@@ -13,18 +11,17 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from loadgen.lab.figures import Figures
-from loadgen.results import execution as work
-from loadgen.results import matrix
+from loadgen.results import execution, matrix
 from loadgen.results.__main__ import SECTIONS, main
 from loadgen.results.cache import Cache
-from loadgen.results.execution import Work, do
-from loadgen.results.experiment import BOUND, Made, Run, make
-from loadgen.results.job import Capacity, Search, capacity, next_run
-from loadgen.results.page import shown
+from loadgen.results.execution import Task, run_tasks
+from loadgen.results.experiment import BOUND, Run, RunResult, execute
+from loadgen.results.job import Capacity, Search, advance, next_run
+from loadgen.results.page import COLUMNS, render_section, wrap
 from loadgen.results.qoserve import figure15b
 from loadgen.results.qoserve.figure15b import gpus
 from loadgen.results.qoserve.table4 import overall_percent
-from loadgen.results.section import Lab, Section, compare, table, violated_percent
+from loadgen.results.section import Results, Section, compare, table, violated_percent
 from shared.policy import registry
 from shared.tiers import load_tiers
 
@@ -33,27 +30,29 @@ LIMIT_RPS = 3.3
 
 
 @pytest.fixture(scope="module")
-def tiny() -> Made:
-    return make(TINY)
+def tiny() -> RunResult:
+    return execute(TINY)
 
 
-def carries_up_to_the_limit(tiny: Made, calls: list[Run]) -> Callable[[Run, Path | None], Made]:
-    """Instead of a simulation: runs above the limit are stopped."""
+def carries_up_to_the_limit(
+    tiny: RunResult, calls: list[Run]
+) -> Callable[[Run, Path | None], RunResult]:
+    """A stand-in for the simulation: runs above the limit are stopped."""
 
-    def made(run: Run, traces: Path | None) -> Made:
+    def executed(run: Run, traces: Path | None) -> RunResult:
         calls.append(run)
         return replace(tiny, run=run, figures=tiny.figures if run.rate_rps <= LIMIT_RPS else None)
 
-    return made
+    return executed
 
 
 def section(policy: str = "fcfs") -> Section:
-    def body(lab: Lab, duration_s: float) -> str:
+    def render(results: Results, duration_s: float) -> str:
         run = replace(TINY, policy=policy, duration_s=duration_s)
-        found, of = lab.capacity(Search(run=run)), lab.figures(run)
+        found, figures = results.capacity(Search(run=run)), results.figures(run)
         rows = [
             ("goodput", *compare(3.0, None if found is None else found.rate_rps)),
-            ("violated", *compare(0.0, violated_percent(of), percent=True)),
+            ("violated", *compare(0.0, violated_percent(figures), percent=True)),
         ]
         return table(("figure", "published", "ours", "ratio", ""), rows)
 
@@ -62,34 +61,34 @@ def section(policy: str = "fcfs") -> Section:
         title="A tiny table",
         paper="What it says.",
         hours=0.01,
-        body=body,
-        notes="What differs.",
+        render=render,
+        discussion="What differs.",
     )
 
 
-def works(folder: Path, policy: str = "fcfs") -> list[Work]:
-    return [Work("tiny", job, folder, None) for job in section(policy).jobs(36.0)]
+def tasks(folder: Path, policy: str = "fcfs") -> list[Task]:
+    return [Task("tiny", job, folder, None) for job in section(policy).jobs(36.0)]
 
 
 # ---------------------------------------------------------------- runs
 
 
 def test_a_silo_serves_its_tier_alone_and_a_prefill_node_ends_with_the_first_token(
-    tiny: Made,
+    tiny: RunResult,
 ) -> None:
     assert tiny.figures is not None
-    silo = make(replace(TINY, only="Q2")).figures
+    silo = execute(replace(TINY, only="Q2")).figures
     assert silo is not None
     assert silo.by_tier.keys() == {"Q2"}
     assert silo.offered == tiny.figures.by_tier["Q2"].offered
-    first = make(replace(TINY, first_token_only=True)).figures
+    first = execute(replace(TINY, first_token_only=True)).figures
     assert first is not None
     assert first.tokens == first.offered == tiny.figures.offered
 
 
 def test_a_run_that_misses_too_many_is_stopped_and_has_no_figures() -> None:
-    made = make(replace(TINY, rate_rps=30.0, most_violated=0.01))
-    assert made.figures is None
+    result = execute(replace(TINY, rate_rps=30.0, most_violated=0.01))
+    assert result.figures is None
 
 
 def test_every_field_of_a_run_is_part_of_its_name() -> None:
@@ -121,8 +120,8 @@ def test_every_field_of_a_run_is_part_of_its_name() -> None:
     )
 
 
-def test_runs_kept_from_before_are_found_and_read(tmp_path: Path, tiny: Made) -> None:
-    """There are days of them. The name and the fields are those of the first that were kept."""
+def test_runs_kept_from_before_are_found_and_read(tmp_path: Path, tiny: RunResult) -> None:
+    """The cache holds days of runs. The digest and the fields here are those of the oldest."""
     assert TINY.digest == "22768cb2e45412a3b0fc33c0"
     kept = msgspec.to_builtins(tiny)
     for name in ("draft", "acceptance", "drafted", "accepted", "verifications", "by_session"):
@@ -156,26 +155,26 @@ def test_a_run_is_stopped_by_its_own_definition(definition: str) -> None:
         rate_rps=8.0,
         profile="a100-llama3-8b",
     )
-    whole = make(run).figures
+    whole = execute(run).figures
     assert whole is not None
     share = whole.violated_fraction
     assert 0 < share < 1, "a load that some of them survive"
-    same = make(replace(run, most_violated=share)).figures
+    same = execute(replace(run, most_violated=share)).figures
     assert same is not None
     assert same.by_tier == whole.by_tier
-    assert make(replace(run, most_violated=share / 2)).figures is None
+    assert execute(replace(run, most_violated=share / 2)).figures is None
 
 
-def test_a_bound_is_kept_like_a_run_and_no_policy_beats_it(tmp_path: Path, tiny: Made) -> None:
-    made = make(replace(TINY, policy=BOUND))
-    assert made.figures is None
-    assert made.bound is not None and tiny.figures is not None
-    assert made.bound.violated_fraction <= tiny.figures.violated_fraction
-    Cache(tmp_path).put(made)
-    assert Cache(tmp_path).get(replace(TINY, policy=BOUND)) == made
+def test_a_bound_is_kept_like_a_run_and_no_policy_beats_it(tmp_path: Path, tiny: RunResult) -> None:
+    result = execute(replace(TINY, policy=BOUND))
+    assert result.figures is None
+    assert result.bound is not None and tiny.figures is not None
+    assert result.bound.violated_fraction <= tiny.figures.violated_fraction
+    Cache(tmp_path).put(result)
+    assert Cache(tmp_path).get(replace(TINY, policy=BOUND)) == result
 
 
-def test_what_was_made_is_read_back_the_same(tmp_path: Path, tiny: Made) -> None:
+def test_what_was_made_is_read_back_the_same(tmp_path: Path, tiny: RunResult) -> None:
     cache = Cache(tmp_path / "new")
     assert cache.get(TINY) is None
     cache.put(tiny)
@@ -187,59 +186,59 @@ def test_what_was_made_is_read_back_the_same(tmp_path: Path, tiny: Made) -> None
 
 
 def test_a_first_rate_that_fails_is_followed_by_one_a_little_lower(
-    tmp_path: Path, tiny: Made, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, tiny: RunResult, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[Run] = []
-    monkeypatch.setattr(work, "make", carries_up_to_the_limit(tiny, calls))
-    Work("tiny", Search(run=replace(TINY, rate_rps=3.6)), tmp_path, None)()
+    monkeypatch.setattr(execution, "execute", carries_up_to_the_limit(tiny, calls))
+    Task("tiny", Search(run=replace(TINY, rate_rps=3.6)), tmp_path, None)()
     assert [run.rate_rps for run in calls[:2]] == [3.6, 3.06]
 
 
 def test_a_search_ends_within_its_precision_below_the_limit(
-    tmp_path: Path, tiny: Made, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, tiny: RunResult, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(work, "make", carries_up_to_the_limit(tiny, []))
+    monkeypatch.setattr(execution, "execute", carries_up_to_the_limit(tiny, []))
     for first_rps in (0.1, 3.0, 40.0):
         search = Search(run=replace(TINY, rate_rps=first_rps))
-        Work("tiny", search, tmp_path, None)()
-        found = capacity(search, Cache(tmp_path).get)
+        Task("tiny", search, tmp_path, None)()
+        found = advance(search, Cache(tmp_path).get)
         assert isinstance(found, Capacity)
         assert LIMIT_RPS / 1.03 <= found.rate_rps <= LIMIT_RPS
-        assert found.made is not None
-        assert found.made.run.rate_rps == found.rate_rps
+        assert found.result is not None
+        assert found.result.run.rate_rps == found.rate_rps
 
 
 def test_rivals_are_searched_for_the_rate_that_the_best_of_them_carries(
-    tmp_path: Path, tiny: Made, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, tiny: RunResult, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limits, calls = {"fcfs": 2.0, "edf": LIMIT_RPS, "srpf": 1.0}, list[Run]()
 
-    def made(run: Run, traces: Path | None) -> Made:
+    def executed(run: Run, traces: Path | None) -> RunResult:
         calls.append(run)
         return replace(
             tiny, run=run, figures=tiny.figures if run.rate_rps <= limits[run.policy] else None
         )
 
-    monkeypatch.setattr(work, "make", made)
+    monkeypatch.setattr(execution, "execute", executed)
     rivals = tuple(replace(TINY, policy=policy) for policy in ("srpf", "edf"))
     search = Search(run=TINY, rivals=rivals, precision=0.05)
-    Work("tiny", search, tmp_path, None)()
-    found = capacity(search, Cache(tmp_path).get)
+    Task("tiny", search, tmp_path, None)()
+    found = advance(search, Cache(tmp_path).get)
     assert isinstance(found, Capacity)
     assert LIMIT_RPS / 1.05 <= found.rate_rps <= LIMIT_RPS
-    assert found.made is not None and found.made.run.policy == "edf"
+    assert found.result is not None and found.result.run.policy == "edf"
     assert calls[1].policy == "fcfs" or calls[0].rate_rps <= limits["fcfs"]
     last = [run.policy for run in calls if run.rate_rps == found.rate_rps]
-    assert last == ["edf"], "who carried the rate before is asked first"
+    assert last == ["edf"], "the run that passed before is tried first"
 
 
 def test_a_search_may_allow_more_violations(
-    tmp_path: Path, tiny: Made, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, tiny: RunResult, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert tiny.figures is not None
     overall = tiny.figures
 
-    def made(run: Run, traces: Path | None) -> Made:
+    def executed(run: Run, traces: Path | None) -> RunResult:
         violated = 0.05 * run.rate_rps  # a tenth at 2
         return replace(
             tiny,
@@ -249,89 +248,91 @@ def test_a_search_may_allow_more_violations(
             else None,
         )
 
-    monkeypatch.setattr(work, "make", made)
+    monkeypatch.setattr(execution, "execute", executed)
     rates = []
     for violations in (0.1, 0.05):
         search = Search(run=TINY, violations=violations)
-        Work("tiny", search, tmp_path, None)()
-        found = capacity(search, Cache(tmp_path).get)
+        Task("tiny", search, tmp_path, None)()
+        found = advance(search, Cache(tmp_path).get)
         assert isinstance(found, Capacity)
         rates.append(found.rate_rps)
     assert rates == pytest.approx([2.0, 1.0], rel=0.03)
 
 
 def test_a_policy_that_carries_nothing_is_found_out(
-    tmp_path: Path, tiny: Made, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, tiny: RunResult, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(work, "make", lambda run, traces: replace(tiny, run=run, figures=None))
+    monkeypatch.setattr(
+        execution, "execute", lambda run, traces: replace(tiny, run=run, figures=None)
+    )
     search = Search(run=TINY)
-    Work("tiny", search, tmp_path, None)()
-    assert capacity(search, Cache(tmp_path).get) == Capacity(rate_rps=0.0, made=None)
+    Task("tiny", search, tmp_path, None)()
+    assert advance(search, Cache(tmp_path).get) == Capacity(rate_rps=0.0, result=None)
 
 
 def test_work_that_was_broken_off_goes_on_where_it_stopped(
-    tmp_path: Path, tiny: Made, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, tiny: RunResult, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole: list[Run] = []
-    monkeypatch.setattr(work, "make", carries_up_to_the_limit(tiny, whole))
-    do(works(tmp_path / "whole"), jobs=1)
+    monkeypatch.setattr(execution, "execute", carries_up_to_the_limit(tiny, whole))
+    run_tasks(tasks(tmp_path / "whole"), processes=1)
 
     parts: list[Run] = []
-    made = carries_up_to_the_limit(tiny, parts)
+    executed = carries_up_to_the_limit(tiny, parts)
 
-    def breaks_off(run: Run, traces: Path | None) -> Made:
+    def breaks_off(run: Run, traces: Path | None) -> RunResult:
         if len(parts) == 3:
             raise KeyboardInterrupt
-        return made(run, traces)
+        return executed(run, traces)
 
-    monkeypatch.setattr(work, "make", breaks_off)
+    monkeypatch.setattr(execution, "execute", breaks_off)
     with pytest.raises(KeyboardInterrupt):
-        do(works(tmp_path / "parts"), jobs=1)
-    monkeypatch.setattr(work, "make", made)
-    do(works(tmp_path / "parts"), jobs=1)
+        run_tasks(tasks(tmp_path / "parts"), processes=1)
+    monkeypatch.setattr(execution, "execute", executed)
+    run_tasks(tasks(tmp_path / "parts"), processes=1)
     assert parts == whole
-    do(works(tmp_path / "parts"), jobs=1)
+    run_tasks(tasks(tmp_path / "parts"), processes=1)
     assert parts == whole, "all was there"
 
 
 def test_two_processes_make_the_same_as_one(tmp_path: Path) -> None:
-    made: dict[int, list[Figures | None]] = {1: [], 2: []}
-    for jobs in made:
+    figures: dict[int, list[Figures | None]] = {1: [], 2: []}
+    for processes in figures:
         runs, folder = (
             [replace(TINY, policy=policy) for policy in ("fcfs", "edf")],
-            tmp_path / str(jobs),
+            tmp_path / str(processes),
         )
-        do([Work("tiny", run, folder, None) for run in runs], jobs)
+        run_tasks([Task("tiny", run, folder, None) for run in runs], processes)
         for run in runs:
-            one = Cache(folder).get(run)
-            made[jobs].append(
+            result = Cache(folder).get(run)
+            figures[processes].append(
                 None
-                if one is None or one.figures is None
-                else replace(one.figures, wall_s=0, requests_per_wall_s=0)
+                if result is None or result.figures is None
+                else replace(result.figures, wall_s=0, requests_per_wall_s=0)
             )
-    assert None not in made[1]
-    assert made[1] == made[2]
+    assert None not in figures[1]
+    assert figures[1] == figures[2]
 
 
 # ---------------------------------------------------------------- the page
 
 
 def test_a_part_of_the_page_says_how_it_was_made_and_what_is_missing(
-    tmp_path: Path, tiny: Made, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, tiny: RunResult, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache = Cache(tmp_path)
-    empty = shown(section(), cache, 0.01)
+    empty = render_section(section(), cache, 0.01)
     assert "| goodput | 3 | not run |  |  |" in empty
     assert "not run yet" in empty
-    monkeypatch.setattr(work, "make", carries_up_to_the_limit(tiny, []))
-    do(works(tmp_path)[1:], jobs=1)
-    half = shown(section(), cache, 0.01)
+    monkeypatch.setattr(execution, "execute", carries_up_to_the_limit(tiny, []))
+    run_tasks(tasks(tmp_path)[1:], processes=1)
+    half = render_section(section(), cache, 0.01)
     assert "| goodput | 3 | not run |  |  |" in half
     assert "| violated | 0 % | 0 % | - | within 15 % |" in half
-    do(works(tmp_path), jobs=1)
-    whole = shown(section(), cache, 0.01)
+    run_tasks(tasks(tmp_path), processes=1)
+    whole = render_section(section(), cache, 0.01)
     assert "not run" not in whole
-    for said in (
+    for phrase in (
         "### A tiny table",
         "What it says.",
         "--only tiny --hours 0.01",
@@ -340,8 +341,8 @@ def test_a_part_of_the_page_says_how_it_was_made_and_what_is_missing(
         tiny.on,
         "What differs.",
     ):
-        assert said in whole
-    assert "not run" in shown(section("edf"), cache, 0.01), "another policy is another run"
+        assert phrase in whole
+    assert "not run" in render_section(section("edf"), cache, 0.01), "another policy is another run"
 
 
 def test_the_command_writes_the_whole_page_and_refuses_nonsense(
@@ -364,14 +365,14 @@ def test_a_paper_stands_for_its_sections_and_other_pages_stay_as_they_are(tmp_pa
 
 
 def test_runs_that_wait_for_a_rate_are_made_once_it_is_known(
-    tmp_path: Path, tiny: Made, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, tiny: RunResult, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The matrix: a search for each load, then every policy at the rate it found, then the chunk
     that suited best.
     """
-    served, limit = set[str](), make(replace(TINY, policy=BOUND)).bound
+    served, limit = set[str](), execute(replace(TINY, policy=BOUND)).bound
 
-    def made(run: Run, traces: Path | None) -> Made:
+    def executed(run: Run, traces: Path | None) -> RunResult:
         served.add(run.policy)
         stopped = run.most_violated < 1 and run.rate_rps > LIMIT_RPS
         bound = limit if run.policy == BOUND else None
@@ -382,7 +383,7 @@ def test_runs_that_wait_for_a_rate_are_made_once_it_is_known(
             bound=bound,
         )
 
-    monkeypatch.setattr(work, "make", made)
+    monkeypatch.setattr(execution, "execute", executed)
     assert (
         main(["--only", "matrix", "--jobs", "1", "--cache", str(tmp_path), "--out", str(tmp_path)])
         == 0
@@ -404,6 +405,16 @@ def test_what_a_section_asks_for_can_be_run(name: str, tmp_path: Path) -> None:
         if run.policy != BOUND:
             registry.make(run.policy, run.settings)
         assert run.only in ("", *run.tiers.tiers)
+
+
+def test_prose_is_wrapped_and_tables_code_and_pictures_are_not() -> None:
+    long = " ".join(["word"] * 40)
+    kept = f"| {long} |\n| --- |", f"```sh\n{long}\n```", f"![{long}](picture.svg)", f"## {long}"
+    assert wrap("\n\n".join(kept)) == "\n\n".join(kept)
+    wrapped = wrap(f"{long}\n\n- {long}\n- `{long[:60]}`, `{long[:60]}` {long}")
+    assert all(len(line) <= COLUMNS for line in wrapped.splitlines())
+    assert wrapped.split() == f"{long} - {long} - `{long[:60]}`, `{long[:60]}` {long}".split()
+    assert all(line.count("`") % 2 == 0 for line in wrapped.splitlines()), "code is in one line"
 
 
 # ---------------------------------------------------------------- arithmetic
@@ -434,7 +445,7 @@ def test_what_was_not_run_has_no_verdict() -> None:
     assert compare(2.0, None) == ("2", "not run", "", "")
 
 
-def test_violations_of_silos_are_weighed_by_their_requests(tiny: Made) -> None:
+def test_violations_of_silos_are_weighed_by_their_requests(tiny: RunResult) -> None:
     assert tiny.figures is not None
     group = tiny.figures.by_tier["Q1"]
     parts = {
@@ -448,11 +459,11 @@ def test_violations_of_silos_are_weighed_by_their_requests(tiny: Made) -> None:
 @settings(deadline=None, max_examples=50)
 @given(loads=st.lists(st.tuples(st.floats(0, 50), st.floats(0.5, 9)), min_size=1, max_size=3))
 def test_gpus_are_whole_and_enough_for_every_deployment(loads: list[tuple[float, float]]) -> None:
-    needed = gpus([(load, Capacity(rate_rps=rate, made=None)) for load, rate in loads])
+    needed = gpus([(load, Capacity(rate_rps=rate, result=None)) for load, rate in loads])
     assert needed == sum(math.ceil(load / rate) for load, rate in loads)
 
 
 def test_gpus_of_a_deployment_without_load_are_none_and_without_capacity_unknown() -> None:
-    assert gpus([(0.0, None), (6.0, Capacity(rate_rps=3.0, made=None))]) == 2
+    assert gpus([(0.0, None), (6.0, Capacity(rate_rps=3.0, result=None))]) == 2
     assert gpus([(6.0, None)]) is None
-    assert gpus([(6.0, Capacity(rate_rps=0.0, made=None))]) is None
+    assert gpus([(6.0, Capacity(rate_rps=0.0, result=None))]) is None

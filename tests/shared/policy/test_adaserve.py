@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from loadgen.lab.figures import Figures
 from loadgen.load.definition import MEAN_TPOT
 from loadgen.load.workload import ADASERVE, Shape
-from loadgen.results.experiment import Run, make, requests_of
+from loadgen.results.experiment import Run, execute, requests_of
 from shared.errors import ConfigError
 from shared.perf import profile_file as store
 from shared.perf.iteration_time import Profile
@@ -344,7 +344,7 @@ def served(
         draft=draft,
         latency=latency,
     )
-    found = make(given).figures
+    found = execute(given).figures
     assert found is not None and found.finished == found.offered
     return found
 

@@ -1,0 +1,54 @@
+"""The systems of Ascendra's experiments, and the search for their goodput."""
+
+from collections.abc import Mapping
+
+from loadgen.lab.figures import Figures
+from loadgen.results.experiment import Run
+from loadgen.results.job import Search
+from loadgen.results.section import Results, violated_percent
+from shared.tiers import load_tiers
+
+HOURS = 0.05  # of arrivals in each run
+VIOLATIONS = 0.1  # section 8.2
+FIRST_RPS = 2.9  # the rate per replica tried first
+REPLICAS = 3
+ROUND_ROBIN = {"router": "round_robin"}
+VLLM, SARATHI, OURS, DROPS = "vLLM", "Sarathi", "Ascendra", "Ascendra, which drops"
+CHUNKS = ("512", "1024", "2048")  # of Sarathi: the paper does not state it; the best counts
+TIERS = "ascendra-8b-sharegpt"
+
+
+def run(policy: str, duration_s: float, **settings: str) -> Run:
+    """A run on three replicas, at the rate that a search tries first."""
+    return Run(
+        policy=policy,
+        settings=settings if policy == "ascendra" else {**ROUND_ROBIN, **settings},
+        workload="sharegpt",
+        rate_rps=REPLICAS * FIRST_RPS,
+        duration_s=duration_s,
+        tiers=load_tiers(TIERS),
+        replicas=REPLICAS,
+        profile="a100-llama3-8b",
+        definition="mean-tpot",
+    )
+
+
+def systems(duration_s: float) -> Mapping[str, Run]:
+    """The baselines and ours; Sarathi has the middle chunk."""
+    return {
+        VLLM: run("vllm", duration_s, mode="prefill_first"),
+        SARATHI: run("fcfs", duration_s, chunk_tokens=CHUNKS[1]),
+        OURS: run("ascendra", duration_s),
+        DROPS: run("ascendra", duration_s, overload="drop"),
+    }
+
+
+def goodput_rps(results: Results, run: Run) -> float | None:
+    """The goodput of all replicas together; None: not found yet."""
+    found = results.capacity(Search(run=run, violations=VIOLATIONS))
+    return None if found is None else found.rate_rps
+
+
+def attained_percent(figures: Figures | None) -> float | None:
+    violated = violated_percent(figures)
+    return None if violated is None else 100 - violated
