@@ -27,7 +27,7 @@ def answers_http(url: str) -> bool:
 
 
 def answers_nats(url: str, service: str, metadata: dict[str, str]) -> bool:
-    """Raises OSError if the server cannot be reached or says nothing in time."""
+    """True if the service answers. Raises OSError if the server does not answer in time."""
     parts = urlsplit(url if "://" in url else f"nats://{url}")
     options: dict[str, object] = {
         "verbose": False,
@@ -50,7 +50,10 @@ def answers_nats(url: str, service: str, metadata: dict[str, str]) -> bool:
     ) as connection:
         lines = connection.makefile("rb")
         connection.sendall(
-            f"CONNECT {json.dumps(options)}\r\nSUB {inbox} 1\r\nPUB $SRV.PING.{service} {inbox} 0\r\n\r\n".encode()
+            (
+                f"CONNECT {json.dumps(options)}\r\nSUB {inbox} 1\r\n"
+                f"PUB $SRV.PING.{service} {inbox} 0\r\n\r\n"
+            ).encode()
         )
         while (left_s := give_up_s - time.monotonic()) > 0:
             connection.settimeout(left_s)
@@ -69,12 +72,12 @@ def answers_nats(url: str, service: str, metadata: dict[str, str]) -> bool:
     return False
 
 
-def main(target: str, *wanted: str) -> int:
+def main(target: str, *metadata: str) -> int:
     try:
         if target.startswith("http"):
             return int(not answers_http(target))
         url = os.environ.get("SLACKLINE_URL", "nats://127.0.0.1:4222")
-        return int(not answers_nats(url, target, dict(pair.split("=", 1) for pair in wanted)))
+        return int(not answers_nats(url, target, dict(pair.split("=", 1) for pair in metadata)))
     except OSError as error:
         print(f"{target}: {error}", file=sys.stderr)
         return 1

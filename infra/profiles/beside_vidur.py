@@ -1,9 +1,11 @@
-"""Our simulator beside Vidur's own runs: python infra/profiles/beside_vidur.py SOURCE.
+"""Compares our simulator with Vidur's own runs and prints a Markdown table.
 
-SOURCE holds fits/, traces/ and vidur_profiles/vidur_sim_runs.csv (docs/simulator.md says what they
-are). Each of Vidur's runs with Sarathi's scheduler is repeated with fcfs and the same chunk: 1,000
-requests, Poisson, lengths drawn from Azure's traces of 2023, one A100, no time for control and no
-overhead added to the kernels, as there. Prints Markdown.
+    python infra/profiles/beside_vidur.py SOURCE
+
+SOURCE holds fits/, traces/ and vidur_profiles/vidur_sim_runs.csv, which docs/simulator.md
+describes. Each of Vidur's runs with Sarathi's scheduler is repeated with fcfs and the same chunk,
+as Vidur did it: 1,000 requests, Poisson arrivals, lengths drawn from Azure's traces of 2023, one
+A100, no control latency, and no overhead added to the kernels.
 """
 
 import csv
@@ -27,7 +29,7 @@ from shared.tiers import QOSERVE_3
 FITS = {"lean": "a100_llama3-8b-tp1.json", "slow KV": "a100_llama3-8b-tp1_vidur_faithful.json"}
 SEEDS = (1, 2, 3)
 REQUESTS = 1000
-WARM_UP = 20  # one in so many requests, the first, is left out, as Vidur's rows are
+WARM_UP = 20  # the first 1/WARM_UP of the requests is left out, as in Vidur's rows
 
 
 def profile(source: Path, folder: Path, name: str) -> str:
@@ -72,7 +74,8 @@ def main(source: Path) -> None:
     with (source / "vidur_profiles" / "vidur_sim_runs.csv").open() as rows:
         theirs = {row["name"]: row for row in csv.DictReader(rows)}
     print(
-        "| trace, chunk, requests/s | | TTFT p50, s | p99 | TPOT p50, ms | p99 |\n|---|---|---|---|---|---|"
+        "| trace, chunk, requests/s | | TTFT p50, s | p99 | TPOT p50, ms | p99 |\n"
+        "|---|---|---|---|---|---|"
     )
     with tempfile.TemporaryDirectory() as folder:
         profiles = {name: profile(source, Path(folder), name) for name in FITS}
@@ -88,18 +91,19 @@ def main(source: Path) -> None:
                     ]
                     show(f"{kind}, {chunk_tokens}, {rate}", "Vidur", values)
                     for name, path in profiles.items():
-                        made = [run(trace, path, chunk_tokens, float(rate), seed) for seed in SEEDS]
+                        runs = [run(trace, path, chunk_tokens, float(rate), seed) for seed in SEEDS]
                         show(
                             "",
                             f"ours, {name}",
-                            [median(column) for column in zip(*made, strict=True)],
+                            [median(column) for column in zip(*runs, strict=True)],
                         )
 
 
-def show(what: str, who: str, values: list[float]) -> None:
+def show(load: str, simulator: str, values: list[float]) -> None:
     ttft_p50, ttft_p99, tpot_p50, tpot_p99 = values
     print(
-        f"| {what} | {who} | {ttft_p50:.3f} | {ttft_p99:.2f} | {1000 * tpot_p50:.1f} | {1000 * tpot_p99:.1f} |",
+        f"| {load} | {simulator} | {ttft_p50:.3f} | {ttft_p99:.2f} "
+        f"| {1000 * tpot_p50:.1f} | {1000 * tpot_p99:.1f} |",
         flush=True,
     )
 

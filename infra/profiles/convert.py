@@ -1,9 +1,10 @@
-"""Makes the shipped GPU profiles again from a folder of fits: python infra/profiles/convert.py
-SOURCE [DESTINATION].
+"""Converts a folder of fits to the shipped GPU profiles.
 
-SOURCE holds <gpu>_<model>-tp<n>.json files (several forms each) and the QoServe authors' published
-predictor. Only figures are taken over; the words are ours. profiles/cpu-tiny.json is written by
-hand and left alone.
+    python infra/profiles/convert.py SOURCE [DESTINATION]
+
+SOURCE holds <gpu>_<model>-tp<n>.json files, with several forms each, and the predictor that
+QoServe's authors published. Only figures are taken from them; the words are ours.
+profiles/cpu-tiny.json is written by hand and not touched.
 """
 
 import json
@@ -12,30 +13,38 @@ from pathlib import Path
 from typing import Any
 
 FORM = "token_table_plus_attention"
-# the fits are kernel time; launching, sampling and bookkeeping of a lean engine take at least this
+# The fits are kernel times. Launch, sampling and bookkeeping of a lean engine take at least this.
 OVERHEAD_S = 0.001
 DESTINATION = Path(__file__).resolve().parents[2] / "shared" / "perf" / "profiles"
 
 AGAINST = (
-    "1,800 held-out synthetic batches (16 to 4,096 prefill tokens in 1 to 3 requests on up to 8k cached, 0 to 256 decodes on up to 8k), "
+    "1,800 held-out synthetic batches (16 to 4,096 prefill tokens in 1 to 3 requests on up to 8k "
+    "cached, 0 to 256 decodes on up to 8k), "
     "timed by summing per-operator kernel profiles, not by a running engine"
 )
 GEMM = {
     "a100-llama3-8b": "Matrix products and norms as measured on an A100 by Vidur",
-    "h100-llama3-8b": "Matrix products as measured on an H100 by LLMServingSim (up to 2,048 tokens, linear beyond), norms from Vidur",
+    "h100-llama3-8b": "Matrix products as measured on an H100 by LLMServingSim "
+    "(up to 2,048 tokens, linear beyond), norms from Vidur",
     "a100-llama2-7b": "Matrix products and norms as measured on an A100 by Vidur",
     "h100-llama2-7b": "Matrix products and norms as measured on an H100 by Vidur",
-    "a100-llama3-70b-tp4": "Matrix products and all-reduce (lower envelope) as measured on A100s by Vidur",
-    "h100-llama3-70b-tp4": "Matrix products (of the Llama-2 model of the same layer shape) and all-reduce as measured on H100s by Vidur",
+    "a100-llama3-70b-tp4": "Matrix products and all-reduce (lower envelope) "
+    "as measured on A100s by Vidur",
+    "h100-llama3-70b-tp4": "Matrix products (of the Llama-2 model of the same layer shape) "
+    "and all-reduce as measured on H100s by Vidur",
 }
 ATTENTION = {
-    "a100-llama3-8b": "attention from a kernel model fitted to 248 published values, about 2 % off for prefill chunks and 4 % for decodes.",
-    "h100-llama3-8b": "prefill attention measured without context; its context term and all decode attention are assumed from bandwidth "
-    "and peak rates: take decode-heavy and long-context figures as within 20 %.",
-    "a100-llama2-7b": "decode attention fitted to 33 published values, about 7 % off; prefill attention as for Llama-3-8B.",
+    "a100-llama3-8b": "attention from a kernel model fitted to 248 published values, "
+    "about 2 % off for prefill chunks and 4 % for decodes.",
+    "h100-llama3-8b": "prefill attention measured without context; its context term and all decode "
+    "attention are assumed from bandwidth and peak rates: "
+    "take decode-heavy and long-context figures as within 20 %.",
+    "a100-llama2-7b": "decode attention fitted to 33 published values, about 7 % off; "
+    "prefill attention as for Llama-3-8B.",
     "h100-llama2-7b": "attention as for Llama-3-8B on the H100, decodes by analysis: within 20 %.",
     "a100-llama3-70b-tp4": "attention scaled by heads from the 8B model, not measured.",
-    "h100-llama3-70b-tp4": "prefill attention measured without context; context and decodes by analysis: within 20 %.",
+    "h100-llama3-70b-tp4": "prefill attention measured without context; "
+    "context and decodes by analysis: within 20 %.",
 }
 MODELS = {"llama3-8b": "Llama-3-8B", "llama2-7b": "Llama-2-7B", "llama3-70b": "Llama-3-70B"}
 FILES = {
@@ -50,7 +59,7 @@ QOSERVE = "a100_llama3-8b-tp1_qoserve_artifact.json"
 
 
 def facts(name: str, source: dict[str, Any]) -> dict[str, Any]:
-    """What a profile file states besides its fit."""
+    """The fields of a profile other than its fit."""
     model, tensor_parallel = source["model"].rsplit("-tp", 1)
     return {
         "name": name,
@@ -76,7 +85,8 @@ def table(name: str, source: dict[str, Any]) -> dict[str, Any]:
             "mape_mixed": test["MAPE_mixed"],
             "mape_prefill_only": test["MAPE_prefill_only"],
         },
-        "provenance": f"{GEMM[name]}; {ATTENTION[name]} Kernel time, output projection included; the overhead is ours.",
+        "provenance": f"{GEMM[name]}; {ATTENTION[name]} "
+        "Kernel time, output projection included; the overhead is ours.",
         "coefficients": {
             "form": FORM,
             "table_tokens": fit["table_tokens"],
@@ -102,9 +112,11 @@ def stratified(name: str, source: dict[str, Any], sizes: dict[str, Any]) -> dict
     return facts(name, sizes) | {
         "overhead_s": 0.0,
         "error": {
-            "against": "not stated by its authors, who trained it on a running engine on an A100 with FlashInfer"
+            "against": "not stated by its authors, who trained it on a running engine "
+            "on an A100 with FlashInfer"
         },
-        "provenance": "The predictor published with QoServe's artifact (branch niyama_asplos2026 of microsoft/sarathi-serve): coefficients "
+        "provenance": "The predictor published with QoServe's artifact "
+        "(branch niyama_asplos2026 of microsoft/sarathi-serve): coefficients "
         "only, engine overhead included. KV sizes are those of a100-llama3-8b.",
         "coefficients": {
             "form": "stratified_linear",

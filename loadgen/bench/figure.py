@@ -1,6 +1,4 @@
-"""A figure: what was measured, beside what we aim at. And the report of them all, as JSON and as a
-table.
-"""
+"""A measured figure beside its aim, and the report of all figures, as JSON and as a table."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,16 +15,17 @@ UNITS = {"s": 1.0, "ms": 1e3, "us": 1e6, "MB": 1e-6, "%": 100.0, "tokens/s": 1.0
 
 
 class Figure(Struct, frozen=True, kw_only=True):
-    """`value` in base units (seconds, bytes, a share of 1, a count); `unit` is how it is shown.
-    None: nothing was measured.
+    """One figure. `value` is in base units: seconds, bytes, a fraction, a count.
+
+    None: nothing was measured. `unit` is the unit in which the table shows the value.
     """
 
     part: str
     name: str
     value: float | None
     unit: str
-    aim: float | None = None  # at most
-    least: float | None = None  # the aim of what should be large
+    aim: float | None = None  # the value should be at most this
+    least: float | None = None  # the value should be at least this
     note: str = ""
 
     @property
@@ -40,8 +39,8 @@ class Figure(Struct, frozen=True, kw_only=True):
     def shown(self, value: float | None) -> str:
         if value is None:
             return "-"
-        shown = value * UNITS[self.unit]
-        return f"{shown:{',.0f' if shown >= 1000 else '.3g'}} {self.unit}".strip()
+        scaled = value * UNITS[self.unit]
+        return f"{scaled:{',.0f' if scaled >= 1000 else '.3g'}} {self.unit}".strip()
 
     @property
     def aimed(self) -> str:
@@ -112,7 +111,7 @@ def table(report: BenchReport) -> Table:
 
 
 def write(report: BenchReport, path: Path) -> None:
-    """Raises ConfigError where it cannot be written."""
+    """Writes the report as JSON. Raises ConfigError if the file cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")

@@ -1,5 +1,6 @@
-"""The torch engine beside transformers' own `generate` and `generate_batch`, measured in a process
-of its own.
+"""The torch engine beside transformers' own `generate` and `generate_batch`.
+
+A process of its own measures them.
 """
 
 import os
@@ -15,16 +16,14 @@ from shared.errors import SlacklineError
 from shared.perf.engine_figures import EngineFigures
 
 PART = "torch engine"
-AIM = 1.0  # no slower than what it is made of
+AIM = 1.0  # the engine should be no slower than transformers, which it is made of
 LONGEST_S = 600.0
 
 
 def measure(quick: bool, say: Say) -> list[Figure]:
-    """Nothing where torch is not installed. Raises SlacklineError if the measuring program
-    fails.
-    """
+    """The figures; none if torch is not installed. Raises SlacklineError if the process fails."""
     if find_spec("torch") is None or find_spec("transformers") is None:
-        say("  left out: torch and transformers are not installed")
+        say("  skipped: torch and transformers are not installed")
         return []
     command = [
         sys.executable,
@@ -39,24 +38,28 @@ def measure(quick: bool, say: Say) -> list[Figure]:
     ) as process:
         try:
             out, progress = process.communicate(timeout=LONGEST_S)
-        except BaseException:  # nobody would wait for it any more
+        except BaseException:  # else the process would run on alone
             process.kill()
             raise
     if process.returncode:
         raise SlacklineError(
-            f"the bench of the torch engine ended with status {process.returncode}; it said:\n{progress}"
+            f"the bench of the torch engine ended with status {process.returncode}; "
+            f"its output:\n{progress}"
         )
     return figures(msgspec.json.decode(out, type=EngineFigures))
 
 
 def figures(measured: EngineFigures) -> list[Figure]:
-    about = f"{measured.model}, {measured.parameters / 1e6:.1f} M parameters, threads: {measured.threads}"
+    model = (
+        f"{measured.model}, {measured.parameters / 1e6:.1f} M parameters, "
+        f"threads: {measured.threads}"
+    )
     found = []
-    for speed in measured.speeds:
+    for number, speed in enumerate(measured.speeds):
+        note = f"best of {measured.rounds}" if number else model
         found.append(
-            Figure(part=PART, name=speed.name, value=speed.engine, unit="tokens/s", note=about)
+            Figure(part=PART, name=speed.name, value=speed.engine, unit="tokens/s", note=note)
         )
-        about = f"best of {measured.rounds}"
         others = {"generate": speed.generate, "generate_batch": speed.generate_batch}
         for name, other in others.items():
             if other is not None:

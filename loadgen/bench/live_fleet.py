@@ -1,6 +1,4 @@
-"""What the parts that need a fleet share: a client that notes when each event came, and the plans
-and acks as they pass by.
-"""
+"""Observation of a live fleet: timestamps of a client's events and of plans and acks on the bus."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -20,38 +18,36 @@ from shared.vocabulary import ReplicaId, RequestKey
 
 
 @dataclass(slots=True)
-class Noted:
-    """One request and the instants at which its client heard of it."""
+class TimedRequest:
+    """One request, with the instants at which its client sent it and received its events."""
 
     key: RequestKey
     sent_unix_s: float
     received_unix_s: float | None = None
     accepted_unix_s: float | None = None
-    deltas: list[tuple[int, float]] = field(default_factory=list)  # (tokens before it, came_unix_s)
+    deltas: list[tuple[int, float]] = field(
+        default_factory=list
+    )  # (tokens before, received_unix_s)
 
 
-class Ran(NamedTuple):
-    """One iteration, as its ack tells, and when our own subscription had its plan; None where that
-    was not seen.
-    """
+class Iteration(NamedTuple):
+    """The ack of an iteration, and the instant at which we received its plan (None: never)."""
 
     ack: PlanAck
-    plan_came_unix_s: float | None
+    plan_received_unix_s: float | None
 
 
-class Bystander:
-    """Hears everything that planner and worker of each replica say, on a machine of the same
-    clock.
-    """
+class Observer:
+    """Subscribes to the plans and acks of each replica. It shares the machine, and so the clock."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._plans: dict[tuple[ReplicaId, int, int], float] = {}
-        self.ran: dict[ReplicaId, list[Ran]] = {}
+        self.iterations: dict[ReplicaId, list[Iteration]] = {}
 
     async def listen(self, bus: NatsBus, replicas: list[ReplicaId]) -> None:
         for replica in replicas:
-            self.ran[replica] = []
+            self.iterations[replica] = []
             await bus.subscribe(subjects.plan(replica), BatchPlan, self._on_plan)
             await bus.subscribe(subjects.acked(replica), PlanAck, self._on_ack)
 
@@ -59,65 +55,70 @@ class Bystander:
         self._plans[plan.replica, plan.epoch, plan.seq] = self._clock.unix_s()
 
     def _on_ack(self, ack: PlanAck, call: Call) -> None:
-        self.ran[ack.replica].append(
-            Ran(ack, self._plans.pop((ack.replica, ack.epoch, ack.plan_seq), None))
+        self.iterations[ack.replica].append(
+            Iteration(ack, self._plans.pop((ack.replica, ack.epoch, ack.plan_seq), None))
         )
 
-    def made_unix_s(self) -> dict[tuple[RequestKey, int], float]:
-        """(request, tokens before) -> the end of the iteration that made the next ones."""
-        made: dict[tuple[RequestKey, int], float] = {}
-        for ran in self.ran.values():
-            at: dict[int, tuple[RequestKey, int]] = {}
-            for ack, _ in ran:
+    def generated_unix_s(self) -> dict[tuple[RequestKey, int], float]:
+        """[request, tokens before] The end of the iteration that generated the next tokens."""
+        generated: dict[tuple[RequestKey, int], float] = {}
+        for iterations in self.iterations.values():
+            at: dict[int, tuple[RequestKey, int]] = {}  # [slot] request, tokens before
+            for ack, _ in iterations:
                 at |= {held.slot: (held.key, held.offset) for held in ack.held}
                 for slot, n in zip(unpack_list(ack.slots), unpack_list(ack.emitted), strict=True):
                     if n and slot in at:
                         key, offset = at[slot]
-                        made[key, offset] = ack.ended_unix_s
+                        generated[key, offset] = ack.ended_unix_s
                         at[slot] = (key, offset + n)
-        return made
+        return generated
 
 
 class Caller:
-    """Sends requests and notes what comes back, in the callback that received it."""
+    """Sends requests and timestamps their events in the callback that receives them."""
 
     def __init__(self, client: Client, bus: NatsBus, clock: Clock, rng: Random) -> None:
         self._client, self.bus, self.clock, self.rng = client, bus, clock, rng
-        self.noted: list[Noted] = []
+        self.requests: list[TimedRequest] = []
         self._count = 0
 
-    async def send(self, prompt_tokens: int, output_tokens: int, tier: str) -> tuple[Handle, Noted]:
-        """A prompt of the built-in tokenizer's tokens, bytes."""
+    async def send(self, prompt_tokens: int, output_tokens: int, tier: str) -> Handle:
+        """Submits a request and returns when it is received.
+
+        The prompt is made of bytes, which are the tokens of the built-in tokenizer.
+        """
         self._count += 1
         request = GenerateRequest(
             request_id=f"bench-{self.rng.getrandbits(32):08x}-{self._count}",
             prompt="x" * prompt_tokens,
             sampling=Sampling(max_tokens=output_tokens, ignore_eos=True),
         )
-        noted = Noted(subjects.request_key(request.tenant, request.request_id), self.clock.unix_s())
-        self.noted.append(noted)
+        timed = TimedRequest(
+            subjects.request_key(request.tenant, request.request_id), self.clock.unix_s()
+        )
+        self.requests.append(timed)
 
         def sink(event: StreamEvent) -> None:
             match event:
-                case Status(state="accepted") if noted.accepted_unix_s is None:
-                    noted.accepted_unix_s = self.clock.unix_s()
+                case Status(state="accepted") if timed.accepted_unix_s is None:
+                    timed.accepted_unix_s = self.clock.unix_s()
                 case Delta():
-                    noted.deltas.append((event.offset, self.clock.unix_s()))
+                    timed.deltas.append((event.offset, self.clock.unix_s()))
 
         handle = await self._client.submit(request, tier, sink=sink)
-        noted.received_unix_s = self.clock.unix_s()
-        return handle, noted
+        timed.received_unix_s = self.clock.unix_s()
+        return handle
 
 
 @asynccontextmanager
-async def calling(fleet: Fleet, seed: int) -> AsyncIterator[tuple[Caller, Bystander]]:
-    """A client and, on a connection of its own, a bystander."""
+async def observed(fleet: Fleet, seed: int) -> AsyncIterator[tuple[Caller, Observer]]:
+    """A caller and, on a connection of its own, an observer."""
     clock = Clock()
     async with (
         connect(fleet.url, "slackline-bench") as bus,
-        connect(fleet.url, "slackline-bystander") as other,
+        connect(fleet.url, "slackline-observer") as other,
     ):
-        bystander = Bystander(clock)
-        await bystander.listen(other, fleet.replicas)
+        observer = Observer(clock)
+        await observer.listen(other, fleet.replicas)
         async with Client(bus, clock) as client:
-            yield Caller(client, bus, clock, Random(seed)), bystander
+            yield Caller(client, bus, clock, Random(seed)), observer

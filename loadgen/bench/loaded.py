@@ -1,6 +1,4 @@
-"""Two replicas under a steady load, iterations of 20 ms: what the engines lose by waiting, and what
-it takes to serve them.
-"""
+"""Two replicas under a steady load, in iterations of 20 ms: idle engines, lateness, CPU, memory."""
 
 import asyncio
 from collections.abc import Mapping
@@ -8,7 +6,7 @@ from contextlib import suppress
 from itertools import pairwise
 
 from loadgen.bench.figure import Figure, quantile, spread
-from loadgen.bench.live_fleet import Bystander, Caller, Ran
+from loadgen.bench.live_fleet import Caller, Iteration, Observer
 from loadgen.bench.machine import Memory, cpu_s, memory_of
 from loadgen.fleet.child import Say
 from loadgen.fleet.fleet import Fleet
@@ -23,29 +21,32 @@ IDLE_AIM = 0.01
 DELTA_AIM_S = 0.002
 ITERATION_S = 0.020
 PROFILE = "a100-llama3-8b"
-# of each replica, decoding from the beginning to the end; those that come and go are about 4 more
+# Requests of each replica that decode throughout. The requests that arrive and end meanwhile are
+# about 4 more.
 DECODES = 24
 PROMPT_TOKENS, LONGEST_OUTPUT = 300, 6000
 ARRIVALS_PER_S, ARRIVAL_PROMPT, ARRIVAL_OUTPUT = 4.0, 120, 60
-LOOK_S = 1.0
+SAMPLE_S = 1.0  # between two samples of the memory
 
 
 def pace() -> float:
-    """So slow that an iteration of the steady decodes, with a chunk of prefill now and then, takes
-    ITERATION_S.
+    """The pace at which an iteration takes ITERATION_S.
+
+    The iteration has the steady decodes and an occasional chunk of prefill.
     """
     shape = BatchShape(decodes=DECODES, decode_context=DECODES * 2 * PROMPT_TOKENS)
     return ITERATION_S / profiles.load(PROFILE).batch_s(shape)
 
 
 async def measure(
-    fleet: Fleet, caller: Caller, bystander: Bystander, settle_s: float, seconds: float, say: Say
+    fleet: Fleet, caller: Caller, observer: Observer, settle_s: float, seconds: float, say: Say
 ) -> list[Figure]:
-    """Figures of `seconds` of steady load, after `settle_s` for the first prefills and the
-    profile's correction.
+    """The figures of `seconds` of steady load.
+
+    The load begins `settle_s` earlier, for the first prefills and the correction of the profile.
     """
     replicas = len(fleet.replicas)
-    known = len(caller.noted)
+    earlier = len(caller.requests)
     async with asyncio.TaskGroup() as group:
         steady = [
             group.create_task(_send(caller, PROMPT_TOKENS, LONGEST_OUTPUT, "interactive"))
@@ -56,10 +57,10 @@ async def measure(
         began_unix_s, began_cpu_s = caller.clock.unix_s(), _cpu(fleet)
         peaks: dict[str, Memory] = {}
         while (left_s := began_unix_s + seconds - caller.clock.unix_s()) > 0:
-            await asyncio.sleep(min(LOOK_S, left_s))
+            await asyncio.sleep(min(SAMPLE_S, left_s))
             for name, now in memory_now(fleet).items():
                 peaks[name] = peaks.get(name, now).most(now)
-            say(f"  {seconds - max(left_s - LOOK_S, 0):.0f} of {seconds:.0f} s")
+            say(f"  {seconds - max(left_s - SAMPLE_S, 0):.0f} of {seconds:.0f} s")
         ended_unix_s, ended_cpu_s = caller.clock.unix_s(), _cpu(fleet)
         arrivals.cancel()
         for task in steady:
@@ -68,16 +69,18 @@ async def measure(
                     await handle.cancel()
     window = {
         replica: [
-            r for r in ran if r.ack.plan_seq and began_unix_s <= r.ack.ended_unix_s <= ended_unix_s
+            iteration
+            for iteration in iterations
+            if iteration.ack.plan_seq and began_unix_s <= iteration.ack.ended_unix_s <= ended_unix_s
         ]
-        for replica, ran in bystander.ran.items()
+        for replica, iterations in observer.iterations.items()
     }
-    made = bystander.made_unix_s()
+    generated = observer.generated_unix_s()
     late = [
-        (offset, came - made[n.key, offset])
-        for n in caller.noted[known:]
-        for offset, came in n.deltas
-        if (n.key, offset) in made and began_unix_s <= came <= ended_unix_s
+        (offset, received_unix_s - generated[request.key, offset])
+        for request in caller.requests[earlier:]
+        for offset, received_unix_s in request.deltas
+        if (request.key, offset) in generated and began_unix_s <= received_unix_s <= ended_unix_s
     ]
     figures = _engines(window)
     figures += spread(
@@ -99,9 +102,10 @@ async def measure(
     return figures + memory_figures("memory under load", peaks)
 
 
-def memory_figures(part: str, found: dict[str, Memory]) -> list[Figure]:
-    """PSS where the system tells it, so that what processes share counts once in their sum; else
-    RSS.
+def memory_figures(part: str, by_process: dict[str, Memory]) -> list[Figure]:
+    """The memory of each process: its PSS, or its RSS where the system reports no PSS.
+
+    The sum of PSS counts shared pages once.
     """
     return [
         Figure(
@@ -111,7 +115,7 @@ def memory_figures(part: str, found: dict[str, Memory]) -> list[Figure]:
             unit="MB",
             note=str(memory),
         )
-        for name, memory in found.items()
+        for name, memory in by_process.items()
     ]
 
 
@@ -119,42 +123,42 @@ def memory_now(fleet: Fleet) -> dict[str, Memory]:
     return {child.name: memory_of(child.pid) for child in fleet.processes if child.pid is not None}
 
 
-def _engines(window: Mapping[ReplicaId, list[Ran]]) -> list[Figure]:
-    """The window's iterations follow each other without a break: the replicas hold work
+def _engines(window: Mapping[ReplicaId, list[Iteration]]) -> list[Figure]:
+    """The figures of the engines.
+
+    The iterations of `window` follow one another without a break: the replicas have work
     throughout.
     """
-    held_s = idle_s = 0.0
-    took, overhead, between, lead, entries = (
-        list[float](),
-        list[float](),
-        list[float](),
-        list[float](),
-        list[int](),
-    )
-    for ran in window.values():
-        for before, now in pairwise(ran):
+    total_s = idle_s = 0.0
+    took: list[float] = []
+    overhead: list[float] = []
+    between: list[float] = []
+    lead: list[float] = []
+    entries: list[int] = []
+    for iterations in window.values():
+        for before, now in pairwise(iterations):
             length_s = now.ack.ended_unix_s - before.ack.ended_unix_s
-            held_s += length_s
+            total_s += length_s
             idle_s += now.ack.idle_s
             took.append(length_s)
             overhead.append(length_s - now.ack.exec_s)
             between.append(now.ack.started_unix_s - before.ack.ended_unix_s)
             entries.append(len(now.ack.slots) // 4)
-            if now.plan_came_unix_s is not None:
-                lead.append(now.ack.started_unix_s - now.plan_came_unix_s)
+            if now.plan_received_unix_s is not None:
+                lead.append(now.ack.started_unix_s - now.plan_received_unix_s)
     mean = sum(entries) / len(entries) if entries else None
     return [
         Figure(
             part=PART,
             name="engines idle for want of a plan",
-            value=idle_s / held_s if held_s else None,
+            value=idle_s / total_s if total_s else None,
             unit="%",
             aim=IDLE_AIM,
         ),
         Figure(
             part=PART,
             name="engines not computing, all told",
-            value=sum(overhead) / held_s if held_s else None,
+            value=sum(overhead) / total_s if total_s else None,
             unit="%",
         ),
         *spread(PART, "an iteration, from end to end", took, "ms"),
@@ -177,19 +181,20 @@ def _engines(window: Mapping[ReplicaId, list[Ran]]) -> list[Figure]:
 
 
 async def _send(caller: Caller, prompt_tokens: int, output_tokens: int, tier: str) -> Handle | None:
-    """None where it was refused or not answered: then there is nothing to note of it."""
+    """Submits a request; None: it was refused or not answered, so it has no figures."""
     with suppress(SlacklineError):
-        return (await caller.send(prompt_tokens, output_tokens, tier))[0]
+        return await caller.send(prompt_tokens, output_tokens, tier)
     return None
 
 
 async def _arrive(caller: Caller, group: asyncio.TaskGroup) -> None:
-    """Poisson arrivals, until cancelled."""
+    """Sends requests with Poisson arrivals until it is cancelled."""
     while True:
         await asyncio.sleep(caller.rng.expovariate(ARRIVALS_PER_S))
         group.create_task(_send(caller, ARRIVAL_PROMPT, ARRIVAL_OUTPUT, "chat"))
 
 
 def _cpu(fleet: Fleet) -> dict[str, float]:
-    found = {child.name: cpu_s(child.pid) for child in fleet.processes if child.pid is not None}
-    return {name: used for name, used in found.items() if used is not None}
+    """The CPU seconds that each process has used."""
+    used_s = {child.name: cpu_s(child.pid) for child in fleet.processes if child.pid is not None}
+    return {name: seconds for name, seconds in used_s.items() if seconds is not None}

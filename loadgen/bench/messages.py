@@ -1,4 +1,4 @@
-"""What each message of a request's life costs to encode and to decode, at the sizes it has."""
+"""The time to encode and decode each message of a request's life, at realistic sizes."""
 
 import time
 from collections.abc import Callable
@@ -41,7 +41,7 @@ def _cost(name: str, msg: Struct, repeats: int) -> Figure:
 
 
 def _best_s(call: Callable[[], object], repeats: int) -> float:
-    """Seconds of one call: the least of five means, so that others' work does not count."""
+    """The seconds of one call: the least of five means, to exclude the work of other processes."""
     best_s = float("inf")
     for _ in range(5):
         began = time.perf_counter()
@@ -54,24 +54,65 @@ def _best_s(call: Callable[[], object], repeats: int) -> float:
 def _messages() -> dict[str, Struct]:
     slots, ones = pack(range(ENTRIES)), pack([1] * ENTRIES)
     record = Record(
-        key=KEY, body_key=f"b.{KEY}.0", owner="admission-0", state=RecordState.ACTIVE, attempt=1, service_class=ServiceClass.STANDARD, tier="chat",
-        slo=Slo(ttft_s=1.0, tbt_s=0.1), importance=1.0, application="chat", session="", arrived_unix_s=1.8e9, expires_unix_s=1.9e9,
-        prompt_tokens=PROMPT_TOKENS, max_tokens=256, stream_subject="_INBOX.x.1", replica=REPLICA, incarnation="0123456789ab",
-    )  # fmt: skip
+        key=KEY,
+        body_key=f"b.{KEY}.0",
+        owner="admission-0",
+        state=RecordState.ACTIVE,
+        attempt=1,
+        service_class=ServiceClass.STANDARD,
+        tier="chat",
+        slo=Slo(ttft_s=1.0, tbt_s=0.1),
+        importance=1.0,
+        application="chat",
+        session="",
+        arrived_unix_s=1.8e9,
+        expires_unix_s=1.9e9,
+        prompt_tokens=PROMPT_TOKENS,
+        max_tokens=256,
+        stream_subject="_INBOX.x.1",
+        replica=REPLICA,
+        incarnation="0123456789ab",
+    )
     return {
-        f"request, {PROMPT_TOKENS} characters": GenerateRequest(request_id="0123456789abcdef", prompt="x" * PROMPT_TOKENS),
-        "received": Received(request_id="0123456789abcdef", stream_subject="_INBOX.x.1", arrived_unix_s=1.8e9, prompt_tokens=PROMPT_TOKENS),
-        f"body, {PROMPT_TOKENS} tokens": Body(prompt=pack([120] * PROMPT_TOKENS), sampling=Sampling()),
+        f"request, {PROMPT_TOKENS} characters": GenerateRequest(
+            request_id="0123456789abcdef", prompt="x" * PROMPT_TOKENS
+        ),
+        "received": Received(
+            request_id="0123456789abcdef",
+            stream_subject="_INBOX.x.1",
+            arrived_unix_s=1.8e9,
+            prompt_tokens=PROMPT_TOKENS,
+        ),
+        f"body, {PROMPT_TOKENS} tokens": Body(
+            prompt=pack([120] * PROMPT_TOKENS), sampling=Sampling()
+        ),
         "record": record,
         "offer": as_offer(record, ServiceClass.STANDARD),
         "hold": Hold(epoch=1, sync=1, slot=1, key=KEY, attempt=1, body_key=record.body_key),
-        "status": Status(state="accepted", service_class=ServiceClass.STANDARD, attempt=1, replica=REPLICA),
+        "status": Status(
+            state="accepted", service_class=ServiceClass.STANDARD, attempt=1, replica=REPLICA
+        ),
         f"plan, {ENTRIES} entries": BatchPlan(
-            replica=REPLICA, incarnation="0123456789ab", epoch=1, sync=1, seq=1, slots=slots, caps=ones, predicted_s=0.02
+            replica=REPLICA,
+            incarnation="0123456789ab",
+            epoch=1,
+            sync=1,
+            seq=1,
+            slots=slots,
+            caps=ones,
+            predicted_s=0.02,
         ),
         f"ack, {ENTRIES} entries": PlanAck(
-            replica=REPLICA, incarnation="0123456789ab", epoch=1, plan_seq=1, ack_seq=1, slots=slots, computed=ones, emitted=ones,
-            tokens=ones, texts=["x"] * ENTRIES,
+            replica=REPLICA,
+            incarnation="0123456789ab",
+            epoch=1,
+            plan_seq=1,
+            ack_seq=1,
+            slots=slots,
+            computed=ones,
+            emitted=ones,
+            tokens=ones,
+            texts=["x"] * ENTRIES,
         ),
         "delta": Delta(attempt=1, offset=100, tokens=[120], text="x", text_offset=100),
-    }  # fmt: skip
+    }

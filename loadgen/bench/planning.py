@@ -1,20 +1,17 @@
-"""One replica's core at steady state, without a bus: what a planning step and the digestion of an
-ack cost.
+"""The time of a planning step and of the digestion of an ack, for one replica's core without a bus.
 
-256 decodes and 64 waiting at every step: whoever ends is replaced. A stand-in for the worker runs
-each plan as it was sent, except that it stops the oldest decode whenever there are more than 256,
-which the planner cannot foresee: acks are reconciled.
+The replica is in a steady state: 256 requests decode and 64 wait at every step, and each request
+that ends is replaced.
 """
 
 import gc
 import time
-from collections import deque
 from random import Random
 from typing import NamedTuple
 
 from loadgen.bench.figure import Figure, spread
+from loadgen.bench.stand_in_worker import StandInWorker
 from shared.bus import codec
-from shared.columns import pack, unpack_list
 from shared.core.replica import ReplicaCore
 from shared.core.replica_events import (
     Acked,
@@ -28,7 +25,7 @@ from shared.core.replica_events import (
 from shared.core.tick import Tick
 from shared.perf import profile_file as profiles
 from shared.policy import registry
-from shared.schemas import Announce, BatchPlan, HoldAccepted, Offer, PlanAck, ResyncEntry
+from shared.schemas import Announce, HoldAccepted, Offer, ResyncEntry
 from shared.vocabulary import ReplicaId, RequestKey, ServiceClass, Slo
 
 PART = "planning step"
@@ -36,16 +33,18 @@ AIM_P50_S, AIM_P99_S = 0.0003, 0.001
 DECODES, WAITING = 256, 64
 WARM_UP_STEPS = 60
 PROFILE = "a100-llama3-8b"
-KV_BLOCKS, BLOCK_TOKENS, CONTEXT_TOKENS = 80_000, 16, 8192  # so much KV that none is ever preempted
-# Interactive, a summary and a batch in turn: both kinds of deadline are in the queue. Loose enough
-# that nobody is relegated.
+# With so much KV no request is preempted.
+KV_BLOCKS, BLOCK_TOKENS, CONTEXT_TOKENS = 80_000, 16, 8192
+# Interactive, summary and batch requests in turn, so that the queue has both kinds of deadline.
+# They are loose enough that no request is relegated.
 SLOS = (Slo(ttft_s=60.0, tbt_s=0.1), Slo(ttlt_s=600.0), Slo(ttlt_s=86_400.0))
 REPLICA, INCARNATION = ReplicaId("r1"), "i1"
 
 
 class Steps(NamedTuple):
-    """Seconds of each step: by the wall, and of this thread's CPU alone, which others' work does
-    not lengthen.
+    """The measurements of all steps, in seconds of wall clock and of this thread's CPU.
+
+    Other processes do not lengthen CPU time.
     """
 
     plan_s: list[float]
@@ -56,7 +55,7 @@ class Steps(NamedTuple):
 
 
 def measure(steps: int, seed: int) -> list[Figure]:
-    seen = Plant(Random(seed)).run(steps)
+    seen = Bench(Random(seed)).run(steps)
     bytes_mean = sum(seen.plan_bytes) / len(seen.plan_bytes)
     entries = sum(seen.entries) / len(seen.entries)
     return [
@@ -80,41 +79,16 @@ def measure(steps: int, seed: int) -> list[Figure]:
     ]
 
 
-class Plant:
-    """The core and its stand-in worker, in virtual time."""
+class Bench:
+    """The core of one replica and a stand-in for its worker, in virtual time."""
 
     def __init__(self, rng: Random) -> None:
         self._rng = rng
-        self._profile = profiles.load(PROFILE)
-        self._core = ReplicaCore(registry.make("qoserve"), self._profile, epoch=1)
-        # now, and the end of the last iteration that ran
-        self._now_unix_s = self._ended_unix_s = 1_000_000.0
-        self._count = 0
-        # slot -> tokens still to compute before it decodes; 0: it decodes
-        self._left: dict[int, int] = {}
-        self._plans: deque[BatchPlan] = deque()
-        self._ack_seq = 0
-        self._begin()
-
-    def _begin(self) -> None:
-        announce = Announce(
-            replica=REPLICA, incarnation=INCARNATION, at_unix_s=self._now_unix_s, model="m", engine="sim", profile=PROFILE, pool="",
-            kv_blocks=KV_BLOCKS, block_tokens=BLOCK_TOKENS, context_tokens=CONTEXT_TOKENS, max_slots=1024, epoch=0,
-        )  # fmt: skip
-        entries = []
-        for slot in range(DECODES):
-            offer = self._offer()
-            made = self._rng.randint(1, 400)
-            entries.append(
-                ResyncEntry(
-                    slot=slot,
-                    offer=offer,
-                    computed_tokens=offer.prompt_tokens + made - 1,
-                    generated_tokens=made,
-                )
-            )
-            self._left[slot] = 0
-        self._feed(Synced(announce, sync=1, next_seq=1, ack_seq=0, entries=entries))
+        self._now_unix_s = 1_000_000.0
+        self._core = ReplicaCore(registry.make("qoserve"), profiles.load(PROFILE), epoch=1)
+        self._worker = StandInWorker(self._now_unix_s, DECODES)
+        self._offers = 0
+        self._synchronise()
         self._refill()
 
     def run(self, steps: int) -> Steps:
@@ -124,7 +98,7 @@ class Plant:
             wake = self._core.wake_at_unix_s()
             assert wake is not None, "there is always work"
             self._now_unix_s = max(self._now_unix_s, wake)
-            began_cpu = time.thread_time()  # it takes 20 us itself: kept out of the other
+            began_cpu = time.thread_time()  # takes 20 us itself, so it is outside the wall time
             began = time.perf_counter()
             actions = self._core.handle(Tick(), now_unix_s=self._now_unix_s)
             encoded = [
@@ -134,7 +108,8 @@ class Plant:
             ]
             took, took_cpu = time.perf_counter() - began, time.thread_time() - began_cpu
             self._carry_out(actions)
-            ack = self._run_one()
+            ack = self._worker.run_next()
+            self._now_unix_s = ack.ended_unix_s
             began = time.perf_counter()
             actions = self._core.handle(Acked(ack), now_unix_s=self._now_unix_s)
             ack_s = time.perf_counter() - began
@@ -149,62 +124,69 @@ class Plant:
         self._core.check()
         return seen
 
+    def _synchronise(self) -> None:
+        """Gives the core and the worker DECODES requests that decode already."""
+        announce = Announce(
+            replica=REPLICA,
+            incarnation=INCARNATION,
+            at_unix_s=self._now_unix_s,
+            model="m",
+            engine="sim",
+            profile=PROFILE,
+            pool="",
+            kv_blocks=KV_BLOCKS,
+            block_tokens=BLOCK_TOKENS,
+            context_tokens=CONTEXT_TOKENS,
+            max_slots=1024,
+            epoch=0,
+        )
+        entries = []
+        for slot in range(DECODES):
+            offer = self._offer()
+            generated = self._rng.randint(1, 400)
+            entries.append(
+                ResyncEntry(
+                    slot=slot,
+                    offer=offer,
+                    computed_tokens=offer.prompt_tokens + generated - 1,
+                    generated_tokens=generated,
+                )
+            )
+            self._worker.hold(slot, 0)
+        self._feed(Synced(announce, sync=1, next_seq=1, ack_seq=0, entries=entries))
+
     def _feed(self, event: Synced | Offered | HoldDone) -> None:
         self._carry_out(self._core.handle(event, now_unix_s=self._now_unix_s))
 
     def _carry_out(self, actions: list[ReplicaAction]) -> None:
         for action in actions:
             if isinstance(action, SendPlan):
-                self._plans.append(action.plan)
+                self._worker.receive(action.plan)
             elif isinstance(action, SendHold):
                 self._feed(HoldDone(action.hold.slot, HoldAccepted()))
 
     def _refill(self) -> None:
-        """So many offers that WAITING have not ended their prefill."""
-        missing = WAITING - sum(left > 0 for left in self._left.values())
-        for _ in range(missing):
+        """Offers requests until WAITING of them have not ended their prefill."""
+        for _ in range(WAITING - self._worker.prefilling):
             offer = self._offer()
             for action in self._core.handle(Offered([offer]), now_unix_s=self._now_unix_s):
                 assert isinstance(action, SendHold), "there is room"
-                self._left[action.hold.slot] = offer.prompt_tokens
+                self._worker.hold(action.hold.slot, offer.prompt_tokens)
                 self._feed(HoldDone(action.hold.slot, HoldAccepted()))
 
     def _offer(self) -> Offer:
-        self._count += 1
-        slo = SLOS[self._count % len(SLOS)]
+        self._offers += 1
+        slo = SLOS[self._offers % len(SLOS)]
         return Offer(
-            key=RequestKey(f"bench.{self._count}"), attempt=1, service_class=ServiceClass.STANDARD, tier="t", slo=slo,
-            importance=1.0 if self._count % 5 else 10.0, application=f"a{self._count % 4}", arrived_unix_s=self._now_unix_s,
-            prompt_tokens=self._rng.randint(200, 3000), max_tokens=4000, next_due_unix_s=slo.first_due_unix_s(self._now_unix_s),
-        )  # fmt: skip
-
-    def _run_one(self) -> PlanAck:
-        """The ack of the oldest plan, at the instant at which it ends."""
-        plan = self._plans.popleft()
-        slots, caps = unpack_list(plan.slots), unpack_list(plan.caps)
-        released = list(zip(unpack_list(plan.released), plan.released_why, strict=True))
-        for slot, _ in released:
-            self._left.pop(slot, None)
-        ran, computed, emitted, skipped = [], [], [], []
-        for slot, cap in zip(slots, caps, strict=True):
-            left = self._left.get(slot)
-            if left is None:  # stopped before this plan was sent
-                skipped.append(slot)
-                continue
-            done = min(cap, left) if left else 1
-            self._left[slot] = max(left - done, 0)
-            ran.append(slot)
-            computed.append(done)
-            emitted.append(int(self._left[slot] == 0))
-        decoding = [slot for slot, left in self._left.items() if left == 0]
-        ended = [(slot, "stop") for slot in decoding[: max(len(decoding) - DECODES, 0)]]
-        for slot, _ in ended:
-            del self._left[slot]
-        began_unix_s = self._ended_unix_s
-        self._now_unix_s = self._ended_unix_s = began_unix_s + plan.predicted_s
-        self._ack_seq += 1
-        return PlanAck(
-            replica=REPLICA, incarnation=INCARNATION, epoch=1, plan_seq=plan.seq, ack_seq=self._ack_seq, slots=pack(ran),
-            computed=pack(computed), emitted=pack(emitted), tokens=pack([65] * sum(emitted)), ended=released + ended,
-            skipped=pack(skipped), started_unix_s=began_unix_s, ended_unix_s=self._ended_unix_s, exec_s=plan.predicted_s,
-        )  # fmt: skip
+            key=RequestKey(f"bench.{self._offers}"),
+            attempt=1,
+            service_class=ServiceClass.STANDARD,
+            tier="t",
+            slo=slo,
+            importance=1.0 if self._offers % 5 else 10.0,
+            application=f"a{self._offers % 4}",
+            arrived_unix_s=self._now_unix_s,
+            prompt_tokens=self._rng.randint(200, 3000),
+            max_tokens=4000,
+            next_due_unix_s=slo.first_due_unix_s(self._now_unix_s),
+        )

@@ -1,5 +1,4 @@
-"""What the simulator costs: requests per second of wall clock, memory, and how both grow with
-running requests and with replicas.
+"""The speed and memory of the simulator, over the number of running requests and of replicas.
 
 The load is the one on which Vidur (microsoft/vidur) was timed: conversations at 4 requests a
 second, one A100, chunks of 512.
@@ -31,8 +30,8 @@ STEPS = 200  # decode iterations of each running request
 
 
 def measure(requests: int, seed: int) -> list[Figure]:
-    """`requests` through one replica, and as many in all through each larger fleet."""
-    # its peak is of this run and nothing before
+    """Simulates `requests` on one replica, and as many in total on each larger fleet."""
+    # in a process of its own, so that the peak of its memory is that of this run
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as alone:
         rates, memory_bytes = alone.submit(_one_replica, requests, seed).result()
     figures = [
@@ -62,7 +61,7 @@ def measure(requests: int, seed: int) -> list[Figure]:
             name=f"an iteration of {n} decodes",
             value=_iteration_s(n),
             unit="us",
-            note="no leaps",
+            note="without leaps",
         )
         for n in RUNNING
     ]
@@ -108,8 +107,9 @@ def _timed(
 
 
 def _iteration_s(running: int) -> float:
-    """Seconds of wall clock for an iteration of so many decodes; a few more are prefilled at the
-    beginning.
+    """The seconds of wall clock of an iteration of `running` decodes.
+
+    The first iterations prefill the requests.
     """
     plan = [PlannedRequest(n, 0.0, 16, STEPS, "Q3", 1.0, "default", "") for n in range(running)]
     took_s, result = _timed(plan, "fcfs", 1, leaps=False)

@@ -1,5 +1,6 @@
-"""vLLM by itself, as an operator would run it: its own scheduler, its engine core in a process of
-its own, `generate` for each request.
+"""vLLM alone, as an operator runs it.
+
+It has its own scheduler and an engine core in a process of its own; each request is one `generate`.
 """
 
 import os
@@ -17,15 +18,16 @@ ENVIRONMENT: Mapping[str, str] = {
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # as many threads as this says, on both sides
+    # The threads are those of OMP_NUM_THREADS, on both sides.
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "OMP_NUM_THREADS": "1",
 }
-# the lowest first: the tighter SLO
+# vLLM serves the lowest number first: the tightest SLO.
 PRIORITIES: Mapping[str, int] = {"interactive": 0, "summary": 1, "batch": 2}
 
 
 class VllmSender:
-    """Each request through `AsyncLLM.generate`; its answer ends where the plan says."""
+    """Sends each request to `AsyncLLM.generate`. Answers have the length of the plan."""
 
     def __init__(
         self,
@@ -58,13 +60,14 @@ class VllmSender:
         async for output in self._engine.generate(
             prompt, params, f"load-{planned.number}", priority=priority
         ):
-            outcome.emit(sum(len(one.token_ids) for one in output.outputs), self._clock.unix_s())
+            tokens = sum(len(part.token_ids) for part in output.outputs)
+            outcome.emit(tokens, self._clock.unix_s())
         outcome.end(FinishReason.LENGTH)
 
 
 @asynccontextmanager
 async def vllm_alone(folder: Path, arguments: Mapping[str, Any]) -> AsyncIterator[Any]:
-    """An AsyncLLM that is ready, and shut down at the end."""
+    """An AsyncLLM that is ready. It is shut down at the end."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     from vllm.engine.arg_utils import AsyncEngineArgs

@@ -1,5 +1,6 @@
-"""A Llama of a size that this machine's iterations take as long as a GPU's: a configuration, a
-tokenizer, and no weights.
+"""A Llama of such a size that its iterations on a CPU take as long as a GPU's.
+
+It has a configuration and a tokenizer, and no weights.
 """
 
 import json
@@ -11,11 +12,11 @@ from shared.models import shipped as models
 NAME = "random-24m"
 HIDDEN, LAYERS, HEADS, KV_HEADS, INTERMEDIATE = 576, 6, 9, 3, 1536
 CONTEXT_TOKENS = 4096
-ARGUMENTS = {"load_format": "dummy"}  # vLLM makes the weights up, from a seed of its own
+ARGUMENTS = {"load_format": "dummy"}  # vLLM draws random weights from its own seed
 
 
 def make(folder: Path) -> Path:
-    """The model's folder, under this one."""
+    """Writes the model to a folder under `folder`, and returns its path."""
     path = folder / NAME
     path.mkdir(parents=True, exist_ok=True)
     ours = models.folder(models.DEFAULT)

@@ -1,5 +1,6 @@
-"""`slackline bench`: figures of the hot path, each beside its aim. They fail nothing: a slow day is
-no error.
+"""`slackline bench`: figures of the hot path, each beside its aim.
+
+A missed aim is no error: the exit status does not depend on the figures.
 """
 
 import argparse
@@ -19,21 +20,21 @@ from loadgen.bench import generation as engine
 from loadgen.bench import idle, loaded, machine, messages, planning
 from loadgen.bench import simulator_speed as simulator
 from loadgen.bench.figure import BenchReport, Figure, table, write
-from loadgen.bench.live_fleet import calling
+from loadgen.bench.live_fleet import observed
 from loadgen.fleet.fleet import Fleet, FleetSpec
 
 PARTS = ("messages", "planning", "simulator", "engine", "idle", "loaded")
 
 
 class Effort(msgspec.Struct, frozen=True, kw_only=True):
-    """How long each part takes its measure."""
+    """The number of samples, or the length, of each part."""
 
-    repeats: int = 5000  # of a message
-    steps: int = 5000  # of the planner
-    simulated: int = 5000  # requests
+    repeats: int = 5000  # of each message
+    steps: int = 5000  # planning steps
+    simulated: int = 5000  # requests of each simulation
     requests: int = 200  # through an idle fleet
-    settle_s: float = 4.0
-    loaded_s: float = 30.0
+    settle_s: float = 4.0  # of load before the measurement
+    loaded_s: float = 30.0  # of load that is measured
 
 
 QUICK = Effort(repeats=200, steps=100, simulated=200, requests=8, settle_s=1.0, loaded_s=2.0)
@@ -41,22 +42,24 @@ QUICK = Effort(repeats=200, steps=100, simulated=200, requests=8, settle_s=1.0, 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--quick", action="store_true", help="every figure from few samples, in a few seconds"
+        "--quick", action="store_true", help="measure every figure with few samples, in seconds"
     )
-    parser.add_argument("--only", choices=PARTS, help="one part")
-    parser.add_argument("--seed", type=int, default=1, metavar="K")
+    parser.add_argument("--only", choices=PARTS, help="measure this part alone")
+    parser.add_argument(
+        "--seed", type=int, default=1, metavar="K", help="random seed of the load (default: 1)"
+    )
     parser.add_argument(
         "--out",
         type=Path,
         default=Path("out/bench.json"),
         metavar="FILE",
-        help="default: out/bench.json",
+        help="write the report to FILE as JSON (default: out/bench.json)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
 
 def run(args: argparse.Namespace) -> int:
-    # Standard output is for the table; of the bus, only what went wrong is of interest here.
+    # Standard output is for the table. The bus logs only warnings and errors, to standard error.
     structlog.configure(
         wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
@@ -64,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     began, began_at_s = datetime.now(UTC), time.monotonic()
     effort = QUICK if args.quick else Effort()
     parts = PARTS if args.only is None else (args.only,)
-    facts = machine.look()
+    facts = machine.describe()
     figures: list[Figure] = []
     if "messages" in parts:
         _say("messages")
@@ -73,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
         _say("planning steps of one replica, without a bus")
         figures += planning.measure(effort.steps, args.seed)
     if "simulator" in parts:
-        _say("simulations of one replica, and of up to 64")
+        _say("simulations of 1 to 64 replicas")
         figures += simulator.measure(effort.simulated, args.seed)
     if "engine" in parts:
         _say("the torch engine beside transformers' own generate")
@@ -94,23 +97,23 @@ def run(args: argparse.Namespace) -> int:
         print(msgspec.json.encode(report).decode())
     else:
         Console(width=None if sys.stdout.isatty() else 180).print(table(report))
-        print(f"also in {args.out}")
+        print(f"The report is in {args.out}.")
     return 0
 
 
 async def _with_fleet(parts: tuple[str, ...], effort: Effort, seed: int) -> list[Figure]:
-    _say("starting a fleet of two sim engines")
+    _say("starting a fleet of two simulated engines")
     spec = FleetSpec(profile=loaded.PROFILE, pace=loaded.pace(), drain_s=1.0)
     figures: list[Figure] = []
-    async with Fleet(spec, _say) as fleet, calling(fleet, seed) as (caller, bystander):
+    async with Fleet(spec, _say) as fleet, observed(fleet, seed) as (caller, observer):
         at_rest = loaded.memory_figures("memory at rest", loaded.memory_now(fleet))
         if "idle" in parts:
             _say("requests through an idle fleet, one at a time")
-            figures += await idle.measure(caller, bystander, effort.requests, _say)
+            figures += await idle.measure(caller, observer, effort.requests, _say)
         if "loaded" in parts:
             _say("a steady load on both replicas")
             figures += at_rest + await loaded.measure(
-                fleet, caller, bystander, effort.settle_s, effort.loaded_s, _say
+                fleet, caller, observer, effort.settle_s, effort.loaded_s, _say
             )
         _say("stopping the fleet")
     return figures

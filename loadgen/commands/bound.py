@@ -1,5 +1,6 @@
-"""`slackline bound`: how many of a plan's requests any scheduler could satisfy at most, whoever
-serves them and knowing the future.
+"""`slackline bound`: an upper bound on the requests of a plan that any scheduler could satisfy.
+
+The bound holds for every policy, even one that knows the future.
 """
 
 import argparse
@@ -14,22 +15,26 @@ from loadgen.bound.limit import Bound, bound
 from loadgen.commands.trial_arguments import add_run_arguments, read_run
 from loadgen.load.report import percent
 
-# What each relaxation takes into account, from the loosest; docs/bound.md defines and proves them.
+# The limits that each relaxation takes into account, from the loosest. docs/bound.md defines and
+# proves them.
 ACCOUNTS = {
     "none": "nothing",
     "alone": "each request with a replica to itself",
-    "work": "the seconds that all prompts and decode steps take at least",
-    "memory": "and the iterations that a full KV cache forces",
-    "pace": "work, and the iterations that the pace of the kept requests forces",
+    "work": "the least seconds that all prompts and decode steps take",
+    "memory": "work, and the iterations that a full KV cache forces",
+    "pace": "work, and the iterations that the pace of the satisfied requests forces",
 }
-EPILOG = """Every option of `simulate` is taken, so that a command needs but another word. Those that say how requests are served do not
-matter to a bound: --policy, --set, --latency, --wait and --check; nor do --draft and --acceptance, for it holds for schedulers that
+EPILOG = """\
+The command takes every option of `simulate`, so that a `simulate` command line works with the word
+replaced. Options about how requests are served have no effect on the bound: --policy, --set,
+--latency, --wait and --check. Nor do --draft and --acceptance: the bound holds for schedulers that
 do not speculate."""
 
 
-class Asked(Struct, frozen=True, kw_only=True):
-    """Of what the bound is, in the words of `simulate --json`: `--json` prints this and the bound
-    as one object.
+class BoundSetup(Struct, frozen=True, kw_only=True):
+    """The load and the fleet of a bound, with the keys of `simulate --json`.
+
+    `--json` prints these and the bound as one object.
     """
 
     profile: str
@@ -51,9 +56,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     console = Console(stderr=True)
     trial, plan = read_run(args, console)
-    with console.status("looking for the least bound"):
+    with console.status("computing the tightest bound"):
         found = bound(plan.requests, trial.tiers, trial.profile, trial.replicas, trial.definition)
-    asked = Asked(
+    setup = BoundSetup(
         profile=trial.profile,
         replicas=trial.replicas,
         workload=trial.workload,
@@ -67,25 +72,27 @@ def run(args: argparse.Namespace) -> int:
         offered=len(plan.requests),
     )
     if args.json:
-        print(msgspec.json.encode(msgspec.to_builtins(asked) | msgspec.to_builtins(found)).decode())
+        print(msgspec.json.encode(msgspec.to_builtins(setup) | msgspec.to_builtins(found)).decode())
         return 0
     out = Console(width=None if sys.stdout.isatty() else 120)
-    out.print(_table(asked, found))
+    out.print(_table(setup, found))
     out.print(
-        f"No scheduler can violate less than {percent(found.violated_fraction)} of these {asked.offered} requests without speculation "
-        f"(definition {asked.definition}, {asked.replicas} x {asked.profile}; found in {found.wall_s:.1f} s).",
+        f"Every scheduler without speculation violates at least "
+        f"{percent(found.violated_fraction)} of these {setup.offered} requests "
+        f"(definition {setup.definition}, {setup.replicas} x {setup.profile}; "
+        f"computed in {found.wall_s:.1f} s).",
         highlight=False,
     )
     return 0
 
 
-def _table(asked: Asked, found: Bound) -> Table:
-    made = Table(title=f"{asked.rate_rps:.2f} requests/s, seed {asked.seed}", title_justify="left")
-    made.add_column("relaxation")
-    made.add_column("takes into account")
-    made.add_column("met at most", justify="right")
-    made.add_column("violated at least", justify="right")
+def _table(setup: BoundSetup, found: Bound) -> Table:
+    out = Table(title=f"{setup.rate_rps:.2f} requests/s, seed {setup.seed}", title_justify="left")
+    out.add_column("relaxation")
+    out.add_column("takes into account")
+    out.add_column("met at most", justify="right")
+    out.add_column("violated at least", justify="right")
     for name, met in found.met_by.items():
         style = "bold" if name == found.by else ""
-        made.add_row(name, ACCOUNTS[name], percent(met), percent(1 - met), style=style)
-    return made
+        out.add_row(name, ACCOUNTS[name], percent(met), percent(1 - met), style=style)
+    return out

@@ -1,6 +1,4 @@
-"""`slackline capacity`: the highest rate at which a policy violates no more than a given fraction
-of the requests.
-"""
+"""`slackline capacity`: the highest rate at which few enough requests are violated."""
 
 import argparse
 import sys
@@ -32,12 +30,12 @@ from loadgen.load.report import percent
 from loadgen.load.session import has_rounds, sessions
 from shared.errors import ConfigError
 
-FINEST = 0.001  # relative; rates are tried to four digits
-FEWEST = 10  # requests in a run, about: the lowest rate tried offers no fewer
+FINEST = 0.001  # the least --precision, relative: rates have four digits
+FEWEST_REQUESTS = 10  # roughly, in the run at the lowest rate that is tried
 
 
-class Tried(Struct, frozen=True, kw_only=True):
-    """What `--json` says of all the runs of a command, here and in search.py."""
+class Setup(Struct, frozen=True, kw_only=True):
+    """The setup that all runs of a command share, as `--json` prints it here and in search.py."""
 
     policy: str
     settings: dict[str, str]
@@ -55,19 +53,24 @@ class Tried(Struct, frozen=True, kw_only=True):
     wall_s: float
 
 
-class Found(Tried, frozen=True, kw_only=True):
-    """What `slackline capacity --json` prints. `capacity_rps` 0: even the lowest rate tried
-    failed.
+class CapacityReport(Setup, frozen=True, kw_only=True):
+    """The output of `slackline capacity --json`.
+
+    `capacity_rps` is 0 if even the lowest rate failed.
     """
 
     capacity_rps: float
     violations: float
     precision: float
-    probes: list[Probe]  # in the order in which they were tried
+    probes: list[Probe]  # in the order of the search
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_plan_arguments(parser, duration_s=600.0)
+    add_plan_arguments(
+        parser,
+        duration_s=600.0,
+        rate_help="requests per second that the search tries first (default: 1 per replica)",
+    )
     add_policy_arguments(parser)
     add_trial_arguments(parser)
     parser.add_argument(
@@ -75,14 +78,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=0.01,
         metavar="FRACTION",
-        help="of the offered requests (default: 0.01)",
+        help="fraction of the offered requests that may be violated (default: 0.01)",
     )
     parser.add_argument(
         "--precision",
         type=float,
         default=0.01,
         metavar="FRACTION",
-        help="stop at bounds so close (default: 0.01)",
+        help="relative precision of the capacity: the search stops once its bounds are this "
+        "close (default: 0.01)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
@@ -98,42 +102,49 @@ def run(args: argparse.Namespace) -> int:
     probes: list[Probe] = []
 
     def probe(rate_rps: float) -> Probe:
-        made = try_rate(trial, demand, rate_rps, args.violations)
-        probes.append(made)
+        probed = try_rate(trial, demand, rate_rps, args.violations)
+        probes.append(probed)
         if not args.json:
-            console.print(line(made), highlight=False)
-        return made
+            console.print(line(probed), highlight=False)
+        return probed
 
     first_rps = args.rate if args.rate is not None else float(args.replicas)
     capacity_rps = find_capacity(
-        probe, args.violations, args.precision, first_rps, lowest_rps=FEWEST / args.duration
+        probe,
+        args.violations,
+        args.precision,
+        first_rps,
+        lowest_rps=FEWEST_REQUESTS / args.duration,
     )
-    found = Found(
+    report = CapacityReport(
         capacity_rps=capacity_rps,
         violations=args.violations,
         precision=args.precision,
         probes=probes,
-        **in_words(args, demand, trial.settings, began_s),
+        **setup_fields(args, demand, trial.settings, began_s),
     )
     if args.json:
-        print(msgspec.json.encode(found).decode())
+        print(msgspec.json.encode(report).decode())
         return 0
     out = Console(width=None if sys.stdout.isatty() else 120)
-    out.print(probes_table(found))
+    out.print(probes_table(report))
     latency = (
-        "no control latency" if found.latency == "none" else f"control latency: {found.latency}"
+        "no control latency" if report.latency == "none" else f"control latency: {report.latency}"
     )
     out.print(
-        f"[bold]{found.capacity_rps:g} requests/s[/] with {escape(named(found.policy, found.settings))} and at most "
-        f"{percent(found.violations)} violated, within {percent(found.precision)}\n{found.replicas} x {escape(found.profile)}, "
-        f"tiers {escape(found.tiers)}, {found.duration_s:g} s, seed {found.seed}, {latency}; SLOs judged by {found.definition}",
+        f"[bold]{report.capacity_rps:g} requests/s[/] with "
+        f"{escape(named(report.policy, report.settings))} and at most "
+        f"{percent(report.violations)} violated, within {percent(report.precision)}\n"
+        f"{report.replicas} x {escape(report.profile)}, tiers {escape(report.tiers)}, "
+        f"{report.duration_s:g} s, seed {report.seed}, {latency}; "
+        f"SLOs judged by {report.definition}",
         highlight=False,
     )
     return 0
 
 
 def check_fractions(violations: float, precision: float) -> None:
-    """Raises ConfigError."""
+    """Raises ConfigError unless both are fractions in range."""
     for name, value, least in (
         ("--violations", violations, 0.0),
         ("--precision", precision, FINEST),
@@ -142,10 +153,10 @@ def check_fractions(violations: float, precision: float) -> None:
             raise ConfigError(f"{name} is a fraction, {least:g} or more and below 1")
 
 
-def in_words(
+def setup_fields(
     args: argparse.Namespace, demand: Demand, settings: Mapping[str, str], began_s: float
 ) -> dict[str, Any]:
-    """The fields of Tried, of a command that began at `began_s` (time.perf_counter())."""
+    """The fields of Setup for a command that began at `began_s` (time.perf_counter())."""
     return {
         "policy": args.policy,
         "settings": dict(settings),
@@ -165,45 +176,51 @@ def in_words(
 
 
 def try_rate(trial: Trial, demand: Demand, rate_rps: float, violations: float) -> Probe:
-    """The run stops as soon as it is known to fail: overloaded runs take longest. Of rounds the
-    sessions count, known at the end only.
+    """One run at one rate.
+
+    The run stops as soon as more than `violations` of its requests are violated, since overloaded
+    runs take longest. If sessions have rounds, sessions are counted instead of requests; they are
+    known only at the end, so such a run is not stopped.
     """
     requests = demand.at(rate_rps).requests
     most = None if has_rounds(requests) else int(violations * len(requests) + 1e-9)
     result = replace(trial, rate_rps=rate_rps).serve(requests, keep_times=False, most_missed=most)
-    broke = (
+    violated = (
         missed(trial.definition, result.verdicts, result.slos, result.token_unix_s)
         != Missed.NOTHING
     )
-    if result.stopped:  # who had not ended yet may have met its SLO
-        broke &= np.array([verdict is not None for verdict in result.verdicts])
-    elif (whole := sessions(requests, broke)) is not None:
+    if result.stopped:  # a request that had not ended might still have met its SLO
+        violated &= np.array([verdict is not None for verdict in result.verdicts])
+    elif (by_session := sessions(requests, violated)) is not None:
         return Probe(
             rate_rps=rate_rps,
-            offered=whole.offered,
-            violated_fraction=whole.violated_fraction,
+            offered=by_session.offered,
+            violated_fraction=by_session.violated_fraction,
             stopped=False,
         )
     return Probe(
         rate_rps=rate_rps,
         offered=len(requests),
-        violated_fraction=int(broke.sum()) / len(requests),
+        violated_fraction=int(violated.sum()) / len(requests),
         stopped=result.stopped,
     )
 
 
 def line(probe: Probe) -> str:
     more = "over " if probe.stopped else ""
-    return f"{probe.rate_rps:g} requests/s: {more}{percent(probe.violated_fraction)} of {probe.offered} requests violated"
+    return (
+        f"{probe.rate_rps:g} requests/s: "
+        f"{more}{percent(probe.violated_fraction)} of {probe.offered} requests violated"
+    )
 
 
-def probes_table(found: Found) -> Table:
-    """Rates in order, so that the limit is seen."""
+def probes_table(report: CapacityReport) -> Table:
+    """A row for each rate, in the order of the rates."""
     out = Table(box=SIMPLE_HEAD)
     for name in ("requests/s", "offered", "violated", ""):
         out.add_column(name, justify="right")
-    for probe in sorted(found.probes, key=lambda probe: probe.rate_rps):
-        kept = probe.violated_fraction <= found.violations
+    for probe in sorted(report.probes, key=lambda probe: probe.rate_rps):
+        kept = probe.violated_fraction <= report.violations
         fraction = ("> " if probe.stopped else "") + percent(probe.violated_fraction)
         out.add_row(
             f"{probe.rate_rps:g}", str(probe.offered), fraction, "kept" if kept else "too many"

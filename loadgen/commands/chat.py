@@ -1,6 +1,4 @@
-"""`slackline chat`: a conversation in the terminal, each answer with its TTFT, its pace and the
-tier it was served as.
-"""
+"""`slackline chat`: a conversation in the terminal. Each answer shows its TTFT, pace and tier."""
 
 import argparse
 import asyncio
@@ -22,37 +20,50 @@ from shared.subjects import ID_PATTERN
 from shared.vocabulary import FinishReason
 
 PATIENCE = Patience(submit_s=3.0)
-HELP = """/tier NAME   the latency wanted from now on
-/system TEXT what the model is told first (empty: nothing)
-/again       the last answer once more, otherwise
-/reset       forget the conversation
-/quit        or Ctrl-D; Ctrl-C stops an answer"""
+HELP = """\
+/tier NAME    use this tier from now on
+/system TEXT  set the system prompt (without TEXT: none)
+/again        ask the last question again
+/reset        forget the conversation
+/quit         leave, as Ctrl-D does; Ctrl-C stops an answer"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--tier", default="chat", help="the latency wanted, by name (default: chat)"
+        "--tier", default="chat", help="tier of the requests, by name (default: chat)"
     )
-    parser.add_argument("--system", default="", metavar="TEXT", help="what the model is told first")
+    parser.add_argument("--system", default="", metavar="TEXT", help="system prompt")
     parser.add_argument(
-        "--max-tokens", type=int, default=256, metavar="N", help="of each answer (default: 256)"
+        "--max-tokens",
+        type=int,
+        default=256,
+        metavar="N",
+        help="longest answer, in tokens (default: 256)",
     )
     parser.add_argument(
-        "--temperature", type=float, default=0.7, metavar="T", help="0 is greedy (default: 0.7)"
+        "--temperature",
+        type=float,
+        default=0.7,
+        metavar="T",
+        help="sampling temperature; 0 is greedy (default: 0.7)",
     )
     parser.add_argument(
-        "--seed", type=int, metavar="K", help="the same seed and words give the same conversation"
+        "--seed",
+        type=int,
+        metavar="K",
+        help="random seed; the same seed and questions give the same answers",
     )
     parser.add_argument(
         "--url",
         default=default_url(),
-        help="the NATS server (default: SLACKLINE_URL, else nats://127.0.0.1:4222)",
+        help="URL of the NATS server (default: SLACKLINE_URL, else nats://127.0.0.1:4222)",
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Lines come from the terminal, or from a pipe. The answers go to standard output, words about
-    them to standard error.
+    """Reads lines from the terminal or a pipe.
+
+    Answers go to standard output, notes about them to standard error.
     """
     if not ID_PATTERN.fullmatch(args.tier):
         raise ConfigError("--tier must be 1 to 64 characters of A-Z, a-z, 0-9, _ and -")
@@ -68,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
     chat = Chat(args.url, args.tier, args.system, sampling)
     terminal = sys.stdin.isatty()
     if terminal:
-        _note("Type to talk, /help for more, Ctrl-D to leave.")
+        _note("Type a question. /help lists the commands, Ctrl-D leaves.")
     failed = False
     while (line := _line(terminal)) is not None:
         word, _, rest = line.partition(" ")
@@ -88,29 +99,31 @@ def run(args: argparse.Namespace) -> int:
             case "/again" if chat.turns:
                 failed = not chat.again()
             case _ if word.startswith("/"):
-                _note(f"{word}: not that way; /help says what there is")
+                _note(f"{line}: no such command, or not possible now; see /help")
             case _:
                 failed = not chat.say(line)
     return 1 if failed and not terminal else 0
 
 
 class Chat:
-    """What was said. Each answer has a connection of its own, so that nothing has to be kept alive
-    while a person thinks.
+    """A conversation.
+
+    Each answer has its own connection, so that none is kept open while the user thinks.
     """
 
     def __init__(self, url: str, tier: str, system: str, sampling: Sampling) -> None:
         self.tier = tier
         self.system = system
-        self.turns: list[tuple[str, str]] = []  # what was asked, what was answered
+        self.turns: list[tuple[str, str]] = []  # (question, answer)
         self._url = url
         self._sampling = sampling
         self._answers = 0
         self._session = new_request_id()
 
     def say(self, text: str) -> bool:
-        """Ask, show the answer, remember both. False if there was no good end; then nothing is
-        remembered.
+        """Asks, shows the answer and adds both to the conversation.
+
+        Returns False, and adds nothing, if the answer did not end well.
         """
         try:
             answer = asyncio.run(self._ask(text, _show))
@@ -133,11 +146,11 @@ class Chat:
         return good
 
     def again(self) -> bool:
-        """The last question once more; what was answered is kept unless there is another answer."""
-        before = self.turns.pop()
-        good = self.say(before[0])
+        """Asks the last question again. The old answer stays if the new one does not end well."""
+        last = self.turns.pop()
+        good = self.say(last[0])
         if not good:
-            self.turns.append(before)
+            self.turns.append(last)
         return good
 
     def _forget_oldest(self) -> None:
@@ -167,7 +180,7 @@ class Chat:
                     return await stream(await client.submit(request, self.tier), began_s, show)
                 except NoResponders as error:
                     raise BusError(
-                        f"{self._url} answers, but no admission service is there: start a fleet with `slackline up`"
+                        f"{self._url} has no admission service: start a fleet with `slackline up`"
                     ) from error
                 except PeerError as error:
                     if error.code != "context_length_exceeded" or not self.turns:
@@ -176,16 +189,16 @@ class Chat:
 
     def _messages(self, text: str) -> list[dict[str, str]]:
         system = [{"role": "system", "content": self.system}] if self.system else []
-        said = [
+        turns = [
             {"role": role, "content": content}
             for turn in self.turns
             for role, content in zip(("user", "assistant"), turn, strict=True)
         ]
-        return [*system, *said, {"role": "user", "content": text}]
+        return [*system, *turns, {"role": "user", "content": text}]
 
 
 def _line(terminal: bool) -> str | None:
-    """The next line, without its spaces; None at the end."""
+    """The next line, stripped; None at the end of the input."""
     try:
         return input("\n> " if terminal else "").strip()
     except (EOFError, KeyboardInterrupt):
@@ -197,6 +210,6 @@ def _show(text: str) -> None:
 
 
 def _note(text: str) -> None:
-    """Apart from what the model says."""
+    """Prints a note to standard error, dim in a terminal."""
     dim, plain = ("\x1b[2m", "\x1b[0m") if sys.stderr.isatty() else ("", "")
     print(f"{dim}{text}{plain}", file=sys.stderr, flush=True)

@@ -1,5 +1,6 @@
-"""`slackline compare`: policies on identical arrivals in virtual time; or reports of `slackline
-load --out`. Side by side.
+"""`slackline compare`: policies side by side on identical arrivals, in virtual time.
+
+It also puts reports of `slackline load --out` side by side.
 """
 
 import argparse
@@ -23,8 +24,8 @@ from loadgen.load.report import DEFINITION, read_report, side_by_side, unlike
 from shared.errors import ConfigError
 
 
-class Common(Struct, frozen=True, kw_only=True):
-    """What `--json` says first, of all rates."""
+class CompareSetup(Struct, frozen=True, kw_only=True):
+    """The setup that all runs share, as `--json` prints it."""
 
     command: str = "compare"
     seed: int
@@ -37,8 +38,8 @@ class Common(Struct, frozen=True, kw_only=True):
     duration_s: float
 
 
-class AtOneRate(Common, frozen=True, kw_only=True):
-    """What `slackline compare --json` prints without --rates."""
+class AtOneRate(CompareSetup, frozen=True, kw_only=True):
+    """The output of `slackline compare --json` without --rates."""
 
     rate_rps: float
     requests: int
@@ -46,8 +47,8 @@ class AtOneRate(Common, frozen=True, kw_only=True):
     policies: list[Figures]
 
 
-class OverLoad(Common, frozen=True, kw_only=True):
-    """What it prints with --rates, in the order of the rates."""
+class OverRates(CompareSetup, frozen=True, kw_only=True):
+    """The output of `slackline compare --json` with --rates, in the order of the rates."""
 
     rates: list[Comparison]
 
@@ -58,25 +59,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         type=Path,
         metavar="REPORT",
-        help="JSON files written by `slackline load --out`, and no options",
+        help="reports written by `slackline load --out`, instead of all options below",
     )
     add_plan_arguments(parser, duration_s=600.0, needed=False)
     parser.add_argument(
         "--policies",
         metavar="NAME[:KEY=VALUE[+KEY=VALUE...]],...",
-        help="each with its settings, such as fcfs:chunk_tokens=512,edf,qoserve:alpha_high_s=0.004+safety=1.1",
+        help="policies to compare, with or without settings, such as "
+        "edf,fcfs:chunk_tokens=512; a + joins settings, as in "
+        "qoserve:alpha_high_s=0.004+safety=1.1",
     )
     add_trial_arguments(parser)
     parser.add_argument(
-        "--rates", metavar="R,R,...", help="instead of --rate: compare at each of these"
+        "--rates", metavar="R,R,...", help="compare at each of these rates, instead of --rate"
     )
-    parser.add_argument("--plots", type=Path, metavar="DIR", help="write plots there, as SVG")
+    parser.add_argument("--plots", type=Path, metavar="DIR", help="write plots to DIR, as SVG")
     parser.add_argument(
         "--jobs",
         type=int,
         default=cores(),
         metavar="N",
-        help="processes; results do not depend on it (default: all cores)",
+        help="number of processes; it does not change the results (default: the number of cores)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
@@ -85,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
     planned = args.policies is not None or args.trace is not None or args.workload is not None
     if args.reports and planned:
         raise ConfigError(
-            "give either reports, or --policies with a --trace or --workload; not both"
+            "give either reports, or --policies with a --trace or --workload, not both"
         )
     if args.reports:
         return _reports(args)
@@ -98,13 +101,14 @@ def run(args: argparse.Namespace) -> int:
 
 def _reports(args: argparse.Namespace) -> int:
     if args.json or args.plots is not None:
-        raise ConfigError("--json and --plots are for --policies; reports are JSON already")
+        raise ConfigError("--json and --plots need --policies; reports are JSON already")
     console = Console()
     reports = [read_report(path) for path in args.reports]
     console.print(side_by_side(reports))
     if different := unlike(reports):
         console.print(
-            f"These runs have different {different}: their figures say little about what served them.",
+            f"These runs have different {different}: "
+            "their figures say little about what served them.",
             style="bold",
         )
     console.print(DEFINITION, style="dim")
@@ -113,7 +117,7 @@ def _reports(args: argparse.Namespace) -> int:
 
 def _policies(args: argparse.Namespace) -> int:
     jobs = check_jobs(args.jobs)
-    contestants = parse_policies(args.policies)
+    policies = parse_policies(args.policies)
     rates = parse_rates(args)
     demand = read_demand(args)
     if args.plots is not None:
@@ -122,7 +126,7 @@ def _policies(args: argparse.Namespace) -> int:
     offered, notes = [], dict.fromkeys(demand.notes)
     for rate_rps in rates:
         trials = [
-            make_trial(args, demand, policy, settings, rate_rps) for policy, settings in contestants
+            make_trial(args, demand, policy, settings, rate_rps) for policy, settings in policies
         ]
         plan = demand.at(rate_rps)
         notes |= dict.fromkeys(plan.notes)
@@ -141,29 +145,34 @@ def _policies(args: argparse.Namespace) -> int:
         latencies=args.plots is not None,
         said=lambda line: None if args.json else err.print(line, highlight=False),
     )
-    made = [one.comparison for one in rounds]
+    comparisons = [one.comparison for one in rounds]
     if args.plots is not None:
-        # takes half a second, and most comparisons need none
+        # imported here: it takes half a second, and most comparisons make no plots
         from loadgen.lab.plots import write_plots
 
         for path in write_plots(rounds, demand.tiers, args.plots):
             err.print(f"wrote {path}", highlight=False)
     if args.json:
-        print(msgspec.json.encode(_told(args, demand, made)).decode())
+        print(msgspec.json.encode(_json_report(args, demand, comparisons)).decode())
         return 0
     out = Console(width=None if sys.stdout.isatty() else 140)
     out.print(
-        circumstances(made[0].policies[0], None if len(made) > 1 else made[0].rate_rps),
+        circumstances(
+            comparisons[0].policies[0], None if len(comparisons) > 1 else comparisons[0].rate_rps
+        ),
         highlight=False,
         markup=False,
         soft_wrap=True,
     )
-    out.print(comparison_table(made, demand.tiers))
+    out.print(comparison_table(comparisons, demand.tiers))
     return 0
 
 
 def parse_rates(args: argparse.Namespace) -> list[float | None]:
-    """Raises ConfigError for what is not a list of different rates."""
+    """The rates in ascending order; None: the rate of the trace.
+
+    Raises ConfigError unless the rates are above 0 and differ.
+    """
     if args.rates is None:
         return [args.rate]
     if args.rate is not None:
@@ -180,15 +189,17 @@ def parse_rates(args: argparse.Namespace) -> list[float | None]:
 
 
 def make_folder(folder: Path) -> None:
-    """Before the runs, which take long. Raises ConfigError."""
+    """Makes the folder of the plots, before the runs begin. Raises ConfigError."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"--plots: cannot make the folder {folder}: {error.strerror}") from error
 
 
-def _told(args: argparse.Namespace, demand: Demand, made: list[Comparison]) -> AtOneRate | OverLoad:
-    common = {
+def _json_report(
+    args: argparse.Namespace, demand: Demand, comparisons: list[Comparison]
+) -> AtOneRate | OverRates:
+    setup = {
         "seed": args.seed,
         "definition": args.definition,
         "profile": args.profile,
@@ -199,12 +210,12 @@ def _told(args: argparse.Namespace, demand: Demand, made: list[Comparison]) -> A
         "duration_s": args.duration,
     }
     if args.rates is not None:
-        return OverLoad(**common, rates=made)
-    [one] = made
+        return OverRates(**setup, rates=comparisons)
+    [comparison] = comparisons
     return AtOneRate(
-        **common,
-        rate_rps=one.rate_rps,
-        requests=one.requests,
-        bound=one.bound,
-        policies=one.policies,
+        **setup,
+        rate_rps=comparison.rate_rps,
+        requests=comparison.requests,
+        bound=comparison.bound,
+        policies=comparison.policies,
     )

@@ -1,6 +1,4 @@
-"""`slackline demo`: streamed answers of a real model, then two policies under one and the same rush
-of requests, side by side.
-"""
+"""`slackline demo`: a real model answers; then two policies serve the same rush of requests."""
 
 import argparse
 import asyncio
@@ -33,8 +31,8 @@ from shared.text.tokenizer import Tokenizer
 
 Result = TypeVar("Result")
 
-# LOAD: of what the replicas keep up with, in the mean; the bursts are 2.6 times that
-DURATION_S, SEED, LOAD = 45.0, 3, 0.85
+DURATION_S, SEED = 45.0, 3
+LOAD = 0.85  # mean rate over the capacity of the replicas; the bursts are 2.6 times the mean
 WORKLOAD, CONTEXT_TOKENS = "short-mix", 4096
 QUICK = Rush(
     engine="sim",
@@ -53,29 +51,33 @@ POLICIES: tuple[tuple[str, dict[str, str]], ...] = (
     ("fcfs", {"chunk_tokens": str(FCFS_CHUNK_TOKENS)}),
     ("qoserve", {}),
 )
-PLAIN_WIDTH = 120  # where there is no terminal to ask
+PLAIN_WIDTH = 120  # columns, where the output is no terminal
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--quick",
         action="store_true",
-        help="a few requests on simulated engines, no torch: only whether it works",
+        help="send a few requests to simulated engines, without torch, to see that all works",
     )
     parser.add_argument(
-        "--seed", type=int, default=SEED, metavar="K", help=f"of the requests (default: {SEED})"
+        "--seed",
+        type=int,
+        default=SEED,
+        metavar="K",
+        help=f"random seed of the requests (default: {SEED})",
     )
     parser.add_argument(
         "--out",
         type=Path,
         default=Path("out/demo"),
         metavar="DIR",
-        help="for reports and traces (default: out/demo)",
+        help="folder for reports and traces (default: out/demo)",
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    # Ours are words for a person; of the bus, only what went wrong is of interest.
+    # Standard output is for the user. The bus logs only warnings and errors, to standard error.
     structlog.configure(
         wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
@@ -85,13 +87,11 @@ def run(args: argparse.Namespace) -> int:
         args.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"--out {args.out}: {error}") from error
-    return uvloop.run(_until_told(args, console))
+    return uvloop.run(_until_signal(args, console))
 
 
-async def _until_told(args: argparse.Namespace, console: Console) -> int:
-    """The whole demonstration, or as much of it as Ctrl-C allows; fleets are down when it
-    returns.
-    """
+async def _until_signal(args: argparse.Namespace, console: Console) -> int:
+    """Runs the demonstration to its end or until Ctrl-C. No fleet runs when it returns."""
     work = asyncio.ensure_future(_demo(args, console))
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, work.cancel)
@@ -108,7 +108,7 @@ async def _demo(args: argparse.Namespace, console: Console) -> None:
     if not args.quick:
         console.rule("1 of 2  A model answers")
         profile = await _on(answers.spec(), lambda fleet: answers.answer(fleet, console), console)
-        load = _as_fast_as_here(load, profile)
+        load = _scaled_to(profile, load)
         prompts = Prompts(Tokenizer.load(models.folder(models.DEFAULT)), args.seed)
     console.rule("2 of 2  A rush of requests")
     requests = load.requests()
@@ -116,12 +116,15 @@ async def _demo(args: argparse.Namespace, console: Console) -> None:
     share = (
         "on simulated engines"
         if args.quick
-        else f"{100 * LOAD:.0f} % of what {engines} can keep up with on this machine"
+        else f"{100 * LOAD:.0f} % of the capacity of {engines} on this machine"
     )
     console.print(
-        f"{len(requests)} requests of three kinds in {load.duration_s:g} s, in bursts with the shape of a recorded trace: "
-        f"{load.rate:.1f} a second in the mean, {share}. Twice the very same requests: in order of arrival (fcfs, with the best "
-        f"chunk of a sweep, {FCFS_CHUNK_TOKENS} tokens), then by the slack that each has left (qoserve).",
+        f"{len(requests)} requests in three tiers arrive within {load.duration_s:g} s, "
+        "in bursts with the shape of a recorded trace: "
+        f"{load.rate:.1f} a second on average, {share}. "
+        "Two policies serve the same requests: first in order of arrival "
+        f"(fcfs, with the best chunk of a sweep, {FCFS_CHUNK_TOKENS} tokens), "
+        "then by the slack that each request has left (qoserve).",
         highlight=False,
     )
     reports = []
@@ -131,10 +134,10 @@ async def _demo(args: argparse.Namespace, console: Console) -> None:
     console.print(f"[dim]{time.monotonic() - began_s:.0f} s in all[/]", highlight=False)
 
 
-def _as_fast_as_here(like: Rush, profile: Profile) -> Rush:
-    """The same kinds of requests for torch engines, as many as `profile` says they keep up with."""
+def _scaled_to(profile: Profile, rush: Rush) -> Rush:
+    """The same rush for torch engines, at LOAD times their capacity by `profile`."""
     torch = replace(
-        like,
+        rush,
         engine="torch",
         profile="",
         replicas=torch_replicas(),
@@ -175,11 +178,10 @@ async def _round(
 async def _on(
     spec: FleetSpec, work: Callable[[Fleet], Coroutine[Any, Any, Result]], console: Console
 ) -> Result:
-    """Do `work` on a fleet of its own, which is gone afterwards. Raises what ends either of
-    them.
-    """
+    """Starts a fleet, does `work` on it and stops it. Raises the error of either."""
     console.print(
-        f"[dim]starting nats-server, admission, planner, relegation, {spec.replicas} x {spec.engine} worker ...[/]",
+        "[dim]starting nats-server, admission, planner, relegation, "
+        f"{spec.replicas} x {spec.engine} worker ...[/]",
         highlight=False,
     )
     async with Fleet(
@@ -197,7 +199,7 @@ async def _on(
 
 
 def _show(reports: list[Report], out: Path, console: Console) -> None:
-    console.rule("What came of it")
+    console.rule("Results")
     console.print(side_by_side(reports))
     console.print(_in_words(reports), highlight=False)
     console.print(f"\n[dim]{DEFINITION}[/]\n", highlight=False)
@@ -212,36 +214,42 @@ def _show(reports: list[Report], out: Path, console: Console) -> None:
         soft_wrap=True,
     )
     console.print(
-        f"traces   {path}, one span a line; the one above: {chosen}",
+        f"traces   {path}, one span a line; the trace above is {chosen}",
         highlight=False,
         soft_wrap=True,
     )
 
 
 def _in_words(reports: list[Report]) -> str:
-    """What the table says, for someone who has never seen one like it."""
+    """The table in words, for a reader who sees such a table for the first time."""
     fcfs, qoserve = reports
     first = next(iter(fcfs.tiers))
     before, after = fcfs.tiers[first], qoserve.tiers[first]
     lost, kept = fcfs.total.offered - fcfs.total.met, qoserve.total.offered - qoserve.total.met
     if kept >= lost:
         return (
-            "\nToo little load to tell the policies apart, or a machine too busy with other things."
+            "\nThe load was too low to separate the policies, or this machine was too busy with "
+            "other work."
         )
-    given_up = (
-        f", and a request that cannot make it any more is told so early and finished with what is left over "
-        f"({qoserve.total.relegated} here: the slow end of the times above) rather than making others late"
-        if qoserve.total.relegated
-        else ""
-    )
     words = (
-        f"\nThe same engines, the same {fcfs.total.offered} requests. In the bursts more came than the engines can do at once. In order of "
-        f"arrival, {first} callers waited behind long prompts that had a minute to spare: {percent(before.met_fraction)} of them got "
-        f"what they were promised. By slack it was {percent(after.met_fraction)}: whoever has time waits, chunks grow while nobody "
-        f"is in a hurry and shrink when a token is due{given_up}. "
-        f"Broken promises: {lost} with fcfs, {kept} with qoserve."
+        f"\nThe engines and the {fcfs.total.offered} requests were the same. "
+        "In the bursts more requests arrived than the engines could serve at once. "
+        f"In order of arrival (fcfs), {first} requests waited behind long prompts that had "
+        f"a minute to spare: {percent(before.met_fraction)} of them met their SLO. "
+        f"By slack (qoserve), {percent(after.met_fraction)} did: requests with time left wait, and "
+        "chunks grow while no token is urgent and shrink when one is due. "
     )
+    if qoserve.total.relegated:
+        words += (
+            "A request that can no longer meet its SLO is relegated early and finished with the "
+            "capacity that is left, so that it does not make others late "
+            f"({qoserve.total.relegated} here: the slow end of the times above). "
+        )
+    words += f"SLOs missed: {lost} with fcfs, {kept} with qoserve."
     bound_s = after.slo.tbt_s if after.slo else None
     if bound_s is not None and after.tbt.p99_s is not None and after.tbt.p99_s > bound_s:
-        words += f" Gaps of more than {seconds(bound_s)} there are mostly slack well spent: the tokens before them had come early."
+        words += (
+            f" Gaps of more than {seconds(bound_s)} there are mostly slack well spent: "
+            "the tokens before them were early."
+        )
     return words

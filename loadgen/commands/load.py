@@ -1,4 +1,4 @@
-"""`slackline load`: offer a plan of requests to a running fleet, and report what became of them."""
+"""`slackline load`: offers a plan of requests to a running fleet and reports the outcome."""
 
 import argparse
 import asyncio
@@ -24,7 +24,8 @@ from shared.client.client import Patience
 from shared.clock import Clock
 from shared.errors import ConfigError
 
-# most of a burst waits its turn in silence: asking often would be load of another kind
+# Most requests of a burst wait a long time without an event; frequent questions about them would be
+# load of another kind.
 PATIENCE = Patience(silence_s=15.0)
 
 
@@ -35,25 +36,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=120.0,
         metavar="S",
-        help="for what still runs when all is sent (default: 120)",
+        help="wait at most S seconds after the last arrival for requests that still run "
+        "(default: 120)",
     )
     parser.add_argument(
-        "--label", default="", help="what to call this run in tables, such as the policy's name"
+        "--label", default="", help="name of this run in tables, such as the policy's name"
     )
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write the report there as JSON")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write the report to FILE as JSON")
     parser.add_argument(
         "--json", action="store_true", help="print the report as JSON instead of a table"
     )
     parser.add_argument(
-        "--http", metavar="URL", help="go through the gateway at this address instead of NATS"
+        "--http", metavar="URL", help="send requests to the gateway at URL instead of over NATS"
     )
-    parser.add_argument(
-        "--model", help="with --http: the model's name (default: what the server has)"
-    )
+    parser.add_argument("--model", help="with --http: name of the model (default: the server's)")
     parser.add_argument(
         "--url",
         default=default_url(),
-        help="the NATS server (default: SLACKLINE_URL, else nats://127.0.0.1:4222)",
+        help="URL of the NATS server (default: SLACKLINE_URL, else nats://127.0.0.1:4222)",
     )
 
 
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     if not 0 <= args.wait < math.inf:
         raise ConfigError("--wait must be 0 or more")
     if args.out is not None and not args.out.parent.is_dir():
-        raise ConfigError(f"--out: there is no directory {args.out.parent}")
+        raise ConfigError(f"--out: there is no folder {args.out.parent}")
     plan = make_plan(args)
     console = Console(stderr=True)
     for note in plan.notes:
@@ -97,10 +97,13 @@ async def _run(args: argparse.Namespace, plan: Plan, console: Console) -> int:
         out.print(table(report))
         for sample in report.error_samples:
             out.print(f"  {sample}", highlight=False, markup=False)
-        out.print(f"sent late by {1000 * report.lateness_max_s:.1f} ms at most", highlight=False)
+        out.print(
+            f"requests were sent at most {1000 * report.lateness_max_s:.1f} ms late",
+            highlight=False,
+        )
     if report.interrupted:
         return INTERRUPTED
-    # not one answer: no figures, but a failure
+    # a run without a single answer has failed
     return 1 if report.total.errors == report.total.offered else 0
 
 
@@ -109,7 +112,8 @@ async def _sender(args: argparse.Namespace, plan: Plan, clock: Clock) -> AsyncIt
     if args.http:
         if any(request.thinking_tokens for request in plan.requests):
             raise ConfigError(
-                "--http: HTTP cannot say for how long a model would think; leave it out to load over NATS"
+                "--http: this workload thinks, and HTTP has no field for the number of thinking "
+                "tokens; leave --http out to send over NATS"
             )
         from loadgen.load.send_http import HttpSender
 

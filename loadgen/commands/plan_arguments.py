@@ -1,6 +1,4 @@
-"""What `load`, `simulate` and their kin offer: the words that describe a plan of requests, and the
-plan, at any rate.
-"""
+"""The arguments that describe a plan of requests, and the plan at a given rate."""
 
 import argparse
 import math
@@ -24,7 +22,7 @@ from shared.tiers import BUILT_IN, TierSet, load_tiers
 
 
 class Plan(NamedTuple):
-    """What a run will offer. `notes` say what was left out or changed on the way."""
+    """The requests that a run offers. `notes` say what was left out or changed."""
 
     requests: list[PlannedRequest]
     tiers: TierSet
@@ -34,9 +32,7 @@ class Plan(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What may be offered, before a rate is chosen: files are read once, however many rates are
-    tried.
-    """
+    """A plan before its rate is chosen. Files are read once, however many rates are tried."""
 
     args: argparse.Namespace
     tiers: TierSet
@@ -45,11 +41,11 @@ class Demand:
 
     @property
     def name(self) -> str:
-        """Of the trace, or of the workload."""
+        """The name of the trace or of the workload."""
         return self.trace.name if self.trace is not None else str(self.args.workload)
 
     def at(self, rate_rps: float | None) -> Plan:
-        """The plan at this rate; None: as recorded. Raises ConfigError."""
+        """The plan at this rate; None: at the rate of the trace. Raises ConfigError."""
         args, trace, notes = self.args, self.trace, list(self.notes)
         if rate_rps is not None and not 0 < rate_rps < math.inf:
             raise ConfigError("--rate must be above 0")
@@ -59,12 +55,12 @@ class Demand:
                 raise ConfigError("--arrivals trace needs --trace FILE")
             if args.bursts is not None:
                 raise ConfigError(
-                    "--bursts goes with poisson and gamma arrivals; recorded ones have bursts of their own"
+                    "--bursts needs poisson or gamma arrivals: recorded ones have their own bursts"
                 )
             trace, squeeze = recorded_arrivals(trace, rate_rps, args.duration, args.seed)
             if squeeze > 1:
                 notes.append(
-                    f"time compressed {squeeze:.2f} times to reach {rate_rps:g} requests/s"
+                    f"time is compressed {squeeze:.2f} times to reach {rate_rps:g} requests/s"
                 )
             arrivals, lengths = (
                 [row.arrival_s or 0.0 for row in trace.rows],
@@ -86,32 +82,41 @@ class Demand:
                 raise ConfigError("--rate is needed unless --arrivals is trace")
             arrivals = draw_arrivals(gaps, rate_rps, args.duration, args.seed, profile)
         if not arrivals:
-            raise ConfigError("nothing arrives: raise --rate or --duration")
+            raise ConfigError("no request arrives: raise --rate or --duration")
         requests = plan_requests(
             arrivals, lengths, self.tiers, args.seed, args.tenants, args.important
         )
         return Plan(requests, self.tiers, args.duration, notes)
 
 
+RATE_HELP = "requests per second (default with --arrivals trace: the rate of the trace)"
+
+
 def add_plan_arguments(
-    parser: argparse.ArgumentParser, duration_s: float, *, needed: bool = True
+    parser: argparse.ArgumentParser,
+    duration_s: float,
+    *,
+    needed: bool = True,
+    rate_help: str = RATE_HELP,
 ) -> None:
-    """`needed`: one of --trace and --workload must be given."""
-    what = parser.add_mutually_exclusive_group(required=needed)
-    what.add_argument(
+    """Adds the arguments of a plan. With `needed`, --trace or --workload must be given."""
+    source = parser.add_mutually_exclusive_group(required=needed)
+    source.add_argument(
         "--trace",
         type=Path,
         metavar="FILE",
-        help="csv or csv.gz: our normalised schema or Azure's own",
+        help="recorded trace, as .csv or .csv.gz, in our schema or in Azure's",
     )
-    what.add_argument(
-        "--workload", metavar="NAME", help=f"built-in lengths: {', '.join(WORKLOADS)}"
+    source.add_argument(
+        "--workload",
+        metavar="NAME",
+        help=f"built-in distribution of lengths: {', '.join(WORKLOADS)}",
     )
     parser.add_argument(
         "--rate",
         type=float,
         metavar="R",
-        help="requests per second (default with --arrivals trace: as recorded)",
+        help=rate_help,
     )
     parser.add_argument(
         "--duration",
@@ -124,41 +129,54 @@ def add_plan_arguments(
         "--arrivals",
         default="poisson",
         metavar="KIND",
-        help="poisson, gamma:CV or trace (as recorded)",
+        help="gaps between arrivals: poisson, gamma:CV (CV: coefficient of variation), "
+        "or trace, as recorded (default: poisson)",
     )
     parser.add_argument(
         "--bursts",
         metavar="PROFILE",
-        help=f"multiples of the rate over time: SECONDS:MULTIPLE,... or a recorded shape: {', '.join(SHAPES)}",
+        help="multiples of the rate over time, as SECONDS:MULTIPLE,..., or a recorded shape: "
+        f"{', '.join(SHAPES)} (default: a constant rate)",
     )
     parser.add_argument(
         "--tiers",
         default="default",
         metavar="NAME|FILE",
-        help=f"{', '.join(BUILT_IN)}, or a .toml or .json file",
+        help=f"SLOs and their shares of the requests: {', '.join(BUILT_IN)}, "
+        "or a .toml or .json file (default: default)",
     )
-    parser.add_argument("--tenants", type=int, default=1, metavar="N")
+    parser.add_argument(
+        "--tenants",
+        type=int,
+        default=1,
+        metavar="N",
+        help="number of tenants that share the requests (default: 1)",
+    )
     parser.add_argument(
         "--important",
         type=float,
         default=0.0,
         metavar="FRACTION",
-        help="of requests, ten times as important",
+        help="fraction of requests that are ten times as important (default: 0)",
     )
     parser.add_argument(
-        "--seed", type=int, default=0, metavar="K", help="the same seed gives the same requests"
+        "--seed",
+        type=int,
+        default=0,
+        metavar="K",
+        help="random seed; the same seed gives the same requests (default: 0)",
     )
     parser.add_argument(
         "--context",
         type=int,
         default=8192,
         metavar="N",
-        help="leave out requests of more tokens, prompt and output (default: 8192)",
+        help="leave out requests with more than N tokens of prompt and output (default: 8192)",
     )
 
 
 def make_plan(args: argparse.Namespace) -> Plan:
-    """Everything about a live run that is decided beforehand. Raises ConfigError."""
+    """The plan of a live run. Raises ConfigError."""
     demand = read_demand(args)
     if any(
         bound is not None
@@ -166,13 +184,14 @@ def make_plan(args: argparse.Namespace) -> Plan:
         for bound in (tier.slo.ttft_x, tier.slo.tbt_x, tier.slo.ttlt_x)
     ):
         raise ConfigError(
-            f"tiers {demand.tiers.name}: bounds in multiples of zero-load time cannot be measured here; give seconds"
+            f"tiers {demand.tiers.name}: a live run cannot measure zero-load times, "
+            "so bounds must be in seconds, not in multiples of them"
         )
     return demand.at(args.rate)
 
 
 def read_demand(args: argparse.Namespace) -> Demand:
-    """Checks what does not depend on the rate. Raises ConfigError."""
+    """Reads the trace and the tiers, and checks all but the rate. Raises ConfigError."""
     _check(args)
     tiers = load_tiers(args.tiers)
     trace, notes = None, []
@@ -181,7 +200,8 @@ def read_demand(args: argparse.Namespace) -> Demand:
         trace = whole.within(args.context)
         if left_out := len(whole.rows) - len(trace.rows):
             notes.append(
-                f"{left_out} of {len(whole.rows)} requests of the trace left out: longer than a context of {args.context} tokens"
+                f"{left_out} of {len(whole.rows)} requests of the trace are left out: "
+                f"they are longer than a context of {args.context} tokens"
             )
     return Demand(args, tiers, trace, notes)
 

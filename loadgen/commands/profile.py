@@ -1,6 +1,4 @@
-"""`slackline profile list|show|fit`: the profiles that say how long an iteration takes, and a new
-one from measurements.
-"""
+"""`slackline profile list|show|fit`: the iteration-time models, and a new one from measurements."""
 
 import argparse
 import sys
@@ -20,14 +18,14 @@ from shared.perf import profile_file as store
 from shared.perf.profile_file import FitError, ProfileFile
 from shared.perf.shape import BatchShape
 
-CONTEXT_TOKENS = 1024  # cached, of each decode in the shapes shown
+CONTEXT_TOKENS = 1024  # cached tokens of each decode in the shapes below
 
 
 def decodes(n: int) -> BatchShape:
     return BatchShape(decodes=n, decode_context=n * CONTEXT_TOKENS)
 
 
-# (what it is, the shape): the extremes and the middle of what a replica runs.
+# (name, shape) of batches that a replica runs: the extremes and the middle.
 TYPICAL: tuple[tuple[str, BatchShape], ...] = (
     *((f"{n} decode{'s' * (n > 1)} on {CONTEXT_TOKENS} cached", decodes(n)) for n in (1, 32, 128)),
     *((f"a prefill chunk of {n}", BatchShape().with_chunk(n, 0)) for n in (256, 512, 1024, 2048)),
@@ -39,48 +37,51 @@ TYPICAL: tuple[tuple[str, BatchShape], ...] = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="list|show|fit")
-    for_list = actions.add_parser("list", help="the shipped profiles")
-    for_show = actions.add_parser("show", help="one of them, and what typical batches take")
-    for_show.add_argument("name", metavar="NAME", help="a shipped profile, or a .json file")
-    for_fit = actions.add_parser("fit", help="make a profile from measured iterations")
+    for_list = actions.add_parser("list", help="list the shipped profiles")
+    for_show = actions.add_parser("show", help="show a profile and its times of typical batches")
+    for_show.add_argument("name", metavar="NAME", help="name of a shipped profile, or a .json file")
+    for_fit = actions.add_parser("fit", help="fit a profile to measured iterations")
     for_fit.add_argument(
         "timings",
         type=Path,
         metavar="FILE",
-        help=f"CSV, an iteration per line: {', '.join(COLUMNS)}",
+        help=f"CSV with a line for each iteration; columns: {', '.join(COLUMNS)}",
     )
-    for_fit.add_argument("--name", required=True, metavar="N")
-    for_fit.add_argument("--gpu", required=True, metavar="G")
-    for_fit.add_argument("--model", required=True, metavar="M")
+    for_fit.add_argument("--name", required=True, metavar="N", help="name of the new profile")
+    for_fit.add_argument("--gpu", required=True, metavar="G", help="GPU that was measured")
+    for_fit.add_argument("--model", required=True, metavar="M", help="model that was measured")
     for_fit.add_argument(
         "--tensor-parallel",
         type=int,
         default=1,
         metavar="N",
-        help="GPUs that share an iteration (default: 1)",
+        help="number of GPUs that share an iteration (default: 1)",
     )
     for_fit.add_argument(
         "--kv-capacity-tokens",
         type=int,
         required=True,
         metavar="K",
-        help="cached tokens that one GPU holds",
+        help="number of cached tokens that one GPU can hold",
     )
     for_fit.add_argument(
         "--overhead",
         type=float,
         default=0.0,
         metavar="S",
-        help="to add to every iteration, if what was measured is kernel time (default: 0)",
+        help="seconds to add to every iteration, if the timings are kernel times (default: 0)",
     )
     for_fit.add_argument(
         "--form",
         default=next(iter(FITTED)),
         metavar="NAME",
-        help=f"{', '.join(FITTED)} (default: the first)",
+        help=f"form of the model: {', '.join(FITTED)} (default: the first)",
     )
     for_fit.add_argument(
-        "--out", type=Path, metavar="FILE", help="write it there (.json) instead of printing it"
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="write the profile to FILE (.json) instead of printing it",
     )
     for action in (for_list, for_show):
         action.add_argument("--json", action="store_true", help="print JSON instead of a table")
@@ -111,10 +112,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def facts(file: ProfileFile) -> dict[str, Any]:
-    """All that a profile states but its coefficients."""
-    stated: dict[str, Any] = msgspec.to_builtins(file)
-    form = stated.pop("coefficients")["form"]
-    return {**stated, "form": form}
+    """The contents of a profile without its coefficients."""
+    contents: dict[str, Any] = msgspec.to_builtins(file)
+    form = contents.pop("coefficients")["form"]
+    return {**contents, "form": form}
 
 
 def typical(file: ProfileFile) -> list[dict[str, Any]]:
@@ -149,7 +150,7 @@ def show(file: ProfileFile, took: list[dict[str, Any]], out: Console) -> None:
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-    kinds = [("95 % are within", error.p95), ("worst", error.worst)]
+    kinds = [("95 % within", error.p95), ("worst", error.worst)]
     kinds += [
         ("decode-only", error.mape_decode_only),
         ("mixed", error.mape_mixed),
@@ -172,7 +173,7 @@ def show(file: ProfileFile, took: list[dict[str, Any]], out: Console) -> None:
         ),
         (
             "overhead",
-            f"{milliseconds(file.overhead_s)} per iteration, added to what the form gives",
+            f"{milliseconds(file.overhead_s)} per iteration, added to the time of the form",
         ),
         (
             "mean error",
@@ -188,10 +189,10 @@ def show(file: ProfileFile, took: list[dict[str, Any]], out: Console) -> None:
     batches.add_column("an iteration of")
     batches.add_column("takes", justify="right")
     batches.add_column("tokens/s", justify="right")
-    for one in took:
-        tokens = one["prefill_tokens"] + one["decodes"]
+    for batch in took:
+        tokens = batch["prefill_tokens"] + batch["decodes"]
         batches.add_row(
-            one["what"], milliseconds(one["batch_s"]), f"{tokens / one['batch_s']:,.0f}"
+            batch["what"], milliseconds(batch["batch_s"]), f"{tokens / batch['batch_s']:,.0f}"
         )
     out.print(batches)
 
@@ -206,9 +207,9 @@ def milliseconds(value_s: float) -> str:
 
 def _fit(args: argparse.Namespace, out: Console) -> None:
     if args.out is not None and (args.out.suffix != ".json" or not args.out.parent.is_dir()):
-        raise ConfigError(f"--out {args.out}: expected a .json file in a folder that is there")
+        raise ConfigError(f"--out {args.out}: expected a .json file in a folder that exists")
     timings = read_timings(args.timings)
-    form, error = fit_form(args.form, timings, args.timings.name)
+    form, fit_error = fit_form(args.form, timings, args.timings.name)
     file = ProfileFile(
         name=args.name,
         gpu=args.gpu,
@@ -217,25 +218,26 @@ def _fit(args: argparse.Namespace, out: Console) -> None:
         kv_capacity_tokens=args.kv_capacity_tokens,
         kv_bytes_per_token=0,
         overhead_s=args.overhead,
-        error=error,
-        provenance=f"Fitted by `slackline profile fit` to {len(timings)} iterations of {args.timings.name}.",
+        error=fit_error,
+        provenance=f"Fitted by `slackline profile fit` to {len(timings)} iterations "
+        f"of {args.timings.name}.",
         coefficients=form,
     )
     try:
         text = msgspec.json.format(msgspec.json.encode(file), indent=1) + b"\n"
-        # what is given is checked as it will be when it is read
+        # decoding applies the checks that reading the file will apply
         msgspec.json.decode(text, type=ProfileFile)
-    except msgspec.MsgspecError as wrong:
-        raise ConfigError(f"this makes no profile: {wrong}") from wrong
+    except msgspec.MsgspecError as error:
+        raise ConfigError(f"these values make no valid profile: {error}") from error
     if args.out is None:
         print(text.decode(), end="")
         return
     try:
         args.out.write_bytes(text)
-    except OSError as wrong:
-        raise ConfigError(f"--out: cannot write {args.out}: {wrong.strerror}") from wrong
+    except OSError as error:
+        raise ConfigError(f"--out: cannot write {args.out}: {error.strerror}") from error
     out.print(
-        f"wrote {args.out}: mean error {mean_error(error)} on {error.against}",
+        f"wrote {args.out}: mean error {mean_error(fit_error)} on {fit_error.against}",
         highlight=False,
         markup=False,
         soft_wrap=True,

@@ -1,6 +1,4 @@
-"""`slackline simulate`: the same plan of requests as `slackline load`, served by the live cores in
-virtual time.
-"""
+"""`slackline simulate`: serves a plan of requests with the live cores, in virtual time."""
 
 import argparse
 import sys
@@ -25,30 +23,35 @@ def run(args: argparse.Namespace) -> int:
             plan.requests,
             check_every=args.check,
             progress=lambda now_s, ended: status.update(
-                f"{now_s:.0f} s simulated, {ended} of {len(plan.requests)} requests ended"
+                f"{now_s:.0f} s simulated, {ended} of {len(plan.requests)} requests have ended"
             ),
         )
-    found = trial.judge(plan.requests, result)
+    figures = trial.judge(plan.requests, result)
     if args.json:
-        print(msgspec.json.encode(found).decode())
+        print(msgspec.json.encode(figures).decode())
         return 0
     out = Console(width=None if sys.stdout.isatty() else 120)
-    title = f"{named(found.policy, found.settings)}: {circumstances(found, found.rate_rps)}"
+    policy = named(figures.policy, figures.settings)
+    title = f"{policy}: {circumstances(figures, figures.rate_rps)}"
     out.print(title, highlight=False, markup=False, soft_wrap=True)
-    out.print(figures_table(found, plan.tiers))
-    out.print(_line(found), highlight=False)
+    out.print(figures_table(figures, plan.tiers))
+    out.print(_summary(figures), highlight=False)
     return 0
 
 
-def _line(found: Figures) -> str:
+def _summary(figures: Figures) -> str:
+    """The lines below the table."""
     drafts = ""
-    if found.verifications:
+    if figures.verifications:
         drafts = (
-            f"{found.accepted} of {found.drafted} drafted tokens accepted, {1 + found.accepted / found.verifications:.2f} tokens per "
-            f"verification (draft {found.draft:g}, acceptance {found.acceptance:g})\n"
+            f"{figures.accepted} of {figures.drafted} drafted tokens accepted, "
+            f"{1 + figures.accepted / figures.verifications:.2f} tokens per verification "
+            f"(draft {figures.draft:g}, acceptance {figures.acceptance:g})\n"
         )
     return drafts + (
-        f"goodput {found.goodput_rps:.2f} requests/s; {found.relegated} relegated, {found.preempted} preemptions\n"
-        f"{found.simulated_s:.0f} s simulated in {found.wall_s:.1f} s ({found.requests_per_wall_s:.0f} requests per second): "
-        f"{found.iterations} iterations, engines {100 * found.busy_fraction:.0f} % busy"
+        f"goodput {figures.goodput_rps:.2f} requests/s; "
+        f"{figures.relegated} relegated, {figures.preempted} preemptions\n"
+        f"{figures.simulated_s:.0f} s simulated in {figures.wall_s:.1f} s "
+        f"({figures.requests_per_wall_s:.0f} requests per second): "
+        f"{figures.iterations} iterations, engines {100 * figures.busy_fraction:.0f} % busy"
     )

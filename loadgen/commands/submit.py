@@ -1,6 +1,4 @@
-"""`slackline submit`: one prompt, its answer streaming in the terminal, one line about how it
-went.
-"""
+"""`slackline submit`: sends one prompt, streams the answer and prints one line about it."""
 
 import argparse
 import asyncio
@@ -23,35 +21,47 @@ PATIENCE = Patience(submit_s=3.0)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("prompt", help="the prompt; - reads it from standard input")
+    parser.add_argument("prompt", help="the prompt, or - to read it from standard input")
     parser.add_argument(
         "--raw",
         action="store_true",
-        help="text to go on with, rather than a question in the model's chat template",
+        help="continue the prompt as plain text, without the model's chat template",
     )
     parser.add_argument(
-        "--tier", default="interactive", help="the latency wanted, by name (default: interactive)"
+        "--tier", default="interactive", help="tier of the request, by name (default: interactive)"
     )
     parser.add_argument(
         "--max-tokens",
         type=int,
         default=256,
         metavar="N",
-        help="cut to what fits the context (default: 256)",
-    )
-    parser.add_argument("--temperature", type=float, default=1.0, metavar="T", help="0 is greedy")
-    parser.add_argument("--seed", type=int, metavar="K", help="the same seed gives the same answer")
-    parser.add_argument("--tenant", default="default")
-    parser.add_argument(
-        "--request-id", metavar="ID", help="an id used before attaches to that request"
+        help="longest answer, in tokens; cut to what the context has room for (default: 256)",
     )
     parser.add_argument(
-        "--json", action="store_true", help="print one JSON object in the end instead of streaming"
+        "--temperature",
+        type=float,
+        default=1.0,
+        metavar="T",
+        help="sampling temperature; 0 is greedy (default: 1)",
+    )
+    parser.add_argument(
+        "--seed", type=int, metavar="K", help="random seed; the same seed gives the same answer"
+    )
+    parser.add_argument(
+        "--tenant", default="default", help="tenant of the request (default: default)"
+    )
+    parser.add_argument(
+        "--request-id",
+        metavar="ID",
+        help="id of the request; a known id attaches to that request (default: a new id)",
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object at the end instead of streaming"
     )
     parser.add_argument(
         "--url",
         default=default_url(),
-        help="the NATS server (default: SLACKLINE_URL, else nats://127.0.0.1:4222)",
+        help="URL of the NATS server (default: SLACKLINE_URL, else nats://127.0.0.1:4222)",
     )
 
 
@@ -87,7 +97,7 @@ async def _submit(request: GenerateRequest, args: argparse.Namespace) -> int:
             return await _answer(client, request, args)
         except NoResponders as error:
             raise BusError(
-                f"{args.url} answers, but no admission service is there: start a fleet with `slackline up`"
+                f"{args.url} has no admission service: start a fleet with `slackline up`"
             ) from error
 
 
@@ -101,9 +111,15 @@ async def _answer(client: Client, request: GenerateRequest, args: argparse.Names
         return INTERRUPTED
     if args.json:
         result: dict[str, Any] = {
-            "request_id": request.request_id, "tier": args.tier, "text": answer.text, "tokens": answer.tokens, "attached": answer.attached,
-            "ttft_s": answer.ttft_s, "tokens_per_s": answer.tokens_per_s, "verdict": answer.verdict,
-        }  # fmt: skip
+            "request_id": request.request_id,
+            "tier": args.tier,
+            "text": answer.text,
+            "tokens": answer.tokens,
+            "attached": answer.attached,
+            "ttft_s": answer.ttft_s,
+            "tokens_per_s": answer.tokens_per_s,
+            "verdict": answer.verdict,
+        }
         print(msgspec.json.encode(result).decode())
     elif answer.text and not answer.text.endswith("\n"):
         print()

@@ -1,5 +1,6 @@
-"""What `simulate`, `capacity`, `compare` and `bound` share: the words that say what serves the plan
-of requests, and how it is judged.
+"""The arguments that `simulate`, `capacity`, `search`, `compare` and `bound` share.
+
+They describe the fleet that serves the plan of requests, and how SLOs are judged.
 """
 
 import argparse
@@ -16,7 +17,10 @@ from shared.errors import ConfigError
 from shared.perf import profile_file as profiles
 from shared.policy import registry
 
-DEFINITIONS_HELP = "when an SLO is met: every token by its deadline (the default), or by mean TPOT, worst TPOT over 10 tokens, or TTLT only"
+DEFINITIONS_HELP = (
+    "when an SLO is met: every token by its deadline (default: deadline), or by mean TPOT, "
+    "by the worst TPOT over 10 tokens, or by TTLT alone"
+)
 
 
 def add_policy_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,7 +28,7 @@ def add_policy_arguments(parser: argparse.ArgumentParser) -> None:
         "--policy",
         default="qoserve",
         metavar="P",
-        help=f"{', '.join(registry.names())} (default: qoserve)",
+        help=f"scheduling policy: {', '.join(registry.names())} (default: qoserve)",
     )
     parser.add_argument(
         "--set",
@@ -36,25 +40,26 @@ def add_policy_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_draft_arguments(parser: argparse.ArgumentParser) -> None:
-    """Of simulated engines, in virtual time or live."""
+    """The arguments of the draft model of simulated engines, in virtual time or live."""
     parser.add_argument(
         "--draft",
         type=float,
         default=DRAFT,
         metavar="X",
-        help=f"of an iteration's time a draft step takes; 0: no draft (default: {DRAFT:g})",
+        help="time of an iteration of the draft model, as a fraction of the target's; "
+        f"0: no draft model (default: {DRAFT:g})",
     )
     parser.add_argument(
         "--acceptance",
         type=float,
         default=ACCEPTANCE,
         metavar="A",
-        help=f"mean of a first draft's acceptance (default: {ACCEPTANCE:g})",
+        help=f"mean probability that the first drafted token is accepted (default: {ACCEPTANCE:g})",
     )
 
 
 def check_draft(args: argparse.Namespace) -> None:
-    """Raises ConfigError for impossible numbers."""
+    """Raises ConfigError for numbers out of range."""
     if not 0 <= args.draft <= 1:
         raise ConfigError("--draft is a fraction: 0 (no draft), or up to 1")
     if not 0 < args.acceptance <= 1:
@@ -66,10 +71,13 @@ def add_trial_arguments(parser: argparse.ArgumentParser) -> None:
         "--profile",
         default="a100-llama3-8b",
         metavar="NAME",
-        help=f"{', '.join(profiles.names())}, or a .json file",
+        help=f"iteration-time model of the GPU: {', '.join(profiles.names())}, or a .json file "
+        "(default: a100-llama3-8b)",
     )
     add_draft_arguments(parser)
-    parser.add_argument("--replicas", type=int, default=1, metavar="N")
+    parser.add_argument(
+        "--replicas", type=int, default=1, metavar="N", help="number of replicas (default: 1)"
+    )
     parser.add_argument(
         "--definition", default=DEADLINE, choices=DEFINITIONS, help=DEFINITIONS_HELP
     )
@@ -77,23 +85,27 @@ def add_trial_arguments(parser: argparse.ArgumentParser) -> None:
         "--latency",
         default="none",
         choices=LATENCIES,
-        help="of control: none (as papers assume) or what a live fleet has",
+        help="latency of control: none, as papers assume, or that of a live fleet (default: none)",
     )
     parser.add_argument(
         "--wait",
         type=float,
         metavar="S",
-        help="stop so long after the last arrival (default: until all have ended)",
+        help="stop S seconds after the last arrival (default: run until all requests have ended)",
     )
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
-    """All of `simulate`, and so of `bound`: one plan, one policy."""
+    """The arguments of `simulate`, which `bound` takes as well: one plan, one policy."""
     add_plan_arguments(parser, duration_s=600.0)
     add_policy_arguments(parser)
     add_trial_arguments(parser)
     parser.add_argument(
-        "--check", type=int, default=0, metavar="N", help="check every book every N events"
+        "--check",
+        type=int,
+        default=0,
+        metavar="N",
+        help="check the consistency of all books every N events; 0: never (default: 0)",
     )
     parser.add_argument(
         "--json", action="store_true", help="print the figures as JSON instead of a table"
@@ -101,7 +113,10 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def read_run(args: argparse.Namespace, console: Console) -> tuple[Trial, Plan]:
-    """What these arguments ask for; what was left out of the plan is said. Raises ConfigError."""
+    """The trial and the plan of these arguments. Prints the notes of the plan.
+
+    Raises ConfigError.
+    """
     if args.check < 0:
         raise ConfigError("--check must be 0 or more")
     demand = read_demand(args)
@@ -119,8 +134,9 @@ def make_trial(
     settings: Mapping[str, str],
     rate_rps: float | None,
 ) -> Trial:
-    """Raises ConfigError for a policy, setting or profile that does not exist, and for impossible
-    numbers.
+    """The trial of these arguments.
+
+    Raises ConfigError for an unknown policy, setting or profile, and for numbers out of range.
     """
     if args.replicas < 1:
         raise ConfigError("--replicas must be 1 or more")
@@ -149,7 +165,7 @@ def make_trial(
 
 
 def parse_settings(pairs: list[str]) -> dict[str, str]:
-    """Raises ConfigError for what is not KEY=VALUE, and for a key given twice."""
+    """The settings by key. Raises ConfigError for a malformed pair or a repeated key."""
     settings: dict[str, str] = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")

@@ -1,4 +1,4 @@
-"""`slackline up`: a fleet on this machine until Ctrl-C."""
+"""`slackline up`: runs a fleet on this machine until Ctrl-C."""
 
 import argparse
 import asyncio
@@ -21,7 +21,7 @@ from shared.perf import profile_file as profiles
 from shared.policy import registry
 from shared.tiers import load_tiers
 
-# where clients look unless told otherwise
+# the ports that clients use by default
 NATS_PORT, HTTP_PORT = int(DEFAULT_URL.rpartition(":")[2]), 8080
 
 
@@ -30,13 +30,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--replicas",
         type=int,
         metavar="N",
-        help="workers, each with an engine (default: sim 2, torch one per two cores, vllm 1)",
+        help="number of workers, each with an engine "
+        "(default: 2 with sim, one per two cores with torch, 1 with vllm)",
     )
     parser.add_argument(
         "--policy",
         default="",
         metavar="NAME",
-        help=f"{', '.join(registry.names())} (default: qoserve)",
+        help=f"scheduling policy: {', '.join(registry.names())} (default: qoserve)",
     )
     parser.add_argument(
         "--set",
@@ -49,19 +50,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--engine",
         default="torch",
         choices=("torch", "vllm", "sim"),
-        help="a real model, the same in vLLM, or the timing of a GPU and nonsense (default: torch)",
+        help="torch and vllm run a real model; sim has the timing of a GPU and answers nonsense "
+        "(default: torch)",
     )
     parser.add_argument(
         "--model",
         metavar="NAME|FOLDER",
-        help=f"not sim: a shipped model, or a folder in Hugging Face format (default: {models.DEFAULT})",
+        help="torch, vllm: a shipped model, or a folder in Hugging Face format "
+        f"(default: {models.DEFAULT})",
     )
     parser.add_argument(
         "--vllm",
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="an argument of vLLM's engine, its value in JSON; may be repeated",
+        help="vllm: an argument of its engine, with the value in JSON; may be repeated",
     )
     parser.add_argument(
         "--adapter",
@@ -74,42 +77,56 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--profile",
         default="",
         metavar="NAME",
-        help="the engine's iteration-time model: a shipped one, or a file",
+        help="iteration-time model of the engine: a shipped profile or a .json file "
+        "(default: sim has one built in, the others measure theirs)",
     )
     parser.add_argument(
         "--pace",
         type=float,
         default=1.0,
         metavar="X",
-        help="sim: seconds per second of the profile (default: 1)",
+        help="sim: seconds of wall clock per second of the profile (default: 1)",
     )
     add_draft_arguments(parser)
-    parser.add_argument("--tiers", default="", metavar="NAME|FILE", help="the SLOs that have names")
-    parser.add_argument("--planners", type=int, default=1, metavar="N")
-    parser.add_argument("--admissions", type=int, default=1, metavar="N")
+    parser.add_argument(
+        "--tiers",
+        default="",
+        metavar="NAME|FILE",
+        help="tiers and their SLOs: a built-in set, or a .toml or .json file",
+    )
+    parser.add_argument(
+        "--planners", type=int, default=1, metavar="N", help="number of planners (default: 1)"
+    )
+    parser.add_argument(
+        "--admissions",
+        type=int,
+        default=1,
+        metavar="N",
+        help="number of admission services (default: 1)",
+    )
     parser.add_argument(
         "--port",
         type=int,
         metavar="P",
-        help=f"of NATS; 0: any (default: {NATS_PORT} if free, else any)",
+        help=f"port of NATS; 0: any free port (default: {NATS_PORT} if free, else any)",
     )
     parser.add_argument(
         "--http-port",
         type=int,
         metavar="P",
-        help=f"of the gateway; 0: any (default: {HTTP_PORT} if free, else any)",
+        help=f"port of the gateway; 0: any free port (default: {HTTP_PORT} if free, else any)",
     )
     parser.add_argument(
         "--store",
         type=Path,
         metavar="DIR",
-        help="keep requests and logs there (default: nothing is kept)",
+        help="keep the data of NATS (requests, logs of acks) in DIR (default: a temporary folder)",
     )
-    parser.add_argument("--no-gateway", action="store_true", help="NATS only")
+    parser.add_argument("--no-gateway", action="store_true", help="start no gateway: NATS only")
 
 
 def run(args: argparse.Namespace) -> int:
-    # Ours are words for a person; of the bus, only what went wrong is of interest.
+    # Standard output is for the user. The bus logs only warnings and errors, to standard error.
     structlog.configure(
         wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
@@ -118,9 +135,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def make_spec(args: argparse.Namespace) -> FleetSpec:
-    """Raises ConfigError for what can be seen before anything is started."""
-    settings, adapters = pairs_of("--set", args.set), pairs_of("--adapter", args.adapter)
-    vllm = {name: _plain(text) for name, text in pairs_of("--vllm", args.vllm).items()}
+    """The fleet of these arguments. Raises ConfigError for errors that show before the start."""
+    settings, adapters = parse_pairs("--set", args.set), parse_pairs("--adapter", args.adapter)
+    vllm = {name: _json_or_text(text) for name, text in parse_pairs("--vllm", args.vllm).items()}
     if args.policy or settings:
         registry.make(args.policy or "qoserve", settings)
     if args.tiers:
@@ -129,11 +146,11 @@ def make_spec(args: argparse.Namespace) -> FleetSpec:
         raise ConfigError("--pace must be above 0")
     check_draft(args)
     if args.model and args.engine == "sim":
-        raise ConfigError("--model is of a real engine: add --engine torch, or vllm")
+        raise ConfigError("--model needs a real engine: add --engine torch, or vllm")
     if args.engine != "sim":
         models.folder(args.model or models.DEFAULT)
     if (vllm or adapters) and args.engine != "vllm":
-        raise ConfigError("--vllm and --adapter are of the vllm engine: add --engine vllm")
+        raise ConfigError("--vllm and --adapter need the vllm engine: add --engine vllm")
     if args.profile:
         profiles.read(args.profile)
     return FleetSpec(
@@ -160,31 +177,32 @@ def make_spec(args: argparse.Namespace) -> FleetSpec:
     )
 
 
-def pairs_of(option: str, given: Sequence[str]) -> dict[str, str]:
-    """NAME=VALUE, so often. Raises ConfigError."""
-    found = dict[str, str]()
-    for pair in given:
+def parse_pairs(option: str, pairs: Sequence[str]) -> dict[str, str]:
+    """The values of NAME=VALUE pairs by name. Raises ConfigError for any other form."""
+    values = dict[str, str]()
+    for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals:
             raise ConfigError(f"{option} {pair}: write NAME=VALUE")
-        found[name] = value
-    return found
+        values[name] = value
+    return values
 
 
-def _plain(text: str) -> Any:
-    """JSON, or else the text as it is: --vllm quantization=fp8 wants no quotes."""
+def _json_or_text(text: str) -> Any:
+    """The value of JSON, or else the text itself: --vllm quantization=fp8 needs no quotes."""
     try:
         return json.loads(text)
     except ValueError:
         return text
 
 
-def _port(wanted: int | None, usual: int) -> int:
-    if wanted is None:
-        return usual if is_free(usual) else 0
-    if not 0 <= wanted <= 65535 or (wanted and not is_free(wanted)):
-        raise ConfigError(f"port {wanted} is not free; 0 takes any that is")
-    return wanted
+def _port(requested: int | None, default: int) -> int:
+    """0: any free port. Raises ConfigError for a port that is not free."""
+    if requested is None:
+        return default if is_free(default) else 0
+    if not 0 <= requested <= 65535 or (requested and not is_free(requested)):
+        raise ConfigError(f"port {requested} is not free; 0 takes any free port")
+    return requested
 
 
 async def _up(spec: FleetSpec) -> int:
@@ -200,17 +218,20 @@ async def _up(spec: FleetSpec) -> int:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, on_signal)
-    by = " in vLLM, which may take minutes" if spec.engine == "vllm" else ""
-    what = (
-        "that have the timing of a GPU and speak nonsense"
+    engine = (
+        "simulated, with the timing of a GPU and nonsense for answers"
         if spec.engine == "sim"
-        else f"of {spec.model}{by}"
+        else spec.model
     )
-    print(f"starting {spec.replicas} replica{'s' if spec.replicas > 1 else ''} {what}", flush=True)
+    if spec.engine == "vllm":
+        engine += " in vLLM, which may take minutes"
+    print(
+        f"starting {spec.replicas} replica{'s' if spec.replicas > 1 else ''}: {engine}", flush=True
+    )
     try:
         await starting
     except asyncio.CancelledError:
-        print("stopped before it was ready", flush=True)
+        print("stopped before the fleet was ready", flush=True)
         return 0
     try:
         print(_welcome(fleet), flush=True)
@@ -218,7 +239,8 @@ async def _up(spec: FleetSpec) -> int:
         await asyncio.wait((stopping, fleet.failed), return_when=asyncio.FIRST_COMPLETED)
         if stop.is_set():
             print(
-                "stopping: running requests are put back, NATS last (Ctrl-C again: at once)",
+                "stopping: workers hand their requests back, then NATS stops "
+                "(Ctrl-C again stops at once)",
                 flush=True,
             )
         else:
@@ -235,8 +257,8 @@ def _say(line: str) -> None:
 
 
 def _welcome(fleet: Fleet) -> str:
-    at = "" if fleet.url == DEFAULT_URL else f" --url {fleet.url}"
-    tier = load_tiers(fleet.spec.tiers or "default")
+    url = "" if fleet.url == DEFAULT_URL else f" --url {fleet.url}"
+    tier = next(iter(load_tiers(fleet.spec.tiers or "default").tiers))
     lines = [f"ready   NATS  {fleet.url}"]
     if fleet.http_url:
         lines.append(f"        HTTP  {fleet.http_url}")
@@ -246,13 +268,12 @@ def _welcome(fleet: Fleet) -> str:
             "        pools "
             + ", ".join(f"{replica} {pool}" for replica, pool in fleet.pools.items())
         )
-    lines += [
-        "try     " + f'{sys.argv[0]} submit "What is a river?" --tier {next(iter(tier.tiers))}{at}'
-    ]
-    lines.append(f"        {sys.argv[0]} chat{at}")
+    lines.append(f'try     {sys.argv[0]} submit "What is a river?" --tier {tier}{url}')
+    lines.append(f"        {sys.argv[0]} chat{url}")
     if fleet.http_url:
         lines.append(
-            f"        curl -N {fleet.http_url}/v1/chat/completions -H 'Content-Type: application/json' "
+            f"        curl -N {fleet.http_url}/v1/chat/completions "
+            "-H 'Content-Type: application/json' "
             '-d \'{"messages": [{"role": "user", "content": "What is a river?"}], "stream": true}\''
         )
     lines.append("stop    Ctrl-C")

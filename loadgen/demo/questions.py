@@ -1,5 +1,6 @@
-"""The demonstration's first part: a few questions to the shipped model, its words shown as they
-come; and how fast it is here.
+"""The first part of the demonstration: the shipped model answers a few questions.
+
+The part also returns the speed of the engine on this machine.
 """
 
 import asyncio
@@ -18,15 +19,14 @@ from shared.core.announced import profile_of
 from shared.perf.iteration_time import Profile
 from shared.schemas import Announce, GenerateRequest, Sampling
 
-# (tier of the default set, question). The model knows what its training texts say, and little of
-# that.
+# (tier of the default set, question). The model knows only a little of its training texts.
 QUESTIONS = (
     ("interactive", "What is a river?"),
     ("chat", "What does it mean to wander?"),
     ("summary", "Tell me about the horse."),
 )
 SAMPLING = Sampling(max_tokens=160, temperature=0.5, top_p=0.9, seed=1)
-HEARD_WITHIN_S = 5.0
+ANNOUNCED_WITHIN_S = 5.0
 
 
 def spec() -> FleetSpec:
@@ -34,23 +34,24 @@ def spec() -> FleetSpec:
 
 
 async def answer(fleet: Fleet, console: Console) -> Profile:
-    """Each question in turn; what the worker measured of itself. Raises SlacklineError if a stream
-    breaks.
-    """
-    heard: asyncio.Future[Announce] = asyncio.get_running_loop().create_future()
+    """Asks each question in turn. Returns the profile that the worker measured.
 
-    def hear(announce: Announce, _: Call) -> None:
-        if not heard.done():
-            heard.set_result(announce)
+    Raises SlacklineError if a stream breaks.
+    """
+    announced: asyncio.Future[Announce] = asyncio.get_running_loop().create_future()
+
+    def on_announce(announce: Announce, _: Call) -> None:
+        if not announced.done():
+            announced.set_result(announce)
 
     async with connected(fleet.url, "slackline-demo", Clock(), Patience()) as client:
-        await client.bus.subscribe(subjects.ANNOUNCEMENTS, Announce, hear)
+        await client.bus.subscribe(subjects.ANNOUNCEMENTS, Announce, on_announce)
         for tier, question in QUESTIONS:
-            await _one(client, console, tier, question)
-        return profile_of(await asyncio.wait_for(heard, HEARD_WITHIN_S))
+            await _ask(client, console, tier, question)
+        return profile_of(await asyncio.wait_for(announced, ANNOUNCED_WITHIN_S))
 
 
-async def _one(client: Client, console: Console, tier: str, question: str) -> None:
+async def _ask(client: Client, console: Console, tier: str, question: str) -> None:
     console.print(f"\n[bold]{tier}[/]: {question}", highlight=False)
     request = GenerateRequest(
         request_id=new_request_id(),

@@ -1,6 +1,4 @@
-"""The demonstration's second part: one and the same rush of requests, served by a fleet under one
-policy after another.
-"""
+"""The second part of the demonstration: fleets serve the same rush of requests, a policy each."""
 
 import asyncio
 import time
@@ -33,15 +31,13 @@ from shared.schemas import PlanAck
 from shared.tiers import load_tiers
 
 TIERS, BURSTS = "demo-3", "demo"
-# Beyond these the figures tell more of the machine than of the policies.
+# Beyond these limits the figures say more about the machine than about the policies.
 IDLE_LIMIT, LATENESS_LIMIT_S = 0.03, 0.2
-STEADY_DECODES = 32  # together in an iteration, with the chunk that keeps up with them
+STEADY_DECODES = 32  # in an iteration at capacity, beside a chunk of prefill
 
 
 class Rush(Struct, frozen=True, kw_only=True):
-    """What is offered, and to which engines. `pace`, of simulated ones: seconds of ours per second
-    of the profile.
-    """
+    """The requests that are offered, and the engines that serve them."""
 
     engine: str
     profile: str  # empty: each worker measures its own
@@ -51,11 +47,11 @@ class Rush(Struct, frozen=True, kw_only=True):
     rate: float  # requests/s, the mean over the bursts
     duration_s: float
     seed: int
-    wait_s: float = 90.0  # for what still runs when all is sent
-    pace: float = 1.0
+    wait_s: float = 90.0  # for requests that still run after the last arrival
+    pace: float = 1.0  # of simulated engines: seconds of wall clock per second of the profile
 
     def requests(self) -> list[PlannedRequest]:
-        """The same every time."""
+        """The plan of the rush. It is the same at every call."""
         arrivals = draw_arrivals(
             parse_gaps("poisson"),
             self.rate,
@@ -72,8 +68,10 @@ class Rush(Struct, frozen=True, kw_only=True):
 
 
 def capacity_per_s(profile: Profile, requests: Sequence[PlannedRequest]) -> float:
-    """Of such requests per second, what one replica keeps up with: iterations of many decodes and
-    the chunk that replaces them.
+    """The number of such requests per second that one replica can serve.
+
+    At that rate every iteration has STEADY_DECODES decodes and as large a chunk of prefill as
+    replaces the requests that end.
     """
     prompt = sum(request.prompt_tokens for request in requests) / len(requests)
     # per request
@@ -85,18 +83,16 @@ def capacity_per_s(profile: Profile, requests: Sequence[PlannedRequest]) -> floa
 
 
 class Engines:
-    """What the acks tell of the engines: seconds computed, and seconds waited for a plan while
-    there was work.
-    """
+    """The seconds that the engines computed and that they waited for plans, from the acks."""
 
     def __init__(self) -> None:
         self.busy_s = self.idle_s = 0.0
 
     async def listen(self, bus: Bus, fleet: Fleet) -> None:
         for replica in fleet.replicas:
-            await bus.subscribe(subjects.acked(replica), PlanAck, self._hear)
+            await bus.subscribe(subjects.acked(replica), PlanAck, self._on_ack)
 
-    def _hear(self, ack: PlanAck, _: Call) -> None:
+    def _on_ack(self, ack: PlanAck, _: Call) -> None:
         self.busy_s += ack.exec_s
         self.idle_s += ack.idle_s
 
@@ -129,7 +125,7 @@ async def serve(
     command: str,
     console: Console,
 ) -> Report:
-    """Offer the rush to this fleet, with progress."""
+    """Offers the rush to this fleet and shows progress."""
     clock, tiers, stop = Clock(), load_tiers(TIERS), asyncio.Event()
     tally, engines = Tally(tiers), Engines()
     async with connected(fleet.url, "slackline-demo", clock, PATIENCE) as client:
@@ -151,13 +147,15 @@ async def serve(
     busy, waited = engines.busy_s / (took_s * rush.replicas), engines.idle_fraction
     late = spread([outcome.lateness_s for outcome in tally.outcomes])
     machine = (
-        f"{took_s:.0f} s until the last answer; engines computed {100 * busy:.0f} % of it and waited {100 * waited:.1f} % for plans; "
-        f"requests left {seconds(late.p50_s)} late, 99 % of them at most {seconds(late.p99_s)}; the fleet used {cores:.2f} cores"
+        f"{took_s:.0f} s until the last answer; engines computed {100 * busy:.0f} % of it "
+        f"and waited {100 * waited:.1f} % for plans; "
+        f"requests were sent {seconds(late.p50_s)} late in the median, "
+        f"99 % of them at most {seconds(late.p99_s)}; the fleet used {cores:.2f} cores"
     )
     notes = [machine]
     if rush.engine != "sim" and (waited > IDLE_LIMIT or (late.p99_s or 0.0) > LATENESS_LIMIT_S):
         notes.append(
-            "this machine was too busy with other things: run the demonstration again when it is not"
+            "this machine was too busy with other work: run the demonstration again when it is idle"
         )
     return make_report(
         tally,

@@ -1,4 +1,4 @@
-"""One request's trace as a timeline: who did what when, across the services."""
+"""The trace of one request as a timeline: the work of each service on it."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from rich.table import Table
 from loadgen.load.report import seconds
 from shared.process import conventions as names
 
-# Attributes worth a line's end, under a short name.
+# The attributes at the end of a line, under short names.
 SHOWN = {
     names.REQUEST_TIER: "tier",
     names.REPLICA: "replica",
@@ -27,7 +27,7 @@ BAR_CELLS = 24
 
 
 class SpanLine(Struct, frozen=True, kw_only=True):
-    """A line of the file that SLACKLINE_TRACE_FILE names."""
+    """A span: one line of the file that SLACKLINE_TRACE_FILE names."""
 
     trace_id: str
     span_id: str
@@ -40,7 +40,7 @@ class SpanLine(Struct, frozen=True, kw_only=True):
 
 
 def read_traces(path: Path) -> dict[str, list[SpanLine]]:
-    """Spans by trace, each in order of their start; nothing for a file that is not there."""
+    """The spans of each trace in the order of their start; none if there is no file."""
     traces: defaultdict[str, list[SpanLine]] = defaultdict(list)
     if path.exists():
         for line in path.read_bytes().splitlines():
@@ -53,7 +53,7 @@ def read_traces(path: Path) -> dict[str, list[SpanLine]]:
 
 
 def richest(traces: Mapping[str, Sequence[SpanLine]]) -> str | None:
-    """The trace with the most to tell: most services, then most spans, then the first."""
+    """The trace with the most services; among equals the most spans, then the earliest."""
     if not traces:
         return None
     return min(
@@ -68,7 +68,7 @@ def richest(traces: Mapping[str, Sequence[SpanLine]]) -> str | None:
 
 
 def timeline(trace_id: str, spans: Sequence[SpanLine]) -> Table:
-    """A row per span, indented below what caused it, with a bar where it lies in the whole."""
+    """A row for each span, indented below its parent, with a bar for its time in the trace."""
     begin_s = min(span.start_unix_s for span in spans)
     whole_s = max(max(span.end_unix_s for span in spans) - begin_s, 1e-9)
     key = next(
@@ -112,7 +112,7 @@ def timeline(trace_id: str, spans: Sequence[SpanLine]) -> Table:
 
 
 def _tree(spans: Sequence[SpanLine]) -> list[tuple[int, SpanLine]]:
-    """Depth first; a span whose parent is not in the file is a root."""
+    """(depth, span), depth first. A span whose parent is not in the file is a root."""
     known = {span.span_id for span in spans}
     below: defaultdict[str | None, list[SpanLine]] = defaultdict(list)
     for span in spans:

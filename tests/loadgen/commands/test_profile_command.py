@@ -157,13 +157,13 @@ ROW = "16,1,256,0,0,0,0,0.01\n"
         (HEADER + 40 * ROW + "16,1\n", [], "line 42, column prefill_sq"),
         (HEADER + 40 * ROW + "0,0,0,0,0,0,0,1\n", [], "line 42: an iteration must have tokens"),
         (HEADER + 40 * ROW, ["--form", "forest"], "form `forest` is not fitted here"),
-        (HEADER + 40 * ROW, ["--name", "My GPU"], "this makes no profile"),
-        (HEADER + 40 * ROW, ["--kv-capacity-tokens", "0"], "this makes no profile"),
-        (HEADER + 40 * ROW, ["--overhead", "-1"], "this makes no profile"),
+        (HEADER + 40 * ROW, ["--name", "My GPU"], "make no valid profile"),
+        (HEADER + 40 * ROW, ["--kv-capacity-tokens", "0"], "make no valid profile"),
+        (HEADER + 40 * ROW, ["--overhead", "-1"], "make no valid profile"),
         (
             HEADER + 40 * ROW,
             ["--out", "there/is/none.json"],
-            "expected a .json file in a folder that is there",
+            "expected a .json file in a folder that exists",
         ),
     ],
 )
