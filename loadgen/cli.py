@@ -15,21 +15,24 @@ from shared.errors import ConfigError, SlacklineError
 COMMANDS: dict[str, tuple[str, str]] = {
     "demo": (
         "loadgen.commands.demo",
-        "a real model answers, then two policies side by side under the same bursts, in three minutes",
+        (
+            "show a real model answer, then two policies side by side under the same bursts, "
+            "in three minutes"
+        ),
     ),
     "up": ("loadgen.commands.up", "start a fleet on this machine, and stop it with Ctrl-C"),
     "submit": ("loadgen.commands.submit", "send one prompt and stream the answer"),
     "chat": (
         "loadgen.commands.chat",
-        "talk with the model of a running fleet, and see how quick each answer was",
+        "talk with the model of a running fleet, and see the latency of each answer",
     ),
     "load": (
         "loadgen.commands.load",
-        "replay a trace or a synthetic workload against a running fleet",
+        "send the requests of a trace or a synthetic workload to a running fleet",
     ),
     "simulate": (
         "loadgen.commands.simulate",
-        "serve a trace or a workload in virtual time, with the cores that run live",
+        "serve a trace or a workload in virtual time, with the cores of the live services",
     ),
     "capacity": (
         "loadgen.commands.capacity",
@@ -37,19 +40,25 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "search": (
         "loadgen.commands.search",
-        "rank the settings of a policy, such as the mix of its pools, by how they serve a load in virtual time",
+        (
+            "rank the settings of a policy, such as the mix of its pools, "
+            "by their results on a load, in virtual time"
+        ),
     ),
     "compare": (
         "loadgen.commands.compare",
-        "put policies on identical arrivals, in virtual time, side by side; or reports of load runs",
+        "put policies side by side on identical arrivals, in virtual time, or reports of load runs",
     ),
     "bound": (
         "loadgen.commands.bound",
-        "limit what any scheduler could satisfy of a trace or a workload, whatever it knows",
+        (
+            "bound the requests of a trace or a workload that any scheduler could satisfy, "
+            "even one that knows the future"
+        ),
     ),
     "profile": (
         "loadgen.commands.profile",
-        "list, show and fit the profiles that say how long an iteration takes",
+        "list, show and fit profiles, the models of iteration time",
     ),
     "bench": (
         "loadgen.commands.bench",
@@ -57,7 +66,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
 }
 DEFAULT_URL = "nats://127.0.0.1:4222"
-INTERRUPTED, BROKEN_PIPE = 130, 141  # as shells say it
+INTERRUPTED, BROKEN_PIPE = 130, 141  # the exit statuses of shells
 
 
 class Parser(argparse.ArgumentParser):
@@ -72,8 +81,10 @@ def default_url() -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The exit code: 0 well, 1 the system failed, 2 the arguments are wrong, 130 interrupted, 141
-    the reader left.
+    """Runs a command and returns its exit status.
+
+    0: success; 1: the system failed; 2: wrong arguments; 130: interrupted; 141: the reader of the
+    output left.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     parser = Parser(
@@ -99,8 +110,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:  # whoever read has seen enough, as `| head` does
-        # for what is flushed at exit
+    except BrokenPipeError:  # the reader of the output left, as `| head` does
+        # the output that is flushed at exit must go somewhere
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
     return code

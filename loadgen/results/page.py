@@ -1,14 +1,11 @@
 """The text of a page of docs/, from the runs that the cache holds."""
 
-import re
-import textwrap
 from collections.abc import Mapping, Sequence
 
+from loadgen.markdown import wrap
 from loadgen.results.cache import Cache
 from loadgen.results.experiment import Run
 from loadgen.results.section import Chapter, Page, Results, Section
-
-COLUMNS = 100
 
 
 def render_page(page: Page, cache: Cache, hours: Mapping[str, float]) -> str:
@@ -58,33 +55,3 @@ def _code(names: Sequence[str]) -> str:
 
 def _joined(*blocks: str) -> str:
     return "\n\n".join(block.strip() for block in blocks if block.strip())
-
-
-# ---------------------------------------------------------------- lines
-
-
-def wrap(markdown: str) -> str:
-    """The same Markdown with its paragraphs and lists in lines of COLUMNS.
-
-    Headings, tables, pictures and fenced code stay as they are; no line breaks inside `code`.
-    """
-    return "\n\n".join(_wrap_block(block) for block in markdown.split("\n\n"))
-
-
-def _wrap_block(block: str) -> str:
-    if block.startswith(("#", "|", "![", "```")):
-        return block
-    return "\n".join(_wrap_item(item) for item in re.split(r"\n(?=- )", block))
-
-
-def _wrap_item(item: str) -> str:
-    """One paragraph, or one item of a list."""
-    unbroken = re.sub(r"`[^`]*`", lambda code: code[0].replace(" ", "\0"), " ".join(item.split()))
-    lines = textwrap.wrap(
-        unbroken,
-        COLUMNS,
-        subsequent_indent="  " if item.startswith("- ") else "",
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-    return "\n".join(lines).replace("\0", " ")

@@ -1,5 +1,6 @@
-"""`python -m loadgen.training --out DIR`: both models from nothing. Interrupted, it goes on from
-where it was when called again.
+"""`python -m loadgen.training --out DIR`: trains both models from scratch.
+
+An interrupted training continues where it stopped when the command is run again.
 """
 
 import argparse
@@ -23,16 +24,17 @@ from transformers.utils import logging
 from loadgen.training import byte_pairs as vocabulary
 from loadgen.training import card, folder, measures, network, packing
 from loadgen.training.corpus import Corpus, sources
+from loadgen.training.evaluation import evaluate
 from loadgen.training.train import Loss, Plan, Progress, Run
 from shared.errors import ConfigError
 
 TARGET, DRAFT = network.SHAPES
-INTERRUPTED = 130  # as shells say it
+INTERRUPTED = 130  # the exit status of shells
 VOCABULARY_DOCUMENTS = 40_000
-MINUTES = 95.0  # of both; the steps are what a quiet machine does in that time
+MINUTES = 95.0  # of both models; an idle machine does the steps below in that time
 PLANS = {
     TARGET: Plan(steps=9000, minutes=80, peak=3e-3),
-    # So small that long rows cost it little, and that many steps do more for it than large ones.
+    # The draft is so small that long rows cost little, and many steps help more than large batches.
     DRAFT: Plan(steps=15_000, minutes=15, peak=4e-3, batch_tokens=2048, row_tokens=1024),
 }
 console = Console(highlight=False, soft_wrap=True)
@@ -40,52 +42,61 @@ console = Console(highlight=False, soft_wrap=True)
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m loadgen.training", description="Makes the shipped models from nothing."
+        prog="python -m loadgen.training", description="Trains the shipped models from scratch."
     )
     parser.add_argument(
         "--out",
         type=Path,
         required=True,
         metavar="DIR",
-        help="gets a folder for each model; shared/models to replace the shipped ones",
+        help="folder to write a folder for each model to; shared/models replaces the shipped ones",
     )
     parser.add_argument(
         "--texts",
         type=Path,
         default=Path("/"),
         metavar="DIR",
-        help="root under which the Debian packages were unpacked; default: /",
+        help="root under which the Debian packages are installed or unpacked (default: /)",
     )
     parser.add_argument(
         "--work",
         type=Path,
         default=Path(tempfile.gettempdir()) / "slackline-training",
         metavar="DIR",
-        help="checkpoints; remove it to begin anew",
+        help="folder for checkpoints; remove it to begin anew "
+        "(default: slackline-training in the folder for temporary files)",
     )
     parser.add_argument(
         "--minutes",
         type=positive,
         default=MINUTES,
         metavar="N",
-        help=f"of training, both models together; default: {MINUTES:.0f}",
+        help=f"minutes of training of both models together (default: {MINUTES:.0f})",
     )
     parser.add_argument(
         "--note",
         default="",
         metavar="TEXT",
-        help="for the cards: what else there is to say of how these were trained",
+        help="a further remark on the training, for the card",
     )
-    parser.add_argument("--threads", type=whole, default=os.cpu_count() or 1, metavar="N")
     parser.add_argument(
-        "--no-compile", action="store_true", help="half as fast, but needs no C++ compiler"
+        "--threads",
+        type=whole,
+        default=os.cpu_count() or 1,
+        metavar="N",
+        help="number of threads (default: the number of cores)",
+    )
+    parser.add_argument(
+        "--no-compile",
+        action="store_true",
+        help="do not compile the model: half as fast, but needs no C++ compiler",
     )
     parser.add_argument(
         "--documents",
         type=whole,
         default=800,
         metavar="N",
-        help="to measure the models on; default: 800",
+        help="number of documents to evaluate the models on (default: 800)",
     )
     return parser.parse_args()
 
@@ -107,7 +118,7 @@ def whole(text: str) -> int:
 def main() -> int:
     args = arguments()
     try:
-        found = sources(args.texts)
+        texts = sources(args.texts)
     except ConfigError as error:
         print(f"python -m loadgen.training: {error}", file=sys.stderr)
         return 2
@@ -115,8 +126,8 @@ def main() -> int:
     network.keep_memory()
     torch.set_num_threads(args.threads)
     args.work.mkdir(parents=True, exist_ok=True)
-    seen, held = Corpus.read(found), Corpus.read(found, held=True)
-    tokenizer = learned(seen, args.work / "tokenizer.json")
+    seen, held = Corpus.read(texts), Corpus.read(texts, held=True)
+    tokenizer = make_tokenizer(seen, args.work / "tokenizer.json")
     compiling = not args.no_compile and any(
         shutil.which(name) for name in ("c++", "g++", "clang++")
     )
@@ -124,9 +135,9 @@ def main() -> int:
     runs: dict[str, tuple[Plan, Progress]] = {}
     for name, teacher in ((TARGET, None), (DRAFT, TARGET)):
         plan = replace(PLANS[name], minutes=PLANS[name].minutes * args.minutes / MINUTES)
-        taught = folder.read(args.out / teacher).float() if teacher else None
-        progress = trained(
-            name, taught, seen, tokenizer, plan, args.work, args.out, compiling=compiling
+        teaching = folder.read(args.out / teacher).float() if teacher else None
+        progress = train(
+            name, teaching, seen, tokenizer, plan, args.work, args.out, compiling=compiling
         )
         if progress is None:
             return INTERRUPTED
@@ -137,7 +148,7 @@ def main() -> int:
         tokenizer,
         seen,
         held,
-        found,
+        texts,
         threads=args.threads,
         documents=args.documents,
         note=args.note,
@@ -145,13 +156,14 @@ def main() -> int:
     return 0
 
 
-def learned(corpus: Corpus, path: Path) -> Tokenizer:
+def make_tokenizer(corpus: Corpus, path: Path) -> Tokenizer:
+    """The tokenizer in the file, or a new one that is saved there."""
     if not path.exists():
         vocabulary.learn(islice(corpus.documents(0), VOCABULARY_DOCUMENTS)).save(str(path))
     return Tokenizer.from_file(str(path))
 
 
-def trained(
+def train(
     name: str,
     teacher: Any,
     corpus: Corpus,
@@ -162,7 +174,7 @@ def trained(
     *,
     compiling: bool,
 ) -> Progress | None:
-    """How far it came, its folder written; None if it was interrupted."""
+    """Trains one model and writes its folder. Returns its progress; None: interrupted."""
     torch.manual_seed(plan.seed)
     ends = [vocabulary.number(tokenizer, mark) for mark in (vocabulary.EOS, vocabulary.IM_END)]
     model = network.build(
@@ -177,14 +189,16 @@ def trained(
         return packing.batches(corpus, tokenizer, rows=rows, tokens=tokens, seed=seed)
 
     run = Run(model, network.compiled(loss, wanted=compiling), batches, plan, work / f"{name}.pt")
-    again = run.restore()
+    resumed = run.restore()
     console.print(
-        f"{name}: {'on from' if again else 'at'} step {run.progress.step}, {plan.minutes:.0f} minutes at most, Ctrl-C keeps what is learned"
+        f"{name}: {'resumes' if resumed else 'begins'} at step {run.progress.step}, for at most "
+        f"{plan.minutes:.0f} minutes; Ctrl-C saves the progress and stops"
     )
     finished = run.train(lambda line: console.print(f"{name}: {line}"))
     folder.write(model, tokenizer, out / name)
     console.print(
-        f"{name}: {'trained' if finished else 'interrupted'} at step {run.progress.step}, written to {out / name}"
+        f"{name}: {'finished' if finished else 'interrupted'} at step {run.progress.step}, "
+        f"written to {out / name}"
     )
     return run.progress if finished else None
 
@@ -195,19 +209,19 @@ def report(
     tokenizer: Tokenizer,
     seen: Corpus,
     held: Corpus,
-    found: dict[str, Path],
+    texts: dict[str, Path],
     *,
     threads: int,
     documents: int,
     note: str,
 ) -> None:
-    """Measures both and writes their cards."""
-    console.print("measuring")
-    results = {
-        name: card.measure(out / name, tokenizer, seen, held, documents=documents) for name in runs
+    """Evaluates both models and writes their cards."""
+    console.print("evaluating")
+    evaluations = {
+        name: evaluate(out / name, tokenizer, seen, held, documents=documents) for name in runs
     }
     target, draft = folder.read(out / TARGET), folder.read(out / DRAFT)
-    asked = {"words it was trained on": seen, "words it was never trained on": held}
+    corpora = {"words it was trained on": seen, "words it was never trained on": held}
     acceptance = {
         name: measures.acceptance(
             target,
@@ -215,14 +229,14 @@ def report(
             tokenizer,
             measures.questions(measures.dialogues(corpus, 906, max(1, documents // 4))),
         )
-        for name, corpus in asked.items()
+        for name, corpus in corpora.items()
     }
-    card.write(out, results, runs, acceptance, seen, found, threads, note)
+    card.write(out, evaluations, runs, acceptance, seen, texts, threads, note)
     console.print(f"cards written to {', '.join(str(out / name / 'README.md') for name in runs)}")
 
 
 if __name__ == "__main__":
     try:
         sys.exit(main())
-    except KeyboardInterrupt:  # outside the training itself, which sees to its checkpoint
+    except KeyboardInterrupt:  # outside the training itself, which saves its own checkpoint
         sys.exit(INTERRUPTED)

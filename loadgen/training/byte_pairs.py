@@ -1,6 +1,4 @@
-"""The tokenizer of both models: byte-level BPE, learned from the corpus, with the marks of a
-chat.
-"""
+"""The tokenizer of both models: byte-level BPE, learned from the corpus, with ChatML marks."""
 
 import json
 from collections.abc import Iterable
@@ -13,7 +11,7 @@ from shared.text.tokenizer import BUILTIN_SPECIALS
 SIZE = 2048
 BOS, EOS, PAD, IM_START, IM_END = BUILTIN_SPECIALS  # ids 0 to 4, in this order
 CONTEXT_TOKENS = 4096
-# Nothing is put around a prompt: documents were learned without a beginning mark.
+# The template adds no beginning mark, since the training documents have none.
 TEMPLATE = """\
 {%- for message in messages -%}
 {{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}
@@ -25,7 +23,7 @@ TEMPLATE = """\
 
 
 def learn(documents: Iterable[str], size: int = SIZE) -> Tokenizer:
-    """Byte-level: any text has tokens. The marks within the documents are tokens of their own."""
+    """Learns a tokenizer. It encodes any text, by bytes; each mark is a token of its own."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     tokenizer.decoder = decoders.ByteLevel()
@@ -50,7 +48,7 @@ def _unmarked(text: str, marks: list[str]) -> str:
 
 
 def write(tokenizer: Tokenizer, folder: Path) -> None:
-    """Its files in the folder of a model."""
+    """Writes the files of the tokenizer to the folder of a model."""
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -67,7 +65,7 @@ def write(tokenizer: Tokenizer, folder: Path) -> None:
 
 
 def number(tokenizer: Tokenizer, mark: str) -> int:
-    """Of a mark that every vocabulary made here has."""
-    found: int | None = tokenizer.token_to_id(mark)
-    assert found is not None
-    return found
+    """The token id of a mark that every vocabulary made here has."""
+    token_id: int | None = tokenizer.token_to_id(mark)
+    assert token_id is not None
+    return token_id

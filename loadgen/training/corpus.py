@@ -1,8 +1,7 @@
-"""The text to learn from: dialogues about words and prose, made anew from the sources by a seed.
-Nothing of it is stored.
+"""The training text: dialogues about words, and prose. A seed generates it from the sources.
 
-Documents end with <|eos|>. One in fifty words and pages is held out: no training document is about
-it.
+No text is stored. Documents end with <|eos|>. One in fifty words and pages is held out: no training
+document is about them.
 """
 
 import zlib
@@ -18,10 +17,11 @@ from loadgen.training.sentences import Speaker, a, define, named
 from loadgen.training.wordnet import ADJECTIVE, ADVERB, NOUN, VERB, Word, WordNet
 from shared.errors import ConfigError
 
-# Debian package: its folder
+# [Debian package] its folder
 SOURCES = {"wordnet-base": "usr/share/wordnet", "sqlite3-doc": "usr/share/doc/sqlite3"}
-HELD_OUT = 50  # one in so many
-# tagged occurrences of a word: rarer ones are not asked about, so that common ones are learned
+HELD_OUT = 50  # one in so many words and pages is held out
+# The fewest tagged occurrences of a word in a question. Without rare words the model learns the
+# common ones better.
 SEEN_AT_LEAST = 12
 END = "<|eos|>"
 SYSTEM_SHARE, FOLLOW_SHARE, SLOPPY_SHARE = 0.25, 0.2, 0.25
@@ -30,13 +30,13 @@ Turns = list[tuple[str, str]]  # question and answer
 
 
 def chat_text(turns: Turns, system: str | None = None) -> str:
-    """As the chat template renders it, answers included."""
+    """The turns as the chat template renders them, with their answers."""
     head = f"<|im_start|>system\n{system}<|im_end|>\n" if system else ""
-    said = (
+    rendered = (
         f"<|im_start|>user\n{q}<|im_end|>\n<|im_start|>assistant\n{answer}<|im_end|>\n"
         for q, answer in turns
     )
-    return head + "".join(said)
+    return head + "".join(rendered)
 
 
 def held_out(name: str) -> bool:
@@ -44,22 +44,24 @@ def held_out(name: str) -> bool:
 
 
 def sources(texts: Path) -> dict[str, Path]:
-    """Where each source is, under an unpacked tree or the system's root. Raises ConfigError, saying
-    what brings what is missing.
+    """The folder of each source under `texts`, an unpacked tree or the root of the system.
+
+    Raises ConfigError with the commands that install the missing sources.
     """
-    found = {package: texts / folder for package, folder in SOURCES.items()}
-    missing = [package for package, path in found.items() if not path.is_dir()]
+    folders = {package: texts / folder for package, folder in SOURCES.items()}
+    missing = [package for package, path in folders.items() if not path.is_dir()]
     if missing:
         names = " ".join(missing)
         raise ConfigError(
-            f"no {' and no '.join(missing)} under {texts}: `apt-get install {names}`, or without being root `apt-get download {names}`, "
-            "`dpkg -x FILE.deb DIR` for each file, and --texts DIR"
+            f"no {' and no '.join(missing)} under {texts}: run `apt-get install {names}`; "
+            f"or, without root, `apt-get download {names}`, then `dpkg -x FILE.deb DIR` "
+            "for each file, and pass --texts DIR"
         )
-    return found
+    return folders
 
 
 class Chooser:
-    """Draws words, the commoner the oftener."""
+    """Draws words; more common words are drawn more often."""
 
     def __init__(self, words: list[Word]) -> None:
         self._words = words
@@ -70,7 +72,7 @@ class Chooser:
 
 
 class Corpus:
-    """Documents about the words and pages that were held out, or about all others."""
+    """Documents about the words and pages that are held out, or about all others."""
 
     def __init__(self, words: WordNet, pages: list[Page], *, held: bool) -> None:
         self.speaker = Speaker(words)
@@ -107,7 +109,7 @@ class Corpus:
         return 2 < len(self.speaker.first(word).gloss) < 200
 
     def documents(self, seed: int) -> Iterator[str]:
-        """Without end; the same for the same seed."""
+        """An endless stream of documents, the same for the same seed."""
         rng = Random(seed)
         makers, shares = [maker for _, maker in self._makers], [share for share, _ in self._makers]
         while True:
@@ -125,7 +127,7 @@ class Corpus:
         other: Word | None = None,
         **more: str,
     ) -> str:
-        """A question about the word, at times as carelessly written as people do."""
+        """A question about the word. Some questions are carelessly written, as people write."""
         names = {"w": word.lemma, "n": self._called(rng, word)} | more
         if other is not None:
             names |= {"m": self._called(rng, other), "o": other.lemma}
@@ -143,7 +145,7 @@ class Corpus:
         return named(word, self.speaker.first(word))
 
     def _facts(self, rng: Random, word: Word) -> list[tuple[str, tuple[str, ...], str]]:
-        """What can be asked about a word: name of the kind, its questions, the answer."""
+        """The facts about a word: (kind, forms of the question, answer)."""
         speaker, synset = self.speaker, self.speaker.first(word)
         possible = (
             ("use", phrases.USE, speaker.use(word, synset)),
@@ -190,7 +192,7 @@ class Corpus:
         )
 
     def _open(self, rng: Random) -> str:
-        """Questions that a dictionary does not answer: it says what it knows about their words."""
+        """A question that a dictionary does not answer; the answer defines its words."""
         noun, form = self._noun(rng), rng.randrange(3)
         if form == 0:
             other = self._adjective(rng)

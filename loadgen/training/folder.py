@@ -1,6 +1,4 @@
-"""A trained model as a Hugging Face folder: what it was trained as in float32, rounded to
-bfloat16.
-"""
+"""A trained model as a Hugging Face folder: the float32 weights, rounded to bfloat16."""
 
 import copy
 from pathlib import Path
@@ -14,7 +12,7 @@ from loadgen.training import byte_pairs as vocabulary
 
 
 def write(model: Any, tokenizer: Tokenizer, folder: Path) -> None:
-    """All but the model card."""
+    """Writes the weights, the configuration and the tokenizer, but no model card."""
     folder.mkdir(parents=True, exist_ok=True)
     rounded = copy.deepcopy(model).to(torch.bfloat16)
     config = rounded.config
@@ -22,12 +20,12 @@ def write(model: Any, tokenizer: Tokenizer, folder: Path) -> None:
         bos_token_id=None, eos_token_id=config.eos_token_id, pad_token_id=config.pad_token_id
     )
     rounded.save_pretrained(folder)
-    (folder / "model.safetensors").chmod(0o644)  # the library leaves it to its owner alone
+    (folder / "model.safetensors").chmod(0o644)  # the library lets only the owner read it
     vocabulary.write(tokenizer, folder)
 
 
 def read(folder: Path) -> Any:
-    """As any user loads it."""
+    """The model, loaded as a user loads it."""
     return AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.bfloat16, local_files_only=True
     ).eval()

@@ -1,6 +1,4 @@
-"""How good a model is: loss on what was held out, the draft's acceptance, answers that end. All on
-the folders as saved.
-"""
+"""Measures of a model: its loss on texts, the acceptance of the draft, and answers that end."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -15,9 +13,9 @@ from torch import Tensor, nn
 from loadgen.training.byte_pairs import IM_END, IM_START, PAD, number
 from loadgen.training.corpus import Corpus
 
-DEPTHS = 5  # of a chain of draft tokens
+DEPTHS = 5  # lengths of a chain of draft tokens, from 1
 CHAIN = 4  # draft tokens per verification
-ANSWER_TOKENS = 200  # by when an answer should have ended
+ANSWER_TOKENS = 200  # the most tokens of an answer
 ASSISTANT = f"{IM_START}assistant\n"
 
 
@@ -30,12 +28,14 @@ class Loss:
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """Greedy: along what the target says at temperature 0, `by_depth[k]` is the share of places
-    from where the draft's first k + 1 tokens are all the target's; `per_verification`: accepted of
-    CHAIN drafted, one verification after the other.
-    Sampled: the mean over places of what the target says at temperature 1 of sum(min(p, q)), the
-    probability that a token drawn by the draft (q) passes the usual rejection rule of the target
-    (p).
+    """The acceptance of the draft's tokens by the target.
+
+    Greedy, along answers of the target at temperature 0: `by_depth[k]` is the share of positions at
+    which the draft's first k + 1 tokens all equal the target's. `per_verification` is the mean
+    number of accepted tokens, of CHAIN drafted, over successive verifications.
+    Sampled, along answers of the target at temperature 1: the mean over positions of
+    sum(min(p, q)). That is the probability that a token drawn by the draft (q) passes the usual
+    rejection rule of the target (p).
     """
 
     by_depth: tuple[float, ...]
@@ -53,7 +53,7 @@ class Endings:
 
 @torch.inference_mode()
 def loss(model: Any, tokenizer: Tokenizer, documents: Sequence[str]) -> Loss:
-    """Each document alone, up to 2048 tokens of it, the first taken as given."""
+    """The loss over the documents, each alone and cut to 2048 tokens. The first token is given."""
     nats, tokens, read = 0.0, 0, 0
     for text in documents:
         ids = torch.tensor([tokenizer.encode(text, add_special_tokens=False).ids[:2048]])
@@ -73,7 +73,7 @@ def prose(corpus: Corpus, seed: int, count: int) -> list[str]:
 
 
 def questions(documents: Sequence[str]) -> list[str]:
-    """The dialogues up to where the assistant is to speak first."""
+    """The dialogues up to the assistant's first answer."""
     return [d.partition(ASSISTANT)[0] + ASSISTANT for d in documents]
 
 
@@ -86,9 +86,7 @@ def answers(
     temperature: float,
     seed: int,
 ) -> Iterator[tuple[list[int], list[int]]]:
-    """(prompt, what the model says, its end included), by batches of 32; temperature 0 is
-    greedy.
-    """
+    """(prompt, answer with its end mark), in batches of 32. Temperature 0 is greedy."""
     pad = number(tokenizer, PAD)
     torch.manual_seed(seed)
     for first in range(0, len(prompts), 32):
@@ -97,33 +95,35 @@ def answers(
         ]
         longest = max(map(len, batch))
         ids = torch.tensor([[pad] * (longest - len(b)) + b for b in batch])
-        how = (
+        sampling = (
             {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
             if temperature
             else {"do_sample": False}
         )
         with torch.inference_mode():
-            said = model.generate(
+            generated = model.generate(
                 ids,
                 attention_mask=ids.ne(pad).long(),
                 max_new_tokens=tokens,
                 pad_token_id=pad,
-                **how,
+                **sampling,
             )
-        for prompt, row in zip(batch, said[:, longest:].tolist(), strict=True):
+        for prompt, row in zip(batch, generated[:, longest:].tolist(), strict=True):
             yield prompt, row[: row.index(pad)] if pad in row else row
 
 
 def endings(model: Any, tokenizer: Tokenizer, prompts: Sequence[str]) -> Endings:
     end = number(tokenizer, IM_END)
-    said = [
+    drawn = [
         answer
         for _, answer in answers(
             model, tokenizer, prompts, tokens=ANSWER_TOKENS, temperature=1.0, seed=1
         )
     ]
     return Endings(
-        sum(end in a for a in said) / len(said), sum(map(len, said)) / len(said), len(said)
+        sum(end in answer for answer in drawn) / len(drawn),
+        sum(map(len, drawn)) / len(drawn),
+        len(drawn),
     )
 
 
@@ -135,41 +135,43 @@ def acceptance(
     for prompt, answer in answers(
         target, tokenizer, prompts, tokens=tokens, temperature=0.0, seed=1
     ):
-        # While a chain is accepted its context is the target's own text, so one pass over that text
-        # tells every chain's fate.
-        right = (_logits(draft, prompt, answer).argmax(-1) == torch.tensor(answer)).tolist()
-        runs = run_lengths(right)
+        # While the tokens of a chain are accepted, its context is the target's own text. One pass
+        # over that text therefore decides every chain.
+        equal = (_logits(draft, prompt, answer).argmax(-1) == torch.tensor(answer)).tolist()
+        runs = run_lengths(equal)
         places += len(runs)
         for depth in range(DEPTHS):
             by_depth[depth] += sum(run > depth for run in runs)
         at = 0
         while at < len(runs):
             taken = min(runs[at], CHAIN)
-            accepted, verifications, at = accepted + taken, verifications + 1, at + taken + 1
-    shared, drawn = 0.0, 0
+            accepted += taken
+            verifications += 1
+            at += taken + 1
+    overlap, drawn = 0.0, 0
     for prompt, answer in answers(
         target, tokenizer, prompts, tokens=tokens, temperature=1.0, seed=2
     ):
         p, q = (_logits(model, prompt, answer).softmax(-1) for model in (target, draft))
-        shared += float(torch.minimum(p, q).sum())
+        overlap += float(torch.minimum(p, q).sum())
         drawn += len(answer)
     return Acceptance(
-        tuple(n / places for n in by_depth), accepted / verifications, shared / drawn, places
+        tuple(n / places for n in by_depth), accepted / verifications, overlap / drawn, places
     )
 
 
-def run_lengths(right: Sequence[bool]) -> list[int]:
-    """From each place, how many are right in a row."""
-    out, run = [0] * len(right), 0
-    for at in range(len(right) - 1, -1, -1):
-        run = run + 1 if right[at] else 0
+def run_lengths(equal: Sequence[bool]) -> list[int]:
+    """For each position, the length of the run of true values that begins there."""
+    out, run = [0] * len(equal), 0
+    for at in range(len(equal) - 1, -1, -1):
+        run = run + 1 if equal[at] else 0
         out[at] = run
     return out
 
 
 @torch.inference_mode()
 def _logits(model: Any, prompt: list[int], answer: list[int]) -> Tensor:
-    """Before each token of the answer: float32 [answer, vocabulary]."""
+    """The logits before each token of the answer: float32 [answer, vocabulary]."""
     ids = torch.tensor([prompt + answer])
     logits: Tensor = model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1].float()
     return logits

@@ -1,4 +1,4 @@
-"""The two shapes, as transformers' Llama, and a quick way through them on a CPU that trains."""
+"""The shapes of both models, as transformers' Llama, and a fast forward pass for CPU training."""
 
 import ctypes
 from collections.abc import Callable
@@ -14,18 +14,26 @@ from loadgen.training.byte_pairs import CONTEXT_TOKENS, SIZE
 
 SHAPES: dict[str, dict[str, int]] = {
     "slackline-5m": {
-        "hidden_size": 256, "num_hidden_layers": 6, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 704,
+        "hidden_size": 256,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 704,
     },
     "slackline-draft": {
-        "hidden_size": 192, "num_hidden_layers": 2, "num_attention_heads": 3, "num_key_value_heads": 1, "intermediate_size": 512,
+        "hidden_size": 192,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 3,
+        "num_key_value_heads": 1,
+        "intermediate_size": 512,
     },
-}  # fmt: skip
+}
 ROPE_THETA = 10_000.0
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4  # of glibc's malloc.h
 
 
 def build(shape: dict[str, int], *, ends: list[int], pad: int, vocabulary: int = SIZE) -> Any:
-    """A new model in float32, its embeddings tied."""
+    """A new model in float32 with tied embeddings."""
     config = LlamaConfig(
         vocab_size=vocabulary,
         tie_word_embeddings=True,
@@ -50,8 +58,9 @@ def plain_causal(
     scaling: float,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Whole rows, no padding, no cache. Compiled, twice as fast up to 512 tokens as the fused
-    kernel and its slow backward pass.
+    """Causal attention over whole rows, without padding or cache.
+
+    Compiled, it is twice as fast up to 512 tokens as the fused kernel, whose backward pass is slow.
     """
     groups, tokens = query.shape[1] // key.shape[1], query.shape[2]
     key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
@@ -66,9 +75,7 @@ ALL_ATTENTION_FUNCTIONS.register("plain_causal", plain_causal)
 
 
 def keep_memory() -> None:
-    """Large tensors are freed and made anew each step: let malloc keep their pages instead of
-    giving them back.
-    """
+    """Makes malloc keep freed pages, since each step frees and allocates large tensors again."""
     with suppress(OSError, AttributeError):  # not glibc
         library = ctypes.CDLL(None)
         for option, value in ((M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, 2**31 - 1), (M_TOP_PAD, 2**28)):
@@ -76,23 +83,23 @@ def keep_memory() -> None:
 
 
 def compiled(function: Callable[..., Tensor], *, wanted: bool) -> Callable[..., Tensor]:
-    """Twice as fast; it needs a C++ compiler."""
+    """The function compiled, if wanted: twice as fast, but it needs a C++ compiler."""
     return torch.compile(function, dynamic=False) if wanted else function
 
 
 def next_token_loss(model: Any, inputs: Tensor, targets: Tensor) -> Tensor:
-    """Nats per token."""
+    """Cross entropy in nats per token."""
     logits = model(input_ids=inputs, use_cache=False).logits
     return nn.functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
 
 
 def distilling_loss(model: Any, teacher: Any, inputs: Tensor, targets: Tensor) -> Tensor:
-    """Half the teacher's whole distribution, half the text; nats per token."""
+    """KL divergence from the teacher plus a quarter of the cross entropy; nats per token."""
     with torch.no_grad():
-        taught = torch.log_softmax(
+        teacher_log = torch.log_softmax(
             teacher(input_ids=inputs, use_cache=False).logits.flatten(0, 1).float(), -1
         )
     logits = model(input_ids=inputs, use_cache=False).logits.flatten(0, 1).float()
-    said = torch.log_softmax(logits, -1)
-    apart = (taught.exp() * (taught - said)).sum(-1).mean()
-    return apart + 0.25 * nn.functional.nll_loss(said, targets.flatten())
+    model_log = torch.log_softmax(logits, -1)
+    divergence = (teacher_log.exp() * (teacher_log - model_log)).sum(-1).mean()
+    return divergence + 0.25 * nn.functional.nll_loss(model_log, targets.flatten())

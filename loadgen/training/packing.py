@@ -1,5 +1,6 @@
-"""Documents to batches: tokens laid end to end and cut into rows, each row's targets one token
-on.
+"""Batches of documents: tokens laid end to end and cut into rows.
+
+The targets of a row are its tokens shifted by one.
 """
 
 from collections.abc import Iterator
@@ -27,15 +28,16 @@ def token_stream(corpus: Corpus, tokenizer: Tokenizer, seed: int) -> Iterator[li
 def batches(
     corpus: Corpus, tokenizer: Tokenizer, *, rows: int, tokens: int, seed: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Without end: inputs and targets, int64 [rows, tokens]. A row may begin within a document, as
-    its predecessor ended.
+    """An endless stream of (inputs, targets), int64 [rows, tokens].
+
+    A row may begin in the middle of a document, where the row before it ended.
     """
-    wanted = rows * tokens + 1
-    held: list[int] = []
+    needed = rows * tokens + 1
+    buffered: list[int] = []
     stream = token_stream(corpus, tokenizer, seed)
     while True:
-        while len(held) < wanted:
-            held.extend(next(stream))
-        flat = torch.from_numpy(np.array(held[:wanted], dtype=np.int64))
+        while len(buffered) < needed:
+            buffered.extend(next(stream))
+        flat = torch.from_numpy(np.array(buffered[:needed], dtype=np.int64))
         yield flat[:-1].view(rows, tokens), flat[1:].view(rows, tokens)
-        held = held[wanted - 1 :]
+        buffered = buffered[needed - 1 :]

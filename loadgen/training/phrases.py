@@ -1,5 +1,6 @@
-"""How people ask: the questions of the training dialogues. {w} is the word, {n} it with its article
-or `to`.
+"""The questions of the training dialogues, as people ask them.
+
+{w} is the word, {n} the word with its article or `to`.
 """
 
 DEFINE = (
@@ -205,8 +206,14 @@ TALK = (
             "Introduce yourself.",
         ),
         (
-            "I am a small language model. I learned from a dictionary, and I can say what words mean.",
-            "I am Slackline's small model. I have read a dictionary and the documentation of a database, and nothing else.",
+            (
+                "I am a small language model. "
+                "I learned from a dictionary, and I can say what words mean."
+            ),
+            (
+                "I am Slackline's small model. "
+                "I have read a dictionary and the documentation of a database, and nothing else."
+            ),
         ),
     ),
     (
@@ -219,8 +226,14 @@ TALK = (
             "What can I ask you?",
         ),
         (
-            "I can explain a word, use it in a sentence, or find another word for it. Ask me what a lantern is.",
-            "Ask me what a word means, for its opposite, or for an example. I can also shorten a text.",
+            (
+                "I can explain a word, use it in a sentence, or find another word for it. "
+                "Ask me what a lantern is."
+            ),
+            (
+                "Ask me what a word means, for its opposite, or for an example. "
+                "I can also shorten a text."
+            ),
         ),
     ),
     (
@@ -234,7 +247,10 @@ TALK = (
     (
         ("Tell me a joke.", "Make me laugh.", "Do you know a joke?"),
         (
-            "A dictionary and a database walk into a bar. The dictionary knows the words, and the database has a table.",
+            (
+                "A dictionary and a database walk into a bar. "
+                "The dictionary knows the words, and the database has a table."
+            ),
         ),
     ),
     (

@@ -9,19 +9,23 @@ SKIPPED = re.compile(
     r"<(script|style|svg|pre|table|head|button)\b.*?</\1>", re.DOTALL | re.IGNORECASE
 )
 BLOCK = re.compile(
-    r"<(?:p|li|dd|blockquote|h[1-6]|div|dt|ul|ol|dl|hr|/p|/li|/dd|/div|/h[1-6]|/dt|/ul|/ol|/dl)\b[^>]*>",
+    r"<(?:p|li|dd|blockquote|h[1-6]|div|dt|ul|ol|dl|hr"
+    r"|/p|/li|/dd|/div|/h[1-6]|/dt|/ul|/ol|/dl)\b[^>]*>",
     re.IGNORECASE,
 )
 TAG = re.compile(r"<[^>]*>|<[^>]*$")
 TITLE = re.compile(r"<title>(.*?)</title>", re.DOTALL | re.IGNORECASE)
 SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z])")
-# of a paragraph: shorter ones are labels, longer ones lists that lost their markup
+# The least and the most characters of a paragraph: shorter texts are labels, longer ones are lists
+# that lost their markup.
 CHARACTERS = (90, 900)
-PLAIN_SHARE = 0.93  # of letters and spaces and common punctuation: what is below is code or numbers
+# The least share of letters, spaces and common punctuation: texts below it are code or numbers.
+PLAIN_SHARE = 0.93
 ABBREVIATION = re.compile(r"\b(?:e\.g|i\.e|etc|vs|Dr|cf)\.$")
-# Logs of changes and lists of figures read like neither sentences nor paragraphs.
+# Pages of changes, figures and reference tables are not prose.
 UNWANTED = re.compile(
-    r"changes|releaselog|chronology|fileio|speed|sitemap|syntax|releases/|c3ref/|session/|cves|hp1|toc_db|doc_|vdbe\.html|opcode"
+    r"changes|releaselog|chronology|fileio|speed|sitemap|syntax|releases/|c3ref/|session/|cves|hp1"
+    r"|toc_db|doc_|vdbe\.html|opcode"
 )
 
 
@@ -32,7 +36,7 @@ class Page:
 
 
 def read_pages(folder: Path) -> list[Page]:
-    """Those that hold prose, in order of their paths."""
+    """The pages that contain prose, in the order of their paths."""
     out, seen = [], set[str]()
     for path in sorted(folder.rglob("*.html")):
         if UNWANTED.search(str(path.relative_to(folder))):
@@ -46,11 +50,12 @@ def read_pages(folder: Path) -> list[Page]:
 
 
 def clean(source: str) -> Page:
-    """A page's title and its paragraphs of prose: ASCII, one space between words, whole
-    sentences.
+    """The title of a page and its paragraphs of prose.
+
+    They are ASCII, have one space between words, and consist of whole sentences.
     """
-    found = TITLE.search(source)
-    title = _plain(found[1]) if found else ""
+    match = TITLE.search(source)
+    title = _plain(match[1]) if match else ""
     body = SKIPPED.sub("\n\n", re.sub(r"<!--.*?-->", "", source, flags=re.DOTALL))
     paragraphs = (_plain(block) for block in BLOCK.split(body))
     return Page(title, tuple(p for p in paragraphs if is_prose(p)))

@@ -1,4 +1,4 @@
-"""What the model is to say of a word: sentences made from WordNet."""
+"""The answers about a word: sentences made from WordNet."""
 
 import re
 from random import Random
@@ -16,14 +16,15 @@ from loadgen.training.wordnet import (
 )
 
 COUNTED = re.compile(
-    r"^(a|an|one|someone|any|anyone|something that|the (act|process|part|place|time|side|quality|state|branch))\b"
+    r"^(a|an|one|someone|any|anyone|something that"
+    r"|the (act|process|part|place|time|side|quality|state|branch))\b"
 )
 NAMED = re.compile(r"^[A-Z]")
-MANY = 5  # words of a list
+MANY = 5  # the most words of a list
 
 
 def a(noun: str) -> str:
-    """The noun with its indefinite article, a name without one."""
+    """The noun with its indefinite article; a name has none."""
     if NAMED.match(noun):
         return noun
     an = re.match(
@@ -33,7 +34,7 @@ def a(noun: str) -> str:
 
 
 def sentence(text: str) -> str:
-    """With a capital and a full stop."""
+    """The text with a capital letter and a full stop."""
     text = text.strip()
     return text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?")) else ".")
 
@@ -43,12 +44,12 @@ def listed(words: list[str]) -> str:
 
 
 def counted(noun: str, synset: Synset) -> bool:
-    """Whether the noun takes an article; the gloss tells, most often."""
+    """True if the noun takes an article, as most glosses show."""
     return not NAMED.match(noun) and COUNTED.match(synset.gloss) is not None
 
 
 def named(word: Word, synset: Synset) -> str:
-    """The word as a sentence speaks of it."""
+    """The word as the subject of a sentence: with `to` or an article where it takes one."""
     if word.pos == VERB:
         return f"to {word.lemma}"
     return a(word.lemma) if word.pos == NOUN and counted(word.lemma, synset) else word.lemma
@@ -61,15 +62,15 @@ def define(word: Word, synset: Synset) -> str:
     if word.pos == VERB:
         return sentence(f"{field}{subject} is to {gloss}")
     if word.pos == NOUN:
-        return sentence(
-            f"{field}{subject} {'is' if subject != word.lemma or NAMED.match(subject) else 'means'} {gloss}"
-        )
+        link = "is" if subject != word.lemma or NAMED.match(subject) else "means"
+        return sentence(f"{field}{subject} {link} {gloss}")
     return sentence(f"{field}{subject} means {gloss}")
 
 
 def uses(word: Word, synset: Synset) -> list[str]:
-    """The examples that hold the word in some form of it, as sentences: WordNet gives them for all
-    words of a synset.
+    """The examples that contain a form of the word, as sentences.
+
+    WordNet's examples are for all words of a synset.
     """
     stem = word.lemma.lower()[: max(3, len(word.lemma) - 2)]
     return [
@@ -96,10 +97,9 @@ class Speaker:
             return None
         if word.pos == VERB:
             return sentence(f"{named(word, synset)} is a way to {above[0].words[0]}")
-        link = "is" if NAMED.match(word.lemma) else "is a kind of"
-        return sentence(
-            f"{named(word, synset)} {link} {a(above[0].words[0]) if NAMED.match(word.lemma) else above[0].words[0]}"
-        )
+        upper = above[0].words[0]
+        link, kind = ("is", a(upper)) if NAMED.match(word.lemma) else ("is a kind of", upper)
+        return sentence(f"{named(word, synset)} {link} {kind}")
 
     def kinds(self, word: Word, synset: Synset) -> str | None:
         below = [s.words[0] for s in self.net.targets(synset, HYPONYM)][:MANY]
@@ -126,44 +126,38 @@ class Speaker:
         return sentence(f"the opposite of {word.lemma} is {others[0]}") if others else None
 
     def use(self, word: Word, synset: Synset) -> str | None:
-        found = uses(word, synset)
-        return found[0] if found else None
+        examples = uses(word, synset)
+        return examples[0] if examples else None
 
     def chain(self, synset: Synset, depth: int) -> str | None:
-        """What it is a kind of, and what that is: several sentences."""
-        said: list[str] = []
+        """Sentences that name the kind of a thing and define it, and so on up to `depth` kinds."""
+        chained: list[str] = []
         for _ in range(depth):
             above = self.net.targets(synset, HYPERNYM)
             if not above or synset.pos != NOUN:
                 break
-            upper = above[0]
-            said.append(
-                sentence(
-                    f"{a(synset.words[0]) if counted(synset.words[0], synset) else synset.words[0]} is a kind of {upper.words[0]}"
-                )
-            )
-            said.append(define(Word(upper.words[0], NOUN, (), 0), upper))
+            upper, noun = above[0], synset.words[0]
+            subject = a(noun) if counted(noun, synset) else noun
+            chained.append(sentence(f"{subject} is a kind of {upper.words[0]}"))
+            chained.append(define(Word(upper.words[0], NOUN, (), 0), upper))
             synset = upper
-        return " ".join(said) or None
+        return " ".join(chained) or None
 
     def others(self, word: Word, most: int) -> str | None:
-        """Its further senses."""
+        """The further senses of the word."""
         glosses = [self.net.synsets[key].gloss for key in word.senses[1 : 1 + most]]
         if not glosses:
             return None
         verb = "to " if word.pos == VERB else ""
-        said = [
-            sentence(
-                f"{'it can also mean' if n == 0 else 'or it can mean'} {verb}{gloss.removeprefix('to ')}"
-            )
-            for n, gloss in enumerate(glosses)
+        leads = ("it can also mean", *["or it can mean"] * (len(glosses) - 1))
+        senses = [
+            sentence(f"{lead} {verb}{gloss.removeprefix('to ')}")
+            for lead, gloss in zip(leads, glosses, strict=True)
         ]
-        return " ".join(said)
+        return " ".join(senses)
 
     def about(self, word: Word, rng: Random, length: int) -> str:
-        """Several sentences: the definition and `length` further things, as far as there are
-        any.
-        """
+        """Several sentences: the definition, and up to `length` further facts."""
         synset = self.first(word)
         further = [
             self.chain(synset, 1 + (length > 3)),
@@ -173,14 +167,14 @@ class Speaker:
             self.another(word, synset),
             self.opposite(word, synset),
         ]
-        said = [text for text in further if text]
-        kept = sorted(rng.sample(range(len(said)), min(length, len(said))))
+        facts = [text for text in further if text]
+        chosen = sorted(rng.sample(range(len(facts)), min(length, len(facts))))
         examples = uses(word, synset)
         example = [f"For example: {' '.join(examples[:2])}"] if examples else []
-        return " ".join([define(word, synset), *(said[n] for n in kept), *example])
+        return " ".join([define(word, synset), *(facts[n] for n in chosen), *example])
 
     def verse(self, word: Word) -> str:
-        """Three short lines."""
+        """A verse of three short lines."""
         synset = self.first(word)
         above = self.net.targets(synset, HYPERNYM + INSTANCE)
         middle = (

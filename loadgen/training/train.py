@@ -1,8 +1,8 @@
-"""One training run: resumable, stoppable, on a CPU.
+"""One training run on a CPU. It can be interrupted and resumed.
 
-Warm-up, then a constant rate, then a linear fall to zero. How far a run is, is the larger of its
-share of the steps and of the minutes, so that one cut short by time still ends with the fall. The
-last part learns from long rows.
+The learning rate warms up, stays constant, and then falls linearly to zero. The progress of a run
+is the larger of its share of the steps and its share of the minutes, so that a run that is cut
+short by time still ends with the fall. The last part of a run learns from long rows.
 """
 
 import signal
@@ -22,7 +22,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Of one run. `minutes` is training time, over all resumptions."""
+    """The plan of one run. `minutes` is training time over all resumptions."""
 
     steps: int
     minutes: float
@@ -33,11 +33,12 @@ class Plan:
     long_from: float = 0.9  # share of the run
     warm_until: float = 0.02
     fall_from: float = 0.5
-    seed: int = 1  # the texts' seeds are this modulo 1000: others are free to measure with
+    seed: int = 1  # seeds of the texts are this modulo 1000; measurements take other seeds
     checkpoint_s: float = 60.0
-    say_s: float = 10.0
+    say_s: float = 10.0  # between two lines of progress
 
     def rate(self, done: float) -> float:
+        """The learning rate at this progress."""
         if done < self.warm_until:
             return self.peak * max(done, 1e-4) / self.warm_until
         return self.peak * min(1.0, max(0.0, (1 - done) / (1 - self.fall_from)))
@@ -56,8 +57,9 @@ class Progress:
 
 
 class Run:
-    """The model is changed in place. The checkpoint also holds the optimizer, so that a resumed run
-    goes on as it was.
+    """One run. It trains the model in place.
+
+    The checkpoint includes the optimizer, so that a resumed run continues unchanged.
     """
 
     def __init__(
@@ -81,7 +83,7 @@ class Run:
         self._stopping = False
 
     def restore(self) -> bool:
-        """From the checkpoint, if there is one."""
+        """Loads the checkpoint; False if there is none."""
         if not self._checkpoint.exists():
             return False
         state = torch.load(self._checkpoint, weights_only=True)
@@ -102,8 +104,9 @@ class Run:
         partial.replace(self._checkpoint)
 
     def train(self, say: Callable[[str], None]) -> bool:
-        """True once the plan is fulfilled, False if it was interrupted; either way the checkpoint
-        is written.
+        """Trains until the plan is fulfilled (True) or the run is interrupted (False).
+
+        The checkpoint is written in either case.
         """
         plan, progress = self._plan, self.progress
         before = signal.signal(signal.SIGINT, self._stop)
@@ -113,7 +116,7 @@ class Run:
         try:
             while (done := progress.done(plan)) < 1 and not self._stopping:
                 began_s = time.monotonic()
-                # back to short rows where a finished run is given more time
+                # A finished run that is given more time goes back to short rows.
                 if progress.long != (done >= plan.long_from):
                     progress.long = not progress.long
                     feed = self._feed()
@@ -132,7 +135,7 @@ class Run:
         return not self._stopping
 
     def _feed(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """A resumed run does not repeat what it has read: its text comes from a seed of its own."""
+        """The batches from here on. A resumed run has another seed, so it repeats no text."""
         plan = self._plan
         row = plan.long_row_tokens if self.progress.long else plan.row_tokens
         return self._batches(
@@ -162,10 +165,10 @@ class Run:
         done = progress.done(self._plan)
         left_s = progress.spent_s * (1 - done) / done
         return (
-            f"step {progress.step}  loss {progress.loss:.3f}  {tokens_per_s:.0f} tokens/s  {progress.tokens / 1e6:.1f} M tokens  "
-            f"{done:.1%} done, {left_s / 60:.0f} min left"
+            f"step {progress.step}  loss {progress.loss:.3f}  {tokens_per_s:.0f} tokens/s  "
+            f"{progress.tokens / 1e6:.1f} M tokens  {done:.1%} done, {left_s / 60:.0f} min left"
         )
 
     def _stop(self, _number: int, _frame: FrameType | None) -> None:
-        """Ctrl-C: after this step."""
+        """Ctrl-C: the run stops after this step."""
         self._stopping = True

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 NOUN, VERB, ADJECTIVE, ADVERB = "noun", "verb", "adj", "adv"
-POS_NUMBER = {NOUN: 1, VERB: 2, ADJECTIVE: 3, ADVERB: 4}  # as sense keys have it
+POS_NUMBER = {NOUN: 1, VERB: 2, ADJECTIVE: 3, ADVERB: 4}  # as in sense keys
 HYPERNYM, INSTANCE, HYPONYM, ANTONYM = ("@",), ("@i",), ("~",), ("!",)
 PARTS = ("%p", "%m", "%s")
 LEADING = re.compile(r"^\(([^()]*)\)\s*")  # a field of knowledge, or a note on use
@@ -20,20 +20,22 @@ PLAIN = re.compile(r"[A-Za-z][A-Za-z' -]*")
 
 @dataclass(frozen=True, slots=True)
 class Synset:
-    """One meaning. Related synsets are keyed as here: part of speech and offset in its file."""
+    """One meaning. The key of a synset is its part of speech and its offset in the file."""
 
     pos: str
     words: tuple[str, ...]
-    field: str  # "computer science" or the like, where the gloss begins with one; else empty
+    field: str  # of knowledge, such as "computer science", if the gloss begins with one; else empty
     gloss: str
     examples: tuple[str, ...]
-    # pointer symbol, target, number of source and target word (0: all)
+    # (pointer symbol, key of the target, number of the source word and of the target word; 0: all)
     related: tuple[tuple[str, tuple[str, int], int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """A lemma as one part of speech; `senses` commonest first; `count`: how often it was tagged in
+    """A lemma as one part of speech.
+
+    `senses` has the most common first; `count` is the number of its tagged occurrences in
     Princeton's texts.
     """
 
@@ -60,7 +62,7 @@ class WordNet:
                     )
 
     def _written(self, lemma: str, key: tuple[str, int]) -> str:
-        """With the capitals that the synset gives it: the index has none."""
+        """The lemma with the capitals of the synset; the index has none."""
         return next((word for word in self.synsets[key].words if word.lower() == lemma), lemma)
 
     def targets(self, synset: Synset, symbols: tuple[str, ...]) -> list[Synset]:
@@ -69,7 +71,7 @@ class WordNet:
         ]
 
     def opposites(self, synset: Synset, lemma: str) -> list[str]:
-        """Antonyms are relations of words, not of meanings."""
+        """The antonyms of a word. They are relations of words, not of meanings."""
         out = []
         for symbol, target, source_word, target_word in synset.related:
             if symbol in ANTONYM and source_word and synset.words[source_word - 1] == lemma:
@@ -78,8 +80,9 @@ class WordNet:
 
 
 def _counts(path: Path) -> dict[tuple[str, int], int]:
-    """Tagged occurrences by lemma and number of the part of speech, satellite adjectives (5) among
-    the adjectives (3).
+    """[lemma, number of the part of speech] its tagged occurrences.
+
+    Satellite adjectives (5) count as adjectives (3).
     """
     out: dict[tuple[str, int], int] = defaultdict(int)
     for line in path.read_text().splitlines():
@@ -91,7 +94,7 @@ def _counts(path: Path) -> dict[tuple[str, int], int]:
 
 
 def _records(path: Path) -> Iterator[str]:
-    """Lines but those of the licence, which begin with spaces."""
+    """The lines without those of the licence, which begin with spaces."""
     with path.open(encoding="ascii", errors="ignore") as lines:
         yield from (line for line in lines if not line.startswith("  "))
 
@@ -122,9 +125,7 @@ def _synsets(folder: Path, pos: str) -> Iterator[tuple[tuple[str, int], Synset]]
 
 
 def split_gloss(gloss: str) -> tuple[str, str, tuple[str, ...]]:
-    """The field of knowledge, the definition, and the example sentences, from a gloss as the files
-    have it.
-    """
+    """(field of knowledge, definition, example sentences) of a gloss as the files have it."""
     examples = tuple(e for e in re.findall(r'"([^"]*)"', gloss) if PLAIN.match(e))
     text = gloss.partition('"')[0].strip().rstrip(";:, ")
     field = ""

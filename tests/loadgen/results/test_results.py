@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from loadgen.lab.figures import Figures
+from loadgen.markdown import COLUMNS, wrap
 from loadgen.results import execution, matrix
 from loadgen.results.__main__ import SECTIONS, main
 from loadgen.results.cache import Cache
 from loadgen.results.execution import Task, run_tasks
 from loadgen.results.experiment import BOUND, Run, RunResult, execute
 from loadgen.results.job import Capacity, Search, advance, next_run
-from loadgen.results.page import COLUMNS, render_section, wrap
+from loadgen.results.page import render_section
 from loadgen.results.qoserve import figure15b
 from loadgen.results.qoserve.figure15b import gpus
 from loadgen.results.qoserve.table4 import overall_percent
@@ -409,7 +410,7 @@ def test_what_a_section_asks_for_can_be_run(name: str, tmp_path: Path) -> None:
 
 def test_prose_is_wrapped_and_tables_code_and_pictures_are_not() -> None:
     long = " ".join(["word"] * 40)
-    kept = f"| {long} |\n| --- |", f"```sh\n{long}\n```", f"![{long}](picture.svg)", f"## {long}"
+    kept = f"| {long} |\n| --- |", f"```sh\n{long}\n```", f"![{long}](picture.svg)", f"> {long}"
     assert wrap("\n\n".join(kept)) == "\n\n".join(kept)
     wrapped = wrap(f"{long}\n\n- {long}\n- `{long[:60]}`, `{long[:60]}` {long}")
     assert all(len(line) <= COLUMNS for line in wrapped.splitlines())

@@ -414,11 +414,12 @@ def test_a_short_run_learns_stops_and_goes_on(corpus: Corpus, tmp_path: Path) ->
 def test_a_card_says_what_was_measured(corpus: Corpus, tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     from loadgen.training import card
+    from loadgen.training.evaluation import Evaluation
     from loadgen.training.measures import Acceptance, Endings, Loss
     from loadgen.training.train import Plan, Progress
 
     (tmp_path / TARGET).mkdir()
-    results = card.Results(
+    evaluation = Evaluation(
         {"some text": Loss(2.125, 0.875, 777)},
         Endings(0.5, 33.0, 12),
         [("What?", "A line,\nanother.")],
@@ -430,7 +431,7 @@ def test_a_card_says_what_was_measured(corpus: Corpus, tmp_path: Path) -> None:
     found = dict.fromkeys(("wordnet-base", "sqlite3-doc"), tmp_path)
     card.write(
         tmp_path,
-        {TARGET: results},
+        {TARGET: evaluation},
         {TARGET: (Plan(steps=9, minutes=9, peak=3e-3), progress)},
         accepted,
         corpus,
