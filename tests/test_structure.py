@@ -41,6 +41,7 @@ LAYERS: dict[str, tuple[set[str], ...]] = {
         {"store", "client", "testing"},
     ),
     "loadgen": (
+        {"markdown"},
         {"cli", "load", "training"},
         {"simulator"},
         {"bound", "fleet"},
@@ -53,7 +54,7 @@ LAYERS: dict[str, tuple[set[str], ...]] = {
 DECISIONS = ("shared.routing", "shared.policy", "shared.core")
 # Names that mean the same thing in every folder that has them: a service's, and a paper's.
 SERVICE_NAMES = {"config", "service", "metrics"}
-PAPER_NAMES = {"policy", "sections", "systems"}
+PAPER_NAMES = {"policy", "chapter", "systems"}
 EVERYWHERE = {"__init__", "__main__", "conftest"}
 # Tests of several rooms together, and tests that need another environment.
 NOT_MIRRORED = {Path("fleet"), Path("services/worker/vllm")}

@@ -2,7 +2,7 @@
 
 from loadgen.results.experiment import SEED
 from loadgen.results.section import Chapter
-from loadgen.results.sola import peak_memory, tight_and_loose, ttft_tpot_plane
+from loadgen.results.sola import memory_ablation, tight_and_loose, ttft_tpot_plane
 
 CHAPTER = Chapter(
     name="sola",
@@ -19,5 +19,5 @@ CHAPTER = Chapter(
   prompts). vLLM-D is the default of vLLM at that time, `vllm:mode=prefill_first`. SJF is vLLM-D
   with the shortest prompt first (section 6.1).
 """,
-    sections=(tight_and_loose.SECTION, ttft_tpot_plane.SECTION, peak_memory.SECTION),
+    sections=(tight_and_loose.SECTION, ttft_tpot_plane.SECTION, memory_ablation.SECTION),
 )

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from loadgen.lab.figures import Figures
-from loadgen.markdown import COLUMNS, wrap
 from loadgen.results import execution, matrix
 from loadgen.results.__main__ import SECTIONS, main
 from loadgen.results.cache import Cache
@@ -406,16 +405,6 @@ def test_what_a_section_asks_for_can_be_run(name: str, tmp_path: Path) -> None:
         if run.policy != BOUND:
             registry.make(run.policy, run.settings)
         assert run.only in ("", *run.tiers.tiers)
-
-
-def test_prose_is_wrapped_and_tables_code_and_pictures_are_not() -> None:
-    long = " ".join(["word"] * 40)
-    kept = f"| {long} |\n| --- |", f"```sh\n{long}\n```", f"![{long}](picture.svg)", f"> {long}"
-    assert wrap("\n\n".join(kept)) == "\n\n".join(kept)
-    wrapped = wrap(f"{long}\n\n- {long}\n- `{long[:60]}`, `{long[:60]}` {long}")
-    assert all(len(line) <= COLUMNS for line in wrapped.splitlines())
-    assert wrapped.split() == f"{long} - {long} - `{long[:60]}`, `{long[:60]}` {long}".split()
-    assert all(line.count("`") % 2 == 0 for line in wrapped.splitlines()), "code is in one line"
 
 
 # ---------------------------------------------------------------- arithmetic
