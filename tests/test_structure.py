@@ -188,8 +188,7 @@ def test_no_files_import_each_other_in_a_circle() -> None:
         imported = {other for others in graph.values() for other in others}
         graph = {m: others & graph.keys() for m, others in graph.items() if m in imported}
         graph = {m: others for m, others in graph.items() if others}
-    until_it_is_mended = {"shared.process.spans", "shared.process.telemetry"}
-    assert sorted(graph.keys() - until_it_is_mended) == []
+    assert sorted(graph) == []
 
 
 def test_decisions_do_no_io() -> None:
