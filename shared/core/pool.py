@@ -1,12 +1,12 @@
-"""What waits in the best-effort pool, in order: importance, then the tenant that was given least,
-then age.
+"""The order of the best-effort pool: importance, then the tenant that was given least, then age.
 
-A replica takes only those whose needs it meets: what needs alike is ordered by itself, and the
-first of the firsts is next.
+A replica takes only requests whose needs it meets. Requests with equal needs have an order of their
+own, and the first of all those firsts is next.
 
-Each step costs a logarithm of what waits: heaps whose entries are corrected when they come to the
-top, which is enough since what a tenant was given only grows while it waits. What was taken out
-leaves its entries behind; they are swept once they are the most.
+Each step costs the logarithm of the number of waiting requests. The entries of the heaps are
+corrected when they come to the top; that is enough, since the tokens given to a tenant only grow
+while it waits. A request taken out leaves its entries behind; they are swept once most entries are
+void.
 """
 
 from collections import OrderedDict
@@ -16,8 +16,8 @@ from heapq import heapify, heappop, heappush, heapreplace
 from shared.schemas import Record
 from shared.vocabulary import RequestKey
 
-FORGET_S = 600.0  # a tenant with nothing waiting for this long begins anew
-SWEEP_MIN = 64  # entries; fewer are not worth sweeping
+FORGET_S = 600.0  # a tenant without a waiting request for this long begins anew
+SWEEP_MIN = 64  # entries; fewer are not swept
 
 Lane = tuple[float, str]  # (-importance, tenant)
 Item = tuple[float, RequestKey, Lane]  # arrived_unix_s, ...
@@ -36,9 +36,9 @@ class _Level:
     def __init__(self) -> None:
         self.given: dict[str, float] = {}
         self.waiting: dict[str, int] = {}  # requests of each tenant that has any
-        # the least given to a waiting tenant; with none, what the last to leave was given
+        # tokens given to the waiting tenant that has least; if none waits, to the last that left
         self.floor = 0.0
-        # heap; at most what they were given, of all that wait
+        # heap of all waiting tenants; an entry is at most what the tenant was given
         self._least: list[tuple[float, str]] = []
 
     def enter(self, tenant: str) -> None:
@@ -77,10 +77,10 @@ class _Level:
 
 
 class Shares:
-    """Tokens given to each tenant, counted for each importance by itself: only equals compete.
+    """The tokens given to each tenant, counted apart for each importance: only equals compete.
 
-    A tenant that comes begins at the least of those that wait, so that a new name, or a long
-    absence, is no credit.
+    A tenant that begins to wait starts at the least of the waiting tenants, so that neither a new
+    name nor a long absence is a credit.
     Source: the Virtual Token Counter and its lift, Y. Sheng et al., "Fairness in Serving Large
     Language Models", OSDI 2024, algorithm 2, after P. Goyal et al., "Start-time Fair Queuing",
     SIGCOMM 1996; deviation: prompt tokens only, and a tenant is forgotten once it has been away for
@@ -89,7 +89,8 @@ class Shares:
 
     def __init__(self) -> None:
         self._levels: dict[float, _Level] = {}
-        self._away: OrderedDict[Lane, float] = OrderedDict()  # since when nothing of theirs waits
+        # since when none of its requests waits
+        self._away: OrderedDict[Lane, float] = OrderedDict()
 
     def __len__(self) -> int:
         return sum(len(level.given) for level in self._levels.values())
@@ -98,14 +99,14 @@ class Shares:
         return self._levels[lane[0]].given[lane[1]]
 
     def enter(self, lane: Lane, now_unix_s: float) -> None:
-        """One more request of theirs waits."""
+        """One more request of this tenant waits."""
         self._away.pop(lane, None)
         while self._away and next(iter(self._away.values())) < now_unix_s - FORGET_S:
             self._forget(*self._away.popitem(last=False)[0])
         self._levels.setdefault(lane[0], _Level()).enter(lane[1])
 
     def leave(self, lane: Lane, now_unix_s: float) -> None:
-        """One fewer."""
+        """One request of this tenant waits no longer."""
         level = self._levels[lane[0]]
         level.leave(lane[1])
         if lane[1] not in level.waiting:
@@ -122,7 +123,7 @@ class Shares:
 
 
 class FairOrder:
-    """Some of the records that wait; all of them have entered `shares`."""
+    """The order of some waiting records, all of which have entered `shares`."""
 
     def __init__(self, shares: Shares) -> None:
         self._shares = shares
@@ -142,7 +143,7 @@ class FairOrder:
             self._sweep()
 
     def first(self) -> Rank | None:
-        """Of the one whose turn it is. None: nobody is here."""
+        """The rank of the next record; None if there is none."""
         while self._ranks:
             rank = self._ranks[0]
             lane = rank[-1]
@@ -187,7 +188,7 @@ class FairOrder:
             self._entries += 1
 
     def _sweep(self) -> None:
-        """Begin anew once most entries are void: at most two for each item count."""
+        """Build the heaps anew once most entries are void; an item needs two at most."""
         if self._entries > 4 * len(self._items) + SWEEP_MIN:
             self._clear()
             for item in self._items.values():
@@ -195,7 +196,7 @@ class FairOrder:
 
 
 class Order:
-    """The same by what is needed: a FairOrder for each set of needs that anyone here has."""
+    """The order of waiting records with their needs: a FairOrder for each set of needs."""
 
     def __init__(self, shares: Shares) -> None:
         self._shares = shares
@@ -219,7 +220,7 @@ class Order:
         return self._needs.keys()
 
     def first(self, meets: Callable[[Needs], bool]) -> RequestKey | None:
-        """Whose turn it is, of those whose needs are met. None: no such one is here."""
+        """The next record whose needs are met; None if there is none."""
         ranks = [
             rank
             for needs, order in self._orders.items()
