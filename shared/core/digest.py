@@ -1,4 +1,4 @@
-"""The digest of a replica for routers, made from its books."""
+"""What routers may know of a replica, from its books."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from shared.perf.iteration_time import Profile
 from shared.perf.shape import BatchShape
 from shared.schemas import Announce, Digest, Offer
 
-# the backlog counts, for each token, its time in a chunk of this size beside the present decodes
+# the backlog is priced by the time a token takes in chunks of this size beside the present decodes
 CHUNK_TOKENS = 512
 
 
@@ -23,8 +23,8 @@ def digest_of(
     planner: str,
     now_unix_s: float,
 ) -> Digest:
-    """The digest without free slots and surplus, which the core adds. `reserved`: offers accepted,
-    on their way to the worker.
+    """`reserved`: accepted, on the way to the worker. Free slots and surplus are the core's to
+    say.
     """
     n = books.live
     standard = ~books.best_effort[:n]
