@@ -1,5 +1,5 @@
-"""Admission: brings requests in and to their end. Any instance may handle any message; records
-decide.
+"""Admission: brings requests in, places them and writes their end. Any instance may handle any
+message, since the records decide.
 """
 
 import asyncio
@@ -81,11 +81,12 @@ QUEUE = "admission"
 # A second of digests of 256 replicas (10/s each) and the 1000 requests of a lost replica, rounded
 # up. A digest that finds it full is lost: another follows. A record that does, the sweep finds.
 INBOX_LIMIT = 4096
-STORIES_S = 0.3  # age of what attach may read; who asks too early asks again
+# age of the log that attach may read; a client that attaches too early does so again
+STORIES_S = 0.3
 
 
 class Admission:
-    """One instance."""
+    """One instance of admission."""
 
     def __init__(
         self,
@@ -186,7 +187,7 @@ class Admission:
             await self._lease.release()
 
     async def _keep_lease(self) -> None:
-        """While it is held, nobody takes over what this instance has open."""
+        """Renew the lease: while it is held, no sweep takes over what this instance has open."""
         while True:
             try:
                 if not self._lease.held or not await self._lease.renew():
@@ -358,7 +359,7 @@ class Admission:
             self._sweep.soon()
 
     async def _attach_duplicate(self, key: RequestKey, call: Call) -> None:
-        """The id is taken: the caller is told where that request's events are."""
+        """The id is taken: answer with the subject of that request's events."""
         stored = await self._records.get(key)
         if stored is None:
             await call.reply(
@@ -371,7 +372,7 @@ class Admission:
         self._chores.spawn(self._attach(attach, call), "admission.attach")
 
     async def _attach(self, attach: Attach, call: Call) -> None:
-        """All that the request has produced, from the record and the log."""
+        """Answer with the output of the request so far, from the record and the log."""
         try:
             key = subjects.request_key(attach.tenant, attach.request_id)
             stored = await self._records.get(key)
@@ -419,8 +420,8 @@ class Admission:
         return await self._records.output(record)
 
     async def _stories(self, replica: ReplicaId) -> acklog.Stories:
-        """What the log of a replica tells, read at most every STORIES_S: when many streams fall
-        silent at once, all of them ask.
+        """The stories in the log of a replica, read at most every STORIES_S: when many streams fall
+        silent at once, all their readers attach.
         """
         lock = self._story_locks.setdefault(replica, asyncio.Lock())
         async with lock:
@@ -436,14 +437,14 @@ class Admission:
         self._chores.spawn(self._settle(over, call), "admission.settle")
 
     async def _settle(self, over: AttemptOver, call: Call) -> None:
-        """Write into the record what became of an attempt, unless the record has moved on since."""
+        """Write into the record how an attempt ended, unless the record has moved on since."""
         try:
             stored = await self._ending.end(
                 over.key,
                 lambda record: life.settled(record, over, self.name, self._clock.unix_s()),
             )
         except BusError:
-            return  # the worker tells it again
+            return  # the worker sends it again
         if stored is not None and stored.record.verdict is None:
             now = self._clock.unix_s()
             self._tracing.record(
@@ -469,8 +470,8 @@ class Admission:
         self._chores.spawn(self._cancel(key), "admission.cancel")
 
     async def _cancel(self, key: RequestKey) -> None:
-        """The tombstone. Who holds the request hears the cancel itself; nobody holding it, it ends
-        here.
+        """Write the tombstone. A worker that holds the request receives the cancel itself; if none
+        holds it, the request ends here.
         """
         try:
             await self._records.change(key, life.cancelled)
@@ -482,7 +483,7 @@ class Admission:
         """End a cancelled request that no replica holds."""
         await self._ending.end(key, lambda record: life.closed(record, self._clock.unix_s()))
 
-    # ------------------------------------------------------------ what is heard
+    # ------------------------------------------------------------ digests and heartbeats
 
     def _on_digest(self, digest: Digest, call: Call) -> None:
         self._feed(Heard(digest))

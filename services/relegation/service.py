@@ -1,5 +1,5 @@
-"""The best-effort pool. One holder by lease, the others stand by; the queue is the records whose
-place is `relegated`.
+"""Relegation: places the requests of the best-effort pool. One instance acts, by lease; the others
+stand by. The queue is the set of relegated records.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ INBOX_LIMIT = 4096
 
 
 class Relegation:
-    """One instance; it acts only while it holds the lease."""
+    """One instance of relegation; it acts only while it holds the lease."""
 
     def __init__(
         self, cfg: RelegationConfig, bus: Bus, clock: Clock, tracing: Tracing, rng: Random
@@ -63,7 +63,7 @@ class Relegation:
         self._placer = Placer(bus, self._records, clock, tracing)
         self._lease = Lease(bus.leases, KEY, self.name)
         self._chores = Chores()
-        # of the present term of the lease; without the lease nothing drives the core
+        # these three belong to one term of the lease; without the lease nothing drives the core
         self.core = self._empty()
         self._inbox: Inbox[RelegationEvent] = Inbox(INBOX_LIMIT)
         self._driver: asyncio.Task[None] | None = None
@@ -95,7 +95,7 @@ class Relegation:
                 await self._lease.release()
 
     async def _hold(self) -> None:
-        """Stand by for the lease; holding it, list the records now and then. In doubt, stop
+        """Wait for the lease; while holding it, list the records every `list_s`. In doubt, stop
         acting.
         """
         renewed = listed = 0.0
@@ -132,7 +132,7 @@ class Relegation:
         )
 
     def _stand_by(self) -> None:
-        """Without the lease nothing is decided any more. Steps under way end by themselves."""
+        """Stop deciding; steps under way end by themselves."""
         if self._driver is not None:
             self._driver.cancel()
             self._driver = None
@@ -172,7 +172,7 @@ class Relegation:
         self._chores.spawn(self._perform(action), "relegation.step")
 
     async def _perform(self, action: RelegationAction) -> None:
-        """One step; whatever comes of it, the core hears."""
+        """Take one step, and feed the core its result."""
         try:
             match action:
                 case Place():
@@ -206,7 +206,7 @@ class Relegation:
                 assert_never(outcome)
 
     async def _back(self, key: RequestKey, attempt: int) -> bool:
-        """This attempt was declined, for certain: back into the pool."""
+        """Put the request back into the pool: this attempt was declined, for certain."""
         stored = await self._records.change(
             key, lambda record: life.declined(record, self.name, attempt=attempt)
         )
