@@ -24,63 +24,63 @@ CHAPTERS = {
 }
 
 
-def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
         prog="python -m loadgen.results",
         description="Runs the experiments of the papers and writes their tables to docs/.",
     )
     names = ", ".join(dict.fromkeys((*CHAPTERS, *SECTIONS)))
-    made.add_argument(
+    parser.add_argument(
         "--only",
         nargs="+",
         choices=(*CHAPTERS, *SECTIONS),
         metavar="NAME",
         help=f"run only these papers or sections: {names}",
     )
-    made.add_argument(
+    parser.add_argument(
         "--hours",
         type=float,
         metavar="H",
         help="hours of arrivals in each run (default: as each section sets it)",
     )
-    made.add_argument(
+    parser.add_argument(
         "--traces",
         type=Path,
         metavar="FOLDER",
         help="folder with Azure's traces of 2023 in our schema "
         "(default: none; the runs that need them are left out)",
     )
-    made.add_argument(
+    parser.add_argument(
         "--jobs",
         type=int,
         default=min(2, cores()),
         metavar="N",
         help="number of processes (default: 2, or 1 on a single core)",
     )
-    made.add_argument(
+    parser.add_argument(
         "--render",
         action="store_true",
         help="run nothing; write the pages from the finished runs",
     )
-    made.add_argument(
+    parser.add_argument(
         "--cache",
         type=Path,
         default=Path("out/results"),
         metavar="FOLDER",
         help="folder of the finished runs (default: out/results)",
     )
-    made.add_argument(
+    parser.add_argument(
         "--out",
         type=Path,
         default=Path("docs"),
         metavar="FOLDER",
         help="folder to write the pages to (default: docs)",
     )
-    return made
+    return parser
 
 
 def main(words: list[str] | None = None) -> int:
-    args = parser().parse_args(words)
+    args = make_parser().parse_args(words)
     names = (
         list(SECTIONS)
         if not args.only

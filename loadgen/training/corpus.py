@@ -86,9 +86,11 @@ class Corpus:
         ]
         self._pages = [page for page in pages if held_out(page.title) == held]
         self._paragraphs = [p for page in self._pages for p in page.paragraphs]
-        of = {pos: [w for w in asked if w.pos == pos] for pos in (NOUN, VERB, ADJECTIVE, ADVERB)}
-        self._any, self._noun = Chooser(asked), Chooser(of[NOUN])
-        self._verb, self._adjective = Chooser(of[VERB]), Chooser(of[ADJECTIVE])
+        by_pos = {
+            pos: [w for w in asked if w.pos == pos] for pos in (NOUN, VERB, ADJECTIVE, ADVERB)
+        }
+        self._any, self._noun = Chooser(asked), Chooser(by_pos[NOUN])
+        self._verb, self._adjective = Chooser(by_pos[VERB]), Chooser(by_pos[ADJECTIVE])
         self.words, self.page_count = len(asked), len(self._pages)
         # (share, maker); a share is of the documents, not of the tokens.
         self._makers: list[tuple[float, Callable[[Random], str]]] = [

@@ -17,12 +17,12 @@ TBT_S = {"Q1": 0.05, "Q2": 0.1}
 
 
 def tiers(share: float) -> TierSet:
-    of = {"Q1": share, "Q2": 1 - share}
+    shares = {"Q1": share, "Q2": 1 - share}
     return TierSet(
         name=f"tbt-{round(100 * share)}",
         default="Q1",
         tiers={
-            name: Tier(slo=Slo(ttft_s=6.0, tbt_s=tbt_s), share=of[name])
+            name: Tier(slo=Slo(ttft_s=6.0, tbt_s=tbt_s), share=shares[name])
             for name, tbt_s in TBT_S.items()
         },
     )

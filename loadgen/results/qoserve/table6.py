@@ -38,11 +38,11 @@ def render(results: Results, duration_s: float) -> str:
             QOSERVE_3, f"qoserve-{mix}", dict(zip(QOSERVE_3.tiers, shares, strict=True))
         )
         for policy, published in PUBLISHED[mix].items():
-            made = results.figures(
+            figures = results.figures(
                 replace(run(policy, "azure-code", RATE_RPS, duration_s), tiers=tiers)
             )
             for tier, seconds in zip(tiers.tiers, published, strict=False):
-                group = None if made is None else made.by_tier[tier]
+                group = None if figures is None else figures.by_tier[tier]
                 median = compare(seconds, latency_s(tier, group, "p50"))
                 rows.append(
                     (
@@ -58,7 +58,7 @@ def render(results: Results, duration_s: float) -> str:
                     mix,
                     LABELS[policy],
                     "violated",
-                    *compare(published[3], violated_percent(made), percent=True),
+                    *compare(published[3], violated_percent(figures), percent=True),
                     "",
                 )
             )

@@ -32,7 +32,7 @@ TRIED_RPS = {
 
 
 def render(results: Results, duration_s: float) -> str:
-    found: dict[str, dict[str, float | None]] = {}
+    capacities: dict[str, dict[str, float | None]] = {}  # [scenario][row], per replica
     for name, (routed_rps, in_turn_rps, undrafted_rps, bare_rps) in TRIED_RPS.items():
         first = {
             ROUTED: routed_rps,
@@ -41,14 +41,14 @@ def render(results: Results, duration_s: float) -> str:
             UNDRAFTED: undrafted_rps,
             BARE: bare_rps,
         }
-        found[name] = {}
+        capacities[name] = {}
         for row, settings in SETTINGS.items():
             replicas = REPLICAS if row in (ROUTED, IN_TURN) else 1
             rps = replicas * first.get(row, FIRST_RPS[name][runs.OURS])
             rate = runs.capacity_rps(
                 results, runs.scenario(runs.OURS, name, rps, duration_s, replicas, **settings)
             )
-            found[name][row] = None if rate is None else rate / replicas
+            capacities[name][row] = None if rate is None else rate / replicas
     parts = (
         ("request routing", 1.19, ROUTED, IN_TURN),
         ("speculation", 1.66, WHOLE, UNDRAFTED),
@@ -57,16 +57,17 @@ def render(results: Results, duration_s: float) -> str:
     )
     gains = []
     for part, published, more, less in parts:
-        each = [ratio(of[more], of[less]) for of in found.values()]
-        gains.append((part, *compare(published, geometric_mean(each)), *map(figure, each)))
+        ratios = [ratio(rates[more], rates[less]) for rates in capacities.values()]
+        gains.append((part, *compare(published, geometric_mean(ratios)), *map(figure, ratios)))
     return "\n\n".join(
         (
             "Requests/s per replica:",
             table(
-                ("", *SETTINGS), [(name, *map(figure, of.values())) for name, of in found.items()]
+                ("", *SETTINGS),
+                [(name, *map(figure, rates.values())) for name, rates in capacities.items()],
             ),
             "The gain of each part, in the geometric mean and by scenario:",
-            table(("part", "published", "ours", "ratio", "", *found), gains),
+            table(("part", "published", "ours", "ratio", "", *capacities), gains),
         )
     )
 

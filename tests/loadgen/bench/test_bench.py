@@ -1,6 +1,4 @@
-"""`slackline bench` runs and shows every figure. What the figures are is no test's affair: a slow
-day is no error.
-"""
+"""`slackline bench` measures and shows every figure. No test depends on the values."""
 
 import json
 import subprocess

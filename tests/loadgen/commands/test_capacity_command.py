@@ -1,5 +1,6 @@
-"""`slackline capacity`: it finds the limit within its precision, says what it tried, and `simulate`
-agrees with it.
+"""`slackline capacity` finds the limit within its precision and lists the rates it tried.
+
+`simulate` agrees with it.
 """
 
 import json
@@ -103,7 +104,7 @@ def test_simulate_agrees_with_both_sides_of_what_was_found(
         [probe] = [probe for probe in found["probes"] if probe["rate_rps"] == rate_rps]
         assert simulated["offered"] == probe["offered"]
         assert (simulated["violated_fraction"] <= 0.05) == (rate_rps == max(passed))
-        # A run that was stopped early knows a lower bound; one that was not knows the fraction.
+        # A run that was stopped early has a lower bound; any other run has the fraction.
         assert probe["violated_fraction"] <= simulated["violated_fraction"]
         assert probe["stopped"] or probe["violated_fraction"] == simulated["violated_fraction"]
 
@@ -143,7 +144,7 @@ def test_recorded_arrivals_are_thinned_and_compressed(
     ]
     found = printed(capsys, ["capacity", *recorded, "--violations", "0.05", "--precision", "0.1"])
     offered = {probe["rate_rps"]: probe["offered"] for probe in found["probes"]}
-    # of the 50 that were recorded in 20 s
+    # 50 requests were recorded in 20 s
     assert offered[1.0] < 45 < 50 < offered[found["capacity_rps"]]
     simulated = printed(capsys, ["simulate", *recorded, "--rate", str(found["capacity_rps"])])
     assert simulated["violated_fraction"] <= 0.05

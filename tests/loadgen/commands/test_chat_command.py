@@ -1,6 +1,4 @@
-"""`slackline chat` and `slackline submit` as a person uses them: words in, an answer and how quick
-it was out.
-"""
+"""`slackline chat` and `slackline submit` as a user sees them: questions, answers, latencies."""
 
 import asyncio
 import json

@@ -1,5 +1,6 @@
-"""`slackline compare`: policies on identical arrivals beside the bound, however many processes; and
-how processes end.
+"""`slackline compare` puts policies on identical arrivals beside the bound.
+
+Results do not depend on the number of processes, and the processes end with the command.
 """
 
 import json
@@ -107,7 +108,7 @@ def test_plots_are_written_and_say_what_they_show(
     # to the last digit
     assert at_one == {f"{name}.svg": over_load[f"{name}-at-3.svg"] for name in each}
     for text in over_load.values():
-        # matplotlib says in a comment what each run of glyphs spells
+        # matplotlib writes the text of each run of glyphs into a comment
         said = re.findall(r"<!-- (.*?) -->", text)
         assert any("seed 5" in line and "judged by deadline" in line for line in said)
         assert {"edf", "fcfs:chunk_tokens=512"} <= set(said)
@@ -214,14 +215,14 @@ def test_when_it_is_interrupted_or_killed_its_processes_end_too(
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stderr=subprocess.PIPE,
         text=True,
-        # what a shell starts in the background ignores it
+        # a process that a shell starts in the background ignores SIGINT by default
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
-    with fifo.open() as said:
-        assert [said.readline(), said.readline()] == ["begun\n"] * 2
+    with fifo.open() as output:
+        assert [output.readline(), output.readline()] == ["begun\n"] * 2
         run.send_signal(number)
-        assert said.read() == ""  # the end of the file: nobody has it open any more
+        assert output.read() == ""  # the end of the file: no process has it open any more
     err = run.communicate()[1]
     assert run.returncode != 0
-    # its own interrupt, as the script lets it pass; no child's
+    # the script's own KeyboardInterrupt, which it does not catch, and none of a child's
     assert number == signal.SIGKILL or err.count("Traceback") <= 2

@@ -1,6 +1,4 @@
-"""`slackline profile`: it lists what is shipped, shows what is predicted, and what it fits predicts
-what was measured.
-"""
+"""`slackline profile` lists and shows the shipped profiles, and fits new ones to measurements."""
 
 import csv
 import json
@@ -24,7 +22,7 @@ def printed(capsys: pytest.CaptureFixture[str], *words: str) -> Any:
 
 
 def measured(path: Path, profile_name: str = "a100-llama3-8b", n: int = 300) -> Path:
-    """Batches of all three regimes as a shipped profile times them, up to 2 % of scatter."""
+    """Timings of batches of all three regimes by a shipped profile, with up to 2 % of scatter."""
     profile, rng = store.load(profile_name), random.Random(7)
     with path.open("w", newline="") as file:
         writer = csv.writer(file)

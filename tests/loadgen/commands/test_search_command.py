@@ -1,5 +1,6 @@
-"""`slackline search`: every combination is tried, the best stands first, and `simulate` and
-`capacity` say the same of it.
+"""`slackline search` tries every combination and ranks the best first.
+
+`simulate` and `capacity` agree with its figures.
 """
 
 import json
@@ -37,7 +38,7 @@ def printed(capsys: pytest.CaptureFixture[str], words: list[str]) -> dict[str, A
 
 
 def of_configuration(one: dict[str, Any]) -> list[str]:
-    """As options of `simulate` and `capacity`."""
+    """The configuration as options of `simulate` and `capacity`."""
     return [
         "--policy",
         "fcfs",

@@ -1,5 +1,6 @@
-"""`slackline simulate`: its JSON has the names other programs read, is the same for the same seed,
-and mistakes are one line.
+"""`slackline simulate` prints JSON with stable keys and the same values for the same seed.
+
+A mistake in its arguments is one line.
 """
 
 import json
@@ -55,8 +56,9 @@ def test_the_json_has_the_promised_keys_and_the_same_seed_gives_the_same_values(
 ) -> None:
     one, two = (printed(capsys, "--set", "chunk_tokens=512", "--latency", "live") for _ in range(2))
     promised = (
-        "policy profile replicas rate_rps seed definition offered finished violated violated_fraction by_tier by_importance by_length "
-        "relegated preempted offloaded goodput_rps iterations simulated_s wall_s requests_per_wall_s"
+        "policy profile replicas rate_rps seed definition offered finished violated "
+        "violated_fraction by_tier by_importance by_length relegated preempted offloaded "
+        "goodput_rps iterations simulated_s wall_s requests_per_wall_s"
     )
     assert set(promised.split()) <= set(one)
     tier = one["by_tier"]["interactive"]

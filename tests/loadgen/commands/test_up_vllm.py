@@ -1,6 +1,4 @@
-"""`slackline up --engine vllm`: what is said on the command line reaches the worker, and what makes
-no sense is refused at once.
-"""
+"""`slackline up --engine vllm` passes its arguments to the worker and refuses nonsense at once."""
 
 import argparse
 from collections.abc import Sequence
@@ -22,9 +20,13 @@ def spec_of(*words: str) -> FleetSpec:
 
 def test_arguments_of_vllm_are_json_or_plain_words() -> None:
     spec = spec_of(
-        "--engine", "vllm", "--vllm", "tensor_parallel_size=2", "--vllm", "quantization=fp8", "--vllm", "enforce_eager=true",
-        "--vllm", 'speculative_config={"method": "ngram"}', "--adapter", "legal=/srv/legal",
-    )  # fmt: skip
+        *("--engine", "vllm"),
+        *("--vllm", "tensor_parallel_size=2"),
+        *("--vllm", "quantization=fp8"),
+        *("--vllm", "enforce_eager=true"),
+        *("--vllm", 'speculative_config={"method": "ngram"}'),
+        *("--adapter", "legal=/srv/legal"),
+    )
     assert spec.vllm == {
         "tensor_parallel_size": 2,
         "quantization": "fp8",

@@ -1,4 +1,4 @@
-"""`slackline demo`, in its short form: real processes, both policies, nothing left behind."""
+"""`slackline demo --quick` runs real processes under both policies and leaves none behind."""
 
 import asyncio
 import signal
@@ -23,7 +23,7 @@ WITHIN_S = 300.0  # it takes 30 s on a quiet machine
 
 
 def descendants(pid: int) -> set[int]:
-    """All processes below this one that are alive now."""
+    """All living descendants of a process."""
     found: set[int] = set()
     try:
         tasks = list(Path(f"/proc/{pid}/task").iterdir())
@@ -36,7 +36,7 @@ def descendants(pid: int) -> set[int]:
 
 
 def alive(pid: int) -> bool:
-    """Zombies are not."""
+    """True if the process runs; a zombie does not."""
     try:
         return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
@@ -50,7 +50,7 @@ async def begun(out: Path) -> asyncio.subprocess.Process:
 
 
 async def seen_below(process: asyncio.subprocess.Process) -> set[int]:
-    """Every process that it ever had while it ran."""
+    """Every descendant that the process had while it ran."""
     seen: set[int] = set()
     while process.returncode is None:
         seen |= descendants(process.pid)
@@ -111,9 +111,15 @@ def span(
     trace: str = "t",
 ) -> SpanLine:
     return SpanLine(
-        trace_id=trace, span_id=name, parent_span_id=parent, name=name, service=service,
-        start_unix_s=start_s, end_unix_s=end_s, attributes={},
-    )  # fmt: skip
+        trace_id=trace,
+        span_id=name,
+        parent_span_id=parent,
+        name=name,
+        service=service,
+        start_unix_s=start_s,
+        end_unix_s=end_s,
+        attributes={},
+    )
 
 
 def test_a_timeline_indents_what_was_caused_and_shows_spans_whose_parent_is_missing() -> None:
@@ -154,9 +160,7 @@ def test_prompts_are_real_text_of_exactly_the_length_that_was_planned(tokens: in
 
 
 def test_the_rush_offers_what_the_engines_keep_up_with() -> None:
-    """Two A100s with Llama-3-8B keep up with about 8 requests of the full-length mix a second: by
-    simulation.
-    """
+    """By simulation two A100s with Llama-3-8B serve about 8 requests/s of the full-length mix."""
     requests = plan_requests(
         [0.1 * n for n in range(2000)], named_workload("mix", 8192), load_tiers("demo-3"), seed=1
     )

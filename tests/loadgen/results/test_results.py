@@ -367,9 +367,7 @@ def test_a_paper_stands_for_its_sections_and_other_pages_stay_as_they_are(tmp_pa
 def test_runs_that_wait_for_a_rate_are_made_once_it_is_known(
     tmp_path: Path, tiny: RunResult, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The matrix: a search for each load, then every policy at the rate it found, then the chunk
-    that suited best.
-    """
+    """The matrix searches a rate for each load, runs every policy at it, then the best chunk."""
     served, limit = set[str](), execute(replace(TINY, policy=BOUND)).bound
 
     def executed(run: Run, traces: Path | None) -> RunResult:
