@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shared.columns import Ints, pack, unpack, unpack_list
-from shared.core.worker import WorkerCounters, seed_of
+from shared.core.held_request import seed_of
+from shared.core.worker import WorkerCounters
 from shared.perf.iteration_time import Profile
 from shared.perf.shape import BatchShape
 from shared.policy.acceptance import Acceptance, some_of, speculate

@@ -1,5 +1,5 @@
-"""What passes between a WorkerCore and its shell: an iteration to run, what it did, and all that
-may leave once its ack is stored.
+"""The forms that pass between a WorkerCore and its shell: an iteration to run, what the engine did,
+and everything that may leave once the ack is stored.
 """
 
 from collections.abc import Sequence
@@ -20,11 +20,11 @@ from shared.vocabulary import FinishReason
 
 
 class TurnLoad(NamedTuple):
-    """A request the engine does not have yet; its text begins here too."""
+    """A request that the engine does not have yet; its text begins here too."""
 
     slot: int
-    tokens: Sequence[int]
-    generated: int
+    tokens: Sequence[int]  # prompt and output so far
+    generated: int  # the output among them
     sampling: Sampling
     seed: int
     adapter: str
@@ -32,7 +32,7 @@ class TurnLoad(NamedTuple):
 
 
 class TurnWork(NamedTuple):
-    """Compute the next `tokens` positions; if `emits`, new tokens come, of which at most `limit`
+    """Compute the next `tokens` positions. If `emits`, new tokens come, and at most `limit` of them
     are kept.
     """
 
@@ -40,7 +40,7 @@ class TurnWork(NamedTuple):
     tokens: int
     emits: bool
     limit: int
-    limit_reason: FinishReason
+    limit_reason: FinishReason  # the name of the end at `limit`
     stops: frozenset[int]  # tokens that end the output
 
 
@@ -55,40 +55,48 @@ class Turn(NamedTuple):
     loads: Sequence[TurnLoad]
     work: Sequence[TurnWork]
     selection: Selection | None
-    skipped: Sequence[int]
+    skipped: Sequence[int]  # slots of entries whose request is gone
 
 
 class TurnDone(NamedTuple):
-    """What one work entry did. `text` is final text; `finish` if its output ended here; `logprobs`
-    along `tokens`, or empty.
+    """The result of one work entry."""
 
-    `cached`: of the computed positions, those found in a prefix cache. `message`: why it failed;
-    `refused`: the engine never took it.
-    """
-
-    computed: int
+    computed: int  # KV positions filled
     tokens: Sequence[int]
-    text: str
-    finish: FinishReason | None
-    drafted: int = 0
-    logprobs: Sequence[TokenLogprob] = ()
-    cached: int = 0
-    message: str = ""
-    refused: bool = False
+    text: str  # final: no later token changes it
+    finish: FinishReason | None  # why the output ended here, if it did
+    drafted: int = 0  # draft tokens verified
+    logprobs: Sequence[TokenLogprob] = ()  # along `tokens`, or empty
+    cached: int = 0  # computed positions that were found in a prefix cache
+    message: str = ""  # why it failed
+    refused: bool = False  # the engine never took the request
+
+    @property
+    def has_output(self) -> bool:
+        """The client gets something: tokens, or the end."""
+        return len(self.tokens) > 0 or self.finish is not None
 
 
 class Ran(NamedTuple):
-    """A turn that is over. `outside_s`: of the engine's `exec_s`, what was not spent in the model,
-    where that is known.
-    """
+    """A turn that is over."""
 
     done: Sequence[TurnDone]
     exec_s: float
-    outside_s: float = 0.0
+    outside_s: float = 0.0  # the part of `exec_s` not spent in the model, where that is known
+
+
+class Timing(NamedTuple):
+    """When an iteration ran, and how long."""
+
+    started_unix_s: float
+    ended_unix_s: float
+    exec_s: float
+    idle_s: float  # the engine waited for the plan
+    outside_s: float  # the part of `exec_s` not spent in the model; 0: unknown
 
 
 class Outgoing(NamedTuple):
-    """Where a client's event goes."""
+    """A client's event and the subject that it goes to."""
 
     subject: str
     json: bool
@@ -96,8 +104,8 @@ class Outgoing(NamedTuple):
 
 
 class Finished(NamedTuple):
-    """Everything an iteration (or a change between iterations) leads to. All of it leaves after
-    `ack` is in the log.
+    """Everything that an iteration, or a change between iterations, leads to. All of it leaves
+    after `ack` is in the log.
     """
 
     ack: PlanAck

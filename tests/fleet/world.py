@@ -28,7 +28,7 @@ from services.worker.turn_taker import TurnTaker
 from shared import subjects
 from shared.client.client import Client, Handle, Patience
 from shared.columns import unpack_list
-from shared.core.worker import seed_of
+from shared.core.held_request import seed_of
 from shared.errors import BusError
 from shared.features import MIN_P
 from shared.perf import profile_file as profiles

@@ -1,0 +1,88 @@
+"""The plans that a worker has accepted and not begun, in order. A plan is accepted from the highest
+lease alone (epoch, then sync), and only as the next in sequence.
+"""
+
+from collections import deque
+
+from shared.columns import unpack_list
+from shared.schemas import BatchPlan, PlanRefused
+
+
+class PlanQueue:
+    def __init__(self, incarnation: str, max_slots: int) -> None:
+        self._incarnation = incarnation
+        self._max_slots = max_slots
+        self.epoch = 0
+        self.sync = 0
+        self.next_seq = 1  # of the plan expected next
+        self._begun_seq = 0
+        self._plans: deque[BatchPlan] = deque()
+
+    def __len__(self) -> int:
+        return len(self._plans)
+
+    def resync(self, epoch: int, sync: int) -> bool:
+        """A planner takes over, or lost its picture: drop the plans not begun. False if its lease
+        is stale.
+        """
+        if (epoch, sync) < (self.epoch, self.sync):
+            return False
+        self.epoch, self.sync = epoch, sync
+        self._plans.clear()
+        self.next_seq = self._begun_seq + 1
+        return True
+
+    def accept(self, plan: BatchPlan) -> PlanRefused | None:
+        """Queue a plan, or refuse it with the reason. A plan of an earlier lease, and a second copy,
+        are ignored: the sender of the one knows better by now or learns it from its lease.
+        """
+        if plan.incarnation != self._incarnation:
+            return self._refused("another incarnation")
+        if (plan.epoch, plan.sync) < (self.epoch, self.sync):
+            return None
+        if (plan.epoch, plan.sync) > (self.epoch, self.sync):
+            return self._refused("resync first")
+        if plan.seq < self.next_seq:
+            return None
+        if plan.seq > self.next_seq:
+            return self._refused("a plan is missing")
+        if not _well_formed(plan, self._max_slots):
+            return self._refused("columns of different lengths, or slots out of range")
+        self._plans.append(plan)
+        self.next_seq += 1
+        return None
+
+    def _refused(self, reason: str) -> PlanRefused:
+        return PlanRefused(
+            incarnation=self._incarnation,
+            epoch=self.epoch,
+            expected_seq=self.next_seq,
+            reason=reason,
+        )
+
+    def begin(self) -> BatchPlan | None:
+        """The next plan, which no resync drops any more."""
+        if not self._plans:
+            return None
+        plan = self._plans.popleft()
+        self._begun_seq = plan.seq
+        return plan
+
+
+def _well_formed(plan: BatchPlan, max_slots: int) -> bool:
+    """Columns have equal lengths, slots exist, caps are positive, no request has two entries."""
+    slot_columns = (plan.slots, plan.released, plan.preempted, plan.relegated, plan.promoted)
+    columns = [plan.caps, *slot_columns]
+    if plan.selection is not None:
+        along = (plan.selection.depth, plan.selection.width, plan.selection.needed)
+        if any(len(column) != len(plan.slots) for column in along):
+            return False
+        columns += along
+    if any(len(column) % 4 for column in columns):
+        return False
+    if len(plan.slots) != len(plan.caps) or len(plan.released) != 4 * len(plan.released_why):
+        return False
+    if any(not 0 <= slot < max_slots for column in slot_columns for slot in unpack_list(column)):
+        return False
+    slots = unpack_list(plan.slots)
+    return len(set(slots)) == len(slots) and all(cap > 0 for cap in unpack_list(plan.caps))
