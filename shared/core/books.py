@@ -6,44 +6,38 @@ row moves, its slot does not.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import get_args, get_type_hints
 
 import numpy as np
 
 from shared.columns import Ints
 from shared.perf.iteration_time import Profile
-from shared.policy.seam import Phase, View
+from shared.policy.seam import Floats, Phase, Rows, View
 from shared.schemas import Offer
 from shared.vocabulary import ServiceClass, Slo
 
-_INT = (
-    "slot",
-    "phase",
-    "prompt_tokens",
-    "target_tokens",
-    "computed_tokens",
-    "generated_tokens",
-    "unsure_tokens",
-    "draft_tokens",
-    "restarts",
-    "max_tokens",
-    "kv_held_blocks",
-    "application",
-)
-_FLOAT = (
-    "arrived_unix_s",
-    "first_token_unix_s",
-    "first_due_unix_s",
-    "next_due_unix_s",
-    "last_due_unix_s",
-    "tbt_s",
-    "tightest_tbt_s",
-    "importance",
-    "expires_unix_s",
-)
+
+@dataclass(slots=True, eq=False)
+class BookRows(Rows):
+    """The columns that policies see, and two for the core alone."""
+
+    # how often its KV was dropped: a plan from before does not count for the KV of now
+    restarts: Ints
+    expires_unix_s: Floats
 
 
-class Books:
-    """Columns of every request a replica holds, as predicted after the plans in flight."""
+def _columns(rows: type[Rows]) -> dict[str, type[np.generic]]:
+    """Name and dtype of each declared column."""
+    return {name: get_args(get_args(kind)[1])[0] for name, kind in get_type_hints(rows).items()}
+
+
+COLUMNS = _columns(BookRows)
+VIEWED = tuple(field.name for field in fields(Rows))  # in the order that View takes them
+
+
+class Books(BookRows):
+    """The rows of every request that a replica holds, as predicted after the plans in flight."""
 
     def __init__(
         self, *, slots: int, kv_blocks: int, block_tokens: int, context_tokens: int
@@ -61,42 +55,16 @@ class Books:
         self.offers: dict[int, Offer] = {}  # by slot: what was accepted
         self.applications: list[str] = []
         self._application_index: dict[str, int] = {}
-        for name in _INT:
-            setattr(self, name, np.zeros(slots, dtype=np.int32))
-        for name in _FLOAT:
-            setattr(self, name, np.zeros(slots, dtype=np.float64))
-        self.best_effort = np.zeros(slots, dtype=np.bool_)
-        self.offloaded = np.zeros(slots, dtype=np.bool_)
-        self.thinking = np.zeros(slots, dtype=np.bool_)
-        self._columns = [
-            getattr(self, name) for name in (*_INT, *_FLOAT, "best_effort", "offloaded", "thinking")
-        ]
-
-    slot: Ints
-    phase: Ints
-    prompt_tokens: Ints
-    target_tokens: Ints
-    computed_tokens: Ints
-    generated_tokens: Ints
-    unsure_tokens: Ints
-    draft_tokens: Ints
-    # how often its KV was dropped: what a plan from before says of KV no longer holds
-    restarts: Ints
-    max_tokens: Ints
-    kv_held_blocks: Ints
-    application: Ints
-    arrived_unix_s: np.ndarray
-    first_token_unix_s: np.ndarray
-    first_due_unix_s: np.ndarray
-    next_due_unix_s: np.ndarray
-    last_due_unix_s: np.ndarray
-    tbt_s: np.ndarray
-    tightest_tbt_s: np.ndarray
-    importance: np.ndarray
-    expires_unix_s: np.ndarray
-    best_effort: np.ndarray
-    offloaded: np.ndarray
-    thinking: np.ndarray
+        # one array for each dtype, its columns one below the other: a row is moved and cleared in
+        # three steps
+        self._blocks: list[np.ndarray] = []
+        for dtype in sorted(set(COLUMNS.values()), key=str):
+            names = [name for name, kind in COLUMNS.items() if kind is dtype]
+            block = np.zeros((len(names), slots), dtype=dtype)
+            self._blocks.append(block)
+            for name, column in zip(names, block, strict=True):
+                setattr(self, name, column)
+        self._viewed: list[np.ndarray] = [getattr(self, name) for name in VIEWED]
 
     # ------------------------------------------------------------ rows
 
@@ -118,6 +86,8 @@ class Books:
         # has.
         decoding = generated > 0 and computed_tokens == offer.prompt_tokens + generated - 1
         target = computed_tokens if decoding else offer.prompt_tokens + generated
+        for block in self._blocks:
+            block[:, row] = 0
         self.slot[row] = slot
         self.phase[row] = (
             Phase.DECODE if decoding else Phase.PREFILL if computed_tokens else Phase.WAITING
@@ -126,9 +96,7 @@ class Books:
         self.target_tokens[row] = target
         self.computed_tokens[row] = computed_tokens
         self.generated_tokens[row] = generated
-        self.unsure_tokens[row] = 0
         self.draft_tokens[row] = draft_tokens
-        self.restarts[row] = 0
         self.max_tokens[row] = offer.max_tokens
         self.kv_held_blocks[row] = -(-computed_tokens // self.block_tokens)
         self.application[row] = self._application(offer.application)
@@ -195,8 +163,10 @@ class Books:
 
     def _swap(self, a: int, b: int) -> None:
         if a != b:
-            for column in self._columns:
-                column[a], column[b] = column[b], column[a]
+            for block in self._blocks:
+                moved = block[:, a].copy()
+                block[:, a] = block[:, b]
+                block[:, b] = moved
         self.row_of[self.slot[a]] = a
         if b < self.used:
             self.row_of[self.slot[b]] = b
@@ -249,34 +219,13 @@ class Books:
         """A window on the live rows; no copies. It is valid until the books change."""
         n = self.live
         return View(
+            *[column[:n] for column in self._viewed],
             start_unix_s=start_unix_s,
             profile=profile,
             kv_blocks=self.kv_blocks,
             kv_free_blocks=self.kv_free_blocks(),
             block_tokens=self.block_tokens,
             context_tokens=self.context_tokens,
-            slot=self.slot[:n],
-            phase=self.phase[:n],
-            prompt_tokens=self.prompt_tokens[:n],
-            target_tokens=self.target_tokens[:n],
-            computed_tokens=self.computed_tokens[:n],
-            generated_tokens=self.generated_tokens[:n],
-            unsure_tokens=self.unsure_tokens[:n],
-            draft_tokens=self.draft_tokens[:n],
-            max_tokens=self.max_tokens[:n],
-            kv_held_blocks=self.kv_held_blocks[:n],
-            application=self.application[:n],
-            arrived_unix_s=self.arrived_unix_s[:n],
-            first_token_unix_s=self.first_token_unix_s[:n],
-            first_due_unix_s=self.first_due_unix_s[:n],
-            next_due_unix_s=self.next_due_unix_s[:n],
-            last_due_unix_s=self.last_due_unix_s[:n],
-            tbt_s=self.tbt_s[:n],
-            tightest_tbt_s=self.tightest_tbt_s[:n],
-            thinking=self.thinking[:n],
-            importance=self.importance[:n],
-            best_effort=self.best_effort[:n],
-            offloaded=self.offloaded[:n],
             applications=self.applications,
             promised=promised,
             draft=draft,

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from random import Random
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,21 +36,13 @@ class Phase(IntEnum):
     DECODE = 2
 
 
-class View(NamedTuple):
-    """The replica when the next plan starts. Row arrays run in parallel; row order is arbitrary but
-    reproducible.
+@dataclass(slots=True, eq=False)
+class Rows:
+    """The columns of a replica's requests: arrays in parallel, one row per request.
 
-    Read-only: policies must not write into the arrays. A speculating plan in flight yields one
-    token or more: columns count the one (`computed_tokens`, `generated_tokens`, `next_due_unix_s`),
-    and `unsure_tokens` is how many more there can be.
+    Each column is declared here and nowhere else. Its annotation is its dtype; the books allocate,
+    clear and move it, and a view shows it (shared/core/books.py).
     """
-
-    start_unix_s: float  # when the next iteration is predicted to begin
-    profile: Profile
-    kv_blocks: int  # capacity
-    kv_free_blocks: int  # after everything in flight
-    block_tokens: int
-    context_tokens: int
 
     slot: Ints
     phase: Ints
@@ -59,12 +51,12 @@ class View(NamedTuple):
     target_tokens: Ints
     computed_tokens: Ints  # KV positions filled
     generated_tokens: Ints  # output so far, all attempts
-    unsure_tokens: Ints
+    unsure_tokens: Ints  # more that speculating plans in flight may yield
     # positions filled in the draft model's KV; the draft computes the others before it next drafts
     draft_tokens: Ints
     max_tokens: Ints
     kv_held_blocks: Ints
-    application: Ints  # index into `applications`
+    application: Ints  # index into `View.applications`
     arrived_unix_s: Floats
     first_token_unix_s: Floats  # when token 1 came (predicted, while in flight); inf before
     first_due_unix_s: Floats  # arrived + TTFT; inf without one
@@ -72,12 +64,28 @@ class View(NamedTuple):
     last_due_unix_s: Floats  # arrived + TTLT; inf without one
     tbt_s: Floats  # pace of the present stage (thinking, then response); inf without one
     tightest_tbt_s: Floats  # of the present stage and those to come; inf without one
-    # in its thinking stage, or before it: whose SLO names a pace for that, until the worker says
-    # that it is over
+    # its SLO names a pace for thinking, and the worker has not reported that thinking is over
     thinking: Bools
     importance: Floats
     best_effort: Bools
     offloaded: Bools  # another replica of this policy gave it up, so that it be served sooner here
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class View(Rows):
+    """The replica when the next plan starts. Row order is arbitrary but reproducible.
+
+    Read-only: policies write neither into the arrays nor into the view. A speculating plan in
+    flight yields one token or more: columns count the one (`computed_tokens`, `generated_tokens`,
+    `next_due_unix_s`), and `unsure_tokens` is how many more there can be.
+    """
+
+    start_unix_s: float  # when the next iteration is predicted to begin
+    profile: Profile
+    kv_blocks: int  # capacity
+    kv_free_blocks: int  # after everything in flight
+    block_tokens: int
+    context_tokens: int
     applications: Sequence[str]
     # accepted, and on the way to the worker: not rows yet, but theirs to serve
     promised: Sequence[Offer] = ()

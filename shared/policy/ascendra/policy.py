@@ -178,7 +178,7 @@ class Ascendra:
             VALUES[self._set.value],
             self._set.batch_requests - len(decodes.rows) - begun,
         )
-        priced = view._replace(profile=model)
+        priced = replace(view, profile=model)
         batch = chunk.fill(priced, decodes, order, limit_tokens=limit_tokens, budget_s=budget_s)
         if view.pool != LP:
             return batch, queue[:0]

@@ -242,7 +242,8 @@ def after(view: View, choice: Choice, seconds: float) -> View:
     held = view.kv_held_blocks.copy()
     top = -(-(computed[rows] + view.unsure_tokens[rows]) // view.block_tokens)
     held[rows] = np.maximum(held[rows], top)
-    return view._replace(
+    return replace(
+        view,
         start_unix_s=view.start_unix_s + seconds,
         kv_free_blocks=view.kv_free_blocks - int(held.sum() - view.kv_held_blocks.sum()),
         computed_tokens=computed,

@@ -4,6 +4,7 @@ iteration holds, and what comes of it.
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from random import Random
 
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from msgspec.structs import replace
+from msgspec import structs
 
 from loadgen.lab.figures import Figures
 from loadgen.load.definition import MEAN_TPOT
@@ -64,7 +65,7 @@ def decoding(slot: int, *, since_first_s: float, generated: int, **more: object)
 def seen_with(rows: Sequence[Row], profile: Profile | None = None, **more: object) -> View:
     """With a draft model that costs a twentieth."""
     profile = profile or Roofline()
-    return view(rows, **{"profile": profile, **more})._replace(draft=draft_of(profile, 0.05))  # type: ignore[arg-type]
+    return replace(view(rows, **{"profile": profile, **more}), draft=draft_of(profile, 0.05))  # type: ignore[arg-type]
 
 
 def adaserve(**changed: object) -> AdaServe:
@@ -246,7 +247,7 @@ def test_an_iteration_fits_the_tokens_and_the_kv_there_are(seen: View, drafts: b
     """At the upper bound of every entry, so that the core has nothing to cut; drafts never cost a
     decode its place.
     """
-    seen = seen._replace(draft=draft_of(Linear(), 0.05)) if drafts else seen
+    seen = replace(seen, draft=draft_of(Linear(), 0.05)) if drafts else seen
     choice = planned(seen)
     running = chunk.decoding(seen)
     plain = set(seen.slot[running.rows].tolist())
@@ -270,8 +271,8 @@ def test_where_kv_is_short_drafts_ask_for_no_block_that_a_plain_decode_would_not
     """Just what the decodes need is free; a tree each would need more."""
     decodes = view([row for row in made if row.phase == Phase.DECODE])
     plain = planned(decodes)
-    seen = decodes._replace(
-        kv_free_blocks=blocks_taken(decodes, plain), draft=draft_of(Linear(), 0.05)
+    seen = replace(
+        decodes, kv_free_blocks=blocks_taken(decodes, plain), draft=draft_of(Linear(), 0.05)
     )
     choice = planned(seen)
     assert list(entries(choice)) == list(entries(plain)) and not choice.preempt
@@ -335,7 +336,7 @@ def served(
     """Section 6.2 in small: Llama-70B on four A100s, 60 % coding, a rate at which plain decodes are
     too slow for it.
     """
-    given = replace(
+    given = structs.replace(
         TRACE,
         policy=policy,
         settings=changed,
@@ -381,7 +382,7 @@ def test_control_that_takes_time_costs_little() -> None:
 
 def test_each_tier_may_come_in_its_own_time() -> None:
     """Figure 13: an experiment whose categories peak one after the other."""
-    given = replace(TRACE, bursts="coding=30:0,30:2;chat=30:1,30:0")
+    given = structs.replace(TRACE, bursts="coding=30:0,30:2;chat=30:1,30:0")
     requests = requests_of(given, None)
     assert [request.number for request in requests] == list(range(len(requests)))
     assert [request.arrival_s for request in requests] == sorted(

@@ -57,7 +57,7 @@ def chat(slot: int, **more: object) -> Row:
 
 
 def at(pool: str, made: Sequence[Row], **more: object) -> View:
-    return view(made, **more)._replace(pool=pool)  # type: ignore[arg-type]
+    return replace(view(made, **more), pool=pool)  # type: ignore[arg-type]
 
 
 def planned(policy: Ascendra, seen: View) -> tuple[Choice, list[int]]:
@@ -185,7 +185,7 @@ def test_an_lp_batch_keeps_all_three_budgets_and_the_batch_size(
     seen: View, pool: str, value: str
 ) -> None:
     seen, policy = (
-        seen._replace(pool=pool),
+        replace(seen, pool=pool),
         ascendra(value=value, batch_requests=12, batch_tokens=1024),
     )
     batch, _ = planned(policy, seen)
@@ -321,7 +321,7 @@ def test_only_lp_offloads_and_nobody_twice() -> None:
 def test_only_standard_requests_that_never_began_and_have_not_been_offloaded_are(
     seen: View, worst: float
 ) -> None:
-    seen = seen._replace(pool=LP)
+    seen = replace(seen, pool=LP)
     batch, gone = planned(ascendra(worst_batches=worst, batch_requests=8), seen)
     assert len(set(gone)) == len(gone)
     assert not set(gone) & (set(entries(batch)) | set(batch.relegate) | set(batch.preempt))
@@ -355,7 +355,7 @@ def test_hp_runs_prefills_alone_in_order_of_arrival_and_then_decodes() -> None:
 @relaxed
 @given(seen=seen_views, elastic=st.booleans())
 def test_hp_is_prefill_first_and_fcfs_within_kv(seen: View, elastic: bool) -> None:
-    seen = seen._replace(pool=HP)
+    seen = replace(seen, pool=HP)
     batch, gone = planned(ascendra(elastic=elastic), seen)
     assert gone == []
     chosen = entries(batch)
@@ -382,7 +382,7 @@ def test_hp_is_prefill_first_and_fcfs_within_kv(seen: View, elastic: bool) -> No
 @relaxed
 @given(seen=seen_views)
 def test_whoever_begins_at_hp_leaves_the_reserve_free_for_all_of_the_prompts(seen: View) -> None:
-    seen = seen._replace(pool=HP)
+    seen = replace(seen, pool=HP)
     batch, _ = planned(ascendra(), seen)
     begins = [
         row for slot in entries(batch) if seen.phase[row := row_of(seen, slot)] == Phase.WAITING
@@ -471,7 +471,7 @@ def test_dropping_is_declared_where_it_is_done() -> None:
 )
 def test_nobody_is_given_up_before_the_deadline(seen: View, pool: str, overload: str) -> None:
     policy = ascendra(overload=overload)
-    batch, _ = planned(policy, seen._replace(pool=pool))
+    batch, _ = planned(policy, replace(seen, pool=pool))
     dropped = [slot for slot, why in batch.release if why == "dropped"]
     assert policy.declared.drops or not dropped
     for slot in [*dropped, *batch.relegate]:
@@ -483,7 +483,7 @@ def test_nobody_is_given_up_before_the_deadline(seen: View, pool: str, overload:
 @relaxed
 @given(seen=seen_views, pool=st.sampled_from([LP, HP, ""]))
 def test_a_choice_is_good_for_more_than_once_only_while_nobody_waits(seen: View, pool: str) -> None:
-    batch, _ = planned(ascendra(), seen._replace(pool=pool))
+    batch, _ = planned(ascendra(), replace(seen, pool=pool))
     assert batch.repeats == 1 or (seen.phase == Phase.DECODE).all()
 
 
@@ -563,7 +563,7 @@ def test_a_ticket_is_good_for_one_and_only_while_nothing_waits_for_prefill() -> 
     def accepted(
         made: Sequence[Row], offers: Sequence[Offer], promised: Sequence[Offer] = ()
     ) -> list[bool]:
-        return [a.accepted for a in policy.admit(at(HP, made)._replace(promised=promised), offers)]
+        return [a.accepted for a in policy.admit(replace(at(HP, made), promised=promised), offers)]
 
     running = [decode(chat(i)) for i in range(3)]
     assert accepted(running, [new, offer("t.2")]) == [True, False]
@@ -583,7 +583,7 @@ def test_a_ticket_is_good_for_one_and_only_while_nothing_waits_for_prefill() -> 
 def test_hp_takes_all_that_were_offloaded_and_at_most_one_other(
     made: list[Row], lefts: list[str], promised: int
 ) -> None:
-    seen = at(HP, made)._replace(promised=[offer("t.x")] * promised)
+    seen = replace(at(HP, made), promised=[offer("t.x")] * promised)
     offers = [offer(f"t.{n}", left=left) for n, left in enumerate(lefts)]
     answers = ascendra().admit(seen, offers)
     others = [a.accepted for a, o in zip(answers, offers, strict=True) if o.left != "offloaded"]
@@ -591,7 +591,7 @@ def test_hp_takes_all_that_were_offloaded_and_at_most_one_other(
     assert sum(others) <= 1
     if promised or any(r.phase != Phase.DECODE for r in made) or "offloaded" in lefts:
         assert not any(others)
-    assert all(a.accepted for a in ascendra().admit(seen._replace(pool=LP), offers))
+    assert all(a.accepted for a in ascendra().admit(replace(seen, pool=LP), offers))
 
 
 # ---------------------------------------------------------------- the refitted model (section 5.1)

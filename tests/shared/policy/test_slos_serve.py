@@ -178,7 +178,7 @@ def test_whose_first_token_cannot_come_in_time_is_declined_with_a_word_when_to_a
 def test_what_was_promised_counts() -> None:
     one = offer(0, tokens=6000)
     assert accepted(view([]), [one]) == [True]
-    assert accepted(view([])._replace(promised=[one]), [offer(1, tokens=6000)]) == [False]
+    assert accepted(replace(view([]), promised=[one]), [offer(1, tokens=6000)]) == [False]
 
 
 def test_of_those_that_come_together_as_many_as_possible_are_taken_or_the_important_ones() -> None:
@@ -291,7 +291,7 @@ def test_an_impossible_slo_shortens_best_effort_batches_for_a_minute_only() -> N
     full = entries(fresh.plan(seen)[0])[1]
     assert accepted(view([]), [offer(slo=Slo(ttft_s=1.0, tbt_s=0.0001))], by) == [False]
     assert entries(by.plan(seen)[0])[1] < full / 4
-    assert entries(by.plan(seen._replace(start_unix_s=NOW + LATELY_S + 1))[0])[1] == full
+    assert entries(by.plan(replace(seen, start_unix_s=NOW + LATELY_S + 1))[0])[1] == full
 
 
 # ---------------------------------------------------------------- PB* (Eq. 2, 3)

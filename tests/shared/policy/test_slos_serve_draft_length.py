@@ -4,6 +4,7 @@ acceptance learned.
 
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -170,7 +171,7 @@ def test_a_verifying_decode_costs_what_the_books_charge_for_it() -> None:
 
 
 def speculating(rows: Sequence[Row], by: SlosServe | None = None, **more: object) -> Choice:
-    return (by or policy()).plan(view(rows, **more)._replace(draft=DRAFT))[0]  # type: ignore[arg-type]
+    return (by or policy()).plan(replace(view(rows, **more), draft=DRAFT))[0]  # type: ignore[arg-type]
 
 
 def test_decodes_draft_where_their_tpot_is_near_a_step_and_loose_ones_draft_less() -> None:
@@ -202,8 +203,8 @@ def test_contexts_that_the_draft_lacks_are_read_a_part_of_a_batch_at_a_time() ->
     few = entries(speculating(rows))
     # 1,000 tokens take the draft 4 ms; a tenth of the batch is 5
     assert [few[n] > 1 for n in range(6)] == [True, *[False] * 5]
-    seen = view(rows)._replace(draft=DRAFT)
-    read = policy().plan(seen._replace(draft_tokens=seen.computed_tokens))[0]
+    seen = replace(view(rows), draft=DRAFT)
+    read = policy().plan(replace(seen, draft_tokens=seen.computed_tokens))[0]
     assert all(cap > 1 for cap in entries(read).values())
     longest = entries(speculating([decoding(0, tbt_s=0.05, context=9000)]))
     assert longest[0] > 1, "one context is read however long it is"

@@ -134,9 +134,9 @@ def test_a_first_token_that_came_just_now_has_no_tpot_yet() -> None:
 
 def test_real_time_ttft_runs_while_a_request_waits_and_stays_what_it_became() -> None:
     seen = seen_as([waiting(0, since_s=0.1), decoding(1, since_first_s=2.0, generated=10)])
-    seen = seen._replace(first_token_unix_s=np.array([math.inf, NOW - 1.7]))
+    seen = replace(seen, first_token_unix_s=np.array([math.inf, NOW - 1.7]))
     assert state_of(seen).ttft_ratios == pytest.approx([0.25, 0.75])
-    assert state_of(seen._replace(start_unix_s=NOW + 0.1)).ttft_ratios == pytest.approx([0.5, 0.75])
+    assert state_of(replace(seen, start_unix_s=NOW + 0.1)).ttft_ratios == pytest.approx([0.5, 0.75])
 
 
 def test_best_effort_requests_and_those_without_the_slo_are_not_counted() -> None:
@@ -245,8 +245,8 @@ def test_a_window_of_one_follows_each_iteration_and_a_longer_one_lags() -> None:
     for window, begins in ((1, True), (4, False)):
         policy = sola(window=window)
         for n in range(3):
-            planned(seen_as(calm)._replace(start_unix_s=NOW + n * 1e-6), policy)
-        assert (1 in planned(seen_as(sudden)._replace(start_unix_s=NOW + 1e-5), policy)) == begins
+            planned(replace(seen_as(calm), start_unix_s=NOW + n * 1e-6), policy)
+        assert (1 in planned(replace(seen_as(sudden), start_unix_s=NOW + 1e-5), policy)) == begins
 
 
 def test_without_a_prefill_waiting_the_window_begins_anew() -> None:
@@ -255,8 +255,8 @@ def test_without_a_prefill_waiting_the_window_begins_anew() -> None:
     for between, begins in ((calm, False), (calm[:1], True)):
         policy = sola(window=4)
         for n, now in enumerate((calm, calm, between)):
-            policy.plan(seen_as(now)._replace(start_unix_s=NOW + n * 1e-6))
-        assert (2 in planned(seen_as(sudden)._replace(start_unix_s=NOW + 1e-5), policy)) == begins
+            policy.plan(replace(seen_as(now), start_unix_s=NOW + n * 1e-6))
+        assert (2 in planned(replace(seen_as(sudden), start_unix_s=NOW + 1e-5), policy)) == begins
 
 
 # ---------------------------------------------------------------- optimise TTFT subject to TPOT (Eq

@@ -2,6 +2,8 @@
 preemption, and drafts for everybody.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -144,7 +146,7 @@ def test_a_token_limit_that_cannot_hold_a_token_of_each_is_refused() -> None:
 
 
 def drafting(rows: list[Row], free: int | None = None) -> View:
-    return view(rows, free=free)._replace(draft=Linear())
+    return replace(view(rows, free=free), draft=Linear())
 
 
 @pytest.mark.parametrize("mode", MODES)
