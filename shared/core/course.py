@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from shared.core.books import Books
-from shared.core.prediction import Flight
+from shared.core.flight import Flight
 from shared.policy.seam import Choice
 
 Ask = Callable[[], Sequence[Choice]]

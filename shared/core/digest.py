@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from shared.core.books import Books
-from shared.core.prediction import DECODE
+from shared.core.books import DECODE, Books
 from shared.perf.iteration_time import Profile
 from shared.perf.shape import BatchShape
 from shared.schemas import Announce, Digest, Offer

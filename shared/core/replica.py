@@ -17,11 +17,14 @@ import msgspec
 import numpy as np
 
 from shared.columns import pack, unpack
+from shared.core.ack_columns import well_formed
 from shared.core.books import Books
 from shared.core.course import Course
 from shared.core.digest import best_effort_waiting, digest_of
+from shared.core.flight import Flight
 from shared.core.lead import Lead
-from shared.core.prediction import Flight, Prediction
+from shared.core.prediction import Prediction
+from shared.core.reconciliation import Reconciliation
 from shared.core.replica_events import (
     Acked,
     Answer,
@@ -126,6 +129,7 @@ class ReplicaCore:
         self._announce: Announce | None = None
         self._books = Books(slots=1, kv_blocks=0, block_tokens=1, context_tokens=1)
         self._ahead = Prediction(self._books, draft)
+        self._reconciliation = Reconciliation(self._books, self._ahead)
         self._synced = False
         self._sync = 0
         self._seq = 0  # next to send
@@ -242,6 +246,7 @@ class ReplicaCore:
             context_tokens=facts.context_tokens,
         )
         self._ahead = Prediction(self._books, self._draft)
+        self._reconciliation = Reconciliation(self._books, self._ahead)
         self._course.forget()
         self._quarantine.clear()
         self._slot_of.clear()
@@ -384,7 +389,7 @@ class ReplicaCore:
         if ack.incarnation != facts.incarnation:
             self._lose_sync("another incarnation", actions)
             return
-        if not _well_formed(ack, self._books.capacity):
+        if not well_formed(ack, self._books.capacity):
             self._lose_sync("an ack whose columns do not fit", actions)
             return
         if ack.ack_seq <= self._ack_seq:
@@ -407,7 +412,7 @@ class ReplicaCore:
                 return
             flight = self._ahead.flights.popleft()
             self._acked_seq = flight.seq
-            shape, drafts, missed = self._ahead.reconcile(flight, ack)
+            shape, drafts, missed = self._reconciliation.reconcile(flight, ack)
             if missed:
                 self.counters.mispredicted_entries += missed
                 self._changed()
@@ -723,17 +728,3 @@ class ReplicaCore:
         for flight in self._ahead.flights:
             named = flight.slots.tolist()
             assert len(named) == len(set(named)), "a request twice in a plan"
-
-
-def _well_formed(ack: PlanAck, slots: int) -> bool:
-    """Columns of equal length, of slots that there are."""
-    if any(column and len(column) != len(ack.slots) for column in (ack.drafted, ack.cached)):
-        return False
-    if not len(ack.slots) == len(ack.computed) == len(ack.emitted) or len(ack.answering) != len(
-        ack.thinking_tokens
-    ):
-        return False
-    if len(ack.slots) % 4 or len(ack.skipped) % 4 or len(ack.answering) % 4:
-        return False
-    named = unpack(ack.slots + ack.answering)
-    return not len(named) or (int(named.min()) >= 0 and int(named.max()) < slots)

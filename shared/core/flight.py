@@ -1,0 +1,73 @@
+"""A plan that was sent and is not yet acked: what the books already assume of it."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from shared.columns import Ints
+from shared.perf.shape import BatchShape
+from shared.policy.seam import Bools
+from shared.schemas import Selection
+
+
+@dataclass(slots=True)
+class Flight:
+    """Columns run along the plan's entries."""
+
+    seq: int
+    slots: Ints
+    packed_slots: bytes  # as they are in the plan and, if all ran, in the ack
+    computed: Ints  # KV positions it is predicted to fill for good
+    emitted: Ints  # tokens it is predicted to make
+    unsure: Ints  # tokens that it may make beyond those
+    selection: Selection | None
+    caps: Ints  # KV positions it may fill while it runs, rejected drafts included
+    has: Ints  # KV positions before it
+    decode: Bools
+    firsts: Bools  # entries that make their request's first token
+    restarts: Ints  # books.restarts when it was sent
+    shape: BatchShape
+    draft_s: float
+    predicted_s: float
+    end_unix_s: float  # predicted
+    # sent while another was with the worker: with a longer lead it would have been there sooner
+    follows: bool
+    reshaped: bool = False  # its shape has changed since its time was predicted
+
+    def predict_entry(
+        self, entry: int, has: int, computed: int, emitted: int, decode: bool
+    ) -> None:
+        """One entry is now predicted to do this."""
+        # until now both may be one array
+        self.computed, self.caps = self.computed.copy(), self.caps.copy()
+        self.has[entry] = has
+        self.computed[entry] = computed
+        self.emitted[entry] = emitted
+        self.decode[entry] = decode
+        if not self.unsure[entry]:
+            self.caps[entry] = computed
+        if self.selection is None:
+            self.shape = shape_of(self.has, self.computed, self.decode)
+            self.reshaped = True
+
+
+def shape_of(has: Ints, tokens: Ints, decode: Bools) -> BatchShape:
+    """The shape of entries that compute `tokens` after `has` positions; a decode's tokens beyond
+    the first are drafts to be verified.
+    """
+    if decode.all():
+        return BatchShape(decodes=len(has), decode_context=int(has.sum())).with_drafts(
+            tokens - 1, has
+        )
+    chunk = ~decode
+    l_in, l_has = tokens[chunk].astype(np.int64), has[chunk].astype(np.int64)
+    shape = BatchShape(
+        int(l_in.sum()),
+        len(l_in),
+        float((l_in * l_in).sum()),
+        float((l_in * l_has).sum()),
+        int(l_has.sum()),
+        int(np.count_nonzero(decode)),
+        int(has[decode].sum()),
+    )
+    return shape.with_drafts(tokens[decode] - 1, has[decode])

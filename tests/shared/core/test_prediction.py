@@ -1,0 +1,142 @@
+"""The tables of `Prediction.launch` and `Reconciliation._predict_again` against real books: every
+case, every column.
+"""
+
+import math
+
+import numpy as np
+import pytest
+
+from shared.columns import pack
+from shared.core.books import COLUMNS, Books
+from shared.core.prediction import Entries, Prediction
+from shared.core.reconciliation import Reconciliation
+from shared.perf.iteration_time import Profile
+from shared.perf.shape import BatchShape
+from shared.policy.seam import Choice, Phase, Speculation
+from shared.schemas import Offer, PlanAck
+from shared.vocabulary import ReplicaId, RequestKey, ServiceClass, Slo
+from tests.shared.core.docstring_table import Row, cases, promised
+
+NOW, END = 1000.0, 1000.5
+SLOT, PROMPT, TBT_S = 3, 20, 0.1
+LAUNCH, AGAIN = cases(Prediction.launch), cases(Reconciliation._predict_again)
+PHASES = {phase.name: int(phase) for phase in Phase}
+
+
+class HalfASecond(Profile):
+    """Every iteration takes as long."""
+
+    name = "half a second"
+
+    def batch_s(self, shape: BatchShape) -> float:
+        return END - NOW
+
+
+class Scene:
+    """One request in real books. `computed` and `generated` are what a worker has of it."""
+
+    def __init__(self, *, ttft_s: float | None, computed: int, generated: int) -> None:
+        self.books = Books(slots=8, kv_blocks=1000, block_tokens=1, context_tokens=1000)
+        self.ahead = Prediction(self.books, HalfASecond())
+        slo = Slo(ttft_s=ttft_s, tbt_s=TBT_S)
+        offer = Offer(
+            key=RequestKey("t.a"), attempt=1, service_class=ServiceClass.STANDARD, tier="chat",
+            slo=slo, importance=1.0, application="", arrived_unix_s=NOW - 1.0, prompt_tokens=PROMPT, max_tokens=50,
+            generated_tokens=generated, next_due_unix_s=slo.first_due_unix_s(NOW - 1.0),
+            first_token_unix_s=NOW - 0.2 if generated else math.inf,
+        )  # fmt: skip
+        self.books.add(SLOT, offer, computed_tokens=computed)
+        self.seq = 0
+
+    def launch(self, cap: int, speculation: Speculation | None = None) -> Entries:
+        slots, caps = np.array([SLOT], dtype=np.int32), np.array([cap], dtype=np.int32)
+        entries = self.ahead.entries(Choice(slots=slots, caps=caps, speculation=speculation))
+        flight = self.ahead.launch(self.seq, entries, NOW + self.seq * (END - NOW), HalfASecond())
+        assert flight.caps.tolist() == [cap], "the scene wants this cap"
+        self.seq += 1
+        return entries
+
+    def row(self) -> Row:
+        at = self.books.row_of[SLOT]
+        return {name: getattr(self.books, name)[at].item() for name in COLUMNS}
+
+
+def drafts(depth: int) -> Speculation:
+    return Speculation(
+        method="chain", depth=np.array([depth], dtype=np.int32), width=np.array([1], dtype=np.int32),
+        needed=np.array([1.0]), budget_tokens=100, needed_limit_tokens=100,
+    )  # fmt: skip
+
+
+LAUNCHES: dict[str, tuple[Scene, int, Speculation | None]] = {
+    "chunk": (Scene(ttft_s=2.0, computed=0, generated=0), 8, None),
+    "last chunk": (Scene(ttft_s=2.0, computed=12, generated=0), 8, None),
+    "no TTFT": (Scene(ttft_s=None, computed=12, generated=0), 8, None),
+    "resumed": (Scene(ttft_s=2.0, computed=12, generated=5), 13, None),
+    "decode": (Scene(ttft_s=2.0, computed=24, generated=5), 1, None),
+    "drafting": (Scene(ttft_s=2.0, computed=24, generated=5), 4, drafts(3)),
+}
+
+
+def test_every_case_of_the_table_has_a_scene() -> None:
+    assert list(LAUNCH) == list(LAUNCHES)
+    assert list(AGAIN) == list(AGAINS)
+
+
+@pytest.mark.parametrize("case", LAUNCHES)
+def test_a_launch_changes_the_books_as_its_table_says(case: str) -> None:
+    scene, cap, speculation = LAUNCHES[case]
+    before = scene.row()
+    entries = scene.launch(cap, speculation)
+    names = {
+        **PHASES, "cap": cap, "c": before["computed_tokens"], "end": END,
+        "blocks": int(entries.blocks[0]),
+        "unsure": min(cap - 1, int(speculation.depth[0])) if speculation is not None else 0,
+    }  # fmt: skip
+    assert scene.row() == pytest.approx(promised(LAUNCH[case], before, names))
+    assert scene.books.live == 1
+
+
+def test_a_request_that_makes_its_last_token_leaves_the_live_rows() -> None:
+    scene = Scene(ttft_s=2.0, computed=PROMPT + 48, generated=49)
+    scene.launch(1)
+    assert (scene.books.live, scene.books.used) == (0, 1)
+
+
+# The plans in flight, by their caps; then what the worker did of the first: positions, tokens.
+AGAINS: dict[str, tuple[list[int], int, int]] = {
+    "found": ([4, 4], 4 + 6, 0),
+    "ends behind": ([4, 8], 4 + 10, 0),
+    "ends here": ([4, 4], PROMPT, 1),
+    "no room": ([4, 4], 0, 0),
+    "no room, last": ([PROMPT, 1], 0, 0),
+}
+
+
+@pytest.mark.parametrize("case", AGAINS)
+def test_a_prefill_elsewhere_changes_the_books_as_its_table_says(case: str) -> None:
+    caps, computed, emitted = AGAINS[case]
+    scene = Scene(ttft_s=2.0, computed=0, generated=0)
+    for cap in caps:
+        scene.launch(cap)
+    before = scene.row()
+    ended = END + 0.01
+    flight = scene.ahead.flights.popleft()
+    cached = max(computed - caps[0], 0)
+    ack = PlanAck(
+        replica=ReplicaId("r"), incarnation="i", epoch=1, plan_seq=0, ack_seq=1,
+        slots=pack([SLOT]), computed=pack([computed]), emitted=pack([emitted]),
+        cached=pack([cached]) if cached else b"", ended_unix_s=ended,
+    )  # fmt: skip
+    landing = Reconciliation(scene.books, scene.ahead).reconcile(flight, ack)
+    assert landing.missed == 1
+    after = scene.row()
+    names = {
+        **PHASES, "found": computed - caps[0], "cap": caps[0], "has": 0, "inf": math.inf,
+        "target": PROMPT, "ended": ended, "end_behind": scene.ahead.flights[0].end_unix_s,
+    }  # fmt: skip
+    expected = promised(AGAIN[case], before, names)
+    del after["kv_held_blocks"], expected["kv_held_blocks"]  # the table leaves it to _hold_kv
+    assert after == pytest.approx(expected)
+    scene.books.check()
