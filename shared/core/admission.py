@@ -1,9 +1,9 @@
-"""AdmissionCore: where each request goes next. Sans-IO; the shell writes records and carries
-offers.
+"""AdmissionCore: decides where each request goes next. Sans-IO: the service writes records and
+sends offers.
 
-A request is *open* here from the moment it is stored (or taken over) until a replica holds it, it
-is relegated, or it ends. Each open request has at most one step under way; its result comes back as
-an event, which leads to the next step.
+A request is *open* here from the moment it is stored (or taken over) until a replica holds it, or
+it is relegated, or it ends. Each open request has at most one step under way. The result comes back
+as an event, which leads to the next step.
 """
 
 import math
@@ -25,9 +25,7 @@ from shared.vocabulary import ReplicaId, RequestKey, ServiceClass
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A record in state `placing`, ours, that nobody holds: new, or recovered from a lost or
-    drained replica.
-    """
+    """A waiting record of ours: it is new, or was recovered from a lost or drained replica."""
 
     record: Record
 
@@ -73,7 +71,7 @@ class Unplanned:
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """It ended, was cancelled, or another instance has it: no longer ours."""
+    """The request is no longer ours: it ended, was cancelled, or another instance has it."""
 
     key: RequestKey
 
@@ -83,8 +81,8 @@ AdmissionEvent = Opened | Heard | Lost | Taken | Declined | Unplanned | Gone | T
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Write the record (attempt + 1, this replica) if it still has `attempt`, then offer it there.
-    Answered by Taken, Declined, Gone.
+    """Name this replica in the record, if the record is still at `attempt`; then offer the request
+    there. Taken, Declined, Unplanned or Gone follows.
     """
 
     key: RequestKey
@@ -95,7 +93,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Relegate:
-    """No replica can hold its SLO: best-effort, with the relegation service. Answered by Gone."""
+    """No replica can hold its SLO: put the request into the pool. Gone follows."""
 
     key: RequestKey
     reason: str
@@ -103,7 +101,7 @@ class Relegate:
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """The caller did not want best-effort. Answered by Gone."""
+    """No replica can hold its SLO, and the client does not want best-effort. Gone follows."""
 
     key: RequestKey
     reason: str
@@ -116,9 +114,10 @@ AdmissionAction = Place | Relegate | Refuse
 class AdmissionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     hop_limit: int = 4  # offers of one request before it is best-effort
     retry_s: float = 0.1  # between looks at the digests while no replica can be offered anything
-    # with no replica to offer to for this long, relegated (it is stored: nothing is lost)
+    # a request without a replica to be offered to for this long is relegated; its record is stored,
+    # so nothing is lost
     homeless_s: float = 10.0
-    # requests open at once; beyond, new ones are refused with a Retry-After
+    # requests open at once; beyond this, new requests are refused with a Retry-After
     open_limit: int = 20_000
 
 
@@ -126,16 +125,16 @@ class AdmissionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 class _Open:
     record: Record
     since_unix_s: float
-    attempt: int  # the record's now, or once the step under way is written
+    attempt: int  # of the record, once the step under way is written
     tried: list[ReplicaId] = field(default_factory=list)
     hops: int = 0
     earliest_s: float = math.inf
     busy: bool = False  # a step is under way
-    unasked: bool = False  # a replica was skipped because nobody planned it just then
+    unasked: bool = False  # a replica was skipped because nobody planned it
 
 
 class AdmissionCore:
-    """Routes open requests. Holds no promise: all of it can be rebuilt from the records."""
+    """The open requests of one admission. All of its state can be rebuilt from the records."""
 
     def __init__(
         self, route: Route, rng: Random, settings: AdmissionSettings | None = None
@@ -156,7 +155,7 @@ class AdmissionCore:
         return len(self._open)
 
     def full(self, receiving: int = 1) -> bool:
-        """Would these, not yet open, be too many?"""
+        """True if `receiving` requests more than the open ones are too many."""
         return len(self._open) + receiving > self._set.open_limit
 
     def has(self, key: RequestKey) -> bool:
@@ -170,7 +169,7 @@ class AdmissionCore:
         match event:
             case Opened(record):
                 known = self._open.get(record.key)
-                # else a step of it is under way, or it is being looked at
+                # otherwise it is open already
                 if known is None or record.attempt > known.attempt:
                     self._open[record.key] = _Open(record, now_unix_s, record.attempt)
                     self._step(record.key, now_unix_s, actions)
@@ -260,7 +259,7 @@ class AdmissionCore:
         self._step(key, now_unix_s, actions)
 
     def _step(self, key: RequestKey, now_unix_s: float, actions: list[AdmissionAction]) -> None:
-        """The next place, or the end of the search."""
+        """Ask for the next place, or give the search up."""
         waiting = self._open[key]
         if waiting.busy:
             return

@@ -1,10 +1,10 @@
-"""RelegationCore: the best-effort pool. Which relegated request goes to which replica that reports
-surplus.
+"""RelegationCore: the best-effort pool. It decides which relegated request goes to which replica
+that reports surplus.
 
-Order: importance, then the tenant that has been given least, then age (shared/core/pool.py); a
-request that needs what a replica does not have waits for another. One whose SLO has become
-attainable again goes back as standard. The records are the queue; this is a working copy that can
-be listed again at any time.
+The order is importance, then the tenant that was given least, then age (shared/core/pool.py). A
+request whose needs a replica does not meet waits for another replica. A request whose SLO has
+become attainable again goes back as standard. The records are the queue; this is a working copy,
+which can be listed again at any time.
 """
 
 import math
@@ -25,7 +25,7 @@ from shared.vocabulary import ReplicaId, RequestKey, ServiceClass
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """Every relegated record there is."""
+    """All relegated records."""
 
     records: Sequence[Record]
 
@@ -53,7 +53,7 @@ class Declined:
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """Ended, cancelled, or no longer relegated."""
+    """The request ended, was cancelled, or is no longer relegated."""
 
     key: RequestKey
 
@@ -63,7 +63,9 @@ RelegationEvent = Listed | Queued | Heard | Taken | Declined | Gone | Tick
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Write the record (attempt + 1, this replica, this class), then offer it there."""
+    """Name this replica and this class in the record; then offer the request there. Taken, Declined
+    or Gone follows.
+    """
 
     key: RequestKey
     replica: ReplicaId
@@ -78,27 +80,28 @@ class Expire:
 
 RelegationAction = Place | Expire
 
-# at requests that turn out not to be attainable, per digest (some 5 us each); the next digest goes
-# on
+# most requests examined per digest that turn out not to be attainable (some 5 us each); the next
+# digest goes on
 LOOKS = 256
 
 
 class RelegationSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     per_digest: int = 2  # requests handed to one replica before its next digest
     declined_s: float = 0.5  # a replica that declined is left alone for this long
-    promote_margin: float = 2.0  # an SLO counts as attainable if twice the predicted time is left
+    # an SLO counts as attainable if this many times the predicted time is left
+    promote_margin: float = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
     record: Record
-    # if begun by then, where no prefill waits, it would make its next deadline; -inf: never
+    # begun by this instant where no prefill waits, it meets its next deadline; -inf: it cannot
     hopeful_until_unix_s: float
 
 
 class RelegationCore:
-    """One holder at a time. A request is *busy* from an action about it until the event that says
-    what came of it.
+    """The pool of the one instance that has the lease. A request is *busy* from an action about it
+    until the event with the result.
     """
 
     def __init__(self, settings: RelegationSettings | None = None) -> None:
@@ -106,10 +109,10 @@ class RelegationCore:
         self._waiting: dict[RequestKey, _Waiting] = {}
         self._busy: set[RequestKey] = set()
         self._shares = Shares()
-        self._everyone = Order(self._shares)  # of those not busy
-        # of them, those whose SLO may still be attainable somewhere
+        self._order = Order(self._shares)  # the requests not busy
+        # those of them whose SLO may still be attainable somewhere
         self._hopeful = Order(self._shares)
-        # heap; void where the request has left or is busy
+        # heap; an entry is void if its request has left or is busy
         self._expiries: list[tuple[float, RequestKey]] = []
         self._debits = Debits()
         self._not_before_unix_s: dict[ReplicaId, float] = {}
@@ -123,7 +126,7 @@ class RelegationCore:
         return len(self._waiting)
 
     def wake_at_unix_s(self) -> float | None:
-        """Digests wake it; only an expiry needs the clock."""
+        """The next expiry. Everything else happens when a digest comes."""
         while self._expiries and not self._expires(*self._expiries[0]):
             heappop(self._expiries)
         return self._expiries[0][0] if self._expiries else None
@@ -167,7 +170,7 @@ class RelegationCore:
         """Raises AssertionError unless the pool's parts agree."""
         assert self._busy <= self._waiting.keys(), "a busy request does not wait"
         free = self._waiting.keys() - self._busy
-        assert self._everyone.keys() == free, "the order and the pool differ"
+        assert self._order.keys() == free, "the order and the pool differ"
         assert self._hopeful.keys() <= free, "a request may be promoted that is not free"
         expiring = {
             key for expiry in self._expiries if self._expires(*expiry) for key in expiry[1:]
@@ -175,7 +178,7 @@ class RelegationCore:
         assert expiring == free, "a request that waits never expires"
         self._debits.check()
 
-    # ------------------------------------------------------------ who waits
+    # ------------------------------------------------------------ the requests that wait
 
     def _list(self, records: Sequence[Record], now_unix_s: float) -> None:
         listed = {record.key for record in records}
@@ -196,7 +199,7 @@ class RelegationCore:
 
     def _offer_again(self, waiting: _Waiting, now_unix_s: float) -> None:
         record = waiting.record
-        self._everyone.add(record)
+        self._order.add(record)
         if now_unix_s <= waiting.hopeful_until_unix_s:
             self._hopeful.add(record)
         heappush(self._expiries, (record.expires_unix_s, record.key))
@@ -210,7 +213,7 @@ class RelegationCore:
 
     def _make_busy(self, key: RequestKey) -> None:
         self._busy.add(key)
-        self._everyone.discard(key)
+        self._order.discard(key)
         self._hopeful.discard(key)
 
     def _leave(self, key: RequestKey, now_unix_s: float) -> None:
@@ -219,7 +222,7 @@ class RelegationCore:
         self._shares.leave(lane_of(self._waiting.pop(key).record), now_unix_s)
 
     def _expires(self, expires_unix_s: float, key: RequestKey) -> bool:
-        """Whether an entry of the heap is not void."""
+        """True if this entry of the heap is not void."""
         waiting = self._waiting.get(key)
         return (
             waiting is not None
@@ -227,22 +230,22 @@ class RelegationCore:
             and waiting.record.expires_unix_s == expires_unix_s
         )
 
-    # ------------------------------------------------------------ who is next
+    # ------------------------------------------------------------ the next request
 
     def _hand_out(
         self, replica: ReplicaId, now_unix_s: float, actions: list[RelegationAction]
     ) -> None:
-        """The first in order for a replica with surplus; and back to standard whoever can make it
-        there.
+        """Place the first requests in order on a replica with surplus, and as standard again those
+        whose SLO is attainable there.
 
-        A tenant is charged for what was handed to a replica, declined or not: a request that nobody
-        takes must not stay first.
+        A tenant is charged for each request handed to a replica, even if the replica declines it: a
+        request that no replica takes must not stay first.
         """
         digest = self._debits.view(replica)
         assert digest is not None
         if not digest.accepting or not (digest.surplus or not digest.waiting):
             return
-        order = self._everyone if digest.surplus else self._hopeful
+        order = self._order if digest.surplus else self._hopeful
         ready_unix_s = now_unix_s + self._set.promote_margin * digest.backlog_s
         left, too_late_here = min(self._set.per_digest, digest.free_slots), []
         looks = LOOKS
@@ -272,8 +275,8 @@ class RelegationCore:
             self._hopeful.add(record)
 
     def _hopeful_until_unix_s(self, record: Record) -> float:
-        """Its next deadline, less what it would need with a margin. -inf: it is late already, or
-        has none to make.
+        """The next deadline, less the predicted time with its margin. -inf: the request is late
+        already, or has no deadline.
         """
         due = record.slo.last_due_unix_s(record.arrived_unix_s)
         if record.resume.measure.tokens:
