@@ -394,7 +394,7 @@ def record(key: str) -> Record:
 def a_pool() -> RelegationCore:
     core = RelegationCore()
     core.handle(Queued(record("a.b")), now_unix_s=T0)
-    core._everyone.discard(RequestKey("a.b"))  # waits, and would never be handed out
+    core._order.discard(RequestKey("a.b"))  # waits, and would never be handed out
     return core
 
 
