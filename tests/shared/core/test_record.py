@@ -1,5 +1,6 @@
 """The life of a record: the whole table, the guards beside it, and what holds along every life."""
 
+import ast
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -29,7 +30,9 @@ OWNER, OTHER = "admission-1", "admission-2"
 HERE, THERE = ReplicaId("gpu0"), ReplicaId("gpu1")
 LIMIT = 3
 MADE = Resume(tokens=pack([7, 8]), text="ab", measure=Measure(tokens=2, last_unix_s=NOW))
-DOCS = Path(__file__).parents[3] / "docs/architecture.md"
+ROOT = Path(__file__).parents[3]
+DOCS = ROOT / "docs/architecture.md"
+CHANGING = {"state", "owner", "attempt", "verdict", "cancelled", "lost", "left", "output_key"}
 
 NEW = Record(
     key=RequestKey("t.1"),
@@ -150,6 +153,20 @@ def test_every_event_has_a_row_and_a_function_of_its_name() -> None:
     assert set(LIFE) == set(Event)
     assert all(callable(getattr(life, event.value)) for event in Event)
     assert all(State.ENDED not in row for row in LIFE.values()), "nothing changes an ended record"
+
+
+def test_no_other_file_changes_a_record() -> None:
+    """By its fields: a call of `replace` that sets one that only records have."""
+    allowed = {"shared/core/record.py", "shared/core/verdict.py"}
+    found = []
+    for room in ("services", "shared", "loadgen"):
+        for path in (ROOT / room).rglob("*.py"):
+            calls = (n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Call))
+            for call in calls:
+                named = isinstance(call.func, ast.Name) and call.func.id == "replace"
+                if named and {k.arg for k in call.keywords} & CHANGING:
+                    found.append(str(path.relative_to(ROOT)))
+    assert set(found) == allowed
 
 
 def cell(event: Event, state: State) -> str:
