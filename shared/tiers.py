@@ -44,7 +44,8 @@ class TierSet(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             raise ValueError("there must be at least one tier")
         if self.default not in self.tiers:
             raise ValueError(
-                f"default is `{self.default}`, which is not one of the tiers {', '.join(self.tiers)}"
+                f"default is `{self.default}`, "
+                f"which is not one of the tiers {', '.join(self.tiers)}"
             )
         for name, tier in self.tiers.items():
             if not ID_PATTERN.fullmatch(name):
@@ -55,7 +56,8 @@ class TierSet(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
                 raise ValueError(f"tier `{name}` has an SLO without any bound")
             if tier.last_round is not None and tier.last_round not in self.tiers:
                 raise ValueError(
-                    f"tier `{name}`: its last_round is `{tier.last_round}`, which is not one of the tiers"
+                    f"tier `{name}`: its last_round is `{tier.last_round}`, "
+                    "which is not one of the tiers"
                 )
         if sum(tier.share for tier in self.tiers.values()) <= 0:
             raise ValueError("the shares of the tiers are all zero")
@@ -247,7 +249,8 @@ def load_tiers(name_or_path: str) -> TierSet:
     path = Path(name_or_path)
     if path.suffix not in (".toml", ".json"):
         raise ConfigError(
-            f"tiers `{name_or_path}`: neither a built-in set ({', '.join(BUILT_IN)}) nor a .toml or .json file"
+            f"tiers `{name_or_path}`: neither a built-in set ({', '.join(BUILT_IN)}) "
+            "nor a .toml or .json file"
         )
     try:
         text = path.read_text(encoding="utf-8")

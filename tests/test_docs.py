@@ -168,7 +168,7 @@ def test_every_command_and_option_exists(page: Path) -> None:
 
 @every_page
 def test_every_option_named_alone_exists_somewhere(page: Path) -> None:
-    """`--wait S` in a table: an option of one of our commands or programs, or of a named stranger."""
+    """`--wait S` in a table: an option of one of our commands or programs, or of a stranger."""
     spans = [span for span in INLINE.findall(prose(page.read_text())) if span.startswith("--")]
     named = {option for span in spans for option in OPTION.findall(span)}
     assert named - declared_options() - STRANGERS == set()

@@ -20,7 +20,10 @@ class PlannerMetrics:
             labels,
             caps,
         )
-        text = "(measured - predicted) / measured of late iterations together: what of the residual is not scatter."
+        text = (
+            "(measured - predicted) / measured of late iterations together: "
+            "what of the residual is not scatter."
+        )
         self._bias = registry.gauge(names.BIAS, text, labels, caps)
         text = "Iteration times over those of the replica's profile, as now corrected for."
         self._gamma = registry.gauge(names.GAMMA, text, (*labels, "regime"), caps)

@@ -241,7 +241,8 @@ def main() -> int:
         print(msgspec.json.encode(figures).decode())
         return 0
     print(
-        f"{figures.model}, {figures.parameters / 1e6:.1f} M parameters, {figures.threads} threads, best of {figures.rounds}"
+        f"{figures.model}, {figures.parameters / 1e6:.1f} M parameters, "
+        f"{figures.threads} threads, best of {figures.rounds}"
     )
     for speed in figures.speeds:
         batched = (
@@ -250,7 +251,8 @@ def main() -> int:
         print(f"{speed.name}: {speed.engine:.0f} tokens/s; generate {speed.generate:.0f}{batched}")
     for batch, outside_s in figures.outside_s.items():
         print(
-            f"batch {batch}: an iteration {figures.iteration_s[batch] * 1e3:.2f} ms, of it outside the model {outside_s * 1e3:.2f} ms"
+            f"batch {batch}: an iteration {figures.iteration_s[batch] * 1e3:.2f} ms, "
+            f"of it outside the model {outside_s * 1e3:.2f} ms"
         )
     for name, (p50_s, p99_s) in figures.late_s.items():
         print(f"event loop late beside {name}: p50 {p50_s * 1e3:.2f} ms, p99 {p99_s * 1e3:.2f} ms")

@@ -429,7 +429,8 @@ async def refuse_a_twin(bus: Bus, replica: ReplicaId) -> None:
         # registering fences it
         return
     raise ConfigError(
-        f"replica {replica!r} already has a live worker ({answer.incarnation}); set another SLACKLINE_WORKER_REPLICA"
+        f"replica {replica!r} already has a live worker ({answer.incarnation}); "
+        "set another SLACKLINE_WORKER_REPLICA"
     )
 
 

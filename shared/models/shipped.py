@@ -26,5 +26,6 @@ def folder(name_or_path: str) -> Path:
     if "/" in name_or_path:
         raise ConfigError(f"{name_or_path} is no folder of a model")
     raise ConfigError(
-        f"no model named {name_or_path!r}; shipped are {', '.join(names())}; or give the path of a Hugging Face folder"
+        f"no model named {name_or_path!r}; shipped are {', '.join(names())}; "
+        "or give the path of a Hugging Face folder"
     )

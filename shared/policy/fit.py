@@ -23,11 +23,13 @@ def _answer(view: View, tokens: int) -> Admission:
     if tokens > view.context_tokens:
         return Admission(
             False,
-            reason=f"prompt and output need {tokens} tokens, the context holds {view.context_tokens}",
+            reason=f"prompt and output need {tokens} tokens, "
+            f"the context holds {view.context_tokens}",
         )
     if blocks(tokens, view.block_tokens) > view.kv_blocks:
         return Admission(
             False,
-            reason=f"prompt and output need {tokens} tokens of KV, the replica holds {view.kv_blocks * view.block_tokens}",
+            reason=f"prompt and output need {tokens} tokens of KV, "
+            f"the replica holds {view.kv_blocks * view.block_tokens}",
         )
     return Admission(True)

@@ -45,7 +45,8 @@ def make(name: str, settings: Mapping[str, str] | None = None) -> Policy:
     unknown = sorted(set(settings or {}) - set(fields))
     if unknown:
         raise ConfigError(
-            f"policy {name} has no setting {', '.join(unknown)}; there are, with their defaults: {known}"
+            f"policy {name} has no setting {', '.join(unknown)}; "
+            f"there are, with their defaults: {known}"
         )
     try:
         return build(msgspec.convert(dict(settings or {}), kind, strict=False))

@@ -76,7 +76,8 @@ class Vllm:
         most = settings.max_num_batched_tokens
         if most is not None and most < settings.max_num_seqs:
             raise ConfigError(
-                f"policy vllm: max_num_batched_tokens {most} is less than max_num_seqs {settings.max_num_seqs}"
+                f"policy vllm: max_num_batched_tokens {most} is less than "
+                f"max_num_seqs {settings.max_num_seqs}"
             )
         self._set = settings
         self._router = make_router(settings.router)

@@ -202,7 +202,7 @@ class _States(NamedTuple):
         )
 
     def after(self, span_s: float, rate: Rate) -> "_States":
-        """The states after `span_s`: budgets grown; states whose decodes are too many are removed."""
+        """The states after `span_s`: budgets are grown, states with too many decodes removed."""
         rates = rate.along(self.counts)
         alive = rates >= 0
         grown = self._replace(pb=self.pb + span_s * np.where(alive, rates, 0.0))

@@ -251,7 +251,8 @@ class Bench:
         self.acts, self.plans, self.resyncs = acts, 0, 0
         context = world.kv_blocks * world.block_tokens
         self.announce = Announce(
-            replica=REPLICA, incarnation="i1", at_unix_s=0.0, model="m", engine="sim", profile="p", pool="", kv_blocks=world.kv_blocks,
+            replica=REPLICA, incarnation="i1", at_unix_s=0.0, model="m", engine="sim", profile="p",
+            pool="", kv_blocks=world.kv_blocks,
             block_tokens=world.block_tokens, context_tokens=context, max_slots=world.slots, epoch=0,
         )  # fmt: skip
         facts = EngineFacts(
@@ -500,8 +501,10 @@ class Bench:
         self.names.append(key)
         self.clients[key] = Client(ask)
         self.records[key] = Record(
-            key=key, body_key="", owner="bench", state=RecordState.ACTIVE, attempt=0, service_class=ServiceClass.STANDARD, tier="tier", slo=ask.slo,
-            importance=ask.importance, application="app", session="", arrived_unix_s=now_s, expires_unix_s=now_s + ask.expires_s,
+            key=key, body_key="", owner="bench", state=RecordState.ACTIVE, attempt=0,
+            service_class=ServiceClass.STANDARD, tier="tier", slo=ask.slo,
+            importance=ask.importance, application="app", session="", arrived_unix_s=now_s,
+            expires_unix_s=now_s + ask.expires_s,
             prompt_tokens=ask.prompt, max_tokens=ask.max_tokens, stream_subject=key,
         )  # fmt: skip
         sampling = Sampling(
@@ -729,4 +732,7 @@ class Bench:
             for k, r in self.records.items()
             if r.verdict is None
         }
-        return f"at {self.line.now_s:.3f} s: {open_}; held {self.worker.entries()}; synced {self.core.synced}; plans {self.plans}"
+        return (
+            f"at {self.line.now_s:.3f} s: {open_}; held {self.worker.entries()}; "
+            f"synced {self.core.synced}; plans {self.plans}"
+        )

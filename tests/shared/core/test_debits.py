@@ -27,8 +27,10 @@ def digest(
     backlog_s: float = 0.0,
 ) -> Digest:
     return Digest(
-        replica=ReplicaId(replica), incarnation=incarnation, planner=planner, at_unix_s=at_unix_s, model="", pool="", waiting=0, running=0,
-        best_effort=0, waiting_prefill_tokens=0, backlog_s=backlog_s, kv_blocks=100, kv_free_blocks=100, free_slots=64, surplus=True,
+        replica=ReplicaId(replica), incarnation=incarnation, planner=planner, at_unix_s=at_unix_s,
+        model="", pool="", waiting=0, running=0,
+        best_effort=0, waiting_prefill_tokens=0, backlog_s=backlog_s, kv_blocks=100,
+        kv_free_blocks=100, free_slots=64, surplus=True,
     )  # fmt: skip
 
 
@@ -143,7 +145,8 @@ def test_a_digest_of_a_planner_that_names_no_block_size_has_blocks_of_16_tokens(
 
 def test_a_digest_names_the_block_size_of_its_replica() -> None:
     announce = Announce(
-        replica=R1, incarnation="1", at_unix_s=NOW, model="", engine="", profile="", pool="", kv_blocks=9, block_tokens=32,
+        replica=R1, incarnation="1", at_unix_s=NOW, model="", engine="", profile="", pool="",
+        kv_blocks=9, block_tokens=32,
         context_tokens=100, max_slots=1, epoch=0,
     )  # fmt: skip
     books = Books(slots=1, kv_blocks=9, block_tokens=32, context_tokens=100)

@@ -42,7 +42,8 @@ class Scene:
         slo = Slo(ttft_s=ttft_s, tbt_s=TBT_S)
         offer = Offer(
             key=RequestKey("t.a"), attempt=1, service_class=ServiceClass.STANDARD, tier="chat",
-            slo=slo, importance=1.0, application="", arrived_unix_s=NOW - 1.0, prompt_tokens=PROMPT, max_tokens=50,
+            slo=slo, importance=1.0, application="", arrived_unix_s=NOW - 1.0, prompt_tokens=PROMPT,
+            max_tokens=50,
             generated_tokens=generated, next_due_unix_s=slo.first_due_unix_s(NOW - 1.0),
             first_token_unix_s=NOW - 0.2 if generated else math.inf,
         )  # fmt: skip
@@ -64,7 +65,8 @@ class Scene:
 
 def drafts(depth: int) -> Speculation:
     return Speculation(
-        method="chain", depth=np.array([depth], dtype=np.int32), width=np.array([1], dtype=np.int32),
+        method="chain", depth=np.array([depth], dtype=np.int32),
+        width=np.array([1], dtype=np.int32),
         needed=np.array([1.0]), budget_tokens=100, needed_limit_tokens=100,
     )  # fmt: skip
 

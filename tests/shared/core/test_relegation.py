@@ -42,17 +42,22 @@ def record(
     **more: object,
 ) -> Record:
     values: dict[str, object] = {
-        "key": RequestKey(key), "body_key": "", "owner": "", "state": RecordState.RELEGATED, "attempt": 1, "tier": "", "application": "",
-        "service_class": ServiceClass.BEST_EFFORT, "slo": Slo(ttft_s=ttft_s), "importance": importance, "session": "",
-        "arrived_unix_s": NOW + arrived_s, "expires_unix_s": NOW + 1e6, "prompt_tokens": prompt, "max_tokens": 10, "stream_subject": "",
+        "key": RequestKey(key), "body_key": "", "owner": "", "state": RecordState.RELEGATED,
+        "attempt": 1, "tier": "", "application": "",
+        "service_class": ServiceClass.BEST_EFFORT, "slo": Slo(ttft_s=ttft_s),
+        "importance": importance, "session": "",
+        "arrived_unix_s": NOW + arrived_s, "expires_unix_s": NOW + 1e6, "prompt_tokens": prompt,
+        "max_tokens": 10, "stream_subject": "",
     }  # fmt: skip
     return Record(**{**values, **more})  # type: ignore[arg-type]
 
 
 def digest(at_s: float, replica: str = "r", *, surplus: bool = True, **more: object) -> Digest:
     values: dict[str, object] = {
-        "replica": ReplicaId(replica), "incarnation": "1", "planner": "p", "at_unix_s": NOW + at_s, "model": "", "pool": "", "waiting": 0,
-        "running": 0, "best_effort": 0, "waiting_prefill_tokens": 0, "backlog_s": 0.0, "kv_blocks": 99, "kv_free_blocks": 99,
+        "replica": ReplicaId(replica), "incarnation": "1", "planner": "p", "at_unix_s": NOW + at_s,
+        "model": "", "pool": "", "waiting": 0,
+        "running": 0, "best_effort": 0, "waiting_prefill_tokens": 0, "backlog_s": 0.0,
+        "kv_blocks": 99, "kv_free_blocks": 99,
         "free_slots": 8, "surplus": surplus,
     }  # fmt: skip
     return Digest(**{**values, **more})  # type: ignore[arg-type]

@@ -201,9 +201,7 @@ def test_an_impossible_acceptance_is_refused(probability: float) -> None:
         Acceptance(probability)
 
 
-def test_a_draft_costs_its_fraction_of_the_target_and_fits_what_the_target_fits_in_as_much_more_time() -> (
-    None
-):
+def test_a_draft_costs_its_fraction_and_fits_what_the_target_fits_in_as_much_more_time() -> None:
     target = store.load(PROFILE)
     draft = draft_of(target, 0.05)
     assert isinstance(draft, Scaled)
@@ -222,7 +220,8 @@ def test_a_draft_costs_its_fraction_of_the_target_and_fits_what_the_target_fits_
 
 def test_a_planner_takes_the_draft_from_the_announcement_and_refuses_an_impossible_one() -> None:
     announce = Announce(
-        replica=ReplicaId("r1"), incarnation="1", at_unix_s=0.0, model="m", engine="sim", profile=PROFILE, pool="",
+        replica=ReplicaId("r1"), incarnation="1", at_unix_s=0.0, model="m", engine="sim",
+        profile=PROFILE, pool="",
         kv_blocks=100, block_tokens=16, context_tokens=1600, max_slots=8, epoch=0,
     )  # fmt: skip
     assert announced.draft_of(announce) is None

@@ -198,9 +198,7 @@ def test_load_is_the_backlog_against_the_time_there_is() -> None:
     assert queue.load(NOW, ~queue.standard) == 0.0
 
 
-def test_under_load_a_short_request_overtakes_a_long_one_due_a_little_sooner_and_not_otherwise() -> (
-    None
-):
+def test_only_under_load_a_short_request_overtakes_a_long_one_due_a_little_sooner() -> None:
     pair = [interactive(0, target=2400, arrived_s=-2.5), interactive(1, target=100, arrived_s=0.0)]
     crowd = [interactive(i, target=5000) for i in range(2, 12)]
     assert prefill_order(qoserve(eager_relegation=False, alpha_high_s=0.1), pair)[0] == 0

@@ -40,9 +40,7 @@ def run(requests: Sequence[PlannedRequest], facts: ReplicaFacts | None = None) -
     )
 
 
-def test_a_best_effort_prefill_that_has_begun_gives_way_to_a_standard_prompt_that_does_not_fit_beside_it() -> (
-    None
-):
+def test_a_begun_best_effort_prefill_gives_way_to_a_standard_prompt_that_lacks_room() -> None:
     facts = ReplicaFacts(kv_blocks=300, context_tokens=4096, max_slots=16)  # 4800 tokens
     # The first is best-effort at once, and has begun when the second comes; the two prompts
     # together are more than the KV.

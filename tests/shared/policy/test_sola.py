@@ -632,7 +632,7 @@ def test_something_runs_wherever_there_is_something_to_run(seen: View) -> None:
 
 @few
 @given(seen=ample)
-def test_iterations_that_leave_decodes_out_prefill_whole_tiles_or_all_there_is_and_prefills_keep_their_order(
+def test_iterations_without_all_decodes_prefill_whole_tiles_or_all_there_is_in_their_order(
     seen: View,
 ) -> None:
     (choice,) = sola().plan(seen)
