@@ -22,8 +22,9 @@ from loadgen.load.arrivals import Gaps, draw_arrivals
 from loadgen.load.mix import plan_requests
 from loadgen.load.trace import Trace, read_trace
 from loadgen.load.workload import Rows
-from loadgen.simulator.latency import Latency
-from loadgen.simulator.simulation import simulate
+from loadgen.simulator.deployment import Deployment
+from loadgen.simulator.simulation import RunOptions, simulate
+from loadgen.simulator.traffic import Traffic
 from shared.tiers import QOSERVE_3
 
 FITS = {"lean": "a100_llama3-8b-tp1.json", "slow KV": "a100_llama3-8b-tp1_vidur_faithful.json"}
@@ -53,15 +54,9 @@ def run(
     requests = plan_requests(arrivals, Rows(trace, in_order=False), QOSERVE_3, seed)
     settings = {"chunk_tokens": str(chunk_tokens)}
     result = simulate(
-        requests,
-        "fcfs",
-        settings,
-        profile_path,
-        1,
-        QOSERVE_3,
-        Latency.none(),
-        seed,
-        keep_times=True,
+        Traffic(requests, QOSERVE_3, seed),
+        Deployment("fcfs", profile_path, settings=settings),
+        RunOptions(keep_times=True),
     )
     assert result.token_unix_s is not None
     counted = list(zip(requests, result.token_unix_s, strict=True))[len(requests) // WARM_UP :]

@@ -14,8 +14,9 @@ from loadgen.bench.figure import Figure
 from loadgen.load.arrivals import Gaps, draw_arrivals
 from loadgen.load.mix import PlannedRequest, plan_requests
 from loadgen.load.workload import named_workload
-from loadgen.simulator.latency import Latency
-from loadgen.simulator.simulation import SimulationResult, simulate
+from loadgen.simulator.deployment import Deployment
+from loadgen.simulator.simulation import RunOptions, SimulationResult, simulate
+from loadgen.simulator.traffic import Traffic
 from shared.tiers import QOSERVE_3
 
 PART = "simulator"
@@ -101,7 +102,9 @@ def _timed(
     settings = {"chunk_tokens": "512", "router": "round_robin"}
     began_s = time.perf_counter()
     result = simulate(
-        plan, policy, settings, PROFILE, replicas, QOSERVE_3, Latency.none(), 0, leaps=leaps
+        Traffic(plan, QOSERVE_3, seed=0),
+        Deployment(policy, PROFILE, replicas, settings),
+        RunOptions(leaps=leaps),
     )
     return time.perf_counter() - began_s, result
 

@@ -20,7 +20,7 @@ from loadgen.load.definition import (
     check,
 )
 from loadgen.load.mix import PlannedRequest
-from loadgen.simulator.simulation import ZERO_LOAD_CHUNK_TOKENS
+from loadgen.simulator.traffic import ZERO_LOAD_CHUNK_TOKENS
 from shared.errors import ConfigError
 from shared.perf.iteration_time import Profile
 from shared.perf.shape import BatchShape

@@ -57,10 +57,16 @@ def run(args: argparse.Namespace) -> int:
     console = Console(stderr=True)
     trial, plan = read_run(args, console)
     with console.status("computing the tightest bound"):
-        found = bound(plan.requests, trial.tiers, trial.profile, trial.replicas, trial.definition)
+        found = bound(
+            plan.requests,
+            trial.tiers,
+            trial.deployment.profile,
+            trial.deployment.replicas,
+            trial.definition,
+        )
     setup = BoundSetup(
-        profile=trial.profile,
-        replicas=trial.replicas,
+        profile=trial.deployment.profile,
+        replicas=trial.deployment.replicas,
         workload=trial.workload,
         tiers=trial.tiers.name,
         rate_rps=trial.rate_rps

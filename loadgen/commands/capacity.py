@@ -24,10 +24,10 @@ from loadgen.commands.trial_arguments import (
 )
 from loadgen.lab.figures_table import named
 from loadgen.lab.goodput import Probe, find_capacity
-from loadgen.lab.trial import Trial
+from loadgen.lab.trial import Trial, most_missed
 from loadgen.load.definition import Missed, missed
 from loadgen.load.report import percent
-from loadgen.load.session import has_rounds, sessions
+from loadgen.load.session import sessions
 from shared.errors import ConfigError
 
 FINEST = 0.001  # the least --precision, relative: rates have four digits
@@ -121,7 +121,7 @@ def run(args: argparse.Namespace) -> int:
         violations=args.violations,
         precision=args.precision,
         probes=probes,
-        **setup_fields(args, demand, trial.settings, began_s),
+        **setup_fields(args, demand, trial.deployment.settings, began_s),
     )
     if args.json:
         print(msgspec.json.encode(report).decode())
@@ -183,7 +183,7 @@ def try_rate(trial: Trial, demand: Demand, rate_rps: float, violations: float) -
     known only at the end, so such a run is not stopped.
     """
     requests = demand.at(rate_rps).requests
-    most = None if has_rounds(requests) else int(violations * len(requests) + 1e-9)
+    most = most_missed(requests, violations)
     result = replace(trial, rate_rps=rate_rps).serve(requests, keep_times=False, most_missed=most)
     violated = (
         missed(trial.definition, result.verdicts, result.slos, result.token_unix_s)

@@ -26,6 +26,7 @@ from loadgen.commands.trial_arguments import (
     make_trial,
     parse_settings,
 )
+from loadgen.lab.figures import figures_of
 from loadgen.lab.figures_table import named
 from loadgen.lab.goodput import Probe, find_capacity
 from loadgen.lab.grid import AtRate, Carried, best_first, combinations, own_grid, parse_grid
@@ -150,7 +151,7 @@ def at_rate(trial: Trial, demand: Demand, rate_rps: float, settings: Mapping[str
     requests = demand.at(rate_rps).requests
     return AtRate(
         settings=dict(settings),
-        figures=trial.judge(requests, trial.serve(requests, keep_times=False)),
+        figures=figures_of(trial, requests, trial.serve(requests, keep_times=False)),
     )
 
 
@@ -168,7 +169,7 @@ def by_capacity(
         probe,
         violations,
         precision,
-        float(trial.replicas),
+        float(trial.deployment.replicas),
         lowest_rps=FEWEST_REQUESTS / trial.duration_s,
     )
     return Carried(settings=dict(settings), capacity_rps=capacity_rps, probes=probes)

@@ -7,7 +7,7 @@ import msgspec
 from rich.console import Console
 
 from loadgen.commands.trial_arguments import add_run_arguments, read_run
-from loadgen.lab.figures import Figures
+from loadgen.lab.figures import Figures, figures_of
 from loadgen.lab.figures_table import circumstances, figures_table, named
 
 
@@ -26,7 +26,7 @@ def run(args: argparse.Namespace) -> int:
                 f"{now_s:.0f} s simulated, {ended} of {len(plan.requests)} requests have ended"
             ),
         )
-    figures = trial.judge(plan.requests, result)
+    figures = figures_of(trial, plan.requests, result)
     if args.json:
         print(msgspec.json.encode(figures).decode())
         return 0

@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from rich.console import Console
 
 from loadgen.commands.plan_arguments import Demand, Plan, add_plan_arguments, read_demand
-from loadgen.lab.trial import LATENCIES, Trial
+from loadgen.lab.trial import Trial
 from loadgen.load.definition import DEADLINE, DEFINITIONS
-from loadgen.simulator.simulation import ACCEPTANCE, DRAFT
+from loadgen.simulator.deployment import ACCEPTANCE, DRAFT, Deployment, ReplicaFacts
+from loadgen.simulator.latency import LATENCIES
 from shared.errors import ConfigError
 from shared.perf import profile_file as profiles
 from shared.policy import registry
@@ -145,22 +146,25 @@ def make_trial(
     profiles.read(args.profile)
     check_draft(args)
     registry.make(policy, settings)
-    return Trial(
-        policy=policy,
-        settings=settings,
-        profile=args.profile,
-        replicas=args.replicas,
-        workload=demand.name,
-        tiers=demand.tiers,
-        latency=args.latency,
-        definition=args.definition,
-        seed=args.seed,
-        duration_s=args.duration,
-        rate_rps=rate_rps,
-        context_tokens=args.context,
-        wait_s=args.wait,
+    deployment = Deployment(
+        policy,
+        args.profile,
+        args.replicas,
+        settings,
+        LATENCIES[args.latency],
+        ReplicaFacts(context_tokens=args.context),
         draft=args.draft,
         acceptance=args.acceptance,
+    )
+    return Trial(
+        deployment=deployment,
+        tiers=demand.tiers,
+        workload=demand.name,
+        rate_rps=rate_rps,
+        duration_s=args.duration,
+        seed=args.seed,
+        definition=args.definition,
+        wait_s=args.wait,
     )
 
 

@@ -25,7 +25,7 @@ from msgspec import Struct
 
 from loadgen.fleet.child import Child, ChildError, Say
 from loadgen.fleet.nats_server import MAX_PAYLOAD_BYTES, find_binary, greets, server_config
-from loadgen.simulator.simulation import ACCEPTANCE, DRAFT
+from loadgen.simulator.deployment import ACCEPTANCE, DRAFT
 from shared import subjects
 from shared.bus.api import Bus
 from shared.bus.nats import connect

@@ -11,7 +11,7 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from loadgen.bound.limit import Bound, bound
-from loadgen.lab.figures import Figures
+from loadgen.lab.figures import Figures, figures_of
 from loadgen.lab.figures_table import named
 from loadgen.lab.parallel import run_all
 from loadgen.lab.trial import Trial
@@ -107,7 +107,8 @@ def compare(
     places: list[tuple[int, int]] = []
     for at, (_, requests, trials) in enumerate(offered):
         one = trials[0]
-        tasks.append(partial(bound, requests, one.tiers, one.profile, one.replicas, one.definition))
+        by = one.deployment
+        tasks.append(partial(bound, requests, one.tiers, by.profile, by.replicas, one.definition))
         tasks += [partial(serve, trial, requests, latencies) for trial in trials]
         places += [(at, n) for n in range(-1, len(trials))]
     bounds, served = dict[int, Bound](), dict[tuple[int, int], Served]()
@@ -143,7 +144,9 @@ def serve(trial: Trial, requests: Sequence[PlannedRequest], latencies: bool) -> 
     run.
     """
     result = trial.serve(requests)
-    return Served(trial.judge(requests, result), by_tier(requests, result) if latencies else {})
+    return Served(
+        figures_of(trial, requests, result), by_tier(requests, result) if latencies else {}
+    )
 
 
 def by_tier(requests: Sequence[PlannedRequest], result: SimulationResult) -> dict[str, Latencies]:

@@ -2,16 +2,17 @@
 figures of the `simulate` command.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from loadgen.load.definition import DEADLINE, Missed, TokenTimes, missed
+from loadgen.lab.trial import Trial
+from loadgen.load.definition import Missed, TokenTimes, missed
 from loadgen.load.mix import PlannedRequest
 from loadgen.load.session import Sessions, sessions
-from loadgen.simulator.simulation import ACCEPTANCE, DRAFT, SimulationResult
+from loadgen.simulator.simulation import SimulationResult
 from shared.core.verdict import GOOD_ENDS
 from shared.schemas import Verdict
 
@@ -116,47 +117,81 @@ class Figures(Struct, frozen=True, kw_only=True):
     goodput_tokens_per_s: float = 0.0
 
 
-def figures(
-    requests: Sequence[PlannedRequest],
-    result: SimulationResult,
-    *,
-    policy: str,
-    profile: str,
-    replicas: int,
-    seed: int,
-    latency: str,
-    duration_s: float,
-    definition: str = DEADLINE,
-    rate_rps: float | None = None,
-    settings: Mapping[str, str] | None = None,
-    workload: str = "",
-    tiers: str = "",
-    draft: float = DRAFT,
-    acceptance: float = ACCEPTANCE,
+def figures_of(
+    trial: Trial, requests: Sequence[PlannedRequest], result: SimulationResult
 ) -> Figures:
-    """Rates are over `duration_s`, the length of the offered load. Raises ConfigError for an
-    unknown definition.
+    """The figures of a run of this trial. Rates are over `duration_s`, the length of the offered
+    load. Raises ConfigError for an unknown definition.
     """
-    verdicts, times = result.verdicts, result.token_unix_s
-    broke = missed(definition, verdicts, result.slos, times)
-    ttft_s = np.array([np.nan if v is None or v.ttft_s is None else v.ttft_s for v in verdicts])
-    ttlt_s = np.array(
-        [
-            v.ttlt_s if v is not None and _finished(v) and v.ttlt_s is not None else np.nan
-            for v in verdicts
-        ]
-    )
-    gaps_s, gaps = (
-        token_gaps_s(times)
-        if times is not None
-        else (np.empty(0, np.float32), np.zeros(len(verdicts), np.int64))
+    by, verdicts = trial.deployment, result.verdicts
+    broke = missed(trial.definition, verdicts, result.slos, result.token_unix_s)
+    met, offered = broke == Missed.NOTHING, len(requests)
+    met_count = int(met.sum())
+    measured = _Measured(result, broke)
+    long = long_prompts(requests)
+    return Figures(
+        policy=by.policy,
+        settings=dict(by.settings),
+        profile=by.profile,
+        replicas=by.replicas,
+        workload=trial.workload,
+        tiers=trial.tiers.name,
+        rate_rps=offered / trial.duration_s if trial.rate_rps is None else trial.rate_rps,
+        duration_s=trial.duration_s,
+        seed=trial.seed,
+        definition=trial.definition,
+        latency=by.latency.name,
+        offered=offered,
+        finished=sum(_finished(v) for v in verdicts),
+        violated=offered - met_count,
+        violated_fraction=(offered - met_count) / offered,
+        by_tier=measured.groups([r.tier for r in requests]),
+        by_importance=measured.groups([f"{r.importance:g}" for r in requests]),
+        by_length={"short": measured.group(~long), "long": measured.group(long)},
+        by_session=sessions(requests, ~met),
+        relegated=result.relegated,
+        preempted=result.preempted,
+        offloaded=result.offloaded,
+        goodput_rps=met_count / trial.duration_s,
+        iterations=result.iterations,
+        tokens=result.tokens,
+        busy_fraction=result.busy_s / max(result.simulated_s * by.replicas, 1e-9),
+        idle_s=result.idle_s,
+        simulated_s=result.simulated_s,
+        wall_s=result.wall_s,
+        requests_per_wall_s=offered / result.wall_s,
+        draft=by.draft,
+        acceptance=by.acceptance,
+        drafted=result.drafted,
+        accepted=result.accepted,
+        verifications=result.verifications,
+        goodput_tokens_per_s=_tokens(verdicts, met) / trial.duration_s,
     )
 
-    def group(members: Mask) -> Group:
-        offered, kinds = (
-            int(members.sum()),
-            np.bincount(broke[members], minlength=len(Missed)).tolist(),
+
+class _Measured:
+    """The measurements of a run, in arrays along its requests, of which any group is summarised."""
+
+    def __init__(self, result: SimulationResult, broke: NDArray[np.int8]) -> None:
+        verdicts, times = result.verdicts, result.token_unix_s
+        self._broke = broke
+        self._ttft_s = np.array(
+            [np.nan if v is None or v.ttft_s is None else v.ttft_s for v in verdicts]
         )
+        self._ttlt_s = np.array(
+            [
+                v.ttlt_s if v is not None and _finished(v) and v.ttlt_s is not None else np.nan
+                for v in verdicts
+            ]
+        )
+        # every gap, request after request, and how many each request has
+        self._gaps_s, self._gaps = np.empty(0, np.float32), np.zeros(len(verdicts), np.int64)
+        if times is not None:
+            self._gaps_s, self._gaps = token_gaps_s(times)
+
+    def group(self, members: Mask) -> Group:
+        offered = int(members.sum())
+        kinds = np.bincount(self._broke[members], minlength=len(Missed)).tolist()
         violated = offered - kinds[Missed.NOTHING]
         return Group(
             offered=offered,
@@ -168,60 +203,15 @@ def figures(
                 tbt=kinds[Missed.TBT],
                 ttlt=kinds[Missed.TTLT],
             ),
-            ttft_s=Percentiles.of(_known(ttft_s[members])),
-            tbt_s=Percentiles.of(gaps_s[np.repeat(members, gaps)]),
-            ttlt_s=Percentiles.of(_known(ttlt_s[members])),
+            ttft_s=Percentiles.of(_known(self._ttft_s[members])),
+            tbt_s=Percentiles.of(self._gaps_s[np.repeat(members, self._gaps)]),
+            ttlt_s=Percentiles.of(_known(self._ttlt_s[members])),
         )
 
-    def groups(names: Sequence[str]) -> dict[str, Group]:
-        of = np.array(names)
-        return {name: group(of == name) for name in sorted(set(names))}
-
-    met = int((broke == Missed.NOTHING).sum())
-    long = long_prompts(requests)
-    return Figures(
-        policy=policy,
-        settings=dict(settings or {}),
-        profile=profile,
-        replicas=replicas,
-        workload=workload,
-        tiers=tiers,
-        rate_rps=len(requests) / duration_s if rate_rps is None else rate_rps,
-        duration_s=duration_s,
-        seed=seed,
-        definition=definition,
-        latency=latency,
-        offered=len(requests),
-        finished=sum(_finished(v) for v in verdicts),
-        violated=len(requests) - met,
-        violated_fraction=(len(requests) - met) / len(requests),
-        by_tier=groups([r.tier for r in requests]),
-        by_importance=groups([f"{r.importance:g}" for r in requests]),
-        by_length={"short": group(~long), "long": group(long)},
-        by_session=sessions(requests, broke != Missed.NOTHING),
-        relegated=result.relegated,
-        preempted=result.preempted,
-        offloaded=result.offloaded,
-        goodput_rps=met / duration_s,
-        iterations=result.iterations,
-        tokens=result.tokens,
-        busy_fraction=result.busy_s / max(result.simulated_s * replicas, 1e-9),
-        idle_s=result.idle_s,
-        simulated_s=result.simulated_s,
-        wall_s=result.wall_s,
-        requests_per_wall_s=len(requests) / result.wall_s,
-        draft=draft,
-        acceptance=acceptance,
-        drafted=result.drafted,
-        accepted=result.accepted,
-        verifications=result.verifications,
-        goodput_tokens_per_s=sum(
-            v.output_tokens
-            for v, kind in zip(verdicts, broke, strict=True)
-            if v and kind == Missed.NOTHING
-        )
-        / duration_s,
-    )
+    def groups(self, names: Sequence[str]) -> dict[str, Group]:
+        """A group for each name; `names` runs along the requests."""
+        each = np.array(names)
+        return {name: self.group(each == name) for name in sorted(set(names))}
 
 
 def long_prompts(requests: Sequence[PlannedRequest]) -> Mask:
@@ -258,6 +248,11 @@ def token_gaps_s(
 
 def _finished(verdict: Verdict | None) -> bool:
     return verdict is not None and verdict.finish_reason in GOOD_ENDS
+
+
+def _tokens(verdicts: Sequence[Verdict | None], met: Mask) -> int:
+    """The output tokens of the requests whose SLO was met."""
+    return sum(v.output_tokens for v, kept in zip(verdicts, met, strict=True) if v and kept)
 
 
 def _known(values: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -1,43 +1,33 @@
-"""One simulated run: all that decides it but its requests; and how it is run and judged."""
+"""One simulated run, its requests apart: what decides it and how it is judged."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 
-from loadgen.lab.figures import Figures, figures
 from loadgen.load.definition import DEADLINE, Missed, missed, needs_token_times
 from loadgen.load.mix import PlannedRequest
-from loadgen.simulator.latency import Latency
-from loadgen.simulator.simulation import ACCEPTANCE, DRAFT, ReplicaFacts, SimulationResult, simulate
+from loadgen.load.session import has_rounds
+from loadgen.simulator.deployment import Deployment
+from loadgen.simulator.simulation import RunOptions, SimulationResult, simulate
+from loadgen.simulator.traffic import Traffic
 from shared.schemas import Verdict
 from shared.tiers import TierSet
 from shared.vocabulary import Slo
 
-LATENCIES = {"none": Latency.none, "live": Latency.live}
-
 
 class Trial(Struct, frozen=True, kw_only=True):
-    """A value: it may travel to another process. `rate_rps` None: as recorded; `wait_s` None: until
-    all requests have ended.
+    """What serves a load, where the load comes from, and how its SLOs are judged. A value: it may
+    travel to another process. `workload` names the workload or trace that lengths are from.
     """
 
-    policy: str
-    settings: Mapping[str, str]
-    profile: str
-    replicas: int
-    workload: str
+    deployment: Deployment
     tiers: TierSet
-    latency: str
-    definition: str
+    workload: str = ""
+    rate_rps: float | None = None  # None: as recorded
+    duration_s: float  # of the offered load
     seed: int
-    duration_s: float
-    rate_rps: float | None
-    context_tokens: int
-    wait_s: float | None = None
-    draft: float = DRAFT
-    acceptance: float = ACCEPTANCE
-    max_slots: int = ReplicaFacts().max_slots
-    hand_back: bool = True
+    definition: str = DEADLINE
+    wait_s: float | None = None  # after the last arrival; None: until all requests have ended
 
     def serve(
         self,
@@ -48,50 +38,27 @@ class Trial(Struct, frozen=True, kw_only=True):
         most_missed: int | None = None,
         progress: Callable[[float, int], None] | None = None,
     ) -> SimulationResult:
-        """Token times are kept if wished, or if the definition needs them. `most_missed` is of
-        requests that ended, by the definition.
+        """Token times are kept if asked for, or if the definition needs them. `most_missed` counts
+        requests that ended, judged by the definition.
 
         Raises ConfigError for a request that no replica can hold.
         """
-        return simulate(
-            requests,
-            self.policy,
-            self.settings,
-            self.profile,
-            self.replicas,
-            self.tiers,
-            LATENCIES[self.latency](),
-            self.seed,
-            draft=self.draft,
-            acceptance=self.acceptance,
-            facts=ReplicaFacts(context_tokens=self.context_tokens, max_slots=self.max_slots),
-            hand_back=self.hand_back,
+        options = RunOptions(
             keep_times=keep_times or needs_token_times(self.definition),
             check_every=check_every,
+            horizon_s=requests[-1].arrival_s + self.wait_s if self.wait_s is not None else None,
             most_missed=most_missed,
             misses=None if most_missed is None or self.definition == DEADLINE else self._misses,
-            horizon_s=requests[-1].arrival_s + self.wait_s if self.wait_s is not None else None,
             progress=progress,
         )
+        return simulate(Traffic(requests, self.tiers, self.seed), self.deployment, options)
 
     def _misses(self, verdict: Verdict, slo: Slo, token_unix_s: Sequence[float]) -> bool:
         return bool(missed(self.definition, [verdict], [slo], [token_unix_s])[0] != Missed.NOTHING)
 
-    def judge(self, requests: Sequence[PlannedRequest], result: SimulationResult) -> Figures:
-        return figures(
-            requests,
-            result,
-            policy=self.policy,
-            settings=self.settings,
-            profile=self.profile,
-            replicas=self.replicas,
-            seed=self.seed,
-            latency=self.latency,
-            duration_s=self.duration_s,
-            definition=self.definition,
-            rate_rps=self.rate_rps,
-            workload=self.workload,
-            tiers=self.tiers.name,
-            draft=self.draft,
-            acceptance=self.acceptance,
-        )
+
+def most_missed(requests: Sequence[PlannedRequest], violations: float) -> int | None:
+    """How many of these may miss their SLO before more than the fraction `violations` have. None
+    for sessions of rounds: which of them are violated is known at the end only.
+    """
+    return None if has_rounds(requests) else int(violations * len(requests) + 1e-9)

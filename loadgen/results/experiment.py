@@ -11,15 +11,15 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from loadgen.bound.limit import Bound, bound
-from loadgen.lab.figures import Figures
-from loadgen.lab.trial import Trial
+from loadgen.lab.figures import Figures, figures_of
+from loadgen.lab.trial import Trial, most_missed
 from loadgen.load.arrivals import draw_arrivals, parse_gaps, parse_profile
 from loadgen.load.definition import DEADLINE
 from loadgen.load.mix import PlannedRequest, plan_requests
-from loadgen.load.session import has_rounds
 from loadgen.load.trace import read_trace
 from loadgen.load.workload import WORKLOADS, Lengths, LengthSource, Rows, named_workload
-from loadgen.simulator.simulation import ACCEPTANCE, DRAFT
+from loadgen.simulator.deployment import ACCEPTANCE, DRAFT, Deployment, ReplicaFacts
+from loadgen.simulator.latency import LATENCIES
 from shared.errors import ConfigError
 from shared.tiers import QOSERVE_3, Tier, TierSet
 
@@ -188,6 +188,31 @@ def _requests_by_tier(run: Run, lengths: LengthSource) -> list[PlannedRequest]:
     ]
 
 
+def trial_of(run: Run) -> Trial:
+    """The trial of this run."""
+    deployment = Deployment(
+        run.policy,
+        run.profile,
+        run.replicas,
+        run.settings,
+        LATENCIES[run.latency],
+        ReplicaFacts(context_tokens=run.context_tokens, max_slots=MAX_SLOTS),
+        draft=run.draft,
+        acceptance=run.acceptance,
+        hand_back=False,
+    )
+    return Trial(
+        deployment=deployment,
+        tiers=run.tiers,
+        workload=run.workload,
+        rate_rps=run.rate_rps,
+        duration_s=run.duration_s,
+        seed=run.seed,
+        definition=run.definition,
+        wait_s=run.wait_s,
+    )
+
+
 def execute(run: Run, traces: Path | None = None) -> RunResult:
     """Simulates the run. Raises ConfigError."""
     requests = requests_of(run, traces)
@@ -195,27 +220,9 @@ def execute(run: Run, traces: Path | None = None) -> RunResult:
     if run.policy == BOUND:
         limit = bound(requests, run.tiers, run.profile, run.replicas, run.definition)
         return RunResult(run=run, figures=None, on=today, wall_s=limit.wall_s, bound=limit)
-    trial = Trial(
-        policy=run.policy,
-        settings=run.settings,
-        profile=run.profile,
-        replicas=run.replicas,
-        workload=run.workload,
-        tiers=run.tiers,
-        latency=run.latency,
-        definition=run.definition,
-        seed=run.seed,
-        duration_s=run.duration_s,
-        rate_rps=run.rate_rps,
-        context_tokens=run.context_tokens,
-        draft=run.draft,
-        acceptance=run.acceptance,
-        max_slots=MAX_SLOTS,
-        hand_back=False,
-        wait_s=run.wait_s,
-    )
-    # A session with rounds is judged at its end only, so such a run cannot be stopped early.
-    most_missed = None if has_rounds(requests) else int(run.most_violated * len(requests) + 1e-9)
-    result = trial.serve(requests, keep_times=False, most_missed=most_missed)
-    figures = None if result.stopped else trial.judge(requests, result)
+    trial = trial_of(run)
+    # None for sessions with rounds, which are judged at the end: such a run cannot stop early.
+    most = most_missed(requests, run.most_violated)
+    result = trial.serve(requests, keep_times=False, most_missed=most)
+    figures = None if result.stopped else figures_of(trial, requests, result)
     return RunResult(run=run, figures=figures, on=today, wall_s=result.wall_s)

@@ -6,8 +6,11 @@ from typing import NamedTuple
 
 
 class Latency(NamedTuple):
-    """Seconds, one way where nothing else is said; and how many plans a replica has at once."""
+    """The control latency of a fleet: seconds, one way unless stated otherwise; and how many plans
+    a replica has at once.
+    """
 
+    name: str
     depth: int
     lead_s: float  # first guess of how long before the end of an iteration the next plan leaves
     create_s: float  # storing a new record
@@ -26,7 +29,7 @@ class Latency(NamedTuple):
     @staticmethod
     def none() -> "Latency":
         """Depth 1 and no time between a decision and its effect."""
-        return Latency(1, *[0.0] * 12)
+        return Latency("none", 1, *[0.0] * 12)
 
     @staticmethod
     def live() -> "Latency":
@@ -39,6 +42,7 @@ class Latency(NamedTuple):
         lead are the services' own defaults.
         """
         return Latency(
+            name="live",
             depth=2,
             lead_s=0.004,
             create_s=0.00135,  # tokenising, two writes, the answer to the client
@@ -56,5 +60,8 @@ class Latency(NamedTuple):
 
     @property
     def first_plan_s(self) -> float:
-        """Arrival to the beginning of its first iteration, on an idle replica."""
+        """From a request's arrival to the beginning of its first iteration, on an idle replica."""
         return self.create_s + self.offer_s + self.hold_s + self.held_s + self.plan_s
+
+
+LATENCIES = {latency.name: latency for latency in (Latency.none(), Latency.live())}

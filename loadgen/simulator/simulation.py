@@ -1,86 +1,65 @@
-"""The virtual driver: the cores that run live, over as many replicas as wanted, in virtual time,
-with a profile as the GPU.
+"""The virtual driver: the cores that run live, over any number of replicas, in virtual time, with a
+profile as the GPU.
 
-Nothing is lost and nothing dies here (the simulation of the protocol is another one).
-Deterministic: the same arguments give the same result to the last digit, wall time apart.
+No message is lost and no process dies here (the simulation of the protocol is another one). A run
+is deterministic: the same arguments give the same result to the last digit, wall time apart.
 """
 
+import math
 import time
 from array import array
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Protocol
 
-from loadgen.simulator.latency import Latency
+from loadgen.simulator.deployment import Deployment
 from loadgen.simulator.timeline import Timeline
-from loadgen.simulator.virtual_fleet import ADMISSION, VirtualFleet
+from loadgen.simulator.traffic import Traffic, key_of, stored_as
+from loadgen.simulator.virtual_fleet import VirtualFleet
 from loadgen.simulator.virtual_replica import VirtualReplica
-from shared.core.admission import AdmissionSettings
-from shared.core.relegation import RelegationSettings
 from shared.core.verdict import GOOD_ENDS
 from shared.errors import ConfigError
 from shared.perf import profile_file as profiles
-from shared.perf.iteration_time import Profile
 from shared.perf.scaled import draft_of
-from shared.perf.zero_load import zero_load
 from shared.policy import registry
 from shared.policy.acceptance import Acceptance
-from shared.schemas import Announce, Body, Record, Sampling, Verdict
-from shared.tiers import TierSet
-from shared.vocabulary import RecordState, ReplicaId, RequestKey, ServiceClass, Slo
+from shared.schemas import Announce, Record, Verdict
+from shared.vocabulary import ReplicaId, RequestKey, Slo
 
-STALL_S = 3600.0  # without a token for so long after the last arrival, something hangs
-EXPIRES_S = 172_800.0  # longest a request may stay unfinished: the default of GenerateRequest
-ZERO_LOAD_CHUNK_TOKENS = 2048  # what SLOs given as multiples are multiples of, as admission has it
-DRAFT, ACCEPTANCE = 0.05, 0.7  # of the draft model, where nobody says otherwise: stated choices
-# max_tokens is the longest output rounded up to this, the same for all: it tells nobody their
-# length
-OUTPUT_STEP_TOKENS = 1024
-
-
-class Planned(Protocol):
-    """One request that will arrive: loadgen's plans are made of these."""
-
-    @property
-    def number(self) -> int: ...
-    @property
-    def arrival_s(self) -> float: ...
-    @property
-    def prompt_tokens(self) -> int: ...
-    @property
-    def output_tokens(self) -> int: ...
-    @property
-    def tier(self) -> str: ...
-    @property
-    def importance(self) -> float: ...
-    @property
-    def tenant(self) -> str: ...
-    @property
-    def application(self) -> str: ...
-    @property
-    def thinking_tokens(self) -> int: ...
-    @property
-    def after(self) -> int | None: ...  # the request whose good end it waits for
-    @property
-    def pause_s(self) -> float: ...  # after that
+STALL_S = 3600.0  # without an iteration for so long after the last arrival, the run is stuck
+WATCH_CALLS = 0x10000  # between looks at the progress of a run; a power of two
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReplicaFacts:
-    """What a replica is given; `kv_blocks` 0: what the profile states."""
+class RunOptions:
+    """How far a run goes, and what it keeps.
 
-    kv_blocks: int = 0
-    block_tokens: int = 16
-    context_tokens: int = 8192
-    max_slots: int = 16_384  # as the papers' queues: as long as they get
+    keep_times: keep the instant of every token.
+    check_every: events between checks of all books; 0: no checks.
+    horizon_s: the instant at which the run ends, whatever is left.
+    most_missed: the run stops once more requests than this have missed their SLO: a caller that
+        only asks whether a rate is too high needs no more. Rounds that are never sent have missed.
+    misses: whether a request that ended, with its token times if they are kept, missed its SLO;
+        None: as its verdict says.
+    leaps: iterations that are alike run as one, where control takes no time (virtual_replica.py);
+        False: each runs by itself.
+    progress: called now and then with the virtual time and the number of requests ended.
+    """
+
+    keep_times: bool = False
+    check_every: int = 0
+    horizon_s: float | None = None
+    most_missed: int | None = None
+    misses: Callable[[Verdict, Slo, Sequence[float]], bool] | None = None
+    leaps: bool = True
+    progress: Callable[[float, int], None] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulationResult:
-    """Lists run along the requests given. A verdict is None where the horizon came first, and of
-    the rounds after one that failed; times only if they were asked for.
+    """The lists run along the requests of the traffic. A verdict is None where the horizon came
+    first, and for the rounds after one that failed. Times are there only if they were asked for.
     """
 
     verdicts: Sequence[Verdict | None]
@@ -112,262 +91,241 @@ class SimulationResult:
 
     @property
     def met_fraction(self) -> float:
-        """Of all requests; unfinished ones count as missed."""
+        """The fraction of all requests; unfinished ones count as missed."""
         return sum(verdict is not None and verdict.slo_met for verdict in self.verdicts) / max(
             1, len(self.verdicts)
         )
 
 
 def simulate(
-    requests: Sequence[Planned],
-    policy: str,
-    settings: Mapping[str, str] | None,
-    profile: str,
-    replicas: int,
-    tiers: TierSet,
-    latency: Latency,
-    seed: int,
-    *,
-    draft: float = DRAFT,
-    acceptance: float = ACCEPTANCE,
-    facts: ReplicaFacts | None = None,
-    hand_back: bool = True,
-    admission: AdmissionSettings | None = None,
-    relegation: RelegationSettings | None = None,
-    keep_times: bool = False,
-    check_every: int = 0,
-    horizon_s: float | None = None,
-    most_missed: int | None = None,
-    misses: Callable[[Verdict, Slo, Sequence[float]], bool] | None = None,
-    leaps: bool = True,
-    progress: Callable[[float, int], None] | None = None,
+    traffic: Traffic, deployment: Deployment, options: RunOptions | None = None
 ) -> SimulationResult:
-    """Serve these requests (in order of arrival; one `after` another comes when that has ended
-    well, and its pause) until all have ended, or until `horizon_s`, or until more than
-    `most_missed` have ended without their SLO: who only wants to know whether a rate is too high
-    need not see the rest. `misses` says of a request that ended, with its token times if they are
-    kept, whether it did so without its SLO;
-    None: as its verdict has it. Rounds that are never sent have missed it.
+    """Serve this traffic until all requests have ended, or until an option ends the run.
 
-    draft: what a draft model's iteration takes, as a fraction of the target's, for policies that
-        speculate; 0: there is none.
-    acceptance: with which probability its first token is accepted, in the mean (acceptance.py).
-    leaps: iterations that are alike are run as one where control takes no time
-        (virtual_replica.py); False: each by itself.
-    check_every: events between checks of all books, 0 for none. progress: told now and then
-        (virtual seconds, requests ended).
     Raises: ConfigError for an unknown policy, setting or profile, an impossible draft or
         acceptance; AssertionError where an invariant breaks; RuntimeError on a stall.
     """
-    began_s = time.perf_counter()
-    facts = facts or ReplicaFacts()
-    file = profiles.read(profile)
-    model = file.profile()
-    drafting, accepting = draft_of(model, draft), Acceptance(acceptance)
-    if replicas < 1:
-        raise ConfigError("there must be at least one replica")
-    kv_blocks = facts.kv_blocks or file.kv_capacity_tokens // facts.block_tokens
-    context_tokens = min(facts.context_tokens, kv_blocks * facts.block_tokens)
-    timeline = Timeline(requests[0].arrival_s if requests else 0.0)
-    verdicts: dict[RequestKey, Verdict] = {}
-    missed = 0
+    return Simulation(traffic, deployment, options or RunOptions()).run()
 
-    def on_end(record: Record) -> None:
-        nonlocal missed
-        assert record.verdict is not None and record.key not in verdicts, (
-            f"{record.key} ended twice"
-        )
-        verdicts[record.key] = record.verdict
-        late = (
-            not record.verdict.slo_met
-            if misses is None
-            else misses(record.verdict, record.slo, fleet.times.get(record.key, ()))
-        )
-        missed += late
-        if (later := followers.pop(record.key, None)) is None:
-            return
-        if record.verdict.finish_reason in GOOD_ENDS:
-            timeline.after(requests[later].pause_s, receive, later)
-        else:
-            unsent.extend(rounds_from(later))
 
-    pools = registry.make(policy, settings).declared.pools
-    fleet = VirtualFleet(
-        timeline,
-        latency,
-        registry.make(policy, settings).route,
-        Random(f"{seed}/router"),
-        on_end,
-        admission_settings=admission,
-        relegation_settings=relegation,
-        keep_times=keep_times,
-    )
-    members = [
-        VirtualReplica(
-            Announce(
-                replica=ReplicaId(f"r{i + 1:02}"),
-                incarnation="1",
-                at_unix_s=timeline.now_s,
-                model=file.model,
-                engine="virtual",
-                profile=profile,
-                pool=pools[i % len(pools)],
-                kv_blocks=kv_blocks,
-                block_tokens=facts.block_tokens,
-                context_tokens=context_tokens,
-                max_slots=facts.max_slots,
-                epoch=0,
-            ),
-            registry.make(policy, settings),
-            model,
-            drafting,
-            accepting,
-            timeline,
+class Simulation:
+    """One run, from the first arrival to the result."""
+
+    def __init__(self, traffic: Traffic, deployment: Deployment, options: RunOptions) -> None:
+        self._began_s = time.perf_counter()
+        self._traffic, self._options = traffic, options
+        self._timeline = Timeline(traffic.begin_s)
+        file = profiles.read(deployment.profile)
+        self._profile = file.profile()
+        self._facts = deployment.facts.resolved(file.kv_capacity_tokens)
+        self._most_tokens = traffic.most_tokens
+        self._keys = [key_of(request) for request in traffic.requests]
+        self._slos = [traffic.slo(request) for request in traffic.requests]
+        self._verdicts: dict[RequestKey, Verdict] = {}
+        self._missed = 0
+        most = options.most_missed
+        self._most_missed = len(self._keys) if most is None else most
+        self._horizon_s = math.inf if options.horizon_s is None else options.horizon_s
+        # the iterations at the last look, and when they were last seen to grow
+        self._iterations, self._moved_s = 0, self._timeline.now_s
+        self._start(deployment, file.model)
+
+    def _start(self, deployment: Deployment, model: str) -> None:
+        """Every replica is there and known; then the first arrival is scheduled."""
+        draft = draft_of(self._profile, deployment.draft)
+        acceptance = Acceptance(deployment.acceptance)
+        if deployment.replicas < 1:
+            raise ConfigError("there must be at least one replica")
+        policy, settings, latency = deployment.policy, deployment.settings, deployment.latency
+        pools = registry.make(policy, settings).declared.pools
+        self._fleet = VirtualFleet(
+            self._timeline,
             latency,
-            fleet,
-            hand_back=hand_back,
-            leaps=leaps,
+            registry.make(policy, settings).route,
+            Random(f"{self._traffic.seed}/router"),
+            self._end,
+            admission_settings=deployment.admission,
+            relegation_settings=deployment.relegation,
+            keep_times=self._options.keep_times,
         )
-        for i in range(replicas)
-    ]
-    fleet.start(members)
-    longest = max((r.output_tokens for r in requests), default=1)
-    most_tokens = -(-longest // OUTPUT_STEP_TOKENS) * OUTPUT_STEP_TOKENS
-    keys, slos = (
-        [_key(request) for request in requests],
-        [tiers.named(request.tier).slo for request in requests],
-    )
-    index = {request.number: i for i, request in enumerate(requests)}
-    followers = {keys[index[r.after]]: i for i, r in enumerate(requests) if r.after is not None}
-    arrivals = deque(i for i, request in enumerate(requests) if request.after is None)
-    unsent: list[int] = []  # rounds that never will be: one before them failed
-    last_s, iterations = timeline.now_s, 0
+        self._replicas = [
+            VirtualReplica(
+                self._announce(i, deployment.profile, model, pools[i % len(pools)]),
+                registry.make(policy, settings),
+                self._profile,
+                draft,
+                acceptance,
+                self._timeline,
+                latency,
+                self._fleet,
+                hand_back=deployment.hand_back,
+                leaps=self._options.leaps,
+            )
+            for i in range(deployment.replicas)
+        ]
+        self._fleet.start(self._replicas)
+        self._arrivals = Arrivals(self._traffic, self._keys, self._timeline, self._receive)
 
-    def rounds_from(i: int) -> list[int]:
-        """This round of its session and those after it."""
-        later = followers.pop(keys[i], None)
-        return [i] if later is None else [i, *rounds_from(later)]
+    def _announce(self, i: int, profile: str, model: str, pool: str) -> Announce:
+        return Announce(
+            replica=ReplicaId(f"r{i + 1:02}"),
+            incarnation="1",
+            at_unix_s=self._timeline.now_s,
+            model=model,
+            engine="virtual",
+            profile=profile,
+            pool=pool,
+            kv_blocks=self._facts.kv_blocks,
+            block_tokens=self._facts.block_tokens,
+            context_tokens=self._facts.context_tokens,
+            max_slots=self._facts.max_slots,
+            epoch=0,
+        )
 
-    def receive(i: int) -> None:
+    # ------------------------------------------------------------ arrivals and ends
+
+    def _receive(self, i: int) -> None:
+        """Request i arrives."""
         record, body = stored_as(
-            requests[i], tiers, model, context_tokens, most_tokens, timeline.now_s
+            self._traffic.requests[i],
+            self._traffic.tiers,
+            self._profile,
+            self._facts.context_tokens,
+            self._most_tokens,
+            self._timeline.now_s,
         )
-        slos[i] = record.slo
-        fleet.receive(record, body)
+        self._slos[i] = record.slo
+        self._fleet.receive(record, body)
 
-    def arrive() -> None:
-        """Each arrival schedules the next, so that a long trace is not a long heap."""
-        i = arrivals.popleft()
-        if arrivals:
-            timeline.at(requests[arrivals[0]].arrival_s, arrive)
-        receive(i)
+    def _end(self, record: Record) -> None:
+        """A request has ended, with this record."""
+        key, verdict, misses = record.key, record.verdict, self._options.misses
+        assert verdict is not None and key not in self._verdicts, f"{key} ended twice"
+        self._verdicts[key] = verdict
+        if misses is None:
+            self._missed += not verdict.slo_met
+        else:
+            self._missed += misses(verdict, record.slo, self._fleet.times.get(key, ()))
+        self._arrivals.ended(key, well=verdict.finish_reason in GOOD_ENDS)
 
-    if requests:
-        timeline.at(requests[0].arrival_s, arrive)
-    limit = len(requests) if most_missed is None else most_missed
-    while (
-        len(verdicts) + len(unsent) < len(requests)
-        and missed + len(unsent) <= limit
-        and (horizon_s is None or timeline.next_s <= horizon_s)
-    ):
-        timeline.step()
-        if check_every and timeline.calls % check_every == 0:
+    # ------------------------------------------------------------ the loop
+
+    def run(self) -> SimulationResult:
+        """All of the run; called once."""
+        timeline, fleet, check_every = self._timeline, self._fleet, self._options.check_every
+        while self._unended and not self._stopped and timeline.next_s <= self._horizon_s:
+            timeline.step()
+            if check_every and timeline.calls % check_every == 0:
+                fleet.check()
+            if not timeline.calls % WATCH_CALLS:
+                self._watch()
+        if self._unended:  # the iterations done by now count
+            if self._options.horizon_s is not None and not self._stopped:
+                timeline.now_s = max(timeline.now_s, self._horizon_s)
+            for replica in self._replicas:
+                replica.settle()
+        if check_every:
             fleet.check()
-        if not timeline.calls & 0xFFFF:
-            done = sum(member.worker.counters.iterations for member in members)
-            if done != iterations or arrivals:
-                last_s, iterations = timeline.now_s, done
-            elif timeline.now_s - last_s > STALL_S:
-                raise RuntimeError(
-                    f"nothing has moved since {last_s:.1f} s, and {len(requests) - len(verdicts)} requests have not ended"
-                )
-            if progress is not None:
-                progress(timeline.now_s, len(verdicts))
-    stopped = missed + len(unsent) > limit
-    if len(verdicts) + len(unsent) < len(requests):  # what has been done by then counts
-        if horizon_s is not None and not stopped:
-            timeline.now_s = max(timeline.now_s, horizon_s)
-        for member in members:
-            member.settle()
-    if check_every:
-        fleet.check()
-    counters = [member.worker.counters for member in members]
-    return SimulationResult(
-        verdicts=[verdicts.get(key) for key in keys],
-        slos=slos,
-        token_unix_s=[fleet.times.get(key, array("d")) for key in keys] if keep_times else None,
-        stopped=stopped,
-        iterations=sum(c.iterations for c in counters),
-        tokens=sum(c.tokens for c in counters),
-        preempted=sum(member.preempted for member in members),
-        forced_preemptions=sum(member.core.counters.forced_preemptions for member in members),
-        mispredicted_entries=sum(member.core.counters.mispredicted_entries for member in members),
-        offloaded=fleet.offloaded,
-        busy_s=sum(c.exec_s for c in counters),
-        idle_s=sum(c.idle_s for c in counters),
-        drafted=sum(c.drafted for c in counters),
-        accepted=sum(c.accepted for c in counters),
-        verifications=sum(c.verifications for c in counters),
-        simulated_s=timeline.now_s - (requests[0].arrival_s if requests else 0.0),
-        wall_s=time.perf_counter() - began_s,
-        events=timeline.calls,
-    )
+        return self._result()
+
+    @property
+    def _unended(self) -> bool:
+        """Some request has not ended, and may still."""
+        return len(self._verdicts) + self._arrivals.unsent < len(self._keys)
+
+    @property
+    def _stopped(self) -> bool:
+        return self._missed + self._arrivals.unsent > self._most_missed
+
+    def _watch(self) -> None:
+        """Report the progress. Raises RuntimeError where there has been none for STALL_S."""
+        now_s, options = self._timeline.now_s, self._options
+        iterations = sum(replica.worker.counters.iterations for replica in self._replicas)
+        if iterations != self._iterations or self._arrivals.waiting:
+            self._moved_s, self._iterations = now_s, iterations
+        elif now_s - self._moved_s > STALL_S:
+            raise RuntimeError(
+                f"nothing has moved since {self._moved_s:.1f} s, and "
+                f"{len(self._keys) - len(self._verdicts)} requests have not ended"
+            )
+        if options.progress is not None:
+            options.progress(now_s, len(self._verdicts))
+
+    def _result(self) -> SimulationResult:
+        workers = [replica.worker.counters for replica in self._replicas]
+        cores = [replica.core.counters for replica in self._replicas]
+        times = self._fleet.times if self._options.keep_times else None
+        return SimulationResult(
+            verdicts=[self._verdicts.get(key) for key in self._keys],
+            slos=self._slos,
+            token_unix_s=None
+            if times is None
+            else [times.get(key, array("d")) for key in self._keys],
+            iterations=sum(c.iterations for c in workers),
+            tokens=sum(c.tokens for c in workers),
+            preempted=sum(replica.preempted for replica in self._replicas),
+            forced_preemptions=sum(c.forced_preemptions for c in cores),
+            mispredicted_entries=sum(c.mispredicted_entries for c in cores),
+            offloaded=self._fleet.offloaded,
+            busy_s=sum(c.exec_s for c in workers),
+            idle_s=sum(c.idle_s for c in workers),
+            drafted=sum(c.drafted for c in workers),
+            accepted=sum(c.accepted for c in workers),
+            verifications=sum(c.verifications for c in workers),
+            simulated_s=self._timeline.now_s - self._traffic.begin_s,
+            wall_s=time.perf_counter() - self._began_s,
+            events=self._timeline.calls,
+            stopped=self._stopped,
+        )
 
 
-def stored_as(
-    planned: Planned,
-    tiers: TierSet,
-    profile: Profile,
-    context_tokens: int,
-    most_tokens: int,
-    now_unix_s: float,
-) -> tuple[Record, Body]:
-    """The record as admission would store it, not yet placed, and a body without its prompt, which
-    nobody here reads.
-
-    Raises ConfigError for a request that no replica can hold.
+class Arrivals:
+    """The arrivals of a run on its timeline. A round of a session that is `after` another arrives
+    when that one has ended well and its pause is over; after one that failed it is never sent.
     """
-    room = context_tokens - planned.prompt_tokens
-    if room < 1 or planned.prompt_tokens < 1:
-        raise ConfigError(
-            f"request {planned.number} has a prompt of {planned.prompt_tokens} tokens; a replica holds {context_tokens}"
-        )
-    max_tokens = min(most_tokens, room)
-    slo = tiers.named(planned.tier).slo
-    if (slo.ttft_x, slo.tbt_x, slo.ttlt_x) != (None, None, None):
-        alone = zero_load(profile, planned.prompt_tokens, max_tokens, ZERO_LOAD_CHUNK_TOKENS)
-        slo = slo.resolved(
-            zero_load_ttft_s=alone.ttft_s,
-            zero_load_tbt_s=alone.tbt_s,
-            zero_load_ttlt_s=alone.ttlt_s,
-        )
-    record = Record(
-        key=_key(planned),
-        body_key="",
-        owner=ADMISSION,
-        state=RecordState.ACTIVE,
-        attempt=0,
-        service_class=ServiceClass.STANDARD,
-        tier=planned.tier,
-        slo=slo,
-        importance=planned.importance,
-        application=planned.application or planned.tier,
-        session="",
-        arrived_unix_s=now_unix_s,
-        expires_unix_s=now_unix_s + EXPIRES_S,
-        prompt_tokens=planned.prompt_tokens,
-        max_tokens=max_tokens,
-        stream_subject="",
-    )
-    sampling = Sampling(
-        max_tokens=max_tokens,
-        output_tokens=planned.output_tokens,
-        thinking_tokens=planned.thinking_tokens,
-        ignore_eos=True,
-        temperature=0.0,
-    )
-    return record, Body(prompt=b"", sampling=sampling)
 
+    def __init__(
+        self,
+        traffic: Traffic,
+        keys: Sequence[RequestKey],
+        timeline: Timeline,
+        receive: Callable[[int], None],
+    ) -> None:
+        self._requests, self._keys = traffic.requests, keys
+        self._timeline, self._receive = timeline, receive
+        index = {request.number: i for i, request in enumerate(self._requests)}
+        self._next_rounds = {  # by the key of the round before
+            keys[index[request.after]]: i
+            for i, request in enumerate(self._requests)
+            if request.after is not None
+        }
+        self._independent = deque(
+            i for i, request in enumerate(self._requests) if request.after is None
+        )
+        self.unsent = 0  # rounds that never will be: one before them failed
+        if self._requests:
+            timeline.at(traffic.begin_s, self._arrive)
 
-def _key(planned: Planned) -> RequestKey:
-    return RequestKey(f"{planned.tenant}.{planned.number}")
+    @property
+    def waiting(self) -> bool:
+        """Some request that waits for no other has not arrived yet."""
+        return bool(self._independent)
+
+    def _arrive(self) -> None:
+        """Each arrival schedules the next, so that a long trace is not a long heap."""
+        i = self._independent.popleft()
+        if self._independent:
+            self._timeline.at(self._requests[self._independent[0]].arrival_s, self._arrive)
+        self._receive(i)
+
+    def ended(self, key: RequestKey, *, well: bool) -> None:
+        """The request has ended: schedule its session's next round, or none of those to come."""
+        i = self._next_rounds.pop(key, None)
+        if i is None:
+            return
+        if well:
+            self._timeline.after(self._requests[i].pause_s, self._receive, i)
+            return
+        while i is not None:
+            self.unsent += 1
+            i = self._next_rounds.pop(self._keys[i], None)

@@ -16,8 +16,8 @@ from msgspec.structs import replace
 
 from loadgen.load.mix import PlannedRequest
 from loadgen.simulator.latency import Latency
-from loadgen.simulator.simulation import stored_as
 from loadgen.simulator.timeline import Timeline
+from loadgen.simulator.traffic import stored_as
 from loadgen.simulator.virtual_replica import VirtualReplica
 from loadgen.simulator.virtual_worker import VirtualWorker
 from services.worker.engine import EngineFacts

@@ -22,8 +22,10 @@ from loadgen.load.arrivals import Gaps, draw_arrivals, parse_profile
 from loadgen.load.mix import PlannedRequest, plan_requests
 from loadgen.load.send_nats import cap_tokens, prompt_ids
 from loadgen.load.workload import named_workload
+from loadgen.simulator.deployment import Deployment
 from loadgen.simulator.latency import Latency
 from loadgen.simulator.simulation import simulate
+from loadgen.simulator.traffic import Traffic
 from shared import subjects
 from shared.bus.nats import NatsBus, connect
 from shared.clock import Clock
@@ -225,9 +227,8 @@ def test_a_live_fleet_and_the_simulator_agree_within_two_points_of_attainment_pe
     case: Case, tmp_path: Path
 ) -> None:
     requests = case.plan()
-    result = simulate(
-        requests, case.policy, case.settings, PROFILE, REPLICAS, case.tiers, Latency.live(), SEED
-    )
+    deployment = Deployment(case.policy, PROFILE, REPLICAS, case.settings, Latency.live())
+    result = simulate(Traffic(requests, case.tiers, SEED), deployment)
     simulated = attainment(case, requests, result.verdicts)
     (tmp_path / "tiers.json").write_bytes(msgspec.json.encode(case.tiers))
     lived = asyncio.run(live(case, requests, tmp_path / "tiers.json"))

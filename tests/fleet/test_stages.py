@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from loadgen.load.mix import PlannedRequest
-from loadgen.simulator.latency import Latency
-from loadgen.simulator.simulation import SimulationResult, simulate
+from loadgen.simulator.deployment import Deployment
+from loadgen.simulator.simulation import RunOptions, SimulationResult, simulate
+from loadgen.simulator.traffic import Traffic
 from shared.columns import pack, unpack_list
 from shared.core import record as life
 from shared.core.offer import as_offer
@@ -319,17 +320,9 @@ def run(
     requests: list[PlannedRequest], policy: str = "fcfs", *, leaps: bool = True
 ) -> SimulationResult:
     return simulate(
-        requests,
-        policy,
-        None,
-        "a100-llama3-8b",
-        1,
-        TIERS,
-        Latency.none(),
-        1,
-        keep_times=True,
-        check_every=3,
-        leaps=leaps,
+        Traffic(requests, TIERS),
+        Deployment(policy, "a100-llama3-8b"),
+        RunOptions(keep_times=True, check_every=3, leaps=leaps),
     )
 
 

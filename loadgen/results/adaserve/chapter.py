@@ -7,7 +7,7 @@ from loadgen.results.adaserve import shift as adaserve_shift
 from loadgen.results.adaserve.systems import DRAFT, PROFILE
 from loadgen.results.experiment import SEED
 from loadgen.results.section import Chapter
-from loadgen.simulator.simulation import ACCEPTANCE
+from loadgen.simulator.deployment import ACCEPTANCE
 
 CHAPTER = Chapter(
     name="adaserve",

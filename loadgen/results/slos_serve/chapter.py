@@ -11,7 +11,7 @@ from loadgen.results.slos_serve.systems import (
     SMALL_KV,
     TIGHT_CHUNK_TOKENS,
 )
-from loadgen.simulator.simulation import ACCEPTANCE, DRAFT
+from loadgen.simulator.deployment import ACCEPTANCE, DRAFT
 
 CHAPTER = Chapter(
     name="slos-serve",

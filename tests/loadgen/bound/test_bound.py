@@ -34,8 +34,9 @@ from loadgen.load.definition import (
 )
 from loadgen.load.mix import PlannedRequest, plan_requests
 from loadgen.load.workload import named_workload
-from loadgen.simulator.latency import Latency
-from loadgen.simulator.simulation import simulate
+from loadgen.simulator.deployment import Deployment
+from loadgen.simulator.simulation import RunOptions, simulate
+from loadgen.simulator.traffic import Traffic
 from shared.errors import ConfigError
 from shared.perf import profile_file as store
 from shared.perf.five_coefficients import Ascendra
@@ -141,16 +142,9 @@ def test_no_policy_ever_satisfies_more_requests(
     }
     policy = rng.choice(registry.names())
     result = simulate(
-        requests,
-        policy,
-        None,
-        profile,
-        replicas,
-        tiers,
-        Latency.none(),
-        seed,
-        draft=0.0,
-        keep_times=True,
+        Traffic(requests, tiers, seed),
+        Deployment(policy, profile, replicas, draft=0.0),
+        RunOptions(keep_times=True),
     )
     for name in DEFINITIONS:
         met = np.mean(missed(name, result.verdicts, result.slos, result.token_unix_s) == 0)
@@ -160,7 +154,7 @@ def test_no_policy_ever_satisfies_more_requests(
 @pytest.mark.parametrize("policy", registry.names())
 def test_every_policy_stays_below_it_under_overload(policy: str) -> None:
     requests = overload(seed=3, rate=12.0, duration_s=10.0)
-    result = simulate(requests, policy, None, QOSERVE, 1, DEMO_3, Latency.none(), 1, draft=0.0)
+    result = simulate(Traffic(requests, DEMO_3), Deployment(policy, QOSERVE, draft=0.0))
     assert result.met_fraction <= bound(requests, DEMO_3, QOSERVE, 1).met_fraction
 
 
@@ -655,7 +649,7 @@ def test_by_ttlt_a_bound_in_multiples_takes_the_place_of_the_others(slo: Slo) ->
     """
     request = PlannedRequest(0, 0.0, 400, 50, "b", 1.0, "default", "")
     tiers = TierSet(name="x", default="b", tiers={"b": Tier(slo=slo)})
-    result = simulate([request], "fcfs", None, QOSERVE, 1, tiers, Latency.none(), 1)
+    result = simulate(Traffic([request], tiers), Deployment("fcfs", QOSERVE))
     assert missed(TTLT, result.verdicts, result.slos)[0] == Missed.NOTHING
     assert {
         name: bound([request], tiers, QOSERVE, 1, name).met_fraction for name in DEFINITIONS

@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 
 from loadgen.cli import main
-from loadgen.lab.figures import figures, long_prompts, token_gaps_s
+from loadgen.lab.figures import figures_of, long_prompts, token_gaps_s
+from loadgen.lab.trial import Trial
 from loadgen.load.definition import DEFINITIONS
 from loadgen.load.mix import PlannedRequest
-from loadgen.simulator.latency import Latency
-from loadgen.simulator.simulation import simulate
+from loadgen.simulator.deployment import Deployment
+from loadgen.simulator.simulation import RunOptions, simulate
+from loadgen.simulator.traffic import Traffic
 from shared.tiers import DEMO_3
 
 COMMON = [
@@ -125,19 +127,10 @@ def test_the_spreads_are_those_of_each_requests_own_tokens() -> None:
         PlannedRequest(n, 0.3 * n, 200 + 40 * n, 1 + n % 7, tiers[n % 3], 1.0, "default", "")
         for n in range(30)
     ]
-    result = simulate(
-        requests, "fcfs", None, "a100-llama3-8b", 1, DEMO_3, Latency.none(), 1, keep_times=True
-    )
-    found = figures(
-        requests,
-        result,
-        policy="fcfs",
-        profile="",
-        replicas=1,
-        seed=1,
-        latency="none",
-        duration_s=9.0,
-    )
+    deployment = Deployment("fcfs", "a100-llama3-8b")
+    result = simulate(Traffic(requests, DEMO_3), deployment, RunOptions(keep_times=True))
+    trial = Trial(deployment=deployment, tiers=DEMO_3, duration_s=9.0, seed=1)
+    found = figures_of(trial, requests, result)
     times = result.token_unix_s
     assert times is not None
     for tier in tiers:

@@ -12,12 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadgen.bound.limit import bound
-from loadgen.lab.figures import figures
+from loadgen.lab.figures import figures_of
+from loadgen.lab.trial import Trial
 from loadgen.load.mix import PlannedRequest, plan_requests
 from loadgen.load.session import rounds, sessions
 from loadgen.load.workload import REASONING, TOOLLLM, Lengths, named_workload
-from loadgen.simulator.latency import Latency
-from loadgen.simulator.simulation import SimulationResult, simulate
+from loadgen.simulator.deployment import Deployment
+from loadgen.simulator.latency import LATENCIES, Latency
+from loadgen.simulator.simulation import RunOptions, SimulationResult, simulate
+from loadgen.simulator.traffic import Traffic
 from shared.core.admission import AdmissionSettings
 from shared.tiers import DEMO_3, Tier, TierSet, load_tiers
 from shared.vocabulary import FinishReason, Slo
@@ -30,6 +33,7 @@ PATIENT = TierSet(
     default="a",
     tiers={"a": Tier(slo=Slo(ttlt_s=60.0)), "b": Tier(slo=Slo(ttlt_s=0.5))},
 )
+TRIAL = Trial(deployment=Deployment("fcfs", PROFILE), tiers=PATIENT, duration_s=1.0, seed=1)
 
 
 def turn(
@@ -57,18 +61,14 @@ def turn(
 
 
 def run(
-    requests: list[PlannedRequest], latency: Latency | None = None, **more: object
+    requests: list[PlannedRequest],
+    latency: Latency = LATENCIES["none"],
+    admission: AdmissionSettings | None = None,
+    most_missed: int | None = None,
 ) -> SimulationResult:
-    values = {"replicas": 1, "tiers": PATIENT, "seed": 1, **more}
-    return simulate(
-        requests,
-        "fcfs",
-        None,
-        PROFILE,
-        latency=latency or Latency.none(),
-        keep_times=True,
-        **values,
-    )  # type: ignore[arg-type]
+    deployment = Deployment("fcfs", PROFILE, latency=latency, admission=admission)
+    options = RunOptions(keep_times=True, most_missed=most_missed)
+    return simulate(Traffic(requests, PATIENT), deployment, options)
 
 
 # ---------------------------------------------------------------- in a simulation
@@ -97,16 +97,7 @@ def test_after_a_round_that_failed_none_is_sent_and_the_run_ends() -> None:
     result = run(plan, admission=AdmissionSettings(open_limit=0))
     reasons = [None if verdict is None else verdict.finish_reason for verdict in result.verdicts]
     assert reasons == [FinishReason.REFUSED, FinishReason.REFUSED, None, None]
-    found = figures(
-        plan,
-        result,
-        policy="fcfs",
-        profile=PROFILE,
-        replicas=1,
-        seed=1,
-        latency="none",
-        duration_s=1.0,
-    )
+    found = figures_of(TRIAL, plan, result)
     assert (found.offered, found.violated) == (4, 4)
 
 
@@ -126,16 +117,7 @@ def test_a_session_is_kept_if_each_of_its_rounds_is() -> None:
     ]
     result = run(plan)
     assert [v and v.slo_met for v in result.verdicts] == [True, False, True, True, False]
-    found = figures(
-        plan,
-        result,
-        policy="fcfs",
-        profile=PROFILE,
-        replicas=1,
-        seed=1,
-        latency="none",
-        duration_s=1.0,
-    ).by_session
+    found = figures_of(TRIAL, plan, result).by_session
     assert found is not None
     assert (found.offered, found.violated, found.violated_fraction) == (3, 2, pytest.approx(2 / 3))
 

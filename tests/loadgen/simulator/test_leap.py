@@ -11,12 +11,15 @@ import pytest
 from loadgen.load.arrivals import Gaps, draw_arrivals
 from loadgen.load.mix import PlannedRequest, plan_requests
 from loadgen.load.workload import named_workload
+from loadgen.simulator.deployment import Deployment, ReplicaFacts
 from loadgen.simulator.latency import Latency
-from loadgen.simulator.simulation import ReplicaFacts, SimulationResult, simulate
+from loadgen.simulator.simulation import RunOptions, SimulationResult, simulate
+from loadgen.simulator.traffic import Traffic
 from shared.policy import registry
 from shared.policy.seam import Choice, Policy, View
 from shared.tiers import DEMO_3, QOSERVE_3, TierSet
 
+PROFILE = "a100-llama3-8b"
 ROOMY = ReplicaFacts()
 # KV runs short: preemptions, and leaps that must stop before it does
 TIGHT = ReplicaFacts(kv_blocks=1100, max_slots=24)
@@ -31,18 +34,9 @@ def both(
 ) -> tuple[SimulationResult, SimulationResult]:
     return tuple(  # type: ignore[return-value]
         simulate(
-            requests,
-            policy,
-            None,
-            "a100-llama3-8b",
-            replicas,
-            tiers,
-            Latency.none(),
-            1,
-            facts=facts,
-            keep_times=True,
-            check_every=5,
-            leaps=leaps,
+            Traffic(requests, tiers),
+            Deployment(policy, PROFILE, replicas, facts=facts),
+            RunOptions(keep_times=True, check_every=5, leaps=leaps),
         )
         for leaps in (True, False)
     )
@@ -100,16 +94,9 @@ def test_a_choice_that_is_used_again_is_the_one_the_policy_would_make(
 
     def run(latency: Latency) -> SimulationResult:
         return simulate(
-            requests,
-            policy,
-            None,
-            "a100-llama3-8b",
-            1,
-            DEMO_3,
-            latency,
-            1,
-            facts=TIGHT,
-            keep_times=True,
+            Traffic(requests, DEMO_3),
+            Deployment(policy, PROFILE, latency=latency, facts=TIGHT),
+            RunOptions(keep_times=True),
         )
 
     reused = [run(latency) for latency in (Latency.none(), Latency.live())]
@@ -142,17 +129,9 @@ def test_what_was_done_by_the_horizon_counts_also_in_the_midst_of_a_leap(policy:
     requests = drawn("azure-conv", 2.0, 20.0, seed=14)
     leapt, stepped = (
         simulate(
-            requests,
-            policy,
-            None,
-            "a100-llama3-8b",
-            1,
-            DEMO_3,
-            Latency.none(),
-            1,
-            keep_times=True,
-            horizon_s=18.0,
-            leaps=leaps,
+            Traffic(requests, DEMO_3),
+            Deployment(policy, PROFILE),
+            RunOptions(keep_times=True, horizon_s=18.0, leaps=leaps),
         )
         for leaps in (True, False)
     )
@@ -177,15 +156,9 @@ def test_a_rate_that_is_too_high_is_known_before_the_end() -> None:
 
     def run(most_missed: int | None) -> SimulationResult:
         return simulate(
-            requests,
-            "fcfs",
-            None,
-            "a100-llama3-8b",
-            1,
-            DEMO_3,
-            Latency.none(),
-            1,
-            most_missed=most_missed,
+            Traffic(requests, DEMO_3),
+            Deployment("fcfs", PROFILE),
+            RunOptions(most_missed=most_missed),
         )
 
     whole, early = run(None), run(10)

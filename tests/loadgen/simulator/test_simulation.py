@@ -2,19 +2,22 @@
 good policy from a bad one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
 
-from loadgen.lab.figures import figures
+from loadgen.lab.figures import figures_of
+from loadgen.lab.trial import Trial
 from loadgen.load.arrivals import Gaps, draw_arrivals, parse_profile
 from loadgen.load.mix import PlannedRequest, plan_requests
 from loadgen.load.tally import Tally
 from loadgen.load.workload import named_workload
-from loadgen.simulator.latency import Latency
-from loadgen.simulator.simulation import ReplicaFacts, SimulationResult, simulate
+from loadgen.simulator.deployment import Deployment, ReplicaFacts
+from loadgen.simulator.latency import LATENCIES, Latency
+from loadgen.simulator.simulation import RunOptions, SimulationResult, simulate
 from loadgen.simulator.timeline import Alarm, Timeline
+from loadgen.simulator.traffic import Traffic
 from shared.errors import ConfigError
 from shared.perf import profile_file as store
 from shared.perf import zero_load
@@ -23,7 +26,8 @@ from shared.tiers import DEMO_3, QOSERVE_3, TierSet
 from shared.vocabulary import FinishReason
 
 PROFILE = "a100-llama3-8b"
-LATENCIES = {"none": Latency.none(), "live": Latency.live()}
+ROOMY = ReplicaFacts()
+KEPT = RunOptions(keep_times=True)
 
 
 def mixed(
@@ -43,17 +47,20 @@ def run(
     requests: Sequence[PlannedRequest],
     policy: str,
     latency: Latency = LATENCIES["live"],
-    **more: object,
+    *,
+    replicas: int = 1,
+    settings: Mapping[str, str] | None = None,
+    tiers: TierSet = DEMO_3,
+    facts: ReplicaFacts = ROOMY,
+    options: RunOptions | None = None,
 ) -> SimulationResult:
-    values = {
-        "settings": None,
-        "profile": PROFILE,
-        "replicas": 1,
-        "tiers": DEMO_3,
-        "seed": 3,
-        **more,
-    }
-    return simulate(requests, policy, latency=latency, **values)  # type: ignore[arg-type]
+    deployment = Deployment(policy, PROFILE, replicas, settings or {}, latency, facts)
+    return simulate(Traffic(requests, tiers, seed=3), deployment, options)
+
+
+def trial(policy: str) -> Trial:
+    deployment = Deployment(policy, PROFILE, latency=Latency.live())
+    return Trial(deployment=deployment, tiers=DEMO_3, duration_s=20.0, seed=3)
 
 
 def without_wall(result: SimulationResult) -> SimulationResult:
@@ -67,7 +74,7 @@ def test_the_same_arguments_give_the_same_result_to_the_last_digit(
 ) -> None:
     requests = mixed(6.0, 8.0)
     one, two = (
-        run(requests, policy, LATENCIES[latency], replicas=2, keep_times=True) for _ in range(2)
+        run(requests, policy, LATENCIES[latency], replicas=2, options=KEPT) for _ in range(2)
     )
     assert without_wall(one) == without_wall(two)
 
@@ -79,9 +86,8 @@ def test_every_request_ends_once_with_just_its_tokens_and_the_books_balance(poli
         requests,
         policy,
         replicas=2,
-        keep_times=True,
-        check_every=7,
         facts=ReplicaFacts(kv_blocks=2000, max_slots=24),
+        options=RunOptions(keep_times=True, check_every=7),
     )
     assert [v is not None and v.finish_reason for v in result.verdicts] == [
         FinishReason.STOP
@@ -138,19 +144,11 @@ def test_a_second_replica_helps_and_both_are_used() -> None:
 
 def test_a_horizon_leaves_requests_without_a_verdict_and_they_count_as_missed() -> None:
     requests = mixed(7.0, 20.0)
-    result = run(requests, "fcfs", horizon_s=15.0, keep_times=True)
+    result = run(requests, "fcfs", options=RunOptions(keep_times=True, horizon_s=15.0))
     assert len(result.verdicts) < len(requests) or None in result.verdicts
-    whole = run(requests, "fcfs", horizon_s=requests[-1].arrival_s, keep_times=True)
-    found = figures(
-        requests,
-        whole,
-        policy="fcfs",
-        profile=PROFILE,
-        replicas=1,
-        seed=3,
-        latency="live",
-        duration_s=20.0,
-    )
+    until = RunOptions(keep_times=True, horizon_s=requests[-1].arrival_s)
+    whole = run(requests, "fcfs", options=until)
+    found = figures_of(trial("fcfs"), requests, whole)
     assert found.offered == len(requests) > found.finished
     assert found.violated == len(requests) - sum(
         v is not None and v.slo_met for v in whole.verdicts
@@ -178,19 +176,10 @@ def tally(requests: Sequence[PlannedRequest], result: SimulationResult, tiers: T
 
 def test_the_client_would_count_what_the_verdicts_say() -> None:
     requests = mixed(7.0, 20.0, bursts="demo")
-    result = run(requests, "qoserve", keep_times=True)
+    result = run(requests, "qoserve", options=KEPT)
     outcomes = tally(requests, result, DEMO_3).outcomes
     assert [o.met for o in outcomes] == [v is not None and v.slo_met for v in result.verdicts]
-    found = figures(
-        requests,
-        result,
-        policy="qoserve",
-        profile=PROFILE,
-        replicas=1,
-        seed=3,
-        latency="live",
-        duration_s=20.0,
-    )
+    found = figures_of(trial("qoserve"), requests, result)
     assert sum(group.offered for group in found.by_tier.values()) == found.offered == len(requests)
     assert found.violated_fraction == pytest.approx(1 - result.met_fraction)
 

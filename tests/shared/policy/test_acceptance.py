@@ -17,8 +17,10 @@ from loadgen.fleet.fleet import Fleet, FleetSpec
 from loadgen.load.arrivals import Gaps, draw_arrivals
 from loadgen.load.mix import PlannedRequest, plan_requests
 from loadgen.load.workload import named_workload
-from loadgen.simulator.latency import Latency
-from loadgen.simulator.simulation import ReplicaFacts, SimulationResult, simulate
+from loadgen.simulator.deployment import ACCEPTANCE, DRAFT, Deployment, ReplicaFacts
+from loadgen.simulator.latency import LATENCIES, Latency
+from loadgen.simulator.simulation import RunOptions, SimulationResult, simulate
+from loadgen.simulator.traffic import Traffic
 from shared import subjects
 from shared.bus.api import Call
 from shared.bus.nats import connect
@@ -39,7 +41,6 @@ from shared.vocabulary import ReplicaId, RequestKey
 from tests.shared.policy.speculating import CHAIN, TREE, Speculating
 
 PROFILE = "a100-llama3-8b"
-LATENCIES = {"none": Latency.none(), "live": Latency.live()}
 
 
 def columns(
@@ -255,12 +256,30 @@ def drawn(rate: float, duration_s: float, seed: int) -> list[PlannedRequest]:
     return plan_requests(arrivals, named_workload("sharegpt", 8192), DEMO_3, seed, important=0.3)
 
 
+ROOMY = ReplicaFacts()
+
+
 def run(
-    requests: Sequence[PlannedRequest], policy: str, latency: str = "none", **more: object
+    requests: Sequence[PlannedRequest],
+    policy: str,
+    latency: str = "none",
+    *,
+    facts: ReplicaFacts = ROOMY,
+    draft: float = DRAFT,
+    acceptance: float = ACCEPTANCE,
+    check_every: int = 0,
+    leaps: bool = True,
 ) -> SimulationResult:
-    return simulate(
-        requests, policy, None, PROFILE, 1, DEMO_3, LATENCIES[latency], 1, keep_times=True, **more
-    )  # type: ignore[arg-type]
+    deployment = Deployment(
+        policy,
+        PROFILE,
+        latency=LATENCIES[latency],
+        facts=facts,
+        draft=draft,
+        acceptance=acceptance,
+    )
+    options = RunOptions(keep_times=True, check_every=check_every, leaps=leaps)
+    return simulate(Traffic(requests, DEMO_3), deployment, options)
 
 
 @pytest.mark.parametrize("latency", LATENCIES)
@@ -438,19 +457,17 @@ async def test_a_live_fleet_of_sim_engines_accepts_the_very_tokens_that_the_simu
         async with asyncio.timeout(120):
             while len(ended) < len(planned):
                 await asyncio.sleep(0.05)
-    settings = {"spec_tokens": "3"}
     simulated = simulate(
-        planned,
-        "vllm",
-        settings,
-        PROFILE,
-        1,
-        DEMO_3,
-        Latency.live(),
-        1,
-        draft=0.1,
-        acceptance=0.8,
-        keep_times=True,
+        Traffic(planned, DEMO_3),
+        Deployment(
+            "vllm",
+            PROFILE,
+            settings={"spec_tokens": "3"},
+            latency=Latency.live(),
+            draft=0.1,
+            acceptance=0.8,
+        ),
+        RunOptions(keep_times=True),
     )
     assert set(ended) == {"stop"}
     assert simulated.token_unix_s is not None

@@ -3,7 +3,7 @@ the refitted model; pools of a fleet.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from random import Random
 
@@ -16,8 +16,10 @@ from msgspec.structs import replace as changed
 from loadgen.load.arrivals import Gaps, draw_arrivals
 from loadgen.load.mix import PlannedRequest, plan_requests
 from loadgen.load.workload import named_workload
-from loadgen.simulator.latency import Latency
-from loadgen.simulator.simulation import ReplicaFacts, SimulationResult, simulate
+from loadgen.simulator.deployment import Deployment, ReplicaFacts
+from loadgen.simulator.latency import LATENCIES, Latency
+from loadgen.simulator.simulation import RunOptions, SimulationResult, simulate
+from loadgen.simulator.traffic import Traffic
 from shared.perf import profile_file as store
 from shared.perf.five_coefficients import AscendraProfile
 from shared.perf.shape import BatchShape
@@ -695,6 +697,8 @@ def test_what_was_learned_moves_the_threshold() -> None:
 
 # ---------------------------------------------------------------- a fleet in virtual time
 
+ROOMY = ReplicaFacts()
+
 
 def drawn(
     rate: float, duration_s: float, seed: int = 1, workload: str = "sharegpt"
@@ -708,22 +712,30 @@ def drawn(
 
 
 def run(
-    requests: Sequence[PlannedRequest], policy: str = "ascendra", replicas: int = 3, **more: object
+    requests: Sequence[PlannedRequest],
+    policy: str = "ascendra",
+    replicas: int = 3,
+    *,
+    settings: Mapping[str, str] | None = None,
+    latency: Latency = LATENCIES["none"],
+    facts: ReplicaFacts = ROOMY,
+    options: RunOptions | None = None,
 ) -> SimulationResult:
-    latency = more.pop("latency", Latency.none())
-    values = {"settings": None, "profile": "a100-llama3-8b", "tiers": PAPER, "seed": 1, **more}
-    return simulate(requests, policy, replicas=replicas, latency=latency, **values)  # type: ignore[arg-type]
+    deployment = Deployment(policy, "a100-llama3-8b", replicas, settings or {}, latency, facts)
+    return simulate(Traffic(requests, PAPER), deployment, options)
 
 
 @pytest.mark.parametrize("latency", [Latency.none(), Latency.live()], ids=["none", "live"])
 @pytest.mark.parametrize(
-    "facts", [ReplicaFacts(), ReplicaFacts(kv_blocks=1200, max_slots=24)], ids=["roomy", "tight"]
+    "facts", [ROOMY, ReplicaFacts(kv_blocks=1200, max_slots=24)], ids=["roomy", "tight"]
 )
 def test_two_lp_and_one_hp_end_every_request_once_and_offload_under_load(
     latency: Latency, facts: ReplicaFacts
 ) -> None:
     requests = drawn(15.0, 8.0)
-    result = run(requests, latency=latency, facts=facts, check_every=29, keep_times=True)
+    result = run(
+        requests, latency=latency, facts=facts, options=RunOptions(keep_times=True, check_every=29)
+    )
     assert [v is not None and v.finish_reason for v in result.verdicts] == [
         FinishReason.STOP
     ] * len(requests)
@@ -744,7 +756,7 @@ def test_at_low_load_nobody_is_offloaded_and_the_ticket_keeps_hp_busy() -> None:
 @pytest.mark.parametrize("replicas", [1, 2, 4])
 def test_fleets_of_other_sizes_end_everything_too(replicas: int) -> None:
     requests = drawn(5.0 * replicas, 8.0)
-    result = run(requests, replicas=replicas, check_every=50)
+    result = run(requests, replicas=replicas, options=RunOptions(check_every=50))
     assert result.finished == len(requests)
 
 

@@ -13,8 +13,10 @@ from loadgen.load.arrivals import Gaps, draw_arrivals
 from loadgen.load.definition import MAX_TPOT_10, Missed, missed
 from loadgen.load.mix import plan_requests
 from loadgen.load.workload import CHATBOT, Synthetic
-from loadgen.simulator.latency import Latency
-from loadgen.simulator.simulation import simulate
+from loadgen.simulator.deployment import Deployment
+from loadgen.simulator.latency import LATENCIES
+from loadgen.simulator.simulation import RunOptions, simulate
+from loadgen.simulator.traffic import Traffic
 from shared.perf.shape import BatchShape
 from shared.policy.seam import Phase, View
 from shared.policy.slos_serve import demand as slos_serve_demand
@@ -348,15 +350,9 @@ def test_in_overload_those_taken_keep_their_slo_and_more_do_than_first_come_firs
 
     def late(name: str) -> tuple[np.ndarray, list[bool]]:
         result = simulate(
-            requests,
-            name,
-            None,
-            "a100-llama3-8b",
-            1,
-            CHAT,
-            getattr(Latency, latency)(),
-            3,
-            keep_times=True,
+            Traffic(requests, CHAT, seed=3),
+            Deployment(name, "a100-llama3-8b", latency=LATENCIES[latency]),
+            RunOptions(keep_times=True),
         )
         slos = [Slo(ttft_s=0.8, tbt_s=0.1)] * len(requests)
         broken = missed(MAX_TPOT_10, result.verdicts, slos, result.token_unix_s) != Missed.NOTHING
@@ -378,17 +374,9 @@ def test_with_a_draft_model_far_fewer_are_declined_and_nobody_else_is_late() -> 
 
     def violated(draft: float) -> int:
         result = simulate(
-            requests,
-            "slos_serve",
-            None,
-            "a100-llama2-7b",
-            1,
-            tiers,
-            Latency.none(),
-            1,
-            draft=draft,
-            check_every=5,
-            keep_times=True,
+            Traffic(requests, tiers),
+            Deployment("slos_serve", "a100-llama2-7b", draft=draft),
+            RunOptions(check_every=5, keep_times=True),
         )
         broken = (
             missed(MAX_TPOT_10, result.verdicts, [slo] * len(requests), result.token_unix_s)

@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 
 from loadgen.load.mix import PlannedRequest
-from loadgen.simulator.latency import Latency
-from loadgen.simulator.simulation import ReplicaFacts, SimulationResult, simulate
+from loadgen.simulator.deployment import Deployment, ReplicaFacts
+from loadgen.simulator.simulation import RunOptions, SimulationResult, simulate
+from loadgen.simulator.traffic import Traffic
 from shared.tiers import Tier, TierSet
 from shared.vocabulary import Slo
 
@@ -18,25 +19,18 @@ TIERS = TierSet(
         "some-day": Tier(slo=Slo(ttlt_s=90_000.0)),
     },
 )
+ROOMY = ReplicaFacts()
 
 
 def planned(number: int, at_s: float, prompt: int, output: int, tier: str) -> PlannedRequest:
     return PlannedRequest(number, at_s, prompt, output, tier, 1.0, "t", tier)
 
 
-def run(requests: Sequence[PlannedRequest], facts: ReplicaFacts | None = None) -> SimulationResult:
+def run(requests: Sequence[PlannedRequest], facts: ReplicaFacts = ROOMY) -> SimulationResult:
     return simulate(
-        requests,
-        "slos_serve",
-        None,
-        "a100-llama3-8b",
-        1,
-        TIERS,
-        Latency.none(),
-        1,
-        draft=0.0,
-        facts=facts,
-        check_every=5,
+        Traffic(requests, TIERS),
+        Deployment("slos_serve", "a100-llama3-8b", facts=facts, draft=0.0),
+        RunOptions(check_every=5),
     )
 
 

@@ -15,8 +15,9 @@ from loadgen.load.arrivals import Gaps, draw_arrivals
 from loadgen.load.definition import MEAN_TPOT, missed
 from loadgen.load.mix import plan_requests
 from loadgen.load.workload import SHAREGPT, Shape, Shorter, Synthetic
-from loadgen.simulator.latency import Latency
-from loadgen.simulator.simulation import ReplicaFacts, SimulationResult, simulate
+from loadgen.simulator.deployment import Deployment, ReplicaFacts
+from loadgen.simulator.simulation import SimulationResult, simulate
+from loadgen.simulator.traffic import Traffic
 from shared.errors import ConfigError
 from shared.perf import profile_file as store
 from shared.perf.shape import BatchShape
@@ -713,9 +714,8 @@ def served(
         draw_arrivals(Gaps(), rate, 60.0, 1, ((1.0, 1.0),)), Synthetic((CHAT,), 8192), tiers, 1
     )
     facts = ReplicaFacts(kv_blocks=kv_blocks)
-    result = simulate(
-        asked, policy, more, "a100-llama3-8b", 1, tiers, Latency.none(), 1, facts=facts
-    )
+    deployment = Deployment(policy, "a100-llama3-8b", settings=more, facts=facts)
+    result = simulate(Traffic(asked, tiers), deployment)
     return float(np.mean(missed(MEAN_TPOT, result.verdicts, result.slos) == 0)), result
 
 

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadgen.load.mix import PlannedRequest
-from loadgen.simulator.latency import Latency
+from loadgen.simulator.deployment import Deployment
 from loadgen.simulator.simulation import simulate
+from loadgen.simulator.traffic import Traffic
 from shared.errors import ConfigError
 from shared.policy import registry
 from shared.policy.seam import Choice, Phase, View
@@ -194,17 +195,10 @@ def test_without_a_draft_model_or_room_for_drafts_decodes_run_as_ever() -> None:
 def test_a_burst_is_served_to_the_end_under_memory_pressure(mode: str) -> None:
     requests = [PlannedRequest(n, n / 64, 1500, 400, "Q1", 1.0, "default", "") for n in range(60)]
     # 60 x 1,900 tokens do not fit at once: some are preempted, all are served.
-    words = (
-        requests,
-        "vllm",
-        {"mode": mode},
-        "a100-llama2-7b",
-        1,
-        load_tiers("qoserve-3"),
-        Latency.none(),
-        1,
+    result = simulate(
+        Traffic(requests, load_tiers("qoserve-3")),
+        Deployment("vllm", "a100-llama2-7b", settings={"mode": mode}),
     )
-    result = simulate(*words)
     assert all(verdict is not None and verdict.output_tokens == 400 for verdict in result.verdicts)
     assert result.preempted > 0
 
@@ -218,14 +212,12 @@ def test_prefill_first_gives_earlier_first_tokens_and_longer_pauses_than_chunks(
     ]
     made = {
         mode: simulate(
-            requests,
-            "vllm",
-            {"mode": mode, "max_num_batched_tokens": "512"},
-            "a100-llama3-8b",
-            1,
-            load_tiers("qoserve-3"),
-            Latency.none(),
-            1,
+            Traffic(requests, load_tiers("qoserve-3")),
+            Deployment(
+                "vllm",
+                "a100-llama3-8b",
+                settings={"mode": mode, "max_num_batched_tokens": "512"},
+            ),
         )
         for mode in MODES
     }

@@ -1,0 +1,51 @@
+"""What serves the requests of a simulation: a policy over some replicas of a profile."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from loadgen.simulator.latency import LATENCIES, Latency
+from shared.core.admission import AdmissionSettings
+from shared.core.relegation import RelegationSettings
+
+# The draft model, where none is asked for: stated choices. DRAFT is the time of a draft step as a
+# fraction of the target's, ACCEPTANCE the mean probability that its first token is accepted.
+DRAFT, ACCEPTANCE = 0.05, 0.7
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaFacts:
+    """The limits of a replica. `kv_blocks` 0: as many as the profile states."""
+
+    kv_blocks: int = 0
+    block_tokens: int = 16
+    context_tokens: int = 8192
+    max_slots: int = 16_384  # as the papers' queues: without a limit that is ever reached
+
+    def resolved(self, kv_capacity_tokens: int) -> "ReplicaFacts":
+        """The same, with `kv_blocks` from the profile's KV capacity and a context that fits."""
+        kv_blocks = self.kv_blocks or kv_capacity_tokens // self.block_tokens
+        context_tokens = min(self.context_tokens, kv_blocks * self.block_tokens)
+        return replace(self, kv_blocks=kv_blocks, context_tokens=context_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """A policy with its settings, and `replicas` of one profile.
+
+    draft: the time of a draft model's iteration as a fraction of the target's, for policies that
+        speculate; 0: there is no draft model.
+    acceptance: the mean probability that its first token is accepted (acceptance.py).
+    hand_back: relegated requests that have not begun go back to the relegation service.
+    """
+
+    policy: str
+    profile: str
+    replicas: int = 1
+    settings: Mapping[str, str] = field(default_factory=dict)
+    latency: Latency = LATENCIES["none"]
+    facts: ReplicaFacts = ReplicaFacts()
+    draft: float = DRAFT
+    acceptance: float = ACCEPTANCE
+    hand_back: bool = True
+    admission: AdmissionSettings | None = None
+    relegation: RelegationSettings | None = None

@@ -1,0 +1,138 @@
+"""What a simulation serves: the requests that will arrive, and their records as admission would
+store them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from loadgen.simulator.virtual_fleet import ADMISSION
+from shared.errors import ConfigError
+from shared.perf.iteration_time import Profile
+from shared.perf.zero_load import zero_load
+from shared.schemas import Body, Record, Sampling
+from shared.tiers import TierSet
+from shared.vocabulary import RecordState, RequestKey, ServiceClass, Slo
+
+EXPIRES_S = 172_800.0  # longest a request may stay unfinished: the default of GenerateRequest
+# SLOs given as multiples are multiples of the zero-load times with this chunk, as in admission
+ZERO_LOAD_CHUNK_TOKENS = 2048
+# max_tokens is the longest output rounded up to this, the same for all requests: so it reveals no
+# request's length
+OUTPUT_STEP_TOKENS = 1024
+
+
+class Planned(Protocol):
+    """One request that will arrive. The plans of loadgen consist of these."""
+
+    @property
+    def number(self) -> int: ...
+    @property
+    def arrival_s(self) -> float: ...
+    @property
+    def prompt_tokens(self) -> int: ...
+    @property
+    def output_tokens(self) -> int: ...
+    @property
+    def tier(self) -> str: ...
+    @property
+    def importance(self) -> float: ...
+    @property
+    def tenant(self) -> str: ...
+    @property
+    def application(self) -> str: ...
+    @property
+    def thinking_tokens(self) -> int: ...
+    @property
+    def after(self) -> int | None: ...  # the request whose good end it waits for
+    @property
+    def pause_s(self) -> float: ...  # between that end and this arrival
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Requests in order of arrival, and the tiers that they name. A request that is `after` another
+    arrives when that one has ended well and its pause is over. The seed decides the routers' draws.
+    """
+
+    requests: Sequence[Planned]
+    tiers: TierSet
+    seed: int = 1
+
+    @property
+    def begin_s(self) -> float:
+        return self.requests[0].arrival_s if self.requests else 0.0
+
+    @property
+    def most_tokens(self) -> int:
+        """The `max_tokens` of every request."""
+        longest = max((request.output_tokens for request in self.requests), default=1)
+        return -(-longest // OUTPUT_STEP_TOKENS) * OUTPUT_STEP_TOKENS
+
+    def slo(self, request: Planned) -> Slo:
+        """The SLO of its tier; multiples of zero-load times are not resolved yet."""
+        return self.tiers.named(request.tier).slo
+
+
+def key_of(planned: Planned) -> RequestKey:
+    return RequestKey(f"{planned.tenant}.{planned.number}")
+
+
+def stored_as(
+    planned: Planned,
+    tiers: TierSet,
+    profile: Profile,
+    context_tokens: int,
+    most_tokens: int,
+    now_unix_s: float,
+) -> tuple[Record, Body]:
+    """The record as admission would store it, without a place yet; and a body without its prompt,
+    which a simulation never reads.
+
+    Raises ConfigError for a request that no replica can hold.
+    """
+    room = context_tokens - planned.prompt_tokens
+    if room < 1 or planned.prompt_tokens < 1:
+        raise ConfigError(
+            f"request {planned.number} has a prompt of {planned.prompt_tokens} tokens; "
+            f"a replica holds {context_tokens}"
+        )
+    max_tokens = min(most_tokens, room)
+    record = Record(
+        key=key_of(planned),
+        body_key="",
+        owner=ADMISSION,
+        state=RecordState.ACTIVE,
+        attempt=0,
+        service_class=ServiceClass.STANDARD,
+        tier=planned.tier,
+        slo=_resolved(tiers.named(planned.tier).slo, profile, planned.prompt_tokens, max_tokens),
+        importance=planned.importance,
+        application=planned.application or planned.tier,
+        session="",
+        arrived_unix_s=now_unix_s,
+        expires_unix_s=now_unix_s + EXPIRES_S,
+        prompt_tokens=planned.prompt_tokens,
+        max_tokens=max_tokens,
+        stream_subject="",
+    )
+    sampling = Sampling(
+        max_tokens=max_tokens,
+        output_tokens=planned.output_tokens,
+        thinking_tokens=planned.thinking_tokens,
+        ignore_eos=True,
+        temperature=0.0,
+    )
+    return record, Body(prompt=b"", sampling=sampling)
+
+
+def _resolved(slo: Slo, profile: Profile, prompt_tokens: int, max_tokens: int) -> Slo:
+    """The SLO in seconds."""
+    if (slo.ttft_x, slo.tbt_x, slo.ttlt_x) == (None, None, None):
+        return slo
+    alone = zero_load(profile, prompt_tokens, max_tokens, ZERO_LOAD_CHUNK_TOKENS)
+    return slo.resolved(
+        zero_load_ttft_s=alone.ttft_s,
+        zero_load_tbt_s=alone.tbt_s,
+        zero_load_ttlt_s=alone.ttlt_s,
+    )
