@@ -10,9 +10,8 @@ from rich.table import Table
 from loadgen.beside_vllm import sized_llama as model
 from loadgen.beside_vllm.alone import VllmSender, vllm_alone
 from loadgen.beside_vllm.both_sides import ALONE, BATCHED_TOKENS, MAX_NUM_SEQS, Bench, Iterations
-from loadgen.commands.load import PATIENCE
 from loadgen.fleet.fleet import Fleet
-from loadgen.load.connection import connected
+from loadgen.load.connection import LOAD_PATIENCE, connected
 from loadgen.load.mix import PlannedRequest
 from loadgen.load.open_loop import Sender
 from loadgen.load.send_nats import NatsSender
@@ -51,7 +50,7 @@ async def saturate(bench: Bench, plan: Sequence[PlannedRequest]) -> list[Saturat
     async with (
         vllm_alone(bench.folder, bench.alone) as engine,
         Fleet(bench.spec("vllm", settings), bench.console.print) as fleet,
-        connected(fleet.url, "slackline-bench", clock, PATIENCE) as client,
+        connected(fleet.url, "slackline-bench", clock, LOAD_PATIENCE) as client,
     ):
         for repeat in range(-1, bench.repeats):
             warm_up = repeat < 0

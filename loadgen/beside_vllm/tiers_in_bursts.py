@@ -3,9 +3,8 @@
 from loadgen.beside_vllm import sized_llama as model
 from loadgen.beside_vllm.alone import VllmSender, vllm_alone
 from loadgen.beside_vllm.both_sides import ALONE, BATCHED_TOKENS, Bench, Iterations
-from loadgen.commands.load import PATIENCE
 from loadgen.fleet.fleet import Fleet
-from loadgen.load.connection import connected
+from loadgen.load.connection import LOAD_PATIENCE, connected
 from loadgen.load.report import Report, make_report
 from loadgen.load.send_nats import NatsSender
 from loadgen.load.tally import Tally
@@ -32,7 +31,7 @@ async def compare(bench: Bench, rate: float, command: str) -> list[Report]:
         settings = {"chunk_tokens": str(BATCHED_TOKENS)} if policy == "fcfs" else {}
         async with (
             Fleet(bench.spec(policy, settings), bench.console.print) as fleet,
-            connected(fleet.url, "slackline-bench", clock, PATIENCE) as client,
+            connected(fleet.url, "slackline-bench", clock, LOAD_PATIENCE) as client,
         ):
             engines = Iterations()
             await engines.listen(client.bus, fleet)

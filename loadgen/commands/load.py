@@ -20,13 +20,8 @@ from loadgen.load.open_loop import Sender, run_load
 from loadgen.load.progress import progress
 from loadgen.load.report import make_report, table, write_report
 from loadgen.load.tally import Tally
-from shared.client.client import Patience
 from shared.clock import Clock
 from shared.errors import ConfigError
-
-# Most requests of a burst wait a long time without an event; frequent questions about them would be
-# load of another kind.
-PATIENCE = Patience(silence_s=15.0)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -124,10 +119,10 @@ async def _sender(args: argparse.Namespace, plan: Plan, clock: Clock) -> AsyncIt
         finally:
             await http.close()
         return
-    from loadgen.load.connection import connected
+    from loadgen.load.connection import LOAD_PATIENCE, connected
     from loadgen.load.send_nats import NatsSender
 
-    async with connected(args.url, "slackline-load", clock, PATIENCE) as client:
+    async with connected(args.url, "slackline-load", clock, LOAD_PATIENCE) as client:
         longest = max(request.output_tokens for request in plan.requests)
         yield NatsSender(
             client, clock, seed=args.seed, longest_output=longest, context_tokens=args.context

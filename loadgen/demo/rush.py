@@ -10,11 +10,10 @@ from msgspec import Struct
 from rich.console import Console
 
 from loadgen.bench.machine import cpu_s
-from loadgen.commands.load import PATIENCE
 from loadgen.demo.prompts import Prompts
 from loadgen.fleet.fleet import Fleet, FleetSpec
 from loadgen.load.arrivals import draw_arrivals, parse_gaps, parse_profile
-from loadgen.load.connection import connected
+from loadgen.load.connection import LOAD_PATIENCE, connected
 from loadgen.load.mix import PlannedRequest, plan_requests
 from loadgen.load.open_loop import run_load
 from loadgen.load.progress import progress
@@ -128,7 +127,7 @@ async def serve(
     """Offers the rush to this fleet and shows progress."""
     clock, tiers, stop = Clock(), load_tiers(TIERS), asyncio.Event()
     tally, engines = Tally(tiers), Engines()
-    async with connected(fleet.url, "slackline-demo", clock, PATIENCE) as client:
+    async with connected(fleet.url, "slackline-demo", clock, LOAD_PATIENCE) as client:
         await engines.listen(client.bus, fleet)
         longest = max(request.output_tokens for request in requests)
         sender = NatsSender(

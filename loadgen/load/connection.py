@@ -13,6 +13,9 @@ from shared.clock import Clock
 from shared.errors import BusError, ConfigError
 
 CONNECT_S = 3.0  # a person is waiting
+# For a client that offers a load: most requests of a burst wait their turn in silence, and asking
+# after them often would be a load of another kind.
+LOAD_PATIENCE = Patience(silence_s=15.0)
 
 
 @asynccontextmanager
