@@ -1,5 +1,5 @@
-"""How long control takes in a simulated fleet: nothing, as the papers assume, or what the live
-services need.
+"""The time that control takes in a simulated fleet: none, as the papers assume, or that of the live
+services.
 """
 
 from typing import NamedTuple
@@ -36,8 +36,8 @@ class Latency(NamedTuple):
         """Medians of a live fleet: two replicas at an A100's pace, 6 requests a second, all on one
         machine of two cores, 2026-11-20.
 
-        From spans (admit, place, decide and hold, queue), from `at_unix_s` and `ended_unix_s` of
-        digests and acks against the instant at which a bystander heard them, and from timed reads
+        The sources are spans (admit, place, decide and hold, queue); `at_unix_s` and `ended_unix_s`
+        of digests and acks against the instant at which a bystander received them; and timed reads
         and writes of the bucket. The 99th percentiles are three to five times as long; depth and
         lead are the services' own defaults.
         """

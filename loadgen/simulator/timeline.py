@@ -7,7 +7,7 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 from typing import Any
 
-BUSY_CALLS = 1_000_000  # at one instant, after which the run is taken for spinning
+BUSY_CALLS = 1_000_000  # at one instant, after which the run counts as stuck
 
 
 class Timeline:
@@ -21,7 +21,7 @@ class Timeline:
         self._instant_began = 0  # `calls` when now_s last moved
 
     def at(self, at_s: float, call: Callable[..., None], *args: Any) -> None:
-        """Call then, or as soon as possible if that has passed."""
+        """Make the call at that instant, or as soon as possible if it has passed."""
         self._serial += 1
         heappush(self._heap, (max(self.now_s, at_s), self._serial, call, args))
 
@@ -35,7 +35,7 @@ class Timeline:
         return self._heap[0][0] if self._heap else math.inf
 
     def step(self) -> None:
-        """Make the next call. Raises RuntimeError if time has ceased to move."""
+        """Make the next call. Raises RuntimeError if time no longer moves."""
         at_s, _, call, args = heappop(self._heap)
         self.calls += 1
         if at_s > self.now_s:
@@ -47,8 +47,8 @@ class Timeline:
 
 
 class Alarm:
-    """Rings a core when it asked to be woken. One live entry on the timeline; a later wish is
-    looked at when the sooner one rings.
+    """Wakes a core at the instant that it asks for. The timeline has one live entry of it; a later
+    wish is read again when the sooner entry is due.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Alarm:
         self._set_s = math.inf
 
     def reset(self) -> None:
-        """The core was told something: its wish may be sooner now."""
+        """The core has handled an event: its wish may be sooner now."""
         wish_s = self._wish()
         if wish_s is not None and wish_s < self._set_s:
             self._set_s = wish_s

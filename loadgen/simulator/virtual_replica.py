@@ -1,12 +1,11 @@
 """One replica in virtual time: the planner's core and a worker, joined as their live shells join
 them.
 
-With no latency it leaps. While the policy's choice stays right (Choice.repeats) and nobody's
-prefill or output ends, iterations differ by their contexts alone: their ends are worked out
-beforehand and stand on the timeline as one event. Whoever wants to know the replica, or tell it
-something, in the meantime finds it as it is at that instant; if what he tells makes the choice
-stale, the leap ends with the iteration then under way. tests/loadgen/simulator/test_leap.py holds
-it to the run without leaps.
+With no latency it leaps. While the policy's choice stays right (Choice.repeats) and no prefill and
+no output ends, iterations differ by their contexts alone: their ends are computed beforehand and
+stand on the timeline as one event. A digest or an event in the meantime finds the replica as it is
+at that instant; if the event makes the choice stale, the leap ends with the iteration then under
+way. tests/loadgen/simulator/test_leap.py compares it with the run without leaps.
 """
 
 from array import array
@@ -51,25 +50,25 @@ from shared.vocabulary import ReplicaId, RequestKey
 
 Reply = Callable[[OfferAnswer], None]
 
-LEAP_MOST = 4096  # iterations; whoever is told of a leap in the midst of it copies its rest
+LEAP_MOST = 4096  # iterations; settling a leap before its end copies the rest of it
 
 
 class Store(Protocol):
-    """What a replica asks of the rest of the fleet."""
+    """The rest of the fleet, as a replica sees it."""
 
     def record(self, key: RequestKey) -> Record: ...
 
     def body(self, key: RequestKey) -> Body: ...
 
     def token_times(self, key: RequestKey) -> "array[float]":
-        """Where the instants of this request's tokens are kept."""
+        """The array that keeps the instants of this request's tokens."""
 
     def over(self, replica: "VirtualReplica", over: AttemptOver) -> None:
         """An attempt is over; its ack is stored."""
 
 
 class VirtualReplica:
-    """Nothing is lost here, so a resync or a refused plan is a bug of the cores."""
+    """One replica. No message is lost here, so a resync or a refused plan is a bug of the cores."""
 
     def __init__(
         self,
@@ -97,8 +96,8 @@ class VirtualReplica:
         self._plan_came_s: deque[float] = deque()  # of plans not yet done, in order
         self._last_end_s = 0.0
         self._work_since_s = 0.0
-        # The iteration under way, and those that may follow it: their ends and lengths. `_serial`
-        # tells an old event from a new one.
+        # The iteration under way, and those that may follow it: their ends and durations. An end
+        # on the timeline with an older `_serial` is void.
         self._began_s = 0.0
         self._ends_s: list[float] = []
         self._exec_s: list[float] = []
@@ -109,7 +108,7 @@ class VirtualReplica:
     # ------------------------------------------------------------ the planner's shell
 
     def offer(self, offer: Offer, reply: Reply) -> None:
-        """Offers that come at one instant are decided together."""
+        """Take an offer. Offers that arrive at one instant are decided together."""
         self._replies[offer.key, offer.attempt] = reply
         self._offers.append(offer)
         if len(self._offers) == 1:
@@ -165,7 +164,7 @@ class VirtualReplica:
         self._go_on()
 
     def _go_on(self) -> None:
-        """The engine: begin the next plan, unless one runs or there is none."""
+        """Begin the next plan, unless one runs or there is none."""
         if self.worker.running or (exec_s := self.worker.begin()) is None:
             return
         now_s = self._began_s = self._timeline.now_s
@@ -179,8 +178,8 @@ class VirtualReplica:
         self._timeline.at(now_s, self._end, self._serial)
 
     def settle(self) -> None:
-        """Tell of the iterations of a leap that have ended by now; the one under way stays, as if
-        its plan had just come.
+        """Account for the iterations of a leap that have ended by now. The one under way stays, as
+        if its plan had just come.
         """
         done = min(bisect_right(self._ends_s, self._timeline.now_s), len(self._ends_s) - 1)
         if done <= 0:
@@ -192,7 +191,7 @@ class VirtualReplica:
         self.core.handle(Leapt(done, ends_s[-1], exec_s), now_unix_s=ends_s[-1])
 
     def _cut(self) -> None:
-        """The leap ends with the iteration under way."""
+        """End the leap with the iteration under way."""
         self._ends_s, self._exec_s = self._ends_s[:1], self._exec_s[:1]
         self._serial += 1
         self._timeline.at(self._ends_s[0], self._end, self._serial)

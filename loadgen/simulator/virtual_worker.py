@@ -1,10 +1,10 @@
-"""A worker and its engine in virtual time, as columns: what a WorkerCore would do with a plan, at a
-cost that does not grow with its batch.
+"""A worker and its engine in virtual time, as columns: it does with a plan what a WorkerCore does,
+at a cost that hardly grows with the batch.
 
-It decides nothing: plans say what runs, the profiles of target and draft how long, the acceptance
-model which drafts are kept. tests/fleet/test_drivers_agree.py holds it to the real WorkerCore.
-Nobody reads text or tokens here, so there are none: an output is the instants of its tokens, and
-the measure is taken from them at the end.
+It decides nothing. Plans say what runs, the profiles of target and draft say how long it takes, the
+acceptance model says which drafts are kept. tests/fleet/test_drivers_agree.py compares it with the
+real WorkerCore. There are no texts and no token ids: an output is the instants of its tokens, and
+its measure is computed from them at the end.
 """
 
 from array import array
@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from loadgen.simulator.token_times import measured
 from shared.columns import Ints, pack, unpack, unpack_list
 from shared.core.held_request import seed_of
 from shared.core.worker import WorkerCounters
@@ -34,14 +35,14 @@ from shared.schemas import (
     Resume,
     Selection,
 )
-from shared.vocabulary import FinishReason, Measure, ServiceClass, Slo
+from shared.vocabulary import FinishReason, ServiceClass
 
 
 @dataclass(slots=True)
 class _Request:
     record: Record
     times: "array[float]"
-    reason: FinishReason  # what its end is called
+    reason: FinishReason  # of its end, once all of its output is made
     service_class: ServiceClass
     relegated: bool
     thinking_tokens: int | None  # as in Measure
@@ -51,14 +52,14 @@ NEVER = 1 << 30  # tokens: longer than any output
 
 
 class _Running(NamedTuple):
-    """The iteration under way. `alike`: none of its prefills ends, nor does a request, so another
-    one just like it may follow.
+    """The iteration under way. `alike`: no prefill and no request ends in it, so another iteration
+    just like it may follow.
     """
 
     plan: BatchPlan
     slots: Ints
     fills: Ints  # KV positions while it runs, rejected drafts included
-    tokens: Ints  # of these, the ones that are kept
+    tokens: Ints  # the positions of these that are kept
     emits: NDArray[np.bool_]
     drafted: Ints | None  # draft tokens verified; None: the plan does not speculate
     skipped: bytes
@@ -73,12 +74,8 @@ class VirtualWorker:
     def __init__(
         self, announce: Announce, profile: Profile, draft: Profile | None, acceptance: Acceptance
     ) -> None:
-        self._announce, self._profile, self._draft, self._acceptance = (
-            announce,
-            profile,
-            draft,
-            acceptance,
-        )
+        self._announce = announce
+        self._profile, self._draft, self._acceptance = profile, draft, acceptance
         self.counters = WorkerCounters()
         self._queue: deque[BatchPlan] = deque()
         self._running: _Running | None = None
@@ -94,10 +91,10 @@ class VirtualWorker:
         self._left: Ints = np.zeros(slots, dtype=np.int32)  # output tokens until it ends
         # output tokens until its thinking ends
         self._thinking: Ints = np.full(slots, NEVER, dtype=np.int32)
-        self._thinkers = 0  # slots in which it will
-        # has emitted since its KV was last filled from nothing
+        self._thinkers = 0  # slots whose request still thinks
+        # the request has emitted a token since its KV was last filled from nothing
         self._decoding = np.zeros(slots, dtype=np.bool_)
-        self._emit: list[Callable[[float], None]] = [_nobody] * slots
+        self._emit: list[Callable[[float], None]] = [_no_request] * slots
 
     @property
     def running(self) -> bool:
@@ -108,8 +105,8 @@ class VirtualWorker:
         return len(self._requests)
 
     def hold(self, hold: Hold, record: Record, body: Body, times: "array[float]") -> HoldAccepted:
-        """Take a request in; `times` has the tokens of earlier attempts, and takes those to
-        come.
+        """Take a request in. `times` has the instants of the tokens of earlier attempts, and
+        receives those to come.
         """
         assert hold.attempt == record.attempt and not self._here[hold.slot], (
             f"slot {hold.slot} of {self._announce.replica}"
@@ -117,10 +114,8 @@ class VirtualWorker:
         made = record.resume.measure.tokens
         assert made == len(times)
         sampling = body.sampling
-        left, reason = (
-            min(sampling.max_tokens, self._announce.context_tokens - record.prompt_tokens) - made,
-            FinishReason.LENGTH,
-        )
+        room = self._announce.context_tokens - record.prompt_tokens
+        left, reason = min(sampling.max_tokens, room) - made, FinishReason.LENGTH
         if sampling.output_tokens is not None and sampling.output_tokens - made <= left:
             left, reason = sampling.output_tokens - made, FinishReason.STOP
         slot = hold.slot
@@ -133,20 +128,15 @@ class VirtualWorker:
             record.resume.measure.thinking_tokens,
         )
         thinks = record.resume.measure.thinking(record.slo)
-        # no token here is one that ends it
+        # thinking ends after a count of tokens: no token here has a meaning
         self._thinking[slot] = (sampling.thinking_tokens or 0) - made if thinks else NEVER
         self._thinkers += thinks
         self._here[slot], self._decoding[slot] = True, False
-        self._prompt[slot], self._seed[slot] = (
-            record.prompt_tokens,
-            seed_of(record.key, sampling) % (1 << 64),
-        )
-        self._known[slot], self._computed[slot], self._drafted[slot], self._left[slot] = (
-            record.prompt_tokens + made,
-            0,
-            0,
-            left,
-        )
+        self._prompt[slot] = record.prompt_tokens
+        self._seed[slot] = seed_of(record.key, sampling) % (1 << 64)
+        self._known[slot] = record.prompt_tokens + made
+        self._computed[slot] = self._drafted[slot] = 0
+        self._left[slot] = left
         self._emit[slot] = times.append
         return HoldAccepted()
 
@@ -158,8 +148,8 @@ class VirtualWorker:
         self._queue.append(plan)
 
     def begin(self) -> float | None:
-        """Begin the next plan; the seconds it takes, or None without one. A plan of releases alone
-        takes none.
+        """Begin the next plan. Returns the seconds it takes, or None if there is no plan. A plan
+        of releases alone takes 0 s.
         """
         assert self._running is None
         if not self._queue:
@@ -212,8 +202,8 @@ class VirtualWorker:
         skipped: bytes,
         ending: Sequence[tuple[int, str]],
     ) -> float:
-        """Begin an iteration some of whose entries draft first; its seconds. Outputs are never
-        drafted past their end.
+        """Begin an iteration in which some entries draft first. Returns its seconds. No output is
+        drafted past its end.
         """
         assert self._draft is not None, "speculation without a draft model"
         has, made = self._computed[slots], self._known[slots] - self._prompt[slots]
@@ -249,83 +239,58 @@ class VirtualWorker:
 
     @property
     def worked(self) -> bool:
-        """The iteration under way computes something."""
+        """Whether the iteration under way computes anything."""
         assert self._running is not None
         return len(self._running.slots) > 0
 
     # ------------------------------------------------------------ leaps
 
     def alike(self, most: int) -> list[float]:
-        """Seconds of the iteration under way and of those after it, at most so many, if each is
-        just like it but for its contexts: no prefill ends, and no stage or request before the last.
-        Contexts grow by what each entry computes, so the shapes are known.
+        """The seconds of the iteration under way and of those after it that are alike but for
+        their contexts, at most `most` in all: no prefill ends in them, and no stage and no request
+        before the last of them. Contexts grow by what each entry computes, so the shapes are known.
         """
         running = self._running
         assert running is not None
         if most < 2 or not running.alike or not len(running.slots):
             return []
-        told = running.slots[running.emits]
-        steps = (
-            min(most, int(np.minimum(self._left[told], self._thinking[told]).min()))
-            if len(told)
-            else most
-        )
-        prefill_tokens, prefills, sq, cross, has, decodes, context = running.shape
-        if prefills:
+        emitting = running.slots[running.emits]
+        steps = most
+        if len(emitting):
+            left = np.minimum(self._left[emitting], self._thinking[emitting])
+            steps = min(most, int(left.min()))
+        if running.shape.prefills:
             chunks, tokens = running.slots[~running.emits], running.tokens[~running.emits]
             steps = min(
                 steps, int(((self._known[chunks] - self._computed[chunks] - 1) // tokens).min())
             )
-        batch_s = self._profile.batch_s
-        return [
-            batch_s(
-                BatchShape(
-                    prefill_tokens,
-                    prefills,
-                    sq,
-                    cross + n * sq,
-                    has + n * prefill_tokens,
-                    decodes,
-                    context + n * decodes,
-                )
-            )
-            for n in range(steps)
-        ]
+        batch_s, shape = self._profile.batch_s, running.shape
+        return [batch_s(_grown(shape, n)) for n in range(steps)]
 
     def leap(self, ends_unix_s: Sequence[float], exec_s: float) -> None:
-        """The iteration under way has ended at each of these instants and begun again; `exec_s` in
-        all.
+        """The iteration under way has ended at each of these instants and begun again. It has
+        computed for `exec_s` in all.
         """
         running = self._running
         assert running is not None
-        n, told = len(ends_unix_s), running.slots[running.emits]
+        n, emitting = len(ends_unix_s), running.slots[running.emits]
         self._computed[running.slots] += n * running.tokens
-        self._known[told] += n
-        self._left[told] -= n
-        self._thinking[told] -= n
-        for slot in told.tolist():
+        self._known[emitting] += n
+        self._left[emitting] -= n
+        self._thinking[emitting] -= n
+        for slot in emitting.tolist():
             self._requests[slot].times.extend(ends_unix_s)
         self.counters.iterations += n
-        self.counters.tokens += n * len(told)
+        self.counters.tokens += n * len(emitting)
         self.counters.exec_s += exec_s
-        prefill_tokens, prefills, sq, cross, has, decodes, context = running.shape
-        shape = BatchShape(
-            prefill_tokens,
-            prefills,
-            sq,
-            cross + n * sq,
-            has + n * prefill_tokens,
-            decodes,
-            context + n * decodes,
-        )
-        self._running = running._replace(shape=shape)
+        self._running = running._replace(shape=_grown(running.shape, n))
 
     # ------------------------------------------------------------ ends
 
     def finish(
         self, *, started_unix_s: float, ended_unix_s: float, exec_s: float, idle_s: float
     ) -> tuple[PlanAck, list[AttemptOver]]:
-        """The running iteration is over."""
+        """The iteration under way has ended. Returns its ack, and the attempts that are over."""
         running = self._running
         assert running is not None
         self._running = None
@@ -341,22 +306,8 @@ class VirtualWorker:
             self.counters.iterations += 1
             self.counters.exec_s += exec_s
             self.counters.idle_s += idle_s
-            self._computed[slots] += running.tokens
-            told = slots[emits]
-            made = emitted if len(told) == len(slots) else emitted[emits]
-            self.counters.tokens += int(made.sum())
-            self._known[told] += made
-            left = self._left[told] - made
-            self._left[told] = left
-            self._decoding[told] = True
-            emit = self._emit
-            for slot in told.tolist():
-                emit[slot](ended_unix_s)
-            if drafted is not None:
-                self._accepted(slots, drafted, emitted - 1, ended_unix_s)
-            if self._thinkers:
-                answering = self._answering(told, made)
-            for slot in told[left == 0].tolist():
+            complete, answering = self._advance(running, emitted, ended_unix_s)
+            for slot in complete:
                 why = self._requests[slot].reason.value
                 ended.append((slot, why))
                 overs.append(self._over(slot, why))
@@ -388,8 +339,31 @@ class VirtualWorker:
         )
         return ack, overs
 
+    def _advance(
+        self, running: _Running, emitted: Ints, at_unix_s: float
+    ) -> tuple[list[int], list[tuple[int, int]]]:
+        """Give the tokens of the iteration to their requests. Returns the slots whose output is
+        complete, and those whose thinking ends with their numbers of thinking tokens.
+        """
+        slots, emits = running.slots, running.emits
+        self._computed[slots] += running.tokens
+        emitting = slots[emits]
+        made = emitted if len(emitting) == len(slots) else emitted[emits]
+        self.counters.tokens += int(made.sum())
+        self._known[emitting] += made
+        left = self._left[emitting] - made
+        self._left[emitting] = left
+        self._decoding[emitting] = True
+        emit = self._emit
+        for slot in emitting.tolist():
+            emit[slot](at_unix_s)
+        if running.drafted is not None:
+            self._accepted(slots, running.drafted, emitted - 1, at_unix_s)
+        answering = self._answering(emitting, made) if self._thinkers else []
+        return emitting[left == 0].tolist(), answering
+
     def _accepted(self, slots: Ints, drafted: Ints, accepted: Ints, at_unix_s: float) -> None:
-        """Tokens that were accepted together come at one instant."""
+        """Count the drafts of this iteration. Tokens accepted together come at one instant."""
         self.counters.drafted += int(drafted.sum())
         self.counters.accepted += int(accepted[drafted > 0].sum())
         self.counters.verifications += int(np.count_nonzero(drafted))
@@ -397,12 +371,12 @@ class VirtualWorker:
         for slot, count in zip(slots[more].tolist(), accepted[more].tolist(), strict=True):
             self._requests[slot].times.extend([at_unix_s] * count)
 
-    def _answering(self, told: Ints, made: Ints) -> list[tuple[int, int]]:
-        """Whose thinking is over with these tokens, and after how many."""
-        left = self._thinking[told] - made
-        self._thinking[told] = left
+    def _answering(self, emitting: Ints, made: Ints) -> list[tuple[int, int]]:
+        """The slots whose thinking ends with these tokens, and their numbers of thinking tokens."""
+        left = self._thinking[emitting] - made
+        self._thinking[emitting] = left
         found = []
-        for slot in told[left <= 0].tolist():
+        for slot in emitting[left <= 0].tolist():
             request = self._requests[slot]
             request.thinking_tokens = len(request.times) + int(self._thinking[slot])
             found.append((slot, request.thinking_tokens))
@@ -415,7 +389,7 @@ class VirtualWorker:
         record = request.record
         if record.slo.thinks and request.thinking_tokens is None:
             self._thinking[slot], self._thinkers = NEVER, self._thinkers - 1
-        self._here[slot], self._computed[slot], self._emit[slot] = False, 0, _nobody
+        self._here[slot], self._computed[slot], self._emit[slot] = False, 0, _no_request
         measure = measured(
             request.times, record.slo, record.arrived_unix_s, request.thinking_tokens
         )
@@ -453,37 +427,6 @@ class VirtualWorker:
             )
 
 
-def measured(
-    times: "array[float]", slo: Slo, arrived_unix_s: float, thinking_tokens: int | None = None
-) -> Measure:
-    """What Measure.emit, token by token, would have come to."""
-    if not times:
-        return Measure.begin(slo, arrived_unix_s)
-    at, due = np.frombuffer(times), slo.first_due_unix_s(arrived_unix_s)
-    thinking = (
-        0
-        if not slo.thinks
-        else len(at)
-        if thinking_tokens is None
-        else min(thinking_tokens, len(at))
-    )
-    # the first, then the steps from each token to the next
-    dues = np.full(len(at) + 1, slo.pace_s(False))
-    dues[1 : thinking if thinking_tokens is not None else thinking + 1] = slo.pace_s(True)
-    dues[0] = due if due < float("inf") else at[0]
-    dues = np.add.accumulate(dues)
-    return Measure(
-        tokens=len(at),
-        first_unix_s=float(at[0]),
-        last_unix_s=float(at[-1]),
-        next_due_unix_s=float(dues[-1]),
-        worst_tbt_s=float(np.diff(at).max(initial=0.0)),
-        late_tokens=int(np.count_nonzero(at > dues[:-1] + 1e-9)),
-        thinking_tokens=thinking_tokens,
-        thought_unix_s=float(at[thinking - 1]) if thinking else 0.0,
-    )
-
-
 def _shape(has: Ints, tokens: Ints, decodes: NDArray[np.bool_]) -> BatchShape:
     prefill = ~decodes
     l_in, l_has = tokens[prefill].tolist(), has[prefill].tolist()
@@ -499,5 +442,19 @@ def _shape(has: Ints, tokens: Ints, decodes: NDArray[np.bool_]) -> BatchShape:
     return shape.with_drafts(tokens[decodes] - 1, has[decodes])
 
 
-def _nobody(at_unix_s: float) -> None:
-    raise AssertionError(f"a token of nobody at {at_unix_s} s")
+def _grown(shape: BatchShape, n: int) -> BatchShape:
+    """The shape of the n-th alike iteration after this one."""
+    prefill_tokens, prefills, sq, cross, has, decodes, context = shape
+    return BatchShape(
+        prefill_tokens,
+        prefills,
+        sq,
+        cross + n * sq,
+        has + n * prefill_tokens,
+        decodes,
+        context + n * decodes,
+    )
+
+
+def _no_request(at_unix_s: float) -> None:
+    raise AssertionError(f"a token of no request at {at_unix_s} s")

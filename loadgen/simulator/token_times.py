@@ -1,0 +1,38 @@
+"""The measure of a request, from the instants of its tokens."""
+
+from array import array
+
+import numpy as np
+
+from shared.vocabulary import Measure, Slo
+
+
+def measured(
+    times: "array[float]", slo: Slo, arrived_unix_s: float, thinking_tokens: int | None = None
+) -> Measure:
+    """The measure of tokens at these instants: the same as Measure.emit gives, token by token."""
+    if not times:
+        return Measure.begin(slo, arrived_unix_s)
+    at, due = np.frombuffer(times), slo.first_due_unix_s(arrived_unix_s)
+    thinking = (
+        0
+        if not slo.thinks
+        else len(at)
+        if thinking_tokens is None
+        else min(thinking_tokens, len(at))
+    )
+    # the first, then the steps from each token to the next
+    dues = np.full(len(at) + 1, slo.pace_s(False))
+    dues[1 : thinking if thinking_tokens is not None else thinking + 1] = slo.pace_s(True)
+    dues[0] = due if due < float("inf") else at[0]
+    dues = np.add.accumulate(dues)
+    return Measure(
+        tokens=len(at),
+        first_unix_s=float(at[0]),
+        last_unix_s=float(at[-1]),
+        next_due_unix_s=float(dues[-1]),
+        worst_tbt_s=float(np.diff(at).max(initial=0.0)),
+        late_tokens=int(np.count_nonzero(at > dues[:-1] + 1e-9)),
+        thinking_tokens=thinking_tokens,
+        thought_unix_s=float(at[thinking - 1]) if thinking else 0.0,
+    )
