@@ -1,8 +1,8 @@
-"""What a request is charged for its work, in seconds of a replica, so that no iteration collects
+"""The charge of a request for its work, in seconds of a replica, such that no iteration collects
 more than it takes (docs/bound.md, 3).
 
-An iteration collects `iteration_s` from those who get a token in it, and every chunk and decode
-pays for itself besides.
+An iteration collects `iteration_s` from the requests that get a token in it, and every chunk and
+every decode pays for itself besides.
 """
 
 import math
@@ -19,11 +19,11 @@ Seconds = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Charges:
-    """`prompt_s[p]`: the least for p prompt tokens in any chunks. `decodes_s[c]`: decode steps on
-    contexts 1..c, summed.
+    """The charges of one value of `iteration_s`. `prompt_s[p]`: the least charge for p prompt
+    tokens, in any chunks. `decodes_s[c]`: the sum over decode steps on contexts 1..c.
 
-    A step on a short context may cost less than nothing: `credit_s[c]` sums how much, and
-    `decodes_s` counts such a step as 0.
+    A step on a short context may cost less than nothing. `decodes_s` counts such a step as 0, and
+    `credit_s[c]` sums the amounts below 0.
     """
 
     iteration_s: float
@@ -33,8 +33,8 @@ class Charges:
 
 
 def iteration_range_s(strata: tuple[Stratum, ...]) -> tuple[float, float]:
-    """The least and the most that `iteration_s` can usefully be: above it some chunk would be paid
-    for being run.
+    """The least and the greatest useful value of `iteration_s`. Above the greatest, some chunk
+    would be paid for being run.
     """
     least_s = [0.0 if s.curve_s else s.base_s for s in strata]
     most_s = [
@@ -46,7 +46,7 @@ def iteration_range_s(strata: tuple[Stratum, ...]) -> tuple[float, float]:
 
 @lru_cache(maxsize=32)
 def charges(strata: tuple[Stratum, ...], iteration_s: float, longest_tokens: int) -> Charges:
-    """For prompts and contexts of up to `longest_tokens`; `iteration_s` within
+    """The charges of prompts and contexts of up to `longest_tokens`. `iteration_s` lies within
     `iteration_range_s`.
     """
     context = np.arange(longest_tokens + 1, dtype=np.float64)
@@ -70,11 +70,11 @@ def charges(strata: tuple[Stratum, ...], iteration_s: float, longest_tokens: int
 
 
 def _share(stratum: Stratum, iteration_s: float, tokens: Seconds) -> Seconds:
-    """What a piece of work of so many tokens pays of base_s - iteration_s: of a rest at most its
-    part, of a lack at least its part.
+    """The part of base_s - iteration_s that a piece of work of so many tokens pays: at most its
+    part of a positive difference, at least its part of a negative one.
 
-    Under a curve, its tokens' part of what is left of it, in the batch of no fewer tokens where
-    that is least.
+    Under a curve, it pays its tokens' part of the curve less iteration_s, in the batch of at least
+    so many tokens in which that part is least.
     """
     if stratum.curve_s:
         curve_s = np.array(stratum.curve_s)
@@ -94,12 +94,12 @@ def _share(stratum: Stratum, iteration_s: float, tokens: Seconds) -> Seconds:
 def _least_prompt_s(
     strata: tuple[Stratum, ...], iteration_s: float, longest_tokens: int
 ) -> Seconds:
-    """[longest_tokens + 1] by the last chunk: least[t] = min over cached c < t of least[c] + the
-    chunk of t - c tokens on c.
+    """[longest_tokens + 1] the least charge of a prompt, by its last chunk: least[t] = min over
+    cached c < t of least[c] + the chunk of t - c tokens on c.
     """
     new = np.arange(longest_tokens + 1, dtype=np.float64)
-    # Per stratum, a chunk by its new tokens, on nothing; reversed, so that a slice runs along
-    # rising cached tokens.
+    # Per stratum, the charge of a chunk by its new tokens, without cached ones; reversed, so that a
+    # slice runs along rising cached tokens.
     alone = []
     for s in strata:
         chunk_s = (
@@ -114,8 +114,8 @@ def _least_prompt_s(
     least_s = np.zeros(longest_tokens + 1)
     on_s = [s.prefill_context_s * new for s in strata]
     for t in range(1, longest_tokens + 1):
-        # A chunk of t - c new tokens on c = 0 .. t - 1, in the reversed arrays from index longest -
-        # t on.
+        # A chunk of t - c new tokens on c = 0 .. t - 1 stands in the reversed arrays from index
+        # longest - t on.
         options = [
             one[longest_tokens - t : longest_tokens] + on[:t]
             for one, on in zip(alone, on_s, strict=True)

@@ -1,5 +1,5 @@
-"""One instance as the bound sees it: the work of its requests, the time it may be done in, and what
-it would be charged.
+"""One instance as the bound sees it: the work of its requests, the time in which it may be done,
+and its charges.
 """
 
 from collections.abc import Sequence
@@ -16,15 +16,15 @@ from loadgen.load.mix import PlannedRequest
 from shared.perf.iteration_time import Profile
 from shared.tiers import TierSet
 
-BLOCK_TOKENS = 16  # of KV: what is left over of a replica's memory holds nothing
+BLOCK_TOKENS = 16  # of KV: a part of a block at the end of a replica's memory holds nothing
 LENGTHS_TOKENS = 1024  # tables of charges are made for multiples of it
-RUSH_CELLS, LATE_CELLS = 768, 192  # at most, and
+RUSH_CELLS, LATE_CELLS = 768, 192  # at most
 CELLS_PER_REQUEST = 2
 
 
 class Instance:
-    """`rush`: the time until the last deadline of those who may have to pay for iterations
-    (shares.py); `late`: what comes after.
+    """The requests on the replicas of a profile. `rush` is the time until the last deadline of the
+    requests that may have to pay for iterations (shares.py), `late` the time after it.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Instance:
             requests, tiers, definition, profile, self._kv_tokens, self._least_prompt_s()
         )
         bounded = np.isfinite(everything.due_s) | np.isfinite(everything.prompt_due_s)
-        # satisfied by whoever waits long enough
+        # a scheduler that waits long enough satisfies these
         self.unbounded = int((~bounded & ~everything.hopeless).sum())
         self.work = everything.only(bounded & ~everything.hopeless)
         self.payers = payers(self.work)
@@ -56,14 +56,14 @@ class Instance:
         return charges(self._strata, iteration_s, self._longest)
 
     def _least_prompt_s(self) -> Floats:
-        """Where nobody is credited anything, a charge is a part of the time of its own
-        iteration.
+        """[tokens] the least time of the iterations that compute a prompt of so many tokens. Where
+        no request is credited anything, a charge is a part of its own iterations' time.
         """
         least = self._charges(self.iteration_range_s[0])
         return np.zeros(self._longest + 1) if least.credit_s.any() else least.prompt_s
 
     def _cut(self, replicas: int) -> None:
-        """Time into cells, and every window into runs of them, rush and late."""
+        """Cut time into cells, and every window into runs of cells, rush and late."""
         work = self.work
         dues_s = np.concatenate((work.due_s, work.prompt_due_s))
         begin_s, end_s = float(work.arrival_s.min()), float(dues_s[np.isfinite(dues_s)].max())
@@ -100,10 +100,10 @@ class Instance:
         )
 
     def market(self, iteration_s: float, shared: Floats | None) -> Market:
-        """Every iteration collects `iteration_s`: from the contexts it reads, or, while the pace
-        matters, as `shared` says.
+        """The market in which every iteration collects `iteration_s`: from the contexts that it
+        reads or, while the pace matters, by `shared`.
 
-        `shared` sums for each request the shares of its steps; None: the pace never matters.
+        `shared` has for each request the sum of its steps' shares; None: the pace never matters.
         """
         work, of = self.work, self._charges(iteration_s)
         upto, before = work.prompt_tokens + work.steps - 1, work.prompt_tokens - 1
@@ -116,8 +116,8 @@ class Instance:
             contexts = work.steps * (work.prompt_tokens + before + work.steps) / 2
             steps = (Wares(self._steps, steps_s + iteration_s * contexts / self._kv_tokens),)
             return Market(self.capacity_s, prompts, steps, credit_s)
-        # The least, over the steps of a request, by which its context's part of an iteration makes
-        # a late step dearer.
+        # The least factor, over the steps of a request, by which its context's part of an iteration
+        # makes a late step dearer.
         each_s = np.diff(of.decodes_s, prepend=0.0)
         dearer = iteration_s * np.arange(len(each_s)) / self._kv_tokens / np.maximum(each_s, 1e-12)
         late_s = steps_s * (1.0 + np.where(work.steps > 0, self._contexts.least(dearer), 0.0))

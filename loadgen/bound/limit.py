@@ -1,5 +1,5 @@
-"""An upper limit on the fraction of requests that any scheduler, knowing the future, could satisfy.
-docs/bound.md proves it.
+"""An upper limit on the fraction of requests that any scheduler could satisfy, even one that knows
+the future. docs/bound.md has the proof.
 """
 
 import math
@@ -20,8 +20,8 @@ SLIVER = 1e-6  # of a request: more than rounding can take from a bound
 
 
 class Bound(Struct, frozen=True, kw_only=True):
-    """At most `met_fraction` of the requests can be satisfied by any scheduler. `by` names the
-    relaxation that says so.
+    """No scheduler can satisfy more than `met_fraction` of the requests. `by` names the relaxation
+    that gives this limit.
     """
 
     met_fraction: float
@@ -38,12 +38,12 @@ def bound(
     replicas: int,
     definition: str = "deadline",
 ) -> Bound:
-    """Of these requests, by one of the definitions of loadgen/load/definition.py, each replica with
-    the KV that the profile states.
+    """The bound of these requests by one of the definitions of loadgen/load/definition.py, each
+    replica with the KV that the profile states.
 
-    Later rounds of a session, whose arrival nobody knows beforehand, count as met, and their work
-    as none. Of bounds in multiples of zero-load time only a TTFT is looked at; by `ttlt` none, nor
-    any other bound of their tier.
+    Later rounds of a session count as met, and as no work, since their arrival is not known
+    beforehand. Of the bounds in multiples of zero-load time only a TTFT counts; by `ttlt` none of
+    them counts, nor any other bound of their tier.
     Raises: ConfigError for an unknown profile, definition or tier, or no replicas.
     """
     began_s = time.perf_counter()
@@ -57,7 +57,7 @@ def bound(
         instance = Instance(
             first, tiers, file.profile(), file.kv_capacity_tokens, replicas, definition
         )
-        # Requests are satisfied whole, so that the part of one more is none.
+        # Only whole requests are satisfied, so a fraction of one more counts as none.
         later = len(requests) - len(first)
         met_by = {
             name: (later + min(math.floor(met + SLIVER), len(first))) / len(requests)

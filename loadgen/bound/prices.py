@@ -1,7 +1,6 @@
-"""The prices of time: the least bound that can be found by changing what a second of the replicas
-costs, cell by cell.
+"""The prices of time: a search for the least bound over the price of a replica second in each cell.
 
-Any prices give a bound (docs/bound.md, 5); the search only makes it good. It descends a smoothed
+Any prices give a bound (docs/bound.md, 5); the search only makes it tight. It descends a smoothed
 dual, and judges by the true one.
 """
 
@@ -14,14 +13,14 @@ from loadgen.bound.windows import Windows
 
 Floats = NDArray[np.float64]
 RATE, FINE_RATE = 0.08, 0.002  # of the steps of the logarithm of a price, at first and in the end
-STEEPEST = 1e3  # of the slope, relative to the mean: all requests may ask for one cell
+STEEPEST = 1e3  # the greatest slope, relative to the mean: all requests may ask for one cell
 # how much dearer a cell may be and still be used, relative to the dearest
 SOFT, FINE_SOFT = 0.05, 0.003
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Wares:
-    """Work to be bought at any time in its window: seconds along the requests."""
+    """Work to be bought at any time in its window; `seconds` runs along the requests."""
 
     windows: Windows
     seconds: Floats
@@ -29,10 +28,10 @@ class Wares:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Market:
-    """The replicas' seconds per cell, and what requests buy: their prompts, and their steps in any
-    one of the ways given.
+    """The replicas' seconds per cell, and the work that requests buy: their prompts, and their
+    steps in any one of the given ways.
 
-    `credit_s` is what they may get back, at the dearest price there is.
+    `credit_s` are the seconds that they may get back, at the dearest price.
     """
 
     capacity_s: Floats
@@ -43,8 +42,8 @@ class Market:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Quote:
-    """What these prices say: at most `bound` of the requests can be satisfied; `gain` is 1 less
-    what each would pay.
+    """The consequence of some prices: at most `bound` of the requests can be satisfied. `gain` is
+    1 less the payment of each request.
     """
 
     bound: float
@@ -67,12 +66,12 @@ def quote(market: Market, prices: Floats) -> Quote:
 
 
 def _cost(price: Floats, wares: Wares) -> Floats:
-    """inf where there is no time to buy, whatever is bought."""
+    """The cost of these wares; inf where there is no time to buy."""
     return np.where(np.isinf(price), np.inf, np.where(np.isinf(price), 1.0, price) * wares.seconds)
 
 
 def search(market: Market, prices: Floats, rounds: int) -> Quote:
-    """The best quote met on the way down from `prices`, which are above 0."""
+    """The best quote on the way down from `prices`, which are above 0."""
     best = quote(market, prices)
     log, speed, scale = np.log(prices), np.zeros(len(prices)), np.zeros(len(prices))
     for n in range(rounds):
@@ -95,8 +94,8 @@ def search(market: Market, prices: Floats, rounds: int) -> Quote:
 
 
 def _demand(market: Market, now: Quote, soft: float) -> Floats:
-    """Per cell, the seconds asked for, if requests that nearly gain are nearly there and spread
-    over cells that are nearly cheapest.
+    """Per cell, the seconds asked for. A request that nearly gains counts in part, and spreads over
+    the cells that are nearly cheapest.
     """
     weight = np.exp(-(now.prices - now.prices.min()) / (soft * max(now.prices.max(), 1e-300)))
     wanted = 0.5 + 0.5 * np.tanh(np.clip(now.gain / soft, -50, 50))

@@ -1,5 +1,5 @@
 """The bounds of one instance, from the loosest: `alone`, `work`, `memory`, `pace`. docs/bound.md
-says what each leaves out.
+lists what each leaves out.
 """
 
 import numpy as np
@@ -16,7 +16,7 @@ TURNS = 3  # of prices and shares, each found for the other
 
 
 def met_by_relaxation(instance: Instance) -> dict[str, float]:
-    """How many requests each relaxation lets be satisfied."""
+    """The number of requests that each relaxation allows to be satisfied."""
     count, free = len(instance.work.steps), instance.unbounded
     met_by = {"alone": float(count + free)}
     if not count:
@@ -28,20 +28,20 @@ def met_by_relaxation(instance: Instance) -> dict[str, float]:
     memory = _memory(instance, choices, work.prices)
     found = {"work": work.bound, "memory": memory.bound}
     if len(instance.payers.of):
-        # Prices for memory are a second place to start from, if it excludes anybody whom work does
-        # not.
+        # Prices for memory are a second place to start from, if memory excludes a request that work
+        # does not.
         found["pace"] = _pace(
             instance, choices, [work, memory] if memory.bound < min(work.bound, count) else [work]
         )
-    # None of them says more than that each may be met alone.
+    # No relaxation allows more requests than may be met each alone.
     return met_by | {name: min(bound, count) + free for name, bound in found.items()}
 
 
 def _memory(instance: Instance, choices: list[float], known: Floats) -> Quote:
-    """Choose what an iteration collects from the contexts that it reads.
+    """Choose the seconds that an iteration collects from the contexts that it reads.
 
-    Searched from the known prices as well as from the best of even and of falling ones at several
-    levels: where the KV binds and work does not, prices that were found for work say nothing.
+    The search starts from the known prices, and also from the best of even and falling ones at
+    several levels: where the KV binds and work does not, prices found for work are of no use.
     """
     tried = []
     for choice in choices:
@@ -58,15 +58,15 @@ def _memory(instance: Instance, choices: list[float], known: Floats) -> Quote:
 
 
 def _pace(instance: Instance, choices: list[float], known: list[Quote]) -> float:
-    """Choose what an iteration collects, and while somebody's pace matters let those pay whom it
-    costs most.
+    """Choose the seconds that an iteration collects. While the pace of a request matters, the
+    requests pay that the pace costs most.
     """
-    nobody = np.zeros(len(instance.work.steps))
+    none_shared = np.zeros(len(instance.work.steps))
     tried = []
     for choice in choices:
-        market = instance.market(choice, nobody)
+        market = instance.market(choice, none_shared)
         tried += [
-            (choice, _turns(instance, choice, quote(market, one.prices), nobody, 2, ROUNDS))
+            (choice, _turns(instance, choice, quote(market, one.prices), none_shared, 2, ROUNDS))
             for one in known
         ]
     choice, best = min(tried, key=lambda one: one[1][0].bound)
@@ -78,8 +78,8 @@ def _turns(
 ) -> tuple[Quote, Floats]:
     best, best_shared = found, shared
     for _ in range(turns):
-        # Who pays so much already that it gains nothing is not to pay more. All payers' steps lie
-        # in the rush.
+        # A request that already pays so much that it gains nothing does not pay more. The steps of
+        # all payers lie in the rush.
         price_s = (
             np.where(np.isfinite(found.step_prices[0]), found.step_prices[0], 0.0) * iteration_s
         )
@@ -94,8 +94,8 @@ def _turns(
 
 
 def _falling(instance: Instance, market: Market) -> Floats:
-    """Prices that are highest while requests arrive, then fall; at a level that the largest
-    requests can hardly pay.
+    """Prices that are highest while requests arrive and fall afterwards, at a level that the
+    largest requests can hardly pay.
     """
     last_s = float(instance.work.arrival_s.max())
     late = np.clip(

@@ -1,5 +1,5 @@
-"""Who pays for iterations: at every instant the requests that may be decoding divide what each
-iteration collects (docs/bound.md, 4).
+"""The division of iteration time among requests: at every instant, the requests that may be
+decoding divide the seconds that each iteration collects (docs/bound.md, 4).
 
 A share never grows with time, so that a step is cheapest at its deadline, and the shares of one
 instant sum to at most 1.
@@ -15,19 +15,19 @@ from loadgen.bound.work import Work
 Floats = NDArray[np.float64]
 Cells = NDArray[np.int64]
 BLOCK = 1024  # payers worked on at once, which bounds the memory
-CELLS = 16_384  # of the time in which anybody has a share, at most
+CELLS = 16_384  # at most, of the time in which any request has a share
 WINDOW_CELLS = 256  # the longest window is cut into about so many
-# of the pace asked for: each round gives what is left to more of the requests
+# of the pace asked for: each round gives the rest to more of the requests
 POWERS = (8.0, 4.0, 2.0, 1.0, 0.0)
-QUICK = 0.97  # the quantile of the paces asked for that the others are measured by
-SLOWEST = 0.25  # of that quick one: slower ones get no share
+QUICK = 0.97  # the quantile of the paces asked for that serves as the unit
+SLOWEST = 0.25  # of that unit: slower requests get no share
 
 
 class Payers(NamedTuple):
     """Requests that ask for so quick a pace that they may have a share; arrays along them."""
 
     of: NDArray[np.int64]  # their place among the requests
-    pace: Floats  # steps per second over the window, relative to a quick one
+    pace: Floats  # steps per second over the window, relative to the quick one
     first: NDArray[np.int64]  # cells of the window
     last: NDArray[np.int64]
     cell_s: float
@@ -51,10 +51,10 @@ def payers(work: Work) -> Payers:
 
 
 def shared_steps(work: Work, by: Payers, worth: Floats) -> Floats:
-    """[requests] the sum over its steps of the share a request has at the step's deadline.
+    """[requests] the sum over a request's steps of its share at the step's deadline.
 
-    `worth`: how large that sum may become before paying more is worth nothing; 0 for who is not to
-    pay.
+    `worth`: the size of that sum beyond which paying more is worth nothing; 0 for a request that
+    is not to pay.
     """
     total = np.zeros(len(work.steps))
     if not len(by.of):
@@ -80,22 +80,22 @@ def shared_steps(work: Work, by: Payers, worth: Floats) -> Floats:
             total[of[block]] += part * paid
             handed += np.bincount(cells.ravel(), (part[:, None] * shares).ravel(), by.cells)
         left = np.maximum(1.0 - handed, 0.0)
-    # `asked` is a running sum and rounds: what was handed out too much by it is taken back from
-    # all.
+    # `asked` is a running sum and rounds: an excess that it handed out is taken back from all
+    # requests.
     return total / (max(1.0, float(handed.max())) * (1 + 1e-12))
 
 
 def _shares(
     work: Work, by: Payers, each: Floats, weight: Floats, first: Cells, last: Cells, of: Cells
 ) -> tuple[Cells, Floats, Floats]:
-    """[payers, cells of the longest window] which cell, and the share in it; and [payers] what all
-    steps pay at their deadlines.
+    """[payers, cells of the longest window] the cells, and the shares in them; and [payers] the sum
+    of the shares of all steps at their deadlines.
     """
     cells = first[:, None] + np.arange(int((last - first).max()) + 1)
     live = cells <= last[:, None]
     cells = np.minimum(cells, last[:, None])
     shares = np.minimum.accumulate(each[cells], axis=1) * weight[:, None] * live
-    # How many steps are due by the end of each cell; by the end of the last one, all.
+    # The number of steps that are due by the end of each cell; by the end of the last one, all.
     pace_s = np.where(work.pace_s[of] > 0, work.pace_s[of], np.inf)
     due = np.floor(
         (by.begin_s + (cells + 1) * by.cell_s - work.step_due_s[of][:, None]) / pace_s[:, None]

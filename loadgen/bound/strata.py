@@ -1,5 +1,5 @@
-"""A profile from below: strata of the batch's tokens, in each of which an iteration takes at least
-a linear function of its batch.
+"""A lower limit of a profile: strata of the batch's tokens, in each of which an iteration takes at
+least a linear function of its batch.
 """
 
 import math
@@ -18,7 +18,7 @@ class Stratum(NamedTuple):
 
     above: int
     up_to: float
-    base_s: float  # once
+    base_s: float  # per iteration
     chunk_s: float  # per prefill chunk
     prefill_token_s: float
     prefill_sq_s: float  # per new token squared
@@ -26,13 +26,13 @@ class Stratum(NamedTuple):
     prefill_context_s: float  # per chunk and cached token
     decode_s: float
     decode_context_s: float
-    # if there is one, it is the base, at 1, 2, ... tokens; it never falls
+    # the base at 1, 2, ... tokens, where there is such a curve; it never falls
     curve_s: tuple[float, ...] = ()
     beyond_s: float = 0.0  # per token past its end
 
 
 def strata(profile: Profile) -> tuple[Stratum, ...]:
-    """In rising order, from 0 tokens to any number. No coefficient but a base is negative."""
+    """The strata in rising order, from 0 tokens to any number. Only a base may be negative."""
     match profile:
         case StratifiedProfile():
             return tuple(
@@ -51,7 +51,7 @@ def strata(profile: Profile) -> tuple[Stratum, ...]:
                 for p in profile.pieces
             )
         case AdditiveProfile():
-            # Whatever is in a batch, it pays for its prefills or for its decodes.
+            # Any batch pays for its prefills or for its decodes.
             once_s = min(profile.prefills_s, profile.decodes_s)
             return (
                 Stratum(
@@ -75,8 +75,8 @@ def strata(profile: Profile) -> tuple[Stratum, ...]:
 
 
 def _ascendra(profile: AscendraProfile) -> tuple[Stratum, ...]:
-    """The larger of two times is at least either: that of memory up to where the weights take as
-    long as the tokens, then compute.
+    """The larger of two times is at least each of them: that of memory up to the size at which the
+    weights take as long as the tokens, then that of compute.
     """
 
     def side(above: int, up_to: float, memory: float, compute: float) -> Stratum:

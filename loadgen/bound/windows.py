@@ -1,5 +1,5 @@
-"""Sums over windows of time and least values within them, for many windows at once. Time is cut
-into cells; both ends are inclusive.
+"""Sums over windows of time, and least values within them, for many windows at once. Time is cut
+into cells; both ends of a window are inclusive.
 """
 
 import numpy as np
@@ -10,7 +10,7 @@ Cells = NDArray[np.int64]
 
 
 class Windows:
-    """Some windows over `cells` cells of time, within 0 .. cells - 1. Those with first > last are
+    """Windows over `cells` cells of time, within 0 .. cells - 1. A window with first > last is
     empty.
     """
 
@@ -46,7 +46,7 @@ class Windows:
         return found
 
     def spread(self, amounts: Floats) -> Floats:
-        """Per cell, the sum of the amounts of the windows that it lies in."""
+        """Per cell, the sum of the amounts of the windows that contain it."""
         some = amounts[self._some]
         steps = np.bincount(self._first, some, self.cells + 1) - np.bincount(
             self._last + 1, some, self.cells + 1

@@ -1,5 +1,5 @@
-"""What each request asks of the replicas if its SLO is to be met, and when: its prompt, its decode
-steps, and their windows.
+"""The work that each request asks of the replicas if its SLO is to be met: its prompt, its decode
+steps, and the windows of both.
 """
 
 import math
@@ -31,15 +31,15 @@ from shared.vocabulary import Slo
 Seconds = NDArray[np.float64]
 Tokens = NDArray[np.int64]
 
-# Added to every deadline, and CLOSE_S more for each step: more than sums of seconds may be off, and
-# what the means forgive each token.
+# Added to every deadline, and CLOSE_S more for each step: it covers the rounding of sums of
+# seconds, and the tolerance that means have for each token.
 ROUNDING_S = 1000 * CLOSE_S
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Work:
-    """Along the requests. A prompt is computed in [arrival_s, prompt_due_s], `steps` decode steps
-    follow in [steps_from_s, due_s].
+    """The work of requests; columns run along them. A prompt is computed in
+    [arrival_s, prompt_due_s]; `steps` decode steps follow in [steps_from_s, due_s].
 
     Step k = 1, 2, ... is due at step_due_s + k * pace_s, or at due_s, whichever is earlier.
     Deadlines may be inf.
@@ -69,8 +69,8 @@ def work_of(
     kv_tokens: int,
     alone_s: Seconds,
 ) -> Work:
-    """`alone_s[p]`: at least so long do the iterations that compute p prompt tokens take. Raises
-    ConfigError.
+    """The work of these requests. `alone_s[p]`: the least time of the iterations that compute p
+    prompt tokens. Raises ConfigError.
     """
     slos = {name: _in_seconds(tier.slo, check(definition)) for name, tier in tiers.tiers.items()}
     if unknown := sorted({r.tier for r in requests} - set(slos)):
@@ -91,8 +91,8 @@ def work_of(
     rounding_s = ROUNDING_S + steps * CLOSE_S
     first_due_s, due_s, step_due_s = (arrival_s + rounding_s) + after_s[:, :3].T
     pace_s = after_s[:, 3]
-    # A step is an iteration, which takes at least what it would with nobody else in it: a decode,
-    # or the end of computing anew.
+    # A step is an iteration, which takes at least as long as without other requests in it: as a
+    # decode, or as the end of computing its context anew.
     anew_s = profile.batch_s(BatchShape().with_chunk(1, 0))
     step_alone = {
         p: min(anew_s, profile.batch_s(BatchShape(decodes=1, decode_context=p)))
@@ -104,7 +104,7 @@ def work_of(
         arrival_s + alone_s[prompt],
     )
     hopeless = (steps_from_s > prompt_due_s) | (prompt > kv_tokens)
-    # Without a deadline they may wait until everything else is over.
+    # Steps without a deadline may wait until everything else is over.
     steps = np.where(np.isfinite(due_s), steps, 0)
     return Work(
         arrival_s, prompt, steps, prompt_due_s, steps_from_s, step_due_s, pace_s, due_s, hopeless
@@ -112,14 +112,14 @@ def work_of(
 
 
 def _in_seconds(slo: Slo, definition: str) -> Slo:
-    """Without the multiples of zero-load time, which differ from request to request."""
-    # By the other three each bound only adds deadlines, so that to drop it relaxes; by ttlt a TTLT
-    # or a pace takes away those of the rest.
+    """The SLO without the multiples of zero-load time, which differ from request to request."""
+    # By the other three definitions each bound only adds deadlines, so dropping it relaxes. By ttlt
+    # a TTLT or a pace removes the deadlines of the other bounds.
     if definition == TTLT and (slo.ttft_x, slo.tbt_x, slo.ttlt_x) != (None, None, None):
         return Slo()
     tbt_s = slo.tbt_s
-    # the looser of two paces; two stages with windows of their own may each be late by most of one,
-    # so no pace at all there
+    # The looser of two paces. Two stages with windows of their own may each be late by most of a
+    # window, so there is no pace then.
     if slo.thinks:
         tbt_s = None if definition == MAX_TPOT_10 or tbt_s is None else max(tbt_s, slo.pace_s(True))
     return Slo(ttft_s=slo.ttft_s, tbt_s=tbt_s, ttlt_s=slo.ttlt_s)
@@ -128,8 +128,8 @@ def _in_seconds(slo: Slo, definition: str) -> Slo:
 def _with_first_s(
     slo: Slo, times: float | None, prompt_tokens: int, definition: str, profile: Profile
 ) -> Slo:
-    """With the TTFT that is so many times its own alone, as admission resolves it. The other
-    multiples depend on the longest output.
+    """The SLO with its TTFT in multiples of the request's own zero-load TTFT, as admission resolves
+    it. The other multiples depend on the longest output.
     """
     if times is None or definition == TTLT:
         return slo
@@ -142,11 +142,11 @@ def _with_first_s(
 
 
 def _after_s(slo: Slo, steps: int, definition: str) -> tuple[float, float, float, float]:
-    """After arrival: the first token's deadline, the last one's, and that of step k as a start and
-    a pace.
+    """Seconds after arrival: the deadline of the first token, that of the last one, and that of
+    step k as a start and a pace.
 
-    Source: loadgen/load/definition.py; deviation: weaker where a definition is not one of deadlines
-    (docs/bound.md, 2).
+    Source: loadgen/load/definition.py; deviation: weaker where a definition does not judge by
+    deadlines (docs/bound.md, 2).
     """
     first_s, last_s = _or_inf(slo.ttft_s), _or_inf(slo.ttlt_s)
     paced = slo.ttft_s is not None and slo.tbt_s is not None
@@ -158,7 +158,8 @@ def _after_s(slo: Slo, steps: int, definition: str) -> tuple[float, float, float
         last_s = last_s if slo.ttlt_s is not None else by_pace_s
         return first_s, last_s, last_s, 0.0
     if definition == MAX_TPOT_10 and steps > WINDOW_TOKENS:
-        # Ten tokens may come together at the end of theirs, and the last ten overlap those before.
+        # Ten tokens may come together at the end of their window, and the last ten overlap those
+        # before.
         by_pace_s += (WINDOW_TOKENS - 1) * tbt_s
         start_s = first_s + (WINDOW_TOKENS - 1) * tbt_s
     else:
