@@ -1,5 +1,5 @@
-"""When requests arrive: Poisson, Gamma or recorded gaps, under a rate that may change over the run.
-Seconds from its start.
+"""The arrival times of requests: Poisson, Gamma or recorded gaps, under a rate that may change over
+the run. Times are seconds from the start of the run.
 """
 
 import math
@@ -30,8 +30,8 @@ SHAPES = {"azure-code": AZURE_CODE_MINUTES, "demo": DEMO_STEPS}
 
 @dataclass(frozen=True, slots=True)
 class Gaps:
-    """Independent gaps with the given coefficient of variation; 1 is Poisson. Gamma, shape
-    1/cv^2.
+    """Independent gaps with the given coefficient of variation, Gamma distributed with the shape
+    1/cv^2; cv 1 is Poisson.
     """
 
     cv: float = 1.0
@@ -57,7 +57,8 @@ def parse_gaps(text: str) -> Gaps:
         if 0 <= cv <= 100:
             return Gaps(cv)
     raise ConfigError(
-        f"arrivals `{text}`: expected poisson, gamma:CV (a coefficient of variation such as gamma:2) or trace"
+        f"arrivals `{text}`: expected poisson, gamma:CV (a coefficient of variation such as "
+        f"gamma:2) or trace"
     )
 
 
@@ -81,13 +82,14 @@ def parse_profile(text: str, duration_s: float) -> Profile:
         or all(m == 0 for _, m in steps)
     ):
         raise ConfigError(
-            f"bursts `{text}`: expected SECONDS:MULTIPLE,... such as 20:0.5,10:3, or one of {', '.join(SHAPES)}"
+            f"bursts `{text}`: expected SECONDS:MULTIPLE,... such as 20:0.5,10:3, "
+            f"or one of {', '.join(SHAPES)}"
         )
     return steps
 
 
 class Warp:
-    """Operational time (in which the rate is constant) to seconds, through the inverse of the
+    """Maps operational time (in which the rate is constant) to seconds, through the inverse of the
     profile's integral.
     """
 
@@ -114,7 +116,8 @@ def draw_arrivals(
     """Arrivals in [0, duration_s), `rate` requests a second times the profile's multiple at that
     time.
     """
-    rng, warp, arrivals, operational = Random(f"{seed}/arrivals"), Warp(profile), list[float](), 0.0
+    rng, warp = Random(f"{seed}/arrivals"), Warp(profile)
+    arrivals, operational = list[float](), 0.0
     while True:
         operational += gaps.draw(rng) / rate
         at_s = warp.seconds(operational)
@@ -126,8 +129,8 @@ def draw_arrivals(
 def recorded_arrivals(
     trace: Trace, rate: float | None, duration_s: float, seed: int
 ) -> tuple[Trace, float]:
-    """The rows that arrive in [0, duration_s), as recorded; and by how much time was compressed (1:
-    not at all).
+    """The rows that arrive in [0, duration_s), as recorded; and the factor by which time was
+    compressed (1: not at all).
 
     A rate below the recorded one keeps each row with that probability, which keeps the bursts; a
     rate above compresses time. Raises ConfigError if the trace has no times, or nothing arrives.

@@ -1,4 +1,4 @@
-"""A client on a running fleet, with errors that say what to do."""
+"""A client of a running fleet, with errors that say what to do."""
 
 import logging
 import sys
@@ -21,8 +21,8 @@ LOAD_PATIENCE = Patience(silence_s=15.0)
 @asynccontextmanager
 async def connected(url: str, name: str, clock: Clock, patience: Patience) -> AsyncIterator[Client]:
     """Raises BusError if nothing usable listens at `url`."""
-    # Standard output is for answers and tables; of the bus, only what went wrong is of interest
-    # here.
+    # Standard output is for answers and tables; of the bus, only warnings and errors are of
+    # interest.
     structlog.configure(
         wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
@@ -32,6 +32,7 @@ async def connected(url: str, name: str, clock: Clock, patience: Patience) -> As
             bus = await stack.enter_async_context(connect(url, name, connect_s=CONNECT_S))
         except ConfigError as error:
             raise BusError(
-                f"{error}: start a fleet with `slackline up`, or say where one is with --url or SLACKLINE_URL"
+                f"{error}: start a fleet with `slackline up`, or say where one is with --url or "
+                f"SLACKLINE_URL"
             ) from error
         yield await stack.enter_async_context(Client(bus, clock, patience=patience))

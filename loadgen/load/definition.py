@@ -42,18 +42,18 @@ from shared.vocabulary import Slo
 DEADLINE, MEAN_TPOT, MAX_TPOT_10, TTLT = "deadline", "mean-tpot", "max-tpot-10", "ttlt"
 DEFINITIONS = (DEADLINE, MEAN_TPOT, MAX_TPOT_10, TTLT)
 WINDOW_TOKENS = 10  # SLOs-Serve section 6
-# sums of deadlines round: what is late by less is on time, as in shared.vocabulary.Measure
+# sums of deadlines round: a token late by less is on time, as in shared.vocabulary.Measure
 CLOSE_S = 1e-9
 
 Seconds = NDArray[np.float64]
-TokenTimes = Sequence[Sequence[float]]  # of each request, when its tokens came, ascending
+TokenTimes = Sequence[Sequence[float]]  # for each request, the instants of its tokens, ascending
 
 
 class Missed(IntEnum):
-    """Which bound was broken, the first that applies; TBT: the pace, however it is judged."""
+    """The bound that was broken, the first that applies. TBT: the pace, however it is judged."""
 
     NOTHING = 0  # the SLO was met
-    END = 1  # it did not finish, whatever else
+    END = 1  # the request did not finish
     TTFT = 2
     TBT = 3
     TTLT = 4
@@ -67,7 +67,7 @@ def check(definition: str) -> str:
 
 
 def needs_token_times(definition: str) -> bool:
-    """Whether verdicts alone do not say."""
+    """Whether verdicts alone are not enough to judge by this definition."""
     return definition == MAX_TPOT_10
 
 
@@ -77,7 +77,8 @@ def missed(
     slos: Sequence[Slo],
     token_unix_s: TokenTimes | None = None,
 ) -> NDArray[np.int8]:
-    """[requests] what each one broke, as Missed. A verdict is None where the run ended first.
+    """[requests] the bound that each one broke, as Missed. A verdict is None where the run ended
+    first.
 
     `token_unix_s` is needed where `needs_token_times`. Raises ConfigError for an unknown
     definition.
@@ -154,7 +155,7 @@ _BOUNDS: tuple[Callable[[Slo], float | None], ...] = (
 
 
 def _owed_s(gaps: NDArray[np.int64], pace_s: Seconds) -> Seconds:
-    """So many times this pace; nothing for none of it."""
+    """So many gaps times the pace; 0 where there are no gaps."""
     return np.multiply(gaps, pace_s, out=np.zeros(len(gaps)), where=gaps > 0)
 
 
@@ -165,8 +166,8 @@ def _last_due_s(
     tbt_due_s: Seconds,
     ttlt_due_s: Seconds,
 ) -> Seconds:
-    """After arrival, when the last token is due by definition `ttlt`: TTLT, else TTFT and paces;
-    inf where there is neither.
+    """The seconds after arrival at which the last token is due by definition `ttlt`: TTLT, else
+    TTFT and paces; inf where there is neither.
     """
     begin_s = np.where(np.isfinite(ttft_due_s), ttft_due_s, ttft_s)
     return np.where(

@@ -1,5 +1,5 @@
-"""The plan of a run: who asks for how much, when, of which tier. The same for the same seed,
-whoever serves it.
+"""The plan of a run: the arrival, the lengths and the tier of each request. It is the same for the
+same seed, whatever serves it.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ IMPORTANT = 10.0  # a paying caller weighs as much as ten others
 
 class PlannedRequest(NamedTuple):
     number: int  # 0, 1, ... in order of arrival
-    arrival_s: float  # of its session, for a later round
+    arrival_s: float  # for a later round, that of its session
     prompt_tokens: int
     output_tokens: int
     tier: str
@@ -23,10 +23,10 @@ class PlannedRequest(NamedTuple):
     tenant: str
     application: str
     thinking_tokens: int = 0  # of the output
-    session: str = ""  # whose round it is; empty: it stands alone
-    # the round of its session that it follows: it is sent when that has ended well
+    session: str = ""  # the session whose round it is; empty: it stands alone
+    # the round of its session that it follows: it is sent when that one has ended well
     after: int | None = None
-    pause_s: float = 0.0  # after that; what a tool takes
+    pause_s: float = 0.0  # between that end and its sending: the time that a tool takes
 
 
 def plan_requests(
@@ -37,12 +37,12 @@ def plan_requests(
     tenants: int = 1,
     important: float = 0.0,
 ) -> list[PlannedRequest]:
-    """One planned request per arrival, and the later rounds of its session right after it, at the
-    same instant; the last one is of the tier's `last_round`. `important` is the fraction whose
-    importance is ten times its tier's.
+    """One planned request per arrival, followed by the later rounds of its session with the same
+    arrival; the last round is of the tier's `last_round`. `important` is the fraction of requests
+    whose importance is ten times that of their tier.
 
-    Each request draws from a generator of its own, (seed, index), so that changing one says nothing
-    about another.
+    Each request draws from a generator of its own, (seed, index), so that a change of one does not
+    change another.
     """
     names = list(tiers.tiers)
     shares = list(accumulate(tier.share for tier in tiers.tiers.values()))

@@ -1,6 +1,6 @@
-"""Open-loop load: every request leaves at its planned instant, whatever became of those before it;
-but for the later rounds of a session, which leave when the one before has ended well, after its
-pause.
+"""Open-loop load: every request is sent at its planned instant, whatever became of the requests
+before it. Only a later round of a session waits: it is sent when the round before it has ended well
+and its pause is over.
 """
 
 import asyncio
@@ -17,8 +17,8 @@ CLOSING_S = 5.0  # longest wait for the cancelling of what still runs at the end
 
 class Sender(Protocol):
     async def send(self, outcome: Outcome) -> None:
-        """Send one request and write in its outcome until it has ended. Cancelled, it cancels the
-        request.
+        """Send one request, and write to its outcome until it has ended. Cancelling this call
+        cancels the request.
         """
 
 
@@ -30,11 +30,11 @@ async def run_load(
     stop: asyncio.Event,
     wait_s: float,
 ) -> float | None:
-    """Offer the plan; then wait at most `wait_s` for what still runs. What has not ended by then is
-    cancelled: unfinished.
+    """Offer the plan, then wait at most `wait_s` for the requests that still run. A request that
+    has not ended by then is cancelled, and counts as unfinished.
 
-    `stop` ends sending and waiting at once. Returns the second at which it ended the sending, None
-    if all was sent.
+    `stop` ends sending and waiting at once. Returns the second at which it ended the sending; None
+    if all requests were sent.
     """
     begin_unix_s = clock.unix_s()
     running: set[asyncio.Task[None]] = set()
@@ -80,8 +80,8 @@ async def run_load(
 
 
 async def _until(at_unix_s: float, clock: Now, stop: asyncio.Event) -> None:
-    """Sleep to that instant, or to `stop`. A request that is due already gives way once, so that
-    answers are heard in a burst.
+    """Sleep until that instant, or until `stop`. A request that is due already yields once, so
+    that answers are read during a burst.
     """
     await asyncio.sleep(0)
     while (left_s := at_unix_s - clock.unix_s()) > 0 and not stop.is_set():

@@ -11,13 +11,11 @@ from rich.table import Table
 from loadgen.load.report import percent
 from loadgen.load.tally import Tally
 
-TERMINAL_S, PLAIN_S = 0.5, 5.0  # between two looks
+TERMINAL_S, PLAIN_S = 0.5, 5.0  # between two updates
 
 
 class Counts:
-    """Of one tier. Ended outcomes are counted once, so that a look costs what is running, not all
-    that ever ran.
-    """
+    """The counts of one tier."""
 
     def __init__(self) -> None:
         self.sent = self.ended = self.met = self.relegated = 0
@@ -27,19 +25,19 @@ class Counts:
         return percent(self.met / self.ended) if self.ended else "-"
 
 
-class Looker:
+class Counter:
+    """Counts the outcomes of a tally. An ended outcome is counted once, so that an update costs as
+    much as the requests that run, not as all that ever ran.
+    """
+
     def __init__(self, tally: Tally, planned: int, duration_s: float, label: str) -> None:
-        self._tally, self._planned, self._duration_s, self._label = (
-            tally,
-            planned,
-            duration_s,
-            label,
-        )
+        self._tally, self._planned = tally, planned
+        self._duration_s, self._label = duration_s, label
         self._seen = 0
         self._open: list[int] = []
         self.counts = {name: Counts() for name in tally.tiers.tiers}
 
-    def look(self) -> None:
+    def update(self) -> None:
         outcomes = self._tally.outcomes
         for number in range(self._seen, len(outcomes)):
             self.counts[outcomes[number].planned.tier].sent += 1
@@ -58,10 +56,9 @@ class Looker:
         self._open = still
 
     def table(self, at_s: float) -> Table:
-        out = Table(
-            title=f"{self._label or 'load'}: {min(at_s, self._duration_s):.0f} of {self._duration_s:.0f} s",
-            title_justify="left",
-        )
+        at_s = min(at_s, self._duration_s)
+        title = f"{self._label or 'load'}: {at_s:.0f} of {self._duration_s:.0f} s"
+        out = Table(title=title, title_justify="left")
         out.add_column("tier")
         for name in ("sent", "running", "ended", "SLO met so far", "relegated"):
             out.add_column(name, justify="right")
@@ -83,21 +80,21 @@ class Looker:
 async def progress(
     tally: Tally, planned: int, duration_s: float, label: str, console: Console
 ) -> AsyncIterator[None]:
-    """Shown on `console` while the body runs."""
-    looker, loop = Looker(tally, planned, duration_s, label), asyncio.get_running_loop()
+    """Show the progress on `console` while the body runs."""
+    counter, loop = Counter(tally, planned, duration_s, label), asyncio.get_running_loop()
     begin_s = loop.time()
 
     async def show() -> None:
         if not console.is_terminal:
             while True:
                 await asyncio.sleep(PLAIN_S)
-                looker.look()
-                console.print(looker.line(loop.time() - begin_s), highlight=False, soft_wrap=True)
-        with Live(looker.table(0.0), console=console, auto_refresh=False, transient=True) as live:
+                counter.update()
+                console.print(counter.line(loop.time() - begin_s), highlight=False, soft_wrap=True)
+        with Live(counter.table(0.0), console=console, auto_refresh=False, transient=True) as live:
             while True:
                 await asyncio.sleep(TERMINAL_S)
-                looker.look()
-                live.update(looker.table(loop.time() - begin_s), refresh=True)
+                counter.update()
+                live.update(counter.table(loop.time() - begin_s), refresh=True)
 
     task = asyncio.create_task(show(), name="load.progress")
     try:

@@ -20,9 +20,10 @@ from shared.vocabulary import FinishReason, Slo
 Values = Sequence[float] | NDArray[np.float32]
 
 DEFINITION = (
-    "An SLO is met (definition `deadline`) when the request finished, every token came by its cumulative deadline and the last one "
-    "within TTLT, measured at the client from the instant of sending. All fractions are of the requests offered: what was refused, "
-    "failed or never finished counts as missed. Goodput: requests that met their SLO, per second of offered load."
+    "An SLO is met (definition `deadline`) when the request finished, every token came by its "
+    "cumulative deadline and the last one within TTLT, measured at the client from the instant of "
+    "sending. All fractions are of the requests offered: what was refused, failed or never finished "
+    "counts as missed. Goodput: requests that met their SLO, per second of offered load."
 )
 
 
@@ -34,14 +35,14 @@ class Spread(Struct, frozen=True, kw_only=True):
 
 
 class TierReport(Struct, frozen=True, kw_only=True):
-    """Counts are requests. `ttft`, `ttlt`: one value per request (TTLT of finished ones); `tbt`:
-    every gap between two tokens.
+    """The figures of one tier, or of all. Counts are requests. `ttft`, `ttlt`: one value per
+    request (TTLT of finished ones); `tbt`: every gap between two tokens.
     """
 
     offered: int
     finished: int
     met: int
-    server_met: int | None  # by the server's own verdict; None where it is not told
+    server_met: int | None  # by the server's own verdict; None where the server sends none
     ttft: Spread
     tbt: Spread
     ttlt: Spread
@@ -59,8 +60,8 @@ class TierReport(Struct, frozen=True, kw_only=True):
 
 
 class Report(Struct, frozen=True, kw_only=True):
-    """One run. `rate_per_s` is what was offered; `lateness` how far the generator itself fell
-    behind its plan.
+    """One run. `rate_per_s` is the offered rate; `lateness` the time by which the generator itself
+    fell behind its plan.
     """
 
     label: str
@@ -92,7 +93,7 @@ def spread(values_s: Values) -> Spread:
 def summarise(
     outcomes: Sequence[Outcome], gaps_s: Values, offered_s: float, slo: Slo | None
 ) -> TierReport:
-    """The figures of these requests. Raises nothing for none at all: fractions are None."""
+    """The figures of these requests. Without any requests, fractions are None."""
     ends = [outcome.ended for outcome in outcomes]
     finished, met = sum(o.finished for o in outcomes), sum(o.met for o in outcomes)
     refused, cancelled = ends.count(FinishReason.REFUSED), ends.count(FinishReason.CANCELLED)
@@ -221,7 +222,8 @@ def promise(slo: Slo | None) -> str:
 def table(report: Report) -> Table:
     """One run, a column per tier: it fits a terminal of 80 columns with four tiers."""
     cut = ", interrupted" if report.interrupted else ""
-    title = f"{escape(report.label) or 'load'}: {report.rate_per_s:.2f} requests/s for {report.offered_s:.0f} s{cut}"
+    rate = f"{report.rate_per_s:.2f} requests/s for {report.offered_s:.0f} s{cut}"
+    title = f"{escape(report.label) or 'load'}: {rate}"
     out = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
     out.add_column("")
     tiers = [*report.tiers.values(), report.total]
@@ -257,8 +259,8 @@ def table(report: Report) -> Table:
 
 
 def unlike(reports: Sequence[Report]) -> str:
-    """In what the runs differ besides what served them; empty if they were offered the same
-    requests the same way.
+    """The respects in which the runs differ, apart from what served them; empty if they were
+    offered the same requests in the same way.
     """
     facts: dict[str, set[str]] = {
         "seeds": {str(r.seed) for r in reports},
@@ -274,7 +276,7 @@ def unlike(reports: Sequence[Report]) -> str:
 def side_by_side(reports: Sequence[Report]) -> Table:
     """Several runs of the same plan: a column each, the best value of a row in bold green.
 
-    The first block says which run kept its promises; the rest says how. Raises ConfigError for runs
+    The first block shows which run met the SLOs, the rest shows how. Raises ConfigError for runs
     over different tiers.
     """
     if len({tuple(report.tiers) for report in reports}) != 1:

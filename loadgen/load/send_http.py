@@ -14,11 +14,11 @@ from shared.vocabulary import FinishReason
 
 
 class HttpSender:
-    """The tier goes by name (for our gateway) and as `service_tier`, its bounds as headers, so that
-    both ends hold the same SLO.
+    """Sends the tier by name (for our gateway) and as `service_tier`, and its bounds as headers, so
+    that both ends hold the same SLO.
 
-    HTTP has no word for "the model would stop here": the output's length is asked for as
-    max_tokens, which the server then knows.
+    HTTP cannot say that the model would stop here: the output's length is sent as max_tokens, which
+    the server then knows.
     """
 
     def __init__(
@@ -42,15 +42,16 @@ class HttpSender:
             await self._http.get("/health")
         except httpx.HTTPError as error:
             raise BusError(
-                f"nothing answers at {self._http.base_url} ({error}): start a fleet with `slackline up`"
+                f"nothing answers at {self._http.base_url} ({error}): "
+                f"start a fleet with `slackline up`"
             ) from error
 
     async def close(self) -> None:
         await self._http.aclose()
 
     async def send(self, outcome: Outcome) -> None:
-        """Until the answer has ended. Cancelling this closes the connection, which cancels the
-        request.
+        """Send a request, and read until the answer has ended. Cancelling this call closes the
+        connection, which cancels the request.
         """
         planned, slo = outcome.planned, outcome.slo
         bounds = {
@@ -87,7 +88,7 @@ class HttpSender:
                     return
                 async for line in response.aiter_lines():
                     if line.startswith("data:"):
-                        self._hear(outcome, line[5:].strip())
+                        self._read(outcome, line[5:].strip())
             outcome.end("error", "the answer broke off without an end")
         except (httpx.HTTPError, msgspec.DecodeError) as error:
             outcome.end("error", f"{type(error).__name__}: {error}")
@@ -99,9 +100,9 @@ class HttpSender:
         except (msgspec.DecodeError, KeyError, TypeError, AttributeError):
             outcome.end("error", f"HTTP {status}: {raw[:200].decode(errors='replace')}")
 
-    def _hear(self, outcome: Outcome, data: str) -> None:
-        """One server-sent event. Its tokens are counted by `token_ids`; where a server has none, a
-        piece of text counts as one.
+    def _read(self, outcome: Outcome, data: str) -> None:
+        """Read one server-sent event. Its tokens are counted by `token_ids`; where a server sends
+        none, a piece of text counts as one token.
         """
         if data == "[DONE]":
             return

@@ -1,4 +1,4 @@
-"""Sends planned requests over NATS. Per token: one callback, no task."""
+"""Sends planned requests over NATS. A token costs one callback and no task."""
 
 from collections.abc import Callable
 from random import Random
@@ -22,15 +22,15 @@ def prompt_ids(seed: int, number: int, tokens: int) -> list[int]:
 
 
 def cap_tokens(longest_output: int, context_tokens: int, prompt_tokens: int) -> int:
-    """max_tokens: the same for all requests, so that it does not tell how long an answer will be;
-    within the context.
+    """max_tokens: the same for all requests, so that it does not reveal the length of an answer,
+    but within the context.
     """
     return max(1, min(-(-longest_output // 1024) * 1024, context_tokens - prompt_tokens))
 
 
 class NatsSender:
-    """`sampling.output_tokens` ends the answer where the plan says; the planner sees only
-    max_tokens. `prompts`: None for random ones.
+    """Sends `sampling.output_tokens`, which ends the answer where the plan says; the planner sees
+    only max_tokens. `prompts`: None for random ones.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class NatsSender:
         self._run = uuid4().hex[:12]  # ids of another run must not attach to this one's
 
     async def send(self, outcome: Outcome) -> None:
-        """Until the request has ended. Cancelling this cancels the request itself."""
+        """Send a request, and wait until it has ended. Cancelling this call cancels the request."""
         planned = outcome.planned
         request = GenerateRequest(
             request_id=f"load-{self._run}-{planned.number}",
@@ -75,7 +75,7 @@ class NatsSender:
         )
         try:
             handle = await self._client.submit(request, planned.tier, sink=self._sink(outcome))
-            del request  # prompts of thousands of running requests would be the most of our memory
+            del request  # the prompts of thousands of running requests would fill the memory
             try:
                 await handle.wait()
             except BaseException:
@@ -89,7 +89,7 @@ class NatsSender:
     def _sink(self, outcome: Outcome) -> Callable[[StreamEvent], None]:
         now = self._clock.unix_s
 
-        def hear(event: StreamEvent) -> None:
+        def on_event(event: StreamEvent) -> None:
             if isinstance(event, Delta):
                 outcome.emit(len(event.tokens), now())
             elif isinstance(event, Status):
@@ -102,4 +102,4 @@ class NatsSender:
                 outcome.relegated = outcome.relegated or verdict.relegated
                 outcome.end(verdict.finish_reason, verdict.message)
 
-        return hear
+        return on_event

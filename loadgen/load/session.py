@@ -1,5 +1,5 @@
 """Sessions: requests that follow one another, each sent when the one before has ended well. A
-session is kept if every round is.
+session meets its SLO if every round does.
 
 SLOs-Serve calls a whole session one request (section 3 and Table 4: its rounds are the request's
 prefill-decode pairs), so its capacity is in sessions per second, and counts sessions.
@@ -15,8 +15,8 @@ from loadgen.load.mix import PlannedRequest
 
 
 class Sessions(Struct, frozen=True, kw_only=True):
-    """A request that stands alone is a session too. One whose round failed has no rounds after it,
-    and is violated.
+    """The sessions of a run. A request that stands alone is a session too. A session in which a
+    round failed has no rounds after it, and is violated.
     """
 
     offered: int
@@ -25,8 +25,8 @@ class Sessions(Struct, frozen=True, kw_only=True):
 
 
 def sessions(requests: Sequence[PlannedRequest], violated: NDArray[np.bool_]) -> Sessions | None:
-    """Of these requests, given [requests] which of them were violated; None if nobody follows
-    another.
+    """The sessions of these requests, given [requests] which of them were violated; None if no
+    request follows another.
     """
     if not has_rounds(requests):
         return None

@@ -1,4 +1,4 @@
-"""One answer as it streams: its text as it comes, and how quick it was."""
+"""One answer as it streams: its text as it arrives, and its latencies."""
 
 import asyncio
 import time
@@ -11,8 +11,8 @@ from shared.schemas import Delta, Verdict
 
 @dataclass(slots=True)
 class Streamed:
-    """What came, and when by this process's clock. `attached`: the id was used before, so these
-    times are of a replay.
+    """An answer, with times by this process's clock. `attached`: the id was used before, so these
+    times are those of a replay.
     """
 
     began_s: float
@@ -21,7 +21,7 @@ class Streamed:
     texts: list[str] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     first_s: float | None = None
-    first_tokens: int = 0  # that came at once with the first
+    first_tokens: int = 0  # that arrived together with the first
     last_s: float = 0.0
 
     @property
@@ -36,7 +36,7 @@ class Streamed:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """After the first token."""
+        """The pace after the first token."""
         if self.attached:
             return None if not self.verdict.mean_tpot_s else 1 / self.verdict.mean_tpot_s
         if self.first_s is None or self.last_s <= self.first_s:
@@ -61,8 +61,8 @@ class Streamed:
 
 
 async def stream(handle: Handle, began_s: float, show: Callable[[str], None]) -> Streamed:
-    """Show the text as it comes. Cancelled, it cancels the request. Raises SlacklineError if the
-    stream breaks.
+    """Show the text as it arrives. Cancelling this call cancels the request. Raises SlacklineError
+    if the stream breaks.
     """
     texts, tokens, first_s, first_tokens, last_s = list[str](), list[int](), None, 0, 0.0
     try:
@@ -85,7 +85,7 @@ async def stream(handle: Handle, began_s: float, show: Callable[[str], None]) ->
 
 
 def printable(text: str) -> str:
-    """Without control characters, which a model may say and a terminal would obey; line ends and
-    tabs stay.
+    """The text without control characters, which a model may emit and a terminal would obey. Line
+    ends and tabs stay.
     """
     return "".join(c if c.isprintable() or c in "\n\t" else " " for c in text)

@@ -1,4 +1,4 @@
-"""What became of each request of a run, as its client saw it."""
+"""The outcome of each request of a run, as its client saw it."""
 
 from array import array
 from collections.abc import Mapping
@@ -9,15 +9,16 @@ from shared.tiers import TierSet
 from shared.vocabulary import FinishReason, Measure, Slo
 
 GOOD_ENDS = (FinishReason.STOP, FinishReason.LENGTH)
-# What a server says when it has no room, as against when it was asked for something impossible.
+# The error codes of a server that has no room, as against a request that is impossible.
 NO_ROOM = frozenset({"slow_down", "resource_unavailable", "server_is_overloaded"})
 
 
 class Outcome:
-    """One request, from its sending on. Mutable: senders write in it as events come."""
+    """One request, from its sending on. Mutable: senders write to it as events arrive."""
 
     __slots__ = (
-        "ended", "gaps_s", "lateness_s", "measure", "message", "planned", "relegated", "sent_unix_s", "server_met", "slo",
+        "ended", "gaps_s", "lateness_s", "measure", "message", "planned", "relegated",
+        "sent_unix_s", "server_met", "slo",
     )  # fmt: skip
 
     def __init__(
@@ -33,7 +34,8 @@ class Outcome:
         self.sent_unix_s = sent_unix_s
         self.lateness_s = lateness_s  # sent this much after it was due
         self.measure = Measure.begin(slo, sent_unix_s)
-        self.gaps_s = gaps_s  # of all requests of the tier; tokens that came together are 0 apart
+        # of all requests of the tier; the gap between tokens that arrive together is 0
+        self.gaps_s = gaps_s
         # running; then a FinishReason, `error`, or `unfinished` when the run stopped waiting
         self.ended = ""
         self.server_met: bool | None = None  # the server's own verdict
@@ -64,7 +66,7 @@ class Outcome:
 
     @property
     def met(self) -> bool:
-        """By definition `deadline`, at the client, from the instant of sending."""
+        """Whether the SLO is met by definition `deadline`, at the client, from the sending on."""
         return self.finished and self.measure.met(self.slo, self.sent_unix_s)
 
     @property
@@ -82,7 +84,7 @@ class Outcome:
 
 @dataclass(slots=True)
 class Tally:
-    """All of a run."""
+    """The outcomes of all requests of a run."""
 
     tiers: TierSet
     outcomes: list[Outcome] = field(default_factory=list)

@@ -37,7 +37,7 @@ class Trace:
 
     @property
     def recorded(self) -> bool:
-        """Has arrival times."""
+        """Whether the trace has arrival times."""
         return self.rows[0].arrival_s is not None
 
     @property
@@ -57,7 +57,7 @@ class Trace:
 
 
 def read_trace(path: Path) -> Trace:
-    """Raises ConfigError that names file, line and column."""
+    """The trace in this file. Raises ConfigError that names file, line and column."""
     try:
         with path.open("rb") as raw:
             zipped = raw.read(2) == GZIP_MAGIC
@@ -96,7 +96,8 @@ def _rows(path: Path, file: TextIO) -> Iterator[TraceRow]:
             continue
         if len(cells) < len(header):
             raise ConfigError(
-                f"trace {path}, line {reader.line_num}: {len(cells)} columns where the header has {len(header)}"
+                f"trace {path}, line {reader.line_num}: {len(cells)} columns where the header has "
+                f"{len(header)}"
             )
         here = f"trace {path}, line {reader.line_num}"
         yield TraceRow(

@@ -1,7 +1,7 @@
-"""How long prompts and outputs are: named synthetic workloads, and the rows of a trace.
+"""The lengths of prompts and outputs: named synthetic workloads, and the rows of a trace.
 
-A workload whose name ends in `-placeholder` is made of guesses, so that a policy can be tried on
-something of its kind. No claim of a paper can be checked with it.
+A workload whose name ends in `-placeholder` consists of guesses, so that a policy can be tried on a
+load of that kind. No claim of a paper can be checked with it.
 """
 
 import math
@@ -17,12 +17,12 @@ from loadgen.load.trace import Trace
 from shared.errors import ConfigError
 
 NORMAL = NormalDist()
-REDRAWS = 1000  # of a pair that a context cannot hold; the built-in workloads need two or three
+REDRAWS = 1000  # of a pair that does not fit a context; the built-in workloads need two or three
 
 
 class Lengths(NamedTuple):
-    """Of a request. `then`: the later rounds of its session, each `pause_s` after the one before it
-    has ended.
+    """The lengths of a request. `then`: the later rounds of its session, each sent `pause_s` after
+    the end of the one before it.
     """
 
     prompt_tokens: int
@@ -34,8 +34,8 @@ class Lengths(NamedTuple):
 
 
 class LengthSource(Protocol):
-    """Where the lengths of request `index` come from; `rank` is its tier's place in the set,
-    tightest first.
+    """A source of lengths. `draw` gives those of request `index`; `rank` is its tier's place in the
+    set, tightest first.
     """
 
     def draw(self, index: int, rank: int, rng: Random) -> Lengths: ...
@@ -45,7 +45,7 @@ class Law(Protocol):
     """A distribution of token counts, by its inverse."""
 
     def at(self, u: float) -> int:
-        """The count, at least 1, that a part `u` of [0, 1) lies below."""
+        """The quantile of `u` in [0, 1): a count of at least 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class TruncatedWeibull:
 
 
 def _inside(p: float) -> float:
-    """Where an inverse distribution is finite."""
+    """The nearest probability at which an inverse distribution is finite."""
     return min(max(p, 1e-12), 1 - 1e-12)
 
 
@@ -144,17 +144,14 @@ class Shape:
     rank_correlation: float = 0.0
 
     def pair(self, rng: Random, context_tokens: int) -> Lengths:
-        """Drawn again while the context cannot hold both. Raises ConfigError if nothing ever
-        fits.
+        """Draw a pair, again while the context cannot hold both. Raises ConfigError if nothing
+        ever fits.
         """
         for _ in range(REDRAWS):
             u, v = rng.random(), rng.random()
-            prompt, output = (
-                self.prompt.at(u),
-                self.output.at(
-                    coupled(u, v, self.rank_correlation) if self.rank_correlation else v
-                ),
-            )
+            if self.rank_correlation:
+                v = coupled(u, v, self.rank_correlation)
+            prompt, output = self.prompt.at(u), self.output.at(v)
             if prompt + output <= context_tokens:
                 return Lengths(prompt, output, self.application)
         raise ConfigError(
@@ -185,7 +182,7 @@ class Thinking:
     response: Law
 
     def draw(self, rng: Random, context_tokens: int) -> Lengths:
-        """As `Shape.pair` does."""
+        """Draw the lengths as `Shape.pair` does."""
         for _ in range(REDRAWS):
             prompt, thinking, response = (
                 law.at(rng.random()) for law in (self.prompt, self.thinking, self.response)
@@ -201,8 +198,8 @@ class Thinking:
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
-    """A session of prefill-decode pairs: each is a request of its own, all drawn alike and
-    independent. `cumulative[n]`: the chance of at most n + 1 of them.
+    """A session of prefill-decode pairs. Each pair is a request of its own; all are drawn alike and
+    independently. `cumulative[n]`: the probability of at most n + 1 pairs.
     """
 
     pair: Shape
@@ -216,10 +213,10 @@ class Rounds:
 
 
 def coupled(u: float, v: float, rank_correlation: float) -> float:
-    """Uniform as `v` is, but with that rank correlation to `u`; both independent and uniform on [0,
-    1).
+    """A uniform value like `v`, but with this rank correlation to `u`. `u` and `v` are independent
+    and uniform on [0, 1).
     """
-    # of the two normal values whose ranks are so correlated
+    # the correlation of the two normal values whose ranks have that correlation
     r = 2 * math.sin(math.pi / 6 * rank_correlation)
     z = r * NORMAL.inv_cdf(_inside(u)) + math.sqrt(1 - r * r) * NORMAL.inv_cdf(_inside(v))
     return NORMAL.cdf(z)
@@ -230,21 +227,23 @@ def coupled(u: float, v: float, rank_correlation: float) -> float:
 # ShareGPT: quantiles of the filtered file that Sarathi and QoServe use (a 70 % sample of its
 # lengths; Llama-2's tokenizer).
 SHAREGPT_P = (
-    0, 0.005, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.93, 0.95,
-    0.97, 0.98, 0.99, 0.995, 0.999, 1,
+    0, 0.005, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.55, 0.6,
+    0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.93, 0.95, 0.97, 0.98, 0.99, 0.995, 0.999, 1,
 )  # fmt: skip
 SHAREGPT_PROMPT = (
-    1.0, 9.0, 12.0, 16.0, 29.0, 74.0, 185.0, 388.0, 591.0, 789.4, 981.0, 1212.0, 1477.1, 1730.0, 2086.0, 2422.0, 2828.0, 3253.0, 3756.0,
-    4285.8, 4921.3, 5696.0, 6204.5, 6561.0, 6926.0, 7148.0, 7421.3, 7603.9, 7801.0, 8032.0,
+    1.0, 9.0, 12.0, 16.0, 29.0, 74.0, 185.0, 388.0, 591.0, 789.4, 981.0, 1212.0, 1477.1, 1730.0,
+    2086.0, 2422.0, 2828.0, 3253.0, 3756.0, 4285.8, 4921.3, 5696.0, 6204.5, 6561.0, 6926.0,
+    7148.0, 7421.3, 7603.9, 7801.0, 8032.0,
 )  # fmt: skip
 SHAREGPT_OUTPUT = (
-    2.0, 3.0, 6.0, 19.0, 47.0, 86.0, 134.0, 186.0, 233.0, 276.0, 316.0, 350.2, 384.0, 415.0, 459.0, 497.0, 534.7, 582.0, 629.0, 682.0,
-    753.0, 834.0, 882.0, 919.0, 957.0, 976.0, 997.0, 1008.0, 1021.0, 1024.0,
+    2.0, 3.0, 6.0, 19.0, 47.0, 86.0, 134.0, 186.0, 233.0, 276.0, 316.0, 350.2, 384.0, 415.0,
+    459.0, 497.0, 534.7, 582.0, 629.0, 682.0, 753.0, 834.0, 882.0, 919.0, 957.0, 976.0, 997.0,
+    1008.0, 1021.0, 1024.0,
 )  # fmt: skip
 SHAREGPT = Shape("sharegpt", Knots(SHAREGPT_P, SHAREGPT_PROMPT), Knots(SHAREGPT_P, SHAREGPT_OUTPUT))
-# Azure 2024: the week that QoServe used is not at hand, so two published quantiles fix two
+# Azure 2024: the week that QoServe used is not available to us, so two published quantiles fix two
 # parameters. The families and the maxima are assumed: a Weibull law for code, whose prompts end at
-# 8,192 there and would be far too long as a lognormal one.
+# 8,192 there and would be far too long under a lognormal one.
 AZURE_CONV = Shape(
     "azure-conv", TruncatedLognormal(6.8407, 1.1242, 16384), TruncatedLognormal(3.704, 1.7291, 2048)
 )
@@ -270,29 +269,31 @@ CODER = Shape(
     -0.036,
 )
 SUMMARIZER_PROMPT = (
-    1.0, 22.2, 57.0, 182.0, 484.5, 715.0, 847.0, 958.0, 1064.5, 1146.0, 1233.0, 1307.0, 1375.5, 1441.0, 1495.5, 1552.0, 1596.0, 1638.0,
-    1690.0, 1739.0, 1785.5, 1832.0, 1864.0, 1885.5, 1910.0, 1929.0, 1951.0, 1966.8, 1988.4, 2007.0,
+    1.0, 22.2, 57.0, 182.0, 484.5, 715.0, 847.0, 958.0, 1064.5, 1146.0, 1233.0, 1307.0, 1375.5,
+    1441.0, 1495.5, 1552.0, 1596.0, 1638.0, 1690.0, 1739.0, 1785.5, 1832.0, 1864.0, 1885.5,
+    1910.0, 1929.0, 1951.0, 1966.8, 1988.4, 2007.0,
 )  # fmt: skip
 SUMMARIZER_OUTPUT = (
-    5.0, 27.0, 31.5, 37.0, 50.0, 67.0, 78.0, 89.0, 98.0, 109.0, 118.0, 126.0, 137.0, 147.0, 157.0, 169.0, 182.0, 197.0, 215.0, 238.0,
-    266.0, 320.0, 378.5, 453.5, 821.0, 1154.0, 1479.0, 1666.8, 1916.7, 2021.0,
+    5.0, 27.0, 31.5, 37.0, 50.0, 67.0, 78.0, 89.0, 98.0, 109.0, 118.0, 126.0, 137.0, 147.0,
+    157.0, 169.0, 182.0, 197.0, 215.0, 238.0, 266.0, 320.0, 378.5, 453.5, 821.0, 1154.0, 1479.0,
+    1666.8, 1916.7, 2021.0,
 )  # fmt: skip
 SUMMARIZER = Shape(
     "summarizer", Knots(SHAREGPT_P, SUMMARIZER_PROMPT), Knots(SHAREGPT_P, SUMMARIZER_OUTPUT), -0.232
 )
-# Reasoning: thinking and response each have figures of their own there. A context below some 10,000
-# tokens cuts the longest off.
+# Reasoning: thinking and response each have figures of their own there. A context below about
+# 10,000 tokens excludes the longest.
 REASONING = Thinking(
     "reasoning",
     TruncatedLognormal(4.7519, 0.5638, 2048, 8, -8.7871),
     scaled_beta(3.4125, 2.1846, 64, 7656.44),
     TruncatedLognormal(6.7306, 0.3109, 4096, 16, -76.0929),
 )
-# ToolLLM has "2.7 +- 1.1 prefill-decode pairs in a request", here a session: the lengths are those
-# of a pair (the paper does not say of what), the law of the pairs is the flattest with these two
-# figures on 1 to 8. What a round computes is its own prompt: the paper's engine keeps the context
-# of the rounds before, ours would compute it again, so it is left out, and contexts are shorter
-# than theirs. How long a tool takes is not said either: no time.
+# ToolLLM has "2.7 +- 1.1 prefill-decode pairs in a request", here a session. The lengths are taken
+# as those of a pair (the paper does not say of what), and the number of pairs has the flattest law
+# with these two figures on 1 to 8. A round computes its own prompt only: the paper's engine keeps
+# the context of the rounds before, ours would compute it again, so it is left out, and contexts are
+# shorter than theirs. The paper does not say how long a tool takes: here it takes no time.
 TOOLLLM_PAIRS = (0.14245, 0.44653, 0.77187, 0.94634, 0.99324, 0.99956, 0.99999, 1.0)
 TOOLLLM = Rounds(
     Shape(
@@ -305,16 +306,16 @@ TOOLLLM = Rounds(
 )
 # AdaServe section 6.1: laws through mean and deviation of the prompts in the traces of its authors'
 # artifact (of HumanEval, Alpaca and CNN/DailyMail; medians and 90th percentiles agree to 5 %).
-# Every request there asks for 256 tokens: here it gets them all.
+# Every request there asks for 256 tokens; here it receives all of them.
 OUTPUT_256 = Knots((0.0, 1.0), (256.0, 256.0))
 ADASERVE = (
     Shape("coding", TruncatedLognormal(4.7844, 0.4595, 512), OUTPUT_256),
     Shape("chat", TruncatedLognormal(2.7313, 0.555, 128), OUTPUT_256),
     Shape("summary", TruncatedLognormal(6.5701, 0.5054, 2048), OUTPUT_256),
 )
-# Placeholders: means remembered from other papers, spreads guessed. What is run with them says
-# nothing about the datasets they are named for. (SOLA gives LongBench prompts of 3,300 tokens in
-# the mean; here they have half of that.)
+# Placeholders: means recalled from other papers, spreads guessed. A run with them says nothing
+# about the datasets that they are named for. (SOLA gives LongBench prompts a mean of 3,300 tokens;
+# here it is half of that.)
 HUMANEVAL = Shape(
     "humaneval-placeholder",
     TruncatedLognormal(5.01666, 0.5, 1024, 8),
@@ -331,7 +332,7 @@ CNN_DM = Shape(
     TruncatedLognormal(4.21046, 0.4, 512, 2),
 )
 
-# By rank of the tier, tightest first; the last one stands for all tiers beyond.
+# The shapes by rank of the tier, tightest first; the last one serves all tiers beyond.
 WORKLOADS: Mapping[str, Sequence[Shape | Thinking | Rounds]] = {
     "azure-code": (AZURE_CODE,),
     "azure-conv": (AZURE_CONV,),
@@ -344,22 +345,22 @@ WORKLOADS: Mapping[str, Sequence[Shape | Thinking | Rounds]] = {
     "mixed": (CODER, CHATBOT, SUMMARIZER),
     "reasoning": (REASONING,),
     "toolllm": (TOOLLLM,),
-    # SOLA Table 3, Ascendra Table 2. For their ShareGPT stand `chatbot` and `sharegpt`:
+    # SOLA Table 3, Ascendra Table 2. `chatbot` and `sharegpt` stand for their ShareGPT:
     # docs/simulator.md says why.
     "longbench-placeholder": (LONGBENCH,),
     "adaserve": ADASERVE,
-    # AdaServe section 6.1: coding, chat, summary. It chats with Alpaca's prompts, of which nothing
-    # is at hand: ChatBot stands for them.
+    # AdaServe section 6.1: coding, chat, summary. Its chat has Alpaca's prompts, of which we have
+    # none: ChatBot stands for them.
     "adaserve-placeholder": (HUMANEVAL, CHATBOT, CNN_DM),
-    # For small models: their contexts are short and their machines slow.
+    # For small models, whose contexts are short and whose machines are slow.
     "short-mix": tuple(shape.shorter(4) for shape in (AZURE_CODE, AZURE_CONV, SHAREGPT)),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Synthetic:
-    """A named workload within a context. Redrawing what does not fit moves the percentiles down a
-    little.
+    """A named workload within a context. Pairs that do not fit are drawn again, which moves the
+    percentiles down a little.
     """
 
     shapes: Sequence[Shape | Thinking | Rounds]
@@ -371,8 +372,8 @@ class Synthetic:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows of a trace: at random, or (`in_order`) the index-th row for request `index`, for
-    recorded arrivals.
+    """The rows of a trace: drawn at random, or (`in_order`, for recorded arrivals) row `index` for
+    request `index`.
     """
 
     trace: Trace
@@ -385,7 +386,7 @@ class Rows:
 
 
 def named_workload(name: str, context_tokens: int) -> Synthetic:
-    """Raises ConfigError for a name that is not built in."""
+    """The workload of this name. Raises ConfigError for a name that is not built in."""
     shapes = WORKLOADS.get(name)
     if shapes is None:
         raise ConfigError(f"workload `{name}` is not built in; there are {', '.join(WORKLOADS)}")
