@@ -143,7 +143,7 @@ def _policies(args: argparse.Namespace) -> int:
         offered,
         jobs,
         latencies=args.plots is not None,
-        said=lambda line: None if args.json else err.print(line, highlight=False),
+        show=lambda line: None if args.json else err.print(line, highlight=False),
     )
     comparisons = [one.comparison for one in rounds]
     if args.plots is not None:

@@ -1,4 +1,4 @@
-"""One process of a fleet: started again when it dies, stopped by signal, its output in a file."""
+"""One process of a fleet: started again when it dies, stopped by a signal, its output in a file."""
 
 import asyncio
 import signal
@@ -9,7 +9,7 @@ from pathlib import Path
 from loadgen.fleet.lifeline import bound
 from shared.errors import SlacklineError
 
-# before it is started again; doubles with every life shorter than SHORT_LIFE_S
+# the pause before a start; it doubles with every life shorter than SHORT_LIFE_S
 FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.1, 5.0
 SHORT_LIFE_S = 10.0
 SHORT_LIVES_LIMIT = 5  # in a row: 3 s of pauses
@@ -19,12 +19,12 @@ Say = Callable[[str], None]
 
 
 class ChildError(SlacklineError):
-    """A process of the fleet cannot be kept alive; the message ends with what it said last."""
+    """A process cannot be kept alive; the message ends with the last lines of its log."""
 
 
 class Child:
-    """`keep` is its life. Signals may be sent to it at any time; it has a session of its own, so
-    that Ctrl-C is not among them.
+    """One process. `keep` runs it. Signals may be sent to it at any time; it has a session of its
+    own, so that Ctrl-C does not reach it.
     """
 
     def __init__(
@@ -36,15 +36,15 @@ class Child:
         self.patient = False  # False: its first death is final
         self.starts = 0
         self._command = list(command)
-        # what stands before is of an earlier fleet
+        # the log before this offset is of an earlier fleet
         self._log_from = log.stat().st_size if log.exists() else 0
         self._say = say
         self._process: Process | None = None
         self._wanted = True
         # `_wanted` changed, or the pause before the next start is to be cut short
         self._wake = asyncio.Event()
-        self._told_to_end = False  # so that the end of this life is none of ours to mend
-        self._murdered = False  # so that it does not count as short
+        self._stopping = False  # this life was asked to end: its end is no failure
+        self._killed = False  # this life was killed by us: it does not count as short
 
     @property
     def pid(self) -> int | None:
@@ -52,8 +52,8 @@ class Child:
         return None if self._process is None else self._process.pid
 
     async def keep(self) -> None:
-        """Start it, and start it again, until cancelled. Raises ChildError when that is of no
-        use.
+        """Start it, and start it again when it ends, until cancelled. Raises ChildError when that
+        is of no use.
         """
         loop = asyncio.get_running_loop()
         short_lives = 0
@@ -63,32 +63,35 @@ class Child:
                 continue
             began_at_s = loop.time()
             code = await self._live()
-            if self._told_to_end:
+            if self._stopping:
                 continue
-            short = not self._murdered and loop.time() - began_at_s < SHORT_LIFE_S
+            short = not self._killed and loop.time() - began_at_s < SHORT_LIFE_S
             short_lives = short_lives + 1 if short else 0
             if not self.patient or short_lives >= SHORT_LIVES_LIMIT:
                 often = f" {short_lives} times in a row" if self.patient else ""
                 raise ChildError(
-                    f"{self.name} {_ending(code)} at its start{often}; {self.log} says:\n{self.tail()}"
+                    f"{self.name} {_ending(code)} at its start{often}; "
+                    f"{self.log} says:\n{self.tail()}"
                 )
             backoff_s = min(FIRST_BACKOFF_S * 2**short_lives, LONGEST_BACKOFF_S)
             self._say(f"{self.name} {_ending(code)}; it is started again in {backoff_s:g} s")
             await self._woken(backoff_s)
 
     def send(self, number: signal.Signals) -> None:
-        """Nothing happens if it is not running."""
+        """Send a signal. Nothing happens if it is not running."""
         if self._process is not None and self._process.returncode is None:
             self._process.send_signal(number)
 
     def kill(self) -> None:
-        """SIGKILL, as a crash would. It is started again."""
-        self._murdered = True
+        """Kill it with SIGKILL, as in a crash. It is started again."""
+        self._killed = True
         self.send(signal.SIGKILL)
 
     async def stop(self, within_s: float) -> None:
-        """SIGTERM, and SIGKILL if it has not ended `within_s`. It stays down until `start`."""
-        self._wanted, self._told_to_end = False, True
+        """Stop it with SIGTERM, and with SIGKILL if it has not ended `within_s`. It stays down
+        until `start`.
+        """
+        self._wanted, self._stopping = False, True
         self._wake.set()
         self.send(signal.SIGTERM)
         if not await self._ended(within_s):
@@ -97,21 +100,21 @@ class Child:
             await self._ended(within_s)
 
     def start(self) -> None:
-        """After `stop`; or now rather than at the end of a pause."""
+        """Start it after a `stop`, or at once rather than at the end of a pause."""
         self._wanted = True
         self._wake.set()
 
     async def restart(self, within_s: float = 15.0) -> None:
-        """An orderly stop, and a start."""
+        """Stop it in order, and start it."""
         await self.stop(within_s)
         self.start()
 
     def abandon(self) -> None:
-        """SIGKILL, for good."""
-        self._wanted, self._told_to_end = False, True
+        """Kill it with SIGKILL. It stays down."""
+        self._wanted, self._stopping = False, True
         self.send(signal.SIGKILL)
 
-    def said(self) -> str:
+    def output(self) -> str:
         """All that it has logged, over all its lives."""
         if not self.log.exists():
             return ""
@@ -122,13 +125,13 @@ class Child:
     def tail(self) -> str:
         """The last lines of its log."""
         return (
-            "\n".join(f"  {line[:400]}" for line in self.said().splitlines()[-TAIL_LINES:])
+            "\n".join(f"  {line[:400]}" for line in self.output().splitlines()[-TAIL_LINES:])
             or "  (nothing)"
         )
 
     async def _live(self) -> int:
-        """From a start to an end; the exit status."""
-        self._told_to_end = self._murdered = False
+        """Run it from a start to an end. Returns the exit status."""
+        self._stopping = self._killed = False
         with self.log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
                 *bound(self._command),
@@ -136,7 +139,7 @@ class Child:
                 env=self.environment, start_new_session=True,
             )  # fmt: skip
         self.starts += 1
-        if self._told_to_end:
+        if self._stopping:
             self.send(signal.SIGTERM)  # while it started
         try:
             return await self._process.wait()

@@ -1,5 +1,5 @@
 """A whole fleet on this machine: a nats-server of its own and every service as a process, kept
-alive until it is left.
+alive until the context is left.
 
 async with Fleet(FleetSpec(replicas=2, pace=0.2)) as fleet:
     ...  # fleet.url, fleet.http_url, fleet.process("worker-r1").kill()
@@ -42,12 +42,12 @@ PING_S = 1.0  # for one answer of the services API
 READY_S = 300.0  # two torch engines import and load on two cores in 15 s, if these are idle
 VLLM_READY_S = 1800.0  # loads weights, compiles, records CUDA graphs
 ENGINES = ("sim", "torch", "vllm")
-KILL_AFTER_S = 3.0  # longer than a service's drain_s it is not waited for
+KILL_AFTER_S = 3.0  # after a service's drain_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetSpec:
-    """What to start. An empty text means: as the services' own configuration says."""
+    """The fleet to start. An empty text stands for the default of the services' configuration."""
 
     replicas: int = 2
     policy: str = ""
@@ -55,9 +55,9 @@ class FleetSpec:
     engine: str = "sim"
     model: str = models.DEFAULT  # torch, vllm: a shipped model, or a folder
     profile: str = ""
-    pace: float = 1.0  # sim: seconds of ours per second of the profile
-    draft: float = DRAFT  # sim: of the target's time that a step of the draft model takes
-    acceptance: float = ACCEPTANCE  # sim: of a first draft, in the mean
+    pace: float = 1.0  # sim: wall-clock seconds per second of the profile
+    draft: float = DRAFT  # sim: the time of a draft step, as a fraction of the target's
+    acceptance: float = ACCEPTANCE  # sim: the mean acceptance of a first draft
     # vllm: further arguments of its engine, by vLLM's names
     vllm: Mapping[str, Any] = field(default_factory=dict)
     adapters: Mapping[str, str] = field(default_factory=dict)  # vllm: LoRA adapters, name to folder
@@ -67,15 +67,15 @@ class FleetSpec:
     gateway: bool = True
     port: int = 0  # of NATS; 0: any free one
     http_port: int = 0  # of the gateway; 0: any free one
-    # requests and logs are kept there; None: a folder that goes when the fleet does
+    # keeps requests and logs; None: a folder that is removed with the fleet
     store: Path | None = None
-    drain_s: float = 5.0  # each service may take that long to stop
+    drain_s: float = 5.0  # each service may take so long to stop
     # more of SLACKLINE_..., for every service
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
 class Chosen(Struct, frozen=True):
-    """The policy, as every service is told of it."""
+    """The policy, as every service reads it."""
 
     policy: str = "qoserve"
     settings: dict[str, str] = {}
@@ -89,8 +89,8 @@ class Fleet:
     """Use as `async with Fleet(spec) as fleet`, in the main thread (see loadgen/fleet/lifeline.py).
     Entered, it is ready for requests.
 
-    Entering raises ConfigError or ChildError. Whoever stays inside for long also waits for
-    `failed`, which never has a result and has an exception once a process could not be kept alive.
+    Entering raises ConfigError or ChildError. A caller that stays inside for long also waits for
+    `failed`, which never has a result, and has an exception once a process cannot be kept alive.
     """
 
     def __init__(self, spec: FleetSpec, say: Say = lambda _: None) -> None:
@@ -100,18 +100,18 @@ class Fleet:
         self.folder = Path()
         self.pools: dict[ReplicaId, str] = {}
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        # seen, even if nobody waits
+        # read the exception, even if no caller waits for it
         self.failed.add_done_callback(lambda failed: failed.cancelled() or failed.exception())
         self._say = say
         self._children: dict[str, Child] = {}
-        self._awaited = ["nats-server"]  # while starting: who is not ready yet
+        self._awaited = ["nats-server"]  # while starting: the processes that are not ready yet
         self._keepers: set[asyncio.Task[None]] = set()
         self._temporary = False  # the folder
         self._exit = contextlib.ExitStack()
 
     def process(self, name: str) -> Child:
-        """nats-server, admission, planner, relegation, gateway, worker-r1, ...; a second planner is
-        planner-2.
+        """The process of this name: nats-server, admission, planner, relegation, gateway,
+        worker-r1, ...; a second planner is planner-2.
         """
         return self._children[name]
 
@@ -148,7 +148,7 @@ class Fleet:
         await self._stop()
 
     def abandon(self) -> None:
-        """SIGKILL for every process: the way out for whoever does not want to wait."""
+        """Kill every process with SIGKILL, without waiting."""
         for child in self._children.values():
             child.abandon()
 
@@ -192,7 +192,7 @@ class Fleet:
             raise ConfigError(f"unknown engine {spec.engine!r}: {', '.join(ENGINES)}")
 
     def _take_folder(self) -> Path:
-        """The store, and nobody else's while we use it: two servers on one store would spoil it."""
+        """The folder of the store, locked: two servers on one store would corrupt it."""
         if self.spec.store is None:
             folder = Path(tempfile.mkdtemp(prefix="slackline-"))
             self._temporary = True
@@ -261,8 +261,8 @@ class Fleet:
         )
 
     def _pools(self, environment: Mapping[str, str]) -> dict[ReplicaId, str]:
-        """Of each replica: those of the policy in turn, as in the simulator; empty where it has
-        none.
+        """The pool of each replica: those of the policy in turn, as in the simulator; empty where
+        the policy has none.
         """
         chosen = config.load(Chosen, "fleet", environment)
         pools = registry.make(chosen.policy, chosen.settings).declared.pools
@@ -293,10 +293,10 @@ class Fleet:
     # ------------------------------------------------------------ being ready
 
     async def _until_ready(self, bus: Bus) -> None:
-        """Every kind of service answers, and planners tell of every replica."""
-        heard: set[ReplicaId] = set()
+        """Wait until every kind of service answers, and there is a digest of every replica."""
+        planned: set[ReplicaId] = set()
         digests = await bus.subscribe(
-            subjects.DIGESTS, Digest, lambda digest, _: heard.add(digest.replica)
+            subjects.DIGESTS, Digest, lambda digest, _: planned.add(digest.replica)
         )
         for service in ("admission", "requests", "planner", "relegation", "worker"):
             self._awaited = [
@@ -306,15 +306,15 @@ class Fleet:
             ]
             while not await _answers(bus, service):
                 await asyncio.sleep(POLL_S)
-        while missing := [replica for replica in self.replicas if replica not in heard]:
+        while missing := [replica for replica in self.replicas if replica not in planned]:
             self._awaited = [f"worker-{replica}" for replica in missing]
             await asyncio.sleep(POLL_S)
         await digests.stop()
 
     async def _until_http(self) -> None:
-        """The gateway has heard of a replica. Its port is kept over restarts."""
+        """Wait until the gateway knows a replica. Its port is kept over restarts."""
         gateway, self._awaited = self._children["gateway"], ["gateway"]
-        while (address := _address(gateway.said())) is None:
+        while (address := _address(gateway.output())) is None:
             await asyncio.sleep(POLL_S)
         self.http_url = address
         gateway.environment["SLACKLINE_GATEWAY_PORT"] = address.rpartition(":")[2]
@@ -323,8 +323,8 @@ class Fleet:
                 await asyncio.sleep(POLL_S)
 
     async def _until_idle(self) -> None:
-        """No replica has work, by its planner's digests; or drain_s is over, or there is nobody to
-        tell.
+        """Wait until no replica has work by its planner's digests, until drain_s is over, or until
+        NATS does not answer.
         """
         busy = set(self.replicas)
 
@@ -350,7 +350,7 @@ class Fleet:
         )
 
     async def _unless_failed(self, work: Any) -> None:
-        """`work`, or the failure of a process, whichever comes first."""
+        """Do `work`, unless a process fails first: then raise its error."""
         task = asyncio.ensure_future(work)
         try:
             await asyncio.wait((task, self.failed), return_when=asyncio.FIRST_COMPLETED)
@@ -364,10 +364,10 @@ class Fleet:
     # ------------------------------------------------------------ stop
 
     async def _stop(self, *, keep_logs: bool = False) -> None:
-        """No new requests over HTTP, what runs may finish, then the rest; admission settles what
-        workers give back, NATS is last.
+        """Stop in order: no new requests over HTTP, running requests may finish, then the other
+        services. Admission settles the requests that workers give back; NATS is last.
 
-        Cancelled meanwhile, it kills.
+        Cancelled meanwhile, it kills all processes.
         """
         within_s = self.spec.drain_s + KILL_AFTER_S
         try:
@@ -396,8 +396,8 @@ class Fleet:
 
 
 def devices(spec: FleetSpec, n: int, environment: Mapping[str, str]) -> dict[str, str]:
-    """Of several vLLM workers on one machine each has GPUs of its own, in turn: of those that are
-    visible, or of all.
+    """The GPUs of worker n. Each of several vLLM workers on one machine has GPUs of its own, in
+    turn, out of the visible ones or out of all.
     """
     if spec.engine != "vllm" or spec.replicas == 1:
         return {}
@@ -407,7 +407,8 @@ def devices(spec: FleetSpec, n: int, environment: Mapping[str, str]) -> dict[str
     ]
     if visible and len(visible) < each * spec.replicas:
         raise ConfigError(
-            f"{spec.replicas} replicas of {each} GPUs need {each * spec.replicas}; CUDA_VISIBLE_DEVICES names {len(visible)}"
+            f"{spec.replicas} replicas of {each} GPUs need {each * spec.replicas}; "
+            f"CUDA_VISIBLE_DEVICES names {len(visible)}"
         )
     mine = (visible or [str(device) for device in range(each * spec.replicas)])[
         n * each : (n + 1) * each
@@ -420,8 +421,8 @@ def cores() -> int:
 
 
 def torch_replicas() -> int:
-    """As many as leave as much of the machine to everything else, and two at most: more show
-    nothing more.
+    """As many replicas as leave half of the machine to everything else, and two at most: a
+    demonstration needs no more.
     """
     return max(1, min(2, cores() // 2))
 
@@ -448,16 +449,16 @@ async def _answers(bus: Bus, service: str) -> bool:
     try:
         await bus.request(f"$SRV.PING.{service}", Pinged(), Pinged, timeout_s=PING_S)
     except PeerError:
-        # the services API answers in JSON without saying so; that it answers is all we ask
+        # the services API answers in JSON without a type: any answer will do
         return True
     except BusError:
         return False
     return True
 
 
-def _address(said: str) -> str | None:
-    """What the gateway says of itself in its log."""
-    for line in said.splitlines():
+def _address(log: str) -> str | None:
+    """The address that the gateway logs when it is ready."""
+    for line in log.splitlines():
         if '"service.ready"' in line:
             address: str = json.loads(line)["address"]
             return address

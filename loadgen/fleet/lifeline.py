@@ -1,12 +1,12 @@
-"""Children that do not outlive us, even when we are killed with SIGKILL and can tidy nothing up."""
+"""Child processes that do not outlive this one, even when it is killed with SIGKILL."""
 
 import os
 import sys
 from collections.abc import Sequence
 
-# What a child runs first: 1 is PR_SET_PDEATHSIG of <linux/prctl.h>, 9 SIGKILL. If we ended before
-# it could ask, so does it. Not a preexec_fn: that runs between fork and exec, where a lock that one
-# of our other threads held is never given back.
+# A child runs this first: 1 is PR_SET_PDEATHSIG of <linux/prctl.h>, 9 is SIGKILL. If the parent has
+# ended before, the child ends, too. A preexec_fn will not do: it runs between fork and exec, where
+# a lock that another thread of the parent held is never released.
 BIND = """
 import ctypes, os, sys
 ctypes.CDLL(None).prctl(1, 9)
@@ -16,11 +16,11 @@ os.execvp(sys.argv[2], sys.argv[2:])
 
 
 def bound(command: Sequence[str]) -> list[str]:
-    """The command, as a child whom the kernel kills when the thread that started it ends. Unchanged
-    where only Linux could.
+    """The command, wrapped so that the kernel kills the child when the thread that started it ends.
+    Outside Linux, the command itself.
 
-    So it is to be started by the main thread: in another one, children would end with that thread.
-    Takes 15 ms.
+    So the main thread has to start it: started by another thread, it would end with that thread.
+    The wrapper takes 15 ms.
     """
     if sys.platform != "linux":
         return list(command)

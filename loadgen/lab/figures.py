@@ -1,6 +1,4 @@
-"""A simulated run in loadgen's terms: its outcomes as a client would have seen them, and the
-figures of the `simulate` command.
-"""
+"""The figures of a simulated run, as the `simulate` command prints them."""
 
 from collections.abc import Sequence
 
@@ -25,7 +23,7 @@ Mask = NDArray[np.bool_]
 
 
 class Percentiles(Struct, frozen=True, kw_only=True):
-    """Seconds, linear between values; None where nothing was measured."""
+    """Percentiles in seconds, linear between values; None where nothing was measured."""
 
     p50: float | None
     p95: float | None
@@ -52,11 +50,11 @@ class Violations(Struct, frozen=True, kw_only=True):
 
 
 class Group(Struct, frozen=True, kw_only=True):
-    """Of these requests. `violated`: the SLO was not met, for whatever reason, an end that never
-    came included.
+    """The figures of a group of requests. `violated`: the SLO was not met, for whatever reason, an
+    end that never came included.
 
-    `ttft_s`: of those that have a first token and ended; `tbt_s`: every gap between two tokens of
-    one request, None where token times were not kept; `ttlt_s`: of those that finished.
+    `ttft_s`: of the requests that ended with at least one token; `tbt_s`: every gap between two
+    tokens of one request, None where token times were not kept; `ttlt_s`: of those that finished.
     """
 
     offered: int
@@ -69,16 +67,16 @@ class Group(Struct, frozen=True, kw_only=True):
 
 
 class Figures(Struct, frozen=True, kw_only=True):
-    """What `slackline simulate --json` prints. `rate_rps` is the rate asked for, or else the
+    """The output of `slackline simulate --json`. `rate_rps` is the rate asked for, or else the
     requests offered over `duration_s`.
 
     `workload` names the workload or trace that lengths are from, `tiers` the set. `draft` and
-    `acceptance` are of the draft model that policies could use: of `drafted` tokens verified
-    `accepted` were kept, in `verifications` of one request each.
+    `acceptance` describe the draft model that policies could use: `drafted` tokens were verified
+    and `accepted` of them kept, in `verifications` of one request each.
     """
 
     policy: str
-    settings: dict[str, str]  # what was given for the policy
+    settings: dict[str, str]  # as given for the policy
     profile: str
     replicas: int
     workload: str
@@ -215,7 +213,7 @@ class _Measured:
 
 
 def long_prompts(requests: Sequence[PlannedRequest]) -> Mask:
-    """[requests] whether each is long, as QoServe section 4.2 has it."""
+    """[requests] whether each is long by QoServe section 4.2."""
     prompt_tokens = np.array([request.prompt_tokens for request in requests])
     long: Mask = prompt_tokens >= np.percentile(prompt_tokens, LONG_PERCENTILE)
     return long
@@ -224,8 +222,8 @@ def long_prompts(requests: Sequence[PlannedRequest]) -> Mask:
 def token_gaps_s(
     token_unix_s: TokenTimes, block: int = 1024
 ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Every gap between two tokens of one request, request after request; and [requests] how many
-    each has.
+    """Every gap between two tokens of one request, request after request; and [requests] the number
+    of gaps of each.
 
     Single precision holds them to a part in ten million, in half the memory. `block`: requests
     worked on at once.

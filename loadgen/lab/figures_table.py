@@ -1,5 +1,5 @@
-"""The figures of a simulated run as people read them: a row per tier, then the same requests by
-importance and by length.
+"""The figures of a simulated run as a table: a row per tier, then the same requests by importance
+and by length.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from shared.vocabulary import Slo
 
 
 def figures_table(found: Figures, tiers: TierSet) -> Table:
-    """Latencies are `p50 / p99`."""
+    """The table of a run. Latencies are `p50 / p99`."""
     out = Table(box=SIMPLE_HEAD)
     out.add_column("")
     for name in ("SLO", "offered", "violated", "why", "TTFT", "TBT", "TTLT"):
@@ -64,7 +64,7 @@ def figures_table(found: Figures, tiers: TierSet) -> Table:
 
 
 def circumstances(found: Figures, rate_rps: float | None) -> str:
-    """What else decides the figures, in one line; `rate_rps` None: several."""
+    """The circumstances that decide the figures, in one line. `rate_rps` None: several rates."""
     latency = (
         "no control latency" if found.latency == "none" else f"control latency: {found.latency}"
     )
@@ -93,10 +93,9 @@ def owed(slo: Slo) -> str:
         ("TBT", slo.tbt_s, slo.tbt_x),
         ("TTLT", slo.ttlt_s, slo.ttlt_x),
     )
-    said = [f"{name} {seconds(bound_s)}" for name, bound_s, _ in bounds if bound_s is not None]
-    return ", ".join(
-        [*said, *(f"{name} {multiple:g}x" for name, _, multiple in bounds if multiple is not None)]
-    )
+    in_seconds = [f"{name} {seconds(at_s)}" for name, at_s, _ in bounds if at_s is not None]
+    multiples = [f"{name} {times:g}x" for name, _, times in bounds if times is not None]
+    return ", ".join([*in_seconds, *multiples])
 
 
 def _why(group: Group) -> str:

@@ -1,13 +1,12 @@
-"""How much load a policy carries: the highest rate of arrivals at which few enough requests miss
-their SLO.
+"""The capacity of a policy: the highest rate of arrivals at which few enough requests miss their
+SLO.
 
-Found by doubling or halving from a first rate until one rate passes and a higher one fails, and
-then by bisection (geometric) until they are within the precision of each other. What is returned is
-the largest rate *found* that passes whose next step up fails. Near the limit the fraction violated
-is not monotone in the rate: batches fall otherwise, one long prompt comes a moment earlier. So
-another first rate or seed may give another answer, and the difference is the noise of the figure; a
-longer run has less of it. Every rate is tried with the same seed: the same requests, their gaps
-scaled.
+The search doubles or halves a first rate until one rate passes and a higher one fails, and then
+bisects (geometrically) until both are within the precision of each other. It returns the largest
+rate *tried* that passes and whose next step up fails. Near the limit the fraction violated is not
+monotone in the rate: batches form differently, one long prompt arrives a moment earlier. So another
+first rate or seed may give another answer. The difference is the noise of the figure; a longer run
+has less of it. Every rate is tried with the same seed: the same requests, their gaps scaled.
 """
 
 import math
@@ -23,7 +22,7 @@ DIGITS = 4  # of a rate that is tried
 
 
 class Probe(Struct, frozen=True, kw_only=True):
-    """One rate tried. `stopped`: the run was cut short once too many were known to be violated; the
+    """One rate tried. `stopped`: the run ended early, once too many requests were violated; the
     fraction is then a lower bound.
     """
 
@@ -40,8 +39,8 @@ def find_capacity(
     first_rps: float,
     lowest_rps: float,
 ) -> float:
-    """Requests per second; 0 if even the lowest rate tried fails. `violations`: the fraction that
-    may be; `precision` is relative.
+    """The capacity in requests per second; 0 if even the lowest rate tried fails. `violations`: the
+    fraction of requests that may be violated; `precision` is relative.
 
     Raises ConfigError if no rate fails.
     """
@@ -49,7 +48,8 @@ def find_capacity(
     while (rate_rps := next_rate(known, precision, first_rps, lowest_rps)) is not None:
         if rate_rps > HIGHEST_RPS:
             raise ConfigError(
-                f"no limit found: at {max(known):g} requests/s no more than {100 * violations:g} % are violated; offer more"
+                f"no limit found: at {max(known):g} requests/s no more than "
+                f"{100 * violations:g} % are violated; offer more"
             )
         known[rate_rps] = probe(rate_rps).violated_fraction <= violations
     return max((rate for rate, passed in known.items() if passed), default=0.0)
@@ -58,11 +58,9 @@ def find_capacity(
 def next_rate(
     known: Mapping[float, bool], precision: float, first_rps: float, lowest_rps: float
 ) -> float | None:
-    """The rate to try next, given which have passed; None when it is found."""
-    passed, failed = (
-        [rate for rate, well in known.items() if well],
-        [rate for rate, well in known.items() if not well],
-    )
+    """The rate to try next, given which rates have passed; None when the capacity is found."""
+    passed = [rate for rate, well in known.items() if well]
+    failed = [rate for rate, well in known.items() if not well]
     if not known:
         return first_rps
     if not failed:

@@ -1,8 +1,8 @@
-"""Which settings of a policy suit a load: each combination of a grid is tried in the simulator
-([ascendra] sections 7 and 8.7).
+"""A search for the settings of a policy that suit a load: each combination of a grid is tried in
+the simulator ([ascendra] sections 7 and 8.7).
 
-By capacity, the highest rate that each carries, or by what each violates at one rate. Every
-configuration serves the same requests.
+They are ranked by capacity, the highest rate that each carries, or by the requests that each
+violates at one rate. Every configuration serves the same requests.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,13 +17,14 @@ from shared.policy.ascendra import policy as ascendra
 
 Grid = Mapping[str, Sequence[str]]
 
-# replicas: every mix of pools is tried; more are subgroups ([ascendra] section 8.7: to search less)
+# replicas: up to so many, every mix of pools is tried; a larger fleet is divided into subgroups
+# ([ascendra] section 8.7: to search less)
 MIXES_UP_TO = 6
 
 
 class Carried(Struct, frozen=True, kw_only=True):
-    """By capacity. `probes`: the rates tried, in that order; `capacity_rps` is 0 where even the
-    lowest failed.
+    """A configuration judged by capacity. `probes`: the rates tried, in that order; `capacity_rps`
+    is 0 where even the lowest failed.
     """
 
     settings: dict[str, str]
@@ -32,15 +33,15 @@ class Carried(Struct, frozen=True, kw_only=True):
 
 
 class AtRate(Struct, frozen=True, kw_only=True):
-    """By violations at one rate."""
+    """A configuration judged by its violations at one rate."""
 
     settings: dict[str, str]
     figures: Figures
 
 
 def parse_grid(words: Sequence[str], fixed: Mapping[str, str]) -> dict[str, list[str]]:
-    """Each `KEY=VALUE,VALUE,...`. Raises ConfigError for what is not, for a key or value given
-    twice, and for a key that is fixed.
+    """Parse words of the form `KEY=VALUE,VALUE,...`. Raises ConfigError for any other word, for a
+    key or value given twice, and for a key that is fixed.
     """
     grid: dict[str, list[str]] = {}
     for word in words:
@@ -57,11 +58,11 @@ def parse_grid(words: Sequence[str], fixed: Mapping[str, str]) -> dict[str, list
 
 
 def own_grid(policy: str, replicas: int, fixed: Mapping[str, str]) -> dict[str, list[str]]:
-    """What the paper of a policy would have searched, without what is fixed. Raises ConfigError
-    where there is nothing.
+    """The grid that the paper of a policy searches, without the fixed keys. Raises ConfigError for
+    a policy whose paper has none.
 
     Ascendra: the mix of pools (section 8.7), the offload threshold (section 5.3) and the batch size
-    of LP (section 6.2). The paper does not say which values; these are the default, half of it and
+    of LP (section 6.2). The paper does not give the values; these are the default, half of it and
     twice it.
     """
     if policy != ascendra.Ascendra.name:
@@ -80,12 +81,14 @@ def own_grid(policy: str, replicas: int, fixed: Mapping[str, str]) -> dict[str, 
 
 
 def combinations(grid: Grid) -> list[dict[str, str]]:
-    """Every choice of one value each, the last key changing fastest."""
+    """Every combination of one value for each key; the last key changes fastest."""
     return [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]
 
 
 def best_first(found: Sequence[Carried | AtRate]) -> list[Carried | AtRate]:
-    """The most capacity, or the fewest violations; equal ones in the order of the grid."""
+    """The configurations, those with the most capacity or the fewest violations first; equal ones
+    in the order of the grid.
+    """
     return sorted(
         found,
         key=lambda one: (

@@ -1,6 +1,4 @@
-"""Independent pieces of work over several processes: the same results, in the same places, however
-many there are.
-"""
+"""Independent tasks over several processes. The results do not depend on their number."""
 
 import multiprocessing
 import os
@@ -16,7 +14,7 @@ T = TypeVar("T")
 
 
 def cores() -> int:
-    """Those that this process may use."""
+    """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -28,15 +26,15 @@ def check_jobs(jobs: int) -> int:
 
 
 def run_all(tasks: Sequence[Callable[[], T]], jobs: int) -> Iterator[tuple[int, T]]:
-    """(which task, its result), as they end. Tasks and results must be picklable.
+    """Yield (the index of a task, its result) as tasks end. Tasks and results must be picklable.
 
-    Raises what a task raises. Whatever ends this early (an error, Ctrl-C) ends the other processes
-    too; they do not outlive this one.
+    Raises what a task raises. An error or Ctrl-C here ends the other processes too; they do not
+    outlive this one.
     """
     if jobs == 1 or len(tasks) == 1:
         yield from ((number, task()) for number, task in enumerate(tasks))
         return
-    # Fresh processes: a fork would copy whatever threads hold at that moment.
+    # Fresh processes: a fork would copy the locks that threads hold at that moment.
     context = multiprocessing.get_context("spawn")
     before = set(multiprocessing.active_children())
     with ProcessPoolExecutor(min(jobs, len(tasks)), mp_context=context, initializer=_begin) as pool:
@@ -52,7 +50,7 @@ def run_all(tasks: Sequence[Callable[[], T]], jobs: int) -> Iterator[tuple[int, 
 
 
 def _begin() -> None:
-    """In each process: Ctrl-C is for the one that started it, and its end is ours."""
+    """Prepare a process: it ignores Ctrl-C, which its parent handles, and ends with its parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     assert parent is not None

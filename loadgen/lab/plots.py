@@ -1,5 +1,5 @@
-"""Plots of a comparison, as SVG: what was violated, how long it took, and both over load ([qoserve]
-Figures 10 and 11); and where requests lie between TTFT and TPOT ([sola] Figures 1 and 9).
+"""Plots of a comparison, as SVG: violations, latencies, and both over load ([qoserve] Figures 10
+and 11); and the requests in the plane of TTFT and TPOT ([sola] Figures 1 and 9).
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,16 +22,16 @@ from shared.errors import ConfigError
 from shared.tiers import TierSet
 from shared.vocabulary import Slo
 
-# Okabe and Ito's colours, which most colour-blind readers tell apart; beyond eight policies they
-# come again, dashed.
+# Okabe and Ito's colours, which most colour-blind readers can distinguish; beyond eight policies
+# they are used again, dashed.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#8c6d31")
 DASHES = ("-", "--", ":")
-# loadgen/bound knows no draft model: who speculates may do better
+# loadgen/bound knows no draft model: a policy that speculates may do better
 BOUND, BOUND_COLOUR = "bound without drafts", "#666666"
-QUANTILES = np.linspace(0, 1, 401)  # of a distribution: as much as the eye can see
-FAR = 4  # a bound so many times beyond what was measured would only squeeze the rest
+QUANTILES = np.linspace(0, 1, 401)  # of a distribution: as many as the eye can see
+FAR = 4  # a bound so many times beyond the measured values is left out: it would squeeze the rest
 ROOMY = 300  # an axis that spans less has room for ticks between powers of ten
-POINTS = 800  # of a panel: more cannot be told apart
+POINTS = 800  # of a panel: more cannot be distinguished
 LABEL_GAP = 0.045  # between two labels, of the height of the axes
 
 mpl.rcParams.update(
@@ -51,7 +51,9 @@ mpl.rcParams.update(
 
 
 def write_plots(rounds: Sequence[Round], tiers: TierSet, folder: Path) -> Iterator[Path]:
-    """The files as they are written. Raises ConfigError if one cannot be."""
+    """Write the plots, and yield each file as it is written. Raises ConfigError if one cannot be
+    written.
+    """
     comparisons = [one.comparison for one in rounds]
     for one in rounds:
         suffix = f"-at-{one.comparison.rate_rps:g}" if len(rounds) > 1 else ""
@@ -65,7 +67,7 @@ def write_plots(rounds: Sequence[Round], tiers: TierSet, folder: Path) -> Iterat
 
 
 def violations(found: Comparison, tiers: TierSet) -> Figure:
-    """Bars: of all requests and of each tier; the bound is of all requests."""
+    """Bars for all requests and for each tier; the bound is that of all requests."""
     groups = ["all", *_shown([found], tiers)]
     policies = found.policies
     figure, [axes] = _figure(
@@ -143,14 +145,12 @@ def latency_distributions(one: Round, tiers: TierSet) -> Figure:
 
 
 def plane(one: Round, tiers: TierSet) -> Figure:
-    """[sola] Figures 1 and 9: a panel for each policy, a point for each request that is bound in
-    both, and the box of those within both.
+    """[sola] Figures 1 and 9: a panel for each policy, a point for each request that has both
+    bounds, and the box of the requests within both.
     """
     found = one.comparison
-    title, below = (
-        "TTFT and mean TPOT of requests, each over its bound",
-        circumstances(found.policies[0], found.rate_rps),
-    )
+    title = "TTFT and mean TPOT of requests, each over its bound"
+    below = circumstances(found.policies[0], found.rate_rps)
     figure, panels = _figure(
         1,
         len(found.policies),
@@ -187,7 +187,8 @@ def plane(one: Round, tiers: TierSet) -> Figure:
         _plain(axes.yaxis)
         share = 100 * (within <= 1).all(axis=1).mean() if len(within) else 0.0
         axes.set_title(
-            f"{named(policy.policy, policy.settings)}\n{share:.1f} % of those that finished within both",
+            f"{named(policy.policy, policy.settings)}\n"
+            f"{share:.1f} % of those that finished within both",
             fontsize=8,
         )
         axes.set_xlabel("TTFT / SLO")
@@ -200,8 +201,8 @@ def plane(one: Round, tiers: TierSet) -> Figure:
 
 
 def _dots(points: Any, colour: str, label: str) -> PathPatch:
-    """A dot for each of [points, 2]: strokes of hardly any length, with round ends, which take less
-    of a file than markers.
+    """A dot for each of [points, 2]: a very short stroke with round ends, which takes less of a
+    file than a marker.
     """
     outline = Outline(
         np.stack((points, 1.001 * points), axis=1).reshape(-1, 2),
@@ -220,8 +221,8 @@ def _dots(points: Any, colour: str, label: str) -> PathPatch:
 
 
 def violations_over_load(found: Sequence[Comparison], tiers: TierSet) -> Figure:
-    """[qoserve] Figure 11: of all requests with the bound, of each tier, of short and of long
-    prompts.
+    """[qoserve] Figure 11: violations of all requests with the bound, of each tier, of short and of
+    long prompts.
     """
     panels = ["all", *_shown(found, tiers), "short", "long"]
     figure, every = _figure(
@@ -258,8 +259,8 @@ def violations_over_load(found: Sequence[Comparison], tiers: TierSet) -> Figure:
 
 
 def latency_over_load(found: Sequence[Comparison], tiers: TierSet) -> Figure:
-    """[qoserve] Figure 10: median and 95th percentile of what each tier is bound by first; missing
-    where nothing finished.
+    """[qoserve] Figure 10: median and 95th percentile of each tier's TTFT, or of its TTLT where the
+    tier is not interactive; missing where no request finished.
     """
     shown = _shown(found, tiers)
     figure, every = _figure(
@@ -304,7 +305,7 @@ def _figure(
     sharex: bool = False,
     sharey: bool = False,
 ) -> tuple[Figure, list[Axes]]:
-    """Without pyplot, which would keep every figure and pick a backend."""
+    """A figure without pyplot, which would keep every figure and choose a backend."""
     figure = Figure(
         figsize=(width or 3.6 * columns, 1.2 + 2.6 * rows if rows > 1 else 4.4),
         layout="constrained",
@@ -328,7 +329,7 @@ def _names(policies: Sequence[Figures]) -> list[str]:
 
 
 def _shown(found: Sequence[Comparison], tiers: TierSet) -> list[str]:
-    """Tiers that any request is of, tightest first."""
+    """The tiers that have any requests, tightest first."""
     return [
         name
         for name in tiers.tiers
@@ -367,8 +368,8 @@ def _bound_line(axes: Axes, bound_s: float | None) -> None:
 
 
 def _plain(axis: Axis) -> None:
-    """0.1, 0.2, 0.5, 1 rather than powers of ten, as many as there is room for. Call it once all is
-    drawn.
+    """Set ticks at 0.1, 0.2, 0.5, 1 rather than at powers of ten, as many as there is room for.
+    Call it after all is drawn.
     """
     low, high = axis.get_view_interval()
     axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < ROOMY * low else (1,), numticks=12))
@@ -385,7 +386,7 @@ def _axes_over_load(axes: Axes, rates: Sequence[float], unit: str) -> None:
 def _label_ends(
     axes: Axes, at: float, curves: Sequence[Sequence[float]], names: Sequence[str]
 ) -> None:
-    """Each name at the right end of its line, moved up where two would lie over each other."""
+    """Put each name at the right end of its line, moved up where two would overlap."""
     to_axes = (axes.transScale + axes.transLimits).transform
     ends = [
         (to_axes((at, curve[-1]))[1], n) for n, curve in enumerate(curves) if np.isfinite(curve[-1])

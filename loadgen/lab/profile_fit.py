@@ -1,5 +1,5 @@
-"""A profile from a file of measured iterations: reads them, fits a form, and states the error on a
-fifth that the fit did not see.
+"""A profile from a file of measured iterations: reads them, fits a form, and states its error on a
+fifth of them that the fit did not see.
 """
 
 import csv
@@ -19,16 +19,16 @@ from shared.perf.shape import BatchShape
 SECONDS = "seconds"
 COLUMNS = (*BatchShape._fields, SECONDS)
 WHOLE = frozenset(("prefill_tokens", "prefills", "prefill_has", "decodes", "decode_context"))
-# of the iterations, drawn with a fixed seed: measurements go in rounds, and every fifth could be of
-# one kind
+# of the iterations, drawn with a fixed seed: measurements are made in rounds, and every fifth could
+# be of one kind
 HELD_OUT = 0.2
-# of the roofline's two lines, as quantiles of the tokens of a batch
+# between the roofline's two lines, as quantiles of the tokens of a batch
 SPLITS = np.linspace(0.05, 0.95, 19)
 
 
 def read_timings(path: Path) -> list[Timed]:
-    """A CSV with the columns COLUMNS, others ignored. Raises ConfigError that names line and
-    column.
+    """The iterations in a CSV with the columns COLUMNS; others are ignored. Raises ConfigError that
+    names line and column.
     """
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
@@ -37,7 +37,8 @@ def read_timings(path: Path) -> list[Timed]:
         raise ConfigError(f"timings {path}: cannot be read: {error}") from error
     if len(timings) < LEAST:
         raise ConfigError(
-            f"timings {path}: {len(timings)} iterations are too few to fit a profile: it takes {LEAST}"
+            f"timings {path}: {len(timings)} iterations are too few to fit a profile: "
+            f"it takes {LEAST}"
         )
     return timings
 
@@ -46,7 +47,8 @@ def _rows(path: Path, reader: "csv.DictReader[str]") -> Iterator[Timed]:
     absent = [name for name in COLUMNS if name not in (reader.fieldnames or ())]
     if absent:
         raise ConfigError(
-            f"timings {path}, line 1: no column {', '.join(absent)}; the header must have {', '.join(COLUMNS)}"
+            f"timings {path}, line 1: no column {', '.join(absent)}; "
+            f"the header must have {', '.join(COLUMNS)}"
         )
     for cells in reader:
         here = f"timings {path}, line {reader.line_num}"
@@ -73,18 +75,19 @@ def _value(here: str, column: str, cell: str | None) -> float:
 
 
 def fit_form(form: str, timings: Sequence[Timed], source: str) -> tuple[Form, FitError]:
-    """The form fitted to all timings, and the error of its fit to four fifths on the last. Raises
-    ConfigError for an unknown form.
+    """The form fitted to all timings; and the error on one fifth of them of a fit to the other
+    four. Raises ConfigError for an unknown form.
     """
     if form not in FITTED:
         raise ConfigError(f"form `{form}` is not fitted here; there are {', '.join(FITTED)}")
     fit = FITTED[form]
     drawn = set(Random(0).sample(range(len(timings)), round(HELD_OUT * len(timings))))
-    held_out, seen = (
-        [timings[n] for n in sorted(drawn)],
-        [timed for n, timed in enumerate(timings) if n not in drawn],
+    held_out = [timings[n] for n in sorted(drawn)]
+    seen = [timed for n, timed in enumerate(timings) if n not in drawn]
+    against = (
+        f"{len(held_out)} of {len(timings)} iterations of {source}, held out; "
+        f"the coefficients are of all"
     )
-    against = f"{len(held_out)} of {len(timings)} iterations of {source}, held out; the coefficients are of all"
     return fit(timings), error_of(fit(seen).profile("held-out", 0.0), held_out, against)
 
 
@@ -102,8 +105,8 @@ def sola_polynomial(timings: Sequence[Timed]) -> SolaPolynomial:
 
 
 def slos_serve_roofline(timings: Sequence[Timed]) -> SlosServeRoofline:
-    """Two lines over tokens, one fitted to the batches up to some size and one to the larger: the
-    split with the least error is taken.
+    """Two lines over tokens, one fitted to the batches up to some size and one to the larger ones.
+    The split with the least error is kept.
     """
     tokens = np.array([timed.shape.tokens for timed in timings], dtype=np.float64)
     exec_s = np.array([timed.exec_s for timed in timings])

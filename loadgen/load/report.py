@@ -22,8 +22,8 @@ Values = Sequence[float] | NDArray[np.float32]
 DEFINITION = (
     "An SLO is met (definition `deadline`) when the request finished, every token came by its "
     "cumulative deadline and the last one within TTLT, measured at the client from the instant of "
-    "sending. All fractions are of the requests offered: what was refused, failed or never finished "
-    "counts as missed. Goodput: requests that met their SLO, per second of offered load."
+    "sending. All fractions are of the requests offered: what was refused, failed or never "
+    "finished counts as missed. Goodput: requests that met their SLO, per second of offered load."
 )
 
 
