@@ -1,5 +1,5 @@
-"""Schedules made by hand, in which every request is served, and the SLOs and the KV that they just
-keep: nobody is impossible there.
+"""Schedules made by hand in which every request is served, with the SLOs and the KV that they just
+keep: none of these requests is impossible.
 """
 
 import math
@@ -22,7 +22,7 @@ BUDGETS_TOKENS = (64, 256, 512, 2048, 4096)
 
 @dataclass(slots=True)
 class Served:
-    """A request while it is served, and what became of it: `token_at_s` along its output."""
+    """A request while it is served, and its outcome: `token_at_s` runs along its output."""
 
     prompt_tokens: int
     output_tokens: int
@@ -32,7 +32,7 @@ class Served:
 
     @property
     def context_tokens(self) -> int:
-        """What has to be computed before its next token can be."""
+        """The tokens that must be computed before its next token."""
         return self.prompt_tokens + len(self.token_at_s)
 
     @property
@@ -42,7 +42,9 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """`kv_tokens`: the most that any replica ever held, in whole blocks."""
+    """Requests as they were served. `kv_tokens`: the most that any replica ever held, in whole
+    blocks.
+    """
 
     profile: Profile
     replicas: int
@@ -51,7 +53,7 @@ class Schedule:
 
 
 def drawn(rng: Random, count: int, prompt: int, output: int, spread: float) -> list[Served]:
-    """Lengths around these; `spread` 0: all alike."""
+    """Requests with lengths around these; `spread` 0: all alike."""
 
     def tokens(median: int) -> int:
         return min(4000, max(1, int(rng.lognormvariate(0, spread) * median)))
@@ -62,10 +64,10 @@ def drawn(rng: Random, count: int, prompt: int, output: int, spread: float) -> l
 def steady(
     profile: Profile, queue: Sequence[Served], streams: int, *, waits: bool = False
 ) -> Schedule:
-    """On one replica, always so many: who ends is replaced at once, every prompt is one chunk,
-    everybody decodes in every iteration.
+    """Serve so many requests at a time on one replica: a request that ends is replaced at once,
+    every prompt is one chunk, and all requests decode in every iteration.
 
-    With as many streams as requests, all go in lock-step. `waits`: all arrive at the beginning.
+    With as many streams as requests, all run in lock-step. `waits`: all arrive at the beginning.
     """
     waiting, live, now_s, held = list(queue), list[Served](), 0.0, 0
     while waiting or live:
@@ -81,8 +83,8 @@ def steady(
 
 
 def haphazard(rng: Random, profile: Profile, queues: Sequence[Sequence[Served]]) -> Schedule:
-    """A replica per queue: chunks of any length, pauses, and preemptions that lose the whole KV of
-    a request.
+    """Serve each queue on a replica of its own, with chunks of any length, pauses, and preemptions
+    that lose the whole KV of a request.
     """
     held = 0
     for queue in queues:
@@ -109,7 +111,7 @@ def haphazard(rng: Random, profile: Profile, queues: Sequence[Sequence[Served]])
 
 
 def followed_by(first: Schedule, then: Schedule) -> Schedule:
-    """The one when the other has ended, on its replicas."""
+    """The second schedule after the end of the first, on the same replicas."""
     ended_s = max(one.token_at_s[-1] for one in first.served)
     for one in then.served:
         one.arrival_s += ended_s
@@ -123,8 +125,8 @@ def followed_by(first: Schedule, then: Schedule) -> Schedule:
 
 
 def _iterate(profile: Profile, now_s: float, work: Sequence[tuple[Served, int]]) -> float:
-    """How long it takes. Who has its context computed at the end of it gets a token; one new token
-    on a context is a decode.
+    """Run an iteration; returns its seconds. A request whose context is computed at its end gets a
+    token; one new token on a context is a decode.
     """
     decodes = [one for one, new in work if new == 1 and one.token_at_s and one.cached_tokens]
     shape = BatchShape(
@@ -144,7 +146,7 @@ def _iterate(profile: Profile, now_s: float, work: Sequence[tuple[Served, int]])
 def _schedule(
     profile: Profile, replicas: int, held_tokens: int, served: Sequence[Served]
 ) -> Schedule:
-    # The bound ends an output where the KV does: a whole one needs room for all its tokens.
+    # The bound ends an output where the KV ends: a whole output needs room for all its tokens.
     held_tokens = max(held_tokens, *(one.prompt_tokens + one.output_tokens for one in served))
     kv_tokens = math.ceil(held_tokens / BLOCK_TOKENS) * BLOCK_TOKENS
     return Schedule(profile, replicas, kv_tokens, sorted(served, key=lambda one: one.arrival_s))
@@ -158,10 +160,10 @@ def just_kept(
     common: bool,
     part: float = 1.0,
 ) -> tuple[list[PlannedRequest], TierSet]:
-    """The requests, the n-th with an SLO of the n-th bounds (the last are those of all further
-    ones), `part` of what it was given.
+    """The requests with SLOs that they just keep: the n-th has the n-th bounds (the last bounds
+    serve all further ones), each `part` of the latency that the request had.
 
-    `common`: of what all were given at worst.
+    `common`: each bound is `part` of the worst latency of all requests.
     """
     given = [
         {
@@ -189,7 +191,7 @@ def just_kept(
 
 
 def pace_s(one: Served, definition: str) -> float:
-    """The TBT that it kept, if its TTFT is the one it had; any will do for one token."""
+    """The TBT that the request kept, given the TTFT that it had; any value for a single token."""
     after_s = np.array(one.token_at_s[1:]) - one.token_at_s[0]
     if not len(after_s):
         return 0.01

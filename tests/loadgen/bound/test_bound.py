@@ -1,5 +1,5 @@
-"""The bound: no scheduler beats it, nothing it charges for exceeds what an iteration takes, and it
-says something under overload.
+"""The bound: no scheduler beats it, its charges never exceed the time of an iteration, and it is
+informative under overload.
 """
 
 import itertools
@@ -65,10 +65,11 @@ LONGEST = 2048
 def forms() -> dict[str, Profile]:
     """Every shipped profile, and the forms that none of them has."""
     ascendra = Ascendra(
-        c1=0.1, c2=0.8, c3=0.05, c4=0.05, c5=0.001, hbm=2e12, peak_flops=2e14, weight_bytes=1.6e10, kv_bytes_per_token=131072.0,
+        c1=0.1, c2=0.8, c3=0.05, c4=0.05, c5=0.001, hbm=2e12, peak_flops=2e14,
+        weight_bytes=1.6e10, kv_bytes_per_token=131072.0,
         params=8e9, layers=32, q_heads=32, head_width=128,
     )  # fmt: skip
-    # Prompts cost next to nothing, and iterations most of all once, so that their number matters.
+    # Prompts cost next to nothing, and the base dominates iterations, so that their number matters.
     flat = SolaPolynomial(a0=1e-13, b0=1e-13, c0=1e-9, d0=0.0, a1=5e-4, b1=1e-12, c1=0.0)
     sola = SolaPolynomial(a0=1e-9, b0=2e-9, c0=8e-5, d0=4e-3, a1=2e-5, b1=1e-7, c1=1e-2)
     return {name: store.load(name) for name in store.names()} | {
@@ -85,7 +86,7 @@ FAST = [name for name in store.names() if name != "cpu-tiny"]
 def random_requests(
     rng: Random, tiers: str, most: int, prompt: int, output: int, span_s: float
 ) -> list[PlannedRequest]:
-    """Up to `most`, with lengths of a wide spread around these."""
+    """Up to `most` requests, with lengths of a wide spread around these."""
     arrivals_s = sorted(rng.uniform(0, span_s) for _ in range(rng.randint(1, most)))
 
     def tokens(median: int, limit: int) -> int:
@@ -198,7 +199,7 @@ BOUNDS = [PACE, ("ttlt_s",), (*PACE, "ttlt_s"), ("ttft_s",)]
 def excluded_by(
     schedule: Schedule, requests: list[PlannedRequest], tiers: TierSet, definition: str = "deadline"
 ) -> dict[str, int]:
-    """How many of them each relaxation excludes."""
+    """The number of requests that each relaxation excludes."""
     instance = Instance(
         requests, tiers, schedule.profile, schedule.kv_tokens, schedule.replicas, definition
     )
@@ -218,7 +219,7 @@ def excluded_by(
     common=st.booleans(),
     definition=st.sampled_from(DEFINITIONS),
 )
-def test_it_excludes_nobody_from_a_schedule_that_serves_all(
+def test_it_excludes_no_request_of_a_schedule_that_serves_all(
     seed: int,
     name: str,
     kind: tuple[int, int],
@@ -227,7 +228,9 @@ def test_it_excludes_nobody_from_a_schedule_that_serves_all(
     common: bool,
     definition: str,
 ) -> None:
-    """With SLOs just as tight as what everybody got, and just the KV that was held."""
+    """The SLOs are just as tight as the latencies that the requests had, the KV just as large as
+    the KV that was held.
+    """
     rng = Random(seed)
     count = rng.choice([5, 20, 50])
     queue = drawn(rng, count, *kind, spread=rng.choice([0.0, 0.1, 0.7]))
@@ -251,11 +254,11 @@ def test_it_excludes_nobody_from_a_schedule_that_serves_all(
 
 
 @pytest.mark.parametrize("part", [1.0, 0.9])
-def test_it_excludes_somebody_if_lock_step_was_to_be_a_tenth_quicker_and_else_nobody(
+def test_it_excludes_requests_if_lock_step_must_be_a_tenth_quicker_and_otherwise_none(
     part: float,
 ) -> None:
-    """Nothing is quicker than lock-step, but to run fewer iterations or to leave somebody out: the
-    check above has teeth.
+    """Nothing is quicker than lock-step, except to run fewer iterations or to leave a request out:
+    so the check above can fail.
     """
     seeds, excluding = range(24), dict.fromkeys(["work", "memory", "pace"], 0)
     for seed in seeds:
@@ -281,14 +284,14 @@ def test_it_excludes_somebody_if_lock_step_was_to_be_a_tenth_quicker_and_else_no
 
 @pytest.mark.parametrize("hurried", [0, 20])
 @pytest.mark.parametrize("in_time", [5, 8])
-def test_of_a_queue_behind_a_full_kv_it_lets_through_who_is_served_in_time_and_hardly_more(
+def test_behind_a_full_kv_it_admits_the_requests_served_in_time_and_hardly_more(
     hurried: int, in_time: int
 ) -> None:
-    """Iterations cost little but their fixed cost, so that the KV is all that keeps the queue from
+    """Iterations cost little beyond their fixed cost, so that only the KV keeps the queue from
     being served at once.
 
-    It goes by ten cohorts that fill the KV, so many of them in time. Those in a hurry have ended
-    before the queue arrives.
+    The queue is served in ten cohorts that fill the KV, so many of them in time. The hurried
+    requests have ended before the queue arrives.
     """
     profile = SolaPolynomial(
         a0=1e-13, b0=1e-13, c0=1e-6, d0=0.0, a1=1e-6, b1=1e-12, c1=0.0
@@ -323,7 +326,7 @@ def test_of_a_queue_behind_a_full_kv_it_lets_through_who_is_served_in_time_and_h
         assert 32 * in_time <= 320 - excluded[relaxation] <= 1.08 * 32 * in_time
 
 
-# ------------------------------------------------------------ what it rests on
+# ------------------------------------------------------------ its foundations
 
 
 @settings(deadline=None, max_examples=60)
@@ -334,11 +337,11 @@ def test_of_a_queue_behind_a_full_kv_it_lets_through_who_is_served_in_time_and_h
     gap_s=st.floats(1e-3, 1.0),
     bunch=st.sampled_from([1, 5, 10]),
 )
-def test_what_the_means_forgive_is_in_time_however_long_the_output(
+def test_a_token_that_a_mean_tolerates_is_in_time_however_long_the_output(
     definition: str, output: int, ttft_s: float, gap_s: float, bunch: int
 ) -> None:
-    """Each mean is over its bound by nearly the nanosecond that is forgiven; tokens come in
-    bunches, at the end of each.
+    """Each mean exceeds its bound by nearly the nanosecond of tolerance. Tokens come in bunches, at
+    the end of each bunch.
     """
     after = np.arange(output)
     after = (
@@ -348,9 +351,10 @@ def test_what_the_means_forgive_is_in_time_however_long_the_output(
     slo = Slo(ttft_s=ttft_s, tbt_s=gap_s - 0.9 * CLOSE_S)
     last_s = float(token_at_s[-1])
     verdict = Verdict(
-        finish_reason=FinishReason.STOP, slo_met=False, relegated=False, service_class=ServiceClass.STANDARD, prompt_tokens=10,
-        output_tokens=output, attempts=1, ttft_s=ttft_s, worst_tbt_s=gap_s, mean_tpot_s=(last_s - ttft_s) / (output - 1), ttlt_s=last_s,
-        ended_unix_s=last_s,
+        finish_reason=FinishReason.STOP, slo_met=False, relegated=False,
+        service_class=ServiceClass.STANDARD, prompt_tokens=10, output_tokens=output, attempts=1,
+        ttft_s=ttft_s, worst_tbt_s=gap_s, mean_tpot_s=(last_s - ttft_s) / (output - 1),
+        ttlt_s=last_s, ended_unix_s=last_s,
     )  # fmt: skip
     assert missed(definition, [verdict], [slo], [token_at_s.tolist()])[0] == Missed.NOTHING
     request = PlannedRequest(0, 0.0, 10, output, "a", 1.0, "default", "")
@@ -379,10 +383,9 @@ def test_no_iteration_is_charged_more_than_it_takes(name: str, seed: int) -> Non
     least_s, most_s = iteration_range_s(strata(profile))
     for part in (0.0, 0.3, 1.0):
         of = charges(strata(profile), least_s + part * (most_s - least_s), LONGEST)
-        # Chunks alone have to pay it as well: the last one of a context computed anew gives a
-        # token.
+        # Chunks alone must pay it as well: the last chunk of a context computed anew gives a token.
         charged_s = of.iteration_s if shape.tokens else 0.0
-        # What a chunk adds to the least price of its prompt is at most what it pays itself.
+        # A chunk adds to the least price of its prompt at most its own price.
         charged_s += sum(
             float(of.prompt_s[cached + new] - of.prompt_s[cached]) for new, cached in chunks
         )
@@ -394,8 +397,8 @@ def test_no_iteration_is_charged_more_than_it_takes(name: str, seed: int) -> Non
 @settings(deadline=None, max_examples=40)
 @given(seed=st.integers(0, 10**6))
 def test_the_shares_of_an_instant_never_sum_to_more_than_one(seed: int) -> None:
-    """What all pay together for their steps is at most one share for as many steps as the quickest
-    pace has in all that time.
+    """All payments for steps together are at most one share for as many steps as the quickest pace
+    has in all that time.
     """
     rng = Random(seed)
     slo = Slo(ttft_s=rng.uniform(0.2, 2), tbt_s=rng.uniform(0.02, 0.1))
@@ -483,7 +486,7 @@ def test_a_request_that_is_late_even_alone_is_not_counted() -> None:
     assert (found.met_fraction, found.by) == (0.5, "alone")
 
 
-def test_what_never_is_due_and_what_never_arrives_is_met() -> None:
+def test_a_request_that_is_never_due_or_never_arrives_is_met() -> None:
     tiers = TierSet(name="paced", default="d", tiers={"d": Tier(slo=Slo(tbt_s=0.001))})
     assert (
         bound(
@@ -524,7 +527,7 @@ def test_the_json_is_the_same_for_the_same_seed(capsys: pytest.CaptureFixture[st
     assert 0 < found[0]["met_fraction"] < 1
 
 
-def test_it_takes_the_options_of_simulate_and_says_the_same_of_the_plan(
+def test_it_takes_the_options_of_simulate_and_prints_the_same_notes_on_the_plan(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     options = [
@@ -575,7 +578,7 @@ def test_it_takes_the_options_of_simulate_and_says_the_same_of_the_plan(
     assert found["bound"]["violated_fraction"] <= found["simulate"]["violated_fraction"]
 
 
-def test_people_get_a_table_and_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_prints_a_table_and_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*COMMAND, "--definition", "ttlt", "--replicas", "2"]) == 0
     printed = capsys.readouterr().out
     assert "pace" in printed
@@ -604,7 +607,7 @@ def exit_code(words: list[str]) -> object:
         ["--workload", "no-such-workload"],
     ],
 )
-def test_what_is_wrong_with_the_arguments_is_one_line_and_exit_code_2(
+def test_a_wrong_argument_is_one_line_and_exit_code_2(
     wrong: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert exit_code([*COMMAND, *wrong]) == 2
@@ -624,9 +627,7 @@ def met_alone(slo: Slo, definition: str = "deadline") -> float:
     ).met_fraction
 
 
-def test_a_first_token_is_due_in_multiples_too_other_multiples_speak_against_nobody_and_unknown_tiers_are_refused() -> (
-    None
-):
+def test_a_ttft_in_multiples_counts_others_exclude_none_and_unknown_tiers_are_refused() -> None:
     assert met_alone(Slo(ttft_x=1.0)) == 1.0, "what it takes alone it can take"
     assert met_alone(Slo(ttft_x=0.01)) == 0.0
     assert met_alone(Slo(tbt_x=0.01, ttlt_x=0.01)) == 1.0
@@ -644,8 +645,8 @@ def test_a_first_token_is_due_in_multiples_too_other_multiples_speak_against_nob
     "slo", [Slo(ttft_s=0.005, tbt_x=100), Slo(ttft_s=0.05, tbt_s=0.005, ttlt_x=50)]
 )
 def test_by_ttlt_a_bound_in_multiples_takes_the_place_of_the_others(slo: Slo) -> None:
-    """By the others the bounds in seconds hold all the same: nobody has a first token in 5 ms, or a
-    token every 5 ms.
+    """By the other definitions the bounds in seconds still hold: no request has a first token in 5
+    ms, or a token every 5 ms.
     """
     request = PlannedRequest(0, 0.0, 400, 50, "b", 1.0, "default", "")
     tiers = TierSet(name="x", default="b", tiers={"b": Tier(slo=slo)})

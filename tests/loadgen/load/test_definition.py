@@ -1,4 +1,4 @@
-"""When an SLO counts as met: what each of the four definitions forgives, and what it does not."""
+"""The four definitions of a met SLO: the delays that each tolerates, and those that it does not."""
 
 from collections.abc import Sequence
 
@@ -28,7 +28,7 @@ SUMMARY = Slo(ttlt_s=5.0)
 def verdict_of(
     token_s: Sequence[float], slo: Slo, reason: FinishReason = FinishReason.STOP, thinking: int = 0
 ) -> Verdict:
-    """Of a request that arrived at 0, as a live worker's measure makes it."""
+    """The verdict of a request that arrived at 0, from a live worker's measure."""
     measure = Measure.begin(slo, 0.0)
     for at_s in token_s:
         measure = measure.emit(1, at_s, slo, thinking)
@@ -54,7 +54,7 @@ def verdict_of(
 
 
 def judged(token_s: Sequence[float], slo: Slo = CHAT, thinking: int = 0) -> dict[str, Missed]:
-    """By each definition."""
+    """The outcome by each definition."""
     return {
         d: Missed(missed(d, [verdict_of(token_s, slo, thinking=thinking)], [slo], [token_s])[0])
         for d in DEFINITIONS
@@ -92,7 +92,7 @@ N, F, B, L = Missed.NOTHING, Missed.TTFT, Missed.TBT, Missed.TTLT
         (paced(0.5, *[0.09] * 50), Slo(ttft_s=1.0, tbt_s=0.1, ttlt_s=4.0), (L, L, L, L)),
     ],
 )
-def test_each_definition_forgives_what_it_says(
+def test_each_definition_tolerates_the_delays_that_it_states(
     token_s: list[float], slo: Slo, expected: tuple[Missed, ...]
 ) -> None:
     assert tuple(judged(token_s, slo).values()) == expected
@@ -105,9 +105,9 @@ THINKER = Slo(ttft_s=1.0, thinking_tbt_s=0.05, tbt_s=0.1)
     ("token_s", "thinking", "expected"),
     [
         (paced(0.9, *[0.049] * 20, *[0.099] * 20), 21, (N, N, N, N)),  # each stage at its own pace
-        # slow thought is not made good by a quick answer
+        # a quick answer does not make up for slow thinking
         (paced(0.9, *[0.06] * 20, *[0.05] * 30), 21, (B, B, B, N)),
-        # nor the other way round, but for deadlines, which bank slack
+        # nor quick thinking for a slow answer, except by deadlines, which bank slack
         (paced(0.9, *[0.02] * 20, *[0.11] * 20), 21, (N, B, B, N)),
         (paced(0.9, *[0.06] * 20), 21, (B, B, B, L)),  # it ended in thought
         (paced(0.9, *[0.09] * 20), 0, (N, N, N, N)),  # it never thought
@@ -138,7 +138,7 @@ def test_two_stages_of_one_pace_are_one_stage_by_deadlines_and_by_the_last_token
     assert (plain[DEADLINE], plain[TTLT]) == (staged[DEADLINE], staged[TTLT])
 
 
-def test_what_did_not_finish_is_missed_by_every_definition() -> None:
+def test_a_request_that_did_not_finish_is_missed_by_every_definition() -> None:
     dropped, never = verdict_of([0.5], CHAT, FinishReason.DROPPED), None
     for definition in DEFINITIONS:
         assert (
@@ -173,7 +173,7 @@ def test_the_worst_ten_tokens_are_found_in_any_output(several: list[list[float]]
 
 @settings(deadline=None, max_examples=200)
 @given(outputs, st.floats(0.05, 3.0), st.floats(0.02, 0.3))
-def test_who_meets_every_deadline_meets_the_last_one(
+def test_a_request_that_meets_every_deadline_meets_the_last_one(
     token_s: list[float], ttft_s: float, tbt_s: float
 ) -> None:
     found = judged(token_s, Slo(ttft_s=ttft_s, tbt_s=tbt_s))

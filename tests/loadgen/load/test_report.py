@@ -61,7 +61,7 @@ def printed(what: object) -> str:
     return console.file.getvalue()
 
 
-def test_goodput_counts_what_was_shed_as_missed() -> None:
+def test_goodput_counts_shed_requests_as_missed() -> None:
     tally = Tally(DEMO_3)
     for i in range(3):
         answered(tally, i, [0.5, 0.55, 0.6])
@@ -91,7 +91,7 @@ def test_being_early_banks_slack_and_one_late_token_misses() -> None:
     assert not answered(Tally(DEMO_3), 0, [20.0, 25.1], tier="summary").met
 
 
-def test_tokens_that_come_together_are_no_time_apart() -> None:
+def test_the_gap_between_tokens_that_arrive_together_is_zero() -> None:
     tally = Tally(DEMO_3)
     outcome = tally.begin(planned(0), 0.0, 0.0)
     outcome.emit(2, 1.0)
@@ -164,7 +164,7 @@ def run(
     return run_virtual(body())
 
 
-def test_requests_leave_on_time_whatever_became_of_those_before() -> None:
+def test_requests_are_sent_on_time_whatever_became_of_those_before() -> None:
     tally, stopped_s = run(SlowServer(60.0), wait_s=100.0)
     assert stopped_s is None
     sent = [outcome.sent_unix_s - tally.outcomes[0].sent_unix_s for outcome in tally.outcomes]
@@ -173,7 +173,7 @@ def test_requests_leave_on_time_whatever_became_of_those_before() -> None:
     assert all(outcome.finished for outcome in tally.outcomes)
 
 
-def test_what_still_runs_when_patience_ends_is_cancelled_and_counts_as_unfinished() -> None:
+def test_a_request_that_runs_when_the_wait_ends_is_cancelled_and_counts_as_unfinished() -> None:
     server = SlowServer(6.0)
     tally, _ = run(server, wait_s=1.0)
     unfinished = [o for o in tally.outcomes if o.ended == "unfinished"]
@@ -222,7 +222,7 @@ def test_a_wrong_argument_is_one_clear_line_and_exit_code_2(
     "words",
     ["", "nonsense", "load", "load --rate x --workload mix", "submit", "submit hi --nonsense"],
 )
-def test_argparse_speaks_one_line_too(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_argparse_errors_are_one_line_too(words: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(words.split())
     assert ended.value.code == 2

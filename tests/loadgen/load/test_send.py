@@ -137,7 +137,7 @@ def one(number: int, tier: str, prompt: int = 50, output: int = 10) -> PlannedRe
     return PlannedRequest(number, 0.1 * number, prompt, output, tier, 2.0, "acme", "code")
 
 
-def test_what_is_sent_is_what_was_planned_and_does_not_tell_the_output_length() -> None:
+def test_the_plan_is_sent_and_does_not_reveal_the_output_length() -> None:
     plan = plan_requests([i / 20 for i in range(100)], named_workload("mix", 8192), DEMO_3, 1)
     tally, server = over_nats(plan, 0.01, 0.001)
     assert len(tally.outcomes) == len(server.requests) == 100
@@ -175,7 +175,7 @@ def test_a_pace_slower_than_promised_is_missed_at_the_client_whatever_the_server
     assert not outcome.met
 
 
-def test_stopping_cancels_what_runs() -> None:
+def test_stopping_cancels_running_requests() -> None:
     tally, server = over_nats(
         [one(i, "interactive", output=700) for i in range(5)],
         ttft_s=0.1,
@@ -214,7 +214,8 @@ async def http_server(
         )
         asked.append((head, json.loads(await reader.readexactly(length) or b"{}")))
         writer.write(
-            f"HTTP/1.1 {status}\r\nconnection: close\r\ncontent-length: {len(answer)}\r\n\r\n".encode()
+            f"HTTP/1.1 {status}\r\nconnection: close\r\n"
+            f"content-length: {len(answer)}\r\n\r\n".encode()
             + answer
         )
         await writer.drain()
@@ -247,9 +248,7 @@ def chunk(
     return b"data: " + json.dumps(body).encode() + b"\n\n"
 
 
-async def test_over_http_the_tier_goes_by_name_with_its_bounds_and_tokens_are_counted_by_their_ids() -> (
-    None
-):
+async def test_over_http_the_tier_has_its_name_and_bounds_and_tokens_are_counted_by_ids() -> None:
     stream = (
         chunk("ab", token_ids=[1, 2])
         + b": waiting\n\n"
@@ -277,9 +276,7 @@ async def test_over_http_the_tier_goes_by_name_with_its_bounds_and_tokens_are_co
     )
 
 
-async def test_over_http_an_answer_served_as_flex_was_relegated_and_a_server_without_ids_is_counted_by_pieces() -> (
-    None
-):
+async def test_over_http_flex_means_relegated_and_without_ids_pieces_of_text_count() -> None:
     async with http_server(
         chunk("a", service_tier="flex") + chunk("b", "stop", service_tier="flex")
     ) as (url, _):
@@ -303,7 +300,7 @@ async def test_over_http_an_answer_served_as_flex_was_relegated_and_a_server_wit
         ("200 OK", b"data: 5\n\n", "error"),
     ],
 )
-async def test_over_http_what_goes_wrong_is_told_apart(
+async def test_over_http_each_kind_of_failure_is_distinguished(
     status: str, answer: bytes, ended: str
 ) -> None:
     async with http_server(answer, status) as (url, _):

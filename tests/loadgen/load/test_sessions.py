@@ -87,8 +87,8 @@ def test_a_round_comes_when_the_one_before_it_has_ended_and_its_pause_is_over(
         assert verdict.ttlt_s is not None
         ended_s.append(verdict.ended_unix_s)
         arrived_s.append(verdict.ended_unix_s - verdict.ttlt_s)
-    told_s = latency.ack_s + latency.over_s  # from a last token until its client knows
-    expected_s = [0.0, ended_s[0] + told_s + 3.0, ended_s[1] + told_s, 0.5]
+    end_s = latency.ack_s + latency.over_s  # from a last token until its client knows
+    expected_s = [0.0, ended_s[0] + end_s + 3.0, ended_s[1] + end_s, 0.5]
     assert arrived_s == pytest.approx(expected_s, abs=0.005)
 
 
@@ -107,7 +107,7 @@ def test_rounds_that_are_never_sent_stop_a_run_that_may_miss_no_more() -> None:
     assert not run(plan, admission=AdmissionSettings(open_limit=0), most_missed=4).stopped
 
 
-def test_a_session_is_kept_if_each_of_its_rounds_is() -> None:
+def test_a_session_meets_its_slo_if_each_of_its_rounds_does() -> None:
     plan = [
         turn(0, None),
         turn(1, 0, output=200, tier="b"),
@@ -122,7 +122,7 @@ def test_a_session_is_kept_if_each_of_its_rounds_is() -> None:
     assert (found.offered, found.violated, found.violated_fraction) == (3, 2, pytest.approx(2 / 3))
 
 
-def test_without_rounds_there_are_no_sessions_to_tell_of() -> None:
+def test_without_rounds_no_sessions_are_reported() -> None:
     plan = [turn(0, None), turn(1, None)]
     assert sessions(plan, np.array([True, False])) is None
 
@@ -146,7 +146,7 @@ def test_sessions_are_counted_by_their_rounds(lengths: list[int], data: st.DataO
         )
 
 
-def test_the_bound_takes_later_rounds_for_kept_since_it_cannot_know_when_they_come() -> None:
+def test_the_bound_counts_later_rounds_as_met_since_it_cannot_know_their_arrival() -> None:
     hopeless = TierSet(name="hopeless", default="a", tiers={"a": Tier(slo=Slo(ttlt_s=0.0001))})
     assert (
         bound(
@@ -159,7 +159,7 @@ def test_the_bound_takes_later_rounds_for_kept_since_it_cannot_know_when_they_co
 # ---------------------------------------------------------------- live
 
 
-def test_the_load_client_sends_a_round_when_it_has_heard_the_end_of_the_one_before() -> None:
+def test_the_load_client_sends_a_round_when_it_has_read_the_end_of_the_one_before() -> None:
     first, second, third = one(0, "interactive"), one(1, "interactive"), one(2, "interactive")
     plan = [
         first,
@@ -214,7 +214,8 @@ def test_their_laws_are_those_of_the_shared_description() -> None:
     described = json.loads(DESCRIBED.read_text())["workloads"]
     reasoning, toolllm = described["slosserve_reasoning"], described["slosserve_toolllm"]
     laws = [
-        (REASONING.prompt, reasoning["prompt"]), (REASONING.response, reasoning["response"]), (TOOLLLM.pair.prompt, toolllm["prompt"]),
+        (REASONING.prompt, reasoning["prompt"]), (REASONING.response, reasoning["response"]),
+        (TOOLLLM.pair.prompt, toolllm["prompt"]),
         (TOOLLLM.pair.output, toolllm["output"]),
     ]  # fmt: skip
     for law, is_so in laws:

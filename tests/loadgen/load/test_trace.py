@@ -64,14 +64,12 @@ def test_lengths_without_times_are_a_trace_too(tmp_path: Path) -> None:
         ("", r"line 1: no column"),
     ],
 )
-def test_what_is_wrong_in_a_trace_is_said_with_line_and_column(
-    tmp_path: Path, text: str, where: str
-) -> None:
+def test_an_error_in_a_trace_names_line_and_column(tmp_path: Path, text: str, where: str) -> None:
     with pytest.raises(ConfigError, match=where):
         read_trace(written(tmp_path / "bad.csv", text))
 
 
-def test_a_trace_that_is_not_there_or_not_text_is_said_so(tmp_path: Path) -> None:
+def test_a_trace_that_is_missing_or_not_text_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
         read_trace(tmp_path / "none.csv")
     (tmp_path / "cut.csv.gz").write_bytes(gzip.compress(b"arrival_s,prompt" * 999)[:40])
@@ -136,8 +134,14 @@ def test_rows_in_order_are_those_of_the_trace(tmp_path: Path) -> None:
 
 
 def test_tiers_are_read_from_toml_and_from_json(tmp_path: Path) -> None:
-    toml = 'name="mine"\ndefault="a"\n[tiers.a]\nshare=2\nservice_tier="default"\n[tiers.a.slo]\nttft_s=1\n[tiers.b.slo]\nttlt_s=60\n'
-    json = '{"name":"mine","default":"a","tiers":{"a":{"share":2,"service_tier":"default","slo":{"ttft_s":1}},"b":{"slo":{"ttlt_s":60}}}}'
+    toml = (
+        'name="mine"\ndefault="a"\n[tiers.a]\nshare=2\nservice_tier="default"\n'
+        "[tiers.a.slo]\nttft_s=1\n[tiers.b.slo]\nttlt_s=60\n"
+    )
+    json = (
+        '{"name":"mine","default":"a","tiers":{"a":{"share":2,"service_tier":"default",'
+        '"slo":{"ttft_s":1}},"b":{"slo":{"ttlt_s":60}}}}'
+    )
     first, second = (
         load_tiers(str(written(tmp_path / "t.toml", toml))),
         load_tiers(str(written(tmp_path / "t.json", json))),
@@ -174,7 +178,7 @@ def test_a_bad_file_of_tiers_is_refused_with_the_reason(
         load_tiers(str(written(tmp_path / "t.json", text)))
 
 
-def test_a_name_that_is_no_set_says_which_there_are() -> None:
+def test_an_unknown_set_of_tiers_is_refused_with_the_known_names() -> None:
     assert all(load_tiers(name) is tiers for name, tiers in BUILT_IN.items())
     with pytest.raises(ConfigError, match="default, qoserve-3, demo-3"):
         load_tiers("gold")

@@ -147,7 +147,7 @@ def test_values_without_correlation_stay_what_they_were(u: float, v: float) -> N
     maximum=st.integers(2, 20_000),
     seed=st.integers(0, 99),
 )
-def test_what_is_drawn_lies_between_one_and_the_maximum(
+def test_drawn_lengths_lie_between_one_and_the_maximum(
     mu: float, sigma: float, maximum: int, seed: int
 ) -> None:
     rng = Random(seed)
@@ -223,6 +223,6 @@ def test_scenarios_of_slos_serve_are_tight_where_its_table_1_says() -> None:
     assert {kind: tier.slo for kind, tier in load_tiers("slos-serve-mixed").tiers.items()} == bounds
 
 
-def test_an_unknown_workload_is_refused_with_those_there_are() -> None:
+def test_an_unknown_workload_is_refused_with_the_known_names() -> None:
     with pytest.raises(ConfigError, match="azure-code, azure-conv, sharegpt, mix"):
         named_workload("poetry", 8192)

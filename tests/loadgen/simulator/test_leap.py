@@ -1,4 +1,4 @@
-"""Leaping over alike iterations changes nothing but the cost: the leapt run against the run of
+"""Leaping over alike iterations changes only the cost: the leapt run against the run of
 single iterations.
 """
 
@@ -58,7 +58,7 @@ def test_a_leapt_run_has_the_same_tokens_at_the_same_instants(
     requests = drawn(workload, 1.5, 40.0, seed=11)
     leapt, stepped = both(requests, policy, facts)
     assert leapt.events < stepped.events or leapt.verifications, (
-        "nothing was leapt over, and nobody speculated"
+        "nothing was leapt over, and no request speculated"
     )
     assert (leapt.iterations, leapt.tokens, leapt.preempted) == (
         stepped.iterations,
@@ -89,7 +89,7 @@ def test_several_replicas_and_overload_leap_to_the_same_attainment(policy: str) 
 def test_a_choice_that_is_used_again_is_the_one_the_policy_would_make(
     policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where KV is short, and with two plans in flight, as live."""
+    """This holds also where KV is short, and with two plans in flight, as live."""
     requests = drawn("sharegpt", 1.5, 40.0, seed=11)
 
     def run(latency: Latency) -> SimulationResult:
@@ -125,7 +125,7 @@ class Asked:
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "qoserve"])
-def test_what_was_done_by_the_horizon_counts_also_in_the_midst_of_a_leap(policy: str) -> None:
+def test_iterations_before_the_horizon_count_also_within_a_leap(policy: str) -> None:
     requests = drawn("azure-conv", 2.0, 20.0, seed=14)
     leapt, stepped = (
         simulate(
@@ -151,7 +151,7 @@ def test_one_long_answer_alone_is_one_leap() -> None:
     assert leapt.events < 40 < 1000 < stepped.events  # mostly the alarm for overdue acks
 
 
-def test_a_rate_that_is_too_high_is_known_before_the_end() -> None:
+def test_a_run_at_too_high_a_rate_stops_early() -> None:
     requests = drawn("mix", 12.0, 60.0, seed=13)
 
     def run(most_missed: int | None) -> SimulationResult:

@@ -80,7 +80,7 @@ def test_the_same_arguments_give_the_same_result_to_the_last_digit(
 
 
 @pytest.mark.parametrize("policy", registry.names())
-def test_every_request_ends_once_with_just_its_tokens_and_the_books_balance(policy: str) -> None:
+def test_every_request_ends_once_with_exactly_its_tokens_and_the_books_balance(policy: str) -> None:
     requests = mixed(8.0, 10.0)
     result = run(
         requests,
@@ -126,7 +126,7 @@ def test_alone_a_request_takes_its_zero_load_time_and_the_stated_latencies(
     assert result.idle_s == pytest.approx(0.0, abs=0.02), "a plan came late on an idle machine"
 
 
-def test_under_overload_qoserve_keeps_more_promises_than_fcfs_on_the_same_arrivals() -> None:
+def test_under_overload_qoserve_meets_more_slos_than_fcfs_on_the_same_arrivals() -> None:
     requests = mixed(7.0, 40.0, bursts="demo")
     ours = run(requests, "qoserve")
     for chunk in ("256", "512"):
@@ -156,7 +156,7 @@ def test_a_horizon_leaves_requests_without_a_verdict_and_they_count_as_missed() 
 
 
 def tally(requests: Sequence[PlannedRequest], result: SimulationResult, tiers: TierSet) -> Tally:
-    """The run as `slackline load` would have counted it, clients without any network of their
+    """The run as `slackline load` would count it, with clients that have no network delay of their
     own.
     """
     times = result.token_unix_s
@@ -189,9 +189,7 @@ def test_a_request_that_no_replica_can_hold_is_refused_before_the_run() -> None:
         run([PlannedRequest(0, 0.0, 9000, 5, "interactive", 1.0, "default", "")], "fcfs")
 
 
-def test_calls_of_one_instant_run_in_the_order_of_scheduling_and_an_alarm_rings_at_the_wish_it_has_then() -> (
-    None
-):
+def test_calls_of_one_instant_run_in_order_and_an_alarm_rings_at_its_present_wish() -> None:
     line, heard = Timeline(), list[tuple[float, str]]()
     wish: list[float | None] = [5.0]
     alarm = Alarm(
