@@ -1,13 +1,13 @@
-"""A fleet in virtual time: records in a dict, admission's and relegation's cores, and replicas;
-steps take stated latencies.
+"""A fleet in virtual time: records in a dict, the cores of admission and relegation, and replicas.
+Each step takes its stated latency.
 
 It does what the live shells do (services/admission, services/relegation, shared/store/place.py), in
-the same order, where nothing is lost and nobody dies: so every compare-and-set that is ours
-succeeds, and no offer is ever in doubt.
+the same order. No message is lost and no process dies, so every compare-and-set succeeds and no
+offer is ever in doubt.
 
-Digests come as often as live ones where they take time to come. Where they take none, those are
-left out that nobody would look at: one is asked for when a request arrives, or somebody waits for a
-place, unless the last is younger than that interval.
+Where digests take time to travel, they are published as often as live ones. Where they take none,
+the fleet reads one only when a core needs it: when a request arrives or waits for a place, and the
+last digest is older than that interval.
 """
 
 from array import array
@@ -42,7 +42,9 @@ ADMISSION, RELEGATION = "admission", "relegation"  # owners of records
 
 
 class VirtualFleet:
-    """`on_end` hears of each record that ended, once."""
+    """The fleet without its replicas, which `start` adds. `on_end` is called once with each record
+    that has ended.
+    """
 
     def __init__(
         self,
@@ -56,15 +58,11 @@ class VirtualFleet:
         relegation_settings: RelegationSettings | None = None,
         keep_times: bool = False,
     ) -> None:
-        self._timeline, self._latency, self._on_end, self._keep_times = (
-            timeline,
-            latency,
-            on_end,
-            keep_times,
-        )
-        self._asked = latency.digest_s == 0.0  # digests come when they are wanted
-        self._looking = False  # somebody waits, so the next look is on the timeline
-        self._said_s: dict[str, float] = {}
+        self._timeline, self._latency = timeline, latency
+        self._on_end, self._keep_times = on_end, keep_times
+        self._on_demand = latency.digest_s == 0.0  # digests are read when they are needed
+        self._refreshing = False  # a request waits, so the next refresh is on the timeline
+        self._digest_at_s: dict[str, float] = {}  # of each replica's last digest
         self._admission = AdmissionCore(route, rng, admission_settings)
         self._relegation = RelegationCore(relegation_settings)
         self._admission_alarm = Alarm(
@@ -80,15 +78,17 @@ class VirtualFleet:
         self.times: dict[RequestKey, array[float]] = {}
 
     def start(self, replicas: Sequence[VirtualReplica]) -> None:
-        """Every digest is known at once; then they come evenly spread."""
+        """Add the replicas. Every digest is known at once; later ones are evenly spread."""
         every_s = self._latency.digest_every_s
         for i, replica in enumerate(replicas):
             self._replicas[replica.id] = replica
-            self._heard(replica.digest())
-            if not self._asked:
-                self._timeline.after(every_s * (i + 1) / len(replicas), self._say_digest, replica)
+            self._receive_digest(replica.digest())
+            if not self._on_demand:
+                self._timeline.after(
+                    every_s * (i + 1) / len(replicas), self._publish_digest, replica
+                )
 
-    # ------------------------------------------------------------ what replicas ask (virtual_replic
+    # ------------------------------------------------------------ the store of the replicas
 
     def record(self, key: RequestKey) -> Record:
         return self._records[key]
@@ -100,7 +100,7 @@ class VirtualFleet:
         return self.times[key]
 
     def over(self, replica: VirtualReplica, over: AttemptOver) -> None:
-        """Admission's settle."""
+        """Settle an attempt, as admission does."""
         record = self._records[over.key]
         self.offloaded += over.why == "offloaded"
         after = self._write(life.settled(record, over, ADMISSION, self._timeline.now_s))
@@ -112,12 +112,12 @@ class VirtualFleet:
     # ------------------------------------------------------------ admission
 
     def receive(self, record: Record, body: Body) -> None:
-        """A new request: its first place is chosen before its record is written. Refused if too
-        many are open.
+        """Take in a new request: choose its first place before its record is written, or refuse it
+        if too many are open.
         """
         now_s = self._timeline.now_s
-        if self._asked:
-            self._look()
+        if self._on_demand:
+            self._refresh()
         self.times[record.key] = array("d")
         if self._admission.full():
             refused = life.refused(
@@ -151,7 +151,7 @@ class VirtualFleet:
         for action in self._admission.handle(event, now_unix_s=self._timeline.now_s):
             self._timeline.after(self._latency.change_s, self._admission_step, action)
         self._admission_alarm.reset()
-        self._look_again()
+        self._refresh_later()
 
     def _admission_step(self, action: admission.AdmissionAction) -> None:
         record = self._records[action.key]
@@ -196,7 +196,7 @@ class VirtualFleet:
         for action in self._relegation.handle(event, now_unix_s=self._timeline.now_s):
             self._timeline.after(self._latency.change_s, self._relegation_step, action)
         self._relegation_alarm.reset()
-        self._look_again()
+        self._refresh_later()
 
     def _relegation_step(self, action: relegation.RelegationAction) -> None:
         record = self._records[action.key]
@@ -230,7 +230,7 @@ class VirtualFleet:
         )
 
     def _write(self, record: Record | None) -> Record:
-        """Every step applies: nobody else writes here."""
+        """Store a record. Every step applies: there is no other writer."""
         assert record is not None
         self._records[record.key] = record
         if record.verdict is not None:
@@ -240,36 +240,36 @@ class VirtualFleet:
             self._on_end(record)
         return record
 
-    def _look_again(self) -> None:
-        """While a request waits for a place, or in the pool, digests are wanted at the pace of live
+    def _refresh_later(self) -> None:
+        """While a request waits for a place or in the pool, refresh digests at the pace of live
         ones.
         """
         if (
-            self._asked
-            and not self._looking
+            self._on_demand
+            and not self._refreshing
             and (self._relegation.waiting or self._admission.wake_at_unix_s() is not None)
         ):
-            self._looking = True
-            self._timeline.after(self._latency.digest_every_s, self._look_on)
+            self._refreshing = True
+            self._timeline.after(self._latency.digest_every_s, self._refresh_on)
 
-    def _look_on(self) -> None:
-        self._looking = False
-        self._look()
-        self._look_again()
+    def _refresh_on(self) -> None:
+        self._refreshing = False
+        self._refresh()
+        self._refresh_later()
 
-    def _look(self) -> None:
-        """Ask every replica whose last digest is too old."""
+    def _refresh(self) -> None:
+        """Read a digest of every replica whose last one is too old."""
         now_s = self._timeline.now_s
         for replica in self._replicas.values():
-            if now_s - self._said_s.get(replica.id, -1.0) >= self._latency.digest_every_s:
-                self._heard(replica.digest())
+            if now_s - self._digest_at_s.get(replica.id, -1.0) >= self._latency.digest_every_s:
+                self._receive_digest(replica.digest())
 
-    def _say_digest(self, replica: VirtualReplica) -> None:
-        self._timeline.after(self._latency.digest_s, self._heard, replica.digest())
-        self._timeline.after(self._latency.digest_every_s, self._say_digest, replica)
+    def _publish_digest(self, replica: VirtualReplica) -> None:
+        self._timeline.after(self._latency.digest_s, self._receive_digest, replica.digest())
+        self._timeline.after(self._latency.digest_every_s, self._publish_digest, replica)
 
-    def _heard(self, digest: Digest) -> None:
-        self._said_s[digest.replica] = digest.at_unix_s
+    def _receive_digest(self, digest: Digest) -> None:
+        self._digest_at_s[digest.replica] = digest.at_unix_s
         self._admit(admission.Heard(digest))
         self._pool(relegation.Heard(digest))
 
