@@ -43,7 +43,7 @@ test: $(STAMP) ## ruff, mypy --strict and the whole test suite
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy --strict
-	$(PY) -m pytest -n 2 --ignore=tests/fleet/test_live_agrees.py --ignore=tests/services/worker/vllm $(ARGS)
+	$(PY) -m pytest -n 2 --dist worksteal --ignore=tests/fleet/test_live_agrees.py --ignore=tests/services/worker/vllm $(ARGS)
 	$(PY) -m pytest -rs tests/fleet/test_live_agrees.py # live against simulated: it needs the machine to itself
 
 $(VLLM_STAMP): pyproject.toml infra/vllm/cpu-$(VLLM).txt infra/vllm/$(VLLM).txt | $(STAMP)

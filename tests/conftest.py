@@ -1,4 +1,6 @@
-"""A real nats-server for the tests that want one, and event loops of the module's choice."""
+"""Fixtures and settings of all tests: a real nats-server, a module's own event loops, and no
+deadlines for examples.
+"""
 
 import asyncio
 import signal
@@ -22,7 +24,7 @@ settings.load_profile("slackline")
 def pytest_asyncio_loop_factories(
     config: pytest.Config, item: pytest.Item
 ) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """A module's LOOP_FACTORIES run each of its async tests once on each of these loops."""
+    """Run each async test of a module once on every loop of its LOOP_FACTORIES."""
     module = item.getparent(pytest.Module)
     factories = getattr(module.obj if module else None, "LOOP_FACTORIES", None)
     return factories or {"asyncio": asyncio.new_event_loop}
@@ -30,7 +32,7 @@ def pytest_asyncio_loop_factories(
 
 @pytest.fixture(scope="module")
 def nats_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """One server for the whole module: tests use names of their own."""
+    """The address of one server for the whole module: tests use names of their own."""
     server = NatsServer()
     yield server.start(tmp_path_factory.mktemp("nats"))
     server.stop()
@@ -38,9 +40,7 @@ def nats_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def nats_server(tmp_path: Path) -> Iterator[NatsServer]:
-    """A server of the test's own, which it may stop, kill and start again on `tmp_path /
-    "nats"`.
-    """
+    """A server for one test, which may stop, kill and start it again on `tmp_path / "nats"`."""
     server = NatsServer()
     server.start(tmp_path / "nats")
     yield server
