@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def children_of(pid: int) -> list[int]:
-    """Of all its threads."""
+    """The child processes of all threads of a process."""
     return [
         int(child)
         for task in Path(f"/proc/{pid}/task").iterdir()

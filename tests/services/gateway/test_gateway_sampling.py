@@ -23,7 +23,7 @@ SCHEMA = {
 
 
 async def asked(at: Site, kind: str, **body: Any) -> GenerateRequest:
-    """What the fleet was asked when this was posted."""
+    """The request that reaches the fleet when this body is posted."""
     request_id = new_id()
     async with at.http() as http:
         answer = await http.post(f"/v1/{kind}", json=body, headers={"x-request-id": request_id})
@@ -139,7 +139,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"structured_outputs": {"choice": []}}, "structured_outputs"),
     ({"structured_outputs": {"regex": "a", "whitespace_pattern": " "}}, "whitespace_pattern"),
 ]
-# Of OpenAI's APIs and of vLLM's: what would change an answer and is not done.
+# Parameters of OpenAI's and vLLM's APIs that would change an answer and are not supported.
 UNSUPPORTED: dict[str, Any] = {
     "best_of": 2, "use_beam_search": True, "length_penalty": 2.0, "prompt_logprobs": 1,
     "bad_words": ["a"], "allowed_token_ids": [1],

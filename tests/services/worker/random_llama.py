@@ -103,7 +103,7 @@ def make(folder: str | Path, *, seed: int = 0) -> Path:
 
 
 def _weights(vocabulary: int, eos: int, seed: int) -> dict[str, torch.Tensor]:
-    """Every matrix has deviation 1/sqrt(inputs), so each layer adds about as much as it was
+    """Draw matrices of deviation 1/sqrt(inputs), so that each layer adds about as much as it was
     given.
     """
     generator = torch.Generator().manual_seed(seed)

@@ -39,7 +39,7 @@ FAMILIES = ("Llama", "Qwen2", "Qwen3", "OPT")
 
 
 def tiny_model(folder: Path, family: str, **options: Any) -> Path:
-    """Two layers of random weights, large enough that the next token is seldom a close call."""
+    """A model of two layers, with weights so large that the next token is seldom a close call."""
     size = {
         "hidden_size": 64,
         "num_hidden_layers": 2,

@@ -10,8 +10,8 @@ RANK, ALPHA = 4, 8
 
 
 def write_adapter(folder: Path, model: Path, *, seed: int) -> Path:
-    """For the query and value projections, as strong as the model's own weights: the output changes
-    from the first tokens on.
+    """Write an adapter of the query and value projections, as strong as the model's own weights:
+    the output changes from the first tokens on.
     """
     config = json.loads((model / "config.json").read_text())
     hidden, head = config["hidden_size"], config["head_dim"]

@@ -35,7 +35,7 @@ BUILT: list[Any] = []
 
 
 class Case(NamedTuple):
-    """What is asked of a model, and what vLLM's own scheduler answers, with the logprobs of its
+    """The prompts for a model, and the answers under vLLM's own scheduler, with the logprobs of the
     three likeliest tokens.
     """
 
@@ -49,7 +49,7 @@ class Case(NamedTuple):
 
 @pytest.fixture(scope="session", autouse=True)
 def environment() -> None:
-    """For vLLM's own scheduler, which does not go through `build`."""
+    """Set the environment for vLLM's own scheduler, which does not go through `build`."""
     from services.worker.engines.vllm_setup import CPU_ENVIRONMENT, ENVIRONMENT
 
     for name, value in {**ENVIRONMENT, **CPU_ENVIRONMENT, "HF_HUB_OFFLINE": "1"}.items():
@@ -74,7 +74,7 @@ def adapters(tmp_path_factory: pytest.TempPathFactory, small: Path) -> dict[str,
 
 @pytest.fixture(scope="session")
 def case(small: Path, adapters: dict[str, Path]) -> Callable[[str], Case]:
-    """By the model's name: ours or small."""
+    """A case by the model's name: ours or small."""
     made: dict[str, Case] = {}
 
     def get(name: str) -> Case:
@@ -143,7 +143,7 @@ def built(folder: Path, vllm: dict[str, Any], **options: Any) -> Any:
 
 @pytest.fixture(autouse=True)
 def let_go() -> Iterator[None]:
-    """What a failed test left loaded is not the next one's."""
+    """Release the requests that a failed test left loaded."""
     yield
     for engine in BUILT:
         for slot in engine.snapshot().slots:
@@ -152,7 +152,7 @@ def let_go() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def plain(small: Path) -> Iterator[Callable[[str], Any]]:
-    """Without a prefix cache: its books are exact. By the model's name."""
+    """An engine without a prefix cache, whose books are exact, by the model's name."""
     made: dict[str, Any] = {}
 
     def get(name: str) -> Any:

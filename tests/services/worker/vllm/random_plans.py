@@ -1,4 +1,4 @@
-"""Random plans for an engine, and the books that it has to agree with. No vLLM in here."""
+"""Random plans for an engine, and the books that it must agree with. This file has no vLLM."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -24,7 +24,7 @@ class Asked(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Habits:
-    """What the plans are like: probabilities for each request and iteration, and bounds."""
+    """The kind of the plans: probabilities for each request and iteration, and bounds."""
 
     quota_tokens: int = 64  # of a chunk, at most
     skip: float = 0.3
@@ -60,7 +60,7 @@ class Held:
 @dataclass(slots=True)
 class Play:
     """One run of some requests under random plans. After every iteration the engine's answers are
-    held against the books.
+    compared with the books.
 
     `caching`: the engine may find positions in its prefix cache. `drafts`: it may draft.
     """
@@ -80,7 +80,7 @@ class Play:
     failed: dict[int, str] = field(default_factory=dict)
 
     def run(self, asked: Sequence[Asked]) -> dict[int, list[int]]:
-        """The output of each, whole or as far as it was given up. Leaves nothing loaded."""
+        """The output of each request, whole or until it was given up. Nothing stays loaded."""
         waiting = [Held(index, one, []) for index, one in enumerate(asked)]
         outputs: dict[int, list[int]] = {}
         idle = 0
@@ -107,7 +107,7 @@ class Play:
                 self.preempt(self.rng.choice(sorted(self.held)))
             assert idle < 500, "nothing goes on"
         assert self.engine.snapshot() == (self.engine.facts.kv_blocks, []), "blocks are leaked"
-        assert vllms_own_books(self.engine) == (0, 0, 0), "vLLM still knows somebody"
+        assert vllms_own_books(self.engine) == (0, 0, 0), "vLLM still knows a request"
         return outputs
 
     def _load(self, waiting: list[Held]) -> None:
@@ -146,7 +146,7 @@ class Play:
         self.iterate(work, depths)
 
     def iterate(self, work: Sequence[Work], depths: Sequence[int]) -> list[Done]:
-        """One plan; its results are entered in the books, and checked."""
+        """Run one plan, check its results and enter them in the books."""
         selection = speculation(depths) if any(depths) else None
         outcome = self.engine.execute(work, selection)
         self.iterations += 1
@@ -167,7 +167,7 @@ class Play:
             ) - self._blocks(held.computed)
             if done.computed == 0:
                 assert (len(done.tokens), done.drafted, done.cached) == (0, 0, 0)
-                # Who waits for his grammar to be compiled does nothing either.
+                # A request that waits for its grammar to be compiled does nothing either.
                 assert more > free or held.asked.sampling.structured is not None, (entry, free)
                 self.refused_room += 1
                 continue
@@ -240,7 +240,7 @@ def load(engine: VllmEngine, slot: int, asked: Asked, output: Sequence[int] = ()
 
 
 def refusal(engine: VllmEngine, asked: Asked, output: Sequence[int] = ()) -> str:
-    """Why it is not taken; "" if it is (and let go again)."""
+    """The reason why a request is refused; "" if it is taken (and released again)."""
     try:
         load(engine, 0, asked, output)
     except RefusedError as error:
@@ -261,6 +261,6 @@ def speculation(depths: Sequence[int]) -> Selection:
 
 
 def vllms_own_books(engine: VllmEngine) -> tuple[int, int, int]:
-    """Requests that vLLM's scheduler knows, those that run, those that wait."""
+    """How many requests vLLM's scheduler knows, how many of them run and how many wait."""
     scheduler = engine._scheduler
     return len(scheduler.requests), *scheduler.get_request_counts()

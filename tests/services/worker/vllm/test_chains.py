@@ -1,4 +1,4 @@
-"""Drafts for each request as the plan says, and an output that they do not change."""
+"""The drafts of each request are as many as the plan says, and do not change the output."""
 
 import re
 from random import Random
@@ -23,13 +23,13 @@ ENDS = frozenset(TOKENIZER.eos_token_ids)
 
 
 def decode(engine: Any, depths: list[int]) -> list[Done]:
-    """One iteration in which slot n verifies so many drafts."""
+    """Run one iteration in which slot n verifies so many drafts."""
     work = [Work(Slot(slot), 1 + depth, True) for slot, depth in enumerate(depths)]
     return list(engine.execute(work, speculation(depths) if any(depths) else None).done)
 
 
 def begin(engine: Any, known: Case, slots: int) -> list[list[int]]:
-    for _ in range(LINGER + 1):  # until nobody remembers the test before
+    for _ in range(LINGER + 1):  # until no state of the test before is left
         engine.execute([], None)
     outputs = []
     for slot in range(slots):
@@ -121,7 +121,7 @@ def test_drafts_that_nobody_verified_hold_no_kv(drafting: Any, case: Any, end: s
 
 
 def test_seeded_requests_go_on_beside_speculation(drafting: Any, case: Any) -> None:
-    """What is drawn depends on how many drafts were there: alike only under equal plans."""
+    """Draws depend on the number of drafts: they are the same only under equal plans."""
     known = case("ours")
     asked = [
         Asked(known.prompts[-1 - n], OUTPUT_TOKENS, Sampling(temperature=1.2, seed=n))

@@ -1,5 +1,5 @@
-"""vLLM under our plans says what it says under its own scheduler, and its books are those of the
-plans.
+"""vLLM makes the same tokens under our plans as under its own scheduler, and its books are those of
+the plans.
 """
 
 from collections.abc import Callable
@@ -87,8 +87,8 @@ def test_a_plan_without_room_does_what_fits_and_says_so_and_the_rest_goes_on_lat
 
 
 def test_requests_leave_at_any_point_and_their_blocks_with_them(plain: Engines) -> None:
-    """Never planned, in the middle of the prompt, preempted, decoding: and a slot's next request is
-    another one.
+    """Release requests never planned, in the middle of the prompt, preempted and decoding: the next
+    request of the slot is another.
     """
     engine, prompt = plain("ours"), [7 + n % 900 for n in range(100)]
     for _ in range(3):

@@ -32,7 +32,7 @@ SEED, BLOCK_TOKENS = 11, 32
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def fleet(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fleet]:
-    """slos_serve, which drafts; so little KV that a few long requests fill it."""
+    """A fleet under slos_serve, which drafts, with so little KV that few long requests fill it."""
     adapter = write_adapter(tmp_path_factory.mktemp("adapter"), OURS, seed=3)
     drafts = {"method": "draft_model", "model": str(DRAFT), "num_speculative_tokens": 3}
     spec = FleetSpec(

@@ -1,4 +1,4 @@
-"""What vLLM finds in its prefix cache costs nothing, is told, and is taken only where the books
+"""A prefix that vLLM finds in its cache costs nothing, is reported, and is taken only if the books
 have room for it.
 """
 
@@ -19,7 +19,7 @@ PROMPT = [7 + n * n % 997 for n in range(100)]  # three whole blocks, and four t
 
 
 def fill(engine: Any, prompt: list[int], slot: int = 0) -> None:
-    """Compute it, and let it go: what was computed stays in the cache."""
+    """Compute the prompt and release the request: the blocks stay in the cache."""
     load(engine, slot, Asked(prompt, 1))
     [done] = engine.execute([Work(Slot(slot), len(prompt), True)], None).done
     assert len(done.tokens) == 1
@@ -67,8 +67,8 @@ def test_an_adapter_finds_nothing_of_the_model_itself(caching: Any) -> None:
 
 
 def test_hits_for_which_the_books_have_no_room_are_not_taken(caching: Any) -> None:
-    """They would be blocks of a request that nobody counted: the next one would find no room that
-    it was promised.
+    """They would be blocks of a request that are not counted: the next request would not find the
+    room that it was promised.
     """
     rng = Random(1)
     long = [rng.randrange(5, 2000) for _ in range(8 * BLOCK)]

@@ -1,5 +1,5 @@
-"""What cannot be set up ends the start with one clear line, and what is not the plain case is tried
-in a process of its own.
+"""An engine that cannot be set up ends the start with one clear line; special cases are tried in
+processes of their own.
 """
 
 import importlib.metadata
@@ -95,22 +95,22 @@ from services.worker.config import WorkerConfig
 from services.worker.engines.vllm_setup import build
 from shared.errors import ConfigError
 if __name__ == "__main__":
-    told = []
+    errors = []
     for folder, options in json.loads(sys.argv[1]):
         try:
             sizes = {"kv_blocks": 24, "max_slots": 4, **options}
             build(WorkerConfig(engine="vllm", **sizes), Path(folder))
-            told.append("")
+            errors.append("")
         except ConfigError as error:
-            told.append(str(error))
-    print("told", json.dumps(told))
+            errors.append(str(error))
+    print("errors", json.dumps(errors))
 """
 
 
 def test_what_is_found_out_only_once_the_model_is_there_is_refused_too(
     tmp_path: Path, adapters: dict[str, Path]
 ) -> None:
-    """In a process of its own: an engine that is given up takes vLLM's process groups with it."""
+    """Try in a process of its own: an engine given up takes vLLM's process groups with it."""
     drafts = {"method": "ngram", "num_speculative_tokens": 40, "prompt_lookup_max": 3}
     short = {"max_model_len": 512}
     tried: list[tuple[str, dict[str, Any]]] = [
@@ -136,17 +136,18 @@ def test_what_is_found_out_only_once_the_model_is_there_is_refused_too(
         timeout=300,
     )
     assert ran.returncode == 0, ran.stderr[-3000:]
-    told = json.loads(next(line for line in ran.stdout.splitlines() if line.startswith("told"))[5:])
-    assert "sliding windows" in told[0]
-    assert told[1].startswith("adapter lost cannot be loaded")
-    assert told[2].startswith("adapter wide cannot be loaded")
-    assert "rank" in told[2]
-    assert "max_slots" in told[3]
+    (line,) = (line for line in ran.stdout.splitlines() if line.startswith("errors "))
+    errors = json.loads(line.removeprefix("errors "))
+    assert "sliding windows" in errors[0]
+    assert errors[1].startswith("adapter lost cannot be loaded")
+    assert errors[2].startswith("adapter wide cannot be loaded")
+    assert "rank" in errors[2]
+    assert "max_slots" in errors[3]
 
 
 def sliding(folder: Path) -> Path:
-    """A Gemma 2 in small: every second layer looks back over a window, so there are two kinds of KV
-    cache.
+    """Write a small Gemma 2: every second layer looks back over a window, so there are two kinds of
+    KV cache.
     """
     config = {
         "architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2", "vocab_size": 2048,

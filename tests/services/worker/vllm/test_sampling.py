@@ -1,6 +1,4 @@
-"""Our sampling parameters as vLLM's: what it must draw by, and that it never ends an output by
-itself.
-"""
+"""Our sampling parameters as vLLM's: vLLM draws by them, and never ends an output by itself."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -72,8 +70,8 @@ def test_every_parameter_that_draws_arrives() -> None:
 
 def test_no_parameter_of_ours_is_forgotten() -> None:
     the_workers_own = {"max_tokens", "stop", "ignore_eos", "output_tokens", "thinking_tokens"}
-    told = {*ALIKE, "logit_bias", "min_tokens", "stop_token_ids", "structured"}
-    assert told | the_workers_own == {field.name for field in structs.fields(Sampling)}
+    passed_on = {*ALIKE, "logit_bias", "min_tokens", "stop_token_ids", "structured"}
+    assert passed_on | the_workers_own == {field.name for field in structs.fields(Sampling)}
 
 
 def test_temperature_zero_is_greedy_and_every_seed_a_seed() -> None:

@@ -1,5 +1,5 @@
-"""What vLLM can do for a request it does under our plans too: whatever is skipped, cut into chunks
-or preempted.
+"""The features of vLLM work under our plans too, with requests skipped, cut into chunks and
+preempted.
 """
 
 import json
@@ -48,9 +48,9 @@ def test_logprobs_are_vllms_own(caching: Any, case: Cases) -> None:
     ]
     play = Play(caching, Random(1), ROUGH, caching=True)
     play.run(asked)
-    for index, told in play.logprobs.items():
+    for index, ours in play.logprobs.items():
         n, k = known.firm[index // 2], (3, 0)[index % 2]
-        for token, likely, theirs in zip(known.outputs[n], told, known.logprobs[n], strict=True):
+        for token, likely, theirs in zip(known.outputs[n], ours, known.logprobs[n], strict=True):
             assert likely.logprob == pytest.approx(theirs[token], abs=1e-4)
             assert [token for token, _ in likely.top] == sorted(
                 theirs, key=lambda token: -theirs[token]
