@@ -1,17 +1,12 @@
 """python -m services.gateway"""
 
-import asyncio
-import signal
 import socket
-import sys
-
-import uvloop
 
 from services.gateway.config import GatewayConfig
 from services.gateway.service import listen, serve
-from shared.errors import ConfigError
 from shared.process import logs, tracing
 from shared.process.configuration import load
+from shared.process.main import run_until_stopped, stop_on_signals
 
 
 async def main() -> None:
@@ -20,17 +15,11 @@ async def main() -> None:
     logs.configure("gateway", instance)
     cfg = load(GatewayConfig, "gateway")
     traces = tracing.configure("gateway", instance)
-    stop = asyncio.Event()
-    for sig in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(sig, stop.set)
     try:
-        await serve(cfg, listen(cfg), stop, traces)
+        await serve(cfg, listen(cfg), stop_on_signals(), traces)
     finally:
         traces.close()
 
 
 if __name__ == "__main__":
-    try:
-        uvloop.run(main())
-    except ConfigError as error:
-        sys.exit(f"gateway: {error}")
+    run_until_stopped("gateway", main())

@@ -1,31 +1,18 @@
 """python -m services.planner"""
 
-import asyncio
-from random import Random
-
 from services.planner.config import PlannerConfig
 from services.planner.service import Planner
-from shared.bus.api import Bus
-from shared.clock import Clock
 from shared.policy import registry
-from shared.process.main import Export, run
-from shared.process.telemetry import Tracing
+from shared.process.main import Process, run
 
 
-async def body(
-    cfg: PlannerConfig,
-    bus: Bus,
-    clock: Clock,
-    stop: asyncio.Event,
-    tracing: Tracing,
-    rng: Random,
-    export: Export,
-) -> None:
+async def body(process: Process[PlannerConfig]) -> None:
+    cfg = process.cfg
     # a policy that does not exist stops the start, not the first seat
     registry.make(cfg.policy, cfg.settings)
-    planner = Planner(cfg, bus, clock, tracing, rng)
-    export(planner.metrics)
-    await planner.run(stop)
+    planner = Planner(cfg, process.bus, process.clock, process.tracing, process.rng)
+    process.export(planner.metrics)
+    await planner.run(process.stop)
 
 
 if __name__ == "__main__":

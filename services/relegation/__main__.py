@@ -1,28 +1,14 @@
 """python -m services.relegation"""
 
-import asyncio
-from random import Random
-
 from services.relegation.config import RelegationConfig
 from services.relegation.service import Relegation
-from shared.bus.api import Bus
-from shared.clock import Clock
-from shared.process.main import Export, run
-from shared.process.telemetry import Tracing
+from shared.process.main import Process, run
 
 
-async def body(
-    cfg: RelegationConfig,
-    bus: Bus,
-    clock: Clock,
-    stop: asyncio.Event,
-    tracing: Tracing,
-    rng: Random,
-    export: Export,
-) -> None:
-    relegation = Relegation(cfg, bus, clock, tracing, rng)
-    export(relegation.metrics)
-    await relegation.run(stop)
+async def body(process: Process[RelegationConfig]) -> None:
+    relegation = Relegation(process.cfg, process.bus, process.clock, process.tracing, process.rng)
+    process.export(relegation.metrics)
+    await relegation.run(process.stop)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from shared.errors import ConfigError
 from shared.process import conventions as names
 from shared.process.configuration import Watched, load_watched
 from shared.process.instruments import Registry
-from shared.process.main import SCRAPE_LIMIT_BYTES, scraped
+from shared.process.scrape import SCRAPE_LIMIT_BYTES, scraped
 
 WITHIN_S = 60.0  # the longest that a busy machine may take for anything
 
