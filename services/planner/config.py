@@ -1,4 +1,4 @@
-"""What an operator may set of a planner: section `planner`, or SLACKLINE_PLANNER_<FIELD>."""
+"""The settings of a planner: section `planner`, or SLACKLINE_PLANNER_<FIELD>."""
 
 import msgspec
 
@@ -6,12 +6,12 @@ import msgspec
 class PlannerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     url: str = "nats://127.0.0.1:4222"
     policy: str = "qoserve"
-    settings: dict[str, str] = {}  # of the policy
-    max_replicas: int = 64  # leased by this planner at once
+    settings: dict[str, str] = {}  # settings of the policy
+    max_replicas: int = 64  # replicas that this planner leases at once
     depth: int = 2  # plans in flight per replica
-    lead_s: float = 0.004  # first guess; adapted to the measured idle time
+    lead_s: float = 0.004  # the first guess; the lead adapts to the measured idle time
     hand_back: bool = True  # relegated requests that have not begun go to the relegation service
     digest_s: float = 0.1
     hold_timeout_s: float = 1.0
-    lost_s: float = 3.0  # without a heartbeat for this long a worker is not planned for
+    lost_s: float = 3.0  # a worker without a heartbeat for this long is not planned for
     drain_s: float = 5.0

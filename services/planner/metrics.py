@@ -1,4 +1,4 @@
-"""What a planner counts of the replicas it plans for."""
+"""The metrics of a planner: numbers of each replica it plans for."""
 
 from shared.core.replica import ReplicaCore
 from shared.perf.online import Regime
@@ -6,11 +6,11 @@ from shared.process import conventions as names
 from shared.process.instruments import Registry
 from shared.vocabulary import ReplicaId
 
-REPLICA_LIMIT = 256  # replicas with numbers of their own; further ones share theirs
+REPLICA_LIMIT = 256  # replicas with numbers of their own; the rest share one set
 
 
 class PlannerMetrics:
-    """One per process."""
+    """The metrics of one process; each seat has a `Watch` on them."""
 
     def __init__(self, registry: Registry) -> None:
         labels, caps = ("replica",), {"replica": REPLICA_LIMIT}
@@ -22,10 +22,12 @@ class PlannerMetrics:
         )
         text = (
             "(measured - predicted) / measured of late iterations together: "
-            "what of the residual is not scatter."
+            "the part of the residual that is not scatter."
         )
         self._bias = registry.gauge(names.BIAS, text, labels, caps)
-        text = "Iteration times over those of the replica's profile, as now corrected for."
+        text = (
+            "Iteration times over those of the replica's profile, as the correction now has them."
+        )
         self._gamma = registry.gauge(names.GAMMA, text, (*labels, "regime"), caps)
         self._plans = registry.counter(names.PLANS, "Plans sent.", labels, caps)
         self._acks = registry.counter(names.ACKS, "Acks of iterations digested.", labels, caps)
@@ -43,7 +45,7 @@ class PlannerMetrics:
 
 
 class Watch:
-    """One seat's share in the numbers: its core counts from 0, the metrics go on."""
+    """The numbers of one seat. Its core counts from 0; the metrics go on from where they were."""
 
     def __init__(self, metrics: PlannerMetrics, replica: ReplicaId, core: ReplicaCore) -> None:
         self._core = core
@@ -57,14 +59,14 @@ class Watch:
             metrics._acks.labels(replica),
             metrics._resyncs.labels(replica),
         ]
-        self._told = (0, 0, 0)
+        self._shown = (0, 0, 0)
         self._steps = metrics._steps.labels(replica)
 
     def step(self, seconds: float) -> None:
         self._steps.observe(seconds)
 
     def show(self) -> None:
-        """Bring everything up to date."""
+        """Bring every number up to date."""
         core = self._core
         self._residual.set(core.residual)
         self._bias.set(core.bias)
@@ -72,6 +74,6 @@ class Watch:
         for regime, gauge in self._gammas:
             gauge.set(gammas[regime])
         now = (core.counters.plans, core.counters.acks, core.counters.resyncs)
-        for counter, count, before in zip(self._counters, now, self._told, strict=True):
+        for counter, count, before in zip(self._counters, now, self._shown, strict=True):
             counter.add(count - before)
-        self._told = now
+        self._shown = now

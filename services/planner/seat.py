@@ -54,16 +54,16 @@ from shared.vocabulary import ReplicaId, RequestKey
 log = structlog.get_logger()
 
 # Two seconds of offers at 1000/s, of acks at two for each of 20 iterations a second, and of
-# heartbeats, rounded up. Beyond, an offer is declined, and what else comes is lost: the next ack,
-# heartbeat or overdue plan shows that, and the seat resyncs.
+# heartbeats, rounded up. A full inbox declines offers and loses acks, refusals and heartbeats: the
+# next ack or heartbeat, or an overdue plan, shows the loss, and the seat resyncs.
 INBOX_LIMIT = 4096
 RESYNC_TIMEOUT_S = 2.0  # longer than an iteration: the worker answers between two
 RESYNC_PAUSE_S = 0.1
 
 
 class StaleEpoch(Exception):
-    """This lease is over, whatever the bucket says: another planner has a higher epoch, or the seat
-    must be taken anew.
+    """The lease of this seat is over, whatever the bucket says: another planner has a higher epoch,
+    or the seat must be taken anew.
     """
 
 
@@ -81,7 +81,7 @@ class Seat:
         tracing: Tracing,
         metrics: PlannerMetrics,
     ) -> None:
-        """Raises ConfigError where the announced profile is none."""
+        """Raises ConfigError where the announced profile does not exist."""
         self._cfg, self._planner, self._bus, self._clock, self._tracing, self.lease = (
             cfg,
             planner,
@@ -112,7 +112,7 @@ class Seat:
         self._sync = 0
 
     async def run(self) -> None:
-        """Until cancelled. Raises StaleEpoch."""
+        """Plan until cancelled. Raises StaleEpoch."""
         stale: list[BaseException] = []
         replica, bus = self.replica, self._bus
         try:
@@ -148,14 +148,14 @@ class Seat:
             raise StaleEpoch(str(stale[0]))
 
     def heard(self, announce: Announce) -> None:
-        """The worker lives; under a new incarnation its books are empty."""
+        """The worker announced itself, so it lives. A new incarnation holds nothing."""
         self.heard_unix_s = self._clock.unix_s()
-        # the worker was started again and measured anew
+        # the worker was started again and has measured its profile anew
         if (announce.profile, announce.fitted, announce.draft) != self._profile:
             self._inbox.fail(StaleEpoch(f"{self.replica} announces another profile"))
         elif announce.incarnation != self._incarnation:
             self._incarnation = announce.incarnation
-            self._inbox.put(Refused("another incarnation"))  # once for each: it must not be lost
+            self._inbox.put(Refused("another incarnation"))  # once for each incarnation
         else:
             self._inbox.offer(Heartbeat(announce))
 
@@ -236,7 +236,7 @@ class Seat:
             self._chores.spawn(self._resync(), "planner.resync")
 
     async def _resync(self) -> None:
-        """Ask until the worker has told everything it holds."""
+        """Ask until the worker has reported everything it holds."""
         while True:
             self._sync += 1
             entries: list[ResyncEntry] = []

@@ -1,5 +1,5 @@
-"""The planner: leases replicas, plans for those it has, and gives up a replica the moment its lease
-is in doubt.
+"""The planner: it leases replicas, plans for those it has, and gives up a replica the moment its
+lease is in doubt.
 """
 
 import asyncio
@@ -23,13 +23,13 @@ from shared.vocabulary import ReplicaId
 
 log = structlog.get_logger()
 
-LOOK_S = 0.25  # how often leases without a holder are looked for
-SHUN_S = 10.0  # a replica whose planning failed is left to others for that long
-SAFETY_S = 0.5  # a lease not renewed this long before it would run out is given up
+LOOK_S = 0.25  # between two looks for leases without a holder
+SHUN_S = 10.0  # for this long a replica whose planning failed is left to other planners
+SAFETY_S = 0.5  # a lease that is not renewed this long before its end is given up
 
 
 class Planner:
-    """Any number may run: each replica is planned by whoever holds its lease."""
+    """One planner of any number: the holder of a replica's lease plans for that replica."""
 
     def __init__(
         self, cfg: PlannerConfig, bus: Bus, clock: Clock, tracing: Tracing, rng: Random
@@ -41,9 +41,9 @@ class Planner:
         self._workers: dict[ReplicaId, tuple[Announce, float]] = {}
         self._seats: dict[ReplicaId, Seat] = {}
         self._stops: dict[ReplicaId, asyncio.Event] = {}
-        # replicas that could not be planned, and until when they are left alone
+        # replicas whose planning failed, and until when they are left alone
         self._shunned: dict[ReplicaId, float] = {}
-        self.broken: list[BaseException] = []  # what ended a seat and should not have
+        self.broken: list[BaseException] = []  # faults of ours that ended a seat
 
     async def run(self, stop: asyncio.Event) -> None:
         announcements = await self._bus.subscribe(
@@ -66,15 +66,15 @@ class Planner:
 
     def _on_announce(self, announce: Announce, call: Call) -> None:
         if call.subject != subjects.announce(announce.replica):
-            return  # not who it says it is
+            return  # the sender is not the replica that it names
         self._workers[announce.replica] = (announce, self._clock.unix_s())
         seat = self._seats.get(announce.replica)
         if seat is not None:
             seat.heard(announce)
 
     async def _look(self, tasks: asyncio.TaskGroup) -> None:
-        """Lease what nobody has; the more this planner holds, the later it tries, so that replicas
-        spread.
+        """Lease replicas that no planner has. The more replicas this planner holds, the later it
+        tries, so that they spread.
         """
         while True:
             now = self._clock.unix_s()
@@ -105,8 +105,8 @@ class Planner:
             await asyncio.sleep(LOOK_S)
 
     def _seat(self, lease: Lease, announce: Announce) -> Seat | None:
-        """None where the worker announced what we cannot plan for: its lease runs out by itself,
-        others may know better.
+        """A seat; None where this planner cannot plan for what the worker announced. Its lease then
+        runs out by itself, and another planner may be able to.
         """
         try:
             return Seat(
@@ -135,18 +135,18 @@ class Planner:
             keep.cancel()
             results = await asyncio.gather(run, keep, return_exceptions=True)
             del self._seats[seat.replica], self._stops[seat.replica]
-            with suppress(BusError):  # it runs out by itself
+            with suppress(BusError):  # the lease runs out by itself
                 await seat.lease.release()
             log.info("seat.left", replica=seat.replica, epoch=seat.epoch)
         for result in results:
             self._judge(seat.replica, result)
 
     def _judge(self, replica: ReplicaId, result: BaseException | None) -> None:
-        """Why a seat ended. A fault in one replica's planning must not take the others with it: it
-        is told, and left for a while.
+        """Log why a seat ended. A fault in the planning of one replica must not end the others: it
+        is logged, and the replica is left alone for a while.
         """
         if isinstance(result, BaseExceptionGroup):
-            # the bus failed it at the start: whoever leases it next tries again
+            # the bus failed the seat at its start: the next holder of the lease tries again
             result = result.split((BusError, PeerError))[1]
         if result is None or isinstance(result, (asyncio.CancelledError, StaleEpoch, BusError)):
             return
@@ -155,7 +155,9 @@ class Planner:
         self._shunned[replica] = self._clock.unix_s() + SHUN_S
 
     async def _keep(self, seat: Seat, stop: asyncio.Event) -> None:
-        """Renew until stopped; return when the lease is lost, in doubt, or the worker silent."""
+        """Renew the lease until stopped. Return when it is lost or in doubt, or when the worker is
+        silent.
+        """
         renewed = self._clock.unix_s()
         while not stop.is_set():
             try:

@@ -1,9 +1,9 @@
-"""What services ask of a bus. Two implementations: NATS (shared/bus/nats.py) and a simulated one
+"""The bus as services see it. Two implementations: NATS (shared/bus/nats.py) and a simulated one
 (shared/testing/simulated_bus.py).
 
-Handlers are plain functions, called in order of arrival on the event loop: they must not block and
-start tasks for anything longer. All waits have a deadline. A BusTimeout leaves the effect unknown;
-callers re-read.
+Handlers are plain functions, called in order of arrival on the event loop. They must not block;
+they start tasks for anything longer. Every wait has a deadline. A BusTimeout leaves the effect
+unknown; callers read again.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class RefusedError(PeerError):
-    """The peer answered no; `refused` says why, in its words."""
+    """The peer refused; `refused` is its answer."""
 
     def __init__(self, refused: Refused) -> None:
         super().__init__(refused.message, code=refused.code, param=refused.param)
@@ -29,11 +29,11 @@ class RefusedError(PeerError):
 
 @dataclass(slots=True)
 class Counters:
-    """What went wrong on one connection since it began."""
+    """The failures of one connection since it began."""
 
     bad_payloads: int = 0  # messages that did not decode
-    dropped: int = 0  # messages in, lost because a subscription's queue was full
-    unsent: int = 0  # messages out, dropped because the connection could not take them
+    dropped: int = 0  # incoming messages lost because a subscription's queue was full
+    unsent: int = 0  # outgoing messages dropped because the connection could not take them
     disconnects: int = 0
     reconnects: int = 0
 
@@ -52,11 +52,11 @@ class Call(Protocol):
 
     @property
     def json(self) -> bool:
-        """The sender speaks JSON; replies follow suit."""
+        """The sender uses JSON, so the reply does too."""
 
     async def reply(self, msg: Struct) -> None:
-        """Answer. A `Refused` is sent as a services-API error as well. Nothing happens where no
-        reply is wanted.
+        """Send the answer. A `Refused` is sent as a services-API error as well. Without a reply
+        subject nothing happens.
         """
 
 
@@ -65,20 +65,20 @@ Handler = Callable[[Any, Call], None]
 
 class Subscription(Protocol):
     async def stop(self) -> None:
-        """No new messages; those received have been handed to the handler."""
+        """End the subscription: messages received before are handed to the handler, no others."""
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A request/reply endpoint, registered with the NATS services API. Bad payloads are answered
-    `Refused` by the bus.
+    """A request/reply endpoint, registered with the NATS services API. The bus answers bad payloads
+    with `Refused`.
     """
 
     name: str
     subject: str
     kind: Any  # the type to decode, a Struct or a union of tagged ones
     handler: Handler
-    queue: str = ""  # empty: every instance hears it
+    queue: str = ""  # empty: every instance receives every request
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,32 +88,34 @@ class Entry:
 
 
 class KeyValue(Protocol):
-    """A bucket. Keys of [A-Za-z0-9_.-]."""
+    """A bucket. Keys consist of [A-Za-z0-9_.-]."""
 
     async def get(self, key: str) -> Entry | None: ...
 
     async def create(self, key: str, value: bytes, *, ttl_s: float | None = None) -> int:
-        """The revision. Raises WrongSequence if the key lives."""
+        """Write a new key and return its revision. Raises WrongSequence if the key exists."""
 
     async def update(
         self, key: str, value: bytes, revision: int, *, ttl_s: float | None = None
     ) -> int:
-        """The new revision. Raises WrongSequence if `revision` is not the present one."""
+        """Write and return the new revision. Raises WrongSequence if `revision` is not the present
+        one.
+        """
 
     async def delete(self, key: str) -> None: ...
 
     async def scan(self, prefix: str) -> Sequence[tuple[str, Entry]]:
-        """Every living key that begins with `prefix` (whole tokens, ending in a dot)."""
+        """Every existing key that begins with `prefix` (whole tokens, ending in a dot)."""
 
 
 class Log(Protocol):
-    """An append-only stream with a subject per replica. Sequences are the stream's; 0 means
-    none.
+    """An append-only stream with a subject per replica. Sequences are those of the stream; 0 means
+    that there is none.
     """
 
     async def append(self, subject: str, payload: bytes, expected_last: int) -> int:
-        """The sequence. Raises WrongSequence unless the subject's last sequence is
-        `expected_last`.
+        """Append and return the sequence. Raises WrongSequence unless the subject's last sequence
+        is `expected_last`.
         """
 
     async def last(self, subject: str) -> tuple[int, bytes] | None: ...
@@ -122,7 +124,7 @@ class Log(Protocol):
         """All entries of the subject with a sequence above `after`."""
 
     async def trim(self, subject: str, below: int) -> None:
-        """Forget the subject's entries with a sequence under `below`."""
+        """Delete the subject's entries with a sequence under `below`."""
 
 
 class Bus(Protocol):
@@ -146,7 +148,7 @@ class Bus(Protocol):
         headers: Mapping[str, str] | None = None,
         json: bool = False,
     ) -> None:
-        """Fire and forget: at most once."""
+        """Send a message that arrives at most once; nothing confirms it."""
 
     async def request(
         self,
@@ -157,15 +159,15 @@ class Bus(Protocol):
         timeout_s: float,
         headers: Mapping[str, str] | None = None,
     ) -> T:
-        """Raises NoResponders, BusTimeout, or PeerError (the answer is not a `kind`; RefusedError
-        where it was a Refused).
+        """The answer to a message. Raises NoResponders, BusTimeout, or PeerError (the answer is not
+        a `kind`; RefusedError where it was a Refused).
         """
 
     async def subscribe(
         self, subject: str, kind: Any, handler: Handler, *, queue: str = ""
     ) -> Subscription:
-        """Bad payloads are counted, logged and dropped (answered Refused where a reply is
-        wanted).
+        """Call `handler` for each message. Bad payloads are counted, logged and dropped (answered
+        with Refused where a reply is wanted).
         """
 
     async def serve(

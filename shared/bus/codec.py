@@ -13,7 +13,7 @@ from shared.schemas import Refused
 
 CONTENT_TYPE = "Content-Type"
 JSON_TYPE = "application/json"
-# of the NATS services API, so that its tools see our refusals as errors
+# headers of the NATS services API, so that its tools see our refusals as errors
 ERROR_HEADER = "Nats-Service-Error"
 ERROR_CODE_HEADER = "Nats-Service-Error-Code"
 
@@ -30,20 +30,22 @@ def speaks_json(headers: Mapping[str, str] | None) -> bool:
 
 
 def encode(msg: msgspec.Struct, *, json: bool) -> bytes:
-    """JSON has no infinity: what may hold one (an Offer) never goes to a client."""
+    """The bytes of a message. JSON has no infinity: a struct that may hold one (an Offer) never goes
+    to a client.
+    """
     return _json.encode(msg) if json else _msgpack.encode(msg)
 
 
 def with_content_type(headers: Mapping[str, str] | None, *, json: bool) -> dict[str, str] | None:
-    """The headers to send; None where there are none, which is the cheaper command on the wire."""
+    """The headers to send; None where there are none, since the command without headers is cheaper."""
     if json:
         return {**(headers or {}), CONTENT_TYPE: JSON_TYPE}
     return dict(headers) if headers else None
 
 
 def decode(kind: Any, raw: bytes, *, json: bool) -> Any:
-    """Raises PeerError, with the offending field as `param`, unless the bytes are a `kind`. An
-    empty message has no fields.
+    """The struct in these bytes; an empty message has no fields. Raises PeerError, with the
+    offending field as `param`, unless they are a `kind`.
     """
     try:
         return _decoder(kind, json).decode(raw or (b"{}" if json else EMPTY))
@@ -78,15 +80,15 @@ def refusal_headers(refused: Refused) -> dict[str, str]:
 
 
 def answer(kind: Any, raw: bytes, headers: Mapping[str, str] | None) -> Any:
-    """An answer as a `kind`. Raises RefusedError where the headers call it an error, PeerError
-    where it is something else.
+    """An answer as a `kind`. Raises RefusedError where the headers mark it as an error, PeerError
+    where it is anything else.
     """
     json = speaks_json(headers)
     if not headers or ERROR_CODE_HEADER not in headers:
         return decode(kind, raw, json=json)
     try:
         refused = decode(Refused, raw, json=json)
-    except PeerError:  # another services-API program's error: its words are in the headers alone
+    except PeerError:  # an error of another services-API program: only the headers describe it
         refused = Refused(
             code=headers[ERROR_CODE_HEADER], message=headers.get(ERROR_HEADER, "refused")
         )

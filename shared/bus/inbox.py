@@ -1,8 +1,8 @@
-"""Questions and their answers over one wildcard subscription.
+"""Requests and their replies over one wildcard subscription.
 
-In place of nats-py's own request(): a cancellation or a deadline always takes effect here
-(asyncio.wait_for of Python 3.11 may swallow one), one question may have many answers, and nothing
-is left behind when sending fails.
+It replaces nats-py's own request(): here a cancellation or a deadline always takes effect
+(asyncio.wait_for of Python 3.11 may swallow one), one request may have many replies, and nothing is
+left behind when sending fails.
 """
 
 import asyncio
@@ -18,18 +18,18 @@ from shared.errors import BusError, BusTimeout, NoResponders, PeerError
 
 T = TypeVar("T")
 
-# One subscription's queue: at 30 k msg/s, the most one takes, half a second of backlog; older
-# answers are no use to anyone.
+# The queue of one subscription: half a second of backlog at 30,000 messages/s, the most that one
+# takes. Nobody waits for older replies any more.
 PENDING_MSGS = 16_384
 PENDING_BYTES = 128 * 1024 * 1024  # 16 messages of the largest size
-OUTBOUND_BYTES = 16 * 1024 * 1024  # two messages of the largest size wait here for the socket
+OUTBOUND_BYTES = 16 * 1024 * 1024  # two messages of the largest size may wait for the socket
 CONGESTED_S = 2.0  # the longest a sender waits for that
 _POLL_S = 0.001
 
 
 class Outbox:
-    """Sends, within bounds. nats-py's own backpressure (and its swallowing of cancellation there)
-    is never reached.
+    """Sends messages up to a limit of waiting bytes, so that nats-py's own backpressure, which
+    swallows cancellations, never sets in.
     """
 
     def __init__(self, client: Client) -> None:
@@ -43,14 +43,16 @@ class Outbox:
         reply: str = "",
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        """Hand over to the socket. While disconnected, up to OUTBOUND_BYTES wait for the reconnect.
+        """Hand a message to the socket. While disconnected, up to OUTBOUND_BYTES wait for the
+        reconnect.
 
-        Raises PeerError for an impossible subject, BusTimeout where too much waits already,
+        Raises PeerError for an impossible subject, BusTimeout where too many bytes wait already,
         BusError for a closed connection or a payload over the server's limit.
         """
         if len(payload) > self._client.max_payload:
             raise BusError(
-                f"{len(payload)} bytes for {subject}: the server's max_payload is {self._client.max_payload}"
+                f"{len(payload)} bytes for {subject}: "
+                f"the server's max_payload is {self._client.max_payload}"
             )
         if self._client.pending_data_size > OUTBOUND_BYTES:
             await self._wait_for_room(subject)
@@ -73,23 +75,23 @@ class Outbox:
             await asyncio.sleep(_POLL_S)
 
 
-class _Ear:
-    """What nats-py takes for the future of a subscription's only message: it is told each message
-    as soon as that is read.
+class _FutureOfEach:
+    """A stand-in for the future of a subscription's only message: nats-py sets its result for every
+    message, as soon as that is read.
 
-    A callback would be told it by a task behind a queue, 50 us later, and no answer need wait its
-    turn: it only wakes who asked.
+    A callback would receive each message from a task behind a queue, 50 us later. A reply need not
+    wait in that queue: it only wakes the task that sent the request.
     """
 
-    def __init__(self, hear: Callable[[Msg], None]) -> None:
-        self.set_result = hear
+    def __init__(self, on_message: Callable[[Msg], None]) -> None:
+        self.set_result = on_message
 
     def cancelled(self) -> bool:
         return False
 
 
-class Inbox:
-    """Open it before the first question."""
+class ReplyInbox:
+    """The subject to which all replies of one connection go. Open it before the first request."""
 
     def __init__(self, client: Client, outbox: Outbox) -> None:
         self._client = client
@@ -100,7 +102,7 @@ class Inbox:
 
     async def open(self) -> None:
         await self._client.subscribe(
-            self._prefix + "*", future=cast("asyncio.Future[Msg]", _Ear(self._on_answer))
+            self._prefix + "*", future=cast("asyncio.Future[Msg]", _FutureOfEach(self._on_answer))
         )
 
     async def ask(
@@ -111,7 +113,7 @@ class Inbox:
         timeout_s: float,
         headers: Mapping[str, str] | None = None,
     ) -> Msg:
-        """The first answer. Raises NoResponders, BusTimeout, BusError."""
+        """Send a request and return the first reply. Raises NoResponders, BusTimeout, BusError."""
         first: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
 
         def on_answer(msg: Msg) -> None:
@@ -124,8 +126,8 @@ class Inbox:
         return msg
 
     async def ask_many(self, subject: str, payload: bytes, *, timeout_s: float) -> list[Msg]:
-        """All answers up to and including the one that is a bare status. Raises BusTimeout,
-        BusError.
+        """Send a request and return all replies, up to and including the one that is a bare status.
+        Raises BusTimeout, BusError.
         """
         msgs: list[Msg] = []
         complete: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -167,7 +169,7 @@ class Inbox:
 
 
 def status(msg: Msg) -> str:
-    """The status of a message that is nothing else ("503", "404", "204"); empty for a message
-    proper.
+    """The status of a message that is a bare status ("503", "404", "204"); empty for any other
+    message.
     """
     return "" if msg.data or not msg.headers else msg.headers.get("Status", "")

@@ -1,10 +1,10 @@
-"""The durable things over JetStream's own protocol: KeyValue and Log of shared/bus/api.py.
+"""Buckets and the log over JetStream's own protocol: KeyValue and Log of shared/bus/api.py.
 
-nats-py's KeyValue has no TTL on update and reads a bucket through a consumer; here a write is one
-request with an expected sequence, a read one direct get, and a listing a few batches of direct gets
-(measured: 5,000 keys of 1 KB in 0.13-0.21 s). With more than one stream replica a direct get may be
-answered by one that is behind: whoever decides on a read writes by compare-and-set, which the
-leader judges.
+nats-py's KeyValue has no TTL on update and reads a bucket through a consumer. Here a write is one
+request with an expected sequence, a read is one direct get, and a listing is a few batches of
+direct gets (measured: 5,000 keys of 1 KB in 0.13-0.21 s). With more than one stream replica, one
+that is behind may answer a direct get. That is safe, because every decision after a read is written
+by compare-and-set, which the leader judges.
 """
 
 import math
@@ -15,15 +15,14 @@ import msgspec
 from nats.aio.msg import Msg
 
 from shared.bus.api import Entry
-from shared.bus.inbox import Inbox, status
+from shared.bus.inbox import ReplyInbox, status
 from shared.errors import BusError, BusTimeout, NoResponders, PeerError, WrongSequence
 
 # JetStream's "wrong last sequence", with and without the number
 WRONG_SEQUENCE_CODES = (10071, 10164)
-# a deleted key's marker is for onlookers (`nats kv watch`); then it goes, so that deletes leave
-# nothing
+# The marker of a deleted key is for `nats kv watch`; it expires, so that deletes leave nothing.
 MARKER_TTL_S = 60
-BATCH_MSGS = 1_000  # of one direct get: under a sixteenth of the inbox's queue
+BATCH_MSGS = 1_000  # messages of one direct get: under a sixteenth of the inbox's queue
 BATCH_BYTES = 8 * 1024 * 1024
 _KEY = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 _SEQUENCE_AT_END = re.compile(r"(\d+)$")
@@ -35,7 +34,7 @@ class ApiError(msgspec.Struct, frozen=True):
 
 
 class Ack(msgspec.Struct, frozen=True):
-    """JetStream's answer to a write, and to a call of its API as far as we look."""
+    """JetStream's answer to a write, and the part that we read of its answer to an API call."""
 
     seq: int = 0
     error: ApiError | None = None
@@ -45,9 +44,9 @@ _acks = msgspec.json.Decoder(Ack)
 
 
 class Stream:
-    """One stream: writes with an expected sequence, direct gets, purges."""
+    """One stream, with writes that expect a sequence, direct gets and purges."""
 
-    def __init__(self, inbox: Inbox, name: str, timeout_s: float) -> None:
+    def __init__(self, inbox: ReplyInbox, name: str, timeout_s: float) -> None:
         self._inbox = inbox
         self._name = name
         self._timeout_s = timeout_s
@@ -59,7 +58,7 @@ class Stream:
         headers: dict[str, str],
         expected_last: int | None = None,
     ) -> int:
-        """The sequence. Raises WrongSequence, BusTimeout, BusError."""
+        """Write and return the sequence. Raises WrongSequence, BusTimeout, BusError."""
         if expected_last is not None:
             headers["Nats-Expected-Last-Subject-Sequence"] = str(expected_last)
         return (await self._call(subject, payload, headers)).seq
@@ -70,7 +69,7 @@ class Stream:
 
     async def since(self, filter_subject: str, seq: int) -> AsyncIterator[list[Msg]]:
         """Batches of the messages that match, from sequence `seq` on, in order. Raises BusTimeout
-        where one broke off.
+        where a batch broke off.
         """
         more = True
         while more:
@@ -130,7 +129,7 @@ class Stream:
         return msgs
 
     def _is_end(self, msg: Msg) -> bool:
-        """Whether there is no message (404) or no further one (204). Raises for any other
+        """True where there is no message (404) or no further one (204). Raises for any other
         status.
         """
         code = status(msg)
@@ -138,7 +137,8 @@ class Stream:
             raise BusTimeout(f"the stream {self._name} does not answer")
         if code not in ("", "204", "404"):
             raise BusError(
-                f"the stream {self._name} answered {code} {(msg.headers or {}).get('Description', '')}"
+                f"the stream {self._name} answered {code} "
+                f"{(msg.headers or {}).get('Description', '')}"
             )
         return code != ""
 
@@ -162,7 +162,7 @@ class StreamKeyValue:
             present = await self._stream.last(subject)
             if present is not None and not _is_marker(present):
                 raise
-        # Deleted: follow the marker, or nothing where that has just gone.
+        # Deleted: the new key follows the marker, or nothing where the marker has just expired.
         return await self._stream.write(
             subject, value, _ttl(ttl_s), 0 if present is None else sequence(present)
         )
@@ -182,7 +182,7 @@ class StreamKeyValue:
             raise PeerError(f"{prefix!r} is not a prefix of whole tokens", code="invalid_id")
         skip, found = len(self._prefix), dict[str, Entry]()
         async for msgs in self._stream.since(f"{self._prefix}{prefix}>", 1):
-            for msg in msgs:  # a key written meanwhile comes again, later
+            for msg in msgs:  # a key written meanwhile comes again later
                 key = (msg.headers or {})["Nats-Subject"][skip:]
                 if _is_marker(msg):
                     found.pop(key, None)
@@ -226,7 +226,7 @@ def sequence(msg: Msg) -> int:
 
 
 def _is_marker(msg: Msg) -> bool:
-    """A key's absence: deleted, or expired where the bucket keeps markers of that."""
+    """True for the marker of an absent key: deleted, or expired where the bucket keeps markers."""
     headers = msg.headers or {}
     return "KV-Operation" in headers or "Nats-Marker-Reason" in headers
 
@@ -237,7 +237,9 @@ def _ttl(ttl_s: float | None) -> dict[str, str]:
 
 
 def _check_unbroken(msgs: list[Msg], end: Msg) -> None:
-    """Each message names the one before it: a gap means that the connection broke in between."""
+    """Raise unless each message follows the one that it names as the one before it: a gap means
+    that the connection broke in between.
+    """
     named = [(msg.headers or {}).get("Nats-Last-Sequence") for msg in [*msgs[1:], end]]
     if named != [str(sequence(msg)) for msg in msgs]:
         raise BusTimeout("a listing broke off; read again")

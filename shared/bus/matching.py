@@ -1,4 +1,4 @@
-"""Which subscriptions hear a subject: NATS wildcards and queue groups."""
+"""The match between subjects and subscriptions: NATS wildcards and queue groups."""
 
 import random
 from typing import Generic, Protocol, TypeVar
@@ -7,18 +7,18 @@ from typing import Generic, Protocol, TypeVar
 class Listener(Protocol):
     @property
     def subject(self) -> str:
-        """What it listens to: tokens, `*` for any one, a last `>` for one or more."""
+        """The subject it listens to: tokens, `*` for any single one, a last `>` for one or more."""
 
     @property
     def queue(self) -> str:
-        """Of the listeners with one queue name, one hears each message; empty: in no queue."""
+        """The queue group: one of its listeners receives each message. Empty: in no group."""
 
 
 L = TypeVar("L", bound=Listener)
 
 
 class Routes(Generic[L]):
-    """Listeners in order of arrival; the same seed and the same calls give the same choices."""
+    """The listeners, in order of arrival. The same seed and calls give the same choices."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
@@ -36,7 +36,7 @@ class Routes(Generic[L]):
             self._exact.setdefault(listener.subject, {})[listener] = None
 
     def remove(self, listener: L) -> None:
-        """Nothing happens if it is not there."""
+        """Remove a listener; one that is not there is ignored."""
         if self._wild.pop(listener, None) is not None:
             self._wild_found.clear()
         elif listener in (exact := self._exact.get(listener.subject, {})):
@@ -45,18 +45,20 @@ class Routes(Generic[L]):
                 del self._exact[listener.subject]
 
     def pick(self, subject: str) -> list[L]:
-        """Who hears one message: everyone outside queues, and a random one of each queue."""
-        heard, queues = list[L](), dict[str, list[L]]()
+        """The listeners for one message: all of those in no queue group, and a random one of each
+        group.
+        """
+        chosen, queues = list[L](), dict[str, list[L]]()
         for listener in (*self._exact.get(subject, ()), *self._wildcards(subject)):
             if listener.queue:
                 queues.setdefault(listener.queue, []).append(listener)
             else:
-                heard.append(listener)
+                chosen.append(listener)
         for members in queues.values():
-            heard.append(
+            chosen.append(
                 members[0] if len(members) == 1 else members[int(self._rng.random() * len(members))]
             )
-        return heard
+        return chosen
 
     def _wildcards(self, subject: str) -> tuple[L, ...]:
         found = self._wild_found.get(subject)
@@ -70,7 +72,7 @@ class Routes(Generic[L]):
 
 
 def matches(pattern: list[str], tokens: list[str]) -> bool:
-    """Whether a subject of these tokens is one that the pattern names."""
+    """True if the pattern matches a subject of these tokens."""
     if pattern[-1] == ">":
         pattern = pattern[:-1]
         if len(tokens) <= len(pattern):

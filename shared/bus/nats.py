@@ -1,8 +1,8 @@
 """The real bus: one NATS connection per process, JetStream behind it, endpoints under the services
 API.
 
-Together with its neighbours client.py, inbox.py, jetstream.py, provision.py and intake.py the only
-importer of the NATS client.
+Only this module and its neighbours nats_client.py, inbox.py, jetstream.py, provision.py and
+subscriptions.py import the NATS client.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from nats.micro.service import EndpointStats
 from shared import subjects
 from shared.bus import codec, provision
 from shared.bus.api import Counters, Endpoint, Handler, KeyValue, Log, Subscription
-from shared.bus.inbox import OUTBOUND_BYTES, Inbox, Outbox
+from shared.bus.inbox import OUTBOUND_BYTES, Outbox, ReplyInbox
 from shared.bus.jetstream import Stream, StreamKeyValue, StreamLog
 from shared.bus.nats_client import OrderedClient
 from shared.bus.subscriptions import Intake, register
@@ -34,13 +34,13 @@ from shared.schemas import Refused
 T = TypeVar("T")
 log = structlog.get_logger()
 
-CONNECT_S = 30.0  # a server started together with us may take that long
-STORE_S = 2.0  # a write takes 0.2 ms, 8 ms at worst; a cluster elects a leader within 2 s
+CONNECT_S = 30.0  # a server that starts together with us may take that long
+STORE_S = 2.0  # a write takes 0.2 ms, at worst 8 ms; a cluster elects a leader within 2 s
 CLOSE_S = 1.0  # for the socket, after the drain
 FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.05, 2.0
 PING_S = 5  # a silent server is noticed after three of these
 COMPLAIN_EVERY_S = 1.0
-# what a lost connection looks like
+# the errors by which a lost connection shows
 LOST = (OSError, nats.errors.StaleConnectionError, nats.errors.TimeoutError)
 
 
@@ -79,12 +79,12 @@ class NatsBus:
 
     def __init__(self, client: Client, store_timeout_s: float) -> None:
         self.counters = Counters()
-        # Never has a result. Has an exception once a handler of ours failed or the server closed
-        # the connection for good: whoever runs the service waits for it and ends.
+        # It never has a result. It has an exception once a handler of ours failed or the server
+        # closed the connection for good: the service's main waits for it and ends.
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._client = client
         self._outbox = Outbox(client)
-        self._inbox = Inbox(client, self._outbox)
+        self._inbox = ReplyInbox(client, self._outbox)
         self._intakes: set[Intake] = set()
         self._closing = False
         self._down_at_s: float | None = None
@@ -119,11 +119,11 @@ class NatsBus:
         headers: Mapping[str, str] | None = None,
         json: bool = False,
     ) -> None:
-        """Raises PeerError for an impossible subject, BusError for a closed connection or a payload
-        over the server's limit.
+        """Send a message. Where the connection cannot take it (OUTBOUND_BYTES wait already), it is
+        dropped and counted as unsent.
 
-        Where the connection cannot take it (OUTBOUND_BYTES wait already) it is dropped and counted
-        as unsent.
+        Raises PeerError for an impossible subject, BusError for a closed connection or a payload
+        over the server's limit.
         """
         try:
             await self._outbox.send(
@@ -156,7 +156,7 @@ class NatsBus:
     async def subscribe(
         self, subject: str, kind: Any, handler: Handler, *, queue: str = ""
     ) -> Subscription:
-        """In force when this returns."""
+        """Subscribe; the subscription is in force when this returns."""
 
         async def on_message(msg: Msg) -> None:
             await self._hand_over(msg, subject, kind, handler)
@@ -168,7 +168,9 @@ class NatsBus:
     async def serve(
         self, name: str, endpoints: Sequence[Endpoint], metadata: Mapping[str, str]
     ) -> Subscription:
-        """In force when this returns. Bad payloads count as the endpoint's errors in its STATS."""
+        """Serve; the endpoints are in force when this returns. Bad payloads count as errors in the
+        STATS of their endpoint.
+        """
         refused: Counter[str] = Counter()
 
         def add_errors(stats: EndpointStats) -> None:
@@ -176,7 +178,7 @@ class NatsBus:
 
         def on_request(endpoint: Endpoint) -> Any:
             async def handle(request: Request) -> None:
-                # The reply comes later and from elsewhere, so we need the message and not micro's
+                # The reply comes later and from another place, so we need the message, not micro's
                 # view of it.
                 if not await self._hand_over(
                     request._msg, endpoint.subject, endpoint.kind, endpoint.handler
@@ -196,13 +198,13 @@ class NatsBus:
         return await self._in_force(intake)
 
     async def flush(self, timeout_s: float) -> None:
-        """All that was sent has reached the server. Raises BusTimeout, or BusError on a closed
-        connection.
+        """Wait until everything sent has reached the server. Raises BusTimeout, or BusError on a
+        closed connection.
         """
         try:
             async with asyncio.timeout(timeout_s):
                 await self._client.flush()
-        except TimeoutError as error:  # nats-py's own is one, too
+        except TimeoutError as error:  # nats-py's own timeout is one, too
             raise BusTimeout(f"the server did not confirm within {timeout_s:g} s") from error
         except nats.errors.Error as error:
             raise BusError(f"cannot flush: {error}") from error
@@ -213,8 +215,8 @@ class NatsBus:
         """Connect, check the server, make the streams. Raises ConfigError."""
         try:
             async with asyncio.timeout(connect_s):
-                # Subject validation stays on: 0.1 of the 2.5 us that sending takes, and no CRLF
-                # gets into the protocol.
+                # Subject validation stays on: it takes 0.1 of the 2.5 us of sending and keeps CRLF
+                # out of the protocol.
                 await self._client.connect(
                     url.split(","),
                     name=name,
@@ -223,11 +225,11 @@ class NatsBus:
                     reconnected_cb=self._on_reconnected,
                     closed_cb=self._on_closed,
                     reconnect_to_server_handler=_next_server,
-                    # of the first connection alone; after it _next_server decides
+                    # for the first connection alone; later _next_server decides
                     reconnect_time_wait=1,
                     max_reconnect_attempts=-1,
                     ping_interval=PING_S,
-                    pending_size=4 * OUTBOUND_BYTES,  # never reached: Outbox stops before
+                    pending_size=4 * OUTBOUND_BYTES,  # never reached: Outbox stops earlier
                     flush_timeout=CLOSE_S,
                 )
         except TimeoutError as error:
@@ -242,8 +244,8 @@ class NatsBus:
         await provision.ensure_streams(self._client, replicas, store_timeout_s)
 
     async def close(self, drain_s: float) -> None:
-        """Hand over what was received, send what was published, and close: within drain_s +
-        CLOSE_S, whatever the server does.
+        """Hand received messages to their handlers, send published ones, and close, all within
+        drain_s + CLOSE_S, whatever the server does.
         """
         self._closing = True
         was_open = self._client.is_connected or self._client.is_reconnecting
@@ -255,8 +257,8 @@ class NatsBus:
         except (TimeoutError, BusError) as error:
             log.warning("bus.drain_failed", drain_s=drain_s, error=str(error))
         finally:
-            # nats-py's close may swallow a cancellation or wait for a dead socket: we wait for it,
-            # and not for long.
+            # nats-py's close may swallow a cancellation or wait for a dead socket, so we wait for it
+            # for a limited time.
             closing = asyncio.ensure_future(self._client.close())
             await asyncio.wait({closing}, timeout=CLOSE_S)
             if not closing.done():
@@ -267,7 +269,7 @@ class NatsBus:
                 self.failed.cancel()
 
     def raise_failure(self) -> None:
-        """The exception that ended this bus, if one did."""
+        """Raise the exception that ended this bus, if one did."""
         if self.failed.done() and not self.failed.cancelled():
             self.failed.result()
 
@@ -277,8 +279,8 @@ class NatsBus:
         return intake
 
     async def _in_force(self, intake: Intake) -> Intake:
-        """The intake, once the server has it. Raises BusTimeout, and leaves nothing subscribed,
-        where it does not say so.
+        """The intake, once the server has confirmed it. Without a confirmation it raises BusTimeout
+        and leaves nothing subscribed.
         """
         try:
             await self.flush(STORE_S)
@@ -288,8 +290,8 @@ class NatsBus:
         return intake
 
     async def _hand_over(self, msg: Msg, pattern: str, kind: Any, handler: Handler) -> bool:
-        """Decode and call the handler; False where the payload was bad. Any other failure is our
-        bug and ends the service.
+        """Decode a message and call the handler; False where the payload was bad. Any other failure
+        is our bug and ends the service.
         """
         call = NatsCall(msg, self._outbox)
         try:
@@ -303,7 +305,7 @@ class NatsBus:
                 payload_bytes=len(msg.data),
                 error=error.message,
             )
-            with contextlib.suppress(BusError, PeerError):  # theirs to send again
+            with contextlib.suppress(BusError, PeerError):  # its sender asks again
                 await call.reply(codec.refusal(error))
             return False
         try:
@@ -318,8 +320,8 @@ class NatsBus:
             self.failed.set_exception(error)
 
     def _complain(self, event: str, about: str, **facts: object) -> None:
-        """Log, at most once a second for each event and subject pattern (patterns are ours, so
-        these are few).
+        """Log at most once a second for each event and subject pattern. Patterns are our own, so
+        they are few.
         """
         now_s, about_what = asyncio.get_running_loop().time(), f"{event} {about}"
         if now_s - self._complained_at_s.get(about_what, -COMPLAIN_EVERY_S) >= COMPLAIN_EVERY_S:
@@ -331,7 +333,7 @@ class NatsBus:
             self.counters.dropped += 1
             self._complain("message.dropped", error.sub.subject, sent_to=error.subject)
         elif isinstance(error, LOST) or not self._client.is_connected:
-            # disconnected and reconnected are told once each
+            # a lost and a restored connection have one line each
             log.debug("bus.unreachable", error=repr(error))
         else:
             log.warning("bus.error", error=repr(error))
@@ -351,8 +353,8 @@ class NatsBus:
         log.warning("bus.reconnected", down_s=round(down_s, 3))
 
     async def _on_closed(self) -> None:
-        """Only we close, or a server that will not have us any more: a bus that can never speak
-        again must not go on.
+        """The connection was closed, by us or by a server that refuses us: a bus that can never send
+        again ends its service.
         """
         if not self._closing:
             log.error("bus.closed", error=str(self._client.last_error))
@@ -369,12 +371,12 @@ async def connect(
     connect_s: float = CONNECT_S,
     store_timeout_s: float = STORE_S,
 ) -> AsyncIterator[NatsBus]:
-    """A bus on the server(s) at `url` (several: separated by commas), its streams made with
+    """A bus on the server(s) at `url` (several: separated by commas). Streams are made with
     `replicas` copies.
 
-    Raises ConfigError where no server answers within connect_s or the server lacks what we need.
-    Reconnects for ever. Leaving sends what was published, within drain_s; it raises the failure of
-    a handler that nobody waited for.
+    Raises ConfigError where no server answers within connect_s or the server lacks a feature that
+    we need. The bus reconnects for ever. Leaving the context sends published messages within
+    drain_s; it raises the failure of a handler that nobody waited for.
     """
     bus = NatsBus(OrderedClient(), store_timeout_s)
     try:
@@ -387,7 +389,9 @@ async def connect(
 
 
 def _next_server(servers: list[Server], _info: dict[str, Any]) -> tuple[Server, float]:
-    """The server tried least, after a wait that doubles with each try up to LONGEST_BACKOFF_S."""
+    """The server tried least often, after a wait that doubles with each try up to
+    LONGEST_BACKOFF_S.
+    """
     server = min(servers, key=lambda s: s.reconnects)
     return server, min(LONGEST_BACKOFF_S, FIRST_BACKOFF_S * 2.0 ** min(server.reconnects, 10))
 

@@ -7,13 +7,14 @@ from nats.aio.client import PING_PROTO, Client
 
 
 class OrderedClient(Client):
-    """A PING takes its place behind the commands that wait, and its PONG may find that nobody waits
-    for it any more.
+    """A client whose PING waits behind the commands before it, and whose read loop survives the
+    PONG of a cancelled flush().
 
-    nats-py 2.16 writes it to the socket at once, so its flush() and drain() may be confirmed before
-    the subscription, message or unsubscription that they follow has been sent: a subscriber is not
-    there yet, a drained one loses what came in between. And the PONG of a flush() that was
-    cancelled ends its read loop: the connection is deaf until it is found to be stale.
+    nats-py 2.16 writes a PING to the socket at once. So its flush() and drain() may be confirmed
+    before the subscription, message or unsubscription that they follow has been sent: a subscriber
+    is not there yet, and a drained one loses the messages in between. And the PONG of a flush()
+    that was cancelled ends its read loop: the connection receives nothing until it is found to be
+    stale.
     """
 
     async def _send_ping(self, future: "asyncio.Future[Any] | None" = None) -> None:

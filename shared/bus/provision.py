@@ -1,5 +1,5 @@
-"""What the services need of a NATS server, checked at connect; and the stream and buckets, created
-once by whoever comes first.
+"""The needs of the services at a NATS server, checked at connect; and the stream and buckets, which
+the first service creates.
 """
 
 import asyncio
@@ -14,17 +14,17 @@ from shared.bus.api import LEASE_TTL_S
 from shared.errors import BusTimeout, ConfigError
 from shared.vocabulary import ReplicaId
 
-MIN_VERSION = (2, 11)  # the first with per-message TTL; older ones ignore it silently
-# a prompt of 1 M tokens is 4 MB, and travels once more as what was resumed
+MIN_VERSION = (2, 11)  # the first version with per-message TTL; older ones ignore it silently
+# a prompt of 1 M tokens is 4 MB, and travels once more where its request resumes
 MIN_PAYLOAD_BYTES = 8 * 1024 * 1024
-# 50 iterations/s of 2 KB from 100 replicas are 10 MB/s: 100 s of log, where workers let it be
+# 50 iterations/s of 2 KB from 100 replicas are 10 MB/s, so this is 100 s of log; workers have it
 # trimmed every few seconds.
 ACKS_BYTES = 1024 * 1024 * 1024
 ALREADY_EXISTS = 10058
 NO_SPACE = 10047
 _TRIES = 5
 _RETRY_S = 0.2
-# What our code relies on. Replicas, placement and compression are the operator's to change.
+# The settings our code relies on. The operator may change replicas, placement and compression.
 _RELIED_ON = (
     "subjects",
     "storage",
@@ -37,12 +37,13 @@ _RELIED_ON = (
 
 
 async def check_server(client: Client, timeout_s: float) -> None:
-    """Raises ConfigError that names everything missing, and what to write where."""
+    """Raises a ConfigError that names everything missing, and what to write where."""
     version = client.connected_server_version
     missing = []
     if (version.major, version.minor) < MIN_VERSION:
         missing.append(
-            f"nats-server is {version.major}.{version.minor}.{version.patch}: install 2.11 or later (per-message TTL)"
+            f"nats-server is {version.major}.{version.minor}.{version.patch}: "
+            "install 2.11 or later (per-message TTL)"
         )
     if client.max_payload < MIN_PAYLOAD_BYTES:
         missing.append(
@@ -54,15 +55,16 @@ async def check_server(client: Client, timeout_s: float) -> None:
         missing.append(f"JetStream did not answer within {timeout_s:g} s: is its cluster whole?")
     except nats.errors.Error as error:
         missing.append(
-            f"JetStream is not enabled: put `jetstream: {{ store_dir: /data/jetstream }}` in nats-server.conf ({error})"
+            "JetStream is not enabled: put `jetstream: { store_dir: /data/jetstream }` "
+            f"in nats-server.conf ({error})"
         )
     if missing:
         raise ConfigError("the NATS server lacks what Slackline needs: " + "; ".join(missing))
 
 
 def stream_configs(replicas: int) -> list[StreamConfig]:
-    """The three durable things. A bucket is a stream KV_<name> that keeps one message per
-    subject.
+    """The streams of the log and of the two buckets. A bucket is a stream KV_<name> that keeps one
+    message per subject.
     """
 
     def bucket(name: str, max_age_s: float) -> StreamConfig:
@@ -100,8 +102,8 @@ def stream_configs(replicas: int) -> list[StreamConfig]:
 
 
 async def ensure_streams(client: Client, replicas: int, timeout_s: float) -> None:
-    """Create what is absent, check what is there. Raises ConfigError where it differs, BusTimeout
-    where the server does not answer.
+    """Create the streams that are absent and check those that exist. Raises ConfigError where one
+    differs, BusTimeout where the server does not answer.
     """
     for config in stream_configs(replicas):
         await _ensure(client, config, timeout_s)
@@ -110,7 +112,7 @@ async def ensure_streams(client: Client, replicas: int, timeout_s: float) -> Non
 async def _ensure(client: Client, config: StreamConfig, timeout_s: float) -> None:
     jetstream = client.jetstream(timeout=timeout_s)
     assert config.name is not None
-    # others create it at the same time, or a cluster has no leader yet
+    # other services create it at the same time, or a cluster has no leader yet
     for attempt in range(_TRIES):
         try:
             _check(config, (await jetstream.stream_info(config.name)).config)
@@ -126,7 +128,8 @@ async def _ensure(client: Client, config: StreamConfig, timeout_s: float) -> Non
         except nats.js.errors.APIError as error:
             if error.err_code == NO_SPACE:
                 raise ConfigError(
-                    f"no room for the stream {config.name}: raise max_file_store in nats-server.conf ({error})"
+                    f"no room for the stream {config.name}: "
+                    f"raise max_file_store in nats-server.conf ({error})"
                 ) from error
             if error.err_code != ALREADY_EXISTS and not isinstance(
                 error, nats.js.errors.ServiceUnavailableError
@@ -145,5 +148,6 @@ def _check(wanted: StreamConfig, present: StreamConfig) -> None:
     ]
     if differing:
         raise ConfigError(
-            f"the stream {wanted.name} was made by something else: {'; '.join(differing)}; rename or delete it"
+            f"the stream {wanted.name} was made by something else: {'; '.join(differing)}; "
+            "rename or delete it"
         )

@@ -1,4 +1,4 @@
-"""Subscriptions that begin and end together: one, or all those of a service of nats.micro."""
+"""Subscriptions that begin and end together: a single one, or all of a nats.micro service."""
 
 import asyncio
 import contextlib
@@ -21,13 +21,14 @@ STOP_S = 5.0
 
 
 class Intake:
-    """Also all that nats.micro asks of a client, so that its subscriptions get our limits and are
-    drained: its own stop throws away what has been received.
+    """A set of subscriptions. It also stands in for the client that nats.micro subscribes with, so
+    that those subscriptions have our limits and are drained: micro's own stop throws away messages
+    already received.
     """
 
     def __init__(self, client: Client, on_stop: Callable[["Intake"], None]) -> None:
         self._client = client
-        self._nuid = client._nuid  # micro names its instances by it
+        self._nuid = client._nuid  # micro names its instances with it
         self._on_stop = on_stop
         self._subscriptions: list[RawSubscription] = []
 
@@ -48,11 +49,11 @@ class Intake:
         await self._client.flush()
 
     async def stop(self) -> None:
-        """No new messages; those received have been handed to the handler, unless that takes over
-        STOP_S.
+        """End the subscriptions: messages received before are handed to the handler, unless that
+        takes over STOP_S.
         """
         subscriptions, self._subscriptions = self._subscriptions, []
-        # A connection that is closed, or lost meanwhile, brings nothing new either.
+        # A connection that is closed, or lost meanwhile, brings no new messages either.
         with contextlib.suppress(TimeoutError, nats.errors.Error):
             async with asyncio.timeout(STOP_S):
                 for subscription in subscriptions:
@@ -68,7 +69,7 @@ async def register(
     amend: Callable[[EndpointStats], Any],
 ) -> None:
     """Register a service instance; `amend` is called on each endpoint's statistics before they are
-    told.
+    published.
     """
     service = await add_service(
         cast("Client", intake),
@@ -82,7 +83,7 @@ async def register(
             name=endpoint.name,
             subject=endpoint.subject,
             handler=handler,
-            # micro has no "no queue"; a group of one hears everything
+            # micro always uses a queue group; the only member of a group receives everything
             queue_group=endpoint.queue or f"only-{service.id}",
             metadata={},
         )

@@ -1,6 +1,4 @@
-"""The books of a core, checked while the service runs: a fault is found where it happened, not
-where it hurts.
-"""
+"""The check of a core's books while the service runs, so that a fault is found before it spreads."""
 
 from typing import Protocol
 
@@ -12,8 +10,8 @@ log = structlog.get_logger()
 
 IDLE_S = 10.0  # between two checks of a core that is idle
 BUSY_S = 60.0  # a core that is never idle is checked all the same, this often
-# Checks take at most a thousandth of the time: one of 0.2 ms (a replica with 256 requests) may come
-# as often as the above says, one of 50 ms (a pool of 50,000) every 50 s.
+# Checks take at most this share of the time: one of 0.2 ms (a replica with 256 requests) may come as
+# often as the above says, one of 50 ms (a pool of 50,000) every 50 s.
 COST_SHARE = 0.001
 
 
@@ -26,7 +24,7 @@ class Checked(Protocol):
 
 class Audit:
     """Calls `core.check()` now and then. A failure is logged and raised: the books of this process
-    are not to be trusted, and its supervisor starts it anew with books read from the store.
+    cannot be trusted, so it ends, and its supervisor starts it anew with books read from the store.
     """
 
     def __init__(self, core: Checked, name: str, clock: Clock) -> None:
@@ -36,7 +34,9 @@ class Audit:
         self._busy_due_unix_s = began_unix_s + BUSY_S
 
     def look(self, *, idle: bool) -> None:
-        """Call it where nothing waits for the core. Raises what the check raised."""
+        """Check if a check is due. Call it where nothing waits for the core. Raises what the check
+        raised.
+        """
         began_unix_s = self._clock.unix_s()
         if began_unix_s < (self._idle_due_unix_s if idle else self._busy_due_unix_s):
             return

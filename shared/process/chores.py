@@ -1,5 +1,5 @@
-"""The short tasks with which a service answers messages: started from handlers, owned by the
-service's task group.
+"""The short tasks with which a service answers messages: handlers start them, the service's task
+group owns them.
 """
 
 import asyncio
@@ -17,12 +17,12 @@ log = structlog.get_logger()
 
 
 class Chores:
-    """A task group, and the subscriptions whose handlers start tasks in it: they end before it
-    does.
+    """A task group, and the subscriptions whose handlers start tasks in it. The subscriptions end
+    before the group does.
 
-    Answers and notices are repeated by whoever needs them: a bus that cannot carry one now, or a
-    peer that sent something impossible, is logged and no reason to stop. Any other exception ends
-    the service.
+    The process that needs an answer or a notice asks for it again. So a bus that cannot carry one
+    now, or a peer that sent something impossible, is logged and does not stop the service. Any
+    other exception ends it.
     """
 
     def __init__(self) -> None:
@@ -45,21 +45,21 @@ class Chores:
             await self._group.__aexit__(kind, error, trace)
 
     def start(self, coro: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
-        """A task whose failure ends the service."""
+        """Start a task whose failure ends the service."""
         return self._group.create_task(coro, name=name)
 
     def spawn(self, coro: Coroutine[Any, Any, Any], name: str) -> None:
-        """A short task. Dropped when the service is ending already."""
+        """Start a short task; drop it when the service is ending already."""
         answer = _or_log(coro, name)
         try:
-            # also if it never began
+            # closed also if it never began
             self._group.create_task(answer, name=name).add_done_callback(lambda _: coro.close())
         except RuntimeError:
             answer.close()
             coro.close()
 
     def listen(self, subscription: Subscription) -> Subscription:
-        """Stop it when the service ends."""
+        """Stop this subscription when the service ends."""
         self._subscriptions.push_async_callback(subscription.stop)
         return subscription
 

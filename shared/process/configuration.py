@@ -2,10 +2,10 @@
 environment.
 
 Each service has one frozen struct and one section. A key of its section is set in the file under
-`[<section>]` or by SLACKLINE_<SECTION>_<FIELD>. What all services share (FLEET_KEYS) stands at the
-top of the file or in SLACKLINE_<KEY>, and a section may say otherwise. Every section but the
-gateway's, which serves HTTP anyway, also has the fields of Watched. Anything unknown or of the
-wrong type stops the start: a setting that is silently ignored is worse.
+`[<section>]` or by SLACKLINE_<SECTION>_<FIELD>. The keys that all services share (FLEET_KEYS) stand
+at the top of the file or in SLACKLINE_<KEY>, and a section may override them. Every section but the
+gateway's, which serves HTTP anyway, also has the fields of Watched. An unknown key or a value of
+the wrong type stops the start: a setting that is silently ignored is worse.
 """
 
 import os
@@ -29,10 +29,10 @@ USER_INFO = re.compile(r"(?<=://)[^/@\s]+@")
 
 
 class Watched(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a process can be asked for its metrics, beside what its own struct says."""
+    """The address at which a process serves its metrics; a part of every section."""
 
     metrics_host: str = "127.0.0.1"
-    metrics_port: Annotated[int, Meta(ge=0, le=65535)] = 0  # 0: nowhere
+    metrics_port: Annotated[int, Meta(ge=0, le=65535)] = 0  # 0: no metrics are served
 
 
 WATCHED = Watched.__struct_fields__
@@ -53,17 +53,19 @@ def load(kind: type[T], section: str, environ: Mapping[str, str] | None = None) 
     missing = [f.name for f in msgspec.structs.fields(kind) if f.required and f.name not in values]
     if missing:
         raise ConfigError(
-            f"{section}.{missing[0]} is required: set it under [{section}] or in {_variable(section, missing[0])}"
+            f"{section}.{missing[0]} is required: set it under [{section}] "
+            f"or in {_variable(section, missing[0])}"
         )
     try:
         return kind(**values)
-    except ValueError as error:  # a struct's own check over several fields
+    except ValueError as error:  # the struct's own check of several fields
         raise ConfigError(f"[{section}]: {error}") from error
 
 
 def load_watched(section: str, environ: Mapping[str, str] | None = None) -> Watched:
-    """Where this process tells its metrics. Whether the section's other keys are known is for
-    `load` to say. Raises: ConfigError.
+    """The address at which this process serves its metrics. `load` judges the section's other keys.
+
+    Raises: ConfigError.
     """
     env = os.environ if environ is None else environ
     types = {f.name: f.type for f in msgspec.structs.fields(Watched)}
@@ -84,15 +86,15 @@ def without_secrets(config: msgspec.Struct) -> dict[str, Any]:
 def _values(
     env: Mapping[str, str], section: str, types: Mapping[str, Any], known: Collection[str] | None
 ) -> dict[str, Any]:
-    """The fields of `types` that are set. Keys of the section that are not `known` are errors;
-    None: any is.
+    """The fields of `types` that are set. Keys of the section that are not in `known` are errors;
+    with `known` None every key is allowed.
     """
     values: dict[str, Any] = {}
     for name, origin, raw in _from_file(env, section, types, known):
         if name in types:
             values[name] = _converted(raw, types[name], origin)
     for name, origin, text in _from_environment(env, section, types, known):
-        # compose gives an empty text for what is not set
+        # compose passes an empty text for a variable that is not set
         if name in types and (text or get_origin(types[name]) is not dict):
             values[name] = _from_text(text, types[name], origin)
     return values

@@ -1,8 +1,8 @@
-"""Names that others already know: OpenTelemetry's GenAI and messaging conventions, vLLM's metrics;
+"""The names of span attributes and metrics: those of OpenTelemetry's conventions and of vLLM first,
 then our own.
 
-Sources: OpenTelemetry semantic conventions (GenAI, messaging), vLLM's metrics page. Anything of
-ours begins with `slackline`.
+Sources: OpenTelemetry semantic conventions (GenAI, messaging), vLLM's metrics page. Every name of
+our own begins with `slackline`.
 """
 
 # Attributes of spans
@@ -27,16 +27,16 @@ SERVICE_CLASS = "slackline.service_class"
 NATS = "nats"  # value of MESSAGING_SYSTEM
 PROVIDER_NAME = "slackline"  # value of PROVIDER
 
-# Metrics known to dashboards; labels as vLLM has them
+# Metrics that dashboards know, with vLLM's labels
 TIME_TO_FIRST_TOKEN = "vllm:time_to_first_token_seconds"
 E2E_LATENCY = "vllm:e2e_request_latency_seconds"
-PROMPT_TOKENS = "vllm:prompt_tokens_total"  # model_name, as the next ones
+PROMPT_TOKENS = "vllm:prompt_tokens_total"  # label model_name, as in the next ones
 GENERATION_TOKENS = "vllm:generation_tokens_total"
 REQUESTS_RUNNING = "vllm:num_requests_running"
 REQUESTS_WAITING = "vllm:num_requests_waiting"
-KV_CACHE_USAGE = "vllm:kv_cache_usage_perc"  # a fraction from 0 to 1, whatever its name says
+KV_CACHE_USAGE = "vllm:kv_cache_usage_perc"  # a fraction from 0 to 1, in spite of its name
 
-# GenAI metrics under their Prometheus names, with the buckets the convention gives (seconds)
+# GenAI metrics under their Prometheus names, with the buckets of the convention (seconds)
 DURATION_BUCKETS_S = (
     0.01,
     0.02,
@@ -72,7 +72,7 @@ TTFT_BUCKETS_S = (
     10.0,
 )
 
-# Ours
+# Our own; the comment names the labels
 REQUESTS = "slackline_requests_total"  # tier, verdict
 SLO_VIOLATIONS = "slackline_slo_violation_total"  # tier, type
 RELEGATIONS = "slackline_relegated_total"  # tier
@@ -93,8 +93,8 @@ ACKS = "slackline_acks_total"  # replica
 RESYNCS = "slackline_resyncs_total"  # replica
 PLAN_STEP = "slackline_plan_step_seconds"  # replica
 
-# Buckets of ours: an iteration is 5 to 100 ms, what lies between two of them is hoped to be under 1
-# ms, and so is a step of the planner
+# Our own buckets: an iteration takes 5 to 100 ms; the gap between two, and a step of the planner,
+# should take less than 1 ms.
 ITERATION_BUCKETS_S = (
     0.001,
     0.002,

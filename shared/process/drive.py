@@ -20,8 +20,8 @@ A = TypeVar("A")
 EventIn = TypeVar("EventIn", contravariant=True)
 ActionOut = TypeVar("ActionOut", covariant=True)
 
-# Turns of the event loop until what an action sends from a task of its own has left: that task, the
-# bus's writer, the socket.
+# Turns of the event loop until a message that an action sends from a task of its own has left: one
+# each for that task, the bus's writer and the socket.
 TURNS_TO_SOCKET = 3
 
 
@@ -38,8 +38,8 @@ class Core(Protocol[EventIn, ActionOut]):
     def handle(self, event: EventIn, *, now_unix_s: float) -> Sequence[ActionOut]:
         """The actions, in order. Timers that are due fire with every event, not with Ticks alone.
 
-        A core that is due at once after an event has put work off: what it has just asked for
-        leaves first.
+        A core that is due at once after an event has put work off until the messages of its actions
+        have left.
         """
 
     def check(self) -> None:
@@ -47,7 +47,7 @@ class Core(Protocol[EventIn, ActionOut]):
 
 
 class Inbox(Generic[E]):
-    """The events that wait for one core, in the order in which they came. Bounded.
+    """The events that wait for one core, in the order in which they came, up to a limit.
 
     Events from outside are offered, and their handler decides what a full inbox means. Events that
     the core would miss for ever are put, above the limit too: there are no more results than
@@ -55,8 +55,8 @@ class Inbox(Generic[E]):
     """
 
     def __init__(self, limit: int, join: Callable[[E, deque[E]], E] | None = None) -> None:
-        """`join` may add to the first event those that follow it directly: it takes them from the
-        left of the rest.
+        """`join(first, rest)` returns the first event together with those that follow it directly
+        and belong to it; it takes these from the left of `rest`.
         """
         self._limit = limit
         self._join = join
@@ -86,7 +86,7 @@ class Inbox(Generic[E]):
         self._wake()
 
     def fail(self, error: Exception) -> None:
-        """The driver raises this error next, whatever waits."""
+        """The driver raises this error next, before it handles any event that waits."""
         self._failure = error
         self._wake()
 
@@ -135,7 +135,8 @@ async def drive(
         of the core do not balance (see Audit).
     """
     audit = Audit(core, name, clock)
-    handled_unix_s: float | None = None  # the last event; None: the loop has had its turn since
+    # when the last event was handled; None: the event loop has had a turn since
+    handled_unix_s: float | None = None
     while True:
         event: E | Tick | None = inbox.take()
         if event is None:
@@ -144,7 +145,7 @@ async def drive(
             wake_unix_s = core.wake_at_unix_s()
             if wake_unix_s is None or wake_unix_s > clock.unix_s():
                 audit.look(idle=core.idle)
-                # timers of the loop may come a little early: then it waits again
+                # a timer of the loop may come a little early: then the driver waits again
                 await inbox.wait(None if wake_unix_s is None else wake_unix_s - clock.unix_s())
                 handled_unix_s = None
                 continue

@@ -1,15 +1,14 @@
-"""Counters, gauges and histograms as plain numbers: an update is an integer addition, the text is
-made when it is asked for.
+"""Counters, gauges and histograms as plain numbers: an update is an addition, and the text is made
+when a scraper asks for it.
 
-One Registry per process, passed down by `main`. Updated on the event loop only, so nothing is
-locked.
+A process has one Registry. It is updated on the event loop only, so nothing is locked.
 """
 
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from typing import Generic, TypeVar
 
-OTHER = "other"  # takes what comes after a capped label has had its number of values
+OTHER = "other"  # stands for further values once a capped label has had its number
 
 
 class Counter:
@@ -29,7 +28,7 @@ class Counter:
 
 
 class Gauge:
-    """A number as it is now."""
+    """A number that rises and falls."""
 
     kind = "gauge"
     __slots__ = ("value",)
@@ -56,7 +55,7 @@ class Histogram:
         self.total = 0.0
 
     def observe(self, value: float, n: int = 1) -> None:
-        """n observations of the same value."""
+        """Count `n` observations of the same value."""
         self.counts[bisect_left(self.bounds, value)] += n
         self.total += value * n
 
@@ -76,7 +75,7 @@ M = TypeVar("M", Counter, Gauge, Histogram)
 
 
 class Family(Generic[M]):
-    """One metric with its labels. `labels(...)` finds the child; keep it where updates are
+    """One metric with its labels. `labels(...)` returns a child; keep it where updates are
     frequent.
     """
 
@@ -95,8 +94,8 @@ class Family(Generic[M]):
         self._children: dict[tuple[str, ...], M] = {}
 
     def labels(self, *values: str) -> M:
-        """The child with these label values, in the order of the names. Raises ValueError for the
-        wrong number of them.
+        """The child with these label values, in the order of the label names. Raises ValueError for
+        a wrong number of values.
         """
         child = self._children.get(values)
         if child is None:
@@ -131,7 +130,7 @@ class Family(Generic[M]):
 
 
 class Registry:
-    """The metrics of one process. `caps` bounds the number of values of labels that clients choose
+    """The metrics of one process. `caps` limits the number of values of labels that clients choose
     (tenant, model).
     """
 

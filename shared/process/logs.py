@@ -1,7 +1,7 @@
-"""Logs: one JSON object a line on stdout, events named `noun.verb`, facts as fields with units in
-their names.
+"""Logs: one JSON object a line on stdout, with events named `noun.verb` and facts as fields with
+units in their names.
 
-Cores return, shells log. A filtered call costs one attribute lookup and an empty function.
+Cores never log; their shells do. A filtered call costs one attribute lookup and an empty function.
 """
 
 import logging
@@ -27,7 +27,7 @@ Fields = MutableMapping[str, Any]
 
 
 def configure(service: str, instance: str, environ: Mapping[str, str] | None = None) -> None:
-    """Set up the logs of this process; `service` and `instance` stand in every line.
+    """Set up the logs of this process; every line names `service` and `instance`.
 
     Raises: ConfigError unless SLACKLINE_LOG_LEVEL is debug, info, warning or error.
     """
@@ -57,15 +57,12 @@ def configure(service: str, instance: str, environ: Mapping[str, str] | None = N
         logger_factory=structlog.BytesLoggerFactory(sys.stdout.buffer),
         cache_logger_on_first_use=True,
     )
-    # Libraries log through the standard module; what they have to say goes the same way, from
-    # warnings up.
+    # Libraries log through the standard module; their warnings and errors go the same way.
     logging.basicConfig(level=max(level, logging.WARNING), handlers=[_LibraryLogs()], force=True)
 
 
 def logger() -> structlog.typing.FilteringBoundLogger:
-    """A logger for a module's top level; it takes the configuration in force when it is first
-    used.
-    """
+    """A logger for a module's top level. Its configuration is the one in force at its first use."""
     log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
     return log
 

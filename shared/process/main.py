@@ -33,7 +33,7 @@ C = TypeVar("C", bound=msgspec.Struct)
 
 @dataclass(frozen=True)
 class Process(Generic[C]):
-    """The surroundings of a service: everything that its process gives it."""
+    """The parts that a process gives to its service."""
 
     cfg: C
     bus: Bus
@@ -86,7 +86,8 @@ async def _main(section: str, kind: type[C], body: Body[C]) -> None:
     connected = asyncio.Event()
 
     async def serve() -> None:
-        async with scraped(watched, registries), connect(cfg.url, instance) as bus:  # type: ignore[attr-defined]
+        url: str = cfg.url  # type: ignore[attr-defined]  # a field of every section
+        async with scraped(watched, registries), connect(url, instance) as bus:
             connected.set()
             rng = Random(secrets.randbits(64))
             process = Process(cfg, bus, Clock(), stop, traces, rng, registries.append)

@@ -12,13 +12,13 @@ from shared.process import logs
 from shared.process.configuration import Watched
 from shared.process.instruments import Registry
 
-SCRAPE_WITHIN_S = 5.0  # for one question; scrapers ask every 5 s or less often
-SCRAPE_LIMIT_BYTES = 16 * 1024  # of a question
+SCRAPE_WITHIN_S = 5.0  # for one request; scrapers send one every 5 s or less often
+SCRAPE_LIMIT_BYTES = 16 * 1024  # of a request
 
 
 @asynccontextmanager
 async def scraped(watched: Watched, registries: list[Registry]) -> AsyncIterator[str]:
-    """Answer while inside; yields the address, empty where no port is set.
+    """Answer while the context is open. Yields the address, empty where no port is set.
 
     Raises: ConfigError where the port cannot be had.
     """

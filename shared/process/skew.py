@@ -1,38 +1,40 @@
-"""How far two processes' clocks differ, from messages that carry the sender's instant."""
+"""The offset between the clocks of two processes, from messages that carry the sender's instant."""
 
 from collections import deque
 
-# long enough to hold a message that did not wait, short enough that drift (some 50 ppm) stays below
-# 2 ms
+# Long enough to hold a message that did not wait; short enough that drift (some 50 ppm) stays below
+# 2 ms.
 WINDOW_S = 30.0
-ENOUGH = 5  # messages; the first few may all have waited
+ENOUGH = 5  # messages before there is an answer; the first few may all have waited
 
 
 class Offset:
     """Our clock minus a sender's, in seconds. Latency only adds, so the least difference in the
     window is nearest the truth.
 
-    It is too high by the least latency, which between hosts of one site is well below a
-    millisecond.
+    The offset is too high by the least latency, which is well below a millisecond between hosts of
+    one site.
     """
 
     def __init__(self, window_s: float = WINDOW_S) -> None:
         self._window_s = window_s
-        self._heard = 0
+        self._messages = 0
         # (received, difference): both grow, so the first is the least
         self._least: deque[tuple[float, float]] = deque()
 
     def heard(self, received_unix_s: float, sent_unix_s: float) -> None:
-        """Instants by our clock, which must not go back, and by the sender's."""
+        """Note a message: received at an instant of our clock, which must not go back, and sent at
+        one of the sender's.
+        """
         difference_s = received_unix_s - sent_unix_s
         while self._least and self._least[-1][1] >= difference_s:
             self._least.pop()
         self._least.append((received_unix_s, difference_s))
         while self._least[0][0] < received_unix_s - self._window_s:
             self._least.popleft()
-        self._heard += 1
+        self._messages += 1
 
     @property
     def offset_s(self) -> float | None:
-        """Positive: our clock is ahead. None until enough was heard."""
-        return self._least[0][1] if self._heard >= ENOUGH else None
+        """The offset; positive where our clock is ahead. None until enough messages came."""
+        return self._least[0][1] if self._messages >= ENOUGH else None

@@ -31,12 +31,12 @@ from shared.process.telemetry import (
 )
 
 KINDS = {kind.name.lower(): kind for kind in trace.SpanKind}
-EXPORT_S = 3.0  # longest that one batch may take, repeats included
-FILE_DELAY_MS = 200  # a killed process loses at most so much of its spans
+EXPORT_S = 3.0  # the longest time for one batch, repeats included
+FILE_DELAY_MS = 200  # a killed process loses at most the spans of this time
 
 
 class RecordedSpan:
-    """One sampled span of the SDK."""
+    """A span of the SDK that is recorded."""
 
     def __init__(self, span: trace.Span, now_unix_s: Callable[[], float]) -> None:
         self._span = span
@@ -61,7 +61,7 @@ class RecordedSpan:
 
 
 class Recording:
-    """Tracing into the exporters asked for, in batches on a thread of the SDK's."""
+    """Tracing into the exporters, in batches on a thread of the SDK."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class Recording:
         self._provider = TracerProvider(
             sampler=ParentBased(TraceIdRatioBased(ratio)),
             resource=resource,
-            span_limits=SpanLimits(max_events=512),  # a long answer must not crowd memory
+            span_limits=SpanLimits(max_events=512),  # a long answer must not fill memory
             shutdown_on_exit=True,
         )
         for exporter in exporters:
@@ -112,7 +112,7 @@ class Recording:
         )
         if span.is_recording():
             return RecordedSpan(span, self._now_unix_s)
-        # a root that was not sampled: its children must know that
+        # a root that was not sampled: its children must know it
         context = span.get_span_context()
         return (
             Untraced(TraceParent(context.trace_id, context.span_id, False).header())
@@ -141,7 +141,7 @@ class Recording:
 
 
 class JsonLines(SpanExporter):
-    """Appends finished spans to a file, one JSON object a line; a batch is one write, so processes
+    """Appends finished spans to a file, one JSON object a line. A batch is one write, so processes
     may share the file.
     """
 

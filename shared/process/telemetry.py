@@ -1,7 +1,7 @@
-"""The types of tracing: one OpenTelemetry trace per request across all services. Nothing is recorded
-here; shared/process/tracing.py decides what a process records.
+"""The types of tracing: one OpenTelemetry trace per request across all services. This module records
+nothing; shared/process/tracing.py decides what a process records.
 
-The service that brings a request in starts its trace; `traceparent` (W3C Trace Context) travels in
+The service that receives a request starts its trace; `traceparent` (W3C Trace Context) travels in
 NATS headers and in the record.
 """
 
@@ -17,7 +17,7 @@ FORMAT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(
 
 
 class TraceParent(NamedTuple):
-    """The W3C header: 16 bytes of trace, 8 of the parent span, whether it was sampled."""
+    """The W3C header: 16 bytes of the trace, 8 of the parent span, and a flag for sampled ones."""
 
     trace_id: int
     span_id: int
@@ -25,8 +25,8 @@ class TraceParent(NamedTuple):
 
     @staticmethod
     def parse(header: str | None) -> "TraceParent | None":
-        """None for what is absent or malformed: a bad header from a client begins a new trace, as
-        the standard asks.
+        """The parsed header; None where it is absent or malformed: a bad header from a client begins
+        a new trace, as the standard asks.
         """
         found = FORMAT.fullmatch(header) if header else None
         if found is None or found[1] == "ff" or (found[1] == "00" and found[5]):
@@ -43,22 +43,22 @@ class TraceParent(NamedTuple):
 
 
 class Span(Protocol):
-    """Something under way. Names with dots are passed as `**{conventions.REPLICA: "r1"}`."""
+    """A span under way. Names with dots are passed as `**{conventions.REPLICA: "r1"}`."""
 
     @property
     def traceparent(self) -> str:
-        """For the headers of whatever this span causes; empty where there is no trace."""
+        """The header for every message that this span causes; empty where there is no trace."""
 
     def event(self, name: str, **attributes: AttributeValue) -> None: ...
 
     def set(self, **attributes: AttributeValue) -> None:
-        """`error.type` marks the span as failed."""
+        """Add attributes; `error.type` marks the span as failed."""
 
     def end(self, at_unix_s: float | None = None) -> None: ...
 
 
 class Tracing(Protocol):
-    """One per process, passed down by `main`."""
+    """The tracing of one process."""
 
     def start(
         self,
@@ -69,8 +69,8 @@ class Tracing(Protocol):
         at_unix_s: float | None = None,
         kind: str = "internal",
     ) -> Span:
-        """Begin a span under `traceparent`, or a new trace without one. `kind` as OpenTelemetry's:
-        server, client, ...
+        """Begin a span under `traceparent`, or a new trace without one. `kind` is one of
+        OpenTelemetry's: server, client, ...
         """
 
     def record(
@@ -81,16 +81,16 @@ class Tracing(Protocol):
         end_unix_s: float,
         attributes: Attributes | None = None,
     ) -> None:
-        """Add a span measured elsewhere. Nothing without a traceparent: it would be a trace of its
-        own.
+        """Add a span measured elsewhere. Without a traceparent it is left out: it would be a trace
+        of its own.
         """
 
     def close(self) -> None:
-        """Send what is left; blocks for a few seconds at most."""
+        """Send the spans that are left; blocks for a few seconds at most."""
 
 
 class Untraced:
-    """A span that is not recorded; it hands on the traceparent it was given."""
+    """A span that is not recorded; it passes its traceparent on."""
 
     __slots__ = ("traceparent",)
 

@@ -1,4 +1,5 @@
-"""What a process traces: nothing unless its environment asks for it, and then tracing costs nothing.
+"""The choice of a process's tracing. It is off unless the environment asks for it; off, it costs
+nothing.
 
 Tracing is on when OTEL_TRACES_EXPORTER is `otlp` or `console`, when OTEL_EXPORTER_OTLP_ENDPOINT is
 set, or when SLACKLINE_TRACE_FILE names a file for spans as JSON lines (many processes may append to
@@ -23,7 +24,7 @@ def configure(
     environ: Mapping[str, str] | None = None,
     now_unix_s: Callable[[], float] | None = None,
 ) -> Tracing:
-    """The tracing of this process as its environment asks for it.
+    """The tracing of this process, as its environment asks for it.
 
     Raises: ConfigError for an exporter or a ratio that does not exist.
     """
