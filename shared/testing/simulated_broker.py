@@ -1,11 +1,11 @@
-"""A broker in virtual time: what travels between connections and what is kept, with faults drawn
-from a seed.
+"""A broker in virtual time: messages between connections and durable state, with faults drawn from
+a seed.
 
-A message travels two hops, connection to broker and broker to connection, each in order, as NATS
-keeps them; routing and the durable operations happen at the broker's instant between the two.
-Faults beyond that (`Faults`) are switched on one by one. While a connection is away, what its
-client sends waits and goes out on its return, as in nats-py, also when the client has long given
-up; what was under way is lost, and its subscriptions are gone until it is back.
+A message travels two hops, connection to broker and broker to connection. Each hop keeps the order,
+as NATS does; routing and durable operations happen at the broker between the two. Further faults
+(`Faults`) are switched on one by one. While a connection is away, messages of its client wait and
+leave on its return, as in nats-py, even when the client has long given up. Messages under way are
+lost, and the subscriptions of the connection are gone until it is back.
 """
 
 import random
@@ -21,34 +21,34 @@ from shared.bus.matching import Routes
 from shared.testing.simulated_process import SimProcess, VirtualClock, virtual_loop
 from shared.testing.simulated_store import BucketState, LogState
 
-RECONNECT_SPREAD_S = 0.5  # clients return after a restart within this time, each at its own
+RECONNECT_SPREAD_S = 0.5  # after a restart each client returns at a random instant within this time
 
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """Probabilities are per message or operation, 0 is off. The defaults are a healthy NATS on one
-    machine.
+    """The faults of a run, as probabilities per message or operation; 0 is off. The defaults are a
+    healthy NATS on one machine.
     """
 
     latency_s: tuple[float, float] = (0.00005, 0.0003)  # of one hop, uniform
-    # a hop takes `spike_s` more, and all that follows it on the connection waits behind it
+    # a hop takes `spike_s` more, and every later message of the connection waits behind it
     spike: float = 0.0
     spike_s: float = 0.05
-    loss: float = 0.0  # one delivery of a core message does not arrive
+    loss: float = 0.0  # a delivery of a core message does not arrive
     duplicate: float = 0.0  # it arrives twice (harsher than NATS)
-    reorder: float = 0.0  # it is overtaken by what follows within `reorder_s` (harsher than NATS)
+    reorder: float = 0.0  # later ones within `reorder_s` overtake it (harsher than NATS)
     reorder_s: float = 0.01
     store_lost: float = 0.0  # a durable operation does not happen, and times out
-    store_silent: float = 0.0  # it happens, and times out
-    store_late: float = 0.0  # it times out, and happens up to `store_late_s` after that
+    store_silent: float = 0.0  # the operation happens, and times out
+    store_late: float = 0.0  # it times out, and happens up to `store_late_s` later
     store_late_s: float = 1.0
-    # publish lets other tasks run before it sends, as where the socket is behind
+    # publish lets other tasks run before it sends, as when the socket is behind
     publish_yields: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """One core message on its way. `answers` takes the answer to it, at the broker."""
+    """A core message under way. `answers` receives the reply to it, at the broker."""
 
     subject: str
     payload: bytes
@@ -58,7 +58,7 @@ class Envelope:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Listening:
-    """A subscription, as the broker has it. `hear` runs in `context`, inside the process."""
+    """A subscription at the broker. `hear` runs in `context`, inside the process."""
 
     subject: str
     queue: str
@@ -68,8 +68,8 @@ class Listening:
 
 
 class Broker:
-    """On the running virtual loop. `faults` may be exchanged during a run: a calm end lets the
-    books settle.
+    """A broker on the running virtual loop. `faults` may be replaced during a run: a calm end lets
+    the books settle.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Broker:
         return self.loop.time() < self._up_at_s
 
     def restart_broker(self, down_s: float) -> None:
-        """Kill the broker and bring it back after `down_s`. What is durable stays, and grows older
+        """Kill the broker and bring it back after `down_s`. Durable state stays, and its TTLs go on
         meanwhile.
         """
         self.note("broker", f"down for {down_s:g} s")
@@ -104,7 +104,7 @@ class Broker:
             link.cut(self.returns_at_s())
 
     def cut(self, name: str, down_s: float) -> None:
-        """Break the connections of that name for `down_s`; their processes live on."""
+        """Break the connections of this name for `down_s`; their processes live on."""
         for link in self._links:
             if link.name == name:
                 link.cut(max(self.loop.time() + down_s, self.returns_at_s()))
@@ -112,11 +112,11 @@ class Broker:
     def inject(
         self, subject: str, payload: bytes, headers: Mapping[str, str] | None = None
     ) -> None:
-        """Bytes from nowhere, at the broker now."""
+        """Put a message of no connection to the broker now."""
         self.route(Envelope(subject, payload, headers))
 
     def note(self, who: str, what: str) -> None:
-        """A line of the story; for the test's own events as well."""
+        """Add a line to the story; tests add their own events."""
         if self.trace is not None:
             self.trace.append((self.loop.time(), who, what))
 
@@ -124,7 +124,7 @@ class Broker:
         return "\n".join(f"{at_s:12.6f} {who:<16} {what}" for at_s, who, what in self.trace or ())
 
     def hop_s(self) -> float:
-        """How long one hop takes this time."""
+        """The drawn duration of one hop."""
         faults, rng = self.faults, self.rng
         low_s, high_s = faults.latency_s
         delay_s = low_s + (high_s - low_s) * rng.random()
@@ -134,12 +134,12 @@ class Broker:
         return probability > 0 and self.rng.random() < probability
 
     def route(self, envelope: Envelope) -> bool:
-        """Hand it on to whoever listens; False where nobody does."""
+        """Hand a message to the subscriptions of its subject; False where there are none."""
         self.messages += 1
-        heard = self.routes.pick(envelope.subject)
-        for listening in heard:
+        listeners = self.routes.pick(envelope.subject)
+        for listening in listeners:
             listening.link.deliver(listening.hear, envelope, listening.context)
-        return bool(heard)
+        return bool(listeners)
 
     def join(self, link: "Link") -> None:
         self._links[link] = None
@@ -148,18 +148,18 @@ class Broker:
         self._links.pop(link, None)
 
     def ready_at_s(self) -> float:
-        """When a client that connects now is through: at once, unless the broker is down."""
+        """When a client that connects now is connected: at once, unless the broker is down."""
         return self.returns_at_s() if self.down else 0.0
 
     def returns_at_s(self) -> float:
-        """When a client that is cut off now is back: it needs the broker, and a while of its
-        own.
+        """When a client that is cut off now is back: it waits for the broker and then for a while
+        of its own.
         """
         return max(self._up_at_s, self.loop.time()) + RECONNECT_SPREAD_S * self.rng.random()
 
 
 class Link:
-    """The two hops of one connection. Within one direction, what is sent later arrives later."""
+    """The two hops of one connection. Within one direction, messages arrive in the order of sending."""
 
     def __init__(
         self, broker: Broker, name: str, process: SimProcess | None, *, back_at_s: float
@@ -170,28 +170,30 @@ class Link:
         self._process = process
         self._loop = broker.loop
         self._closed = False
-        self._generation = 0  # what left under an earlier one is lost
+        self._generation = 0  # messages of an earlier generation are lost
         self._back_at_s = back_at_s
         self._up_busy_s = 0.0
         self._down_busy_s = 0.0
-        self._wanted: dict[Listening, None] = {}  # by the client
-        self._heard: dict[Listening, None] = {}  # by the broker
+        self._wanted: dict[Listening, None] = {}  # the client's subscriptions
+        self._known: dict[Listening, None] = {}  # those that the broker knows
         self._outside = Context()
         broker.join(self)
         if process is not None:
             process.on_change.append(self._on_process)
 
     def context(self) -> Context:
-        """For a callback of the connection: inside its process."""
+        """The context for a callback of the connection: inside its process."""
         return copy_context() if self._process is None else self._process.context()
 
     async def sendable(self) -> None:
-        """A connection that ended never answers: its process is dead and does not get past this."""
+        """Wait until the client may send. A connection that ended never answers: its process is dead
+        and does not get past this.
+        """
         if self._closed:
             await self._loop.create_future()
 
     def up(self, arrive: Callable[..., object], *args: Any) -> None:
-        """Have `arrive(*args)` run at the broker."""
+        """Let `arrive(*args)` run at the broker."""
         at_s = max(self._loop.time(), self._back_at_s) + self.broker.hop_s()
         self._up_busy_s = at_s = max(at_s, self._up_busy_s)
         self._loop.call_at(
@@ -199,7 +201,7 @@ class Link:
         )
 
     def later(self, delay_s: float, act: Callable[..., object], *args: Any) -> None:
-        """Have `act(*args)` run at the broker after `delay_s`, whatever becomes of the
+        """Let `act(*args)` run at the broker after `delay_s`, whatever happens to the
         connection.
         """
         self._loop.call_later(delay_s, act, *args, context=self._outside)
@@ -212,7 +214,7 @@ class Link:
         *,
         late_s: float = 0.0,
     ) -> None:
-        """Have `arrive(*args)` run at the client. With `late_s`, what follows may overtake it."""
+        """Let `arrive(*args)` run at the client. With `late_s`, later messages may overtake it."""
         now_s = self._loop.time()
         if now_s < self._back_at_s:
             return
@@ -224,7 +226,7 @@ class Link:
     def deliver(
         self, hear: Callable[[Envelope], None], envelope: Envelope, context: Context
     ) -> None:
-        """A core message to the client, with the faults there may be."""
+        """Deliver a core message to the client, with the faults of the moment."""
         broker, faults = self.broker, self.broker.faults
         if broker.chance(faults.loss):
             broker.note(self.name, f"lost: {envelope.subject}")
@@ -236,7 +238,7 @@ class Link:
             self.down(hear, (envelope,), context, late_s=faults.reorder_s * broker.rng.random())
 
     def listen(self, listening: Listening) -> None:
-        """From when this has arrived at the broker, and again after each return."""
+        """Subscribe: in force once this has arrived at the broker, and again after each return."""
         self._wanted[listening] = None
         self.up(self._add, listening)
 
@@ -245,7 +247,7 @@ class Link:
         self.up(self._remove, listening)
 
     def cut(self, back_at_s: float) -> None:
-        """Lose what is under way; be back at that instant."""
+        """Lose the messages under way; be back at that instant."""
         self.broker.note(self.name, f"cut off until {back_at_s:.6f}")
         self._generation += 1
         self._back_at_s = back_at_s
@@ -263,22 +265,22 @@ class Link:
     def _on_process(self, what: str) -> None:
         self.broker.note(self.name, what)
         if what == "killed" and self.broker.rng.random() < 0.5:
-            self._generation += 1  # what it sent last had not left its own buffer
+            self._generation += 1  # its last messages had not left its own buffer
         if what in ("killed", "exited"):
             self._closed = True
             self.up(self._silence)
             self.broker.leave(self)
 
     def _add(self, listening: Listening) -> None:
-        self._heard[listening] = None
+        self._known[listening] = None
         self.broker.routes.add(listening)
 
     def _remove(self, listening: Listening) -> None:
-        self._heard.pop(listening, None)
+        self._known.pop(listening, None)
         self.broker.routes.remove(listening)
 
     def _silence(self) -> None:
-        for listening in tuple(self._heard):
+        for listening in tuple(self._known):
             self._remove(listening)
 
     def _arrive_up(

@@ -1,7 +1,7 @@
-"""The Bus of shared/bus/api.py without a network: real service code on it runs in virtual time, the
-same for the same seed.
+"""The Bus of shared/bus/api.py without a network: real service code runs on it in virtual time, and
+the same seed gives the same run.
 
-One process of a simulated fleet, inside run_virtual:
+An example of one process of a simulated fleet, inside run_virtual:
 
     net = SimNet(random.Random(seed), Faults(loss=0.01))
     process = SimProcess("planner-0")
@@ -28,19 +28,19 @@ from shared.testing.simulated_store import BucketState, LogState
 
 T = TypeVar("T")
 
-STORE_S = 2.0  # as shared/bus/nats.py
-STOP_S = 5.0  # as shared/bus/subscriptions.py
+STORE_S = 2.0  # as in shared/bus/nats.py
+STOP_S = 5.0  # as in shared/bus/subscriptions.py
 MAX_PAYLOAD_BYTES = 8 * 1024 * 1024
 _KEY = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 _SUBJECT = re.compile(r"[^\s.]+(\.[^\s.]+)*")
 
 
 class SimNet(Broker):
-    """The broker, and where connections come from."""
+    """A broker that makes connections."""
 
     def connect(self, name: str, process: SimProcess | None = None) -> "SimBus":
-        """A connection, up at once unless the broker is down. It ends with its process; without one
-        it belongs to the test.
+        """A new connection, up at once unless the broker is down. It ends with its process; without
+        a process it belongs to the test.
         """
         return SimBus(Link(self, name, process, back_at_s=self.ready_at_s()))
 
@@ -73,7 +73,7 @@ class SimCall:
 
 
 class SimSubscription:
-    """Listenings that begin and end together."""
+    """Subscriptions that begin and end together."""
 
     def __init__(self, bus: "SimBus", wanted: Sequence[tuple[str, str, Any, Handler]]) -> None:
         self._bus = bus
@@ -93,8 +93,8 @@ class SimSubscription:
         for listening in self._listenings:
             self._bus.link.unlisten(listening)
         self._listenings.clear()
-        with contextlib.suppress(BusTimeout):  # cut off: nothing comes
-            # on one connection all that was on its way arrives before this does
+        with contextlib.suppress(BusTimeout):  # cut off: no message comes
+            # every message under way on the connection arrives before this does
             await self._bus.flush(STOP_S)
         self._active = False
 
@@ -111,7 +111,7 @@ class SimBus:
         self.counters = link.counters
         self._broker = link.broker
         self._loop = link.broker.loop
-        self._context = link.context()  # of answers
+        self._context = link.context()  # for answers
         self._requests = SimKeyValue(self, self._broker.requests)
         self._leases = SimKeyValue(self, self._broker.leases)
         self._acks = SimLog(self, self._broker.acks)
@@ -177,7 +177,7 @@ class SimBus:
     async def subscribe(
         self, subject: str, kind: Any, handler: Handler, *, queue: str = ""
     ) -> Subscription:
-        """In force when this returns. Raises BusTimeout."""
+        """Subscribe; the subscription is in force when this returns. Raises BusTimeout."""
         await self.link.sendable()
         subscription = SimSubscription(self, [(subject, queue, kind, handler)])
         await self.flush(STORE_S)
@@ -186,8 +186,8 @@ class SimBus:
     async def serve(
         self, name: str, endpoints: Sequence[Endpoint], metadata: Mapping[str, str]
     ) -> Subscription:
-        """In force when this returns. Raises BusTimeout. The services API's own subjects are not
-        served here.
+        """Serve; the endpoints are in force when this returns. The services API's own subjects are
+        not served here. Raises BusTimeout.
         """
         await self.link.sendable()
         subscription = SimSubscription(
@@ -227,7 +227,7 @@ class SimBus:
         )
 
     async def operate(self, what: str, act: Callable[[], T], payload_bytes: int = 0) -> T:
-        """Have the broker do it: at one instant, if at all. Raises what `act` raises, and
+        """Let the broker run `act`: at one instant, if at all. Raises what `act` raises, and
         BusTimeout.
         """
         await self.link.sendable()
@@ -248,7 +248,7 @@ class SimBus:
         return await self._within(STORE_S, result, what)
 
     def _perform(self, what: str, act: Callable[[], T], result: "asyncio.Future[T] | None") -> None:
-        """At the broker, if it is up. Without `result` nobody will hear of it."""
+        """Run `act` at the broker, if it is up. Without `result` its outcome reaches nobody."""
         if self._broker.down:
             return
         done: T | SlacklineError
@@ -289,7 +289,7 @@ class SimBus:
 
 
 class SimKeyValue:
-    """A bucket, over one connection."""
+    """A bucket as one connection uses it."""
 
     def __init__(self, bus: SimBus, state: BucketState) -> None:
         self._bus = bus
@@ -337,7 +337,7 @@ class SimKeyValue:
 
 
 class SimLog:
-    """The log, over one connection."""
+    """The log as one connection uses it."""
 
     def __init__(self, bus: SimBus, state: LogState) -> None:
         self._bus = bus

@@ -1,9 +1,9 @@
-"""Processes of the simulated world: killed, paused and returned, within one OS process.
+"""Processes of the simulated world, within one OS process: they are killed, paused and resumed.
 
-Whatever is scheduled from inside a process's context belongs to it: tasks, timers, callbacks. A
-pause is a SIGSTOP: nothing of it runs, its timers fire late, its mail waits. A kill is a pause that
-never ends, with its connections cut first: its tasks stay frozen until the run is over, so that no
-cleanup of theirs can reach anyone.
+Every task, timer and callback scheduled from inside a process's context belongs to the process. A
+pause is a SIGSTOP: nothing of the process runs, its timers fire late, its messages wait. A kill is
+a pause that never ends, after its connections are cut: its tasks stay frozen until the run is over,
+so that none of their cleanup reaches another process.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from shared.testing.virtual_loop import OWNER, Owner, VirtualTimeLoop
 
 T = TypeVar("T")
 
-EPOCH_UNIX_S = 1_700_000_000.0  # virtual time 0 on every simulated wall clock
+EPOCH_UNIX_S = 1_700_000_000.0  # wall-clock time at virtual time 0
 
 
 class VirtualClock:
@@ -29,12 +29,12 @@ class VirtualClock:
         return self._loop.time() + self._offset_s
 
     def adjusted_s(self) -> float:
-        """Nobody moves the wall clock here."""
+        """0: nobody moves a simulated wall clock."""
         return 0.0
 
 
 def virtual_loop() -> VirtualTimeLoop:
-    """The running loop. Raises RuntimeError where it is not a virtual one."""
+    """The running loop. Raises RuntimeError if it is not a virtual one."""
     loop = asyncio.get_running_loop()
     if not isinstance(loop, VirtualTimeLoop):
         raise RuntimeError("simulated processes live on a VirtualTimeLoop: use run_virtual")
@@ -42,10 +42,10 @@ def virtual_loop() -> VirtualTimeLoop:
 
 
 class SimProcess(Owner):
-    """One process of the fleet. To return after a kill, make a new one under the same name.
+    """One process of the fleet. After a kill, make a new one under the same name.
 
-    `on_exit` hears of every end: main's return, its exception (`failure`), a kill. Without it an
-    exception ends the run.
+    `on_exit` is called at every end: main's return, its exception (`failure`), a kill. Without it
+    an exception ends the run.
     """
 
     def __init__(
@@ -60,11 +60,11 @@ class SimProcess(Owner):
         self.alive = True
         self.failure: BaseException | None = None
         self.exited = asyncio.Event()
-        # told "paused", "resumed", "killed", "exited"
+        # called with "paused", "resumed", "killed", "exited"
         self.on_change: list[Callable[[str], None]] = []
         self._loop = virtual_loop()
         self._on_exit = on_exit
-        self._outside = copy_context()  # of whoever made the process: its end is their business
+        self._outside = copy_context()  # the maker's context, for `on_exit`
         self.clock = VirtualClock(self._loop, skew_s)
 
     @property
@@ -72,7 +72,7 @@ class SimProcess(Owner):
         return self.alive and self.held
 
     def context(self) -> Context:
-        """A fresh context inside the process."""
+        """A new context inside the process."""
         context = copy_context()
         context.run(OWNER.set, self)
         return context
@@ -83,7 +83,7 @@ class SimProcess(Owner):
         task.add_done_callback(self._main_ended, context=self._outside)
 
     def spawn(self, coro: Coroutine[Any, Any, T], *, name: str | None = None) -> "asyncio.Task[T]":
-        """A task inside the process, beside its main. It never ends if the process is killed
+        """Start a task inside the process, beside its main. It never ends if the process is killed
         first.
         """
         return self._loop.create_task(coro, name=name, context=self.context())
@@ -91,16 +91,16 @@ class SimProcess(Owner):
     def pause(self) -> None:
         if self.alive and not self.held:
             self._loop.hold(self)
-            self._tell("paused")
+            self._notify("paused")
 
     def resume(self) -> None:
         if self.paused:
             self._loop.let_go(self)
-            self._tell("resumed")
+            self._notify("resumed")
 
     def kill(self) -> None:
-        """At once and without a word. From within, the present step still runs up to its next
-        await.
+        """End the process at once, without any cleanup. Called from within, the present step still
+        runs up to its next await.
         """
         self._end("killed")
 
@@ -114,7 +114,7 @@ class SimProcess(Owner):
             return
         self.alive = False
         self._loop.hold(self)
-        self._tell(how)
+        self._notify(how)
         self.exited.set()
         self._loop.call_soon(self._report_end, context=self._outside)
 
@@ -126,6 +126,6 @@ class SimProcess(Owner):
         elif self.failure is not None:
             self._loop.fail(self.failure)
 
-    def _tell(self, what: str) -> None:
-        for told in tuple(self.on_change):
-            told(what)
+    def _notify(self, what: str) -> None:
+        for listener in tuple(self.on_change):
+            listener(what)

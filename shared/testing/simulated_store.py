@@ -1,7 +1,7 @@
-"""What a simulated broker keeps: buckets and the log as JetStream has them, as plain state with the
-time passed in.
+"""The durable state of a simulated broker: buckets and the log as JetStream has them, with the time
+passed in.
 
-Every call happens at one instant, so that the operations of all connections have one order.
+Every call happens at one instant, so the operations of all connections have one order.
 """
 
 import bisect
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from shared.bus.api import Entry
 from shared.errors import WrongSequence
 
-MARKER_TTL_S = 60.0  # as shared/bus/jetstream.py: a deleted key's marker goes after that
-MIN_TTL_S = 1.0  # the server takes no less
+MARKER_TTL_S = 60.0  # as in shared/bus/jetstream.py: the marker of a deleted key expires
+MIN_TTL_S = 1.0  # the least that the server takes
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class _Kept:
 
 
 class BucketState:
-    """A KV bucket. Revisions are the sequence of its stream: they rise over all keys together."""
+    """A KV bucket. Revisions are sequences of its stream: they rise over all keys together."""
 
     def __init__(self, name: str, max_age_s: float = math.inf) -> None:
         self.name = name
@@ -55,7 +55,7 @@ class BucketState:
         return self._put(key, None, MARKER_TTL_S, now_s)
 
     def scan(self, prefix: str, *, now_s: float) -> Sequence[tuple[str, Entry]]:
-        """In the order of their last writes, as a stream is read."""
+        """The keys with this prefix, in the order of their last writes, as a stream is read."""
         found = [
             (key, Entry(kept.value, kept.revision))
             for key in [key for key in self._kept if key.startswith(prefix)]

@@ -3,11 +3,11 @@ milliseconds.
 
 `time()` stands still while callbacks run and jumps to the next timer when nothing is ready. Nothing
 sleeps, no system call is made, and timers that share an instant run in the order in which they were
-set, so that a run depends on its inputs alone (and on PYTHONHASHSEED where the code walks sets of
-strings). A run where every task waits and no timer is set fails.
+set. So a run depends on its inputs alone (and on PYTHONHASHSEED where the code walks sets of
+strings). A run in which every task waits and no timer is set fails.
 
-Every callback belongs to the `Owner` in whose context it was scheduled; those of a held owner wait
-until it is let go.
+Every callback belongs to the `Owner` in whose context it was scheduled. The callbacks of a held
+owner wait until the owner is let go.
 """
 
 import asyncio
@@ -23,14 +23,14 @@ from typing import Any, TypeVar, TypeVarTuple
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
-BUSY_TURNS = 100_000  # turns of the loop at one instant, after which it is taken for spinning
-SHOWN_TASKS = 12  # named in the message of a deadlock
-CANCEL_ROUNDS = 50  # cancellations a task may swallow before that is an error
+BUSY_TURNS = 100_000  # turns of the loop at one instant; after so many, tasks spin
+SHOWN_TASKS = 12  # tasks named in the message of a deadlock
+CANCEL_ROUNDS = 50  # cancellations that a task may swallow before that is an error
 
 
 class Owner:
-    """Whoever callbacks belong to: a simulated process. While `held`, they gather in `stash`, in
-    order.
+    """The owner of callbacks: a simulated process. While it is `held`, its callbacks gather in
+    `stash`, in order.
     """
 
     def __init__(self) -> None:
@@ -42,8 +42,8 @@ OWNER: ContextVar[Owner | None] = ContextVar("owner", default=None)
 
 
 class VirtualTask(asyncio.Task[Any]):
-    """A task that hashes by its serial number: sets of tasks (in TaskGroup) are walked in the same
-    order in every run.
+    """A task that hashes by its serial number, so that sets of tasks (in TaskGroup) are walked in
+    the same order in every run.
     """
 
     def __init__(
@@ -63,17 +63,17 @@ class VirtualTask(asyncio.Task[Any]):
 
 
 class VirtualTimeLoop(asyncio.AbstractEventLoop):
-    """Made for one run; see `run_virtual`. An exception nobody handles ends the run with that
-    exception.
+    """A loop for one run; see `run_virtual`. An exception that nobody handles ends the run with
+    that exception.
     """
 
     def __init__(self, start_s: float = 0.0) -> None:
         self._now_s = start_s
         self._ready: deque[tuple[Owner | None, asyncio.Handle]] = deque()
         self._timers: list[tuple[float, int, Owner | None, asyncio.TimerHandle]] = []
-        self._compact_at = 256  # timers at which cancelled ones are thrown out
+        self._compact_at = 256  # at so many timers, cancelled ones are removed
         self._serials = itertools.count(1)
-        # in order of creation; keeps them from the garbage collector's timing
+        # in order of creation; the list keeps tasks from the garbage collector's timing
         self._tasks: list[VirtualTask] = []
         self._prune_at = 256
         self._owners: dict[Owner, None] = {}
@@ -101,7 +101,7 @@ class VirtualTimeLoop(asyncio.AbstractEventLoop):
     ) -> asyncio.TimerHandle:
         when_s = self._now_s + delay
         if delay > 0 and when_s == self._now_s:
-            # waiting takes time, or rounding could spin for ever
+            # a wait takes time, or rounding could spin for ever
             when_s = math.nextafter(when_s, math.inf)
         return self.call_at(when_s, callback, *args, context=context)
 
@@ -130,7 +130,7 @@ class VirtualTimeLoop(asyncio.AbstractEventLoop):
     def run_in_executor(  # type: ignore[override]
         self, executor: Any, func: Callable[..., T], *args: Any
     ) -> "asyncio.Future[T]":
-        """Runs `func` here and now: threads would bring back the order of chance."""
+        """Run `func` at once: with threads the order would be random again."""
         future: asyncio.Future[T] = self.create_future()
         try:
             future.set_result(func(*args))
@@ -163,20 +163,18 @@ class VirtualTimeLoop(asyncio.AbstractEventLoop):
         return task
 
     def _prune(self) -> None:
-        """Forget the tasks that ended; one whose exception nobody looked at then fails the run."""
+        """Forget the tasks that ended; one whose exception nobody read then fails the run."""
         self._tasks = [task for task in self._tasks if not task.done()]
 
     # ------------------------------------------------------------ owners
 
     def hold(self, owner: Owner) -> None:
-        """From now on nothing of the owner's runs; time passes for it all the same."""
+        """Stop all callbacks of the owner; time passes for it all the same."""
         owner.held = True
         self._owners[owner] = None
 
     def let_go(self, owner: Owner) -> None:
-        """What gathered meanwhile runs, in order, before anything that the owner schedules from now
-        on.
-        """
+        """Run the gathered callbacks, in order, before all that the owner schedules from now on."""
         owner.held = False
         self._owners.pop(owner, None)
         self._ready.extendleft(reversed(owner.stash))
@@ -191,7 +189,7 @@ class VirtualTimeLoop(asyncio.AbstractEventLoop):
         return task.result()
 
     def run_forever(self) -> None:
-        """Until `stop()`. Raises what a callback or a forgotten task raised; RuntimeError on a
+        """Run until `stop()`. Raises what a callback or a forgotten task raised; RuntimeError on a
         deadlock or a spinning task.
         """
         hooks = sys.get_asyncgen_hooks()
@@ -232,7 +230,7 @@ class VirtualTimeLoop(asyncio.AbstractEventLoop):
                     return
 
     def _jump(self) -> bool:
-        """To the next timer. False when the run is being closed: no time passes then."""
+        """Jump to the next timer. False when the run is being closed: no time passes then."""
         if self._closing:
             return False
         timers = self._timers
@@ -273,10 +271,10 @@ class VirtualTimeLoop(asyncio.AbstractEventLoop):
         self.call_exception_handler(context)
 
     def close(self) -> None:
-        """Cancel what is left, held owners included, and let it end without time passing; nobody
-        watches any more.
+        """Cancel the tasks that are left, those of held owners included, and let them end without
+        time passing. Their failures are ignored.
 
-        Raises RuntimeError if a task will not be cancelled.
+        Raises RuntimeError if a task does not end.
         """
         if self._closed:
             return
@@ -296,12 +294,13 @@ class VirtualTimeLoop(asyncio.AbstractEventLoop):
         self._timers.clear()
         for task in self._tasks:
             if task.done() and not task.cancelled():
-                task.exception()  # seen: no complaint about it later
+                task.exception()  # read, so that asyncio does not complain about it later
         stuck = [task.get_name() for task in self._tasks if not task.done()]
         self._tasks.clear()
         if stuck:
             raise RuntimeError(
-                f"cancelled {CANCEL_ROUNDS} times and still running: {', '.join(stuck[:SHOWN_TASKS])}"
+                f"cancelled {CANCEL_ROUNDS} times and still running: "
+                f"{', '.join(stuck[:SHOWN_TASKS])}"
             )
 
     def _finish_generator(self, generator: AsyncGenerator[Any, Any]) -> None:
@@ -310,7 +309,7 @@ class VirtualTimeLoop(asyncio.AbstractEventLoop):
 
     @property
     def closing(self) -> bool:
-        """The run is over; what still runs is its cleanup."""
+        """True when the run is over and only cleanup still runs."""
         return self._closing
 
     def is_running(self) -> bool:
@@ -323,28 +322,29 @@ class VirtualTimeLoop(asyncio.AbstractEventLoop):
         return False
 
     def set_debug(self, enabled: bool) -> None:
-        """There is nothing to add in debug mode."""
+        """Ignored: there is no debug mode."""
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """asyncio.TimerHandle calls this; cancelled timers are dropped when met."""
+        """Called by asyncio.TimerHandle; cancelled timers are dropped when they come up."""
 
     async def shutdown_asyncgens(self) -> None:
-        """Generators end with the tasks that use them."""
+        """Nothing to do: generators end with the tasks that use them."""
 
     async def shutdown_default_executor(self) -> None:
-        """There is none."""
+        """Nothing to do: there is no executor."""
 
 
 def run_virtual(main: Coroutine[Any, Any, T], *, start_s: float = 0.0) -> T:
-    """The result of `main`, run on a fresh loop whose clock begins at `start_s` seconds; everything
-    else is cancelled at its end.
+    """The result of `main`, run on a new loop whose clock begins at `start_s` seconds; every other
+    task is cancelled at its end.
 
     Raises what `main` raises, what nobody handled, and RuntimeError where no progress is possible.
     """
     if asyncio._get_running_loop() is not None:
         main.close()
         raise RuntimeError("run_virtual cannot be called while an event loop runs in this thread")
-    loop = VirtualTimeLoop(start_s)  # type: ignore[abstract]  # sockets, signals and subprocesses there are none
+    # abstract: it has no sockets, signals or subprocesses
+    loop = VirtualTimeLoop(start_s)  # type: ignore[abstract]
     try:
         result: T = loop.run_until_complete(main)
     finally:
