@@ -1,18 +1,18 @@
-"""One clock: wall time when the process began, plus monotonic time since.
+"""The clock of a process: wall time at its start, plus monotonic time since.
 
-It never jumps inside a process and can be compared between processes as far as their hosts' clocks
-agree; how far they differ is estimated from heartbeats (shared/process/skew.py) and exported by
-admission.
+It never jumps inside a process. Its readings can be compared between processes as far as the clocks
+of their hosts agree; admission estimates the offsets from heartbeats (shared/process/skew.py) and
+exports them.
 """
 
 import time
 from collections.abc import Callable
 
-READINGS = 8  # a preemption between two readings of one clock falls into few of them
+READINGS = 8  # of several readings, few are torn apart by a preemption
 
 
 class Clock:
-    """Call `unix_s()` for now. Virtual runs pass their own object with the same method."""
+    """The clock; `unix_s()` is now. Virtual runs pass an object of their own with this method."""
 
     def __init__(
         self,
@@ -26,12 +26,12 @@ class Clock:
         return self._monotonic_s() + self._offset_s
 
     def adjusted_s(self) -> float:
-        """How far the system's wall clock has been moved since this process began, in seconds."""
+        """The seconds by which the system's wall clock was moved since this process began."""
         return self._read_offset_s() - self._offset_s
 
     def _read_offset_s(self) -> float:
-        """Wall minus monotonic, from the tightest of several readings: wrong by at most half of
-        what that one took.
+        """Wall time minus monotonic time, from the fastest of several readings: its error is at
+        most half the time that this reading took.
         """
         took_s, offset_s = float("inf"), 0.0
         for _ in range(READINGS):

@@ -15,7 +15,7 @@ def pack(values: Ints | Sequence[int]) -> bytes:
 
 
 def unpack(raw: bytes) -> Ints:
-    """A read-only view. Raises ValueError unless the length is a multiple of four."""
+    """A read-only view of the column. Raises ValueError unless the length is a multiple of four."""
     return np.frombuffer(raw, dtype="<i4")
 
 

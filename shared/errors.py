@@ -1,4 +1,4 @@
-"""What can go wrong, and whose fault it is.
+"""The errors that we raise, by whose fault it is.
 
 SlacklineError
   + PeerError        a peer or a client sent something impossible: answer, count, drop it
@@ -7,16 +7,16 @@ SlacklineError
       + BusTimeout     no answer in time; the effect is unknown
       + WrongSequence  an append or a compare-and-set lost its race
   + ConfigError      the operator must change something; the message says what
-  + EngineError      the engine of a worker is gone, and its KV with it: the worker must begin anew
+  + EngineError      the engine of a worker is gone, and its KV with it: the worker must start anew
 """
 
 
 class SlacklineError(Exception):
-    """Root of every error we raise on purpose."""
+    """The root of every error that we raise on purpose."""
 
 
 class PeerError(SlacklineError):
-    """They sent something impossible; drop the message and tell them why.
+    """A peer sent something impossible: drop the message and answer why.
 
     `code` is the OpenAI error code, `param` the offending field.
     """
@@ -35,7 +35,7 @@ class BusError(SlacklineError):
 
 
 class NoResponders(BusError):
-    """Nobody serves that subject; raised at once."""
+    """Nobody serves the subject; raised at once."""
 
 
 class BusTimeout(BusError):

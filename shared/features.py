@@ -1,7 +1,7 @@
-"""What engines may or may not be able to do for a request, by name: what they announce, and what a
-request needs.
+"""The names of abilities that an engine may lack: engines announce those they have, and a request
+needs some.
 
-What every engine does (temperature, top_p, top_k, stop strings ...) has no name here.
+Abilities of every engine (temperature, top_p, top_k, stop strings ...) have no name here.
 """
 
 from collections.abc import Collection
@@ -17,12 +17,12 @@ LOGIT_BIAS = "logit_bias"
 STRUCTURED = "structured"
 ALL = frozenset({LOGPROBS, PENALTIES, MIN_P, MIN_TOKENS, LOGIT_BIAS, STRUCTURED})
 
-# followed by its name; not one of ALL, since a replica announces its adapters by themselves
+# followed by the adapter's name; not in ALL, since replicas announce adapters separately
 ADAPTER = "adapter:"
 
 
 class Able(Protocol):
-    """An Announce or a Digest."""
+    """A replica's abilities: an Announce or a Digest."""
 
     @property
     def features(self) -> Collection[str]: ...
@@ -32,7 +32,7 @@ class Able(Protocol):
 
 
 def needs(sampling: Sampling, adapter: str = "") -> frozenset[str]:
-    """What a replica must have to serve this as asked. `adapter`: "" for none."""
+    """The needs of a request: what its replica must have. `adapter` is "" for none."""
     asked = {
         need
         for need, params in PARAMS.items()
@@ -42,7 +42,7 @@ def needs(sampling: Sampling, adapter: str = "") -> frozenset[str]:
 
 
 def abilities(replica: Able) -> frozenset[str]:
-    """Every need that it meets."""
+    """Every need that a replica meets."""
     return frozenset([*replica.features, *(ADAPTER + name for name in replica.adapters)])
 
 
@@ -51,7 +51,7 @@ def meets(replica: Able, needed: Collection[str]) -> bool:
 
 
 def param(need: str, sampling: Sampling) -> str:
-    """The parameter that asked for it, as clients call it."""
+    """The request's parameter behind a need, under the name that clients use."""
     if need.startswith(ADAPTER):
         return "adapter"
     return next(name for name in PARAMS[need] if getattr(sampling, name) != getattr(_NEUTRAL, name))

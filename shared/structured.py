@@ -1,8 +1,7 @@
-"""Formats that an output can be held to, token by token: one struct for each, so that none can be
-asked for together.
+"""The formats of structured output, enforced token by token: one struct for each, so a request has
+at most one.
 
-Whether a schema, an expression or a grammar is one that the engine's compiler takes, only that
-engine can tell.
+Only the engine can tell whether its compiler accepts a schema, an expression or a grammar.
 """
 
 from typing import Annotated
@@ -19,23 +18,23 @@ Choices = Annotated[list[ChoiceText], Meta(min_length=1, max_length=256)]
 
 
 class JsonSchema(Struct, frozen=True, kw_only=True, tag="json_schema", forbid_unknown_fields=True):
-    """JSON that fits `schema`, itself a JSON text."""
+    """The output is JSON that fits `schema`, itself a JSON text."""
 
     schema: SchemaText
 
 
 class JsonObject(Struct, frozen=True, kw_only=True, tag="json_object", forbid_unknown_fields=True):
-    """Any JSON object."""
+    """The output is any JSON object."""
 
 
 class Regex(Struct, frozen=True, kw_only=True, tag="regex", forbid_unknown_fields=True):
-    """The whole output matches."""
+    """The whole output matches a regular expression."""
 
     pattern: ExpressionText
 
 
 class Choice(Struct, frozen=True, kw_only=True, tag="choice", forbid_unknown_fields=True):
-    """The output is one of these."""
+    """The output is one of these texts."""
 
     options: Choices
 

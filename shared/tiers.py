@@ -1,6 +1,4 @@
-"""Tier sets: named SLOs, the share of the load each stands for, and how HTTP's `service_tier` names
-them.
-"""
+"""Tier sets: named SLOs, the share of the load of each, and its name in HTTP's `service_tier`."""
 
 import json
 import tomllib
@@ -16,23 +14,24 @@ from shared.vocabulary import Slo
 
 
 class Tier(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One kind of caller. `share` is its part of a mixed load, relative to the other tiers' shares.
+    """The SLO of one kind of caller. `share` is its part of a mixed load, relative to the shares of
+    the other tiers.
 
-    `service_tier` is the value of OpenAI's request field that selects this tier; None: it is
-    reached by its own name alone.
+    `service_tier` is the value of OpenAI's request field that selects this tier; with None only its
+    own name does.
     """
 
     slo: Slo
     share: Annotated[float, Meta(ge=0)] = 1.0
     service_tier: str | None = None
     importance: Annotated[float, Meta(ge=0, le=1000)] = 1.0
-    # the tier of the last round of a session whose rounds are of this one; None: this one too
+    # the tier of the last round of a session in this tier; None: this tier, too
     last_round: str | None = None
 
 
 class TierSet(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The tiers of one deployment, tightest first. `default` is where a request goes that names
-    none.
+    """The tiers of one deployment, tightest first. A request that names no tier goes to
+    `default`.
     """
 
     name: str
@@ -68,7 +67,7 @@ class TierSet(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             raise ValueError("two tiers claim the same service_tier")
 
     def named(self, name: str) -> Tier:
-        """The tier of that name. Raises PeerError: names come from clients."""
+        """The tier of this name. Raises PeerError, since names come from clients."""
         tier = self.tiers.get(name)
         if tier is None:
             raise PeerError(
@@ -79,8 +78,8 @@ class TierSet(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return tier
 
     def for_service_tier(self, value: str | None) -> str:
-        """The name of the tier for an HTTP request's `service_tier`: absent and `auto` mean the
-        default, names are taken too.
+        """The name of the tier for an HTTP request's `service_tier`. None and `auto` mean the
+        default; the names of tiers are accepted too.
 
         Raises PeerError for anything else.
         """
@@ -125,7 +124,7 @@ QOSERVE_3 = TierSet(
     },
 )
 
-# The same three kinds of caller with deadlines that a demonstration of a minute can reach, and can
+# The same three kinds of caller, with deadlines that a demonstration of one minute can meet and can
 # miss.
 DEMO_3 = TierSet(
     name="demo-3",
@@ -137,9 +136,9 @@ DEMO_3 = TierSet(
     },
 )
 
-# SLOs-Serve Tables 1 and 3 (sections 1 and 6): a prefill may take 3 (tight) or 5 (loose) times what
-# it takes alone, and every 10 tokens 50 or 100 ms each in the mean. Which scenario is tight where
-# is Table 1. Shares of the mixed scenario are not given: equal.
+# SLOs-Serve Tables 1 and 3 (sections 1 and 6): a prefill may take 3 (tight) or 5 (loose) times its
+# time alone, and 10 tokens may take 50 or 100 ms each in the mean. Table 1 says which scenario is
+# tight in which stage. The paper gives no shares for the mixed scenario; here they are equal.
 _TIGHT_X, _LOOSE_X, _TIGHT_S, _LOOSE_S = 3, 5, 0.05, 0.1
 _SLOS_SERVE = {
     "coder": Slo(ttft_x=_LOOSE_X, tbt_s=_TIGHT_S),
@@ -165,8 +164,7 @@ SLOS_SERVE = (
             "reasoning": Tier(slo=Slo(ttft_x=_TIGHT_X, thinking_tbt_s=_TIGHT_S, tbt_s=_LOOSE_S))
         },
     ),
-    # A fast loop of tool calls and tool responses, each one a round; what the last round says is
-    # read.
+    # A fast loop of tool calls and tool responses, each one a round; the last round is read.
     TierSet(
         name="slos-serve-toolllm",
         default="tool-call",
@@ -177,8 +175,8 @@ SLOS_SERVE = (
     ),
 )
 
-# AdaServe Table 2 and section 6.2: time per token alone. A first token is due at no time; coding is
-# held to 1.2 times its pace alone.
+# AdaServe Table 2 and section 6.2: a time per token only. A first token has no deadline; coding is
+# held to 1.2 times the pace of a request alone.
 ADASERVE_3 = TierSet(
     name="adaserve-3",
     default="chat",
@@ -189,8 +187,8 @@ ADASERVE_3 = TierSet(
     },
 )
 
-# SOLA Table 3 (section 6.1): TTFT and mean TPOT, tight and loose, for each of its models; one kind
-# of caller.
+# SOLA Table 3 (section 6.1): TTFT and mean TPOT, tight and loose, for each of its models, with one
+# kind of caller.
 _SOLA_TABLE_3 = {
     "llama3-8b": ((0.4, 0.15), (0.6, 0.225)),
     "llama3-70b": ((0.5, 0.2), (1.0, 0.4)),
@@ -198,8 +196,8 @@ _SOLA_TABLE_3 = {
     "vicuna1.5-7b-16k": ((2.55, 0.16), (3.825, 0.24)),
     "qwen1.5-72b": ((2.425, 0.2), (4.85, 0.4)),
 }
-# Its rule for a model that is not in the table (sections 6.1 and 6.5): so many times what a request
-# takes alone, here each by itself.
+# SOLA's rule for a model that is not in the table (sections 6.1 and 6.5): a multiple of the time
+# that a request takes alone, here for each of the two bounds by itself.
 _SOLA_TIMES = (5, 10, 15, 20)
 
 SOLA = tuple(
@@ -215,8 +213,8 @@ SOLA = tuple(
     for x in _SOLA_TIMES
 )
 
-# Ascendra Table 2 (section 8.1): TTFT and mean TBT; Mistral-7B and Llama3.1-8B share theirs,
-# Qwen-14B has its own.
+# Ascendra Table 2 (section 8.1): TTFT and mean TBT. Mistral-7B and Llama3.1-8B share one row;
+# Qwen-14B has another.
 _ASCENDRA_TABLE_2 = {
     "8b-sharegpt": (1.0, 0.15),
     "8b-longbench": (2.5, 0.15),
@@ -240,8 +238,8 @@ BUILT_IN = {
 
 
 def load_tiers(name_or_path: str) -> TierSet:
-    """A built-in set by its name, or one from a .toml or .json file. Raises ConfigError that says
-    what is wrong where.
+    """A built-in set by its name, or a set from a .toml or .json file. Raises a ConfigError that
+    names the fault and its place.
     """
     built_in = BUILT_IN.get(name_or_path)
     if built_in is not None:

@@ -30,14 +30,14 @@ def speaks_json(headers: Mapping[str, str] | None) -> bool:
 
 
 def encode(msg: msgspec.Struct, *, json: bool) -> bytes:
-    """The bytes of a message. JSON has no infinity: a struct that may hold one (an Offer) never goes
-    to a client.
+    """The bytes of a message. JSON has no infinity: a struct that may hold one (an Offer) never
+    goes to a client.
     """
     return _json.encode(msg) if json else _msgpack.encode(msg)
 
 
 def with_content_type(headers: Mapping[str, str] | None, *, json: bool) -> dict[str, str] | None:
-    """The headers to send; None where there are none, since the command without headers is cheaper."""
+    """The headers to send; None where there are none: the command without headers is cheaper."""
     if json:
         return {**(headers or {}), CONTENT_TYPE: JSON_TYPE}
     return dict(headers) if headers else None

@@ -257,8 +257,8 @@ class NatsBus:
         except (TimeoutError, BusError) as error:
             log.warning("bus.drain_failed", drain_s=drain_s, error=str(error))
         finally:
-            # nats-py's close may swallow a cancellation or wait for a dead socket, so we wait for it
-            # for a limited time.
+            # nats-py's close may swallow a cancellation or wait for a dead socket, so we wait for
+            # it for a limited time.
             closing = asyncio.ensure_future(self._client.close())
             await asyncio.wait({closing}, timeout=CLOSE_S)
             if not closing.done():
@@ -353,8 +353,8 @@ class NatsBus:
         log.warning("bus.reconnected", down_s=round(down_s, 3))
 
     async def _on_closed(self) -> None:
-        """The connection was closed, by us or by a server that refuses us: a bus that can never send
-        again ends its service.
+        """The connection was closed, by us or by a server that refuses us: a bus that can never
+        send again ends its service.
         """
         if not self._closing:
             log.error("bus.closed", error=str(self._client.last_error))

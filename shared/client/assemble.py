@@ -1,25 +1,24 @@
-"""Puts the events of one request in order: every token once, none skipped, the end last. Pure: no
-clock, no bus.
+"""The order of one request's events: every token once, none skipped, the end last. Without clock or
+bus.
 
-What a network may lose, double or reorder, the log remembers: on a gap the reader asks (`ask`) and
-is told (`fill`).
+A network may lose, double or reorder events; the log has them all. At a gap the reader asks the log
+(`ask`) and hands its answer in (`fill`).
 """
 
 from typing import assert_never
 
 from shared.schemas import Delta, End, Replay, Status, StreamEvent, Verdict
 
-# deltas kept while a gap is filled, about a second of them; what is dropped comes with the next
-# replay
+# deltas kept while a gap is filled, about a second of them; dropped ones come with the next replay
 PARKED_LIMIT = 64
 
 
 class Assembler:
-    """Feed it whatever arrives; it returns what may be shown, in order.
+    """Takes every event that arrives; returns the events that may be shown, in order.
 
-    Invariant: what was returned so far is exactly the first `tokens` tokens and `characters`
-    characters of the log. Offsets alone decide: a delta of an earlier attempt that comes late still
-    says what the log says.
+    Invariant: the events returned so far are exactly the first `tokens` tokens and `characters`
+    characters of the log. Offsets alone decide: a late delta of an earlier attempt still agrees
+    with the log.
     """
 
     def __init__(self) -> None:
@@ -36,21 +35,21 @@ class Assembler:
 
     @property
     def missing(self) -> bool:
-        """Something was made that has not come: ask."""
+        """Some output exists that has not arrived: time to ask."""
         return not self.ended and (
             bool(self._parked) or self._verdict is not None or self._text_behind
         )
 
     def ask(self) -> int:
-        """The token from which to ask for a replay; its answer goes to `fill`. One question at a
+        """The token from which to ask for a replay, whose answer goes to `fill`. Ask once at a
         time.
         """
         self._asked_after_end = self._verdict is not None
         return 0 if self._text_behind else self.tokens
 
     def take(self, event: StreamEvent) -> list[StreamEvent]:
-        """What this event makes known. Empty for repeats, for statuses of past attempts and for
-        what must wait.
+        """The events that may be shown now. Empty for repeats, for statuses of past attempts and
+        for events that must wait.
         """
         if self.ended:
             return []
@@ -69,7 +68,7 @@ class Assembler:
                 assert_never(event)
 
     def fill(self, replay: Replay) -> list[StreamEvent]:
-        """What the answer to the last `ask` makes known."""
+        """The events that may be shown after the answer to the last `ask`."""
         if self.ended:
             return []
         self._text_behind = replay.text_offset > self.characters
@@ -106,7 +105,7 @@ class Assembler:
         return out
 
     def _show(self, delta: Delta) -> list[StreamEvent]:
-        """The part of a fitting delta that is new."""
+        """The new part of a delta that fits."""
         tokens = delta.tokens[self.tokens - delta.offset :]
         text = delta.text[self.characters - delta.text_offset :]
         last = delta.finish_reason is not None and not self._whole

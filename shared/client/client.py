@@ -1,8 +1,9 @@
-"""What submits requests over the bus: the command line, the load generator, the gateway.
+"""The client that submits requests over the bus, for the command line, the load generator and the
+gateway.
 
-One wildcard inbox per client, one callback for every event of every request; a task exists only
-while something is being asked. Tokens come in order, once, whatever the network lost or doubled:
-what is missing is asked of the log (`slo.v1.attach`).
+A client has one wildcard inbox and one callback for every event of every request; a task exists
+only while a question is under way. Tokens come in order, once, whatever the network lost or
+doubled: the client asks the log (`slo.v1.attach`) for missing ones.
 """
 
 import asyncio
@@ -33,15 +34,14 @@ from shared.schemas import (
     Verdict,
 )
 
-TICK_S = 0.25  # how often silence is looked for
+TICK_S = 0.25  # between two looks for silent streams
 REPEAT_CANCEL_S = 1.0
-# pause after an answer that did not fill the gap, doubling; what is stored answers at once
+# pause after an answer that did not fill the gap; it doubles. Stored output is answered at once
 FRUITLESS_S, FRUITLESS_LIMIT_S = 0.05, 2.0
-# events a slow reader may leave unread, half a minute at 30 tokens/s; what is dropped then is
+# events that a slow reader may leave unread, half a minute at 30 tokens/s; dropped ones are
 # replayed later
 QUEUE_EVENTS = 1024
-# attaches in flight per client, so that a thousand silent streams do not become a thousand
-# questions at once
+# attaches in flight per client, so that a thousand silent streams do not send a thousand at once
 ASKING_AT_ONCE = 32
 REFUSALS_TO_BELIEVE = 3  # attaches refused in a row before a stream is given up
 
@@ -58,12 +58,14 @@ class Now(Protocol):
 class Patience:
     """Bounds on every wait, in seconds."""
 
-    answer_s: float = 2.0  # one question to admission
-    submit_s: float = 15.0  # asking again with the same id, over a restart of admission
-    # without an event before asking whether one was missed; doubles up to silence_limit_s
+    answer_s: float = 2.0  # one request to admission
+    submit_s: float = 15.0  # repeats of a submission under the same id, over a restart of admission
+    # silence after which the client asks whether it missed an event; doubles up to silence_limit_s
     silence_s: float = 5.0
     silence_limit_s: float = 60.0
-    give_up_s: float = 60.0  # nobody answers, or a known gap stays open
+    give_up_s: float = (
+        60.0  # until a client gives up where nobody answers, or a known gap stays open
+    )
 
 
 def new_request_id() -> str:
@@ -71,8 +73,8 @@ def new_request_id() -> str:
 
 
 class Handle:
-    """One request being served. Iterate over it once; it ends after End, or raises what went wrong
-    (a SlacklineError).
+    """A request under way. Iterate over it once; the iteration ends after End, or raises the
+    failure (a SlacklineError).
     """
 
     def __init__(
@@ -84,23 +86,23 @@ class Handle:
         self.received: Received | None = None
         self.status: Status | None = None  # the latest
         self.verdict: Verdict | None = None
-        # set when there may be something to take; whoever reads several handles gives them one
+        # set when there may be an event to take; a reader of several handles gives all the same
         self.wake = asyncio.Event()
         self._client = client
         self._sink = sink
         self._unread: deque[StreamEvent] = deque()
         self._over: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
-        # seen, even if nobody waits
+        # its exception is read, even if nobody waits
         self._over.add_done_callback(lambda over: over.cancelled() or over.exception())
-        # What the client keeps about this request.
+        # The client's notes about this request.
         self.assembler = Assembler()
         self.routes: list[str] = []
         self.subscription: Subscription | None = None
         self.cancelling = ""
         self.overflowed = False  # events were dropped because the reader is slow
         self.asking = False
-        self.alive_unix_s = 0.0  # submitted, last progress, or last answer while nothing is missing
-        self.ask_unix_s = 0.0  # when to ask if nothing comes
+        self.alive_unix_s = 0.0  # submission, last progress, or last answer that showed no gap
+        self.ask_unix_s = 0.0  # when to ask if no event comes
         self.silence_s = 0.0
         self.fruitless_s = FRUITLESS_S
         self.refusals = 0
@@ -133,11 +135,11 @@ class Handle:
         self.wake.set()
 
     async def wait(self) -> Verdict:
-        """Until the request has ended. Raises what went wrong (a SlacklineError)."""
+        """The verdict, once the request has ended. Raises the failure (a SlacklineError)."""
         return await asyncio.shield(self._over)
 
     def take(self) -> StreamEvent | None:
-        """The next event, if it has come. Raises what went wrong, once all that came before it has
+        """The next event, if it has arrived. Raises the failure, once every event before it has
         been taken.
         """
         if self._unread:
@@ -150,8 +152,8 @@ class Handle:
         return self
 
     async def __anext__(self) -> StreamEvent:
-        """Bounded by the client's patience: silence is asked about, and raises BusTimeout in the
-        end.
+        """The next event. The client's patience limits the wait: silence leads to questions, and in
+        the end raises BusTimeout.
         """
         while (event := self.take()) is None:
             if self.over:
@@ -161,20 +163,22 @@ class Handle:
         return event
 
     async def cancel(self, reason: str = "cancelled by the client") -> None:
-        """Ask for the end of it; said again until End comes, for a cancel is sent at most once."""
+        """Ask for the end of the request. It is repeated until End comes, for a single cancel may
+        be lost.
+        """
         self.cancelling = reason
         if self.verdict is None:
             await self._client.bus.publish(subjects.cancel(self.key), Cancel(reason=reason))
 
     def close(self) -> None:
-        """Listen no more. The request itself goes on."""
+        """Stop listening. The request itself goes on."""
         self.fail(BusTimeout(f"request {self.key}: its handle was closed before the end"))
         self._client.forget(self)
 
 
 class Client:
-    """Use as `async with Client(bus, clock) as client`. Leaving it stops listening; requests go
-    on.
+    """A client; use it as `async with Client(bus, clock) as client`. Leaving the context stops
+    listening; requests go on.
     """
 
     def __init__(
@@ -190,8 +194,8 @@ class Client:
         self._patience = patience if patience is not None else Patience()
         self._root = f"_INBOX.{client_id if client_id is not None else uuid4().hex}"
         self._numbers = itertools.count(1)
-        self._routes: dict[str, list[Handle]] = {}  # events' subject -> who listens
-        # in order: a set would be walked in the order of addresses
+        self._routes: dict[str, list[Handle]] = {}  # subject of events -> handles that listen
+        # a dict, for its order: a set would be walked in the order of addresses
         self._handles: dict[Handle, None] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._asking = asyncio.Semaphore(ASKING_AT_ONCE)
@@ -228,14 +232,14 @@ class Client:
         sink: Sink | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> Handle:
-        """Send one request and return once admission has stored it. Repeated with the same id while
-        the outcome is unknown.
+        """Send one request and return once admission has stored it. It is repeated under the same
+        id while the outcome is unknown.
 
         An id that is known already attaches: the handle gives its events from the first token.
-        `derived` listens on the subject made from the id rather than on this client's inbox. With a
-        `sink`, events are given to it as they come, in the callback that received them (it must be
-        quick and must not raise), and `handle.wait()` tells when all is over. Raises PeerError
-        (refused), NoResponders or BusTimeout (nobody answered for `submit_s`; it may yet have been
+        `derived` listens on the subject made from the id rather than on this client's inbox. A
+        `sink` receives events as they come, in the callback that received them (it must be quick
+        and must not raise), and `handle.wait()` returns at the end. Raises PeerError (refused),
+        NoResponders or BusTimeout (nobody answered for `submit_s`; the request may have been
         stored).
         """
         key = subjects.request_key(request.tenant, request.request_id)
@@ -248,7 +252,7 @@ class Client:
             if derived:
                 handle.subscription = await self.bus.subscribe(own, StreamEvent, self._hear)
             handle.received = await self._store(handle, headers)
-            if handle.over:  # its events were quicker than the answer
+            if handle.over:  # its events came before the answer
                 return handle
             stream = handle.received.stream_subject
             if stream != own:
@@ -266,9 +270,9 @@ class Client:
         return handle
 
     async def withdraw(self, request: GenerateRequest) -> None:
-        """Cancel a request that may have been stored. Said once. Raises BusError."""
+        """Cancel a request that may have been stored. The cancel is sent once. Raises BusError."""
         key = subjects.request_key(request.tenant, request.request_id)
-        await self.bus.publish(subjects.cancel(key), Cancel(reason="it was asked for in vain"))
+        await self.bus.publish(subjects.cancel(key), Cancel(reason="its submission was given up"))
 
     def forget(self, handle: Handle) -> None:
         self._handles.pop(handle, None)
@@ -287,7 +291,7 @@ class Client:
         handle.routes.append(subject)
 
     async def _follow(self, handle: Handle, stream: str) -> None:
-        """Listen where the events go that somebody asked for earlier, under the same id."""
+        """Listen on the subject of a request that was submitted earlier under the same id."""
         known = stream in self._routes or stream.startswith(f"{self._root}.")
         self._route(stream, handle)
         if not known:
@@ -321,7 +325,7 @@ class Client:
                 self._digest(handle, handle.assembler.take(event))
 
     def _digest(self, handle: Handle, events: list[StreamEvent]) -> None:
-        """Show what became known, note the sign of life, and ask for what is now seen to be
+        """Hand out new events, note the sign of life, and ask for output that is now known to be
         missing.
         """
         now_unix_s = self._clock.unix_s()
@@ -343,7 +347,7 @@ class Client:
             self._start(self._ask(handle), "client.attach")
 
     async def _ask(self, handle: Handle) -> None:
-        """One question to the log, and a pause if it brought nothing that was missing."""
+        """Ask the log once; pause if the answer brought nothing that was missing."""
         request = handle.request
         async with self._asking:
             handle.overflowed = False
@@ -364,7 +368,7 @@ class Client:
                     handle.fail(error)
                     self.forget(handle)
             except BusError:
-                pass  # nobody there now: asked again below, and given up by the watch
+                pass  # nobody answers now: asked again below, and given up by the watch
         if handle.assembler.missing:
             await asyncio.sleep(handle.fruitless_s)
             handle.fruitless_s = min(2 * handle.fruitless_s, FRUITLESS_LIMIT_S)
@@ -375,7 +379,7 @@ class Client:
         self._ask_if_due(handle, now_unix_s)
 
     async def _watch(self) -> None:
-        """Look for streams that fell silent, repeat cancels, give up on what nobody answers for."""
+        """Look for silent streams, repeat cancels, and give up requests that nobody answers for."""
         repeat_unix_s = 0.0
         while True:
             await asyncio.sleep(TICK_S)
@@ -383,12 +387,10 @@ class Client:
             for handle in [handle for handle in self._handles if handle.received is not None]:
                 silent_s = now_unix_s - handle.alive_unix_s
                 if handle.full:
-                    handle.alive_unix_s = now_unix_s  # it is the reader who is slow
+                    handle.alive_unix_s = now_unix_s  # the reader is slow
                 elif silent_s > self._patience.give_up_s + handle.silence_s:
                     handle.fail(
-                        BusTimeout(
-                            f"request {handle.key}: nothing was heard of it for {silent_s:.0f} s"
-                        )
+                        BusTimeout(f"request {handle.key}: no event came for {silent_s:.0f} s")
                     )
                     self.forget(handle)
                 else:
@@ -407,6 +409,6 @@ class Client:
     def _finished(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            # A mistake of ours: nobody may go on waiting for what that task was to do.
+            # A fault of ours: nobody may wait any longer for the work of that task.
             for handle in list(self._handles):
                 handle.fail(SlacklineError(f"{task.get_name()} failed: {error!r}"))

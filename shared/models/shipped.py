@@ -1,22 +1,23 @@
-"""The models that ship with Slackline, and any other by its folder."""
+"""The models that ship with Slackline, by name, and any other model by its folder."""
 
 from pathlib import Path
 
 from shared.errors import ConfigError
 
 FOLDER = Path(__file__).parent
-DEFAULT = "slackline-5m"  # where nobody names another
+DEFAULT = "slackline-5m"  # the model where none is named
 
 
 def names() -> list[str]:
-    """The shipped models, sorted."""
+    """The names of the shipped models, sorted."""
     return sorted(path.parent.name for path in FOLDER.glob("*/config.json"))
 
 
 def folder(name_or_path: str) -> Path:
-    """A shipped model's folder by name, or any by path: what holds a slash or is a folder here.
+    """The folder of a shipped model by its name, or any folder by its path. A text with a slash, or
+    the name of a folder here, is a path.
 
-    Raises: ConfigError if there is no such model; what is in a folder is for its reader to judge.
+    Raises: ConfigError if there is no such model. The reader of a folder judges its contents.
     """
     if name_or_path in names():
         return FOLDER / name_or_path

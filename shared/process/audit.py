@@ -1,4 +1,4 @@
-"""The check of a core's books while the service runs, so that a fault is found before it spreads."""
+"""The check of a core's books while its service runs: a fault is found before it spreads."""
 
 from typing import Protocol
 
@@ -10,8 +10,8 @@ log = structlog.get_logger()
 
 IDLE_S = 10.0  # between two checks of a core that is idle
 BUSY_S = 60.0  # a core that is never idle is checked all the same, this often
-# Checks take at most this share of the time: one of 0.2 ms (a replica with 256 requests) may come as
-# often as the above says, one of 50 ms (a pool of 50,000) every 50 s.
+# Checks take at most this share of the time: one of 0.2 ms (a replica with 256 requests) may come
+# as often as the above says, one of 50 ms (a pool of 50,000) every 50 s.
 COST_SHARE = 0.001
 
 

@@ -1,5 +1,5 @@
-"""The types of tracing: one OpenTelemetry trace per request across all services. This module records
-nothing; shared/process/tracing.py decides what a process records.
+"""The types of tracing: one OpenTelemetry trace per request across all services. This module
+records nothing; shared/process/tracing.py decides what a process records.
 
 The service that receives a request starts its trace; `traceparent` (W3C Trace Context) travels in
 NATS headers and in the record.
@@ -25,8 +25,8 @@ class TraceParent(NamedTuple):
 
     @staticmethod
     def parse(header: str | None) -> "TraceParent | None":
-        """The parsed header; None where it is absent or malformed: a bad header from a client begins
-        a new trace, as the standard asks.
+        """The parsed header; None where it is absent or malformed: a bad header from a client
+        begins a new trace, as the standard asks.
         """
         found = FORMAT.fullmatch(header) if header else None
         if found is None or found[1] == "ff" or (found[1] == "00" and found[5]):

@@ -159,7 +159,7 @@ class Broker:
 
 
 class Link:
-    """The two hops of one connection. Within one direction, messages arrive in the order of sending."""
+    """The two hops of one connection. Within one direction, messages arrive as they were sent."""
 
     def __init__(
         self, broker: Broker, name: str, process: SimProcess | None, *, back_at_s: float
@@ -186,8 +186,8 @@ class Link:
         return copy_context() if self._process is None else self._process.context()
 
     async def sendable(self) -> None:
-        """Wait until the client may send. A connection that ended never answers: its process is dead
-        and does not get past this.
+        """Wait until the client may send. A connection that ended never answers: its process is
+        dead and does not get past this.
         """
         if self._closed:
             await self._loop.create_future()

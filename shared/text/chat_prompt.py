@@ -1,5 +1,5 @@
-"""Chat messages to one prompt: checked first, then rendered by the model's own template, or
-plainly.
+"""From chat messages to one prompt: the messages are checked, then rendered by the model's own
+template, or plainly.
 """
 
 import json
@@ -18,9 +18,9 @@ Render = Callable[[Sequence[Mapping[str, Any]]], str]
 
 
 def checked(messages: object) -> list[dict[str, Any]]:
-    """The messages, with content given as text parts joined into one string.
+    """The messages; content that was given as text parts is joined into one string.
 
-    Raises: PeerError naming the offending field, for anything that is not a list of {role,
+    Raises: PeerError that names the offending field, for anything other than a list of {role,
         content}.
     """
     if not isinstance(messages, list) or not messages:
@@ -62,21 +62,21 @@ def _text(content: object, param: str) -> str:
 
 
 def marked(messages: Sequence[Mapping[str, Any]]) -> str:
-    """Plain rendering for vocabularies that have the markers: one marked turn per message, the
-    assistant's left open.
+    """The plain rendering for vocabularies with the markers: one marked turn per message, and the
+    assistant's turn left open.
     """
     turns = [f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>\n" for m in messages]
     return "".join(turns) + "<|im_start|>assistant\n"
 
 
 def labelled(messages: Sequence[Mapping[str, Any]]) -> str:
-    """Plain rendering for any vocabulary."""
+    """The plain rendering for any other vocabulary."""
     return "\n".join([*(f"{m['role']}: {m['content']}" for m in messages), "assistant:"])
 
 
 def from_template(source: str, variables: Mapping[str, str]) -> Render:
-    """A renderer from a model's Jinja template, sandboxed, with the names that published templates
-    expect.
+    """A renderer from a model's Jinja template, in a sandbox, with the names that published
+    templates expect.
 
     Raises: ConfigError if the template does not compile. The renderer raises PeerError where the
         template refuses.

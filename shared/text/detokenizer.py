@@ -1,5 +1,5 @@
-"""Tokens to text, one token at a time: what is returned is final, what may still change is held
-back.
+"""From tokens to text, one token at a time: returned text is final; text that may still change is
+held back.
 
 A byte-level vocabulary needs a table and an incremental UTF-8 decoder (0.2 us a token). For any
 other, a short window of tokens is decoded with and without the new one: the difference is new text
@@ -11,24 +11,26 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 _Utf8 = codecs.getincrementaldecoder("utf-8")
-_UNFINISHED = "\ufffd"  # what every decoder puts for a character that lacks bytes
-_PATIENCE = 8  # tokens; a character has at most 4 bytes, so text unfinished for longer is bad bytes
+_UNFINISHED = "\ufffd"  # the character that decoders put where bytes are missing
+_PATIENCE = (
+    8  # tokens; a character has at most 4 bytes, so text unfinished for longer has bad bytes
+)
 
 
 class Detokenizer(Protocol):
-    """One output being read. Special tokens, and ids that the vocabulary lacks, have no text."""
+    """The reader of one output. Special tokens, and ids outside the vocabulary, have no text."""
 
     def feed(self, token: int) -> str:
-        """The text that became final with this token; an unfinished character waits. Bad bytes
-        become U+FFFD.
+        """The text that this token makes final; an unfinished character waits. Bad bytes become
+        U+FFFD.
         """
 
     def flush(self) -> str:
-        """What was still held back, as U+FFFD. The output ends here."""
+        """The rest at the end of the output: an unfinished character becomes U+FFFD."""
 
 
 class ByteDetokenizer:
-    """`table[token]` is the token's bytes."""
+    """For byte-level vocabularies: `table[token]` is the token's bytes."""
 
     def __init__(self, table: Sequence[bytes]) -> None:
         self._table = table
@@ -45,27 +47,27 @@ class ByteDetokenizer:
 
 
 class WindowDetokenizer:
-    """For vocabularies in which a token's text depends on its neighbours; `decode` turns ids into
-    text, `silent` ones have none.
+    """For vocabularies in which a token's text depends on its neighbours. `decode` turns ids into
+    text; `silent` ids have none.
 
-    The window begins one emission back, so that a decoder which strips the first space strips it
-    from both sides alike.
+    The window begins one emission back, so a decoder that strips the first space strips it from
+    both texts alike.
     """
 
     def __init__(self, decode: Callable[[list[int]], str], silent: frozenset[int]) -> None:
         self._decode = decode
         self._silent = silent
         self._window: list[int] = []
-        self._said = 0  # tokens of the window whose text is out
-        self._said_text = ""  # the text of those, decoded alone
+        self._emitted = 0  # tokens of the window whose text has been returned
+        self._emitted_text = ""  # the text of these tokens, decoded alone
 
     def feed(self, token: int) -> str:
         if token in self._silent:
             return ""
         self._window.append(token)
         text = self._decode(self._window)
-        unfinished = text.endswith(_UNFINISHED) and len(self._window) - self._said < _PATIENCE
-        if unfinished or len(text) <= len(self._said_text):
+        unfinished = text.endswith(_UNFINISHED) and len(self._window) - self._emitted < _PATIENCE
+        if unfinished or len(text) <= len(self._emitted_text):
             return ""
         return self._advance(text)
 
@@ -73,8 +75,8 @@ class WindowDetokenizer:
         return self._advance(self._decode(self._window))
 
     def _advance(self, text: str) -> str:
-        new = text[len(self._said_text) :]
-        self._window = self._window[self._said :]
-        self._said = len(self._window)
-        self._said_text = self._decode(self._window)
+        new = text[len(self._emitted_text) :]
+        self._window = self._window[self._emitted :]
+        self._emitted = len(self._window)
+        self._emitted_text = self._decode(self._window)
         return new

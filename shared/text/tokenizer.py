@@ -1,5 +1,5 @@
-"""Text to tokens and back: the tokenizer of a Hugging Face folder, or the built-in byte-level one
-that needs no file.
+"""From text to tokens and back: the tokenizer of a Hugging Face folder, or the built-in byte-level
+one that needs no file.
 """
 
 import json
@@ -22,14 +22,16 @@ BUILTIN_SPECIALS = {
     "<|im_start|>": 259,
     "<|im_end|>": 260,
 }
-SPECIAL_MARK = "<|"  # all of those begin with it
-# what models that think say when they have: most; Magistral
+SPECIAL_MARK = "<|"  # every special token above begins with it
+# the tokens that end the thinking of models: of most, of Magistral
 ENDS_OF_THINKING = ("</think>", "[/THINK]")
 BUILTIN_ENDS = frozenset({BUILTIN_SPECIALS["<|eos|>"], BUILTIN_SPECIALS["<|im_end|>"]})
 
 
 class Tokenizer:
-    """Immutable, and safe to call from several threads (encoding releases the interpreter)."""
+    """A tokenizer. It is immutable and may be called from several threads (encoding releases the
+    interpreter).
+    """
 
     def __init__(
         self,
@@ -41,10 +43,12 @@ class Tokenizer:
     ) -> None:
         self.inner = inner
         self.eos_token_ids = eos_token_ids
-        # ids are below this
+        # the number of ids: all are below it
         self.vocabulary = 1 + max(inner.get_vocab(with_added_tokens=True).values())
         self._render = render
-        self._plain = plain  # a token is a byte: the library would take 150 us to find that out
+        self._plain = (
+            plain  # every token is a byte: the library would take 150 us for what is plain
+        )
         self._table = _byte_table(inner, self.vocabulary)
         added = {
             token.content: token_id for token_id, token in inner.get_added_tokens_decoder().items()
@@ -61,21 +65,23 @@ class Tokenizer:
 
     @staticmethod
     def builtin() -> "Tokenizer":
-        """Ids 0-255 are the bytes; BUILTIN_SPECIALS follow, numbered in order. The same object each
-        time.
+        """The built-in tokenizer: ids 0-255 are the bytes, and BUILTIN_SPECIALS follow in order.
+        Every call returns the same object.
         """
         return _builtin()
 
     @staticmethod
     def load(folder: str | Path) -> "Tokenizer":
-        """The tokenizer of a Hugging Face folder; the same object each time. Raises ConfigError."""
+        """The tokenizer of a Hugging Face folder; every call returns the same object. Raises
+        ConfigError.
+        """
         return _load(str(Path(folder).resolve()))
 
     def encode(self, text: str, *, rendered: bool = False) -> list[int]:
-        """Token ids. A prompt gets what the model's tokenizer puts around it (such as bos); a
-        rendered chat has it already.
+        """The token ids of a text. A prompt receives the tokens that the model's tokenizer puts
+        around it (such as bos); a rendered chat has them already.
 
-        The names of special tokens within the text are those tokens: callers may render chats
+        The name of a special token within the text stands for that token: callers may render chats
         themselves.
 
         Raises: PeerError for text that is not Unicode (lone surrogates).
@@ -92,14 +98,14 @@ class Tokenizer:
         return ids
 
     def render(self, messages: object) -> str:
-        """One prompt from chat messages, ending where the assistant is to speak. Raises
+        """One prompt from chat messages; it ends where the assistant's turn begins. Raises
         PeerError.
         """
         return self._render(chat.checked(messages))
 
     def piece(self, token: int) -> bytes:
-        """The bytes of one token by itself; of a special token, its name; of an id that the
-        vocabulary lacks, none.
+        """The bytes of one token by itself. A special token gives its name, an id outside the
+        vocabulary nothing.
         """
         if self._table is not None and token < len(self._table) and self._table[token]:
             return self._table[token]
@@ -107,7 +113,7 @@ class Tokenizer:
         return text.encode()
 
     def detokenizer(self) -> Detokenizer:
-        """A fresh reader of one output."""
+        """A new reader of one output."""
         if self._table is not None:
             return ByteDetokenizer(self._table)
         return WindowDetokenizer(_decoder(self.inner), self._silent)
@@ -115,7 +121,7 @@ class Tokenizer:
 
 @cache
 def _builtin() -> Tokenizer:
-    # A merge-free BPE whose alphabet is the 256 bytes: every text has exactly one encoding, its
+    # A BPE without merges whose alphabet is the 256 bytes: every text has exactly one encoding, its
     # UTF-8.
     vocabulary = {symbol: byte for byte, symbol in _byte_symbols().items()}
     inner = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
@@ -157,12 +163,12 @@ def _load(folder: str) -> Tokenizer:
 def _renderer(
     path: Path, config: Mapping[str, Any], inner: tokenizers.Tokenizer, names: Mapping[str, str]
 ) -> chat.Render:
-    """The folder's chat template, from either place where one is kept; a plain rendering where
-    there is none.
+    """The folder's chat template, from either of the places for it; the plain rendering where there
+    is none.
     """
     file = path / "chat_template.jinja"
     template = file.read_text() if file.exists() else config.get("chat_template")
-    if isinstance(template, list):  # several, by name
+    if isinstance(template, list):  # several templates, by name
         template = {entry["name"]: entry["template"] for entry in template}.get("default")
     if template:
         return chat.from_template(template, names)
@@ -170,7 +176,7 @@ def _renderer(
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """A JSON object; empty where there is no such file. Raises ConfigError."""
+    """The JSON object in a file; empty where there is no such file. Raises ConfigError."""
     if not path.exists():
         return {}
     try:
@@ -197,9 +203,7 @@ def _decoder(inner: tokenizers.Tokenizer) -> Callable[[list[int]], str]:
 
 
 def _byte_symbols() -> dict[int, str]:
-    """Byte -> the printable character that stands for it in byte-level vocabularies (the alphabet
-    of GPT-2).
-    """
+    """Byte -> the printable character for it in byte-level vocabularies (the alphabet of GPT-2)."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in printable]
     return {byte: chr(byte) for byte in printable} | {
@@ -208,8 +212,8 @@ def _byte_symbols() -> dict[int, str]:
 
 
 def _byte_table(inner: tokenizers.Tokenizer, vocabulary: int) -> list[bytes] | None:
-    """Each token's bytes, special ones empty; None unless the vocabulary is byte-level and nothing
-    else is done on decoding.
+    """The bytes of each token, empty for special ones. None unless the vocabulary is byte-level and
+    decoding does nothing else.
     """
     if not isinstance(inner.decoder, decoders.ByteLevel):
         return None
