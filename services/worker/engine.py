@@ -7,8 +7,9 @@ one from a thread beside the event loop.
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+from shared.core.turn import Load, Work
 from shared.errors import SlacklineError
-from shared.schemas import Sampling, Selection
+from shared.schemas import Selection
 from shared.vocabulary import Slot
 
 
@@ -37,35 +38,6 @@ class RefusedError(SlacklineError):
     """The engine does not take this request, and will not later: it fails with this message, others
     are not concerned.
     """
-
-
-class Load(NamedTuple):
-    """A request about to be computed from position 0: its prompt, followed by the `generated`
-    tokens it already has.
-
-    `adapter`: one of the facts' names, or "" for the model itself.
-    """
-
-    slot: Slot
-    tokens: Sequence[int]
-    generated: int
-    sampling: Sampling
-    # of this request; position n draws from (seed, n), so that a recomputed request goes on alike
-    seed: int
-    adapter: str = ""
-
-
-class Work(NamedTuple):
-    """One entry of an iteration: compute the next `tokens` positions of the slot, exactly.
-
-    `emits`: the chunk reaches the last known token, so one new token is sampled (more with drafts).
-    An engine with a prefix cache may find positions computed before those; one that keeps its own
-    books may lack room, and does nothing.
-    """
-
-    slot: Slot
-    tokens: int
-    emits: bool
 
 
 class Likely(NamedTuple):

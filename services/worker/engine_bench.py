@@ -23,8 +23,8 @@ import msgspec
 import torch
 import transformers
 
-from services.worker.engine import Load, Work
 from services.worker.engines.torch_engine import TorchEngine
+from shared.core.turn import Load, Work
 from shared.errors import ConfigError
 from shared.models import shipped as store
 from shared.perf.engine_figures import EngineFigures, Speed

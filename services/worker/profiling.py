@@ -19,7 +19,8 @@ from typing import NamedTuple
 import msgspec
 import structlog
 
-from services.worker.engine import Engine, Load, Work
+from services.worker.engine import Engine
+from shared.core.turn import Load, Work
 from shared.perf.fitting import LEAST, Timed, fit
 from shared.perf.profile_file import ProfileFile
 from shared.perf.shape import BatchShape

@@ -31,9 +31,10 @@ import msgspec
 import numpy as np
 
 from services.worker.config import WorkerConfig
-from services.worker.engine import Engine, Load, Work
+from services.worker.engine import Engine
 from services.worker.engines.make import make
 from services.worker.profiling import fit_engine
+from shared.core.turn import Load, Work
 from shared.perf import profile_file as store
 from shared.perf.iteration_time import Profile
 from shared.perf.online import Corrected, Regime

@@ -7,7 +7,7 @@ Only requests that came with a traceparent cost anything here.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shared.core.turn import TurnWork
+from shared.core.turn import Work
 from shared.process import conventions as names
 from shared.process.telemetry import AttributeValue, Tracing
 from shared.schemas import AttemptOver, Record
@@ -36,7 +36,7 @@ class Traces:
         if record.traceparent:
             self._by_slot[slot] = _Traced(record.key, record.traceparent, at_unix_s)
 
-    def ran(self, seq: int, work: Sequence[TurnWork], began_unix_s: float) -> None:
+    def ran(self, seq: int, work: Sequence[Work], began_unix_s: float) -> None:
         if not self._by_slot:
             return
         for entry in work:

@@ -4,10 +4,10 @@ what of it is said.
 
 from collections.abc import Mapping, Sequence
 
-from services.worker.engine import Done, Engine, Likely, Load, RefusedError, Work
+from services.worker.engine import Done, Engine, Likely, RefusedError
 from services.worker.speaker import Speaker
 from shared.columns import unpack_list
-from shared.core.turn import Ran, Turn, TurnDone, TurnWork
+from shared.core.turn import Ran, Turn, TurnDone, Work
 from shared.policy.speculation import along
 from shared.schemas import Likelihood, TokenLogprob
 from shared.text.tokenizer import Tokenizer
@@ -41,29 +41,18 @@ def take_turn(engine: Engine, speaker: Speaker, turn: Turn) -> Ran:
     refused: dict[int, str] = {}
     for load in turn.loads:
         try:
-            engine.load(
-                Load(
-                    Slot(load.slot),
-                    load.tokens,
-                    load.generated,
-                    load.sampling,
-                    load.seed,
-                    load.adapter,
-                )
-            )
+            engine.load(load)
         except RefusedError as error:
             refused[load.slot] = str(error)
         else:
             speaker.open(
-                Slot(load.slot), load.sampling, unpack_list(load.resume.tokens), load.resume.text
+                load.slot, load.sampling, unpack_list(load.resume.tokens), load.resume.text
             )
     if not turn.work:
         return Ran([], 0.0)
     if refused:
         return _without(refused, engine, speaker, turn)
-    outcome = engine.execute(
-        [Work(Slot(w.slot), w.tokens, w.emits) for w in turn.work], turn.selection
-    )
+    outcome = engine.execute(turn.work, turn.selection)
     done = [_said(speaker, work, did) for work, did in zip(turn.work, outcome.done, strict=True)]
     return Ran(done, outcome.exec_s, outcome.outside_s)
 
@@ -92,12 +81,12 @@ def _without(refused: Mapping[int, str], engine: Engine, speaker: Speaker, turn:
     return ran._replace(done=whole)
 
 
-def _said(speaker: Speaker, work: TurnWork, did: Done) -> TurnDone:
+def _said(speaker: Speaker, work: Work, did: Done) -> TurnDone:
     if did.failed:
         return TurnDone(
             did.computed,
             (),
-            speaker.finish(Slot(work.slot)),
+            speaker.finish(work.slot),
             FinishReason.INVALID,
             message=did.failed,
         )
@@ -115,14 +104,14 @@ def _told(speaker: Speaker, token: int, likely: Likely) -> TokenLogprob:
 
 
 def _end(
-    speaker: Speaker, work: TurnWork, tokens: Sequence[int]
+    speaker: Speaker, work: Work, tokens: Sequence[int]
 ) -> tuple[Sequence[int], str, FinishReason | None]:
     """The tokens that count, their text, and how the output ended, if it did. An end-of-sequence
     token counts but is not said.
     """
     if not tokens:
         return (), "", None
-    slot = Slot(work.slot)
+    slot = work.slot
     kept = list(tokens[: work.limit])
     finish = work.limit_reason if len(kept) == work.limit else None
     said = kept

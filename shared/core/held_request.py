@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from shared.columns import pack, unpack_list
 from shared.core.offer import offer_of
-from shared.core.turn import Outgoing, TurnDone, TurnLoad, TurnWork
+from shared.core.turn import Load, Outgoing, TurnDone, Work
 from shared.schemas import (
     AttemptOver,
     Body,
@@ -24,7 +24,7 @@ from shared.schemas import (
     Status,
     TokenLogprob,
 )
-from shared.vocabulary import FinishReason, Measure, ReplicaId, RequestKey, ServiceClass
+from shared.vocabulary import FinishReason, Measure, ReplicaId, RequestKey, ServiceClass, Slot
 
 # A chat template that does not want thinking closes it within so many tokens of the prompt's end
 # (Qwen3: `</think>`, line ends).
@@ -94,7 +94,7 @@ class HeldRequest:
 
     # ------------------------------------------------------------ the next iteration
 
-    def work(self, cap: int, draft_depth: int, context_tokens: int) -> TurnWork:
+    def work(self, cap: int, draft_depth: int, context_tokens: int) -> Work:
         """At most `cap` positions of work. Only a decode drafts, and never past its own end; a
         chunk is cut to what is left.
         """
@@ -102,7 +102,7 @@ class HeldRequest:
         limit, reason = self._limit(context_tokens)
         speculates = draft_depth > 0 and left == 1 and len(self.tokens) > 0
         tokens = min(cap, limit) if speculates else min(cap, left)
-        return TurnWork(self.slot, tokens, tokens >= left, limit, reason, self.stops)
+        return Work(Slot(self.slot), tokens, tokens >= left, limit, reason, self.stops)
 
     def _limit(self, context_tokens: int) -> tuple[int, FinishReason]:
         """The number of tokens that it may still make, and the name of its end when it has made
@@ -116,10 +116,10 @@ class HeldRequest:
             return scripted - made, FinishReason.STOP
         return limit, FinishReason.LENGTH
 
-    def load(self) -> TurnLoad:
+    def load(self) -> Load:
         """The request as an engine takes it in."""
-        return TurnLoad(
-            self.slot,
+        return Load(
+            Slot(self.slot),
             [*self.prompt, *self.tokens],
             len(self.tokens),
             self.sampling,

@@ -16,32 +16,44 @@ from shared.schemas import (
     Status,
     TokenLogprob,
 )
-from shared.vocabulary import FinishReason
+from shared.vocabulary import FinishReason, Slot
+
+UNLIMITED = 1 << 30  # tokens
 
 
-class TurnLoad(NamedTuple):
-    """A request that the engine does not have yet; its text begins here too."""
+class Load(NamedTuple):
+    """A request about to be computed from position 0: its prompt, followed by the `generated`
+    tokens that it already has.
 
-    slot: int
+    `adapter`: one of the engine's names, or "" for the model itself. `resume`: the text so far;
+    engines do not read it.
+    """
+
+    slot: Slot
     tokens: Sequence[int]  # prompt and output so far
     generated: int  # the output among them
     sampling: Sampling
+    # of this request; position n draws from (seed, n), so that a recomputed request goes on alike
     seed: int
-    adapter: str
-    resume: Resume
+    adapter: str = ""
+    resume: Resume = Resume()
 
 
-class TurnWork(NamedTuple):
-    """Compute the next `tokens` positions. If `emits`, new tokens come, and at most `limit` of them
-    are kept.
+class Work(NamedTuple):
+    """One entry of an iteration: compute exactly the next `tokens` positions of the slot.
+
+    `emits`: the chunk reaches the last known token, so one new token is sampled (more with drafts).
+    At most `limit` of the new tokens are kept. The end of an output is found outside the engine,
+    which does not read the last three fields. An engine with a prefix cache may find positions
+    computed before those; one that keeps its own books may lack room, and then does nothing.
     """
 
-    slot: int
+    slot: Slot
     tokens: int
     emits: bool
-    limit: int
-    limit_reason: FinishReason  # the name of the end at `limit`
-    stops: frozenset[int]  # tokens that end the output
+    limit: int = UNLIMITED
+    limit_reason: FinishReason = FinishReason.LENGTH  # the name of the end at `limit`
+    stops: frozenset[int] = frozenset()  # tokens that end the output
 
 
 class Turn(NamedTuple):
@@ -52,8 +64,8 @@ class Turn(NamedTuple):
     plan: BatchPlan | None
     preempts: Sequence[int]  # slots whose KV goes, and that stay
     releases: Sequence[int]  # slots that go, their text with them
-    loads: Sequence[TurnLoad]
-    work: Sequence[TurnWork]
+    loads: Sequence[Load]
+    work: Sequence[Work]
     selection: Selection | None
     skipped: Sequence[int]  # slots of entries whose request is gone
 

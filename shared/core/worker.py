@@ -16,7 +16,7 @@ from shared.core.holdings import EVERY_ATTEMPT, Holdings, Tombstones
 from shared.core.plan_queue import PlanQueue
 from shared.core.record import held as held_by_record
 from shared.core.snapshot_pages import pages
-from shared.core.turn import Finished, Outgoing, Timing, Turn, TurnDone, TurnLoad, TurnWork
+from shared.core.turn import Finished, Load, Outgoing, Timing, Turn, TurnDone, Work
 from shared.policy.speculation import along
 from shared.schemas import (
     AttemptOver,
@@ -249,8 +249,8 @@ class WorkerCore:
 
     def _turn(self, plan: BatchPlan, preempts: Sequence[int]) -> Turn:
         """The plan as exact work. Entries of requests that are gone or ending are skipped."""
-        work: list[TurnWork] = []
-        loads: list[TurnLoad] = []
+        work: list[Work] = []
+        loads: list[Load] = []
         skipped: list[int] = []
         kept: list[int] = []  # indices of the entries that run
         slots, caps, selection = unpack_list(plan.slots), unpack_list(plan.caps), plan.selection

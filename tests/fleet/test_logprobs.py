@@ -9,13 +9,13 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.worker.engine import Done, EngineFacts, EngineState, Likely, Load, Outcome, Work
+from services.worker.engine import Done, EngineFacts, EngineState, Likely, Outcome
 from services.worker.speaker import Speaker
 from services.worker.turn_taker import take_turn
 from shared.client.assemble import Assembler
 from shared.columns import pack, unpack_list
 from shared.core import record as life
-from shared.core.turn import Turn, TurnWork
+from shared.core.turn import Load, Turn, Work
 from shared.core.worker import WorkerCore
 from shared.schemas import (
     AttemptOver,
@@ -198,7 +198,7 @@ class Client:
         engine = Scripted()
         engine.load(Load(Slot(self.slot), PROMPT, begin, Sampling(logprobs=self.top), 0))
         engine.bursts = {Slot(self.slot): end - begin}
-        work = TurnWork(self.slot, 1, True, OUTPUT, FinishReason.LENGTH, frozenset())
+        work = Work(self.slot, 1, True, OUTPUT, FinishReason.LENGTH, frozenset())
         speaker = Speaker(Tokenizer.builtin())
         speaker.open(Slot(self.slot), Sampling())
         done = take_turn(engine, speaker, Turn(None, [], [], [], [work], None, [])).done

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from services.worker.engine import Done, EngineFacts, EngineState, Load, Outcome, Work
+from services.worker.engine import Done, EngineFacts, EngineState, Outcome
 from services.worker.engines import draws
+from shared.core.turn import Load, Work
 from shared.perf.iteration_time import Profile
 from shared.perf.scaled import draft_of
 from shared.perf.shape import BatchShape
@@ -185,8 +186,8 @@ class SimEngine:
     def _shape(self, work: Sequence[Work], fills: Sequence[int]) -> BatchShape:
         prefill_tokens = prefills = prefill_sq = prefill_cross = prefill_has = 0
         verified, contexts = list[int](), list[int]()
-        for (slot, _, _), tokens in zip(work, fills, strict=True):
-            state = self._slots[slot]
+        for entry, tokens in zip(work, fills, strict=True):
+            state = self._slots[entry.slot]
             if state.decoding:
                 verified.append(tokens - 1)
                 contexts.append(state.computed)

@@ -15,13 +15,14 @@ from pathlib import Path
 
 import torch
 
-from services.worker.engine import Done, EngineFacts, EngineState, Likely, Load, Outcome, Work
+from services.worker.engine import Done, EngineFacts, EngineState, Likely, Outcome
 from services.worker.engines import paged
 from services.worker.engines.adjusting import Written, adjusted
 from services.worker.engines.attention import Piece
 from services.worker.engines.paged_model import PagedModel
 from services.worker.engines.sampling import Draw, choose, likelihoods
 from shared import features
+from shared.core.turn import Load, Work
 from shared.errors import ConfigError
 from shared.schemas import Sampling, Selection
 from shared.text.tokenizer import Tokenizer
@@ -119,7 +120,8 @@ class TorchEngine:
         ends: list[int] = []  # rows of the packed batch whose logits are needed
         emitting: list[int] = []  # their entries in the work
         done: list[Done] = []
-        for n, (slot, asked, emits) in enumerate(work):
+        for n, entry in enumerate(work):
+            slot, asked, emits = entry.slot, entry.tokens, entry.emits
             state = self._slots[slot]
             left = len(state.tokens) - state.computed
             new = min(asked, left) if selection is not None else asked

@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from statistics import median
 
-from services.worker.engine import Engine, Load, Work
+from services.worker.engine import Engine
 from shared.columns import pack, unpack_list
+from shared.core.turn import Load, Work
 from shared.schemas import Sampling, Selection
 from shared.vocabulary import Slot
 

@@ -21,20 +21,12 @@ from vllm.lora.request import LoRARequest
 from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.request import Request, RequestStatus
 
-from services.worker.engine import (
-    Done,
-    EngineFacts,
-    EngineState,
-    Likely,
-    Load,
-    Outcome,
-    RefusedError,
-    Work,
-)
+from services.worker.engine import Done, EngineFacts, EngineState, Likely, Outcome, RefusedError
 from services.worker.engines.vllm_drafts import depths_of
 from services.worker.engines.vllm_sampling import sampling_params
 from services.worker.engines.vllm_scheduler import Entry, PlannedScheduler
 from shared.columns import unpack_list
+from shared.core.turn import Load, Work
 from shared.schemas import Selection
 from shared.vocabulary import Slot
 
@@ -179,10 +171,10 @@ class VllmEngine:
             self._blocks(state.computed) for state in self._slots.values()
         )
         entries, beginning = [], list[tuple[_Slot, int]]()
-        for (_, asked, _), state, depth in zip(work, states, depths, strict=True):
+        for wanted, state, depth in zip(work, states, depths, strict=True):
             left = state.request.num_tokens - state.computed
             drafts = min(depth, len(state.request.spec_token_ids)) if left == 1 else 0
-            tokens = min(1 + drafts if left == 1 else min(asked, left), room_tokens)
+            tokens = min(1 + drafts if left == 1 else min(wanted.tokens, left), room_tokens)
             blocks = self._blocks(state.computed + tokens) - self._blocks(state.computed)
             if blocks > free_blocks:
                 tokens = 0

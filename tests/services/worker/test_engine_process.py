@@ -20,7 +20,7 @@ from services.worker.engine_process import EngineProcess, engine_process
 from services.worker.engines.make import make
 from services.worker.runner import Runner, VirtualRunner
 from services.worker.turn_taker import TurnTaker
-from shared.core.turn import Ran, Turn, TurnLoad, TurnWork
+from shared.core.turn import Load, Ran, Turn, Work
 from shared.errors import ConfigError, EngineError
 from shared.schemas import Resume, Sampling
 from shared.vocabulary import FinishReason
@@ -51,12 +51,10 @@ def turns(prompts: Sequence[list[int]], outputs: int) -> list[Turn]:
     seed, a stop string and log-probabilities.
     """
     asked = Sampling(temperature=0.8, top_p=0.9, stop=["zzzz"], logprobs=2, max_tokens=outputs + 1)
-    loads = [
-        TurnLoad(n, prompt, 0, asked, 100 + n, "", Resume()) for n, prompt in enumerate(prompts)
-    ]
+    loads = [Load(n, prompt, 0, asked, 100 + n, "", Resume()) for n, prompt in enumerate(prompts)]
 
-    def work(slot: int, tokens: int) -> TurnWork:
-        return TurnWork(slot, tokens, True, outputs + 1, FinishReason.LENGTH, frozenset({0}))
+    def work(slot: int, tokens: int) -> Work:
+        return Work(slot, tokens, True, outputs + 1, FinishReason.LENGTH, frozenset({0}))
 
     first = Turn(
         None, [], [], loads, [work(n, len(prompt)) for n, prompt in enumerate(prompts)], None, []
@@ -172,7 +170,7 @@ async def test_a_turn_for_a_killed_engine_raises_how_the_engine_ended() -> None:
 
 async def test_a_failure_in_the_engine_ends_it_and_is_reported() -> None:
     unknown = Turn(
-        None, [], [], [], [TurnWork(3, 1, True, 1, FinishReason.LENGTH, frozenset())], None, []
+        None, [], [], [], [Work(3, 1, True, 1, FinishReason.LENGTH, frozenset())], None, []
     )
     async with engine_process(TORCH, asyncio.Event()) as engine:
         assert engine is not None

@@ -16,7 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.worker.engine import Likely, Load, Work
+from services.worker.engine import Likely
+from shared.core.turn import Load, Work
 from shared.errors import ConfigError
 from shared.schemas import Sampling
 from shared.text.tokenizer import Tokenizer
@@ -195,7 +196,8 @@ def play(
                 free -= more
                 work.append(Work(Slot(slot), n, n == left))
         done = engine.execute(work, None).done if work else []
-        for (slot, n, _), did in zip(work, done, strict=True):
+        for entry, did in zip(work, done, strict=True):
+            slot, n = entry.slot, entry.tokens
             assert did.computed == n
             computed[slot] += n
             known[slot] += did.tokens

@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from services.worker.engine import Done, EngineFacts, EngineState, Load, Outcome, RefusedError, Work
+from services.worker.engine import Done, EngineFacts, EngineState, Outcome, RefusedError
 from services.worker.speaker import Speaker
 from services.worker.turn_taker import take_turn
 from shared.columns import pack, unpack_list
-from shared.core.turn import Finished
+from shared.core.turn import Finished, Load, Work
 from shared.core.worker import WorkerCore
 from shared.schemas import BatchPlan, Body, Hold, HoldAccepted, Record, Sampling, Selection
 from shared.text.tokenizer import Tokenizer

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any
 
-from services.worker.engine import Done, Outcome, Work
+from services.worker.engine import Done, Outcome
 from services.worker.engines.sim_engine import SimEngine
+from shared.core.turn import Work
 from shared.policy.speculation import along
 from shared.schemas import Selection
 

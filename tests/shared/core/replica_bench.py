@@ -16,7 +16,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from loadgen.simulator.timeline import Alarm, Timeline
-from services.worker.engine import EngineFacts, Load, Work
+from services.worker.engine import EngineFacts
 from services.worker.engines.sim_engine import readable_token
 from shared.columns import pack, unpack_list
 from shared.core import record as life
@@ -36,7 +36,7 @@ from shared.core.replica_events import (
     Synced,
 )
 from shared.core.tick import Tick
-from shared.core.turn import Finished, Turn, TurnDone
+from shared.core.turn import Finished, Load, Turn, TurnDone, Work
 from shared.core.verdict import ended
 from shared.core.worker import WorkerCore
 from shared.policy import registry

@@ -18,12 +18,13 @@ from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
 from services.worker import service as worker
-from services.worker.engine import Engine, EngineFacts, EngineState, Load, Outcome, Work
+from services.worker.engine import Engine, EngineFacts, EngineState, Outcome
 from services.worker.engines.sim_engine import SimEngine
 from services.worker.profiling import Measurement, fit_engine
 from shared import subjects
 from shared.bus.api import Call
 from shared.core.announced import profile_of
+from shared.core.turn import Load, Work
 from shared.errors import ConfigError
 from shared.perf import profile_file as store
 from shared.perf.fitting import LEAST, Timed, coefficients, error_of, fit, non_negative

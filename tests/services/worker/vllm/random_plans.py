@@ -5,9 +5,10 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import NamedTuple
 
-from services.worker.engine import Done, Likely, Load, RefusedError, Work
+from services.worker.engine import Done, Likely, RefusedError
 from services.worker.engines.vllm_engine import VllmEngine
 from shared.columns import pack
+from shared.core.turn import Load, Work
 from shared.schemas import Sampling, Selection
 from shared.vocabulary import Slot
 

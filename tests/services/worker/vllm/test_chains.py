@@ -8,8 +8,9 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from services.worker.engine import Done, Work
+from services.worker.engine import Done
 from services.worker.engines.vllm_engine import LINGER
+from shared.core.turn import Work
 from shared.schemas import Sampling
 from shared.structured import Regex
 from shared.text.tokenizer import Tokenizer

@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from services.worker.engine import Work
+from shared.core.turn import Work
 from shared.schemas import Sampling
 from shared.structured import Choice, Grammar, JsonSchema, Regex, Structured
 from shared.text.tokenizer import Tokenizer
