@@ -141,7 +141,7 @@ class Simulation:
         self._fleet = VirtualFleet(
             self._timeline,
             latency,
-            registry.make(policy, settings).route,
+            registry.router(policy, settings),
             Random(f"{self._traffic.seed}/router"),
             self._end,
             admission_settings=deployment.admission,

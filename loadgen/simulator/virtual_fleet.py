@@ -21,10 +21,10 @@ from loadgen.simulator.virtual_replica import VirtualReplica
 from shared.core import admission, relegation
 from shared.core import record as life
 from shared.core.admission import AdmissionCore, AdmissionEvent, AdmissionSettings
-from shared.core.debits import Route
 from shared.core.offer import as_offer
 from shared.core.relegation import RelegationCore, RelegationEvent, RelegationSettings
 from shared.core.tick import Tick
+from shared.routing.pipeline import Router
 from shared.schemas import (
     AttemptOver,
     Body,
@@ -50,7 +50,7 @@ class VirtualFleet:
         self,
         timeline: Timeline,
         latency: Latency,
-        route: Route,
+        router: Router,
         rng: Random,
         on_end: Callable[[Record], None],
         *,
@@ -63,7 +63,7 @@ class VirtualFleet:
         self._on_demand = latency.digest_s == 0.0  # digests are read when they are needed
         self._refreshing = False  # a request waits, so the next refresh is on the timeline
         self._digest_at_s: dict[str, float] = {}  # of each replica's last digest
-        self._admission = AdmissionCore(route, rng, admission_settings)
+        self._admission = AdmissionCore(router, rng, admission_settings)
         self._relegation = RelegationCore(relegation_settings)
         self._admission_alarm = Alarm(
             timeline, self._admission.wake_at_unix_s, lambda: self._admit(Tick())

@@ -104,11 +104,11 @@ class Admission:
         self.metrics = Registry()
         self._ending = Ending(bus, self._records, tracing, self.metrics)
         self._placer = Placer(bus, self._records, clock, tracing)
-        policy = registry.make(cfg.policy, cfg.settings)
+        router = registry.router(cfg.policy, cfg.settings)
         settings = AdmissionSettings(
             hop_limit=cfg.hop_limit, homeless_s=cfg.homeless_s, open_limit=cfg.open_limit
         )
-        self.core = AdmissionCore(policy.route, rng, settings)
+        self.core = AdmissionCore(router, rng, settings)
         self._inbox: Inbox[AdmissionEvent] = Inbox(INBOX_LIMIT)
         self._workers = Workers(clock, cfg.lost_s, self.metrics)
         model = models.folder(cfg.model).resolve().name if cfg.model else ""

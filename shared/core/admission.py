@@ -7,16 +7,16 @@ as an event, which leads to the next step.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import assert_never
 
 import msgspec
 
-from shared.core.debits import Debits, Route
+from shared.core.debits import Debits
 from shared.core.offer import as_offer
 from shared.core.tick import Tick
+from shared.routing.pipeline import Router
 from shared.schemas import Digest, Offer, Record
 from shared.vocabulary import ReplicaId, RequestKey, ServiceClass
 
@@ -137,9 +137,9 @@ class AdmissionCore:
     """The open requests of one admission. All of its state can be rebuilt from the records."""
 
     def __init__(
-        self, route: Route, rng: Random, settings: AdmissionSettings | None = None
+        self, router: Router, rng: Random, settings: AdmissionSettings | None = None
     ) -> None:
-        self._route = route
+        self._router = router
         self._rng = rng
         self._set = settings or AdmissionSettings()
         self._open: dict[RequestKey, _Open] = {}
@@ -200,9 +200,8 @@ class AdmissionCore:
         """The first choice for a request about to be stored, so that its record can be written with
         it. Debited.
         """
-        replica = next(
-            iter(self._route(offer, self._debits.views(now_unix_s, offer.needs), self._rng)), None
-        )
+        order = self._router(offer, self._debits.views(now_unix_s), self._rng)
+        replica = next(iter(order), None)
         digest = None if replica is None else self._debits.raw(replica)
         if replica is None or digest is None:
             return None
@@ -213,7 +212,8 @@ class AdmissionCore:
         """When it may be worth asking again: the least backlog of any replica, between 1 and 30
         s.
         """
-        backlogs = [digest.backlog_s for digest in self._debits.views(now_unix_s).values()]
+        views = self._debits.views(now_unix_s).values()
+        backlogs = [digest.backlog_s for digest in views if digest.accepting]
         return float(min(max(math.ceil(min(backlogs, default=1.0)), 1), 30))
 
     def placed(self, record: Record, *, now_unix_s: float) -> None:
@@ -264,10 +264,8 @@ class AdmissionCore:
         if waiting.busy:
             return
         record = waiting.record
-        views = self._debits.views(now_unix_s, record.needs)
-        order: Sequence[ReplicaId] = (
-            self._route(as_offer(record, ServiceClass.STANDARD), views, self._rng) if views else ()
-        )
+        views = self._debits.views(now_unix_s)
+        order = self._router(as_offer(record, ServiceClass.STANDARD), views, self._rng)
         fresh = [replica for replica in order if replica not in waiting.tried]
         if waiting.hops < self._set.hop_limit and fresh:
             replica = fresh[0]

@@ -8,15 +8,11 @@ planner's own instants only order its digests among each other.
 
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from random import Random
-from typing import Protocol
 
 from msgspec.structs import replace
 
-from shared.features import meets
-from shared.schemas import Digest, Offer
+from shared.schemas import Digest
 from shared.vocabulary import ReplicaId
 
 STALE_S = 2.0  # a replica whose planner has been silent this long is not offered anything
@@ -25,14 +21,6 @@ FORGET_S = 600.0  # and after this long nothing is kept of it: ids that come onc
 ON_ITS_WAY_S = 0.05
 PLACED_LIMIT = 1024  # placements debited of one replica; a digest each 0.1 s leaves far fewer
 TOKEN_S = 1e-4  # prefill seconds a token, where a digest shows no backlog to derive it from
-
-
-class Route(Protocol):
-    """A policy's router: replicas to offer to, best first."""
-
-    def __call__(
-        self, offer: Offer, digests: Mapping[ReplicaId, Digest], rng: Random
-    ) -> Sequence[ReplicaId]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,16 +141,12 @@ class Debits:
         known = self._known.get(replica)
         return None if known is None else known.view()
 
-    def views(self, now_unix_s: float, needs: Collection[str] = ()) -> dict[ReplicaId, Digest]:
-        """Fresh, accepting replicas that have what is needed, debited; sorted by id, so that equal
-        inputs give equal orders.
-        """
+    def views(self, now_unix_s: float) -> dict[ReplicaId, Digest]:
+        """Fresh digests, debited; sorted by id, so that equal inputs give equal orders."""
         return {
             replica: known.view()
             for replica in self._sorted
-            if (known := self._known[replica]).digest.accepting
-            and now_unix_s - known.digest.at_unix_s <= STALE_S
-            and (not needs or meets(known.digest, needs))
+            if now_unix_s - (known := self._known[replica]).digest.at_unix_s <= STALE_S
         }
 
     def check(self) -> None:

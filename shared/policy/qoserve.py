@@ -24,8 +24,7 @@ Where the paper leaves room:
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from random import Random
+from collections.abc import Sequence
 from typing import Annotated
 
 import numpy as np
@@ -38,9 +37,8 @@ from shared.policy.chunk import Decoding, Rows
 from shared.policy.fit import accept_what_fits
 from shared.policy.lengths import OutputLengths
 from shared.policy.seam import Admission, Bools, Choice, Declared, Floats, Observation, View
-from shared.routing.router import RouterName, make_router
-from shared.schemas import Digest, Offer
-from shared.vocabulary import ReplicaId
+from shared.routing.routings import RouterName
+from shared.schemas import Offer
 
 # Section 4.1.4: throughput saturates there.
 MAX_CHUNK_TOKENS = 2500
@@ -144,7 +142,6 @@ class QoServe:
 
     def __init__(self, settings: Settings) -> None:
         self._set = settings
-        self._router = make_router(settings.router)
         self._lengths = OutputLengths()
         self._rate_tokens = 0.0  # decaying sums over iterations with prefill
         self._rate_s = 0.0
@@ -250,11 +247,6 @@ class QoServe:
             )
         for ended in seen.ended:
             self._lengths.observe(ended)
-
-    def route(
-        self, offer: Offer, digests: Mapping[ReplicaId, Digest], rng: Random
-    ) -> Sequence[ReplicaId]:
-        return self._router(offer, digests, rng)
 
     def _rate(self, profile: Profile) -> float:
         """Prefill tokens per second, as measured; until then, that of the largest chunk by the

@@ -1,10 +1,10 @@
-"""Policies by the name they are chosen by, and their settings from the command line or a
-configuration.
+"""The policies by name, each with its settings and its routing. Settings come from the command line
+or a configuration.
 """
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -15,31 +15,64 @@ from shared.policy.ascendra import policy as ascendra
 from shared.policy.seam import Policy
 from shared.policy.slos_serve import policy as slos_serve
 from shared.policy.sola import policy as sola
+from shared.routing.pipeline import Router
+from shared.routing.routings import named
 
-_POLICIES: dict[str, tuple[type[msgspec.Struct], Callable[[Any], Policy]]] = {
-    **{name: (sarathi.Settings, partial(sarathi.Sarathi, name)) for name in sarathi.ORDERS},
-    "qoserve": (qoserve.Settings, qoserve.QoServe),
-    "adaserve": (adaserve.Settings, adaserve.AdaServe),
-    "ascendra": (ascendra.Settings, ascendra.Ascendra),
-    "slos_serve": (slos_serve.Settings, slos_serve.SlosServe),
-    "sola": (sola.Settings, sola.Sola),
-    "vllm": (vllm.Settings, vllm.Vllm),
+
+def _by_setting(settings: Any) -> Router:
+    """The routing that the setting `router` names."""
+    return named(settings.router)
+
+
+class Entry(NamedTuple):
+    """One policy. Its settings name its routing, and their defaults its default routing."""
+
+    settings: type[msgspec.Struct]
+    policy: Callable[[Any], Policy]  # from the settings
+    router: Callable[[Any], Router] = _by_setting
+
+
+POLICIES: dict[str, Entry] = {
+    **{name: Entry(sarathi.Settings, partial(sarathi.Sarathi, name)) for name in sarathi.ORDERS},
+    "qoserve": Entry(qoserve.Settings, qoserve.QoServe),
+    "adaserve": Entry(adaserve.Settings, adaserve.AdaServe),
+    "ascendra": Entry(ascendra.Settings, ascendra.Ascendra, ascendra.routing),
+    "slos_serve": Entry(slos_serve.Settings, slos_serve.SlosServe, slos_serve.routing),
+    "sola": Entry(sola.Settings, sola.Sola),
+    "vllm": Entry(vllm.Settings, vllm.Vllm),
 }
 
 
 def names() -> list[str]:
-    return list(_POLICIES)
+    return list(POLICIES)
 
 
 def make(name: str, settings: Mapping[str, str] | None = None) -> Policy:
-    """A fresh policy; one is needed per replica, since it learns. Numbers and booleans may be given
-    as text.
+    """A fresh policy. Each replica needs one of its own, since policies learn. Numbers and booleans
+    may be given as text.
 
     Raises: ConfigError for an unknown name or setting, or a value that does not fit.
     """
-    if name not in _POLICIES:
+    return _entry(name).policy(_settings(name, settings))
+
+
+def router(name: str, settings: Mapping[str, str] | None = None) -> Router:
+    """A fresh router, as the policy of this name and these settings wants it. Each admission needs
+    one of its own, since pickers count.
+
+    Raises: ConfigError as `make` does.
+    """
+    return _entry(name).router(_settings(name, settings))
+
+
+def _entry(name: str) -> Entry:
+    if name not in POLICIES:
         raise ConfigError(f"no policy is called {name!r}; there are: {', '.join(names())}")
-    kind, build = _POLICIES[name]
+    return POLICIES[name]
+
+
+def _settings(name: str, settings: Mapping[str, str] | None) -> msgspec.Struct:
+    kind = _entry(name).settings
     fields = {f.name: f for f in msgspec.structs.fields(kind)}
     known = ", ".join(f"{key}={field.default}" for key, field in fields.items())
     unknown = sorted(set(settings or {}) - set(fields))
@@ -49,7 +82,7 @@ def make(name: str, settings: Mapping[str, str] | None = None) -> Policy:
             f"there are, with their defaults: {known}"
         )
     try:
-        return build(msgspec.convert(dict(settings or {}), kind, strict=False))
+        return msgspec.convert(dict(settings or {}), kind, strict=False)
     except msgspec.ValidationError as error:
         raise ConfigError(
             f"policy {name}: {error}; settings with their defaults: {known}"

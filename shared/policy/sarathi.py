@@ -6,8 +6,7 @@ none learns.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from random import Random
+from collections.abc import Callable, Sequence
 from typing import Annotated
 
 import numpy as np
@@ -17,9 +16,8 @@ from shared.policy import chunk
 from shared.policy.chunk import Rows
 from shared.policy.fit import accept_what_fits
 from shared.policy.seam import Admission, Bools, Choice, Declared, Floats, Observation, View
-from shared.routing.router import RouterName, make_router
-from shared.schemas import Digest, Offer
-from shared.vocabulary import ReplicaId
+from shared.routing.routings import RouterName
+from shared.schemas import Offer
 
 # The key of each row that is still to prefill: the smallest goes first. Progress must not make the
 # key of the first row larger than that of another.
@@ -73,7 +71,6 @@ class Sarathi:
         self.name = name
         self._key = ORDERS[name]
         self._set = settings
-        self._router = make_router(settings.router)
 
     def admit(self, view: View, offers: Sequence[Offer]) -> Sequence[Admission]:
         return accept_what_fits(view, offers)
@@ -102,11 +99,6 @@ class Sarathi:
 
     def observe(self, seen: Observation) -> None:
         pass
-
-    def route(
-        self, offer: Offer, digests: Mapping[ReplicaId, Digest], rng: Random
-    ) -> Sequence[ReplicaId]:
-        return self._router(offer, digests, rng)
 
 
 def _within_reach(view: View, queue: Rows, key: Floats, entries: int) -> Bools:

@@ -7,10 +7,9 @@ planner can go on from any point.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from random import Random
 from typing import Protocol
 
 import numpy as np
@@ -19,8 +18,7 @@ from numpy.typing import NDArray
 from shared.columns import EMPTY, Ints
 from shared.perf.iteration_time import Profile
 from shared.perf.shape import BatchShape
-from shared.schemas import Digest, Offer
-from shared.vocabulary import ReplicaId
+from shared.schemas import Offer
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -227,10 +225,3 @@ class Policy(Protocol):
 
     def observe(self, seen: Observation) -> None:
         """Learn from an acked iteration."""
-
-    def route(
-        self, offer: Offer, digests: Mapping[ReplicaId, Digest], rng: Random
-    ) -> Sequence[ReplicaId]:
-        """Replicas to offer to, best first. The caller has already debited its own recent offers
-        from the digests.
-        """

@@ -31,9 +31,8 @@ What is not as in vLLM:
   is first come, first served.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from random import Random
 from typing import Annotated, Literal
 
 import numpy as np
@@ -46,9 +45,8 @@ from shared.policy import chunk
 from shared.policy.chunk import Decoding, Rows
 from shared.policy.fit import accept_what_fits
 from shared.policy.seam import Admission, Choice, Declared, Observation, Speculation, View
-from shared.routing.router import RouterName, make_router
-from shared.schemas import Digest, Offer
-from shared.vocabulary import ReplicaId
+from shared.routing.routings import RouterName
+from shared.schemas import Offer
 
 BATCHED_TOKENS = 2048
 WATERMARK = 0.01  # of the KV
@@ -80,7 +78,6 @@ class Vllm:
                 f"max_num_seqs {settings.max_num_seqs}"
             )
         self._set = settings
-        self._router = make_router(settings.router)
 
     def admit(self, view: View, offers: Sequence[Offer]) -> Sequence[Admission]:
         return accept_what_fits(view, offers)
@@ -159,11 +156,6 @@ class Vllm:
 
     def observe(self, seen: Observation) -> None:
         pass
-
-    def route(
-        self, offer: Offer, digests: Mapping[ReplicaId, Digest], rng: Random
-    ) -> Sequence[ReplicaId]:
-        return self._router(offer, digests, rng)
 
 
 def _speculating(choice: Choice, drafts: Ints) -> Choice:

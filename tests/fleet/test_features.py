@@ -32,7 +32,7 @@ from shared.core.worker import WorkerCore
 from shared.errors import PeerError
 from shared.features import ALL, needs
 from shared.process.instruments import Registry
-from shared.routing.router import attainable
+from shared.routing.routings import named
 from shared.schemas import (
     Announce,
     BatchPlan,
@@ -297,7 +297,7 @@ def places(core: AdmissionCore, event: Any, at_s: float = 0.0) -> list[Any]:
 
 
 def mixed(**settings: Any) -> AdmissionCore:
-    core = AdmissionCore(attainable, Random(1), AdmissionSettings(**settings))
+    core = AdmissionCore(named("attainable"), Random(1), AdmissionSettings(**settings))
     for name, can in (("idle", {}), ("able", ABLE), ("torch", {"features": ["min_p"]})):
         places(core, Heard(digest(0.0, name, **can)))
     return core

@@ -20,9 +20,8 @@ Where the paper leaves room, or serves less than we do (more in the files named)
 - *No draft model*: all decodes, one token each.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from random import Random
 from typing import Annotated
 
 import numpy as np
@@ -39,9 +38,8 @@ from shared.policy.chunk import Decoding, Rows
 from shared.policy.fit import accept_what_fits
 from shared.policy.seam import Admission, Choice, Declared, Observation, Speculation, View
 from shared.policy.speculation import draft_s
-from shared.routing.router import RouterName, make_router
-from shared.schemas import Digest, Offer
-from shared.vocabulary import ReplicaId
+from shared.routing.routings import RouterName
+from shared.schemas import Offer
 
 SEEN = 0.05  # weight of one iteration in the moving mean of accepted drafts
 
@@ -77,7 +75,6 @@ class AdaServe:
         self._bounds = Bounds(
             settings.depth_max, settings.depth_min, settings.width_max, settings.c1, settings.c2
         )
-        self._router = make_router(settings.router)
         self._budgets: dict[str, int] = {}
         self._accepted = 0.0  # recent mean of one request's accepted drafts per verification
 
@@ -186,11 +183,6 @@ class AdaServe:
     def observe(self, seen: Observation) -> None:
         if seen.drafts is not None:
             self._accepted += SEEN * (float(seen.drafts.accepted.mean()) - self._accepted)
-
-    def route(
-        self, offer: Offer, digests: Mapping[ReplicaId, Digest], rng: Random
-    ) -> Sequence[ReplicaId]:
-        return self._router(offer, digests, rng)
 
 
 def _within_kv(view: View, decodes: Decoding, prefills: Rows, chunks: Ints, wanted: Ints) -> Ints:

@@ -30,9 +30,8 @@ Where this differs from the paper:
   best mix is `slackline search`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from random import Random
 from typing import Annotated, Literal
 
 import numpy as np
@@ -47,9 +46,10 @@ from shared.policy.chunk import Decoding, Rows
 from shared.policy.fit import accept_what_fits
 from shared.policy.lengths import OutputLengths
 from shared.policy.seam import Admission, Choice, Declared, Observation, View
-from shared.routing.router import RouterName, make_router
-from shared.schemas import Digest, Offer
-from shared.vocabulary import FinishReason, ReplicaId
+from shared.routing.pipeline import Router
+from shared.routing.routings import RouterName, with_tickets
+from shared.schemas import Offer
+from shared.vocabulary import FinishReason
 
 LP, HP = "lp", "hp"
 
@@ -96,6 +96,11 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     subgroup: Annotated[str, Meta(pattern="^[1-9][0-9]?L[1-9][0-9]?H$")] = "2L1H"
 
 
+def routing(settings: Settings) -> Router:
+    """The controller (sections 4, 6.1): tickets of HP, LP in turn, offloaded requests to HP."""
+    return with_tickets(settings.router, HP)
+
+
 class Ascendra:
     """The policy. It learns output lengths per application and the coefficients of the performance
     model; the view holds all else.
@@ -108,24 +113,6 @@ class Ascendra:
         self.declared = Declared(drops=settings.overload == "drop", pools=pools(settings.subgroup))
         self._lengths = OutputLengths()
         self._model = Refitted()
-        self._routers = {LP: make_router(settings.router), HP: make_router(settings.router)}
-
-    # ------------------------------------------------------------ the controller (sections 4, 6.1)
-
-    def route(
-        self, offer: Offer, digests: Mapping[ReplicaId, Digest], rng: Random
-    ) -> Sequence[ReplicaId]:
-        """Offloaded: HP, and LP only if no HP takes it. New: an HP with a ticket, LP, the other
-        HP.
-        """
-        high = {replica: digest for replica, digest in digests.items() if digest.pool == HP}
-        low = {replica: digest for replica, digest in digests.items() if digest.pool != HP}
-        hp, lp = self._routers[HP](offer, high, rng), self._routers[LP](offer, low, rng)
-        if offer.left == "offloaded":
-            return [*hp, *lp]
-        # to ask for more would use up the hops
-        ticket = [replica for replica in hp if digests[replica].waiting == 0][:1]
-        return [*ticket, *lp, *(replica for replica in hp if replica not in ticket)]
 
     def admit(self, view: View, offers: Sequence[Offer]) -> Sequence[Admission]:
         """HP: whoever was offloaded, and one other if nothing waits for prefill (section 6.1)."""

@@ -23,9 +23,8 @@ Where this differs from the paper:
 - *Memory*: best-effort requests count as free, since they give way.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from random import Random
 from typing import Literal
 
 import numpy as np
@@ -54,9 +53,10 @@ from shared.policy.slos_serve.draft_length import Lengths as DraftLengths
 from shared.policy.slos_serve.drafted import Drafting, speculating, tightened
 from shared.policy.slos_serve.greedy import choose_greedily
 from shared.policy.slos_serve.programme import Counts, Problem, choose, eased
-from shared.routing.sequential import make_router
-from shared.schemas import Digest, Offer
-from shared.vocabulary import ReplicaId, ServiceClass
+from shared.routing.pipeline import Router
+from shared.routing.routings import one_offer, sequential
+from shared.schemas import Offer
+from shared.vocabulary import ServiceClass
 
 # Section 3.2.1: "zero to ten new requests" are typical. For more, the programme's table may grow
 # too large.
@@ -82,6 +82,11 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     best_effort: bool = True
 
 
+def routing(settings: Settings) -> Router:
+    """Section 4.2, or the plain dispatcher that figure 14 compares it with."""
+    return sequential() if settings.router == "sequential" else one_offer()
+
+
 class SlosServe:
     """The policy. It learns output lengths and draft acceptance; the view holds all else."""
 
@@ -90,7 +95,6 @@ class SlosServe:
 
     def __init__(self, settings: Settings) -> None:
         self._set = settings
-        self._router = make_router(settings.router)
         self._lengths = Lengths()
         self._acceptance = Acceptance()
         self._tightest = TightestOffered()
@@ -183,11 +187,6 @@ class SlosServe:
             draft,
             lengths,
         )
-
-    def route(
-        self, offer: Offer, digests: Mapping[ReplicaId, Digest], rng: Random
-    ) -> Sequence[ReplicaId]:
-        return self._router(offer, digests, rng)
 
     # ------------------------------------------------------------ batches (sections 3.2.2, 3.2.3, 4
 

@@ -25,9 +25,8 @@ Where the paper leaves room, or does not serve what we serve (more in the files 
 - *The window* begins anew with the first prefill that waits: before it there was nothing to weigh.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from random import Random
 from typing import Annotated
 
 import numpy as np
@@ -51,9 +50,8 @@ from shared.policy.sola.problem import (
     too_long,
 )
 from shared.policy.sola.state import Prefills, State
-from shared.routing.router import RouterName, make_router
-from shared.schemas import Digest, Offer
-from shared.vocabulary import ReplicaId
+from shared.routing.routings import RouterName
+from shared.schemas import Offer
 
 
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -83,7 +81,6 @@ class Sola:
                 f"a tile of {settings.tile_tokens}"
             )
         self._set = settings
-        self._router = make_router(settings.router)
         self._lengths = LengthDistributions()
         self._window = Window(settings.window)
 
@@ -181,11 +178,6 @@ class Sola:
     def observe(self, seen: Observation) -> None:
         for ended in seen.ended:
             self._lengths.observe(ended)
-
-    def route(
-        self, offer: Offer, digests: Mapping[ReplicaId, Digest], rng: Random
-    ) -> Sequence[ReplicaId]:
-        return self._router(offer, digests, rng)
 
 
 def _all_decodes(view: View, running: Decoding) -> Choice:

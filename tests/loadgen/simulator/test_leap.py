@@ -118,7 +118,7 @@ class Asked:
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self.name, self.declared = policy.name, policy.declared
-        self.admit, self.observe, self.route = policy.admit, policy.observe, policy.route
+        self.admit, self.observe = policy.admit, policy.observe
 
     def plan(self, view: View) -> Sequence[Choice]:
         return [dataclasses.replace(choice, repeats=1) for choice in self._policy.plan(view)]

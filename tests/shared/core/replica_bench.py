@@ -210,9 +210,6 @@ class Chaos:
     def observe(self, seen: Observation) -> None:
         self._plain.observe(seen)
 
-    def route(self, offer: Offer, digests: Any, rng: Random) -> Sequence[ReplicaId]:
-        return self._plain.route(offer, digests, rng)
-
 
 class Watched:
     """Any policy; looks at each view it is shown before it decides."""
@@ -230,9 +227,6 @@ class Watched:
 
     def observe(self, seen: Observation) -> None:
         self._inner.observe(seen)
-
-    def route(self, offer: Offer, digests: Any, rng: Random) -> Sequence[ReplicaId]:
-        return self._inner.route(offer, digests, rng)
 
 
 @dataclass

@@ -27,7 +27,7 @@ class Speculating:
     ) -> None:
         inner: Policy = registry.make("fcfs", {"chunk_tokens": "512"})
         self.name, self.declared = "speculating", inner.declared
-        self.admit, self.route, self._inner = inner.admit, inner.route, inner
+        self.admit, self._inner = inner.admit, inner
         self._method, self._depth, self._width, self._cap, self._budget = (
             method,
             depth,

@@ -32,9 +32,8 @@ from shared.errors import ConfigError
 from shared.perf import profile_file as store
 from shared.perf.scaled import Scaled, draft_of
 from shared.perf.shape import BatchShape
-from shared.policy import registry
+from shared.policy import registry, sarathi
 from shared.policy.acceptance import Acceptance, Drafted, Seeds
-from shared.policy.seam import Policy
 from shared.schemas import Announce, BatchPlan, GenerateRequest, PlanAck, Received, Sampling
 from shared.tiers import DEMO_3
 from shared.vocabulary import ReplicaId, RequestKey
@@ -242,12 +241,10 @@ def test_a_planner_takes_the_draft_from_the_announcement_and_refuses_an_impossib
 @pytest.fixture
 def speculating(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, object]]:
     """Policies by these names speculate."""
-    made, known = {"chain": dict(CHAIN), "tree": dict(TREE)}, registry.make
-
-    def make(name: str, given: object = None) -> Policy:
-        return Speculating(**made[name]) if name in made else known(name, given)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(registry, "make", make)
+    made = {"chain": dict(CHAIN), "tree": dict(TREE)}
+    for name, words in made.items():
+        entry = registry.Entry(sarathi.Settings, lambda _, words=words: Speculating(**words))
+        monkeypatch.setitem(registry.POLICIES, name, entry)
     return made
 
 
@@ -406,10 +403,9 @@ def test_a_choice_that_speculates_is_never_leapt_over(
 def test_a_policy_learns_what_was_drafted_and_what_of_it_accepted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    policy, known = Speculating(**TREE), registry.make
-    monkeypatch.setattr(
-        registry, "make", lambda name, given=None: policy if name == "tree" else known(name, given)
-    )
+    policy = Speculating(**TREE)
+    entry = registry.Entry(sarathi.Settings, lambda _: policy)
+    monkeypatch.setitem(registry.POLICIES, "tree", entry)
     result = run(drawn(1.5, 10.0, seed=11), "tree", "live")
     # Entries of requests that ended in that very step are told too: they were still in the books.
     assert sum(int(drafts.drafted.sum()) for drafts in policy.drafts) == result.drafted

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from msgspec.structs import replace as changed
 
 from loadgen.load.arrivals import Gaps, draw_arrivals
 from loadgen.load.mix import PlannedRequest, plan_requests
@@ -29,9 +28,9 @@ from shared.policy.ascendra.refit import LEAST_BATCHES, Refitted, units_of
 from shared.policy.chunk import decoding
 from shared.policy.lengths import OutputLengths
 from shared.policy.seam import Choice, Ended, Observation, Phase, View
-from shared.schemas import Digest, Offer
+from shared.schemas import Offer
 from shared.tiers import load_tiers
-from shared.vocabulary import FinishReason, ReplicaId, RequestKey, ServiceClass, Slo
+from shared.vocabulary import FinishReason, RequestKey, ServiceClass, Slo
 from tests.shared.policy.views import (
     BLOCK,
     NOW,
@@ -492,27 +491,6 @@ def test_a_choice_is_good_for_more_than_once_only_while_nobody_waits(seen: View,
 # ---------------------------------------------------------------- the controller: pools, turns and
 
 
-def digest(replica: str, pool: str, **more: object) -> Digest:
-    values: dict[str, object] = {
-        "replica": ReplicaId(replica),
-        "incarnation": "i",
-        "planner": "p",
-        "at_unix_s": NOW,
-        "model": "m",
-        "pool": pool,
-        "waiting": 1,
-        "running": 0,
-        "best_effort": 0,
-        "waiting_prefill_tokens": 0,
-        "backlog_s": 0.0,
-        "kv_blocks": 1000,
-        "kv_free_blocks": 1000,
-        "free_slots": 8,
-        "surplus": True,
-    }
-    return Digest(**{**values, **more})  # type: ignore[arg-type]
-
-
 def offer(name: str = "t.r", **more: object) -> Offer:
     values: dict[str, object] = {
         "key": RequestKey(name),
@@ -527,36 +505,6 @@ def offer(name: str = "t.r", **more: object) -> Offer:
         "max_tokens": 100,
     }
     return Offer(**{**values, **more})  # type: ignore[arg-type]
-
-
-def fleet(*digests: Digest) -> dict[ReplicaId, Digest]:
-    return {d.replica: d for d in digests}
-
-
-def test_new_requests_go_to_lp_in_turn_and_offloaded_ones_to_hp_in_turn() -> None:
-    policy, digests = (
-        ascendra(),
-        fleet(digest("a", LP), digest("b", HP), digest("c", ""), digest("d", HP)),
-    )
-    firsts = [list(policy.route(offer(), digests, Random(1))) for _ in range(4)]
-    assert [order[0] for order in firsts] == ["a", "c", "a", "c"]
-    moved = [list(policy.route(offer(left="offloaded"), digests, Random(1))) for _ in range(4)]
-    assert [order[0] for order in moved] == ["b", "d", "b", "d"]
-    assert all(sorted(order) == ["a", "b", "c", "d"] for order in firsts + moved)
-
-
-def test_the_next_request_goes_to_an_hp_with_a_ticket_and_asks_no_second_one() -> None:
-    digests = fleet(
-        digest("a", LP, waiting=0),
-        digest("b", HP, waiting=0),
-        digest("c", HP, waiting=0),
-        digest("d", LP),
-    )
-    order = list(ascendra().route(offer(), digests, Random(1)))
-    assert order[0] in ("b", "c")
-    assert sorted(order[1:3]) == ["a", "d"]
-    digests["b"], digests["c"] = changed(digests["b"], waiting=1), changed(digests["c"], waiting=1)
-    assert ascendra().route(offer(), digests, Random(1))[0] == "a"
 
 
 def test_a_ticket_is_good_for_one_and_only_while_nothing_waits_for_prefill() -> None:

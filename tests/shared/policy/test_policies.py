@@ -1,5 +1,5 @@
-"""What every policy that fills chunks in an order must keep, the baselines' orders, the registry
-and the routers.
+"""What every policy that fills chunks in an order must keep, the orders of the baselines, and the
+registry.
 """
 
 import math
@@ -14,12 +14,8 @@ from hypothesis import strategies as st
 from shared.errors import ConfigError
 from shared.policy import chunk, registry, sarathi
 from shared.policy.seam import Phase, View
-from shared.routing.router import RoundRobin, attainable
-from shared.schemas import Digest, Offer
-from shared.vocabulary import ReplicaId, RequestKey, ServiceClass, Slo
 from tests.shared.policy.views import (
     BLOCK,
-    NOW,
     Row,
     decode,
     entries,
@@ -30,6 +26,7 @@ from tests.shared.policy.views import (
     view,
     views,
 )
+from tests.shared.routing.replicas import offer
 
 NAMES = registry.names()
 relaxed = settings(deadline=None, max_examples=80)
@@ -301,22 +298,6 @@ def test_what_fits_the_context_and_the_kv_is_accepted(name: str) -> None:
     assert all(a.accepted or a.reason for a in answers)
 
 
-def offer(prompt_tokens: int = 100, **more: object) -> Offer:
-    values: dict[str, object] = {
-        "key": RequestKey("t.r"),
-        "attempt": 1,
-        "service_class": ServiceClass.STANDARD,
-        "tier": "interactive",
-        "slo": Slo(ttft_s=2.0, tbt_s=0.05),
-        "importance": 1.0,
-        "application": "",
-        "arrived_unix_s": NOW,
-        "prompt_tokens": prompt_tokens,
-        "max_tokens": 100,
-    }
-    return Offer(**{**values, **more})  # type: ignore[arg-type]
-
-
 def test_unknown_names_and_settings_are_refused_with_what_there_is() -> None:
     with pytest.raises(ConfigError, match=r"nosuch.*fcfs.*edf.*qoserve"):
         registry.make("nosuch")
@@ -336,79 +317,3 @@ def test_unknown_names_and_settings_are_refused_with_what_there_is() -> None:
 def test_every_name_makes_the_policy_of_that_name(name: str) -> None:
     assert registry.make(name).name == name
     assert registry.make(name) is not registry.make(name)
-
-
-# ---------------------------------------------------------------- routing
-
-
-def digest(replica: str, **more: object) -> Digest:
-    values: dict[str, object] = {
-        "replica": ReplicaId(replica),
-        "incarnation": "i",
-        "planner": "p",
-        "at_unix_s": NOW,
-        "model": "m",
-        "pool": "",
-        "waiting": 0,
-        "running": 0,
-        "best_effort": 0,
-        "waiting_prefill_tokens": 0,
-        "backlog_s": 0.0,
-        "kv_blocks": 1000,
-        "kv_free_blocks": 1000,
-        "free_slots": 8,
-        "surplus": True,
-    }
-    return Digest(**{**values, **more})  # type: ignore[arg-type]
-
-
-def fleet(*digests: Digest) -> dict[ReplicaId, Digest]:
-    return {d.replica: d for d in digests}
-
-
-def test_router_prefers_a_slot_then_attainability_then_kv_then_least_backlog() -> None:
-    digests = fleet(
-        digest("full", free_slots=0),
-        digest("late", backlog_s=3.0),
-        digest("tight", kv_free_blocks=10),
-        digest("busy", backlog_s=1.0),
-        digest("idle"),
-        digest("gone", accepting=False),
-    )
-    assert attainable(offer(), digests, Random(1)) == ["idle", "busy", "tight", "late", "full"]
-
-
-def test_alike_replicas_share_by_chance_and_the_same_seed_decides_alike() -> None:
-    digests = fleet(*(digest(f"r{i}", backlog_s=0.001 * i) for i in range(4)))
-    firsts = [attainable(offer(), digests, Random(seed))[0] for seed in range(200)]
-    assert {firsts.count(f"r{i}") > 20 for i in range(4)} == {True}
-    assert firsts == [attainable(offer(), digests, Random(seed))[0] for seed in range(200)]
-
-
-def test_a_best_effort_request_goes_where_there_is_surplus() -> None:
-    digests = fleet(digest("none", surplus=False), digest("some", backlog_s=5.0))
-    best = offer(service_class=ServiceClass.BEST_EFFORT, slo=Slo())
-    assert attainable(best, digests, Random(1)) == ["some", "none"]
-
-
-def test_round_robin_begins_one_further_each_time_and_names_all() -> None:
-    digests = fleet(*(digest(f"r{i}") for i in range(3)), digest("gone", accepting=False))
-    router = RoundRobin()
-    orders = [list(router(offer(), digests, Random(1))) for _ in range(4)]
-    assert [order[0] for order in orders] == ["r0", "r1", "r2", "r0"]
-    assert all(sorted(order) == ["r0", "r1", "r2"] for order in orders)
-    assert router(offer(), {}, Random(1)) == []
-
-
-@relaxed
-@given(
-    backlogs=st.lists(st.floats(0, 1e4) | st.just(math.inf), max_size=6),
-    slo=st.sampled_from([Slo(), Slo(ttft_s=1.0), Slo(ttlt_s=600.0)]),
-    age_s=st.floats(0, 1e4),
-)
-def test_router_names_every_accepting_replica_once(
-    backlogs: list[float], slo: Slo, age_s: float
-) -> None:
-    digests = fleet(*(digest(f"r{i}", backlog_s=b) for i, b in enumerate(backlogs)))
-    order = attainable(offer(slo=slo, arrived_unix_s=NOW - age_s), digests, Random(1))
-    assert sorted(order) == sorted(digests)

@@ -1,8 +1,7 @@
-"""SLOs-Serve: demands, budgets, batches, best-effort tier, routing, and the whole policy."""
+"""SLOs-Serve: demands, budgets, batches, best-effort tier, and the whole policy."""
 
 import math
 from dataclasses import replace
-from random import Random
 
 import numpy as np
 import pytest
@@ -23,11 +22,9 @@ from shared.policy.slos_serve import demand as slos_serve_demand
 from shared.policy.slos_serve.batch import HORIZON, MARGIN_S, after
 from shared.policy.slos_serve.budget import MAX_TIERS, PrefillRate, tier_along, tiers_of
 from shared.policy.slos_serve.demand import FAR_S, LATELY_S, LOOSE_TPOT_S, TightestOffered
-from shared.routing.sequential import InTurn
 from shared.tiers import Tier, TierSet
-from shared.vocabulary import ReplicaId, ServiceClass, Slo
+from shared.vocabulary import ServiceClass, Slo
 from tests.shared.policy.slos_serving import accepted, decoding, offer, policy, waiting
-from tests.shared.policy.test_policies import digest
 from tests.shared.policy.views import NOW, Linear, Row, entries, rows, shape_of, view, views
 
 relaxed = settings(deadline=None, max_examples=60)
@@ -319,21 +316,6 @@ def test_tiers_are_merged_into_the_tighter_neighbour() -> None:
     assert tiers == (0.02, 0.05, 0.1, 0.4)
     assert len(tiers) == MAX_TIERS
     assert tier_along(tpot_s, tiers).tolist() == [2, 1, 1, 0, 3, 1]
-
-
-# ---------------------------------------------------------------- routing (section 4.2)
-
-
-def test_replicas_are_asked_in_turn_and_the_next_one_after_a_decline() -> None:
-    digests = {ReplicaId(name): digest(name) for name in "abc"}
-    route, fresh, declined = InTurn(hops=True), offer(attempt=0), offer(attempt=1)
-    assert [route(fresh, digests, Random(1))[0] for _ in range(4)] == ["a", "b", "c", "a"]
-    assert list(route(declined, digests, Random(1))) == ["b", "c", "a"]
-    # who is asked again takes no turn
-    assert list(route(fresh, digests, Random(1))) == ["b", "c", "a"]
-    once = InTurn(hops=False)
-    assert list(once(declined, digests, Random(1))) == []
-    assert len(once(offer(attempt=1, left="drained"), digests, Random(1))) == 3
 
 
 # ---------------------------------------------------------------- the whole policy

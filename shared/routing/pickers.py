@@ -1,0 +1,64 @@
+"""Pickers: the order in which the replicas that passed the filters are asked."""
+
+from collections.abc import Callable, Sequence
+from random import Random
+
+from shared.routing.pipeline import Candidate, Picker
+from shared.schemas import Offer
+
+
+class BestFirst:
+    """The highest scores first, the scores compared in order; chance among alike."""
+
+    def __call__(
+        self, offer: Offer, candidates: Sequence[Candidate], rng: Random
+    ) -> Sequence[Candidate]:
+        drawn = [
+            (*(-score for score in candidate.scores), rng.random()) for candidate in candidates
+        ]
+        return [candidates[i] for i in sorted(range(len(candidates)), key=drawn.__getitem__)]
+
+
+class Rotation:
+    """Each offer that takes a turn begins one replica further, whatever the scores (QoServe section
+    4.1.1). An offer that takes none begins where the next turn will.
+    """
+
+    def __init__(self, takes_turn: Callable[[Offer], bool] = lambda _offer: True) -> None:
+        self._takes_turn = takes_turn
+        self._turn = 0
+
+    def __call__(
+        self, offer: Offer, candidates: Sequence[Candidate], rng: Random
+    ) -> Sequence[Candidate]:
+        if not candidates:
+            return []
+        first = self._turn % len(candidates)
+        self._turn += self._takes_turn(offer)
+        return [*candidates[first:], *candidates[:first]]
+
+
+class TicketOrder:
+    """Two pools, each in an order of its own (Ascendra sections 4 and 6.1). `high` is the pool that
+    serves requests about to be late.
+
+    A request that was offloaded asks the high pool, then the other. Any other request asks the
+    first replica of the high pool that has a ticket out, which means that nothing waits there; then
+    the other pool; then the rest of the high pool. To ask a second replica with a ticket would use
+    up the hops.
+    """
+
+    def __init__(self, high: str, in_high: Picker, in_low: Picker) -> None:
+        self._high = high
+        self._in_high, self._in_low = in_high, in_low
+
+    def __call__(
+        self, offer: Offer, candidates: Sequence[Candidate], rng: Random
+    ) -> Sequence[Candidate]:
+        high_pool = [c for c in candidates if c.digest.pool == self._high]
+        low_pool = [c for c in candidates if c.digest.pool != self._high]
+        high, low = self._in_high(offer, high_pool, rng), self._in_low(offer, low_pool, rng)
+        if offer.left == "offloaded":
+            return [*high, *low]
+        ticket = [candidate for candidate in high if candidate.digest.waiting == 0][:1]
+        return [*ticket, *low, *(candidate for candidate in high if candidate not in ticket)]

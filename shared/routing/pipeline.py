@@ -1,0 +1,64 @@
+"""Routing: the order in which replicas are asked to take a request, best first.
+
+A pipeline has three stages. *Filters* say which replicas may be asked at all. *Scorers* give each
+of these a tuple of scores, in the order of the scorers. A *picker* puts the replicas in order. One
+more concern is one more scorer, at the place in the list that its weight deserves: where the scores
+before it are equal, it decides.
+
+Digests carry what the caller itself placed recently (shared/core/debits.py). The routings that have
+names stand in shared/routing/routings.py.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from random import Random
+from typing import NamedTuple, Protocol
+
+from shared.routing.filters import able, accepting
+from shared.schemas import Digest, Offer
+from shared.vocabulary import ReplicaId
+
+
+class Router(Protocol):
+    """What admission asks. A router belongs to one admission, since its picker may count."""
+
+    def __call__(
+        self, offer: Offer, digests: Mapping[ReplicaId, Digest], rng: Random
+    ) -> Sequence[ReplicaId]:
+        """The replicas to offer to, best first."""
+
+
+class Candidate(NamedTuple):
+    """A replica that passed the filters."""
+
+    digest: Digest
+    scores: tuple[float, ...]  # parallel to the scorers
+
+
+Filter = Callable[[Offer, Digest], bool]  # True: the replica may be asked
+Scorer = Callable[[Offer, Digest], float]  # the higher, the better
+# The candidates in the order in which they are to be asked. They come sorted by replica id.
+Picker = Callable[[Offer, Sequence[Candidate], Random], Sequence[Candidate]]
+
+# Every pipeline begins with these filters.
+ELIGIBLE: tuple[Filter, ...] = (accepting, able)
+
+
+class Pipeline:
+    """Filter, score, pick."""
+
+    def __init__(
+        self, picker: Picker, *, filters: Sequence[Filter] = (), scorers: Sequence[Scorer] = ()
+    ) -> None:
+        self._filters = (*ELIGIBLE, *filters)
+        self._scorers = tuple(scorers)
+        self._picker = picker
+
+    def __call__(
+        self, offer: Offer, digests: Mapping[ReplicaId, Digest], rng: Random
+    ) -> Sequence[ReplicaId]:
+        candidates = [
+            Candidate(digest, tuple(scorer(offer, digest) for scorer in self._scorers))
+            for _, digest in sorted(digests.items())
+            if all(passes(offer, digest) for passes in self._filters)
+        ]
+        return [candidate.digest.replica for candidate in self._picker(offer, candidates, rng)]

@@ -1,0 +1,69 @@
+"""The routings that have names, each a pipeline of filters, scorers and a picker.
+
+A policy names its routing in its setting `router` (shared/policy/registry.py); admission asks for
+it by the name of the policy.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, NamedTuple
+
+from shared.routing import scorers
+from shared.routing.filters import declined, never_declined
+from shared.routing.pickers import BestFirst, Rotation, TicketOrder
+from shared.routing.pipeline import Picker, Pipeline, Scorer
+from shared.schemas import Offer
+
+RouterName = Literal["attainable", "round_robin"]
+
+
+class Parts(NamedTuple):
+    scorers: Sequence[Scorer]
+    picker: Callable[[], Picker]
+
+
+PARTS: Mapping[RouterName, Parts] = {
+    # Replicas with a free slot first, then those predicted to hold the SLO, then those with KV
+    # room; among them the least backlog relative to the time left, then the least KV in use.
+    "attainable": Parts(
+        (
+            scorers.free_slot,
+            scorers.attainability,
+            scorers.surplus,
+            scorers.kv_room,
+            scorers.backlog,
+            scorers.kv_free,
+        ),
+        BestFirst,
+    ),
+    "round_robin": Parts((), Rotation),
+}
+
+
+def named(name: RouterName) -> Pipeline:
+    parts = PARTS[name]
+    return Pipeline(parts.picker(), scorers=parts.scorers)
+
+
+def sequential() -> Pipeline:
+    """SLOs-Serve (section 4.2): a new request goes to the replicas in turn (section 6.2: "a
+    one-shot round-robin dispatcher"). Where it is declined the next replica in turn is asked, up to
+    the hop limit of admission.
+    """
+    return Pipeline(Rotation(takes_turn=_new))
+
+
+def one_offer() -> Pipeline:
+    """The ablation of figure 14 of SLOs-Serve, the plain dispatcher: replicas in turn. A request
+    that is declined once is best-effort at once.
+    """
+    return Pipeline(Rotation(takes_turn=_new), filters=[never_declined])
+
+
+def with_tickets(name: RouterName, high: str) -> Pipeline:
+    """Ascendra's controller (sections 4 and 6.1): `name` orders each of two pools by itself."""
+    parts = PARTS[name]
+    return Pipeline(TicketOrder(high, parts.picker(), parts.picker()), scorers=parts.scorers)
+
+
+def _new(offer: Offer) -> bool:
+    return not declined(offer)
