@@ -174,7 +174,7 @@ class AdmissionCore:
                     self._open[record.key] = _Open(record, now_unix_s, record.attempt)
                     self._step(record.key, now_unix_s, actions)
             case Heard(digest):
-                self._debits.heard(digest, now_unix_s)
+                self._debits.received(digest, now_unix_s)
             case Lost(replica):
                 self._debits.gone(replica)
             case Taken(key, attempt):

@@ -1,9 +1,9 @@
-"""What routers believe of replicas: the planners' digests, with one's own recent placements
+"""The state of replicas as routers see it: the planners' digests, with the placements since then
 debited.
 
-State half a second old costs nothing if the router adds what it has placed since, and ruins it if
-not. Hosts' clocks differ, so ages are told by the local instant at which a digest was heard; a
-planner's own instants only order its digests among each other.
+A digest half a second old costs nothing if the router adds what it has placed since, and misleads
+it if not. The clocks of hosts differ, so the age of a digest counts from the local instant at which
+it was received. A planner's own instants only order its digests among each other.
 """
 
 from bisect import bisect_left, insort
@@ -15,8 +15,8 @@ from msgspec.structs import replace
 from shared.schemas import Digest
 from shared.vocabulary import ReplicaId
 
-STALE_S = 2.0  # a replica whose planner has been silent this long is not offered anything
-FORGET_S = 600.0  # and after this long nothing is kept of it: ids that come once must not pile up
+STALE_S = 2.0  # a replica whose planner has been silent this long is offered nothing
+FORGET_S = 600.0  # and after this long it is forgotten: ids that come once must not pile up
 # a placement shows in a digest once the planner has answered it: it stays debited a little longer
 ON_ITS_WAY_S = 0.05
 PLACED_LIMIT = 1024  # placements debited of one replica; a digest each 0.1 s leaves far fewer
@@ -32,12 +32,12 @@ class _Placement:
 
 @dataclass(slots=True)
 class _Known:
-    """Of one replica. `tokens` and `best_effort` are sums over `placed`; `debited` is kept until
-    either side changes.
+    """One replica. `tokens` and `best_effort` are sums over `placed`; `debited` is kept until the
+    digest or a placement changes.
     """
 
-    digest: Digest  # at_unix_s: when it was heard, by our clock
-    said_unix_s: float  # by its planner's clock
+    digest: Digest  # at_unix_s: when it was received, by the local clock
+    published_unix_s: float  # by its planner's clock
     placed: deque[_Placement] = field(default_factory=deque)
     tokens: int = 0
     best_effort: int = 0
@@ -51,8 +51,8 @@ class _Known:
         if len(self.placed) > PLACED_LIMIT:
             self._drop()
 
-    def hear(self, digest: Digest, said_unix_s: float) -> None:
-        self.digest, self.said_unix_s, self.debited = digest, said_unix_s, None
+    def receive(self, digest: Digest, published_unix_s: float) -> None:
+        self.digest, self.published_unix_s, self.debited = digest, published_unix_s, None
         while self.placed and self.placed[0].at_unix_s < digest.at_unix_s - ON_ITS_WAY_S:
             self._drop()
 
@@ -88,29 +88,29 @@ class _Known:
 class Debits:
     """The newest digest of each replica, and what this process has placed there since.
 
-    Digests given out carry in `at_unix_s` the local instant at which they were heard.
+    Digests given out carry in `at_unix_s` the local instant at which they were received.
     """
 
     def __init__(self) -> None:
-        self._known: dict[ReplicaId, _Known] = {}  # in the order in which they were last heard
+        self._known: dict[ReplicaId, _Known] = {}  # in the order in which they were last received
         self._sorted: list[ReplicaId] = []
 
-    def heard(self, digest: Digest, now_unix_s: float) -> bool:
-        """False if it says nothing new: it came twice, or after a later one of the same planner and
-        incarnation.
+    def received(self, digest: Digest, now_unix_s: float) -> bool:
+        """Keep a digest. False if it brings nothing new: it came twice, or after a later one of the
+        same planner and incarnation.
         """
-        replica, said_unix_s = digest.replica, digest.at_unix_s
+        replica, published_unix_s = digest.replica, digest.at_unix_s
         known = self._known.get(replica)
         local = replace(digest, at_unix_s=now_unix_s)
         if known is None:
             insort(self._sorted, replica)
-            self._known[replica] = _Known(local, said_unix_s)
+            self._known[replica] = _Known(local, published_unix_s)
         else:
             before = known.digest
             same = before.planner == digest.planner and before.incarnation == digest.incarnation
-            if same and known.said_unix_s >= said_unix_s:
+            if same and known.published_unix_s >= published_unix_s:
                 return False
-            known.hear(local, said_unix_s)
+            known.receive(local, published_unix_s)
             self._known[replica] = self._known.pop(replica)
         while (oldest := next(iter(self._known.values())).digest).at_unix_s < now_unix_s - FORGET_S:
             self.gone(oldest.replica)
@@ -119,25 +119,25 @@ class Debits:
     def placed(
         self, replica: ReplicaId, tokens: int, now_unix_s: float, *, best_effort: bool = False
     ) -> None:
-        """Offered just now. Without effect for a replica of which nothing is known."""
+        """Debit an offer that leaves now. No effect on a replica that is not known."""
         known = self._known.get(replica)
         if known is not None:
             known.add(_Placement(now_unix_s, tokens, best_effort))
 
     def gone(self, replica: ReplicaId) -> None:
-        """It declined for want of a planner, or was declared lost: nothing is known of it until its
-        next digest.
+        """Forget a replica until its next digest: it declined for want of a planner, or was
+        declared lost.
         """
         if self._known.pop(replica, None) is not None:
             del self._sorted[bisect_left(self._sorted, replica)]
 
     def raw(self, replica: ReplicaId) -> Digest | None:
-        """Not debited, and however old."""
+        """The digest as received, however old."""
         known = self._known.get(replica)
         return None if known is None else known.digest
 
     def view(self, replica: ReplicaId) -> Digest | None:
-        """Debited, and however old."""
+        """The digest debited, however old."""
         known = self._known.get(replica)
         return None if known is None else known.view()
 

@@ -1,4 +1,4 @@
-"""What routers may know of a replica, from its books."""
+"""The digest of a replica, which is all that routers know of it, from its books."""
 
 from collections.abc import Sequence
 
@@ -22,8 +22,8 @@ def digest_of(
     planner: str,
     now_unix_s: float,
 ) -> Digest:
-    """`reserved`: accepted, on the way to the worker. Free slots and surplus are the core's to
-    say.
+    """The digest, but for free slots and surplus, which the core fills in. `reserved`: offers
+    accepted and on the way to the worker.
     """
     n = books.live
     standard = ~books.best_effort[:n]
@@ -60,6 +60,6 @@ def digest_of(
 
 
 def best_effort_waiting(books: Books) -> int:
-    """Best-effort requests whose prefill has not ended."""
+    """The number of best-effort requests whose prefill has not ended."""
     n = books.live
     return int(np.count_nonzero(books.best_effort[:n] & (books.phase[:n] != DECODE)))

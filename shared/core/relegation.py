@@ -140,7 +140,7 @@ class RelegationCore:
                 if record.key not in self._waiting:
                     self._enter(record, now_unix_s)
             case Heard(digest):
-                if self._debits.heard(
+                if self._debits.received(
                     digest, now_unix_s
                 ) and now_unix_s >= self._not_before_unix_s.get(digest.replica, 0.0):
                     self._hand_out(digest.replica, now_unix_s, actions)

@@ -1,14 +1,14 @@
-"""Which drafts a target would accept, where there is neither draft nor target: a seeded model, the
-same in simulations and sim engines.
+"""A seeded model of acceptance, for simulations and sim engines alike, which have neither a draft
+nor a target: it says which drafts a target would accept.
 
 At output position n of a request the draft gives its k-th likeliest token the probability q
-(1-q)^k, and the token that the target wants there has its place k drawn by that very law. So what
-AdaServe assumes holds: a node is accepted with its path probability ([adaserve] Eq. 7). The top
-probability q is drawn too, from Beta(a, 1) with mean `probability` = a/(a+1), so that some
-positions are easy and some are hard; chains are accepted as [slos-serve] appendix D has it, each
-token with that mean, independent of the others. All is drawn from (seed of the request, n) alone:
-schedules, batches and replicas change nothing. Both laws are choices of ours; published acceptance
-figures are means over a data set, which is what `probability` is.
+(1-q)^k. The rank k of the token that the target wants there is drawn by the same law. So AdaServe's
+assumption holds: a node is accepted with its path probability ([adaserve] Eq. 7). The top
+probability q is drawn, too, from Beta(a, 1) with mean `probability` = a/(a+1), so that some
+positions are easy and some are hard. Chains are accepted as in [slos-serve] appendix D: each token
+with that mean, independently of the others. All draws depend on (seed of the request, n) alone:
+schedules, batches and replicas change nothing. Both laws are choices of ours. `probability` is a
+mean over a data set, as published acceptance figures are.
 """
 
 from dataclasses import dataclass
@@ -29,14 +29,14 @@ Seeds = NDArray[np.uint64]
 
 # 2^64 / golden ratio, the increment of SplitMix64 (Steele, Lea, Flood 2014)
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-# one of numbers for each of the two draws: "top", "rank"
+# a stream of numbers for each of the two draws: "top", "rank"
 _STREAMS = np.array([0x746F70, 0x72616E6B], dtype=np.uint64)[:, None, None]
 _FARTHEST = float(1 << 30)  # no tree is so wide
 
 
 class Drafted(NamedTuple):
-    """Trees of several requests, level by level; `true`: nodes that the target's own output runs
-    through.
+    """The trees of several requests, level by level. `true`: the nodes on the path of the target's
+    own output.
     """
 
     candidates: Candidates
@@ -44,10 +44,10 @@ class Drafted(NamedTuple):
 
 
 class Speculated(NamedTuple):
-    """What one iteration of an engine does with its drafts. Columns run along its entries."""
+    """The speculation of one iteration of an engine. Columns run along its entries."""
 
-    fills: Ints  # KV positions while it runs, those of rejected drafts included
-    kept: Ints  # of these
+    fills: Ints  # KV positions that it fills while it runs, those of rejected drafts included
+    kept: Ints  # those of them that stay
     drafted: Ints  # draft tokens verified
     filled: Ints  # positions in the draft's KV afterwards
     drafted_s: float  # before the target's pass
@@ -55,8 +55,8 @@ class Speculated(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """`probability`: with which the first draft of a position is accepted, in the mean. Raises
-    ConfigError unless in (0, 1].
+    """The model. `probability`: the mean probability that the first draft of a position is
+    accepted. Raises ConfigError unless in (0, 1].
     """
 
     probability: float = 0.7
@@ -69,8 +69,8 @@ class Acceptance:
         """Beam search ([adaserve] Algorithm 2, step 1): at each level the `width` likeliest
         extensions of the level before.
 
-        Columns run along the entries. `made`: output tokens that the request has; depth 0: it
-        drafts nothing.
+        Columns run along the entries. `made`: the output tokens that the request has. An entry with
+        depth 0 drafts nothing.
         """
         deepest, widest = int(depth.max(initial=0)), int(width[depth > 0].max(initial=1))
         positions: Seeds = (made[:, None] + np.arange(deepest)).astype(np.uint64)
@@ -103,13 +103,13 @@ def speculate(
     left: Ints,
     filled: Ints,
 ) -> Speculated:
-    """Draft, select, verify. Selected nodes are connected, so those on the true path are the
-    accepted ones.
+    """Draft, select, verify. Selected nodes are connected, so the accepted nodes are those on the
+    true path.
 
-    Columns and `selection` run along the entries. `tokens`: positions each may compute; `made`: its
-    output tokens; `has`: its KV positions, `filled`: those in the draft's KV, which has no other
-    limit; `left`: positions to compute before its next token. Who has more left than one, or made
-    nothing yet, is prefilling, and drafts nothing.
+    Columns and `selection` run along the entries. `tokens`: the positions that each may compute.
+    `made`: its output tokens. `has`: its KV positions. `filled`: its positions in the draft's KV,
+    which has no other limit. `left`: the positions to compute before its next token. An entry with
+    more than one left, or no token made yet, is prefilling, and drafts nothing.
     """
     planned, width = unpack(selection.depth), unpack(selection.width)
     speculates = (planned > 0) & (left == 1) & (made > 0)
@@ -151,7 +151,7 @@ def some_of(selection: Selection, kept: Bools) -> Selection:
 
 
 def _chains(top: Floats, first: Bools, grows: Bools) -> Drafted:
-    """[entries, levels] of trees without branches."""
+    """Trees without branches. `top`, `first`, `grows`: [entries, levels]."""
     entries, levels = top.shape
     node = np.full((entries, levels + 1), -1, dtype=np.int32)
     flat = grows.T.ravel()
@@ -163,7 +163,7 @@ def _chains(top: Floats, first: Bools, grows: Bools) -> Drafted:
 
 
 def _beams(top: Floats, wanted: Floats, grows: Bools, width: Ints, widest: int) -> Drafted:
-    """`top`, `wanted`, `grows`: [entries, levels]."""
+    """Trees by beam search. `top`, `wanted`, `grows`: [entries, levels]."""
     entries, levels = top.shape
     rank = np.arange(widest)
     beams, all_entries = rank < width[:, None], np.arange(entries)[:, None]  # [entries, widest]
@@ -195,7 +195,7 @@ def _beams(top: Floats, wanted: Floats, grows: Bools, width: Ints, widest: int) 
 
 
 def _uniform(seeds: Seeds, positions: Seeds) -> Floats:
-    """In (0, 1), of (seed, position) alone."""
+    """Draws from (0, 1) that depend on (seed, position) alone."""
     bits = _scramble(_scramble(seeds * _GOLDEN) + (positions + np.uint64(1)) * _GOLDEN)
     uniform: Floats = ((bits >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
     return uniform

@@ -1,16 +1,15 @@
-"""Making one iteration: all decodes, then prefill chunks in an order, within a token and a time
-budget and the KV that is free.
+"""The making of one iteration: all decodes, then prefill chunks in an order, within a token
+budget, a time budget and the free KV.
 
-KV rules, the same for every policy that fills this way:
-- Decodes claim first. If they run short, victims are preempted, and no more of them than the
-  shortage needs:
-  best-effort before standard, then requests still in prefill before decodes, then the latest
-  arrived.
+KV rules, the same for every policy that fills iterations here:
+- Decodes claim first. If KV is short for them, victims are preempted, and no more of them than the
+  shortage needs: best-effort before standard, then requests in prefill before decodes, then the
+  latest arrived.
 - Prefills leave one free block to every running decode, so that each can grow by at least a block
-  before anyone is preempted.
-- A prefill begins only if all of it fits beside what the prefills already begun still need: those
-  begun can always end. While one cannot begin, none behind it does (it would starve); those already
-  begun go on.
+  before any request is preempted.
+- A prefill begins only if all of it fits beside the KV that the prefills already begun still need:
+  a prefill that has begun can always end. While one prefill cannot begin, none behind it begins (it
+  would starve); those that have begun go on.
 """
 
 import math
@@ -33,7 +32,7 @@ PREFILL, DECODE = int(Phase.PREFILL), int(Phase.DECODE)
 
 
 class Decoding(NamedTuple):
-    """The decodes of one iteration, and what they leave."""
+    """The decodes of one iteration, and the KV that they leave."""
 
     rows: Rows
     victims: Rows  # rows to preempt
@@ -42,13 +41,13 @@ class Decoding(NamedTuple):
 
 
 def blocks(tokens: int, block_tokens: int) -> int:
-    """KV blocks that hold so many positions."""
+    """The number of KV blocks that hold so many positions."""
     return -(-tokens // block_tokens)
 
 
 def decoding(view: View) -> Decoding:
-    """Every decode with tokens still to make, one token each; fewer only if KV is short even after
-    preemption.
+    """The decodes that have tokens still to make, one token each; fewer only if KV is short even
+    after preemption.
     """
     rows = ((view.phase == DECODE) & (view.generated_tokens < view.max_tokens)).nonzero()[0]
     context = view.computed_tokens[rows] + view.unsure_tokens[rows]
@@ -66,13 +65,13 @@ def decoding(view: View) -> Decoding:
 
 
 def _victims(view: View, decodes: Rows, need: Ints, short_blocks: int) -> Rows:
-    """Rows whose preemption covers the shortage, in the order of the rule above, none of which
-    could be spared.
+    """The rows whose preemption covers the shortage, in the order of the rule above. Without any
+    one of them the shortage would not be covered.
     """
     gain = view.kv_held_blocks.astype(np.int64)
     gain[decodes] += need  # a preempted decode asks for nothing
     may_go = view.kv_held_blocks > 0
-    # the others are about to end
+    # a decode with no token left to make is about to end
     may_go &= (view.phase != DECODE) | (view.generated_tokens < view.max_tokens)
     rows = np.flatnonzero(may_go)
     rows = rows[
@@ -107,15 +106,18 @@ def fill(
     relegate: Rows | None = None,
     steady: bool = False,
 ) -> Choice:
-    """The iteration: the decodes, then chunks of the prefills in `order` until a budget or the KV
+    """The iteration: the decodes, then chunks of the prefills in `order`, until a budget or the KV
     is used up.
 
-    limit_tokens: the most prefill tokens. budget_s: the longest the whole predicted iteration may
-        take; each chunk is fitted on the batch as it then is (its decodes, the chunks before it,
-        the context it stands on), so that the sum is exact. With nobody in `order` it is the
-        decodes alone, and that stays right until something happens. `steady`: `order` would stay as
-        it is while nothing but progress happens, so if the first of it takes the whole limit, it
-        does so again until its last chunk.
+    limit_tokens: the most prefill tokens.
+    budget_s: the longest that the whole predicted iteration may take. Each chunk is fitted to the
+        batch so far (the decodes, the chunks before it, the context it stands on), so that the sum
+        is exact.
+    steady: `order` stays as it is while nothing but progress happens. If its first row takes the
+        whole limit, that row then does so again until its last chunk.
+
+    With an empty `order` the iteration is the decodes alone, and stays right until something
+    happens.
     """
     bt, profile, shape = view.block_tokens, view.profile, decodes.shape
     preempted = set(decodes.victims.tolist())
@@ -127,7 +129,7 @@ def fill(
     owed = int(np.maximum(-(-promised // bt) - view.kv_held_blocks[begun_rows], 0).sum())
     rows: list[int] = []
     chunks: list[int] = []
-    shut = False  # one that has not begun could not
+    shut = False  # a prefill could not begin
     begun_left = len(begun_rows)
     for row in order.tolist():
         if limit_tokens <= 0 or (shut and not begun_left):

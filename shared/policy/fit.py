@@ -1,5 +1,5 @@
-"""Taking in whatever can be finished at all: the admission of policies that have no admission
-control.
+"""Admission for policies without admission control: accept every request that can be finished at
+all.
 """
 
 from collections.abc import Sequence
@@ -13,8 +13,8 @@ def accept_what_fits(view: View, offers: Sequence[Offer]) -> Sequence[Admission]
     """Accept each offer whose prompt and longest output fit the context, and the KV of an empty
     replica.
 
-    The last matters: a request larger than the KV would be preempted for its own sake for ever.
-    Slots are the books' affair.
+    A request larger than the KV would be preempted for its own sake for ever. The books take care
+    of slots.
     """
     return [_answer(view, offer.prompt_tokens + offer.max_tokens) for offer in offers]
 

@@ -1,4 +1,4 @@
-"""How many tokens an application's requests put out: learned from those that ended (QoServe section
+"""The output lengths of each application, learned from the requests that ended (QoServe section
 3.4).
 """
 
@@ -8,11 +8,11 @@ import numpy as np
 
 from shared.policy.seam import Ended, Floats
 
-# Before an application has this many ends, nothing is known of it.
+# An application is unknown until so many of its requests have ended.
 MIN_ENDS = 10
-# Taken then as the upper estimate: the largest p90 of QoServe Table 2 (ShareGPT).
+# The upper estimate for unknown applications: the largest p90 of QoServe Table 2 (ShareGPT).
 PRIOR_TOKENS = 834.0
-# Callers choose application names; those beyond this many stay unknown.
+# Callers choose application names; applications beyond this many stay unknown.
 MAX_APPLICATIONS = 4096
 SIGMAS = 2.0  # QoServe section 3.4
 
@@ -40,11 +40,11 @@ class OutputLengths:
             self._upper[ended.application] = mean + SIGMAS * (squares / (n - 1)) ** 0.5
 
     def upper(self, applications: Sequence[str]) -> Floats:
-        """Mean + 2 sigma of each; the prior where too little has been seen."""
+        """Mean + 2 sigma of each application; the prior for an unknown one."""
         return np.array([self._upper.get(a, PRIOR_TOKENS) for a in applications], dtype=np.float64)
 
     def mean(self, applications: Sequence[str]) -> Floats:
-        """Mean of each; 0 where too little has been seen: no request is given up for what is not
-        known.
+        """The mean of each application; 0 for an unknown one, so that no request is given up on a
+        guess.
         """
         return np.array([self._mean.get(a, 0.0) for a in applications], dtype=np.float64)

@@ -4,23 +4,23 @@ preemption (Algorithm 1).
 Where the paper leaves room:
 - *Load* is the largest ratio, over the queue in deadline order, of the prefill seconds up to a
   request to the seconds it has.
-- *Will violate* is judged of every queued request each time, run at once and alone, at the measured
-  prefill rate; for a TTLT the application's mean output at the measured pace comes on top (nothing,
-  while there is no history).
-- *Slack* of a decode with a TTLT is no token's deadline. It is paced by the application's mean
-  output: mean + 2 sigma (section 3.4) is meant for the priority, and as a pace it would hold chunks
-  down for outputs that hardly ever come.
+- *Will violate* is judged for every queued request in every iteration: as if the request ran at
+  once and alone, at the measured prefill rate. For a TTLT the application's mean output at the
+  measured pace comes on top (nothing, while there is no history).
+- *Slack*: a decode with a TTLT has no deadline for its next token. The application's mean output
+  gives it a pace. Mean + 2 sigma (section 3.4) is meant for the priority; as a pace it would hold
+  chunks down for outputs that hardly ever come.
 - *Hints*: where an important request is predicted late in the order of this iteration, less
-  important ones before it are relegated, the least important and among them the largest first, as
-  far as that rescues it, and not at all if it does not.
+  important requests before it are relegated, the least important first and among them the largest,
+  as far as that rescues it, and not at all if it does not.
 - *Selective preemption* costs no KV: a request in prefill may be overtaken, unless one full
   iteration more would make it late.
-- A decode whose token is already late keeps its TBT as its slack (it cannot be rescued, but need
-  not starve either); if even the decodes alone do not fit that, the pace of the non-interactive. So
-  does one whose TTLT asks for a quicker pace than the decodes alone have. Otherwise one such caller
-  would stop all prefill.
-- Algorithm 1 as printed does not end once every waiting request is relegated; here relegated ones
-  follow in turn and run.
+- A decode whose token is already late keeps its TBT as its slack: it cannot be rescued, but need
+  not starve either. If even the decodes alone do not fit its TBT, it gets the pace of
+  non-interactive requests. So does a decode whose TTLT asks for a quicker pace than the decodes
+  alone have. Otherwise one such request would stop all prefill.
+- Algorithm 1 as printed does not end once every waiting request is relegated. Here relegated
+  requests follow in turn and run.
 """
 
 import math
@@ -52,14 +52,14 @@ LOW_LOAD = 0.25
 HIGH_LOAD = 0.75
 # Artifact, tbt_s_non_interactive_decode.
 BATCH_TBT_S = 0.4
-# Artifact, prefill_throughput_ema_decay, per iteration; iterations below its smallest chunk do not
-# show the throughput.
+# Artifact, prefill_throughput_ema_decay, per iteration. Iterations below its smallest chunk do not
+# count: they do not show the throughput.
 RATE_DECAY = 0.995
 RATE_MIN_TOKENS = 128
 # Section 4, baselines: the chunk without dynamic chunking, decodes included.
 CHUNK_TOKENS = 256
 
-# Of those waiting, so many are put in order first: an iteration rarely gives more of them a token.
+# So many waiting requests are put in order first: an iteration rarely gives more of them a token.
 REACH = 64
 
 PINNED, STANDARD, RELEGATED = 0, 1, 2
@@ -81,9 +81,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Queue:
-    """The rows that are still to prefill, and what is predicted of them; arrays parallel to
-    `rows`.
-    """
+    """The rows that are still to prefill, and their predictions; arrays parallel to `rows`."""
 
     def __init__(self, view: View, lengths: OutputLengths, rate: float, step_s: float) -> None:
         rows = (view.phase != chunk.DECODE).nonzero()[0]
@@ -115,8 +113,8 @@ class Queue:
         self.slot = view.slot[rows]
 
     def key(self, alpha_s: float) -> Floats:
-        """Eq. 4 and 5; the smaller where a request has both kinds of deadline. A token already owed
-        counts as the first.
+        """The priority of each row: Eq. 4 and 5, the smaller where a request has both kinds of
+        deadline. A token already owed counts as the first.
         """
         interactive = self.next_due + alpha_s * self.left
         whole: Floats = np.minimum(
@@ -125,7 +123,7 @@ class Queue:
         return whole
 
     def load(self, now_unix_s: float, waiting: Bools) -> float:
-        """0 without a queue; 1 when deadline order can only just serve everyone in time."""
+        """0 without a queue; 1 when deadline order can only just serve every request in time."""
         due = self.due[waiting]
         order = due.argsort(kind="stable")
         ahead_s = self.seconds[waiting][order].cumsum()
@@ -133,8 +131,8 @@ class Queue:
 
 
 class QoServe:
-    """Learns output lengths per application, the prefill rate and the pace of iterations;
-    everything else is in the view.
+    """The policy. It learns output lengths per application, the prefill rate and the pace of
+    iterations; the view holds all else.
     """
 
     name = "qoserve"
@@ -193,9 +191,9 @@ class QoServe:
         """The longest the iteration may take for the sake of its standard decodes; inf without any
         (section 3.3).
 
-        Interactive: until the owed token is due. Non-interactive: the time left over the tokens
-        expected to be left, at most `batch_tbt_s`, and just that where no iteration is so short.
-        Best-effort decodes ask for nothing.
+        Interactive: the time until the owed token is due. Non-interactive: the time left divided by
+        the tokens expected to be left, at most `batch_tbt_s`, and exactly `batch_tbt_s` where no
+        iteration is so short. Best-effort decodes ask for nothing.
         """
         rows = decodes.rows[~view.best_effort[decodes.rows]]
         if len(rows) == 0:
@@ -207,7 +205,7 @@ class QoServe:
         due = view.last_due_unix_s[rows]
         whole = np.isfinite(due)
         if lost.any() or whole.any():
-            # of any iteration with these decodes
+            # the shortest iteration with these decodes
             least_s = self._set.safety * view.profile.batch_s(decodes.shape)
         if lost.any():
             slack = np.where(lost, np.where(tbt_s >= least_s, tbt_s, pace_s), slack)
@@ -261,10 +259,11 @@ class QoServe:
 def _order(
     queue: Queue, key: Floats, waiting: Bools, pinned: Bools, limit_tokens: int | None = None
 ) -> Rows:
-    """Those not relegated first; each by key (Algorithm 1, COMPARATOR), among the relegated the
-    important first.
+    """The order of the queue: requests that are not relegated first, by key (Algorithm 1,
+    COMPARATOR); then the relegated, the important first.
 
-    With `limit_tokens`, of a long queue only those that an iteration of so many tokens can reach.
+    With `limit_tokens`, only the part of a long queue that an iteration of so many tokens can
+    reach.
     """
     near = None if limit_tokens is None else _within_reach(queue, key, waiting, limit_tokens)
     rank = np.where(waiting, np.where(pinned, PINNED, STANDARD), RELEGATED)
@@ -276,9 +275,9 @@ def _order(
 
 
 def _within_reach(queue: Queue, key: Floats, waiting: Bools, limit_tokens: int) -> Rows | None:
-    """All that have begun, and the first of the others, as many as fill an iteration: nobody behind
-    them gets a token, since one that has not begun is passed over only if none behind it begins
-    either (shared/policy/chunk.py). None: all of them.
+    """The rows that have begun, and the first of the others, as many as fill an iteration. No row
+    behind them gets a token, since a prefill that has not begun is passed over only if none behind
+    it begins either (shared/policy/chunk.py). None: the whole queue.
     """
     rows = (waiting & ~queue.begun).nonzero()[0]
     if len(rows) <= 2 * REACH:
@@ -290,8 +289,8 @@ def _within_reach(queue: Queue, key: Floats, waiting: Bools, limit_tokens: int) 
 
 
 def _give_up(queue: Queue, order: Rows, now_unix_s: float) -> Rows:
-    """Less important standard requests that must go for more important ones behind them; `order`
-    holds the standard ones.
+    """The less important standard requests that must go for more important ones behind them.
+    `order` holds the standard requests.
     """
     importance = queue.importance[order]
     if len(order) < 2:

@@ -1,4 +1,4 @@
-"""Sarathi's scheduler, the baseline of QoServe section 4: all decodes, then prefills in some order
+"""Sarathi's scheduler, the baseline of QoServe section 4: all decodes, then prefills in an order,
 until a fixed chunk is full.
 
 The policies `fcfs`, `edf`, `srpf` and `sjf` differ in that order alone (`ORDERS`). None relegates,
@@ -102,8 +102,8 @@ class Sarathi:
 
 
 def _within_reach(view: View, queue: Rows, key: Floats, entries: int) -> Bools:
-    """Which of a long queue can get a token in an iteration of so many entries: those begun, and so
-    many of the first.
+    """A mask of the rows of a long queue that can get a token in an iteration of so many entries:
+    those that have begun, and so many of the first.
 
     A prefill that has not begun is passed over only if none behind it begins either
     (shared/policy/chunk.py).

@@ -1,9 +1,10 @@
 """The seam between the books of a replica (shared/core/replica.py) and a policy.
 
 The core shows a policy the *predicted view*: the replica as it will be when the plans already in
-flight are done. The policy answers with choices. It holds learned statistics only; what it decides
-about a request is written in the books (class, phase) and comes back in the next view, so any
-planner can go on from any point.
+flight are done. The policy answers with choices. It holds learned statistics only. Its decisions
+about a request (class, phase) are written in the books and come back in the next view, so any
+planner can go on from any point. docs/write-a-policy.md has a worked example; which replica a
+request is offered to is decided elsewhere (shared/routing).
 """
 
 import math
@@ -25,8 +26,8 @@ Bools = NDArray[np.bool_]
 
 
 class Phase(IntEnum):
-    """WAITING: nothing computed. PREFILL: some of target_tokens computed. DECODE: an output token
-    per computed token.
+    """The phase of a request. WAITING: nothing computed. PREFILL: some of target_tokens computed.
+    DECODE: an output token per computed token.
     """
 
     WAITING = 0
@@ -66,7 +67,7 @@ class Rows:
     thinking: Bools
     importance: Floats
     best_effort: Bools
-    offloaded: Bools  # another replica of this policy gave it up, so that it be served sooner here
+    offloaded: Bools  # another replica gave it up, so that it is served sooner here
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -85,7 +86,7 @@ class View(Rows):
     block_tokens: int
     context_tokens: int
     applications: Sequence[str]
-    # accepted, and on the way to the worker: not rows yet, but theirs to serve
+    # accepted and on the way to the worker: not rows yet, but already promised
     promised: Sequence[Offer] = ()
     draft: Profile | None = None  # of the draft model; None: no speculation
     pool: str = ""  # of the replica, as its worker announced it
@@ -97,8 +98,8 @@ class View(Rows):
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """How the decodes of one choice speculate. Columns run along its entries; depth 0: this entry
-    does not.
+    """The speculation of the decodes of one choice. Columns run along its entries; an entry with
+    depth 0 does not speculate.
 
     An entry's cap bounds its verified tokens, the root included, and is what KV is reserved for; it
     keeps at most depth + 1 of them. Which ones are verified is chosen on the worker, from the
@@ -113,7 +114,7 @@ class Speculation:
     needed_limit_tokens: int  # the most that one entry may verify for its own need
 
     def along(self, kept: Bools) -> "Speculation":
-        """The same for some of the entries."""
+        """The speculation of some of the entries."""
         return replace(
             self, depth=self.depth[kept], width=self.width[kept], needed=self.needed[kept]
         )
@@ -124,31 +125,32 @@ class Choice:
     """One iteration. Entries in the order in which they claim KV: if blocks run short, the core
     cuts from the end.
 
-    slots, caps: int32, parallel. A decode's cap is 1 (or, speculating, its verified tokens); a
-    prefill's, its chunk. Entries whose request has left by the time they would run are dropped. No
-    entries at all means: nothing to run until something happens, or until `again_unix_s`. Class
-    changes and releases take effect before the entries; a slot named there may still be an entry,
-    unless released. A relegated slot that has not begun leaves the replica for the relegation
-    service; the core sees to that. `repeats`: the same entries stay right for so many iterations in
-    a row, this one included, while nothing but progress happens and KV is not scarce. The core then
-    does not ask again, live and simulated alike.
+    slots, caps: int32, parallel. The cap of a decode is 1 (or, speculating, its verified tokens);
+    the cap of a prefill is its chunk. The core drops entries whose request has left by the time
+    they would run. No entries at all means: nothing to run until something happens, or until
+    `again_unix_s`. Class changes and releases take effect before the entries; a relegated or
+    promoted slot may still be an entry, a released one may not. A relegated slot that has not begun
+    leaves the replica for the relegation service; the core sees to that. `repeats`: the same
+    entries stay right for so many iterations in a row, this one included, while nothing but
+    progress happens and KV is not scarce. The core then does not ask again, live and simulated
+    alike.
     """
 
     slots: Ints = field(default_factory=lambda: EMPTY)
     caps: Ints = field(default_factory=lambda: EMPTY)
-    preempt: Sequence[int] = ()  # slots whose KV goes; tokens kept, prefill again later
+    preempt: Sequence[int] = ()  # slots that lose their KV, keep their tokens, and prefill again
     relegate: Sequence[int] = ()
     promote: Sequence[int] = ()
     release: Sequence[tuple[int, str]] = ()  # (slot, "offloaded" | "dropped")
     speculation: Speculation | None = None
-    again_unix_s: float = math.inf  # only without entries: waiting is meant, and over then
-    repeats: int = 1  # more only where nothing but entries is said
+    again_unix_s: float = math.inf  # only without entries: the policy waits until then on purpose
+    repeats: int = 1  # more than 1 only in a choice of entries alone
 
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """A policy's answer to one offer. Accepted as offered, or declined; `earliest_s` from now, None
-    if unknown.
+    """A policy's answer to one offer: accepted as offered, or declined. `earliest_s`: seconds from
+    now until it may be worth asking again; None if unknown.
     """
 
     accepted: bool
@@ -158,7 +160,7 @@ class Admission:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A request left for good: what policies learn decode lengths from."""
+    """A request that left for good. Policies learn decode lengths from it."""
 
     application: str
     prompt_tokens: int
@@ -168,11 +170,11 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Drafts:
-    """What speculation did in one iteration: one row for each entry that drafted. What acceptance
-    is learned from.
+    """The yield of speculation in one iteration, a row for each entry that drafted. Policies learn
+    acceptance from it.
     """
 
-    tbt_s: Floats  # the request's, so that a tier can be told from another
+    tbt_s: Floats  # of the request, which tells its tier
     application: Ints  # index into the view's `applications`
     drafted: Ints  # tokens verified, without the root
     accepted: Ints  # of those
@@ -180,10 +182,11 @@ class Drafts:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """One acked iteration, as it was run; an empty shape where requests ended between two.
+    """One acked iteration, as it was run; an empty shape where requests ended between two
+    iterations.
 
-    Or several that were alike: then `shape` and `predicted_s` are of the first, and `exec_s` is
-    their mean.
+    It may stand for several iterations that were alike: then `shape` and `predicted_s` are those of
+    the first, and `exec_s` is the mean.
     """
 
     at_unix_s: float
@@ -197,30 +200,30 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """What a policy says of itself, and is held to."""
+    """Properties of a policy that the core relies on."""
 
     drops: bool = False  # it may release requests as "dropped"
     gather_s: float = 0.0  # an offer may wait so long for others to be decided with it
     gather_offers: int = 8  # or until so many wait
-    # of the replicas, in turn, where nobody configures them (in simulations)
+    # the pools of the replicas, in turn, of fleets that do not configure them (simulated ones)
     pools: Sequence[str] = ("",)
 
 
 class Policy(Protocol):
-    """Pure decisions. `name` is how it is chosen on the command line."""
+    """A policy: pure decisions. `name` chooses it on the command line."""
 
     name: str
     declared: Declared
 
     def admit(self, view: View, offers: Sequence[Offer]) -> Sequence[Admission]:
-        """Answer offers that came together, jointly. One answer per offer, in order; what was
-        promised before stays promised.
+        """Answer offers that came together, jointly: one answer per offer, in order. Earlier
+        promises stand.
         """
 
     def plan(self, view: View) -> Sequence[Choice]:
-        """1..H iterations, the first to run next. The rest is used while nothing but progress
-        happens: an arrival, an end, an expiry, entries cut for want of KV, or an ack outside the
-        bounds of the view make the core ask again; accepted drafts do not.
+        """Choose 1..H iterations, the first to run next. The core uses the rest while nothing but
+        progress happens. An arrival, an end, an expiry, entries cut for want of KV, or an ack
+        outside the bounds of the view make it ask again; accepted drafts do not.
         """
 
     def observe(self, seen: Observation) -> None:

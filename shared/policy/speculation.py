@@ -1,9 +1,9 @@
-"""Speculation, the half that needs the draft's probabilities: pure functions that a worker calls
+"""The half of speculation that needs the draft's probabilities: pure functions that a worker calls
 between drafting and verifying.
 
-A planner fixes depth, width, needs and budget one plan ahead (seam.Speculation); what is verified
-is known only once the draft has run. `select` is that second half, and all of a policy that a
-worker executes. `draft_s` is what drafting costs.
+A planner fixes depth, width, needs and budget one plan ahead (seam.Speculation). Which nodes are
+verified can be chosen only once the draft has run: `select` chooses them, and is all of a policy
+that a worker executes. `draft_s` gives the cost of drafting.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,14 +23,14 @@ from shared.schemas import Selection
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """The drafted trees of one iteration, all in one run of nodes without their roots; a parent
-    comes before its children.
+    """The drafted trees of one iteration, as one run of nodes without the roots. A parent comes
+    before its children.
     """
 
     entry: Ints  # index of the node's entry
     parent: Ints  # index of the node's parent; -1: the root, the entry's newest token
-    # product of the draft's probabilities from the root ([adaserve] Eq. 7): what the node adds to
-    # acceptance
+    # product of the draft's probabilities from the root ([adaserve] Eq. 7): the tokens that the
+    # node adds to the expected acceptance
     path: Floats
 
 
@@ -38,11 +38,11 @@ Select = Callable[[Selection, Ints, Candidates], Bools]
 
 
 def select(selection: Selection, caps: Ints, candidates: Candidates) -> Bools:
-    """Which candidate nodes are verified: a mask along them. Columns of `selection` and `caps` run
-    along the same entries.
+    """The candidate nodes to verify, as a mask. Columns of `selection` and `caps` run along the
+    same entries.
 
-    At most cap - 1 nodes of an entry, never a node without its parent. Raises PeerError for an
-    unknown method.
+    The mask has at most cap - 1 nodes of an entry, and no node without its parent. Raises PeerError
+    for an unknown method.
     """
     chosen = METHODS.get(selection.method)
     if chosen is None:
@@ -55,7 +55,7 @@ def select(selection: Selection, caps: Ints, candidates: Candidates) -> Bools:
 
 def along(selection: Selection, entries: Sequence[int]) -> Selection:
     """The selection for these entries of its plan alone."""
-    # Four bytes an element, whatever they mean.
+    # every column has four bytes an element
     columns = {
         name: np.frombuffer(getattr(selection, name), dtype="<i4")[entries].tobytes()
         for name in ("depth", "width", "needed")
@@ -64,7 +64,7 @@ def along(selection: Selection, entries: Sequence[int]) -> Selection:
 
 
 def chain(selection: Selection, caps: Ints, candidates: Candidates) -> Bools:
-    """The first drafts of each entry, as many as its depth and cap say ([slos-serve] appendix D:
+    """The first drafts of each entry, as many as its depth and cap allow ([slos-serve] appendix D:
     lengths are fixed per tier).
     """
     most = np.minimum(caps - 1, unpack(selection.depth))
@@ -73,21 +73,22 @@ def chain(selection: Selection, caps: Ints, candidates: Candidates) -> Bools:
 
 
 def slo_then_throughput(selection: Selection, caps: Ints, candidates: Candidates) -> Bools:
-    """First what each entry's pace needs, the neediest first; then the likeliest nodes of all
-    ([adaserve] Algorithm 2).
+    """The nodes that the pace of each entry needs, the neediest entry first; then the likeliest
+    nodes of all ([adaserve] Algorithm 2).
 
-    A node's path probability never exceeds its parent's, so taking nodes by descending probability,
-    ties as they come, keeps every tree connected ([adaserve] appendix B). Where budget, caps and
-    `needed_limit_tokens` allow every need to be met, no other nodes that meet them within budget
-    and caps have more accepted tokens to expect (appendix C). Deviations: Eq. 7's path probability
-    is added, not the node's own; the budget is not overshot by one; no entry has more than its cap.
+    A node's path probability never exceeds its parent's. So a choice by descending probability,
+    ties in the order in which they come, keeps every tree connected ([adaserve] appendix B). Where
+    budget, caps and `needed_limit_tokens` allow every need to be met, no other nodes that meet them
+    within budget and caps have more expected accepted tokens (appendix C). Deviations: Eq. 7's path
+    probability is added, not the node's own; the budget is not overshot by one; no entry has more
+    than its cap.
     """
     needed: NDArray[np.float32] = np.frombuffer(selection.needed, dtype="<f4")
     depth = unpack(selection.depth)
     budget = max(0, selection.budget_tokens - int(np.count_nonzero(depth > 0)))
     likeliest = np.argsort(-candidates.path, kind="stable")
     entry, path = candidates.entry[likeliest], candidates.path[likeliest]
-    # an entry takes its own nodes from the likeliest down, so it is enough to say how many
+    # an entry takes its own nodes from the likeliest down, so their number identifies them
     place = _places(entry)
 
     # [entries, 1 for the root, then its nodes from the likeliest down]
@@ -113,7 +114,7 @@ def slo_then_throughput(selection: Selection, caps: Ints, candidates: Candidates
 
 
 def _places(entry: Ints) -> NDArray[np.intp]:
-    """[nodes] how many nodes of the same entry come before each."""
+    """[nodes] the number of nodes of the same entry that come before each."""
     by_entry = np.argsort(entry, kind="stable")
     sorted_entry = entry[by_entry]
     first = np.searchsorted(sorted_entry, sorted_entry)
@@ -126,15 +127,16 @@ METHODS: dict[str, Select] = {"chain": chain, "slo_then_throughput": slo_then_th
 
 
 def draft_s(draft: Profile, *, depth: Ints, width: Ints, context: Ints, missing: Ints) -> float:
-    """Seconds the draft model takes for one iteration: the positions it lacks, then a step for each
-    level, all entries at once.
+    """The seconds that the draft model takes in one iteration: the positions it lacks, then a step
+    for each level, all entries at once.
 
-    Entries with depth 0 must not be among the columns. `context`: the entry's tokens; `missing`: of
-    those, not in the draft's KV.
+    Entries with depth 0 must not be among the columns. `context`: the entry's tokens. `missing`:
+    those of them that are not in the draft's KV.
     """
     if not len(depth):
         return 0.0
-    # its prompt too; who lacks less caught up before, and the rest goes beside the newest token
+    # An entry that lacks its whole context, the prompt included, is a prefill. Another drafted
+    # before, and computes what it still lacks beside its newest token.
     new = missing >= context
     l_in = missing[new].astype(np.int64)
     first = BatchShape(
@@ -145,7 +147,7 @@ def draft_s(draft: Profile, *, depth: Ints, width: Ints, context: Ints, missing:
         decode_context=int((context - missing)[~new].sum()),
     ).with_drafts(missing[~new] - 1, (context - missing)[~new])
     total_s = draft.batch_s(first)
-    alike = int(depth.min())  # steps that all take
+    alike = int(depth.min())  # steps that all entries take
     if alike > 1:
         total_s += (alike - 1) * draft.batch_s(
             BatchShape(decodes=int(width.sum()), decode_context=int((width * context).sum()))

@@ -1,34 +1,34 @@
 """vLLM's own scheduler, the baseline of SLOs-Serve, SOLA, AdaServe and Ascendra, in both of its
 behaviours. It knows no SLO.
 
-`mode=chunked`, its present default (V1): all decodes, then the prefills already begun, then new
-ones as they arrived, in chunks, until `max_num_batched_tokens` are in the iteration. Where a decode
-wants KV and there is none, others are preempted and computed again later; no request begins in such
-an iteration.
+`mode=chunked`, its present default (V1): all decodes, then the prefills that have begun, then new
+prefills in order of arrival, in chunks, until `max_num_batched_tokens` are in the iteration. Where
+a decode needs KV and there is none, other requests are preempted and computed again later. No
+request begins in such an iteration.
 
 `mode=prefill_first`, the default until 2025 (V0; "vLLM-D" in SOLA, whose "vLLM-S" is the other mode
-with 1,024 tokens, "vLLM" in SLOs-Serve and Ascendra): while a prompt waits for which there is KV,
-whole prompts as they arrived, up to `max_num_batched_tokens`, and no decode beside them; otherwise
-all decodes.
+with 1,024 tokens, "vLLM" in SLOs-Serve and Ascendra): while a prompt waits that the KV can hold,
+the iteration is whole prompts in order of arrival, up to `max_num_batched_tokens`, without decodes.
+Otherwise it is all decodes.
 
-Both run at most `max_num_seqs` requests. The limits are what vLLM takes on an A100, or any GPU of
-less than 70 GiB, behind its HTTP server (`EngineArgs.get_batch_defaults`): 2,048 tokens and 256
-requests; on other large GPUs it takes 8,192 and 1,024. Prefill first, the tokens are as many as the
-context if that is more.
+Both run at most `max_num_seqs` requests. The limits are vLLM's on an A100, or any GPU of less than
+70 GiB, behind its HTTP server (`EngineArgs.get_batch_defaults`): 2,048 tokens and 256 requests. On
+other large GPUs they are 8,192 and 1,024. With prefills first, the limit is the context, if that is
+more tokens.
 
 `spec_tokens=n` is AdaServe's vLLM-Spec(n) (section 6.1): every decode drafts n tokens in line,
-whoever it is and whatever the load. It has no effect without a draft model.
+whatever the load. It has no effect without a draft model.
 
-What is not as in vLLM:
-- *KV* goes by the rules of shared/policy/chunk.py. Chunked, vLLM begins a prompt when its first
-  chunk fits; here all of it must fit, so that fewer are preempted. It preempts whoever began last;
-  here prefills go before decodes, then the latest arrived.
+Where this differs from vLLM:
+- *KV* goes by the rules of shared/policy/chunk.py. In chunks, vLLM begins a prompt when its first
+  chunk fits; here all of it must fit, so that fewer requests are preempted. vLLM preempts the
+  request that began last; here prefills go before decodes, then the latest arrived.
 - *A prompt longer than* `max_num_batched_tokens` is refused by V0; here it runs alone.
-- *Watermark*: prefill first leaves 1 % of the KV free, as V0 does. Swapping to the host is left
-  out: V0 too recomputes by default.
-- *Drafts that KV cannot hold* are not made; vLLM preempts for them.
-- *Prefix caching* is left out: no workload here shares prefixes. *Priorities* likewise: the default
-  is first come, first served.
+- *Watermark*: with prefills first, 1 % of the KV stays free, as in V0. Swapping to the host is left
+  out: V0, too, recomputes by default.
+- *Drafts that the KV cannot hold* are not made; vLLM preempts for them.
+- *Prefix caching* is left out: no workload here shares prefixes. *Priorities* are left out: the
+  default is first come, first served.
 """
 
 from collections.abc import Sequence
@@ -54,23 +54,23 @@ WATERMARK = 0.01  # of the KV
 
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     mode: Literal["chunked", "prefill_first"] = "chunked"
-    # None: as vLLM chooses, see above
+    # None: vLLM's own limit, see above
     max_num_batched_tokens: Annotated[int, Meta(ge=1)] | None = None
     max_num_seqs: Annotated[int, Meta(ge=1)] = 256
-    # of those that have not begun; `sjf` by prompt: SOLA's baseline of that name (section 6.1)
+    # of the requests that have not begun; `sjf`, by prompt, is SOLA's baseline (section 6.1)
     order: Literal["fcfs", "sjf"] = "fcfs"
     spec_tokens: Annotated[int, Meta(ge=0)] = 0
     router: RouterName = "attainable"
 
 
 class Vllm:
-    """Learns nothing."""
+    """The policy. It learns nothing."""
 
     name = "vllm"
     declared = Declared()
 
     def __init__(self, settings: Settings) -> None:
-        """Raises: ConfigError where not all decodes fit one iteration, as vLLM does."""
+        """Raises: ConfigError where not all decodes fit one iteration. vLLM refuses that, too."""
         most = settings.max_num_batched_tokens
         if most is not None and most < settings.max_num_seqs:
             raise ConfigError(
@@ -96,8 +96,8 @@ class Vllm:
         ]
 
     def _queue(self, view: View) -> Rows:
-        """Who may be prefilled: those that have begun, and so many others as may run beside all
-        that do; as they arrived.
+        """The rows that may be prefilled, in order of arrival: those that have begun, and as many
+        others as may run beside all running requests.
         """
         rows = (view.phase != chunk.DECODE).nonzero()[0]
         waits = view.phase[rows] != chunk.PREFILL
@@ -119,11 +119,11 @@ class Vllm:
         return queue
 
     def _prefills(self, view: View, queue: Rows) -> Choice | None:
-        """Whole prompts and nothing else; None where none can be begun."""
+        """An iteration of whole prompts alone; None where no prompt can begin."""
         most = self._set.max_num_batched_tokens or max(BATCHED_TOKENS, view.context_tokens)
         total = np.cumsum(view.target_tokens[queue] - view.computed_tokens[queue])
         count = max(1, int(np.searchsorted(total, most, side="right")))
-        # whoever needs it all may have it
+        # an empty replica keeps nothing free, so that a request that needs all of the KV can run
         kept = int(WATERMARK * view.kv_blocks) if view.kv_free_blocks < view.kv_blocks else 0
         none = Decoding(queue[:0], queue[:0], view.kv_free_blocks - kept, BatchShape())
         choice = chunk.fill(view, none, queue[:count], limit_tokens=int(total[count - 1]))
@@ -140,8 +140,8 @@ class Vllm:
         return _speculating(choice, drafts) if drafts.any() else choice
 
     def _drafts(self, view: View, decodes: Decoding) -> tuple[Ints, int]:
-        """[decodes] how many tokens each drafts, and the blocks for them; none past its end, and
-        none at all where KV is short.
+        """[decodes] the number of tokens that each drafts, and the blocks for all of them. No
+        decode drafts past its end, and none drafts at all where KV is short.
         """
         rows = decodes.rows
         drafts = np.zeros(len(rows), dtype=np.int32)
@@ -159,7 +159,7 @@ class Vllm:
 
 
 def _speculating(choice: Choice, drafts: Ints) -> Choice:
-    """The same entries, the decodes among them, which come first, with so many drafts in line."""
+    """The same entries, with so many drafts in line for each decode; the decodes come first."""
     entries, n = len(choice.slots), len(drafts)
     depth = np.zeros(entries, dtype=np.int32)
     depth[:n] = drafts

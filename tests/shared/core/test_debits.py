@@ -1,4 +1,4 @@
-"""What routers believe of replicas: the newest digests, with what was placed since debited."""
+"""Debits: the newest digest of each replica, with what was placed since taken off."""
 
 import math
 
@@ -37,7 +37,7 @@ def digest(
 @pytest.mark.parametrize("skew_s", [-3600.0, -3.0, 0.0, 3.0, 3600.0])
 def test_staleness_and_debits_do_not_depend_on_the_planners_clock(skew_s: float) -> None:
     debits = Debits()
-    assert debits.heard(digest(NOW + skew_s), NOW)
+    assert debits.received(digest(NOW + skew_s), NOW)
     debits.placed(R1, 500, NOW + 0.01)
     view = debits.views(NOW + 0.02)[R1]
     assert (view.waiting, view.waiting_prefill_tokens, view.free_slots, view.surplus) == (
@@ -47,9 +47,9 @@ def test_staleness_and_debits_do_not_depend_on_the_planners_clock(skew_s: float)
         False,
     )
     assert view.at_unix_s == NOW  # routers reckon with our clock
-    assert debits.heard(digest(NOW + 0.04 + skew_s), NOW + 0.04)
+    assert debits.received(digest(NOW + 0.04 + skew_s), NOW + 0.04)
     assert debits.views(NOW + 0.04)[R1].waiting == 1  # on its way yet
-    assert debits.heard(digest(NOW + 0.10 + skew_s), NOW + 0.10)
+    assert debits.received(digest(NOW + 0.10 + skew_s), NOW + 0.10)
     assert debits.views(NOW + 0.10)[R1].waiting == 0
     assert R1 in debits.views(NOW + 0.10 + STALE_S)
     assert R1 not in debits.views(NOW + 0.11 + STALE_S)
@@ -57,25 +57,25 @@ def test_staleness_and_debits_do_not_depend_on_the_planners_clock(skew_s: float)
 
 def test_digests_are_ordered_within_one_planner_and_incarnation_only() -> None:
     debits = Debits()
-    assert debits.heard(digest(NOW, backlog_s=1.0), NOW)
-    assert not debits.heard(digest(NOW - 0.1, backlog_s=2.0), NOW + 0.1)
-    assert not debits.heard(digest(NOW, backlog_s=2.0), NOW + 0.1)
+    assert debits.received(digest(NOW, backlog_s=1.0), NOW)
+    assert not debits.received(digest(NOW - 0.1, backlog_s=2.0), NOW + 0.1)
+    assert not debits.received(digest(NOW, backlog_s=2.0), NOW + 0.1)
     assert debits.views(NOW + 0.1)[R1].backlog_s == 1.0
-    assert debits.heard(digest(NOW - 50, planner="q", backlog_s=3.0), NOW + 0.2)
-    assert debits.heard(digest(NOW - 60, planner="q", incarnation="2", backlog_s=4.0), NOW + 0.3)
+    assert debits.received(digest(NOW - 50, planner="q", backlog_s=3.0), NOW + 0.2)
+    assert debits.received(digest(NOW - 60, planner="q", incarnation="2", backlog_s=4.0), NOW + 0.3)
     assert debits.views(NOW + 0.3)[R1].backlog_s == 4.0
 
 
-def test_replicas_not_heard_for_ten_minutes_are_forgotten() -> None:
+def test_replicas_silent_for_ten_minutes_are_forgotten() -> None:
     debits = Debits()
     for i in range(5000):
-        debits.heard(digest(NOW + i, f"x{i}"), NOW + i)
-        debits.heard(digest(NOW + i), NOW + i)
-        debits.placed(ReplicaId(f"unheard{i}"), 1, NOW + i)
+        debits.received(digest(NOW + i, f"x{i}"), NOW + i)
+        debits.received(digest(NOW + i), NOW + i)
+        debits.placed(ReplicaId(f"unknown{i}"), 1, NOW + i)
     known = [i for i in range(5000) if debits.raw(ReplicaId(f"x{i}")) is not None]
     assert known == list(range(5000 - 1 - int(FORGET_S), 5000))
     assert debits.raw(R1) is not None
-    assert not any(debits.raw(ReplicaId(f"unheard{i}")) for i in range(5000))
+    assert not any(debits.raw(ReplicaId(f"unknown{i}")) for i in range(5000))
     assert list(debits.views(NOW + 4999)) == sorted(
         [R1, ReplicaId("x4997"), ReplicaId("x4998"), ReplicaId("x4999")]
     )
@@ -85,7 +85,7 @@ def test_replicas_not_heard_for_ten_minutes_are_forgotten() -> None:
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from(["heard", "placed", "gone"]),
+            st.sampled_from(["received", "placed", "gone"]),
             st.sampled_from("abc"),
             st.integers(0, 900),
             st.booleans(),
@@ -97,27 +97,27 @@ def test_the_debited_view_is_the_digest_and_the_sum_of_what_was_placed_since(
     steps: list[tuple[str, str, int, bool]],
 ) -> None:
     debits, now = Debits(), NOW
-    heard: dict[str, float] = {}
+    received: dict[str, float] = {}
     placed: dict[str, list[tuple[float, int, bool]]] = {}
     for what, replica, tokens, best_effort in steps:
         now += 1 / 64
-        if what == "heard":
-            debits.heard(digest(now, replica), now)
-            heard[replica] = now
+        if what == "received":
+            debits.received(digest(now, replica), now)
+            received[replica] = now
             placed[replica] = [p for p in placed.get(replica, []) if p[0] >= now - 0.05]
         elif what == "placed":
             debits.placed(ReplicaId(replica), tokens, now, best_effort=best_effort)
-            if replica in heard:
+            if replica in received:
                 placed[replica].append((now, tokens, best_effort))
         else:
             debits.gone(ReplicaId(replica))
-            heard.pop(replica, None)
+            received.pop(replica, None)
             placed.pop(replica, None)
         views = debits.views(now)
-        assert list(views) == sorted(heard)
+        assert list(views) == sorted(received)
         for name, view in views.items():
             since = placed[name]
-            assert view.at_unix_s == heard[name]
+            assert view.at_unix_s == received[name]
             assert view.waiting_prefill_tokens == sum(p[1] for p in since)
             assert (view.waiting, view.best_effort) == (
                 sum(not p[2] for p in since),
@@ -132,7 +132,7 @@ def test_a_placement_takes_blocks_of_the_replicas_own_size(
     block_tokens: int, free_blocks: int
 ) -> None:
     debits = Debits()
-    debits.heard(replace(digest(NOW), block_tokens=block_tokens), NOW)
+    debits.received(replace(digest(NOW), block_tokens=block_tokens), NOW)
     debits.placed(R1, 500, NOW + 0.01)
     assert debits.views(NOW + 0.02)[R1].kv_free_blocks == free_blocks
 

@@ -11,7 +11,7 @@ from tests.shared.policy.views import NOW, Row
 
 
 def policy(*outputs: int, **changed: object) -> SlosServe:
-    """One that has seen these outputs of application `a` end."""
+    """A policy that has seen these outputs of application `a` end."""
     made = SlosServe(Settings(**changed))  # type: ignore[arg-type]
     made.observe(
         Observation(NOW, BatchShape(), 0.0, 0.0, [Ended("a", 100, 500, n) for n in outputs])

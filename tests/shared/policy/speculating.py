@@ -12,8 +12,8 @@ from shared.policy.seam import Choice, Drafts, Observation, Phase, Policy, Specu
 
 
 class Speculating:
-    """`method` chain: `depth` drafts in line. Else trees of which each entry verifies `cap` tokens
-    at most, within a budget for all.
+    """The policy. `method` chain: `depth` drafts in line. Another method: trees, of which each
+    entry verifies `cap` tokens at most, within a budget for all.
     """
 
     def __init__(

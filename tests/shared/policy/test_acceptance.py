@@ -1,5 +1,5 @@
-"""The acceptance model: calibrated, alike whatever the schedule; and what speculation does to a
-simulated replica.
+"""The acceptance model is calibrated, and the schedule does not change it; a simulated replica that
+speculates.
 """
 
 import asyncio
@@ -55,8 +55,8 @@ def columns(
 
 
 def tree(drafted: Drafted, entry: int) -> dict[tuple[int, ...], tuple[float, bool]]:
-    """Of one entry: (path, on the true path) by the places of a node's ancestors and its own among
-    their siblings.
+    """The tree of one entry: (path, on the true path) by the places of a node's ancestors and its
+    own among their siblings.
     """
     names, children, found = (
         dict[int, tuple[int, ...]](),
@@ -121,9 +121,9 @@ def test_a_tree_is_the_likeliest_extensions_level_by_level_and_one_of_each_level
     nodes, true = drafted.candidates, drafted.true
     assert (nodes.parent < np.arange(len(nodes.parent))).all(), "a child before its parent"
     for entry, (deep, wide) in enumerate(zip(depth.tolist(), width.tolist(), strict=True)):
-        found = tree(drafted, entry)
+        nodes_of = tree(drafted, entry)
         levels = [
-            {name: told for name, told in found.items() if len(name) == level + 1}
+            {name: node for name, node in nodes_of.items() if len(name) == level + 1}
             for level in range(deep)
         ]
         assert [len(level) for level in levels] == [wide] * deep
@@ -161,7 +161,7 @@ def test_a_tree_is_the_likeliest_extensions_level_by_level_and_one_of_each_level
 @settings(deadline=None, max_examples=40)
 @given(st.integers(0, 1 << 32))
 def test_the_same_tree_grows_whatever_the_batch(seed: int) -> None:
-    """Alone, among others, and with others deeper and wider than itself."""
+    """The tree grows alone, among others, and with others deeper and wider than itself."""
     rng = Random(seed)
     seeds, made, depth, width = columns(rng, 8)
     together = Acceptance().draft(seeds, made, depth, width)
@@ -317,14 +317,14 @@ def test_alone_a_request_gains_what_the_acceptance_says_and_pays_for_the_draft(
 
 
 def steps(times: Sequence[float]) -> list[int]:
-    """How many tokens came at one instant."""
+    """The number of tokens that came at each instant."""
     return np.unique(np.asarray(times), return_counts=True)[1].tolist()  # type: ignore[no-any-return]
 
 
 @pytest.mark.usefixtures("speculating")
 def test_tokens_accepted_together_come_at_one_instant_and_the_same_whatever_else_runs() -> None:
-    """How many come together at which position is a matter of the request alone, while it
-    speculates alike.
+    """The request alone decides how many tokens come together at a position, while it speculates
+    alike.
     """
     alone = [PlannedRequest(n, 60.0 * n, 300, 200, "batch", 1.0, "t", "") for n in range(5)]
     crowd = [PlannedRequest(n, 0.01 * n, 300, 200, "batch", 1.0, "t", "") for n in range(5)]
@@ -362,8 +362,8 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[BatchPlan, PlanAck]]:
 def test_where_nothing_is_unknown_an_iteration_takes_just_what_was_predicted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """With chains one plan at a time: their lengths are known, so verification and drafting are, to
-    the prefill of the draft's KV.
+    """Chains, one plan at a time: their lengths are known, so the time of verification and drafting
+    is, down to the prefill of the draft's KV.
     """
     pairs = watched(monkeypatch)
     run(drawn(2.0, 10.0, seed=3), "chain", leaps=False)
@@ -380,7 +380,7 @@ def test_where_nothing_is_unknown_an_iteration_takes_just_what_was_predicted(
 
 @pytest.mark.usefixtures("speculating")
 def test_a_request_that_fills_the_kv_alone_is_served_to_its_last_token() -> None:
-    """Drafts beyond its end would ask for blocks that there are not."""
+    """Drafts beyond its end would ask for blocks that do not exist."""
     requests = [PlannedRequest(0, 0.0, 600, 424, "batch", 1.0, "t", "")]
     facts = ReplicaFacts(kv_blocks=64, context_tokens=1024)
     for latency in LATENCIES:
@@ -392,7 +392,7 @@ def test_a_request_that_fills_the_kv_alone_is_served_to_its_last_token() -> None
 def test_a_choice_that_speculates_is_never_leapt_over(
     speculating: dict[str, dict[str, object]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Though it may be repeated: it then runs iteration by iteration, to the same end."""
+    """A choice that may be repeated then runs iteration by iteration, with the same result."""
     requests = [PlannedRequest(n, 0.0, 100, 300, "batch", 1.0, "t", "") for n in range(6)]
     asked = run(requests, "chain")
     speculating["chain"]["repeats"] = 50
@@ -407,7 +407,7 @@ def test_a_policy_learns_what_was_drafted_and_what_of_it_accepted(
     entry = registry.Entry(sarathi.Settings, lambda _: policy)
     monkeypatch.setitem(registry.POLICIES, "tree", entry)
     result = run(drawn(1.5, 10.0, seed=11), "tree", "live")
-    # Entries of requests that ended in that very step are told too: they were still in the books.
+    # Entries of requests that ended in that very step count, too: they were still in the books.
     assert sum(int(drafts.drafted.sum()) for drafts in policy.drafts) == result.drafted
     assert sum(int(drafts.accepted.sum()) for drafts in policy.drafts) == result.accepted
     assert sum(len(drafts.drafted) for drafts in policy.drafts) == result.verifications
@@ -489,6 +489,6 @@ def test_impossible_numbers_are_refused_in_one_line(
     command: list[str], words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*command, *words]) == 2
-    said = capsys.readouterr().err.strip()
-    assert words[0] in said
-    assert len(said.splitlines()) == 1
+    error = capsys.readouterr().err.strip()
+    assert words[0] in error
+    assert len(error.splitlines()) == 1

@@ -1,5 +1,5 @@
-"""AdaServe: what a request needs, how deep and wide it drafts, budgets from the profile, what an
-iteration holds, and what comes of it.
+"""AdaServe: the need of a request, the depth and width of its drafts, budgets from the profile, the
+entries of an iteration, and the paper's experiments in small.
 """
 
 import math
@@ -38,8 +38,8 @@ PAPER = Bounds(depth_max=8, depth_min=4, width_max=3, c1=0, c2=0)
 
 
 class Roofline:
-    """30 ms, however little there is to do; 0.2 ms a token once that is longer. The ridge is at 150
-    tokens.
+    """A profile: 30 ms, however little there is to do; 0.2 ms a token once that is longer. The
+    ridge is at 150 tokens.
     """
 
     name = "roofline"
@@ -52,7 +52,7 @@ class Roofline:
 
 
 def decoding(slot: int, *, since_first_s: float, generated: int, **more: object) -> Row:
-    """Its first token came at once when it arrived; 0.1 s a token."""
+    """A decode whose first token came as it arrived, with 0.1 s a token."""
     values: dict[str, object] = {
         "target": 160,
         "computed": 160,
@@ -63,7 +63,7 @@ def decoding(slot: int, *, since_first_s: float, generated: int, **more: object)
 
 
 def seen_with(rows: Sequence[Row], profile: Profile | None = None, **more: object) -> View:
-    """With a draft model that costs a twentieth."""
+    """A view with a draft model that costs a twentieth."""
     profile = profile or Roofline()
     return replace(view(rows, **{"profile": profile, **more}), draft=draft_of(profile, 0.05))  # type: ignore[arg-type]
 
@@ -96,7 +96,9 @@ def test_a_request_needs_what_brings_its_mean_time_per_token_back_to_the_slo() -
     """
     assert needs(decoding(0, since_first_s=1.0, generated=11)) == pytest.approx(0.5)
     assert needs(decoding(0, since_first_s=1.0, generated=8)) == pytest.approx(3.5)
-    assert needs(decoding(0, since_first_s=1.0, generated=21)) == 0, "who is ahead needs nothing"
+    assert needs(decoding(0, since_first_s=1.0, generated=21)) == 0, (
+        "a request that is ahead needs nothing"
+    )
 
 
 @relaxed
@@ -244,8 +246,8 @@ def blocks_taken(seen: View, choice: Choice) -> int:
 @few
 @given(views, st.booleans())
 def test_an_iteration_fits_the_tokens_and_the_kv_there_are(seen: View, drafts: bool) -> None:
-    """At the upper bound of every entry, so that the core has nothing to cut; drafts never cost a
-    decode its place.
+    """They fit at the upper bound of every entry, so that the core has nothing to cut. Drafts never
+    cost a decode its place.
     """
     seen = replace(seen, draft=draft_of(Linear(), 0.05)) if drafts else seen
     choice = planned(seen)
@@ -268,7 +270,7 @@ def test_an_iteration_fits_the_tokens_and_the_kv_there_are(seen: View, drafts: b
 def test_where_kv_is_short_drafts_ask_for_no_block_that_a_plain_decode_would_not(
     made: list[Row],
 ) -> None:
-    """Just what the decodes need is free; a tree each would need more."""
+    """The free KV is exactly what the decodes need; a tree for each would need more."""
     decodes = view([row for row in made if row.phase == Phase.DECODE])
     plain = planned(decodes)
     seen = replace(
@@ -282,7 +284,7 @@ def test_where_kv_is_short_drafts_ask_for_no_block_that_a_plain_decode_would_not
 # ---------------------------------------------------------------- what it learns, what it is asked
 
 
-def test_how_much_is_accepted_lately_is_learned_from_acks() -> None:
+def test_the_recent_acceptance_is_learned_from_acks() -> None:
     """Here every verification accepts three drafts; a plan in flight that may add up to eight is
     then counted as three.
     """

@@ -53,7 +53,7 @@ def ascendra(**changed: object) -> Ascendra:
 
 
 def chat(slot: int, **more: object) -> Row:
-    """TTFT 1 s, TBT 150 ms: the paper's ShareGPT."""
+    """A request of the paper's ShareGPT: TTFT 1 s, TBT 150 ms."""
     return Row(**{"slot": slot, "ttft_s": 1.0, "tbt_s": 0.15, **more})  # type: ignore[arg-type]
 
 
@@ -145,7 +145,7 @@ def test_a_tbt_that_the_decodes_alone_exceed_binds_nothing() -> None:
     )
 
 
-def test_the_memory_budget_holds_back_whoever_does_not_fit_and_all_behind() -> None:
+def test_the_memory_budget_holds_back_a_request_that_does_not_fit_and_all_behind_it() -> None:
     made = [
         summary(1, target=160, arrived_s=-3),
         summary(2, target=800, arrived_s=-2),
@@ -382,7 +382,9 @@ def test_hp_is_prefill_first_and_fcfs_within_kv(seen: View, elastic: bool) -> No
 
 @relaxed
 @given(seen=seen_views)
-def test_whoever_begins_at_hp_leaves_the_reserve_free_for_all_of_the_prompts(seen: View) -> None:
+def test_requests_that_begin_at_hp_leave_the_reserve_free_with_all_their_prompts(
+    seen: View,
+) -> None:
     seen = replace(seen, pool=HP)
     batch, _ = planned(ascendra(), seen)
     begins = [
@@ -398,8 +400,8 @@ def test_whoever_begins_at_hp_leaves_the_reserve_free_for_all_of_the_prompts(see
 
 
 def test_the_reserve_is_the_peak_that_the_history_of_lengths_foretells() -> None:
-    """Three of 160 tokens, 100, 40 and 20 of which are still to come: (480 + 3 * 20), (320 + 2 *
-    40), (160 + 100) at the ends.
+    """Three requests of 160 tokens, of which 100, 40 and 20 are still to come: (480 + 3 * 20), (320
+    + 2 * 40), (160 + 100) at the ends.
     """
     lengths = OutputLengths()
     for _ in range(10):
@@ -630,8 +632,8 @@ def test_decodes_alone_teach_nothing() -> None:
     assert model.fitted == before
 
 
-def test_what_was_learned_moves_the_threshold() -> None:
-    """Twice as slow as the profile says: a request that would have had time is urgent."""
+def test_the_refitted_model_moves_the_threshold() -> None:
+    """The engine is twice as slow as its profile: a request that would have had time is urgent."""
     policy = ascendra()
     seen = at(
         LP,

@@ -1,6 +1,4 @@
-"""What every policy that fills chunks in an order must keep, the orders of the baselines, and the
-registry.
-"""
+"""The properties of every policy, the orders of the baselines, and the registry."""
 
 import math
 from dataclasses import replace
@@ -26,7 +24,7 @@ from tests.shared.policy.views import (
     view,
     views,
 )
-from tests.shared.routing.replicas import offer
+from tests.shared.routing.digests import offer
 
 NAMES = registry.names()
 relaxed = settings(deadline=None, max_examples=80)

@@ -39,7 +39,7 @@ def qoserve(**changed: object) -> QoServe:
 
 
 def after(outputs: int, policy: QoServe) -> QoServe:
-    """Once ten requests of application "a" have put out so many tokens each."""
+    """The policy once ten requests of application "a" have put out so many tokens each."""
     ended = [Ended("a", 10, 5000, outputs) for _ in range(10)]
     policy.observe(Observation(NOW, BatchShape(), 0.0, 0.0, ended))
     return policy
@@ -143,9 +143,9 @@ def test_an_end_that_no_pace_can_reach_in_time_does_not_stop_all_prefill() -> No
 
 
 def test_example_of_section_3_5() -> None:
-    """A is interactive, B to E are not. A's prefill comes first; the slack it then has goes to
-    those due soonest in large chunks; once that is spent the chunks are small; with A gone they are
-    large again.
+    """A is interactive, B to E are not. A's prefill comes first. Its slack then goes to the
+    requests due soonest, in large chunks. Once the slack is spent the chunks are small; with A gone
+    they are large again.
     """
     others = [
         summary(slot, target=2000, ttlt_s=due)
@@ -211,7 +211,7 @@ def test_only_under_load_a_short_request_overtakes_a_long_one_due_a_little_soone
 
 @relaxed
 @given(seen=views)
-def test_whoever_is_past_its_first_deadline_is_relegated_and_never_precedes_a_standard_one(
+def test_a_request_past_its_first_deadline_is_relegated_and_never_precedes_a_standard_one(
     seen: View,
 ) -> None:
     (choice,) = qoserve().plan(seen)

@@ -153,7 +153,7 @@ def test_best_effort_requests_lose_their_kv_for_a_standard_prompt_the_latest_fir
     assert entries(choice)[9] == 320
 
 
-def test_without_burst_resilience_everyone_is_taken_and_prefills_go_first() -> None:
+def test_without_burst_resilience_every_request_is_taken_and_prefills_go_first() -> None:
     by = policy(best_effort=False)
     seen = view([decoding(0), waiting(1, arrived_s=-1.0), waiting(2, arrived_s=-2.0)])
     assert list(entries(by.plan(seen)[0])) == [2, 1]
@@ -195,7 +195,7 @@ def test_more_offers_than_the_programme_is_for_are_decided_too() -> None:
     assert 7 <= sum(got) <= 11
 
 
-def test_nobody_is_taken_beside_whom_the_decodes_have_no_time() -> None:
+def test_no_request_is_taken_that_leaves_the_decodes_no_time() -> None:
     """50 ms less 10 and the margin: decodes of 1,000 tokens take 0.13 ms each, so some 300 fit."""
     few, many = (
         [decoding(n, context=1000, max_tokens=6) for n in range(count)] for count in (250, 310)
@@ -347,7 +347,7 @@ def test_in_overload_those_taken_keep_their_slo_and_more_do_than_first_come_firs
     assert ours.sum() < 0.6 * theirs.sum()
 
 
-def test_with_a_draft_model_far_fewer_are_declined_and_nobody_else_is_late() -> None:
+def test_with_a_draft_model_far_fewer_are_declined_and_no_other_request_is_late() -> None:
     slo = Slo(ttft_s=0.6, tbt_s=0.1)
     tiers = TierSet(name="chat", default="chat", tiers={"chat": Tier(slo=slo)})
     requests = plan_requests(

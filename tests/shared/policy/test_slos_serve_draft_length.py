@@ -1,5 +1,5 @@
-"""SLOs-Serve: how far decodes draft (appendix D), what the draft model's reading costs, and
-acceptance learned.
+"""SLOs-Serve: draft lengths (appendix D), the cost of the draft model's reading, and acceptance
+learned.
 """
 
 import itertools
@@ -43,7 +43,7 @@ DRAFT = Scaled(Linear(), 0.05)
 
 
 class Flat(Linear):
-    """An iteration takes as long with any tokens."""
+    """A profile: an iteration takes as long with any tokens."""
 
     def batch_s(self, shape: BatchShape) -> float:
         return 0.010
@@ -140,7 +140,7 @@ def test_with_nothing_to_prefill_decodes_end_as_soon_as_their_pace_allows(
         max(acc.mean[s] / seconds(s) for s in keep or range(1, LONGEST + 1))
     )
     assert got.batch_s == tpot_s or seconds(chosen) + MARGIN_S > tpot_s, (
-        "nobody relies on luck where it is not needed"
+        "no request relies on luck where it is not needed"
     )
 
 
@@ -210,13 +210,15 @@ def test_contexts_that_the_draft_lacks_are_read_a_part_of_a_batch_at_a_time() ->
     assert longest[0] > 1, "one context is read however long it is"
 
 
-def test_one_that_has_fallen_behind_verifies_more_until_it_has_caught_up() -> None:
-    """Both have had five tokens; the first token of one came 4 TPOTs ago, that of the other 8."""
+def test_a_request_that_has_fallen_behind_verifies_more_until_it_has_caught_up() -> None:
+    """Both requests have had five tokens. The first token of one came 4 TPOTs ago, that of the
+    other 8.
+    """
     rows = [
         decoding(n, tbt_s=0.02, arrived_s=-since_s) for n, since_s in enumerate([0.08, 0.16, 0.9])
     ]
-    everyone = [*rows, *(decoding(n, tbt_s=0.02, arrived_s=-0.08) for n in range(3, 9))]
-    got = entries(speculating(everyone, policy(speculate="paper")))
+    decodes = [*rows, *(decoding(n, tbt_s=0.02, arrived_s=-0.08) for n in range(3, 9))]
+    got = entries(speculating(decodes, policy(speculate="paper")))
     assert got[1] > got[0]
     assert got[2] == got[0]  # past rescue
 

@@ -1,4 +1,4 @@
-"""SLOs-Serve: nobody waits for ever, and a request that is lost costs the others nothing."""
+"""SLOs-Serve: no request waits for ever, and a request that is lost costs the others nothing."""
 
 from collections.abc import Sequence
 

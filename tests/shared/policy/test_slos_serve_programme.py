@@ -23,7 +23,7 @@ TPOT_S = (0.05, 0.1)
 
 @dataclass(frozen=True)
 class Line:
-    """So many tokens a second, less those that decodes take; nothing at all below zero."""
+    """A budget line: so many tokens a second, less those that decodes take; never below zero."""
 
     tokens_per_s: float
     tpot_s: Sequence[float] = TPOT_S
@@ -89,7 +89,7 @@ def possible(of: Problem, served: Sequence[int]) -> bool:
 
 
 def by_brute_force(of: Problem) -> float | None:
-    """The largest value of any subset of the new ones; None if not even the forced can be
+    """The largest value of any subset of the new requests; None if not even the forced ones can be
     served.
     """
     forced = [i for i in range(len(of.new)) if not of.new[i]]
@@ -108,7 +108,7 @@ def value_of(of: Problem, served: Bools) -> float:
 
 
 def drawn(rng: Random, *, new: int, forced: int, values: bool, memory: bool, tiers: int) -> Problem:
-    """Twice as much as can be served, roughly."""
+    """Requests that ask for about twice as much as can be served."""
     n = new + forced
     tokens = [rng.choice([50, 200, 500, 1000, 2000]) * rng.uniform(0.5, 1.0) for _ in range(n)]
     return eased(
@@ -193,7 +193,7 @@ def test_memory_alone_keeps_one_out() -> None:
     assert choose(of._replace(value=np.array([3.0, 1.0, 1.0]))).tolist() == [True, True, False]
 
 
-def test_nobody_is_taken_whose_decode_would_find_no_time() -> None:
+def test_no_request_is_taken_whose_decode_would_find_no_time() -> None:
     """20 decodes at 50 ms take 400 tokens/s; a 48th and 49th would take all of 1,000 and more."""
     of = problem([1.0, 1.0, 1.0, 1.0], [1.0] * 4, decoding=(48, 0))
     assert int(choose(of).sum()) == 2

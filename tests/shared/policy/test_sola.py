@@ -46,8 +46,8 @@ ample = rows().map(view)  # KV for all of them
 
 
 class Plain:
-    """A millisecond for each token to prefill, and ten for any number of decodes: sums that can be
-    done in the head.
+    """A profile: a millisecond for each token to prefill, and ten for any number of decodes. Sums
+    can be done in the head.
     """
 
     name = "plain"
@@ -60,7 +60,7 @@ class Plain:
 
 
 def waiting(slot: int, *, since_s: float, tokens: int = 100, **more: object) -> Row:
-    """Its TTFT is 0.4 s."""
+    """A waiting request with a TTFT of 0.4 s."""
     return Row(
         **{
             "slot": slot,
@@ -74,7 +74,7 @@ def waiting(slot: int, *, since_s: float, tokens: int = 100, **more: object) -> 
 
 
 def decoding(slot: int, *, since_first_s: float, generated: int, **more: object) -> Row:
-    """Its first token came at once when it arrived; its TPOT is 0.1 s."""
+    """A decode whose first token came as it arrived, with a TPOT of 0.1 s."""
     values: dict[str, object] = {
         "target": 160,
         "computed": 160,
@@ -94,7 +94,7 @@ def state_of(seen: View, left_out: float = 100.0, decode_s: float = 0.01) -> Sta
 
 
 def as_policy_sees(seen: View) -> tuple[State, Prefills]:
-    """By a policy that has seen nothing end yet."""
+    """The state and the prefills, for a policy that has seen no request end yet."""
     left_out = LengthDistributions().left(
         seen.prompt_tokens, seen.max_tokens, seen.generated_tokens
     )
@@ -536,7 +536,7 @@ requests = st.lists(st.tuples(st.integers(1, 200), st.integers(0, 60)), min_size
 
 
 def true_peak_blocks(held: Sequence[tuple[int, int]], block_tokens: int) -> int:
-    """By running them: each grows by a token an iteration until it has ended."""
+    """The peak, by running them: each grows by a token an iteration until it has ended."""
     most = 0
     for step in range(max(left for _, left in held) + 1):
         most = max(
@@ -592,7 +592,7 @@ def test_who_would_overflow_at_the_peak_is_passed_over_and_the_next_may_begin() 
         )
 
 
-def test_without_the_prediction_whoever_fits_now_may_begin() -> None:
+def test_without_the_prediction_a_request_that_fits_now_may_begin() -> None:
     policy = ended(sola(peak_memory=False), *[100] * MIN_ENDS)
     running = decoding(0, since_first_s=0.5, generated=51, max_tokens=500)
     big, small = waiting(1, since_s=0.39, tokens=160), waiting(2, since_s=0.38, tokens=16)
@@ -708,7 +708,7 @@ CHAT = Shape("chat", Shorter(SHAREGPT.prompt, 8), Shorter(SHAREGPT.output, 2))
 def served(
     policy: str, more: dict[str, str], *, rate: float, kv_blocks: int = 0
 ) -> tuple[float, SimulationResult]:
-    """What share of a minute's requests met the tight SLO of Llama3-8B, by mean TPOT."""
+    """The share of a minute's requests that met the tight SLO of Llama3-8B, by mean TPOT."""
     tiers = load_tiers("sola-llama3-8b-tight")
     asked = plan_requests(
         draw_arrivals(Gaps(), rate, 60.0, 1, ((1.0, 1.0),)), Synthetic((CHAT,), 8192), tiers, 1
@@ -720,7 +720,7 @@ def served(
 
 
 def test_it_attains_more_than_fcfs_on_a_chat_near_its_limit() -> None:
-    """Section 6.2, against its vLLM-S: a chunk of 1,024."""
+    """Section 6.2 against its vLLM-S, a chunk of 1,024."""
     ours, _ = served("sola", {}, rate=20.0)
     theirs, _ = served("fcfs", {"chunk_tokens": "1024"}, rate=20.0)
     assert ours > theirs + 0.02

@@ -1,4 +1,4 @@
-"""Which drafts are verified: within budget and caps, connected, the neediest first ([adaserve]
+"""The choice of drafts to verify: within budget and caps, connected, the neediest first ([adaserve]
 Algorithm 2).
 """
 
@@ -96,7 +96,7 @@ def test_no_budget_is_left_while_a_node_could_still_be_taken(given: Drafted) -> 
 
 @settings(deadline=None, max_examples=300)
 @given(drafted())
-def test_whoever_needs_more_is_served_before_throughput_is(given: Drafted) -> None:
+def test_needs_are_served_before_throughput(given: Drafted) -> None:
     """The neediest entry reaches min(needed, depth + 1) expected tokens unless its cap, its limit,
     its drafts or the budget end first.
     """
@@ -118,8 +118,8 @@ def test_whoever_needs_more_is_served_before_throughput_is(given: Drafted) -> No
 
 @st.composite
 def small(draw: st.DrawFn) -> Drafted:
-    """At most ten nodes, so that every set of them can be tried; probabilities in eighths, so that
-    their sums are exact.
+    """Trees of at most ten nodes, so that every set of them can be tried; probabilities in eighths,
+    so that their sums are exact.
     """
     entries = draw(st.integers(1, 3))
     entry, parent, path, depth, needed = (
@@ -172,8 +172,8 @@ def meets_every_need(given: Drafted, nodes: tuple[int, ...]) -> bool:
 def test_with_known_probabilities_no_set_of_nodes_within_budget_and_caps_does_better(
     given: Drafted,
 ) -> None:
-    """[adaserve] appendix C: if any set meets all needs, connected or not, the selection does too,
-    and has the most tokens to expect.
+    """[adaserve] appendix C: if any set meets all needs, connected or not, the selection does,
+    too, and has the most expected tokens.
     """
     entry, path, total = given.candidates.entry, given.candidates.path, len(given.candidates.entry)
     room = given.selection.budget_tokens - len(given.caps)
@@ -197,10 +197,10 @@ def test_with_known_probabilities_no_set_of_nodes_within_budget_and_caps_does_be
 
 @settings(deadline=None, max_examples=300)
 @given(drafted())
-def test_beyond_the_limit_for_its_need_an_entry_has_only_what_throughput_gives_anyone(
+def test_beyond_the_limit_for_its_need_an_entry_has_only_its_share_of_throughput(
     given: Drafted,
 ) -> None:
-    """n_max: whatever an entry has beyond it is at least as likely as every node that was left out
+    """n_max: each node of an entry beyond it is at least as likely as every node that was left out
     and could have been taken.
     """
     chosen = select(given.selection, given.caps, given.candidates)

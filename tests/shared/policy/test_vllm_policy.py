@@ -1,5 +1,5 @@
 """The policy `vllm`: whole prompts before decodes or chunks beside them, its two limits,
-preemption, and drafts for everybody.
+preemption, and drafts for every decode.
 """
 
 from dataclasses import replace

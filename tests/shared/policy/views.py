@@ -16,8 +16,8 @@ BLOCK = 16
 
 
 class Linear:
-    """10 ms + 80 us per prefill token + 30 us per decode + 0.1 us per cached token of a decode +
-    attention of the chunks.
+    """A profile: 10 ms + 80 us per prefill token + 30 us per decode + 0.1 us per cached token of a
+    decode + attention of the chunks.
     """
 
     name = "linear"
@@ -42,7 +42,7 @@ class Linear:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One request; instants relative to NOW. KV held is what its computed tokens need."""
+    """One request; instants are relative to NOW. It holds the KV that its computed tokens need."""
 
     slot: int = 0
     phase: Phase = Phase.WAITING
@@ -100,7 +100,7 @@ def view(
     free: int | None = None,
     capacity: int = 10_000,
 ) -> View:
-    """`free`: blocks; None for what the rows leave of the capacity."""
+    """A view of these rows. `free`: blocks; None for the part of the capacity that they leave."""
     held = [-(-(r.computed + r.unsure) // BLOCK) for r in rows]
 
     def ints(values: Sequence[int]) -> np.ndarray:
@@ -147,7 +147,7 @@ def view(
 
 
 def entries(choice: Choice) -> dict[int, int]:
-    """Cap by slot, in order; fails if a slot comes twice."""
+    """The caps by slot, in order. Fails if a slot comes twice."""
     slots, caps = choice.slots.tolist(), choice.caps.tolist()
     assert len(set(slots)) == len(slots) == len(caps)
     assert choice.slots.dtype == choice.caps.dtype == np.int32
@@ -155,7 +155,7 @@ def entries(choice: Choice) -> dict[int, int]:
 
 
 def shape_of(seen: View, choice: Choice) -> BatchShape:
-    """The batch that the choice is."""
+    """The shape of the batch that the choice makes."""
     shape = BatchShape()
     at = {slot: i for i, slot in enumerate(seen.slot.tolist())}
     for slot, cap in entries(choice).items():

@@ -9,7 +9,7 @@ from shared.routing.pickers import BestFirst, Rotation
 from shared.routing.pipeline import Pipeline
 from shared.routing.routings import PARTS
 from shared.schemas import Digest, Offer
-from tests.shared.routing.replicas import digest, fleet, offer
+from tests.shared.routing.digests import digest, fleet, offer
 
 
 def test_every_pipeline_leaves_out_replicas_that_drain_or_lack_what_the_request_needs() -> None:

@@ -15,7 +15,7 @@ from shared.routing.routings import named, one_offer, sequential, with_tickets
 from shared.routing.scorers import BACKLOG_STEP, KV_STEP, KV_TIGHT
 from shared.schemas import Digest, Offer
 from shared.vocabulary import ReplicaId, ServiceClass, Slo
-from tests.shared.routing.replicas import NOW, digest, fleet, offer
+from tests.shared.routing.digests import NOW, digest, fleet, offer
 
 relaxed = settings(deadline=None, max_examples=80)
 
