@@ -1,4 +1,4 @@
-"""Every NATS subject. The version is part of the subject; callers check ids with `check_id` first."""
+"""Every NATS subject. The version is part of the subject; callers check ids with `check_id`."""
 
 import re
 

@@ -137,8 +137,9 @@ DEMO_3 = TierSet(
 )
 
 # SLOs-Serve Tables 1 and 3 (sections 1 and 6): a prefill may take 3 (tight) or 5 (loose) times its
-# time alone, and any 10 tokens may take 50 or 100 ms a token on average. Table 1 says which scenario
-# is tight in which stage. The paper gives no shares for the mixed scenario; here they are equal.
+# time alone, and any 10 tokens may take 50 or 100 ms a token on average. Table 1 says which
+# scenario is tight in which stage. The paper gives no shares for the mixed scenario; here they are
+# equal.
 _TIGHT_X, _LOOSE_X, _TIGHT_S, _LOOSE_S = 3, 5, 0.05, 0.1
 _SLOS_SERVE = {
     "coder": Slo(ttft_x=_LOOSE_X, tbt_s=_TIGHT_S),

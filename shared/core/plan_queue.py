@@ -33,8 +33,8 @@ class PlanQueue:
         return True
 
     def accept(self, plan: BatchPlan) -> PlanRefused | None:
-        """Queue a plan, or refuse it with the reason. A plan of an earlier lease, and a second copy,
-        are ignored: the sender of the one knows better by now or learns it from its lease.
+        """Queue a plan, or refuse it with the reason. A second copy is ignored; so is a plan of an
+        earlier lease, whose sender knows better by now or learns it from its lease.
         """
         if plan.incarnation != self._incarnation:
             return self._refused("another incarnation")

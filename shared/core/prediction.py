@@ -114,16 +114,16 @@ class Prediction:
         `resumed` is a last chunk of a request that has made tokens before. `end` is the predicted
         end of the plan, `c` is `computed_tokens` before it.
 
-            column             | chunk    | last chunk | no TTFT     | resumed  | decode   | drafting
-            -------------------+----------+------------+-------------+----------+----------+---------
-            phase              | PREFILL  | DECODE     | DECODE      | DECODE   | .        | .
-            computed_tokens    | + cap    | + cap      | + cap       | + cap    | + 1      | + 1
-            generated_tokens   | .        | + 1        | + 1         | + 1      | + 1      | + 1
-            unsure_tokens      | .        | .          | .           | .        | .        | + unsure
-            draft_tokens       | .        | .          | .           | .        | .        | c + 1
-            first_token_unix_s | .        | end        | end         | .        | .        | .
-            next_due_unix_s    | .        | + tbt_s    | end + tbt_s | + tbt_s  | + tbt_s  | + tbt_s
-            kv_held_blocks     | + blocks | + blocks   | + blocks    | + blocks | + blocks | + blocks
+          column             | chunk    | last chunk | no TTFT     | resumed  | decode   | drafting
+          -------------------+----------+------------+-------------+----------+----------+---------
+          phase              | PREFILL  | DECODE     | DECODE      | DECODE   | .        | .
+          computed_tokens    | + cap    | + cap      | + cap       | + cap    | + 1      | + 1
+          generated_tokens   | .        | + 1        | + 1         | + 1      | + 1      | + 1
+          unsure_tokens      | .        | .          | .           | .        | .        | + unsure
+          draft_tokens       | .        | .          | .           | .        | .        | c + 1
+          first_token_unix_s | .        | end        | end         | .        | .        | .
+          next_due_unix_s    | .        | + tbt_s    | end + tbt_s | + tbt_s  | + tbt_s  | + tbt_s
+          kv_held_blocks     | + blocks | + blocks   | + blocks    | + blocks | + blocks | + blocks
 
         A row that has made its last token (generated_tokens = max_tokens) leaves the live rows.
         """

@@ -39,7 +39,7 @@ differs from it as follows:
 | pace of decodes with a TTLT | the time until it, over the mean output left; 0.4 s a token at most | 0.4 s a token, back from TTLT |
 | expected output | learned: the mean, and mean + 2 sigma in Eq. 5 | a constant per run, subtracted from the deadline |
 | relegated requests | those that will be late | those that will be late and have not begun |
-""",
+""",  # noqa: E501 - a table
     sections=(
         figure7.SECTION,
         table4.SECTION,
