@@ -121,29 +121,32 @@ def missed(
             late[Missed.TTFT] &= unmet
             late[Missed.TTLT] &= unmet
         else:
-            if definition == MEAN_TPOT:
-                both_s = np.array([v.mean_tpot_s or 0.0 for v in of])
-                thinking_s = np.array([v.thinking_tpot_s or 0.0 for v in of])
-                pace_s = (
-                    both_s * (gaps + thinking_gaps) - thinking_s * thinking_gaps
-                ) / np.maximum(gaps, 1)
-            else:
-                assert token_unix_s is not None
-                times = [token_unix_s[n] for n, _ in ended]
-                pace_s = worst_tpot_s(
-                    [
-                        one[k - 1 :] if k else one
-                        for one, k in zip(times, thinking.tolist(), strict=True)
-                    ]
-                )
-                thinking_s = worst_tpot_s(
-                    [one[:k] for one, k in zip(times, thinking.tolist(), strict=True)]
-                )
+            assert token_unix_s is not None or not needs_token_times(definition)
+            times = [] if token_unix_s is None else [token_unix_s[n] for n, _ in ended]
+            pace_s, thinking_s = _paces_s(definition, of, gaps, thinking_gaps, times)
             late[Missed.TBT] = (pace_s > tbt_due_s + CLOSE_S) | (
                 thinking_s > thinking_due_s + CLOSE_S
             )
     found[numbers] = late.argmax(axis=0)  # 0, that is NOTHING, where none is set
     return found
+
+
+def _paces_s(
+    definition: str,
+    verdicts: Sequence[Verdict],
+    gaps: NDArray[np.int64],
+    thinking_gaps: NDArray[np.int64],
+    times: TokenTimes,
+) -> tuple[Seconds, Seconds]:
+    """The pace of each response, and of its thinking, by `mean-tpot` or `max-tpot-10`."""
+    if definition == MEAN_TPOT:
+        both_s = np.array([v.mean_tpot_s or 0.0 for v in verdicts])
+        thinking_s = np.array([v.thinking_tpot_s or 0.0 for v in verdicts])
+        response_s = both_s * (gaps + thinking_gaps) - thinking_s * thinking_gaps
+        return response_s / np.maximum(gaps, 1), thinking_s
+    stages = list(zip(times, [v.thinking_tokens for v in verdicts], strict=True))
+    responses = [at_s[k - 1 :] if k else at_s for at_s, k in stages]
+    return worst_tpot_s(responses), worst_tpot_s([at_s[:k] for at_s, k in stages])
 
 
 _BOUNDS: tuple[Callable[[Slo], float | None], ...] = (
