@@ -63,8 +63,8 @@ def files() -> list[str]:
 
 
 def is_file_of_ours(name: str) -> bool:
-    """Whether `name` is a path from the root, or the end of exactly one file's path: `lead.py`,
-    `perf/shape.py`. Every package has an `__init__.py`.
+    """Tells whether `name` is a path from the root, or the end of exactly one file's path:
+    `lead.py`, `perf/shape.py`. Every package has an `__init__.py`.
     """
     if name == "__init__.py" or (ROOT / name).exists():
         return True
@@ -145,7 +145,7 @@ def test_every_module_exists(page: Path) -> None:
 
 
 def _is_defined(dotted: str) -> bool:
-    """Whether it is a module, or a name in one."""
+    """Tells whether it is a module, or a name in one."""
     path = ROOT.joinpath(*dotted.split("."))
     if path.is_dir() or path.with_suffix(".py").is_file():
         return True

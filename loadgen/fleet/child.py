@@ -48,7 +48,7 @@ class Child:
 
     @property
     def pid(self) -> int | None:
-        """None while it is not running."""
+        """The process id; None while it is not running."""
         return None if self._process is None else self._process.pid
 
     async def keep(self) -> None:

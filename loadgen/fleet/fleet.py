@@ -117,7 +117,7 @@ class Fleet:
 
     @property
     def processes(self) -> list[Child]:
-        """In order of their start."""
+        """All processes in the order of their start."""
         return list(self._children.values())
 
     @property
@@ -421,7 +421,7 @@ def cores() -> int:
 
 
 def torch_replicas() -> int:
-    """As many replicas as leave half of the machine to everything else, and two at most: a
+    """The number of replicas that leaves half of the machine to everything else, at most two: a
     demonstration needs no more.
     """
     return max(1, min(2, cores() // 2))

@@ -156,7 +156,7 @@ def _first_url(ports: Path) -> str | None:
 
 
 def greets(url: str) -> bool:
-    """Whether the server sends its INFO line."""
+    """Tells whether the server sends its INFO line."""
     host, port = url.removeprefix("nats://").rsplit(":", 1)
     try:
         with socket.create_connection((host.strip("[]"), int(port)), timeout=1) as connection:

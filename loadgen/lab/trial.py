@@ -16,8 +16,8 @@ from shared.vocabulary import Slo
 
 
 class Trial(Struct, frozen=True, kw_only=True):
-    """What serves a load, where the load comes from, and how its SLOs are judged. A value: it may
-    travel to another process. `workload` names the workload or trace that lengths are from.
+    """A deployment, the origin of its load, and how SLOs are judged. A value: it may travel to
+    another process. `workload` names the workload or trace that lengths are from.
     """
 
     deployment: Deployment
@@ -58,7 +58,8 @@ class Trial(Struct, frozen=True, kw_only=True):
 
 
 def most_missed(requests: Sequence[PlannedRequest], violations: float) -> int | None:
-    """How many of these may miss their SLO before more than the fraction `violations` have. None
-    for sessions of rounds: which of them are violated is known at the end only.
+    """The number of these requests that may miss their SLO before more than the fraction
+    `violations` have. None for sessions of rounds: only the end of the run shows which of them are
+    violated.
     """
     return None if has_rounds(requests) else int(violations * len(requests) + 1e-9)

@@ -67,7 +67,7 @@ def check(definition: str) -> str:
 
 
 def needs_token_times(definition: str) -> bool:
-    """Whether verdicts alone are not enough to judge by this definition."""
+    """Tells whether this definition needs token times besides the verdicts."""
     return definition == MAX_TPOT_10
 
 
@@ -158,7 +158,7 @@ _BOUNDS: tuple[Callable[[Slo], float | None], ...] = (
 
 
 def _owed_s(gaps: NDArray[np.int64], pace_s: Seconds) -> Seconds:
-    """So many gaps times the pace; 0 where there are no gaps."""
+    """`gaps` times the pace; 0 where there are no gaps."""
     return np.multiply(gaps, pace_s, out=np.zeros(len(gaps)), where=gaps > 0)
 
 

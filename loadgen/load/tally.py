@@ -66,7 +66,9 @@ class Outcome:
 
     @property
     def met(self) -> bool:
-        """Whether the SLO is met by definition `deadline`, at the client, from the sending on."""
+        """Tells whether the SLO is met by definition `deadline`, at the client, counted from the
+        sending.
+        """
         return self.finished and self.measure.met(self.slo, self.sent_unix_s)
 
     @property

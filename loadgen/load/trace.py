@@ -37,7 +37,7 @@ class Trace:
 
     @property
     def recorded(self) -> bool:
-        """Whether the trace has arrival times."""
+        """True if the trace has arrival times."""
         return self.rows[0].arrival_s is not None
 
     @property

@@ -1,4 +1,4 @@
-"""What serves the requests of a simulation: a policy over some replicas of a profile."""
+"""The deployment that serves a simulation: a policy over some replicas of a profile."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace

@@ -60,7 +60,9 @@ class Latency(NamedTuple):
 
     @property
     def first_plan_s(self) -> float:
-        """From a request's arrival to the beginning of its first iteration, on an idle replica."""
+        """The time from a request's arrival to the beginning of its first iteration, on an idle
+        replica.
+        """
         return self.create_s + self.offer_s + self.hold_s + self.held_s + self.plan_s
 
 

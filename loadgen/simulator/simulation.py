@@ -33,7 +33,7 @@ WATCH_CALLS = 0x10000  # between looks at the progress of a run; a power of two
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """How far a run goes, and what it keeps.
+    """The extent of a run, and the results that it keeps.
 
     keep_times: keep the instant of every token.
     check_every: events between checks of all books; 0: no checks.

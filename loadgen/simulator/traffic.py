@@ -1,4 +1,4 @@
-"""What a simulation serves: the requests that will arrive, and their records as admission would
+"""The traffic of a simulation: the requests that will arrive, and their records as admission would
 store them.
 """
 

@@ -239,7 +239,7 @@ class VirtualWorker:
 
     @property
     def worked(self) -> bool:
-        """Whether the iteration under way computes anything."""
+        """True if the iteration under way computes anything."""
         assert self._running is not None
         return len(self._running.slots) > 0
 

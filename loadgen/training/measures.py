@@ -161,7 +161,7 @@ def acceptance(
 
 
 def run_lengths(equal: Sequence[bool]) -> list[int]:
-    """For each position, the length of the run of true values that begins there."""
+    """The length of the run of true values that begins at each position."""
     out, run = [0] * len(equal), 0
     for at in range(len(equal) - 1, -1, -1):
         run = run + 1 if equal[at] else 0

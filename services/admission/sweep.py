@@ -194,7 +194,7 @@ class Sweep:
         return entries
 
     async def _after(self, stored: Stored, story: Story | None) -> None:
-        """What the log says becomes of the record: an end, or the request goes on from there."""
+        """Applies what the log says of the record: an end, or the request goes on from there."""
         seen = stored.record
         ended = "" if story is None else story.ended
         if story is None:

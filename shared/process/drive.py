@@ -33,7 +33,7 @@ class Core(Protocol[EventIn, ActionOut]):
         """Nothing is promised or under way, so a service may end."""
 
     def wake_at_unix_s(self) -> float | None:
-        """When the core wants a Tick, if no event comes before. None: never."""
+        """The instant at which the core wants a Tick if no event comes before; None: never."""
 
     def handle(self, event: EventIn, *, now_unix_s: float) -> Sequence[ActionOut]:
         """The actions, in order. Timers that are due fire with every event, not with Ticks alone.

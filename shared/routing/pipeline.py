@@ -19,7 +19,9 @@ from shared.vocabulary import ReplicaId
 
 
 class Router(Protocol):
-    """What admission asks. A router belongs to one admission, since its picker may count."""
+    """The order of replicas that admission asks for. A router belongs to one admission, since its
+    picker may count.
+    """
 
     def __call__(
         self, offer: Offer, digests: Mapping[ReplicaId, Digest], rng: Random

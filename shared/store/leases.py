@@ -74,7 +74,7 @@ class Lease:
 
 
 async def holder(bucket: KeyValue, key: str) -> str | None:
-    """Who has the lease now."""
+    """The holder of the lease; None if it is free."""
     entry = await bucket.get(key)
     return None if entry is None else _holder_of(entry.value)
 

@@ -53,7 +53,9 @@ class Records:
         return f"b.{key}.{self._nonce()}"
 
     async def create(self, record: Record, body: Body) -> Stored | None:
-        """None if the key is taken (a duplicate). The body is stored first: the record commits."""
+        """Stores a new record; None if the key is taken (a duplicate). The body is stored first:
+        the record commits.
+        """
         ttl_s = max(record.expires_unix_s - record.arrived_unix_s, 0.0) + ENDED_TTL_S
         try:
             await self._bucket.create(record.body_key, _encode(body), ttl_s=ttl_s)

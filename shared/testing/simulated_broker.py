@@ -148,12 +148,14 @@ class Broker:
         self._links.pop(link, None)
 
     def ready_at_s(self) -> float:
-        """When a client that connects now is connected: at once, unless the broker is down."""
+        """The instant at which a client that connects now is connected: at once, unless the broker
+        is down.
+        """
         return self.returns_at_s() if self.down else 0.0
 
     def returns_at_s(self) -> float:
-        """When a client that is cut off now is back: it waits for the broker and then for a while
-        of its own.
+        """The instant at which a client that is cut off now is back: it waits for the broker and
+        then for a while of its own.
         """
         return max(self._up_at_s, self.loop.time()) + RECONNECT_SPREAD_S * self.rng.random()
 

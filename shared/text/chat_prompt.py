@@ -1,5 +1,5 @@
-"""From chat messages to one prompt: the messages are checked, then rendered by the model's own
-template, or plainly.
+"""Turns chat messages into one prompt: they are checked, then rendered by the model's own template,
+or plainly.
 """
 
 import json

@@ -1,5 +1,5 @@
-"""From tokens to text, one token at a time: returned text is final; text that may still change is
-held back.
+"""Turns tokens into text, one token at a time. Returned text is final; text that may still change
+is held back.
 
 A byte-level vocabulary needs a table and an incremental UTF-8 decoder (0.2 us a token). For any
 other, a short window of tokens is decoded with and without the new one: the difference is new text
@@ -30,7 +30,7 @@ class Detokenizer(Protocol):
 
 
 class ByteDetokenizer:
-    """For byte-level vocabularies: `table[token]` is the token's bytes."""
+    """The detokenizer of byte-level vocabularies: `table[token]` is the token's bytes."""
 
     def __init__(self, table: Sequence[bytes]) -> None:
         self._table = table

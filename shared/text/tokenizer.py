@@ -1,5 +1,5 @@
-"""From text to tokens and back: the tokenizer of a Hugging Face folder, or the built-in byte-level
-one that needs no file.
+"""Turns text into tokens and back: the tokenizer of a Hugging Face folder, or the built-in
+byte-level one, which needs no file.
 """
 
 import json

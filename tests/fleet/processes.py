@@ -15,7 +15,7 @@ def children_of(pid: int) -> list[int]:
 
 
 def gone(pid: int) -> bool:
-    """Whether the process has ended, its exit status read or not."""
+    """Tells whether the process has ended, its exit status read or not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except FileNotFoundError:

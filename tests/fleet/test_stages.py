@@ -45,8 +45,8 @@ END = 7  # the token that ends thinking
 
 
 def due_after_each(slo: Slo, *thinking: int | None, at_s: float = 0.5) -> list[float]:
-    """When the next token is due, after each of some tokens; `thinking` is the number of thinking
-    tokens that is reported with it, None where the stage has not changed.
+    """The deadlines of the next token, after each of some tokens. `thinking` is the number of
+    thinking tokens reported with a token; None where the stage has not changed.
     """
     measure, dues = Measure.begin(slo, 0.0), []
     for thinking_tokens in thinking:

@@ -60,8 +60,8 @@ def choose(logits: Tensor, wanted: Sequence[Draw]) -> list[int]:
 
 
 def likelihoods(logits: Tensor, tokens: Sequence[int], tops: Sequence[int]) -> list[Likely]:
-    """For each row of `logits` [N, vocabulary]: the natural log-probability of its token, and of
-    its `tops` likeliest tokens, likeliest first.
+    """The natural log-probability of the token of each row of `logits` [N, vocabulary], and of its
+    `tops` likeliest tokens, likeliest first.
     """
     known = logits.float().log_softmax(dim=-1)
     own = known.gather(1, torch.tensor(tokens, device=logits.device)[:, None])[:, 0].tolist()

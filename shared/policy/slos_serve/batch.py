@@ -43,7 +43,7 @@ CLOSE_S = 1e-9
 
 
 class Standing(NamedTuple):
-    """What the policy knows beyond the view, in columns along the view's rows. The columns of
+    """The policy's knowledge beyond the view, in columns along the view's rows. The columns of
     best-effort rows do not matter.
     """
 

@@ -255,7 +255,7 @@ class SlosServe:
     def _owed_s(
         self, view: View, draft: Profile, rows: Rows, tier: Counts, tiers: int
     ) -> tuple[float, ...]:
-        """By tier: seconds of the decodes' contexts that the draft model has not read, for each
+        """[tiers] seconds of the decodes' contexts that the draft model has not read, for each
         token still expected of them, to 0.1 ms.
         """
         left = self._lengths.left(

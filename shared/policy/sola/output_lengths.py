@@ -23,8 +23,8 @@ ALL = 0  # the row of every end, whatever its class
 
 
 class LengthDistributions:
-    """For each class and each length: the number of outputs at least that long, and their tokens in
-    all.
+    """The number of outputs at least as long as each length, and their tokens in all, for each
+    class.
     """
 
     def __init__(self) -> None:

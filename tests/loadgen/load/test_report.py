@@ -1,6 +1,4 @@
-"""What is counted as kept, and of what; the run itself on virtual time; the command line's
-errors.
-"""
+"""The counts of kept SLOs; the run itself on virtual time; the command line's errors."""
 
 import asyncio
 import json

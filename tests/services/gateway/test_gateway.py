@@ -1005,7 +1005,7 @@ async def _through(lines: AsyncIterator[str], beginning: str) -> AsyncIterator[s
 
 
 async def _refused(url: str) -> bool:
-    """Whether the gateway has closed its port."""
+    """Tells whether the gateway has closed its port."""
     try:
         async with client_of(url) as http:
             await http.get("/health")

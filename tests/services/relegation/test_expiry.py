@@ -57,7 +57,7 @@ def stored(net: SimNet, name: str) -> Record:
 
 
 def simulated_unix_s(record: Record) -> float:
-    """When the simulator's driver would have the core expire it."""
+    """The instant at which the simulator's driver has the core expire the request."""
     core = RelegationCore()
     core.handle(Queued(record), now_unix_s=EPOCH_UNIX_S)
     wake_unix_s = core.wake_at_unix_s()

@@ -262,6 +262,6 @@ def speculation(depths: Sequence[int]) -> Selection:
 
 
 def vllms_own_books(engine: VllmEngine) -> tuple[int, int, int]:
-    """How many requests vLLM's scheduler knows, how many of them run and how many wait."""
+    """The number of requests that vLLM's scheduler knows, runs, and keeps waiting."""
     scheduler = engine._scheduler
     return len(scheduler.requests), *scheduler.get_request_counts()
