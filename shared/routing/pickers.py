@@ -1,6 +1,7 @@
 """Pickers: the order in which the replicas that passed the filters are asked."""
 
 from collections.abc import Callable, Sequence
+from operator import neg
 from random import Random
 
 from shared.routing.pipeline import Candidate, Picker
@@ -13,9 +14,7 @@ class BestFirst:
     def __call__(
         self, offer: Offer, candidates: Sequence[Candidate], rng: Random
     ) -> Sequence[Candidate]:
-        drawn = [
-            (*(-score for score in candidate.scores), rng.random()) for candidate in candidates
-        ]
+        drawn = [(*map(neg, candidate.scores), rng.random()) for candidate in candidates]
         return [candidates[i] for i in sorted(range(len(candidates)), key=drawn.__getitem__)]
 
 

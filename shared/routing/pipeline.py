@@ -58,9 +58,11 @@ class Pipeline:
     def __call__(
         self, offer: Offer, digests: Mapping[ReplicaId, Digest], rng: Random
     ) -> Sequence[ReplicaId]:
+        passed = [digests[replica] for replica in sorted(digests)]
+        for passes in self._filters:
+            passed = [digest for digest in passed if passes(offer, digest)]
         candidates = [
-            Candidate(digest, tuple(scorer(offer, digest) for scorer in self._scorers))
-            for _, digest in sorted(digests.items())
-            if all(passes(offer, digest) for passes in self._filters)
+            Candidate(digest, tuple([scorer(offer, digest) for scorer in self._scorers]))
+            for digest in passed
         ]
         return [candidate.digest.replica for candidate in self._picker(offer, candidates, rng)]
