@@ -1,5 +1,5 @@
-"""Storing acks in order, each before anything of it leaves. An append that loses its race means:
-fenced.
+"""Acks are stored in order, each before anything of it leaves. An append that loses its race means
+that this incarnation is fenced.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ RETRY_S = 0.1
 
 
 class FencedError(Exception):
-    """Someone declared this incarnation lost, or registered over it."""
+    """An admission declared this incarnation lost, or another incarnation registered after it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Job:
 
 
 class AckWriter:
-    """One incarnation's pen on the log of its replica."""
+    """The one writer of a replica's log, for one incarnation."""
 
     def __init__(
         self, bus: Bus, replica: ReplicaId, incarnation: str, records: Records, *, limit: int
@@ -50,7 +50,7 @@ class AckWriter:
         self.queue: asyncio.Queue[Job] = asyncio.Queue(limit)
 
     async def register(self) -> None:
-        """Take the log over: whoever wrote here before is fenced by it."""
+        """Take the log over: this fences the writer before."""
         while True:
             last = await self._bus.acks.last(self._subject)
             self._last_seq = 0 if last is None else last[0]
@@ -61,7 +61,7 @@ class AckWriter:
                 continue  # another entry came between; look again
 
     async def run(self, after: Callable[[Finished], Awaitable[None]]) -> None:
-        """Store what is queued, forever. Raises FencedError."""
+        """Store queued acks, until cancelled. Raises FencedError."""
         while True:
             job = await self.queue.get()
             await self._append(job.finished.ack)
@@ -94,7 +94,7 @@ class AckWriter:
                 await asyncio.sleep(RETRY_S)
 
     async def _snapshot(self, pages: Sequence[Snapshot]) -> None:
-        """Write the pages, then forget what is before them, once nobody can need an earlier
+        """Write the pages, then trim the log before them, once no request needs an earlier
         incarnation's entries.
         """
         first = 0
@@ -115,8 +115,8 @@ class AckWriter:
             return  # the next snapshot trims more
 
     async def fenced(self) -> bool:
-        """Has someone else written since? For an idle worker, which would not notice by
-        appending.
+        """True if another writer has appended since. An idle worker appends nothing, and would not
+        notice.
         """
         last = await self._last()
         if last is None or last[0] == self._last_seq or not self.queue.empty():
@@ -124,5 +124,5 @@ class AckWriter:
         try:
             entry = decode_entry(last[1])
         except PeerError:
-            return True  # whoever wrote that, our next append would fail
+            return True  # not our entry: our next append would fail
         return isinstance(entry, Fenced) or entry.incarnation != self._incarnation

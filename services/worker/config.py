@@ -1,4 +1,4 @@
-"""What an operator may set of a worker: section `worker`, or SLACKLINE_WORKER_<FIELD>."""
+"""The settings of a worker: section `worker`, or SLACKLINE_WORKER_<FIELD>."""
 
 from typing import Annotated, Any
 
@@ -13,18 +13,17 @@ Seconds = Annotated[float, Meta(ge=0)]
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     url: str = "nats://127.0.0.1:4222"
     replica: str = "r1"
-    pool: str = ""  # which pool the replica belongs to, for policies that route by pool
+    pool: str = ""  # of the replica, for policies that route by pool
     engine: str = "sim"  # sim | torch | vllm
     model: str = ""  # folder of a model (torch, vllm), or the name to announce (sim)
     # name or path; empty: measured at the start (torch, vllm), or the engine's own default (sim)
     profile: str = ""
-    # how long a worker measures its engine, 0: not at all. Under a second there is seldom enough to
-    # fit
+    # time that a worker measures its engine; 0: not at all. Under a second is seldom enough for a fit
     profile_s: Seconds = 4.0
     pace: float = 1.0  # sim: seconds of ours per second of the profile
-    # sim: what an iteration of its draft model takes, as a fraction of the target's; 0: it has none
+    # sim: duration of its draft model's iteration, as a fraction of the target's; 0: it has none
     draft: float = 0.05
-    # sim: with which probability the draft's first token is accepted, in the mean
+    # sim: mean probability that the draft's first token is accepted
     acceptance: float = 0.7
     kv_blocks: Count = 0  # 0: what the profile states (sim), what fits (vllm on CUDA), or 2048
     block_tokens: Count = 0  # 0: 16, or 32 for vllm on a CPU
@@ -34,7 +33,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     context_tokens: int = 8192  # sim; a model has its own
     max_slots: int = 1024  # requests held at once, waiting ones included
     announce_s: float = 0.5
-    over_retry_s: float = 1.0  # how often an attempt that is over is told again until it is settled
+    over_retry_s: float = 1.0  # an attempt that is over is reported again until it is settled
     snapshot_acks: int = 1000  # acks between snapshots, after each of which the log is trimmed
-    log_queue: int = 64  # iterations whose acks wait to be stored; full, the engine waits
+    log_queue: int = 64  # acks that wait to be stored; when it is full, the engine waits
     drain_s: float = 10.0

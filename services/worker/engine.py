@@ -1,7 +1,7 @@
-"""The seam between a worker and whatever runs the model: load, execute, release, snapshot.
+"""The seam between a worker and the engine that runs the model: load, execute, release, snapshot.
 
-Calls never overlap. They come from a process that the engine has to itself; those of a simulated
-one from a thread beside the event loop.
+Calls never overlap. A real engine has a process to itself; a simulated one has a thread beside the
+event loop.
 """
 
 from collections.abc import Sequence
@@ -14,8 +14,8 @@ from shared.vocabulary import Slot
 
 
 class EngineFacts(NamedTuple):
-    """What a worker announces of its engine. `profile` names the shipped profile (or file) that
-    predicts it best.
+    """The facts of an engine that its worker announces. `profile` names the shipped profile (or file)
+    that predicts it best.
     """
 
     engine: str
@@ -28,21 +28,21 @@ class EngineFacts(NamedTuple):
     vocabulary: int
     eos_token_ids: frozenset[int]
     end_of_thinking: int | None = None  # the token; None: this model has none
-    # what an iteration of its draft model takes, as a fraction of the profile; 0: it has none
+    # duration of its draft model's iteration, as a fraction of the profile; 0: it has none
     draft: float = 0.0
     features: frozenset[str] = frozenset()  # of shared/features.py
     adapters: tuple[str, ...] = ()
 
 
 class RefusedError(SlacklineError):
-    """The engine does not take this request, and will not later: it fails with this message, others
-    are not concerned.
+    """The engine does not take this request, now or later: the request fails with this message, and
+    other requests go on.
     """
 
 
 class Likely(NamedTuple):
-    """Natural log-probabilities under the model, before temperature and cuts: of one output token,
-    and of the likeliest ones.
+    """Natural log-probabilities of one output token and of the likeliest ones, under the model,
+    before temperature and cuts.
     """
 
     logprob: float
@@ -50,10 +50,10 @@ class Likely(NamedTuple):
 
 
 class Done(NamedTuple):
-    """What one entry did; parallel to the work. `computed` KV positions were filled and kept, of
-    which `cached` cost nothing.
+    """The result of one entry; parallel to the work. `computed` KV positions were filled and kept;
+    `cached` of them cost nothing.
 
-    `failed`: the engine cannot do what this request asks for, and why; others are not concerned.
+    `failed`: why the engine cannot do what this request asks for; other requests go on.
     """
 
     computed: int
@@ -68,8 +68,7 @@ class Outcome(NamedTuple):
     """`exec_s` by a monotonic clock; a simulated engine may have begun at an instant before it was
     called.
 
-    `outside_s`: how much of it was not spent in the model and its sampling, where the engine can
-    tell.
+    `outside_s`: the part of it not spent in the model and its sampling, where the engine knows it.
     """
 
     done: Sequence[Done]
@@ -87,8 +86,8 @@ class Engine(Protocol):
     def facts(self) -> EngineFacts: ...
 
     def load(self, load: Load) -> None:
-        """Make a slot known. KV is taken as positions are computed. Raises RefusedError, and knows
-        nothing of it then.
+        """Make a slot known. KV is taken as positions are computed. After a RefusedError the engine
+        knows nothing of the slot.
         """
 
     def execute(self, work: Sequence[Work], selection: Selection | None) -> Outcome:

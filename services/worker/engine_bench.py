@@ -1,8 +1,8 @@
 """Figures of the torch engine beside transformers' own ways to generate: `python -m
 services.worker.engine_bench --json`.
 
-The same model, prompts, threads and number of tokens for each, in turns, so that a busy machine is
-busy for all of them; of several rounds the fastest counts. Greedy, float32. Threads:
+Each way gets the same model, prompts, threads and number of tokens. They take turns, so that a busy
+machine is busy for all of them; the fastest of several rounds counts. Greedy, float32. Threads:
 OMP_NUM_THREADS, 1 without it.
 """
 
@@ -35,7 +35,7 @@ BATCHES = (1, 8, 32)
 PROMPT_TOKENS, PREFILL_TOKENS = 64, 512
 OUTPUT_TOKENS, QUICK_OUTPUT_TOKENS = 32, 8
 ROUNDS, QUICK_ROUNDS = 8, 1
-NAP_S = 0.001  # of the task that notes how late the event loop wakes it
+NAP_S = 0.001  # sleep of the task that measures how late the event loop wakes it
 _NATIVE = bytes(10_000_000)  # takes about as long to hash as an iteration
 SETTLE = 2  # iterations after the prefill that do not count
 
@@ -59,10 +59,10 @@ class Bench:
             for _ in range(batch)
         ]
 
-    # Each of these gives seconds an iteration.
+    # Each of these returns seconds per iteration.
 
     def engine_decode(self, batch: int) -> tuple[float, float]:
-        """Of an iteration, and of it outside the model."""
+        """Seconds of an iteration, and the part of them outside the model."""
         with self.loaded(self.prompts(batch)) as work:
             for _ in range(SETTLE):
                 self.engine.execute(work, None)
@@ -82,7 +82,7 @@ class Bench:
         return took_s
 
     def generate(self, prompts: Sequence[Sequence[int]], tokens: int) -> float:
-        """All of it."""
+        """Seconds of the whole generation."""
         began_s = time.perf_counter()
         self._model.generate(
             torch.tensor(prompts),
@@ -94,7 +94,7 @@ class Bench:
         return time.perf_counter() - began_s
 
     def generate_batch_decode(self, batch: int) -> float:
-        """By its own time stamps, from when the last prompt had its first tokens."""
+        """By its own time stamps, from the instant when the last prompt had its first tokens."""
         out = self._model.generate_batch(
             self.prompts(batch),
             generation_config=transformers.GenerationConfig(do_sample=False, eos_token_id=-1),
@@ -112,7 +112,7 @@ class Bench:
 
     @contextmanager
     def loaded(self, prompts: Sequence[Sequence[int]]) -> Iterator[list[Work]]:
-        """The work of an iteration of decodes, all prompts being computed."""
+        """The work of an iteration of decodes; all prompts are computed."""
         for n, prompt in enumerate(prompts):
             self.engine.load(Load(Slot(n), prompt, 0, Sampling(temperature=0.0), 1))
         self.engine.execute(
@@ -135,7 +135,7 @@ class Bench:
 
 
 async def naps_late_s(beside: Callable[[], object] | None, seconds: float) -> list[float]:
-    """By how much naps of NAP_S were too long, while another thread repeats `beside`."""
+    """The seconds by which naps of NAP_S were too long, while another thread repeats `beside`."""
     ended, late = time.perf_counter() + seconds, []
     with ThreadPoolExecutor(1) as pool:
         running = None
@@ -168,7 +168,7 @@ def measure(folder: Path, quick: bool, say: Callable[[str], None]) -> EngineFigu
             for tokens in (1 + SETTLE, 1 + SETTLE + output_tokens):
                 note(f"generate {tokens}", batch, bench.generate(bench.prompts(batch), tokens))
             note("generate_batch", batch, bench.generate_batch_decode(batch))
-    # the best of each, as a difference of two noisy times would be too good to be true
+    # the difference of the best two: the best difference of noisy times would be too small
     for batch in BATCHES:
         short_s, long_s = (
             best[f"generate {tokens}", batch] for tokens in (1 + SETTLE, 1 + SETTLE + output_tokens)

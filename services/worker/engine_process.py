@@ -1,8 +1,8 @@
-"""A real engine in a process of its own: what the worker does for NATS takes no time of the
-interpreter from a step, nor a step from that.
+"""A real engine in a process of its own: the worker's NATS work and the engine's steps take no time
+of the interpreter from each other.
 
-The worker writes turns into a socket and reads back what they did. Who loses the other end stops:
-the engine without a word, the worker with an EngineError, since with the engine its KV is gone.
+The worker writes turns into a socket and reads back their results. A side that loses the other
+stops: the engine silently, the worker with an EngineError, since the KV is gone with the engine.
 `python -m services.worker.engine_process FD` is the other end.
 """
 
@@ -34,7 +34,7 @@ from shared.process import logs
 
 LENGTH = struct.Struct("<I")  # before each message
 READ_BYTES = 1 << 20
-# an engine whose worker is gone, or that was told to stop, is ended after that
+# an engine whose worker is gone, or that was asked to stop, is killed after that
 LEAVES_WITHIN_S = 10.0
 
 
@@ -44,7 +44,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
 
 
 class Unfit(msgspec.Struct, frozen=True, tag=True):
-    """There is no engine by this configuration, and why."""
+    """Why this configuration makes no engine."""
 
     message: str
 
@@ -123,11 +123,11 @@ async def _started(
 
 
 class _Line:
-    """Questions and answers over a socket, in order; an answer for which nobody waits any more is
+    """Questions and answers over a socket, in order; an answer that no task waits for any more is
     dropped.
 
-    Without streams and tasks between: they write once the loop has done everything else, and are
-    heard two rounds of it later.
+    There are no streams or tasks between: those write once the event loop has done everything else,
+    and read two rounds of it later.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -135,10 +135,10 @@ class _Line:
         self._sock, self._loop = sock, asyncio.get_running_loop()
         self._waiting: deque[asyncio.Future[bytes]] = deque()
         self._unsent, self._got, self._ended = bytearray(), bytearray(), False
-        self._loop.add_reader(sock, self._hear)
+        self._loop.add_reader(sock, self._receive)
 
     def close(self) -> None:
-        """Nothing more is asked, and the other end may leave."""
+        """Ask nothing more; the other end may leave."""
         self._loop.remove_writer(self._sock)
         self._loop.remove_reader(self._sock)
         self._sock.shutdown(socket.SHUT_WR)
@@ -159,13 +159,13 @@ class _Line:
         except BlockingIOError:
             pass
         except OSError:
-            self._unsent.clear()  # the other end is gone: that is heard, too
+            self._unsent.clear()  # the other end is gone: the reader notices it, too
         if self._unsent:
             self._loop.add_writer(self._sock, self._send)
         else:
             self._loop.remove_writer(self._sock)
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         try:
             part = self._sock.recv(READ_BYTES)
         except BlockingIOError:
@@ -194,7 +194,7 @@ def _framed(message: bytes) -> bytes:
 
 
 async def _end(process: asyncio.subprocess.Process) -> str:
-    """How it ended; it is leaving already, and may hang at that."""
+    """The exit status. The process is leaving already, and is killed if it hangs."""
     try:
         async with asyncio.timeout(LEAVES_WITHIN_S):
             status = await process.wait()
@@ -209,9 +209,9 @@ async def _end(process: asyncio.subprocess.Process) -> str:
 
 def main(fd: int) -> None:
     """Serve the worker at the other end of this socket until it closes it."""
-    # the worker hears it too, and says when it is time
-    for said_to_all in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(said_to_all, lambda *_: None)
+    # the worker gets the signal too, and closes the socket when it is time
+    for sent_to_all in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(sent_to_all, lambda *_: None)
     sock = socket.socket(fileno=fd)
     os.set_inheritable(fd, False)
     threading.Thread(target=_die_with_the_worker, args=(fd,), daemon=True).start()
@@ -224,7 +224,7 @@ def main(fd: int) -> None:
         _write(sock, Unfit(str(error)))
         return
     try:
-        # What an operator says of an engine counts; what is not known is measured.
+        # A profile that the operator names counts; without one the engine is measured.
         fitted = None if cfg.profile or not cfg.profile_s else fit_engine(engine, cfg.profile_s)
         taker = TurnTaker(engine, tokenizer)
         gc.collect()
@@ -238,7 +238,7 @@ def main(fd: int) -> None:
                 taker.reset()
             _write(sock, Ran([], 0.0) if turn is None else taker.take(turn))
     except Exception:
-        # the worker hears of it now: a broken engine may take long to close
+        # the worker learns it now: a broken engine may take long to close
         sock.shutdown(socket.SHUT_WR)
         raise
     finally:
@@ -258,7 +258,7 @@ def _write(sock: socket.socket, message: Ready | Unfit | Ran) -> None:
 
 
 def _die_with_the_worker(fd: int) -> None:
-    """Whoever was killed says nothing, and what comes after it needs the GPU's memory."""
+    """End with the worker even if it was killed: the next engine needs the GPU's memory."""
     gone = select.poll()
     gone.register(fd, 0)
     gone.poll()

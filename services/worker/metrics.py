@@ -1,4 +1,4 @@
-"""What a worker counts."""
+"""The counters of a worker."""
 
 from services.worker.engine import EngineFacts
 from shared.core.turn import Ran, Turn
@@ -8,8 +8,8 @@ from shared.process.instruments import Registry
 
 
 class WorkerMetrics:
-    """What a worker counts, over all its incarnations; and how far its fitted profile was from what
-    it was fitted to.
+    """The counters of a worker over all its incarnations, and the error of its fitted profile on the
+    measurements that it was fitted to.
     """
 
     def __init__(self, registry: Registry, facts: EngineFacts, fitted: ProfileFile | None) -> None:
@@ -54,12 +54,12 @@ class WorkerMetrics:
                 "Mean |predicted - measured| / measured of the profile fitted at the start.",
                 ("regime",),
             )
-            told = {
+            errors = {
                 "all": error.mape,
                 "decode_only": error.mape_decode_only,
                 "mixed": error.mape_mixed,
             }
-            for regime, mape in (told | {"prefill_only": error.mape_prefill_only}).items():
+            for regime, mape in (errors | {"prefill_only": error.mape_prefill_only}).items():
                 if mape is not None:
                     off.labels(regime).set(mape)
 

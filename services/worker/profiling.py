@@ -1,10 +1,10 @@
-"""A worker times its own engine for a few seconds and fits the profile it announces.
+"""A worker times its own engine for a few seconds and fits the profile that it announces.
 
-It lives as a worker does: requests are loaded, prefilled in chunks of every size, alone, several at
-once and beside decodes, and then decode, greedy and sampled ones mixed. What to run next comes from
-shuffled rounds of the same designed batches, so that a slow moment of the machine falls on all
-kinds alike. Time bounds it, not a number of iterations: no batch is begun that would take a large
-part of the time, and a slow engine has smaller ones.
+The measurement resembles a worker's life: requests are loaded and prefilled in chunks of every size
+(alone, several at once, beside decodes), and then decode, greedy and sampled requests mixed. The
+batches come from shuffled rounds of the same designed batches, so that a slow moment of the machine
+falls on all kinds alike. Time bounds the measurement, not a number of iterations: no batch is begun
+that would take a large part of the time, and a slow engine gets smaller batches.
 """
 
 import math
@@ -30,9 +30,9 @@ from shared.vocabulary import Slot
 log = structlog.get_logger()
 
 DECODES = (1, 1, 2, 4, 8, 16, 24, 32)  # of the decode-only batches of a round
-# chunks, tokens of all
+# chunks, tokens of all together
 PREFILLS = ((1, 4), (1, 16), (1, 64), (1, 256), (1, 1024), (2, 32), (3, 96), (2, 512), (4, 256))
-# decodes, then those
+# decodes, chunks, tokens of all chunks together
 MIXES = (
     (1, 1, 32),
     (4, 1, 128),
@@ -46,16 +46,16 @@ MIXES = (
 RESIDENTS = max(DECODES)
 ARRIVING = 6  # requests whose prefill is under way
 SHORTEST_TOKENS, LONGEST_TOKENS = 8, 1024  # of a prompt
-FIRST_TOKENS = 64  # of one batch, until it is known how long that takes
-WARM_UP = 0.1  # of the time: what runs in it is not believed
-POPULATE = 0.25  # of the time: when so much is over, the rest goes on with what decodes there are
-LARGEST = 0.03  # of the time: longer than that no batch should take
-KV_SHARE = 0.75  # of the blocks, so that a batch under way always finds some
+FIRST_TOKENS = 64  # of one batch, until its duration is known
+WARM_UP = 0.1  # share of the time whose timings are left out
+POPULATE = 0.25  # share of the time to gather decodes; the rest goes on with those that there are
+LARGEST = 0.03  # share of the time that a batch may take at most
+KV_SHARE = 0.75  # of the blocks, so that a batch under way always finds free ones
 GREEDY, SAMPLED = Sampling(temperature=0.0), Sampling(temperature=0.8, top_p=0.95)
 
 
 class Batch(NamedTuple):
-    """What to time: so many decodes, and so many chunks with so many tokens in all."""
+    """A batch to time: so many decodes, and so many chunks with so many tokens in all."""
 
     decodes: int
     chunks: int
@@ -77,28 +77,28 @@ class _Request:
 
 
 class Measurement:
-    """Drives one engine that holds nothing else, and leaves it so. Not to be used beside anything
-    that uses the engine.
+    """Drives one engine that holds nothing else, and leaves it empty. Nothing else may use the engine
+    meanwhile.
     """
 
     def __init__(self, engine: Engine, rng: Random) -> None:
         facts = engine.facts
         self._engine, self._rng, self._facts = engine, rng, facts
         self._kv_tokens = int(KV_SHARE * facts.kv_blocks) * facts.block_tokens
-        # A context that one of many can have, and room for what it generates.
+        # a context that each of many requests can have, with room for its output
         self._context = max(SHORTEST_TOKENS, min(facts.context_tokens, self._kv_tokens // 4) - 16)
-        self._residents: list[_Request] = []  # they decode
-        self._arriving: list[_Request] = []  # their prefill is under way
+        self._residents: list[_Request] = []  # requests that decode
+        self._arriving: list[_Request] = []  # requests whose prefill is under way
         self._slots = [Slot(n) for n in range(min(facts.max_slots, RESIDENTS + 16))]
         self._most_tokens = FIRST_TOKENS
         self._quick_s = 0.0
 
     def run(self, seconds: float, *, clock: Callable[[], float] = time.monotonic) -> list[Timed]:
-        """Timings of about `seconds`, by `clock`, the warm-up's left out."""
+        """Timings of about `seconds` by `clock`, without the warm-up."""
         self._quick_s = LARGEST * seconds
         began_s, timings = clock(), list[Timed]()
         todo: list[Batch] = []
-        idle = 0  # batches in a row of which nothing was possible: the engine is too small for any
+        idle = 0  # batches in a row that could not run at all: the engine is too small for any
         try:
             while (spent_s := clock() - began_s) < seconds and idle <= len(ROUND):
                 populate = len(self._residents) < RESIDENTS and spent_s < POPULATE * seconds
@@ -119,8 +119,8 @@ class Measurement:
         return timings
 
     def _time(self, batch: Batch, *, whole: bool) -> Timed | None:
-        """Run it, or what of it is possible now. None if that is nothing. `whole`: the chunks are
-        requests of their own.
+        """Run the part of the batch that is possible now; None if there is none. `whole`: each chunk
+        is a whole prompt.
         """
         shape, work = BatchShape(), list[Work]()
         tokens = min(batch.tokens, max(1, self._most_tokens - batch.decodes))
@@ -146,13 +146,13 @@ class Measurement:
         return Timed(shape, outcome.exec_s)
 
     def _chunks(self, chunks: int, tokens: int, *, whole: bool) -> list[tuple[_Request, int]]:
-        """Requests to prefill and how much of each: new ones, and ones under way that have enough
-        left.
+        """Requests to prefill and the tokens of each: new requests, and requests under way that have
+        enough left.
         """
-        found: list[tuple[_Request, int]] = []
+        chosen: list[tuple[_Request, int]] = []
         for n in range(chunks):
             each = tokens // chunks + (n < tokens % chunks)
-            taken = [request.slot for request, _ in found]
+            taken = [request.slot for request, _ in chosen]
             under_way = [request for request in self._arriving if request.slot not in taken]
             enough = [request for request in under_way if request.known - request.computed >= each]
             request: _Request | None
@@ -165,11 +165,11 @@ class Measurement:
             else:
                 request = self._load(self._length(each))
             if request is not None:
-                found.append((request, min(each, request.known - request.computed)))
-        return found
+                chosen.append((request, min(each, request.known - request.computed)))
+        return chosen
 
     def _decoding(self, n: int) -> list[_Request]:
-        """Any n, or n of like contexts: else a cached token's cost cannot be told from a
+        """Any n, or n of like contexts: else a fit cannot separate a cached token's cost from a
         decode's.
         """
         if self._rng.random() < 0.5:
@@ -178,7 +178,7 @@ class Measurement:
         return sorted(self._residents, key=lambda request: request.computed)[first : first + n]
 
     def _length(self, at_least: int) -> int:
-        """Of a new request: as many short ones as long ones, on a scale of ratios."""
+        """The length of a new prompt: log-uniform, so that every ratio is as likely."""
         longest = min(self._context, LONGEST_TOKENS)
         return round(
             math.exp(
@@ -189,7 +189,7 @@ class Measurement:
         )
 
     def _load(self, length: int) -> _Request | None:
-        """A new request; old ones give way for its slot and KV. None where that is not enough."""
+        """A new request; residents give way for its slot and KV. None if that is not enough."""
         length = min(length, self._context)
         while self._residents and (not self._slots or self._held(length) > self._kv_tokens):
             self._release(self._residents, self._rng.choice(self._residents))
@@ -211,15 +211,15 @@ class Measurement:
         return request
 
     def _held(self, more: int) -> int:
-        """Tokens of KV that all there are and one of `more` will take, in whole blocks, when each
-        has generated some.
+        """Tokens of KV that all requests and a new one of `more` tokens will take, in whole blocks,
+        when each has generated some.
         """
         size = self._facts.block_tokens
         lengths = (more, *(request.known for request in (*self._residents, *self._arriving)))
         return sum(-(-(length + 16) // size) * size for length in lengths)
 
     def _settle(self, chunks: list[tuple[_Request, int]]) -> None:
-        """Prefills that have ended become residents; what is at the end of the context, or one too
+        """Prefills that have ended become residents; a request at the end of the context, or one too
         many, goes.
         """
         for request, _ in chunks:
@@ -282,5 +282,5 @@ def fit_engine(
 
 
 def _name(model: str) -> str:
-    """As a profile may be called."""
+    """A valid profile name for the model."""
     return "fitted-" + (re.sub(r"[^a-z0-9._-]+", "-", model.lower())[:48].strip("-") or "engine")

@@ -45,10 +45,10 @@ from shared.vocabulary import Slot
 WINDOW = 20  # iterations on each side of one
 CHUNK_TOKENS = 256  # of prefill in one iteration
 RUNNING = 16  # requests at once, at most
-# of an iteration: with the lengths below, about as many mixed iterations as decode-only ones
+# probability per iteration: with the lengths below, about as many iterations are mixed as decode-only
 ARRIVALS = 0.22
 PROMPT_TOKENS, OUTPUT_TOKENS = (16, 600), (8, 90)
-SETTLE_S = 1.0  # after a change of the load, left out of what is called settled
+SETTLE_S = 1.0  # after a change of the load; the phase is settled after that
 
 
 class Ran(NamedTuple):
@@ -58,7 +58,7 @@ class Ran(NamedTuple):
 
 
 class Judged(NamedTuple):
-    """Of one iteration, relative to its measured time."""
+    """The errors of one iteration, relative to its measured time."""
 
     at_s: float
     regime: Regime
@@ -151,7 +151,7 @@ def _burn() -> None:
 
 @contextlib.contextmanager
 def burning(processes: int) -> Iterator[None]:
-    """So many processes, each with all it can get of a core."""
+    """So many processes run beside, each with all that it can get of a core."""
     spawn = multiprocessing.get_context("spawn")
     burners = [spawn.Process(target=_burn, daemon=True) for _ in range(processes)]
     for burner in burners:
@@ -177,12 +177,12 @@ def record(mix: Mix, phases: Sequence[tuple[int, float]]) -> list[Ran]:
 
 
 def judge(base: Profile, ran: Sequence[Ran]) -> list[Judged]:
-    """Feed a fresh correction with all of it, each iteration predicted before it is learned
-    from.
+    """Feed a fresh correction with all iterations; predict each before the correction learns from
+    it.
     """
     corrected, judged = Corrected(base), list[Judged]()
-    base_s = np.array([base.batch_s(one.shape) for one in ran])
-    times = np.array([one.exec_s for one in ran]) / base_s
+    base_s = np.array([base.batch_s(each.shape) for each in ran])
+    times = np.array([each.exec_s for each in ran]) / base_s
     late = deque[tuple[float, float]](maxlen=WINDOW)  # measured, predicted
     for n, (at_s, shape, exec_s) in enumerate(ran):
         regime = Regime.of(shape)
@@ -207,8 +207,8 @@ def judge(base: Profile, ran: Sequence[Ran]) -> list[Judged]:
 
 
 def best_constant(times: "np.ndarray[Any, np.dtype[np.float64]]") -> float:
-    """What minimises the sum of |1 - constant / times|: their median, each weighted by its
-    inverse.
+    """The constant that minimises the sum of |1 - constant / times|: the median of the times, each
+    weighted by its inverse.
     """
     order = np.sort(times)
     weights = np.cumsum(1 / order)
@@ -221,12 +221,12 @@ def summary(
     """One row per (name, from, to) in seconds."""
     rows = []
     for name, begin_s, end_s in phases:
-        some = [one for one in judged if begin_s <= one.at_s < end_s]
+        some = [each for each in judged if begin_s <= each.at_s < end_s]
         if not some:
             continue
-        residual = np.array([one.residual for one in some])
-        off = np.array([one.off for one in some])
-        together = np.array([one.together for one in some])
+        residual = np.array([each.residual for each in some])
+        off = np.array([each.off for each in some])
+        together = np.array([each.together for each in some])
         rows.append(
             {
                 "phase": name,
@@ -239,8 +239,8 @@ def summary(
                 "single_mean": round(float(off.mean()), 4),
                 "single_median": round(float(np.median(off)), 4),
                 "single_p90": round(float(np.quantile(off, 0.9)), 4),
-                "leaning_mean": round(float(np.mean([one.leaning for one in some])), 4),
-                "hindsight_mean": round(float(np.mean([one.hindsight for one in some])), 4),
+                "leaning_mean": round(float(np.mean([each.leaning for each in some])), 4),
+                "hindsight_mean": round(float(np.mean([each.hindsight for each in some])), 4),
                 "together_median": round(float(np.median(together)), 4),
                 "together_p90": round(float(np.quantile(together, 0.9)), 4),
             }
@@ -249,7 +249,7 @@ def summary(
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """For a person; shares in percent."""
+    """The rows as text, shares in percent."""
     columns = {
         "residual: median": "residual_median",
         "p90": "residual_p90",
@@ -283,14 +283,18 @@ def main() -> None:
         help="a shipped profile, or a file (default: measured)",
     )
     parser.add_argument(
-        "--profile-s", type=float, default=4.0, metavar="S", help="how long to measure (default: 4)"
+        "--profile-s",
+        type=float,
+        default=4.0,
+        metavar="S",
+        help="seconds to measure the engine (default: 4)",
     )
     parser.add_argument(
         "--phase-s",
         type=float,
         default=12.0,
         metavar="S",
-        help="of each of the three phases (default: 12)",
+        help="seconds of each of the three phases (default: 12)",
     )
     parser.add_argument(
         "--burners",
@@ -322,12 +326,12 @@ def main() -> None:
     rows = summary(judge(file.profile(), ran), phases)
     print(table(rows))
     if args.json:
-        told = {
+        report = {
             "profile": msgspec.to_builtins(file),
             "rows": rows,
-            "iterations": [(one.at_s, tuple(one.shape), one.exec_s) for one in ran],
+            "iterations": [(each.at_s, tuple(each.shape), each.exec_s) for each in ran],
         }
-        args.json.write_text(json.dumps(told) + "\n")
+        args.json.write_text(json.dumps(report) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-"""Where turns run: on one engine thread beside the event loop, or, in virtual time, at once and
-then slept.
+"""Runners take turns: on one engine thread beside the event loop, or, in virtual time, at once, with
+a sleep as long as the turn took.
 
 Real engines have a process of their own instead (`engine_process.py`).
 """
@@ -15,25 +15,25 @@ from shared.perf.profile_file import ProfileFile
 
 
 class Runner(Protocol):
-    """An engine and its speaker, wherever they are. Calls never overlap."""
+    """An engine and its speaker, in a thread or in another process. Calls never overlap."""
 
     @property
     def facts(self) -> EngineFacts: ...
 
     @property
     def fitted(self) -> ProfileFile | None:
-        """The profile measured of the engine, if there is one."""
+        """The profile that was measured on the engine, if there is one."""
 
     async def run(self, turn: Turn) -> Ran:
         """Take the turn."""
 
     async def reset(self) -> None:
-        """Forget every slot, after whatever still runs."""
+        """Forget every slot, after the turn that still runs."""
 
 
 class ThreadRunner:
-    """For an engine that leaves the interpreter alone: a simulated one. The loop stays free while
-    it works.
+    """The runner of a simulated engine, which hardly uses the interpreter. The event loop stays free
+    while it works.
     """
 
     fitted: ProfileFile | None = None
@@ -57,8 +57,8 @@ class ThreadRunner:
 
 
 class VirtualRunner:
-    """For a loop whose time is virtual: the engine answers at once how long it takes, and that time
-    passes.
+    """The runner of an event loop in virtual time: the engine answers at once with the seconds that
+    the turn takes, and that time passes.
     """
 
     fitted: ProfileFile | None = None

@@ -1,5 +1,5 @@
-"""One worker: takes requests in, runs plans, stores acks, then lets tokens out. One incarnation at
-a time.
+"""One worker takes requests in, runs plans, stores acks, and then lets tokens out. One incarnation
+lives at a time.
 """
 
 import asyncio
@@ -11,6 +11,7 @@ import structlog
 from services.worker.ack_writer import AckWriter, FencedError, Job
 from services.worker.config import WorkerConfig
 from services.worker.metrics import WorkerMetrics
+from services.worker.over_reports import OverReports
 from services.worker.runner import Runner
 from services.worker.traces import Traces
 from shared import subjects
@@ -25,7 +26,6 @@ from shared.process.instruments import Registry
 from shared.process.telemetry import Tracing
 from shared.schemas import (
     Announce,
-    AttemptOver,
     BatchPlan,
     Body,
     Cancel,
@@ -38,23 +38,21 @@ from shared.schemas import (
     Resync,
     ResyncEntry,
     ResyncPage,
-    Settled,
     Withdraw,
-    Withdrawn,
 )
 from shared.store.records import Records, Stored
-from shared.vocabulary import ReplicaId, RequestKey
+from shared.vocabulary import ReplicaId
 
 log = structlog.get_logger()
 
 PAGE_ENTRIES = 256  # of a resync: 256 offers are about 60 KB
 # a first offer leaves beside its record, and may come here before it is stored
 RECORD_PAUSES_S = (0.0005, 0.001, 0.005, 0.02)
-HOLDS_AT_ONCE = 64  # reads of the store under way for holds; more wait their turn
+HOLDS_AT_ONCE = 64  # holds that read the store at a time; more wait their turn
 
 
 class WorkerService:
-    """Everything of one incarnation. `run` returns when stopped, or raises FencedError."""
+    """One incarnation. `run` returns when stopped, or raises FencedError."""
 
     def __init__(
         self,
@@ -73,8 +71,7 @@ class WorkerService:
         self._replica = ReplicaId(cfg.replica)
         self.incarnation = f"{rng.getrandbits(48):012x}"
         self._records = Records(bus.requests)
-        # What fits the KV cache alone bounds the context, so that a request that runs alone always
-        # gets to its end.
+        # The KV cache bounds the context, so that a request that runs alone always gets to its end.
         self._context_tokens = min(facts.context_tokens, facts.kv_blocks * facts.block_tokens)
         self.core = WorkerCore(
             self._replica,
@@ -95,10 +92,7 @@ class WorkerService:
         self._holds = asyncio.Semaphore(HOLDS_AT_ONCE)
         self._resyncs: list[tuple[Resync, Call]] = []
         self._pages: tuple[int, int, list[ResyncEntry]] | None = None
-        self._withdrawals: dict[tuple[RequestKey, int], list[Call]] = {}
-        self._telling: set[tuple[RequestKey, int]] = set()
-        # attempts whose end is in the log: only these may be told
-        self._stored_overs: set[tuple[RequestKey, int]] = set()
+        self._overs = OverReports(self.core, bus, self._chores, retry_s=cfg.over_retry_s)
         self._plan_came_unix_s: dict[int, float] = {}
         self._last_end_unix_s = 0.0
         self._work_since_unix_s = 0.0
@@ -125,7 +119,7 @@ class WorkerService:
                     chores.start(self._engine_loop(), name="worker.engine"),
                     chores.start(self._writer.run(self._stored), name="worker.acks"),
                     chores.start(self._announce_loop(), name="worker.announce"),
-                    chores.start(self._tell_loop(), name="worker.tell"),
+                    chores.start(self._overs.run(), name="worker.tell"),
                 ]
                 bus = self._bus
                 chores.listen(await bus.subscribe(subjects.plan(replica), BatchPlan, self._on_plan))
@@ -152,7 +146,7 @@ class WorkerService:
             raise FencedError(str(fences[0]))
 
     async def _drain(self) -> None:
-        """Give everything back; leave when it is settled, or after drain_s."""
+        """Give every request back; leave when all are settled, or after drain_s."""
         self._draining.set()
         await self._announce()
         self.core.drain()
@@ -214,11 +208,7 @@ class WorkerService:
         """The ack is in the log: now it may be seen."""
         self._traces.over(finished.overs, finished.ack.ended_unix_s or self._clock.unix_s())
         for over in finished.overs:
-            name = (over.key, over.attempt)
-            self._stored_overs.add(name)
-            for call in self._withdrawals.pop(name, []):
-                self._chores.spawn(call.reply(Withdrawn(over=over)), "worker.withdrawn")
-            self._tell(over)
+            self._overs.stored(over)
         try:
             self._published_ack_seq = finished.ack.ack_seq
             await self._bus.publish(subjects.acked(self._replica), finished.ack)
@@ -271,11 +261,11 @@ class WorkerService:
         await call.reply(answer)
 
     async def _asked(self, hold: Hold) -> tuple[Stored | None, Body | None]:
-        """Record and body, read at once where the hold says which body.
+        """Record and body, read together where the hold names the body.
 
-        Another body than the record's: the hold is of a second copy of the request, whose admission
-        has not seen yet that it came late. Whoever placed the first may have been declined here for
-        good, and must not find it held after all.
+        Another body than the record's means that the hold is of a second copy of the request, whose
+        admission has not seen yet that it came late. The first copy may have been declined here for
+        good, and must not be held after all.
         """
         if not hold.body_key:
             stored = await self._records.get(hold.key)
@@ -324,15 +314,8 @@ class WorkerService:
     # ------------------------------------------------------------ admission's side
 
     def _on_withdraw(self, withdraw: Withdraw, call: Call) -> None:
-        over = self.core.withdraw(withdraw.key, withdraw.attempt)
-        name = (withdraw.key, withdraw.attempt)
-        # held, or over in an ack that is not in the log yet: answered once it is
-        if over and name not in self._stored_overs:
-            self._withdrawals.setdefault(name, []).append(call)
+        if self._overs.withdraw(withdraw, call):
             self._wake.set()
-        else:
-            answer = Withdrawn(over=over if isinstance(over, AttemptOver) else None)
-            self._chores.spawn(call.reply(answer), "worker.withdrawn")
 
     def _on_holdings(self, holdings: Holdings, call: Call) -> None:
         known = [self.core.knows(key, attempt) for key, attempt in holdings.asked]
@@ -349,32 +332,7 @@ class WorkerService:
         self.core.cancel(key, cancel.reason)
         self._wake.set()
 
-    async def _tell_loop(self) -> None:
-        """Attempts that are over are told again until someone has settled them."""
-        while True:
-            await asyncio.sleep(self._cfg.over_retry_s)
-            for over in self.core.unsettled:
-                if (over.key, over.attempt) in self._stored_overs:
-                    self._tell(over)
-
-    def _tell(self, over: AttemptOver) -> None:
-        name = (over.key, over.attempt)
-        if name not in self._telling:
-            self._telling.add(name)
-            self._chores.spawn(self._tell_once(over), "worker.over")
-
-    async def _tell_once(self, over: AttemptOver) -> None:
-        name = (over.key, over.attempt)
-        try:
-            await self._bus.request(subjects.OVER, over, Settled, timeout_s=2.0)
-            self.core.settled(*name)
-            self._stored_overs.discard(name)
-        except (BusError, PeerError):
-            pass  # told again after over_retry_s
-        finally:
-            self._telling.discard(name)
-
-    # ------------------------------------------------------------ being seen
+    # ------------------------------------------------------------ announcing itself
 
     async def _announce_loop(self) -> None:
         while True:
@@ -415,7 +373,7 @@ class WorkerService:
 
 
 async def refuse_a_twin(bus: Bus, replica: ReplicaId) -> None:
-    """Raises ConfigError if a live worker already has this id: two would fence each other for
+    """Raises ConfigError if a live worker already has this id: the two would fence each other for
     ever.
     """
     try:
@@ -425,8 +383,8 @@ async def refuse_a_twin(bus: Bus, replica: ReplicaId) -> None:
     except NoResponders:
         return
     except SlacklineError:
-        # someone is subscribed but does not answer: a dead worker's connection, or a paused one;
-        # registering fences it
+        # a subscriber does not answer: a dead worker's connection, or a paused worker; registering
+        # fences it
         return
     raise ConfigError(
         f"replica {replica!r} already has a live worker ({answer.incarnation}); "
@@ -462,5 +420,5 @@ async def serve(
                 reason=str(fenced),
             )
             await runner.reset()
-            # of two that fence each other, one comes back first and the other finds it there
+            # of two that fence each other, the one that comes back later finds the other there
             await asyncio.sleep(rng.random())

@@ -1,10 +1,10 @@
-"""What a client may read of its tokens: detokenised, cut before a stop string, never more than is
-certain.
+"""The text of a request's tokens, as its client may read it: detokenised, cut before a stop string,
+never more than is certain.
 
-Text that may be the beginning of a stop string waits until it is known not to be. Stop strings are
-followed character by character (one automaton each), so the cut does not depend on where the
-borders of tokens fall: the match that ends first wins, the longer one if two end together; one that
-is complete within the first `min_tokens` is not heeded. Lives where the engine does.
+Text that may begin a stop string waits until it is known not to. Each stop string is followed
+character by character by an automaton of its own, so the cut does not depend on the borders of
+tokens. The match that ends first wins, the longer one if two end together; a match that is complete
+within the first `min_tokens` is ignored. The speaker lives where the engine does.
 """
 
 from collections.abc import Sequence
@@ -40,31 +40,31 @@ class Speaker:
         resume_tokens: Sequence[int] = (),
         resume_text: str = "",
     ) -> None:
-        """Begin an output, or go on with one: `resume_text` is what the client has of the text of
-        `resume_tokens`.
+        """Begin an output, or go on with one: `resume_text` is the part of the text of `resume_tokens`
+        that the client has.
 
-        What was held back then is held back again, so that nothing is lost or said twice; text that
-        the client lacks comes with the next tokens.
+        Text that was held back then is held back again, so that none is lost or sent twice; text
+        that the client lacks comes with the next tokens.
         """
         assert slot not in self._voices, f"slot {slot} speaks already"
         voice = _Voice(self._tokenizer.detokenizer(), sampling.stop, sampling.min_tokens)
-        said = "".join(voice.hear(token) for token in resume_tokens)
-        voice.owed = said[len(resume_text) :]
+        text = "".join(voice.feed(token) for token in resume_tokens)
+        voice.owed = text[len(resume_text) :]
         self._voices[slot] = voice
 
     def say(self, slot: Slot, tokens: Sequence[int]) -> Spoken:
-        """The text that became certain with these tokens. After a stop, nothing more is said."""
+        """The text that became certain with these tokens. After a stop there is none."""
         voice = self._voices[slot]
         text, voice.owed = voice.owed, ""
         for n, token in enumerate(tokens):
             if voice.stopped:
                 return Spoken(text, True, n)
-            text += voice.hear(token)
+            text += voice.feed(token)
         return Spoken(text, voice.stopped, len(tokens))
 
     def finish(self, slot: Slot) -> str:
-        """The output ended, by other means than a stop string: what was held back becomes text.
-        Empty after a stop.
+        """The output ended by other means than a stop string: the text that was held back. Empty after
+        a stop.
         """
         voice = self._voices[slot]
         text, voice.owed = voice.owed, ""
@@ -85,10 +85,10 @@ class _Voice:
         self._stops = [_Stop(text) for text in stops if text]
         self._firsts = frozenset(stop.text[0] for stop in self._stops)
         self._held = ""  # the longest end of the text that begins a stop string
-        self.owed = ""  # said before, not yet sent
+        self.owed = ""  # certain, and not yet sent
         self.stopped = False
 
-    def hear(self, token: int) -> str:
+    def feed(self, token: int) -> str:
         text = self._certain(self._detokenizer.feed(token))
         self._early -= 1
         return text
@@ -136,7 +136,7 @@ class _Stop:
 
     def advance(self, character: str) -> bool:
         """True when this character completes the string."""
-        # it was complete, and was not heeded
+        # it was complete, and was ignored
         k = self.matched if self.matched < self.length else self._fallback[-1]
         while k and character != self.text[k]:
             k = self._fallback[k - 1]

@@ -1,7 +1,7 @@
-"""The worker's part of a request's trace: how long it waited for its first iteration, and the
-iterations that served it.
+"""The worker's part of a request's trace: the wait for its first iteration, and the iterations that
+served it.
 
-Only requests that came with a traceparent cost anything here.
+A request without a traceparent costs nothing here.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ class _Traced:
 
 
 class Traces:
-    """Of the requests held now, by slot."""
+    """The traces of the requests held now, by slot."""
 
     def __init__(self, tracing: Tracing) -> None:
         self._tracing = tracing

@@ -15,7 +15,7 @@ from shared.vocabulary import FinishReason, Slot
 
 
 class TurnTaker:
-    """An engine and the speaker of what it generates, for whoever drives them."""
+    """An engine and the speaker of what it generates."""
 
     def __init__(self, engine: Engine, tokenizer: Tokenizer) -> None:
         self.engine = engine
@@ -32,7 +32,7 @@ class TurnTaker:
 
 
 def take_turn(engine: Engine, speaker: Speaker, turn: Turn) -> Ran:
-    """What each work entry did, and the seconds the engine took."""
+    """Run the turn; return what each work entry did, and the seconds that the engine took."""
     for slot in turn.preempts:
         engine.preempt(Slot(slot))
     for slot in turn.releases:
@@ -53,13 +53,15 @@ def take_turn(engine: Engine, speaker: Speaker, turn: Turn) -> Ran:
     if refused:
         return _without(refused, engine, speaker, turn)
     outcome = engine.execute(turn.work, turn.selection)
-    done = [_said(speaker, work, did) for work, did in zip(turn.work, outcome.done, strict=True)]
+    done = [
+        _turn_done(speaker, work, did) for work, did in zip(turn.work, outcome.done, strict=True)
+    ]
     return Ran(done, outcome.exec_s, outcome.outside_s)
 
 
 def _without(refused: Mapping[int, str], engine: Engine, speaker: Speaker, turn: Turn) -> Ran:
-    """The same turn for those that the engine has taken; each of the others fails with what the
-    engine says.
+    """The same turn for the requests that the engine has taken; each of the others fails with the
+    engine's message.
     """
     kept = [entry for entry, work in enumerate(turn.work) if work.slot not in refused]
     selection = None if turn.selection is None else along(turn.selection, kept)
@@ -81,7 +83,7 @@ def _without(refused: Mapping[int, str], engine: Engine, speaker: Speaker, turn:
     return ran._replace(done=whole)
 
 
-def _said(speaker: Speaker, work: Work, did: Done) -> TurnDone:
+def _turn_done(speaker: Speaker, work: Work, did: Done) -> TurnDone:
     if did.failed:
         return TurnDone(
             did.computed,
@@ -92,11 +94,13 @@ def _said(speaker: Speaker, work: Work, did: Done) -> TurnDone:
         )
     tokens, text, finish = _end(speaker, work, did.tokens)
     # an end may have cut the tokens
-    logprobs = [_told(speaker, *known) for known in zip(tokens, did.logprobs, strict=False)]
+    logprobs = [
+        _token_logprob(speaker, *known) for known in zip(tokens, did.logprobs, strict=False)
+    ]
     return TurnDone(did.computed, tokens, text, finish, did.drafted, logprobs, did.cached)
 
 
-def _told(speaker: Speaker, token: int, likely: Likely) -> TokenLogprob:
+def _token_logprob(speaker: Speaker, token: int, likely: Likely) -> TokenLogprob:
     def named(token: int, logprob: float) -> Likelihood:
         return Likelihood(token, speaker.piece(token), logprob)
 
@@ -107,20 +111,20 @@ def _end(
     speaker: Speaker, work: Work, tokens: Sequence[int]
 ) -> tuple[Sequence[int], str, FinishReason | None]:
     """The tokens that count, their text, and how the output ended, if it did. An end-of-sequence
-    token counts but is not said.
+    token counts but has no text.
     """
     if not tokens:
         return (), "", None
     slot = work.slot
     kept = list(tokens[: work.limit])
     finish = work.limit_reason if len(kept) == work.limit else None
-    said = kept
+    spoken_tokens = kept
     if work.stops:
         for n, token in enumerate(kept):
             if token in work.stops:
-                kept, said, finish = kept[: n + 1], kept[:n], FinishReason.STOP
+                kept, spoken_tokens, finish = kept[: n + 1], kept[:n], FinishReason.STOP
                 break
-    spoken = speaker.say(slot, said)
+    spoken = speaker.say(slot, spoken_tokens)
     if spoken.stopped:
         return kept[: spoken.tokens_kept], spoken.text, FinishReason.STOP
     return kept, spoken.text + (speaker.finish(slot) if finish is not None else ""), finish

@@ -37,8 +37,8 @@ def positions(slots: Ints, wanted: Ints, capacity: int) -> Ints:
     """The index of each wanted slot in `slots`; -1 where it is not there."""
     at = np.full(capacity, -1, dtype=np.int32)
     at[slots] = np.arange(len(slots), dtype=np.int32)
-    found: Ints = at[wanted]
-    return found
+    indices: Ints = at[wanted]
+    return indices
 
 
 def well_formed(ack: PlanAck, capacity: int) -> bool:

@@ -1,8 +1,8 @@
-"""The books of one replica as columns: one row per request, in numpy arrays, so that a planning
-step costs microseconds.
+"""The books of one replica: a row per request, a numpy array per column, so that a planning step
+costs microseconds.
 
-Rows [0, live) are what a policy may plan; rows [live, used) are leaving (their end is in flight). A
-row moves, its slot does not.
+A policy may plan rows [0, live); rows [live, used) are leaving, their end is in flight. A request's
+row changes, its slot does not.
 """
 
 from collections.abc import Sequence
@@ -51,11 +51,11 @@ class Books(BookRows):
         self.context_tokens = context_tokens
         self.live = 0
         self.used = 0
-        # blocks found in a prefix cache may have been promised to a plan in flight: the engine does
-        # less of that
+        # blocks found in a prefix cache may be promised to a plan in flight already: the engine then
+        # does less of that plan
         self.overdrawn = False
         self.row_of: Ints = np.full(slots, -1, dtype=np.int32)
-        self.offers: dict[int, Offer] = {}  # by slot: what was accepted
+        self.offers: dict[int, Offer] = {}  # by slot, as accepted
         self.applications: list[str] = []
         self._application_index: dict[str, int] = {}
         # one array for each dtype, its columns one below the other: a row is moved and cleared in
@@ -80,13 +80,12 @@ class Books(BookRows):
         generated_tokens: int | None = None,
         draft_tokens: int = 0,
     ) -> None:
-        """A request came to hold `slot`. With computed > 0 it was found on the worker (resync)."""
+        """A request takes `slot`. With computed > 0 the worker has it already (resync)."""
         assert self.row_of[slot] < 0, f"slot {slot} is taken"
         row = self.used
         self.used += 1
         generated = offer.generated_tokens if generated_tokens is None else generated_tokens
-        # A decode has computed all but its newest token; anything else must still compute all it
-        # has.
+        # A decode has computed all but its newest token; a prefill must compute all its tokens.
         decoding = generated > 0 and computed_tokens == offer.prompt_tokens + generated - 1
         target = computed_tokens if decoding else offer.prompt_tokens + generated
         for block in self._blocks:
@@ -125,14 +124,14 @@ class Books(BookRows):
         )
 
     def answers(self, slot: int, thinking_tokens: int) -> None:
-        """Its thinking ended with so many output tokens, maybe before tokens already counted here:
-        those were due at the other pace.
+        """Its thinking ended after so many output tokens. Tokens counted here beyond those were due at
+        the pace of the response.
         """
         row = int(self.row_of[slot])
         if not self.thinking[row]:
             return
         slo = self.offers[slot].slo
-        # from a token to the next, of the response
+        # steps from one token of the response to the next
         steps = int(self.generated_tokens[row]) - max(thinking_tokens, 1) + 1
         if steps > 0:
             self.next_due_unix_s[row] += steps * (slo.pace_s(False) - slo.pace_s(True))
@@ -173,8 +172,8 @@ class Books(BookRows):
             self.row_of[self.slot[b]] = b
 
     def _application(self, name: str) -> int:
-        """Applications seen are remembered by index; a client cannot grow the list beyond 256, the
-        rest share one.
+        """The index of an application. A client cannot grow the list beyond 256; further names share
+        one.
         """
         index = self._application_index.get(name)
         if index is None:
@@ -188,7 +187,7 @@ class Books(BookRows):
         return index
 
     def drop_kv(self, row: int) -> None:
-        """All of it, the draft's too."""
+        """Forget its KV, the draft model's too."""
         self.computed_tokens[row] = self.unsure_tokens[row] = self.draft_tokens[
             row
         ] = self.kv_held_blocks[row] = 0
@@ -204,7 +203,7 @@ class Books(BookRows):
         return free
 
     def blocks_for(self, rows: Ints, caps: Ints) -> Ints:
-        """Blocks that entries with these caps would newly take, at their upper bound."""
+        """Blocks that entries with these caps newly take, at their upper bound."""
         top = self.computed_tokens[rows] + self.unsure_tokens[rows] + caps
         needed: Ints = np.maximum(-(-top // self.block_tokens) - self.kv_held_blocks[rows], 0)
         return needed

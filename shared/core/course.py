@@ -1,5 +1,5 @@
-"""What a policy has chosen ahead for one replica: a horizon of choices, or one that stays right for
-a while.
+"""The choices that a policy has made ahead for one replica: a horizon of several, or one that stays
+right for a while.
 """
 
 from collections import deque
@@ -13,7 +13,7 @@ Ask = Callable[[], Sequence[Choice]]
 
 
 class Course:
-    """Good until something other than progress happens: then `forget`."""
+    """Valid until something other than progress happens: then `forget`."""
 
     def __init__(self) -> None:
         self._horizon: deque[Choice] = deque()
@@ -25,17 +25,17 @@ class Course:
         self._repeating = None
 
     def next(self, books: Books, ask: Ask) -> Choice:
-        """What was chosen ahead, unless all whom it would run have left; else what the policy says
-        when asked.
+        """The choice made ahead, unless all its requests have left; else the policy's answer when
+        asked.
         """
         if (
             self._repeating is not None
             and self._repeats_left > 0
-            and _concerns_anyone(self._repeating, books)
+            and _still_concerned(self._repeating, books)
         ):
             self._repeats_left -= 1
             return self._repeating
-        if not self._horizon or not _concerns_anyone(self._horizon[0], books):
+        if not self._horizon or not _still_concerned(self._horizon[0], books):
             self._horizon.clear()
             self._horizon.extend(ask())
         choice = self._horizon.popleft()
@@ -48,8 +48,8 @@ class Course:
         return choice
 
     def repeats(self, books: Books, flights: Sequence[Flight]) -> int:
-        """How many iterations, the one in flight included, may run its plan over and over: 1 unless
-        its choice stays right that long and nobody reaches its maximum before the last.
+        """The number of iterations, the one in flight included, that may run its plan over and over: 1
+        unless its choice stays right that long and no request reaches its maximum before the last.
         """
         if (
             self._repeating is None
@@ -72,15 +72,15 @@ class Course:
 
 
 def _roomy_iterations(choice: Choice, books: Books) -> int:
-    """How many iterations of it fit so well that no rule about scarce KV could say otherwise: each
-    entry may begin a block, and a block more is left to each. With less room the policy is asked
-    every time.
+    """The number of iterations of the choice that fit so well that no rule about scarce KV applies:
+    each entry may begin a block, and a block more is left to each. With less room the policy is
+    asked every time.
     """
     free_blocks = books.kv_free_blocks() - 2 * len(choice.slots)
     return free_blocks * books.block_tokens // max(1, int(choice.caps.sum()))
 
 
-def _concerns_anyone(choice: Choice, books: Books) -> bool:
-    """It names nobody, or somebody who is still here."""
+def _still_concerned(choice: Choice, books: Books) -> bool:
+    """The choice has no entries, or one whose request is still here."""
     rows = books.row_of[choice.slots]
     return not len(rows) or bool(((rows >= 0) & (rows < books.live)).any())

@@ -1,17 +1,19 @@
-"""How long before the predicted end of an iteration the next plan leaves: late enough to know who
-came, early enough to be there.
+"""The lead: the next plan leaves so long before the predicted end of the iteration that runs. Late
+enough to include the newest requests, early enough to be there in time.
 
-A newcomer waits for the lead in the mean, the engine for what a plan is late beyond it. Where
-iterations end as predicted the lead needs to cover only the way; where they do not, covering the
-worst of them makes every newcomer wait an iteration more for an engine that rests a little less. So
-the engine is allowed to wait for IDLE_SHARE of its time.
+A new request waits for the lead in the mean; the engine waits as long as a plan comes after the
+end. Where iterations end as predicted, the lead covers the message's way alone. Where they do not,
+a lead that covers the worst of them makes every new request wait an iteration more, and the engine
+rest only a little less. So the engine may wait for IDLE_SHARE of its time.
 """
 
 IDLE_SHARE = 0.003
-STEP_MAX = 0.1  # of an iteration: a plan that was held up for longer says nothing about the way
+STEP_MAX = 0.1  # share of an iteration; a longer wait has other causes than the way
 
 
 class Lead:
+    """Grows by what the engine waited beyond its share, and shrinks while it waits less."""
+
     def __init__(self, first_s: float, max_s: float) -> None:
         self.seconds, self._min_s, self._max_s = first_s, first_s, max_s
 

@@ -68,7 +68,7 @@ AGAIN_S = 0.0005  # a policy that waits is not asked more often than this
 
 
 class ReplicaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How plans travel. depth 1 and lead 0 reproduce the papers' zero-latency loop."""
+    """The pipeline of plans. Depth 1 and lead 0 reproduce the papers' loop without latency."""
 
     depth: int = 2  # plans the worker has: one running, one waiting
     # first guess of how long before the end of N plan N+1 must leave; adapted to measured idle time
@@ -461,7 +461,7 @@ class ReplicaCore:
                 actions.append(SendPlan(plan))
 
     def _start_unix_s(self, now_unix_s: float) -> float:
-        """When the next plan is predicted to begin."""
+        """The predicted begin of the next plan."""
         flights = self._ahead.flights
         return max(flights[-1].end_unix_s, now_unix_s) if flights else now_unix_s
 
@@ -495,7 +495,7 @@ class ReplicaCore:
         self._idle = False
 
     def _plan(self, now_unix_s: float) -> BatchPlan | None:
-        """The next plan, its effects written into the books; None if there is nothing to say."""
+        """The next plan, its effects written into the books; None if it would be empty."""
         books, start = self._books, self._start_unix_s(now_unix_s)
         choice = self._course.next(books, lambda: self._policy.plan(self._view(start)))
         assert self._policy.declared.drops or all(
@@ -513,8 +513,8 @@ class ReplicaCore:
         if entries.cut:
             self._course.forget()
         nothing_runs = not len(entries.slots) and not self._ahead.flights and books.live
-        nothing_said = not (orders.released or orders.preempted or orders.relegated or waits)
-        if nothing_runs and (len(choice.slots) or nothing_said):
+        silent = not (orders.released or orders.preempted or orders.relegated or waits)
+        if nothing_runs and (len(choice.slots) or silent):
             self._make_room(int(choice.slots[0]) if len(choice.slots) else None, orders)
         if not (
             len(entries.slots)
@@ -599,14 +599,14 @@ class ReplicaCore:
 
     @property
     def repeats(self) -> int:
-        """How many iterations, the one in flight included, may run its plan over and over: 1 unless
-        its choice stays right that long and no request reaches its maximum before the last. A
-        driver of virtual time may leap them.
+        """The number of iterations, the one in flight included, that may run its plan over and over: 1
+        unless its choice stays right that long and no request reaches its maximum before the last.
+        A driver of virtual time may leap them.
         """
         return self._course.repeats(self._books, self._ahead.flights)
 
     def digest(self, *, planner: str, now_unix_s: float) -> Digest | None:
-        """What routers may know; None before the first resync."""
+        """The digest for routers; None before the first resync."""
         if self._announce is None or not self._synced:
             return None
         digest = digest_of(

@@ -1,4 +1,4 @@
-"""What a ReplicaCore is told, and what it asks for."""
+"""The events that a ReplicaCore handles, and the actions that it asks for."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,8 +19,8 @@ from shared.vocabulary import RequestKey
 
 @dataclass(frozen=True, slots=True)
 class Synced:
-    """The worker's whole state, at the end of its last iteration; it has dropped plans that it had
-    not begun.
+    """The worker's whole state, at the end of its last iteration. It has dropped the plans that it
+    had not begun.
     """
 
     announce: Announce
@@ -39,12 +39,12 @@ class Offered:
 
 @dataclass(frozen=True, slots=True)
 class WorkerGone:
-    """Nobody answers holds: the replica has no worker now."""
+    """No worker answers holds: the replica has none now."""
 
 
 @dataclass(frozen=True, slots=True)
 class HoldDone:
-    """What came of a hold. No answer in time counts as HoldInDoubt."""
+    """The answer to a hold. No answer in time counts as HoldInDoubt."""
 
     slot: int
     answer: HoldAnswer | WorkerGone
@@ -57,13 +57,13 @@ class Acked:
 
 @dataclass(frozen=True, slots=True)
 class Leapt:
-    """The plan in flight was run so many times already, and once more is under way (virtual time;
+    """The plan in flight has run so many times, and is running once more (in virtual time, where
     ReplicaCore.repeats allows it).
     """
 
     iterations: int
-    ended_unix_s: float  # the last of them
-    exec_s: float  # all of them
+    ended_unix_s: float  # the end of the last
+    exec_s: float  # of all together
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +75,8 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """The worker announced itself: its facts may have changed (draining), and it says which acks
-    there are.
+    """The worker announced itself: its facts may have changed (draining), and it reports its newest
+    ack.
     """
 
     announce: Announce

@@ -1,5 +1,5 @@
-"""A worker's snapshot in pages that a message can carry: attempts differ a thousandfold in what
-they weigh.
+"""A worker's snapshot in pages that a message can carry: the sizes of attempts differ a
+thousandfold.
 """
 
 from collections.abc import Sequence
@@ -14,28 +14,28 @@ SNAPSHOT_PAGE_TOKENS = 200_000  # a page stays well under max_payload
 def pages(
     incarnation: str, entries: Sequence[SnapshotEntry], overs: Sequence[AttemptOver]
 ) -> list[Snapshot]:
-    """All of them, in order, one page at least; a page holds SNAPSHOT_PAGE_TOKENS at most, or a
-    single attempt.
+    """All entries and ends, in order, in one page at least. A page holds SNAPSHOT_PAGE_TOKENS at
+    most, or a single attempt.
     """
     held = _paged([(entry, _size(entry.tokens, entry.logprobs)) for entry in entries])
     ended = _paged([(over, _size(over.resume.tokens, over.resume.logprobs)) for over in overs])
-    found = [Snapshot(incarnation=incarnation, entries=page, overs=[]) for page in held]
-    found += [Snapshot(incarnation=incarnation, entries=[], overs=page) for page in ended]
-    return found or [Snapshot(incarnation=incarnation, entries=[], overs=[])]
+    snapshots = [Snapshot(incarnation=incarnation, entries=page, overs=[]) for page in held]
+    snapshots += [Snapshot(incarnation=incarnation, entries=[], overs=page) for page in ended]
+    return snapshots or [Snapshot(incarnation=incarnation, entries=[], overs=[])]
 
 
 def _size(tokens: bytes, logprobs: Sequence[TokenLogprob]) -> int:
-    """In tokens of four bytes."""
+    """The size in tokens of four bytes."""
     return 16 + len(tokens) // 4 + sum(8 * (1 + len(known.top)) for known in logprobs)
 
 
 def _paged(items: Sequence[tuple[Item, int]]) -> list[list[Item]]:
-    found: list[list[Item]] = []
+    pages: list[list[Item]] = []
     size = 0
     for item, its_size in items:
         size += its_size
-        if not found or size > SNAPSHOT_PAGE_TOKENS:
-            found.append([])
+        if not pages or size > SNAPSHOT_PAGE_TOKENS:
+            pages.append([])
             size = its_size
-        found[-1].append(item)
-    return found
+        pages[-1].append(item)
+    return pages
