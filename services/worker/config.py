@@ -18,7 +18,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     model: str = ""  # folder of a model (torch, vllm), or the name to announce (sim)
     # name or path; empty: measured at the start (torch, vllm), or the engine's own default (sim)
     profile: str = ""
-    # time that a worker measures its engine; 0: not at all. Under a second is seldom enough for a fit
+    # time that a worker measures its engine; 0: not at all. Under a second is seldom enough for a
+    # fit
     profile_s: Seconds = 4.0
     pace: float = 1.0  # sim: seconds of ours per second of the profile
     # sim: duration of its draft model's iteration, as a fraction of the target's; 0: it has none

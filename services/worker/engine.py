@@ -14,8 +14,8 @@ from shared.vocabulary import Slot
 
 
 class EngineFacts(NamedTuple):
-    """The facts of an engine that its worker announces. `profile` names the shipped profile (or file)
-    that predicts it best.
+    """The facts of an engine that its worker announces. `profile` names the shipped profile (or
+    file) that predicts it best.
     """
 
     engine: str

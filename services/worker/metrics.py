@@ -8,8 +8,8 @@ from shared.process.instruments import Registry
 
 
 class WorkerMetrics:
-    """The counters of a worker over all its incarnations, and the error of its fitted profile on the
-    measurements that it was fitted to.
+    """The counters of a worker over all its incarnations, and the error of its fitted profile on
+    the measurements that it was fitted to.
     """
 
     def __init__(self, registry: Registry, facts: EngineFacts, fitted: ProfileFile | None) -> None:

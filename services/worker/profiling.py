@@ -77,8 +77,8 @@ class _Request:
 
 
 class Measurement:
-    """Drives one engine that holds nothing else, and leaves it empty. Nothing else may use the engine
-    meanwhile.
+    """Drives one engine that holds nothing else, and leaves it empty. Nothing else may use the
+    engine meanwhile.
     """
 
     def __init__(self, engine: Engine, rng: Random) -> None:
@@ -119,8 +119,8 @@ class Measurement:
         return timings
 
     def _time(self, batch: Batch, *, whole: bool) -> Timed | None:
-        """Run the part of the batch that is possible now; None if there is none. `whole`: each chunk
-        is a whole prompt.
+        """Run the part of the batch that is possible now; None if there is none. `whole`: each
+        chunk is a whole prompt.
         """
         shape, work = BatchShape(), list[Work]()
         tokens = min(batch.tokens, max(1, self._most_tokens - batch.decodes))
@@ -146,8 +146,8 @@ class Measurement:
         return Timed(shape, outcome.exec_s)
 
     def _chunks(self, chunks: int, tokens: int, *, whole: bool) -> list[tuple[_Request, int]]:
-        """Requests to prefill and the tokens of each: new requests, and requests under way that have
-        enough left.
+        """Requests to prefill and the tokens of each: new requests, and requests under way that
+        have enough left.
         """
         chosen: list[tuple[_Request, int]] = []
         for n in range(chunks):
@@ -219,8 +219,8 @@ class Measurement:
         return sum(-(-(length + 16) // size) * size for length in lengths)
 
     def _settle(self, chunks: list[tuple[_Request, int]]) -> None:
-        """Prefills that have ended become residents; a request at the end of the context, or one too
-        many, goes.
+        """Prefills that have ended become residents; a request at the end of the context, or one
+        too many, goes.
         """
         for request, _ in chunks:
             if request.computed + 1 == request.known:

@@ -45,7 +45,8 @@ from shared.vocabulary import Slot
 WINDOW = 20  # iterations on each side of one
 CHUNK_TOKENS = 256  # of prefill in one iteration
 RUNNING = 16  # requests at once, at most
-# probability per iteration: with the lengths below, about as many iterations are mixed as decode-only
+# probability per iteration: with the lengths below, about as many iterations are mixed as
+# decode-only
 ARRIVALS = 0.22
 PROMPT_TOKENS, OUTPUT_TOKENS = (16, 600), (8, 90)
 SETTLE_S = 1.0  # after a change of the load; the phase is settled after that

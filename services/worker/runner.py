@@ -1,5 +1,5 @@
-"""Runners take turns: on one engine thread beside the event loop, or, in virtual time, at once, with
-a sleep as long as the turn took.
+"""Runners take turns: on one engine thread beside the event loop, or, in virtual time, at once,
+with a sleep as long as the turn took.
 
 Real engines have a process of their own instead (`engine_process.py`).
 """
@@ -32,8 +32,8 @@ class Runner(Protocol):
 
 
 class ThreadRunner:
-    """The runner of a simulated engine, which hardly uses the interpreter. The event loop stays free
-    while it works.
+    """The runner of a simulated engine, which hardly uses the interpreter. The event loop stays
+    free while it works.
     """
 
     fitted: ProfileFile | None = None

@@ -40,8 +40,8 @@ class Speaker:
         resume_tokens: Sequence[int] = (),
         resume_text: str = "",
     ) -> None:
-        """Begin an output, or go on with one: `resume_text` is the part of the text of `resume_tokens`
-        that the client has.
+        """Begin an output, or go on with one: `resume_text` is the part of the text of
+        `resume_tokens` that the client has.
 
         Text that was held back then is held back again, so that none is lost or sent twice; text
         that the client lacks comes with the next tokens.
@@ -63,8 +63,8 @@ class Speaker:
         return Spoken(text, voice.stopped, len(tokens))
 
     def finish(self, slot: Slot) -> str:
-        """The output ended by other means than a stop string: the text that was held back. Empty after
-        a stop.
+        """The output ended by other means than a stop string: the text that was held back. Empty
+        after a stop.
         """
         voice = self._voices[slot]
         text, voice.owed = voice.owed, ""

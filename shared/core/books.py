@@ -51,8 +51,8 @@ class Books(BookRows):
         self.context_tokens = context_tokens
         self.live = 0
         self.used = 0
-        # blocks found in a prefix cache may be promised to a plan in flight already: the engine then
-        # does less of that plan
+        # blocks found in a prefix cache may be promised to a plan in flight already: the engine
+        # then does less of that plan
         self.overdrawn = False
         self.row_of: Ints = np.full(slots, -1, dtype=np.int32)
         self.offers: dict[int, Offer] = {}  # by slot, as accepted
@@ -124,8 +124,8 @@ class Books(BookRows):
         )
 
     def answers(self, slot: int, thinking_tokens: int) -> None:
-        """Its thinking ended after so many output tokens. Tokens counted here beyond those were due at
-        the pace of the response.
+        """Its thinking ended after so many output tokens. Tokens counted here beyond those were due
+        at the pace of the response.
         """
         row = int(self.row_of[slot])
         if not self.thinking[row]:
@@ -172,8 +172,8 @@ class Books(BookRows):
             self.row_of[self.slot[b]] = b
 
     def _application(self, name: str) -> int:
-        """The index of an application. A client cannot grow the list beyond 256; further names share
-        one.
+        """The index of an application. A client cannot grow the list beyond 256; further names
+        share one.
         """
         index = self._application_index.get(name)
         if index is None:

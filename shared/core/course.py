@@ -48,8 +48,9 @@ class Course:
         return choice
 
     def repeats(self, books: Books, flights: Sequence[Flight]) -> int:
-        """The number of iterations, the one in flight included, that may run its plan over and over: 1
-        unless its choice stays right that long and no request reaches its maximum before the last.
+        """The number of iterations, the one in flight included, that may run its plan over and
+        over: 1 unless its choice stays right that long and no request reaches its maximum before
+        the last.
         """
         if (
             self._repeating is None

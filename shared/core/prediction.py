@@ -171,8 +171,8 @@ class Prediction:
     def _complete_prefills(
         self, rows: Ints, decode: Bools, end_unix_s: float
     ) -> tuple[Bools, Bools]:
-        """The chunks of these rows are computed: a prefill that begins leaves WAITING, one that ends
-        becomes a decode. Returns which rows make a token, and which make their first.
+        """The chunks of these rows are computed: a prefill that begins leaves WAITING, one that
+        ends becomes a decode. Returns which rows make a token, and which make their first.
         """
         books = self._books
         emitted: Bools = decode | (books.computed_tokens[rows] >= books.target_tokens[rows])

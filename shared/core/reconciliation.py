@@ -150,14 +150,14 @@ class Reconciliation:
         behind decodes. `no room`: the engine did nothing of a chunk. `no room, last`: nor of a last
         chunk, so the decode behind, of cap 1, is one position of prefill.
 
-            column             | found   | ends behind | ends here | no room | no room, last
-            -------------------+---------+-------------+-----------+---------+--------------
-            phase              | .       | DECODE      | DECODE    | .       | PREFILL
-            target_tokens      | .       | .           | .         | .       | .
-            computed_tokens    | + found | target      | target + 1| - cap   | has + 1
-            generated_tokens   | .       | + 1         | + 2       | .       | - 2
-            first_token_unix_s | .       | end_behind  | ended     | .       | inf
-            next_due_unix_s    | .       | + tbt_s     | + 2 tbt_s | .       | - 2 tbt_s
+          column             | found   | ends behind | ends here | no room | no room, last
+          -------------------+---------+-------------+-----------+---------+--------------
+          phase              | .       | DECODE      | DECODE    | .       | PREFILL
+          target_tokens      | .       | .           | .         | .       | .
+          computed_tokens    | + found | target      | target + 1| - cap   | has + 1
+          generated_tokens   | .       | + 1         | + 2       | .       | - 2
+          first_token_unix_s | .       | end_behind  | ended     | .       | inf
+          next_due_unix_s    | .       | + tbt_s     | + 2 tbt_s | .       | - 2 tbt_s
 
         What the KV may become follows in `_hold_kv`.
         """

@@ -599,9 +599,9 @@ class ReplicaCore:
 
     @property
     def repeats(self) -> int:
-        """The number of iterations, the one in flight included, that may run its plan over and over: 1
-        unless its choice stays right that long and no request reaches its maximum before the last.
-        A driver of virtual time may leap them.
+        """The number of iterations, the one in flight included, that may run its plan over and
+        over: 1 unless its choice stays right that long and no request reaches its maximum before
+        the last. A driver of virtual time may leap them.
         """
         return self._course.repeats(self._books, self._ahead.flights)
 

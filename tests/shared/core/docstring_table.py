@@ -9,7 +9,8 @@ Row = dict[str, float]
 
 def cases(method: Callable[..., object]) -> dict[str, dict[str, str]]:
     """Cell by column of the books, by case."""
-    lines = [line.strip() for line in inspect.getdoc(method).splitlines() if "|" in line]  # type: ignore[union-attr]
+    text = inspect.getdoc(method) or ""
+    lines = [line.strip() for line in text.splitlines() if "|" in line]
     head, *rows = [[cell.strip() for cell in line.split("|")] for line in lines]
     assert all(len(row) == len(head) for row in rows), "a row of another length"
     return {case: {row[0]: row[1 + i] for row in rows} for i, case in enumerate(head[1:])}

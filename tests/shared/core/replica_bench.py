@@ -143,7 +143,7 @@ class Chaos:
         self._calls -= 1
         first = self._choice(view, 0)
         if self._calls < 0 or not (len(first.slots) or first.preempt or first.release):
-            # who chooses nothing is not asked again until something happens
+            # a policy that chooses nothing is not asked again until something happens
             return self._plain.plan(view)
         if self._rng.random() < 0.5:
             first = self._speculating(first, view)
@@ -231,7 +231,7 @@ class Watched:
 
 @dataclass
 class Client:
-    """What one client has heard."""
+    """What one client has received."""
 
     ask: Ask
     tokens: list[int] = field(default_factory=list)
@@ -325,7 +325,7 @@ class Bench:
     # ------------------------------------------------------------ the planner's shell
 
     def take_over(self) -> None:
-        """A planner with a higher epoch; whoever waited for the old one asks again."""
+        """A planner with a higher epoch; requests that waited for the old one are offered again."""
         self.epoch += 1
         world = self.world
         inner: Policy = (
@@ -478,7 +478,7 @@ class Bench:
     def stored(self, finished: Finished) -> None:
         for out in finished.outgoing:
             if isinstance(out.event, Delta):
-                self.hear(RequestKey(out.subject), out.event)
+                self.receive(RequestKey(out.subject), out.event)
         self.worker.check()
         for over in finished.overs:
             self.after(self.over, over)
@@ -593,10 +593,10 @@ class Bench:
         self.records[key] = ended(record, reason, record.resume, self.line.now_s)
         self.clients[key].ends.append(reason)
 
-    def hear(self, key: RequestKey, delta: Delta) -> None:
+    def receive(self, key: RequestKey, delta: Delta) -> None:
         client = self.clients[key]
         assert not client.ends, "tokens after the end"
-        assert delta.attempt >= client.attempt, "an attempt that was over speaks"
+        assert delta.attempt >= client.attempt, "tokens of an attempt that was over"
         assert delta.attempt == self.records[key].attempt
         assert delta.offset == len(client.tokens), "a gap or a doubling"
         client.attempt = delta.attempt
@@ -632,7 +632,7 @@ class Bench:
     # ------------------------------------------------------------ looking
 
     def look(self, view: View) -> None:
-        """What holds of every view; and, while nothing moves, that it is what the worker has."""
+        """Check what holds for every view; while nothing moves, it shows the worker's state."""
         assert view.kv_free_blocks >= 0
         decode = view.phase == Phase.DECODE
         assert (view.computed_tokens[view.phase == Phase.WAITING] == 0).all()

@@ -1,4 +1,4 @@
-"""The lead: the engine waits for plans as little as it is allowed to, and newcomers no longer than
+"""The lead: the engine waits for plans no longer than its share, and new requests no longer than
 that takes.
 """
 
@@ -14,8 +14,8 @@ SEED, FIRST_S, MAX_S, WAY_S = 3, 0.004, 0.030, 0.002
 def after(
     lead: Lead, iterations: int, exec_s: float, error_s: float, rng: Random
 ) -> tuple[float, float]:
-    """The engine's share of waiting and the mean lead, where iterations end `error_s` (a deviation)
-    beside what was predicted.
+    """The engine's share of waiting and the mean lead, where the ends of iterations have an error
+    of standard deviation `error_s`.
     """
     waited_s = leads_s = 0.0
     for _ in range(iterations):
@@ -36,7 +36,7 @@ def test_the_engine_waits_for_no_more_than_its_share(exec_s: float, error: float
     assert waits >= 0.5 * IDLE_SHARE or mean_s < 1.25 * FIRST_S, "a shorter lead would have done"
 
 
-def test_what_held_a_plan_up_once_is_forgotten_in_seconds() -> None:
+def test_a_delay_that_does_not_come_again_is_forgotten_in_seconds() -> None:
     lead, rng = Lead(FIRST_S, MAX_S), Random(SEED)
     for _ in range(20):
         lead.observe(0.5, 0.04)

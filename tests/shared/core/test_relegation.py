@@ -1,5 +1,5 @@
-"""The best-effort pool: who is handed out, to whom, and when it is over. The core against a plain
-one that sorts everything.
+"""The best-effort pool: which request goes to which replica, and when it is over. The core is
+held against a plain one that sorts everything.
 """
 
 import math
