@@ -367,7 +367,7 @@ class Digest(Struct, frozen=True, kw_only=True):
     kv_free_blocks: int  # free once everything held has been computed
     free_slots: int
     surplus: bool  # True: the replica can take best-effort work now
-    block_tokens: int = 16  # of one KV block
+    block_tokens: Annotated[int, Meta(ge=1)] = 16  # of one KV block
     accepting: bool = True
     features: list[str] = []  # those of its engine (shared/features.py)
     adapters: list[str] = []
@@ -387,7 +387,7 @@ class Announce(Struct, frozen=True, kw_only=True):
     profile: str  # name of a shipped profile, or a path; the name of `fitted` where that is given
     pool: str
     kv_blocks: int
-    block_tokens: int
+    block_tokens: Annotated[int, Meta(ge=1)]
     context_tokens: int
     max_slots: int
     epoch: int  # the highest seen

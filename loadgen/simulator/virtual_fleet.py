@@ -170,6 +170,8 @@ class VirtualFleet:
                         record, ADMISSION, now_s, message=reason, retry_after_s=retry_after_s
                     )
                 )
+            case _:
+                assert_never(action)
         self._admit(admission.Gone(action.key))
 
     def _admission_answered(self, record: Record, answer: OfferAnswer) -> None:
@@ -207,13 +209,20 @@ class VirtualFleet:
             case relegation.Expire(key):
                 self._write(life.expired(record, self._timeline.now_s))
                 self._pool(relegation.Gone(key))
+            case _:
+                assert_never(action)
 
     def _relegation_answered(self, record: Record, answer: OfferAnswer) -> None:
         assert record.replica is not None
-        if isinstance(answer, OfferAccepted):
-            self._pool(relegation.Taken(record.key))
-        else:
-            self._timeline.after(self._latency.change_s, self._back_in_pool, record)
+        match answer:
+            case OfferAccepted():
+                self._pool(relegation.Taken(record.key))
+            case OfferDeclined():
+                self._timeline.after(self._latency.change_s, self._back_in_pool, record)
+            case OfferNotReady() | OfferInDoubt():
+                raise AssertionError(f"{record.key}: every replica here is ready and answers")
+            case _:
+                assert_never(answer)
 
     def _back_in_pool(self, record: Record) -> None:
         assert record.replica is not None
@@ -276,5 +285,6 @@ class VirtualFleet:
     def check(self) -> None:
         """Raises AssertionError unless every core's books balance."""
         self._admission.check()
+        self._relegation.check()
         for replica in self._replicas.values():
             replica.check()

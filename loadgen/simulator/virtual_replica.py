@@ -12,7 +12,7 @@ from array import array
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, assert_never
 
 from loadgen.simulator.latency import Latency
 from loadgen.simulator.timeline import Alarm, Timeline
@@ -144,6 +144,8 @@ class VirtualReplica:
                     timeline.after(latency.answer_s, self._replies.pop((key, attempt)), answer)
                 case NeedResync(reason):
                     raise AssertionError(f"{self.id} at {timeline.now_s} s: {reason}")
+                case _:
+                    assert_never(action)
         if len(self._ends_s) > 1 and self.core.repeats == 1:
             self._cut()
         self._alarm.reset()

@@ -158,7 +158,9 @@ class Admission:
                 drive(self.core, self._inbox, self._begin, self._clock, name="admission"),
                 "admission.drive",
             )
-            chores.listen(await bus.serve("admission", endpoints, {"instance": self.name}))
+            answers = chores.listen(
+                await bus.serve("admission", endpoints, {"instance": self.name})
+            )
             requests = chores.listen(
                 await bus.serve("requests", intake_endpoints, {"instance": self.name})
             )
@@ -170,6 +172,7 @@ class Admission:
             )
             await stop.wait()
             await requests.stop()
+            await answers.stop()  # an ended attempt goes to another instance; its worker repeats it
             await self._drain(driver)
             for task in (*background, driver):
                 task.cancel()

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import deque
+from typing import assert_never
 
 import structlog
 
@@ -176,6 +177,8 @@ class Seat:
                     self._trace(call, came_unix_s, attempt, answer)
             case NeedResync(reason):
                 self._need_resync(reason)
+            case _:
+                assert_never(action)
 
     def _trace(self, call: Call, came_unix_s: float, attempt: int, answer: OfferAnswer) -> None:
         traceparent = call.headers.get(TRACEPARENT, "")

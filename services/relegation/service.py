@@ -110,14 +110,15 @@ class Relegation:
                 elif await self._lease.renew():
                     renewed = now
             except BusError:
-                if self._lease.held and now - renewed > LEASE_TTL_S - SAFETY_S:
+                # asked now, as the renewal itself may have taken long
+                if self._lease.held and self._clock.unix_s() - renewed > LEASE_TTL_S - SAFETY_S:
                     self._lease.lapse()
             if not self._lease.held:
                 self._stand_by()
             if self._lease.held and now - listed >= self._cfg.list_s:
                 try:
-                    await self._list()
-                    listed = now
+                    if await self._list():
+                        listed = now
                 except BusError:
                     log.warning("listing.broken", instance=self.name)
             await asyncio.sleep(RENEW_S)
@@ -137,19 +138,21 @@ class Relegation:
             self._driver.cancel()
             self._driver = None
 
-    async def _list(self) -> None:
+    async def _list(self) -> bool:
+        """Feed the core every relegated record; False if its inbox was full."""
         records = [
             stored.record
             for stored in await self._records.open()
             if stored.record.state == RecordState.RELEGATED
         ]
-        self._feed(Listed(records))
         for record in records:
             if record.cancelled:
                 self._chores.spawn(self._close(record.key), "relegation.cancelled")
+        return self._inbox.offer(Listed(records))
 
     def _on_digest(self, digest: Digest, call: Call) -> None:
-        self._feed(Heard(digest))
+        if self._lease.held:
+            self._inbox.offer(Heard(digest))
 
     def _on_hint(self, hint: Hint, call: Call) -> None:
         if self._lease.held:
@@ -158,35 +161,29 @@ class Relegation:
     async def _look(self, key: RequestKey) -> None:
         stored = await self._records.get(key)
         if stored is not None and stored.record.state == RecordState.RELEGATED:
-            self._feed(Queued(stored.record))
-
-    def _feed(self, event: RelegationEvent) -> None:
-        if not self._lease.held:
-            return
-        if isinstance(event, Taken | Declined | Gone):
-            self._inbox.put(event)  # at most one for each step under way
-        else:
-            self._inbox.offer(event)
+            self._inbox.offer(Queued(stored.record))
 
     async def _begin(self, action: RelegationAction) -> None:
-        self._chores.spawn(self._perform(action), "relegation.step")
+        self._chores.spawn(self._perform(action, self._inbox), "relegation.step")
 
-    async def _perform(self, action: RelegationAction) -> None:
-        """Take one step, and feed the core its result."""
+    async def _perform(self, action: RelegationAction, inbox: Inbox[RelegationEvent]) -> None:
+        """Take one step, and feed its result to the core that asked for it: a later term of the
+        lease has another core.
+        """
         try:
             match action:
                 case Place():
-                    await self._place(action)
+                    inbox.put(await self._place(action))
                 case Expire(key):
                     await self._ending.end(key, lambda r: life.expired(r, self._clock.unix_s()))
-                    self._feed(Gone(key))
+                    inbox.put(Gone(key))
                 case _:
                     assert_never(action)
         except BusError as error:
             log.warning("step.doubtful", request=action.key, error=str(error))
-            self._feed(Gone(action.key))  # the next listing, or admission's sweep, finds it
+            inbox.put(Gone(action.key))  # the next listing, or admission's sweep, finds it
 
-    async def _place(self, place: Place) -> None:
+    async def _place(self, place: Place) -> Taken | Declined | Gone:
         outcome = await self._placer.place(
             place.key,
             lambda record: life.drawn(
@@ -195,13 +192,13 @@ class Relegation:
         )
         match outcome:
             case PlaceHeld():
-                self._feed(Taken(place.key))
+                return Taken(place.key)
             case PlaceGone():
-                self._feed(Gone(place.key))
                 await self._close(place.key)
+                return Gone(place.key)
             case PlaceDeclined(attempt) | PlaceUnplanned(attempt):
                 back = await self._back(place.key, attempt)
-                self._feed(Declined(place.key, place.replica) if back else Gone(place.key))
+                return Declined(place.key, place.replica) if back else Gone(place.key)
             case _:
                 assert_never(outcome)
 

@@ -296,6 +296,7 @@ class AdmissionCore:
     def check(self) -> None:
         """Raises AssertionError unless every open request is on its way somewhere."""
         for key, waiting in self._open.items():
-            assert waiting.hops <= self._set.hop_limit, f"{key} was offered too often"
+            # the first place is chosen before the record is stored, whatever the limit
+            assert waiting.hops <= max(1, self._set.hop_limit), f"{key} was offered too often"
             assert waiting.busy or self._retry_unix_s < math.inf, f"{key} waits for nothing"
         self._debits.check()

@@ -71,4 +71,5 @@ class Slots:
         assert not free & reserved, "a free slot is reserved"
         assert not free & quarantined, "a free slot is in quarantine"
         known = free | quarantined | held | reserved
-        assert count is None or len(known) == count, "a slot is lost"
+        # a worker that comes back with fewer slots may leave a reservation beyond them
+        assert count is None or known >= set(range(count)), "a slot is lost"

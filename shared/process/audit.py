@@ -9,7 +9,7 @@ from shared.clock import Clock
 log = structlog.get_logger()
 
 IDLE_S = 10.0  # between two checks of a core that is idle
-BUSY_S = 60.0  # a core that is never idle is checked all the same, this often
+BUSY_S = 60.0  # between two checks of a core that is never idle while it waits for events
 # Checks take at most this share of the time: one of 0.2 ms (a replica with 256 requests) may come
 # as often as the above says, one of 50 ms (a pool of 50,000) every 50 s.
 COST_SHARE = 0.001
