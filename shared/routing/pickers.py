@@ -1,7 +1,6 @@
 """Pickers: the order in which the replicas that passed the filters are asked."""
 
 from collections.abc import Callable, Sequence
-from operator import neg
 from random import Random
 
 from shared.routing.pipeline import Candidate, Picker
@@ -14,8 +13,9 @@ class BestFirst:
     def __call__(
         self, offer: Offer, candidates: Sequence[Candidate], rng: Random
     ) -> Sequence[Candidate]:
-        drawn = [(*map(neg, candidate.scores), rng.random()) for candidate in candidates]
-        return [candidates[i] for i in sorted(range(len(candidates)), key=drawn.__getitem__)]
+        drawn = [(*candidate.scores, -rng.random()) for candidate in candidates]
+        order = sorted(range(len(candidates)), key=drawn.__getitem__, reverse=True)
+        return [candidates[i] for i in order]
 
 
 class Rotation:

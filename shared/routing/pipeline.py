@@ -37,7 +37,8 @@ class Candidate(NamedTuple):
 
 
 Filter = Callable[[Offer, Digest], bool]  # True: the replica may be asked
-Scorer = Callable[[Offer, Digest], float]  # the higher, the better
+# The offer first, then each digest; the higher, the better.
+Scorer = Callable[[Offer], Callable[[Digest], float]]
 # The candidates in the order in which they are to be asked. They come sorted by replica id.
 Picker = Callable[[Offer, Sequence[Candidate], Random], Sequence[Candidate]]
 
@@ -61,8 +62,8 @@ class Pipeline:
         passed = [digests[replica] for replica in sorted(digests)]
         for passes in self._filters:
             passed = [digest for digest in passed if passes(offer, digest)]
+        scores = [scorer(offer) for scorer in self._scorers]
         candidates = [
-            Candidate(digest, tuple([scorer(offer, digest) for scorer in self._scorers]))
-            for digest in passed
+            Candidate(digest, tuple([score(digest) for score in scores])) for digest in passed
         ]
         return [candidate.digest.replica for candidate in self._picker(offer, candidates, rng)]

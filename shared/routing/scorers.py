@@ -1,8 +1,12 @@
-"""Scorers: how well one replica suits a request. The higher, the better; equal scores leave the
-order to the next scorer.
+"""Scorers: how well a replica suits a request. The higher, the better; equal scores leave the order
+to the next scorer.
+
+A scorer takes the offer and gives a function of digests, so that the offer's part of the sums is
+done once for all replicas.
 """
 
 import math
+from collections.abc import Callable
 
 from shared.schemas import Digest, Offer
 from shared.vocabulary import ServiceClass
@@ -15,60 +19,87 @@ KV_STEP = 0.125  # of the capacity
 KV_TIGHT = 0.05
 
 
-def free_slot(_offer: Offer, digest: Digest) -> float:
+Score = Callable[[Digest], float]
+
+
+def free_slot(_offer: Offer) -> Score:
     """1 if the replica has a free slot."""
-    return digest.free_slots > 0
+    return _free_slot
 
 
-def attainability(offer: Offer, digest: Digest) -> float:
+def attainability(offer: Offer) -> Score:
     """1 if the queue of the replica is predicted to leave time for the SLO. A best-effort request
     has none to hold: 1 everywhere.
     """
-    return _backlog_s(digest) < _left_s(offer, digest.at_unix_s)
+    due_unix_s, arrived_unix_s = _due_unix_s(offer), offer.arrived_unix_s
+
+    def attainable(digest: Digest) -> float:
+        return _backlog_s(digest) < due_unix_s - max(digest.at_unix_s, arrived_unix_s)
+
+    return attainable
 
 
-def surplus(offer: Offer, digest: Digest) -> float:
+def surplus(offer: Offer) -> Score:
     """1 if the replica would take best-effort work now. For a standard request 1 everywhere."""
-    return offer.service_class is ServiceClass.STANDARD or digest.surplus
+    return _one if offer.service_class is ServiceClass.STANDARD else _surplus
 
 
-def kv_room(_offer: Offer, digest: Digest) -> float:
+def kv_room(_offer: Offer) -> Score:
     """1 if more KV is free than running decodes will want."""
-    return _kv_free(digest) >= KV_TIGHT
+    return _kv_room
 
 
-def backlog(offer: Offer, digest: Digest) -> float:
+def backlog(offer: Offer) -> Score:
     """Minus the backlog relative to the time that the request has for its first token (or its
     last), in steps. Where there is no such time, minus the backlog in seconds, in the same steps.
     """
-    left_s = _left_s(offer, digest.at_unix_s)
-    backlog_s = _backlog_s(digest)
-    relative = backlog_s / left_s if 0 < left_s < math.inf else backlog_s
-    return -round(min(relative, 1e6) / BACKLOG_STEP)
+    due_unix_s, arrived_unix_s = _due_unix_s(offer), offer.arrived_unix_s
+
+    def relative(digest: Digest) -> float:
+        left_s = due_unix_s - max(digest.at_unix_s, arrived_unix_s)
+        backlog_s = _backlog_s(digest)
+        share = backlog_s / left_s if 0 < left_s < math.inf else backlog_s
+        return -round(min(share, 1e6) / BACKLOG_STEP)
+
+    return relative
 
 
-def kv_free(_offer: Offer, digest: Digest) -> float:
+def kv_free(_offer: Offer) -> Score:
     """Minus the share of the KV in use, in steps."""
-    return -int((1 - _kv_free(digest)) / KV_STEP)
+    return _kv_in_use
+
+
+def _one(_digest: Digest) -> float:
+    return 1
+
+
+def _free_slot(digest: Digest) -> float:
+    return digest.free_slots > 0
+
+
+def _surplus(digest: Digest) -> float:
+    return digest.surplus
+
+
+def _kv_room(digest: Digest) -> float:
+    return digest.kv_free_blocks / max(1, digest.kv_blocks) >= KV_TIGHT
+
+
+def _kv_in_use(digest: Digest) -> float:
+    return -int((1 - digest.kv_free_blocks / max(1, digest.kv_blocks)) / KV_STEP)
 
 
 def _backlog_s(digest: Digest) -> float:
     return max(0.0, digest.backlog_s)
 
 
-def _kv_free(digest: Digest) -> float:
-    return digest.kv_free_blocks / max(1, digest.kv_blocks)
-
-
-def _left_s(offer: Offer, now_unix_s: float) -> float:
-    """Seconds until the next token is due, or the last if that is sooner; inf without an SLO to
-    hold.
+def _due_unix_s(offer: Offer) -> float:
+    """The instant at which the next token is due, or the last if that is sooner; inf without an SLO
+    to hold.
     """
     if offer.service_class is ServiceClass.BEST_EFFORT:
         return math.inf
-    due = offer.next_due_unix_s
+    due_unix_s = offer.next_due_unix_s
     if offer.generated_tokens == 0:
-        due = min(due, offer.slo.first_due_unix_s(offer.arrived_unix_s))
-    return min(due, offer.slo.last_due_unix_s(offer.arrived_unix_s)) - max(
-        now_unix_s, offer.arrived_unix_s
-    )
+        due_unix_s = min(due_unix_s, offer.slo.first_due_unix_s(offer.arrived_unix_s))
+    return min(due_unix_s, offer.slo.last_due_unix_s(offer.arrived_unix_s))

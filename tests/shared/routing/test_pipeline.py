@@ -2,6 +2,7 @@
 puts the rest in order.
 """
 
+from collections.abc import Callable
 from random import Random
 
 from shared.routing import scorers
@@ -49,8 +50,8 @@ def test_a_scorer_decides_where_those_before_it_are_equal() -> None:
 def test_one_more_concern_is_one_more_scorer() -> None:
     """Sessions that stay where they were, say: before all but a free slot."""
 
-    def stays(offer: Offer, digest: Digest) -> float:
-        return digest.replica == homes.get(offer.session)
+    def stays(offer: Offer) -> Callable[[Digest], float]:
+        return lambda digest: digest.replica == homes.get(offer.session)
 
     homes = {"s": "busy"}
     free_slot, *others = PARTS["attainable"].scorers
