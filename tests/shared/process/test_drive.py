@@ -422,7 +422,7 @@ def a_planner() -> ReplicaCore:
         epoch=0,
     )
     core.handle(Synced(announce, 1, 1, 0, ()), now_unix_s=T0)
-    core._free.pop()  # a slot that nobody will ever get
+    core._slots._free.pop()  # a slot that no request will ever get
     return core
 
 
