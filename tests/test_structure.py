@@ -55,6 +55,8 @@ DECISIONS = ("shared.routing", "shared.policy", "shared.core")
 # Names that mean the same thing in every folder that has them: a service's, and a paper's.
 SERVICE_NAMES = {"config", "service", "metrics"}
 PAPER_NAMES = {"policy", "chapter", "systems"}
+# A docstring that begins with one of these lacks its subject.
+SUBJECTLESS = {"Of", "Who", "Whoever", "What", "Whatever", "Whether", "How", "When", "Which"}
 EVERYWHERE = {"__init__", "__main__", "conftest"}
 # Tests of several rooms together, and tests that need another environment.
 NOT_MIRRORED = {Path("fleet"), Path("services/worker/vllm")}
@@ -296,3 +298,14 @@ def test_the_lock_pins_every_declared_dependency_but_torch_with_hashes() -> None
     assert all("--hash=sha256:" in entry for entry in entries)
     assert "torch" not in pinned
     assert "://" not in text
+
+
+def test_docstrings_begin_with_their_subject() -> None:
+    bad = []
+    for path in ALL_FILES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                words = (ast.get_docstring(node) or "").split()
+                if words and words[0].strip("*`,:") in SUBJECTLESS:
+                    bad.append((module(path), getattr(node, "name", ""), " ".join(words[:8])))
+    assert bad == []

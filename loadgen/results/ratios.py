@@ -21,12 +21,12 @@ def compare_lead(published: float, ours: float | None) -> Cells:
 
 
 def geometric_mean(ratios: Sequence[float | None]) -> float | None:
-    """None while one of the ratios is unknown."""
+    """The geometric mean of the ratios; None while one of them is unknown."""
     known = [ratio for ratio in ratios if ratio is not None]
     return prod(known) ** (1 / len(known)) if len(known) == len(ratios) else None
 
 
 def highest(rates: Sequence[float | None]) -> float | None:
-    """None while one of the rates is unknown."""
+    """The highest of the rates; None while one of them is unknown."""
     known = [rate for rate in rates if rate is not None]
     return max(known) if len(known) == len(rates) else None

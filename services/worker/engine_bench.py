@@ -94,7 +94,9 @@ class Bench:
         return time.perf_counter() - began_s
 
     def generate_batch_decode(self, batch: int) -> float:
-        """By its own time stamps, from the instant when the last prompt had its first tokens."""
+        """Seconds per token by the generator's own time stamps, from the instant at which the last
+        prompt had its first tokens.
+        """
         out = self._model.generate_batch(
             self.prompts(batch),
             generation_config=transformers.GenerationConfig(do_sample=False, eos_token_id=-1),

@@ -152,7 +152,7 @@ def _burn() -> None:
 
 @contextlib.contextmanager
 def burning(processes: int) -> Iterator[None]:
-    """So many processes run beside, each with all that it can get of a core."""
+    """Runs `processes` beside the block, each taking all that it can get of a core."""
     spawn = multiprocessing.get_context("spawn")
     burners = [spawn.Process(target=_burn, daemon=True) for _ in range(processes)]
     for burner in burners:

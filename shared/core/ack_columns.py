@@ -12,7 +12,7 @@ from shared.schemas import PlanAck
 
 
 class Reported(NamedTuple):
-    """What the worker did of each entry of a flight; zeros where it skipped the entry."""
+    """The worker's report of each entry of a flight; zeros where it skipped the entry."""
 
     computed: Ints
     emitted: Ints

@@ -197,8 +197,8 @@ class AdmissionCore:
         return actions
 
     def pick(self, offer: Offer, *, now_unix_s: float) -> tuple[ReplicaId, str] | None:
-        """The first choice for a request about to be stored, so that its record can be written with
-        it. Debited.
+        """The first place of a request about to be stored, so that its record can be written with
+        it. The place is debited.
         """
         order = self._router(offer, self._debits.views(now_unix_s), self._rng)
         replica = next(iter(order), None)
@@ -209,8 +209,8 @@ class AdmissionCore:
         return replica, digest.incarnation
 
     def shortest_backlog_s(self, *, now_unix_s: float) -> float:
-        """When it may be worth asking again: the least backlog of any replica, between 1 and 30
-        s.
+        """Seconds until it may be worth asking again: the least backlog of any replica, between 1
+        and 30 s.
         """
         views = self._debits.views(now_unix_s).values()
         backlogs = [digest.backlog_s for digest in views if digest.accepting]

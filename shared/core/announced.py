@@ -29,17 +29,15 @@ PROBES = (
 
 
 def profile_of(announce: Announce) -> Profile:
-    """What this worker's planner begins with.
-
-    Raises: ConfigError for a name or path that is no profile, or a fitted one that no worker of
-        ours would send.
+    """The profile that this worker's planner begins with. Raises: ConfigError for a name or path
+    that is no profile, or a fitted one that no worker of ours would send.
     """
     return _fitted(announce.fitted) if announce.fitted is not None else store.load(announce.profile)
 
 
 def draft_of(announce: Announce) -> Profile | None:
-    """That of its draft model; None without one. Raises: as `profile_of`, and ConfigError for an
-    impossible fraction.
+    """The profile of its draft model; None without one. Raises: as `profile_of`, and ConfigError
+    for an impossible fraction.
     """
     return scaled.draft_of(profile_of(announce), announce.draft)
 

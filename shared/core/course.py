@@ -68,7 +68,7 @@ class Course:
         return 1 + max(0, min(self._repeats_left, tokens))
 
     def leapt(self, iterations: int) -> None:
-        """So many of the repeats have run."""
+        """Counts `iterations` of the repeats as run."""
         self._repeats_left -= iterations
 
 

@@ -95,8 +95,8 @@ class HeldRequest:
     # ------------------------------------------------------------ the next iteration
 
     def work(self, cap: int, draft_depth: int, context_tokens: int) -> Work:
-        """At most `cap` positions of work. Only a decode drafts, and never past its own end; a
-        chunk is cut to what is left.
+        """The request's work in the next iteration: at most `cap` positions. Only a decode drafts,
+        and never past its own end; a chunk is cut to what is left.
         """
         left = self.known_tokens - self.computed  # 1 for a decode
         limit, reason = self._limit(context_tokens)

@@ -103,7 +103,7 @@ class Holdings:
     # ------------------------------------------------------------ KV
 
     def fill(self, request: HeldRequest, computed: int) -> None:
-        """So many KV positions of it are filled now."""
+        """Sets the filled KV positions of the request to `computed`."""
         self._held_blocks += self._blocks(computed) - self._blocks(request.computed)
         request.computed = computed
 

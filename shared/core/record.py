@@ -34,7 +34,7 @@ class State(StrEnum):
 
 
 class Event(Enum):
-    """What can happen to a record; the function of the same name makes the change."""
+    """The events of a record. The function of the same name makes the change."""
 
     PLACED = "placed"
     DRAWN = "drawn"

@@ -466,8 +466,8 @@ class ReplicaCore:
         return max(flights[-1].end_unix_s, now_unix_s) if flights else now_unix_s
 
     def _plan_at_unix_s(self) -> float:
-        """As late as is safe: a measured lead before the predicted end of what runs. At once if
-        nothing runs.
+        """The instant at which the next plan leaves: a measured lead before the predicted end of
+        the running iteration; at once if nothing runs.
         """
         flights = self._ahead.flights
         return flights[-1].end_unix_s - self._lead.seconds if flights else -math.inf

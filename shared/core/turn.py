@@ -98,7 +98,7 @@ class Ran(NamedTuple):
 
 
 class Timing(NamedTuple):
-    """When an iteration ran, and how long."""
+    """The instants of an iteration, and its duration."""
 
     started_unix_s: float
     ended_unix_s: float

@@ -85,7 +85,9 @@ async def holders(bucket: KeyValue, prefix: str) -> dict[str, str]:
 
 
 def _holder_of(value: bytes) -> str:
-    """Whoever wrote something else than a lease holds it all the same."""
+    """The holder that the value names; empty for a value that is no lease, which holds it all the
+    same.
+    """
     try:
         return _value.decode(value).holder
     except msgspec.MsgspecError:

@@ -47,8 +47,8 @@ class ByteDetokenizer:
 
 
 class WindowDetokenizer:
-    """For vocabularies in which a token's text depends on its neighbours. `decode` turns ids into
-    text; `silent` ids have none.
+    """The detokenizer of vocabularies in which a token's text depends on its neighbours. `decode`
+    turns ids into text; `silent` ids have none.
 
     The window begins one emission back, so a decoder that strips the first space strips it from
     both texts alike.

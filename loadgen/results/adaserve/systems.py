@@ -197,7 +197,7 @@ def _ours_and_others(row: BySystem, rivals: Sequence[str]) -> tuple[Figures | No
 
 
 def largest(values: Sequence[float | None]) -> float | None:
-    """None while one of the values is unknown."""
+    """The largest of the values; None while one of them is unknown."""
     known = [value for value in values if value is not None]
     return max(known) if len(known) == len(values) else None
 

@@ -86,7 +86,7 @@ FAST = [name for name in store.names() if name != "cpu-tiny"]
 def random_requests(
     rng: Random, tiers: str, most: int, prompt: int, output: int, span_s: float
 ) -> list[PlannedRequest]:
-    """Up to `most` requests, with lengths of a wide spread around these."""
+    """Requests, up to `most`, with lengths of a wide spread around these."""
     arrivals_s = sorted(rng.uniform(0, span_s) for _ in range(rng.randint(1, most)))
 
     def tokens(median: int, limit: int) -> int:

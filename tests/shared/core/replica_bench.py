@@ -231,7 +231,7 @@ class Watched:
 
 @dataclass
 class Client:
-    """What one client has received."""
+    """The output that one client has received."""
 
     ask: Ask
     tokens: list[int] = field(default_factory=list)
@@ -562,7 +562,7 @@ class Bench:
         self.go_on()
 
     def back(self, key: RequestKey, attempt: int) -> None:
-        """Not held, for certain: again, a little later."""
+        """Offers the attempt again a little later: it is not held, for certain."""
         record = self.records[key]
         if record.replica is None or record.verdict is not None or record.attempt != attempt:
             return
@@ -671,7 +671,7 @@ class Bench:
                 ), "another deadline"
 
     def run_all(self) -> None:
-        """Until every request has ended. Raises AssertionError if one does not."""
+        """Runs until every request has ended. Raises AssertionError if one does not."""
         steps = 0
         while self.to_come or any(not c.ends for c in self.clients.values()):
             steps += 1
