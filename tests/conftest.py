@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
+import structlog
 from hypothesis import HealthCheck, settings
 
 from loadgen.fleet.nats_server import NatsServer
@@ -28,6 +29,13 @@ def pytest_asyncio_loop_factories(
     module = item.getparent(pytest.Module)
     factories = getattr(module.obj if module else None, "LOOP_FACTORIES", None)
     return factories or {"asyncio": asyncio.new_event_loop}
+
+
+@pytest.fixture(autouse=True)
+def default_logs() -> Iterator[None]:
+    """Undo a test's configuration of the logs, which may name a stream that is closed by then."""
+    yield
+    structlog.reset_defaults()
 
 
 @pytest.fixture(scope="module")

@@ -582,7 +582,7 @@ def test_it_prints_a_table_and_one_sentence(capsys: pytest.CaptureFixture[str]) 
     assert main([*COMMAND, "--definition", "ttlt", "--replicas", "2"]) == 0
     printed = capsys.readouterr().out
     assert "pace" in printed
-    assert "No scheduler can violate less than" in printed
+    assert "Every scheduler without speculation violates at least" in printed
 
 
 def exit_code(words: list[str]) -> object:

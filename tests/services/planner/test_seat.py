@@ -192,8 +192,8 @@ def test_books_that_do_not_balance_end_the_seat_and_leave_the_replica_to_others(
 
         await announce(2.0)
         core = planner._seats[R].core
-        core._free.append(0)
-        core._quarantine.append((0, 1))  # the slot is free and is not
+        core._slots.give_back(0)
+        core._slots.retire(0, 1)  # the slot is free and is not
         before = len(planner._seats)
         await announce(IDLE_S)
         stop.set()
