@@ -1,7 +1,7 @@
 """The virtual driver: the cores that run live, over any number of replicas, in virtual time, with a
 profile as the GPU.
 
-No message is lost and no process dies here (the simulation of the protocol is another one). A run
+No message is lost and no process dies here (tests/fleet/test_protocol.py simulates that). A run
 is deterministic: the same arguments give the same result to the last digit, wall time apart.
 """
 
@@ -28,7 +28,7 @@ from shared.schemas import Announce, Record, Verdict
 from shared.vocabulary import ReplicaId, RequestKey, Slo
 
 STALL_S = 3600.0  # without an iteration for so long after the last arrival, the run is stuck
-WATCH_CALLS = 0x10000  # between looks at the progress of a run; a power of two
+WATCH_CALLS = 0x10000  # calls of the timeline between two looks at the progress of a run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,10 +40,10 @@ class RunOptions:
     horizon_s: the instant at which the run ends, whatever is left.
     most_missed: the run stops once more requests than this have missed their SLO: a caller that
         only asks whether a rate is too high needs no more. Rounds that are never sent have missed.
-    misses: whether a request that ended, with its token times if they are kept, missed its SLO;
-        None: as its verdict says.
-    leaps: iterations that are alike run as one, where control takes no time (virtual_replica.py);
-        False: each runs by itself.
+    misses: tells of a request that ended, with its token times if they are kept, whether it missed
+        its SLO; None: the verdict decides.
+    leaps: alike iterations run as one where control takes no time (virtual_replica.py); False: each
+        runs by itself.
     progress: called now and then with the virtual time and the number of requests ended.
     """
 

@@ -79,9 +79,9 @@ log = structlog.get_logger()
 
 QUEUE = "admission"
 # A second of digests of 256 replicas (10/s each) and the 1000 requests of a lost replica, rounded
-# up. A digest that finds it full is lost: another follows. A record that does, the sweep finds.
+# up. A digest that finds it full is dropped: another follows. The sweep finds a dropped record.
 INBOX_LIMIT = 4096
-# age of the log that attach may read; a client that attaches too early does so again
+# Attach may read a log this old. A client that attaches too early does so again.
 STORIES_S = 0.3
 
 
@@ -181,12 +181,14 @@ class Admission:
         """Place what is open; what is left after drain_s, another instance takes over."""
         with suppress(TimeoutError):
             async with asyncio.timeout(self._cfg.drain_s):
-                await asyncio.sleep(0.02)  # what has just been received begins
+                await asyncio.sleep(
+                    0.02
+                )  # requests already delivered start, so that they are counted
                 while self._receiving:
                     await asyncio.sleep(0.02)
                 self._inbox.drain()
                 await asyncio.wait((driver,))
-        with suppress(BusError):  # it runs out by itself
+        with suppress(BusError):  # the lease runs out by itself
             await self._lease.release()
 
     async def _keep_lease(self) -> None:
@@ -203,7 +205,7 @@ class Admission:
 
     def _feed(self, event: AdmissionEvent) -> None:
         if isinstance(event, Taken | Declined | Unplanned | Gone | Lost):
-            self._inbox.put(event)  # at most one for each step under way and each replica
+            self._inbox.put(event)  # bounded: one per step under way, one per replica
         elif not self._inbox.offer(event) and isinstance(event, Opened):
             self._sweep.soon()
 
@@ -308,8 +310,8 @@ class Admission:
                 placed = life.placed(record, self.name, *picked, attempt=record.attempt)
                 assert placed is not None, "a new record can be placed"
                 record = placed
-            # The offer leaves beside the record: its worker finds the record, or declines. Nothing
-            # is concluded before it is stored.
+            # The offer leaves beside the record. The worker that gets it finds the record, or
+            # declines. Nothing is concluded before the record is stored.
             answer = (
                 None
                 if picked is None

@@ -1,11 +1,14 @@
-"""The plans that a worker has accepted and not begun, in order. A plan is accepted from the highest
-lease alone (epoch, then sync), and only as the next in sequence.
+"""The plans that a worker has accepted and not begun, in order. The queue accepts a plan only from
+the highest (epoch, sync), which is a lease and a resync within it, and only as the next in
+sequence.
 """
 
 from collections import deque
 
 from shared.columns import unpack_list
 from shared.schemas import BatchPlan, PlanRefused
+
+VALUE_BYTES = 4  # of one int32 or float32 in a column
 
 
 class PlanQueue:
@@ -22,8 +25,8 @@ class PlanQueue:
         return len(self._plans)
 
     def resync(self, epoch: int, sync: int) -> bool:
-        """A planner takes over, or lost its picture: drop the plans not begun. False if its lease
-        is stale.
+        """A planner takes over, or lost its picture: drop the plans not begun. False if the
+        caller's lease is stale.
         """
         if (epoch, sync) < (self.epoch, self.sync):
             return False
@@ -33,8 +36,8 @@ class PlanQueue:
         return True
 
     def accept(self, plan: BatchPlan) -> PlanRefused | None:
-        """Queue a plan, or refuse it with the reason. A second copy is ignored; so is a plan of an
-        earlier lease, whose sender knows better by now or learns it from its lease.
+        """Queue a plan, or refuse it with the reason. A second copy is ignored. A plan of an
+        earlier lease is ignored too: its sender learns from the lease that it has lost it.
         """
         if plan.incarnation != self._incarnation:
             return self._refused("another incarnation")
@@ -61,7 +64,7 @@ class PlanQueue:
         )
 
     def begin(self) -> BatchPlan | None:
-        """The next plan, which no resync drops any more."""
+        """Take the next plan off the queue; a resync can no longer drop it. None: no plan waits."""
         if not self._plans:
             return None
         plan = self._plans.popleft()
@@ -74,13 +77,14 @@ def _well_formed(plan: BatchPlan, max_slots: int) -> bool:
     slot_columns = (plan.slots, plan.released, plan.preempted, plan.relegated, plan.promoted)
     columns = [plan.caps, *slot_columns]
     if plan.selection is not None:
-        along = (plan.selection.depth, plan.selection.width, plan.selection.needed)
-        if any(len(column) != len(plan.slots) for column in along):
+        chosen = (plan.selection.depth, plan.selection.width, plan.selection.needed)
+        if any(len(column) != len(plan.slots) for column in chosen):
             return False
-        columns += along
-    if any(len(column) % 4 for column in columns):
+        columns += chosen
+    if any(len(column) % VALUE_BYTES for column in columns):
         return False
-    if len(plan.slots) != len(plan.caps) or len(plan.released) != 4 * len(plan.released_why):
+    released = VALUE_BYTES * len(plan.released_why)
+    if len(plan.slots) != len(plan.caps) or len(plan.released) != released:
         return False
     if any(not 0 <= slot < max_slots for column in slot_columns for slot in unpack_list(column)):
         return False

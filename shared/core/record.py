@@ -16,9 +16,8 @@ from shared.core.verdict import ended
 from shared.schemas import AttemptOver, Record, Resume
 from shared.vocabulary import FinishReason, RecordState, ReplicaId, ServiceClass
 
-FINAL = frozenset(
-    reason.value for reason in FinishReason
-)  # ends of an attempt that end the request
+# Reasons for an attempt's end that end the request; after any other it goes on elsewhere.
+FINAL = frozenset(reason.value for reason in FinishReason)
 
 
 class State(StrEnum):

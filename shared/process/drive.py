@@ -49,9 +49,9 @@ class Core(Protocol[EventIn, ActionOut]):
 class Inbox(Generic[E]):
     """The events that wait for one core, in the order in which they came, up to a limit.
 
-    Events from outside are offered, and their handler decides what a full inbox means. Events that
-    the core would miss for ever are put, above the limit too: there are no more results than
-    actions under way.
+    `offer` refuses an event when the inbox is full, and its caller decides what that means. `put`
+    never refuses: it is for results of the core's own actions, which are no more than the actions
+    under way.
     """
 
     def __init__(self, limit: int, join: Callable[[E, deque[E]], E] | None = None) -> None:
@@ -128,8 +128,9 @@ async def drive(
     """Feed `core` until it is idle with a draining inbox, or until cancelled.
 
     Events go in one after the other, in the order in which they came; a Tick goes in at the instant
-    that the core asked for, and never before. The actions of one event are performed before the
-    next event is handled. `on_step` receives the seconds that each step of the core took.
+    that the core asked for, and never before. `perform` is awaited for each action of an event
+    before the next event is handled; a service may let it start a task, whose result returns as an
+    event. `on_step` receives the seconds that each step of the core took.
 
     Raises: what `Inbox.fail` was given, what `perform` raises, and AssertionError where the books
         of the core do not balance (see Audit).
@@ -150,6 +151,7 @@ async def drive(
                 handled_unix_s = None
                 continue
             if handled_unix_s is not None and wake_unix_s <= handled_unix_s:
+                # due again at once: the messages of the last event leave first
                 for _ in range(TURNS_TO_SOCKET):
                     await asyncio.sleep(0)
                 handled_unix_s = None

@@ -1,12 +1,12 @@
 """Routing: the order in which replicas are asked to take a request, best first.
 
 A pipeline has three stages. *Filters* say which replicas may be asked at all. *Scorers* give each
-of these a tuple of scores, in the order of the scorers. A *picker* puts the replicas in order. One
-more concern is one more scorer, at the place in the list that its weight deserves: where the scores
-before it are equal, it decides.
+of these a tuple of scores, in the order of the scorers. A *picker* puts the replicas in order. The
+scores compare in the order of the scorers: a later scorer breaks the ties of those before it. So
+one more concern is one more scorer, at its place in the list.
 
-Digests carry what the caller itself placed recently (shared/core/debits.py). The routings that have
-names stand in shared/routing/routings.py.
+Digests count the caller's own recent placements already (shared/core/debits.py). The routings that
+have names stand in shared/routing/routings.py.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,8 +19,8 @@ from shared.vocabulary import ReplicaId
 
 
 class Router(Protocol):
-    """The order of replicas that admission asks for. A router belongs to one admission, since its
-    picker may count.
+    """The order of replicas that admission asks for. Each admission has a router of its own, since
+    a picker may keep a turn counter.
     """
 
     def __call__(
