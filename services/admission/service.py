@@ -11,12 +11,12 @@ import structlog
 
 from services.admission.config import AdmissionConfig
 from services.admission.intake import Intake
+from services.admission.replay import Replays
 from services.admission.sweep import Sweep
 from services.admission.workers import Workers
 from shared import subjects
 from shared.bus.api import Bus, Call, Endpoint
 from shared.clock import Clock
-from shared.columns import unpack_list
 from shared.core import record as life
 from shared.core.admission import (
     AdmissionAction,
@@ -55,11 +55,8 @@ from shared.schemas import (
     Received,
     Record,
     Refused,
-    Replay,
-    Resume,
     Settled,
 )
-from shared.store import acklog
 from shared.store.ending import Ending
 from shared.store.leases import RENEW_S, Lease
 from shared.store.place import (
@@ -81,8 +78,6 @@ QUEUE = "admission"
 # A second of digests of 256 replicas (10/s each) and the 1000 requests of a lost replica, rounded
 # up. A digest that finds it full is dropped: another follows. The sweep finds a dropped record.
 INBOX_LIMIT = 4096
-# Attach may read a log this old. A client that attaches too early does so again.
-STORIES_S = 0.3
 
 
 class Admission:
@@ -103,6 +98,7 @@ class Admission:
         self._records = Records(bus.requests, lambda: f"{rng.getrandbits(32):08x}")
         self.metrics = Registry()
         self._ending = Ending(bus, self._records, tracing, self.metrics)
+        self._replays = Replays(bus, self._records, clock)
         self._placer = Placer(bus, self._records, clock, tracing)
         router = registry.router(cfg.policy, cfg.settings)
         settings = AdmissionSettings(
@@ -130,8 +126,6 @@ class Admission:
         self._lease = Lease(bus.leases, f"admission.{self.name}", self.name)
         self._chores = Chores()
         self._receiving = 0
-        self._story_cache: dict[ReplicaId, tuple[float, acklog.Stories]] = {}
-        self._story_locks: dict[ReplicaId, asyncio.Lock] = {}
 
     # ------------------------------------------------------------ life
 
@@ -374,67 +368,7 @@ class Admission:
             await call.reply(_received(stored.record, attached=True))
 
     def _on_attach(self, attach: Attach, call: Call) -> None:
-        self._chores.spawn(self._attach(attach, call), "admission.attach")
-
-    async def _attach(self, attach: Attach, call: Call) -> None:
-        """Answer with the output of the request so far, from the record and the log."""
-        try:
-            key = subjects.request_key(attach.tenant, attach.request_id)
-            stored = await self._records.get(key)
-            if stored is None:
-                await call.reply(
-                    Refused(
-                        code="not_found",
-                        message="no such request, or it ended long ago",
-                        param="request_id",
-                    )
-                )
-                return
-            record = stored.record
-            resume = await self._so_far(record)
-        except PeerError as error:
-            await call.reply(Refused(code=error.code, message=error.message, param=error.param))
-            return
-        except BusError:
-            await call.reply(
-                Refused(
-                    code="server_is_overloaded",
-                    message="the store did not answer",
-                    retry_after_s=1.0,
-                )
-            )
-            return
-        replay = Replay(
-            stream_subject=record.stream_subject,
-            offset=attach.from_token,
-            tokens=unpack_list(resume.tokens)[attach.from_token :],
-            text=resume.text,
-            text_offset=0,
-            verdict=record.verdict,
-            logprobs=resume.logprobs[attach.from_token :],
-        )
-        await call.reply(replay)
-
-    async def _so_far(self, record: Record) -> Resume:
-        if record.verdict is None and record.replica is not None:
-            story = (await self._stories(record.replica)).get(
-                (record.key, record.attempt, record.incarnation)
-            )
-            if story is not None:
-                return story.resume(record)
-        return await self._records.output(record)
-
-    async def _stories(self, replica: ReplicaId) -> acklog.Stories:
-        """The stories in the log of a replica, read at most every STORIES_S: when many streams fall
-        silent at once, all their readers attach.
-        """
-        lock = self._story_locks.setdefault(replica, asyncio.Lock())
-        async with lock:
-            read_unix_s, stories = self._story_cache.get(replica, (0.0, {}))
-            if self._clock.unix_s() - read_unix_s > STORIES_S:
-                stories = await acklog.read(self._bus, replica)
-                self._story_cache[replica] = (self._clock.unix_s(), stories)
-            return stories
+        self._chores.spawn(self._replays.answer(attach, call), "admission.attach")
 
     # ------------------------------------------------------------ ends
 

@@ -1,0 +1,77 @@
+"""Replays: a client that attaches gets the output of its request so far, from the record and the
+log.
+"""
+
+import asyncio
+
+from shared import subjects
+from shared.bus.api import Bus, Call
+from shared.clock import Clock
+from shared.columns import unpack_list
+from shared.errors import BusError, PeerError
+from shared.schemas import Attach, Record, Refused, Replay, Resume
+from shared.store import acklog
+from shared.store.records import Records
+from shared.vocabulary import ReplicaId
+
+# A replay may read a log this old. A client that attaches too early does so again.
+LOG_CACHE_S = 0.3
+
+
+class Replays:
+    """Answers of one admission instance to Attach. They share what was read of the logs."""
+
+    def __init__(self, bus: Bus, records: Records, clock: Clock) -> None:
+        self._bus, self._records, self._clock = bus, records, clock
+        self._stories: dict[ReplicaId, tuple[float, acklog.Stories]] = {}  # read at, by replica
+        self._locks: dict[ReplicaId, asyncio.Lock] = {}
+
+    async def answer(self, attach: Attach, call: Call) -> None:
+        """Reply with a Replay, or Refused."""
+        try:
+            key = subjects.request_key(attach.tenant, attach.request_id)
+            stored = await self._records.get(key)
+            if stored is None:
+                message = "no such request, or it ended long ago"
+                await call.reply(Refused(code="not_found", message=message, param="request_id"))
+                return
+            record = stored.record
+            resume = await self._so_far(record)
+        except PeerError as error:
+            await call.reply(Refused(code=error.code, message=error.message, param=error.param))
+            return
+        except BusError:
+            message = "the store did not answer"
+            refused = Refused(code="server_is_overloaded", message=message, retry_after_s=1.0)
+            await call.reply(refused)
+            return
+        replay = Replay(
+            stream_subject=record.stream_subject,
+            offset=attach.from_token,
+            tokens=unpack_list(resume.tokens)[attach.from_token :],
+            text=resume.text,
+            text_offset=0,
+            verdict=record.verdict,
+            logprobs=resume.logprobs[attach.from_token :],
+        )
+        await call.reply(replay)
+
+    async def _so_far(self, record: Record) -> Resume:
+        """The output of a request: of its running attempt by the log, else by the record."""
+        if record.verdict is None and record.replica is not None:
+            stories = await self._read(record.replica)
+            story = stories.get((record.key, record.attempt, record.incarnation))
+            if story is not None:
+                return story.resume(record)
+        return await self._records.output(record)
+
+    async def _read(self, replica: ReplicaId) -> acklog.Stories:
+        """The stories of the attempts in the log of a replica, read at most every LOG_CACHE_S: when
+        many streams fall silent at once, all their readers attach.
+        """
+        async with self._locks.setdefault(replica, asyncio.Lock()):
+            read_unix_s, stories = self._stories.get(replica, (0.0, {}))
+            if self._clock.unix_s() - read_unix_s > LOG_CACHE_S:
+                stories = await acklog.read(self._bus, replica)
+                self._stories[replica] = (self._clock.unix_s(), stories)
+            return stories
