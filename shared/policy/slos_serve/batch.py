@@ -11,6 +11,7 @@ Where we differ:
 - *Nothing to prefill*: all decodes run, since no other request wants their time.
 - *A deadline inside the batch*: the batch ends there, if what is due fits. Batches of full length
   would miss it although there is time.
+- *Equal deadlines*: the request that arrived first goes first.
 - *No decodes*: a batch is no longer than the tightest TPOT of the requests to prefill, so that an
   arrival waits no longer than otherwise.
 - *The decodes alone take too long*: they run and nothing is prefilled beside them. Admission
@@ -140,7 +141,9 @@ def filled(
     `longest_s`.
     """
     queue = queue_of(view, every.victims, best_effort=False)
-    order = queue[np.lexsort((view.slot[queue], standing.due_unix_s[queue]))]
+    order = queue[
+        np.lexsort((view.slot[queue], view.arrived_unix_s[queue], standing.due_unix_s[queue]))
+    ]
     budget_s = longest_s - drafted_s - MARGIN_S
     if len(order):
         budget_s = min(

@@ -53,6 +53,12 @@ def test_prefills_go_by_deadline() -> None:
     assert list(entries(policy().plan(seen)[0]))[:2] == [0, 2]
 
 
+def test_of_prefills_with_one_deadline_the_first_to_arrive_goes_first_whatever_its_slot() -> None:
+    earlier = waiting(7, ttft_s=math.inf, arrived_s=-2.0)
+    later = waiting(1, ttft_s=math.inf, arrived_s=-1.0)
+    assert list(entries(policy().plan(view([later, earlier]))[0])) == [7, 1]
+
+
 @relaxed
 @given(
     paces=st.lists(st.sampled_from([0.04, 0.05, 0.06, 0.08, 0.1]), min_size=1, max_size=8),
