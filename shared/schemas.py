@@ -306,6 +306,7 @@ class Offer(Struct, frozen=True, kw_only=True, omit_defaults=True):
     session: str = ""
     allow_relegation: bool = True
     first_token_unix_s: float = math.inf  # when its first token was emitted; inf: not yet
+    newest_token_unix_s: float = math.inf  # when its newest token was emitted; inf: it has none
     # why its last replica gave it up ("offloaded", "drained", ...); empty: it has had none
     left: str = ""
     # the SLO names a pace for thinking, and the thinking has ended: `tbt_s` is the pace now

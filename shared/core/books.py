@@ -55,6 +55,8 @@ class Books(BookRows):
         # then does less of that plan
         self.overdrawn = False
         self.row_of: Ints = np.full(slots, -1, dtype=np.int32)
+        # when the newest acked token of each slot came; the column of the view has those in flight
+        self.acked_token_unix_s: Floats = np.full(slots, np.inf)
         self.offers: dict[int, Offer] = {}  # by slot, as accepted
         self.applications: list[str] = []
         self._application_index: dict[str, int] = {}
@@ -103,6 +105,7 @@ class Books(BookRows):
         slo = offer.slo
         self.arrived_unix_s[row] = offer.arrived_unix_s
         self.first_token_unix_s[row] = offer.first_token_unix_s
+        self.acked_token_unix_s[slot] = offer.newest_token_unix_s
         self.first_due_unix_s[row] = slo.first_due_unix_s(offer.arrived_unix_s)
         self.next_due_unix_s[row] = offer.next_due_unix_s
         self.last_due_unix_s[row] = slo.last_due_unix_s(offer.arrived_unix_s)

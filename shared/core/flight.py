@@ -19,6 +19,7 @@ class Flight:
     packed_slots: bytes  # as they are in the plan and, if all ran, in the ack
     computed: Ints  # KV positions it is predicted to fill for good
     emitted: Ints  # tokens it is predicted to make
+    makers: Ints  # the slots that make them
     unsure: Ints  # tokens that it may make beyond those
     selection: Selection | None
     caps: Ints  # KV positions it may fill while it runs, rejected drafts included
@@ -43,6 +44,7 @@ class Flight:
         self.has[entry] = has
         self.computed[entry] = computed
         self.emitted[entry] = emitted
+        self.makers = self.slots[self.emitted > 0]
         self.decode[entry] = decode
         if not self.unsure[entry]:
             self.caps[entry] = computed

@@ -41,6 +41,7 @@ def offer_of(
         session=record.session,
         allow_relegation=record.allow_relegation,
         first_token_unix_s=measure.first_unix_s if measure.tokens else math.inf,
+        newest_token_unix_s=measure.last_unix_s if measure.tokens else math.inf,
         left=record.left,
         answering=measure.thinking_tokens is not None,
         body_key=body_key,

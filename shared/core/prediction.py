@@ -114,18 +114,20 @@ class Prediction:
         `resumed` is a last chunk of a request that has made tokens before. `end` is the predicted
         end of the plan, `c` is `computed_tokens` before it.
 
-          column             | chunk    | last chunk | no TTFT     | resumed  | decode   | drafting
-          -------------------+----------+------------+-------------+----------+----------+---------
-          phase              | PREFILL  | DECODE     | DECODE      | DECODE   | .        | .
-          computed_tokens    | + cap    | + cap      | + cap       | + cap    | + 1      | + 1
-          generated_tokens   | .        | + 1        | + 1         | + 1      | + 1      | + 1
-          unsure_tokens      | .        | .          | .           | .        | .        | + unsure
-          draft_tokens       | .        | .          | .           | .        | .        | c + 1
-          first_token_unix_s | .        | end        | end         | .        | .        | .
-          next_due_unix_s    | .        | + tbt_s    | end + tbt_s | + tbt_s  | + tbt_s  | + tbt_s
-          kv_held_blocks     | + blocks | + blocks   | + blocks    | + blocks | + blocks | + blocks
+          column              | chunk    | last chunk | no TTFT     | resumed  | decode   | drafting
+          --------------------+----------+------------+-------------+----------+----------+---------
+          phase               | PREFILL  | DECODE     | DECODE      | DECODE   | .        | .
+          computed_tokens     | + cap    | + cap      | + cap       | + cap    | + 1      | + 1
+          generated_tokens    | .        | + 1        | + 1         | + 1      | + 1      | + 1
+          unsure_tokens       | .        | .          | .           | .        | .        | + unsure
+          draft_tokens        | .        | .          | .           | .        | .        | c + 1
+          first_token_unix_s  | .        | end        | end         | .        | .        | .
+          newest_token_unix_s | .        | end        | end         | end      | end      | end
+          next_due_unix_s     | .        | + tbt_s    | end + tbt_s | + tbt_s  | + tbt_s  | + tbt_s
+          kv_held_blocks      | + blocks | + blocks   | + blocks    | + blocks | + blocks | + blocks
 
-        A row that has made its last token (generated_tokens = max_tokens) leaves the live rows.
+        `newest_token_unix_s` is written when a view is made (`date_newest_tokens`). A row that has
+        made its last token (generated_tokens = max_tokens) leaves the live rows.
         """
         slots, caps, speculation, blocks, _ = entries
         books = self._books
@@ -145,13 +147,15 @@ class Prediction:
         emitted, firsts = decode, np.zeros(len(rows), dtype=np.bool_)
         if shape.prefills:
             emitted, firsts = self._complete_prefills(rows, decode, end_unix_s)
-        self._emit(rows if len(rows) == shape.decodes else rows[emitted])
+        all_emit = len(rows) == shape.decodes
+        self._emit(rows if all_emit else rows[emitted])
         flight = Flight(
             seq=seq,
             slots=slots,
             packed_slots=pack(slots),
             computed=drafting.computed,
             emitted=emitted.astype(np.int32),
+            makers=slots if all_emit else slots[emitted],
             unsure=drafting.unsure,
             selection=drafting.selection,
             caps=caps,
@@ -230,6 +234,18 @@ class Prediction:
         """
         return sum(int(flight.emitted[flight.slots == slot].sum()) for flight in self.flights)
 
+    def date_newest_tokens(self) -> None:
+        """Write into the live rows when the newest token of each comes: at the predicted end of the
+        last plan in flight that makes one, or when its newest acked one came.
+        """
+        books = self._books
+        instants = books.acked_token_unix_s
+        if self.flights:
+            instants = instants.copy()
+            for flight in self.flights:
+                instants[flight.makers] = flight.end_unix_s
+        books.newest_token_unix_s[: books.live] = instants[books.slot[: books.live]]
+
     def retime(self, end_unix_s: float, profile: Profile) -> None:
         """An iteration ended at this instant: the predicted ends of the plans behind it move."""
         for flight in self.flights:
@@ -248,6 +264,7 @@ class Prediction:
         assert flight.selection is None and not flight.firsts.any()
         books.computed_tokens[rows] += iterations * flight.computed
         books.kv_held_blocks[rows] = -(-books.computed_tokens[rows] // books.block_tokens)
+        books.acked_token_unix_s[flight.makers] = ended_unix_s
         made = rows[flight.decode]
         books.next_due_unix_s[made] += iterations * books.tbt_s[made]
         books.generated_tokens[made] += iterations

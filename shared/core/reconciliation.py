@@ -38,6 +38,7 @@ class Reconciliation:
         rows = books.row_of[flight.slots]  # until a row moves
         held: Bools = rows >= 0
         if _just_as_predicted(flight, ack):
+            books.acked_token_unix_s[flight.makers] = ack.ended_unix_s
             if np.count_nonzero(flight.firsts):
                 began = flight.firsts & held
                 self._first_tokens(rows[began], flight.emitted[began], ack.ended_unix_s)
@@ -47,6 +48,7 @@ class Reconciliation:
         same: Bools = held & (books.restarts[rows] == flight.restarts)
         books.unsure_tokens[rows[same]] -= flight.unsure[same]
         did = reported(ack, flight, books.capacity)
+        books.acked_token_unix_s[flight.slots[did.emitted > 0]] = ack.ended_unix_s
         if flight.firsts.any():
             began = flight.firsts & held
             self._first_tokens(rows[began], did.emitted[began], ack.ended_unix_s)
@@ -150,14 +152,15 @@ class Reconciliation:
         behind decodes. `no room`: the engine did nothing of a chunk. `no room, last`: nor of a last
         chunk, so the decode behind, of cap 1, is one position of prefill.
 
-          column             | found   | ends behind | ends here | no room | no room, last
-          -------------------+---------+-------------+-----------+---------+--------------
-          phase              | .       | DECODE      | DECODE    | .       | PREFILL
-          target_tokens      | .       | .           | .         | .       | .
-          computed_tokens    | + found | target      | target + 1| - cap   | has + 1
-          generated_tokens   | .       | + 1         | + 2       | .       | - 2
-          first_token_unix_s | .       | end_behind  | ended     | .       | inf
-          next_due_unix_s    | .       | + tbt_s     | + 2 tbt_s | .       | - 2 tbt_s
+          column              | found   | ends behind | ends here  | no room | no room, last
+          --------------------+---------+-------------+------------+---------+--------------
+          phase               | .       | DECODE      | DECODE     | .       | PREFILL
+          target_tokens       | .       | .           | .          | .       | .
+          computed_tokens     | + found | target      | target + 1 | - cap   | has + 1
+          generated_tokens    | .       | + 1         | + 2        | .       | - 2
+          first_token_unix_s  | .       | end_behind  | ended      | .       | inf
+          newest_token_unix_s | .       | end_behind  | end_behind | .       | inf
+          next_due_unix_s     | .       | + tbt_s     | + 2 tbt_s  | .       | - 2 tbt_s
 
         What the KV may become follows in `_hold_kv`.
         """

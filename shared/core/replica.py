@@ -538,6 +538,7 @@ class ReplicaCore:
 
     def _view(self, start_unix_s: float, promised: Sequence[Offer] = ()) -> View:
         assert self._announce is not None
+        self._ahead.date_newest_tokens()
         return self._books.view(
             start_unix_s, self._profile, self._draft, promised, self._announce.pool
         )

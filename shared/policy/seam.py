@@ -58,6 +58,7 @@ class Rows:
     application: Ints  # index into `View.applications`
     arrived_unix_s: Floats
     first_token_unix_s: Floats  # when token 1 came (predicted, while in flight); inf before
+    newest_token_unix_s: Floats  # when its newest token came, in the same way
     first_due_unix_s: Floats  # arrived + TTFT; inf without one
     next_due_unix_s: Floats  # deadline of the next owed token; inf without one
     last_due_unix_s: Floats  # arrived + TTLT; inf without one

@@ -640,6 +640,9 @@ class Bench:
             "a prefill without anything left"
         )
         assert (view.generated_tokens[decode] > 0).all()
+        made = view.generated_tokens > 0
+        assert (np.isfinite(view.newest_token_unix_s) == made).all(), "a token without an instant"
+        assert (view.newest_token_unix_s[made] <= view.start_unix_s + 1e-9).all(), "a token to come"
         quiet = not (
             self.in_flight
             or self.blind
@@ -669,6 +672,7 @@ class Bench:
                 assert (
                     view.next_due_unix_s[i] == due_s or abs(view.next_due_unix_s[i] - due_s) < 1e-6
                 ), "another deadline"
+                assert view.newest_token_unix_s[i] == offer.newest_token_unix_s, "another token"
 
     def run_all(self) -> None:
         """Runs until every request has ended. Raises AssertionError if one does not."""

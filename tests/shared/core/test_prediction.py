@@ -46,6 +46,7 @@ class Scene:
             max_tokens=50,
             generated_tokens=generated, next_due_unix_s=slo.first_due_unix_s(NOW - 1.0),
             first_token_unix_s=NOW - 0.2 if generated else math.inf,
+            newest_token_unix_s=NOW - 0.1 if generated else math.inf,
         )  # fmt: skip
         self.books.add(SLOT, offer, computed_tokens=computed)
         self.seq = 0
@@ -58,7 +59,22 @@ class Scene:
         self.seq += 1
         return entries
 
+    def acked(self, emitted: int, ended_unix_s: float) -> None:
+        """The decode of the first plan in flight ended, with so many tokens."""
+        flight = self.ahead.flights.popleft()
+        ack = PlanAck(
+            replica=ReplicaId("r"), incarnation="i", epoch=1, plan_seq=0, ack_seq=1,
+            slots=pack([SLOT]), computed=pack([emitted]), emitted=pack([emitted]),
+            ended_unix_s=ended_unix_s,
+        )  # fmt: skip
+        Reconciliation(self.books, self.ahead).reconcile(flight, ack)
+        self.ahead.retime(ended_unix_s, HalfASecond())
+
+    def newest_unix_s(self) -> float:
+        return self.row()["newest_token_unix_s"]
+
     def row(self) -> Row:
+        self.ahead.date_newest_tokens()
         at = self.books.row_of[SLOT]
         return {name: getattr(self.books, name)[at].item() for name in COLUMNS}
 
@@ -92,7 +108,8 @@ def test_a_launch_changes_the_books_as_its_table_says(case: str) -> None:
     before = scene.row()
     entries = scene.launch(cap, speculation)
     names = {
-        **PHASES, "cap": cap, "c": before["computed_tokens"], "end": END,
+        **PHASES, "cap": cap, "c": before["computed_tokens"],
+        "end": END + scene.ahead.flights[0].draft_s,
         "blocks": int(entries.blocks[0]),
         "unsure": min(cap - 1, int(speculation.depth[0])) if speculation is not None else 0,
     }  # fmt: skip
@@ -142,3 +159,35 @@ def test_a_prefill_elsewhere_changes_the_books_as_its_table_says(case: str) -> N
     del after["kv_held_blocks"], expected["kv_held_blocks"]  # the table leaves it to _hold_kv
     assert after == pytest.approx(expected)
     scene.books.check()
+
+
+def test_the_newest_token_comes_when_the_last_plan_that_makes_one_ends() -> None:
+    scene = Scene(ttft_s=2.0, computed=24, generated=5)
+    scene.launch(1)
+    scene.launch(1)
+    scene.acked(1, END + 0.2)
+    assert scene.newest_unix_s() == END + 0.2 + (END - NOW)  # the plan behind moved too
+    scene.acked(1, END + 0.9)
+    assert scene.newest_unix_s() == END + 0.9
+
+
+def test_a_token_that_did_not_come_is_not_the_newest() -> None:
+    scene = Scene(ttft_s=2.0, computed=24, generated=5)
+    before = scene.newest_unix_s()
+    scene.launch(1)
+    scene.acked(0, END)
+    assert scene.newest_unix_s() == before
+
+
+def test_a_leap_dates_the_newest_token_as_single_iterations_do() -> None:
+    leapt, stepped = (Scene(ttft_s=2.0, computed=24, generated=5) for _ in range(2))
+    for scene in (leapt, stepped):
+        scene.launch(1)
+    leapt.ahead.leap(3, NOW + 3 * (END - NOW), HalfASecond())
+    for iteration in range(3):
+        stepped.acked(1, NOW + (iteration + 1) * (END - NOW))
+        stepped.launch(1)
+    assert leapt.row() == pytest.approx(stepped.row())
+    leapt.ahead.flights.clear()  # what is left without the plan in flight
+    stepped.ahead.flights.clear()
+    assert leapt.newest_unix_s() == stepped.newest_unix_s() == NOW + 3 * (END - NOW)

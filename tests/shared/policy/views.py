@@ -133,6 +133,7 @@ def view(
         application=ints([r.application for r in rows]),
         arrived_unix_s=floats([NOW + r.arrived_s for r in rows]),
         first_token_unix_s=floats([NOW + r.arrived_s if r.generated else math.inf for r in rows]),
+        newest_token_unix_s=floats([NOW if r.generated else math.inf for r in rows]),
         first_due_unix_s=floats([NOW + r.arrived_s + r.ttft_s for r in rows]),
         next_due_unix_s=floats([NOW + r.due_s for r in rows]),
         last_due_unix_s=floats([NOW + r.arrived_s + r.ttlt_s for r in rows]),
