@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct, field
 
+from shared.perf.draft import DraftCost
 from shared.perf.profile_file import ProfileFile
 from shared.structured import Structured
 from shared.vocabulary import (
@@ -397,8 +398,8 @@ class Announce(Struct, frozen=True, kw_only=True):
     draining: bool = False
     # the profile that the worker measured on its engine; shared/core/announced.py checks it
     fitted: ProfileFile | None = None
-    # time of an iteration of its draft model as a fraction of the profile; 0: no draft model
-    draft: float = 0.0
+    # of its draft model, in fractions of the profile; 0: it has none
+    draft: DraftCost = 0.0
     features: list[str] = []  # what not every engine can do (shared/features.py)
     adapters: list[str] = []  # LoRA adapters it has loaded
 

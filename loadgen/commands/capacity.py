@@ -29,6 +29,7 @@ from loadgen.load.definition import Missed, missed
 from loadgen.load.report import percent
 from loadgen.load.session import sessions
 from shared.errors import ConfigError
+from shared.perf.draft import DraftCost
 
 FINEST = 0.001  # the least --precision, relative: rates have four digits
 FEWEST_REQUESTS = 10  # roughly, in the run at the lowest rate that is tried
@@ -48,7 +49,7 @@ class Setup(Struct, frozen=True, kw_only=True):
     arrivals: str
     definition: str
     latency: str
-    draft: float
+    draft: DraftCost
     acceptance: float
     wall_s: float
 
@@ -121,7 +122,7 @@ def run(args: argparse.Namespace) -> int:
         violations=args.violations,
         precision=args.precision,
         probes=probes,
-        **setup_fields(args, demand, trial.deployment.settings, began_s),
+        **setup_fields(args, demand, trial.deployment.settings, trial.deployment.draft, began_s),
     )
     if args.json:
         print(msgspec.json.encode(report).decode())
@@ -154,7 +155,11 @@ def check_fractions(violations: float, precision: float) -> None:
 
 
 def setup_fields(
-    args: argparse.Namespace, demand: Demand, settings: Mapping[str, str], began_s: float
+    args: argparse.Namespace,
+    demand: Demand,
+    settings: Mapping[str, str],
+    draft: DraftCost,
+    began_s: float,
 ) -> dict[str, Any]:
     """The fields of Setup for a command that began at `began_s` (time.perf_counter())."""
     return {
@@ -169,7 +174,7 @@ def setup_fields(
         "arrivals": args.arrivals,
         "definition": args.definition,
         "latency": args.latency,
-        "draft": args.draft,
+        "draft": draft,
         "acceptance": args.acceptance,
         "wall_s": time.perf_counter() - began_s,
     }

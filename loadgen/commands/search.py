@@ -135,7 +135,7 @@ def run(args: argparse.Namespace) -> int:
         configurations=best_first([results[number] for number in range(len(tasks))]),
         violations=None if args.rate is not None else violations,
         rate_rps=args.rate,
-        **setup_fields(args, demand, fixed, began_s),
+        **setup_fields(args, demand, fixed, trials[0].deployment.draft, began_s),
     )
     if args.json:
         print(msgspec.json.encode(report).decode())

@@ -9,6 +9,7 @@ from rich.console import Console
 from loadgen.commands.trial_arguments import add_run_arguments, read_run
 from loadgen.lab.figures import Figures, figures_of
 from loadgen.lab.figures_table import circumstances, figures_table, named
+from shared.perf.draft import DraftCost
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,6 +40,12 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _cost(draft: DraftCost) -> str:
+    """The cost as --draft takes it."""
+    numbers = draft if isinstance(draft, tuple) else (draft,)
+    return ",".join(f"{number:g}" for number in numbers)
+
+
 def _summary(figures: Figures) -> str:
     """The lines below the table."""
     drafts = ""
@@ -46,7 +53,7 @@ def _summary(figures: Figures) -> str:
         drafts = (
             f"{figures.accepted} of {figures.drafted} drafted tokens accepted, "
             f"{1 + figures.accepted / figures.verifications:.2f} tokens per verification "
-            f"(draft {figures.draft:g}, acceptance {figures.acceptance:g})\n"
+            f"(draft {_cost(figures.draft)}, acceptance {figures.acceptance:g})\n"
         )
     return drafts + (
         f"goodput {figures.goodput_rps:.2f} requests/s; "

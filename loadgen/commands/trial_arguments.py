@@ -12,10 +12,11 @@ from rich.console import Console
 from loadgen.commands.plan_arguments import Demand, Plan, add_plan_arguments, read_demand
 from loadgen.lab.trial import Trial
 from loadgen.load.definition import DEADLINE, DEFINITIONS
-from loadgen.simulator.deployment import ACCEPTANCE, DRAFT, Deployment, ReplicaFacts
+from loadgen.simulator.deployment import ACCEPTANCE, Deployment, ReplicaFacts
 from loadgen.simulator.latency import LATENCIES
 from shared.errors import ConfigError
 from shared.perf import profile_file as profiles
+from shared.perf.draft import DRAFT, DraftCost
 from shared.policy import registry
 
 DEFINITIONS_HELP = (
@@ -44,11 +45,10 @@ def add_draft_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the draft model of simulated engines, in virtual time or live."""
     parser.add_argument(
         "--draft",
-        type=float,
-        default=DRAFT,
-        metavar="X",
-        help="time of an iteration of the draft model, as a fraction of the target's; "
-        f"0: no draft model (default: {DRAFT:g})",
+        metavar="STEP[,READ]",
+        help="time of a step of the draft model, and of a prompt token that it reads, as fractions "
+        "of the target's; one number is both, 0: no draft model (default: as the profile states "
+        f"it, or {DRAFT:g})",
     )
     parser.add_argument(
         "--acceptance",
@@ -59,11 +59,23 @@ def add_draft_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def check_draft(args: argparse.Namespace) -> None:
-    """Raises ConfigError for numbers out of range."""
-    if not 0 <= args.draft <= 1:
-        raise ConfigError("--draft is a fraction: 0 (no draft), or up to 1")
-    if not 0 < args.acceptance <= 1:
+def parse_draft(text: str) -> DraftCost:
+    """The cost that --draft names. Raises ConfigError unless it is one or two fractions."""
+    try:
+        numbers = [float(number) for number in text.split(",")]
+    except ValueError:
+        numbers = []
+    match numbers:
+        case [step] if 0 <= step <= 1:
+            return step
+        case [step, read] if 0 <= step <= 1 and 0 <= read <= 1:
+            return step, read
+    raise ConfigError(f"--draft {text}: write STEP or STEP,READ, fractions from 0 (no draft) to 1")
+
+
+def check_acceptance(acceptance: float) -> None:
+    """Raises ConfigError for a number out of range."""
+    if not 0 < acceptance <= 1:
         raise ConfigError("--acceptance must be above 0 and at most 1")
 
 
@@ -143,8 +155,8 @@ def make_trial(
         raise ConfigError("--replicas must be 1 or more")
     if args.wait is not None and not 0 <= args.wait < math.inf:
         raise ConfigError("--wait must be 0 or more")
-    profiles.read(args.profile)
-    check_draft(args)
+    file = profiles.read(args.profile)
+    check_acceptance(args.acceptance)
     registry.make(policy, settings)
     deployment = Deployment(
         policy,
@@ -153,7 +165,7 @@ def make_trial(
         settings,
         LATENCIES[args.latency],
         ReplicaFacts(context_tokens=args.context),
-        draft=args.draft,
+        draft=file.draft if args.draft is None else parse_draft(args.draft),
         acceptance=args.acceptance,
     )
     return Trial(

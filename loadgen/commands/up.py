@@ -13,7 +13,7 @@ from typing import Any
 import structlog
 
 from loadgen.cli import DEFAULT_URL
-from loadgen.commands.trial_arguments import add_draft_arguments, check_draft
+from loadgen.commands.trial_arguments import add_draft_arguments, check_acceptance, parse_draft
 from loadgen.fleet.fleet import Fleet, FleetSpec, is_free, torch_replicas
 from shared.errors import ConfigError
 from shared.models import shipped as models
@@ -144,7 +144,7 @@ def make_spec(args: argparse.Namespace) -> FleetSpec:
         load_tiers(args.tiers)
     if args.pace <= 0:
         raise ConfigError("--pace must be above 0")
-    check_draft(args)
+    check_acceptance(args.acceptance)
     if args.model and args.engine == "sim":
         raise ConfigError("--model needs a real engine: add --engine torch, or vllm")
     if args.engine != "sim":
@@ -163,7 +163,7 @@ def make_spec(args: argparse.Namespace) -> FleetSpec:
         model=args.model or models.DEFAULT,
         profile=args.profile,
         pace=args.pace,
-        draft=args.draft,
+        draft=None if args.draft is None else parse_draft(args.draft),
         acceptance=args.acceptance,
         vllm=vllm,
         adapters=adapters,

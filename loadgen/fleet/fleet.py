@@ -25,12 +25,13 @@ from msgspec import Struct
 
 from loadgen.fleet.child import Child, ChildError, Say
 from loadgen.fleet.nats_server import MAX_PAYLOAD_BYTES, find_binary, greets, server_config
-from loadgen.simulator.deployment import ACCEPTANCE, DRAFT
+from loadgen.simulator.deployment import ACCEPTANCE
 from shared import subjects
 from shared.bus.api import Bus
 from shared.bus.nats import connect
 from shared.errors import BusError, ConfigError, PeerError, SlacklineError
 from shared.models import shipped as models
+from shared.perf.draft import DraftCost
 from shared.policy import registry
 from shared.process import configuration as config
 from shared.schemas import Digest
@@ -56,7 +57,9 @@ class FleetSpec:
     model: str = models.DEFAULT  # torch, vllm: a shipped model, or a folder
     profile: str = ""
     pace: float = 1.0  # sim: wall-clock seconds per second of the profile
-    draft: float = DRAFT  # sim: the time of a draft step, as a fraction of the target's
+    # sim: the cost of its draft model, in fractions of the target's times; None: as the profile
+    # states it
+    draft: DraftCost | None = None
     acceptance: float = ACCEPTANCE  # sim: the mean acceptance of a first draft
     # vllm: further arguments of its engine, by vLLM's names
     vllm: Mapping[str, Any] = field(default_factory=dict)
@@ -235,6 +238,7 @@ class Fleet:
             "SLACKLINE_ADMISSION_MODEL": model,
             "SLACKLINE_WORKER_MODEL": model,
             "SLACKLINE_WORKER_PROFILE": spec.profile,
+            "SLACKLINE_WORKER_DRAFT": "" if spec.draft is None else json.dumps(spec.draft),
             "SLACKLINE_WORKER_VLLM": json.dumps(dict(spec.vllm)) if spec.vllm else "",
             "SLACKLINE_WORKER_ADAPTERS": json.dumps(dict(spec.adapters)) if spec.adapters else "",
         }
@@ -242,7 +246,6 @@ class Fleet:
             "SLACKLINE_URL": self.url,
             "SLACKLINE_WORKER_ENGINE": spec.engine,
             "SLACKLINE_WORKER_PACE": str(spec.pace),
-            "SLACKLINE_WORKER_DRAFT": str(spec.draft),
             "SLACKLINE_WORKER_ACCEPTANCE": str(spec.acceptance),
             "SLACKLINE_GATEWAY_HOST": HOST,
             **{

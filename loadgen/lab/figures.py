@@ -12,6 +12,7 @@ from loadgen.load.mix import PlannedRequest
 from loadgen.load.session import Sessions, sessions
 from loadgen.simulator.simulation import SimulationResult
 from shared.core.verdict import GOOD_ENDS
+from shared.perf.draft import DraftCost
 from shared.schemas import Verdict
 
 # QoServe section 4.2: a request is long if its prompt is at or beyond this percentile of the
@@ -106,7 +107,7 @@ class Figures(Struct, frozen=True, kw_only=True):
     wall_s: float
     requests_per_wall_s: float
     # these have defaults for the runs that loadgen/results keeps from before there were drafts
-    draft: float = 0.0
+    draft: DraftCost = 0.0
     acceptance: float = 0.0
     drafted: int = 0
     accepted: int = 0

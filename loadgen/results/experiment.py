@@ -18,9 +18,10 @@ from loadgen.load.definition import DEADLINE
 from loadgen.load.mix import PlannedRequest, plan_requests
 from loadgen.load.trace import read_trace
 from loadgen.load.workload import WORKLOADS, Lengths, LengthSource, Rows, named_workload
-from loadgen.simulator.deployment import ACCEPTANCE, DRAFT, Deployment, ReplicaFacts
+from loadgen.simulator.deployment import ACCEPTANCE, Deployment, ReplicaFacts
 from loadgen.simulator.latency import LATENCIES
 from shared.errors import ConfigError
+from shared.perf.draft import DRAFT, DraftCost
 from shared.tiers import QOSERVE_3, Tier, TierSet
 
 # The version of the figures: raise it with every change of simulator or policies that moves them.
@@ -57,7 +58,7 @@ class Run(Struct, frozen=True, kw_only=True):
     definition: str = DEADLINE
     context_tokens: int = CONTEXT_TOKENS
     arrivals: str = "poisson"  # as --arrivals
-    draft: float = DRAFT
+    draft: DraftCost = DRAFT
     acceptance: float = ACCEPTANCE
     # As --wait: requests that have not ended so long after the last arrival are violated. None:
     # wait for all.

@@ -17,7 +17,8 @@ from loadgen.results.qoserve import figure7
 from loadgen.results.qoserve import systems as qoserve_systems
 from loadgen.results.section import MISSING, Chapter, Page, Results, Section, figure, table
 from loadgen.results.slos_serve.systems import BURSTS, BURSTY_GAPS
-from loadgen.simulator.deployment import ACCEPTANCE, DRAFT
+from loadgen.simulator.deployment import ACCEPTANCE
+from shared.perf.draft import DRAFT
 from shared.tiers import load_tiers
 
 REPLICAS = 2  # the fewest that have Ascendra's pools, and a next replica for SLOs-Serve

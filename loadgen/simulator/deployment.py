@@ -6,10 +6,11 @@ from dataclasses import dataclass, field, replace
 from loadgen.simulator.latency import LATENCIES, Latency
 from shared.core.admission import AdmissionSettings
 from shared.core.relegation import RelegationSettings
+from shared.perf.draft import DRAFT, DraftCost
 
-# The draft model, where none is asked for: stated choices. DRAFT is the time of a draft step as a
-# fraction of the target's, ACCEPTANCE the mean probability that its first token is accepted.
-DRAFT, ACCEPTANCE = 0.05, 0.7
+# The mean probability that the first token of a draft is accepted, where none is asked for: a
+# choice of ours.
+ACCEPTANCE = 0.7
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,8 +33,8 @@ class ReplicaFacts:
 class Deployment:
     """A policy with its settings, and `replicas` of one profile.
 
-    draft: the time of a draft model's iteration as a fraction of the target's, for policies that
-        speculate; 0: there is no draft model.
+    draft: the cost of a draft model for policies that speculate, in fractions of the target's
+        times; 0: there is none.
     acceptance: the mean probability that its first token is accepted (acceptance.py).
     hand_back: relegated requests that have not begun go back to the relegation service.
     """
@@ -44,7 +45,7 @@ class Deployment:
     settings: Mapping[str, str] = field(default_factory=dict)
     latency: Latency = LATENCIES["none"]
     facts: ReplicaFacts = ReplicaFacts()
-    draft: float = DRAFT
+    draft: DraftCost = DRAFT
     acceptance: float = ACCEPTANCE
     hand_back: bool = True
     admission: AdmissionSettings | None = None

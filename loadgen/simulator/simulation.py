@@ -21,7 +21,7 @@ from loadgen.simulator.virtual_replica import VirtualReplica
 from shared.core.verdict import GOOD_ENDS
 from shared.errors import ConfigError
 from shared.perf import profile_file as profiles
-from shared.perf.scaled import draft_of
+from shared.perf.draft import draft_of
 from shared.policy import registry
 from shared.policy.acceptance import Acceptance
 from shared.schemas import Announce, Record, Verdict

@@ -31,6 +31,7 @@ from shared.core.replica_events import (
     Synced,
 )
 from shared.core.tick import Tick
+from shared.perf.draft import Draft
 from shared.perf.iteration_time import Profile
 from shared.policy.acceptance import Acceptance
 from shared.policy.seam import Policy
@@ -75,7 +76,7 @@ class VirtualReplica:
         announce: Announce,
         policy: Policy,
         profile: Profile,
-        draft: Profile | None,
+        draft: Draft | None,
         acceptance: Acceptance,
         timeline: Timeline,
         latency: Latency,

@@ -20,6 +20,7 @@ from loadgen.simulator.token_times import measured
 from shared.columns import Ints, pack, unpack, unpack_list
 from shared.core.held_request import seed_of
 from shared.core.worker import WorkerCounters
+from shared.perf.draft import Draft
 from shared.perf.iteration_time import Profile
 from shared.perf.shape import BatchShape
 from shared.policy.acceptance import Acceptance, some_of, speculate
@@ -72,7 +73,7 @@ class VirtualWorker:
     """One replica's worker. Columns are indexed by slot."""
 
     def __init__(
-        self, announce: Announce, profile: Profile, draft: Profile | None, acceptance: Acceptance
+        self, announce: Announce, profile: Profile, draft: Draft | None, acceptance: Acceptance
     ) -> None:
         self._announce = announce
         self._profile, self._draft, self._acceptance = profile, draft, acceptance

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from shared.perf.draft import DraftCost
 from shared.schemas import Count
 
 Seconds = Annotated[float, Meta(ge=0)]
@@ -22,8 +23,9 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     # fit
     profile_s: Seconds = 4.0
     pace: float = 1.0  # sim: seconds of ours per second of the profile
-    # sim: duration of its draft model's iteration, as a fraction of the target's; 0: it has none
-    draft: float = 0.05
+    # sim: cost of its draft model: a step, and what it reads of a prompt, as fractions of the
+    # target's times; one number is both; 0: it has none. None: as the profile states it
+    draft: DraftCost | None = None
     # sim: mean probability that the draft's first token is accepted
     acceptance: float = 0.7
     kv_blocks: Count = 0  # 0: what the profile states (sim), what fits (vllm on CUDA), or 2048

@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 
 from shared.core.turn import Load, Work
 from shared.errors import SlacklineError
+from shared.perf.draft import DraftCost
 from shared.schemas import Selection
 from shared.vocabulary import Slot
 
@@ -28,8 +29,8 @@ class EngineFacts(NamedTuple):
     vocabulary: int
     eos_token_ids: frozenset[int]
     end_of_thinking: int | None = None  # the token; None: this model has none
-    # duration of its draft model's iteration, as a fraction of the profile; 0: it has none
-    draft: float = 0.0
+    # of its draft model, in fractions of the profile; 0: it has none
+    draft: DraftCost = 0.0
     features: frozenset[str] = frozenset()  # of shared/features.py
     adapters: tuple[str, ...] = ()
 

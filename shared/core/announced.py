@@ -8,8 +8,8 @@ from math import isfinite
 import msgspec
 
 from shared.errors import ConfigError
+from shared.perf import draft
 from shared.perf import profile_file as store
-from shared.perf import scaled
 from shared.perf.forms import PiecewiseTokens
 from shared.perf.iteration_time import Profile
 from shared.perf.profile_file import ProfileFile
@@ -35,11 +35,11 @@ def profile_of(announce: Announce) -> Profile:
     return _fitted(announce.fitted) if announce.fitted is not None else store.load(announce.profile)
 
 
-def draft_of(announce: Announce) -> Profile | None:
-    """The profile of its draft model; None without one. Raises: as `profile_of`, and ConfigError
-    for an impossible fraction.
+def draft_of(announce: Announce) -> draft.Draft | None:
+    """The cost of its draft model; None without one. Raises: as `profile_of`, and ConfigError for
+    impossible fractions.
     """
-    return scaled.draft_of(profile_of(announce), announce.draft)
+    return draft.draft_of(profile_of(announce), announce.draft)
 
 
 @lru_cache(maxsize=REMEMBERED)

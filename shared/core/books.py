@@ -12,6 +12,7 @@ from typing import get_args, get_type_hints
 import numpy as np
 
 from shared.columns import Ints
+from shared.perf.draft import Draft
 from shared.perf.iteration_time import Profile
 from shared.policy.seam import Floats, Phase, Rows, View
 from shared.schemas import Offer
@@ -215,7 +216,7 @@ class Books(BookRows):
         self,
         start_unix_s: float,
         profile: Profile,
-        draft: Profile | None = None,
+        draft: Draft | None = None,
         promised: Sequence[Offer] = (),
         pool: str = "",
     ) -> View:

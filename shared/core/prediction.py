@@ -12,6 +12,7 @@ import numpy as np
 from shared.columns import EMPTY, Ints, pack
 from shared.core.books import DECODE, PREFILL, WAITING, Books
 from shared.core.flight import Flight, shape_of
+from shared.perf.draft import Draft
 from shared.perf.iteration_time import Profile
 from shared.policy.seam import Bools, Choice, Speculation
 from shared.policy.speculation import draft_s
@@ -46,7 +47,7 @@ class Drafting(NamedTuple):
 class Prediction:
     """Books and flights of one replica, from one resync to the next."""
 
-    def __init__(self, books: Books, draft: Profile | None) -> None:
+    def __init__(self, books: Books, draft: Draft | None) -> None:
         self._books = books
         self._draft = draft
         self.flights: deque[Flight] = deque()

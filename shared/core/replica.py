@@ -44,6 +44,7 @@ from shared.core.replica_events import (
 )
 from shared.core.slots import Slots
 from shared.core.tick import Tick
+from shared.perf.draft import Draft
 from shared.perf.iteration_time import Profile
 from shared.perf.online import Corrected
 from shared.perf.shape import BatchShape
@@ -104,7 +105,7 @@ class ReplicaCore:
         *,
         epoch: int,
         settings: ReplicaSettings | None = None,
-        draft: Profile | None = None,
+        draft: Draft | None = None,
     ) -> None:
         self._policy = policy
         self._profile = Corrected(profile)

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from shared.errors import ConfigError
+from shared.perf.draft import DRAFT, DraftCost
 from shared.perf.five_coefficients import Ascendra
 from shared.perf.forms import (
     PiecewiseTokens,
@@ -49,7 +50,9 @@ class FitError(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, om
     mape_prefill_only: Fraction | None = None
 
 
-class ProfileFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ProfileFile(
+    Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
     """One profile as it is stored. `coefficients` carries its `form` as tag. Both KV figures are
     per GPU.
     """
@@ -64,6 +67,7 @@ class ProfileFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     error: FitError
     provenance: NonEmpty
     coefficients: Form
+    draft: DraftCost = DRAFT  # of the draft model that goes with this model
 
     def profile(self) -> Profile:
         return self.coefficients.profile(self.name, self.overhead_s)

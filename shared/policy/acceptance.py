@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from shared.columns import Ints, pack, unpack
 from shared.errors import ConfigError
-from shared.perf.iteration_time import Profile
+from shared.perf.draft import Draft
 from shared.policy.seam import Bools, Floats
 from shared.policy.speculation import Candidates, draft_s, select
 from shared.schemas import Selection
@@ -92,7 +92,7 @@ class Acceptance:
 
 
 def speculate(
-    draft: Profile,
+    draft: Draft,
     acceptance: Acceptance,
     selection: Selection,
     tokens: Ints,

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shared.columns import EMPTY, Ints
+from shared.perf.draft import Draft
 from shared.perf.iteration_time import Profile
 from shared.perf.shape import BatchShape
 from shared.schemas import Offer
@@ -89,7 +90,7 @@ class View(Rows):
     applications: Sequence[str]
     # accepted and on the way to the worker: not rows yet, but already promised
     promised: Sequence[Offer] = ()
-    draft: Profile | None = None  # of the draft model; None: no speculation
+    draft: Draft | None = None  # the cost of the draft model; None: no speculation
     pool: str = ""  # of the replica, as its worker announced it
 
     @property

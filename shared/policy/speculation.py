@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from shared.columns import Ints, unpack
 from shared.errors import PeerError
-from shared.perf.iteration_time import Profile
+from shared.perf.draft import Draft
 from shared.perf.shape import BatchShape
 from shared.policy.seam import Bools, Floats
 from shared.schemas import Selection
@@ -126,7 +126,7 @@ def _places(entry: Ints) -> NDArray[np.intp]:
 METHODS: dict[str, Select] = {"chain": chain, "slo_then_throughput": slo_then_throughput}
 
 
-def draft_s(draft: Profile, *, depth: Ints, width: Ints, context: Ints, missing: Ints) -> float:
+def draft_s(draft: Draft, *, depth: Ints, width: Ints, context: Ints, missing: Ints) -> float:
     """The seconds that the draft model takes in one iteration: the positions it lacks, then a step
     for each level, all entries at once.
 
@@ -146,16 +146,16 @@ def draft_s(draft: Profile, *, depth: Ints, width: Ints, context: Ints, missing:
         decodes=int(np.count_nonzero(~new)),
         decode_context=int((context - missing)[~new].sum()),
     ).with_drafts(missing[~new] - 1, (context - missing)[~new])
-    total_s = draft.batch_s(first)
+    total_s = draft.read_s(first)
     alike = int(depth.min())  # steps that all entries take
     if alike > 1:
-        total_s += (alike - 1) * draft.batch_s(
+        total_s += (alike - 1) * draft.step_s(
             BatchShape(decodes=int(width.sum()), decode_context=int((width * context).sum()))
         )
     for step in range(alike, int(depth.max())):
         going = depth > step
         beams = width[going]
-        total_s += draft.batch_s(
+        total_s += draft.step_s(
             BatchShape(decodes=int(beams.sum()), decode_context=int((beams * context[going]).sum()))
         )
     return total_s

@@ -43,8 +43,8 @@ from shared.core.replica_events import (
 from shared.core.turn import Finished
 from shared.core.worker import WorkerCore
 from shared.perf import profile_file as store
+from shared.perf.draft import draft_of
 from shared.perf.iteration_time import Profile
-from shared.perf.scaled import draft_of
 from shared.policy import registry
 from shared.policy.acceptance import Acceptance
 from shared.policy.seam import Policy

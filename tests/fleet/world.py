@@ -32,6 +32,7 @@ from shared.core.held_request import seed_of
 from shared.errors import BusError
 from shared.features import MIN_P
 from shared.perf import profile_file as profiles
+from shared.perf.draft import DRAFT
 from shared.process.telemetry import Off
 from shared.schemas import Delta, End, GenerateRequest, PlanAck, Record, Resume, Sampling
 from shared.store.acklog import decode_entry, fold
@@ -182,7 +183,7 @@ class World:
                 frozenset(tokenizer.eos_token_ids),
             )
             facts = facts._replace(
-                draft=cfg_w.draft,
+                draft=DRAFT,
                 features=frozenset({MIN_P} if cfg_w.replica in self.scene.able else ()),
             )
             engine = SimEngine(facts, profiles.load(PROFILE), wait=None, clock=self.net.loop.time)

@@ -11,7 +11,8 @@ from loadgen.results.slos_serve.systems import (
     SMALL_KV,
     TIGHT_CHUNK_TOKENS,
 )
-from loadgen.simulator.deployment import ACCEPTANCE, DRAFT
+from loadgen.simulator.deployment import ACCEPTANCE
+from shared.perf.draft import DRAFT
 
 CHAPTER = Chapter(
     name="slos-serve",

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from loadgen.results.experiment import Run
 from loadgen.results.job import Search
 from loadgen.results.section import Results
-from loadgen.simulator.deployment import DRAFT
+from shared.perf.draft import DRAFT
 from shared.tiers import load_tiers
 
 # Not 1 or 7: the policy was written against seed 1, and an earlier version of it, which did not pay

@@ -79,5 +79,5 @@ def sim_facts(cfg: WorkerConfig, tokenizer: Tokenizer) -> EngineFacts:
         vocabulary=tokenizer.vocabulary,
         eos_token_ids=frozenset(tokenizer.eos_token_ids),
         end_of_thinking=tokenizer.end_of_thinking,
-        draft=cfg.draft,
+        draft=profile.draft if cfg.draft is None else cfg.draft,
     )

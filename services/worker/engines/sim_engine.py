@@ -15,8 +15,8 @@ import numpy as np
 from services.worker.engine import Done, EngineFacts, EngineState, Outcome
 from services.worker.engines import draws
 from shared.core.turn import Load, Work
+from shared.perf.draft import draft_of
 from shared.perf.iteration_time import Profile
-from shared.perf.scaled import draft_of
 from shared.perf.shape import BatchShape
 from shared.policy.acceptance import Acceptance, Speculated, speculate
 from shared.schemas import Selection
@@ -69,8 +69,8 @@ class SimEngine:
 
     `pace` multiplies every duration. `wait(seconds)` sleeps (time.sleep in a live worker) by
     `clock()`, a monotonic clock. With `wait` None nothing sleeps and nothing reads the clock. A
-    draft iteration takes the fraction `facts.draft` of the profile (without a draft only the root
-    of a speculating entry is verified). The acceptance model decides which drafts are accepted.
+    draft costs the fractions `facts.draft` of the profile (without one only the root of a
+    speculating entry is verified). The acceptance model decides which drafts are accepted.
     """
 
     def __init__(

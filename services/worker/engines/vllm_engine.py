@@ -68,9 +68,13 @@ class VllmEngine:
     def facts(self) -> EngineFacts:
         return self._facts
 
-    def drafting(self, draft: float) -> "VllmEngine":
-        """The same engine with the measured cost of its draft, as a fraction of an iteration."""
-        self._facts = self._facts._replace(draft=draft)
+    def drafting(self, step: float) -> "VllmEngine":
+        """The same engine with the measured cost of a draft step, as a fraction of an iteration.
+
+        A draft model computes its part of every iteration, drafts or none, so the profile holds
+        what it reads.
+        """
+        self._facts = self._facts._replace(draft=(step, 0.0))
         return self
 
     def load(self, load: Load) -> None:

@@ -29,6 +29,7 @@ from msgspec import Meta, Struct
 
 from shared.columns import Ints
 from shared.errors import ConfigError
+from shared.perf.draft import Draft
 from shared.perf.iteration_time import Profile
 from shared.perf.shape import BatchShape
 from shared.policy import chunk
@@ -84,7 +85,7 @@ class AdaServe:
     def plan(self, view: View) -> Sequence[Choice]:
         decodes = chunk.decoding(view)
         n = len(decodes.rows)
-        grown = None if view.draft is None or not n else self._tree(view.profile, view.draft, n)
+        grown = None if view.draft is None or not n else self._tree(view.profile, n)
         verified = (
             n if grown is None else min(grown.budget_tokens, n * (1 + grown.depth * grown.width))
         )
@@ -97,13 +98,9 @@ class AdaServe:
         prefills = queue[np.isin(view.slot[queue], choice.slots[n:])]  # in the order of the choice
         return [self._speculating(view, view.draft, decodes, prefills, choice, grown)]
 
-    def _tree(self, profile: Profile, draft: Profile, requests: int) -> Tree | None:
-        return tree(
-            requests,
-            self._set.budget_tokens or self._balanced(profile),
-            self._balanced(draft),
-            self._bounds,
-        )
+    def _tree(self, profile: Profile, requests: int) -> Tree | None:
+        balanced = self._balanced(profile)
+        return tree(requests, self._set.budget_tokens or balanced, balanced, self._bounds)
 
     def _balanced(self, profile: Profile) -> int:
         """The balanced batch of this profile, remembered by its name: corrections scale the whole
@@ -126,7 +123,7 @@ class AdaServe:
     def _speculating(
         self,
         view: View,
-        draft: Profile,
+        draft: Draft,
         decodes: Decoding,
         prefills: Rows,
         choice: Choice,

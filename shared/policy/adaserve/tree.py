@@ -5,8 +5,9 @@ Budgets come "from hardware profiling", by "roofline models", and are to be "an 
 balances decoding throughput and latency" (sections 1 and 3); the paper prints no rule. This file
 takes the batch with the most throughput per latency, B / T(B)^2, on the profile's curve over
 tokens. For an ideal roofline that batch is its ridge; for T = a + k B it is the batch whose tokens
-cost as much as its start. B1 is this batch for the target model, B2 for the draft model. (The
-authors' artifact passes 512 and 96 for Llama-70B, measured on eight A100s of 40 GB.)
+cost as much as its start. B1 is this batch for the target model. B2, for the draft model, is the
+same: a step takes one fraction of the target's time, whatever the number of beams. (The authors'
+artifact passes 512 and 96 for Llama-70B, measured on eight A100s of 40 GB.)
 """
 
 from typing import NamedTuple

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from shared.perf.draft import Draft
 from shared.perf.iteration_time import Profile
 from shared.policy.seam import Floats
 from shared.policy.slos_serve.draft_length import Lengths, in_each, plain_tokens, prefill_tokens
@@ -32,7 +33,7 @@ class PrefillRate:
         context_tokens: float,
         idle_s: float,
         margin_s: float,
-        draft: Profile | None = None,
+        draft: Draft | None = None,
         lengths: Lengths | None = None,
     ) -> None:
         self._profile, self._tpot_s, self._context, self._idle_s, self._margin_s = (

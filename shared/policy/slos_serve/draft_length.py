@@ -19,8 +19,7 @@ Where we differ:
   pace.
 
 alpha is learned from all requests, as in the paper: an accepted draft is a success, the first
-rejected one a failure, and those behind it were never tried. The draft's profile gives the seconds
-of drafting.
+rejected one a failure, and those behind it were never tried.
 
 Acc(s) has two forms:
 - *mean*, the appendix as written: (1 - alpha^s) / (1 - alpha). A full batch lasts as long as the
@@ -32,12 +31,13 @@ Acc(s) has two forms:
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import NamedTuple
 
 import numpy as np
 
+from shared.perf.draft import Draft
 from shared.perf.iteration_time import Profile
 from shared.perf.shape import BatchShape
 from shared.policy.seam import Drafts, Floats
@@ -135,7 +135,7 @@ def verifying(counts: Sequence[int], tokens: Sequence[int], context_tokens: floa
 
 
 def drafting_s(
-    draft: Profile, counts: Sequence[int], tokens: Sequence[int], context_tokens: float
+    draft: Draft, counts: Sequence[int], tokens: Sequence[int], context_tokens: float
 ) -> float:
     """Seconds of the draft's steps, where its KV is filled. Step k is for all decodes whose length
     is beyond k.
@@ -144,7 +144,7 @@ def drafting_s(
     for step in range(1, max(tokens)):
         going = sum(n for n, s in zip(counts, tokens, strict=True) if s > step)
         if going:
-            total_s += draft.batch_s(
+            total_s += draft.step_s(
                 BatchShape(decodes=going, decode_context=int(going * context_tokens))
             )
     return total_s
@@ -152,7 +152,7 @@ def drafting_s(
 
 def best_lengths(
     profile: Profile,
-    draft: Profile,
+    draft: Draft,
     tpot_s: Sequence[float],
     counts: Sequence[int],
     context_tokens: float,
@@ -204,7 +204,7 @@ def best_lengths(
 
 def fastest(
     profile: Profile,
-    draft: Profile,
+    draft: Draft,
     tpot_s: Sequence[float],
     counts: Sequence[int],
     context_tokens: float,
@@ -234,7 +234,7 @@ def fastest(
 
 def prefill_tokens(
     profile: Profile,
-    draft: Profile | None,
+    draft: Draft | None,
     lengths: Lengths,
     counts: Sequence[int],
     context_tokens: float,
@@ -248,8 +248,9 @@ def prefill_tokens(
     if draft is not None and lengths.drafts:
         budget_s -= drafting_s(draft, counts, lengths.tokens, context_tokens)
         drafting = sum(n for n, s in zip(counts, lengths.tokens, strict=True) if s > 1)
-        one_s = token_s(profile)  # 0 where reading the weights takes longer than the prompts
-        read += token_s(draft) / one_s * drafting / max(sum(counts), 1) if one_s > 0 else 0.0
+        # 0 where reading the weights takes longer than the prompts
+        one_s = token_s(profile.batch_s)
+        read += token_s(draft.read_s) / one_s * drafting / max(sum(counts), 1) if one_s > 0 else 0.0
     if shape.tokens and profile.batch_s(shape) > budget_s:
         return -math.inf
     return profile.prefill_budget(shape, 0, budget_s, BATCH_TOKENS) / read
@@ -276,8 +277,8 @@ def plain_tokens(
     return float(profile.prefill_budget(shape, 0, batch_s - margin_s, BATCH_TOKENS))
 
 
-def token_s(profile: Profile) -> float:
+def token_s(seconds: Callable[[BatchShape], float]) -> float:
     """Seconds of one more prompt token, its attention left out."""
     return (
-        profile.batch_s(BatchShape(2 * CHUNK_TOKENS)) - profile.batch_s(BatchShape(CHUNK_TOKENS))
+        seconds(BatchShape(2 * CHUNK_TOKENS)) - seconds(BatchShape(CHUNK_TOKENS))
     ) / CHUNK_TOKENS

@@ -56,7 +56,7 @@ def speculating(view: View, standing: Standing, drafting: Drafting) -> Choice | 
     computed = view.computed_tokens[rows]
     missing = computed + 1 - np.minimum(view.draft_tokens[rows], computed)
     wait = _read_later(
-        missing.astype(np.float64) * token_s(view.draft),
+        missing.astype(np.float64) * token_s(view.draft.read_s),
         tokens > 1,
         READING * drafting.lengths.batch_s,
     )

@@ -30,7 +30,7 @@ from typing import Literal
 import numpy as np
 from msgspec import Struct
 
-from shared.perf.iteration_time import Profile
+from shared.perf.draft import Draft
 from shared.perf.shape import BatchShape
 from shared.policy import chunk
 from shared.policy.chunk import Rows
@@ -253,7 +253,7 @@ class SlosServe:
         return Drafting(lengths, acc, tightened(view, standing.tpot_s, acc.mean))
 
     def _owed_s(
-        self, view: View, draft: Profile, rows: Rows, tier: Counts, tiers: int
+        self, view: View, draft: Draft, rows: Rows, tier: Counts, tiers: int
     ) -> tuple[float, ...]:
         """[tiers] seconds of the decodes' contexts that the draft model has not read, for each
         token still expected of them, to 0.1 ms.
@@ -262,7 +262,7 @@ class SlosServe:
             view.prompt_tokens[rows], view.max_tokens[rows], view.generated_tokens[rows]
         )
         missing = np.maximum(view.computed_tokens[rows] - view.draft_tokens[rows], 0)
-        owed = token_s(draft) * np.bincount(tier, missing / np.maximum(left, 1.0), tiers)
+        owed = token_s(draft.read_s) * np.bincount(tier, missing / np.maximum(left, 1.0), tiers)
         return tuple(owed.round(4).tolist())
 
     def _acc(self) -> Acc:

@@ -39,6 +39,7 @@ from shared.core.tick import Tick
 from shared.core.turn import Finished, Load, Turn, TurnDone, Work
 from shared.core.verdict import ended
 from shared.core.worker import WorkerCore
+from shared.perf.draft import Draft
 from shared.policy import registry
 from shared.policy.seam import (
     Admission,
@@ -335,7 +336,11 @@ class Bench:
         )
         settings = ReplicaSettings(depth=world.depth, hand_back=world.hand_back, overdue_s=0.5)
         self.core = ReplicaCore(
-            Watched(inner, self.look), Linear(), epoch=self.epoch, settings=settings, draft=Linear()
+            Watched(inner, self.look),
+            Linear(),
+            epoch=self.epoch,
+            settings=settings,
+            draft=Draft(Linear(), 1.0, 1.0),
         )
         self.alarm = Alarm(
             self.line, self.core.wake_at_unix_s, lambda core=self.core: self.feed(core, Tick())

@@ -17,7 +17,7 @@ from loadgen.fleet.fleet import Fleet, FleetSpec
 from loadgen.load.arrivals import Gaps, draw_arrivals
 from loadgen.load.mix import PlannedRequest, plan_requests
 from loadgen.load.workload import named_workload
-from loadgen.simulator.deployment import ACCEPTANCE, DRAFT, Deployment, ReplicaFacts
+from loadgen.simulator.deployment import ACCEPTANCE, Deployment, ReplicaFacts
 from loadgen.simulator.latency import LATENCIES, Latency
 from loadgen.simulator.simulation import RunOptions, SimulationResult, simulate
 from loadgen.simulator.traffic import Traffic
@@ -29,9 +29,7 @@ from shared.core import announced
 from shared.core.replica import ReplicaCore
 from shared.core.replica_events import Acked, ReplicaAction, ReplicaEvent, SendPlan
 from shared.errors import ConfigError
-from shared.perf import profile_file as store
-from shared.perf.scaled import Scaled, draft_of
-from shared.perf.shape import BatchShape
+from shared.perf.draft import DRAFT, Draft, DraftCost
 from shared.policy import registry, sarathi
 from shared.policy.acceptance import Acceptance, Drafted, Seeds
 from shared.schemas import Announce, BatchPlan, GenerateRequest, PlanAck, Received, Sampling
@@ -201,23 +199,6 @@ def test_an_impossible_acceptance_is_refused(probability: float) -> None:
         Acceptance(probability)
 
 
-def test_a_draft_costs_its_fraction_and_fits_what_the_target_fits_in_as_much_more_time() -> None:
-    target = store.load(PROFILE)
-    draft = draft_of(target, 0.05)
-    assert isinstance(draft, Scaled)
-    shape = BatchShape(decodes=40, decode_context=40_000).with_chunk(300, 1000)
-    assert draft.batch_s(shape) == pytest.approx(0.05 * target.batch_s(shape))
-    assert (
-        draft.prefill_budget(shape, 0, 0.05 * 0.060, 4096)
-        == target.prefill_budget(shape, 0, 0.060, 4096)
-        > 0
-    )
-    assert draft_of(target, 0.0) is None
-    for fraction in (-0.1, 1.5, float("nan")):
-        with pytest.raises(ConfigError, match="fraction"):
-            draft_of(target, fraction)
-
-
 def test_a_planner_takes_the_draft_from_the_announcement_and_refuses_an_impossible_one() -> None:
     announce = Announce(
         replica=ReplicaId("r1"), incarnation="1", at_unix_s=0.0, model="m", engine="sim",
@@ -225,12 +206,10 @@ def test_a_planner_takes_the_draft_from_the_announcement_and_refuses_an_impossib
         kv_blocks=100, block_tokens=16, context_tokens=1600, max_slots=8, epoch=0,
     )  # fmt: skip
     assert announced.draft_of(announce) is None
-    draft, shape = (
-        announced.draft_of(msgspec.structs.replace(announce, draft=0.1)),
-        BatchShape(decodes=4, decode_context=400),
-    )
-    assert draft is not None
-    assert draft.batch_s(shape) == pytest.approx(0.1 * store.load(PROFILE).batch_s(shape))
+    for cost, step, read in ((0.1, 0.1, 0.1), ((0.1, 0.02), 0.1, 0.02)):
+        told = msgspec.structs.replace(announce, draft=cost)
+        told = msgspec.msgpack.decode(msgspec.msgpack.encode(told), type=Announce)
+        assert announced.draft_of(told) == Draft(announced.profile_of(announce), step, read)
     with pytest.raises(ConfigError, match="fraction"):
         announced.draft_of(msgspec.structs.replace(announce, draft=2.0))
 
@@ -262,7 +241,7 @@ def run(
     latency: str = "none",
     *,
     facts: ReplicaFacts = ROOMY,
-    draft: float = DRAFT,
+    draft: DraftCost = DRAFT,
     acceptance: float = ACCEPTANCE,
     check_every: int = 0,
     leaps: bool = True,
@@ -478,6 +457,9 @@ async def test_a_live_fleet_of_sim_engines_accepts_the_very_tokens_that_the_simu
         ["--draft", "-1"],
         ["--draft", "2"],
         ["--draft", "nan"],
+        ["--draft", "0.05,2"],
+        ["--draft", "0.05,0.01,0.01"],
+        ["--draft", "some"],
         ["--acceptance", "0"],
         ["--acceptance", "1.5"],
     ],

@@ -20,8 +20,8 @@ from loadgen.load.workload import ADASERVE, Shape
 from loadgen.results.experiment import Run, execute, requests_of
 from shared.errors import ConfigError
 from shared.perf import profile_file as store
+from shared.perf.draft import draft_of
 from shared.perf.iteration_time import Profile
-from shared.perf.scaled import draft_of
 from shared.perf.shape import BatchShape
 from shared.policy import chunk, registry
 from shared.policy.adaserve.need import needed_tokens
@@ -143,7 +143,6 @@ def test_a_request_without_a_slo_to_hold_needs_nothing() -> None:
 
 def test_the_budget_is_the_ridge_of_a_roofline_and_where_tokens_cost_what_a_pass_does() -> None:
     assert balanced_tokens(Roofline()) == 150
-    assert balanced_tokens(draft_of(Roofline(), 0.05) or Roofline()) == 150
     assert balanced_tokens(Linear()) == 125, "10 ms, and 80 us a token"
 
 

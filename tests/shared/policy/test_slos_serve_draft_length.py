@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.perf.scaled import Scaled
+from shared.perf.draft import Draft
 from shared.perf.shape import BatchShape
 from shared.policy.seam import Choice, Drafts
 from shared.policy.slos_serve.batch import MARGIN_S, decodes_of
@@ -39,7 +39,7 @@ from tests.shared.policy.views import Linear, Row, entries, view
 
 relaxed = settings(deadline=None, max_examples=60)
 
-DRAFT = Scaled(Linear(), 0.05)
+DRAFT = Draft(Linear(), 0.05, 0.05)
 
 
 class Flat(Linear):
@@ -99,14 +99,14 @@ def test_lengths_are_the_best_of_all_there_are_and_pay_for_what_the_draft_has_st
 def test_what_is_prefilled_beside_drafts_leaves_the_draft_model_the_time_to_read_it(
     n: int, length: int, fraction: float
 ) -> None:
-    draft, lengths = Scaled(Linear(), fraction), Lengths((length,), 0.15)
+    draft, lengths = Draft(Linear(), fraction, fraction), Lengths((length,), 0.15)
     tokens = prefill_tokens(Linear(), draft, lengths, (n,), 300.0, MARGIN_S)
     target_s = Linear().batch_s(verifying((n,), (length,), 300.0).with_chunk(int(tokens), 0))
     assert (
-        target_s + drafting_s(draft, (n,), (length,), 300.0) + int(tokens) * token_s(draft)
+        target_s + drafting_s(draft, (n,), (length,), 300.0) + int(tokens) * token_s(draft.read_s)
         <= 0.15 - MARGIN_S + 1e-9
     )
-    free = prefill_tokens(Linear(), Scaled(Linear(), 0.0), lengths, (n,), 300.0, MARGIN_S)
+    free = prefill_tokens(Linear(), Draft(Linear(), 0.0, 0.0), lengths, (n,), 300.0, MARGIN_S)
     assert tokens <= free
     assert prefill_tokens(Flat(), DRAFT, lengths, (n,), 300.0, MARGIN_S) > 0
     one_of_two = prefill_tokens(

@@ -14,6 +14,8 @@ from msgspec.structs import replace
 
 from shared.columns import Ints, pack
 from shared.errors import PeerError
+from shared.perf.draft import Draft
+from shared.perf.shape import BatchShape
 from shared.policy.speculation import METHODS, Candidates, draft_s, select
 from shared.schemas import Selection
 from tests.shared.policy.views import Linear
@@ -270,18 +272,24 @@ def test_drafting_costs_the_lacking_positions_then_a_step_for_each_level() -> No
     """Two entries of depth 2 and 1 whose draft KV lacks nothing but the newest token: a step of
     both, then one of the deeper.
     """
-    profile = Linear()
+    draft = Draft(Linear(), 1.0, 1.0)
     columns = [np.array(c, dtype=np.int32) for c in ([2, 1], [1, 1], [10, 20], [1, 1])]
-    total_s = draft_s(
-        profile, depth=columns[0], width=columns[1], context=columns[2], missing=columns[3]
+    total_s = drafting_s(draft, *columns)
+    assert total_s > drafting_s(draft, *(column[1:] for column in columns)) > 0
+    assert drafting_s(draft, *(column[:0] for column in columns)) == 0.0
+
+
+def test_a_prompt_is_charged_by_what_is_read_and_the_steps_are_not() -> None:
+    """An entry of depth 3 that drafts for the first time, on a context of 400 tokens."""
+    columns = [np.array([n], dtype=np.int32) for n in (3, 1, 400, 400)]
+    steps_s = 2 * 0.1 * Linear().batch_s(BatchShape(decodes=1, decode_context=400))
+    one_s, prompt_s = (Linear().batch_s(BatchShape(n, 1, n * n)) for n in (1, 400))
+    assert drafting_s(Draft(Linear(), 0.1, 0.02), *columns) == pytest.approx(
+        steps_s + 0.1 * one_s + 0.02 * (prompt_s - one_s), rel=0.01
     )
-    alone_s = draft_s(
-        profile,
-        depth=columns[0][1:],
-        width=columns[1][1:],
-        context=columns[2][1:],
-        missing=columns[3][1:],
-    )
-    assert total_s > alone_s > 0
-    none = np.zeros(0, dtype=np.int32)
-    assert draft_s(profile, depth=none, width=none, context=none, missing=none) == 0.0
+    # the target's profile holds the first step and what it reads
+    assert drafting_s(Draft(Linear(), 0.1, 0.0), *columns) == pytest.approx(steps_s)
+
+
+def drafting_s(draft: Draft, depth: Ints, width: Ints, context: Ints, missing: Ints) -> float:
+    return draft_s(draft, depth=depth, width=width, context=context, missing=missing)

@@ -14,6 +14,7 @@ from loadgen.simulator.deployment import Deployment
 from loadgen.simulator.simulation import simulate
 from loadgen.simulator.traffic import Traffic
 from shared.errors import ConfigError
+from shared.perf.draft import Draft
 from shared.policy import registry
 from shared.policy.seam import Choice, Phase, View
 from shared.tiers import load_tiers
@@ -147,7 +148,7 @@ def test_a_token_limit_that_cannot_hold_a_token_of_each_is_refused() -> None:
 
 
 def drafting(rows: list[Row], free: int | None = None) -> View:
-    return replace(view(rows, free=free), draft=Linear())
+    return replace(view(rows, free=free), draft=Draft(Linear(), 0.05, 0.05))
 
 
 @pytest.mark.parametrize("mode", MODES)

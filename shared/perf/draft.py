@@ -1,0 +1,58 @@
+"""The cost of a draft model beside its target: a step, and what it reads of a prompt."""
+
+from dataclasses import dataclass
+
+from shared.errors import ConfigError
+from shared.perf.iteration_time import Profile
+from shared.perf.shape import BatchShape
+
+# (step, read), the two fractions of `Draft`; one number stands for both. 0: there is no draft model
+DraftCost = float | tuple[float, float]
+DRAFT = 0.05  # where nothing else is stated: a choice of ours
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """The draft model of the target with profile `of`.
+
+    step: the time of a draft step as a fraction of the target's for the same decodes.
+    read: the time of one more prompt token as a fraction of the target's. 0: the draft reads along
+        with the target, so that the target's profile holds its first step and what that reads.
+    """
+
+    of: Profile
+    step: float
+    read: float
+
+    def step_s(self, shape: BatchShape) -> float:
+        """Seconds of one draft step for these decodes."""
+        return self.step * self.of.batch_s(shape)
+
+    def read_s(self, shape: BatchShape) -> float:
+        """Seconds of the first step. The prefill tokens of `shape` are what the draft's KV lacks.
+
+        The first position read, like the decodes, costs what a step costs; `read` counts from the
+        second on.
+        """
+        if not self.read:
+            return 0.0
+        whole_s = self.of.batch_s(shape)
+        if self.read == self.step or not shape.prefill_tokens:
+            return self.step * whole_s
+        least_s = self.of.batch_s(
+            BatchShape(1, decodes=shape.decodes, decode_context=shape.decode_context)
+        )
+        return self.step * least_s + self.read * (whole_s - least_s)
+
+
+def draft_of(profile: Profile, cost: DraftCost) -> Draft | None:
+    """The draft model of this target; None for a step of 0. Raises ConfigError unless both
+    fractions are in [0, 1].
+    """
+    step, read = cost if isinstance(cost, tuple) else (cost, cost)
+    if not (0 <= step <= 1 and 0 <= read <= 1):
+        raise ConfigError(
+            f"draft {step:g}, {read:g}: a step and what is read are fractions of the target's "
+            "time, from 0 to 1; a step of 0 means no draft"
+        )
+    return Draft(profile, step, read) if step else None
