@@ -44,6 +44,8 @@ class Planned(Protocol):
     @property
     def thinking_tokens(self) -> int: ...
     @property
+    def session(self) -> str: ...
+    @property
     def after(self) -> int | None: ...  # the request whose good end it waits for
     @property
     def pause_s(self) -> float: ...  # between that end and this arrival
@@ -109,7 +111,7 @@ def stored_as(
         slo=_resolved(tiers.named(planned.tier).slo, profile, planned.prompt_tokens, max_tokens),
         importance=planned.importance,
         application=planned.application or planned.tier,
-        session="",
+        session=planned.session,
         arrived_unix_s=now_unix_s,
         expires_unix_s=now_unix_s + EXPIRES_S,
         prompt_tokens=planned.prompt_tokens,

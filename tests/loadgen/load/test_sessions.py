@@ -3,6 +3,7 @@ judged.
 """
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from random import Random
 
@@ -22,8 +23,11 @@ from loadgen.simulator.latency import LATENCIES, Latency
 from loadgen.simulator.simulation import RunOptions, SimulationResult, simulate
 from loadgen.simulator.traffic import Traffic
 from shared.core.admission import AdmissionSettings
+from shared.policy import registry
+from shared.routing.pipeline import Router
+from shared.schemas import Digest, Offer
 from shared.tiers import DEMO_3, Tier, TierSet, load_tiers
-from shared.vocabulary import FinishReason, Slo
+from shared.vocabulary import FinishReason, ReplicaId, Slo
 from tests.loadgen.load.test_send import one, over_nats
 
 PROFILE = "a100-llama3-8b"
@@ -90,6 +94,25 @@ def test_a_round_comes_when_the_one_before_it_has_ended_and_its_pause_is_over(
     end_s = latency.ack_s + latency.over_s  # from a last token until its client knows
     expected_s = [0.0, ended_s[0] + end_s + 3.0, ended_s[1] + end_s, 0.5]
     assert arrived_s == pytest.approx(expected_s, abs=0.005)
+
+
+def test_a_simulated_offer_names_its_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    named, router = [], registry.router
+
+    def watched(policy: str, settings: Mapping[str, str] | None = None) -> Router:
+        inner = router(policy, settings)
+
+        def order(
+            offer: Offer, digests: Mapping[ReplicaId, Digest], rng: Random
+        ) -> Sequence[ReplicaId]:
+            named.append((offer.key, offer.session))
+            return inner(offer, digests, rng)
+
+        return order
+
+    monkeypatch.setattr(registry, "router", watched)
+    run([turn(0, None), turn(1, 0), turn(2, None, arrival_s=50.0)._replace(session="")])
+    assert named == [("default.0", "s"), ("default.1", "s"), ("default.2", "")]
 
 
 def test_after_a_round_that_failed_none_is_sent_and_the_run_ends() -> None:
