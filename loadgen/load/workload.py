@@ -250,6 +250,10 @@ AZURE_CONV = Shape(
 AZURE_CODE = Shape(
     "azure-code", TruncatedWeibull(0.712, 6187.06, 8192), TruncatedLognormal(1.9468, 1.3676, 2048)
 )
+# QoServe section 4.5.1: all prompts alike, and all outputs.
+LONG_PROMPTS = Shape(
+    "long-prompts", Knots((0.0, 1.0), (10_000.0, 10_000.0)), Knots((0.0, 1.0), (500.0, 500.0))
+)
 
 # The datasets of SLOs-Serve Table 4, each matched to its mean, 99th percentile and standard
 # deviation there. ChatBot and Coder are laws through those three figures (their sources are parts
@@ -338,6 +342,7 @@ WORKLOADS: Mapping[str, Sequence[Shape | Thinking | Rounds]] = {
     "azure-conv": (AZURE_CONV,),
     "sharegpt": (SHAREGPT,),
     "mix": (AZURE_CODE, AZURE_CONV, SHAREGPT),
+    "long-prompts": (LONG_PROMPTS,),
     # SLOs-Serve Table 2; its Mixed is all three.
     "chatbot": (CHATBOT,),
     "coder": (CODER,),

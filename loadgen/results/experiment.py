@@ -18,6 +18,7 @@ from loadgen.load.definition import DEADLINE
 from loadgen.load.mix import PlannedRequest, plan_requests
 from loadgen.load.trace import read_trace
 from loadgen.load.workload import WORKLOADS, Lengths, LengthSource, Rows, named_workload
+from loadgen.results.latency_windows import Windows, windows_of
 from loadgen.simulator.deployment import ACCEPTANCE, Deployment, ReplicaFacts
 from loadgen.simulator.latency import LATENCIES
 from shared.errors import ConfigError
@@ -63,6 +64,7 @@ class Run(Struct, frozen=True, kw_only=True):
     # As --wait: requests that have not ended so long after the last arrival are violated. None:
     # wait for all.
     wait_s: float | None = None
+    window_s: float = 0.0  # also give latencies by windows so long; 0: no windows
 
     @property
     def digest(self) -> str:
@@ -116,6 +118,7 @@ class RunResult(Struct, frozen=True, kw_only=True):
     on: str  # the date
     wall_s: float
     bound: Bound | None = None
+    windows: Windows | None = None
 
 
 def violated_fraction(figures: Figures) -> float:
@@ -226,4 +229,7 @@ def execute(run: Run, traces: Path | None = None) -> RunResult:
     most = most_missed(requests, run.most_violated)
     result = trial.serve(requests, keep_times=False, most_missed=most)
     figures = None if result.stopped else figures_of(trial, requests, result)
-    return RunResult(run=run, figures=figures, on=today, wall_s=result.wall_s)
+    windows = (
+        windows_of(requests, result.verdicts, run.tiers, run.window_s) if run.window_s else None
+    )
+    return RunResult(run=run, figures=figures, on=today, wall_s=result.wall_s, windows=windows)

@@ -1,9 +1,9 @@
 """The pages of docs/ that are made of runs."""
 
-from loadgen.results import matrix
 from loadgen.results.adaserve import chapter as adaserve
 from loadgen.results.ascendra import chapter as ascendra
 from loadgen.results.job import PRECISION
+from loadgen.results.matrix import which_policy
 from loadgen.results.qoserve import chapter as qoserve
 from loadgen.results.section import Page
 from loadgen.results.slos_serve import chapter as slos_serve
@@ -38,4 +38,4 @@ No constant of a policy was chosen on the tables below.
     ),
 )
 
-PAGES = (RESULTS, matrix.PAGE)
+PAGES = (RESULTS, which_policy.PAGE)

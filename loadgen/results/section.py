@@ -32,23 +32,23 @@ class Results:
         self.requested: list[Job] = []
         self.used: list[RunResult] = []
 
-    def figures(self, run: Run) -> Figures | None:
-        """The figures of a run; None: not run yet."""
+    def result(self, run: Run) -> RunResult | None:
+        """The result of a run; None: not run yet."""
         self.requested.append(run)
         result = self._known(run)
-        if result is None:
-            return None
-        self.used.append(result)
-        return result.figures
+        if result is not None:
+            self.used.append(result)
+        return result
+
+    def figures(self, run: Run) -> Figures | None:
+        """The figures of a run; None: not run yet."""
+        result = self.result(run)
+        return None if result is None else result.figures
 
     def bound(self, run: Run) -> Bound | None:
         """The bound of a run whose policy is BOUND; None: not computed yet."""
-        self.requested.append(run)
-        result = self._known(run)
-        if result is None:
-            return None
-        self.used.append(result)
-        return result.bound
+        result = self.result(run)
+        return None if result is None else result.bound
 
     def capacity(self, search: Search) -> Capacity | None:
         """The capacity that a search found; None: not found yet."""

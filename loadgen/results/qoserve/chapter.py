@@ -4,10 +4,14 @@ from loadgen.results.experiment import CONTEXT_TOKENS, PROFILE, SEED
 from loadgen.results.qoserve import control_latency as latency
 from loadgen.results.qoserve import (
     figure7,
+    figure7_70b,
     figure8,
     figure10,
     figure12,
+    figure14,
+    figure15a,
     figure15b,
+    other_slos,
     table4,
     table5,
     table6,
@@ -18,8 +22,8 @@ CHAPTER = Chapter(
     name="qoserve",
     title="QoServe",
     setup=f"""\
-- **GPU**: the profile `{PROFILE}`. It is the predictor that QoServe's authors published with their
-  artifact. Published figures are of A100s.
+- **GPU**: the profile `{PROFILE}` where a table names no other. It is the predictor
+  that QoServe's authors published with their artifact. Published figures are of A100s.
 - **Workloads** match the median and the 90th percentile that QoServe's Table 2 gives of each
   dataset (`loadgen/load/workload.py`). ShareGPT has the quantiles of the file that the authors
   used. Azure's code and conversations of 2024 are laws with two parameters, as that week is not at
@@ -42,12 +46,16 @@ differs from it as follows:
 """,  # noqa: E501 - a table
     sections=(
         figure7.SECTION,
+        figure7_70b.SECTION,
         table4.SECTION,
         table5.SECTION,
         table6.SECTION,
+        other_slos.SECTION,
         figure8.SECTION,
         figure10.SECTION,
         figure12.SECTION,
+        figure14.SECTION,
+        figure15a.SECTION,
         figure15b.SECTION,
         latency.SECTION,
     ),

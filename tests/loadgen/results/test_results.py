@@ -11,12 +11,16 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from loadgen.lab.figures import Figures
-from loadgen.results import execution, matrix
+from loadgen.results import execution
 from loadgen.results.__main__ import SECTIONS, main
 from loadgen.results.cache import Cache
 from loadgen.results.execution import Task, run_tasks
 from loadgen.results.experiment import BOUND, Run, RunResult, execute
 from loadgen.results.job import Capacity, Search, advance, next_run
+from loadgen.results.matrix import row
+from loadgen.results.matrix.loads import LOADS
+from loadgen.results.matrix.row import SEEDS, TUNING_SEED
+from loadgen.results.matrix.settings import FIXED, PAPERS
 from loadgen.results.page import render_section
 from loadgen.results.qoserve import figure15b
 from loadgen.results.qoserve.figure15b import gpus
@@ -86,6 +90,19 @@ def test_a_silo_serves_its_tier_alone_and_a_prefill_node_ends_with_the_first_tok
     assert first.tokens == first.offered == tiny.figures.offered
 
 
+def test_windows_tell_when_latencies_were_long(tiny: RunResult) -> None:
+    """Twice the load for 100 s, then a tenth: the queue is gone after 200 s."""
+    run = replace(TINY, duration_s=300.0, bursts="100:2,200:0.1", important=0.8, window_s=100.0)
+    result = execute(run)
+    assert tiny.windows is None
+    assert result.windows is not None and result.figures is not None
+    first, _, last = result.windows.p99_s["Q1"]
+    assert first is not None and last is not None
+    assert first > 10 * last
+    slowest = max(group.ttlt_s.p99 or 0.0 for group in result.figures.by_tier.values())
+    assert result.windows.longest_s >= slowest
+
+
 def test_a_run_that_misses_too_many_is_stopped_and_has_no_figures() -> None:
     result = execute(replace(TINY, rate_rps=30.0, most_violated=0.01))
     assert result.figures is None
@@ -109,6 +126,7 @@ def test_every_field_of_a_run_is_part_of_its_name() -> None:
         replace(TINY, draft=0.1),
         replace(TINY, acceptance=0.8),
         replace(TINY, wait_s=10.0),
+        replace(TINY, window_s=60.0),
     ]
     assert len({run.digest for run in [TINY, *others]}) == len(others) + 1
     assert replace(TINY, rate_rps=2, duration_s=30).digest == TINY.digest, (
@@ -135,9 +153,10 @@ def test_runs_kept_from_before_are_found_and_read(tmp_path: Path, tiny: RunResul
         "draft",
         "acceptance",
         "wait_s",
+        "window_s",
     ):
         del kept["run"][name]
-    del kept["bound"]
+    del kept["bound"], kept["windows"]
     (tmp_path / f"{TINY.digest}.json").write_bytes(msgspec.json.encode(kept))
     found = Cache(tmp_path).get(TINY)
     assert found is not None and found.figures is not None and tiny.figures is not None
@@ -387,10 +406,42 @@ def test_runs_that_wait_for_a_rate_are_made_once_it_is_known(
         == 0
     )
     text = (tmp_path / "which-policy.md").read_text()
-    assert all(f"| {load.name} |" in text for load in matrix.LOADS)
+    assert all(f"| {load.name} |" in text for load in LOADS)
     assert "not run" not in text
-    assert served == {*matrix.FIXED, *matrix.OTHERS, BOUND}
+    assert served == {*FIXED, *PAPERS, BOUND}
     assert main(["--only", "matrix", "--cache", str(tmp_path), "--out", str(tmp_path)]) == 0
+
+
+def test_the_matrix_chooses_settings_with_one_seed_and_shows_others(
+    tmp_path: Path, tiny: RunResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM with 512 tokens is better with the seed of the choice, and worse with the others."""
+    load = next(load for load in LOADS if not load.figure7)
+    assert tiny.figures is not None
+    overall, small = tiny.figures, {"max_num_batched_tokens": "512"}
+
+    def executed(run: Run, traces: Path | None) -> RunResult:
+        lucky = run.policy == "vllm" and run.settings == small and run.seed == TUNING_SEED
+        violated = 0.01 if lucky else 0.1 if run.settings != small else 0.3
+        violated += 0.01 * (run.seed - TUNING_SEED)
+        return replace(
+            tiny, run=run, figures=replace(overall, violated_fraction=violated), bound=None
+        )
+
+    monkeypatch.setattr(execution, "execute", executed)
+    cache = Cache(tmp_path)
+    monkeypatch.setattr(row, "rate_of", lambda load, results: 1.0)
+    for _ in range(2):  # the runs of the best settings are requested after those of the choice
+        results = Results(cache)
+        row.row_of(load, results)
+        run_tasks([Task("matrix", job, tmp_path, None) for job in results.requested], processes=1)
+    found = row.row_of(load, Results(cache))
+    assert found.settings["vllm"] == small
+    printed, best = found.printed["vllm"], found.best["vllm"]
+    assert printed is not None and best is not None
+    assert printed.fractions == pytest.approx([0.89, 0.88, 0.87])
+    assert best.mean == pytest.approx(0.68)
+    assert TUNING_SEED not in SEEDS
 
 
 @pytest.mark.parametrize("name", SECTIONS)

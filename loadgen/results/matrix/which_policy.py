@@ -1,0 +1,220 @@
+"""The matrix of docs/which-policy.md: all policies on the loads of all papers.
+
+Each load is offered at the capacity of the best policy. The search for it passes a rate if one of
+the policies passes it.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from msgspec.structs import replace
+
+from loadgen.results.matrix.loads import LOADS, Load
+from loadgen.results.matrix.row import (
+    PRECISION,
+    QOSERVE_TIMES,
+    SEEDS,
+    TUNING_SEED,
+    Met,
+    Row,
+    row_of,
+)
+from loadgen.results.matrix.settings import CHUNK_ORDER, CHUNKS, FIXED, PAPERS, printed, shown
+from loadgen.results.section import MISSING, Chapter, Page, Results, Section, figure, table
+from loadgen.simulator.deployment import ACCEPTANCE
+from shared.perf.draft import DRAFT
+
+NEAR_POINTS = 1.0  # within so many points of the best a policy is as good
+
+
+def render(results: Results, duration_s: float) -> str:
+    loads = [
+        load._replace(
+            run=replace(load.run, duration_s=round(load.run.duration_s * duration_s / 3600, 1))
+        )
+        for load in LOADS
+    ]
+    rows = {load.name: row_of(load, results) for load in loads}
+    return "\n\n".join(
+        (
+            table(
+                ("load", *FIXED, *PAPERS, "bound"),
+                [
+                    (name, *cells(row.printed, row), attainment(row.bound))
+                    for name, row in rows.items()
+                ],
+            ),
+            "Each paper's policy at the setting that suits it best at that load:",
+            table(("load", *PAPERS), [(name, *cells(row.best, row)) for name, row in rows.items()]),
+            "Those settings, where they are not what the paper prints:",
+            table(("load", *PAPERS), [(name, *best_settings(row)) for name, row in rows.items()]),
+            "The load that was offered to two replicas together:",
+            offered(loads, list(rows.values())),
+        )
+    )
+
+
+def cells(met: Mapping[str, Met | None], row: Row) -> Sequence[str]:
+    """Requests met in %; bold within NEAR_POINTS of the best of the row."""
+    means = [each.mean for each in (*row.printed.values(), *row.best.values()) if each is not None]
+    best = max(means, default=0.0)
+    return [
+        f"**{attainment(each)}**"
+        if each is not None and 100 * each.mean >= 100 * best - NEAR_POINTS
+        else attainment(each)
+        for each in met.values()
+    ]
+
+
+def attainment(met: Met | None) -> str:
+    """The mean of the seeds, with the least and the most of them."""
+    if met is None:
+        return MISSING
+    least, most = (figure(100 * value) for value in (min(met.fractions), max(met.fractions)))
+    mean = figure(100 * met.mean)
+    return mean if least == most else f"{mean} ({least} to {most})"
+
+
+def best_settings(row: Row) -> Sequence[str]:
+    return [
+        MISSING if settings is None else "" if settings == printed(policy) else shown(settings)
+        for policy, settings in row.settings.items()
+    ]
+
+
+def offered(loads: Sequence[Load], rows: Sequence[Row]) -> str:
+    return table(
+        (
+            "load",
+            "workload",
+            "tiers",
+            "definition",
+            "arrivals",
+            "requests/s",
+            "requests",
+            "chunk",
+        ),
+        [
+            (
+                load.name,
+                load.run.workload,
+                load.run.tiers.name,
+                load.run.definition,
+                f"{load.run.duration_s:g} s",
+                figure(row.rate_rps),
+                MISSING if row.offered is None else f"{row.offered}",
+                row.chunk or MISSING,
+            )
+            for load, row in zip(loads, rows, strict=True)
+        ],
+    )
+
+
+def candidates() -> str:
+    """A table of the settings that each policy may have."""
+    return table(
+        ("policy", "as its paper prints it", "else"),
+        [
+            (f"`{policy}`", shown(first), "; ".join(map(shown, others)))
+            for policy, (first, *others) in PAPERS.items()
+        ],
+    )
+
+
+SECTION = Section(
+    name="matrix",
+    title="Attainment at the capacity of the best policy",
+    paper=f"""\
+Requests whose SLO was met, in % of those offered (ToolLLM: sessions): the mean of {len(SEEDS)}
+seeds, and in brackets the least and the most of them. Each load is offered at the highest rate (to
+{100 * PRECISION:g} %) at which one of the policies still meets 90 % of the requests with seed
+{TUNING_SEED}. QoServe's loads are overload: {QOSERVE_TIMES:g} times the rate at which QoServe meets
+99 % for hours ([results.md](results.md), Figure 7); at that rate itself, half an hour does not
+separate the policies. Means within {NEAR_POINTS:g} point of the best of both tables are bold. The
+bound is the attainment that no scheduler without a draft model can exceed, even if it knows the
+future ([bound.md](bound.md)).""",
+    hours=1,
+    render=render,
+    discussion="""\
+**Deadlines of a second or less, and more work than fits** (the loads of SLOs-Serve, SOLA and
+Ascendra): `slos_serve`. It declines at arrival the requests that cannot be served in time (3 to 10
+% of them), so that hardly any other request is late. That is most of its lead; drafts while no
+prompt waits for its prefill add up to 4 points. Without drafts (`speculate=never`) it meets 90.6 %
+on ChatBot, 88.3 on Summarizer, 93.6 on Mixed, and as much as with them on Coder, SOLA's load and
+Ascendra's.
+
+**The same loads without a planner**: `srpf` with the right chunk is second on SLOs-Serve's loads.
+It gives up no request, but long prompts wait for all others, so that only they are late. `fcfs`
+with the same chunk meets up to 60 points less: once it is late, it is late for all requests. The
+chunk decides more than the order: with 256 tokens `edf` meets 5 % on ChatBot, with 512 52 %.
+
+**A pace over each ten tokens** (`max-tpot-10`): not `qoserve`. It spends the slack that early
+tokens have earned on longer iterations, as its own definition allows. On ChatBot 22 % of its
+requests break the pace; by `deadline` it meets 76.5 % instead of 54.5. By mean TPOT (SOLA's and
+Ascendra's loads) it is second.
+
+**A pace close to that of a decode alone** (AdaServe's load): only a draft model helps. `adaserve`
+keeps the pace for 87 % of the coding requests; a policy that prefills prompts as they arrive and
+does not draft keeps it for hardly one in ten. `vllm` with `spec_tokens=4` does as well as
+`adaserve` there (92.7 % of all requests). `slos_serve`, which puts prompts first, comes next, and
+meets 25 % without drafts. Do not use `adaserve` where first tokens have deadlines: it ignores them.
+
+**`sola`** balances the TTFT and TPOT of all requests and gives up none: above its capacity all are
+late alike, most of all where tiers differ (3.5 % met on Mixed). **`ascendra`** has one replica less
+for throughput; by mean TPOT, as in its paper, it is third or fourth. **`vllm`** as shipped has
+iterations of 2,048 tokens, in which half of its requests on ChatBot and Mixed lose the pace; with
+512 it equals `fcfs`.
+
+**Deadlines of minutes beside one of seconds, and half as much load again as capacity** (QoServe's
+loads): `qoserve`, then `edf` with the right chunk: requests with half an hour wait, and the others
+are served. Half an hour flatters `edf`: the requests that it postpones fall due later, and over
+hours it carries a fifth to a third less ([results.md](results.md), Figure 7). Orders that know no
+deadline lose a tenth (`sjf`, `srpf`: the long requests) to half (`fcfs`, `vllm`). `slos_serve`
+declines at arrival requests for which there would have been time. Its admission lets go of nothing:
+as in its paper, a request that it has taken counts with all the KV that it will hold, also while it
+waits without any, and as a decode from its deadline on for ever. Requests with half an hour wait by
+the hundred, so the KV counts as promised, and requests whose first token is due within 6 s are
+declined: in the first 300 s of code at this rate 200 of 1,115 of these and no other, and nine of
+ten times for want of KV. `sola` loses all tiers alike. `adaserve` prefills prompts as they arrive:
+a request whose first token is due within 6 s waits as long as one with half an hour, minutes in the
+median.
+
+**Reasoning** separates the policies least. Its prompts are short: three times the prefill of one
+alone is 50 ms, and an iteration of fifty decodes takes half of that. A request that arrives while
+two others wait for their prefill is late in any order.
+""",
+)
+
+PAGE = Page(
+    file="which-policy.md",
+    introduction="""\
+# Which policy for which load
+
+Ten policies on the loads of five papers, simulated on two A100s with Llama-3-8B. The page is made
+by `python -m loadgen.results --only matrix`; [policies.md](policies.md) describes the policies.
+""",
+    chapters=(
+        Chapter(
+            name="which-policy",
+            title="The matrix",
+            setup=f"""\
+- Every paper's policy runs with what its paper prints, and with the setting that suits it best at
+  that load, of those below. The setting is chosen with seed {TUNING_SEED}, and the tables are of
+  the seeds {", ".join(map(str, SEEDS))}. Sarathi's orders (`fcfs`, `edf`, `sjf`, `srpf`) get the
+  chunk of {", ".join(CHUNKS[:-1])} or {CHUNKS[-1]} tokens that suits `{CHUNK_ORDER}` best.
+- Policies may draft. An iteration of the draft takes {100 * DRAFT:g} % of the target's, and its
+  first tokens are accepted with probability {ACCEPTANCE:g}. There is no draft on ToolLLM and
+  Reasoning, as in their paper.
+- `ascendra` has one replica in each pool.
+- The workload of some loads is a placeholder, or stands in for a dataset that is not at hand
+  ([simulator.md](simulator.md)). Such a load shows which policy does better on it, and says nothing
+  about the paper's figures.
+- Runs last minutes, which is enough where deadlines are seconds. AdaServe's SLOs have no TTFT; so
+  that a policy does not win there by holding requests back, requests that have not ended 20 s after
+  the last arrival count as violated.
+
+{candidates()}
+""",
+            sections=(SECTION,),
+        ),
+    ),
+)
