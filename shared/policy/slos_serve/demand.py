@@ -43,17 +43,18 @@ LATELY_S = 60.0
 # Ours: the chunk size assumed when the attention of a prompt is priced, and the tokens over which
 # the cost of one more token is measured.
 CHUNK_TOKENS = 512
+# Ours: the most prices that are kept.
+MOST_PRICES = 65_536
 
 
 class Demands(NamedTuple):
-    """The demands of several requests, in columns. `due_unix_s` is when the prefill must have
-    ended.
-    """
+    """The demands of several requests, in columns."""
 
-    due_unix_s: Floats
+    due_unix_s: Floats  # when the prefill must have ended; now for a decode
     prefill_tokens: Floats
     tpot_s: Floats
     context_tokens: Floats  # of its decode, in the mean
+    output_tokens: Floats  # expected to come
     blocks: Ints
     value: Floats
 
@@ -63,6 +64,7 @@ class Demands(NamedTuple):
             np.concatenate((self.prefill_tokens, other.prefill_tokens)),
             np.concatenate((self.tpot_s, other.tpot_s)),
             np.concatenate((self.context_tokens, other.context_tokens)),
+            np.concatenate((self.output_tokens, other.output_tokens)),
             np.concatenate((self.blocks, other.blocks)),
             np.concatenate((self.value, other.value)),
         )
@@ -118,15 +120,50 @@ class Lengths:
         return self._most.upper(applications)
 
 
-def of_rows(view: View, rows: Rows, lengths: Lengths) -> Demands:
-    """The demands of standard requests that the replica holds. A decode has 0 prefill tokens and a
-    deadline of now.
+class PromptPrices:
+    """Prompt tokens, plus as many more as take the time of their attention and of their chunks'
+    fixed cost. Prices are kept while the profile stays as it is.
     """
+
+    def __init__(self) -> None:
+        self._one_s = 0.0
+        self._more = dict[tuple[int, int], float]()  # [tokens left, cached]
+
+    def priced(self, profile: Profile, tokens: Ints, cached: Ints) -> Floats:
+        one_s = (
+            profile.batch_s(BatchShape(2 * CHUNK_TOKENS))
+            - profile.batch_s(BatchShape(CHUNK_TOKENS))
+        ) / CHUNK_TOKENS
+        plain = tokens.astype(np.float64)
+        if one_s <= 0:
+            return plain
+        if one_s != self._one_s or len(self._more) > MOST_PRICES:
+            self._one_s, self._more = one_s, {}
+        more = []
+        for asked in zip(tokens.tolist(), cached.tolist(), strict=True):
+            price = self._more.get(asked)
+            if price is None:
+                price = self._more[asked] = self._of(profile, *asked)
+            more.append(price)
+        priced: Floats = plain + np.maximum(np.array(more, dtype=np.float64), 0.0)
+        return priced
+
+    def _of(self, profile: Profile, left: int, has: int) -> float:
+        chunk = min(left, CHUNK_TOKENS)
+        attention = BatchShape(left, 1, left * chunk, left * (has + (left - chunk) / 2), has)
+        return (profile.batch_s(attention) - profile.batch_s(BatchShape(left))) / self._one_s
+
+
+class Paces(NamedTuple):
+    """The bounds of several requests, in columns."""
+
+    due_unix_s: Floats  # when the prefill must have ended; now for a decode
+    tpot_s: Floats
+
+
+def paces_of_rows(view: View, rows: Rows, lengths: Lengths) -> Paces:
+    """The bounds of standard requests that the replica holds."""
     decodes = view.phase[rows] == DECODE
-    generated, most = view.generated_tokens[rows], view.max_tokens[rows]
-    left = lengths.left(view.prompt_tokens[rows], most, generated)
-    has = view.computed_tokens[rows] + view.unsure_tokens[rows]
-    stands = np.where(decodes, has, view.target_tokens[rows]).astype(np.float64)
     due = np.minimum(
         np.minimum(view.next_due_unix_s[rows], view.last_due_unix_s[rows]),
         view.start_unix_s + FAR_S,
@@ -135,8 +172,9 @@ def of_rows(view: View, rows: Rows, lengths: Lengths) -> Demands:
     whole = np.isfinite(view.last_due_unix_s[rows]).nonzero()[0]
     if len(whole):
         of = rows[whole]
-        upper = np.minimum(lengths.most(view.applications)[view.application[of]], most[whole])
-        tokens_left = np.maximum(upper - generated[whole], 1.0)
+        generated, most = view.generated_tokens[of], view.max_tokens[of]
+        upper = np.minimum(lengths.most(view.applications)[view.application[of]], most)
+        tokens_left = np.maximum(upper - generated, 1.0)
         last_due = view.last_due_unix_s[of]
         share = np.minimum(
             tpot[whole], (last_due - view.arrived_unix_s[of]) / 2 / np.maximum(upper, 1.0)
@@ -148,24 +186,36 @@ def of_rows(view: View, rows: Rows, lengths: Lengths) -> Demands:
         tpot[whole] = np.minimum(
             tpot[whole], np.where(~decodes[whole], share, np.where(lost, np.inf, pace))
         )
-    prefill = np.where(decodes, 0, view.target_tokens[rows] - view.computed_tokens[rows]).astype(
-        np.float64
+    return Paces(np.where(decodes, view.start_unix_s, due), tpot)
+
+
+def of_rows(view: View, rows: Rows, lengths: Lengths, prices: PromptPrices) -> Demands:
+    """The demands of standard requests that the replica holds. A decode has 0 prefill tokens."""
+    paces = paces_of_rows(view, rows, lengths)
+    decodes = view.phase[rows] == DECODE
+    left = lengths.left(
+        view.prompt_tokens[rows], view.max_tokens[rows], view.generated_tokens[rows]
     )
-    begins = (prefill > 0).nonzero()[0]
-    prefill[begins] = _priced(
-        view.profile, prefill[begins], view.computed_tokens[rows[begins]].astype(np.float64)
-    )
+    has = view.computed_tokens[rows] + view.unsure_tokens[rows]
+    stands = np.where(decodes, has, view.target_tokens[rows]).astype(np.float64)
+    prefill = np.zeros(len(rows))
+    begins = (~decodes & (view.target_tokens[rows] > view.computed_tokens[rows])).nonzero()[0]
+    cached = view.computed_tokens[rows[begins]]
+    prefill[begins] = prices.priced(view.profile, view.target_tokens[rows[begins]] - cached, cached)
     return Demands(
-        np.where(decodes, view.start_unix_s, due),
+        paces.due_unix_s,
         prefill,
-        tpot,
+        paces.tpot_s,
         stands + left / 2,
+        left,
         np.ceil((stands + left) / view.block_tokens).astype(np.int64),
         view.importance[rows],
     )
 
 
-def of_offers(view: View, offers: Sequence[Offer], lengths: Lengths) -> Demands:
+def of_offers(
+    view: View, offers: Sequence[Offer], lengths: Lengths, prices: PromptPrices
+) -> Demands:
     """The demands of standard requests that are offered or promised."""
     prompt = np.array([offer.prompt_tokens for offer in offers], dtype=np.int32)
     generated = np.array([offer.generated_tokens for offer in offers], dtype=np.int32)
@@ -175,12 +225,14 @@ def of_offers(view: View, offers: Sequence[Offer], lengths: Lengths) -> Demands:
     due, tpot = np.empty(len(offers)), np.empty(len(offers))
     for n, offer in enumerate(offers):
         due[n], tpot[n] = _bounds(offer, view.start_unix_s, float(upper[n]))
-    stands = (prompt + generated).astype(np.float64)
+    tokens = prompt + generated
+    stands = tokens.astype(np.float64)
     return Demands(
         due,
-        _priced(view.profile, stands, np.zeros(len(offers))),
+        prices.priced(view.profile, tokens, np.zeros_like(tokens)),
         tpot,
         stands + left / 2,
+        left,
         np.ceil((stands + left) / view.block_tokens).astype(np.int64),
         np.array([offer.importance for offer in offers], dtype=np.float64),
     )
@@ -204,25 +256,3 @@ def _bounds(offer: Offer, now_unix_s: float, upper_tokens: float) -> tuple[float
             - tpot_s * max(upper_tokens - offer.generated_tokens, 1.0),
         )
     return due, tpot_s
-
-
-def _priced(profile: Profile, tokens: Floats, cached: Floats) -> Floats:
-    """The tokens, plus as many more as take the time of their attention and of their chunks' fixed
-    cost.
-    """
-    if not len(tokens):
-        return tokens
-    one_s = (
-        profile.batch_s(BatchShape(2 * CHUNK_TOKENS)) - profile.batch_s(BatchShape(CHUNK_TOKENS))
-    ) / CHUNK_TOKENS
-    if one_s <= 0:
-        return tokens
-    more = []
-    for left, has in zip(tokens.tolist(), cached.tolist(), strict=True):
-        chunk = min(left, CHUNK_TOKENS)
-        attention = BatchShape(
-            int(left), 1, left * chunk, left * (has + (left - chunk) / 2), int(has)
-        )
-        more.append((profile.batch_s(attention) - profile.batch_s(BatchShape(int(left)))) / one_s)
-    priced: Floats = tokens + np.maximum(more, 0.0)
-    return priced

@@ -35,11 +35,11 @@ from shared.perf.shape import BatchShape
 from shared.policy import chunk
 from shared.policy.chunk import Rows
 from shared.policy.fit import accept_what_fits
-from shared.policy.seam import Admission, Choice, Declared, Floats, Observation, View
+from shared.policy.seam import Admission, Bools, Choice, Declared, Floats, Observation, View
 from shared.policy.slos_serve import demand
 from shared.policy.slos_serve.batch import MARGIN_S, Standing, batches, prefill_first
 from shared.policy.slos_serve.budget import PrefillRate, tier_along, tiers_of
-from shared.policy.slos_serve.demand import FAR_S, Demands, Lengths, TightestOffered
+from shared.policy.slos_serve.demand import FAR_S, Demands, Lengths, PromptPrices, TightestOffered
 from shared.policy.slos_serve.draft_length import (
     Acc,
     Acceptance,
@@ -52,6 +52,7 @@ from shared.policy.slos_serve.draft_length import (
 from shared.policy.slos_serve.draft_length import Lengths as DraftLengths
 from shared.policy.slos_serve.drafted import Drafting, speculating, tightened
 from shared.policy.slos_serve.greedy import choose_greedily
+from shared.policy.slos_serve.later import LATER_S, NO_TIER, as_work
 from shared.policy.slos_serve.programme import Counts, Problem, choose, eased
 from shared.routing.pipeline import Router
 from shared.routing.routings import one_offer, sequential
@@ -80,6 +81,8 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     speculate: Literal["windows", "paper", "never"] = "windows"
     # burst resilience; without it every request is taken, and prefills go first
     best_effort: bool = True
+    # beyond the paper; see later.py
+    long_deadlines: Literal["held", "work"] = "held"
 
 
 def routing(settings: Settings) -> Router:
@@ -96,6 +99,7 @@ class SlosServe:
     def __init__(self, settings: Settings) -> None:
         self._set = settings
         self._lengths = Lengths()
+        self._prices = PromptPrices()
         self._acceptance = Acceptance()
         self._tightest = TightestOffered()
         # the newest solution of appendix D, and the counts it is for
@@ -128,19 +132,27 @@ class SlosServe:
         """[offers] the offers that are taken, and the seconds until the present prefills can have
         ended, where there is time for any.
         """
-        held = demand.of_rows(view, (~view.best_effort).nonzero()[0], self._lengths)
+        rows = (~view.best_effort).nonzero()[0]
+        held = demand.of_rows(view, rows, self._lengths, self._prices)
         promised = [
             offer for offer in view.promised if offer.service_class is ServiceClass.STANDARD
         ]
-        everyone = held.beside(demand.of_offers(view, [*promised, *offers], self._lengths))
+        everyone = held.beside(
+            demand.of_offers(view, [*promised, *offers], self._lengths, self._prices)
+        )
         first_new = len(everyone.value) - len(offers)
         new = np.arange(len(everyone.value)) >= first_new
         self._tightest.offered(float(everyone.tpot_s[new].min()), view.start_unix_s)
-        tiers = tiers_of(everyone.tpot_s)
-        tier = tier_along(everyone.tpot_s, tiers)
         decodes = everyone.prefill_tokens == 0
+        later = self._later(view, everyone, rows)
+        if later.any():
+            everyone = as_work(everyone, later, view.profile)
+        tiers = tiers_of(everyone.tpot_s[~later])
+        tier = tier_along(everyone.tpot_s, tiers)
+        tier[later] = NO_TIER
         counts = tuple(np.bincount(tier[decodes], minlength=len(tiers)).tolist())
-        rate = self._rate(view, everyone, tiers, np.bincount(tier, minlength=len(tiers)).tolist())
+        most = np.bincount(tier[~later], minlength=len(tiers)).tolist()
+        rate = self._rate(view, everyone, tiers, most, later)
         items = (~decodes).nonzero()[0]
         batch_s = float((everyone.tpot_s[decodes] if decodes.any() else everyone.tpot_s).min())
         due_s = _usable_s(view, everyone.due_unix_s[items] - view.start_unix_s, batch_s)
@@ -168,11 +180,25 @@ class SlosServe:
         backlog = float(everyone.prefill_tokens[~new].sum())
         return taken.tolist(), backlog / now_rate if now_rate > 0 else None
 
+    def _later(self, view: View, everyone: Demands, rows: Rows) -> Bools:
+        """The demands that count as work alone. The first of `everyone` are those of `rows`."""
+        if self._set.long_deadlines == "held":
+            return np.zeros(len(everyone.value), dtype=np.bool_)
+        later = everyone.due_unix_s > view.start_unix_s + LATER_S
+        later[: len(rows)] &= (view.kv_held_blocks[rows] == 0) & (view.phase[rows] != chunk.DECODE)
+        return later
+
     def _rate(
-        self, view: View, everyone: Demands, tiers: tuple[float, ...], most: Sequence[int]
+        self,
+        view: View,
+        everyone: Demands,
+        tiers: tuple[float, ...],
+        most: Sequence[int],
+        later: Bools,
     ) -> PrefillRate:
         """`most`: decodes by tier if all were taken."""
-        context = float(everyone.context_tokens.mean())
+        contexts = everyone.context_tokens
+        context = float((contexts if later.all() else contexts[~later]).mean())
         begins = everyone.prefill_tokens > 0
         draft = view.draft if self._set.speculate != "never" else None
         lengths = None
@@ -194,9 +220,9 @@ class SlosServe:
         if not self._set.best_effort:
             return [prefill_first(view)]
         rows = (~view.best_effort).nonzero()[0]
-        demands = demand.of_rows(view, rows, self._lengths)
+        paces = demand.paces_of_rows(view, rows, self._lengths)
         tpot_s, due = np.full(view.rows, np.inf), np.full(view.rows, np.inf)
-        tpot_s[rows], due[rows] = demands.tpot_s, demands.due_unix_s
+        tpot_s[rows], due[rows] = paces.tpot_s, paces.due_unix_s
         standing = Standing(tpot_s, due, self._tightest.at(view.start_unix_s))
         if view.draft is None or self._set.speculate == "never":
             return batches(view, standing)

@@ -53,7 +53,7 @@ class Problem(NamedTuple):
     prefill_tokens: Floats
     blocks: Ints
     value: Floats
-    tier: Ints
+    tier: Ints  # below 0: it counts as no decode
     new: Bools
     decoding: tuple[int, ...]  # decodes there are already, by tier
     free_blocks: int  # for new ones
@@ -118,7 +118,8 @@ class Walk:
             self.pb += (due_s - self.at_s) * max(rate, 0.0)
             self.at_s = due_s
         self.pb -= float(problem.prefill_tokens[i])
-        self.counts[int(problem.tier[i])] += 1
+        if problem.tier[i] >= 0:
+            self.counts[int(problem.tier[i])] += 1
         if problem.new[i]:
             self.used += int(problem.blocks[i])
         return decodes_fit and self.pb >= -CLOSE_TOKENS
@@ -162,7 +163,8 @@ def eased(problem: Problem, never_s: float) -> Problem:
             until_s = until_s - pb / rate if rate > 0 else never_s
             pb = 0.0
         due_s[i] = at_s = until_s
-        counts[int(problem.tier[i])] += 1
+        if problem.tier[i] >= 0:
+            counts[int(problem.tier[i])] += 1
     order = np.argsort(due_s, kind="stable")
     return problem._replace(
         due_s=due_s[order],
@@ -210,8 +212,10 @@ class _States(NamedTuple):
 
     def with_item(self, problem: Problem, i: int, bit: int, by_memory: bool) -> "_States":
         """The states with item i added, where that is possible."""
-        counts, used, value, taken = self.counts.copy(), self.used, self.value, self.taken
-        counts[:, problem.tier[i]] += 1
+        counts, used, value, taken = self.counts, self.used, self.value, self.taken
+        if problem.tier[i] >= 0:
+            counts = counts.copy()
+            counts[:, problem.tier[i]] += 1
         pb = self.pb - problem.prefill_tokens[i]
         possible = pb >= -CLOSE_TOKENS
         if problem.new[i]:

@@ -21,7 +21,13 @@ from shared.policy.seam import Phase, View
 from shared.policy.slos_serve import demand as slos_serve_demand
 from shared.policy.slos_serve.batch import HORIZON, MARGIN_S, after
 from shared.policy.slos_serve.budget import MAX_TIERS, PrefillRate, tier_along, tiers_of
-from shared.policy.slos_serve.demand import FAR_S, LATELY_S, LOOSE_TPOT_S, TightestOffered
+from shared.policy.slos_serve.demand import (
+    FAR_S,
+    LATELY_S,
+    LOOSE_TPOT_S,
+    PromptPrices,
+    TightestOffered,
+)
 from shared.tiers import Tier, TierSet
 from shared.vocabulary import ServiceClass, Slo
 from tests.shared.policy.slos_serving import accepted, decoding, offer, policy, waiting
@@ -253,7 +259,7 @@ def test_a_ttlt_leaves_the_output_its_time_and_no_bounds_means_the_loose_pace() 
     lengths = policy(*[100] * 20)._lengths
     slos = [Slo(ttlt_s=40.0), Slo(ttlt_s=4.0), Slo(ttft_s=1.0), Slo(tbt_s=0.03), Slo()]
     got = slos_serve_demand.of_offers(
-        view([]), [offer(n, slo=slo) for n, slo in enumerate(slos)], lengths
+        view([]), [offer(n, slo=slo) for n, slo in enumerate(slos)], lengths, PromptPrices()
     )
     assert got.tpot_s == pytest.approx([LOOSE_TPOT_S, 0.02, LOOSE_TPOT_S, 0.03, LOOSE_TPOT_S])
     assert got.due_unix_s - NOW == pytest.approx([30.0, 2.0, 1.0, FAR_S, FAR_S])
@@ -261,7 +267,7 @@ def test_a_ttlt_leaves_the_output_its_time_and_no_bounds_means_the_loose_pace() 
         Row(slot=0, ttlt_s=4.0),
         decoding(1, tbt_s=math.inf, ttft_s=math.inf, generated=60, ttlt_s=1.0),
     ]
-    got = slos_serve_demand.of_rows(view(held), np.arange(2), lengths)
+    got = slos_serve_demand.of_rows(view(held), np.arange(2), lengths, PromptPrices())
     assert got.tpot_s == pytest.approx([0.02, 1.0 / 40])
     assert got.due_unix_s[0] - NOW == pytest.approx(2.0)
 
