@@ -23,6 +23,7 @@ Where this differs from the paper:
 - *Memory*: best-effort requests count as free, since they give way.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
@@ -31,6 +32,7 @@ import numpy as np
 from msgspec import Struct
 
 from shared.perf.draft import Draft
+from shared.perf.iteration_time import Profile
 from shared.perf.shape import BatchShape
 from shared.policy import chunk
 from shared.policy.chunk import Rows
@@ -66,6 +68,9 @@ EXACT_NEW = 10
 # seconds for so many tokens by 0.1 ms.
 CONTEXT_STEP = 64
 PROBE_TOKENS = 512
+# Ours, with `by_need`: below so many iterations of the decodes alone, a TPOT leaves prefills no
+# time.
+NEEDED = 1.5
 
 
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -74,11 +79,12 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     `speculate` matters where there is a draft model. `windows` is described above. `paper` makes
     batches as long as the mean of a window allows, and uses appendix D even while nothing is to be
-    prefilled.
+    prefilled. `by_need`, beyond the paper, is as `windows`, but counts on the mean where the
+    tightest TPOT is below NEEDED plain iterations: there only drafts can keep it.
     """
 
     router: Literal["sequential", "round_robin"] = "sequential"
-    speculate: Literal["windows", "paper", "never"] = "windows"
+    speculate: Literal["windows", "by_need", "paper", "never"] = "windows"
     # burst resilience; without it every request is taken, and prefills go first
     best_effort: bool = True
     # beyond the paper; see later.py
@@ -155,12 +161,13 @@ class SlosServe:
         rate = self._rate(view, everyone, tiers, most, later)
         items = (~decodes).nonzero()[0]
         batch_s = float((everyone.tpot_s[decodes] if decodes.any() else everyone.tpot_s).min())
-        due_s = _usable_s(view, everyone.due_unix_s[items] - view.start_unix_s, batch_s)
-        order = np.argsort(due_s, kind="stable")
+        due_s = everyone.due_unix_s[items] - view.start_unix_s
+        usable_s = _usable_s(view, due_s, batch_s)
+        order = np.argsort(usable_s, kind="stable")
         items = items[order]
         problem = eased(
             Problem(
-                due_s=due_s[order],
+                due_s=usable_s[order],
                 prefill_tokens=everyone.prefill_tokens[items],
                 blocks=everyone.blocks[items],
                 value=everyone.value[items],
@@ -203,7 +210,8 @@ class SlosServe:
         draft = view.draft if self._set.speculate != "never" else None
         lengths = None
         if draft is not None:
-            lengths = best_lengths(view.profile, draft, tiers, most, context, self._acc(), MARGIN_S)
+            acc = self._acc(view.profile, tiers, most, context)
+            lengths = best_lengths(view.profile, draft, tiers, most, context, acc, MARGIN_S)
         return PrefillRate(
             view.profile,
             tiers,
@@ -251,6 +259,7 @@ class SlosServe:
             ((view.phase != chunk.DECODE) & ~view.best_effort).any()
         )
         owed_s = self._owed_s(view, view.draft, rows, tier, len(tiers)) if prefills else None
+        acc = self._acc(view.profile, tiers, counts, context)
         # profiles are corrected while they are used
         speed = view.profile.batch_s(BatchShape(PROBE_TOKENS, 1))
         asked = (
@@ -260,22 +269,20 @@ class SlosServe:
             round(self._acceptance.alpha, 2),
             round(speed, 4),
             owed_s,
+            acc.made is acc.mean,
         )
         if self._solved is None or self._solved[0] != asked:
             found = (
                 best_lengths(
-                    view.profile, view.draft, tiers, counts, context, self._acc(), MARGIN_S, owed_s
+                    view.profile, view.draft, tiers, counts, context, acc, MARGIN_S, owed_s
                 )
                 if prefills
-                else fastest(
-                    view.profile, view.draft, tiers, counts, context, self._acc(), MARGIN_S
-                )
+                else fastest(view.profile, view.draft, tiers, counts, context, acc, MARGIN_S)
             )
             self._solved = asked, found
         lengths = self._solved[1]
         if not lengths.drafts:
             return None
-        acc = self._acc()
         return Drafting(lengths, acc, tightened(view, standing.tpot_s, acc.mean))
 
     def _owed_s(
@@ -291,16 +298,28 @@ class SlosServe:
         owed = token_s(draft.read_s) * np.bincount(tier, missing / np.maximum(left, 1.0), tiers)
         return tuple(owed.round(4).tolist())
 
-    def _acc(self) -> Acc:
+    def _acc(
+        self, profile: Profile, tiers: Sequence[float], counts: Sequence[int], context: float
+    ) -> Acc:
+        """Acc(s) for `counts` decodes of each tier."""
         alpha = self._acceptance.alpha
         mean = expected_tokens(alpha)
-        return Acc(mean if self._set.speculate == "paper" else sure_tokens(alpha), mean)
+        by_mean = self._set.speculate == "paper"
+        if self._set.speculate == "by_need":
+            n = sum(counts)
+            plain_s = profile.batch_s(BatchShape(decodes=n, decode_context=round(n * context)))
+            by_mean = _tightest_s(tiers, counts) < NEEDED * plain_s
+        return Acc(mean if by_mean else sure_tokens(alpha), mean)
 
     def observe(self, seen: Observation) -> None:
         if seen.drafts is not None:
             self._acceptance.observe(seen.drafts)
         for ended in seen.ended:
             self._lengths.observe(ended)
+
+
+def _tightest_s(tiers: Sequence[float], counts: Sequence[int]) -> float:
+    return min((tpot_s for tpot_s, n in zip(tiers, counts, strict=True) if n), default=math.inf)
 
 
 def _usable_s(view: View, due_s: Floats, batch_s: float) -> Floats:
