@@ -19,6 +19,7 @@ Where we differ:
 - KV is claimed by the rules of shared/policy/chunk.py. The paper has memory for all that it admits.
 """
 
+import math
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -51,6 +52,8 @@ class Standing(NamedTuple):
     tpot_s: Floats
     due_unix_s: Floats  # when the prefill must have ended
     idle_s: float  # the tightest TPOT that may come
+    # decodes that sat out a batch have a token due so soon; inf where none did (sit_out.py)
+    sat_out_due_s: float = math.inf
 
 
 class Batch(NamedTuple):
@@ -79,6 +82,7 @@ def batches(view: View, standing: Standing) -> list[Choice]:
             return choices
         ran = np.isin(view.slot, batch.choice.slots)
         view = after(view, batch.choice, batch.seconds)
+        standing = standing._replace(sat_out_due_s=math.inf)
         begin_s += batch.seconds
         emitted = ran & (view.phase == chunk.DECODE)
         token_due = np.where(
@@ -112,7 +116,7 @@ def _batch(view: View, standing: Standing, token_due: Floats) -> Batch:
     rows = every.rows[~view.best_effort[every.rows]]
     queued = (view.phase != chunk.DECODE) & ~view.best_effort
     if len(rows):
-        longest_s = float(standing.tpot_s[rows].min())
+        longest_s = min(float(standing.tpot_s[rows].min()), standing.sat_out_due_s)
     else:
         tightest_s = float(standing.tpot_s[queued].min()) if queued.any() else standing.idle_s
         # something must fit
@@ -141,9 +145,7 @@ def filled(
     `longest_s`.
     """
     queue = queue_of(view, every.victims, best_effort=False)
-    order = queue[
-        np.lexsort((view.slot[queue], view.arrived_unix_s[queue], standing.due_unix_s[queue]))
-    ]
+    order = by_deadline(view, standing, queue)
     budget_s = longest_s - drafted_s - MARGIN_S
     if len(order):
         budget_s = min(
@@ -189,6 +191,12 @@ def filled(
         longest_s,
         left > 0 and not said and len(choice.slots) > 0,
     )
+
+
+def by_deadline(view: View, standing: Standing, queue: Rows) -> Rows:
+    return queue[
+        np.lexsort((view.slot[queue], view.arrived_unix_s[queue], standing.due_unix_s[queue]))
+    ]
 
 
 def decodes_of(view: View, rows: Rows) -> BatchShape:

@@ -61,7 +61,8 @@ def speculating(view: View, standing: Standing, drafting: Drafting) -> Choice | 
         READING * drafting.lengths.batch_s,
     )
     tokens[wait] = 1
-    batch_s = min(drafting.lengths.batch_s, float(standing.tpot_s[rows[wait]].min(initial=np.inf)))
+    tightest_s = float(standing.tpot_s[rows[wait]].min(initial=np.inf))
+    batch_s = min(drafting.lengths.batch_s, tightest_s, standing.sat_out_due_s)
     has = computed + view.unsure_tokens[rows]
     extra = (has + tokens - 1) // view.block_tokens - has // view.block_tokens
     free_blocks = every.free_blocks - int(extra.sum())

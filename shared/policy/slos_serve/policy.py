@@ -56,6 +56,7 @@ from shared.policy.slos_serve.drafted import Drafting, speculating, tightened
 from shared.policy.slos_serve.greedy import choose_greedily
 from shared.policy.slos_serve.later import LATER_S, NO_TIER, as_work
 from shared.policy.slos_serve.programme import Counts, Problem, choose, eased
+from shared.policy.slos_serve.sit_out import prefills_alone, sat_out_due_s, tokens_alone
 from shared.routing.pipeline import Router
 from shared.routing.routings import one_offer, sequential
 from shared.schemas import Offer
@@ -89,6 +90,8 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     best_effort: bool = True
     # beyond the paper; see later.py
     long_deadlines: Literal["held", "work"] = "held"
+    # beyond the paper; see sit_out.py
+    sit_out: bool = False
 
 
 def routing(settings: Settings) -> Router:
@@ -163,6 +166,11 @@ class SlosServe:
         batch_s = float((everyone.tpot_s[decodes] if decodes.any() else everyone.tpot_s).min())
         due_s = everyone.due_unix_s[items] - view.start_unix_s
         usable_s = _usable_s(view, due_s, batch_s)
+        if self._set.sit_out and rate.of(counts) > 0:
+            tpot_s = np.full(view.rows, np.inf)
+            tpot_s[rows] = everyone.tpot_s[: len(rows)]
+            alone = tokens_alone(view, tpot_s, due_s)
+            usable_s = np.maximum(usable_s, alone / rate.of(counts))
         order = np.argsort(usable_s, kind="stable")
         items = items[order]
         problem = eased(
@@ -232,6 +240,11 @@ class SlosServe:
         tpot_s, due = np.full(view.rows, np.inf), np.full(view.rows, np.inf)
         tpot_s[rows], due[rows] = paces.tpot_s, paces.due_unix_s
         standing = Standing(tpot_s, due, self._tightest.at(view.start_unix_s))
+        if self._set.sit_out:
+            alone = prefills_alone(view, standing)
+            if alone is not None:
+                return [alone]
+            standing = standing._replace(sat_out_due_s=sat_out_due_s(view, tpot_s))
         if view.draft is None or self._set.speculate == "never":
             return batches(view, standing)
         drafting = self._drafting(view, standing)
