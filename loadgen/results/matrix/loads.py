@@ -1,10 +1,12 @@
 """The loads of the matrix: the workloads, tiers and definitions of all five papers."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from loadgen.results.experiment import PROFILE as QOSERVE_PROFILE
 from loadgen.results.experiment import Run
 from loadgen.results.job import VIOLATIONS
+from loadgen.results.matrix.settings import Settings, settings_of
 from loadgen.results.slos_serve.systems import BURSTS, BURSTY_GAPS
 from shared.perf.draft import DRAFT
 from shared.tiers import load_tiers
@@ -25,6 +27,10 @@ class Load(NamedTuple):
     run: Run
     violations: float = 0.1
     figure7: bool = False
+
+    def settings_of(self, policy: str) -> Sequence[Settings]:
+        """The setting that the policy's paper prints, then the others that may be its best."""
+        return settings_of(policy, drafts=bool(self.run.draft))
 
 
 def _load(
@@ -59,7 +65,7 @@ LOADS = (
     *(
         Load(
             f"QoServe, {name}",
-            _load(workload, "qoserve-3", 0.0, 1800, "deadline", profile=QOSERVE_PROFILE),
+            _load(workload, "qoserve-3", 0.0, 1800, "deadline", profile=QOSERVE_PROFILE, draft=0.0),
             VIOLATIONS,
             figure7=True,
         )

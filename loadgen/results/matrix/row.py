@@ -12,14 +12,7 @@ from loadgen.lab.figures import Figures
 from loadgen.results.experiment import BOUND, Run, violated_fraction
 from loadgen.results.job import Search
 from loadgen.results.matrix.loads import REPLICAS, Load
-from loadgen.results.matrix.settings import (
-    CHUNK_ORDER,
-    CHUNKS,
-    FIXED,
-    PAPERS,
-    Settings,
-    printed,
-)
+from loadgen.results.matrix.settings import CHUNK_ORDER, CHUNKS, FIXED, PAPERS, Settings
 from loadgen.results.qoserve import figure7
 from loadgen.results.qoserve import systems as qoserve_systems
 from loadgen.results.section import Results
@@ -77,8 +70,8 @@ def rate_of(load: Load, results: Results) -> float | None:
     first, *rivals = (
         *(
             with_policy(load, policy, settings)
-            for policy, each in PAPERS.items()
-            for settings in each
+            for policy in PAPERS
+            for settings in load.settings_of(policy)
         ),
         *(with_policy(load, policy, chunk) for policy in ("srpf", "edf")),
     )
@@ -95,14 +88,14 @@ def rate_of(load: Load, results: Results) -> float | None:
 
 
 def best_settings(
-    load: Load, policy: str, candidates: Sequence[Settings], results: Results
+    load: Load, policy: str, tried: Sequence[Settings], results: Results
 ) -> Settings | None:
-    """The candidate with the fewest violations, the first of equals; None: not all have run."""
-    if len(candidates) == 1:
-        return candidates[0]
-    tried = [results.figures(with_policy(load, policy, each)) for each in candidates]
-    known = [violated_fraction(figures) for figures in tried if figures is not None]
-    return candidates[known.index(min(known))] if len(known) == len(candidates) else None
+    """The settings with the fewest violations, the first of equals; None: not all have run."""
+    if len(tried) == 1:
+        return tried[0]
+    found = [results.figures(with_policy(load, policy, settings)) for settings in tried]
+    known = [violated_fraction(figures) for figures in found if figures is not None]
+    return tried[known.index(min(known))] if len(known) == len(tried) else None
 
 
 def met(load: Load, policy: str, settings: Settings | None, results: Results) -> Met | None:
@@ -134,17 +127,18 @@ def row_of(load: Load, results: Results) -> Row:
         load, CHUNK_ORDER, [{"chunk_tokens": tokens} for tokens in CHUNKS], results
     )
     settings = {
-        policy: best_settings(load, policy, candidates, results)
-        for policy, candidates in PAPERS.items()
+        policy: best_settings(load, policy, load.settings_of(policy), results) for policy in PAPERS
     }
-    first = results.figures(with_policy(load, "qoserve", printed("qoserve"), SEEDS[0]))
+    first = results.figures(with_policy(load, "qoserve", {}, SEEDS[0]))
     return Row(
         rate_rps,
         None if first is None else first.offered,
         None if chunk is None else chunk["chunk_tokens"],
         {
             **{policy: met(load, policy, chunk, results) for policy in FIXED},
-            **{policy: met(load, policy, printed(policy), results) for policy in PAPERS},
+            **{
+                policy: met(load, policy, load.settings_of(policy)[0], results) for policy in PAPERS
+            },
         },
         {policy: met(load, policy, settings[policy], results) for policy in PAPERS},
         settings,

@@ -18,7 +18,7 @@ from loadgen.results.matrix.row import (
     Row,
     row_of,
 )
-from loadgen.results.matrix.settings import CHUNK_ORDER, CHUNKS, FIXED, PAPERS, printed, shown
+from loadgen.results.matrix.settings import CHUNK_ORDER, CHUNKS, FIXED, PAPERS, settings_of, shown
 from loadgen.results.section import MISSING, Chapter, Page, Results, Section, figure, table
 from loadgen.simulator.deployment import ACCEPTANCE
 from shared.perf.draft import DRAFT
@@ -46,7 +46,10 @@ def render(results: Results, duration_s: float) -> str:
             "Each paper's policy at the setting that suits it best at that load:",
             table(("load", *PAPERS), [(name, *cells(row.best, row)) for name, row in rows.items()]),
             "Those settings, where they are not what the paper prints:",
-            table(("load", *PAPERS), [(name, *best_settings(row)) for name, row in rows.items()]),
+            table(
+                ("load", *PAPERS),
+                [(load.name, *best_settings(load, rows[load.name])) for load in loads],
+            ),
             "The load that was offered to two replicas together:",
             offered(loads, list(rows.values())),
         )
@@ -74,9 +77,13 @@ def attainment(met: Met | None) -> str:
     return mean if least == most else f"{mean} ({least} to {most})"
 
 
-def best_settings(row: Row) -> Sequence[str]:
+def best_settings(load: Load, row: Row) -> Sequence[str]:
     return [
-        MISSING if settings is None else "" if settings == printed(policy) else shown(settings)
+        MISSING
+        if settings is None
+        else ""
+        if settings == load.settings_of(policy)[0]
+        else shown(settings)
         for policy, settings in row.settings.items()
     ]
 
@@ -110,14 +117,16 @@ def offered(loads: Sequence[Load], rows: Sequence[Row]) -> str:
 
 
 def candidates() -> str:
-    """A table of the settings that each policy may have."""
-    return table(
-        ("policy", "as its paper prints it", "else"),
-        [
-            (f"`{policy}`", shown(first), "; ".join(map(shown, others)))
-            for policy, (first, *others) in PAPERS.items()
-        ],
-    )
+    """A table of the settings that each policy may have, and when."""
+    rows = []
+    for policy in PAPERS:
+        drafting, plain = (settings_of(policy, drafts=drafts) for drafts in (True, False))
+        for given, heading in ((drafting, "with a draft"), (plain, "without")):
+            if drafting != plain or given is drafting:
+                first, *others = given
+                when = "" if drafting == plain else heading
+                rows.append((f"`{policy}`", when, shown(first), "; ".join(map(shown, others))))
+    return table(("policy", "", "as its paper prints it", "else"), rows)
 
 
 SECTION = Section(
@@ -202,8 +211,8 @@ by `python -m loadgen.results --only matrix`; [policies.md](policies.md) describ
   the seeds {", ".join(map(str, SEEDS))}. Sarathi's orders (`fcfs`, `edf`, `sjf`, `srpf`) get the
   chunk of {", ".join(CHUNKS[:-1])} or {CHUNKS[-1]} tokens that suits `{CHUNK_ORDER}` best.
 - Policies may draft. An iteration of the draft takes {100 * DRAFT:g} % of the target's, and its
-  first tokens are accepted with probability {ACCEPTANCE:g}. There is no draft on ToolLLM and
-  Reasoning, as in their paper.
+  first tokens are accepted with probability {ACCEPTANCE:g}. There is no draft on ToolLLM,
+  Reasoning and QoServe's loads, as in their papers.
 - `ascendra` has one replica in each pool.
 - The workload of some loads is a placeholder, or stands in for a dataset that is not at hand
   ([simulator.md](simulator.md)). Such a load shows which policy does better on it, and says nothing

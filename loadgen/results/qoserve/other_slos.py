@@ -18,22 +18,30 @@ TIERS = TierSet(
         "Q3": Tier(slo=Slo(ttlt_s=1000.0), share=1 / 3),
     },
 )
-PUBLISHED = {"edf": 3.7, "qoserve": 5.0}
+PUBLISHED_RPS = {"edf": 3.7, "qoserve": 5.0}
+# The paper chooses alpha for each rate by a sweep from 0 (section 3.6); it does not say which it
+# took here.
+SYSTEMS = {
+    LABELS["edf"]: ("edf", {}),
+    f"{LABELS['qoserve']}, alpha 8 ms a token": ("qoserve", {}),
+    f"{LABELS['qoserve']}, alpha 0": ("qoserve", {"alpha_low_s": "0", "alpha_high_s": "0"}),
+}
 
 
 def render(results: Results, duration_s: float) -> str:
-    rates = {}
-    for policy, published in PUBLISHED.items():
-        alone = replace(run(policy, "azure-conv", published, duration_s), tiers=TIERS)
-        found = results.capacity(Search(run=alone))
-        rates[policy] = None if found is None else found.rate_rps
-    rows = [
-        (LABELS[policy], *compare(published, rates[policy]))
-        for policy, published in PUBLISHED.items()
+    rates, rows = {}, []
+    for name, (policy, settings) in SYSTEMS.items():
+        published = PUBLISHED_RPS[policy]
+        alone = run(policy, "azure-conv", published, duration_s, **settings)
+        found = results.capacity(Search(run=replace(alone, tiers=TIERS)))
+        rates[name] = None if found is None else found.rate_rps
+        rows.append((name, *compare(published, rates[name])))
+    lead = round(PUBLISHED_RPS["qoserve"] / PUBLISHED_RPS["edf"], 2)
+    first, *others = rates
+    rows += [
+        (f"{name}: over {first}", *compare_lead(lead, ratio(rates[name], rates[first])))
+        for name in others
     ]
-    lead = PUBLISHED["qoserve"] / PUBLISHED["edf"]
-    cells = compare_lead(round(lead, 2), ratio(rates["qoserve"], rates["edf"]))
-    rows.append(("QoServe over Sarathi-EDF", *cells))
     return table(("goodput, requests/s", "published", "ours", "ratio", ""), rows)
 
 
@@ -43,7 +51,12 @@ SECTION = Section(
     paper="""\
 The conversation workload with a TTFT of 3 s and 6 s, both at a TBT of 50 ms, and a TTLT of 1,000 s,
 a third of the requests each.""",
-    hours=2,
+    hours=1,
     render=render,
-    discussion="",
+    discussion="""\
+What differs: with 8 ms a token a prompt that is 375 tokens longer goes behind one that is due 3 s
+later, and every violation is a long prompt whose first token is late. At 4.8 requests/s over 15
+minutes alpha 0 violates 0.63 % of the requests, 0.5 ms a token 0.91 and 3 ms 1.31. Runs last an
+hour; the paper states no length.
+""",
 )
