@@ -10,12 +10,13 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct, field
 
+from shared.measure import Measure
 from shared.perf.draft import DraftCost
 from shared.perf.profile_file import ProfileFile
 from shared.structured import Structured
 from shared.vocabulary import (
     FinishReason,
-    Measure,
+    Missed,
     RecordState,
     ReplicaId,
     RequestKey,
@@ -130,7 +131,7 @@ class Attach(Struct, frozen=True, kw_only=True):
 
 class Verdict(Struct, frozen=True, kw_only=True):
     """The end of a request: exactly one per request. Times are in seconds; `slo_met` follows the
-    `deadline` definition.
+    SLO's own definition.
     """
 
     finish_reason: FinishReason
@@ -151,6 +152,7 @@ class Verdict(Struct, frozen=True, kw_only=True):
     # how many output tokens were thinking; counted only if the SLO names a pace for thinking
     thinking_tokens: int = 0
     thinking_tpot_s: float | None = None  # mean time per thinking token after the first
+    missed: Missed = Missed.NOTHING  # the bound that was broken, where `slo_met` is false
 
 
 class Likelihood(Struct, frozen=True, array_like=True):

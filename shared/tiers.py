@@ -7,10 +7,11 @@ from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from shared.errors import ConfigError, PeerError
 from shared.subjects import ID_PATTERN
-from shared.vocabulary import Slo
+from shared.vocabulary import Definition, Slo
 
 
 class Tier(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -51,7 +52,7 @@ class TierSet(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
                 raise ValueError(
                     f"tier name `{name}` must be 1 to 64 characters of A-Z, a-z, 0-9, _ and -"
                 )
-            if tier.slo == Slo():
+            if tier.slo.bounds_nothing:
                 raise ValueError(f"tier `{name}` has an SLO without any bound")
             if tier.last_round is not None and tier.last_round not in self.tiers:
                 raise ValueError(
@@ -76,6 +77,21 @@ class TierSet(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
                 param="tier",
             )
         return tier
+
+    def judged_by(self, definition: Definition | None) -> "TierSet":
+        """The same tiers, all judged by this definition; None: each by its own."""
+        if definition is None:
+            return self
+        judged = {
+            name: replace(tier, slo=replace(tier.slo, definition=definition))
+            for name, tier in self.tiers.items()
+        }
+        return replace(self, tiers=judged)
+
+    @property
+    def definition(self) -> str:
+        """The definitions by which its SLOs are judged, in words."""
+        return ", ".join(dict.fromkeys(tier.slo.definition for tier in self.tiers.values()))
 
     def for_service_tier(self, value: str | None) -> str:
         """The name of the tier for an HTTP request's `service_tier`. None and `auto` mean the

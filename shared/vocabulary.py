@@ -58,6 +58,25 @@ class FinishReason(StrEnum):
     REFUSED = "refused"  # no capacity, and the caller did not want best-effort
 
 
+class Definition(StrEnum):
+    """The definition by which an SLO counts as met (shared/core/judgement.py)."""
+
+    DEADLINE = "deadline"
+    MEAN_TPOT = "mean-tpot"
+    MAX_TPOT_10 = "max-tpot-10"
+    TTLT = "ttlt"
+
+
+class Missed(StrEnum):
+    """The bound that was broken, the first that applies. TBT: the pace, however it is judged."""
+
+    NOTHING = ""  # the SLO was met
+    END = "unfinished"  # the request did not finish
+    TTFT = "ttft"
+    TBT = "tbt"
+    TTLT = "ttlt"
+
+
 class Slo(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """The service level objective of one request. Any bound may be absent; the earliest deadline
     governs.
@@ -75,6 +94,11 @@ class Slo(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_
     ttft_x: Positive | None = None
     tbt_x: Positive | None = None
     ttlt_x: Positive | None = None
+    definition: Definition = Definition.DEADLINE
+
+    @property
+    def bounds_nothing(self) -> bool:
+        return self == Slo(definition=self.definition)
 
     @property
     def interactive(self) -> bool:
@@ -126,79 +150,5 @@ class Slo(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_
             tbt_s=tighter(self.tbt_s, self.tbt_x, zero_load_tbt_s),
             ttlt_s=tighter(self.ttlt_s, self.ttlt_x, zero_load_ttlt_s),
             thinking_tbt_s=self.thinking_tbt_s,
-        )
-
-
-class Measure(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The timing of one request's tokens, folded over their emissions, across attempts.
-
-    Deadlines are cumulative (QoServe Eq. 1-3): token n is due the pace of its stage after token n-1
-    was *due*, so being early banks slack. Without a TTFT the pace is anchored at the first token
-    itself.
-    """
-
-    tokens: int = 0
-    first_unix_s: float = 0.0
-    last_unix_s: float = 0.0
-    next_due_unix_s: float = math.inf  # deadline of the next token
-    worst_tbt_s: float = 0.0
-    late_tokens: int = 0  # tokens after their deadline
-    # thinking tokens, the end-of-thinking token included; None: the request still thinks, if its
-    # SLO names a pace for thinking
-    thinking_tokens: int | None = None
-    thought_unix_s: float = 0.0  # when the last thinking token was emitted
-
-    @staticmethod
-    def begin(slo: Slo, arrived_unix_s: float) -> "Measure":
-        return Measure(next_due_unix_s=slo.first_due_unix_s(arrived_unix_s))
-
-    def thinking(self, slo: Slo) -> bool:
-        """True while the next token belongs to the thinking stage, as far as is known."""
-        return slo.thinks and self.thinking_tokens is None
-
-    def emit(
-        self, n: int, at_unix_s: float, slo: Slo, thinking_tokens: int | None = None
-    ) -> "Measure":
-        """The measure after n more tokens reached the client together at `at_unix_s`.
-
-        `thinking_tokens`: the thinking has ended, and exactly so many of all its tokens are
-        thinking (0: it never thought); None: nothing new is known.
-        """
-        if n == 0:
-            return self
-        due, late = self.next_due_unix_s, self.late_tokens
-        if thinking_tokens is None:
-            thinking_tokens = self.thinking_tokens
-        thinks_until: float = 0
-        thinking_s = response_s = math.inf if slo.tbt_s is None else slo.tbt_s
-        if slo.thinking_tbt_s is not None:
-            thinks_until, thinking_s = (
-                math.inf if thinking_tokens is None else thinking_tokens,
-                slo.thinking_tbt_s,
-            )
-        for made in range(self.tokens + 1, self.tokens + n + 1):
-            if made == 1 and due == math.inf:
-                due = at_unix_s
-            late += int(at_unix_s > due + 1e-9)
-            due += thinking_s if made < thinks_until else response_s
-        first = self.tokens == 0
-        return Measure(
-            tokens=self.tokens + n,
-            first_unix_s=at_unix_s if first else self.first_unix_s,
-            last_unix_s=at_unix_s,
-            next_due_unix_s=due,
-            worst_tbt_s=0.0 if first else max(self.worst_tbt_s, at_unix_s - self.last_unix_s),
-            late_tokens=late,
-            thinking_tokens=thinking_tokens,
-            thought_unix_s=at_unix_s if self.tokens < thinks_until else self.thought_unix_s,
-        )
-
-    def met(self, slo: Slo, arrived_unix_s: float) -> bool:
-        """True if every token met its deadline and the last one the TTLT (definition `deadline`,
-        QoServe).
-        """
-        return (
-            self.tokens > 0
-            and self.late_tokens == 0
-            and self.last_unix_s <= slo.last_due_unix_s(arrived_unix_s)
+            definition=self.definition,
         )

@@ -30,7 +30,7 @@ IO = {
 LAYERS: dict[str, tuple[set[str], ...]] = {
     "shared": (
         {"vocabulary", "errors", "columns", "structured", "clock"},
-        {"subjects", "perf", "models", "text"},
+        {"measure", "subjects", "perf", "models", "text"},
         {"schemas", "tiers"},
         {"features"},
         {"routing"},

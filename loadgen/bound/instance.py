@@ -34,16 +34,13 @@ class Instance:
         profile: Profile,
         kv_tokens: int,
         replicas: int,
-        definition: str,
     ) -> None:
         self._strata = strata(profile)
         self._kv_tokens = kv_tokens // BLOCK_TOKENS * BLOCK_TOKENS
         longest = max(r.prompt_tokens + r.output_tokens for r in requests)
         self._longest = -(-longest // LENGTHS_TOKENS) * LENGTHS_TOKENS
         self.iteration_range_s = iteration_range_s(self._strata)
-        everything = work_of(
-            requests, tiers, definition, profile, self._kv_tokens, self._least_prompt_s()
-        )
+        everything = work_of(requests, tiers, profile, self._kv_tokens, self._least_prompt_s())
         bounded = np.isfinite(everything.due_s) | np.isfinite(everything.prompt_due_s)
         # a scheduler that waits long enough satisfies these
         self.unbounded = int((~bounded & ~everything.hopeless).sum())

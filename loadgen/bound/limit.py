@@ -10,7 +10,6 @@ from msgspec import Struct
 
 from loadgen.bound.instance import Instance
 from loadgen.bound.relaxations import met_by_relaxation
-from loadgen.load.definition import check
 from loadgen.load.mix import PlannedRequest
 from shared.errors import ConfigError
 from shared.perf import profile_file as profiles
@@ -36,27 +35,23 @@ def bound(
     tiers: TierSet,
     profile_name: str,
     replicas: int,
-    definition: str = "deadline",
 ) -> Bound:
-    """The bound of these requests by one of the definitions of loadgen/load/definition.py, each
-    replica with the KV that the profile states.
+    """The bound of these requests by the definitions of their tiers, each replica with the KV that
+    the profile states.
 
     Later rounds of a session count as met, and as no work, since their arrival is not known
     beforehand. Of the bounds in multiples of zero-load time only a TTFT counts; by `ttlt` none of
     them counts, nor any other bound of their tier.
-    Raises: ConfigError for an unknown profile, definition or tier, or no replicas.
+    Raises: ConfigError for an unknown profile or tier, or no replicas.
     """
     began_s = time.perf_counter()
     if replicas < 1:
         raise ConfigError("there must be at least one replica")
-    check(definition)
     file = profiles.read(profile_name)
     met_by = {"none": 1.0}
     first = [request for request in requests if request.after is None]
     if first:
-        instance = Instance(
-            first, tiers, file.profile(), file.kv_capacity_tokens, replicas, definition
-        )
+        instance = Instance(first, tiers, file.profile(), file.kv_capacity_tokens, replicas)
         # Only whole requests are satisfied, so a fraction of one more counts as none.
         later = len(requests) - len(first)
         met_by = {

@@ -10,24 +10,17 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from loadgen.load.definition import (
-    CLOSE_S,
-    DEADLINE,
-    MAX_TPOT_10,
-    MEAN_TPOT,
-    TTLT,
-    WINDOW_TOKENS,
-    check,
-)
 from loadgen.load.mix import PlannedRequest
 from loadgen.simulator.traffic import ZERO_LOAD_CHUNK_TOKENS
 from shared.errors import ConfigError
+from shared.measure import CLOSE_S, WINDOW_TOKENS
 from shared.perf.iteration_time import Profile
 from shared.perf.shape import BatchShape
 from shared.perf.zero_load import ttft_s
 from shared.tiers import TierSet
-from shared.vocabulary import Slo
+from shared.vocabulary import Definition, Slo
 
+MAX_TPOT_10, TTLT = Definition.MAX_TPOT_10, Definition.TTLT
 Seconds = NDArray[np.float64]
 Tokens = NDArray[np.int64]
 
@@ -64,7 +57,6 @@ class Work:
 def work_of(
     requests: Sequence[PlannedRequest],
     tiers: TierSet,
-    definition: str,
     profile: Profile,
     kv_tokens: int,
     alone_s: Seconds,
@@ -72,7 +64,7 @@ def work_of(
     """The work of these requests. `alone_s[p]`: the least time of the iterations that compute p
     prompt tokens. Raises ConfigError.
     """
-    slos = {name: _in_seconds(tier.slo, check(definition)) for name, tier in tiers.tiers.items()}
+    slos = {name: _in_seconds(tier.slo) for name, tier in tiers.tiers.items()}
     if unknown := sorted({r.tier for r in requests} - set(slos)):
         raise ConfigError(f"tiers {tiers.name}: there is none named {', '.join(unknown)}")
     arrival_s = np.array([r.arrival_s for r in requests])
@@ -80,13 +72,11 @@ def work_of(
     # An output ends where the memory does, as in the simulator.
     steps = np.minimum([r.output_tokens for r in requests], np.maximum(kv_tokens - prompt, 1)) - 1
     owed = [
-        _with_first_s(
-            slos[r.tier], tiers.tiers[r.tier].slo.ttft_x, r.prompt_tokens, definition, profile
-        )
+        _with_first_s(slos[r.tier], tiers.tiers[r.tier].slo.ttft_x, r.prompt_tokens, profile)
         for r in requests
     ]
     after_s = np.array(
-        [_after_s(slo, count, definition) for slo, count in zip(owed, steps.tolist(), strict=True)]
+        [_after_s(slo, count) for slo, count in zip(owed, steps.tolist(), strict=True)]
     )
     rounding_s = ROUNDING_S + steps * CLOSE_S
     first_due_s, due_s, step_due_s = (arrival_s + rounding_s) + after_s[:, :3].T
@@ -111,27 +101,26 @@ def work_of(
     )
 
 
-def _in_seconds(slo: Slo, definition: str) -> Slo:
+def _in_seconds(slo: Slo) -> Slo:
     """The SLO without the multiples of zero-load time, which differ from request to request."""
     # By the other three definitions each bound only adds deadlines, so dropping it relaxes. By ttlt
     # a TTLT or a pace removes the deadlines of the other bounds.
-    if definition == TTLT and (slo.ttft_x, slo.tbt_x, slo.ttlt_x) != (None, None, None):
-        return Slo()
+    definition = slo.definition
+    if definition is TTLT and (slo.ttft_x, slo.tbt_x, slo.ttlt_x) != (None, None, None):
+        return Slo(definition=definition)
     tbt_s = slo.tbt_s
     # The looser of two paces. Two stages with windows of their own may each be late by most of a
     # window, so there is no pace then.
     if slo.thinks:
-        tbt_s = None if definition == MAX_TPOT_10 or tbt_s is None else max(tbt_s, slo.pace_s(True))
-    return Slo(ttft_s=slo.ttft_s, tbt_s=tbt_s, ttlt_s=slo.ttlt_s)
+        tbt_s = None if definition is MAX_TPOT_10 or tbt_s is None else max(tbt_s, slo.pace_s(True))
+    return Slo(ttft_s=slo.ttft_s, tbt_s=tbt_s, ttlt_s=slo.ttlt_s, definition=definition)
 
 
-def _with_first_s(
-    slo: Slo, times: float | None, prompt_tokens: int, definition: str, profile: Profile
-) -> Slo:
+def _with_first_s(slo: Slo, times: float | None, prompt_tokens: int, profile: Profile) -> Slo:
     """The SLO with its TTFT in multiples of the request's own zero-load TTFT, as admission resolves
     it. The other multiples depend on the longest output.
     """
-    if times is None or definition == TTLT:
+    if times is None or slo.definition is TTLT:
         return slo
     return replace(
         slo,
@@ -141,23 +130,23 @@ def _with_first_s(
     )
 
 
-def _after_s(slo: Slo, steps: int, definition: str) -> tuple[float, float, float, float]:
+def _after_s(slo: Slo, steps: int) -> tuple[float, float, float, float]:
     """Seconds after arrival: the deadline of the first token, that of the last one, and that of
     step k as a start and a pace.
 
-    Source: loadgen/load/definition.py; deviation: weaker where a definition does not judge by
+    Source: shared/core/judgement.py; deviation: weaker where a definition does not judge by
     deadlines (docs/bound.md, 2).
     """
-    first_s, last_s = _or_inf(slo.ttft_s), _or_inf(slo.ttlt_s)
+    definition, first_s, last_s = slo.definition, _or_inf(slo.ttft_s), _or_inf(slo.ttlt_s)
     paced = slo.ttft_s is not None and slo.tbt_s is not None
     tbt_s = slo.tbt_s if slo.tbt_s is not None else 0.0
     by_pace_s = first_s + steps * tbt_s if paced else math.inf
-    if definition == TTLT:
+    if definition is TTLT:
         if slo.ttlt_s is not None or slo.tbt_s is not None:
             first_s = math.inf
         last_s = last_s if slo.ttlt_s is not None else by_pace_s
         return first_s, last_s, last_s, 0.0
-    if definition == MAX_TPOT_10 and steps > WINDOW_TOKENS:
+    if definition is MAX_TPOT_10 and steps > WINDOW_TOKENS:
         # Ten tokens may come together at the end of their window, and the last ten overlap those
         # before.
         by_pace_s += (WINDOW_TOKENS - 1) * tbt_s
@@ -167,11 +156,10 @@ def _after_s(slo: Slo, steps: int, definition: str) -> tuple[float, float, float
     last_s = min(last_s, by_pace_s)
     if (
         paced
-        and definition in (DEADLINE, MAX_TPOT_10)
-        and not (definition == MAX_TPOT_10 and steps <= WINDOW_TOKENS)
+        and definition in (Definition.DEADLINE, MAX_TPOT_10)
+        and not (definition is MAX_TPOT_10 and steps <= WINDOW_TOKENS)
     ):
         return first_s, last_s, start_s, tbt_s
-    assert definition in (DEADLINE, MAX_TPOT_10, MEAN_TPOT)
     return first_s, last_s, last_s, 0.0
 
 

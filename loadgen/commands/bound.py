@@ -62,7 +62,6 @@ def run(args: argparse.Namespace) -> int:
             trial.tiers,
             trial.deployment.profile,
             trial.deployment.replicas,
-            trial.definition,
         )
     setup = BoundSetup(
         profile=trial.deployment.profile,
@@ -74,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
         else len(plan.requests) / trial.duration_s,
         duration_s=trial.duration_s,
         seed=trial.seed,
-        definition=trial.definition,
+        definition=trial.tiers.definition,
         offered=len(plan.requests),
     )
     if args.json:

@@ -19,13 +19,13 @@ from loadgen.commands.plan_arguments import Demand, add_plan_arguments, read_dem
 from loadgen.commands.trial_arguments import (
     add_policy_arguments,
     add_trial_arguments,
+    judged_tiers,
     make_trial,
     parse_settings,
 )
 from loadgen.lab.figures_table import named
 from loadgen.lab.goodput import Probe, find_capacity
 from loadgen.lab.trial import Trial, most_missed
-from loadgen.load.definition import Missed, missed
 from loadgen.load.report import percent
 from loadgen.load.session import sessions
 from shared.errors import ConfigError
@@ -172,7 +172,7 @@ def setup_fields(
         "seed": args.seed,
         "duration_s": args.duration,
         "arrivals": args.arrivals,
-        "definition": args.definition,
+        "definition": judged_tiers(args, demand).definition,
         "latency": args.latency,
         "draft": draft,
         "acceptance": args.acceptance,
@@ -190,13 +190,9 @@ def try_rate(trial: Trial, demand: Demand, rate_rps: float, violations: float) -
     requests = demand.at(rate_rps).requests
     most = most_missed(requests, violations)
     result = replace(trial, rate_rps=rate_rps).serve(requests, keep_times=False, most_missed=most)
-    violated = (
-        missed(trial.definition, result.verdicts, result.slos, result.token_unix_s)
-        != Missed.NOTHING
-    )
-    if result.stopped:  # a request that had not ended might still have met its SLO
-        violated &= np.array([verdict is not None for verdict in result.verdicts])
-    elif (by_session := sessions(requests, violated)) is not None:
+    # in a run that was stopped, a request that had not ended might still have met its SLO
+    violated = np.array([not (result.stopped if v is None else v.slo_met) for v in result.verdicts])
+    if not result.stopped and (by_session := sessions(requests, violated)) is not None:
         return Probe(
             rate_rps=rate_rps,
             offered=by_session.offered,

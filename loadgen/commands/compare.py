@@ -14,7 +14,7 @@ from rich.console import Console
 
 from loadgen.bound.limit import Bound
 from loadgen.commands.plan_arguments import Demand, add_plan_arguments, read_demand
-from loadgen.commands.trial_arguments import add_trial_arguments, make_trial
+from loadgen.commands.trial_arguments import add_trial_arguments, judged_tiers, make_trial
 from loadgen.lab.comparison import Comparison, Offered, compare, parse_policies
 from loadgen.lab.comparison_table import comparison_table
 from loadgen.lab.figures import Figures
@@ -201,7 +201,7 @@ def _json_report(
 ) -> AtOneRate | OverRates:
     setup = {
         "seed": args.seed,
-        "definition": args.definition,
+        "definition": judged_tiers(args, demand).definition,
         "profile": args.profile,
         "replicas": args.replicas,
         "latency": args.latency,

@@ -11,17 +11,18 @@ from rich.console import Console
 
 from loadgen.commands.plan_arguments import Demand, Plan, add_plan_arguments, read_demand
 from loadgen.lab.trial import Trial
-from loadgen.load.definition import DEADLINE, DEFINITIONS
 from loadgen.simulator.deployment import ACCEPTANCE, Deployment, ReplicaFacts
 from loadgen.simulator.latency import LATENCIES
 from shared.errors import ConfigError
 from shared.perf import profile_file as profiles
 from shared.perf.draft import DRAFT, DraftCost
 from shared.policy import registry
+from shared.tiers import TierSet
+from shared.vocabulary import Definition
 
 DEFINITIONS_HELP = (
-    "when an SLO is met: every token by its deadline (default: deadline), or by mean TPOT, "
-    "by the worst TPOT over 10 tokens, or by TTLT alone"
+    "when an SLO is met: every token by its deadline, or by mean TPOT, by the worst TPOT over 10 "
+    "tokens, or by TTLT alone (default: as each tier says, and deadline where it says nothing)"
 )
 
 
@@ -92,7 +93,7 @@ def add_trial_arguments(parser: argparse.ArgumentParser) -> None:
         "--replicas", type=int, default=1, metavar="N", help="number of replicas (default: 1)"
     )
     parser.add_argument(
-        "--definition", default=DEADLINE, choices=DEFINITIONS, help=DEFINITIONS_HELP
+        "--definition", type=Definition, choices=tuple(Definition), help=DEFINITIONS_HELP
     )
     parser.add_argument(
         "--latency",
@@ -140,6 +141,11 @@ def read_run(args: argparse.Namespace, console: Console) -> tuple[Trial, Plan]:
     return trial, plan
 
 
+def judged_tiers(args: argparse.Namespace, demand: Demand) -> TierSet:
+    """The tiers of the load, judged as these arguments say."""
+    return demand.tiers.judged_by(args.definition)
+
+
 def make_trial(
     args: argparse.Namespace,
     demand: Demand,
@@ -170,12 +176,11 @@ def make_trial(
     )
     return Trial(
         deployment=deployment,
-        tiers=demand.tiers,
+        tiers=judged_tiers(args, demand),
         workload=demand.name,
         rate_rps=rate_rps,
         duration_s=args.duration,
         seed=args.seed,
-        definition=args.definition,
         wait_s=args.wait,
     )
 

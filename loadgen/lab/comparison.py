@@ -110,7 +110,7 @@ def compare(
     for at, (_, requests, trials) in enumerate(offered):
         one = trials[0]
         by = one.deployment
-        tasks.append(partial(bound, requests, one.tiers, by.profile, by.replicas, one.definition))
+        tasks.append(partial(bound, requests, one.tiers, by.profile, by.replicas))
         tasks += [partial(serve, trial, requests, latencies) for trial in trials]
         places += [(at, n) for n in range(-1, len(trials))]
     bounds, served = dict[int, Bound](), dict[tuple[int, int], Served]()

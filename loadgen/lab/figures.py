@@ -1,5 +1,6 @@
 """The figures of a simulated run, as the `simulate` command prints them."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -7,13 +8,13 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from loadgen.lab.trial import Trial
-from loadgen.load.definition import Missed, TokenTimes, missed
 from loadgen.load.mix import PlannedRequest
 from loadgen.load.session import Sessions, sessions
 from loadgen.simulator.simulation import SimulationResult
 from shared.core.verdict import GOOD_ENDS
 from shared.perf.draft import DraftCost
 from shared.schemas import Verdict
+from shared.vocabulary import Missed
 
 # QoServe section 4.2: a request is long if its prompt is at or beyond this percentile of the
 # workload's
@@ -21,6 +22,7 @@ LONG_PERCENTILE = 90
 
 Values = NDArray[np.float64] | NDArray[np.float32]
 Mask = NDArray[np.bool_]
+TokenTimes = Sequence[Sequence[float]]  # for each request, the instants of its tokens, ascending
 
 
 class Percentiles(Struct, frozen=True, kw_only=True):
@@ -120,10 +122,10 @@ def figures_of(
     trial: Trial, requests: Sequence[PlannedRequest], result: SimulationResult
 ) -> Figures:
     """The figures of a run of this trial. Rates are over `duration_s`, the length of the offered
-    load. Raises ConfigError for an unknown definition.
+    load.
     """
     by, verdicts = trial.deployment, result.verdicts
-    broke = missed(trial.definition, verdicts, result.slos, result.token_unix_s)
+    broke = np.array([Missed.END if v is None else v.missed for v in verdicts])
     met, offered = broke == Missed.NOTHING, len(requests)
     met_count = int(met.sum())
     measured = _Measured(result, broke)
@@ -138,7 +140,7 @@ def figures_of(
         rate_rps=offered / trial.duration_s if trial.rate_rps is None else trial.rate_rps,
         duration_s=trial.duration_s,
         seed=trial.seed,
-        definition=trial.definition,
+        definition=trial.tiers.definition,
         latency=by.latency.name,
         offered=offered,
         finished=sum(_finished(v) for v in verdicts),
@@ -171,7 +173,7 @@ def figures_of(
 class _Measured:
     """The measurements of a run, in arrays along its requests, of which any group is summarised."""
 
-    def __init__(self, result: SimulationResult, broke: NDArray[np.int8]) -> None:
+    def __init__(self, result: SimulationResult, broke: NDArray[np.str_]) -> None:
         verdicts, times = result.verdicts, result.token_unix_s
         self._broke = broke
         self._ttft_s = np.array(
@@ -190,7 +192,7 @@ class _Measured:
 
     def group(self, members: Mask) -> Group:
         offered = int(members.sum())
-        kinds = np.bincount(self._broke[members], minlength=len(Missed)).tolist()
+        kinds = Counter(self._broke[members].tolist())
         violated = offered - kinds[Missed.NOTHING]
         return Group(
             offered=offered,

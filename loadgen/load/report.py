@@ -20,10 +20,11 @@ from shared.vocabulary import FinishReason, Slo
 Values = Sequence[float] | NDArray[np.float32]
 
 DEFINITION = (
-    "An SLO is met (definition `deadline`) when the request finished, every token came by its "
-    "cumulative deadline and the last one within TTLT, measured at the client from the instant of "
-    "sending. All fractions are of the requests offered: what was refused, failed or never "
-    "finished counts as missed. Goodput: requests that met their SLO, per second of offered load."
+    "An SLO is met when the request finished and kept its bounds by the definition of its tier "
+    "(`deadline` where it names none: every token came by its cumulative deadline and the last one "
+    "within TTLT), measured at the client from the instant of sending. All fractions are of the "
+    "requests offered: what was refused, failed or never finished counts as missed. Goodput: "
+    "requests that met their SLO, per second of offered load."
 )
 
 

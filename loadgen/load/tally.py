@@ -5,8 +5,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from loadgen.load.mix import PlannedRequest
+from shared.core.judgement import missed
+from shared.measure import Measure
 from shared.tiers import TierSet
-from shared.vocabulary import FinishReason, Measure, Slo
+from shared.vocabulary import FinishReason, Slo
 
 GOOD_ENDS = (FinishReason.STOP, FinishReason.LENGTH)
 # The error codes of a server that has no room, as against a request that is impossible.
@@ -66,10 +68,8 @@ class Outcome:
 
     @property
     def met(self) -> bool:
-        """Tells whether the SLO is met by definition `deadline`, at the client, counted from the
-        sending.
-        """
-        return self.finished and self.measure.met(self.slo, self.sent_unix_s)
+        """True if the SLO is met by its own definition, at the client, counted from the sending."""
+        return self.finished and not missed(self.measure, self.slo, self.sent_unix_s)
 
     @property
     def ttft_s(self) -> float | None:

@@ -14,7 +14,6 @@ from loadgen.bound.limit import Bound, bound
 from loadgen.lab.figures import Figures, figures_of
 from loadgen.lab.trial import Trial, most_missed
 from loadgen.load.arrivals import draw_arrivals, parse_gaps, parse_profile
-from loadgen.load.definition import DEADLINE
 from loadgen.load.mix import PlannedRequest, plan_requests
 from loadgen.load.trace import read_trace
 from loadgen.load.workload import WORKLOADS, Lengths, LengthSource, Rows, named_workload
@@ -24,6 +23,7 @@ from loadgen.simulator.latency import LATENCIES
 from shared.errors import ConfigError
 from shared.perf.draft import DRAFT, DraftCost
 from shared.tiers import QOSERVE_3, Tier, TierSet
+from shared.vocabulary import Definition
 
 # The version of the figures: raise it with every change of simulator or policies that moves them.
 VERSION = 1
@@ -56,7 +56,7 @@ class Run(Struct, frozen=True, kw_only=True):
     seed: int = SEED
     latency: str = "none"  # as --latency
     profile: str = PROFILE
-    definition: str = DEADLINE
+    definition: str = "deadline"
     context_tokens: int = CONTEXT_TOKENS
     arrivals: str = "poisson"  # as --arrivals
     draft: DraftCost = DRAFT
@@ -192,6 +192,10 @@ def _requests_by_tier(run: Run, lengths: LengthSource) -> list[PlannedRequest]:
     ]
 
 
+def _judged(run: Run) -> TierSet:
+    return run.tiers.judged_by(Definition(run.definition))
+
+
 def trial_of(run: Run) -> Trial:
     """The trial of this run."""
     deployment = Deployment(
@@ -207,12 +211,11 @@ def trial_of(run: Run) -> Trial:
     )
     return Trial(
         deployment=deployment,
-        tiers=run.tiers,
+        tiers=_judged(run),
         workload=run.workload,
         rate_rps=run.rate_rps,
         duration_s=run.duration_s,
         seed=run.seed,
-        definition=run.definition,
         wait_s=run.wait_s,
     )
 
@@ -222,7 +225,7 @@ def execute(run: Run, traces: Path | None = None) -> RunResult:
     requests = requests_of(run, traces)
     today = dt.datetime.now(dt.UTC).date().isoformat()
     if run.policy == BOUND:
-        limit = bound(requests, run.tiers, run.profile, run.replicas, run.definition)
+        limit = bound(requests, _judged(run), run.profile, run.replicas)
         return RunResult(run=run, figures=None, on=today, wall_s=limit.wall_s, bound=limit)
     trial = trial_of(run)
     # None for sessions with rounds, which are judged at the end: such a run cannot stop early.

@@ -40,8 +40,6 @@ class RunOptions:
     horizon_s: the instant at which the run ends, whatever is left.
     most_missed: the run stops once more requests than this have missed their SLO: a caller that
         only asks whether a rate is too high needs no more. Rounds that are never sent have missed.
-    misses: tells of a request that ended, with its token times if they are kept, whether it missed
-        its SLO; None: the verdict decides.
     leaps: alike iterations run as one where control takes no time (virtual_replica.py); False: each
         runs by itself.
     progress: called now and then with the virtual time and the number of requests ended.
@@ -51,7 +49,6 @@ class RunOptions:
     check_every: int = 0
     horizon_s: float | None = None
     most_missed: int | None = None
-    misses: Callable[[Verdict, Slo, Sequence[float]], bool] | None = None
     leaps: bool = True
     progress: Callable[[float, int], None] | None = None
 
@@ -199,13 +196,10 @@ class Simulation:
 
     def _end(self, record: Record) -> None:
         """A request has ended, with this record."""
-        key, verdict, misses = record.key, record.verdict, self._options.misses
+        key, verdict = record.key, record.verdict
         assert verdict is not None and key not in self._verdicts, f"{key} ended twice"
         self._verdicts[key] = verdict
-        if misses is None:
-            self._missed += not verdict.slo_met
-        else:
-            self._missed += misses(verdict, record.slo, self._fleet.times.get(key, ()))
+        self._missed += not verdict.slo_met
         self._arrivals.ended(key, well=verdict.finish_reason in GOOD_ENDS)
 
     # ------------------------------------------------------------ the loop

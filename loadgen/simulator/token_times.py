@@ -3,8 +3,13 @@
 from array import array
 
 import numpy as np
+from msgspec.structs import replace
+from numpy.typing import NDArray
 
-from shared.vocabulary import Measure, Slo
+from shared.measure import WINDOW_TOKENS, Measure, TpotWindows
+from shared.vocabulary import Definition, Slo
+
+Floats = NDArray[np.float64]
 
 
 def measured(
@@ -35,4 +40,22 @@ def measured(
         late_tokens=int(np.count_nonzero(at > dues[:-1] + 1e-9)),
         thinking_tokens=thinking_tokens,
         thought_unix_s=float(at[thinking - 1]) if thinking else 0.0,
+        windows=_windows(at, thinking) if slo.definition is Definition.MAX_TPOT_10 else None,
+    )
+
+
+def _windows(at: Floats, thinking: int) -> TpotWindows:
+    """The windows of ten tokens, of which so many are thinking, as TpotWindows.emit has them."""
+    if thinking in (0, len(at)):
+        return _of_stage(at)
+    thought, response = _of_stage(at[:thinking]), _of_stage(at[thinking - 1 :])
+    return replace(response, thinking_worst_s=thought.present_s())
+
+
+def _of_stage(at: Floats) -> TpotWindows:
+    ends = at[WINDOW_TOKENS::WINDOW_TOKENS]
+    begins = at[:-WINDOW_TOKENS:WINDOW_TOKENS]
+    return TpotWindows(
+        recent_unix_s=tuple(at[-WINDOW_TOKENS - 1 :].tolist()),
+        worst_s=float(((ends - begins) / WINDOW_TOKENS).max(initial=0.0)),
     )

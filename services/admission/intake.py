@@ -197,7 +197,7 @@ class Intake:
         max_tokens = fits(prompt, request, worker)
         asked = self._tiers.named(tier)
         slo = resolve(request.slo or asked.slo, len(prompt), max_tokens, worker)
-        if slo == Slo():
+        if slo.bounds_nothing:
             raise PeerError("an SLO must bound something: ttft_s, tbt_s or ttlt_s", param="slo")
         record = Record(
             key=key,

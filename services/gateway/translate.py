@@ -17,7 +17,7 @@ from shared import subjects
 from shared.client.client import new_request_id
 from shared.errors import PeerError
 from shared.schemas import GenerateRequest, Sampling
-from shared.tiers import TierSet
+from shared.tiers import Tier, TierSet
 from shared.vocabulary import Slo
 
 REQUESTS_LIMIT = 64  # per HTTP request: prompts times choices
@@ -72,9 +72,9 @@ def read_request_id(headers: Mapping[str, str]) -> str:
     return new_request_id() if given is None else subjects.check_id(given, REQUEST_ID)
 
 
-def read_slo(headers: Mapping[str, str]) -> Slo | None:
+def read_slo(headers: Mapping[str, str], tier: Tier) -> Slo | None:
     """The request's own SLO; None if the tier's SLO holds. A request that names any bound has only
-    the bounds that it names.
+    the bounds that it names, judged as its tier is.
 
     Raises PeerError for anything but a positive, finite number of milliseconds.
     """
@@ -94,7 +94,7 @@ def read_slo(headers: Mapping[str, str]) -> Slo | None:
                     param=name,
                 )
             bounds[bound] = value_ms / 1000
-    return Slo(**bounds) if bounds else None
+    return Slo(**bounds, definition=tier.slo.definition) if bounds else None
 
 
 def importance_of(priority: int | None) -> float:
@@ -150,7 +150,8 @@ def read_ask(
         )
     options = body.stream_options or StreamOptions()
     tenant = subjects.check_id(headers.get(TENANT, "default"), TENANT)
-    sampling, slo, importance = sampling_of(body), read_slo(headers), importance_of(body.priority)
+    slo = read_slo(headers, tiers.named(tier))
+    sampling, importance = sampling_of(body), importance_of(body.priority)
     application, session = headers.get(APPLICATION, "")[:128], body.session
     allow_relegation = read_flag(headers, ALLOW_RELEGATION, True)
     requests = [

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from shared.columns import pack, unpack_list
 from shared.core.offer import offer_of
 from shared.core.turn import Load, Outgoing, TurnDone, Work
+from shared.measure import Measure
 from shared.schemas import (
     AttemptOver,
     Body,
@@ -24,7 +25,7 @@ from shared.schemas import (
     Status,
     TokenLogprob,
 )
-from shared.vocabulary import FinishReason, Measure, ReplicaId, RequestKey, ServiceClass, Slot
+from shared.vocabulary import FinishReason, ReplicaId, RequestKey, ServiceClass, Slot
 
 # A chat template that does not want thinking closes it within so many tokens of the prompt's end
 # (Qwen3: `</think>`, line ends).

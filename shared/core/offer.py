@@ -2,8 +2,9 @@
 
 import math
 
+from shared.measure import Measure
 from shared.schemas import Offer, Record
-from shared.vocabulary import Measure, ServiceClass
+from shared.vocabulary import ServiceClass
 
 
 def as_offer(record: Record, service_class: ServiceClass) -> Offer:

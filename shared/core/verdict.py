@@ -4,8 +4,9 @@ import math
 
 from msgspec.structs import replace
 
+from shared.core.judgement import missed
 from shared.schemas import Record, Resume, Verdict
-from shared.vocabulary import FinishReason, RecordState, ServiceClass
+from shared.vocabulary import FinishReason, Missed, RecordState, ServiceClass
 
 GOOD_ENDS = (FinishReason.STOP, FinishReason.LENGTH)
 
@@ -21,22 +22,16 @@ def ended(
     service_class: ServiceClass | None = None,
     relegated: bool = False,
 ) -> Record:
-    """The record with its verdict. The SLO is met by the definition `deadline`, and by good ends
-    alone.
-    """
+    """The record with its verdict. The SLO is met by its own definition, and by good ends alone."""
     measure = resume.measure
     tokens = len(resume.tokens) // 4
-    thinking = (
-        0
-        if not record.slo.thinks
-        else tokens
-        if measure.thinking_tokens is None
-        else min(measure.thinking_tokens, tokens)
-    )
+    thinking = measure.thought(record.slo)
     arrived = record.arrived_unix_s
+    broke = missed(measure, record.slo, arrived) if reason in GOOD_ENDS else Missed.END
     verdict = Verdict(
         finish_reason=reason,
-        slo_met=reason in GOOD_ENDS and measure.met(record.slo, arrived),
+        slo_met=broke is Missed.NOTHING,
+        missed=broke,
         relegated=record.relegated or relegated,
         service_class=service_class or record.service_class,
         prompt_tokens=record.prompt_tokens,

@@ -10,6 +10,7 @@ import structlog
 from shared.bus.api import Bus
 from shared.columns import pack, unpack_list
 from shared.errors import PeerError
+from shared.measure import Measure
 from shared.schemas import (
     AttemptOver,
     Fenced,
@@ -22,7 +23,7 @@ from shared.schemas import (
     TokenLogprob,
 )
 from shared.subjects import ack_log
-from shared.vocabulary import FinishReason, Measure, ReplicaId, RequestKey, ServiceClass
+from shared.vocabulary import FinishReason, ReplicaId, RequestKey, ServiceClass
 
 log = structlog.get_logger()
 

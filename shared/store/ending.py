@@ -61,8 +61,7 @@ class Ending:
             "met" if verdict.slo_met else "missed" if finished else verdict.finish_reason.value,
         ).add()
         if finished and not verdict.slo_met:
-            late = record.resume.measure.late_tokens > 0
-            self._violations.labels(record.tier, "token" if late else "ttlt").add()
+            self._violations.labels(record.tier, verdict.missed.value).add()
         if verdict.relegated:
             self._relegations.labels(record.tier).add()
         if verdict.ttft_s is not None:

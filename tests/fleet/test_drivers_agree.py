@@ -26,6 +26,7 @@ from services.worker.speaker import Speaker
 from services.worker.turn_taker import take_turn
 from shared.clock import Clock
 from shared.columns import pack, unpack_list
+from shared.core.judgement import missed
 from shared.core.offer import as_offer
 from shared.core.replica import ReplicaCore, ReplicaSettings
 from shared.core.replica_events import (
@@ -41,7 +42,9 @@ from shared.core.replica_events import (
     Synced,
 )
 from shared.core.turn import Finished
+from shared.core.verdict import GOOD_ENDS
 from shared.core.worker import WorkerCore
+from shared.measure import Measure
 from shared.perf import profile_file as store
 from shared.perf.draft import draft_of
 from shared.perf.iteration_time import Profile
@@ -64,8 +67,8 @@ from shared.schemas import (
 )
 from shared.testing.virtual_loop import run_virtual
 from shared.text.tokenizer import Tokenizer
-from shared.tiers import DEMO_3, Tier
-from shared.vocabulary import Measure, ReplicaId, RequestKey, Slo
+from shared.tiers import DEMO_3, Tier, TierSet
+from shared.vocabulary import Definition, Missed, ReplicaId, RequestKey, Slo
 from tests.shared.core.placed_record import placed
 from tests.shared.policy.speculating import CHAIN, TREE, Speculating
 
@@ -80,6 +83,15 @@ THINKER, BROODER = (
     Tier(slo=Slo(thinking_tbt_s=0.1, ttlt_s=60.0)),
 )
 TIERS = replace(DEMO_3, tiers={**DEMO_3.tiers, "thinker": THINKER, "brooder": BROODER})
+TIGHT = TierSet(
+    name="tight",
+    default="chat",
+    tiers={
+        "chat": Tier(slo=Slo(ttft_s=1.0, tbt_s=0.025)),
+        "thinker": Tier(slo=Slo(ttft_s=1.0, thinking_tbt_s=0.02, tbt_s=0.03)),
+        "summary": Tier(slo=Slo(ttlt_s=1.0)),
+    },
+)
 DRAFT = draft_of(PROFILE, 0.05)
 FACTS = EngineFacts("sim", "m", "a100-llama3-8b", 1200, 16, 8192, 64, 261, frozenset(), draft=0.05)
 SPECULATING = {"chain": CHAIN, "tree": TREE}
@@ -91,11 +103,11 @@ Over = tuple[RequestKey, str, Measure]
 Step = tuple[float, ReplicaEvent, list[ReplicaAction]]
 
 
-def requests(seed: int) -> list[tuple[float, Record, Body]]:
+def requests(seed: int, tiers: TierSet = TIERS) -> list[tuple[float, Record, Body]]:
     rng, at_s, made = Random(seed), 0.0, []
     for number in range(40):
         at_s += rng.expovariate(9.0)
-        tier = rng.choice(list(TIERS.tiers))
+        tier = rng.choice(list(tiers.tiers))
         planned = PlannedRequest(
             number,
             at_s,
@@ -107,7 +119,7 @@ def requests(seed: int) -> list[tuple[float, Record, Body]]:
             "app",
         )
         planned = planned._replace(thinking_tokens=rng.randint(0, planned.output_tokens))
-        record, body = stored_as(planned, TIERS, PROFILE, 8192, 1024, at_s)
+        record, body = stored_as(planned, tiers, PROFILE, 8192, 1024, at_s)
         body = replace(body, prompt=bytes(4 * planned.prompt_tokens))  # for the real worker
         made.append((at_s, placed(record, ANNOUNCE.replica, "1"), body))
     return made
@@ -167,8 +179,10 @@ class Around:
         return len(self.overs) + len(self.declined) == len(self.records)
 
 
-def virtual(policy: str, seed: int, latency: Latency) -> tuple[list[Plan], list[Over], list[Step]]:
-    made, line, plans, log = requests(seed), Timeline(), list[Plan](), list[Step]()
+def virtual(
+    policy: str, seed: int, latency: Latency, tiers: TierSet = TIERS
+) -> tuple[list[Plan], list[Over], list[Step]]:
+    made, line, plans, log = requests(seed, tiers), Timeline(), list[Plan](), list[Step]()
     around = Around(made)
     replica = VirtualReplica(
         ANNOUNCE, make(policy), PROFILE, DRAFT, Acceptance(), line, latency, around, hand_back=True
@@ -200,8 +214,8 @@ def virtual(policy: str, seed: int, latency: Latency) -> tuple[list[Plan], list[
 class LiveLoop:
     """The driver of the services, with messages that take time."""
 
-    def __init__(self, policy: str, seed: int, latency: Latency) -> None:
-        self.made, self.latency = requests(seed), latency
+    def __init__(self, policy: str, seed: int, latency: Latency, tiers: TierSet = TIERS) -> None:
+        self.made, self.latency = requests(seed, tiers), latency
         self.around = Around(self.made)
         settings = ReplicaSettings(depth=latency.depth, lead_s=latency.lead_s)
         self.core = ReplicaCore(make(policy), PROFILE, epoch=1, settings=settings, draft=DRAFT)
@@ -328,6 +342,26 @@ def test_an_asyncio_loop_and_the_heap_make_the_same_plans_at_the_same_instants(
     assert len(plans) > 50
     assert live.plans[: len(plans)] == plans[: len(live.plans)]
     assert [over for over in live.around.overs if over in overs] == overs
+
+
+@pytest.mark.parametrize("definition", Definition)
+def test_live_and_simulated_verdicts_agree_by_every_definition(definition: Definition) -> None:
+    latency, tiers = Latency.live(), TIGHT.judged_by(definition)
+    _, overs, _ = virtual("edf", 1, latency, tiers)
+    live = LiveLoop("edf", 1, latency, tiers)
+    run_virtual(live.run())
+    records = live.around.records
+
+    def verdicts(ended: list[Over]) -> dict[RequestKey, Missed]:
+        return {
+            key: missed(measure, records[key].slo, records[key].arrived_unix_s)
+            for key, why, measure in ended
+            if why in GOOD_ENDS
+        }
+
+    ours, theirs = verdicts(overs), verdicts(live.around.overs)
+    assert ours == {key: theirs[key] for key in ours}
+    assert len(set(ours.values())) > 1, "all were met, or none"
 
 
 class Both:

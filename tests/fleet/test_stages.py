@@ -19,6 +19,7 @@ from shared.core import record as life
 from shared.core.offer import as_offer
 from shared.core.turn import Finished, TurnDone
 from shared.core.worker import WorkerCore
+from shared.measure import Measure
 from shared.policy import registry
 from shared.policy.seam import Policy, View
 from shared.schemas import BatchPlan, Body, Hold, HoldAccepted, PlanAck, Record, Sampling
@@ -28,7 +29,6 @@ from shared.text.tokenizer import Tokenizer
 from shared.tiers import Tier, TierSet
 from shared.vocabulary import (
     FinishReason,
-    Measure,
     RecordState,
     ReplicaId,
     RequestKey,

@@ -3,6 +3,7 @@ keep: none of these requests is impossible.
 """
 
 import math
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
@@ -10,12 +11,12 @@ from random import Random
 import numpy as np
 
 from loadgen.bound.instance import BLOCK_TOKENS
-from loadgen.load.definition import DEADLINE, MAX_TPOT_10, MEAN_TPOT, TTLT, worst_tpot_s
 from loadgen.load.mix import PlannedRequest
+from loadgen.simulator.token_times import measured
 from shared.perf.iteration_time import Profile
 from shared.perf.shape import BatchShape
 from shared.tiers import Tier, TierSet
-from shared.vocabulary import Slo
+from shared.vocabulary import Definition, Slo
 
 BUDGETS_TOKENS = (64, 256, 512, 2048, 4096)
 
@@ -154,7 +155,7 @@ def _schedule(
 
 def just_kept(
     schedule: Schedule,
-    definition: str,
+    definition: Definition,
     bounds: Sequence[Sequence[str]],
     *,
     common: bool,
@@ -190,14 +191,17 @@ def just_kept(
     return requests, TierSet(name="just kept", default="t0", tiers=tiers)
 
 
-def pace_s(one: Served, definition: str) -> float:
+def pace_s(one: Served, definition: Definition) -> float:
     """The TBT that the request kept, given the TTFT that it had; any value for a single token."""
     after_s = np.array(one.token_at_s[1:]) - one.token_at_s[0]
     if not len(after_s):
         return 0.01
-    if definition == MAX_TPOT_10:
-        return float(worst_tpot_s([one.token_at_s])[0])
-    if definition in (MEAN_TPOT, TTLT):
+    if definition is Definition.MAX_TPOT_10:
+        judged = Slo(tbt_s=1.0, definition=definition)
+        windows = measured(array("d", one.token_at_s), judged, one.arrival_s).windows
+        assert windows is not None
+        return windows.present_s()
+    if definition in (Definition.MEAN_TPOT, Definition.TTLT):
         return float(after_s[-1]) / len(after_s)
-    assert definition == DEADLINE
+    assert definition is Definition.DEADLINE
     return float((after_s / np.arange(1, len(after_s) + 1)).max())

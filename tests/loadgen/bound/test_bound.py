@@ -5,6 +5,8 @@ informative under overload.
 import itertools
 import json
 import math
+from array import array
+from collections.abc import Sequence
 from random import Random
 from typing import Any
 
@@ -12,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from loadgen.bound.charges import charges, iteration_range_s
 from loadgen.bound.instance import Instance
@@ -23,30 +26,24 @@ from loadgen.bound.windows import Windows
 from loadgen.bound.work import work_of
 from loadgen.cli import main
 from loadgen.load.arrivals import draw_arrivals, parse_gaps
-from loadgen.load.definition import (
-    CLOSE_S,
-    DEFINITIONS,
-    MAX_TPOT_10,
-    MEAN_TPOT,
-    TTLT,
-    Missed,
-    missed,
-)
 from loadgen.load.mix import PlannedRequest, plan_requests
 from loadgen.load.workload import named_workload
 from loadgen.simulator.deployment import Deployment
-from loadgen.simulator.simulation import RunOptions, simulate
+from loadgen.simulator.simulation import RunOptions, SimulationResult, simulate
+from loadgen.simulator.token_times import measured
 from loadgen.simulator.traffic import Traffic
+from shared.core.judgement import missed
+from shared.core.verdict import GOOD_ENDS
 from shared.errors import ConfigError
+from shared.measure import CLOSE_S
 from shared.perf import profile_file as store
 from shared.perf.five_coefficients import Ascendra
 from shared.perf.forms import SolaPolynomial
 from shared.perf.iteration_time import Profile
 from shared.perf.shape import BatchShape
 from shared.policy import registry
-from shared.schemas import Verdict
 from shared.tiers import DEMO_3, Tier, TierSet
-from shared.vocabulary import FinishReason, ServiceClass, Slo
+from shared.vocabulary import Definition, Missed, Slo
 from tests.loadgen.bound.schedules import (
     Schedule,
     Served,
@@ -139,7 +136,8 @@ def test_no_policy_ever_satisfies_more_requests(
     )
     requests = random_requests(rng, kinds, 30, *lengths, rng.uniform(0.1, 4))
     at_most = {
-        name: bound(requests, tiers, profile, replicas, name).met_fraction for name in DEFINITIONS
+        definition: bound(requests, tiers.judged_by(definition), profile, replicas).met_fraction
+        for definition in Definition
     }
     policy = rng.choice(registry.names())
     result = simulate(
@@ -147,9 +145,25 @@ def test_no_policy_ever_satisfies_more_requests(
         Deployment(policy, profile, replicas, draft=0.0),
         RunOptions(keep_times=True),
     )
-    for name in DEFINITIONS:
-        met = np.mean(missed(name, result.verdicts, result.slos, result.token_unix_s) == 0)
-        assert met <= at_most[name] + 1e-9, f"{policy} met {met} by {name}"
+    for definition in Definition:
+        met = met_fraction(definition, requests, result)
+        assert met <= at_most[definition] + 1e-9, f"{policy} met {met} by {definition}"
+
+
+def met_fraction(
+    definition: Definition, requests: Sequence[PlannedRequest], result: SimulationResult
+) -> float:
+    """The fraction of these requests that this definition would find met."""
+    assert result.token_unix_s is not None
+    met = 0
+    for request, verdict, slo, times in zip(
+        requests, result.verdicts, result.slos, result.token_unix_s, strict=True
+    ):
+        judged = structs.replace(slo, definition=definition)
+        measure = measured(array("d", times), judged, request.arrival_s)
+        good = verdict is not None and verdict.finish_reason in GOOD_ENDS
+        met += good and missed(measure, judged, request.arrival_s) is Missed.NOTHING
+    return met / len(requests)
 
 
 @pytest.mark.parametrize("policy", registry.names())
@@ -197,12 +211,14 @@ BOUNDS = [PACE, ("ttlt_s",), (*PACE, "ttlt_s"), ("ttft_s",)]
 
 
 def excluded_by(
-    schedule: Schedule, requests: list[PlannedRequest], tiers: TierSet, definition: str = "deadline"
+    schedule: Schedule,
+    requests: list[PlannedRequest],
+    tiers: TierSet,
+    definition: Definition = Definition.DEADLINE,
 ) -> dict[str, int]:
     """The number of requests that each relaxation excludes."""
-    instance = Instance(
-        requests, tiers, schedule.profile, schedule.kv_tokens, schedule.replicas, definition
-    )
+    judged = tiers.judged_by(definition)
+    instance = Instance(requests, judged, schedule.profile, schedule.kv_tokens, schedule.replicas)
     return {
         relaxation: len(requests) - math.floor(met + SLIVER)
         for relaxation, met in met_by_relaxation(instance).items()
@@ -217,7 +233,7 @@ def excluded_by(
     style=st.sampled_from(["lock-step", "steady", "waiting", "haphazard", "haphazard on two"]),
     bounds=st.lists(st.sampled_from(BOUNDS), min_size=1, max_size=20),
     common=st.booleans(),
-    definition=st.sampled_from(DEFINITIONS),
+    definition=st.sampled_from(Definition),
 )
 def test_it_excludes_no_request_of_a_schedule_that_serves_all(
     seed: int,
@@ -226,7 +242,7 @@ def test_it_excludes_no_request_of_a_schedule_that_serves_all(
     style: str,
     bounds: list[tuple[str, ...]],
     common: bool,
-    definition: str,
+    definition: Definition,
 ) -> None:
     """The SLOs are just as tight as the latencies that the requests had, the KV just as large as
     the KV that was held.
@@ -272,7 +288,8 @@ def test_it_excludes_requests_if_lock_step_must_be_a_tenth_quicker_and_otherwise
             FORMS[name], drawn(rng, streams, *kind, spread=rng.choice([0.0, 0.1])), streams
         )
         excluded = excluded_by(
-            schedule, *just_kept(schedule, "deadline", [PACE], common=rng.random() < 0.5, part=part)
+            schedule,
+            *just_kept(schedule, Definition.DEADLINE, [PACE], common=rng.random() < 0.5, part=part),
         )
         for relaxation in excluding:
             excluding[relaxation] += excluded.get(relaxation, 0) > 0
@@ -305,7 +322,9 @@ def test_behind_a_full_kv_it_admits_the_requests_served_in_time_and_hardly_more(
     first = schedule.served[0]
     tiers = {
         "patient": Tier(slo=patient),
-        "hurried": Tier(slo=Slo(ttft_s=first.token_at_s[0], tbt_s=pace_s(first, "deadline"))),
+        "hurried": Tier(
+            slo=Slo(ttft_s=first.token_at_s[0], tbt_s=pace_s(first, Definition.DEADLINE))
+        ),
     }
     requests = [
         PlannedRequest(
@@ -331,35 +350,31 @@ def test_behind_a_full_kv_it_admits_the_requests_served_in_time_and_hardly_more(
 
 @settings(deadline=None, max_examples=60)
 @given(
-    definition=st.sampled_from([MEAN_TPOT, MAX_TPOT_10]),
+    definition=st.sampled_from([Definition.MEAN_TPOT, Definition.MAX_TPOT_10]),
     output=st.sampled_from([2, 10, 11, 12, 1001, 5003, 120_000]),
     ttft_s=st.floats(0.01, 100),
     gap_s=st.floats(1e-3, 1.0),
     bunch=st.sampled_from([1, 5, 10]),
 )
 def test_a_token_that_a_mean_tolerates_is_in_time_however_long_the_output(
-    definition: str, output: int, ttft_s: float, gap_s: float, bunch: int
+    definition: Definition, output: int, ttft_s: float, gap_s: float, bunch: int
 ) -> None:
     """Each mean exceeds its bound by nearly the nanosecond of tolerance. Tokens come in bunches, at
     the end of each bunch.
     """
     after = np.arange(output)
     after = (
-        np.minimum(-(-after // bunch) * bunch, output - 1) if definition == MAX_TPOT_10 else after
+        np.minimum(-(-after // bunch) * bunch, output - 1)
+        if definition is Definition.MAX_TPOT_10
+        else after
     )
     token_at_s = ttft_s + after * gap_s
-    slo = Slo(ttft_s=ttft_s, tbt_s=gap_s - 0.9 * CLOSE_S)
-    last_s = float(token_at_s[-1])
-    verdict = Verdict(
-        finish_reason=FinishReason.STOP, slo_met=False, relegated=False,
-        service_class=ServiceClass.STANDARD, prompt_tokens=10, output_tokens=output, attempts=1,
-        ttft_s=ttft_s, worst_tbt_s=gap_s, mean_tpot_s=(last_s - ttft_s) / (output - 1),
-        ttlt_s=last_s, ended_unix_s=last_s,
-    )  # fmt: skip
-    assert missed(definition, [verdict], [slo], [token_at_s.tolist()])[0] == Missed.NOTHING
+    slo = Slo(ttft_s=ttft_s, tbt_s=gap_s - 0.9 * CLOSE_S, definition=definition)
+    measure = measured(array("d", token_at_s.tolist()), slo, 0.0)
+    assert missed(measure, slo, 0.0) is Missed.NOTHING
     request = PlannedRequest(0, 0.0, 10, output, "a", 1.0, "default", "")
     tiers = TierSet(name="one", default="a", tiers={"a": Tier(slo=slo)})
-    work = work_of([request], tiers, definition, store.load(QOSERVE), 400_000, np.zeros(11))
+    work = work_of([request], tiers, store.load(QOSERVE), 400_000, np.zeros(11))
     due_s = np.minimum(work.step_due_s + np.arange(1, output) * work.pace_s, work.due_s)
     assert np.all(token_at_s[1:] <= due_s)
 
@@ -404,7 +419,7 @@ def test_the_shares_of_an_instant_never_sum_to_more_than_one(seed: int) -> None:
     slo = Slo(ttft_s=rng.uniform(0.2, 2), tbt_s=rng.uniform(0.02, 0.1))
     tiers = TierSet(name="one", default="a", tiers={"a": Tier(slo=slo)})
     requests = random_requests(rng, "a", 40, 300, 60, 6.0)
-    work = work_of(requests, tiers, "deadline", store.load(QOSERVE), 400_000, np.zeros(8193))
+    work = work_of(requests, tiers, store.load(QOSERVE), 400_000, np.zeros(8193))
     paid = shared_steps(work, payers(work), np.full(len(requests), 1e9))
     assert slo.tbt_s is not None
     assert np.all(paid >= 0)
@@ -472,7 +487,7 @@ def test_a_prompt_of_exactly_the_kv_may_be_met_and_a_larger_one_not() -> None:
     tiers = TierSet(name="slow", default="b", tiers={"b": Tier(slo=Slo(ttlt_s=100.0))})
     for tokens, met in ((2048, 1.0), (2049, 0.0)):
         request = PlannedRequest(0, 0.0, tokens, 1, "b", 1.0, "default", "")
-        instance = Instance([request], tiers, store.load(QOSERVE), 2048, 1, "deadline")
+        instance = Instance([request], tiers, store.load(QOSERVE), 2048, 1)
         assert met_by_relaxation(instance)["alone"] == met
 
 
@@ -616,14 +631,13 @@ def test_a_wrong_argument_is_one_line_and_exit_code_2(
     assert error.count("\n") == 1
 
 
-def met_alone(slo: Slo, definition: str = "deadline") -> float:
+def met_alone(slo: Slo) -> float:
     request = PlannedRequest(0, 0.0, 100, 10, "b", 1.0, "default", "")
     return bound(
         [request],
         TierSet(name="x", default="b", tiers={"b": Tier(slo=slo)}),
         QOSERVE,
         1,
-        definition,
     ).met_fraction
 
 
@@ -650,8 +664,10 @@ def test_by_ttlt_a_bound_in_multiples_takes_the_place_of_the_others(slo: Slo) ->
     """
     request = PlannedRequest(0, 0.0, 400, 50, "b", 1.0, "default", "")
     tiers = TierSet(name="x", default="b", tiers={"b": Tier(slo=slo)})
-    result = simulate(Traffic([request], tiers), Deployment("fcfs", QOSERVE))
-    assert missed(TTLT, result.verdicts, result.slos)[0] == Missed.NOTHING
+    by_ttlt = tiers.judged_by(Definition.TTLT)
+    result = simulate(Traffic([request], by_ttlt), Deployment("fcfs", QOSERVE))
+    assert result.met_fraction == 1.0
     assert {
-        name: bound([request], tiers, QOSERVE, 1, name).met_fraction for name in DEFINITIONS
-    } == {name: float(name == TTLT) for name in DEFINITIONS}
+        definition: bound([request], tiers.judged_by(definition), QOSERVE, 1).met_fraction
+        for definition in Definition
+    } == {definition: float(definition is Definition.TTLT) for definition in Definition}

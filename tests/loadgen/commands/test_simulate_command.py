@@ -13,12 +13,12 @@ import pytest
 from loadgen.cli import main
 from loadgen.lab.figures import figures_of, long_prompts, token_gaps_s
 from loadgen.lab.trial import Trial
-from loadgen.load.definition import DEFINITIONS
 from loadgen.load.mix import PlannedRequest
 from loadgen.simulator.deployment import Deployment
 from loadgen.simulator.simulation import RunOptions, simulate
 from loadgen.simulator.traffic import Traffic
 from shared.tiers import DEMO_3
+from shared.vocabulary import Definition
 
 COMMON = [
     "simulate",
@@ -92,8 +92,8 @@ def test_another_definition_judges_the_same_run(capsys: pytest.CaptureFixture[st
         "--policy",
         "fcfs",
     ]
-    found = [printed(capsys, "--definition", name, common=late) for name in DEFINITIONS]
-    assert [one["definition"] for one in found] == list(DEFINITIONS)
+    found = [printed(capsys, "--definition", name, common=late) for name in Definition]
+    assert [one["definition"] for one in found] == list(Definition)
     assert len({one["iterations"] for one in found}) == 1
     deadline, *_, ttlt = (one["violated"] for one in found)
     assert 0 < ttlt < deadline  # fcfs is late with first tokens, and early with last ones

@@ -17,7 +17,7 @@ from shared.errors import ConfigError
 from shared.testing.simulated_process import VirtualClock, virtual_loop
 from shared.testing.virtual_loop import run_virtual
 from shared.tiers import DEMO_3
-from shared.vocabulary import FinishReason
+from shared.vocabulary import Definition, FinishReason
 
 
 def planned(
@@ -87,6 +87,14 @@ def test_being_early_banks_slack_and_one_late_token_misses() -> None:
     assert not answered(Tally(DEMO_3), 0, [0.4, 0.5], end=FinishReason.CANCELLED).met
     assert answered(Tally(DEMO_3), 0, [20.0, 25.0], tier="summary").met
     assert not answered(Tally(DEMO_3), 0, [20.0, 25.1], tier="summary").met
+
+
+def test_the_client_judges_by_the_definition_of_the_tier() -> None:
+    # 60 ms a token: the third is 10 ms late, and quicker ones later make up for it in the mean
+    at_s = [2.0, 2.06, 2.13, 2.16]
+    assert not answered(Tally(DEMO_3), 0, at_s).met
+    assert answered(Tally(DEMO_3.judged_by(Definition.MEAN_TPOT)), 0, at_s).met
+    assert not answered(Tally(DEMO_3.judged_by(Definition.MEAN_TPOT)), 0, [2.1, *at_s[1:]]).met
 
 
 def test_the_gap_between_tokens_that_arrive_together_is_zero() -> None:

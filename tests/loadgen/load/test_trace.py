@@ -10,6 +10,7 @@ from loadgen.load.trace import read_trace
 from loadgen.load.workload import Rows, named_workload
 from shared.errors import ConfigError, PeerError
 from shared.tiers import BUILT_IN, DEFAULT, DEMO_3, load_tiers
+from shared.vocabulary import Definition, Slo
 
 NORMALISED = "arrival_s,prompt_tokens,output_tokens,app,client_id\n"
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
@@ -159,12 +160,39 @@ def test_tiers_are_read_from_toml_and_from_json(tmp_path: Path) -> None:
         first.for_service_tier("flex")
 
 
+def test_a_tier_may_name_the_definition_that_it_is_judged_by(tmp_path: Path) -> None:
+    text = """
+        name = "ours"
+        default = "chat"
+        [tiers.chat]
+        slo = {ttft_s = 1.0, tbt_x = 2, definition = "mean-tpot"}
+        [tiers.batch]
+        slo = {ttlt_s = 60}
+        """
+    tiers = load_tiers(str(written(tmp_path / "t.toml", text)))
+    assert tiers.definition == "mean-tpot, deadline"
+    alone = {"zero_load_ttft_s": 0.1, "zero_load_tbt_s": 0.02, "zero_load_ttlt_s": 1.0}
+    assert tiers.tiers["chat"].slo.resolved(**alone) == Slo(
+        ttft_s=1.0, tbt_s=0.04, definition=Definition.MEAN_TPOT
+    )
+    assert tiers.judged_by(Definition.TTLT).definition == "ttlt"
+    assert tiers.judged_by(None) == tiers
+
+
 @pytest.mark.parametrize(
     ("text", "why"),
     [
         ('{"name":"x","default":"a","tiers":{}}', "at least one tier"),
         ('{"name":"x","default":"b","tiers":{"a":{"slo":{"ttft_s":1}}}}', "default is `b`"),
         ('{"name":"x","default":"a","tiers":{"a":{"slo":{}}}}', "without any bound"),
+        (
+            '{"name":"x","default":"a","tiers":{"a":{"slo":{"definition":"ttlt"}}}}',
+            "without any bound",
+        ),
+        (
+            '{"name":"x","default":"a","tiers":{"a":{"slo":{"ttft_s":1,"definition":"p99"}}}}',
+            "Invalid enum value 'p99'",
+        ),
         ('{"name":"x","default":"a","tiers":{"a":{"slo":{"ttft_s":-1}}}}', r"Expected `float` > 0"),
         ('{"name":"x","default":"a","tiers":{"a":{"slo":{"ttft":1}}}}', "unknown field `ttft`"),
         ('{"name":"x","default":"a.b","tiers":{"a.b":{"slo":{"ttft_s":1}}}}', "tier name `a.b`"),

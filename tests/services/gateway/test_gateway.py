@@ -20,12 +20,13 @@ import pytest
 
 from services.gateway.config import GatewayConfig
 from services.gateway.service import listen, serve
-from services.gateway.translate import id_of_choice
+from services.gateway.translate import id_of_choice, read_slo
 from shared import subjects
 from shared.bus.nats import connect
 from shared.process.telemetry import Off
 from shared.process.tracing import configure
-from shared.vocabulary import RequestKey, Slo
+from shared.tiers import Tier
+from shared.vocabulary import Definition, RequestKey, Slo
 from tests.services.gateway.standin_fleet import FLOOD_WORD, MODEL, StandIn, standing_in
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -218,6 +219,13 @@ async def test_without_admission_the_answer_is_503_and_says_that_there_is_no_end
         assert answer.json()["error"]["code"] == "server_is_overloaded"
         assert answer.headers["x-llm-d-request-dropped-reason"] == "rejected-no-endpoints"
         assert "retry-after" not in answer.headers
+
+
+def test_an_slo_in_headers_is_judged_as_its_tier_is() -> None:
+    tier = Tier(slo=Slo(ttft_s=1.0, definition=Definition.MEAN_TPOT))
+    given = read_slo({"x-slo-tpot-ms": "50"}, tier)
+    assert given == Slo(tbt_s=0.05, definition=Definition.MEAN_TPOT)
+    assert read_slo({}, tier) is None
 
 
 async def test_headers_become_tenant_slo_importance_and_trace(nats_url: str) -> None:

@@ -14,10 +14,10 @@ from shared.columns import pack
 from shared.core import record as life
 from shared.core.record import LIFE, Event, State, state_of
 from shared.core.verdict import ended
+from shared.measure import Measure
 from shared.schemas import AttemptOver, Record, Resume
 from shared.vocabulary import (
     FinishReason,
-    Measure,
     RecordState,
     ReplicaId,
     RequestKey,

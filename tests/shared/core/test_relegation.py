@@ -25,8 +25,9 @@ from shared.core.relegation import (
     Taken,
 )
 from shared.core.tick import Tick
+from shared.measure import Measure
 from shared.schemas import Digest, Record, Resume
-from shared.vocabulary import Measure, RecordState, ReplicaId, RequestKey, ServiceClass, Slo
+from shared.vocabulary import RecordState, ReplicaId, RequestKey, ServiceClass, Slo
 
 NOW = 1000.0
 SETTINGS = RelegationSettings()

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from loadgen.lab.figures import Figures
-from loadgen.load.definition import MEAN_TPOT
 from loadgen.load.workload import ADASERVE, Shape
 from loadgen.results.experiment import Run, execute, requests_of
 from shared.errors import ConfigError
@@ -320,7 +319,7 @@ TRACE = Run(
     duration_s=60,
     tiers=load_tiers("adaserve-3"),
     profile="a100-llama3-70b-tp4",
-    definition=MEAN_TPOT,
+    definition="mean-tpot",
     context_tokens=8192,
 )
 

@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadgen.load.arrivals import Gaps, draw_arrivals
-from loadgen.load.definition import MEAN_TPOT, missed
 from loadgen.load.mix import plan_requests
 from loadgen.load.workload import SHAREGPT, Shape, Shorter, Synthetic
 from loadgen.simulator.deployment import Deployment, ReplicaFacts
@@ -37,7 +36,7 @@ from shared.policy.sola.problem import (
 )
 from shared.policy.sola.state import Prefills, State, alone_s
 from shared.tiers import BUILT_IN, load_tiers
-from shared.vocabulary import Slo
+from shared.vocabulary import Definition, Slo
 from tests.shared.policy.views import NOW, Row, entries, rows, shape_of, view, views
 
 relaxed = settings(deadline=None, max_examples=100)
@@ -709,14 +708,14 @@ def served(
     policy: str, more: dict[str, str], *, rate: float, kv_blocks: int = 0
 ) -> tuple[float, SimulationResult]:
     """The share of a minute's requests that met the tight SLO of Llama3-8B, by mean TPOT."""
-    tiers = load_tiers("sola-llama3-8b-tight")
+    tiers = load_tiers("sola-llama3-8b-tight").judged_by(Definition.MEAN_TPOT)
     asked = plan_requests(
         draw_arrivals(Gaps(), rate, 60.0, 1, ((1.0, 1.0),)), Synthetic((CHAT,), 8192), tiers, 1
     )
     facts = ReplicaFacts(kv_blocks=kv_blocks)
     deployment = Deployment(policy, "a100-llama3-8b", settings=more, facts=facts)
     result = simulate(Traffic(asked, tiers), deployment)
-    return float(np.mean(missed(MEAN_TPOT, result.verdicts, result.slos) == 0)), result
+    return result.met_fraction, result
 
 
 def test_it_attains_more_than_fcfs_on_a_chat_near_its_limit() -> None:

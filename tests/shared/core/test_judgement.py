@@ -1,64 +1,44 @@
 """The four definitions of a met SLO: the delays that each tolerates, and those that it does not."""
 
+from array import array
 from collections.abc import Sequence
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from loadgen.load.definition import (
-    DEADLINE,
-    DEFINITIONS,
-    MAX_TPOT_10,
-    MEAN_TPOT,
-    TTLT,
-    Missed,
-    missed,
-    worst_tpot_s,
-)
-from shared.errors import ConfigError
-from shared.schemas import Verdict
-from shared.vocabulary import FinishReason, Measure, ServiceClass, Slo
+from loadgen.simulator.token_times import measured
+from shared.core.judgement import missed
+from shared.measure import Measure
+from shared.vocabulary import Definition, Missed, Slo
 
+DEADLINE, MEAN_TPOT, MAX_TPOT_10, TTLT = Definition
 CHAT = Slo(ttft_s=1.0, tbt_s=0.1)
 SUMMARY = Slo(ttlt_s=5.0)
 
 
-def verdict_of(
-    token_s: Sequence[float], slo: Slo, reason: FinishReason = FinishReason.STOP, thinking: int = 0
-) -> Verdict:
-    """The verdict of a request that arrived at 0, from a live worker's measure."""
+def measure_of(token_s: Sequence[float], slo: Slo, thinking: int = 0, together: int = 1) -> Measure:
+    """The measure of a request that arrived at 0, as a worker folds it. So many tokens come
+    `together`, when the last of them is made; the worker finds when its thinking has ended.
+    """
     measure = Measure.begin(slo, 0.0)
-    for at_s in token_s:
-        measure = measure.emit(1, at_s, slo, thinking)
-    several, thinking = len(token_s) > 1, thinking if slo.thinks else 0
-    return Verdict(
-        finish_reason=reason,
-        slo_met=reason is FinishReason.STOP and measure.met(slo, 0.0),
-        relegated=False,
-        service_class=ServiceClass.STANDARD,
-        prompt_tokens=10,
-        output_tokens=len(token_s),
-        attempts=1,
-        ttft_s=token_s[0] if token_s else None,
-        worst_tbt_s=measure.worst_tbt_s if several else None,
-        mean_tpot_s=(token_s[-1] - token_s[0]) / (len(token_s) - 1) if several else None,
-        ttlt_s=token_s[-1] if token_s else None,
-        ended_unix_s=token_s[-1] if token_s else 0.0,
-        thinking_tokens=thinking,
-        thinking_tpot_s=(token_s[thinking - 1] - token_s[0]) / (thinking - 1)
-        if thinking > 1
-        else None,
-    )
+    for begin in range(0, len(token_s), together):
+        some = token_s[begin : begin + together]
+        known = thinking if begin + len(some) >= thinking else None
+        measure = measure.emit(len(some), some[-1], slo, known)
+    return measure
 
 
 def judged(token_s: Sequence[float], slo: Slo = CHAT, thinking: int = 0) -> dict[str, Missed]:
     """The outcome by each definition."""
-    return {
-        d: Missed(missed(d, [verdict_of(token_s, slo, thinking=thinking)], [slo], [token_s])[0])
-        for d in DEFINITIONS
-    }
+    found = {}
+    for definition in Definition:
+        judging = replace(slo, definition=definition)
+        found[definition.value] = missed(measure_of(token_s, judging, thinking), judging, 0.0)
+    return found
 
 
 def paced(first_s: float, *gaps_s: float) -> list[float]:
@@ -138,18 +118,8 @@ def test_two_stages_of_one_pace_are_one_stage_by_deadlines_and_by_the_last_token
     assert (plain[DEADLINE], plain[TTLT]) == (staged[DEADLINE], staged[TTLT])
 
 
-def test_a_request_that_did_not_finish_is_missed_by_every_definition() -> None:
-    dropped, never = verdict_of([0.5], CHAT, FinishReason.DROPPED), None
-    for definition in DEFINITIONS:
-        assert (
-            missed(definition, [dropped, never], [CHAT, CHAT], [[0.5], []]).tolist()
-            == [Missed.END] * 2
-        )
-
-
-def test_an_unknown_definition_is_refused() -> None:
-    with pytest.raises(ConfigError, match="deadline, mean-tpot, max-tpot-10, ttlt"):
-        missed("p99", [verdict_of([0.5], CHAT)], [CHAT])
+def test_a_request_without_a_token_is_missed_by_every_definition() -> None:
+    assert set(judged([]).values()) == {Missed.END}
 
 
 outputs = st.lists(st.floats(0.0, 0.3), min_size=1, max_size=60).map(
@@ -157,18 +127,54 @@ outputs = st.lists(st.floats(0.0, 0.3), min_size=1, max_size=60).map(
 )
 
 
-@settings(deadline=None, max_examples=200)
-@given(st.lists(outputs, min_size=1, max_size=5))
-def test_the_worst_ten_tokens_are_found_in_any_output(several: list[list[float]]) -> None:
-    def plainly(token_s: list[float]) -> float:
-        spans = [token_s[i : i + 11] for i in range(0, len(token_s) - 10, 10)] + [token_s[-11:]]
-        return max(
-            ((span[-1] - span[0]) / (len(span) - 1) for span in spans if len(span) > 1), default=0.0
-        )
-
-    assert worst_tpot_s(several, block=2) == pytest.approx(
-        [plainly(token_s) for token_s in several], abs=1e-12
+def plainly(token_s: Sequence[float]) -> float:
+    """The worst mean over each ten tokens, and over the last ten."""
+    spans = [token_s[i : i + 11] for i in range(0, len(token_s) - 10, 10)] + [token_s[-11:]]
+    return max(
+        ((span[-1] - span[0]) / (len(span) - 1) for span in spans if len(span) > 1), default=0.0
     )
+
+
+@settings(deadline=None, max_examples=300)
+@given(outputs, st.integers(0, 61), st.integers(1, 6))
+def test_the_worst_ten_tokens_of_each_stage_are_found_in_any_output(
+    token_s: list[float], thinking: int, together: int
+) -> None:
+    slo = Slo(thinking_tbt_s=0.1, tbt_s=0.1, definition=MAX_TPOT_10)
+    at_s = [
+        token_s[min(i // together * together + together, len(token_s)) - 1]
+        for i in range(len(token_s))
+    ]
+    windows = measure_of(token_s, slo, thinking, together).windows
+    assert windows is not None
+    if 0 < thinking < len(at_s):
+        worst_s = (windows.thinking_worst_s, windows.present_s())
+        expected_s = (plainly(at_s[:thinking]), plainly(at_s[thinking - 1 :]))
+    else:
+        worst_s, expected_s = (windows.present_s(),), (plainly(at_s),)
+    assert worst_s == pytest.approx(expected_s, abs=1e-12)
+
+
+@settings(deadline=None, max_examples=300)
+@given(outputs, st.integers(0, 61), st.sampled_from(Definition), st.booleans())
+def test_a_measure_of_token_times_is_the_one_that_a_worker_folds(
+    token_s: list[float], thinking: int, definition: Definition, thinks: bool
+) -> None:
+    slo = Slo(ttft_s=0.3, tbt_s=0.1, thinking_tbt_s=0.05 if thinks else None, definition=definition)
+    folded = measure_of(token_s, slo, thinking)
+    times = array("d", token_s)
+    of_times = measured(times, slo, 0.0, folded.thinking_tokens)
+    for name in Measure.__struct_fields__:
+        ours, theirs = getattr(of_times, name), getattr(folded, name)
+        assert ours == theirs or ours == pytest.approx(theirs, abs=1e-9), name
+
+
+def test_a_measure_keeps_its_windows_wherever_it_is_written() -> None:
+    slo = replace(CHAT, definition=MAX_TPOT_10)
+    measure = measure_of(paced(0.5, *[0.02] * 9, 0.5, *[0.02] * 20), slo)
+    moved = msgspec.msgpack.decode(msgspec.msgpack.encode(measure), type=Measure)
+    assert moved == measure
+    assert moved.emit(3, 2.0, slo) == measure.emit(3, 2.0, slo)
 
 
 @settings(deadline=None, max_examples=200)
