@@ -35,10 +35,14 @@ SHIPPED = {
     "a100-llama2-7b",
     "h100-llama2-7b",
     "a100-llama3-70b-tp4",
+    "a100-opt-13b-tp2",
+    "a100-opt-30b-tp4",
     "h100-llama3-70b-tp4",
     "a100-llama3-8b-qoserve",
     "cpu-tiny",
 }
+# by hand, by their authors, and by analysis
+NOT_FITTED = {"cpu-tiny", "a100-llama3-8b-qoserve", "a100-opt-13b-tp2", "a100-opt-30b-tp4"}
 OVERHEAD_S = 0.001
 
 ROOFLINE = SlosServeRoofline(k1a=8e-5, b_a=0.0065, k1b=6.8e-5, b_b=0.0123)
@@ -332,9 +336,10 @@ def test_every_shipped_file_loads_under_its_name_and_states_its_error(name: str)
     assert file.provenance
     assert file.kv_capacity_tokens * file.kv_bytes_per_token < 80e9
     if isinstance(file.coefficients, TokenTable):
+        assert file.overhead_s == 0.001
+    if name not in NOT_FITTED:
         assert file.error.mape is not None
         assert 0 < file.error.mape < 0.05
-        assert file.overhead_s == 0.001
 
 
 def test_a_profile_is_read_from_any_path(tmp_path: Path) -> None:
@@ -591,7 +596,7 @@ without_source = pytest.mark.skipif(
 
 
 @without_source
-@pytest.mark.parametrize("name", sorted(SHIPPED - {"cpu-tiny", "a100-llama3-8b-qoserve"}))
+@pytest.mark.parametrize("name", sorted(SHIPPED - NOT_FITTED))
 def test_shipped_tables_equal_the_fits_they_were_made_from(name: str) -> None:
     gpu, model = name.split("-", 1)
     source = json.loads(
