@@ -11,7 +11,7 @@ CHUNK_ORDER = "edf"
 # Of each paper's policy: what the paper prints, then what else its best setting may be. Where the
 # first is not empty, the defaults are ours.
 WITHOUT_DRAFT: Mapping[str, Sequence[Settings]] = {
-    "slos_serve": ({}, {"long_deadlines": "work"}),
+    "slos_serve": ({}, {"long_deadlines": "work"}, {"sit_out": "true"}),
     "qoserve": (
         {},
         {"alpha_low_s": "0.008"},
