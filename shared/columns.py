@@ -7,10 +7,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 Ints = NDArray[np.int32]
+# Slots and rows: what indexes a column. numpy looks them up five times as fast as int32.
+Indices = NDArray[np.intp]
 EMPTY: Ints = np.zeros(0, dtype=np.int32)
+NOWHERE: Indices = np.zeros(0, dtype=np.intp)
 
 
-def pack(values: Ints | Sequence[int]) -> bytes:
+def pack(values: Ints | Indices | Sequence[int]) -> bytes:
     return np.asarray(values, dtype="<i4").tobytes()
 
 

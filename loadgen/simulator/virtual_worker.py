@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.simulator.token_times import measured
-from shared.columns import Ints, pack, unpack, unpack_list
+from shared.columns import Indices, Ints, pack, unpack, unpack_list
+from shared.core.flight import shape_of
 from shared.core.held_request import seed_of
 from shared.core.worker import WorkerCounters
 from shared.perf.draft import Draft
@@ -58,7 +59,7 @@ class _Running(NamedTuple):
     """
 
     plan: BatchPlan
-    slots: Ints
+    slots: Indices
     fills: Ints  # KV positions while it runs, rejected drafts included
     tokens: Ints  # the positions of these that are kept
     emits: NDArray[np.bool_]
@@ -167,11 +168,11 @@ class VirtualWorker:
             self._computed[slot], self._drafted[slot], self._decoding[slot] = 0, 0, False
         self._set_class(plan.relegated, ServiceClass.BEST_EFFORT)
         self._set_class(plan.promoted, ServiceClass.STANDARD)
-        slots, caps, skipped = unpack(plan.slots), unpack(plan.caps), b""
-        gone = ~self._here[slots]
+        slots, caps = unpack(plan.slots).astype(np.intp), unpack(plan.caps)
+        gone, skipped = ~self._here[slots], b""
         if ending:
             gone |= np.isin(slots, [slot for slot, _ in ending])
-        if gone.any():
+        if np.count_nonzero(gone):
             skipped = pack(slots[gone])
             slots, caps = slots[~gone], caps[~gone]
         has = self._computed[slots]
@@ -181,14 +182,8 @@ class VirtualWorker:
         if plan.selection is not None:
             selection = some_of(plan.selection, ~gone) if skipped else plan.selection
             return self._speculate(plan, selection, slots, caps, skipped, ending)
-        emitting, decoding = np.count_nonzero(emits), np.count_nonzero(decodes)
-        alone = decoding == len(slots)
-        shape = (
-            BatchShape(decodes=len(slots), decode_context=int(has.sum()))
-            if alone
-            else _shape(has, tokens, decodes)
-        )
-        alike = emitting == decoding and not ending and not skipped
+        shape = shape_of(has, tokens, decodes)
+        alike = np.count_nonzero(emits) == shape.decodes and not ending and not skipped
         self._running = _Running(
             plan, slots, tokens, tokens, emits, None, skipped, shape, ending, alike
         )
@@ -198,7 +193,7 @@ class VirtualWorker:
         self,
         plan: BatchPlan,
         selection: Selection,
-        slots: Ints,
+        slots: Indices,
         caps: Ints,
         skipped: bytes,
         ending: Sequence[tuple[int, str]],
@@ -223,7 +218,7 @@ class VirtualWorker:
             filled=self._drafted[slots],
         )
         self._drafted[slots] = did.filled
-        shape = _shape(has, did.fills, self._decoding[slots])
+        shape = shape_of(has, did.fills, self._decoding[slots])
         self._running = _Running(
             plan,
             slots,
@@ -279,8 +274,9 @@ class VirtualWorker:
         self._known[emitting] += n
         self._left[emitting] -= n
         self._thinking[emitting] -= n
+        instants = array("d", ends_unix_s)
         for slot in emitting.tolist():
-            self._requests[slot].times.extend(ends_unix_s)
+            self._requests[slot].times.extend(instants)
         self.counters.iterations += n
         self.counters.tokens += n * len(emitting)
         self.counters.exec_s += exec_s
@@ -363,7 +359,7 @@ class VirtualWorker:
         answering = self._answering(emitting, made) if self._thinkers else []
         return emitting[left == 0].tolist(), answering
 
-    def _accepted(self, slots: Ints, drafted: Ints, accepted: Ints, at_unix_s: float) -> None:
+    def _accepted(self, slots: Indices, drafted: Ints, accepted: Ints, at_unix_s: float) -> None:
         """Count the drafts of this iteration. Tokens accepted together come at one instant."""
         self.counters.drafted += int(drafted.sum())
         self.counters.accepted += int(accepted[drafted > 0].sum())
@@ -372,7 +368,7 @@ class VirtualWorker:
         for slot, count in zip(slots[more].tolist(), accepted[more].tolist(), strict=True):
             self._requests[slot].times.extend([at_unix_s] * count)
 
-    def _answering(self, emitting: Ints, made: Ints) -> list[tuple[int, int]]:
+    def _answering(self, emitting: Indices, made: Ints) -> list[tuple[int, int]]:
         """The slots whose thinking ends with these tokens, and their numbers of thinking tokens."""
         left = self._thinking[emitting] - made
         self._thinking[emitting] = left
@@ -426,21 +422,6 @@ class VirtualWorker:
             assert self._known[slot] == request.record.prompt_tokens + len(request.times), (
                 "tokens without an instant"
             )
-
-
-def _shape(has: Ints, tokens: Ints, decodes: NDArray[np.bool_]) -> BatchShape:
-    prefill = ~decodes
-    l_in, l_has = tokens[prefill].tolist(), has[prefill].tolist()
-    shape = BatchShape(
-        sum(l_in),
-        len(l_in),
-        float(sum(n * n for n in l_in)),
-        float(sum(n * cached for n, cached in zip(l_in, l_has, strict=True))),
-        sum(l_has),
-        len(tokens) - len(l_in),
-        int(has[decodes].sum()),
-    )
-    return shape.with_drafts(tokens[decodes] - 1, has[decodes])
 
 
 def _grown(shape: BatchShape, n: int) -> BatchShape:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shared.columns import Ints, unpack
+from shared.columns import Indices, Ints, unpack
 from shared.core.flight import Flight
 from shared.schemas import PlanAck
 
@@ -33,7 +33,7 @@ def reported(ack: PlanAck, flight: Flight, capacity: int) -> Reported:
     return Reported(*columns)
 
 
-def positions(slots: Ints, wanted: Ints, capacity: int) -> Ints:
+def positions(slots: Ints | Indices, wanted: Indices, capacity: int) -> Ints:
     """The index of each wanted slot in `slots`; -1 where it is not there."""
     at = np.full(capacity, -1, dtype=np.int32)
     at[slots] = np.arange(len(slots), dtype=np.int32)

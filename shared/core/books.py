@@ -11,10 +11,10 @@ from typing import get_args, get_type_hints
 
 import numpy as np
 
-from shared.columns import Ints
+from shared.columns import Indices, Ints
 from shared.perf.draft import Draft
 from shared.perf.iteration_time import Profile
-from shared.policy.seam import Floats, Phase, Rows, View
+from shared.policy.seam import Bools, Floats, Phase, Rows, View
 from shared.schemas import Offer
 from shared.vocabulary import ServiceClass, Slo
 
@@ -55,7 +55,7 @@ class Books(BookRows):
         # blocks found in a prefix cache may be promised to a plan in flight already: the engine
         # then does less of that plan
         self.overdrawn = False
-        self.row_of: Ints = np.full(slots, -1, dtype=np.int32)
+        self.row_of: Indices = np.full(slots, -1, dtype=np.intp)
         # when the newest acked token of each slot came; the column of the view has those in flight
         self.acked_token_unix_s: Floats = np.full(slots, np.inf)
         self.offers: dict[int, Offer] = {}  # by slot, as accepted
@@ -165,6 +165,13 @@ class Books(BookRows):
     def holds(self, slot: int) -> bool:
         return 0 <= slot < self.capacity and self.row_of[slot] >= 0
 
+    def plannable(self, rows: Indices) -> Bools:
+        """A mask of those of these rows that are live. A slot without a request has row -1, which
+        is the largest number where none has a sign.
+        """
+        live: Bools = rows.view(np.uintp) < self.live
+        return live
+
     def _swap(self, a: int, b: int) -> None:
         if a != b:
             for block in self._blocks:
@@ -206,7 +213,7 @@ class Books(BookRows):
         self.overdrawn = False
         return free
 
-    def blocks_for(self, rows: Ints, caps: Ints) -> Ints:
+    def blocks_for(self, rows: Indices, caps: Ints) -> Ints:
         """Blocks that entries with these caps newly take, at their upper bound."""
         top = self.computed_tokens[rows] + self.unsure_tokens[rows] + caps
         needed: Ints = np.maximum(-(-top // self.block_tokens) - self.kv_held_blocks[rows], 0)

@@ -5,6 +5,8 @@ right for a while.
 from collections import deque
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from shared.core.books import Books
 from shared.core.flight import Flight
 from shared.policy.seam import Choice
@@ -84,4 +86,4 @@ def _roomy_iterations(choice: Choice, books: Books) -> int:
 def _still_concerned(choice: Choice, books: Books) -> bool:
     """The choice has no entries, or one whose request is still here."""
     rows = books.row_of[choice.slots]
-    return not len(rows) or bool(((rows >= 0) & (rows < books.live)).any())
+    return not len(rows) or bool(np.count_nonzero(books.plannable(rows)))

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shared.columns import Ints
+from shared.columns import Indices, Ints
 from shared.perf.shape import BatchShape
 from shared.policy.seam import Bools
 from shared.schemas import Selection
@@ -15,11 +15,11 @@ class Flight:
     """Columns run along the plan's entries."""
 
     seq: int
-    slots: Ints
+    slots: Indices
     packed_slots: bytes  # as they are in the plan and, if all ran, in the ack
     computed: Ints  # KV positions it is predicted to fill for good
     emitted: Ints  # tokens it is predicted to make
-    makers: Ints  # the slots that make them
+    makers: Indices  # the slots that make them
     unsure: Ints  # tokens that it may make beyond those
     selection: Selection | None
     caps: Ints  # KV positions it may fill while it runs, rejected drafts included
@@ -57,19 +57,22 @@ def shape_of(has: Ints, tokens: Ints, decode: Bools) -> BatchShape:
     """The shape of entries that compute `tokens` after `has` positions; a decode's tokens beyond
     the first are drafts to be verified.
     """
-    if decode.all():
-        return BatchShape(decodes=len(has), decode_context=int(has.sum())).with_drafts(
-            tokens - 1, has
-        )
-    chunk = ~decode
-    l_in, l_has = tokens[chunk].astype(np.int64), has[chunk].astype(np.int64)
+    decodes = int(np.count_nonzero(decode))
+    if decodes == len(decode):
+        shape = BatchShape(decodes=decodes, decode_context=int(has.sum()))
+        return shape.with_drafts(tokens - 1, has)
+    chunks = (~decode).nonzero()[0]
+    l_in, l_has = tokens[chunks].tolist(), has[chunks].tolist()
+    prefill_tokens, prefill_has = sum(l_in), sum(l_has)
     shape = BatchShape(
-        int(l_in.sum()),
+        prefill_tokens,
         len(l_in),
-        float((l_in * l_in).sum()),
-        float((l_in * l_has).sum()),
-        int(l_has.sum()),
-        int(np.count_nonzero(decode)),
-        int(has[decode].sum()),
+        float(sum(n * n for n in l_in)),
+        float(sum(n * cached for n, cached in zip(l_in, l_has, strict=True))),
+        prefill_has,
+        decodes,
+        int(has.sum()) - prefill_has,
     )
+    if int(tokens.sum()) == prefill_tokens + decodes:
+        return shape
     return shape.with_drafts(tokens[decode] - 1, has[decode])

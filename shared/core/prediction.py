@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shared.columns import EMPTY, Ints, pack
+from shared.columns import EMPTY, NOWHERE, Indices, Ints, pack
 from shared.core.books import DECODE, PREFILL, WAITING, Books
 from shared.core.flight import Flight, shape_of
 from shared.perf.draft import Draft
@@ -24,14 +24,14 @@ class Entries(NamedTuple):
     chosen to follow no longer fits.
     """
 
-    slots: Ints
+    slots: Indices
     caps: Ints
     speculation: Speculation | None
     blocks: Ints  # that they newly take, at their upper bound
     cut: bool = False
 
 
-NO_ENTRIES = Entries(EMPTY, EMPTY, None, EMPTY)
+NO_ENTRIES = Entries(NOWHERE, EMPTY, None, EMPTY)
 
 
 class Drafting(NamedTuple):
@@ -68,8 +68,8 @@ class Prediction:
         if not len(slots):
             return NO_ENTRIES
         rows = books.row_of[slots]
-        kept: Bools = (rows >= 0) & (rows < books.live)
-        if not kept.all():
+        kept: Bools = books.plannable(rows)
+        if np.count_nonzero(kept) < len(kept):
             slots, caps, rows = slots[kept], caps[kept], rows[kept]
             speculation = None if speculation is None else speculation.along(kept)
             if not len(slots):
@@ -136,7 +136,7 @@ class Prediction:
         decode: Bools = books.phase[rows] == DECODE
         has, restarts = books.computed_tokens[rows], books.restarts[rows]
         drafting = (
-            Drafting(caps, np.zeros_like(caps), caps, 0.0, None)
+            Drafting(caps, np.zeros(len(caps), dtype=np.int32), caps, 0.0, None)
             if speculation is None
             else self._drafting(rows, caps, decode, speculation)
         )
@@ -174,7 +174,7 @@ class Prediction:
         return flight
 
     def _complete_prefills(
-        self, rows: Ints, decode: Bools, end_unix_s: float
+        self, rows: Indices, decode: Bools, end_unix_s: float
     ) -> tuple[Bools, Bools]:
         """The chunks of these rows are computed: a prefill that begins leaves WAITING, one that
         ends becomes a decode. Returns which rows make a token, and which make their first.
@@ -193,7 +193,7 @@ class Prediction:
         books.next_due_unix_s[free] = end_unix_s
         return emitted, firsts
 
-    def _emit(self, rows: Ints) -> None:
+    def _emit(self, rows: Indices) -> None:
         """Each of these rows makes a token; a row that makes its last one leaves."""
         books = self._books
         books.next_due_unix_s[rows] += books.tbt_s[rows]  # deadlines are cumulative
@@ -203,7 +203,7 @@ class Prediction:
             books.leave(slot)
 
     def _drafting(
-        self, rows: Ints, caps: Ints, decode: Bools, speculation: Speculation
+        self, rows: Indices, caps: Ints, decode: Bools, speculation: Speculation
     ) -> Drafting:
         """The speculation of these entries, written into the books."""
         books = self._books
@@ -211,7 +211,7 @@ class Prediction:
         computed: Ints = np.where(decode, 1, caps).astype(np.int32)
         unsure: Ints = np.minimum(caps - computed, depth)
         drafts: Bools = depth > 0
-        if not drafts.any():
+        if not np.count_nonzero(drafts):
             return Drafting(computed, unsure, caps, 0.0, None)
         verified = _within_budget(caps, drafts, speculation.budget_tokens)
         seconds = self._draft_s(rows[drafts], depth[drafts], speculation.width[drafts])
@@ -219,7 +219,7 @@ class Prediction:
         books.draft_tokens[rows[drafts]] = books.computed_tokens[rows[drafts]] + 1
         return Drafting(computed, unsure, verified, seconds, _selection(speculation, depth))
 
-    def _draft_s(self, rows: Ints, depth: Ints, width: Ints) -> float:
+    def _draft_s(self, rows: Indices, depth: Ints, width: Ints) -> float:
         assert self._draft is not None, "speculation without a draft model"
         has = self._books.computed_tokens[rows]
         context = has + self._books.unsure_tokens[rows] + 1
@@ -240,12 +240,11 @@ class Prediction:
         last plan in flight that makes one, or when its newest acked one came.
         """
         books = self._books
-        instants = books.acked_token_unix_s
-        if self.flights:
-            instants = instants.copy()
-            for flight in self.flights:
-                instants[flight.makers] = flight.end_unix_s
-        books.newest_token_unix_s[: books.live] = instants[books.slot[: books.live]]
+        newest_unix_s = books.newest_token_unix_s
+        newest_unix_s[: books.live] = books.acked_token_unix_s[books.slot[: books.live]]
+        for flight in self.flights:
+            rows = books.row_of[flight.makers]
+            newest_unix_s[rows[books.plannable(rows)]] = flight.end_unix_s
 
     def retime(self, end_unix_s: float, profile: Profile) -> None:
         """An iteration ended at this instant: the predicted ends of the plans behind it move."""
@@ -262,7 +261,7 @@ class Prediction:
         """
         books, flight = self._books, self.flights[0]
         rows = books.row_of[flight.slots]
-        assert flight.selection is None and not flight.firsts.any()
+        assert flight.selection is None and not np.count_nonzero(flight.firsts)
         books.computed_tokens[rows] += iterations * flight.computed
         books.kv_held_blocks[rows] = -(-books.computed_tokens[rows] // books.block_tokens)
         books.acked_token_unix_s[flight.makers] = ended_unix_s

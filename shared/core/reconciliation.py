@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shared.columns import Ints, pack
+from shared.columns import Indices, Ints, pack
 from shared.core.ack_columns import Reported, positions, reported
 from shared.core.books import DECODE, PREFILL, WAITING, Books
 from shared.core.flight import Flight, shape_of
@@ -49,14 +49,14 @@ class Reconciliation:
         books.unsure_tokens[rows[same]] -= flight.unsure[same]
         did = reported(ack, flight, books.capacity)
         books.acked_token_unix_s[flight.slots[did.emitted > 0]] = ack.ended_unix_s
-        if flight.firsts.any():
+        if np.count_nonzero(flight.firsts):
             began = flight.firsts & held
             self._first_tokens(rows[began], did.emitted[began], ack.ended_unix_s)
         missed = self._correct(flight, did, held, same, ack.ended_unix_s)
         self._hold_kv(flight.slots[same])
         drafted = held & (did.drafted > 0)
         drafts = None
-        if drafted.any():
+        if np.count_nonzero(drafted):
             accepted = np.maximum(did.emitted[drafted] - 1, 0)
             drafts = Drafts(tbt_s[drafted], application[drafted], did.drafted[drafted], accepted)
         return Landing(_shape_as_run(flight, did), drafts, missed)
@@ -233,7 +233,7 @@ class Reconciliation:
         else:
             books.leave(slot)
 
-    def _first_tokens(self, rows: Ints, emitted: Ints, at_unix_s: float) -> None:
+    def _first_tokens(self, rows: Indices, emitted: Ints, at_unix_s: float) -> None:
         """The predicted first tokens of these rows came at this instant, or not at all. A pace
         without a TTFT counts from there.
         """
@@ -244,7 +244,7 @@ class Reconciliation:
         books.next_due_unix_s[rows[anchored]] += shift[anchored]
         books.first_token_unix_s[rows] = instant
 
-    def _hold_kv(self, slots: Ints) -> None:
+    def _hold_kv(self, slots: Indices) -> None:
         """Hold what these slots may still fill: after all plans in flight, and at the peak of each
         of them.
         """
@@ -279,6 +279,6 @@ def _shape_as_run(flight: Flight, did: Reported) -> BatchShape:
     decoded = flight.decode & (did.computed > 0)
     tokens = np.where(decoded, did.drafted + 1, did.computed - did.cached).astype(np.int32)
     has, ran = flight.has + did.cached, tokens > 0
-    if ran.all():
+    if np.count_nonzero(ran) == len(ran):
         return shape_of(has, tokens, flight.decode)
     return shape_of(has[ran], tokens[ran], flight.decode[ran])

@@ -30,7 +30,7 @@ class BatchShape(NamedTuple):
         """The shape with draft tokens to verify. `drafts` runs along (some of) the decodes, and
         `has` is the context they stand on.
         """
-        if not drafts.any():
+        if not np.count_nonzero(drafts):
             return self
         l_in = drafts.astype(np.int64)
         return self._replace(

@@ -16,13 +16,12 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from shared.columns import Ints
+from shared.columns import Indices, Ints
 from shared.perf.shape import BatchShape
 from shared.policy.seam import Choice, Phase, View
 
-Rows = NDArray[np.intp]
+Rows = Indices  # in the view
 
 FOREVER = 1 << 30  # iterations
 
@@ -172,7 +171,8 @@ def fill(
             repeats = max(
                 1, int(view.target_tokens[rows[0]] - view.computed_tokens[rows[0]] - 1) // chunks[0]
             )
-    caps = np.ones(n + len(rows), dtype=np.int32)
+    caps = np.empty(n + len(rows), dtype=np.int32)
+    caps[:n] = 1
     caps[n:] = chunks
     slots = view.slot[np.concatenate((decodes.rows, np.array(rows, dtype=np.intp)))]
     return Choice(

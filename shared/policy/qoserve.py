@@ -94,7 +94,7 @@ class Queue:
         self.last_due: Floats = view.last_due_unix_s[rows]
         self.decode_left: Floats = np.zeros(len(rows))
         self.due: Floats = self.next_due  # when prefill must have ended
-        if np.isfinite(self.last_due).any():
+        if np.count_nonzero(np.isfinite(self.last_due)):
             app, made, most = (
                 view.application[rows],
                 view.generated_tokens[rows],
@@ -204,20 +204,21 @@ class QoServe:
         lost = slack < 0
         due = view.last_due_unix_s[rows]
         whole = np.isfinite(due)
-        if lost.any() or whole.any():
+        some_lost, some_whole = np.count_nonzero(lost), np.count_nonzero(whole)
+        if some_lost or some_whole:
             # the shortest iteration with these decodes
             least_s = self._set.safety * view.profile.batch_s(decodes.shape)
-        if lost.any():
+        if some_lost:
             slack = np.where(lost, np.where(tbt_s >= least_s, tbt_s, pace_s), slack)
         smallest = float(slack.min())
-        if whole.any():
+        if some_whole:
             rows, left_s = rows[whole], due[whole] - view.start_unix_s
             tokens = np.minimum(
                 self._lengths.mean(view.applications)[view.application[rows]], view.max_tokens[rows]
             )
             share = left_s / np.maximum(tokens - view.generated_tokens[rows], 1.0)
             smallest = min(smallest, float(np.where(share < least_s, pace_s, share).min()), pace_s)
-        elif not np.isfinite(tbt_s).all():
+        elif np.count_nonzero(np.isfinite(tbt_s)) < len(tbt_s):
             smallest = min(smallest, pace_s)
         return smallest
 

@@ -16,7 +16,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.columns import EMPTY, Ints
+from shared.columns import EMPTY, NOWHERE, Indices, Ints
 from shared.perf.draft import Draft
 from shared.perf.iteration_time import Profile
 from shared.perf.shape import BatchShape
@@ -44,7 +44,7 @@ class Rows:
     clear and move it, and a view shows it (shared/core/books.py).
     """
 
-    slot: Ints
+    slot: Indices
     phase: Ints
     prompt_tokens: Ints
     # to compute before the next output token: prompt, plus what was generated before a preemption
@@ -127,7 +127,7 @@ class Choice:
     """One iteration. Entries in the order in which they claim KV: if blocks run short, the core
     cuts from the end.
 
-    slots, caps: int32, parallel. The cap of a decode is 1 (or, speculating, its verified tokens);
+    slots, caps: parallel. The cap of a decode is 1 (or, speculating, its verified tokens);
     the cap of a prefill is its chunk. The core drops entries whose request has left by the time
     they would run. No entries at all means: nothing to run until something happens, or until
     `again_unix_s`. Class changes and releases take effect before the entries; a relegated or
@@ -138,7 +138,7 @@ class Choice:
     alike.
     """
 
-    slots: Ints = field(default_factory=lambda: EMPTY)
+    slots: Indices = field(default_factory=lambda: NOWHERE)
     caps: Ints = field(default_factory=lambda: EMPTY)
     preempt: Sequence[int] = ()  # slots that lose their KV, keep their tokens, and prefill again
     relegate: Sequence[int] = ()
