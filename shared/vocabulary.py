@@ -97,6 +97,11 @@ class Slo(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_
     definition: Definition = Definition.DEADLINE
 
     @property
+    def in_multiples(self) -> bool:
+        """True if a bound is a multiple of zero-load time."""
+        return (self.ttft_x, self.tbt_x, self.ttlt_x) != (None, None, None)
+
+    @property
     def bounds_nothing(self) -> bool:
         return self == Slo(definition=self.definition)
 

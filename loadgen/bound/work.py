@@ -11,12 +11,11 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from loadgen.load.mix import PlannedRequest
-from loadgen.simulator.traffic import ZERO_LOAD_CHUNK_TOKENS
 from shared.errors import ConfigError
 from shared.measure import CLOSE_S, WINDOW_TOKENS
 from shared.perf.iteration_time import Profile
 from shared.perf.shape import BatchShape
-from shared.perf.zero_load import ttft_s
+from shared.perf.zero_load import CHUNK_TOKENS, ttft_s
 from shared.tiers import TierSet
 from shared.vocabulary import Definition, Slo
 
@@ -106,7 +105,7 @@ def _in_seconds(slo: Slo) -> Slo:
     # By the other three definitions each bound only adds deadlines, so dropping it relaxes. By ttlt
     # a TTLT or a pace removes the deadlines of the other bounds.
     definition = slo.definition
-    if definition is TTLT and (slo.ttft_x, slo.tbt_x, slo.ttlt_x) != (None, None, None):
+    if definition is TTLT and slo.in_multiples:
         return Slo(definition=definition)
     tbt_s = slo.tbt_s
     # The looser of two paces. Two stages with windows of their own may each be late by most of a
@@ -124,9 +123,7 @@ def _with_first_s(slo: Slo, times: float | None, prompt_tokens: int, profile: Pr
         return slo
     return replace(
         slo,
-        ttft_s=min(
-            _or_inf(slo.ttft_s), times * ttft_s(profile, prompt_tokens, ZERO_LOAD_CHUNK_TOKENS)
-        ),
+        ttft_s=min(_or_inf(slo.ttft_s), times * ttft_s(profile, prompt_tokens, CHUNK_TOKENS)),
     )
 
 

@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
 async def _run(args: argparse.Namespace, plan: Plan, console: Console) -> int:
     stop, clock, tally = asyncio.Event(), Clock(), Tally(plan.tiers)
     loop = asyncio.get_running_loop()
-    async with _sender(args, plan, clock) as sender:
+    async with _sender(args, plan, clock, tally) as sender:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, stop.set)
         async with progress(tally, len(plan.requests), plan.duration_s, args.label, console):
@@ -103,8 +103,16 @@ async def _run(args: argparse.Namespace, plan: Plan, console: Console) -> int:
 
 
 @asynccontextmanager
-async def _sender(args: argparse.Namespace, plan: Plan, clock: Clock) -> AsyncIterator[Sender]:
+async def _sender(
+    args: argparse.Namespace, plan: Plan, clock: Clock, tally: Tally
+) -> AsyncIterator[Sender]:
+    in_multiples = any(tier.slo.in_multiples for tier in plan.tiers.tiers.values())
     if args.http:
+        if in_multiples:
+            raise ConfigError(
+                f"--http: tiers {plan.tiers.name} have bounds in multiples of zero-load time, "
+                "which the fleet tells over NATS alone; leave --http out"
+            )
         if any(request.thinking_tokens for request in plan.requests):
             raise ConfigError(
                 "--http: this workload thinks, and HTTP has no field for the number of thinking "
@@ -120,10 +128,18 @@ async def _sender(args: argparse.Namespace, plan: Plan, clock: Clock) -> AsyncIt
             await http.close()
         return
     from loadgen.load.connection import LOAD_PATIENCE, connected
-    from loadgen.load.send_nats import NatsSender
+    from loadgen.load.heartbeats import Heartbeats, resolved_by
+    from loadgen.load.send_nats import NatsSender, cap_tokens
 
     async with connected(args.url, "slackline-load", clock, LOAD_PATIENCE) as client:
         longest = max(request.output_tokens for request in plan.requests)
+        heartbeats = Heartbeats()
+        await heartbeats.listen(client.bus)
+        if in_multiples:
+            tally.resolve = resolved_by(
+                await heartbeats.profile(),
+                lambda planned: cap_tokens(longest, args.context, planned.prompt_tokens),
+            )
         yield NatsSender(
             client, clock, seed=args.seed, longest_output=longest, context_tokens=args.context
         )

@@ -215,8 +215,10 @@ def promise(slo: Slo | None) -> str:
         ("TBT", slo.tbt_s),
         ("TTLT", slo.ttlt_s),
     )
+    multiples = (("TTFT", slo.ttft_x), ("TBT", slo.tbt_x), ("TTLT", slo.ttlt_x))
     return ", ".join(
-        f"{name} {seconds(bound_s)}" for name, bound_s in bounds if bound_s is not None
+        [f"{name} {seconds(bound_s)}" for name, bound_s in bounds if bound_s is not None]
+        + [f"{name} {times:g} x alone" for name, times in multiples if times is not None]
     )
 
 

@@ -1,7 +1,7 @@
 """The outcome of each request of a run, as its client saw it."""
 
 from array import array
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from loadgen.load.mix import PlannedRequest
@@ -13,6 +13,10 @@ from shared.vocabulary import FinishReason, Slo
 GOOD_ENDS = (FinishReason.STOP, FinishReason.LENGTH)
 # The error codes of a server that has no room, as against a request that is impossible.
 NO_ROOM = frozenset({"slow_down", "resource_unavailable", "server_is_overloaded"})
+
+
+# the SLO of a planned request in seconds
+Resolve = Callable[[Slo, PlannedRequest], Slo]
 
 
 class Outcome:
@@ -89,6 +93,7 @@ class Tally:
     """The outcomes of all requests of a run."""
 
     tiers: TierSet
+    resolve: Resolve = lambda slo, _: slo
     outcomes: list[Outcome] = field(default_factory=list)
     gaps_s: Mapping[str, "array[float]"] = field(init=False)
 
@@ -96,7 +101,7 @@ class Tally:
         self.gaps_s = {name: array("f") for name in self.tiers.tiers}
 
     def begin(self, planned: PlannedRequest, sent_unix_s: float, lateness_s: float) -> Outcome:
-        slo = self.tiers.tiers[planned.tier].slo
+        slo = self.resolve(self.tiers.tiers[planned.tier].slo, planned)
         outcome = Outcome(planned, slo, sent_unix_s, lateness_s, self.gaps_s[planned.tier])
         self.outcomes.append(outcome)
         return outcome

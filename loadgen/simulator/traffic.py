@@ -9,14 +9,12 @@ from typing import Protocol
 from loadgen.simulator.virtual_fleet import ADMISSION
 from shared.errors import ConfigError
 from shared.perf.iteration_time import Profile
-from shared.perf.zero_load import zero_load
+from shared.perf.zero_load import in_seconds
 from shared.schemas import Body, Record, Sampling
 from shared.tiers import TierSet
 from shared.vocabulary import RecordState, RequestKey, ServiceClass, Slo
 
 EXPIRES_S = 172_800.0  # longest a request may stay unfinished: the default of GenerateRequest
-# SLOs given as multiples are multiples of the zero-load times with this chunk, as in admission
-ZERO_LOAD_CHUNK_TOKENS = 2048
 # max_tokens is the longest output rounded up to this, the same for all requests: so it reveals no
 # request's length
 OUTPUT_STEP_TOKENS = 1024
@@ -108,7 +106,7 @@ def stored_as(
         attempt=0,
         service_class=ServiceClass.STANDARD,
         tier=planned.tier,
-        slo=_resolved(tiers.named(planned.tier).slo, profile, planned.prompt_tokens, max_tokens),
+        slo=in_seconds(tiers.named(planned.tier).slo, profile, planned.prompt_tokens, max_tokens),
         importance=planned.importance,
         application=planned.application or planned.tier,
         session=planned.session,
@@ -126,15 +124,3 @@ def stored_as(
         temperature=0.0,
     )
     return record, Body(prompt=b"", sampling=sampling)
-
-
-def _resolved(slo: Slo, profile: Profile, prompt_tokens: int, max_tokens: int) -> Slo:
-    """The SLO in seconds."""
-    if (slo.ttft_x, slo.tbt_x, slo.ttlt_x) == (None, None, None):
-        return slo
-    alone = zero_load(profile, prompt_tokens, max_tokens, ZERO_LOAD_CHUNK_TOKENS)
-    return slo.resolved(
-        zero_load_ttft_s=alone.ttft_s,
-        zero_load_tbt_s=alone.tbt_s,
-        zero_load_ttlt_s=alone.ttlt_s,
-    )

@@ -14,7 +14,7 @@ from shared import subjects
 from shared.columns import pack
 from shared.core.announced import profile_of
 from shared.errors import ConfigError, PeerError
-from shared.perf.zero_load import zero_load
+from shared.perf.zero_load import in_seconds
 from shared.schemas import Announce, Body, GenerateRequest, Record, Sampling
 from shared.structured import JsonSchema
 from shared.text.tokenizer import Tokenizer
@@ -28,7 +28,6 @@ LONG_PROMPT_CHARACTERS = 4096  # beyond, tokenising (1 us a character) would hol
 # between two checks for a worker that meets a request's needs, while a living one may not have been
 # heard of
 LISTEN_S = 0.05
-ZERO_LOAD_CHUNK_TOKENS = 2048  # chunk size of a prompt that is alone on a replica
 
 
 def check(request: GenerateRequest, tier: str, tiers: TierSet) -> RequestKey:
@@ -143,7 +142,7 @@ def resolve(slo: Slo, prompt_tokens: int, max_tokens: int, worker: Announce | No
     """The SLO with its bounds in seconds. Raises PeerError for a multiple of zero-load time while
     no profile is known.
     """
-    if slo.ttft_x is None and slo.tbt_x is None and slo.ttlt_x is None:
+    if not slo.in_multiples:
         return slo
     if worker is None:
         raise PeerError(
@@ -153,10 +152,7 @@ def resolve(slo: Slo, prompt_tokens: int, max_tokens: int, worker: Announce | No
         profile = profile_of(worker)
     except ConfigError as error:
         raise PeerError(str(error), param="slo") from error
-    alone = zero_load(profile, prompt_tokens, max_tokens, ZERO_LOAD_CHUNK_TOKENS)
-    return slo.resolved(
-        zero_load_ttft_s=alone.ttft_s, zero_load_tbt_s=alone.tbt_s, zero_load_ttlt_s=alone.ttlt_s
-    )
+    return in_seconds(slo, profile, prompt_tokens, max_tokens)
 
 
 class Intake:

@@ -4,6 +4,9 @@ from typing import NamedTuple
 
 from shared.perf.iteration_time import Profile
 from shared.perf.shape import BatchShape
+from shared.vocabulary import Slo
+
+CHUNK_TOKENS = 2048  # the chunk that the prompt of a request alone is computed in
 
 
 class ZeroLoad(NamedTuple):
@@ -50,3 +53,13 @@ def zero_load(
     first_s = ttft_s(profile, prompt_tokens, chunk_tokens)
     between_s = tbt_s(profile, prompt_tokens, output_tokens)
     return ZeroLoad(first_s, between_s, first_s + (output_tokens - 1) * between_s)
+
+
+def in_seconds(slo: Slo, profile: Profile, prompt_tokens: int, max_tokens: int) -> Slo:
+    """The SLO of a request of these lengths, with its multiples of zero-load time in seconds."""
+    if not slo.in_multiples:
+        return slo
+    alone = zero_load(profile, prompt_tokens, max_tokens, CHUNK_TOKENS)
+    return slo.resolved(
+        zero_load_ttft_s=alone.ttft_s, zero_load_tbt_s=alone.tbt_s, zero_load_ttlt_s=alone.ttlt_s
+    )
