@@ -25,7 +25,7 @@ WITHOUT_DRAFT: Mapping[str, Sequence[Settings]] = {
 WITH_DRAFT: Mapping[str, Sequence[Settings]] = {
     **WITHOUT_DRAFT,
     "slos_serve": ({"speculate": "paper"}, {}, {"speculate": "by_need"}),
-    "adaserve": ({}, {"depth_min": "1"}),
+    "adaserve": ({"depth_min": "4"}, {}),
     "vllm": ({}, {"max_num_batched_tokens": "512"}, {"spec_tokens": "4"}),
 }
 PAPERS = tuple(WITHOUT_DRAFT)
