@@ -19,7 +19,9 @@ from loadgen.load.trace import read_trace
 from loadgen.load.workload import WORKLOADS, Lengths, LengthSource, Rows, named_workload
 from loadgen.results.latency_windows import Windows, windows_of
 from loadgen.simulator.deployment import ACCEPTANCE, Deployment, ReplicaFacts
+from loadgen.simulator.disaggregated import Split, simulate_disaggregated
 from loadgen.simulator.latency import LATENCIES
+from loadgen.simulator.traffic import Traffic
 from shared.errors import ConfigError
 from shared.perf.draft import DRAFT, DraftCost
 from shared.tiers import QOSERVE_3, Tier, TierSet
@@ -31,6 +33,9 @@ PROFILE = "a100-llama3-8b-qoserve"
 CONTEXT_TOKENS = 18_432  # the longest of azure-conv, 16,384 and 2,048
 SEED = 1
 BOUND = "bound"  # in place of a policy: the attainment that no policy can exceed
+# in place of a policy, on replicas of two kinds: its settings are a `Split`
+DISTSERVE = "distserve"
+BLOCK_TOKENS = 16
 # A replica of the papers queues every request itself: it refuses none for want of a slot, and hands
 # no relegated request to another replica.
 MAX_SLOTS = 65_536
@@ -64,6 +69,7 @@ class Run(Struct, frozen=True, kw_only=True):
     # As --wait: requests that have not ended so long after the last arrival are violated. None:
     # wait for all.
     wait_s: float | None = None
+    kv_tokens: int = 0  # of each replica; 0: as many as the profile states
     window_s: float = 0.0  # also give latencies by windows so long; 0: no windows
 
     @property
@@ -204,7 +210,12 @@ def trial_of(run: Run) -> Trial:
         run.replicas,
         run.settings,
         LATENCIES[run.latency],
-        ReplicaFacts(context_tokens=run.context_tokens, max_slots=MAX_SLOTS),
+        ReplicaFacts(
+            kv_blocks=run.kv_tokens // BLOCK_TOKENS,
+            block_tokens=BLOCK_TOKENS,
+            context_tokens=run.context_tokens,
+            max_slots=MAX_SLOTS,
+        ),
         draft=run.draft,
         acceptance=run.acceptance,
         hand_back=False,
@@ -230,7 +241,12 @@ def execute(run: Run, traces: Path | None = None) -> RunResult:
     trial = trial_of(run)
     # None for sessions with rounds, which are judged at the end: such a run cannot stop early.
     most = most_missed(requests, run.most_violated)
-    result = trial.serve(requests, keep_times=False, most_missed=most)
+    if run.policy == DISTSERVE:
+        split = msgspec.convert(run.settings, Split, strict=False)
+        traffic = Traffic(requests, trial.tiers, run.seed)
+        result = simulate_disaggregated(traffic, run.profile, trial.deployment.facts, split)
+    else:
+        result = trial.serve(requests, keep_times=False, most_missed=most)
     figures = None if result.stopped else figures_of(trial, requests, result)
     windows = (
         windows_of(requests, result.verdicts, run.tiers, run.window_s) if run.window_s else None
