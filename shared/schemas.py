@@ -380,6 +380,18 @@ class Digest(Struct, frozen=True, kw_only=True):
 # ---------------------------------------------------------------- planner <-> worker
 
 
+class EngineTime(Struct, frozen=True, kw_only=True):
+    """The seconds in which an engine held work, since its worker began: it computed, waited for a
+    plan, or was late. `late_s` is what is left: hand-overs, and sleeps of a simulated engine that
+    ended too late, less what it caught up on.
+    """
+
+    exec_s: float = 0.0
+    idle_s: float = 0.0
+    late_s: float = 0.0
+    predicted_s: float = 0.0  # for `exec_s`, by the plans
+
+
 class Announce(Struct, frozen=True, kw_only=True):
     """A worker's heartbeat and its engine's facts."""
 
@@ -404,6 +416,7 @@ class Announce(Struct, frozen=True, kw_only=True):
     draft: DraftCost = 0.0
     features: list[str] = []  # what not every engine can do (shared/features.py)
     adapters: list[str] = []  # LoRA adapters it has loaded
+    time: EngineTime = EngineTime()
 
 
 class Hold(Struct, frozen=True, kw_only=True):

@@ -16,9 +16,10 @@ from rich.console import Console
 
 from loadgen.cli import INTERRUPTED, default_url
 from loadgen.commands.plan_arguments import Plan, add_plan_arguments, make_plan
+from loadgen.load.heartbeats import Heartbeats, resolved_by
 from loadgen.load.open_loop import Sender, run_load
 from loadgen.load.progress import progress
-from loadgen.load.report import make_report, table, write_report
+from loadgen.load.report import engine_time, make_report, table, write_report
 from loadgen.load.tally import Tally
 from shared.clock import Clock
 from shared.errors import ConfigError
@@ -67,11 +68,12 @@ def run(args: argparse.Namespace) -> int:
 async def _run(args: argparse.Namespace, plan: Plan, console: Console) -> int:
     stop, clock, tally = asyncio.Event(), Clock(), Tally(plan.tiers)
     loop = asyncio.get_running_loop()
-    async with _sender(args, plan, clock, tally) as sender:
+    async with _sender(args, plan, clock, tally) as (sender, heartbeats):
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, stop.set)
         async with progress(tally, len(plan.requests), plan.duration_s, args.label, console):
             stopped_s = await run_load(plan.requests, sender, tally, clock, stop, args.wait)
+        engines = None if heartbeats is None else await heartbeats.spent()
     report = make_report(
         tally,
         label=args.label,
@@ -82,6 +84,7 @@ async def _run(args: argparse.Namespace, plan: Plan, console: Console) -> int:
         offered_s=plan.duration_s if stopped_s is None else stopped_s,
         interrupted=stop.is_set(),
         notes=plan.notes,
+        engines=engines,
     )
     if args.out is not None:
         write_report(report, args.out)
@@ -96,6 +99,8 @@ async def _run(args: argparse.Namespace, plan: Plan, console: Console) -> int:
             f"requests were sent at most {1000 * report.lateness_max_s:.1f} ms late",
             highlight=False,
         )
+        if report.engines is not None:
+            out.print(engine_time(report.engines), highlight=False)
     if report.interrupted:
         return INTERRUPTED
     # a run without a single answer has failed
@@ -105,7 +110,8 @@ async def _run(args: argparse.Namespace, plan: Plan, console: Console) -> int:
 @asynccontextmanager
 async def _sender(
     args: argparse.Namespace, plan: Plan, clock: Clock, tally: Tally
-) -> AsyncIterator[Sender]:
+) -> AsyncIterator[tuple[Sender, Heartbeats | None]]:
+    """The sender of the requests and, over NATS, the heartbeats of the workers."""
     in_multiples = any(tier.slo.in_multiples for tier in plan.tiers.tiers.values())
     if args.http:
         if in_multiples:
@@ -123,12 +129,11 @@ async def _sender(
         http = HttpSender(args.http, args.model, plan.tiers, clock, seed=args.seed)
         try:
             await http.check()
-            yield http
+            yield http, None
         finally:
             await http.close()
         return
     from loadgen.load.connection import LOAD_PATIENCE, connected
-    from loadgen.load.heartbeats import Heartbeats, resolved_by
     from loadgen.load.send_nats import NatsSender, cap_tokens
 
     async with connected(args.url, "slackline-load", clock, LOAD_PATIENCE) as client:
@@ -140,6 +145,7 @@ async def _sender(
                 await heartbeats.profile(),
                 lambda planned: cap_tokens(longest, args.context, planned.prompt_tokens),
             )
-        yield NatsSender(
+        sender = NatsSender(
             client, clock, seed=args.seed, longest_output=longest, context_tokens=args.context
         )
+        yield sender, heartbeats

@@ -14,6 +14,7 @@ from loadgen.demo.prompts import Prompts
 from loadgen.fleet.fleet import Fleet, FleetSpec
 from loadgen.load.arrivals import draw_arrivals, parse_gaps, parse_profile
 from loadgen.load.connection import LOAD_PATIENCE, connected
+from loadgen.load.heartbeats import Heartbeats
 from loadgen.load.mix import PlannedRequest, plan_requests
 from loadgen.load.open_loop import run_load
 from loadgen.load.progress import progress
@@ -21,12 +22,9 @@ from loadgen.load.report import Report, make_report, seconds, spread
 from loadgen.load.send_nats import NatsSender
 from loadgen.load.tally import Tally
 from loadgen.load.workload import named_workload
-from shared import subjects
-from shared.bus.api import Bus, Call
 from shared.clock import Clock
 from shared.perf.iteration_time import Profile
 from shared.perf.shape import BatchShape
-from shared.schemas import PlanAck
 from shared.tiers import load_tiers
 
 TIERS, BURSTS = "demo-3", "demo"
@@ -81,25 +79,6 @@ def capacity_per_s(profile: Profile, requests: Sequence[PlannedRequest]) -> floa
     )
 
 
-class Engines:
-    """The seconds that the engines computed and that they waited for plans, from the acks."""
-
-    def __init__(self) -> None:
-        self.busy_s = self.idle_s = 0.0
-
-    async def listen(self, bus: Bus, fleet: Fleet) -> None:
-        for replica in fleet.replicas:
-            await bus.subscribe(subjects.acked(replica), PlanAck, self._on_ack)
-
-    def _on_ack(self, ack: PlanAck, _: Call) -> None:
-        self.busy_s += ack.exec_s
-        self.idle_s += ack.idle_s
-
-    @property
-    def idle_fraction(self) -> float:
-        return self.idle_s / (self.busy_s + self.idle_s) if self.busy_s else 0.0
-
-
 def spec(policy: str, settings: Mapping[str, str], rush: Rush, trace: Path) -> FleetSpec:
     return FleetSpec(
         replicas=rush.replicas,
@@ -126,9 +105,9 @@ async def serve(
 ) -> Report:
     """Offers the rush to this fleet and shows progress."""
     clock, tiers, stop = Clock(), load_tiers(TIERS), asyncio.Event()
-    tally, engines = Tally(tiers), Engines()
+    tally, heartbeats = Tally(tiers), Heartbeats()
     async with connected(fleet.url, "slackline-demo", clock, LOAD_PATIENCE) as client:
-        await engines.listen(client.bus, fleet)
+        await heartbeats.listen(client.bus)
         longest = max(request.output_tokens for request in requests)
         sender = NatsSender(
             client,
@@ -143,7 +122,9 @@ async def serve(
             await run_load(requests, sender, tally, clock, stop, rush.wait_s)
         took_s = time.monotonic() - began_s
         cores = (_cpu_s(fleet) - used_s) / took_s
-    busy, waited = engines.busy_s / (took_s * rush.replicas), engines.idle_fraction
+        engines = await heartbeats.spent()
+    busy = engines.exec_s / (took_s * rush.replicas)
+    waited = engines.idle_s / (engines.exec_s + engines.idle_s) if engines.exec_s else 0.0
     late = spread([outcome.lateness_s for outcome in tally.outcomes])
     machine = (
         f"{took_s:.0f} s until the last answer; engines computed {100 * busy:.0f} % of it "
@@ -165,6 +146,7 @@ async def serve(
         planned=len(requests),
         offered_s=rush.duration_s,
         notes=notes,
+        engines=engines,
     )
 
 

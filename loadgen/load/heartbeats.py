@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 
 from loadgen.load.mix import PlannedRequest
 from loadgen.load.tally import Resolve
@@ -11,25 +12,48 @@ from shared.core.announced import profile_of
 from shared.errors import ConfigError
 from shared.perf.iteration_time import Profile
 from shared.perf.zero_load import in_seconds
-from shared.schemas import Announce
+from shared.schemas import Announce, EngineTime
 from shared.vocabulary import ReplicaId
 
 HEARTBEAT_S = 3.0  # a living worker is heard within it
 
 
 class Heartbeats:
-    """The newest heartbeat of each worker."""
+    """The heartbeats of the workers, since the first of each was heard."""
 
     def __init__(self) -> None:
         self._newest: dict[ReplicaId, Announce] = {}
+        # by incarnation, since each counts from its own beginning
+        self._first: dict[str, EngineTime] = {}
+        self._last: dict[str, EngineTime] = {}
         self._heard = asyncio.Event()
+        self._awaited: set[ReplicaId] = set()
 
     async def listen(self, bus: Bus) -> None:
         await bus.subscribe(subjects.ANNOUNCEMENTS, Announce, self._on_announce)
 
     def _on_announce(self, announce: Announce, _: Call) -> None:
         self._newest[announce.replica] = announce
-        self._heard.set()
+        self._first.setdefault(announce.incarnation, announce.time)
+        self._last[announce.incarnation] = announce.time
+        self._awaited.discard(announce.replica)
+        if not self._awaited:
+            self._heard.set()
+
+    async def spent(self) -> EngineTime:
+        """The time of all engines together, up to one more heartbeat of each."""
+        self._awaited = set(self._newest)
+        self._heard.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(HEARTBEAT_S):
+                await self._heard.wait()
+        spans = [(self._first[incarnation], last) for incarnation, last in self._last.items()]
+        return EngineTime(
+            exec_s=sum(last.exec_s - first.exec_s for first, last in spans),
+            idle_s=sum(last.idle_s - first.idle_s for first, last in spans),
+            late_s=sum(last.late_s - first.late_s for first, last in spans),
+            predicted_s=sum(last.predicted_s - first.predicted_s for first, last in spans),
+        )
 
     async def profile(self) -> Profile:
         """The profile by which admission turns multiples of zero-load time into seconds: that of

@@ -15,6 +15,7 @@ from rich.table import Table
 
 from loadgen.load.tally import Outcome, Tally
 from shared.errors import ConfigError
+from shared.schemas import EngineTime
 from shared.vocabulary import FinishReason, Slo
 
 Values = Sequence[float] | NDArray[np.float32]
@@ -62,7 +63,7 @@ class TierReport(Struct, frozen=True, kw_only=True):
 
 class Report(Struct, frozen=True, kw_only=True):
     """One run. `rate_per_s` is the offered rate; `lateness` the time by which the generator itself
-    fell behind its plan.
+    fell behind its plan; `engines` the time of all engines together, where their heartbeats tell.
     """
 
     label: str
@@ -81,6 +82,7 @@ class Report(Struct, frozen=True, kw_only=True):
     notes: list[str]
     error_samples: list[str]
     definition: str = DEFINITION
+    engines: EngineTime | None = None
 
 
 def spread(values_s: Values) -> Spread:
@@ -134,6 +136,7 @@ def make_report(
     offered_s: float,
     interrupted: bool = False,
     notes: Sequence[str] = (),
+    engines: EngineTime | None = None,
 ) -> Report:
     """`offered_s`: the length of the offered load, seconds; shorter than planned if the run was
     interrupted.
@@ -169,6 +172,7 @@ def make_report(
         total=summarise(outcomes, every_gap_s, offered_s, None),
         notes=list(notes),
         error_samples=list(samples)[:10],
+        engines=engines,
     )
 
 
@@ -202,6 +206,19 @@ def seconds(value_s: float | None) -> str:
         else f"{value_s:.1f} s"
         if value_s < 100
         else f"{value_s:.0f} s"
+    )
+
+
+def engine_time(spent: EngineTime) -> str:
+    """The time of the engines in words."""
+    held_s = spent.exec_s + spent.idle_s + spent.late_s
+    if not spent.exec_s:
+        return "engines computed nothing, or do not tell"
+    return (
+        f"engines held work for {held_s:.1f} s: they computed {percent(spent.exec_s / held_s)} of "
+        f"it, waited {percent(spent.idle_s / held_s)} for plans and were late for "
+        f"{percent(spent.late_s / held_s)}; "
+        f"iterations took {spent.exec_s / spent.predicted_s:.3f} times what was planned"
     )
 
 

@@ -29,6 +29,7 @@ from shared.schemas import (
     BatchPlan,
     Body,
     Cancel,
+    EngineTime,
     Hold,
     HoldAccepted,
     HoldDeclined,
@@ -179,10 +180,12 @@ class WorkerService:
             if turn.plan is None:
                 continue
             ended = clock.unix_s()
-            idle_s = 0.0
+            idle_s = late_s = 0.0
             came = self._plan_came_unix_s.pop(turn.plan.seq, began)
             if turn.work:
-                idle_s = max(0.0, came - max(self._last_end_unix_s, self._work_since_unix_s))
+                free = max(self._last_end_unix_s, self._work_since_unix_s)
+                idle_s = max(0.0, came - free)
+                late_s = ended - free - idle_s - ran.exec_s
                 self._last_end_unix_s = ended
             finished = core.finish(
                 ran.done,
@@ -191,6 +194,7 @@ class WorkerService:
                 exec_s=ran.exec_s,
                 idle_s=idle_s,
                 outside_s=ran.outside_s,
+                late_s=late_s,
             )
             if turn.work:
                 self._metrics.ran(turn, ran, idle_s)
@@ -348,7 +352,7 @@ class WorkerService:
             log.warning("message.lost", task="worker.announce", error=str(error))
 
     def _announcement(self) -> Announce:
-        facts = self._facts
+        facts, spent = self._facts, self.core.counters
         return Announce(
             replica=self._replica,
             incarnation=self.incarnation,
@@ -369,6 +373,12 @@ class WorkerService:
             draft=facts.draft,
             features=sorted(facts.features),
             adapters=list(facts.adapters),
+            time=EngineTime(
+                exec_s=spent.exec_s,
+                idle_s=spent.idle_s,
+                late_s=spent.late_s,
+                predicted_s=spent.predicted_s,
+            ),
         )
 
 

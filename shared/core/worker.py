@@ -45,6 +45,8 @@ class WorkerCounters:
     verifications: int = 0  # entries that had drafts verified
     exec_s: float = 0.0
     idle_s: float = 0.0
+    late_s: float = 0.0
+    predicted_s: float = 0.0
     ended: dict[str, int] = field(default_factory=dict)
 
 
@@ -285,14 +287,19 @@ class WorkerCore:
         exec_s: float,
         idle_s: float,
         outside_s: float = 0.0,
+        late_s: float = 0.0,
     ) -> Finished:
-        """The running turn is over."""
+        """The running turn is over. `late_s`: of the time since it could begin, what is neither
+        `exec_s` nor `idle_s`.
+        """
         turn = self._running
         assert turn is not None and turn.plan is not None
         self._running = None
         self.counters.iterations += 1
         self.counters.exec_s += exec_s
         self.counters.idle_s += idle_s
+        self.counters.late_s += late_s
+        self.counters.predicted_s += turn.plan.predicted_s if turn.work else 0.0
         ack = AckBuilder(turn, Timing(started_unix_s, ended_unix_s, exec_s, idle_s, outside_s))
         outgoing = self._class_changes(turn.plan)
         overs: list[AttemptOver] = []

@@ -1,22 +1,28 @@
-"""The load client learns from heartbeats what the fleet's engines are."""
+"""The load client learns from heartbeats what the fleet's engines are, and how they spent a run."""
 
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
 
 import pytest
+from msgspec import structs
 
 from loadgen.load.heartbeats import Heartbeats, resolved_by
+from loadgen.load.report import engine_time
 from loadgen.load.tally import Tally
 from services.admission.intake import resolve
+from services.worker.runner import VirtualRunner
 from shared import subjects
 from shared.bus.api import Bus
+from shared.core.turn import Ran, Turn
 from shared.errors import ConfigError
-from shared.schemas import Announce
+from shared.schemas import Announce, EngineTime, PlanAck
+from shared.store.acklog import decode_entry
 from shared.testing.simulated_bus import SimNet
 from shared.testing.virtual_loop import run_virtual
 from shared.tiers import load_tiers
 from shared.vocabulary import ReplicaId
+from tests.fleet.world import CALM, Scene, World
 from tests.loadgen.load.test_send import one
 
 MULTIPLES = load_tiers("sola-10x")
@@ -66,3 +72,67 @@ def test_without_a_worker_bounds_in_multiples_are_refused() -> None:
             await heartbeats.profile()
 
     heard(body)
+
+
+def spent(first_s: float, *heartbeats: tuple[str, EngineTime]) -> EngineTime:
+    """The time that is reported after heartbeats of these incarnations; the run begins with the
+    first, when the engine has computed for `first_s` already.
+    """
+    found: list[EngineTime] = []
+
+    async def body(listener: Heartbeats, fleet: Bus) -> None:
+        worker = structs.replace(heartbeat("r1", 4096), time=EngineTime(exec_s=first_s))
+        await fleet.publish(subjects.announce(worker.replica), worker)
+        for incarnation, time in heartbeats:
+            worker = structs.replace(worker, incarnation=incarnation, time=time)
+            await fleet.publish(subjects.announce(worker.replica), worker)
+            await asyncio.sleep(0.1)
+        found.append(await listener.spent())
+
+    heard(body)
+    return found[0]
+
+
+def test_the_time_of_a_run_is_what_came_since_its_first_heartbeat_over_a_restart_too() -> None:
+    later = EngineTime(exec_s=12.0, idle_s=0.5, late_s=0.25, predicted_s=11.0)
+    assert spent(10.0, ("1", later)) == structs.replace(later, exec_s=2.0)
+    again = [EngineTime(), EngineTime(exec_s=3.0)]
+    assert spent(10.0, ("1", later), *[("2", time) for time in again]).exec_s == 2.0 + 3.0
+
+
+@pytest.mark.parametrize("slow_s", [0.0, 0.01])
+def test_a_worker_tells_what_its_engine_computed_waited_and_lost(
+    slow_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_turn = VirtualRunner.run
+
+    async def slowly(runner: VirtualRunner, turn: Turn) -> Ran:
+        ran = await run_turn(runner, turn)
+        await asyncio.sleep(slow_s if turn.work else 0.0)
+        return ran
+
+    monkeypatch.setattr(VirtualRunner, "run", slowly)
+
+    async def main() -> None:
+        calm = Scene(faults=CALM, kills=0, pauses=0, restarts=0, cancels=0, replicas=1)
+        world, heartbeats = World(calm, 3), Heartbeats()
+        await heartbeats.listen(world.net.connect("load"))
+        await world.play()
+        time = await heartbeats.spent()
+        entries = [decode_entry(payload) for _, payload in world.written]
+        acks = [entry for entry in entries if isinstance(entry, PlanAck) and entry.slots]
+        assert len(acks) > 50
+        assert time.exec_s == pytest.approx(sum(ack.exec_s for ack in acks))
+        assert time.idle_s == pytest.approx(sum(ack.idle_s for ack in acks))
+        assert time.late_s == pytest.approx(slow_s * len(acks), abs=0.001)
+        assert time.predicted_s == pytest.approx(time.exec_s, rel=0.1)
+
+    run_virtual(main())
+
+
+def test_a_report_says_how_the_engines_spent_the_time_in_which_they_held_work() -> None:
+    words = engine_time(EngineTime(exec_s=8.0, idle_s=1.5, late_s=0.5, predicted_s=10.0))
+    assert words.startswith("engines held work for 10.0 s: they computed 80.0 % of it")
+    assert "waited 15.0 % for plans and were late for 5.0 %" in words
+    assert words.endswith("0.800 times what was planned")
+    assert engine_time(EngineTime()) == "engines computed nothing, or do not tell"
