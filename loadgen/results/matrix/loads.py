@@ -65,7 +65,7 @@ LOADS = (
     *(
         Load(
             f"QoServe, {name}",
-            _load(workload, "qoserve-3", 0.0, 1800, "deadline", profile=QOSERVE_PROFILE, draft=0.0),
+            _load(workload, "qoserve-3", 0.0, 900, "deadline", profile=QOSERVE_PROFILE, draft=0.0),
             VIOLATIONS,
             figure7=True,
         )
@@ -75,29 +75,29 @@ LOADS = (
             "sharegpt": "ShareGPT",
         }.items()
     ),
-    Load("SLOs-Serve, ChatBot", _load("chatbot", "slos-serve-chatbot", 18.5, 240, "max-tpot-10")),
+    Load("SLOs-Serve, ChatBot", _load("chatbot", "slos-serve-chatbot", 18.5, 120, "max-tpot-10")),
     Load(
         "SLOs-Serve, Coder",
-        _load("coder", "slos-serve-coder", 8.5, 600, "max-tpot-10", bursty=True),
+        _load("coder", "slos-serve-coder", 8.5, 300, "max-tpot-10", bursty=True),
     ),
     Load(
         "SLOs-Serve, Summarizer",
-        _load("summarizer", "slos-serve-summarizer", 12.6, 300, "max-tpot-10"),
+        _load("summarizer", "slos-serve-summarizer", 12.6, 150, "max-tpot-10"),
     ),
-    Load("SLOs-Serve, Mixed", _load("mixed", "slos-serve-mixed", 17.0, 240, "max-tpot-10")),
+    Load("SLOs-Serve, Mixed", _load("mixed", "slos-serve-mixed", 17.0, 120, "max-tpot-10")),
     Load(
         "SLOs-Serve, ToolLLM",
-        _load("toolllm", "slos-serve-toolllm", 2.6, 600, "max-tpot-10", bursty=True, draft=0.0),
+        _load("toolllm", "slos-serve-toolllm", 2.6, 300, "max-tpot-10", bursty=True, draft=0.0),
     ),
     Load(
         "SLOs-Serve, Reasoning",
         _load("reasoning", "slos-serve-reasoning", 0.65, 1200, "max-tpot-10", draft=0.0),
     ),
-    Load("SOLA, tight", _load("chatbot", "sola-llama3-8b-tight", 20.0, 240, "mean-tpot")),
+    Load("SOLA, tight", _load("chatbot", "sola-llama3-8b-tight", 20.0, 120, "mean-tpot")),
     # First tokens have no deadline there: with enough time at the end, a policy that holds requests
     # back long enough violates none at any rate.
     Load(
-        "AdaServe", _load("adaserve-placeholder", "adaserve-3", 30.0, 150, "mean-tpot", wait_s=20.0)
+        "AdaServe", _load("adaserve-placeholder", "adaserve-3", 30.0, 100, "mean-tpot", wait_s=20.0)
     ),
-    Load("Ascendra", _load("sharegpt", "ascendra-8b-sharegpt", 5.5, 480, "mean-tpot")),
+    Load("Ascendra", _load("sharegpt", "ascendra-8b-sharegpt", 5.5, 240, "mean-tpot")),
 )

@@ -22,8 +22,8 @@ TUNING_SEED = 7
 SEEDS = (8, 9, 10)
 PRECISION = 0.05
 STEP = 1.1  # small, since the first rates of the loads are near the capacity
-# QoServe's loads are offered at so many times QoServe's capacity. At the capacity itself half an
-# hour does not separate the policies: deadlines of 10 and 30 minutes hide which of them fall
+# QoServe's loads are offered at so many times QoServe's capacity. At the capacity itself a quarter
+# of an hour does not separate the policies: deadlines of 10 and 30 minutes hide which of them fall
 # behind.
 QOSERVE_TIMES = 1.5
 

@@ -137,9 +137,9 @@ Requests whose SLO was met, in % of those offered (ToolLLM: sessions): the mean 
 seeds, and in brackets the least and the most of them. Each load is offered at the highest rate (to
 {100 * PRECISION:g} %) at which one of the policies still meets 90 % of the requests with seed
 {TUNING_SEED}. QoServe's loads are overload: {QOSERVE_TIMES:g} times the rate at which QoServe meets
-99 % for hours ([results.md](results.md), Figure 7); at that rate itself, half an hour does not
-separate the policies. Means within {NEAR_POINTS:g} point of the best of both tables are bold. The
-bound is the attainment that no scheduler without a draft model can exceed, even if it knows the
+99 % for hours ([results.md](results.md), Figure 7); at that rate itself, a quarter of an hour does
+not separate the policies. Means within {NEAR_POINTS:g} point of the best of both tables are bold.
+The bound is the attainment that no scheduler without a draft model can exceed, even if it knows the
 future ([bound.md](bound.md)).""",
     hours=1,
     render=render,
@@ -175,7 +175,7 @@ iterations of 2,048 tokens, in which half of its requests on ChatBot and Mixed l
 
 **Deadlines of minutes beside one of seconds, and half as much load again as capacity** (QoServe's
 loads): `qoserve`, then `edf` with the right chunk: requests with half an hour wait, and the others
-are served. Half an hour flatters `edf`: the requests that it postpones fall due later, and over
+are served. Short runs flatter `edf`: the requests that it postpones fall due later, and over
 hours it carries a fifth to a third less ([results.md](results.md), Figure 7). Orders that know no
 deadline lose a tenth (`sjf`, `srpf`: the long requests) to half (`fcfs`, `vllm`). `slos_serve`
 declines at arrival requests for which there would have been time. Its admission lets go of nothing:
