@@ -136,7 +136,7 @@ def figure(value: float | None, *, percent: bool = False) -> str:
     """A value with three significant digits."""
     if value is None:
         return MISSING
-    return f"{value:.3g} %" if percent else f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"
+    return f"{value:.3g} %" if percent else f"{value:.3g}" if abs(value) < 999.5 else f"{value:.0f}"
 
 
 def latency_s(

@@ -1,6 +1,7 @@
 """The systems, the load and the tables that AdaServe's experiments share."""
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -10,10 +11,46 @@ from loadgen.results.qoserve.systems import with_shares
 from loadgen.results.section import MISSING, Results, compare, figure, table
 from shared.tiers import TierSet, load_tiers
 
-PROFILE = "a100-llama3-70b-tp4"
-# The draft has 1.24 billion parameters on one GPU, the target 70.6 billion over four: reads and
-# compute per GPU and token are in this proportion.
-DRAFT = round(1.24 / (70.6 / 4), 2)
+
+class Model(NamedTuple):
+    """A model of the paper (Table 1), with its draft.
+
+    draft: the draft's parameters on one GPU over the target's on each of its GPUs. Reads and
+        compute per GPU and token are in this proportion.
+    eager: the cost of the draft without CUDA graphs.
+    depth_max, depth_min, max_requests: what the artifact passes for this model.
+    """
+
+    profile: str
+    draft: float
+    eager: tuple[float, float]
+    depth_max: int
+    depth_min: int
+    max_requests: int
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """The settings of AdaServe. D_min follows from the budget."""
+        return {"depth_max": f"{self.depth_max}", "max_requests": f"{self.max_requests}"}
+
+
+# A step of a draft whose kernels are launched one by one. By Splitwise's published measurements a
+# decode of Llama-2-70B, which has 80 layers, takes 45 ms on A100s, on four as on eight: what
+# launching takes. The draft's layers take as many 80ths of it; reading a prompt takes no longer.
+LAUNCH_LAYER_S = 0.045 / 80
+
+
+def eager(layers: int, draft: float, alone_s: float) -> tuple[float, float]:
+    """The cost of a draft with this many layers, without CUDA graphs, beside a target whose decode
+    alone takes `alone_s`.
+    """
+    return round(layers * LAUNCH_LAYER_S / alone_s, 2), draft
+
+
+LLAMA_DRAFT = round(1.24 / (70.6 / 4), 2)
+QWEN_DRAFT = round(0.494 / (32.76 / 2), 2)
+LLAMA = Model("a100-llama3-70b-tp4", LLAMA_DRAFT, eager(16, LLAMA_DRAFT, 0.0317), 8, 4, 96)
+QWEN = Model("a100-qwen2.5-32b-tp2", QWEN_DRAFT, eager(24, QWEN_DRAFT, 0.0271), 5, 3, 80)
 RATE_RPS = 4.0  # section 6.2, where the rate is fixed
 TIERS = load_tiers("adaserve-3")
 # Figure 7, which is Azure's trace of 2023 cut to six minutes: the requests in each twelfth of the
@@ -47,20 +84,26 @@ def swing(multiples: Sequence[float], duration_s: float) -> str:
     return ",".join(f"{duration_s / len(multiples):g}:{multiple:g}" for multiple in multiples)
 
 
-def run(system: str, rate_rps: float, duration_s: float, tiers: TierSet = TIERS) -> Run:
+def run(
+    system: str,
+    rate_rps: float,
+    duration_s: float,
+    tiers: TierSet = TIERS,
+    model: Model = LLAMA,
+) -> Run:
     policy, settings = SYSTEMS[system]
     return Run(
         policy=policy,
-        settings=settings,
+        settings={**model.settings, **settings} if system == OURS else settings,
         workload="adaserve",
         rate_rps=rate_rps,
         duration_s=duration_s,
         tiers=tiers,
         bursts=swing(TWELFTHS, duration_s),
-        profile=PROFILE,
+        profile=model.profile,
         definition="mean-tpot",
         context_tokens=8192,
-        draft=DRAFT,
+        draft=model.draft,
     )
 
 
@@ -107,7 +150,8 @@ def render_over_tiers(
     systems, rivals = [OURS, *BASELINES], list(BASELINES)
     rows = {
         name: figures_of(
-            results, {system: run(system, RATE_RPS, duration_s, tiers) for system in systems}
+            results,
+            {system: run(system, RATE_RPS, duration_s, tiers) for system in systems},
         )
         for name, tiers in tier_sets.items()
     }

@@ -9,8 +9,9 @@ Where the paper leaves room, or serves less than we do (more in the files named)
 - *Prefill*: the paper only says that it costs. The authors' artifact runs chunked prefill, and so
   do we: chunks of the prompts share the pass that verifies, in order of arrival, with up to
   `max_batch_tokens` in all. B1 stays what it is beside them.
-- *Values*: depths, width and the most requests at once are what the artifact passes for Llama-70B
-  with a 1B draft; c1 and c2, which the authors found by grid search and did not publish, are 0.
+- *Values*: D_max, width and the most requests at once are what the artifact passes for Llama-70B
+  with a 1B draft; D_min follows from the budget, as its value there does; c1 and c2, which the
+  authors found by grid search and did not publish, are 0.
 - *t_spec* is what the profile predicts for this very iteration: drafting, and a pass that spends
   the budget evenly.
 - *Admission*: all that fits. Nobody is relegated or dropped; a request whose SLO is lost keeps the
@@ -34,7 +35,7 @@ from shared.perf.iteration_time import Profile
 from shared.perf.shape import BatchShape
 from shared.policy import chunk
 from shared.policy.adaserve.need import needed_tokens
-from shared.policy.adaserve.tree import Bounds, Tree, balanced_tokens, tree
+from shared.policy.adaserve.tree import Bounds, Tree, balanced_tokens, least_depth, tree
 from shared.policy.chunk import Decoding, Rows
 from shared.policy.fit import accept_what_fits
 from shared.policy.seam import Admission, Choice, Declared, Observation, Speculation, View
@@ -48,8 +49,8 @@ Count = Annotated[int, Meta(ge=1)]
 
 
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    depth_max: Count = 8  # D_max, D_min, W_max: the artifact, Llama-70B
-    depth_min: Count = 4
+    depth_max: Count = 8  # D_max, W_max: the artifact, Llama-70B
+    depth_min: Count | None = None  # D_min; None: from the budget (tree.py)
     width_max: Count = 3
     c1: Annotated[int, Meta(ge=0)] = 0
     c2: int = 0
@@ -67,15 +68,12 @@ class AdaServe:
 
     def __init__(self, settings: Settings) -> None:
         """Raises: ConfigError where the bounds cross."""
-        if settings.depth_min > settings.depth_max:
+        if settings.depth_min is not None and settings.depth_min > settings.depth_max:
             raise ConfigError(
                 f"policy adaserve: depth_min {settings.depth_min} is more than "
                 f"depth_max {settings.depth_max}"
             )
         self._set = settings
-        self._bounds = Bounds(
-            settings.depth_max, settings.depth_min, settings.width_max, settings.c1, settings.c2
-        )
         self._budgets: dict[str, int] = {}
         self._accepted = 0.0  # recent mean of one request's accepted drafts per verification
 
@@ -99,8 +97,13 @@ class AdaServe:
         return [self._speculating(view, view.draft, decodes, prefills, choice, grown)]
 
     def _tree(self, profile: Profile, requests: int) -> Tree | None:
-        balanced = self._balanced(profile)
-        return tree(requests, self._set.budget_tokens or balanced, balanced, self._bounds)
+        given, balanced = self._set, self._balanced(profile)
+        budget_tokens = given.budget_tokens or balanced
+        depth_min = given.depth_min or least_depth(
+            budget_tokens, given.max_requests, given.depth_max
+        )
+        bounds = Bounds(given.depth_max, depth_min, given.width_max, given.c1, given.c2)
+        return tree(requests, budget_tokens, balanced, bounds)
 
     def _balanced(self, profile: Profile) -> int:
         """The balanced batch of this profile, remembered by its name: corrections scale the whole

@@ -18,7 +18,7 @@ from shared.perf.shape import BatchShape
 # The largest batch considered. Every profile we have is bound by compute long before it.
 LONGEST_TOKENS = 2048
 # The paper gives no n_max. In the authors' published code a need adds at most this many mean shares
-# of the budget.
+# of the budget that the roots leave.
 NEED_SHARE = 1.2
 
 
@@ -55,6 +55,17 @@ def balanced_tokens(profile: Profile) -> int:
     )
 
 
+def least_depth(budget_tokens: int, max_requests: int, depth_max: int) -> int:
+    """D_min: the depth by Eq. 8 while as many requests decode as may, at least 1, so that it does
+    not bind before.
+
+    The artifact's D_min is this for Llama-70B (512 // 96 - 1 = 4), and one more for Qwen2.5-32B
+    (3, with 256 // 80 - 1 = 2). With a smaller budget its values bind: requests draft levels of
+    which the budget verifies none.
+    """
+    return min(max(1, budget_tokens // max_requests - 1), depth_max)
+
+
 def tree(requests: int, verified_tokens: int, drafted_tokens: int, bounds: Bounds) -> Tree | None:
     """Depth, width and budgets for `requests` decodes (at least 1), by Eq. 8 and 9 with B1 =
     `verified_tokens` and B2 = `drafted_tokens`. None where the roots alone use the budget up.
@@ -72,5 +83,5 @@ def tree(requests: int, verified_tokens: int, drafted_tokens: int, bounds: Bound
         depth,
         width,
         verified_tokens,
-        needed_limit_tokens=1 + int(NEED_SHARE * verified_tokens / requests),
+        needed_limit_tokens=1 + int(NEED_SHARE * (verified_tokens - requests) / requests),
     )

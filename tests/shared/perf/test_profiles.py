@@ -37,12 +37,19 @@ SHIPPED = {
     "a100-llama3-70b-tp4",
     "a100-opt-13b-tp2",
     "a100-opt-30b-tp4",
+    "a100-qwen2.5-32b-tp2",
     "h100-llama3-70b-tp4",
     "a100-llama3-8b-qoserve",
     "cpu-tiny",
 }
 # by hand, by their authors, and by analysis
-NOT_FITTED = {"cpu-tiny", "a100-llama3-8b-qoserve", "a100-opt-13b-tp2", "a100-opt-30b-tp4"}
+NOT_FITTED = {
+    "cpu-tiny",
+    "a100-llama3-8b-qoserve",
+    "a100-opt-13b-tp2",
+    "a100-opt-30b-tp4",
+    "a100-qwen2.5-32b-tp2",
+}
 OVERHEAD_S = 0.001
 
 ROOFLINE = SlosServeRoofline(k1a=8e-5, b_a=0.0065, k1b=6.8e-5, b_b=0.0123)

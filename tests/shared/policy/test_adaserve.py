@@ -25,7 +25,7 @@ from shared.perf.shape import BatchShape
 from shared.policy import chunk, registry
 from shared.policy.adaserve.need import needed_tokens
 from shared.policy.adaserve.policy import AdaServe, Settings
-from shared.policy.adaserve.tree import Bounds, balanced_tokens, tree
+from shared.policy.adaserve.tree import Bounds, balanced_tokens, least_depth, tree
 from shared.policy.seam import Choice, Drafts, Observation, Phase, Speculation, View
 from shared.tiers import load_tiers
 from tests.shared.policy.views import BLOCK, NOW, Linear, Row, entries, rows, view, views
@@ -158,6 +158,21 @@ def test_more_requests_draft_less_deep_and_less_wide(requests: int, depth: int, 
     """Eq. 8 and 9 with B1 = B2 = 150, D between 4 and 8, W at most 3."""
     grown = tree(requests, 150, 150, PAPER)
     assert grown is not None and (grown.depth, grown.width) == (depth, width)
+
+
+def test_the_least_depth_is_what_the_budget_allows_when_as_many_requests_decode_as_may() -> None:
+    """The artifact's D_min for Llama-70B: 4, with a budget of 512 tokens and 96 requests."""
+    assert least_depth(512, 96, 8) == 4
+    assert least_depth(128, 96, 8) == 1, "never less than a level"
+    assert least_depth(4096, 96, 8) == 8, "nor more than D_max"
+
+
+@pytest.mark.parametrize("requests", [1, 5, 40, 90, 149])
+def test_a_need_adds_at_most_1_2_mean_shares_of_what_the_roots_leave(requests: int) -> None:
+    grown = tree(requests, 150, 150, PAPER)
+    assert grown is not None
+    assert grown.needed_limit_tokens - 1 <= 1.2 * (150 - requests) / requests
+    assert grown.needed_limit_tokens > 1.2 * (150 - requests) / requests
 
 
 def test_nobody_drafts_where_the_newest_tokens_alone_fill_the_budget() -> None:

@@ -107,6 +107,27 @@ def test_no_drafts_are_made_when_plans_no_longer_ask_for_them(drafting: Any, cas
     drafting.release(Slot(0))
 
 
+def test_the_draft_reads_in_iterations_without_drafts_so_only_its_steps_are_announced(
+    drafting: Any, case: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step, read = drafting.facts.draft
+    assert step > 0 and read == 0, "what it reads is in the profile, which is measured so"
+    drafter = drafting._core.model_executor.driver_worker.worker.model_runner.drafter
+    tokens, model = list[int](), drafter.model
+    begin(drafting, case("ours"), 0)
+
+    def count(**given: Any) -> Any:
+        tokens.append(len(given["input_ids"]))
+        return model(**given)
+
+    monkeypatch.setattr(drafter, "model", count)
+    prompt = case("ours").prompts[0]
+    load(drafting, 0, Asked(prompt, OUTPUT_TOKENS))
+    drafting.execute([Work(Slot(0), len(prompt), True)], None)
+    assert len(tokens) == 1 and tokens[0] >= len(prompt)
+    drafting.release(Slot(0))
+
+
 @pytest.mark.parametrize("end", ["preempt", "release"])
 def test_drafts_that_nobody_verified_hold_no_kv(drafting: Any, case: Any, end: str) -> None:
     begin(drafting, case("ours"), 3)
