@@ -24,7 +24,12 @@ WITHOUT_DRAFT: Mapping[str, Sequence[Settings]] = {
 }
 WITH_DRAFT: Mapping[str, Sequence[Settings]] = {
     **WITHOUT_DRAFT,
-    "slos_serve": ({"speculate": "paper"}, {}, {"speculate": "by_need"}),
+    "slos_serve": (
+        {"speculate": "paper"},
+        {},
+        {"speculate": "by_need"},
+        {"sit_out": "true"},
+    ),
     "adaserve": ({"depth_min": "4"}, {}),
     "vllm": ({}, {"max_num_batched_tokens": "512"}, {"spec_tokens": "4"}),
 }

@@ -182,10 +182,10 @@ declines at arrival requests for which there would have been time. Its admission
 as in its paper, a request that it has taken counts with all the KV that it will hold, also while it
 waits without any, and as a decode from its deadline on for ever. Requests with half an hour wait by
 the hundred, so the KV counts as promised, and requests whose first token is due within 6 s are
-declined: in 300 s of code at this rate 200 of 1,115 of these and no other, and nine of
-ten times for want of KV. `sola` loses all tiers alike. `adaserve` prefills prompts as they arrive:
-a request whose first token is due within 6 s waits as long as one with half an hour, minutes in the
-median.
+declined, mostly for want of KV: in 300 s of code at this rate 250 of 1,115 of these and no other.
+With `long_deadlines=work` none is ([results.md](results.md), Beyond the paper). `sola` loses all
+tiers alike. `adaserve` prefills prompts as they arrive: a request whose first token is due within 6
+s waits as long as one with half an hour, minutes in the median.
 
 **Reasoning** separates the policies least. Its prompts are short: three times the prefill of one
 alone is 50 ms, and an iteration of fifty decodes takes half of that. A request that arrives while

@@ -2,6 +2,9 @@
 
 from loadgen.results.section import Chapter
 from loadgen.results.slos_serve import ablation as slos_serve_ablation
+from loadgen.results.slos_serve import beyond as slos_serve_beyond
+from loadgen.results.slos_serve import distserve as slos_serve_distserve
+from loadgen.results.slos_serve import forty_gb as slos_serve_40gb
 from loadgen.results.slos_serve import replicas as slos_serve_replicas
 from loadgen.results.slos_serve import scenarios as slos_serve_capacity
 from loadgen.results.slos_serve.systems import (
@@ -32,7 +35,7 @@ CHAPTER = Chapter(
   with seed 7.
 - **Baselines**: `vllm` in both of its modes. Sarathi is `fcfs` with the largest power of two that
   keeps the tightest TPOT, {CHUNK_TOKENS["chatbot"]} tokens where that is 100 ms and
-  {TIGHT_CHUNK_TOKENS} where it is 50. DistServe is left out.
+  {TIGHT_CHUNK_TOKENS} where it is 50. DistServe has a section of its own.
 - **A request is violated** by definition `max-tpot-10`, over all that were offered; a session of
   ToolLLM is violated if one of its rounds is. **Capacity** is the rate at which a tenth are
   violated.
@@ -42,5 +45,8 @@ CHAPTER = Chapter(
         slos_serve_capacity.STRICT,
         slos_serve_ablation.SECTION,
         slos_serve_replicas.SECTION,
+        slos_serve_distserve.SECTION,
+        slos_serve_40gb.SECTION,
+        slos_serve_beyond.SECTION,
     ),
 )

@@ -30,6 +30,9 @@ FIRST_RPS: Mapping[str, Mapping[str, float]] = {
         "Sarathi": 0.28,
     },
 }
+# Beyond the paper, where first tokens are due within an iteration or two.
+SIT_OUT = {"sit_out": "true"}
+SIT_OUT_RPS = 0.4
 FIRST_AT_2_RPS = {runs.OURS: 5.6, "vLLM, prefill first": 3.1, "vLLM, chunked": 3.1, "Sarathi": 2.9}
 
 
@@ -54,6 +57,10 @@ def render(results: Results, duration_s: float) -> str:
                 figure(over_best[-1]),
             )
         )
+        if name == "reasoning":
+            sitting = runs.scenario(runs.OURS, name, SIT_OUT_RPS, duration_s, 1, **SIT_OUT)
+            rate = runs.capacity_rps(results, sitting)
+            rows.append((f"{name}, `sit_out=true`", "", "", "", figure(rate), ""))
     claims = (
         ("the better of both", 2.2, over_best),
         ("vLLM", 1.76, over_vllm),
@@ -130,14 +137,20 @@ SLOs-Serve violates nothing at 0.35 and 14 % at 0.45, where Sarathi and vLLM wit
 nothing. KV limits it there: an accepted request has room for its whole output (section 3.2.1), here
 5,500 tokens of 426,788, while vLLM accepts every request that fits at the moment. The paper's model
 of 1.5B has room for many more.
+
+With `sit_out=true`, beyond the paper, decodes that are early wait while a prompt runs alone:
+Reasoning carries 0.4 requests/s instead of 0.293, 0.91 of vLLM's, and the mean over the better of
+both becomes 1.87 (with the published 2.4 in that row it would be 2.2). At 0.35 requests/s 0.2 % are
+violated (19 without). The rest is that no decode waits longer than its TPOT, so that each 50 ms
+have 25 for prompts, while vLLM lets decodes wait for several prompts and is late only where ten
+tokens together are. Why the paper has 2.4 is not known.
 """,
 )
 STRICT = Section(
     name="slos-serve-strict",
     title="Section 6.1: ChatBot with at most 2 % violated",
     paper="""\
-The paper claims 1.91 times vLLM's capacity and 2.19 times Sarathi's (and 2.4 times DistServe's,
-which has no counterpart here).""",
+The paper claims 1.91 times vLLM's capacity and 2.19 times Sarathi's; DistServe is below.""",
     hours=1 / 15,
     render=render_strict,
     discussion="""\

@@ -15,7 +15,7 @@ from loadgen.results import execution
 from loadgen.results.__main__ import SECTIONS, main
 from loadgen.results.cache import Cache
 from loadgen.results.execution import Task, run_tasks
-from loadgen.results.experiment import BOUND, Run, RunResult, execute
+from loadgen.results.experiment import BOUND, DISTSERVE, Run, RunResult, execute
 from loadgen.results.job import Capacity, Search, advance, next_run
 from loadgen.results.matrix import row
 from loadgen.results.matrix.loads import LOADS
@@ -26,6 +26,8 @@ from loadgen.results.qoserve import figure15b
 from loadgen.results.qoserve.figure15b import gpus
 from loadgen.results.qoserve.table4 import overall_percent
 from loadgen.results.section import Results, Section, compare, table, violated_percent
+from loadgen.results.slos_serve import distserve
+from loadgen.simulator.disaggregated import Split
 from shared.policy import registry
 from shared.tiers import load_tiers
 
@@ -451,9 +453,21 @@ def test_what_a_section_asks_for_can_be_run(name: str, tmp_path: Path) -> None:
     for job in asked:
         run = next_run(job, Cache(tmp_path).get)
         assert run is not None
-        if run.policy != BOUND:
+        if run.policy == DISTSERVE:
+            msgspec.convert(run.settings, Split, strict=False)
+        elif run.policy != BOUND:
             registry.make(run.policy, run.settings)
         assert run.only in ("", *run.tiers.tiers)
+
+
+def test_a_run_of_prefill_and_decode_replicas_has_figures() -> None:
+    run = distserve.run_of("chatbot", (1, 2), 15.0)
+    figures = execute(run).figures
+    assert figures is not None
+    assert figures.finished == figures.offered > 50
+    assert figures.replicas == 3
+    more = execute(replace(run, rate_rps=10 * run.rate_rps)).figures
+    assert more is not None and more.violated_fraction > figures.violated_fraction
 
 
 # ---------------------------------------------------------------- arithmetic
