@@ -141,10 +141,10 @@ class TorchEngine:
         if work:
             logits = self._model.logits(ids, pieces, ends)
             if ends:
-                told = self._choose(logits, [states[n] for n in emitting])
-                for n, (token, known) in zip(emitting, told, strict=True):
+                chosen = self._choose(logits, [states[n] for n in emitting])
+                for n, (token, likely) in zip(emitting, chosen, strict=True):
                     states[n].tokens.append(token)
-                    done[n] = Done(done[n].computed, (token,), 0, known)
+                    done[n] = Done(done[n].computed, (token,), 0, likely)
         return Outcome(done, time.monotonic() - began_s)
 
     def preempt(self, slot: Slot) -> None:
@@ -185,11 +185,11 @@ class TorchEngine:
             tokens = choose(
                 shown, [Draw(state.sampling, state.seed, state.computed) for state in states]
             )
-            told: list[tuple[Likely, ...]] = [()] * len(states)
+            likely: list[tuple[Likely, ...]] = [()] * len(states)
             rows = [row for row, state in enumerate(states) if state.sampling.logprobs is not None]
             if rows:
                 tops = [states[row].sampling.logprobs or 0 for row in rows]
-                known = likelihoods(logits[rows], [tokens[row] for row in rows], tops)
-                for row, likely in zip(rows, known, strict=True):
-                    told[row] = (likely,)
-            return list(zip(tokens, told, strict=True))
+                found = likelihoods(logits[rows], [tokens[row] for row in rows], tops)
+                for row, one in zip(rows, found, strict=True):
+                    likely[row] = (one,)
+            return list(zip(tokens, likely, strict=True))

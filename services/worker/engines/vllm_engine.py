@@ -123,10 +123,10 @@ class VllmEngine:
         self._core.post_step(executed)
         if not executed:
             time.sleep(NOTHING_S)
-        told = {one.request_id: one for one in outputs[0].outputs} if outputs else {}
+        output = {one.request_id: one for one in outputs[0].outputs} if outputs else {}
         done = []
         for entry, state in zip(entries, states, strict=True):
-            done.append(self._landed(state, entry, told.get(state.request.request_id)))
+            done.append(self._landed(state, entry, output.get(state.request.request_id)))
         model_s = scheduler.ended_model_s - scheduler.began_model_s if executed else 0.0
         ended_s = time.monotonic()
         return Outcome(done, ended_s - began_s, ended_s - began_s - model_s)
@@ -211,7 +211,7 @@ class VllmEngine:
 
     # ------------------------------------------------------------ after it
 
-    def _landed(self, state: _Slot, entry: Entry, told: Any) -> Done:
+    def _landed(self, state: _Slot, entry: Entry, output: Any) -> Done:
         request, before = state.request, state.computed
         if request.status == RequestStatus.FINISHED_ERROR:
             return Done(
@@ -231,15 +231,15 @@ class VllmEngine:
                     )
             return Done(0, ())
         state.computed = request.num_computed_tokens
-        tokens = () if told is None else told.new_token_ids
+        tokens = () if output is None else output.new_token_ids
         cached = 0
         if not state.entered:
             state.entered = True
             cached = state.computed - self._scheduler.scheduled_tokens[request.request_id]
         likely = (
             ()
-            if told is None or told.new_logprobs is None
-            else _likely(told.new_logprobs, len(tokens), request)
+            if output is None or output.new_logprobs is None
+            else _likely(output.new_logprobs, len(tokens), request)
         )
         return Done(state.computed - before, tokens, entry.drafts, likely, cached=cached)
 
