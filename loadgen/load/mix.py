@@ -19,7 +19,7 @@ class PlannedRequest(NamedTuple):
     prompt_tokens: int
     output_tokens: int
     tier: str
-    importance: float
+    importance: float  # of the request: admission multiplies it by that of its tier
     tenant: str
     application: str
     thinking_tokens: int = 0  # of the output
@@ -39,7 +39,7 @@ def plan_requests(
 ) -> list[PlannedRequest]:
     """One planned request per arrival, followed by the later rounds of its session with the same
     arrival; the last round is of the tier's `last_round`. `important` is the fraction of requests
-    whose importance is ten times that of their tier.
+    whose importance is ten times that of the others of their tier.
 
     Each request draws from a generator of its own, (seed, index), so that a change of one does not
     change another.
@@ -64,7 +64,7 @@ def plan_requests(
                     of.prompt_tokens,
                     of.output_tokens,
                     name,
-                    weight * tiers.tiers[name].importance,
+                    weight,
                     tenant,
                     of.application,
                     thinking_tokens=of.thinking_tokens,

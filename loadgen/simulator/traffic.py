@@ -97,7 +97,7 @@ def stored_as(
             f"request {planned.number} has a prompt of {planned.prompt_tokens} tokens; "
             f"a replica holds {context_tokens}"
         )
-    max_tokens = min(most_tokens, room)
+    max_tokens, tier = min(most_tokens, room), tiers.named(planned.tier)
     record = Record(
         key=key_of(planned),
         body_key="",
@@ -106,8 +106,8 @@ def stored_as(
         attempt=0,
         service_class=ServiceClass.STANDARD,
         tier=planned.tier,
-        slo=in_seconds(tiers.named(planned.tier).slo, profile, planned.prompt_tokens, max_tokens),
-        importance=planned.importance,
+        slo=in_seconds(tier.slo, profile, planned.prompt_tokens, max_tokens),
+        importance=planned.importance * tier.importance,
         application=planned.application or planned.tier,
         session=planned.session,
         arrived_unix_s=now_unix_s,

@@ -8,8 +8,10 @@ import pytest
 from loadgen.load.mix import plan_requests
 from loadgen.load.trace import read_trace
 from loadgen.load.workload import Rows, named_workload
+from loadgen.simulator.traffic import stored_as
 from shared.errors import ConfigError, PeerError
-from shared.tiers import BUILT_IN, DEFAULT, DEMO_3, load_tiers
+from shared.perf import profile_file
+from shared.tiers import BUILT_IN, DEFAULT, DEMO_3, Tier, TierSet, load_tiers
 from shared.vocabulary import Definition, Slo
 
 NORMALISED = "arrival_s,prompt_tokens,output_tokens,app,client_id\n"
@@ -158,6 +160,15 @@ def test_tiers_are_read_from_toml_and_from_json(tmp_path: Path) -> None:
     assert first.for_service_tier("b") == "b"
     with pytest.raises(PeerError, match="unknown service_tier `flex`"):
         first.for_service_tier("flex")
+
+
+def test_the_importance_of_a_tier_counts_once_as_in_admission() -> None:
+    tiers = TierSet(name="x", default="a", tiers={"a": Tier(slo=Slo(ttlt_s=60.0), importance=0.5)})
+    [sent] = plan_requests([0.0], named_workload("mix", 8192), tiers, 1)
+    assert sent.importance == 1.0
+    profile = profile_file.load("a100-llama3-8b")
+    record, _ = stored_as(sent, tiers, profile, 8192, 1024, 0.0)
+    assert record.importance == 0.5
 
 
 def test_a_tier_may_name_the_definition_that_it_is_judged_by(tmp_path: Path) -> None:
