@@ -56,7 +56,7 @@ def render(results: Results, duration_s: float) -> str:
         return figure(percent, percent=True)
 
     return table(
-        ("load", "requests/s", "setting", "as printed", "with it", "beside it"),
+        ("load", "requests/s", "setting", "default", "with it", "beside it"),
         [
             (
                 row.load,
@@ -80,7 +80,7 @@ The paper has none of these. Requests met, in %, on loads and at rates of the ma
     hours=1,
     render=render,
     discussion="""\
-`long_deadlines=work`: admission as printed counts each request that it has taken with its final KV
+`long_deadlines=work`: admission as in the paper counts each request that it has taken with its final KV
 and as a decode for ever. That is right where all prefills are due within seconds; where they may
 wait for half an hour it refuses requests for whose first token there is time. Counted as work
 alone, such a request promises neither until its prefill is due within 20 s. What was tried: a
