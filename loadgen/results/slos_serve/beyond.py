@@ -80,10 +80,10 @@ The paper has none of these. Requests met, in %, on loads and at rates of the ma
     hours=1,
     render=render,
     discussion="""\
-`long_deadlines=work`: admission as in the paper counts each request that it has taken with its final KV
-and as a decode for ever. That is right where all prefills are due within seconds; where they may
-wait for half an hour it refuses requests for whose first token there is time. Counted as work
-alone, such a request promises neither until its prefill is due within 20 s. What was tried: a
+`long_deadlines=work`: admission as in the paper counts each request that it has taken with its
+final KV and as a decode for ever. That is right where all prefills are due within seconds; where
+they may wait for half an hour it refuses requests for whose first token there is time. Counted as
+work alone, such a request promises neither until its prefill is due within 20 s. What was tried: a
 replica whose KV is short for what is due within seconds (40,000 tokens, `chatbot`, half of the
 requests with ten minutes). There it meets 70 % where the default meets 76, since a request that has
 begun is not preempted. Four hours were not tried.
