@@ -63,6 +63,43 @@ def decoding(view: View) -> Decoding:
     )
 
 
+def decodes_of(view: View, rows: Rows) -> BatchShape:
+    """The shape of these decodes alone."""
+    return BatchShape(
+        decodes=len(rows),
+        decode_context=int((view.computed_tokens[rows] + view.unsure_tokens[rows]).sum()),
+    )
+
+
+def shape_of(view: View, decodes: Decoding, choice: Choice) -> BatchShape:
+    """The shape of a whole batch that was filled beside these decodes."""
+    shape, n = decodes.shape, len(decodes.rows)
+    for slot, tokens in zip(choice.slots[n:].tolist(), choice.caps[n:].tolist(), strict=True):
+        shape = shape.with_chunk(tokens, int(view.computed_tokens[view.slot == slot][0]))
+    return shape
+
+
+def as_many_as_fit(
+    view: View, shape: BatchShape, rows: Rows, budget_s: float, *, at_least: int
+) -> Rows:
+    """The longest run of these decodes, from the first on, with which the batch stays within
+    `budget_s`.
+    """
+    context = (view.computed_tokens[rows] + view.unsure_tokens[rows]).cumsum()
+    fits, exceeds = min(at_least, len(rows)), len(rows) + 1
+    while exceeds - fits > 1:
+        count = (fits + exceeds) // 2
+        more = shape._replace(
+            decodes=shape.decodes + count,
+            decode_context=shape.decode_context + int(context[count - 1]),
+        )
+        if view.profile.batch_s(more) <= budget_s:
+            fits = count
+        else:
+            exceeds = count
+    return rows[:fits]
+
+
 def _victims(view: View, decodes: Rows, need: Ints, short_blocks: int) -> Rows:
     """The rows whose preemption covers the shortage, in the order of the rule above. Without any
     one of them the shortage would not be covered.

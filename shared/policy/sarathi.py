@@ -15,6 +15,7 @@ from msgspec import Meta, Struct
 from shared.policy import chunk
 from shared.policy.chunk import Rows
 from shared.policy.fit import accept_what_fits
+from shared.policy.overdue import dropping, past_due
 from shared.policy.seam import Admission, Bools, Choice, Declared, Floats, Observation, View
 from shared.routing.routings import RouterName
 from shared.schemas import Offer
@@ -58,17 +59,18 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     chunk_tokens: Annotated[int, Meta(ge=1)] = 256
     # the chunk shrinks until the iteration is this short (Medha, PolyServe)
     iteration_s: Annotated[float, Meta(gt=0)] = math.inf
+    # requests that wait past their deadline, as Ascendra compares (its section 8.6)
+    drop_late: bool = False
     router: RouterName = "attainable"
 
 
 class Sarathi:
     """Decodes, then prefills by the smallest key, then by arrival; best-effort ones last."""
 
-    declared = Declared()
-
     def __init__(self, name: str, settings: Settings) -> None:
         """`name`: one of `ORDERS`."""
         self.name = name
+        self.declared = Declared(drops=settings.drop_late)
         self._key = ORDERS[name]
         self._set = settings
 
@@ -79,6 +81,9 @@ class Sarathi:
         decodes = chunk.decoding(view)
         limit_tokens = self._set.chunk_tokens - len(decodes.rows)
         queue = (view.phase != chunk.DECODE).nonzero()[0]
+        late = past_due(view) if self._set.drop_late else queue[:0]
+        if len(late):
+            queue = queue[~np.isin(queue, late)]
         key = self._key(view, queue)
         if len(queue) > 2 * self._set.chunk_tokens:
             near = _within_reach(view, queue, key, self._set.chunk_tokens + len(decodes.victims))
@@ -86,16 +91,16 @@ class Sarathi:
         order = queue[
             np.lexsort((view.slot[queue], view.arrived_unix_s[queue], key, view.best_effort[queue]))
         ]
-        return [
-            chunk.fill(
-                view,
-                decodes,
-                order,
-                limit_tokens=limit_tokens,
-                budget_s=self._set.iteration_s,
-                steady=True,
-            )
-        ]
+        choice = chunk.fill(
+            view,
+            decodes,
+            order,
+            limit_tokens=limit_tokens,
+            budget_s=self._set.iteration_s,
+            steady=True,
+        )
+        waits = self._set.drop_late and len(queue) + len(late) > 0
+        return [dropping(view, choice, late) if waits else choice]
 
     def observe(self, seen: Observation) -> None:
         pass

@@ -44,6 +44,7 @@ from shared.perf.shape import BatchShape
 from shared.policy import chunk
 from shared.policy.chunk import Decoding, Rows
 from shared.policy.fit import accept_what_fits
+from shared.policy.overdue import dropping, past_due
 from shared.policy.seam import Admission, Choice, Declared, Observation, Speculation, View
 from shared.routing.routings import RouterName
 from shared.schemas import Offer
@@ -60,6 +61,8 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     # of the requests that have not begun; `sjf`, by prompt, is SOLA's baseline (section 6.1)
     order: Literal["fcfs", "sjf"] = "fcfs"
     spec_tokens: Annotated[int, Meta(ge=0)] = 0
+    # requests that wait past their deadline, as Ascendra compares (its section 8.6)
+    drop_late: bool = False
     router: RouterName = "attainable"
 
 
@@ -67,7 +70,6 @@ class Vllm:
     """The policy. It learns nothing."""
 
     name = "vllm"
-    declared = Declared()
 
     def __init__(self, settings: Settings) -> None:
         """Raises: ConfigError where not all decodes fit one iteration. vLLM refuses that, too."""
@@ -78,22 +80,25 @@ class Vllm:
                 f"max_num_seqs {settings.max_num_seqs}"
             )
         self._set = settings
+        self.declared = Declared(drops=settings.drop_late)
 
     def admit(self, view: View, offers: Sequence[Offer]) -> Sequence[Admission]:
         return accept_what_fits(view, offers)
 
     def plan(self, view: View) -> Sequence[Choice]:
-        queue = self._queue(view)
+        if not self._set.drop_late:
+            return [self._batch(view, self._queue(view))]
+        late, queue = past_due(view), self._queue(view)
+        queue = queue[~np.isin(queue, late)]
+        choice = self._batch(view, queue)
+        return [dropping(view, choice, late) if len(queue) + len(late) else choice]
+
+    def _batch(self, view: View, queue: Rows) -> Choice:
         if self._set.mode == "prefill_first":
             alone = self._prefills(view, queue) if len(queue) else None
-            return [
-                alone if alone is not None else self._with_decodes(view, queue[:0], limit_tokens=0)
-            ]
-        return [
-            self._with_decodes(
-                view, queue, limit_tokens=self._set.max_num_batched_tokens or BATCHED_TOKENS
-            )
-        ]
+            return alone or self._with_decodes(view, queue[:0], limit_tokens=0)
+        limit_tokens = self._set.max_num_batched_tokens or BATCHED_TOKENS
+        return self._with_decodes(view, queue, limit_tokens=limit_tokens)
 
     def _queue(self, view: View) -> Rows:
         """The rows that may be prefilled, in order of arrival: those that have begun, and as many

@@ -13,7 +13,7 @@ Where this differs from the paper:
 - Algorithm 1 stops at the first request that does not fit, and a request larger than a budget would
   wait for ever. Here that request is cut to what is left (the hybrid batch with chunked prefill of
   A.4). It goes on before all requests that have not begun, since it can no longer leave.
-- Best-effort requests come after all others.
+- Best-effort requests come after all others (relegated.py).
 """
 
 import math
@@ -71,11 +71,9 @@ def by_value(view: View, queue: Rows, value: Value, most_new: int) -> Rows:
     fresh = queue[~begun]
     if most_new <= 0:
         fresh = fresh[:0]
-    elif len(fresh) > most_new:
-        standard = fresh[~view.best_effort[fresh]]
-        if len(standard) > most_new:  # a long queue is not sorted as a whole
-            key = -value(view, standard)
-            fresh = standard[key <= np.partition(key, most_new - 1)[most_new - 1]]
+    elif len(fresh) > most_new:  # a long queue is not sorted as a whole
+        key = -value(view, fresh)
+        fresh = fresh[key <= np.partition(key, most_new - 1)[most_new - 1]]
         fresh = _sorted(view, fresh, value)[:most_new]
     return _sorted(view, np.concatenate((queue[begun], fresh)), value)
 
@@ -89,7 +87,6 @@ def _sorted(view: View, rows: Rows, value: Value) -> Rows:
                 view.arrived_unix_s[rows],
                 -value(view, rows),
                 fresh,
-                view.best_effort[rows],
             )
         )
     ]
@@ -97,10 +94,7 @@ def _sorted(view: View, rows: Rows, value: Value) -> Rows:
 
 def compute_budget_s(view: View, decodes: Decoding, profile: Profile) -> float:
     """C: the tightest TBT that these decodes by themselves can keep; inf where none has a TBT."""
-    rows = decodes.rows[~view.best_effort[decodes.rows]]
-    if not len(rows):
-        return math.inf
-    tbt_s = view.tbt_s[rows]
+    tbt_s = view.tbt_s[decodes.rows]
     return float(tbt_s[tbt_s > profile.batch_s(decodes.shape)].min(initial=math.inf))
 
 

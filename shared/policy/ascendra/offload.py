@@ -1,5 +1,4 @@
-"""Offloading from an LP instance of Ascendra to HP (section 5.3), and requests past rescue (section
-6.3).
+"""Offloading from an LP instance of Ascendra to HP (section 5.3).
 
 A request is urgent once the time to its TTFT deadline is less than the worst case at HP: a batch of
 the maximum number of tokens that has just begun there, and the request's own prefill after that.
@@ -24,24 +23,11 @@ from shared.perf.iteration_time import Profile
 from shared.perf.shape import BatchShape
 from shared.perf.zero_load import ttft_s
 from shared.policy.chunk import Rows
-from shared.policy.seam import Bools, Phase, View
-
-WAITING = int(Phase.WAITING)
+from shared.policy.overdue import unstarted
+from shared.policy.seam import View
 
 # Prefills are predicted for lengths rounded up to this, so that a long queue takes few predictions.
 TILE_TOKENS = 64
-
-
-def unstarted(view: View) -> Bools:
-    """[rows] standard requests of which nothing has ever been computed. Only these may leave."""
-    new: Bools = (view.phase == WAITING) & (view.generated_tokens == 0) & ~view.best_effort
-    return new
-
-
-def past_due(view: View) -> Rows:
-    """Waiting requests whose deadline for the first token, or the last, has passed."""
-    due = np.minimum(view.first_due_unix_s, view.last_due_unix_s)
-    return (unstarted(view) & (due < view.start_unix_s)).nonzero()[0]
 
 
 def urgent(

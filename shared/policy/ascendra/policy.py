@@ -14,18 +14,18 @@ LP without an HP to offload to.
 Where this differs from the paper:
 - The controller has no state. A ticket is an HP digest that shows nothing waiting. HP declines the
   second request that comes on the same ticket.
-- New and best-effort requests both use tickets: a best-effort prefill delays HP no longer than
-  another.
+- New and best-effort requests both use tickets. Best-effort requests that wait at HP hold none
+  back, since they give way.
 - FCFS at HP is by arrival in the system, so offloaded requests, which have waited, go before those
   that came with a ticket.
 - *Overload*: a request still waiting when its deadline has passed is dropped in the paper. Here it
-  is relegated and finished when there is room, unless the operator chooses the paper's way
-  (`overload=drop`). A request that does not allow relegation is refused, as always.
+  is relegated and runs where standard requests leave room (relegated.py), unless the operator
+  chooses the paper's way (`overload=drop`). A request that does not allow relegation is refused, as
+  always.
 - A preempted request computes its prompt again where it is. It is neither offloaded nor dropped.
 - The batch size of LP bounds how many requests begin. Requests that a resync finds beyond it all
   run.
-- Prompts longer than the maximum batch are computed in parts on HP too. Best-effort requests come
-  last everywhere.
+- Prompts longer than the maximum batch are computed in parts on HP too.
 - Subgroups (section 8.7) are not kept apart: any LP offloads to any HP. The paper's search for the
   best mix is `slackline search`.
 """
@@ -42,14 +42,15 @@ from shared.policy import chunk
 from shared.policy.ascendra import elastic, lp_batch, offload
 from shared.policy.ascendra.lp_batch import VALUES, ValueName
 from shared.policy.ascendra.refit import Refitted
+from shared.policy.ascendra.relegated import in_the_room_left, standard_of
 from shared.policy.chunk import Decoding, Rows
 from shared.policy.fit import accept_what_fits
 from shared.policy.lengths import OutputLengths
+from shared.policy.overdue import dropping, past_due
 from shared.policy.seam import Admission, Choice, Declared, Observation, View
 from shared.routing.pipeline import Router
 from shared.routing.routings import RouterName, with_tickets
 from shared.schemas import Offer
-from shared.vocabulary import FinishReason
 
 LP, HP = "lp", "hp"
 
@@ -120,7 +121,8 @@ class Ascendra:
         if view.pool != HP:
             return answers
         urgent = [offer.left == "offloaded" for offer in offers]
-        ticket = not view.promised and not (view.phase != chunk.DECODE).any() and not any(urgent)
+        waits = ((view.phase != chunk.DECODE) & ~view.best_effort).any()
+        ticket = not view.promised and not waits and not any(urgent)
         for n, (answer, offloaded) in enumerate(zip(answers, urgent, strict=True)):
             if answer.accepted and not offloaded:
                 if not ticket:
@@ -131,14 +133,16 @@ class Ascendra:
     # ------------------------------------------------------------ the instances (sections 5, 6)
 
     def plan(self, view: View) -> Sequence[Choice]:
-        late = offload.past_due(view)
+        late = past_due(view)
         stays = view.phase != chunk.DECODE
         stays[late] = False
-        queue = stays.nonzero()[0]
+        queue = (stays & ~view.best_effort).nonzero()[0]
+        relegated = (stays & view.best_effort).nonzero()[0]
+        waits = len(queue) + len(relegated) + len(late) > 0
         if view.pool == HP:
-            return [self._ended(view, self._high(view, queue), queue, late)]
-        batch, leaving = self._low(view, queue)
-        batch = self._ended(view, batch, queue, late)
+            return [self._ended(view, self._high(view, queue, relegated), late, waits)]
+        batch, leaving = self._low(view, queue, relegated)
+        batch = self._ended(view, batch, late, waits)
         if not len(leaving):
             return [batch]
         # By itself: with the batch it would be told of only when that is done, and HP is not to
@@ -148,13 +152,14 @@ class Ascendra:
             batch,
         ]
 
-    def _low(self, view: View, queue: Rows) -> tuple[Choice, Rows]:
-        """Decodes, then prefills by value (Algorithm 1, section 5.4); and the rows that leave for
-        HP (section 5.3).
+    def _low(self, view: View, queue: Rows, relegated: Rows) -> tuple[Choice, Rows]:
+        """Decodes, then prefills by value (Algorithm 1, section 5.4), then relegated requests in
+        the room that is left; and the rows that leave for HP (section 5.3).
         """
-        decodes = chunk.decoding(view)
-        if not len(queue):
-            return chunk.fill(view, decodes, queue, limit_tokens=0), queue
+        every = chunk.decoding(view)
+        if not len(queue) and not view.best_effort.any():
+            return chunk.fill(view, every, queue, limit_tokens=0), queue
+        decodes = standard_of(view, every)
         model = self._model.now(view.profile)
         budget_s = lp_batch.compute_budget_s(view, decodes, model)
         limit_tokens = self._set.batch_tokens - len(decodes.rows)
@@ -167,64 +172,88 @@ class Ascendra:
         )
         priced = replace(view, profile=model)
         batch = chunk.fill(priced, decodes, order, limit_tokens=limit_tokens, budget_s=budget_s)
-        if view.pool != LP:
-            return batch, queue[:0]
-        longest_s = min(budget_s, model.batch_s(decodes.shape.with_chunk(max(limit_tokens, 1), 0)))
-        urgent = offload.urgent(
-            view,
-            model,
-            until_next_s=longest_s,
-            batch_tokens=self._set.batch_tokens,
-            worst_batches=self._set.worst_batches,
-        )
-        cut = lp_batch.begun_in_part(view, batch)
-        leaving = urgent[~np.isin(view.slot[urgent], batch.slots) | (urgent == cut)]
-        if cut in leaving:
-            order = order[~np.isin(order, leaving)]
-            batch = chunk.fill(priced, decodes, order, limit_tokens=limit_tokens, budget_s=budget_s)
-        return batch, leaving
+        leaving = queue[:0]
+        if view.pool == LP and len(queue):
+            longest_s = min(
+                budget_s, model.batch_s(decodes.shape.with_chunk(max(limit_tokens, 1), 0))
+            )
+            urgent = offload.urgent(
+                view,
+                model,
+                until_next_s=longest_s,
+                batch_tokens=self._set.batch_tokens,
+                worst_batches=self._set.worst_batches,
+            )
+            cut = lp_batch.begun_in_part(view, batch)
+            leaving = urgent[~np.isin(view.slot[urgent], batch.slots) | (urgent == cut)]
+            if cut in leaving:
+                order = order[~np.isin(order, leaving)]
+                batch = chunk.fill(
+                    priced, decodes, order, limit_tokens=limit_tokens, budget_s=budget_s
+                )
+        late = lp_batch.by_value(view, relegated, VALUES[self._set.value], self._set.batch_requests)
+        return self._with_relegated(priced, every, batch, order, late), leaving
 
-    def _high(self, view: View, queue: Rows) -> Choice:
+    def _high(self, view: View, queue: Rows, relegated: Rows) -> Choice:
         """Prefills alone, first come first served, while there are any that memory allows; else
-        decodes (sections 6, 6.2).
+        decodes (sections 6, 6.2), with relegated requests in the room that they leave.
         """
         if len(queue):
-            decoding = int(np.count_nonzero(view.phase == chunk.DECODE))
-            order = queue[
-                np.lexsort((view.slot[queue], view.arrived_unix_s[queue], view.best_effort[queue]))
-            ]
-            begins = view.phase[order] != chunk.PREFILL
-            begun, fresh = order[~begins], order[begins]
-            most = (
-                elastic.admitted(
-                    view,
-                    begun,
-                    fresh,
-                    elastic.reserve_blocks(view, self._lengths, self._set.reserve),
-                )
-                if self._set.elastic
-                else max(self._set.batch_requests - decoding - len(begun), 0)
-            )
-            order = order[~begins | (begins.cumsum() <= most)]
+            order = self._arrived(view, queue)
             # A block for each decode that is made to wait.
-            alone = Decoding(queue[:0], queue[:0], view.kv_free_blocks - decoding, BatchShape())
+            free = view.kv_free_blocks - int(np.count_nonzero(view.phase == chunk.DECODE))
+            alone = Decoding(queue[:0], queue[:0], free, BatchShape())
             choice = chunk.fill(view, alone, order, limit_tokens=self._set.batch_tokens)
             if len(choice.slots):
                 return choice
-        return chunk.fill(view, chunk.decoding(view), queue[:0], limit_tokens=0)
+            # The queue waits for memory.
+            relegated = relegated[view.phase[relegated] == chunk.PREFILL]
+        every = chunk.decoding(view)
+        batch = chunk.fill(view, standard_of(view, every), queue[:0], limit_tokens=0)
+        late = self._arrived(view, relegated) if len(relegated) else relegated
+        return self._with_relegated(view, every, batch, queue[:0], late)
 
-    def _ended(self, view: View, choice: Choice, queue: Rows, late: Rows) -> Choice:
+    def _arrived(self, view: View, queue: Rows) -> Rows:
+        """The rows of the queue that HP may serve, first come first served: those that have begun,
+        and as many others as memory allows.
+        """
+        order = queue[np.lexsort((view.slot[queue], view.arrived_unix_s[queue]))]
+        begins = view.phase[order] != chunk.PREFILL
+        begun = (view.phase == chunk.PREFILL).nonzero()[0]
+        if self._set.elastic:
+            reserve = elastic.reserve_blocks(view, self._lengths, self._set.reserve)
+            most = elastic.admitted(view, begun, order[begins], reserve)
+        else:
+            decoding = int(np.count_nonzero(view.phase == chunk.DECODE))
+            most = max(self._set.batch_requests - decoding - len(begun), 0)
+        served: Rows = order[~begins | (begins.cumsum() <= most)]
+        return served
+
+    def _with_relegated(
+        self, view: View, every: Decoding, batch: Choice, order: Rows, relegated: Rows
+    ) -> Choice:
+        if not view.best_effort.any():
+            return batch
+        return in_the_room_left(
+            view,
+            every,
+            batch,
+            order,
+            relegated,
+            limit_requests=self._set.batch_requests,
+            limit_tokens=self._set.batch_tokens,
+            budget_s=lp_batch.compute_budget_s(view, standard_of(view, every), view.profile),
+        )
+
+    def _ended(self, view: View, choice: Choice, late: Rows, waits: bool) -> Choice:
         """The choice, with those given up who waited past their deadline (section 6.3). While some
         wait, it is good for once.
         """
-        if not len(queue) and not len(late):
+        if not waits:
             return choice
-        slots = view.slot[late].tolist()
         if self._set.overload == "drop":
-            return replace(
-                choice, release=[(slot, FinishReason.DROPPED.value) for slot in slots], repeats=1
-            )
-        return replace(choice, relegate=slots, repeats=1)
+            return dropping(view, choice, late)
+        return replace(choice, relegate=view.slot[late].tolist(), repeats=1)
 
     # ------------------------------------------------------------ what is learned
 

@@ -30,7 +30,7 @@ from shared.perf.shape import BatchShape
 from shared.policy import chunk
 from shared.policy.chunk import Decoding, Rows
 from shared.policy.seam import Choice, Floats, View
-from shared.policy.slos_serve.best_effort import as_many_as_fit, make_room, queue_of
+from shared.policy.slos_serve.best_effort import make_room, queue_of
 from shared.policy.slos_serve.draft_length import BATCH_TOKENS
 
 # Section 6.4: "typically plans 1-5 future batches".
@@ -126,7 +126,7 @@ def _batch(view: View, standing: Standing, token_due: Floats) -> Batch:
     return filled(
         view,
         every,
-        every._replace(rows=rows, shape=decodes_of(view, rows)),
+        every._replace(rows=rows, shape=chunk.decodes_of(view, rows)),
         standing,
         longest_s,
         0.0,
@@ -152,13 +152,14 @@ def filled(
             budget_s, _until_due(view, running, standing, int(order[0]), budget_s, drafted_s)
         )
     choice = chunk.fill(view, running, order, limit_tokens=BATCH_TOKENS, budget_s=budget_s)
-    shape, left = _with_prefills(view, running, choice, order)
-    if left == 0 and view.best_effort.any():
+    shape = chunk.shape_of(view, running, choice)
+    left = int((view.target_tokens[order] - view.computed_tokens[order]).sum())
+    if left == shape.prefill_tokens - running.shape.prefill_tokens and view.best_effort.any():
         others = every.rows[view.best_effort[every.rows]]
         others = others[
             np.lexsort((view.slot[others], view.arrived_unix_s[others], -view.importance[others]))
         ]
-        others = as_many_as_fit(
+        others = chunk.as_many_as_fit(
             view, shape, others, budget_s, at_least=0 if len(choice.slots) else 1
         )
         waiting = queue_of(view, every.victims, best_effort=True)
@@ -169,7 +170,7 @@ def filled(
         ]
         if len(others) + len(waiting):
             all_rows = np.concatenate((running.rows, others))
-            context = decodes_of(view, others)
+            context = chunk.decodes_of(view, others)
             base = running.shape._replace(
                 decodes=running.shape.decodes + context.decodes,
                 decode_context=running.shape.decode_context + context.decode_context,
@@ -199,13 +200,6 @@ def by_deadline(view: View, standing: Standing, queue: Rows) -> Rows:
     ]
 
 
-def decodes_of(view: View, rows: Rows) -> BatchShape:
-    return BatchShape(
-        decodes=len(rows),
-        decode_context=int((view.computed_tokens[rows] + view.unsure_tokens[rows]).sum()),
-    )
-
-
 def _until_due(
     view: View, running: Decoding, standing: Standing, first: int, budget_s: float, drafted_s: float
 ) -> float:
@@ -219,20 +213,6 @@ def _until_due(
     left = int(view.target_tokens[first]) - cached
     fits = view.profile.prefill_budget(running.shape, cached, until_s, left) >= left
     return until_s if fits else budget_s
-
-
-def _with_prefills(
-    view: View, running: Decoding, choice: Choice, order: Rows
-) -> tuple[BatchShape, int]:
-    """The shape of the whole batch, and the tokens of `order` that it leaves."""
-    row_of = dict(zip(view.slot[order].tolist(), order.tolist(), strict=True))
-    n = len(running.rows)
-    shape = running.shape
-    left = int((view.target_tokens[order] - view.computed_tokens[order]).sum())
-    for slot, tokens in zip(choice.slots[n:].tolist(), choice.caps[n:].tolist(), strict=True):
-        shape = shape.with_chunk(tokens, int(view.computed_tokens[row_of[slot]]))
-        left -= tokens
-    return shape, left
 
 
 def after(view: View, choice: Choice, seconds: float) -> View:

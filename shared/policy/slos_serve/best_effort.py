@@ -7,7 +7,6 @@ resumes it.
 
 import numpy as np
 
-from shared.perf.shape import BatchShape
 from shared.policy import chunk
 from shared.policy.chunk import Decoding, Rows
 from shared.policy.seam import View
@@ -47,24 +46,3 @@ def make_room(view: View, every: Decoding) -> Decoding:
     victims = np.concatenate((every.victims, rows))
     free_blocks = every.free_blocks + int(held[rows].sum())
     return every._replace(rows=every.rows[stay], victims=victims, free_blocks=free_blocks)
-
-
-def as_many_as_fit(
-    view: View, shape: BatchShape, rows: Rows, budget_s: float, *, at_least: int
-) -> Rows:
-    """The longest run of these decodes, from the first on, with which the batch stays within
-    `budget_s`.
-    """
-    context = (view.computed_tokens[rows] + view.unsure_tokens[rows]).cumsum()
-    fits, exceeds = min(at_least, len(rows)), len(rows) + 1
-    while exceeds - fits > 1:
-        count = (fits + exceeds) // 2
-        more = shape._replace(
-            decodes=shape.decodes + count,
-            decode_context=shape.decode_context + int(context[count - 1]),
-        )
-        if view.profile.batch_s(more) <= budget_s:
-            fits = count
-        else:
-            exceeds = count
-    return rows[:fits]

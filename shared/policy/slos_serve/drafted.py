@@ -19,7 +19,7 @@ from shared.columns import Ints
 from shared.policy import chunk
 from shared.policy.chunk import Decoding
 from shared.policy.seam import Bools, Choice, Floats, Speculation, View
-from shared.policy.slos_serve.batch import CLOSE_S, Standing, decodes_of, filled
+from shared.policy.slos_serve.batch import CLOSE_S, Standing, filled
 from shared.policy.slos_serve.best_effort import make_room
 from shared.policy.slos_serve.draft_length import LONGEST, WINDOW_TOKENS, Acc, Lengths, token_s
 from shared.policy.speculation import draft_s
@@ -70,7 +70,7 @@ def speculating(view: View, standing: Standing, drafting: Drafting) -> Choice | 
         return None
     depth: Ints = (tokens - 1).astype(np.int32)
     drafts = depth > 0
-    shape = decodes_of(view, rows).with_drafts(depth, has)
+    shape = chunk.decodes_of(view, rows).with_drafts(depth, has)
     drafted_s = draft_s(
         view.draft,
         depth=depth[drafts],

@@ -14,7 +14,7 @@ from shared.perf.shape import BatchShape
 from shared.policy import chunk
 from shared.policy.chunk import Decoding, Rows
 from shared.policy.seam import Choice, Floats, View
-from shared.policy.slos_serve.batch import CLOSE_S, MARGIN_S, Standing, by_deadline, decodes_of
+from shared.policy.slos_serve.batch import CLOSE_S, MARGIN_S, Standing, by_deadline
 from shared.policy.slos_serve.draft_length import BATCH_TOKENS
 
 # The most prompts that are tried.
@@ -28,7 +28,7 @@ def sat_out_due_s(view: View, tpot_s: Floats) -> float:
     rows = _decodes(view)
     due_s = view.newest_token_unix_s[rows] + tpot_s[rows] - view.start_unix_s
     sat_out = view.newest_token_unix_s[rows] < view.start_unix_s - CLOSE_S
-    soon = sat_out & (due_s >= view.profile.batch_s(decodes_of(view, rows)))
+    soon = sat_out & (due_s >= view.profile.batch_s(chunk.decodes_of(view, rows)))
     return float(due_s[soon].min(initial=np.inf))
 
 
@@ -38,7 +38,7 @@ def spare_s(view: View, tpot_s: Floats) -> float:
     if not len(rows):
         return 0.0
     due_s = float((view.newest_token_unix_s[rows] + tpot_s[rows]).min()) - view.start_unix_s
-    return due_s - view.profile.batch_s(decodes_of(view, rows)) - MARGIN_S
+    return due_s - view.profile.batch_s(chunk.decodes_of(view, rows)) - MARGIN_S
 
 
 def tokens_alone(view: View, tpot_s: Floats, due_s: Floats) -> Floats:
@@ -62,7 +62,7 @@ def prefills_alone(view: View, standing: Standing) -> Choice | None:
     order = by_deadline(view, standing, queued.nonzero()[0])[:PROMPTS]
     due_s = standing.due_unix_s[order] - view.start_unix_s
     left = view.target_tokens[order] - view.computed_tokens[order]
-    beside = decodes_of(view, every.rows[~view.best_effort[every.rows]])
+    beside = chunk.decodes_of(view, every.rows[~view.best_effort[every.rows]])
     alone, count = BatchShape(), 0
     for n, (row, due) in enumerate(zip(order.tolist(), due_s.tolist(), strict=True)):
         cached = int(view.computed_tokens[row])

@@ -191,5 +191,4 @@ def _some(view: View, running: Decoding, state: State, count: int) -> Decoding:
     if count >= len(running.rows):
         return running
     rows: Rows = state.decodes_by_tpot(running.rows)[:count]
-    context = int((view.computed_tokens[rows] + view.unsure_tokens[rows]).sum())
-    return running._replace(rows=rows, shape=BatchShape(decodes=count, decode_context=context))
+    return running._replace(rows=rows, shape=chunk.decodes_of(view, rows))

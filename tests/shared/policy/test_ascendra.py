@@ -4,7 +4,7 @@ the refitted model; pools of a fleet.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from random import Random
 
 import numpy as np
@@ -25,9 +25,10 @@ from shared.perf.shape import BatchShape
 from shared.policy.ascendra import elastic, lp_batch, offload
 from shared.policy.ascendra.policy import HP, LP, Ascendra, Settings
 from shared.policy.ascendra.refit import LEAST_BATCHES, Refitted, units_of
+from shared.policy.ascendra.relegated import SHARE_OF_TIME, standard_of
 from shared.policy.chunk import decoding
 from shared.policy.lengths import OutputLengths
-from shared.policy.seam import Choice, Ended, Observation, Phase, View
+from shared.policy.seam import Choice, Ended, Observation, Phase, Rows, View
 from shared.schemas import Offer
 from shared.tiers import load_tiers
 from shared.vocabulary import FinishReason, RequestKey, ServiceClass, Slo
@@ -139,10 +140,8 @@ def test_a_tbt_that_the_decodes_alone_exceed_binds_nothing() -> None:
     only = at(LP, made[:1])
     assert lp_batch.compute_budget_s(only, decoding(only), only.profile) == math.inf
     best_effort = at(LP, [replace(made[0], tbt_s=0.1, best_effort=True)])
-    assert (
-        lp_batch.compute_budget_s(best_effort, decoding(best_effort), best_effort.profile)
-        == math.inf
-    )
+    standard = standard_of(best_effort, decoding(best_effort))
+    assert lp_batch.compute_budget_s(best_effort, standard, best_effort.profile) == math.inf
 
 
 def test_the_memory_budget_holds_back_a_request_that_does_not_fit_and_all_behind_it() -> None:
@@ -191,16 +190,19 @@ def test_an_lp_batch_keeps_all_three_budgets_and_the_batch_size(
     )
     batch, _ = planned(policy, seen)
     shape, chosen = shape_of(seen, batch), entries(batch)
-    decodes = decoding(seen)
+    decodes = standard_of(seen, decoding(seen))
     assert shape.prefill_tokens == 0 or shape.tokens <= 1024
     assert (
         shape.prefills == 0
         or seen.profile.batch_s(shape)
         <= lp_batch.compute_budget_s(seen, decodes, seen.profile) + 1e-12
     )
-    new = [slot for slot in chosen if seen.phase[row_of(seen, slot)] == Phase.WAITING]
-    running = len(decodes.rows) + int(np.count_nonzero(seen.phase == Phase.PREFILL))
+    of = [row_of(seen, slot) for slot in chosen]
+    new = [r for r in of if seen.phase[r] == Phase.WAITING and not seen.best_effort[r]]
+    begun = (seen.phase == Phase.PREFILL) & ~seen.best_effort
+    running = len(decodes.rows) + int(np.count_nonzero(begun))
     assert len(new) <= max(0, 12 - running + len(decodes.victims))
+    assert len(of) <= 12 or not seen.best_effort[of].any()
 
 
 @settings(deadline=None, max_examples=40)
@@ -219,7 +221,6 @@ def test_a_long_queue_is_ordered_as_if_all_of_it_had_been_sorted(
             target=rng.choice([16, 40, 300]),
             arrived_s=-rng.randrange(8) / 4,
             ttft_s=rng.choice([1.0, 2.0, math.inf]),
-            best_effort=rng.random() < 0.5,
         )
         for slot in rng.sample(range(300), 60)
     ]
@@ -230,7 +231,7 @@ def test_a_long_queue_is_ordered_as_if_all_of_it_had_been_sorted(
     worth = dict(zip(queue.tolist(), of(seen, queue).tolist(), strict=True))
     every = sorted(
         queue.tolist(),
-        key=lambda n: (made[n].best_effort, -worth[n], made[n].arrived_s, made[n].slot),
+        key=lambda n: (-worth[n], made[n].arrived_s, made[n].slot),
     )
     assert found.tolist() == every[:most]
 
@@ -361,13 +362,14 @@ def test_hp_is_prefill_first_and_fcfs_within_kv(seen: View, elastic: bool) -> No
     assert gone == []
     chosen = entries(batch)
     of = [row_of(seen, slot) for slot in chosen]
-    prefills = [row for row in of if seen.phase[row] != Phase.DECODE]
-    assert len(prefills) in (0, len(of)), "never mixed"
+    standard = [row for row in of if not seen.best_effort[row]]
+    prefills = [row for row in standard if seen.phase[row] != Phase.DECODE]
+    assert not prefills or prefills == of, "never mixed"
     if prefills:
         assert sum(chosen.values()) <= 2048
         assert not batch.preempt
-    key = [(bool(seen.best_effort[r]), float(seen.arrived_unix_s[r])) for r in prefills]
-    assert key == sorted(key)
+    arrived = [float(seen.arrived_unix_s[row]) for row in prefills]
+    assert arrived == sorted(arrived)
     held = seen.kv_free_blocks + sum(
         int(seen.kv_held_blocks[row_of(seen, s)]) for s in batch.preempt
     )
@@ -490,6 +492,72 @@ def test_a_choice_is_good_for_more_than_once_only_while_nobody_waits(seen: View,
     assert batch.repeats == 1 or (seen.phase == Phase.DECODE).all()
 
 
+# ---------------------------------------------------------------- relegated requests: where room is
+
+# A quarter of 150 ms. Linear: 10 ms, 50 us for a decode on 200 tokens, 80 us a prefill token and a
+# little attention.
+ROOM_S = SHARE_OF_TIME * 0.15
+
+
+@pytest.mark.parametrize(("prompt_tokens", "runs"), [(0, True), (300, True), (400, False)])
+def test_a_relegated_decode_sits_out_where_standard_requests_leave_no_time(
+    prompt_tokens: int, runs: bool
+) -> None:
+    made = [decode(chat(0)), decode(chat(1, best_effort=True))]
+    if prompt_tokens:
+        made.append(chat(2, target=prompt_tokens))
+    batch, _ = planned(ascendra(), at(LP, made))
+    assert (1 in entries(batch)) == runs
+    assert entries(batch)[0] == 1
+    assert entries(batch).get(2, 0) == prompt_tokens
+
+
+def test_relegated_requests_fill_the_batch_size_and_the_tokens_and_no_more() -> None:
+    standard = [decode(chat(i), context=16) for i in range(6)]
+    late = [decode(chat(10 + i, best_effort=True, arrived_s=-i), context=16) for i in range(4)]
+    batch, _ = planned(ascendra(batch_requests=8), at(LP, [*standard, *late]))
+    assert list(entries(batch)) == [*range(6), 13, 12], "the first to arrive"
+    batch, _ = planned(ascendra(batch_tokens=7), at(LP, [*standard, *late]))
+    assert list(entries(batch)) == [*range(6), 13]
+
+
+@pytest.mark.parametrize("pool", [LP, HP, ""])
+def test_a_relegated_prefill_takes_what_is_left_of_the_time_and_no_turn_from_decodes(
+    pool: str,
+) -> None:
+    made = [decode(chat(0)), chat(1, target=5000, best_effort=True)]
+    seen = at(pool, made)
+    batch, _ = planned(ascendra(), seen)
+    assert list(entries(batch)) == [0, 1]
+    shape, tokens = shape_of(seen, batch), entries(batch)[1]
+    assert seen.profile.batch_s(shape) <= ROOM_S < seen.profile.batch_s(shape.with_chunk(1, tokens))
+
+
+@pytest.mark.parametrize("pool", [LP, HP, ""])
+def test_relegated_requests_alone_have_all_the_room(pool: str) -> None:
+    made = [decode(chat(0, best_effort=True)), chat(1, target=5000, best_effort=True)]
+    batch, _ = planned(ascendra(), at(pool, made))
+    assert entries(batch) == {0: 1, 1: 2047}
+
+
+@relaxed
+@given(seen=seen_views, pool=st.sampled_from([LP, HP, ""]))
+def test_standard_requests_are_served_as_if_no_relegated_request_waited(
+    seen: View, pool: str
+) -> None:
+    """A relegated request that waits holds no KV; without it the batch has the same entries."""
+    here = replace(seen, pool=pool)
+    waits = seen.best_effort & (seen.phase == Phase.WAITING)
+    rows = {f.name: getattr(here, f.name)[~waits] for f in fields(Rows)}
+    batch, gone = planned(ascendra(), here)
+    alone, gone_alone = planned(ascendra(), replace(here, **rows))
+    standard = set(seen.slot[~seen.best_effort].tolist())
+    assert {s: n for s, n in entries(batch).items() if s in standard} == {
+        s: n for s, n in entries(alone).items() if s in standard
+    }
+    assert gone == gone_alone
+
+
 # ---------------------------------------------------------------- the controller: pools, turns and
 
 
@@ -521,6 +589,7 @@ def test_a_ticket_is_good_for_one_and_only_while_nothing_waits_for_prefill() -> 
     assert accepted(running, [new, offer("t.2")]) == [True, False]
     assert accepted(running, [new], promised=[offer("t.0")]) == [False]
     assert accepted([chat(0)], [new]) == [False]
+    assert accepted([chat(0, best_effort=True)], [new]) == [True]
     assert accepted([chat(0)], [moved, offer("t.p", left="offloaded")]) == [True, True]
     assert accepted(running, [new, moved]) == [False, True]
     assert accepted(running, [offer("t.l", prompt_tokens=40_000), new]) == [False, True]
@@ -541,7 +610,8 @@ def test_hp_takes_all_that_were_offloaded_and_at_most_one_other(
     others = [a.accepted for a, o in zip(answers, offers, strict=True) if o.left != "offloaded"]
     assert all(a.accepted for a, o in zip(answers, offers, strict=True) if o.left == "offloaded")
     assert sum(others) <= 1
-    if promised or any(r.phase != Phase.DECODE for r in made) or "offloaded" in lefts:
+    waits = any(r.phase != Phase.DECODE and not r.best_effort for r in made)
+    if promised or waits or "offloaded" in lefts:
         assert not any(others)
     assert all(a.accepted for a in ascendra().admit(replace(seen, pool=LP), offers))
 
@@ -718,6 +788,22 @@ def test_dropping_on_overload_ends_the_late_ones_and_serves_more_in_time() -> No
     assert set(reasons) == {FinishReason.STOP, FinishReason.DROPPED}
     assert len(reasons) == len(requests)
     assert dropped.relegated == 0
+    assert dropped.met_fraction > kept.met_fraction
+
+
+@pytest.mark.parametrize(
+    ("policy", "settings"), [("vllm", {"mode": "prefill_first"}), ("fcfs", {"chunk_tokens": "512"})]
+)
+def test_baselines_that_drop_end_the_late_ones_and_serve_more_in_time(
+    policy: str, settings: dict[str, str]
+) -> None:
+    """Section 8.6 compares with such baselines."""
+    requests = drawn(16.0, 20.0, seed=2)
+    kept = run(requests, policy, settings=settings)
+    dropped = run(requests, policy, settings={**settings, "drop_late": "true"})
+    reasons = [v.finish_reason for v in dropped.verdicts if v is not None]
+    assert set(reasons) == {FinishReason.STOP, FinishReason.DROPPED}
+    assert len(reasons) == len(requests)
     assert dropped.met_fraction > kept.met_fraction
 
 

@@ -63,9 +63,11 @@ def test_entries_stay_within_kv_and_target(name: str, seen: View) -> None:
         assert free >= 0
 
 
-# SOLA leaves decodes out of an iteration that is for first tokens (its Eq. 1), SLOs-Serve
-# best-effort ones that take others' time.
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("sola", "slos_serve")])
+# SOLA leaves decodes out of an iteration that is for first tokens (its Eq. 1), SLOs-Serve and
+# Ascendra best-effort ones that take others' time.
+@pytest.mark.parametrize(
+    "name", [name for name in NAMES if name not in ("sola", "slos_serve", "ascendra")]
+)
 @relaxed
 @given(seen=views)
 def test_every_decode_runs_unless_it_was_preempted_for_lack_of_kv(name: str, seen: View) -> None:
@@ -315,3 +317,37 @@ def test_unknown_names_and_settings_are_refused_with_what_there_is() -> None:
 def test_every_name_makes_the_policy_of_that_name(name: str) -> None:
     assert registry.make(name).name == name
     assert registry.make(name) is not registry.make(name)
+
+
+@pytest.mark.parametrize("name", ["vllm", "fcfs", "edf", "sjf", "srpf"])
+@relaxed
+@given(seen=views)
+def test_drop_late_drops_those_that_wait_past_their_deadline_and_nobody_else(
+    name: str, seen: View
+) -> None:
+    """Ascendra section 8.6."""
+    policy = registry.make(name, {"drop_late": "true"})
+    choice = policy.plan(seen)[0]
+    dropped = {slot for slot, why in choice.release if why == "dropped"}
+    late = {
+        int(slot)
+        for slot, phase, made, first, last, best_effort in zip(
+            seen.slot,
+            seen.phase,
+            seen.generated_tokens,
+            seen.first_due_unix_s,
+            seen.last_due_unix_s,
+            seen.best_effort,
+            strict=True,
+        )
+        if phase == Phase.WAITING
+        and made == 0
+        and not best_effort
+        and min(first, last) < seen.start_unix_s
+    }
+    assert policy.declared.drops
+    assert dropped == late
+    assert not dropped & set(entries(choice))
+    plain = registry.make(name)
+    assert not plain.declared.drops
+    assert not plain.plan(seen)[0].release

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from shared.perf.draft import Draft
 from shared.perf.shape import BatchShape
+from shared.policy.chunk import decodes_of
 from shared.policy.seam import Choice, Drafts
-from shared.policy.slos_serve.batch import MARGIN_S, decodes_of
+from shared.policy.slos_serve.batch import MARGIN_S
 from shared.policy.slos_serve.draft_length import (
     LATE_WINDOWS,
     LONGEST,
