@@ -3,21 +3,41 @@
 from msgspec.structs import replace
 
 from loadgen.results.ascendra import systems as runs
-from loadgen.results.section import Results, Section, figure, table, violated_percent
+from loadgen.results.ascendra.systems import DROPS, OURS
+from loadgen.results.ratios import ratio
+from loadgen.results.section import Results, Section, compare, figure, table, violated_percent
 
 OVERLOAD_RPS = 11.0  # above the goodput of every system
 OVERLOAD_TIMES = 600 / 180  # times the length of the other runs: ten minutes
+PUBLISHED = 1.74
 
 
 def render(results: Results, duration_s: float) -> str:
-    rows = []
-    for name, run in runs.systems(OVERLOAD_TIMES * duration_s).items():
+    length_s = OVERLOAD_TIMES * duration_s
+    systems = {
+        **runs.baselines(length_s),
+        **runs.dropping_baselines(length_s),
+        **runs.ours(length_s),
+    }
+    within: dict[str, float | None] = {}
+    shown = []
+    for name, run in systems.items():
         figures = results.figures(replace(run, rate_rps=OVERLOAD_RPS))
-        within = None if figures is None else figures.offered - figures.violated
+        within[name] = None if figures is None else float(figures.offered - figures.violated)
         dropped = None if figures is None else float(figures.offered - figures.finished)
-        violated = violated_percent(figures)
-        rows.append((name, figure(within), figure(violated, percent=True), figure(dropped)))
-    return table(("", "served within their SLO", "violated", "dropped"), rows)
+        violated = figure(violated_percent(figures), percent=True)
+        shown.append((name, figure(within[name]), violated, figure(dropped)))
+    leads = [
+        (name, *compare(PUBLISHED, ratio(within[OURS + DROPS], within[name])))
+        for name in runs.dropping_baselines(length_s)
+    ]
+    return "\n\n".join(
+        (
+            table(("", "served within their SLO", "violated", "dropped"), shown),
+            f"Requests served within their SLO by {OURS}{DROPS}, over those of each baseline:",
+            table(("over", "published", "ours", "ratio", ""), leads),
+        )
+    )
 
 
 SECTION = Section(
@@ -25,12 +45,20 @@ SECTION = Section(
     title="Figure 12: overload",
     paper="""\
 Ten minutes slightly above capacity. Requests that wait past their TTFT are dropped, by the
-baselines too. Ascendra serves 1.74 times as many requests within their SLO.""",
+baselines too. Ascendra serves 1.74 times as many requests within their SLO, with almost half as
+many dropped or violated.""",
     hours=runs.HOURS,
     render=render,
     discussion="""\
-What comes out: 9 and 16 times the baselines instead of 1.74, but that is not comparable. In the
-paper the baselines drop requests as well; ours have no such setting, so they serve an ever longer
-queue in order, with every request late. Relegating instead of dropping costs 5 % here.
+What comes out: against Sarathi in chunks of 512 and 1,024 tokens the ratio is the published one, to
+15 %; vLLM and Sarathi in chunks of 2,048 drop less and lose less. The paper does not say which
+baseline its 1.74 is over, nor Sarathi's chunk. The share that is dropped or late is 44 % less than
+vLLM's; the paper says almost 50 %.
+
+Why dropping matters: baselines that do not drop serve an ever longer queue in order, with every
+request late. Ascendra that relegates instead of dropping serves the late in the room that the
+others leave, and so hardly fewer in time. What cost requests when it did more for the late was
+their prefills, which make batches long for those that arrive meanwhile; their decodes cost next to
+nothing.
 """,
 )

@@ -3,7 +3,7 @@
 from msgspec.structs import replace
 
 from loadgen.results.ascendra import systems as runs
-from loadgen.results.ascendra.systems import DROPS, OURS, SARATHI, TIERS, VLLM
+from loadgen.results.ascendra.systems import TIERS
 from loadgen.results.section import MISSING, Results, Section, figure, table
 from shared.tiers import Tier, TierSet, load_tiers
 from shared.vocabulary import Slo
@@ -24,17 +24,15 @@ def render(results: Results, duration_s: float) -> str:
     rate_rps = runs.goodput_rps(results, runs.run("ascendra", duration_s))
     if not rate_rps:
         return MISSING
+    systems = {**runs.baselines(duration_s), **runs.ours(duration_s)}
     rows = []
     for scale in SCALES:
         at_scale = [
-            replace(run, rate_rps=rate_rps, tiers=scaled(scale))
-            for run in runs.systems(duration_s).values()
+            replace(run, rate_rps=rate_rps, tiers=scaled(scale)) for run in systems.values()
         ]
         attained = [runs.attained_percent(results.figures(run)) for run in at_scale]
         rows.append((f"{scale:g}", *(figure(value, percent=True) for value in attained)))
-    return f"At {figure(rate_rps)} requests/s:\n\n" + table(
-        ("TTFT and TBT times", VLLM, SARATHI, OURS, DROPS), rows
-    )
+    return f"At {figure(rate_rps)} requests/s:\n\n" + table(("TTFT and TBT times", *systems), rows)
 
 
 SECTION = Section(

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from loadgen.lab.figures import Figures
 from loadgen.results.experiment import Run
 from loadgen.results.job import Search
+from loadgen.results.ratios import highest
 from loadgen.results.section import Results, violated_percent
 from shared.tiers import load_tiers
 
@@ -13,8 +14,11 @@ VIOLATIONS = 0.1  # section 8.2
 FIRST_RPS = 2.9  # the rate per replica tried first
 REPLICAS = 3
 ROUND_ROBIN = {"router": "round_robin"}
-VLLM, SARATHI, OURS, DROPS = "vLLM", "Sarathi", "Ascendra", "Ascendra, which drops"
-CHUNKS = ("512", "1024", "2048")  # of Sarathi: the paper does not state it; the best counts
+VLLM, SARATHI, OURS = "vLLM", "Sarathi", "Ascendra"
+CHUNKS = ("512", "1024", "2048")  # of Sarathi: the paper does not state it
+SARATHIS = {f"{SARATHI}, chunk {chunk}": chunk for chunk in CHUNKS}
+BASELINES = (VLLM, *SARATHIS)
+DROPS = ", drops"  # after the name of a system that drops what waits past its deadline
 TIERS = "ascendra-8b-sharegpt"
 
 
@@ -33,13 +37,28 @@ def run(policy: str, duration_s: float, **settings: str) -> Run:
     )
 
 
-def systems(duration_s: float) -> Mapping[str, Run]:
-    """The baselines and ours; Sarathi has the middle chunk."""
+def baselines(duration_s: float) -> Mapping[str, Run]:
     return {
         VLLM: run("vllm", duration_s, mode="prefill_first"),
-        SARATHI: run("fcfs", duration_s, chunk_tokens=CHUNKS[1]),
+        **{name: run("fcfs", duration_s, chunk_tokens=chunk) for name, chunk in SARATHIS.items()},
+    }
+
+
+def dropping_baselines(duration_s: float) -> Mapping[str, Run]:
+    """The baselines of section 8.6, which drop as Ascendra does."""
+    return {
+        VLLM + DROPS: run("vllm", duration_s, mode="prefill_first", drop_late="true"),
+        **{
+            name + DROPS: run("fcfs", duration_s, chunk_tokens=chunk, drop_late="true")
+            for name, chunk in SARATHIS.items()
+        },
+    }
+
+
+def ours(duration_s: float) -> Mapping[str, Run]:
+    return {
         OURS: run("ascendra", duration_s),
-        DROPS: run("ascendra", duration_s, overload="drop"),
+        OURS + DROPS: run("ascendra", duration_s, overload="drop"),
     }
 
 
@@ -47,6 +66,11 @@ def goodput_rps(results: Results, run: Run) -> float | None:
     """The goodput of all replicas together; None: not found yet."""
     found = results.capacity(Search(run=run, violations=VIOLATIONS))
     return None if found is None else found.rate_rps
+
+
+def best_sarathi(by_system: Mapping[str, float | None], suffix: str = "") -> float | None:
+    """Sarathi's highest figure, over its chunks."""
+    return highest([by_system[name + suffix] for name in SARATHIS])
 
 
 def attained_percent(figures: Figures | None) -> float | None:

@@ -38,12 +38,14 @@ SHIPPED = {
     "a100-opt-13b-tp2",
     "a100-opt-30b-tp4",
     "a100-qwen2.5-32b-tp2",
+    "a100-qwen-14b",
     "h100-llama3-70b-tp4",
     "a100-llama3-8b-qoserve",
     "cpu-tiny",
 }
 # by hand, by their authors, and by analysis
 NOT_FITTED = {
+    "a100-qwen-14b",
     "cpu-tiny",
     "a100-llama3-8b-qoserve",
     "a100-opt-13b-tp2",
