@@ -255,6 +255,16 @@ LONG_PROMPTS = Shape(
     "long-prompts", Knots((0.0, 1.0), (10_000.0, 10_000.0)), Knots((0.0, 1.0), (500.0, 500.0))
 )
 
+# ShareGPT as vLLM's serving benchmark samples it, which SOLA runs on: the first prompt of a
+# conversation and its answer, prompts of 4 to 1,024 tokens. The means are those of a published
+# sample of 2,000 such pairs with Llama 3's tokenizer: 227 prompt and 188 output tokens. The family
+# and the spread are assumed.
+SHAREGPT_FIRST_TURN = Shape(
+    "sharegpt-first-turn",
+    TruncatedLognormal(5.1184, 1.4, 1024, 4),
+    TruncatedLognormal(4.8388, 1.1, 1024, 4),
+)
+
 # The datasets of SLOs-Serve Table 4, each matched to its mean, 99th percentile and standard
 # deviation there. ChatBot and Coder are laws through those three figures (their sources are parts
 # of Azure 2023 with prompt and output of at most 2,048 tokens together, lumpier than any law);
@@ -341,6 +351,7 @@ WORKLOADS: Mapping[str, Sequence[Shape | Thinking | Rounds]] = {
     "azure-code": (AZURE_CODE,),
     "azure-conv": (AZURE_CONV,),
     "sharegpt": (SHAREGPT,),
+    "sharegpt-first-turn": (SHAREGPT_FIRST_TURN,),
     "mix": (AZURE_CODE, AZURE_CONV, SHAREGPT),
     "long-prompts": (LONG_PROMPTS,),
     # SLOs-Serve Table 2; its Mixed is all three.
