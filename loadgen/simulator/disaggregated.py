@@ -17,6 +17,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from heapq import heappop, heappush
 from itertools import count
 
@@ -111,7 +112,7 @@ class _Disaggregated:
     def run(self) -> SimulationResult:
         began_s = time.perf_counter()
         for number, request in enumerate(self._requests):
-            self._at(request.arrival_s, lambda number=number: self._arrive(number))  # type: ignore[misc]
+            self._at(request.arrival_s, partial(self._arrive, number))
         events = 0
         while self._events:
             self._now_s, _, act = heappop(self._events)
@@ -172,7 +173,7 @@ class _Disaggregated:
             at.waiting_tokens -= tokens
         if batch:
             at.busy = True
-            self._iterate(shape, lambda: self._prefilled(at, batch))
+            self._iterate(shape, partial(self._prefilled, at, batch))
 
     def _prefilled(self, at: _Prefiller, batch: Sequence[int]) -> None:
         at.busy = False
@@ -196,7 +197,7 @@ class _Disaggregated:
         to.taking = True
         to.kv_tokens -= self._holds(number)
         seconds = self._requests[number].prompt_tokens * self._link_s
-        self._at(self._now_s + seconds, lambda: self._taken(to, number, at))
+        self._at(self._now_s + seconds, partial(self._taken, to, number, at))
 
     def _taken(self, to: _Decoder, number: int, at: _Prefiller) -> None:
         to.taking = False
@@ -221,7 +222,7 @@ class _Disaggregated:
                 for number in to.running
             )
             shape = BatchShape(decodes=len(to.running), decode_context=context)
-            self._iterate(shape, lambda: self._decoded(to))
+            self._iterate(shape, partial(self._decoded, to))
 
     def _decoded(self, to: _Decoder) -> None:
         to.busy = False
