@@ -653,10 +653,13 @@ class Settled(Struct, frozen=True, kw_only=True):
 
 
 class Withdraw(Struct, frozen=True, kw_only=True):
-    """The worker must release this attempt, and refuse it if it is offered later."""
+    """The worker must release this attempt, and refuse it if it is offered later. Another
+    incarnation than that of the record's place cannot know what became of it, and refuses.
+    """
 
     key: RequestKey
     attempt: int
+    incarnation: str
 
 
 class Withdrawn(Struct, frozen=True, kw_only=True):

@@ -318,6 +318,11 @@ class WorkerService:
     # ------------------------------------------------------------ admission's side
 
     def _on_withdraw(self, withdraw: Withdraw, call: Call) -> None:
+        if withdraw.incarnation != self.incarnation:
+            message = "another incarnation had this attempt: its log says what became of it"
+            answer = Refused(code="other_incarnation", message=message)
+            self._chores.spawn(call.reply(answer), "worker.withdrawn")
+            return
         if self._overs.withdraw(withdraw, call):
             self._wake.set()
 

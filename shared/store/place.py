@@ -147,10 +147,11 @@ class Placer:
 
     async def withdraw(self, record: Record) -> AttemptOver | None:
         """The end of the attempt with its output; None if the worker never had the attempt and
-        never will. Raises BusTimeout while the worker does not answer.
+        never will. Raises BusTimeout while the worker does not answer, also where another
+        incarnation has its place: then its log says what became of the attempt.
         """
         assert record.replica is not None
-        ask = Withdraw(key=record.key, attempt=record.attempt)
+        ask = Withdraw(key=record.key, attempt=record.attempt, incarnation=record.incarnation)
         try:
             answer = await self._bus.request(
                 subjects.withdraw(record.replica), ask, Withdrawn, timeout_s=WITHDRAW_TIMEOUT_S

@@ -21,10 +21,10 @@ from loadgen.fleet import child as child_module
 from loadgen.fleet.child import Child, ChildError
 from loadgen.fleet.fleet import Fleet, FleetSpec
 from shared import subjects
-from shared.errors import ConfigError
-from shared.schemas import Delta, Digest, GenerateRequest, Sampling
+from shared.errors import ConfigError, PeerError
+from shared.schemas import Delta, Digest, GenerateRequest, Sampling, Withdraw, Withdrawn
 from shared.subjects import request_key
-from shared.vocabulary import Slo
+from shared.vocabulary import ReplicaId, Slo
 from tests.fleet.live import (
     WAIT_S,
     ask,
@@ -375,6 +375,17 @@ async def refused(
     assert refusal["type"] == "refused", refusal
     assert refusal["message"]
     return refusal
+
+
+async def test_a_worker_does_not_say_what_became_of_an_attempt_of_its_former_life(
+    fleet: Fleet,
+) -> None:
+    """It would answer that it never had the attempt, and tokens that a client has would be lost."""
+    key = request_key("default", f"former-{SEED}")
+    former = Withdraw(key=key, attempt=1, incarnation="former")
+    async with client_of(fleet.url) as (bus, _, _wire):
+        with pytest.raises(PeerError, match="its log says"):
+            await bus.request(subjects.withdraw(ReplicaId("r1")), former, Withdrawn, timeout_s=30.0)
 
 
 @pytest.mark.parametrize("name", BAD_REQUESTS)
