@@ -12,13 +12,14 @@ mean over a data set, as published acceptance figures are.
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from shared.columns import Ints, pack, unpack
+from shared.columns import Indices, Ints, pack, unpack
 from shared.errors import ConfigError
 from shared.perf.draft import Draft
 from shared.policy.seam import Bools, Floats
@@ -35,8 +36,8 @@ _FARTHEST = float(1 << 30)  # no tree is so wide
 
 
 class Drafted(NamedTuple):
-    """The trees of several requests, level by level. `true`: the nodes on the path of the target's
-    own output.
+    """The trees of several requests. `true`: the nodes on the path of the target's own output; axes
+    as in `candidates`.
     """
 
     candidates: Candidates
@@ -72,13 +73,13 @@ class Acceptance:
         Columns run along the entries. `made`: the output tokens that the request has. An entry with
         depth 0 drafts nothing.
         """
+        width = np.maximum(width, 1)
         deepest, widest = int(depth.max(initial=0)), int(width[depth > 0].max(initial=1))
-        positions: Seeds = (made[:, None] + np.arange(deepest)).astype(np.uint64)
-        top, wanted = self._drawn(seeds[:, None], positions)
-        grows = np.arange(deepest) < depth[:, None]
-        if widest == 1:
-            return _chains(top, wanted == 0.0, grows)
-        return _beams(top, wanted, grows, np.maximum(width, 1), widest)
+        levels = np.arange(deepest)[:, None]
+        top, wanted = self._drawn(seeds, (levels + made).astype(np.uint64))
+        there = (levels < depth)[:, :, None] & (np.arange(widest) < width[:, None])
+        path, true = _chains(top, wanted) if widest == 1 else _beams(top, wanted, width, widest)
+        return Drafted(Candidates(depth, there, path), true & there)
 
     def _drawn(self, seeds: Seeds, positions: Seeds) -> tuple[Floats, Floats]:
         """The draft's top probability at each position, and the rank that it gives to the target's
@@ -113,26 +114,25 @@ def speculate(
     """
     planned, width = unpack(selection.depth), unpack(selection.width)
     speculates = (planned > 0) & (left == 1) & (made > 0)
-    depth: Ints = np.where(speculates, planned, 0).astype(np.int32)
+    depth: Ints = np.where(speculates, planned, 0)
     candidates, true = acceptance.draft(seeds, made, depth, width)
-    chosen = select(replace(selection, depth=pack(depth)), tokens, candidates)
-    drafted, accepted = (
-        np.bincount(candidates.entry[of], minlength=len(tokens)) for of in (chosen, chosen & true)
-    )
-    missing = (has + 1 - np.minimum(filled, has))[speculates]
+    chosen = select(selection, tokens, candidates)
+    drafted: Ints = chosen.sum(axis=(0, 2), dtype=np.int32)
+    accepted: Ints = (chosen & true).sum(axis=(0, 2), dtype=np.int32)
+    context, drafting = has + 1, speculates.nonzero()[0]
     drafted_s = draft_s(
         draft,
-        depth=depth[speculates],
-        width=width[speculates],
-        context=(has + 1)[speculates],
-        missing=missing,
+        depth=depth[drafting],
+        width=width[drafting],
+        context=context[drafting],
+        missing=(context - np.minimum(filled, has))[drafting],
     )
-    kept: Ints = np.where(speculates, accepted + 1, tokens).astype(np.int32)
+    kept: Ints = np.where(speculates, accepted + 1, tokens)
     return Speculated(
-        np.where(speculates, drafted + 1, tokens).astype(np.int32),
+        np.where(speculates, drafted + 1, tokens),
         kept,
-        drafted.astype(np.int32),
-        np.where(speculates, has + kept, filled).astype(np.int32),
+        drafted,
+        np.where(speculates, has + kept, filled),
         drafted_s,
     )
 
@@ -150,45 +150,45 @@ def some_of(selection: Selection, kept: Bools) -> Selection:
 # ---------------------------------------------------------------- trees
 
 
-def _chains(top: Floats, first: Bools, grows: Bools) -> Drafted:
-    """Trees without branches. `top`, `first`, `grows`: [entries, levels]."""
-    entries, levels = top.shape
-    node = np.full((entries, levels + 1), -1, dtype=np.int32)
-    flat = grows.T.ravel()
-    node[:, 1:].T[grows.T] = np.arange(np.count_nonzero(flat), dtype=np.int32)
-    entry: Ints = np.tile(np.arange(entries, dtype=np.int32), levels)[flat]
-    path: Floats = np.multiply.accumulate(top, axis=1).T.ravel()[flat]
-    true: Bools = np.logical_and.accumulate(first, axis=1).T.ravel()[flat]
-    return Drafted(Candidates(entry, node[:, :-1].T.ravel()[flat], path), true)
+def _chains(top: Floats, wanted: Floats) -> tuple[Floats, Bools]:
+    """Trees without branches. `top`, `wanted`: [levels, entries]."""
+    true: Bools = np.logical_and.accumulate(wanted == 0.0, axis=0)
+    return np.multiply.accumulate(top, axis=0)[:, :, None], true[:, :, None]
 
 
-def _beams(top: Floats, wanted: Floats, grows: Bools, width: Ints, widest: int) -> Drafted:
-    """Trees by beam search. `top`, `wanted`, `grows`: [entries, levels]."""
-    entries, levels = top.shape
-    rank = np.arange(widest)
-    beams, all_entries = rank < width[:, None], np.arange(entries)[:, None]  # [entries, widest]
-    node: Ints = np.full((entries, 1), -1, dtype=np.int32)  # of the level before
-    path, true = np.ones((entries, 1)), np.ones((entries, 1), dtype=np.bool_)
-    found: list[tuple[NDArray[np.int64], Ints, Floats, Bools]] = []
-    nodes = 0
+def _beams(top: Floats, wanted: Floats, width: Ints, widest: int) -> tuple[Floats, Bools]:
+    """Trees by beam search: of each node its path probability, and whether it is true. `top`,
+    `wanted`: [levels, entries]. What is found beyond the width of an entry is no node.
+    """
+    levels, entries = top.shape
+    above, rank = _extensions(widest)
+    # [2, levels, entries, extensions] factors of a path probability, and of 1 for true and 0 for
+    # false. NaN, which is sorted last, for the extensions that a narrower tree does not have.
+    factors = np.empty((2, levels, entries, len(above)))
+    factors[0] = top[:, :, None] * (1.0 - top[:, :, None]) ** rank
+    factors[1] = wanted[:, :, None] == rank
+    factors[0, :, np.maximum(above, rank) >= width[:, None]] = np.nan
+    # [levels, 2, entries, beams] with the sign of path probabilities turned, for they are sorted
+    # from the likeliest down
+    nodes = np.empty((levels, 2, entries, widest))
+    before = np.ones((2, entries, widest))
+    before[0, :, 0] = -1.0  # the root; what there is not comes behind what there is
+    start = np.arange(2 * entries).reshape(2, entries, 1) * len(above)
     for level in range(levels):
-        chance = top[:, level, None] * (1.0 - top[:, level, None]) ** rank
-        ahead = np.where(beams[:, None, :], path[:, :, None] * chance[:, None, :], -1.0).reshape(
-            entries, -1
-        )
-        best = np.argsort(-ahead, axis=1, kind="stable")[:, :widest]
-        above, place = np.divmod(best, widest)
-        path = np.where(beams, ahead[all_entries, best], -1.0)
-        true = true[all_entries, above] & (place == wanted[:, level, None])
-        there = beams & grows[:, level, None]
-        parent = node[all_entries, above]
-        node = np.full((entries, widest), -1, dtype=np.int32)
-        count = int(np.count_nonzero(there))
-        node[there] = np.arange(nodes, nodes + count, dtype=np.int32)
-        nodes += count
-        found.append((np.nonzero(there)[0], parent[there], path[there], true[there]))
-    entry, parents, paths, trues = (np.concatenate(columns) for columns in zip(*found, strict=True))
-    return Drafted(Candidates(entry.astype(np.int32), parents, paths), trues)
+        ahead = before[:, :, above] * factors[:, level]
+        likeliest = ahead[0].argsort(axis=1, kind="stable")[:, :widest]
+        before = ahead.take(start + likeliest, out=nodes[level])
+    return -nodes[:, 0], nodes[:, 1] > 0.0
+
+
+@lru_cache(maxsize=64)
+def _extensions(widest: int) -> tuple[Indices, Floats]:
+    """The extensions of a level that can be among its `widest` likeliest: the beams, from the
+    likeliest down, and the ranks of their next tokens. Beam a with rank k is behind the (a+1)(k+1)
+    extensions with neither number larger, ties included.
+    """
+    pairs = [(a, k) for a in range(widest) for k in range(widest // (a + 1))]
+    return np.array([a for a, _ in pairs]), np.array([float(k) for _, k in pairs])
 
 
 # ---------------------------------------------------------------- draws

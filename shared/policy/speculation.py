@@ -8,12 +8,13 @@ that a worker executes. `draft_s` gives the cost of drafting.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from shared.columns import Ints, unpack
+from shared.columns import Indices, Ints, unpack
 from shared.errors import PeerError
 from shared.perf.draft import Draft
 from shared.perf.shape import BatchShape
@@ -23,26 +24,27 @@ from shared.schemas import Selection
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """The drafted trees of one iteration, as one run of nodes without the roots. A parent comes
-    before its children.
+    """The drafted trees of one iteration, without their roots, which are the newest tokens of the
+    entries. `there` and `path` are [levels, entries, beams].
     """
 
-    entry: Ints  # index of the node's entry
-    parent: Ints  # index of the node's parent; -1: the root, the entry's newest token
+    depth: Ints  # [entries] levels; 0: the entry has no tree
+    there: Bools  # false where a tree is shorter or narrower than others
     # product of the draft's probabilities from the root ([adaserve] Eq. 7): the tokens that the
     # node adds to the expected acceptance
     path: Floats
 
 
+Node = TypeVar("Node", np.bool_, np.float64)
 Select = Callable[[Selection, Ints, Candidates], Bools]
 
 
 def select(selection: Selection, caps: Ints, candidates: Candidates) -> Bools:
-    """The candidate nodes to verify, as a mask. Columns of `selection` and `caps` run along the
-    same entries.
+    """The candidate nodes to verify, as a mask: [levels, entries, beams]. Columns of `selection`
+    and `caps` run along the same entries.
 
-    The mask has at most cap - 1 nodes of an entry, and no node without its parent. Raises PeerError
-    for an unknown method.
+    The mask has at most cap - 1 nodes of an entry, and no node without the one that it extends.
+    Raises PeerError for an unknown method.
     """
     chosen = METHODS.get(selection.method)
     if chosen is None:
@@ -67,60 +69,77 @@ def chain(selection: Selection, caps: Ints, candidates: Candidates) -> Bools:
     """The first drafts of each entry, as many as its depth and cap allow ([slos-serve] appendix D:
     lengths are fixed per tier).
     """
+    there = _by_entry(candidates.there)
     most = np.minimum(caps - 1, unpack(selection.depth))
-    chosen: Bools = _places(candidates.entry) < most[candidates.entry]
-    return chosen
+    return _by_level(there & (np.cumsum(there, axis=1) <= most[:, None]), candidates.there)
 
 
 def slo_then_throughput(selection: Selection, caps: Ints, candidates: Candidates) -> Bools:
     """The nodes that the pace of each entry needs, the neediest entry first; then the likeliest
     nodes of all ([adaserve] Algorithm 2).
 
-    A node's path probability never exceeds its parent's. So a choice by descending probability,
-    ties in the order in which they come, keeps every tree connected ([adaserve] appendix B). Where
+    A node's path probability never exceeds that of the one it extends. So a choice by descending
+    probability, ties level by level, keeps every tree connected ([adaserve] appendix B). Where
     budget, caps and `needed_limit_tokens` allow every need to be met, no other nodes that meet them
     within budget and caps have more expected accepted tokens (appendix C). Deviations: Eq. 7's path
     probability is added, not the node's own; the budget is not overshot by one; no entry has more
     than its cap.
     """
+    depth, left, path = candidates.depth, candidates.there, candidates.path
+    budget = max(0, selection.budget_tokens - int(np.count_nonzero(depth)))
+    nodes = left.sum(axis=(0, 2))
+    capped = (caps - 1 < nodes).nonzero()[0]
+    if len(capped):
+        left = left.copy()
+        left[:, capped] = _likeliest(left[:, capped], path[:, capped], caps[capped] - 1)
+        nodes = np.minimum(caps - 1, nodes)
     needed: NDArray[np.float32] = np.frombuffer(selection.needed, dtype="<f4")
-    depth = unpack(selection.depth)
-    budget = max(0, selection.budget_tokens - int(np.count_nonzero(depth > 0)))
-    likeliest = np.argsort(-candidates.path, kind="stable")
-    entry, path = candidates.entry[likeliest], candidates.path[likeliest]
-    # an entry takes its own nodes from the likeliest down, so their number identifies them
-    place = _places(entry)
-
-    # [entries, 1 for the root, then its nodes from the likeliest down]
-    path_of = np.zeros((len(caps), int(place.max(initial=0)) + 2))
-    path_of[:, 0] = 1.0
-    path_of[entry, place + 1] = path
     enough = np.minimum(needed, depth + 1.0)  # A_cap
-    missing = np.cumsum(path_of, axis=1) < enough[:, None]  # with the nodes so far
-    most = np.minimum(caps - 1, np.bincount(entry, minlength=len(caps)))
-    toward = np.minimum(
-        np.count_nonzero(missing, axis=1), np.minimum(most, selection.needed_limit_tokens - 1)
-    )
-    neediest = np.argsort(-needed, kind="stable")
-    before = np.cumsum(toward[neediest]) - toward[neediest]
-    toward[neediest] = np.clip(budget - before, 0, toward[neediest])
-
-    wanted: Bools = place < toward[entry]
-    others = (~wanted & (place < most[entry])).nonzero()[0]
-    wanted[others[: budget - int(toward.sum())]] = True
-    chosen: Bools = np.zeros(len(entry), dtype=np.bool_)
-    chosen[likeliest[wanted]] = True
+    needy = (enough > 1.0).nonzero()[0]
+    chosen: Bools = np.zeros(left.shape, dtype=np.bool_)
+    if len(needy):
+        needy = needy[np.argsort(-needed[needy], kind="stable")]
+        toward = np.minimum(
+            _missing(left[:, needy], path[:, needy], enough[needy]),
+            np.minimum(nodes[needy], selection.needed_limit_tokens - 1),
+        )
+        toward = np.clip(budget - (np.cumsum(toward) - toward), 0, toward)
+        chosen[:, needy] = _likeliest(left[:, needy], path[:, needy], toward)
+        left = left & ~chosen
+        budget -= int(toward.sum())
+    if np.count_nonzero(left) <= budget:
+        return chosen | left
+    chosen.flat[np.argsort(np.where(left, -path, 1.0), axis=None, kind="stable")[:budget]] = True
     return chosen
 
 
-def _places(entry: Ints) -> NDArray[np.intp]:
-    """[nodes] the number of nodes of the same entry that come before each."""
-    by_entry = np.argsort(entry, kind="stable")
-    sorted_entry = entry[by_entry]
-    first = np.searchsorted(sorted_entry, sorted_entry)
-    places = np.empty(len(entry), dtype=np.intp)
-    places[by_entry] = np.arange(len(entry)) - first
-    return places
+def _likeliest(there: Bools, path: Floats, count: Ints) -> Bools:
+    """The `count` likeliest nodes of each entry."""
+    order = np.argsort(_by_entry(np.where(there, -path, 1.0)), axis=1, kind="stable")
+    return _by_level(np.argsort(order, axis=1) < count[:, None], there)
+
+
+def _missing(there: Bools, path: Floats, enough: Floats) -> Indices:
+    """[entries] the nodes that each entry takes, from the likeliest down, until their sum with the
+    root is `enough`. It may be more than there are.
+    """
+    minus = np.sort(_by_entry(np.where(there, -path, 0.0)), axis=1)
+    with_root = np.ones((len(minus), minus.shape[1] + 1))
+    np.negative(minus, out=with_root[:, 1:])
+    missing: Indices = (np.cumsum(with_root, axis=1) < enough[:, None]).sum(axis=1)
+    return missing
+
+
+def _by_entry(nodes: NDArray[Node]) -> NDArray[Node]:
+    """[entries, nodes] from [levels, entries, beams]."""
+    levels, entries, beams = nodes.shape
+    return nodes.transpose(1, 0, 2).reshape(entries, levels * beams)
+
+
+def _by_level(nodes: Bools, like: Bools) -> Bools:
+    """The inverse of `_by_entry`, in the shape of `like`."""
+    levels, entries, beams = like.shape
+    return nodes.reshape(entries, levels, beams).transpose(1, 0, 2)
 
 
 METHODS: dict[str, Select] = {"chain": chain, "slo_then_throughput": slo_then_throughput}
@@ -138,15 +157,14 @@ def draft_s(draft: Draft, *, depth: Ints, width: Ints, context: Ints, missing: I
     # An entry that lacks its whole context, the prompt included, is a prefill. Another drafted
     # before, and computes what it still lacks beside its newest token.
     new = missing >= context
-    l_in = missing[new].astype(np.int64)
-    first = BatchShape(
-        int(l_in.sum()),
-        len(l_in),
-        float((l_in * l_in).sum()),
-        decodes=int(np.count_nonzero(~new)),
-        decode_context=int((context - missing)[~new].sum()),
-    ).with_drafts(missing[~new] - 1, (context - missing)[~new])
-    total_s = draft.read_s(first)
+    cached, drafts = context - missing, missing - 1
+    prompts = BatchShape()
+    if np.count_nonzero(new):
+        l_in = missing[new].astype(np.int64)
+        prompts = BatchShape(int(l_in.sum()), len(l_in), float((l_in * l_in).sum()))
+        cached, drafts = cached[~new], drafts[~new]
+    first = prompts._replace(decodes=len(cached), decode_context=int(cached.sum()))
+    total_s = draft.read_s(first.with_drafts(drafts, cached))
     alike = int(depth.min())  # steps that all entries take
     if alike > 1:
         total_s += (alike - 1) * draft.step_s(

@@ -2,8 +2,10 @@
 Algorithm 2).
 """
 
+import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain, combinations
+from itertools import chain, combinations, islice
 from random import Random
 
 import numpy as np
@@ -11,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from numpy.typing import NDArray
 
 from shared.columns import Ints, pack
 from shared.errors import PeerError
@@ -25,9 +28,31 @@ from tests.shared.policy.views import Linear
 class Drafted:
     selection: Selection
     caps: Ints
-    candidates: Candidates
+    entry: Ints  # of each node
+    parent: Ints  # the node that it extends; -1: the root
+    path: NDArray[np.float64]
     needed: list[float]
     depth: list[int]
+    at: list[tuple[int, int, int]]  # level, entry and beam of each node
+
+    def selected(self) -> NDArray[np.bool_]:
+        """[nodes] the selection."""
+        chosen = select(self.selection, self.caps, grid(self.at, self.path, self.depth))
+        nodes = np.array([chosen[at] for at in self.at], dtype=np.bool_)
+        assert np.count_nonzero(nodes) == np.count_nonzero(chosen), "a node that is not there"
+        return nodes
+
+
+def grid(
+    at: Sequence[tuple[int, int, int]], path: Sequence[float], depth: Sequence[int]
+) -> Candidates:
+    """The nodes that are at these levels, entries and beams."""
+    levels, beams = (max((node[axis] + 1 for node in at), default=0) for axis in (0, 2))
+    shape = levels, len(depth), beams
+    there, paths = np.zeros(shape, dtype=np.bool_), np.full(shape, np.nan)
+    for node, chance in zip(at, path, strict=True):
+        there[node], paths[node] = True, chance
+    return Candidates(np.array(depth, dtype=np.int32), there, paths)
 
 
 @st.composite
@@ -40,11 +65,13 @@ def drafted(draw: st.DrawFn) -> Drafted:
     depth = [draw(st.integers(0, 4)) for _ in range(entries)]
     width = [draw(st.integers(1, 4)) for _ in range(entries)]
     entry, parent, path = list[int](), list[int](), list[float]()
+    at = list[tuple[int, int, int]]()
     for e in range(entries):
         level = [(-1, 1.0)]
-        for _ in range(depth[e]):
+        for deep in range(depth[e]):
             below = []
-            for _ in range(width[e]):
+            for beam in range(width[e]):
+                at.append((deep, e, beam))
                 above, chance = rng.choice(level)
                 below.append((len(entry), chance * rng.random()))
                 entry.append(e)
@@ -61,19 +88,23 @@ def drafted(draw: st.DrawFn) -> Drafted:
         needed_limit_tokens=draw(st.integers(1, 8)),
     )
     caps = np.array([draw(st.integers(1, 8)) for _ in range(entries)], dtype=np.int32)
-    nodes = Candidates(
+    return Drafted(
+        selection,
+        caps,
         np.array(entry, dtype=np.int32),
         np.array(parent, dtype=np.int32),
         np.array(path, dtype=np.float64),
+        needed,
+        depth,
+        at,
     )
-    return Drafted(selection, caps, nodes, needed, depth)
 
 
 @settings(deadline=None, max_examples=300)
 @given(drafted())
 def test_a_selection_is_connected_within_the_budget_and_within_every_cap(given: Drafted) -> None:
-    chosen = select(given.selection, given.caps, given.candidates)
-    entry, parent = given.candidates.entry, given.candidates.parent
+    chosen = given.selected()
+    entry, parent = given.entry, given.parent
     taken = np.flatnonzero(chosen)
     assert all(parent[node] < 0 or chosen[parent[node]] for node in taken), (
         "a node without its parent"
@@ -88,12 +119,12 @@ def test_a_selection_is_connected_within_the_budget_and_within_every_cap(given: 
 @given(drafted())
 def test_no_budget_is_left_while_a_node_could_still_be_taken(given: Drafted) -> None:
     """The throughput phase spends what is left: only caps stop it."""
-    chosen = select(given.selection, given.caps, given.candidates)
+    chosen = given.selected()
     roots = sum(depth > 0 for depth in given.depth)
     left = given.selection.budget_tokens - roots - int(chosen.sum())
-    per_entry = np.bincount(given.candidates.entry[chosen], minlength=len(given.caps))
+    per_entry = np.bincount(given.entry[chosen], minlength=len(given.caps))
     full = per_entry >= given.caps - 1
-    assert left <= 0 or all(full[entry] for entry in given.candidates.entry[~chosen])
+    assert left <= 0 or all(full[entry] for entry in given.entry[~chosen])
 
 
 @settings(deadline=None, max_examples=300)
@@ -102,11 +133,11 @@ def test_needs_are_served_before_throughput(given: Drafted) -> None:
     """The neediest entry reaches min(needed, depth + 1) expected tokens unless its cap, its limit,
     its drafts or the budget end first.
     """
-    selection, caps, candidates = given.selection, given.caps, given.candidates
+    selection, caps = given.selection, given.caps
     neediest = int(np.argmax(np.array(given.needed, dtype=np.float32)))
-    mine = candidates.entry == neediest
-    chosen = select(selection, caps, candidates)
-    expected = 1.0 + float(candidates.path[mine & chosen].sum())
+    mine = given.entry == neediest
+    chosen = given.selected()
+    expected = 1.0 + float(given.path[mine & chosen].sum())
     enough = min(given.needed[neediest], given.depth[neediest] + 1.0)
     roots = sum(depth > 0 for depth in given.depth)
     allowed = min(
@@ -131,10 +162,12 @@ def small(draw: st.DrawFn) -> Drafted:
         list[int](),
         list[float](),
     )
+    at = list[tuple[int, int, int]]()
     for e in range(entries):
         mine: list[tuple[int, int, float]] = [(-1, 0, 1.0)]  # node, level, path
         for _ in range(draw(st.integers(1, 10 // entries))):
             above, level, so_far = draw(st.sampled_from([node for node in mine if node[1] < 3]))
+            at.append((len(mine) - 1, e, 0))
             mine.append((len(entry), level + 1, so_far * draw(st.integers(1, 7)) / 8))
             entry.append(e)
             parent.append(above)
@@ -150,16 +183,20 @@ def small(draw: st.DrawFn) -> Drafted:
         needed_limit_tokens=99,
     )
     caps = np.array([draw(st.integers(1, 9)) for _ in range(entries)], dtype=np.int32)
-    nodes = Candidates(
+    return Drafted(
+        selection,
+        caps,
         np.array(entry, dtype=np.int32),
         np.array(parent, dtype=np.int32),
         np.array(path, dtype=np.float64),
+        needed,
+        depth,
+        at,
     )
-    return Drafted(selection, caps, nodes, needed, depth)
 
 
 def meets_every_need(given: Drafted, nodes: tuple[int, ...]) -> bool:
-    entry, path = given.candidates.entry, given.candidates.path
+    entry, path = given.entry, given.path
     expected = [
         1.0 + sum(path[node] for node in nodes if entry[node] == e) for e in range(len(given.caps))
     ]
@@ -177,7 +214,7 @@ def test_with_known_probabilities_no_set_of_nodes_within_budget_and_caps_does_be
     """[adaserve] appendix C: if any set meets all needs, connected or not, the selection does,
     too, and has the most expected tokens.
     """
-    entry, path, total = given.candidates.entry, given.candidates.path, len(given.candidates.entry)
+    entry, path, total = given.entry, given.path, len(given.entry)
     room = given.selection.budget_tokens - len(given.caps)
 
     def within_caps(nodes: tuple[int, ...]) -> bool:
@@ -190,7 +227,7 @@ def test_with_known_probabilities_no_set_of_nodes_within_budget_and_caps_does_be
     )
     feasible = (nodes for nodes in every if within_caps(nodes) and meets_every_need(given, nodes))
     best = max((sum(path[node] for node in nodes) for nodes in feasible), default=None)
-    chosen = tuple(np.flatnonzero(select(given.selection, given.caps, given.candidates)).tolist())
+    chosen = tuple(np.flatnonzero(given.selected()).tolist())
     assert len(chosen) <= room and within_caps(chosen)
     if best is not None:
         assert meets_every_need(given, chosen)
@@ -205,8 +242,8 @@ def test_beyond_the_limit_for_its_need_an_entry_has_only_its_share_of_throughput
     """n_max: each node of an entry beyond it is at least as likely as every node that was left out
     and could have been taken.
     """
-    chosen = select(given.selection, given.caps, given.candidates)
-    entry, path = given.candidates.entry, given.candidates.path
+    chosen = given.selected()
+    entry, path = given.entry, given.path
     per_entry = np.bincount(entry[chosen], minlength=len(given.caps))
     left_out = ~chosen & (per_entry < given.caps - 1)[entry]
     for e in np.flatnonzero(per_entry > given.selection.needed_limit_tokens - 1).tolist():
@@ -220,8 +257,7 @@ def test_a_starved_budget_goes_to_the_neediest_before_the_likeliest() -> None:
     """Entry 0 needs nothing and drafts well, entry 1 is two tokens behind and drafts badly: two
     nodes can be verified.
     """
-    entry, parent = np.array([0, 0, 1, 1], dtype=np.int32), np.array([-1, 0, -1, 2], dtype=np.int32)
-    nodes = Candidates(entry, parent, np.array([0.9, 0.8, 0.3, 0.1]))
+    nodes = grid([(0, 0, 0), (1, 0, 0), (0, 1, 0), (1, 1, 0)], [0.9, 0.8, 0.3, 0.1], [2, 2])
     behind = Selection(
         method="slo_then_throughput",
         depth=pack([2, 2]),
@@ -231,40 +267,61 @@ def test_a_starved_budget_goes_to_the_neediest_before_the_likeliest() -> None:
         needed_limit_tokens=9,
     )
     caps = np.array([9, 9], dtype=np.int32)
-    assert select(behind, caps, nodes).tolist() == [False, False, True, True]
-    assert select(replace(behind, needed_limit_tokens=2), caps, nodes).tolist() == [
-        True,
-        False,
-        True,
-        False,
+
+    def drafts(selection: Selection) -> list[int]:
+        """The drafts verified of each entry."""
+        return select(selection, caps, nodes).sum(axis=(0, 2)).tolist()  # type: ignore[no-any-return]
+
+    assert drafts(behind) == [0, 2]
+    assert drafts(replace(behind, needed_limit_tokens=2)) == [1, 1]
+    assert drafts(replace(behind, needed=np.zeros(2, dtype="<f4").tobytes())) == [2, 0]
+
+
+@settings(deadline=None, max_examples=300)
+@given(drafted(), st.sampled_from([0, 1, 4]))
+def test_ties_are_taken_level_by_level_in_the_order_of_entries_and_beams(
+    given: Drafted, different: int
+) -> None:
+    """The plain definition of Algorithm 2, node by node; probabilities of few values, so that many
+    tie.
+    """
+    path = np.array([round(chance * different) / (different or 1) for chance in given.path])
+    given = dataclasses.replace(given, path=path)
+    selection, caps = given.selection, given.caps.tolist()
+    likeliest = sorted(range(len(path)), key=lambda node: (-path[node], given.at[node]))
+    own = [
+        [node for node in likeliest if given.entry[node] == e][: caps[e] - 1]
+        for e in range(len(caps))
     ]
-    assert select(
-        replace(behind, needed=np.zeros(2, dtype="<f4").tobytes()), caps, nodes
-    ).tolist() == [True, True, False, False]
+    budget = max(0, selection.budget_tokens - sum(depth > 0 for depth in given.depth))
+    taken = set[int]()
+    needed = np.array(given.needed, dtype=np.float32).tolist()
+    for e in sorted(range(len(caps)), key=lambda e: -needed[e]):
+        expected = 1.0
+        for node in own[e][: selection.needed_limit_tokens - 1]:
+            if len(taken) == budget or expected >= min(needed[e], given.depth[e] + 1.0):
+                break
+            taken.add(node)
+            expected += path[node]
+    others = (node for node in likeliest if node not in taken and node in own[given.entry[node]])
+    taken.update(islice(others, budget - len(taken)))
+    assert set(np.flatnonzero(given.selected()).tolist()) == taken
 
 
 def test_a_chain_takes_the_first_drafts_of_each_entry() -> None:
-    entry = np.array([0, 0, 0, 1, 1], dtype=np.int32)
-    parent = np.array([-1, 0, 1, -1, 3], dtype=np.int32)
-    nodes = Candidates(entry, parent, np.full(5, 0.5))
+    at = [(0, 0, 0), (1, 0, 0), (2, 0, 0), (0, 1, 0), (1, 1, 0)]
     zeros = np.zeros(2, dtype="<f4").tobytes()
     selection = Selection(
         method="chain", depth=pack([2, 5]), width=pack([1, 1]), needed=zeros, budget_tokens=99
     )
-    assert select(selection, np.array([9, 2], dtype=np.int32), nodes).tolist() == [
-        True,
-        True,
-        False,
-        True,
-        False,
-    ]
+    chosen = select(selection, np.array([9, 2], dtype=np.int32), grid(at, [0.5] * 5, [2, 5]))
+    assert [bool(chosen[node]) for node in at] == [True, True, False, True, False]
 
 
 def test_an_unknown_method_is_refused_by_name() -> None:
-    nodes = Candidates(np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.int32), np.zeros(0))
     selection = Selection(method="guess", depth=b"", width=b"", needed=b"", budget_tokens=0)
     with pytest.raises(PeerError, match="guess") as error:
-        select(selection, np.zeros(0, dtype=np.int32), nodes)
+        select(selection, np.zeros(0, dtype=np.int32), grid([], [], []))
     assert all(name in str(error.value) for name in METHODS)
 
 
