@@ -28,10 +28,14 @@ class LengthDistributions:
     """
 
     def __init__(self) -> None:
-        # [prompt class, max_tokens class]; ALL: not seen yet
+        # the row of each class, [prompt class, max_tokens class]; ALL: not seen yet
         self._row_of = np.zeros((CLASSES, CLASSES), dtype=np.intp)
+        # the row whose mean a class takes: its own, or ALL before MIN_ENDS ends
+        self._taken = np.zeros((CLASSES, CLASSES), dtype=np.intp)
         self._ends = np.zeros((1, BINS))
         self._tokens = np.zeros((1, BINS))
+        # [row, bin] the mean tokens of the outputs that were at least as long; inf: not known
+        self._mean = np.full((1, BINS), np.inf)
 
     def observe(self, ended: Ended) -> None:
         prompt, most = (
@@ -42,13 +46,20 @@ class LengthDistributions:
             self._row_of[prompt, most] = len(self._ends)
             self._ends = np.vstack((self._ends, np.zeros(BINS)))
             self._tokens = np.vstack((self._tokens, np.zeros(BINS)))
+            self._mean = np.vstack((self._mean, np.full(BINS, np.inf)))
         to = min(ended.output_tokens // BIN_TOKENS, BINS - 1) + 1
-        for row in (ALL, self._row_of[prompt, most]):
-            self._ends[row, :to] += 1
-            self._tokens[row, :to] += ended.output_tokens
-            if self._ends[row, 0] >= FADE_ENDS:
-                self._ends[row] /= 2
-                self._tokens[row] /= 2
+        own = self._row_of[prompt, most]
+        for row in (ALL, own):
+            ends, tokens = self._ends[row], self._tokens[row]
+            ends[:to] += 1
+            tokens[:to] += ended.output_tokens
+            if ends[0] >= FADE_ENDS:
+                ends /= 2
+                tokens /= 2
+            if ends[0] >= MIN_ENDS:
+                self._mean[row] = np.where(ends > 0, tokens / np.maximum(ends, 1e-9), np.inf)
+        if self._ends[own, 0] >= MIN_ENDS:
+            self._taken[prompt, most] = own
 
     def left(self, prompt_tokens: Ints, max_tokens: Ints, generated_tokens: Ints) -> Floats:
         """l_left: output tokens still to come, between 1 and what the request may still have; that,
@@ -56,13 +67,10 @@ class LengthDistributions:
 
         Nothing is known before MIN_ENDS ends, nor of a request that is longer than all that ended.
         """
-        row = self._row_of[_class(prompt_tokens), _class(max_tokens)]
-        row = np.where(self._ends[row, 0] >= MIN_ENDS, row, ALL)
+        row = self._taken[_class(prompt_tokens), _class(max_tokens)]
         at = np.minimum(generated_tokens // BIN_TOKENS, BINS - 1)
-        ends = np.where(self._ends[row, 0] >= MIN_ENDS, self._ends[row, at], 0.0)
         most = np.maximum(max_tokens - generated_tokens, 1.0)
-        expected = self._tokens[row, at] / np.maximum(ends, 1e-9) - generated_tokens
-        left: Floats = np.where(ends > 0, np.clip(expected, 1.0, most), most)
+        left: Floats = np.minimum(np.maximum(self._mean[row, at] - generated_tokens, 1.0), most)
         return left
 
 

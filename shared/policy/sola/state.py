@@ -21,7 +21,7 @@ import math
 
 import numpy as np
 
-from shared.columns import Ints
+from shared.columns import Indices, Ints
 from shared.perf.iteration_time import Profile
 from shared.perf.shape import BatchShape
 from shared.policy import chunk
@@ -50,6 +50,7 @@ GRID_TOKENS = np.array(
         32768,
     ]
 )
+GRID_SHAPES = [BatchShape().with_chunk(tokens, 0) for tokens in GRID_TOKENS.tolist()]
 # The bound of a request whose deadline has passed: any latency is many times as long.
 SHORTEST_S = 1e-3
 
@@ -62,7 +63,7 @@ def alone_s(profile: Profile, left_tokens: Floats, cached_tokens: Ints) -> Float
         return np.zeros(0)
     longest = float(left_tokens.max())
     grid = GRID_TOKENS[: int(np.searchsorted(GRID_TOKENS, longest)) + 1]
-    seconds = [profile.batch_s(BatchShape().with_chunk(tokens, 0)) for tokens in grid.tolist()]
+    seconds = [profile.batch_s(shape) for shape in GRID_SHAPES[: len(grid)]]
     if grid[-1] < longest:
         grid = np.append(grid, longest)
         seconds.append(profile.batch_s(BatchShape().with_chunk(int(longest), 0)))
@@ -151,9 +152,7 @@ class Prefills:
         tokens = (view.target_tokens[rows] - view.computed_tokens[rows]).astype(np.float64)
         prefill_s = alone_s(view.profile, tokens, view.computed_tokens[rows])
         predicted = (elapsed_s + prefill_s) / bound_s
-        order = np.lexsort(
-            (view.slot[rows], view.arrived_unix_s[rows], -predicted, view.best_effort[rows])
-        )
+        order = _largest_first(predicted, view, rows)
         self.rows: Rows = rows[order]
         self.tokens: Floats = tokens[order]
         self.begun: Bools = view.phase[self.rows] == chunk.PREFILL
@@ -164,3 +163,16 @@ class Prefills:
     def urgent(self) -> bool:
         """Tells whether any prefill has a deadline."""
         return bool((self.spare_s < math.inf).any())
+
+
+def _largest_first(predicted: Floats, view: View, rows: Rows) -> Indices:
+    """The order of these rows: best-effort ones last, then the largest `predicted` first, then by
+    arrival, then by slot. The latter are read only where two values are equal.
+    """
+    best_effort = view.best_effort[rows]
+    if not np.count_nonzero(best_effort):
+        order: Indices = (-predicted).argsort()
+        falling = predicted[order]
+        if np.count_nonzero(falling[1:] < falling[:-1]) == len(order) - 1:
+            return order
+    return np.lexsort((view.slot[rows], view.arrived_unix_s[rows], -predicted, best_effort))

@@ -22,7 +22,12 @@ from shared.perf import profile_file as store
 from shared.perf.shape import BatchShape
 from shared.policy import chunk, registry
 from shared.policy.seam import Choice, Ended, Floats, Observation, Phase, View
-from shared.policy.sola.output_lengths import FADE_ENDS, MIN_ENDS, LengthDistributions
+from shared.policy.sola.output_lengths import (
+    BIN_TOKENS,
+    FADE_ENDS,
+    MIN_ENDS,
+    LengthDistributions,
+)
 from shared.policy.sola.peak_memory import PeakMemory
 from shared.policy.sola.policy import Settings, Sola
 from shared.policy.sola.problem import (
@@ -419,6 +424,33 @@ def test_slos_that_differ_are_compared_by_their_share() -> None:
     assert list(planned(seen_as(rows))) == [1, 2]  # 0.3 of 0.4 s, 0.6 of 4 s
 
 
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(20, 22), st.integers(0, 2), st.sampled_from([6.0, math.inf]), st.booleans()
+        ),
+        min_size=1,
+        max_size=12,
+    )
+)
+def test_prefills_that_are_predicted_alike_go_by_arrival_and_best_effort_ones_last(
+    waiting: list[tuple[int, int, float, bool]],
+) -> None:
+    seen = view(
+        [
+            Row(slot=slot, target=tokens, arrived_s=-age, ttft_s=ttft_s, best_effort=best_effort)
+            for slot, (tokens, age, ttft_s, best_effort) in enumerate(waiting)
+        ]
+    )
+    state, prefills = as_policy_sees(seen)
+    alone = alone_s(seen.profile, seen.target_tokens.astype(np.float64), seen.computed_tokens)
+    predicted = (state.ttft_s + alone) / state.ttft_bound_s
+    assert prefills.rows.tolist() == sorted(
+        range(len(waiting)),
+        key=lambda row: (waiting[row][3], -predicted[row], seen.arrived_unix_s[row], row),
+    )
+
+
 def test_decodes_go_by_predicted_tpot() -> None:
     seen = seen_as(
         [decoding(0, since_first_s=0.5, generated=10), decoding(1, since_first_s=0.3, generated=3)]
@@ -490,6 +522,29 @@ def test_a_class_with_few_ends_takes_those_of_all_and_before_any_the_most_there_
     lengths.observe(Ended("a", 4000, 500, 200))
     assert lefts(lengths, 4000, 500, 0) == pytest.approx([110.0])
     assert lefts(lengths, 100, 500, 320) == [180.0]  # longer than all that ended
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(1, 9)),
+        max_size=4 * MIN_ENDS,
+    ),
+    st.integers(1, 3),
+    st.integers(0, 12),
+)
+def test_what_is_left_is_by_the_mean_of_those_of_the_class_that_were_longer(
+    ended: list[tuple[int, int, int]], prompt: int, bins: int
+) -> None:
+    lengths = LengthDistributions()
+    for of_prompt, of_most, output in ended:
+        lengths.observe(Ended("a", 2**of_prompt, 2 ** (10 + of_most), output * BIN_TOKENS))
+    outputs = [o * BIN_TOKENS for p, m, o in ended if (p, m) == (prompt, 1)]
+    if len(outputs) < MIN_ENDS:
+        outputs = [o * BIN_TOKENS for _, _, o in ended]
+    at, most = bins * BIN_TOKENS, 2**11
+    longer = [o for o in outputs if o >= at] if len(outputs) >= MIN_ENDS else []
+    left = max(sum(longer) / len(longer) - at, 1.0) if longer else most - at
+    assert lefts(lengths, 2**prompt, most, at) == [left]
 
 
 def test_old_lengths_fade() -> None:
