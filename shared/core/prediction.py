@@ -207,24 +207,28 @@ class Prediction:
     ) -> Drafting:
         """The speculation of these entries, written into the books."""
         books = self._books
-        depth: Ints = np.where(decode, speculation.depth, 0).astype(np.int32)
-        computed: Ints = np.where(decode, 1, caps).astype(np.int32)
+        depth: Ints = np.where(decode, speculation.depth, 0).astype(np.int32, copy=False)
+        computed: Ints = np.where(decode, 1, caps)
         unsure: Ints = np.minimum(caps - computed, depth)
         drafts: Bools = depth > 0
         if not np.count_nonzero(drafts):
             return Drafting(computed, unsure, caps, 0.0, None)
-        verified = _within_budget(caps, drafts, speculation.budget_tokens)
-        seconds = self._draft_s(rows[drafts], depth[drafts], speculation.width[drafts])
+        drafting = drafts.nonzero()[0]
+        verified = _within_budget(caps, drafting, speculation.budget_tokens)
+        seconds = self._draft_s(rows[drafting], depth[drafting], speculation.width[drafting])
         books.unsure_tokens[rows] += unsure
-        books.draft_tokens[rows[drafts]] = books.computed_tokens[rows[drafts]] + 1
         return Drafting(computed, unsure, verified, seconds, _selection(speculation, depth))
 
     def _draft_s(self, rows: Indices, depth: Ints, width: Ints) -> float:
+        """The seconds of drafting for these rows, whose positions the draft then has, too."""
         assert self._draft is not None, "speculation without a draft model"
-        has = self._books.computed_tokens[rows]
-        context = has + self._books.unsure_tokens[rows] + 1
+        books = self._books
+        has = books.computed_tokens[rows]
+        upper = has + 1
         # the draft model made the unsure tokens itself
-        missing = has + 1 - np.minimum(self._books.draft_tokens[rows], has)
+        missing = upper - np.minimum(books.draft_tokens[rows], has)
+        books.draft_tokens[rows] = upper
+        context = upper + books.unsure_tokens[rows]
         return draft_s(self._draft, depth=depth, width=width, context=context, missing=missing)
 
     # ------------------------------------------------------------ while plans are in flight
@@ -277,16 +281,17 @@ class Prediction:
         flight.end_unix_s = ended_unix_s + flight.predicted_s
 
 
-def _within_budget(caps: Ints, drafts: Bools, budget_tokens: int) -> Ints:
+def _within_budget(caps: Ints, drafting: Indices, budget_tokens: int) -> Ints:
     """The tokens that are likely to be verified: the caps, shrunk evenly where the sum of those
     that draft exceeds the budget that they share.
     """
-    drafted = int((caps[drafts] - 1).sum())
-    room = max(budget_tokens - int(np.count_nonzero(drafts)), 0)
+    drafts = caps[drafting] - 1
+    drafted = int(drafts.sum())
+    room = max(budget_tokens - len(drafting), 0)
     if drafted <= room:
         return caps
     verified = caps.copy()
-    verified[drafts] = 1 + np.rint((caps[drafts] - 1) * (room / drafted)).astype(np.int32)
+    verified[drafting] = 1 + np.rint(drafts * (room / drafted)).astype(np.int32)
     return verified
 
 

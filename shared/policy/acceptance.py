@@ -171,13 +171,14 @@ def _beams(top: Floats, wanted: Floats, width: Ints, widest: int) -> tuple[Float
     # [levels, 2, entries, beams] with the sign of path probabilities turned, for they are sorted
     # from the likeliest down
     nodes = np.empty((levels, 2, entries, widest))
-    before = np.ones((2, entries, widest))
-    before[0, :, 0] = -1.0  # the root; what there is not comes behind what there is
+    # the root alone is extended first, and its extensions come first, from the likeliest down
+    nodes[0] = factors[:, 0, :, :widest]
+    np.negative(nodes[0, 0], out=nodes[0, 0])
     start = np.arange(2 * entries).reshape(2, entries, 1) * len(above)
-    for level in range(levels):
-        ahead = before[:, :, above] * factors[:, level]
+    for level in range(1, levels):
+        ahead = nodes[level - 1][:, :, above] * factors[:, level]
         likeliest = ahead[0].argsort(axis=1, kind="stable")[:, :widest]
-        before = ahead.take(start + likeliest, out=nodes[level])
+        ahead.take(start + likeliest, out=nodes[level])
     return -nodes[:, 0], nodes[:, 1] > 0.0
 
 

@@ -93,7 +93,8 @@ class AdaServe:
         )
         if grown is None or view.draft is None:
             return [choice]
-        prefills = queue[np.isin(view.slot[queue], choice.slots[n:])]  # in the order of the choice
+        of_chunk = view.slot[queue] == choice.slots[n:, None]
+        prefills = queue[of_chunk.any(axis=0)]  # in the order of the choice
         return [self._speculating(view, view.draft, decodes, prefills, choice, grown)]
 
     def _tree(self, profile: Profile, requests: int) -> Tree | None:
@@ -115,7 +116,9 @@ class AdaServe:
 
     def _queue(self, view: View, decodes: Decoding) -> Rows:
         """Prefills by arrival, best-effort ones last. At most `max_requests` run at once."""
-        queue = (view.phase != chunk.DECODE).nonzero()[0]
+        queue: Rows = (view.phase != chunk.DECODE).nonzero()[0]
+        if not len(queue):
+            return queue
         begun = view.phase[queue] == chunk.PREFILL
         room = self._set.max_requests - len(decodes.rows) - int(np.count_nonzero(begun))
         order = np.lexsort((view.slot[queue], view.arrived_unix_s[queue], view.best_effort[queue]))
@@ -134,32 +137,32 @@ class AdaServe:
     ) -> Choice:
         """The same choice with its decodes drafting."""
         rows, n = decodes.rows, len(decodes.rows)
+        chunks = choice.caps[n:]
+        has, unsure = view.computed_tokens[rows], view.unsure_tokens[rows]
         left = view.max_tokens[rows] - view.generated_tokens[rows]
         # with all drafts accepted, the pass still adds a token of its own
         depth = np.minimum(grown.depth, left - 1)
         wanted = 1 + np.minimum(depth * grown.width, grown.budget_tokens - n)
         # the core holds no KV past a request's end
-        wanted = np.maximum(np.minimum(wanted, left - view.unsure_tokens[rows]), 1)
-        verified = _within_kv(view, decodes, prefills, choice.caps[n:], wanted)
-        drafting = verified > 1
-        if not drafting.any():
+        wanted = np.maximum(np.minimum(wanted, left - unsure), 1)
+        verified = _within_kv(view, decodes, prefills, chunks, has + unsure, wanted)
+        drafting = (verified > 1).nonzero()[0]
+        if not len(drafting):
             return replace(choice, repeats=1)
-        depth[~drafting] = 0
+        depth[verified <= 1] = 0
         width = np.full(n, grown.width, dtype=np.int32)
-        has = view.computed_tokens[rows]
-        context = has + view.unsure_tokens[rows] + 1
         # the draft model made the unsure tokens itself
         missing = has + 1 - np.minimum(view.draft_tokens[rows], has)
         drafted_s = draft_s(
             draft,
             depth=depth[drafting],
             width=width[drafting],
-            context=context[drafting],
+            context=(has + unsure + 1)[drafting],
             missing=missing[drafting],
         )
         total = min(grown.budget_tokens, int(verified.sum()))
         iteration_s = drafted_s + view.profile.batch_s(
-            _pass(total, has, choice.caps[n:], view.computed_tokens[prefills])
+            _pass(total, has, chunks, view.computed_tokens[prefills])
         )
         undrafted = np.zeros(len(prefills), dtype=np.int32)
         speculation = Speculation(
@@ -170,12 +173,12 @@ class AdaServe:
                 (needed_tokens(view, rows, iteration_s, self._accepted), undrafted)
             ),
             # the decodes that do not draft verify their root only
-            budget_tokens=grown.budget_tokens - int(np.count_nonzero(~drafting)),
+            budget_tokens=grown.budget_tokens - (n - len(drafting)),
             needed_limit_tokens=grown.needed_limit_tokens,
         )
         return replace(
             choice,
-            caps=np.concatenate((verified, choice.caps[n:])),
+            caps=np.concatenate((verified, chunks)),
             speculation=speculation,
             repeats=1,
         )
@@ -185,20 +188,25 @@ class AdaServe:
             self._accepted += SEEN * (float(seen.drafts.accepted.mean()) - self._accepted)
 
 
-def _within_kv(view: View, decodes: Decoding, prefills: Rows, chunks: Ints, wanted: Ints) -> Ints:
+def _within_kv(
+    view: View, decodes: Decoding, prefills: Rows, chunks: Ints, context: Ints, wanted: Ints
+) -> Ints:
     """[decodes] the wanted tokens; where not all fit the KV, the tokens that need no more blocks
-    than a plain decode.
+    than a plain decode. `context`: [decodes] tokens, those that are unsure included.
     """
     bt, held = view.block_tokens, view.kv_held_blocks
 
     def newly(rows: Rows, tokens: Ints) -> int:
-        top = view.computed_tokens[rows] + view.unsure_tokens[rows] + tokens
-        return int(np.maximum(-(-top // bt) - held[rows], 0).sum())
+        return int(np.maximum(-(-tokens // bt) - held[rows], 0).sum())
 
-    free_blocks = view.kv_free_blocks + int(held[decodes.victims].sum()) - newly(prefills, chunks)
-    if newly(decodes.rows, wanted) <= free_blocks:
+    free_blocks = view.kv_free_blocks
+    if len(decodes.victims):
+        free_blocks += int(held[decodes.victims].sum())
+    if len(prefills):
+        before = view.computed_tokens[prefills] + view.unsure_tokens[prefills]
+        free_blocks -= newly(prefills, before + chunks)
+    if newly(decodes.rows, context + wanted) <= free_blocks:
         return wanted
-    context = view.computed_tokens[decodes.rows] + view.unsure_tokens[decodes.rows]
     plain_blocks = np.maximum(context // bt + 1, held[decodes.rows])
     fits: Ints = np.minimum(wanted, plain_blocks * bt - context)
     return fits
