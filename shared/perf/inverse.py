@@ -11,18 +11,23 @@ def largest_chunk(
     cached: int,
     budget_s: float,
     limit: int,
+    guess: int | None = None,
 ) -> int:
     """The most tokens (0..limit) of one more chunk on `cached` tokens whose predicted seconds fit
     `budget_s`.
 
     `batch_s` must be monotone. The returned value was itself evaluated, so it fits despite
-    rounding.
+    rounding. `guess`, from 0 to `limit`, saves time where it is right, and changes nothing where it
+    is not; without one, it is `limit`.
     """
-    if limit <= 0:
-        return 0
-    if batch_s(shape.with_chunk(limit, cached)) <= budget_s:
-        return limit
-    fits, exceeds = 0, limit
+    near = limit if guess is None else guess
+    fits, exceeds = 0, limit + 1
+    for probe in (near + 1, near):
+        if fits < probe < exceeds:
+            if batch_s(shape.with_chunk(probe, cached)) <= budget_s:
+                fits = probe
+            else:
+                exceeds = probe
     while exceeds - fits > 1:
         middle = (fits + exceeds) >> 1
         if batch_s(shape.with_chunk(middle, cached)) <= budget_s:

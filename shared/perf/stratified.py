@@ -128,4 +128,29 @@ class StratifiedProfile:
         return longest_s
 
     def prefill_budget(self, shape: BatchShape, cached: int, budget_s: float, limit: int) -> int:
-        return largest_chunk(self.batch_s, shape, cached, budget_s, limit)
+        # The guess solves each stratum's line, and leaves out what `batch_s` does at the bounds.
+        prefill_tokens, _, _, _, prefill_has, decodes, decode_context = shape
+        tokens, guess = prefill_tokens + decodes, max(limit, 0)
+        for (
+            above,
+            up_to,
+            base_s,
+            prefill_token_s,
+            decode_token_s,
+            decode_context_s,
+            prefill_context_s,
+        ) in self.pieces:
+            least = max(above - tokens, 0)
+            if guess <= least:
+                break
+            batch_s = (
+                base_s
+                + prefill_token_s * prefill_tokens
+                + decode_token_s * decodes
+                + decode_context_s * decode_context
+                + prefill_context_s * (prefill_has + cached)
+            )
+            left_s = max(budget_s - batch_s, 0.0)
+            if left_s < prefill_token_s * min(guess, up_to - tokens):
+                guess = max(int(left_s / prefill_token_s), least)
+        return largest_chunk(self.batch_s, shape, cached, budget_s, limit, guess)

@@ -127,11 +127,20 @@ class Lengths(NamedTuple):
 
 def verifying(counts: Sequence[int], tokens: Sequence[int], context_tokens: float) -> BatchShape:
     """The shape of `counts` decodes of each tier that verify `tokens` each."""
-    drafts = np.repeat(np.array(tokens, dtype=np.int32) - 1, counts)
-    has = np.full(len(drafts), round(context_tokens), dtype=np.int32)
+    decodes, drafts, drafts_sq = 0, 0, 0
+    for n, s in zip(counts, tokens, strict=True):
+        decodes += n
+        drafts += n * (s - 1)
+        drafts_sq += n * (s - 1) ** 2
     return BatchShape(
-        decodes=len(drafts), decode_context=int(len(drafts) * context_tokens)
-    ).with_drafts(drafts, has)
+        drafts,
+        0,
+        float(drafts_sq),
+        float(drafts * round(context_tokens)),
+        0,
+        decodes,
+        int(decodes * context_tokens),
+    )
 
 
 def drafting_s(
@@ -140,13 +149,17 @@ def drafting_s(
     """Seconds of the draft's steps, where its KV is filled. Step k is for all decodes whose length
     is beyond k.
     """
-    total_s = 0.0
-    for step in range(1, max(tokens)):
-        going = sum(n for n, s in zip(counts, tokens, strict=True) if s > step)
-        if going:
-            total_s += draft.step_s(
+    total_s, step, going = 0.0, 1, sum(counts)
+    # Between two lengths all steps are alike.
+    for length, n in sorted(zip(tokens, counts, strict=True)):
+        if going and length > step:
+            step_s = draft.step_s(
                 BatchShape(decodes=going, decode_context=int(going * context_tokens))
             )
+            for _ in range(step, length):
+                total_s += step_s
+            step = length
+        going -= n
     return total_s
 
 
@@ -260,9 +273,10 @@ def in_each(counts: Sequence[int], tpot_s: Sequence[float], batch_s: float) -> i
     """The decodes in one batch where none drafts: each decode runs in as many batches as its TPOT
     asks.
     """
-    return math.ceil(
-        sum(n * batch_s / each_s for n, each_s in zip(counts, tpot_s, strict=True)) - 1e-9
-    )
+    share = 0.0
+    for n, each_s in zip(counts, tpot_s, strict=True):
+        share += n * batch_s / each_s
+    return math.ceil(share - 1e-9)
 
 
 def plain_tokens(

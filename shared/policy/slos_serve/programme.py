@@ -69,6 +69,8 @@ def choose(problem: Problem) -> Bools:
     all_served = np.ones(len(problem.new), dtype=np.bool_)
     if not len(new) or holds(problem, all_served):
         return all_served
+    if len(new) == 1:
+        return none  # there is no other subset
     values = problem.value[new]
     states = _States(
         np.array([problem.decoding], dtype=np.int64),
@@ -105,23 +107,32 @@ class Walk:
     """The items of one subset in order, and the state of the conditions after each."""
 
     def __init__(self, problem: Problem) -> None:
-        self._problem = problem
+        self._rate, self._free_blocks = problem.rate, problem.free_blocks
+        self._items = list(
+            zip(
+                problem.due_s.tolist(),
+                problem.prefill_tokens.tolist(),
+                problem.tier.tolist(),
+                np.where(problem.new, problem.blocks, 0).tolist(),
+                strict=True,
+            )
+        )
         self.counts = list(problem.decoding)
         self.at_s, self.pb, self.used = 0.0, 0.0, 0
 
     def serve(self, i: int) -> bool:
         """False if the item breaks the prefill budget, or if the decodes before it lack time."""
-        problem, due_s, decodes_fit = self._problem, float(self._problem.due_s[i]), True
+        due_s, prefill_tokens, tier, new_blocks = self._items[i]
+        decodes_fit = True
         if due_s > self.at_s:
-            rate = problem.rate.of(tuple(self.counts))
+            rate = self._rate.of(tuple(self.counts))
             decodes_fit = rate >= 0
             self.pb += (due_s - self.at_s) * max(rate, 0.0)
             self.at_s = due_s
-        self.pb -= float(problem.prefill_tokens[i])
-        if problem.tier[i] >= 0:
-            self.counts[int(problem.tier[i])] += 1
-        if problem.new[i]:
-            self.used += int(problem.blocks[i])
+        self.pb -= prefill_tokens
+        if tier >= 0:
+            self.counts[tier] += 1
+        self.used += new_blocks
         return decodes_fit and self.pb >= -CLOSE_TOKENS
 
     def serve_all(self, items: Sequence[int]) -> bool:
@@ -133,12 +144,12 @@ class Walk:
 
     @property
     def memory_fits(self) -> bool:
-        return self.used <= self._problem.free_blocks
+        return self.used <= self._free_blocks
 
     @property
     def decodes_fit(self) -> bool:
         """Tells whether all decodes served so far fit together."""
-        return self._problem.rate.of(tuple(self.counts)) >= 0
+        return self._rate.of(tuple(self.counts)) >= 0
 
 
 def holds(problem: Problem, served: Bools) -> bool:
@@ -152,19 +163,26 @@ def eased(problem: Problem, never_s: float) -> Problem:
     lost request must not forbid everything, nor become worse. A deadline moves to `never_s` where
     there is no time for prefill at all. Items are sorted again.
     """
-    due_s = problem.due_s.copy()
+    due_s, forced = problem.due_s.copy(), ~problem.new
     counts, at_s, pb = list(problem.decoding), 0.0, 0.0
-    for i in (~problem.new).nonzero()[0].tolist():
+    moved_s = []
+    for asked_s, tokens, tier in zip(
+        due_s[forced].tolist(),
+        problem.prefill_tokens[forced].tolist(),
+        problem.tier[forced].tolist(),
+        strict=True,
+    ):
         rate = problem.rate.of(tuple(counts))
-        until_s = max(float(due_s[i]), at_s)
-        tokens = float(problem.prefill_tokens[i])
+        until_s = max(asked_s, at_s)
         pb += (until_s - at_s) * max(rate, 0.0) - tokens
         if pb < 0:
             until_s = until_s - pb / rate if rate > 0 else never_s
             pb = 0.0
-        due_s[i] = at_s = until_s
-        if problem.tier[i] >= 0:
-            counts[int(problem.tier[i])] += 1
+        at_s = until_s
+        moved_s.append(until_s)
+        if tier >= 0:
+            counts[tier] += 1
+    due_s[forced] = moved_s
     order = np.argsort(due_s, kind="stable")
     return problem._replace(
         due_s=due_s[order],
