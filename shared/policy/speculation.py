@@ -109,7 +109,8 @@ def slo_then_throughput(selection: Selection, caps: Ints, candidates: Candidates
         budget -= int(toward.sum())
     if np.count_nonzero(left) <= budget:
         return chosen | left
-    chosen.flat[np.argsort(np.where(left, -path, 1.0), axis=None, kind="stable")[:budget]] = True
+    likeliest = np.where(left, -path, 1.0).ravel().argsort(kind="stable")
+    chosen.reshape(-1)[likeliest[:budget]] = True
     return chosen
 
 
