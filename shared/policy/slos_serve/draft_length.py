@@ -260,12 +260,13 @@ def prefill_tokens(
     budget_s, read = lengths.batch_s - margin_s, 1.0
     if draft is not None and lengths.drafts:
         budget_s -= drafting_s(draft, counts, lengths.tokens, context_tokens)
+    if shape.tokens and profile.batch_s(shape) > budget_s:
+        return -math.inf
+    if draft is not None and lengths.drafts:
         drafting = sum(n for n, s in zip(counts, lengths.tokens, strict=True) if s > 1)
         # 0 where reading the weights takes longer than the prompts
         one_s = token_s(profile.batch_s)
         read += token_s(draft.read_s) / one_s * drafting / max(sum(counts), 1) if one_s > 0 else 0.0
-    if shape.tokens and profile.batch_s(shape) > budget_s:
-        return -math.inf
     return profile.prefill_budget(shape, 0, budget_s, BATCH_TOKENS) / read
 
 
