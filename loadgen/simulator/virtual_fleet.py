@@ -13,9 +13,9 @@ last digest is older than that interval.
 from array import array
 from collections.abc import Callable, Sequence
 from random import Random
-from typing import assert_never
+from typing import Any, assert_never
 
-from loadgen.simulator.latency import Latency
+from loadgen.simulator.latency import Hop, Latency, Route
 from loadgen.simulator.timeline import Alarm, Timeline
 from loadgen.simulator.virtual_replica import VirtualReplica
 from shared.core import admission, relegation
@@ -36,14 +36,14 @@ from shared.schemas import (
     OfferNotReady,
     Record,
 )
-from shared.vocabulary import RecordState, RequestKey, ServiceClass
+from shared.vocabulary import RecordState, ReplicaId, RequestKey, ServiceClass
 
 ADMISSION, RELEGATION = "admission", "relegation"  # owners of records
 
 
 class VirtualFleet:
-    """The fleet without its replicas, which `start` adds. `on_end` is called once with each record
-    that has ended.
+    """The fleet without its replicas, which `start` adds. `rng` has the router's dice, and
+    `latency_rng` those of the latencies. `on_end` is called once with each record that has ended.
     """
 
     def __init__(
@@ -52,15 +52,16 @@ class VirtualFleet:
         latency: Latency,
         router: Router,
         rng: Random,
+        latency_rng: Random,
         on_end: Callable[[Record], None],
         *,
         admission_settings: AdmissionSettings | None = None,
         relegation_settings: RelegationSettings | None = None,
         keep_times: bool = False,
     ) -> None:
-        self._timeline, self._latency = timeline, latency
+        self._timeline, self._latency, self._latency_rng = timeline, latency, latency_rng
         self._on_end, self._keep_times = on_end, keep_times
-        self._on_demand = latency.digest_s == 0.0  # digests are read when they are needed
+        self._on_demand = latency.digest.median_s == 0.0  # digests are read when they are needed
         self._refreshing = False  # a request waits, so the next refresh is on the timeline
         self._digest_at_s: dict[str, float] = {}  # of each replica's last digest
         self._admission = AdmissionCore(router, rng, admission_settings)
@@ -72,6 +73,8 @@ class VirtualFleet:
             timeline, self._relegation.wake_at_unix_s, lambda: self._pool(Tick())
         )
         self._replicas: dict[str, VirtualReplica] = {}
+        self._offers: dict[tuple[str, ReplicaId], Route] = {}  # by sender and replica
+        self._digests: dict[ReplicaId, Route] = {}
         self._records: dict[RequestKey, Record] = {}
         self._bodies: dict[RequestKey, Body] = {}
         self.offloaded = 0
@@ -82,11 +85,20 @@ class VirtualFleet:
         every_s = self._latency.digest_every_s
         for i, replica in enumerate(replicas):
             self._replicas[replica.id] = replica
+            for sender in (ADMISSION, RELEGATION):
+                self._offers[sender, replica.id] = self._route(self._latency.offer)
+            self._digests[replica.id] = self._route(self._latency.digest)
             self._receive_digest(replica.digest())
             if not self._on_demand:
                 self._timeline.after(
                     every_s * (i + 1) / len(replicas), self._publish_digest, replica
                 )
+
+    def _route(self, hop: Hop) -> Route:
+        return Route(self._timeline, hop, self._latency_rng)
+
+    def _after(self, hop: Hop, call: Callable[..., None], *args: Any) -> None:
+        self._timeline.after(hop.draw_s(self._latency_rng), call, *args)
 
     # ------------------------------------------------------------ the store of the replicas
 
@@ -105,7 +117,7 @@ class VirtualFleet:
         self.offloaded += over.why == "offloaded"
         after = self._write(life.settled(record, over, ADMISSION, self._timeline.now_s))
         if after.state == RecordState.RELEGATED:
-            self._timeline.after(self._latency.hint_s, self._hinted, after.key)
+            self._after(self._latency.hint, self._hinted, after.key)
         elif after.verdict is None:
             self._admit(admission.Opened(after))
 
@@ -137,7 +149,7 @@ class VirtualFleet:
             placed = life.placed(record, ADMISSION, *picked, attempt=record.attempt)
             assert placed is not None, "a new record can be placed"
             record = placed
-        self._timeline.after(self._latency.create_s, self._created, record, now_s)
+        self._after(self._latency.create, self._created, record, now_s)
 
     def _created(self, record: Record, received_s: float) -> None:
         self._records[record.key] = record
@@ -149,7 +161,7 @@ class VirtualFleet:
 
     def _admit(self, event: AdmissionEvent) -> None:
         for action in self._admission.handle(event, now_unix_s=self._timeline.now_s):
-            self._timeline.after(self._latency.change_s, self._admission_step, action)
+            self._after(self._latency.change, self._admission_step, action)
         self._admission_alarm.reset()
         self._refresh_later()
 
@@ -162,7 +174,7 @@ class VirtualFleet:
                 return
             case admission.Relegate():
                 self._write(life.relegated(record, ADMISSION))
-                self._timeline.after(self._latency.hint_s, self._hinted, record.key)
+                self._after(self._latency.hint, self._hinted, record.key)
             case admission.Refuse(_, reason, retry_after_s):
                 now_s = self._timeline.now_s
                 self._write(
@@ -196,7 +208,7 @@ class VirtualFleet:
 
     def _pool(self, event: RelegationEvent) -> None:
         for action in self._relegation.handle(event, now_unix_s=self._timeline.now_s):
-            self._timeline.after(self._latency.change_s, self._relegation_step, action)
+            self._after(self._latency.change, self._relegation_step, action)
         self._relegation_alarm.reset()
         self._refresh_later()
 
@@ -218,7 +230,7 @@ class VirtualFleet:
             case OfferAccepted():
                 self._pool(relegation.Taken(record.key))
             case OfferDeclined():
-                self._timeline.after(self._latency.change_s, self._back_in_pool, record)
+                self._after(self._latency.change, self._back_in_pool, record)
             case OfferNotReady() | OfferInDoubt():
                 raise AssertionError(f"{record.key}: every replica here is ready and answers")
             case _:
@@ -234,9 +246,8 @@ class VirtualFleet:
     def _offer(self, record: Record, answered: Callable[[Record, OfferAnswer], None]) -> None:
         assert record.replica is not None
         replica, offer = self._replicas[record.replica], as_offer(record, record.service_class)
-        self._timeline.after(
-            self._latency.offer_s, replica.offer, offer, lambda answer: answered(record, answer)
-        )
+        route = self._offers[record.owner, record.replica]
+        route.send(replica.offer, offer, lambda answer: answered(record, answer))
 
     def _write(self, record: Record | None) -> Record:
         """Store a record. Every step applies: there is no other writer."""
@@ -274,7 +285,7 @@ class VirtualFleet:
                 self._receive_digest(replica.digest())
 
     def _publish_digest(self, replica: VirtualReplica) -> None:
-        self._timeline.after(self._latency.digest_s, self._receive_digest, replica.digest())
+        self._digests[replica.id].send(self._receive_digest, replica.digest())
         self._timeline.after(self._latency.digest_every_s, self._publish_digest, replica)
 
     def _receive_digest(self, digest: Digest) -> None:

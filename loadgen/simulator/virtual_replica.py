@@ -12,9 +12,10 @@ from array import array
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
+from random import Random
 from typing import Protocol, assert_never
 
-from loadgen.simulator.latency import Latency
+from loadgen.simulator.latency import Latency, Route
 from loadgen.simulator.timeline import Alarm, Timeline
 from loadgen.simulator.virtual_worker import VirtualWorker
 from shared.core.replica import ReplicaCore, ReplicaSettings
@@ -69,7 +70,9 @@ class Store(Protocol):
 
 
 class VirtualReplica:
-    """One replica. No message is lost here, so a resync or a refused plan is a bug of the cores."""
+    """One replica; `rng` draws its latencies. No message is lost here, so a resync or a refused
+    plan is a bug of the cores.
+    """
 
     def __init__(
         self,
@@ -80,6 +83,7 @@ class VirtualReplica:
         acceptance: Acceptance,
         timeline: Timeline,
         latency: Latency,
+        rng: Random,
         store: Store,
         *,
         hand_back: bool,
@@ -87,14 +91,20 @@ class VirtualReplica:
     ) -> None:
         self.id: ReplicaId = announce.replica
         self._timeline, self._latency, self._store = timeline, latency, store
-        self._leaps = leaps and latency.depth == 1 and latency.plan_s == latency.ack_s == 0.0
+        self._rng = rng
+        self._plans = Route(timeline, latency.plan, rng)
+        self._acks = Route(timeline, latency.ack, rng)
+        # plans and acks take no time, so they are handed over within the call
+        self._at_once = latency.plan.median_s == latency.ack.median_s == 0.0
+        self._leaps = leaps and latency.depth == 1 and self._at_once
         settings = ReplicaSettings(depth=latency.depth, lead_s=latency.lead_s, hand_back=hand_back)
         self.core = ReplicaCore(policy, profile, epoch=1, settings=settings, draft=draft)
         self.worker = VirtualWorker(announce, profile, draft, acceptance)
         self._alarm = Alarm(timeline, self.core.wake_at_unix_s, self._tick)
         self._offers: list[Offer] = []
         self._replies: dict[tuple[RequestKey, int], Reply] = {}
-        self._plan_came_s: deque[float] = deque()  # of plans not yet done, in order
+        # of plans not yet done, in order: when each came, and its entries
+        self._plans_here: deque[tuple[float, int]] = deque()
         self._last_end_s = 0.0
         self._work_since_s = 0.0
         # The iteration under way, and those that may follow it: their ends and durations. An end
@@ -129,20 +139,21 @@ class VirtualReplica:
         return digest
 
     def _feed(self, event: ReplicaEvent) -> None:
-        timeline, latency = self._timeline, self._latency
+        timeline, latency, rng = self._timeline, self._latency, self._rng
         if len(self._ends_s) > 1:
             self.settle()
         for action in self.core.handle(event, now_unix_s=timeline.now_s):
             match action:
                 case SendPlan(plan):
-                    if latency.plan_s:
-                        timeline.after(latency.plan_s, self._plan_comes, plan)
-                    else:
+                    if self._at_once:
                         self._plan_comes(plan)
+                    else:
+                        self._plans.send(self._plan_comes, plan)
                 case SendHold(hold):
-                    timeline.after(latency.hold_s, self._hold_comes, hold)
+                    timeline.after(latency.hold.draw_s(rng), self._hold_comes, hold)
                 case Answer(key, attempt, answer):
-                    timeline.after(latency.answer_s, self._replies.pop((key, attempt)), answer)
+                    reply = self._replies.pop((key, attempt))
+                    timeline.after(latency.answer.draw_s(rng), reply, answer)
                 case NeedResync(reason):
                     raise AssertionError(f"{self.id} at {timeline.now_s} s: {reason}")
                 case _:
@@ -158,10 +169,11 @@ class VirtualReplica:
         if not self.worker.held:
             self._work_since_s = self._timeline.now_s
         answer = self.worker.hold(hold, record, body, self._store.token_times(hold.key))
-        self._timeline.after(self._latency.held_s, self._feed, HoldDone(hold.slot, answer))
+        held_s = self._latency.held.draw_s(self._rng)
+        self._timeline.after(held_s, self._feed, HoldDone(hold.slot, answer))
 
     def _plan_comes(self, plan: BatchPlan) -> None:
-        self._plan_came_s.append(self._timeline.now_s)
+        self._plans_here.append((self._timeline.now_s, len(plan.slots) // 4))
         self.preempted += len(plan.preempted) // 4
         self.worker.plan(plan)
         self._go_on()
@@ -170,7 +182,8 @@ class VirtualReplica:
         """Begin the next plan, unless one runs or there is none."""
         if self.worker.running or (exec_s := self.worker.begin()) is None:
             return
-        now_s = self._began_s = self._timeline.now_s
+        lost_s = self._latency.hand_over.lost_s(self._plans_here[0][1])
+        now_s = self._began_s = self._timeline.now_s + lost_s
         alike = self.worker.alike(min(self.core.repeats, LEAP_MOST)) if self._leaps else []
         self._exec_s = alike if len(alike) > 1 else [exec_s]
         self._ends_s = []
@@ -204,7 +217,7 @@ class VirtualReplica:
             return
         self.settle()
         now_s, idle_s, began_s, exec_s = self._timeline.now_s, 0.0, self._began_s, self._exec_s[-1]
-        came_s = self._plan_came_s.popleft()
+        came_s, _ = self._plans_here.popleft()
         if self.worker.worked:
             idle_s = max(0.0, came_s - max(self._last_end_s, self._work_since_s))
             self._last_end_s = now_s
@@ -216,13 +229,14 @@ class VirtualReplica:
         self._go_on()
 
     def _stored(self, ack: PlanAck, overs: list[AttemptOver]) -> None:
-        latency = self._latency
-        if latency.ack_s:
-            self._timeline.after(latency.ack_s, self._feed, Acked(ack))
-        else:
+        stored_s = self._timeline.now_s
+        if self._at_once:
             self._feed(Acked(ack))
+        else:
+            stored_s = self._acks.send(self._feed, Acked(ack))
         for over in overs:
-            self._timeline.after(latency.ack_s + latency.over_s, self._store.over, self, over)
+            over_s = self._latency.over.draw_s(self._rng)
+            self._timeline.at(stored_s + over_s, self._store.over, self, over)
 
     def check(self) -> None:
         """Raises AssertionError unless the books balance."""

@@ -185,7 +185,16 @@ def virtual(
     made, line, plans, log = requests(seed, tiers), Timeline(), list[Plan](), list[Step]()
     around = Around(made)
     replica = VirtualReplica(
-        ANNOUNCE, make(policy), PROFILE, DRAFT, Acceptance(), line, latency, around, hand_back=True
+        ANNOUNCE,
+        make(policy),
+        PROFILE,
+        DRAFT,
+        Acceptance(),
+        line,
+        latency,
+        Random(seed),
+        around,
+        hand_back=True,
     )
     inner, inner_plan = replica.core.handle, replica.worker.plan
 
@@ -252,9 +261,9 @@ class LiveLoop:
     async def perform(self, action: ReplicaAction) -> None:
         match action:
             case SendPlan(plan):
-                self.loop.call_later(self.latency.plan_s, self.plan_comes, plan)
+                self.loop.call_later(self.latency.plan.median_s, self.plan_comes, plan)
             case SendHold(hold):
-                self.loop.call_later(self.latency.hold_s, self.hold_comes, hold)
+                self.loop.call_later(self.latency.hold.median_s, self.hold_comes, hold)
             case Answer(key, _, answer):
                 self.around.answered(key, isinstance(answer, OfferAccepted))
                 self.look()
@@ -266,7 +275,7 @@ class LiveLoop:
             self.work_since_s = self.loop.time()
         answer = self.worker.hold(hold, self.around.record(hold.key), self.around.body(hold.key))
         self.loop.call_later(
-            self.latency.held_s,
+            self.latency.held.median_s,
             self.inbox.put,
             HoldDone(hold.slot, answer),
         )
@@ -307,7 +316,7 @@ class LiveLoop:
             )
 
     def stored(self, finished: Finished) -> None:
-        self.loop.call_later(self.latency.ack_s, self.inbox.put, Acked(finished.ack))
+        self.loop.call_later(self.latency.ack.median_s, self.inbox.put, Acked(finished.ack))
         for over in finished.overs:
             self.worker.settled(over.key, over.attempt)
             self.around.overs.append((over.key, over.why, over.resume.measure))
@@ -321,7 +330,7 @@ class LiveLoop:
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_recorded_run_replays_to_the_same_actions(policy: str, seed: int) -> None:
-    latency = Latency.live()
+    latency = Latency.live().at_medians()
     _, _, log = virtual(policy, seed, latency)
     settings = ReplicaSettings(depth=latency.depth, lead_s=latency.lead_s)
     core = ReplicaCore(make(policy), PROFILE, epoch=1, settings=settings, draft=DRAFT)
@@ -335,7 +344,7 @@ def test_a_recorded_run_replays_to_the_same_actions(policy: str, seed: int) -> N
 def test_an_asyncio_loop_and_the_heap_make_the_same_plans_at_the_same_instants(
     policy: str, seed: int
 ) -> None:
-    latency = Latency.live()
+    latency = Latency.live().at_medians()
     plans, overs, _ = virtual(policy, seed, latency)
     live = LiveLoop(policy, seed, latency)
     run_virtual(live.run())
@@ -346,7 +355,7 @@ def test_an_asyncio_loop_and_the_heap_make_the_same_plans_at_the_same_instants(
 
 @pytest.mark.parametrize("definition", Definition)
 def test_live_and_simulated_verdicts_agree_by_every_definition(definition: Definition) -> None:
-    latency, tiers = Latency.live(), TIGHT.judged_by(definition)
+    latency, tiers = Latency.live().at_medians(), TIGHT.judged_by(definition)
     _, overs, _ = virtual("edf", 1, latency, tiers)
     live = LiveLoop("edf", 1, latency, tiers)
     run_virtual(live.run())

@@ -78,7 +78,9 @@ def run(
 # ---------------------------------------------------------------- in a simulation
 
 
-@pytest.mark.parametrize("latency", [Latency.none(), Latency.live()], ids=["none", "live"])
+@pytest.mark.parametrize(
+    "latency", [Latency.none(), Latency.live().at_medians()], ids=["none", "live"]
+)
 def test_a_round_comes_when_the_one_before_it_has_ended_and_its_pause_is_over(
     latency: Latency,
 ) -> None:
@@ -91,7 +93,7 @@ def test_a_round_comes_when_the_one_before_it_has_ended_and_its_pause_is_over(
         assert verdict.ttlt_s is not None
         ended_s.append(verdict.ended_unix_s)
         arrived_s.append(verdict.ended_unix_s - verdict.ttlt_s)
-    end_s = latency.ack_s + latency.over_s  # from a last token until its client knows
+    end_s = latency.ack.median_s + latency.over.median_s  # from a last token until its client knows
     expected_s = [0.0, ended_s[0] + end_s + 3.0, ended_s[1] + end_s, 0.5]
     assert arrived_s == pytest.approx(expected_s, abs=0.005)
 

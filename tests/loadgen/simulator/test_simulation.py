@@ -102,24 +102,23 @@ def test_every_request_ends_once_with_exactly_its_tokens_and_the_books_balance(p
     assert result.tokens == sum(r.output_tokens for r in requests)
 
 
-@pytest.mark.parametrize("latency", LATENCIES)
+@pytest.mark.parametrize("name", LATENCIES)
 @pytest.mark.parametrize("policy", ["fcfs", "edf"])
 def test_alone_a_request_takes_its_zero_load_time_and_the_stated_latencies(
-    policy: str, latency: str
+    policy: str, name: str
 ) -> None:
+    latency = LATENCIES[name].at_medians()
     profile = store.load(PROFILE)
     requests = [
         PlannedRequest(n, 30.0 * n, 1 + 397 * n, 1 + 7 * n, "Q1", 1.0, "default", "")
         for n in range(15)
     ]
-    result = run(
-        requests, policy, LATENCIES[latency], tiers=QOSERVE_3, settings={"chunk_tokens": "512"}
-    )
+    result = run(requests, policy, latency, tiers=QOSERVE_3, settings={"chunk_tokens": "512"})
     assert result.met_fraction == 1.0
     for request, verdict in zip(requests, result.verdicts, strict=True):
         assert verdict is not None
         alone_s = zero_load.ttft_s(profile, request.prompt_tokens, 512)
-        assert verdict.ttft_s == pytest.approx(alone_s + LATENCIES[latency].first_plan_s, abs=1e-6)
+        assert verdict.ttft_s == pytest.approx(alone_s + latency.first_plan_s, abs=1e-6)
         between_s = zero_load.tbt_s(profile, request.prompt_tokens, request.output_tokens)
         if verdict.mean_tpot_s is not None:
             assert verdict.mean_tpot_s == pytest.approx(between_s, rel=0.01, abs=1e-6)
