@@ -141,7 +141,7 @@ seeds, and in brackets the least and the most of them. Each load is offered at t
 not separate the policies. Means within {NEAR_POINTS:g} point of the best of both tables are bold.
 The bound is the attainment that no scheduler without a draft model can exceed, even if it knows the
 future ([bound.md](bound.md)).""",
-    hours=1,
+    hours=0.5,
     render=render,
     discussion="""\
 **Deadlines of a second or less, and more work than fits** (the loads of SLOs-Serve, SOLA and
