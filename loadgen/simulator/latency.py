@@ -30,21 +30,6 @@ class Hop(NamedTuple):
         return self.median_s * math.exp(rng.gauss(0.0, math.log(self.p99_x) / P99_SIGMAS))
 
 
-class HandOver(NamedTuple):
-    """The worker's own work between two iterations, a part of it for each entry. An engine has its
-    next iteration queued by then if it takes no longer than `hidden_s`; else the engine waits.
-    """
-
-    base_s: float
-    entry_s: float
-    hidden_s: float = 0.0
-
-    def lost_s(self, entries: int) -> float:
-        """The seconds that the engine waits."""
-        seconds = self.base_s + self.entry_s * entries
-        return seconds if seconds > self.hidden_s else 0.0
-
-
 class Latency(NamedTuple):
     """The control latency of a fleet, one way unless stated otherwise; and how many plans a replica
     has at once.
@@ -64,14 +49,13 @@ class Latency(NamedTuple):
     over: Hop  # ack stored -> the record says what became of the attempt
     hint: Hop  # admission -> relegation, the read of the store included
     digest: Hop  # planner -> admission and relegation
-    hand_over: HandOver
     digest_every_s: float = DIGEST_EVERY_S
 
     @staticmethod
     def none() -> "Latency":
         """Depth 1 and no time between a decision and its effect."""
         hops = [Hop(0.0, 1.0)] * 11
-        return Latency._make(("none", 1, 0.0, *hops, HandOver(0.0, 0.0), DIGEST_EVERY_S))
+        return Latency._make(("none", 1, 0.0, *hops, DIGEST_EVERY_S))
 
     @staticmethod
     def live() -> "Latency":
@@ -80,8 +64,7 @@ class Latency(NamedTuple):
 
         The sources are spans (admit, place, decide and hold, queue); `at_unix_s` and `ended_unix_s`
         of digests and acks against the instant at which a bystander received them; and timed reads
-        and writes of the bucket. Depth and lead are the services' own defaults. The hand-over is
-        fitted to the engines' late seconds over the entries of an iteration.
+        and writes of the bucket. Depth and lead are the services' own defaults.
         """
         return Latency(
             name="live",
@@ -98,7 +81,6 @@ class Latency(NamedTuple):
             over=Hop(0.0015, 2.1),  # a message, what was made, the record
             hint=Hop(0.0011, 4.0),
             digest=Hop(0.0006, 4.0),
-            hand_over=HandOver(base_s=0.0006, entry_s=23e-6, hidden_s=0.0015),
         )
 
     def at_medians(self) -> "Latency":

@@ -103,8 +103,7 @@ class VirtualReplica:
         self._alarm = Alarm(timeline, self.core.wake_at_unix_s, self._tick)
         self._offers: list[Offer] = []
         self._replies: dict[tuple[RequestKey, int], Reply] = {}
-        # of plans not yet done, in order: when each came, and its entries
-        self._plans_here: deque[tuple[float, int]] = deque()
+        self._plan_came_s: deque[float] = deque()  # of plans not yet done, in order
         self._last_end_s = 0.0
         self._work_since_s = 0.0
         # The iteration under way, and those that may follow it: their ends and durations. An end
@@ -173,7 +172,7 @@ class VirtualReplica:
         self._timeline.after(held_s, self._feed, HoldDone(hold.slot, answer))
 
     def _plan_comes(self, plan: BatchPlan) -> None:
-        self._plans_here.append((self._timeline.now_s, len(plan.slots) // 4))
+        self._plan_came_s.append(self._timeline.now_s)
         self.preempted += len(plan.preempted) // 4
         self.worker.plan(plan)
         self._go_on()
@@ -182,8 +181,7 @@ class VirtualReplica:
         """Begin the next plan, unless one runs or there is none."""
         if self.worker.running or (exec_s := self.worker.begin()) is None:
             return
-        lost_s = self._latency.hand_over.lost_s(self._plans_here[0][1])
-        now_s = self._began_s = self._timeline.now_s + lost_s
+        now_s = self._began_s = self._timeline.now_s
         alike = self.worker.alike(min(self.core.repeats, LEAP_MOST)) if self._leaps else []
         self._exec_s = alike if len(alike) > 1 else [exec_s]
         self._ends_s = []
@@ -217,7 +215,7 @@ class VirtualReplica:
             return
         self.settle()
         now_s, idle_s, began_s, exec_s = self._timeline.now_s, 0.0, self._began_s, self._exec_s[-1]
-        came_s, _ = self._plans_here.popleft()
+        came_s = self._plan_came_s.popleft()
         if self.worker.worked:
             idle_s = max(0.0, came_s - max(self._last_end_s, self._work_since_s))
             self._last_end_s = now_s

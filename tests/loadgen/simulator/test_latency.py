@@ -15,7 +15,7 @@ from loadgen.load.arrivals import Gaps, draw_arrivals
 from loadgen.load.mix import PlannedRequest, plan_requests
 from loadgen.load.workload import named_workload
 from loadgen.simulator.deployment import Deployment, ReplicaFacts
-from loadgen.simulator.latency import HandOver, Hop, Latency, Route
+from loadgen.simulator.latency import Hop, Latency, Route
 from loadgen.simulator.simulation import RunOptions, SimulationResult, simulate
 from loadgen.simulator.timeline import Timeline
 from loadgen.simulator.traffic import Traffic
@@ -93,18 +93,6 @@ def test_without_latency_and_at_the_medians_nothing_is_drawn(
     run(latency)
     with pytest.raises(AssertionError, match="drawn"):
         run(LIVE)
-
-
-def test_a_hand_over_costs_nothing_until_it_is_longer_than_the_engine_hides() -> None:
-    hand_over = HandOver(base_s=0.001, entry_s=0.0001, hidden_s=0.002)
-    assert [hand_over.lost_s(n) for n in (0, 10, 20)] == [0.0, 0.0, pytest.approx(0.003)]
-    assert Latency.none().hand_over.lost_s(1000) == 0.0
-
-
-def test_an_engine_that_waits_for_each_hand_over_ends_later() -> None:
-    slow = LIVE.at_medians()._replace(hand_over=HandOver(0.01, 0.0))
-    ends_s = [run(latency).simulated_s for latency in (LIVE.at_medians(), slow)]
-    assert ends_s[1] > ends_s[0] + 0.5
 
 
 @pytest.mark.parametrize("policy", registry.names())
