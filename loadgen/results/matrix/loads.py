@@ -65,7 +65,7 @@ LOADS = (
     *(
         Load(
             f"QoServe, {name}",
-            _load(workload, "qoserve-3", 0.0, 900, "deadline", profile=QOSERVE_PROFILE, draft=0.0),
+            _load(workload, "qoserve-3", 0.0, 600, "deadline", profile=QOSERVE_PROFILE, draft=0.0),
             VIOLATIONS,
             figure7=True,
         )
