@@ -13,6 +13,7 @@ from shared.policy import qoserve, sarathi, vllm
 from shared.policy.adaserve import policy as adaserve
 from shared.policy.ascendra import policy as ascendra
 from shared.policy.seam import Policy
+from shared.policy.slackline import policy as slackline
 from shared.policy.slos_serve import policy as slos_serve
 from shared.policy.sola import policy as sola
 from shared.routing.pipeline import Router
@@ -37,6 +38,7 @@ POLICIES: dict[str, Entry] = {
     "qoserve": Entry(qoserve.Settings, qoserve.QoServe),
     "adaserve": Entry(adaserve.Settings, adaserve.AdaServe),
     "ascendra": Entry(ascendra.Settings, ascendra.Ascendra, ascendra.routing),
+    "slackline": Entry(slackline.Settings, slackline.Slackline),
     "slos_serve": Entry(slos_serve.Settings, slos_serve.SlosServe, slos_serve.routing),
     "sola": Entry(sola.Settings, sola.Sola),
     "vllm": Entry(vllm.Settings, vllm.Vllm),

@@ -27,6 +27,8 @@ from tests.shared.policy.views import (
 from tests.shared.routing.digests import offer
 
 NAMES = registry.names()
+# these give best-effort KV up for standard prompts, and decline what cannot be served in time
+PROMISING = ("slos_serve", "slackline")
 relaxed = settings(deadline=None, max_examples=80)
 
 
@@ -63,10 +65,10 @@ def test_entries_stay_within_kv_and_target(name: str, seen: View) -> None:
         assert free >= 0
 
 
-# SOLA leaves decodes out of an iteration that is for first tokens (its Eq. 1), SLOs-Serve and
-# Ascendra best-effort ones that take others' time.
+# SOLA leaves decodes out of an iteration that is for first tokens (its Eq. 1), SLOs-Serve, Ascendra
+# and Slackline best-effort ones that take others' time.
 @pytest.mark.parametrize(
-    "name", [name for name in NAMES if name not in ("sola", "slos_serve", "ascendra")]
+    "name", [name for name in NAMES if name not in ("sola", "slos_serve", "ascendra", "slackline")]
 )
 @relaxed
 @given(seen=views)
@@ -81,8 +83,8 @@ def test_every_decode_runs_unless_it_was_preempted_for_lack_of_kv(name: str, see
     assert bool(choice.preempt) == short
 
 
-# SLOs-Serve also preempts best-effort requests for the prompts of standard ones (its section 4.1).
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "slos_serve"])
+# They also preempt best-effort requests for the prompts of standard ones (SLOs-Serve section 4.1).
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in PROMISING])
 @relaxed
 @given(seen=views)
 def test_no_more_is_preempted_than_the_decodes_need(name: str, seen: View) -> None:
@@ -288,8 +290,8 @@ def test_baselines_count_decodes_within_the_chunk(name: str) -> None:
     assert entries(choice)[200] == 156
 
 
-# it declines what it cannot serve in time
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "slos_serve"])
+# they decline what cannot be served in time
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in PROMISING])
 def test_what_fits_the_context_and_the_kv_is_accepted(name: str) -> None:
     policy = registry.make(name)
     seen = view([], capacity=1000)

@@ -1,0 +1,184 @@
+"""Drafts: by need where a pace is too tight for plain decodes, else by what the time is worth.
+
+- *Nothing waits for its prefill*: the depth, and the number of drafts verified, are those with the
+  most tokens a second that still keep the pace of every decode.
+- *Need*: a TBT is below NEEDED times what the decodes alone take. Then all decodes draft, the
+  drafts needed most are verified first, and the iteration lasts as long as the mean pace allows.
+  The time that is left is for prefills.
+- *Otherwise* prompts wait, and a draft costs more time than it saves: none drafts.
+"""
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from shared.columns import Ints
+from shared.perf.draft import Draft
+from shared.perf.shape import BatchShape
+from shared.policy import chunk
+from shared.policy.adaserve.need import needed_tokens
+from shared.policy.chunk import Decoding, Rows
+from shared.policy.seam import Bools, Choice, Drafts, Speculation, View
+from shared.policy.slackline.due import LOOSE_S
+from shared.policy.slackline.iteration import (
+    BATCH_TOKENS,
+    MARGIN_S,
+    Timing,
+    with_best_effort,
+)
+from shared.policy.slackline.price import prices_of
+from shared.policy.slackline.yields import DEEPEST, Yield, yields
+from shared.policy.speculation import draft_s
+
+NEEDED = 1.3
+ACCEPTANCE = 0.7  # of the law, before anything is observed
+FADE = 0.02  # weight of one iteration
+# The share of an iteration in which the draft model may read contexts.
+READING = 0.1
+
+
+class Accepted:
+    """The drafts that are accepted, relative to what the law says."""
+
+    def __init__(self) -> None:
+        self.scale = 1.0
+
+    def observe(self, drafts: Drafts) -> None:
+        verified, accepted = float(drafts.drafted.mean()), float(drafts.accepted.mean())
+        law = min(yields(ACCEPTANCE), key=lambda known: abs(known.verified - verified))
+        if law.accepted > 0:
+            expected = law.accepted * verified / law.verified
+            self.scale += FADE * (min(max(accepted / expected, 0.1), 2.0) - self.scale)
+
+
+class Plan(NamedTuple):
+    """The speculation of one iteration."""
+
+    depth: int
+    drafts: int  # to be verified
+    accepted: float  # of one request, in the mean
+    seconds: float  # of the iteration without prefills
+
+
+def drafting(
+    view: View, timing: Timing, every: Decoding, order: Rows, scale: float
+) -> Choice | None:
+    """One iteration in which the standard decodes draft; None where none should. `scale`: as
+    `Accepted` has it.
+    """
+    rows = every.rows[~view.best_effort[every.rows]]
+    if view.draft is None or not len(rows):
+        return None
+    shape = chunk.decodes_of(view, rows)
+    plain_s = view.profile.batch_s(shape)
+    tight = rows[view.tbt_s[rows] < NEEDED * plain_s]
+    if not len(tight) and len(order):
+        return None
+    plans = [_plan(view, view.draft, shape, known, scale) for known in yields(ACCEPTANCE)]
+    if len(tight):
+        pace_s = float(view.tbt_s[tight].min())
+        best = min(plans, key=lambda plan: plan.seconds / ((1.0 + plan.accepted) * pace_s))
+        return _choice(view, every, rows, order, best, _mean_slack_s(view, tight, best, pace_s))
+    due_s = timing.token_due_s[rows]
+    limit_s = float(due_s[due_s >= plain_s + MARGIN_S].min(initial=LOOSE_S)) - MARGIN_S
+    plans = [plan for plan in plans if plan.seconds <= limit_s]
+    if not plans or _tokens_per_s(best := max(plans, key=_tokens_per_s)) * plain_s <= 1.0:
+        return None
+    return _choice(view, every, rows, order, best, limit_s + MARGIN_S)
+
+
+def _tokens_per_s(plan: Plan) -> float:
+    """Tokens a second of each request."""
+    return (1.0 + plan.accepted) / plan.seconds
+
+
+def _plan(view: View, draft: Draft, shape: BatchShape, known: Yield, scale: float) -> Plan:
+    """The plan with this yield. Contexts that the draft has not read are left out."""
+    drafts = round(known.verified * shape.decodes)
+    step_s = draft.step_s(shape)
+    drafted_s = (known.depth if draft.read else known.depth - 1) * step_s
+    seconds = drafted_s + view.profile.batch_s(_verifying(shape, drafts))
+    return Plan(known.depth, drafts, known.accepted * scale, seconds)
+
+
+def _verifying(shape: BatchShape, drafts: int) -> BatchShape:
+    """The decodes with so many drafts, spread evenly."""
+    each = drafts / shape.decodes
+    return shape._replace(
+        prefill_tokens=drafts,
+        prefill_sq=each * drafts,
+        prefill_cross=each * shape.decode_context,
+    )
+
+
+def _mean_slack_s(view: View, tight: Rows, plan: Plan, pace_s: float) -> float:
+    """Seconds that the iteration may take for the mean pace of these decodes. One that is too far
+    behind for this plan constrains nobody.
+    """
+    made = view.generated_tokens[tight] + plan.accepted
+    due_unix_s = view.first_token_unix_s[tight] + made * view.tbt_s[tight]
+    slack_s = due_unix_s - view.start_unix_s
+    return float(slack_s[slack_s >= plan.seconds].min(initial=(1.0 + plan.accepted) * pace_s))
+
+
+def _read_later(view: View, draft: Draft, missing: Ints, spare_s: float) -> Bools:
+    """[decodes] those whose contexts the draft model does not read now: the shortest are read, as
+    many as `spare_s` allows. `missing`: positions that are not in its KV.
+    """
+    read_s = draft.read * prices_of(view.profile).prefill_s(missing, np.zeros(len(missing)))
+    read_s[missing <= DEEPEST + 1] = 0.0
+    order = read_s.argsort(kind="stable")
+    late = np.zeros(len(missing), dtype=np.bool_)
+    late[order] = (read_s[order] > 0) & (read_s[order].cumsum() > spare_s)
+    return late
+
+
+def _choice(
+    view: View, every: Decoding, rows: Rows, order: Rows, plan: Plan, length_s: float
+) -> Choice | None:
+    """The iteration with this speculation, and prefills in the rest of `length_s`; None where KV is
+    too short for drafts.
+    """
+    assert view.draft is not None
+    left = view.max_tokens[rows] - view.generated_tokens[rows] - view.unsure_tokens[rows]
+    depth: Ints = np.minimum(plan.depth, np.maximum(left - 1, 0)).astype(np.int32)
+    computed = view.computed_tokens[rows]
+    missing = computed + 1 - np.minimum(view.draft_tokens[rows], computed)
+    spare_s = min(length_s - MARGIN_S - plan.seconds, READING * length_s)
+    depth[_read_later(view, view.draft, missing, spare_s)] = 0
+    drafts = depth > 0
+    has = computed + view.unsure_tokens[rows]
+    extra = (has + depth) // view.block_tokens - has // view.block_tokens
+    free_blocks = every.free_blocks - int(extra.sum())
+    if free_blocks < len(every.rows) or not np.count_nonzero(drafts):
+        return None
+    drafted_s = draft_s(
+        view.draft,
+        depth=depth[drafts],
+        width=np.ones_like(depth[drafts]),
+        context=has[drafts] + 1,
+        missing=missing[drafts],
+    )
+    verified = min(plan.drafts, int(depth.sum()))
+    shape = _verifying(chunk.decodes_of(view, rows), verified)
+    running = Decoding(rows, every.victims, free_blocks, shape)
+    budget_s = length_s - drafted_s - MARGIN_S
+    choice = chunk.fill(view, running, order, limit_tokens=BATCH_TOKENS, budget_s=budget_s)
+    choice = with_best_effort(view, every, running, order, choice, budget_s)
+    n, others = len(rows), len(choice.slots) - len(rows)
+    none = np.zeros(others, dtype=np.int32)
+    lasts_s = max(length_s if len(order) else 0.0, drafted_s + view.profile.batch_s(shape))
+    return replace(
+        choice,
+        caps=np.concatenate((depth + np.int32(1), choice.caps[n:])),
+        speculation=Speculation(
+            method="slo_then_throughput",
+            depth=np.concatenate((depth, none)),
+            width=np.ones(n + others, dtype=np.int32),
+            needed=np.concatenate((needed_tokens(view, rows, lasts_s, 0.0), none)),
+            # roots included; those that cannot draft any more have theirs anyway
+            budget_tokens=verified + int(np.count_nonzero(drafts)),
+            needed_limit_tokens=plan.depth + 1,
+        ),
+    )

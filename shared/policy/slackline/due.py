@@ -1,0 +1,106 @@
+"""The instants at which tokens are due: one notion over TTFT, TBT, thinking and TTLT.
+
+- *Prefill* must have ended when the next token is due, and early enough that the output still fits
+  before a TTLT ends.
+- *Pace* is the longest gap between two tokens: the tightest TBT of the stages to come, or the time
+  that a TTLT leaves to each token still expected. No pace is looser than LOOSE_S, so that no
+  request holds KV for ever.
+- *The next token of a decode* is due a pace after its newest one. Where no gap is longer than the
+  pace, windows of any length hold it, and so do the mean and the deadline of each token.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from shared.columns import Ints
+from shared.policy.lengths import OutputLengths
+from shared.policy.seam import Floats, View
+from shared.schemas import Offer
+
+LOOSE_S = 0.4
+# A prefill without a deadline is to end within this.
+FAR_S = 3600.0
+# A TTLT keeps a quarter of itself for its output, but no more than this for each token.
+RESERVE_SHARE, RESERVE_MOST_S = 0.25, 0.25
+# Iterations may be so much longer than lately while the output is made.
+STEP_MARGIN = 1.2
+
+
+class Due(NamedTuple):
+    """The bounds of several requests, in columns."""
+
+    prefill_unix_s: Floats  # when the prefill must have ended
+    pace_s: Floats
+    output_tokens: Floats  # the most that are expected still to come
+
+
+class Facts(NamedTuple):
+    """The columns that the bounds follow from, as in the view."""
+
+    arrived_unix_s: Floats
+    next_due_unix_s: Floats
+    last_due_unix_s: Floats
+    tightest_tbt_s: Floats
+    generated_tokens: Ints
+    upper_tokens: Floats  # the longest output expected
+
+
+def due_of_rows(view: View, lengths: OutputLengths, step_s: float) -> Due:
+    """[rows] the bounds of the requests that the replica holds. `step_s`: seconds of an iteration
+    with decodes lately.
+    """
+    upper = np.minimum(lengths.upper(view.applications)[view.application], view.max_tokens)
+    return _due(
+        Facts(
+            view.arrived_unix_s,
+            view.next_due_unix_s,
+            view.last_due_unix_s,
+            view.tightest_tbt_s,
+            view.generated_tokens,
+            upper,
+        ),
+        view.start_unix_s,
+        step_s,
+    )
+
+
+def due_of_offers(
+    offers: Sequence[Offer], now_unix_s: float, lengths: OutputLengths, step_s: float
+) -> Due:
+    """[offers] the bounds of requests that are offered or promised."""
+    most = np.array([offer.max_tokens for offer in offers], dtype=np.float64)
+    upper = np.minimum(lengths.upper([offer.application for offer in offers]), most)
+    facts = Facts(
+        np.array([offer.arrived_unix_s for offer in offers]),
+        np.array([offer.next_due_unix_s for offer in offers]),
+        np.array([offer.slo.last_due_unix_s(offer.arrived_unix_s) for offer in offers]),
+        np.array([offer.slo.tightest_pace_s(offer.thinking) for offer in offers]),
+        np.array([offer.generated_tokens for offer in offers], dtype=np.int32),
+        upper,
+    )
+    return _due(facts, now_unix_s, step_s)
+
+
+def token_due_unix_s(view: View, due: Due) -> Floats:
+    """[rows] the instant at which the next token of each decode is due, by its newest one."""
+    newest = view.newest_token_unix_s
+    return np.where(np.isfinite(newest), newest, view.start_unix_s) + due.pace_s
+
+
+def _due(facts: Facts, now_unix_s: float, step_s: float) -> Due:
+    left = np.maximum(facts.upper_tokens - facts.generated_tokens, 1.0)
+    prefill = np.minimum(facts.next_due_unix_s, now_unix_s + FAR_S)
+    pace = np.minimum(facts.tightest_tbt_s, LOOSE_S)
+    whole = np.isfinite(facts.last_due_unix_s).nonzero()[0]
+    if len(whole):
+        last, arrived = facts.last_due_unix_s[whole], facts.arrived_unix_s[whole]
+        each_s = (last - arrived) * RESERVE_SHARE / np.maximum(facts.upper_tokens[whole], 1.0)
+        each_s = np.maximum(STEP_MARGIN * step_s, np.minimum(each_s, RESERVE_MOST_S))
+        prefill[whole] = np.minimum(prefill[whole], last - left[whole] * each_s)
+        spread_s = (last - now_unix_s) / left[whole]
+        # beyond rescue: it keeps its pace, and shortens no batch
+        spread_s[spread_s < step_s / STEP_MARGIN] = LOOSE_S
+        pace[whole] = np.minimum(pace[whole], np.maximum(spread_s, 1e-3))
+    return Due(prefill, pace, left)

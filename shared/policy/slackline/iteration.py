@@ -1,0 +1,181 @@
+"""One iteration: the decodes that run beside the prefills that wait, and its end.
+
+- *Length*: until the first token of a decode is due. A decode whose token cannot come in time any
+  more constrains nobody.
+- *Due only*: where not everything fits beside all decodes, those run whose token is due before the
+  batch after this one would end.
+- *Alone*: the prefills due first run without any decode, if beside the decodes one would be late,
+  alone they are in time, and a pass of the decodes still fits before their first token is due.
+- *In time*: the batch ends where a prefill that it completes is due.
+- *Best-effort* requests run only once everything else has fitted.
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from shared.perf.shape import BatchShape
+from shared.policy import chunk
+from shared.policy.chunk import Decoding, Rows
+from shared.policy.seam import Choice, Floats, View
+
+# Live, nine of ten iterations come within 2 ms (docs/simulator.md).
+MARGIN_S = 0.001
+BATCH_TOKENS = 4096
+# Of the prefills due first so many are looked at one by one.
+FIRST = 12
+CLOSE_S = 1e-9
+
+
+class Timing(NamedTuple):
+    """Seconds from the beginning of the iteration, in columns along the view's rows."""
+
+    prefill_due_s: Floats
+    token_due_s: Floats  # of the next token of a decode
+    pace_s: Floats
+
+
+def standard_decodes(view: View) -> Rows:
+    rows: Rows = ((view.phase == chunk.DECODE) & ~view.best_effort).nonzero()[0]
+    return rows
+
+
+def iteration(view: View, timing: Timing, every: Decoding, order: Rows) -> Choice:
+    """The choice for these decodes, and for the standard prefills in `order`."""
+    standard = every.rows[~view.best_effort[every.rows]]
+    due_s = timing.token_due_s[standard]
+    least_s = _pass_s(view, timing, standard) + MARGIN_S
+    soon = due_s[due_s >= least_s - CLOSE_S]
+    if len(soon):
+        longest_s = float(soon.min())
+    elif len(standard):
+        longest_s = max(2 * least_s, float(timing.pace_s[standard].min()))
+    else:
+        # no longer than that, so that an arrival need not wait; but something must fit
+        paced = order if len(order) else slice(None)
+        one_s = view.profile.batch_s(BatchShape(decodes=1))
+        longest_s = max(float(timing.pace_s[paced].min(initial=math.inf)), 2 * one_s)
+    budget_s = longest_s - MARGIN_S
+    if len(order):
+        if len(standard) and len(soon) == len(standard):
+            alone = _alone(view, timing, every, order, longest_s - least_s)
+            if alone is not None:
+                return alone
+        running = _running(view, every, standard)
+        left = int((view.target_tokens[order] - view.computed_tokens[order]).sum())
+        if not _all_fit(view, running, order, left, budget_s):
+            running = _running(view, every, standard[due_s < 2 * longest_s - CLOSE_S])
+        budget_s = _until_due(view, timing, running, order, budget_s)
+    else:
+        running = _running(view, every, standard)
+    choice = chunk.fill(view, running, order, limit_tokens=BATCH_TOKENS, budget_s=budget_s)
+    return with_best_effort(view, every, running, order, choice, budget_s)
+
+
+def _pass_s(view: View, timing: Timing, standard: Rows) -> float:
+    """Seconds of a pass of the decodes of the tightest pace, and of those due as soon."""
+    if not len(standard):
+        return 0.0
+    due_s = timing.token_due_s[standard]
+    urgent = standard[due_s <= timing.pace_s[standard].min() + CLOSE_S]
+    return view.profile.batch_s(chunk.decodes_of(view, urgent))
+
+
+def _running(view: View, every: Decoding, rows: Rows) -> Decoding:
+    """These decodes alone. KV stays free for those that sit out to grow by a block."""
+    if len(rows) == len(every.rows):
+        return every
+    shape = chunk.decodes_of(view, rows)
+    return every._replace(
+        rows=rows, shape=shape, free_blocks=every.free_blocks - (len(every.rows) - len(rows))
+    )
+
+
+def _all_fit(view: View, running: Decoding, order: Rows, left: int, budget_s: float) -> bool:
+    if left > BATCH_TOKENS:
+        return False
+    shape = running.shape
+    for row in order.tolist():
+        cached = int(view.computed_tokens[row])
+        shape = shape.with_chunk(int(view.target_tokens[row]) - cached, cached)
+    return view.profile.batch_s(shape) <= budget_s
+
+
+def _alone(
+    view: View, timing: Timing, every: Decoding, order: Rows, limit_s: float
+) -> Choice | None:
+    """The longest batch of whole prefills that is worth a batch of its own; None where none is."""
+    if limit_s <= 0 or len(every.victims):
+        return None
+    beside, alone, count = every.shape, BatchShape(), 0
+    first = order[:FIRST]
+    left = view.target_tokens[first] - view.computed_tokens[first]
+    for n, row in enumerate(first.tolist()):
+        cached, until_s = int(view.computed_tokens[row]), float(timing.prefill_due_s[row])
+        beside = beside.with_chunk(int(left[n]), cached)
+        alone = alone.with_chunk(int(left[n]), cached)
+        alone_s = view.profile.batch_s(alone)
+        if alone_s > limit_s:
+            break
+        if alone_s <= until_s < view.profile.batch_s(beside) + MARGIN_S:
+            count = n + 1
+    if not count:
+        return None
+    room = Decoding(
+        every.rows[:0], every.victims, every.free_blocks - len(every.rows), BatchShape()
+    )
+    choice = chunk.fill(view, room, first[:count], limit_tokens=int(left[:count].sum()))
+    return choice if np.array_equal(choice.caps, left[:count]) else None
+
+
+def _until_due(
+    view: View, timing: Timing, running: Decoding, order: Rows, budget_s: float
+) -> float:
+    """Seconds until the first prefill is due that the batch would complete after that."""
+    shape = running.shape
+    for row in order[:FIRST].tolist():
+        cached = int(view.computed_tokens[row])
+        shape = shape.with_chunk(int(view.target_tokens[row]) - cached, cached)
+        ends_s, until_s = view.profile.batch_s(shape), float(timing.prefill_due_s[row])
+        if ends_s > budget_s:
+            break
+        if ends_s + MARGIN_S <= until_s < budget_s:
+            return until_s - MARGIN_S
+    return budget_s
+
+
+def with_best_effort(
+    view: View, every: Decoding, running: Decoding, order: Rows, choice: Choice, budget_s: float
+) -> Choice:
+    """The choice with best-effort requests in what time is left, if all standard ones fitted. Its
+    first entries stay those of `running`.
+    """
+    if not np.count_nonzero(view.best_effort):
+        return choice
+    shape = chunk.shape_of(view, running, choice)
+    left = int((view.target_tokens[order] - view.computed_tokens[order]).sum())
+    if left > shape.prefill_tokens - running.shape.prefill_tokens:
+        return choice
+    others = _by_importance(view, every.rows[view.best_effort[every.rows]])
+    others = chunk.as_many_as_fit(
+        view, shape, others, budget_s, at_least=0 if len(choice.slots) else 1
+    )
+    waiting = (view.phase != chunk.DECODE) & view.best_effort
+    waiting[every.victims] = False
+    queue = _by_importance(view, waiting.nonzero()[0])
+    if not len(others) + len(queue):
+        return choice
+    more = chunk.decodes_of(view, others)
+    base = running.shape._replace(
+        decodes=running.shape.decodes + more.decodes,
+        decode_context=running.shape.decode_context + more.decode_context,
+    )
+    both = running._replace(rows=np.concatenate((running.rows, others)), shape=base)
+    return chunk.fill(
+        view, both, np.concatenate((order, queue)), limit_tokens=BATCH_TOKENS, budget_s=budget_s
+    )
+
+
+def _by_importance(view: View, rows: Rows) -> Rows:
+    return rows[np.lexsort((view.slot[rows], view.arrived_unix_s[rows], -view.importance[rows]))]

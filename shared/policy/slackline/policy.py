@@ -1,0 +1,153 @@
+"""`slackline`: one policy for every load, without a constant to set. docs/slackline.md derives it.
+
+Around this file: the instants at which tokens are due (due.py), the work ahead and its price
+(work_ahead.py, price.py), the requests that give way (forecast.py), one iteration (iteration.py),
+its drafts (drafts.py, yields.py).
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from msgspec import Struct
+
+from shared.policy import chunk
+from shared.policy.chunk import Rows
+from shared.policy.fit import accept_what_fits
+from shared.policy.lengths import OutputLengths
+from shared.policy.seam import Admission, Bools, Choice, Declared, Floats, Observation, View
+from shared.policy.slackline.drafts import Accepted, drafting
+from shared.policy.slackline.due import Due, due_of_offers, due_of_rows, token_due_unix_s
+from shared.policy.slackline.forecast import Work, give_way
+from shared.policy.slackline.iteration import Timing, iteration
+from shared.policy.slackline.price import Prices, prices_of
+from shared.policy.slackline.work_ahead import passes_of, work_of_offers, work_of_rows
+from shared.policy.slos_serve.best_effort import make_room
+from shared.routing.routings import RouterName
+from shared.schemas import Offer
+from shared.vocabulary import ServiceClass
+
+# Weight of one iteration in the mean duration of iterations.
+STEP_WEIGHT = 0.005
+# The share of the time until a TTLT from which on the work before it counts as a burden, and the
+# seconds by which each of its tokens then puts it back behind others ([qoserve] section 3.6).
+BURDEN = 0.25
+BEHIND_S = 0.008
+
+
+class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    router: RouterName = "attainable"
+
+
+class Slackline:
+    """The policy. It learns output lengths, the duration of iterations and how many drafts are
+    accepted; the view holds all else.
+    """
+
+    name = "slackline"
+    declared = Declared()
+
+    def __init__(self, settings: Settings) -> None:
+        self._lengths = OutputLengths()
+        self._step_s = 0.0
+        self._accepted = Accepted()
+
+    def admit(self, view: View, offers: Sequence[Offer]) -> Sequence[Admission]:
+        """Every offer that fits is taken, unless it would have to give way itself. A request with a
+        TTLT is always taken: there is time for it to be attainable again.
+        """
+        answers = list(accept_what_fits(view, offers))
+        asked = [
+            n
+            for n, offer in enumerate(offers)
+            if answers[n].accepted and offer.service_class is ServiceClass.STANDARD
+        ]
+        if not asked:
+            return answers
+        prices = prices_of(view.profile)
+        due = due_of_rows(view, self._lengths, self._step_s)
+        held = work_of_rows(view, due, _waiting(view), prices)
+        coming = [offer for offer in view.promised if offer.service_class is ServiceClass.STANDARD]
+        coming += [offers[n] for n in asked]
+        now = view.start_unix_s
+        of_coming = due_of_offers(coming, now, self._lengths, self._step_s)
+        new = work_of_offers(coming, of_coming, now, prices)
+        lost = give_way(held.beside(new), passes_of(view, due, prices))[-len(asked) :]
+        for n, gives_way in zip(asked, lost.tolist(), strict=True):
+            if gives_way and offers[n].slo.ttlt_s is None:
+                reason = "it cannot be in time beside the requests taken before"
+                answers[n] = Admission(False, reason=reason)
+        return answers
+
+    def plan(self, view: View) -> Sequence[Choice]:
+        every = make_room(view, chunk.decoding(view))
+        queue = _waiting(view)
+        if len(every.victims):
+            queue = queue[~np.isin(queue, every.victims)]
+        due = due_of_rows(view, self._lengths, self._step_s)
+        token_due_s = token_due_unix_s(view, due) - view.start_unix_s
+        relegated = queue[:0]
+        if len(queue):
+            prices = prices_of(view.profile)
+            work = work_of_rows(view, due, queue, prices)
+            gone = give_way(work, passes_of(view, due, prices))
+            relegated = queue[gone & _no_hope(view, queue, work, prices)]
+            if _burdened(view, queue, work):
+                earned = view.next_due_unix_s - view.start_unix_s
+                token_due_s = np.where(
+                    np.isfinite(earned), np.maximum(token_due_s, earned), token_due_s
+                )
+                work = work._replace(due_s=_put_back(view, due, queue, work))
+            order = np.lexsort((view.slot[queue], view.arrived_unix_s[queue], work.due_s, gone))
+            queue = queue[order]
+            queue = queue[~np.isin(queue, relegated)]
+        timing = Timing(due.prefill_unix_s - view.start_unix_s, token_due_s, due.pace_s)
+        choice = drafting(view, timing, every, queue, self._accepted.scale)
+        if choice is None:
+            choice = iteration(view, timing, every, queue)
+        if len(relegated):
+            choice = replace(choice, relegate=view.slot[relegated].tolist())
+        # what is right changes with each token, but for decodes alone that cannot draft
+        alone = not len(queue) and not len(relegated) and view.draft is None
+        return [choice if alone else replace(choice, repeats=1)]
+
+    def observe(self, seen: Observation) -> None:
+        if seen.shape.decodes:
+            kept = (1 - STEP_WEIGHT) ** seen.iterations if self._step_s else 0.0
+            self._step_s = kept * self._step_s + (1 - kept) * seen.exec_s
+        if seen.drafts is not None:
+            self._accepted.observe(seen.drafts)
+        for ended in seen.ended:
+            self._lengths.observe(ended)
+
+
+def _waiting(view: View) -> Rows:
+    """The standard prefills."""
+    rows: Rows = ((view.phase != chunk.DECODE) & ~view.best_effort).nonzero()[0]
+    return rows
+
+
+def _no_hope(view: View, queue: Rows, work: Work, prices: Prices) -> Bools:
+    """[queue] those that leave the standard class if they must give way: all without a TTLT, and
+    with one those that could not be in time even alone.
+    """
+    whole = np.isfinite(view.last_due_unix_s[queue])
+    hopeless: Bools = work.seconds + prices.batch_s > work.due_s
+    return ~whole | hopeless
+
+
+def _burdened(view: View, queue: Rows, work: Work) -> bool:
+    """The work before some TTLT takes up a good share of the time until then."""
+    whole = np.isfinite(view.last_due_unix_s[queue])
+    if not np.count_nonzero(whole):
+        return False
+    order = work.due_s.argsort(kind="stable")
+    share = work.seconds[order].cumsum() / np.maximum(work.due_s[order], 1e-6)
+    return float(share[whole[order]].max()) >= BURDEN
+
+
+def _put_back(view: View, due: Due, queue: Rows, work: Work) -> Floats:
+    """[queue] when each is due, for the order: later by each token, where it has a TTLT."""
+    whole = np.isfinite(view.last_due_unix_s[queue])
+    left = view.target_tokens[queue] - view.computed_tokens[queue] + due.output_tokens[queue]
+    return work.due_s + np.where(whole, BEHIND_S * left, 0.0)

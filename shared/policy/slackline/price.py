@@ -1,0 +1,70 @@
+"""The price of work in seconds of a full batch, by the profile.
+
+A batch costs a fixed part, and a part for each token, each chunk, its attention, and each decode.
+The prices are what one more of these adds to a batch of FULL_TOKENS. Profiles are linear there, so
+a whole queue is priced in a few operations on columns.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from shared.columns import Ints
+from shared.perf.iteration_time import Profile
+from shared.perf.shape import BatchShape
+from shared.policy.seam import Floats
+
+FULL_TOKENS = 1024
+# A long prompt is counted in chunks of so many tokens.
+CHUNK_TOKENS = 512
+FAR = 1_000_000  # an amount that makes a difference of two predictions exact enough
+
+
+class Prices(NamedTuple):
+    """Seconds."""
+
+    batch_s: float  # the fixed part
+    token_s: float
+    chunk_s: float
+    square_s: float  # of a chunk's tokens squared
+    cross_s: float  # of a chunk's tokens times those that it stands on
+    has_s: float  # of the tokens that a chunk stands on
+    decode_s: float
+    context_s: float  # of a token that a decode stands on
+
+    def prefill_s(self, tokens: Ints | Floats, cached: Ints | Floats) -> Floats:
+        """[prompts] their prefill: `tokens` that stand on `cached` ones."""
+        tokens = np.asarray(tokens, dtype=np.float64)
+        chunk = np.minimum(tokens, CHUNK_TOKENS)
+        chunks = np.ceil(tokens / CHUNK_TOKENS)
+        stand = cached + (tokens - chunk) / 2
+        seconds: Floats = tokens * (
+            self.token_s + self.square_s * chunk + self.cross_s * stand
+        ) + chunks * (self.chunk_s + self.has_s * stand)
+        return seconds
+
+    def decoding_s(self, context: Floats) -> Floats:
+        """[decodes] one token each, on so much context."""
+        seconds: Floats = self.decode_s + self.context_s * context
+        return seconds
+
+
+def prices_of(profile: Profile) -> Prices:
+    full = BatchShape(FULL_TOKENS, 1, decodes=1)
+    base_s = profile.batch_s(full)
+
+    def more_s(amount: float, **fields: float) -> float:
+        changed = full._replace(**{k: getattr(full, k) + v for k, v in fields.items()})
+        return max(0.0, profile.batch_s(changed) - base_s) / amount
+
+    token_s = more_s(FULL_TOKENS, prefill_tokens=FULL_TOKENS)
+    return Prices(
+        batch_s=max(0.0, base_s - FULL_TOKENS * token_s),
+        token_s=token_s,
+        chunk_s=more_s(1, prefills=1),
+        square_s=more_s(FAR, prefill_sq=FAR),
+        cross_s=more_s(FAR, prefill_cross=FAR),
+        has_s=more_s(FAR, prefill_has=FAR),
+        decode_s=more_s(1, decodes=1),
+        context_s=more_s(FAR, decode_context=FAR),
+    )

@@ -1,0 +1,68 @@
+"""The work that prefills still are, and what the present decodes leave of the time."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from shared.perf.shape import BatchShape
+from shared.policy.chunk import Rows
+from shared.policy.seam import View
+from shared.policy.slackline.due import Due, token_due_unix_s
+from shared.policy.slackline.forecast import Passes, Work
+from shared.policy.slackline.iteration import BATCH_TOKENS, MARGIN_S, standard_decodes
+from shared.policy.slackline.price import Prices
+from shared.schemas import Offer
+
+
+def work_of_rows(view: View, due: Due, rows: Rows, prices: Prices) -> Work:
+    """[rows] the prefills of these rows."""
+    cached, output = view.computed_tokens[rows], due.output_tokens[rows]
+    return Work(
+        due.prefill_unix_s[rows] - view.start_unix_s,
+        prices.prefill_s(view.target_tokens[rows] - cached, cached),
+        view.importance[rows],
+        due.pace_s[rows],
+        prices.decoding_s(view.target_tokens[rows] + output / 2),
+        output,
+    )
+
+
+def work_of_offers(offers: Sequence[Offer], due: Due, now_unix_s: float, prices: Prices) -> Work:
+    """[offers] the prefills of these offers. `due` runs along them."""
+    known = [offer.prompt_tokens + offer.generated_tokens for offer in offers]
+    tokens = np.array(known, dtype=np.float64)
+    return Work(
+        due.prefill_unix_s - now_unix_s,
+        prices.prefill_s(tokens, np.zeros(len(offers))),
+        np.array([offer.importance for offer in offers], dtype=np.float64),
+        due.pace_s,
+        prices.decoding_s(tokens + due.output_tokens / 2),
+        due.output_tokens,
+    )
+
+
+def passes_of(view: View, due: Due, prices: Prices) -> Passes:
+    """The passes of the standard decodes, one in each tightest pace. A decode of a looser pace runs
+    in as many of them as its own asks.
+    """
+    rows = standard_decodes(view)
+    if not len(rows):
+        return Passes(math.inf, math.inf, 0.0, prices.batch_s)
+    pace_s = float(due.pace_s[rows].min())
+    share = pace_s / due.pace_s[rows]
+    context = view.computed_tokens[rows] + view.unsure_tokens[rows]
+    shape = BatchShape(
+        decodes=math.ceil(share.sum() - 1e-9), decode_context=int((share * context).sum())
+    )
+    pass_s = view.profile.batch_s(shape)
+    first_s = float(token_due_unix_s(view, due)[rows].min()) - view.start_unix_s - pass_s
+    every_s = max(pace_s, pass_s)
+    # prompts beside a pass come cheaper than in a batch of their own, up to a full batch
+    room_s = every_s - MARGIN_S
+    tokens = view.profile.prefill_budget(shape, 0, room_s, BATCH_TOKENS) if room_s > pass_s else 0
+    if tokens:
+        beside_s = view.profile.batch_s(shape.with_chunk(tokens, 0))
+        alone_s = float(prices.prefill_s(np.array([tokens]), np.zeros(1))[0])
+        pass_s = min(pass_s, max(beside_s - alone_s, 0.0))
+    return Passes(max(first_s, 0.0), every_s, pass_s, prices.batch_s)

@@ -1,0 +1,244 @@
+"""Slackline: due times, prices, the requests that give way, iterations, drafts, and whole runs."""
+
+import math
+from itertools import combinations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from loadgen.load.arrivals import Gaps, draw_arrivals
+from loadgen.load.mix import plan_requests
+from loadgen.load.workload import CHATBOT, Synthetic
+from loadgen.simulator.deployment import Deployment
+from loadgen.simulator.latency import LATENCIES
+from loadgen.simulator.simulation import RunOptions, SimulationResult, simulate
+from loadgen.simulator.traffic import Traffic
+from shared.perf.draft import Draft
+from shared.perf.shape import BatchShape
+from shared.policy import chunk, registry
+from shared.policy.lengths import OutputLengths
+from shared.policy.seam import Phase, View
+from shared.policy.slackline.due import LOOSE_S, due_of_rows, token_due_unix_s
+from shared.policy.slackline.forecast import Passes, Work, give_way
+from shared.policy.slackline.iteration import MARGIN_S
+from shared.policy.slackline.price import FULL_TOKENS, prices_of
+from shared.policy.slackline.yields import yields
+from shared.tiers import DEMO_3, Tier, TierSet
+from shared.vocabulary import Definition, Slo
+from tests.shared.policy.views import (
+    NOW,
+    Linear,
+    Row,
+    decode,
+    entries,
+    interactive,
+    shape_of,
+    summary,
+    view,
+    views,
+)
+
+relaxed = settings(deadline=None, max_examples=60)
+NO_PASSES = Passes(math.inf, math.inf, 0.0, 0.0)
+
+
+def work(*items: tuple[float, float, float]) -> Work:
+    """Prefills by (due, seconds, value), whose decodes cost nothing."""
+    due, seconds, value = (
+        np.array(column, dtype=np.float64) for column in zip(*items, strict=True)
+    )
+    ones = np.ones(len(items))
+    return Work(due, seconds, value, ones, 0.0 * ones, ones)
+
+
+# ---------------------------------------------------------------- due times
+
+
+def test_a_token_is_due_a_pace_after_the_newest_one_and_a_prefill_before_its_first() -> None:
+    seen = view([decode(interactive(1)), interactive(2, arrived_s=-1.0)])
+    due = due_of_rows(seen, OutputLengths(), 0.02)
+    assert token_due_unix_s(seen, due)[0] == pytest.approx(NOW + 0.05)
+    assert due.prefill_unix_s[1] == NOW + 5.0
+    assert due.pace_s.tolist() == [0.05, 0.05]
+
+
+def test_a_ttlt_leaves_time_for_the_output_and_gives_each_token_its_share() -> None:
+    seen = view([summary(1, max_tokens=100), decode(summary(2, max_tokens=100), generated=50)])
+    due = due_of_rows(seen, OutputLengths(), 0.02)
+    # a quarter of 600 s is more than a quarter of a second for each of 100 tokens
+    assert due.prefill_unix_s[0] == NOW + 600.0 - 100 * 0.25
+    assert due.pace_s.tolist() == [LOOSE_S, LOOSE_S]
+    hurried = view([decode(summary(1, max_tokens=100, arrived_s=-598.0), generated=50)])
+    assert due_of_rows(hurried, OutputLengths(), 0.02).pace_s[0] == pytest.approx(2.0 / 50)
+
+
+# ---------------------------------------------------------------- prices
+
+
+@given(tokens=st.integers(1, 512), cached=st.integers(0, 4000))
+def test_a_chunk_costs_what_it_adds_to_a_full_batch(tokens: int, cached: int) -> None:
+    profile = Linear()
+    full = BatchShape(FULL_TOKENS, 1, decodes=1)
+    added_s = profile.batch_s(full.with_chunk(tokens, cached)) - profile.batch_s(full)
+    priced_s = float(prices_of(profile).prefill_s(np.array([tokens]), np.array([cached]))[0])
+    assert priced_s == pytest.approx(added_s, rel=1e-6)
+
+
+# ---------------------------------------------------------------- the requests that give way
+
+
+jobs = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 20)), min_size=1, max_size=7)
+
+
+@relaxed
+@given(jobs=jobs)
+def test_the_fewest_give_way_and_the_others_are_in_time(jobs: list[tuple[int, int]]) -> None:
+    """Moore and Hodgson's rule, against every subset."""
+    items = [(float(due), float(seconds), 1.0) for due, seconds in jobs]
+
+    def in_time(kept: tuple[int, ...]) -> bool:
+        end_s = 0.0
+        for i in sorted(kept, key=lambda i: items[i][0]):
+            end_s += items[i][1]
+            if end_s > items[i][0]:
+                return False
+        return True
+
+    gone = give_way(work(*items), NO_PASSES)
+    kept = tuple(np.flatnonzero(~gone).tolist())
+    assert in_time(kept)
+    every = range(len(items))
+    assert not any(in_time(more) for more in combinations(every, len(kept) + 1))
+
+
+@relaxed
+@given(jobs=jobs, seconds=st.integers(1, 20), due=st.integers(1, 40))
+def test_of_two_alike_the_less_important_gives_way(
+    jobs: list[tuple[int, int]], seconds: int, due: int
+) -> None:
+    others = [(float(d), float(s), 1.0) for d, s in jobs]
+    twins = [(float(due), float(seconds), 1.0), (float(due), float(seconds), 2.0)]
+    lesser, greater = give_way(work(*twins, *others), NO_PASSES)[:2]
+    assert lesser or not greater
+
+
+def test_passes_of_the_decodes_take_time_from_the_prefills() -> None:
+    items = [(1.0, 0.5, 1.0)]
+    assert not give_way(work(*items), Passes(0.05, 0.1, 0.04, 0.01))[0]
+    assert give_way(work(*items), Passes(0.05, 0.1, 0.06, 0.01))[0]
+
+
+# ---------------------------------------------------------------- iterations
+
+
+@relaxed
+@given(seen=views)
+def test_no_iteration_ends_after_a_token_is_due_that_can_still_be_in_time(seen: View) -> None:
+    choice = registry.make("slackline").plan(seen)[0]
+    due = due_of_rows(seen, OutputLengths(), 0.0)
+    token_due_s = token_due_unix_s(seen, due) - NOW
+    decodes = (seen.phase == Phase.DECODE) & ~seen.best_effort
+    # the decodes may take longer than any pace asks for: then nothing else runs beside them
+    least_s = seen.profile.batch_s(chunk.decodes_of(seen, decodes.nonzero()[0])) + MARGIN_S
+    soon = token_due_s[decodes & (token_due_s >= least_s)]
+    at = {slot: i for i, slot in enumerate(seen.slot.tolist())}
+    prefills = [slot for slot in entries(choice) if seen.phase[at[slot]] != Phase.DECODE]
+    if len(soon) and prefills and not choice.preempt and len(soon) == np.count_nonzero(decodes):
+        earned = np.maximum(token_due_s, seen.next_due_unix_s - NOW)[decodes].min()
+        assert seen.profile.batch_s(shape_of(seen, choice)) <= max(soon.min(), earned) + 1e-9
+
+
+def test_a_prompt_that_would_be_late_beside_the_decodes_runs_alone() -> None:
+    decodes = [decode(Row(slot=n, tbt_s=0.2), context=2000) for n in range(40)]
+    late = Row(slot=50, target=300, ttft_s=0.04, tbt_s=0.2)
+    seen = view([*decodes, late])
+    assert list(entries(registry.make("slackline").plan(seen)[0])) == [50]
+
+
+def test_an_iteration_ends_where_a_prefill_that_it_completes_is_due() -> None:
+    decodes = [decode(Row(slot=1, tbt_s=0.4))]
+    first = Row(slot=2, target=500, ttft_s=0.1, tbt_s=0.4)
+    seen = view([*decodes, first, Row(slot=3, target=6000, ttft_s=60.0, tbt_s=0.4)])
+    choice = registry.make("slackline").plan(seen)[0]
+    assert entries(choice)[2] == 500
+    assert seen.profile.batch_s(shape_of(seen, choice)) <= 0.1
+
+
+def test_best_effort_requests_run_where_nothing_else_wants_the_time() -> None:
+    idle = view([decode(Row(slot=1, best_effort=True)), Row(slot=2, best_effort=True)])
+    assert entries(registry.make("slackline").plan(idle)[0]).keys() == {1, 2}
+    busy = view([Row(slot=1, best_effort=True), Row(slot=2, target=60_000, ttft_s=60.0, tbt_s=0.1)])
+    assert entries(registry.make("slackline").plan(busy)[0]).keys() == {2}
+
+
+# ---------------------------------------------------------------- drafts
+
+
+@pytest.mark.parametrize("acceptance", [0.5, 0.7, 0.9])
+def test_the_yield_of_drafts_is_that_of_the_acceptance_model(acceptance: float) -> None:
+    rng = np.random.default_rng(1)
+    a = acceptance / (1.0 - acceptance)
+    path = np.cumprod(rng.beta(a, 1.0, size=(200_000, 8)), axis=1)
+    for known in yields(acceptance):
+        # the least probability is not said, but as many are verified as above it
+        least = np.quantile(path[:, : known.depth], 1.0 - known.verified / known.depth)
+        above = np.where(path[:, : known.depth] >= least, path[:, : known.depth], 0.0)
+        assert above.sum(axis=1).mean() == pytest.approx(known.accepted, rel=0.02)
+
+
+def test_decodes_draft_while_nothing_waits_and_where_their_pace_needs_it() -> None:
+    draft = Draft(Linear(), 0.05, 0.05)
+    waiting = Row(slot=9, target=4000, ttft_s=6.0, tbt_s=0.2)
+
+    def drafts(tbt_s: float, *others: Row) -> bool:
+        rows = [decode(Row(slot=n, tbt_s=tbt_s)) for n in range(4)]
+        seen = view([*rows, *others])
+        seen.draft = draft
+        return registry.make("slackline").plan(seen)[0].speculation is not None
+
+    assert drafts(0.2)
+    assert not drafts(0.2, waiting)
+    assert drafts(0.012, waiting)
+
+
+# ---------------------------------------------------------------- the whole policy
+
+CHAT = TierSet(
+    name="chat",
+    default="chat",
+    tiers={"chat": Tier(slo=Slo(ttft_s=0.8, tbt_s=0.1, definition=Definition.MAX_TPOT_10))},
+)
+
+
+def served(
+    policy: str, tiers: TierSet, rate_rps: float, *, latency: str = "none", draft: float = 0.0
+) -> SimulationResult:
+    requests = plan_requests(
+        draw_arrivals(Gaps(), rate_rps, 25.0, 3), Synthetic((CHATBOT,), 8192), tiers, seed=3
+    )
+    return simulate(
+        Traffic(requests, tiers, seed=3),
+        Deployment(policy, "a100-llama3-8b", latency=LATENCIES[latency], draft=draft),
+        RunOptions(check_every=50),
+    )
+
+
+@pytest.mark.parametrize("latency", ["none", "live"])
+def test_in_overload_those_taken_keep_their_slo_and_no_other_policy_keeps_more(
+    latency: str,
+) -> None:
+    result = served("slackline", CHAT, 11.0, latency=latency)
+    kept = [verdict for verdict in result.verdicts if verdict and not verdict.relegated]
+    assert sum(not verdict.slo_met for verdict in kept) <= 0.02 * len(result.verdicts)
+    for policy in ("fcfs", "qoserve", "slos_serve"):
+        other = served(policy, CHAT, 11.0, latency=latency)
+        assert result.met_fraction >= other.met_fraction - 0.02
+
+
+@pytest.mark.parametrize("draft", [0.0, 0.05])
+def test_every_request_ends_in_overload(draft: float) -> None:
+    result = served("slackline", DEMO_3, 16.0, draft=draft)
+    assert all(verdict is not None for verdict in result.verdicts)
+    assert result.finished == len(result.verdicts)
