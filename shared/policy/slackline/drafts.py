@@ -5,7 +5,7 @@
 - *Need*: a TBT is below NEEDED times what the decodes alone take. Then all decodes draft, the
   drafts needed most are verified first, and the iteration lasts as long as the mean pace allows.
   The time that is left is for prefills.
-- *Otherwise* prompts wait, and a draft costs more time than it saves: none drafts.
+- *Otherwise* prompts wait, and none drafts: the time is theirs.
 """
 
 from dataclasses import replace
@@ -31,6 +31,7 @@ from shared.policy.slackline.price import prices_of
 from shared.policy.slackline.yields import DEEPEST, Yield, yields
 from shared.policy.speculation import draft_s
 
+# Below so many times what the decodes alone take, a pace leaves prefills no time.
 NEEDED = 1.3
 ACCEPTANCE = 0.7  # of the law, before anything is observed
 FADE = 0.02  # weight of one iteration

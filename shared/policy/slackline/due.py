@@ -19,7 +19,7 @@ from shared.policy.lengths import OutputLengths
 from shared.policy.seam import Floats, View
 from shared.schemas import Offer
 
-LOOSE_S = 0.4
+LOOSE_S = 0.4  # as QoServe's artifact for decodes without a TBT
 # A prefill without a deadline is to end within this.
 FAR_S = 3600.0
 # A TTLT keeps a quarter of itself for its output, but no more than this for each token.

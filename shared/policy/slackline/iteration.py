@@ -22,7 +22,7 @@ from shared.policy.seam import Choice, Floats, View
 
 # Live, nine of ten iterations come within 2 ms (docs/simulator.md).
 MARGIN_S = 0.001
-BATCH_TOKENS = 4096
+BATCH_TOKENS = 4096  # the most prompt tokens of an iteration
 # Of the prefills due first so many are looked at one by one.
 FIRST = 12
 CLOSE_S = 1e-9
@@ -37,6 +37,7 @@ class Timing(NamedTuple):
 
 
 def standard_decodes(view: View) -> Rows:
+    """The decodes that are not best-effort."""
     rows: Rows = ((view.phase == chunk.DECODE) & ~view.best_effort).nonzero()[0]
     return rows
 
