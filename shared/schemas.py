@@ -389,7 +389,7 @@ class EngineTime(Struct, frozen=True, kw_only=True):
     exec_s: float = 0.0
     idle_s: float = 0.0
     late_s: float = 0.0
-    predicted_s: float = 0.0  # for `exec_s`, by the plans
+    predicted_s: float = 0.0  # for `exec_s` and `late_s`, by the plans
 
 
 class Announce(Struct, frozen=True, kw_only=True):
@@ -556,6 +556,7 @@ class PlanAck(Struct, frozen=True, kw_only=True, tag="ack"):
     exec_s: float = 0.0  # duration by the worker's monotonic clock
     outside_s: float = 0.0  # part of exec_s outside the model and its sampling; 0: unknown
     idle_s: float = 0.0  # wait for this plan after the previous iteration, while holding work
+    late_s: float = 0.0  # the rest of the time since then: hand-overs, and what ran between them
 
 
 class AttemptOver(Struct, frozen=True, kw_only=True):

@@ -218,7 +218,8 @@ def engine_time(spent: EngineTime) -> str:
         f"engines held work for {held_s:.1f} s: they computed {percent(spent.exec_s / held_s)} of "
         f"it, waited {percent(spent.idle_s / held_s)} for plans and were late for "
         f"{percent(spent.late_s / held_s)}; "
-        f"iterations took {spent.exec_s / spent.predicted_s:.3f} times what was planned"
+        f"iterations took {(spent.exec_s + spent.late_s) / spent.predicted_s:.3f} times what was "
+        "planned"
     )
 
 

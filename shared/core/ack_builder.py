@@ -5,7 +5,7 @@ from shared.core.turn import Timing, Turn, TurnDone
 from shared.schemas import Held, PlanAck
 from shared.vocabulary import ReplicaId
 
-NOT_RUN = Timing(0.0, 0.0, 0.0, 0.0, 0.0)
+NOT_RUN = Timing(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 class AckBuilder:
@@ -71,4 +71,5 @@ class AckBuilder:
             exec_s=timing.exec_s,
             outside_s=timing.outside_s,
             idle_s=timing.idle_s,
+            late_s=timing.late_s,
         )

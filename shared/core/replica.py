@@ -378,7 +378,7 @@ class ReplicaCore:
         self.counters.acks += 1
         self.counters.exec_s += ack.exec_s
         self.counters.idle_s += ack.idle_s
-        self._profile.observe(landing.shape, ack.exec_s - flight.draft_s)
+        self._profile.observe(landing.shape, ack.exec_s - flight.draft_s, ack.late_s)
         if flight.follows:
             self._lead.observe(ack.idle_s, ack.exec_s)
         seen = Observation(

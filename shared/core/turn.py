@@ -105,6 +105,7 @@ class Timing(NamedTuple):
     exec_s: float
     idle_s: float  # the engine waited for the plan
     outside_s: float  # the part of `exec_s` not spent in the model; 0: unknown
+    late_s: float  # of the time since it could begin, what is neither `exec_s` nor `idle_s`
 
 
 class Outgoing(NamedTuple):

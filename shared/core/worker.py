@@ -300,7 +300,8 @@ class WorkerCore:
         self.counters.idle_s += idle_s
         self.counters.late_s += late_s
         self.counters.predicted_s += turn.plan.predicted_s if turn.work else 0.0
-        ack = AckBuilder(turn, Timing(started_unix_s, ended_unix_s, exec_s, idle_s, outside_s))
+        timing = Timing(started_unix_s, ended_unix_s, exec_s, idle_s, outside_s, late_s)
+        ack = AckBuilder(turn, timing)
         outgoing = self._class_changes(turn.plan)
         overs: list[AttemptOver] = []
         for work, did in zip(turn.work, done, strict=True):

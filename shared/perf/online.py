@@ -70,9 +70,35 @@ class Speed:
         self.log += by
 
 
+class Overhead:
+    """The seconds that an iteration takes beyond its execution: hand-overs, and the worker's own
+    work between two iterations. It leans up by its scatter. An engine may catch up on an earlier
+    delay; so one observation may be negative, the overhead never is.
+    """
+
+    __slots__ = ("_mean_s", "_scatter_s", "_seen", "seconds")
+
+    def __init__(self) -> None:
+        self._mean_s = self._scatter_s = self.seconds = 0.0
+        self._seen = 0
+
+    def observe(self, late_s: float, exec_s: float) -> None:
+        """An iteration of `exec_s` took `late_s` more. Beyond `exec_s` that is a stall, which says
+        nothing about the next iteration.
+        """
+        self._seen += 1
+        off_s = min(max(late_s, -exec_s), exec_s) - self._mean_s
+        if not off_s and not self.seconds:
+            return
+        weight = max(SMOOTHED, 1 / (self._seen + 1))
+        self._mean_s += weight * off_s
+        self._scatter_s += weight * (abs(off_s) - self._scatter_s)
+        self.seconds = max(0.0, self._mean_s + self._scatter_s)
+
+
 class Corrected:
-    """A profile scaled by measurements; itself a Profile. One planner core owns it, and only that
-    core calls `observe`.
+    """A profile scaled by measurements, with the overhead of an iteration on top; itself a Profile.
+    One planner core owns it, and only that core calls `observe`.
 
     Whatever slows the machine slows all iterations, so one ratio is shared and follows fast. The
     differences of regimes are learned slowly beside it. They are 1 on average over the iterations,
@@ -86,6 +112,7 @@ class Corrected:
 
     def __init__(self, base: Profile) -> None:
         self._base = base
+        self._overhead = Overhead()
         self._speed = Speed()
         self._apart = [0.0, 0.0, 0.0]  # logarithms
         self._seen = [0, 0, 0]
@@ -123,13 +150,14 @@ class Corrected:
         """
         return self._gammas
 
-    def observe(self, shape: BatchShape, exec_s: float) -> None:
-        """Learns that an iteration of this shape took `exec_s`. An empty shape or no duration
-        teaches nothing.
+    def observe(self, shape: BatchShape, exec_s: float, late_s: float = 0.0) -> None:
+        """Learns that an iteration of this shape took `exec_s`, and that the engine was ready for
+        the next one only `late_s` later. An empty shape or no duration teaches nothing.
         """
         base_s = self._base.batch_s(shape)
         if base_s <= 0 or not 0 < exec_s < float("inf"):
             return
+        self._overhead.observe(late_s, exec_s)
         regime = Regime.of(shape)
         if self._exact and exec_s == base_s:
             self._agree(regime, exec_s)
@@ -206,21 +234,21 @@ class Corrected:
 
     def batch_s(self, shape: BatchShape) -> float:
         decode, mixed, prefill = self._factors
-        base_s = self._base.batch_s(shape)
+        base_s, overhead_s = self._base.batch_s(shape), self._overhead.seconds
         if not shape.prefill_tokens:
-            return decode * base_s
+            return decode * base_s + overhead_s if base_s else 0.0
         if not shape.decodes:
-            return prefill * base_s
+            return prefill * base_s + overhead_s
         total_s = mixed * base_s
         if decode > mixed:
             total_s = max(total_s, decode * self._base.batch_s(_decodes(shape)))
         if prefill > mixed:
             total_s = max(total_s, prefill * self._base.batch_s(_prefills(shape)))
-        return total_s
+        return total_s + overhead_s
 
     def prefill_budget(self, shape: BatchShape, cached: int, budget_s: float, limit: int) -> int:
         decode, mixed, prefill = self._factors
-        budget_s *= JUST_UNDER
+        budget_s = budget_s * JUST_UNDER - self._overhead.seconds
         if not shape.decodes:
             return self._base.prefill_budget(shape, cached, budget_s / prefill, limit)
         if decode > mixed and decode * self._base.batch_s(_decodes(shape)) > budget_s:

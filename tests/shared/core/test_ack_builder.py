@@ -22,7 +22,7 @@ def built(ack: AckBuilder) -> PlanAck:
 
 def test_columns_run_along_the_entries_in_the_order_in_which_they_were_added() -> None:
     turn = Turn(PLAN, [6], [], [], [], None, [5])
-    ack = AckBuilder(turn, Timing(1.0, 2.0, 0.9, 0.1, 0.2))
+    ack = AckBuilder(turn, Timing(1.0, 2.0, 0.9, 0.1, 0.2, 0.05))
     ack.add(1, TurnDone(3, [10, 11, 12], "abc", None, drafted=4))
     ack.add(2, TurnDone(8, [], "", None, cached=6))  # a chunk: no token, no text
     ack.add(3, TurnDone(1, [13], "d", FinishReason.STOP))
@@ -41,6 +41,7 @@ def test_columns_run_along_the_entries_in_the_order_in_which_they_were_added() -
     assert (entry.epoch, entry.plan_seq, entry.ack_seq) == (4, 7, 9), "the plan's epoch"
     assert (entry.started_unix_s, entry.ended_unix_s) == (1.0, 2.0)
     assert (entry.exec_s, entry.idle_s, entry.outside_s) == (0.9, 0.1, 0.2)
+    assert entry.late_s == 0.05
     assert well_formed(entry, 8)
     assert not well_formed(entry, 3), "slot 3 does not exist"
 

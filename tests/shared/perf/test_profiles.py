@@ -144,7 +144,7 @@ FORMS: tuple[Form, ...] = (
 )
 
 
-def drifted(base: Profile) -> Corrected:
+def drifted(base: Profile, late_s: float = 0.0) -> Corrected:
     """A corrected profile whose decode-only regime has drifted far above the mixed one, and
     prefill-only too.
     """
@@ -154,7 +154,7 @@ def drifted(base: Profile) -> Corrected:
     prefill = BatchShape().with_chunk(400, 0)
     for _ in range(120):
         for shape, times in ((decodes, 3.0), (mixed, 0.7), (prefill, 1.8)):
-            corrected.observe(shape, times * base.batch_s(shape))
+            corrected.observe(shape, times * base.batch_s(shape), late_s)
     return corrected
 
 
@@ -165,6 +165,7 @@ PROFILES |= {
 PROFILES |= {
     "Corrected": drifted(load("a100-llama3-8b")),
     "Corrected-stratified": drifted(load("a100-llama3-8b-qoserve")),
+    "Corrected-late": drifted(load("a100-llama3-8b"), 0.002),
 }
 every_profile = pytest.mark.parametrize("profile", PROFILES.values(), ids=PROFILES.keys())
 
@@ -561,6 +562,30 @@ def test_what_an_exact_profile_taught_weighs_the_same_whichever_way_it_was_count
         assert (short.residual, short.bias) == pytest.approx(
             (long.residual, long.bias), rel=1e-5, abs=1e-8
         )
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_prediction_covers_what_passes_between_two_iterations(seed: int) -> None:
+    """The time from one end to the next is predicted, whatever the iteration holds."""
+    random, base = Random(seed), load("a100-llama3-8b")
+    corrected, wrong_s = Corrected(base), []
+    for n in range(400):
+        shape, late_s = some_shape(random), random.uniform(0.001, 0.003)
+        whole_s = base.batch_s(shape) + late_s
+        if n > 50:
+            wrong_s.append(corrected.batch_s(shape) - whole_s)
+        corrected.observe(shape, base.batch_s(shape), late_s)
+    assert all(gamma == 1.0 for gamma in corrected.gammas)
+    assert 0 < sum(wrong_s) / len(wrong_s) < 0.001, f"seed {seed}"
+
+
+def test_a_stall_between_two_iterations_says_little_about_the_next() -> None:
+    base = load("a100-llama3-8b")
+    corrected, shape = Corrected(base), BatchShape(decodes=10, decode_context=10_000)
+    for _ in range(100):
+        corrected.observe(shape, base.batch_s(shape))
+    corrected.observe(shape, base.batch_s(shape), 5.0)
+    assert corrected.batch_s(shape) < 1.2 * base.batch_s(shape)
 
 
 def test_a_correction_that_has_seen_nothing_is_its_base() -> None:
