@@ -42,8 +42,12 @@ def standard_decodes(view: View) -> Rows:
     return rows
 
 
-def iteration(view: View, timing: Timing, every: Decoding, order: Rows) -> Choice:
-    """The choice for these decodes, and for the standard prefills in `order`."""
+def iteration(
+    view: View, timing: Timing, every: Decoding, order: Rows, *, best_effort_first: bool = False
+) -> Choice:
+    """The choice for these decodes, and for the standard prefills in `order`. With
+    `best_effort_first` these wait for the best-effort requests.
+    """
     standard = every.rows[~view.best_effort[every.rows]]
     due_s = timing.token_due_s[standard]
     least_s = _pass_s(view, timing, standard) + MARGIN_S
@@ -58,6 +62,9 @@ def iteration(view: View, timing: Timing, every: Decoding, order: Rows) -> Choic
         one_s = view.profile.batch_s(BatchShape(decodes=1))
         longest_s = max(float(timing.pace_s[paced].min(initial=math.inf)), 2 * one_s)
     budget_s = longest_s - MARGIN_S
+    if best_effort_first:
+        running = _running(view, every, standard[due_s < 2 * longest_s - CLOSE_S])
+        return _best_effort_first(view, every, running, order, budget_s)
     if len(order):
         if len(standard) and len(soon) == len(standard):
             alone = _alone(view, timing, every, order, longest_s - least_s)
@@ -158,24 +165,49 @@ def with_best_effort(
     left = int((view.target_tokens[order] - view.computed_tokens[order]).sum())
     if left > shape.prefill_tokens - running.shape.prefill_tokens:
         return choice
-    others = _by_importance(view, every.rows[view.best_effort[every.rows]])
-    others = chunk.as_many_as_fit(
-        view, shape, others, budget_s, at_least=0 if len(choice.slots) else 1
-    )
-    waiting = (view.phase != chunk.DECODE) & view.best_effort
-    waiting[every.victims] = False
-    queue = _by_importance(view, waiting.nonzero()[0])
-    if not len(others) + len(queue):
+    both = _beside(view, every, running, shape, budget_s, at_least=0 if len(choice.slots) else 1)
+    queue = _best_effort_queue(view, every)
+    if len(both.rows) == len(running.rows) and not len(queue):
         return choice
-    more = chunk.decodes_of(view, others)
-    base = running.shape._replace(
-        decodes=running.shape.decodes + more.decodes,
-        decode_context=running.shape.decode_context + more.decode_context,
-    )
-    both = running._replace(rows=np.concatenate((running.rows, others)), shape=base)
     return chunk.fill(
         view, both, np.concatenate((order, queue)), limit_tokens=BATCH_TOKENS, budget_s=budget_s
     )
+
+
+def _best_effort_first(
+    view: View, every: Decoding, running: Decoding, order: Rows, budget_s: float
+) -> Choice:
+    both = _beside(view, every, running, running.shape, budget_s, at_least=1)
+    others = _best_effort_queue(view, every)
+    others = others[np.lexsort((view.slot[others], view.arrived_unix_s[others]))]
+    queue = np.concatenate((others, order))
+    return chunk.fill(view, both, queue, limit_tokens=BATCH_TOKENS, budget_s=budget_s)
+
+
+def _beside(
+    view: View,
+    every: Decoding,
+    running: Decoding,
+    batch: BatchShape,
+    budget_s: float,
+    *,
+    at_least: int,
+) -> Decoding:
+    """The running decodes, and as many best-effort ones as fit beside this batch."""
+    others = _by_importance(view, every.rows[view.best_effort[every.rows]])
+    others = chunk.as_many_as_fit(view, batch, others, budget_s, at_least=at_least)
+    more = chunk.decodes_of(view, others)
+    shape = running.shape._replace(
+        decodes=running.shape.decodes + more.decodes,
+        decode_context=running.shape.decode_context + more.decode_context,
+    )
+    return running._replace(rows=np.concatenate((running.rows, others)), shape=shape)
+
+
+def _best_effort_queue(view: View, every: Decoding) -> Rows:
+    waiting = (view.phase != chunk.DECODE) & view.best_effort
+    waiting[every.victims] = False
+    return _by_importance(view, waiting.nonzero()[0])
 
 
 def _by_importance(view: View, rows: Rows) -> Rows:

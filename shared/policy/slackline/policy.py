@@ -20,7 +20,9 @@ from shared.policy.slackline.drafts import Accepted, drafting
 from shared.policy.slackline.due import Due, due_of_offers, due_of_rows, token_due_unix_s
 from shared.policy.slackline.forecast import Work, give_way
 from shared.policy.slackline.iteration import Timing, iteration
+from shared.policy.slackline.owed import Owed
 from shared.policy.slackline.price import Prices, prices_of
+from shared.policy.slackline.room import Room
 from shared.policy.slackline.work_ahead import passes_of, work_of_offers, work_of_rows
 from shared.policy.slos_serve.best_effort import make_room
 from shared.routing.routings import RouterName
@@ -51,6 +53,8 @@ class Slackline:
         self._lengths = OutputLengths()
         self._step_s = 0.0
         self._accepted = Accepted()
+        self._room = Room()
+        self._owed = Owed()
 
     def admit(self, view: View, offers: Sequence[Offer]) -> Sequence[Admission]:
         """Every offer that fits is taken, unless it would have to give way itself. A request with a
@@ -80,18 +84,19 @@ class Slackline:
         return answers
 
     def plan(self, view: View) -> Sequence[Choice]:
-        every = make_room(view, chunk.decoding(view))
+        every = chunk.decoding(view)
         queue = _waiting(view)
         if len(every.victims):
             queue = queue[~np.isin(queue, every.victims)]
         due = due_of_rows(view, self._lengths, self._step_s)
         token_due_s = token_due_unix_s(view, due) - view.start_unix_s
-        relegated = queue[:0]
+        relegated, lost = queue[:0], False
         if len(queue):
             prices = prices_of(view.profile)
             work = work_of_rows(view, due, queue, prices)
             gone = give_way(work, passes_of(view, due, prices))
             relegated = queue[gone & _no_hope(view, queue, work, prices)]
+            lost = bool(gone.any())
             if _burdened(view, queue, work):
                 earned = view.next_due_unix_s - view.start_unix_s
                 token_due_s = np.where(
@@ -99,17 +104,42 @@ class Slackline:
                 )
                 work = work._replace(due_s=_put_back(view, due, queue, work))
             order = np.lexsort((view.slot[queue], view.arrived_unix_s[queue], work.due_s, gone))
-            queue = queue[order]
-            queue = queue[~np.isin(queue, relegated)]
+            queue, work = queue[order], work.taken(order)
+            stays = ~np.isin(queue, relegated)
+            queue = self._room.beginning(view, queue[stays], work.due_s[stays])
+        every = make_room(view, every, queue)
         timing = Timing(due.prefill_unix_s - view.start_unix_s, token_due_s, due.pace_s)
-        choice = drafting(view, timing, every, queue, self._accepted.scale)
+        others = bool(view.best_effort.any())
+        promoted = self._in_time_again(view, due) if others and not lost else queue[:0]
+        first = others and self._owed.due(view.start_unix_s, self._step_s)
+        choice = None if first else drafting(view, timing, every, queue, self._accepted.scale)
         if choice is None:
-            choice = iteration(view, timing, every, queue)
-        if len(relegated):
-            choice = replace(choice, relegate=view.slot[relegated].tolist())
+            choice = iteration(view, timing, every, queue, best_effort_first=first)
+        if first or not others or _has_best_effort(view, choice):
+            self._owed.served()
+        if len(relegated) or len(promoted):
+            choice = replace(
+                choice,
+                relegate=view.slot[relegated].tolist(),
+                promote=view.slot[promoted].tolist(),
+            )
         # what is right changes with each token, but for decodes alone that cannot draft
-        alone = not len(queue) and not len(relegated) and view.draft is None
+        alone = not len(queue) and not len(relegated) + len(promoted) and view.draft is None
         return [choice if alone else replace(choice, repeats=1)]
+
+    def _in_time_again(self, view: View, due: Due) -> Rows:
+        """The first best-effort prefill that can be in time, if nothing else is late for it."""
+        prices = prices_of(view.profile)
+        rows = ((view.phase != chunk.DECODE) & view.best_effort).nonzero()[0]
+        work = work_of_rows(view, due, rows, prices)
+        rows = rows[work.seconds + prices.batch_s < work.due_s]
+        if not len(rows):
+            return rows
+        order = np.lexsort((view.slot[rows], view.arrived_unix_s[rows], -view.importance[rows]))
+        first = rows[order[:1]]
+        together = np.concatenate((_waiting(view), first))
+        gone = give_way(work_of_rows(view, due, together, prices), passes_of(view, due, prices))
+        return first[:0] if gone.any() else first
 
     def observe(self, seen: Observation) -> None:
         if seen.shape.decodes:
@@ -134,6 +164,10 @@ def _no_hope(view: View, queue: Rows, work: Work, prices: Prices) -> Bools:
     whole = np.isfinite(view.last_due_unix_s[queue])
     hopeless: Bools = work.seconds + prices.batch_s > work.due_s
     return ~whole | hopeless
+
+
+def _has_best_effort(view: View, choice: Choice) -> bool:
+    return bool(np.isin(view.slot[view.best_effort], choice.slots).any())
 
 
 def _burdened(view: View, queue: Rows, work: Work) -> bool:

@@ -112,7 +112,8 @@ def prefill_first(view: View) -> Choice:
 
 def _batch(view: View, standing: Standing, token_due: Floats) -> Batch:
     """One batch. `token_due` is in seconds from its beginning."""
-    every = make_room(view, chunk.decoding(view))
+    every = chunk.decoding(view)
+    every = make_room(view, every, queue_of(view, every.victims, best_effort=False))
     rows = every.rows[~view.best_effort[every.rows]]
     queued = (view.phase != chunk.DECODE) & ~view.best_effort
     if len(rows):

@@ -20,7 +20,7 @@ from shared.policy import chunk
 from shared.policy.chunk import Decoding
 from shared.policy.seam import Bools, Choice, Floats, Speculation, View
 from shared.policy.slos_serve.batch import CLOSE_S, Standing, filled
-from shared.policy.slos_serve.best_effort import make_room
+from shared.policy.slos_serve.best_effort import make_room, queue_of
 from shared.policy.slos_serve.draft_length import LONGEST, WINDOW_TOKENS, Acc, Lengths, token_s
 from shared.policy.speculation import draft_s
 
@@ -43,7 +43,8 @@ def speculating(view: View, standing: Standing, drafting: Drafting) -> Choice | 
     where KV is too short for drafts.
     """
     assert view.draft is not None
-    every = make_room(view, chunk.decoding(view))
+    every = chunk.decoding(view)
+    every = make_room(view, every, queue_of(view, every.victims, best_effort=False))
     rows = every.rows[~view.best_effort[every.rows]]
     if not len(rows):
         return None

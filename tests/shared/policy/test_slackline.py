@@ -19,10 +19,11 @@ from shared.perf.draft import Draft
 from shared.perf.shape import BatchShape
 from shared.policy import chunk, registry
 from shared.policy.lengths import OutputLengths
-from shared.policy.seam import Phase, View
+from shared.policy.seam import Observation, Phase, View
 from shared.policy.slackline.due import LOOSE_S, due_of_rows, token_due_unix_s
 from shared.policy.slackline.forecast import Passes, Work, give_way
 from shared.policy.slackline.iteration import MARGIN_S
+from shared.policy.slackline.owed import SHARE
 from shared.policy.slackline.price import FULL_TOKENS, prices_of
 from shared.policy.slackline.yields import yields
 from shared.tiers import DEMO_3, Tier, TierSet
@@ -171,6 +172,50 @@ def test_best_effort_requests_run_where_nothing_else_wants_the_time() -> None:
     assert entries(registry.make("slackline").plan(idle)[0]).keys() == {1, 2}
     busy = view([Row(slot=1, best_effort=True), Row(slot=2, target=60_000, ttft_s=60.0, tbt_s=0.1)])
     assert entries(registry.make("slackline").plan(busy)[0]).keys() == {2}
+
+
+def test_a_best_effort_decode_gets_a_token_in_overload() -> None:
+    """It waits no longer than fifty iterations take, however many others there are."""
+    policy, step_s = registry.make("slackline"), 0.05
+    others = [Row(slot=n, target=60_000, ttft_s=6000.0, tbt_s=0.1) for n in range(2, 9)]
+    seen = view([decode(Row(slot=1, best_effort=True)), *others], capacity=100_000)
+    shape = BatchShape(decodes=1, decode_context=100)
+    policy.observe(Observation(NOW, shape, step_s, step_s))
+    waited_s = longest_s = 0.0
+    for _ in range(200):
+        (choice,) = policy.plan(seen)
+        waited_s = 0.0 if 1 in entries(choice) else waited_s + step_s
+        longest_s = max(longest_s, waited_s)
+        seen.start_unix_s += step_s
+    assert 0.5 < longest_s <= step_s / SHARE + 2 * step_s
+
+
+def test_a_best_effort_prefill_that_can_be_in_time_again_is_promoted() -> None:
+    late = Row(slot=1, target=4000, ttft_s=0.1, best_effort=True)
+    hopeful = Row(slot=2, target=400, ttft_s=2.0, best_effort=True)
+
+    def promoted(*rows: Row) -> list[int]:
+        return list(registry.make("slackline").plan(view(rows))[0].promote)
+
+    assert promoted(late, hopeful) == [2]
+    assert promoted(late) == []
+    # beside this one, which needs two seconds of 2.1
+    assert promoted(hopeful, Row(slot=3, target=25_000, ttft_s=2.1)) == []
+
+
+# ---------------------------------------------------------------- KV
+
+
+def test_patient_requests_leave_the_kv_that_urgent_ones_lately_needed() -> None:
+    policy = registry.make("slackline")
+    burst = [interactive(n, target=1600) for n in range(20)]  # 2,000 blocks
+    policy.plan(view(burst))
+    patient = Row(slot=50, target=1600, ttlt_s=6000.0)
+    decodes = [decode(Row(slot=n, tbt_s=0.2), context=160) for n in range(60, 70)]
+    assert 50 not in entries(policy.plan(view([*decodes, patient], free=1990))[0])
+    assert 50 in entries(policy.plan(view([*decodes, patient], free=2110))[0])
+    # an urgent one may have it
+    assert 51 in entries(policy.plan(view([*decodes, interactive(51)], free=500))[0])
 
 
 # ---------------------------------------------------------------- drafts
