@@ -18,6 +18,27 @@ class BestFirst:
         return [candidates[i] for i in order]
 
 
+class BestInTurn:
+    """The highest scores first; among alike, each offer begins one replica further. Where several
+    routers have the same digests, they begin at different replicas by chance.
+    """
+
+    def __init__(self) -> None:
+        self._turn: int | None = None
+
+    def __call__(
+        self, offer: Offer, candidates: Sequence[Candidate], rng: Random
+    ) -> Sequence[Candidate]:
+        count = len(candidates)
+        turn = rng.randrange(max(count, 1)) if self._turn is None else self._turn
+        self._turn = turn + 1
+
+        def key(i: int) -> tuple[tuple[float, ...], int]:
+            return candidates[i].scores, (turn - i) % max(count, 1)
+
+        return [candidates[i] for i in sorted(range(count), key=key, reverse=True)]
+
+
 class Rotation:
     """Each offer that takes a turn begins one replica further, whatever the scores (QoServe section
     4.1.1). An offer that takes none begins where the next turn will.

@@ -9,11 +9,11 @@ from typing import Literal, NamedTuple
 
 from shared.routing import scorers
 from shared.routing.filters import declined, never_declined
-from shared.routing.pickers import BestFirst, Rotation, TicketOrder
+from shared.routing.pickers import BestFirst, BestInTurn, Rotation, TicketOrder
 from shared.routing.pipeline import Picker, Pipeline, Scorer
 from shared.schemas import Offer
 
-RouterName = Literal["attainable", "round_robin"]
+RouterName = Literal["attainable", "in_time", "round_robin"]
 
 
 class Parts(NamedTuple):
@@ -34,6 +34,17 @@ PARTS: Mapping[RouterName, Parts] = {
             scorers.kv_free,
         ),
         BestFirst,
+    ),
+    # The same, but decodes count as backlog, and alike replicas are taken in turn.
+    "in_time": Parts(
+        (
+            scorers.free_slot,
+            scorers.attainability,
+            scorers.surplus,
+            scorers.kv_room,
+            scorers.load,
+        ),
+        BestInTurn,
     ),
     "round_robin": Parts((), Rotation),
 }

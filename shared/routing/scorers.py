@@ -15,6 +15,9 @@ from shared.vocabulary import ServiceClass
 # several routers with the same digests must not all pick the same replica.
 BACKLOG_STEP = 0.02  # of the time the request has
 KV_STEP = 0.125  # of the capacity
+# What the tokens of a decode take until another request's first token is due: some forty of them,
+# each 50 us in a full batch.
+DECODE_S = 0.002
 # Less free KV than this share is no room: running decodes will want it.
 KV_TIGHT = 0.05
 
@@ -57,9 +60,18 @@ def backlog(offer: Offer) -> Score:
 
     def relative(digest: Digest) -> float:
         left_s = due_unix_s - max(digest.at_unix_s, arrived_unix_s)
-        backlog_s = _backlog_s(digest)
-        share = backlog_s / left_s if 0 < left_s < math.inf else backlog_s
-        return -round(min(share, 1e6) / BACKLOG_STEP)
+        return _share(_backlog_s(digest), left_s)
+
+    return relative
+
+
+def load(offer: Offer) -> Score:
+    """As `backlog`, where each standard decode counts as DECODE_S of backlog."""
+    due_unix_s, arrived_unix_s = _due_unix_s(offer), offer.arrived_unix_s
+
+    def relative(digest: Digest) -> float:
+        left_s = due_unix_s - max(digest.at_unix_s, arrived_unix_s)
+        return _share(_backlog_s(digest) + DECODE_S * digest.running, left_s)
 
     return relative
 
@@ -67,6 +79,11 @@ def backlog(offer: Offer) -> Score:
 def kv_free(_offer: Offer) -> Score:
     """Minus the share of the KV in use, in steps."""
     return _kv_in_use
+
+
+def _share(backlog_s: float, left_s: float) -> float:
+    share = backlog_s / left_s if 0 < left_s < math.inf else backlog_s
+    return -round(min(share, 1e6) / BACKLOG_STEP)
 
 
 def _one(_digest: Digest) -> float:

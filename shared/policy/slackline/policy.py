@@ -38,7 +38,7 @@ BEHIND_S = 0.008
 
 
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    router: RouterName = "attainable"
+    router: RouterName = "in_time"
 
 
 class Slackline:

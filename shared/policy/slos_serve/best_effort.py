@@ -19,9 +19,9 @@ def queue_of(view: View, victims: Rows, *, best_effort: bool) -> Rows:
 
 def make_room(view: View, every: Decoding, queue: Rows) -> Decoding:
     """The decodes, after best-effort requests have lost as much KV as the prompts in `queue` need,
-    which are standard. The least important lose theirs first, then the latest to arrive. A best-effort
-    prefill that has begun keeps KV from others for what it still needs (chunk.py), so that KV
-    counts as its own.
+    which are standard. The least important lose theirs first, then the latest to arrive. A
+    best-effort prefill that has begun keeps KV from others for what it still needs (chunk.py), so
+    that KV counts as its own.
     """
     if not len(queue) or not view.best_effort.any():
         return every

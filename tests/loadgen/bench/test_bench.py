@@ -10,6 +10,11 @@ SIMULATED = {"fcfs, 4 requests/s", "qoserve, 4 requests/s"}
 AIMED = {
     "qoserve, 256 decodes and 64 waiting, encoded, p50",
     "qoserve, 256 decodes and 64 waiting, encoded, p99",
+    "slackline, 256 decodes and 64 waiting, encoded, p50",
+    "slackline, 256 decodes and 64 waiting, encoded, p99",
+    "slackline, answering an offer, p50",
+    "qoserve, answering an offer, p50",
+    "slackline, 256 decodes and 2000 waiting, encoded, p99",
     "request to accepted, p50",
     "first delta after its iteration's end, p50",
     "engines idle for want of a plan",

@@ -50,6 +50,29 @@ def test_a_best_effort_request_goes_where_there_is_surplus() -> None:
     assert named("attainable")(best, digests, Random(1)) == ["some", "none"]
 
 
+# ---------------------------------------------------------------- in time
+
+
+def test_in_time_counts_decodes_as_backlog() -> None:
+    digests = fleet(
+        digest("decodes", running=200),
+        digest("late", backlog_s=3.0),
+        digest("prompts", backlog_s=0.3),
+        digest("idle"),
+    )
+    order = named("in_time")(offer(), digests, Random(1))
+    assert order == ["idle", "prompts", "decodes", "late"]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_in_time_takes_alike_replicas_in_turn_from_one_drawn_by_chance(seed: int) -> None:
+    digests, router, rng = fleet(*(digest(f"r{i}") for i in range(4))), named("in_time"), Random()
+    rng.seed(seed)
+    firsts = [router(offer(), digests, rng)[0] for _ in range(9)]
+    assert len(set(firsts[:4])) == 4
+    assert firsts[4:8] == firsts[:4] and firsts[8] == firsts[0]
+
+
 def by_one_key(
     offer: Offer, digests: Mapping[ReplicaId, Digest], left_s: float, rng: Random
 ) -> Sequence[ReplicaId]:
