@@ -130,13 +130,13 @@ class Slackline:
     def _in_time_again(self, view: View, due: Due) -> Rows:
         """The first best-effort prefill that can be in time, if nothing else is late for it."""
         prices = prices_of(view.profile)
-        rows = ((view.phase != chunk.DECODE) & view.best_effort).nonzero()[0]
+        rows: Rows = ((view.phase != chunk.DECODE) & view.best_effort).nonzero()[0]
         work = work_of_rows(view, due, rows, prices)
         rows = rows[work.seconds + prices.batch_s < work.due_s]
         if not len(rows):
             return rows
         order = np.lexsort((view.slot[rows], view.arrived_unix_s[rows], -view.importance[rows]))
-        first = rows[order[:1]]
+        first: Rows = rows[order[:1]]
         together = np.concatenate((_waiting(view), first))
         gone = give_way(work_of_rows(view, due, together, prices), passes_of(view, due, prices))
         return first[:0] if gone.any() else first
