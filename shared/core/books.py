@@ -14,7 +14,7 @@ import numpy as np
 from shared.columns import Indices, Ints
 from shared.perf.draft import Draft
 from shared.perf.iteration_time import Profile
-from shared.policy.seam import Bools, Floats, Phase, Rows, View
+from shared.policy.seam import DEFINITIONS, Bools, Floats, Phase, Rows, View
 from shared.schemas import Offer
 from shared.vocabulary import ServiceClass, Slo
 
@@ -111,6 +111,7 @@ class Books(BookRows):
         self.next_due_unix_s[row] = offer.next_due_unix_s
         self.last_due_unix_s[row] = slo.last_due_unix_s(offer.arrived_unix_s)
         self._pace(row, slo, offer.thinking)
+        self.definition[row] = DEFINITIONS.index(slo.definition)
         self.importance[row] = offer.importance
         self.expires_unix_s[row] = offer.expires_unix_s
         self.best_effort[row] = offer.service_class is ServiceClass.BEST_EFFORT

@@ -21,9 +21,13 @@ from shared.perf.draft import Draft
 from shared.perf.iteration_time import Profile
 from shared.perf.shape import BatchShape
 from shared.schemas import Offer
+from shared.vocabulary import Definition
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
+
+
+DEFINITIONS = tuple(Definition)
 
 
 class Phase(IntEnum):
@@ -67,6 +71,7 @@ class Rows:
     tightest_tbt_s: Floats  # of the present stage and those to come; inf without one
     # its SLO names a pace for thinking, and the worker has not reported that thinking is over
     thinking: Bools
+    definition: Ints  # index into DEFINITIONS: what judges its SLO
     importance: Floats
     best_effort: Bools
     offloaded: Bools  # another replica gave it up, so that it is served sooner here

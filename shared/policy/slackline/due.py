@@ -16,14 +16,22 @@ import numpy as np
 
 from shared.columns import Ints
 from shared.policy.lengths import OutputLengths
-from shared.policy.seam import Floats, View
+from shared.policy.seam import DEFINITIONS, Floats, View
 from shared.schemas import Offer
+from shared.vocabulary import Definition
+
+_DEADLINE = DEFINITIONS.index(Definition.DEADLINE)
+_MEAN = DEFINITIONS.index(Definition.MEAN_TPOT)
 
 LOOSE_S = 0.4  # as QoServe's artifact for decodes without a TBT
 # A prefill without a deadline is to end within this.
 FAR_S = 3600.0
 # A TTLT keeps a quarter of itself for its output, but no more than this for each token.
 RESERVE_SHARE, RESERVE_MOST_S = 0.25, 0.25
+# Where the longest output would take more than this share of the TTLT, that of the mean counts.
+MOST_SHARE = 0.5
+# The output may well be so much of the longest that is expected.
+LIKELY = 0.5
 # Iterations may be so much longer than lately while the output is made.
 STEP_MARGIN = 1.2
 
@@ -45,6 +53,7 @@ class Facts(NamedTuple):
     tightest_tbt_s: Floats
     generated_tokens: Ints
     upper_tokens: Floats  # the longest output expected
+    mean_tokens: Floats
 
 
 def due_of_rows(view: View, lengths: OutputLengths, step_s: float) -> Due:
@@ -52,6 +61,7 @@ def due_of_rows(view: View, lengths: OutputLengths, step_s: float) -> Due:
     with decodes lately.
     """
     upper = np.minimum(lengths.upper(view.applications)[view.application], view.max_tokens)
+    mean = np.minimum(lengths.mean(view.applications)[view.application], view.max_tokens)
     return _due(
         Facts(
             view.arrived_unix_s,
@@ -60,6 +70,7 @@ def due_of_rows(view: View, lengths: OutputLengths, step_s: float) -> Due:
             view.tightest_tbt_s,
             view.generated_tokens,
             upper,
+            mean,
         ),
         view.start_unix_s,
         step_s,
@@ -71,7 +82,8 @@ def due_of_offers(
 ) -> Due:
     """[offers] the bounds of requests that are offered or promised."""
     most = np.array([offer.max_tokens for offer in offers], dtype=np.float64)
-    upper = np.minimum(lengths.upper([offer.application for offer in offers]), most)
+    names = [offer.application for offer in offers]
+    upper, mean = np.minimum(lengths.upper(names), most), np.minimum(lengths.mean(names), most)
     facts = Facts(
         np.array([offer.arrived_unix_s for offer in offers]),
         np.array([offer.next_due_unix_s for offer in offers]),
@@ -79,6 +91,7 @@ def due_of_offers(
         np.array([offer.slo.tightest_pace_s(offer.thinking) for offer in offers]),
         np.array([offer.generated_tokens for offer in offers], dtype=np.int32),
         upper,
+        mean,
     )
     return _due(facts, now_unix_s, step_s)
 
@@ -89,6 +102,21 @@ def token_due_unix_s(view: View, due: Due) -> Floats:
     return np.where(np.isfinite(newest), newest, view.start_unix_s) + due.pace_s
 
 
+def earned_due_unix_s(view: View) -> Floats:
+    """[rows] the instant to which early tokens have put off the next one, by the definition that
+    judges the request; inf in the past where they put off nothing.
+    """
+    paced = np.isfinite(view.tbt_s) & np.isfinite(view.first_token_unix_s)
+    by_mean = np.full(view.rows, -np.inf)
+    by_mean[paced] = (
+        view.first_token_unix_s[paced] + view.generated_tokens[paced] * view.tbt_s[paced]
+    )
+    by_deadline = np.where(np.isfinite(view.next_due_unix_s), view.next_due_unix_s, -np.inf)
+    return np.select(
+        (view.definition == _DEADLINE, view.definition == _MEAN), (by_deadline, by_mean), -np.inf
+    )
+
+
 def _due(facts: Facts, now_unix_s: float, step_s: float) -> Due:
     left = np.maximum(facts.upper_tokens - facts.generated_tokens, 1.0)
     prefill = np.minimum(facts.next_due_unix_s, now_unix_s + FAR_S)
@@ -97,9 +125,15 @@ def _due(facts: Facts, now_unix_s: float, step_s: float) -> Due:
     if len(whole):
         last, arrived = facts.last_due_unix_s[whole], facts.arrived_unix_s[whole]
         each_s = (last - arrived) * RESERVE_SHARE / np.maximum(facts.upper_tokens[whole], 1.0)
-        each_s = np.maximum(STEP_MARGIN * step_s, np.minimum(each_s, RESERVE_MOST_S))
-        prefill[whole] = np.minimum(prefill[whole], last - left[whole] * each_s)
-        spread_s = (last - now_unix_s) / left[whole]
+        least_s = STEP_MARGIN * step_s
+        each_s = np.maximum(least_s, np.minimum(each_s, RESERVE_MOST_S))
+        made = facts.generated_tokens[whole]
+        mean = np.maximum(facts.mean_tokens[whole] - made, 1.0)
+        most_s = np.maximum(mean * least_s, MOST_SHARE * (last - arrived))
+        prefill[whole] = np.minimum(
+            prefill[whole], last - np.minimum(left[whole] * each_s, most_s)
+        )
+        spread_s = (last - now_unix_s) / np.maximum(mean, LIKELY * left[whole])
         # beyond rescue: it keeps its pace, and shortens no batch
         spread_s[spread_s < step_s / STEP_MARGIN] = LOOSE_S
         pace[whole] = np.minimum(pace[whole], np.maximum(spread_s, 1e-3))

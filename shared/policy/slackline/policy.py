@@ -17,7 +17,13 @@ from shared.policy.fit import accept_what_fits
 from shared.policy.lengths import OutputLengths
 from shared.policy.seam import Admission, Bools, Choice, Declared, Floats, Observation, View
 from shared.policy.slackline.drafts import Accepted, drafting
-from shared.policy.slackline.due import Due, due_of_offers, due_of_rows, token_due_unix_s
+from shared.policy.slackline.due import (
+    Due,
+    due_of_offers,
+    due_of_rows,
+    earned_due_unix_s,
+    token_due_unix_s,
+)
 from shared.policy.slackline.forecast import Work, give_way
 from shared.policy.slackline.iteration import Timing, iteration
 from shared.policy.slackline.owed import Owed
@@ -98,10 +104,8 @@ class Slackline:
             relegated = queue[gone & _no_hope(view, queue, work, prices)]
             lost = bool(gone.any())
             if _burdened(view, queue, work):
-                earned = view.next_due_unix_s - view.start_unix_s
-                token_due_s = np.where(
-                    np.isfinite(earned), np.maximum(token_due_s, earned), token_due_s
-                )
+                earned_s = earned_due_unix_s(view) - view.start_unix_s
+                token_due_s = np.maximum(token_due_s, earned_s)
                 work = work._replace(due_s=_put_back(view, due, queue, work))
             order = np.lexsort((view.slot[queue], view.arrived_unix_s[queue], work.due_s, gone))
             queue, work = queue[order], work.taken(order)

@@ -72,7 +72,11 @@ def test_a_ttlt_leaves_time_for_the_output_and_gives_each_token_its_share() -> N
     assert due.prefill_unix_s[0] == NOW + 600.0 - 100 * 0.25
     assert due.pace_s.tolist() == [LOOSE_S, LOOSE_S]
     hurried = view([decode(summary(1, max_tokens=100, arrived_s=-598.0), generated=50)])
-    assert due_of_rows(hurried, OutputLengths(), 0.02).pace_s[0] == pytest.approx(2.0 / 50)
+    # of 50 tokens at most, half may well come
+    assert due_of_rows(hurried, OutputLengths(), 0.02).pace_s[0] == pytest.approx(2.0 / 25)
+    # a long output would take all of this TTLT; the prefill has half of it
+    short = view([Row(slot=1, max_tokens=800, ttlt_s=20.0)])
+    assert due_of_rows(short, OutputLengths(), 0.05).prefill_unix_s[0] == NOW + 10.0
 
 
 # ---------------------------------------------------------------- prices

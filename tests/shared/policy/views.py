@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from shared.perf.iteration_time import Profile
 from shared.perf.shape import BatchShape
-from shared.policy.seam import Choice, Phase, View
+from shared.policy.seam import DEFINITIONS, Choice, Phase, View
+from shared.vocabulary import Definition
 
 NOW = 1000.0
 BLOCK = 16
@@ -61,6 +62,7 @@ class Row:
     unsure: int = 0
     offloaded: bool = False
     thinking: bool = False
+    definition: Definition = Definition.DEADLINE
     later_tbt_s: float = math.inf  # of stages still to come
 
     @property
@@ -140,6 +142,7 @@ def view(
         tbt_s=floats([r.tbt_s for r in rows]),
         tightest_tbt_s=floats([min(r.tbt_s, r.later_tbt_s) for r in rows]),
         thinking=frozen(np.array([r.thinking for r in rows], dtype=np.bool_)),
+        definition=ints([DEFINITIONS.index(r.definition) for r in rows]),
         importance=floats([r.importance for r in rows]),
         best_effort=frozen(np.array([r.best_effort for r in rows], dtype=np.bool_)),
         offloaded=frozen(np.array([r.offloaded for r in rows], dtype=np.bool_)),

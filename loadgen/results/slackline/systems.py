@@ -1,0 +1,53 @@
+"""Slackline and the ten other policies, each at one setting for every load."""
+
+from collections.abc import Mapping, Sequence
+
+from msgspec.structs import replace
+
+from loadgen.results.experiment import Run, violated_fraction
+from loadgen.results.section import Results
+
+OURS = "slackline"
+CHUNK = {"chunk_tokens": "512"}
+OTHERS: Mapping[str, Mapping[str, str]] = {
+    "fcfs": CHUNK,
+    "edf": CHUNK,
+    "sjf": CHUNK,
+    "srpf": CHUNK,
+    "slos_serve": {},
+    "qoserve": {"alpha_low_s": "0.008"},
+    "sola": {"max_batch_tokens": "1024"},
+    "adaserve": {},
+    "ascendra": {},
+    "vllm": {"max_num_batched_tokens": "512"},
+}
+# Not those that the matrix was made with.
+SEEDS = (21, 22, 23)
+
+
+def ours(run: Run) -> Run:
+    return replace(run, policy=OURS)
+
+
+def other(run: Run, policy: str) -> Run:
+    return replace(run, policy=policy, settings=dict(OTHERS[policy]))
+
+
+def met_percent(results: Results, run: Run) -> float | None:
+    """Requests (of sessions, sessions) whose SLO was met; None: not run."""
+    figures = results.figures(run)
+    return None if figures is None else 100 * (1 - violated_fraction(figures))
+
+
+def mean_percent(results: Results, run: Run, seeds: Sequence[int] = SEEDS) -> Sequence[float] | None:
+    """The same for each of the seeds; None while one has not run."""
+    each = [met_percent(results, replace(run, seed=seed)) for seed in seeds]
+    known = [value for value in each if value is not None]
+    return known if len(known) == len(seeds) else None
+
+
+def spread(values: Sequence[float] | None) -> str:
+    """The mean, with the least and the most in brackets."""
+    if values is None:
+        return "not run"
+    return f"{sum(values) / len(values):.1f} ({min(values):.1f} to {max(values):.1f})"
