@@ -32,6 +32,8 @@ RESERVE_SHARE, RESERVE_MOST_S = 0.25, 0.25
 MOST_SHARE = 0.5
 # The output may well be so much of the longest that is expected.
 LIKELY = 0.5
+# An output that is longer than expected may go on for so much of what it has.
+AS_LONG_AGAIN = 0.5
 # Iterations may be so much longer than lately while the output is made.
 STEP_MARGIN = 1.2
 
@@ -118,7 +120,8 @@ def earned_due_unix_s(view: View) -> Floats:
 
 
 def _due(facts: Facts, now_unix_s: float, step_s: float) -> Due:
-    left = np.maximum(facts.upper_tokens - facts.generated_tokens, 1.0)
+    made = facts.generated_tokens
+    left = np.maximum(facts.upper_tokens - made, np.maximum(AS_LONG_AGAIN * made, 1.0))
     prefill = np.minimum(facts.next_due_unix_s, now_unix_s + FAR_S)
     pace = np.minimum(facts.tightest_tbt_s, LOOSE_S)
     whole = np.isfinite(facts.last_due_unix_s).nonzero()[0]
@@ -127,14 +130,15 @@ def _due(facts: Facts, now_unix_s: float, step_s: float) -> Due:
         each_s = (last - arrived) * RESERVE_SHARE / np.maximum(facts.upper_tokens[whole], 1.0)
         least_s = STEP_MARGIN * step_s
         each_s = np.maximum(least_s, np.minimum(each_s, RESERVE_MOST_S))
-        made = facts.generated_tokens[whole]
-        mean = np.maximum(facts.mean_tokens[whole] - made, 1.0)
+        mean = np.maximum(facts.mean_tokens[whole] - made[whole], 1.0)
         most_s = np.maximum(mean * least_s, MOST_SHARE * (last - arrived))
         prefill[whole] = np.minimum(
             prefill[whole], last - np.minimum(left[whole] * each_s, most_s)
         )
-        spread_s = (last - now_unix_s) / np.maximum(mean, LIKELY * left[whole])
+        until_s = last - now_unix_s
+        likely_s = until_s / np.maximum(mean, LIKELY * left[whole])
+        spread_s = np.minimum(likely_s, np.maximum(until_s / left[whole], least_s))
         # beyond rescue: it keeps its pace, and shortens no batch
-        spread_s[spread_s < step_s / STEP_MARGIN] = LOOSE_S
+        spread_s[until_s / mean < step_s / STEP_MARGIN] = LOOSE_S
         pace[whole] = np.minimum(pace[whole], np.maximum(spread_s, 1e-3))
     return Due(prefill, pace, left)
