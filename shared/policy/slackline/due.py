@@ -104,19 +104,26 @@ def token_due_unix_s(view: View, due: Due) -> Floats:
     return np.where(np.isfinite(newest), newest, view.start_unix_s) + due.pace_s
 
 
-def earned_due_unix_s(view: View) -> Floats:
-    """[rows] the instant to which early tokens have put off the next one, by the definition that
-    judges the request; inf in the past where they put off nothing.
+def put_off_by_mean(view: View, token_due_s: Floats) -> Floats:
+    """[rows] when the next token of each decode is due, in seconds from the start: where the mean
+    pace judges the request, tokens that came early put it off.
     """
-    paced = np.isfinite(view.tbt_s) & np.isfinite(view.first_token_unix_s)
-    by_mean = np.full(view.rows, -np.inf)
-    by_mean[paced] = (
-        view.first_token_unix_s[paced] + view.generated_tokens[paced] * view.tbt_s[paced]
-    )
-    by_deadline = np.where(np.isfinite(view.next_due_unix_s), view.next_due_unix_s, -np.inf)
-    return np.select(
-        (view.definition == _DEADLINE, view.definition == _MEAN), (by_deadline, by_mean), -np.inf
-    )
+    rows = ((view.definition == _MEAN) & np.isfinite(view.tbt_s)).nonzero()[0]
+    rows = rows[np.isfinite(view.first_token_unix_s[rows])]
+    if not len(rows):
+        return token_due_s
+    due_unix_s = view.first_token_unix_s[rows] + view.generated_tokens[rows] * view.tbt_s[rows]
+    put_off = token_due_s.copy()
+    put_off[rows] = np.maximum(put_off[rows], due_unix_s - view.start_unix_s)
+    return put_off
+
+
+def put_off_by_deadline(view: View, token_due_s: Floats) -> Floats:
+    """[rows] the same where the deadline of each token judges the request."""
+    rows = ((view.definition == _DEADLINE) & np.isfinite(view.next_due_unix_s)).nonzero()[0]
+    put_off = token_due_s.copy()
+    put_off[rows] = np.maximum(put_off[rows], view.next_due_unix_s[rows] - view.start_unix_s)
+    return put_off
 
 
 def _due(facts: Facts, now_unix_s: float, step_s: float) -> Due:
@@ -132,9 +139,7 @@ def _due(facts: Facts, now_unix_s: float, step_s: float) -> Due:
         each_s = np.maximum(least_s, np.minimum(each_s, RESERVE_MOST_S))
         mean = np.maximum(facts.mean_tokens[whole] - made[whole], 1.0)
         most_s = np.maximum(mean * least_s, MOST_SHARE * (last - arrived))
-        prefill[whole] = np.minimum(
-            prefill[whole], last - np.minimum(left[whole] * each_s, most_s)
-        )
+        prefill[whole] = np.minimum(prefill[whole], last - np.minimum(left[whole] * each_s, most_s))
         until_s = last - now_unix_s
         likely_s = until_s / np.maximum(mean, LIKELY * left[whole])
         spread_s = np.minimum(likely_s, np.maximum(until_s / left[whole], least_s))

@@ -9,12 +9,18 @@ less important.
 """
 
 import math
+from collections.abc import Iterable
+from heapq import heappop, heappush
 from typing import NamedTuple
 
 import numpy as np
 
 from shared.columns import Indices
 from shared.policy.seam import Bools, Floats
+
+# Beyond so many in the order of due times, what is to come decides more than what waits.
+LOOKS = 512
+ROUNDING_S = 1e-9
 
 
 class Work(NamedTuple):
@@ -51,34 +57,86 @@ class Passes(NamedTuple):
 
 
 def give_way(work: Work, passes: Passes) -> Bools:
-    """[prefills] a mask of those that cannot all be in time, so that the others can."""
-    order = work.due_s.argsort(kind="stable")
+    """[prefills] a mask of those that cannot all be in time, so that the others can. Only the
+    LOOKS first to be due are weighed against each other; of the others those that could not be in
+    time even alone give way.
+    """
+    hopeless: Bools = work.seconds + passes.batch_s > work.due_s
+    order = work.due_s.argsort(kind="stable")[:LOOKS]
     queue = work.taken(order)
-    count = len(order)
-    gone = np.zeros(count, dtype=np.bool_)
     spare_s = queue.due_s - passes.until(queue.due_s)
-    hopeless = queue.seconds + passes.batch_s > queue.due_s
-    size = queue.seconds / np.maximum(queue.value, 1e-9)
     rate = queue.decode_s / queue.pace_s  # of the GPU's time, once it decodes
     most_s = queue.decode_s * queue.output_tokens
-    while True:
-        here = ~gone
-        ahead_s = np.cumsum(np.where(here, queue.seconds, 0.0))
-        share = np.where(here, rate, 0.0)
-        share_sum, from_sum = np.cumsum(share), np.cumsum(share * queue.due_s)
-        decoding_s = np.minimum(
-            share_sum * queue.due_s - from_sum, np.cumsum(np.where(here, most_s, 0.0))
+    decoding_s = np.minimum(
+        rate.cumsum() * queue.due_s - (rate * queue.due_s).cumsum(), most_s.cumsum()
+    )
+    found = np.zeros(len(work.due_s), dtype=np.bool_)
+    if (queue.seconds.cumsum() + decoding_s > spare_s).any():
+        size = queue.seconds / np.maximum(queue.value, 1e-9)
+        gone = _gone(
+            Item._make(each)
+            for each in zip(
+                *(
+                    column.tolist()
+                    for column in (
+                        queue.due_s,
+                        spare_s,
+                        queue.seconds,
+                        rate,
+                        most_s,
+                        size,
+                        hopeless[order],
+                    )
+                ),
+                strict=True,
+            )
         )
-        late = here & (ahead_s + decoding_s > spare_s)
-        if not late.any():
-            break
-        k = int(late.argmax())
-        among = here[: k + 1]
-        lost = among & hopeless[: k + 1]
-        if lost.any():
-            gone[: k + 1] |= lost
-        else:
-            gone[int(np.where(among, size[: k + 1], -1.0).argmax())] = True
-    found = np.zeros(count, dtype=np.bool_)
-    found[order[gone]] = True
+        found[order[gone]] = True
+    if len(order) < len(found):
+        rest = np.ones(len(found), dtype=np.bool_)
+        rest[order] = False
+        found |= rest & hopeless
     return found
+
+
+class Item(NamedTuple):
+    due_s: float
+    spare_s: float  # until then, beside the passes
+    seconds: float
+    rate: float
+    most_s: float
+    size: float
+    hopeless: bool
+
+
+def _gone(queue: Iterable[Item]) -> list[int]:
+    """The places of those that give way, in the order of their due times."""
+    items: list[Item] = []
+    gone: list[int] = []
+    hopeless: list[int] = []
+    largest: list[tuple[float, int]] = []  # a heap
+    ahead_s = share = from_s = most_s = 0.0
+    for k, item in enumerate(queue):
+        items.append(item)
+        if item.hopeless:
+            hopeless.append(k)
+        else:
+            heappush(largest, (-item.size, k))
+        ahead_s += item.seconds
+        share += item.rate
+        from_s += item.rate * item.due_s
+        most_s += item.most_s
+        while ahead_s + min(share * item.due_s - from_s, most_s) > item.spare_s + ROUNDING_S:
+            if hopeless:
+                lost, hopeless = hopeless, []
+            elif largest:
+                lost = [heappop(largest)[1]]
+            else:
+                break
+            gone += lost
+            for i in lost:
+                ahead_s -= items[i].seconds
+                share -= items[i].rate
+                from_s -= items[i].rate * items[i].due_s
+                most_s -= items[i].most_s
+    return gone

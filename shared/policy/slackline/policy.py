@@ -21,7 +21,8 @@ from shared.policy.slackline.due import (
     Due,
     due_of_offers,
     due_of_rows,
-    earned_due_unix_s,
+    put_off_by_deadline,
+    put_off_by_mean,
     token_due_unix_s,
 )
 from shared.policy.slackline.forecast import Work, give_way
@@ -96,6 +97,7 @@ class Slackline:
             queue = queue[~np.isin(queue, every.victims)]
         due = due_of_rows(view, self._lengths, self._step_s)
         token_due_s = token_due_unix_s(view, due) - view.start_unix_s
+        token_due_s = put_off_by_mean(view, token_due_s)
         relegated, lost = queue[:0], False
         if len(queue):
             prices = prices_of(view.profile)
@@ -104,8 +106,7 @@ class Slackline:
             relegated = queue[gone & _no_hope(view, queue, work, prices)]
             lost = bool(gone.any())
             if _burdened(view, queue, work):
-                earned_s = earned_due_unix_s(view) - view.start_unix_s
-                token_due_s = np.maximum(token_due_s, earned_s)
+                token_due_s = put_off_by_deadline(view, token_due_s)
                 work = work._replace(due_s=_put_back(view, due, queue, work))
             order = np.lexsort((view.slot[queue], view.arrived_unix_s[queue], work.due_s, gone))
             queue, work = queue[order], work.taken(order)

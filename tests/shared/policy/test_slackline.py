@@ -20,7 +20,13 @@ from shared.perf.shape import BatchShape
 from shared.policy import chunk, registry
 from shared.policy.lengths import OutputLengths
 from shared.policy.seam import Observation, Phase, View
-from shared.policy.slackline.due import LOOSE_S, due_of_rows, token_due_unix_s
+from shared.policy.slackline.due import (
+    LOOSE_S,
+    due_of_rows,
+    put_off_by_deadline,
+    put_off_by_mean,
+    token_due_unix_s,
+)
 from shared.policy.slackline.forecast import Passes, Work, give_way
 from shared.policy.slackline.iteration import MARGIN_S
 from shared.policy.slackline.owed import SHARE
@@ -72,11 +78,26 @@ def test_a_ttlt_leaves_time_for_the_output_and_gives_each_token_its_share() -> N
     assert due.prefill_unix_s[0] == NOW + 600.0 - 100 * 0.25
     assert due.pace_s.tolist() == [LOOSE_S, LOOSE_S]
     hurried = view([decode(summary(1, max_tokens=100, arrived_s=-598.0), generated=50)])
-    # of 50 tokens at most, half may well come
-    assert due_of_rows(hurried, OutputLengths(), 0.02).pace_s[0] == pytest.approx(2.0 / 25)
+    assert due_of_rows(hurried, OutputLengths(), 0.02).pace_s[0] == pytest.approx(2.0 / 50)
+    # no tighter than iterations have lately been, as long as half of the tokens would be in time
+    assert due_of_rows(hurried, OutputLengths(), 0.05).pace_s[0] == pytest.approx(0.06)
+    assert due_of_rows(hurried, OutputLengths(), 0.2).pace_s[0] == pytest.approx(2.0 / 25)
     # a long output would take all of this TTLT; the prefill has half of it
     short = view([Row(slot=1, max_tokens=800, ttlt_s=20.0)])
     assert due_of_rows(short, OutputLengths(), 0.05).prefill_unix_s[0] == NOW + 10.0
+
+
+@pytest.mark.parametrize("definition", Definition)
+def test_early_tokens_put_off_the_next_one_as_the_definition_allows(definition: Definition) -> None:
+    row = interactive(1, arrived_s=-1.0, ttft_s=2.0, tbt_s=0.1, definition=definition)
+    seen = view([decode(row, generated=20)])  # its first token came a second ago
+    paced = token_due_unix_s(seen, due_of_rows(seen, OutputLengths(), 0.02)) - NOW
+    assert paced[0] == pytest.approx(0.1)
+    by_mean, by_deadline = put_off_by_mean(seen, paced)[0], put_off_by_deadline(seen, paced)[0]
+    # twenty paces after the first token
+    assert by_mean == pytest.approx(1.0 if definition is Definition.MEAN_TPOT else 0.1)
+    # twenty paces after the TTFT
+    assert by_deadline == pytest.approx(3.0 if definition is Definition.DEADLINE else 0.1)
 
 
 # ---------------------------------------------------------------- prices
