@@ -7,6 +7,7 @@ its drafts (drafts.py, yields.py).
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 from msgspec import Struct
@@ -46,6 +47,15 @@ BEHIND_S = 0.008
 
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     router: RouterName = "in_time"
+
+
+class Weighed(NamedTuple):
+    """The standard prefills of one iteration."""
+
+    queue: Rows  # in the order in which they run
+    relegated: Rows
+    lost: bool  # not all can be in time
+    token_due_s: Floats  # of the view's rows: seconds from the start
 
 
 class Slackline:
@@ -92,45 +102,51 @@ class Slackline:
 
     def plan(self, view: View) -> Sequence[Choice]:
         every = chunk.decoding(view)
-        queue = _waiting(view)
-        if len(every.victims):
-            queue = queue[~np.isin(queue, every.victims)]
         due = due_of_rows(view, self._lengths, self._step_s)
-        token_due_s = token_due_unix_s(view, due) - view.start_unix_s
-        token_due_s = put_off_by_mean(view, token_due_s)
-        relegated, lost = queue[:0], False
-        if len(queue):
-            prices = prices_of(view.profile)
-            work = work_of_rows(view, due, queue, prices)
-            gone = give_way(work, passes_of(view, due, prices))
-            relegated = queue[gone & _no_hope(view, queue, work, prices)]
-            lost = bool(gone.any())
-            if _burdened(view, queue, work):
-                token_due_s = put_off_by_deadline(view, token_due_s)
-                work = work._replace(due_s=_put_back(view, due, queue, work))
-            order = np.lexsort((view.slot[queue], view.arrived_unix_s[queue], work.due_s, gone))
-            queue, work = queue[order], work.taken(order)
-            stays = ~np.isin(queue, relegated)
-            queue = self._room.beginning(view, queue[stays], work.due_s[stays])
-        every = make_room(view, every, queue)
-        timing = Timing(due.prefill_unix_s - view.start_unix_s, token_due_s, due.pace_s)
+        weighed = self._weighed(view, due, every.victims)
+        every = make_room(view, every, weighed.queue)
+        timing = Timing(due.prefill_unix_s - view.start_unix_s, weighed.token_due_s, due.pace_s)
         others = bool(view.best_effort.any())
-        promoted = self._in_time_again(view, due) if others and not lost else queue[:0]
+        promoted = weighed.relegated[:0]
+        if others and not weighed.lost:
+            promoted = self._in_time_again(view, due)
         first = others and self._owed.due(view.start_unix_s, self._step_s)
-        choice = None if first else drafting(view, timing, every, queue, self._accepted.scale)
+        queue, choice = weighed.queue, None
+        if not first:
+            choice = drafting(view, timing, every, queue, self._accepted.scale)
         if choice is None:
             choice = iteration(view, timing, every, queue, best_effort_first=first)
         if first or not others or _has_best_effort(view, choice):
             self._owed.served()
-        if len(relegated) or len(promoted):
+        moves = len(weighed.relegated) + len(promoted)
+        if moves:
             choice = replace(
                 choice,
-                relegate=view.slot[relegated].tolist(),
+                relegate=view.slot[weighed.relegated].tolist(),
                 promote=view.slot[promoted].tolist(),
             )
         # what is right changes with each token, but for decodes alone that cannot draft
-        alone = not len(queue) and not len(relegated) + len(promoted) and view.draft is None
+        alone = not len(queue) and not moves and view.draft is None
         return [choice if alone else replace(choice, repeats=1)]
+
+    def _weighed(self, view: View, due: Due, victims: Rows) -> "Weighed":
+        queue = _waiting(view)
+        queue = queue[_without(view, victims)[queue]]
+        token_due_s = token_due_unix_s(view, due) - view.start_unix_s
+        token_due_s = put_off_by_mean(view, token_due_s)
+        if not len(queue):
+            return Weighed(queue, queue, False, token_due_s)
+        prices = prices_of(view.profile)
+        work = work_of_rows(view, due, queue, prices)
+        gone = give_way(work, passes_of(view, due, prices))
+        relegated = queue[gone & _no_hope(view, queue, work, prices)]
+        if _burdened(view, queue, work):
+            token_due_s = put_off_by_deadline(view, token_due_s)
+            work = work._replace(due_s=_put_back(view, due, queue, work))
+        order = np.lexsort((view.slot[queue], view.arrived_unix_s[queue], work.due_s, gone))
+        order = order[_without(view, relegated)[queue[order]]]
+        queue = self._room.beginning(view, queue[order], work.due_s[order])
+        return Weighed(queue, relegated, bool(gone.any()), token_due_s)
 
     def _in_time_again(self, view: View, due: Due) -> Rows:
         """The first best-effort prefill that can be in time, if nothing else is late for it."""
@@ -156,6 +172,13 @@ class Slackline:
             self._lengths.observe(ended)
 
 
+def _without(view: View, rows: Rows) -> Bools:
+    """[rows of the view] a mask of the others."""
+    others = np.ones(view.rows, dtype=np.bool_)
+    others[rows] = False
+    return others
+
+
 def _waiting(view: View) -> Rows:
     """The standard prefills."""
     rows: Rows = ((view.phase != chunk.DECODE) & ~view.best_effort).nonzero()[0]
@@ -172,7 +195,7 @@ def _no_hope(view: View, queue: Rows, work: Work, prices: Prices) -> Bools:
 
 
 def _has_best_effort(view: View, choice: Choice) -> bool:
-    return bool(np.isin(view.slot[view.best_effort], choice.slots).any())
+    return not set(view.slot[view.best_effort].tolist()).isdisjoint(choice.slots.tolist())
 
 
 def _burdened(view: View, queue: Rows, work: Work) -> bool:

@@ -37,8 +37,9 @@ class Room:
             return queue
         spare = view.kv_free_blocks - max(0.0, self._peak_blocks - held)
         taken = np.ceil(view.target_tokens[waiting] / view.block_tokens).cumsum()
-        rest = waiting[taken > spare]
-        return queue[~np.isin(queue, rest)] if len(rest) else queue
+        begins = np.ones(view.rows, dtype=np.bool_)
+        begins[waiting[taken > spare]] = False
+        return queue[begins[queue]]
 
     def _urgent(self, view: View, waiting: Rows) -> tuple[float, float]:
         """Blocks that urgent requests need at once, and that they hold."""
