@@ -61,7 +61,7 @@ $(VLLM_STAMP): pyproject.toml infra/vllm/cpu-$(VLLM).txt infra/vllm/$(VLLM).txt 
 test-vllm: $(VLLM_STAMP) ## the vllm engine against vLLM itself, on the CPU, in an environment of its own (VLLM=0.27.0: the oldest supported)
 	HF_HUB_OFFLINE=1 $(VLLM_PY) -m pytest tests/services/worker/vllm $(ARGS)
 
-demo: $(STAMP) ## a fleet, a real model's answers, then fcfs and qoserve side by side on identical bursts (3 minutes)
+demo: $(STAMP) ## a fleet, a real model's answers, then fcfs and slackline side by side on identical bursts (3 minutes)
 	.venv/bin/slackline demo $(ARGS)
 
 bench: $(STAMP) ## figures of the hot path, printed and as JSON

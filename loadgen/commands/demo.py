@@ -49,7 +49,7 @@ QUICK = Rush(
 FCFS_CHUNK_TOKENS = 2048  # the best of a sweep: docs/demo.md
 POLICIES: tuple[tuple[str, dict[str, str]], ...] = (
     ("fcfs", {"chunk_tokens": str(FCFS_CHUNK_TOKENS)}),
-    ("qoserve", {}),
+    ("slackline", {}),
 )
 PLAIN_WIDTH = 120  # columns, where the output is no terminal
 
@@ -124,7 +124,7 @@ async def _demo(args: argparse.Namespace, console: Console) -> None:
         f"{load.rate:.1f} a second on average, {share}. "
         "Two policies serve the same requests: first in order of arrival "
         f"(fcfs, with the best chunk of a sweep, {FCFS_CHUNK_TOKENS} tokens), "
-        "then by the slack that each request has left (qoserve).",
+        "then as each token is due (slackline).",
         highlight=False,
     )
     reports = []
@@ -203,13 +203,13 @@ def _show(reports: list[Report], out: Path, console: Console) -> None:
     console.print(side_by_side(reports))
     console.print(_in_words(reports), highlight=False)
     console.print(f"\n[dim]{DEFINITION}[/]\n", highlight=False)
-    path = out / "trace-qoserve.jsonl"
+    path = out / "trace-slackline.jsonl"
     traces = story.read_traces(path)
     chosen = story.richest(traces)
     if chosen is not None:
         console.print(story.timeline(chosen, traces[chosen]))
     console.print(
-        f"\nreports  {out}/fcfs.json, {out}/qoserve.json  (slackline compare {out}/*.json)",
+        f"\nreports  {out}/fcfs.json, {out}/slackline.json  (slackline compare {out}/*.json)",
         highlight=False,
         soft_wrap=True,
     )
@@ -222,10 +222,11 @@ def _show(reports: list[Report], out: Path, console: Console) -> None:
 
 def _in_words(reports: list[Report]) -> str:
     """The table in words, for a reader who sees such a table for the first time."""
-    fcfs, qoserve = reports
+    fcfs, slackline = reports
     first = next(iter(fcfs.tiers))
-    before, after = fcfs.tiers[first], qoserve.tiers[first]
-    lost, kept = fcfs.total.offered - fcfs.total.met, qoserve.total.offered - qoserve.total.met
+    before, after = fcfs.tiers[first], slackline.tiers[first]
+    lost = fcfs.total.offered - fcfs.total.met
+    kept = slackline.total.offered - slackline.total.met
     if kept >= lost:
         return (
             "\nThe load was too low to separate the policies, or this machine was too busy with "
@@ -236,16 +237,16 @@ def _in_words(reports: list[Report]) -> str:
         "In the bursts more requests arrived than the engines could serve at once. "
         f"In order of arrival (fcfs), {first} requests waited behind long prompts that had "
         f"a minute to spare: {percent(before.met_fraction)} of them met their SLO. "
-        f"By slack (qoserve), {percent(after.met_fraction)} did: requests with time left wait, and "
-        "chunks grow while no token is urgent and shrink when one is due. "
+        f"By due times (slackline), {percent(after.met_fraction)} did: requests with time left "
+        "wait, and chunks grow while no token is urgent and shrink when one is due. "
     )
-    if qoserve.total.relegated:
+    if slackline.total.relegated:
         words += (
             "A request that can no longer meet its SLO is relegated early and finished with the "
             "capacity that is left, so that it does not make others late "
-            f"({qoserve.total.relegated} here: the slow end of the times above). "
+            f"({slackline.total.relegated} here: the slow end of the times above). "
         )
-    words += f"SLOs missed: {lost} with fcfs, {kept} with qoserve."
+    words += f"SLOs missed: {lost} with fcfs, {kept} with slackline."
     bound_s = after.slo.tbt_s if after.slo else None
     if bound_s is not None and after.tbt.p99_s is not None and after.tbt.p99_s > bound_s:
         words += (

@@ -29,9 +29,9 @@ DEFINITIONS_HELP = (
 def add_policy_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--policy",
-        default="qoserve",
+        default=registry.DEFAULT,
         metavar="P",
-        help=f"scheduling policy: {', '.join(registry.names())} (default: qoserve)",
+        help=f"scheduling policy: {', '.join(registry.names())} (default: {registry.DEFAULT})",
     )
     parser.add_argument(
         "--set",

@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--policy",
         default="",
         metavar="NAME",
-        help=f"scheduling policy: {', '.join(registry.names())} (default: qoserve)",
+        help=f"scheduling policy: {', '.join(registry.names())} (default: {registry.DEFAULT})",
     )
     parser.add_argument(
         "--set",
@@ -139,7 +139,7 @@ def make_spec(args: argparse.Namespace) -> FleetSpec:
     settings, adapters = parse_pairs("--set", args.set), parse_pairs("--adapter", args.adapter)
     vllm = {name: _json_or_text(text) for name, text in parse_pairs("--vllm", args.vllm).items()}
     if args.policy or settings:
-        registry.make(args.policy or "qoserve", settings)
+        registry.make(args.policy or registry.DEFAULT, settings)
     if args.tiers:
         load_tiers(args.tiers)
     if args.pace <= 0:

@@ -30,7 +30,7 @@ ANNOUNCED_WITHIN_S = 5.0
 
 
 def spec() -> FleetSpec:
-    return FleetSpec(replicas=1, policy="qoserve", engine="torch", gateway=False, drain_s=2.0)
+    return FleetSpec(replicas=1, engine="torch", gateway=False, drain_s=2.0)
 
 
 async def answer(fleet: Fleet, console: Console) -> Profile:

@@ -80,7 +80,7 @@ class FleetSpec:
 class Chosen(Struct, frozen=True):
     """The policy, as every service reads it."""
 
-    policy: str = "qoserve"
+    policy: str = registry.DEFAULT
     settings: dict[str, str] = {}
 
 

@@ -6,6 +6,7 @@ from loadgen.results.job import PRECISION
 from loadgen.results.matrix import which_policy
 from loadgen.results.qoserve import chapter as qoserve
 from loadgen.results.section import Page
+from loadgen.results.slackline import page as slackline
 from loadgen.results.slos_serve import chapter as slos_serve
 from loadgen.results.sola import chapter as sola
 
@@ -39,4 +40,4 @@ Ascendra's relegated requests get, on its Figure 12.
     ),
 )
 
-PAGES = (RESULTS, which_policy.PAGE)
+PAGES = (RESULTS, which_policy.PAGE, slackline.PAGE)

@@ -2,10 +2,12 @@
 
 import msgspec
 
+from shared.policy import registry
+
 
 class AdmissionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     url: str = "nats://127.0.0.1:4222"
-    policy: str = "qoserve"  # whose router places requests
+    policy: str = registry.DEFAULT  # whose router places requests
     settings: dict[str, str] = {}  # of the policy
     tiers: str = ""  # name of a tier set, or a file; empty: the default set
     model: str = ""  # folder of the tokenizer; empty: the built-in byte-level one

@@ -2,10 +2,12 @@
 
 import msgspec
 
+from shared.policy import registry
+
 
 class PlannerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     url: str = "nats://127.0.0.1:4222"
-    policy: str = "qoserve"
+    policy: str = registry.DEFAULT
     settings: dict[str, str] = {}  # settings of the policy
     max_replicas: int = 64  # replicas that this planner leases at once
     depth: int = 2  # plans in flight per replica

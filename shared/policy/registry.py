@@ -33,6 +33,7 @@ class Entry(NamedTuple):
     router: Callable[[Any], Router] = _by_setting
 
 
+DEFAULT = "slackline"
 POLICIES: dict[str, Entry] = {
     **{name: Entry(sarathi.Settings, partial(sarathi.Sarathi, name)) for name in sarathi.ORDERS},
     "qoserve": Entry(qoserve.Settings, qoserve.QoServe),

@@ -39,9 +39,7 @@ def met_percent(results: Results, run: Run) -> float | None:
     return None if figures is None else 100 * (1 - violated_fraction(figures))
 
 
-def mean_percent(
-    results: Results, run: Run, seeds: Sequence[int] = SEEDS
-) -> Sequence[float] | None:
+def percents(results: Results, run: Run, seeds: Sequence[int]) -> Sequence[float] | None:
     """The same for each of the seeds; None while one has not run."""
     each = [met_percent(results, replace(run, seed=seed)) for seed in seeds]
     known = [value for value in each if value is not None]

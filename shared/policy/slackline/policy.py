@@ -27,7 +27,7 @@ from shared.policy.slackline.due import (
     token_due_unix_s,
 )
 from shared.policy.slackline.forecast import Work, give_way
-from shared.policy.slackline.iteration import Timing, iteration
+from shared.policy.slackline.iteration import FIRST, Timing, iteration
 from shared.policy.slackline.owed import Owed
 from shared.policy.slackline.price import Prices, prices_of
 from shared.policy.slackline.room import Room
@@ -104,7 +104,7 @@ class Slackline:
         every = chunk.decoding(view)
         due = due_of_rows(view, self._lengths, self._step_s)
         weighed = self._weighed(view, due, every.victims)
-        every = make_room(view, every, weighed.queue)
+        every = make_room(view, every, weighed.queue[:FIRST])
         timing = Timing(due.prefill_unix_s - view.start_unix_s, weighed.token_due_s, due.pace_s)
         others = bool(view.best_effort.any())
         promoted = weighed.relegated[:0]

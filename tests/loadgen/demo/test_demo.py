@@ -75,11 +75,11 @@ async def test_the_short_demonstration_shows_both_policies_and_a_trace_and_leave
     assert "fcfs chunk" in text
     assert "SLO met, all requests" in text
     assert "decide and hold" in text, "one request's trace, across services"
-    fcfs, qoserve = (read_report(tmp_path / f"{policy}.json") for policy in ("fcfs", "qoserve"))
-    assert fcfs.total.offered == qoserve.total.offered == fcfs.planned
-    assert fcfs.total.finished == qoserve.total.finished == fcfs.planned, text
-    traces = story.read_traces(tmp_path / "trace-qoserve.jsonl")
-    assert len(traces) == qoserve.planned, "one trace per request"
+    fcfs, slackline = (read_report(tmp_path / f"{policy}.json") for policy in ("fcfs", "slackline"))
+    assert fcfs.total.offered == slackline.total.offered == fcfs.planned
+    assert fcfs.total.finished == slackline.total.finished == fcfs.planned, text
+    traces = story.read_traces(tmp_path / "trace-slackline.jsonl")
+    assert len(traces) == slackline.planned, "one trace per request"
     assert all(
         {"admission", "planner", "worker"} <= {span.service for span in spans}
         for spans in traces.values()
@@ -99,7 +99,7 @@ async def test_ctrl_c_in_the_middle_of_it_stops_everything(tmp_path: Path) -> No
     assert process.returncode == 130, output.decode()
     assert "Traceback" not in output.decode()
     assert [pid for pid in await watching if alive(pid)] == []
-    assert not (tmp_path / "qoserve.json").exists()
+    assert not (tmp_path / "slackline.json").exists()
 
 
 def span(

@@ -1,0 +1,31 @@
+"""The page docs/slackline-results.md."""
+
+from loadgen.results.section import Chapter, Page
+from loadgen.results.slackline import hours, mixes, rows
+from loadgen.results.slackline.systems import OTHERS, SEEDS
+
+PAGE = Page(
+    file="slackline-results.md",
+    introduction="""\
+# Slackline beside the ten
+
+What the policy [slackline](slackline.md) keeps, beside the ten other policies on the same requests,
+simulated on the project's own cores without control latency ([simulator.md](simulator.md)). The
+page is made by `python -m loadgen.results --only slackline`.
+""",
+    chapters=(
+        Chapter(
+            name="slackline",
+            title="Tables",
+            setup=f"""\
+- `slackline` has no setting to choose, and has none here.
+- Seeds are {", ".join(map(str, SEEDS))}, or drawn with the load.
+- On loads drawn at random each other policy has one setting, the one that suits most loads:
+  {", ".join(f"`{name}`" for name, settings in OTHERS.items() if not settings)} their defaults,
+  Sarathi's orders a chunk of 512 tokens, `qoserve` `alpha_low_s=0.008`, `sola`
+  `max_batch_tokens=1024`, `vllm` `max_num_batched_tokens=512`.
+""",
+            sections=(rows.SECTION, hours.SECTION, mixes.SECTION),
+        ),
+    ),
+)

@@ -1,0 +1,78 @@
+"""The loads of the matrix, with slackline beside the best of the ten at its best setting."""
+
+from collections.abc import Mapping, Sequence
+
+from msgspec.structs import replace
+
+from loadgen.results.matrix.loads import LOADS, Load
+from loadgen.results.section import MISSING, Results, Section, table
+from loadgen.results.slackline.systems import OURS, SEEDS, percents, spread
+
+WORK = ("slos_serve", {"long_deadlines": "work"})
+SIT_OUT = ("slos_serve", {"sit_out": "true"})
+SLOS_SERVE = ("slos_serve", dict[str, str]())
+QOSERVE = ("qoserve", dict[str, str]())
+# Of each load: the rate of the matrix in docs/which-policy.md, the seconds of arrivals, and the
+# policies that were first and second there, at their best settings.
+ROWS: Mapping[str, tuple[float, float, Sequence[tuple[str, dict[str, str]]]]] = {
+    "QoServe, code": (11.34, 300, (WORK, QOSERVE)),
+    "QoServe, conversations": (13.0, 300, (WORK, QOSERVE)),
+    "QoServe, ShareGPT": (5.985, 300, (WORK, QOSERVE)),
+    "SLOs-Serve, ChatBot": (21.3, 60, (SIT_OUT,)),
+    "SLOs-Serve, Coder": (10.8, 150, (SLOS_SERVE,)),
+    "SLOs-Serve, Summarizer": (13.9, 75, (SLOS_SERVE,)),
+    "SLOs-Serve, Mixed": (18.7, 60, (SIT_OUT,)),
+    "SLOs-Serve, ToolLLM": (3.0, 150, (SLOS_SERVE,)),
+    "SLOs-Serve, Reasoning": (0.865, 600, (SIT_OUT,)),
+    "SOLA, tight": (23.1, 60, (SIT_OUT,)),
+    "AdaServe": (26.6, 50, (("slos_serve", {"speculate": "paper"}),)),
+    "Ascendra": (7.68, 120, (SLOS_SERVE,)),
+}
+BEHIND_POINTS = 0.5
+
+
+def render(results: Results, duration_s: float) -> str:
+    return table(
+        ("load", "requests/s", "`slackline`", "the best of the ten", "", "points ahead"),
+        [_row(results, load, duration_s / 3600) for load in LOADS],
+    )
+
+
+def _row(results: Results, load: Load, times: float) -> Sequence[str]:
+    rate_rps, seconds, rivals = ROWS[load.name]
+    run = replace(load.run, rate_rps=rate_rps, duration_s=round(seconds * times, 1))
+    mine = percents(results, replace(run, policy=OURS), SEEDS)
+    theirs = {
+        name: percents(results, replace(run, policy=name, settings=settings), SEEDS)
+        for name, settings in rivals
+    }
+    known = {name: values for name, values in theirs.items() if values is not None}
+    if mine is None or len(known) < len(theirs):
+        return (load.name, f"{rate_rps:g}", spread(mine), MISSING, "", "")
+    best = max(known, key=lambda name: sum(known[name]))
+    ahead = (sum(mine) - sum(known[best])) / len(SEEDS)
+    settings = next(each for name, each in rivals if name == best)
+    shown = ", ".join(f"{key}={value}" for key, value in settings.items())
+    return (
+        load.name,
+        f"{rate_rps:g}",
+        spread(mine),
+        spread(known[best]),
+        f"`{best}:{shown}`" if shown else f"`{best}`",
+        f"{ahead:+.1f}",
+    )
+
+
+SECTION = Section(
+    name="slackline-matrix",
+    title="The loads of the matrix",
+    paper=f"""\
+Requests whose SLO was met (ToolLLM: sessions), in % of those offered: the mean of {len(SEEDS)}
+seeds that nothing was tuned with, and in brackets the least and the most of them. Each load is
+offered at the rate of [which-policy.md](which-policy.md), at which the best of the ten policies
+meets 90 % with seed 7 (QoServe's: half as much again as QoServe carries). Beside it the policy that
+is first there, at the setting that was chosen for that load.""",
+    hours=1.0,
+    render=render,
+    discussion="",
+)
