@@ -32,7 +32,8 @@ class Timing(NamedTuple):
     """Seconds from the beginning of the iteration, in columns along the view's rows."""
 
     prefill_due_s: Floats
-    token_due_s: Floats  # of the next token of a decode
+    token_due_s: Floats  # of the next token of a decode: who may sit out
+    put_off_s: Floats  # the same, or later where earned time may be spent: how long it may take
     pace_s: Floats
 
 
@@ -49,7 +50,7 @@ def iteration(
     `best_effort_first` these wait for the best-effort requests.
     """
     standard = every.rows[~view.best_effort[every.rows]]
-    due_s = timing.token_due_s[standard]
+    due_s = timing.put_off_s[standard]
     least_s = _pass_s(view, timing, standard) + MARGIN_S
     soon = due_s[due_s >= least_s - CLOSE_S]
     if len(soon):
@@ -73,7 +74,9 @@ def iteration(
         running = _running(view, every, standard)
         left = int((view.target_tokens[order] - view.computed_tokens[order]).sum())
         if not _all_fit(view, running, order, left, budget_s):
-            running = _running(view, every, standard[due_s < 2 * longest_s - CLOSE_S])
+            running = _running(
+                view, every, standard[timing.token_due_s[standard] < 2 * longest_s - CLOSE_S]
+            )
         budget_s = _until_due(view, timing, running, order, budget_s)
     else:
         running = _running(view, every, standard)

@@ -56,6 +56,7 @@ class Weighed(NamedTuple):
     relegated: Rows
     lost: bool  # not all can be in time
     token_due_s: Floats  # of the view's rows: seconds from the start
+    put_off_s: Floats  # the same, or later where earned time may be spent
 
 
 class Slackline:
@@ -105,7 +106,12 @@ class Slackline:
         due = due_of_rows(view, self._lengths, self._step_s)
         weighed = self._weighed(view, due, every.victims)
         every = make_room(view, every, weighed.queue[:FIRST])
-        timing = Timing(due.prefill_unix_s - view.start_unix_s, weighed.token_due_s, due.pace_s)
+        timing = Timing(
+            due.prefill_unix_s - view.start_unix_s,
+            weighed.token_due_s,
+            weighed.put_off_s,
+            due.pace_s,
+        )
         others = bool(view.best_effort.any())
         promoted = weighed.relegated[:0]
         if others and not weighed.lost:
@@ -135,18 +141,19 @@ class Slackline:
         token_due_s = token_due_unix_s(view, due) - view.start_unix_s
         token_due_s = put_off_by_mean(view, token_due_s)
         if not len(queue):
-            return Weighed(queue, queue, False, token_due_s)
+            return Weighed(queue, queue, False, token_due_s, token_due_s)
+        put_off_s = token_due_s
         prices = prices_of(view.profile)
         work = work_of_rows(view, due, queue, prices)
         gone = give_way(work, passes_of(view, due, prices))
         relegated = queue[gone & _no_hope(view, queue, work, prices)]
         if _burdened(view, queue, work):
-            token_due_s = put_off_by_deadline(view, token_due_s)
+            put_off_s = put_off_by_deadline(view, token_due_s)
             work = work._replace(due_s=_put_back(view, due, queue, work))
         order = np.lexsort((view.slot[queue], view.arrived_unix_s[queue], work.due_s, gone))
         order = order[_without(view, relegated)[queue[order]]]
         queue = self._room.beginning(view, queue[order], work.due_s[order])
-        return Weighed(queue, relegated, bool(gone.any()), token_due_s)
+        return Weighed(queue, relegated, bool(gone.any()), token_due_s, put_off_s)
 
     def _in_time_again(self, view: View, due: Due) -> Rows:
         """The first best-effort prefill that can be in time, if nothing else is late for it."""
