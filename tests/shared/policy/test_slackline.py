@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadgen.load.arrivals import Gaps, draw_arrivals
-from loadgen.load.mix import plan_requests
+from loadgen.load.mix import PlannedRequest, plan_requests
 from loadgen.load.workload import CHATBOT, Synthetic
 from loadgen.simulator.deployment import Deployment
 from loadgen.simulator.latency import LATENCIES
@@ -282,15 +282,24 @@ CHAT = TierSet(
 )
 
 
+def planned(tiers: TierSet, rate_rps: float, seed: int) -> list[PlannedRequest]:
+    arrivals_s = draw_arrivals(Gaps(), rate_rps, 25.0, seed)
+    return plan_requests(arrivals_s, Synthetic((CHATBOT,), 8192), tiers, seed=seed)
+
+
 def served(
-    policy: str, tiers: TierSet, rate_rps: float, *, latency: str = "none", draft: float = 0.0
+    policy: str,
+    tiers: TierSet,
+    rate_rps: float,
+    *,
+    latency: str = "none",
+    draft: float = 0.0,
+    replicas: int = 1,
+    seed: int = 3,
 ) -> SimulationResult:
-    requests = plan_requests(
-        draw_arrivals(Gaps(), rate_rps, 25.0, 3), Synthetic((CHATBOT,), 8192), tiers, seed=3
-    )
     return simulate(
-        Traffic(requests, tiers, seed=3),
-        Deployment(policy, "a100-llama3-8b", latency=LATENCIES[latency], draft=draft),
+        Traffic(planned(tiers, rate_rps, seed), tiers, seed=seed),
+        Deployment(policy, "a100-llama3-8b", replicas, latency=LATENCIES[latency], draft=draft),
         RunOptions(check_every=50),
     )
 
@@ -312,3 +321,31 @@ def test_every_request_ends_in_overload(draft: float) -> None:
     result = served("slackline", DEMO_3, 16.0, draft=draft)
     assert all(verdict is not None for verdict in result.verdicts)
     assert result.finished == len(result.verdicts)
+
+
+def test_more_replicas_lose_no_more_requests_in_the_mean_over_seeds() -> None:
+    seeds = range(4)
+    met = [
+        sum(served("slackline", CHAT, 24.0, replicas=n, seed=seed).met_fraction for seed in seeds)
+        for n in (1, 2, 3)
+    ]
+    assert met == sorted(met), f"seeds {seeds}: {met}"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_in_overload_hardly_an_important_request_is_lost(seed: int) -> None:
+    """Importance alone is less than capacity; with the others there is half as much again."""
+    tiers = TierSet(
+        name="two",
+        default="low",
+        tiers={
+            "high": Tier(slo=Slo(ttft_s=0.8, tbt_s=0.1), share=0.3, importance=20.0),
+            "low": Tier(slo=Slo(ttft_s=0.8, tbt_s=0.1), share=0.7),
+        },
+    )
+    result = served("slackline", tiers, 16.0, seed=seed)
+    lost: dict[str, list[bool]] = {"high": [], "low": []}
+    for request, verdict in zip(planned(tiers, 16.0, seed), result.verdicts, strict=True):
+        lost[request.tier].append(verdict is None or not verdict.slo_met)
+    share = {tier: sum(each) / len(each) for tier, each in lost.items()}
+    assert share["high"] <= 0.03 and share["low"] > 0.1, f"seed {seed}: {share}"
