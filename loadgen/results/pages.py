@@ -6,7 +6,7 @@ from loadgen.results.job import PRECISION
 from loadgen.results.matrix import which_policy
 from loadgen.results.qoserve import chapter as qoserve
 from loadgen.results.section import Page
-from loadgen.results.slackline import page as slackline
+from loadgen.results.slackline import chapter as slackline
 from loadgen.results.slos_serve import chapter as slos_serve
 from loadgen.results.sola import chapter as sola
 

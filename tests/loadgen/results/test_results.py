@@ -22,6 +22,7 @@ from loadgen.results.matrix.loads import LOADS
 from loadgen.results.matrix.row import SEEDS, TUNING_SEED
 from loadgen.results.matrix.settings import FIXED, PAPERS
 from loadgen.results.page import render_section
+from loadgen.results.pages import PAGES
 from loadgen.results.qoserve import figure15b
 from loadgen.results.qoserve.figure15b import gpus
 from loadgen.results.qoserve.table4 import overall_percent
@@ -370,7 +371,7 @@ def test_the_command_writes_the_whole_page_and_refuses_nonsense(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["--render", "--cache", str(tmp_path), "--out", str(tmp_path)]) == 0
-    text = (tmp_path / "results.md").read_text() + (tmp_path / "which-policy.md").read_text()
+    text = "".join((tmp_path / page.file).read_text() for page in PAGES)
     assert all(section.title in text for section in SECTIONS.values())
     assert main(["--hours", "0"]) == 2
     assert "--hours must be above 0" in capsys.readouterr().err

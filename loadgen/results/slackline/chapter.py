@@ -1,7 +1,7 @@
-"""The page docs/slackline-results.md."""
+"""The chapter on slackline: the page docs/slackline-results.md."""
 
 from loadgen.results.section import Chapter, Page
-from loadgen.results.slackline import hours, mixes, rows
+from loadgen.results.slackline import mixes, same_loads
 from loadgen.results.slackline.systems import OTHERS, SEEDS
 
 PAGE = Page(
@@ -25,7 +25,7 @@ page is made by `python -m loadgen.results --only slackline`.
   Sarathi's orders a chunk of 512 tokens, `qoserve` `alpha_low_s=0.008`, `sola`
   `max_batch_tokens=1024`, `vllm` `max_num_batched_tokens=512`.
 """,
-            sections=(rows.SECTION, hours.SECTION, mixes.SECTION),
+            sections=(same_loads.SECTION, mixes.SECTION),
         ),
     ),
 )
