@@ -11,7 +11,7 @@ from shared.perf.draft import DRAFT
 from shared.tiers import Tier, TierSet
 from shared.vocabulary import Slo
 
-COUNT, FIRST_SEED = 12, 3000
+COUNT, FIRST_SEED = 50, 3000
 BEHIND_POINTS = 3.0
 # Requests a second that two A100s carry, roughly: so much of it is offered that some loads are
 # light, and most are too heavy.

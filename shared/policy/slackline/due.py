@@ -104,6 +104,21 @@ def token_due_unix_s(view: View, due: Due) -> Floats:
     return np.where(np.isfinite(newest), newest, view.start_unix_s) + due.pace_s
 
 
+def sits_out_until_s(view: View, due: Due, token_due_s: Floats) -> Floats:
+    """[rows] until when each decode may sit out, in seconds from the start: until its next token is
+    due. Before a TTLT it is half of the time that is left for each token: its output may turn out
+    to be longer than expected, and to sit out saves no work.
+    """
+    until_s = view.last_due_unix_s - view.start_unix_s
+    rows = (np.isfinite(until_s) & (until_s > 0)).nonzero()[0]
+    if not len(rows):
+        return token_due_s
+    pace_s = np.minimum(due.pace_s[rows], LIKELY * until_s[rows] / due.output_tokens[rows])
+    until = token_due_s.copy()
+    until[rows] += pace_s - due.pace_s[rows]
+    return until
+
+
 def put_off_by_mean(view: View, token_due_s: Floats) -> Floats:
     """[rows] when the next token of each decode is due, in seconds from the start: where the mean
     pace judges the request, tokens that came early put it off.

@@ -5,6 +5,7 @@ Around this file: the instants at which tokens are due (due.py), the work ahead 
 its drafts (drafts.py, yields.py).
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -24,6 +25,7 @@ from shared.policy.slackline.due import (
     due_of_rows,
     put_off_by_deadline,
     put_off_by_mean,
+    sits_out_until_s,
     token_due_unix_s,
 )
 from shared.policy.slackline.forecast import Work, give_way
@@ -31,7 +33,7 @@ from shared.policy.slackline.iteration import FIRST, Timing, iteration
 from shared.policy.slackline.owed import Owed
 from shared.policy.slackline.price import Prices, prices_of
 from shared.policy.slackline.room import Room
-from shared.policy.slackline.work_ahead import passes_of, work_of_offers, work_of_rows
+from shared.policy.slackline.work_ahead import passes_of, unhurried, work_of_offers, work_of_rows
 from shared.policy.slos_serve.best_effort import make_room
 from shared.routing.routings import RouterName
 from shared.schemas import Offer
@@ -43,6 +45,8 @@ STEP_WEIGHT = 0.005
 # seconds by which each of its tokens then puts it back behind others ([qoserve] section 3.6).
 BURDEN = 0.25
 BEHIND_S = 0.008
+# Requests without a TTLT come again within this time.
+LATELY_S = 60.0
 
 
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -73,6 +77,7 @@ class Slackline:
         self._accepted = Accepted()
         self._room = Room()
         self._owed = Owed()
+        self._paced_unix_s = -math.inf  # when there last was a standard request without a TTLT
 
     def admit(self, view: View, offers: Sequence[Offer]) -> Sequence[Admission]:
         """Every offer that fits is taken, unless it would have to give way itself. A request with a
@@ -87,7 +92,7 @@ class Slackline:
         if not asked:
             return answers
         prices = prices_of(view.profile)
-        due = due_of_rows(view, self._lengths, self._step_s)
+        due = self._due(view)
         held = work_of_rows(view, due, _waiting(view), prices)
         coming = [offer for offer in view.promised if offer.service_class is ServiceClass.STANDARD]
         coming += [offers[n] for n in asked]
@@ -103,12 +108,12 @@ class Slackline:
 
     def plan(self, view: View) -> Sequence[Choice]:
         every = chunk.decoding(view)
-        due = due_of_rows(view, self._lengths, self._step_s)
+        due = self._due(view)
         weighed = self._weighed(view, due, every.victims)
         every = make_room(view, every, weighed.queue[:FIRST])
         timing = Timing(
             due.prefill_unix_s - view.start_unix_s,
-            weighed.token_due_s,
+            sits_out_until_s(view, due, weighed.token_due_s),
             weighed.put_off_s,
             due.pace_s,
         )
@@ -134,6 +139,14 @@ class Slackline:
         # what is right changes with each token, but for decodes alone that cannot draft
         alone = not len(queue) and not moves and view.draft is None
         return [choice if alone else replace(choice, repeats=1)]
+
+    def _due(self, view: View) -> Due:
+        """The bounds of the requests that the replica holds."""
+        due = due_of_rows(view, self._lengths, self._step_s)
+        if (np.isinf(view.last_due_unix_s) & ~view.best_effort).any():
+            self._paced_unix_s = view.start_unix_s
+        lately = view.start_unix_s - self._paced_unix_s < LATELY_S
+        return unhurried(view, due) if lately else due
 
     def _weighed(self, view: View, due: Due, victims: Rows) -> "Weighed":
         queue = _waiting(view)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from shared.perf.shape import BatchShape
+from shared.policy import chunk
 from shared.policy.chunk import Rows
 from shared.policy.seam import View
 from shared.policy.slackline.due import Due, token_due_unix_s
@@ -13,6 +14,9 @@ from shared.policy.slackline.forecast import Passes, Work
 from shared.policy.slackline.iteration import BATCH_TOKENS, MARGIN_S, standard_decodes
 from shared.policy.slackline.price import Prices
 from shared.schemas import Offer
+
+# The most of the time that passes may take for the sake of a TTLT.
+HASTE = 0.5
 
 
 def work_of_rows(view: View, due: Due, rows: Rows, prices: Prices) -> Work:
@@ -40,6 +44,19 @@ def work_of_offers(offers: Sequence[Offer], due: Due, now_unix_s: float, prices:
         prices.decoding_s(tokens + due.output_tokens / 2),
         due.output_tokens,
     )
+
+
+def unhurried(view: View, due: Due) -> Due:
+    """The bounds where requests without a TTLT come too: while a prefill waits, the passes that a
+    TTLT asks for take at most HASTE of the time.
+    """
+    rows = standard_decodes(view)
+    whole = np.isfinite(view.last_due_unix_s)
+    waits = ~view.best_effort & (view.phase != chunk.DECODE)
+    if not waits.any() or not whole[rows].any():
+        return due
+    least_s = view.profile.batch_s(chunk.decodes_of(view, rows)) / HASTE
+    return due._replace(pace_s=np.where(whole, np.maximum(due.pace_s, least_s), due.pace_s))
 
 
 def passes_of(view: View, due: Due, prices: Prices) -> Passes:

@@ -25,12 +25,14 @@ from shared.policy.slackline.due import (
     due_of_rows,
     put_off_by_deadline,
     put_off_by_mean,
+    sits_out_until_s,
     token_due_unix_s,
 )
 from shared.policy.slackline.forecast import Passes, Work, give_way
 from shared.policy.slackline.iteration import MARGIN_S
 from shared.policy.slackline.owed import SHARE
 from shared.policy.slackline.price import FULL_TOKENS, prices_of
+from shared.policy.slackline.work_ahead import unhurried
 from shared.policy.slackline.yields import yields
 from shared.tiers import DEMO_3, Tier, TierSet
 from shared.vocabulary import Definition, Slo
@@ -85,6 +87,31 @@ def test_a_ttlt_leaves_time_for_the_output_and_gives_each_token_its_share() -> N
     # a long output would take all of this TTLT; the prefill has half of it
     short = view([Row(slot=1, max_tokens=800, ttlt_s=20.0)])
     assert due_of_rows(short, OutputLengths(), 0.05).prefill_unix_s[0] == NOW + 10.0
+
+
+def test_a_decode_before_a_ttlt_sits_out_for_half_of_the_time_of_a_token() -> None:
+    seen = view([decode(summary(1, max_tokens=100, arrived_s=-580.0), generated=50)])
+    due = due_of_rows(seen, OutputLengths(), 0.02)
+    token_due_s = token_due_unix_s(seen, due) - NOW
+    assert token_due_s[0] == pytest.approx(20.0 / 50)
+    assert sits_out_until_s(seen, due, token_due_s)[0] == pytest.approx(20.0 / 50 / 2)
+    late = view([decode(summary(1, max_tokens=100, arrived_s=-601.0), generated=50)])
+    due = due_of_rows(late, OutputLengths(), 0.02)
+    token_due_s = token_due_unix_s(late, due) - NOW
+    assert sits_out_until_s(late, due, token_due_s)[0] == token_due_s[0]
+
+
+def test_a_ttlt_asks_for_at_most_half_of_the_time_while_others_wait_for_their_prefill() -> None:
+    hurried = decode(summary(1, max_tokens=100, arrived_s=-599.5), generated=50)
+    paced = decode(interactive(2))
+    waits = view([hurried, paced, interactive(3)])
+    due = due_of_rows(waits, OutputLengths(), 0.001)
+    pass_s = waits.profile.batch_s(chunk.decodes_of(waits, np.array([0, 1])))
+    assert due.pace_s[0] < 2 * pass_s
+    assert unhurried(waits, due).pace_s.tolist() == pytest.approx([2 * pass_s, 0.05, 0.05])
+    decodes_alone = view([hurried, paced])
+    due = due_of_rows(decodes_alone, OutputLengths(), 0.001)
+    assert unhurried(decodes_alone, due) == due
 
 
 @pytest.mark.parametrize("definition", Definition)
