@@ -73,6 +73,8 @@ class Run(Struct, frozen=True, kw_only=True):
     wait_s: float | None = None
     kv_tokens: int = 0  # of each replica; 0: as many as the profile states
     window_s: float = 0.0  # also give latencies by windows so long; 0: no windows
+    engine_times: float = 1.0  # as of a `Deployment`
+    length_times: float = 1.0  # as of a `Deployment`
 
     @property
     def digest(self) -> str:
@@ -222,6 +224,8 @@ def trial_of(run: Run) -> Trial:
         draft=run.draft,
         acceptance=run.acceptance,
         hand_back=False,
+        engine_times=run.engine_times,
+        length_times=run.length_times,
     )
     return Trial(
         deployment=deployment,

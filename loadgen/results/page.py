@@ -7,6 +7,8 @@ from loadgen.results.cache import Cache
 from loadgen.results.experiment import Run
 from loadgen.results.section import Chapter, Page, Results, Section
 
+MANY_SEEDS = 4  # more in a row are named by the first and the last
+
 
 def render_page(page: Page, cache: Cache, hours: Mapping[str, float]) -> str:
     """`hours` has the length of the runs of each section that does not use its own."""
@@ -41,7 +43,7 @@ def _facts(results: Results) -> str:
     definitions = _code([run.definition for run in runs])
     lengths_h = sorted({run.duration_s / 3600 for run in runs})
     arrivals = " to ".join(f"{h:.2g}" for h in dict.fromkeys((lengths_h[0], lengths_h[-1])))
-    seeds = ", ".join(f"{seed}" for seed in sorted({run.seed for run in runs}))
+    seeds = _shown(sorted({run.seed for run in runs}))
     return (
         f"Profile {profiles}, seed {seeds}, {arrivals} h of arrivals a run, "
         f"definition {definitions}; {when}."
@@ -55,3 +57,11 @@ def _code(names: Sequence[str]) -> str:
 
 def _joined(*blocks: str) -> str:
     return "\n\n".join(block.strip() for block in blocks if block.strip())
+
+
+def _shown(seeds: Sequence[int]) -> str:
+    """The seeds, in increasing order; many in a row as "FIRST to LAST"."""
+    first, last = seeds[0], seeds[-1]
+    if len(seeds) > MANY_SEEDS and last - first == len(seeds) - 1:
+        return f"{first} to {last}"
+    return ", ".join(map(str, seeds))

@@ -37,6 +37,9 @@ class Deployment:
         times; 0: there is none.
     acceptance: the mean probability that its first token is accepted (acceptance.py).
     hand_back: relegated requests that have not begun go back to the relegation service.
+    engine_times: the engine's iterations (without drafting) take so many times what the profile
+        says.
+    length_times: policies see the outputs of ended requests so many times as long as they were.
     """
 
     policy: str
@@ -48,5 +51,7 @@ class Deployment:
     draft: DraftCost = DRAFT
     acceptance: float = ACCEPTANCE
     hand_back: bool = True
+    engine_times: float = 1.0
+    length_times: float = 1.0
     admission: AdmissionSettings | None = None
     relegation: RelegationSettings | None = None

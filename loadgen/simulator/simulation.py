@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from random import Random
 
 from loadgen.simulator.deployment import Deployment
+from loadgen.simulator.misjudged import MisjudgedLengths, Stretched
 from loadgen.simulator.timeline import Timeline
 from loadgen.simulator.traffic import Traffic, key_of, stored_as
 from loadgen.simulator.virtual_fleet import VirtualFleet
@@ -22,8 +23,10 @@ from shared.core.verdict import GOOD_ENDS
 from shared.errors import ConfigError
 from shared.perf import profile_file as profiles
 from shared.perf.draft import draft_of
+from shared.perf.iteration_time import Profile
 from shared.policy import registry
 from shared.policy.acceptance import Acceptance
+from shared.policy.seam import Policy
 from shared.schemas import Announce, Record, Verdict
 from shared.vocabulary import ReplicaId, RequestKey, Slo
 
@@ -149,8 +152,9 @@ class Simulation:
         self._replicas = [
             VirtualReplica(
                 self._announce(i, deployment.profile, model, pools[i % len(pools)]),
-                registry.make(policy, settings),
+                self._policy_of(deployment),
                 self._profile,
+                self._engine(deployment.engine_times),
                 draft,
                 acceptance,
                 self._timeline,
@@ -164,6 +168,15 @@ class Simulation:
         ]
         self._fleet.start(self._replicas)
         self._arrivals = Arrivals(self._traffic, self._keys, self._timeline, self._receive)
+
+    def _engine(self, times: float) -> Profile:
+        return self._profile if times == 1.0 else Stretched(self._profile, times)
+
+    def _policy_of(self, deployment: Deployment) -> Policy:
+        policy = registry.make(deployment.policy, deployment.settings)
+        if deployment.length_times == 1.0:
+            return policy
+        return MisjudgedLengths(policy, deployment.length_times)
 
     def _announce(self, i: int, profile: str, model: str, pool: str) -> Announce:
         return Announce(

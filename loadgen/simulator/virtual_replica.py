@@ -79,6 +79,7 @@ class VirtualReplica:
         announce: Announce,
         policy: Policy,
         profile: Profile,
+        engine: Profile,
         draft: Draft | None,
         acceptance: Acceptance,
         timeline: Timeline,
@@ -99,7 +100,7 @@ class VirtualReplica:
         self._leaps = leaps and latency.depth == 1 and self._at_once
         settings = ReplicaSettings(depth=latency.depth, lead_s=latency.lead_s, hand_back=hand_back)
         self.core = ReplicaCore(policy, profile, epoch=1, settings=settings, draft=draft)
-        self.worker = VirtualWorker(announce, profile, draft, acceptance)
+        self.worker = VirtualWorker(announce, engine, draft, acceptance)
         self._alarm = Alarm(timeline, self.core.wake_at_unix_s, self._tick)
         self._offers: list[Offer] = []
         self._replies: dict[tuple[RequestKey, int], Reply] = {}

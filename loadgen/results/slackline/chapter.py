@@ -1,7 +1,7 @@
 """The chapter on slackline: the page docs/slackline-results.md."""
 
 from loadgen.results.section import Chapter, Page
-from loadgen.results.slackline import mixes, same_loads
+from loadgen.results.slackline import above_capacity, fleets, mixes, parts, robustness, same_loads
 from loadgen.results.slackline.systems import OTHERS, SEEDS
 
 PAGE = Page(
@@ -19,13 +19,20 @@ page is made by `python -m loadgen.results --only slackline`.
             title="Tables",
             setup=f"""\
 - `slackline` has no setting to choose, and has none here.
-- Seeds are {", ".join(map(str, SEEDS))}, or drawn with the load.
+- Seeds are {", ".join(map(str, SEEDS))}, drawn with the load, or named; none was tuned with.
 - On loads drawn at random each other policy has one setting, the one that suits most loads:
   {", ".join(f"`{name}`" for name, settings in OTHERS.items() if not settings)} their defaults,
   Sarathi's orders a chunk of 512 tokens, `qoserve` `alpha_low_s=0.008`, `sola`
   `max_batch_tokens=1024`, `vllm` `max_num_batched_tokens=512`.
 """,
-            sections=(same_loads.SECTION, mixes.SECTION),
+            sections=(
+                same_loads.SECTION,
+                mixes.SECTION,
+                above_capacity.SECTION,
+                robustness.SECTION,
+                parts.SECTION,
+                fleets.SECTION,
+            ),
         ),
     ),
 )

@@ -25,6 +25,7 @@ CARRIED_RPS = {
     "azure-conv": 12.0,
 }
 TIMES = (0.6, 1.6)
+BEHIND = ("seed", "workload", "tiers", "judged by", "requests/s", "`slackline`", "best")
 DEFINITIONS = ("deadline", "mean-tpot", "max-tpot-10")
 
 
@@ -92,24 +93,23 @@ def render(results: Results, duration_s: float) -> str:
                 [(f"`{policy}`", *_summary(values)) for policy, values in ahead.items()]
                 + [("the best of the ten on each", *_summary(leads))],
             ),
-            f"The loads on which it is more than half a point behind, {len(rows)} of {len(leads)}:",
-            table(
-                ("seed", "workload", "tiers", "judged by", "requests/s", "`slackline`", "best"),
-                [
-                    (
-                        str(seed),
-                        run.workload + (", bursts" if run.arrivals != "poisson" else ""),
-                        "; ".join(_shown(tier) for tier in run.tiers.tiers.values())
-                        + (", a draft" if run.draft else ""),
-                        f"`{run.definition}`",
-                        f"{run.rate_rps:g} on {run.replicas}",
-                        f"{mine:.1f}",
-                        f"{value:.1f} `{best}`",
-                    )
-                    for _, seed, run, mine, best, value in rows
-                ],
-            ),
+            f"It is more than half a point behind on {len(rows)} of {len(leads)} loads"
+            + (":" if rows else "."),
+            table(BEHIND, [_behind(*row) for row in rows]) if rows else "",
         )
+    )
+
+
+def _behind(_: float, seed: int, run: Run, mine: float, best: str, value: float) -> Sequence[str]:
+    return (
+        str(seed),
+        run.workload + (", bursts" if run.arrivals != "poisson" else ""),
+        "; ".join(_shown(tier) for tier in run.tiers.tiers.values())
+        + (", a draft" if run.draft else ""),
+        f"`{run.definition}`",
+        f"{run.rate_rps:g} on {run.replicas}",
+        f"{mine:.1f}",
+        f"{value:.1f} `{best}`",
     )
 
 

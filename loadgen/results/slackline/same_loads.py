@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
+from loadgen.results.experiment import Run
 from loadgen.results.matrix.loads import LOADS, Load
 from loadgen.results.section import MISSING, Results, Section, table
 from loadgen.results.slackline.systems import OURS, SEEDS, percents, spread
@@ -38,9 +39,20 @@ def render(results: Results, duration_s: float) -> str:
     )
 
 
+def load_of(name: str, hours: float, times: float = 1.0) -> Run:
+    """A load of the matrix at so many times its rate, for so many times its length."""
+    load = next(load for load in LOADS if load.name == name)
+    rate_rps, seconds, _ = ROWS[name]
+    return replace(
+        load.run,
+        rate_rps=float(f"{rate_rps * times:.4g}"),
+        duration_s=round(seconds * hours, 1),
+    )
+
+
 def _row(results: Results, load: Load, times: float) -> Sequence[str]:
-    rate_rps, seconds, rivals = ROWS[load.name]
-    run = replace(load.run, rate_rps=rate_rps, duration_s=round(seconds * times, 1))
+    rate_rps, _, rivals = ROWS[load.name]
+    run = load_of(load.name, times)
     mine = percents(results, replace(run, policy=OURS), SEEDS)
     theirs = {
         name: percents(results, replace(run, policy=name, settings=settings), SEEDS)

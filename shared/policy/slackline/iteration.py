@@ -18,6 +18,7 @@ import numpy as np
 from shared.perf.shape import BatchShape
 from shared.policy import chunk
 from shared.policy.chunk import Decoding, Rows
+from shared.policy.prefills_alone import whole_prefills
 from shared.policy.seam import Choice, Floats, View
 
 # Live, nine of ten iterations come within 2 ms (docs/simulator.md).
@@ -68,9 +69,12 @@ def iteration(
         return _best_effort_first(view, every, running, order, budget_s)
     if len(order):
         if len(standard) and len(soon) == len(standard):
-            alone = _alone(view, timing, every, order, longest_s - least_s)
-            if alone is not None:
-                return alone
+            first = order[:FIRST]
+            # beside decodes it would have to end a margin before
+            due_s = timing.prefill_due_s[first] - MARGIN_S
+            without = whole_prefills(view, every, every.shape, first, due_s, longest_s - least_s)
+            if without is not None:
+                return without
         running = _running(view, every, standard)
         left = int((view.target_tokens[order] - view.computed_tokens[order]).sum())
         if not _all_fit(view, running, order, left, budget_s):
@@ -111,33 +115,6 @@ def _all_fit(view: View, running: Decoding, order: Rows, left: int, budget_s: fl
         cached = int(view.computed_tokens[row])
         shape = shape.with_chunk(int(view.target_tokens[row]) - cached, cached)
     return view.profile.batch_s(shape) <= budget_s
-
-
-def _alone(
-    view: View, timing: Timing, every: Decoding, order: Rows, limit_s: float
-) -> Choice | None:
-    """The longest batch of whole prefills that is worth a batch of its own; None where none is."""
-    if limit_s <= 0 or len(every.victims):
-        return None
-    beside, alone, count = every.shape, BatchShape(), 0
-    first = order[:FIRST]
-    left = view.target_tokens[first] - view.computed_tokens[first]
-    for n, row in enumerate(first.tolist()):
-        cached, until_s = int(view.computed_tokens[row]), float(timing.prefill_due_s[row])
-        beside = beside.with_chunk(int(left[n]), cached)
-        alone = alone.with_chunk(int(left[n]), cached)
-        alone_s = view.profile.batch_s(alone)
-        if alone_s > limit_s:
-            break
-        if alone_s <= until_s < view.profile.batch_s(beside) + MARGIN_S:
-            count = n + 1
-    if not count:
-        return None
-    room = Decoding(
-        every.rows[:0], every.victims, every.free_blocks - len(every.rows), BatchShape()
-    )
-    choice = chunk.fill(view, room, first[:count], limit_tokens=int(left[:count].sum()))
-    return choice if np.array_equal(choice.caps, left[:count]) else None
 
 
 def _until_due(

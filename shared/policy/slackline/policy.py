@@ -8,6 +8,7 @@ its drafts (drafts.py, yields.py).
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from enum import StrEnum
 from typing import NamedTuple
 
 import numpy as np
@@ -49,8 +50,25 @@ BEHIND_S = 0.008
 LATELY_S = 60.0
 
 
+class Part(StrEnum):
+    """The parts of the rule that an ablation leaves out."""
+
+    DOOR = "door"  # offers that would give way are declined
+    RELEGATION = "relegation"  # prefills that give way leave the standard class
+    DUE_FIRST = "due_first"  # prefills run in the order in which they are due
+    SIT_OUT = "sit_out"  # decodes that are not due
+    IN_TIME = "in_time"  # iterations end where prefills are due, or run them alone
+    EARNED = "earned"  # early tokens make iterations longer
+    UNHURRIED = "unhurried"  # the passes that a TTLT asks for take half of the time
+    ROOM = "room"  # KV is left to urgent requests
+    OWED = "owed"  # best-effort requests get their share of the time
+    PROMOTION = "promotion"
+    DRAFTS = "drafts"
+
+
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     router: RouterName = "in_time"
+    without: Part | None = None  # for an ablation
 
 
 class Weighed(NamedTuple):
@@ -77,6 +95,7 @@ class Slackline:
         self._accepted = Accepted()
         self._room = Room()
         self._owed = Owed()
+        self._parts = frozenset(Part) - {settings.without}
         self._paced_unix_s = -math.inf  # when there last was a standard request without a TTLT
 
     def admit(self, view: View, offers: Sequence[Offer]) -> Sequence[Admission]:
@@ -89,7 +108,7 @@ class Slackline:
             for n, offer in enumerate(offers)
             if answers[n].accepted and offer.service_class is ServiceClass.STANDARD
         ]
-        if not asked:
+        if not asked or Part.DOOR not in self._parts:
             return answers
         prices = prices_of(view.profile)
         due = self._due(view)
@@ -111,19 +130,15 @@ class Slackline:
         due = self._due(view)
         weighed = self._weighed(view, due, every.victims)
         every = make_room(view, every, weighed.queue[:FIRST])
-        timing = Timing(
-            due.prefill_unix_s - view.start_unix_s,
-            sits_out_until_s(view, due, weighed.token_due_s),
-            weighed.put_off_s,
-            due.pace_s,
-        )
+        timing = self._timing(view, due, weighed)
         others = bool(view.best_effort.any())
         promoted = weighed.relegated[:0]
-        if others and not weighed.lost:
+        if others and not weighed.lost and Part.PROMOTION in self._parts:
             promoted = self._in_time_again(view, due)
         first = others and self._owed.due(view.start_unix_s, self._step_s)
+        first &= Part.OWED in self._parts
         queue, choice = weighed.queue, None
-        if not first:
+        if not first and Part.DRAFTS in self._parts:
             choice = drafting(view, timing, every, queue, self._accepted.scale)
         if choice is None:
             choice = iteration(view, timing, every, queue, best_effort_first=first)
@@ -146,13 +161,25 @@ class Slackline:
         if (np.isinf(view.last_due_unix_s) & ~view.best_effort).any():
             self._paced_unix_s = view.start_unix_s
         lately = view.start_unix_s - self._paced_unix_s < LATELY_S
-        return unhurried(view, due) if lately else due
+        if not lately or Part.UNHURRIED not in self._parts:
+            return due
+        return unhurried(view, due)
+
+    def _timing(self, view: View, due: Due, weighed: Weighed) -> Timing:
+        prefill_due_s = due.prefill_unix_s - view.start_unix_s
+        sit_out_s = sits_out_until_s(view, due, weighed.token_due_s)
+        if Part.IN_TIME not in self._parts:
+            prefill_due_s = np.full(view.rows, -math.inf)
+        if Part.SIT_OUT not in self._parts:
+            sit_out_s = np.full(view.rows, -math.inf)
+        return Timing(prefill_due_s, sit_out_s, weighed.put_off_s, due.pace_s)
 
     def _weighed(self, view: View, due: Due, victims: Rows) -> "Weighed":
         queue = _waiting(view)
         queue = queue[_without(view, victims)[queue]]
         token_due_s = token_due_unix_s(view, due) - view.start_unix_s
-        token_due_s = put_off_by_mean(view, token_due_s)
+        if Part.EARNED in self._parts:
+            token_due_s = put_off_by_mean(view, token_due_s)
         if not len(queue):
             return Weighed(queue, queue, False, token_due_s, token_due_s)
         put_off_s = token_due_s
@@ -160,12 +187,18 @@ class Slackline:
         work = work_of_rows(view, due, queue, prices)
         gone = give_way(work, passes_of(view, due, prices))
         relegated = queue[gone & _no_hope(view, queue, work, prices)]
-        if _burdened(view, queue, work):
+        if Part.RELEGATION not in self._parts:
+            relegated = relegated[:0]
+        if Part.EARNED in self._parts and _burdened(view, queue, work):
             put_off_s = put_off_by_deadline(view, token_due_s)
             work = work._replace(due_s=_put_back(view, due, queue, work))
+        if Part.DUE_FIRST not in self._parts:
+            work = work._replace(due_s=view.arrived_unix_s[queue] - view.start_unix_s)
         order = np.lexsort((view.slot[queue], view.arrived_unix_s[queue], work.due_s, gone))
         order = order[_without(view, relegated)[queue[order]]]
-        queue = self._room.beginning(view, queue[order], work.due_s[order])
+        queue = queue[order]
+        if Part.ROOM in self._parts:
+            queue = self._room.beginning(view, queue, work.due_s[order])
         return Weighed(queue, relegated, bool(gone.any()), token_due_s, put_off_s)
 
     def _in_time_again(self, view: View, due: Due) -> Rows:

@@ -12,7 +12,8 @@ import numpy as np
 
 from shared.perf.shape import BatchShape
 from shared.policy import chunk
-from shared.policy.chunk import Decoding, Rows
+from shared.policy.chunk import Rows
+from shared.policy.prefills_alone import whole_prefills
 from shared.policy.seam import Choice, Floats, View
 from shared.policy.slos_serve.batch import CLOSE_S, MARGIN_S, Standing, by_deadline
 from shared.policy.slos_serve.draft_length import BATCH_TOKENS
@@ -54,32 +55,14 @@ def tokens_alone(view: View, tpot_s: Floats, due_s: Floats) -> Floats:
 
 def prefills_alone(view: View, standing: Standing) -> Choice | None:
     """The longest batch of the kind above; None where there is none."""
-    limit_s = spare_s(view, standing.tpot_s)
     every = chunk.decoding(view)
     queued = (view.phase != chunk.DECODE) & ~view.best_effort
-    if limit_s <= 0 or len(every.victims) or not queued.any():
+    if not queued.any():
         return None
     order = by_deadline(view, standing, queued.nonzero()[0])[:PROMPTS]
     due_s = standing.due_unix_s[order] - view.start_unix_s
-    left = view.target_tokens[order] - view.computed_tokens[order]
     beside = chunk.decodes_of(view, every.rows[~view.best_effort[every.rows]])
-    alone, count = BatchShape(), 0
-    for n, (row, due) in enumerate(zip(order.tolist(), due_s.tolist(), strict=True)):
-        cached = int(view.computed_tokens[row])
-        beside = beside.with_chunk(int(left[n]), cached)
-        alone = alone.with_chunk(int(left[n]), cached)
-        alone_s = view.profile.batch_s(alone)
-        if alone_s > limit_s:
-            break
-        if alone_s <= due < view.profile.batch_s(beside):
-            count = n + 1
-    if not count:
-        return None
-    room = Decoding(
-        every.rows[:0], every.victims, every.free_blocks - len(every.rows), BatchShape()
-    )
-    choice = chunk.fill(view, room, order[:count], limit_tokens=int(left[:count].sum()))
-    return choice if np.array_equal(choice.caps, left[:count]) else None
+    return whole_prefills(view, every, beside, order, due_s, spare_s(view, standing.tpot_s))
 
 
 def _decodes(view: View) -> Rows:

@@ -31,6 +31,7 @@ from shared.policy.slackline.due import (
 from shared.policy.slackline.forecast import Passes, Work, give_way
 from shared.policy.slackline.iteration import MARGIN_S
 from shared.policy.slackline.owed import SHARE
+from shared.policy.slackline.policy import Part
 from shared.policy.slackline.price import FULL_TOKENS, prices_of
 from shared.policy.slackline.work_ahead import unhurried
 from shared.policy.slackline.yields import yields
@@ -376,3 +377,11 @@ def test_in_overload_hardly_an_important_request_is_lost(seed: int) -> None:
         lost[request.tier].append(verdict is None or not verdict.slo_met)
     share = {tier: sum(each) / len(each) for tier, each in lost.items()}
     assert share["high"] <= 0.03 and share["low"] > 0.1, f"seed {seed}: {share}"
+
+
+@pytest.mark.parametrize("part", Part)
+def test_without_any_of_its_parts_every_request_ends(part: Part) -> None:
+    requests = planned(DEMO_3, 12.0, 5)
+    deployment = Deployment("slackline", "a100-llama3-8b", settings={"without": part.value})
+    result = simulate(Traffic(requests, DEMO_3, seed=5), deployment, RunOptions(check_every=50))
+    assert result.finished == len(result.verdicts)

@@ -1,0 +1,54 @@
+"""More than the replicas carry: slackline beside three others and the bound."""
+
+from msgspec.structs import replace
+
+from loadgen.results.experiment import BOUND, Run
+from loadgen.results.section import MISSING, Results, Section, table
+from loadgen.results.slackline.same_loads import load_of
+from loadgen.results.slackline.systems import OURS, met_percent, other
+
+NAMES = ("QoServe, code", "QoServe, ShareGPT", "SLOs-Serve, ChatBot", "SLOs-Serve, Mixed")
+TIMES = (1.1, 1.5, 2.0)
+RIVALS = ("qoserve", "slos_serve", "edf")
+IMPORTANT = 0.2
+SEED = 31
+
+
+def render(results: Results, duration_s: float) -> str:
+    rows = []
+    for name in NAMES:
+        for times in TIMES:
+            run = replace(load_of(name, duration_s / 3600, times), seed=SEED)
+            cells = [met_percent(results, replace(run, policy=OURS))]
+            cells += [met_percent(results, other(run, rival)) for rival in RIVALS]
+            bound = results.bound(replace(run, policy=BOUND))
+            cells.append(None if bound is None else 100 * (1 - bound.violated_fraction))
+            cells += _by_importance(results, replace(run, policy=OURS, important=IMPORTANT))
+            shown = (MISSING if cell is None else f"{cell:.1f}" for cell in cells)
+            rows.append((name, f"{times:g}", f"{run.rate_rps:g}", *shown))
+    head = ("load", "times", "requests/s", f"`{OURS}`", *(f"`{rival}`" for rival in RIVALS))
+    return table((*head, "bound", f"`{OURS}`: important", "others"), rows)
+
+
+def _by_importance(results: Results, run: Run) -> list[float | None]:
+    """Requests whose SLO was met, in %: of the important ones, and of the others."""
+    figures = results.figures(run)
+    groups = None if figures is None else figures.by_importance
+    if not groups:
+        return [None, None]
+    ordered = sorted(groups, key=float, reverse=True)
+    return [100 * (1 - groups[name].violated / groups[name].offered) for name in ordered]
+
+
+SECTION = Section(
+    name="slackline-overload",
+    title="Overload",
+    paper=f"""\
+Requests whose SLO was met, in %, with seed {SEED}. Once the rate is that above: overload for
+QoServe's loads, and just less than the replicas carry of the others. The bound is what no scheduler
+without a draft model can exceed ([bound.md](bound.md)). In the last two columns {IMPORTANT:.0%} of
+the requests are important.""",
+    hours=0.5,
+    render=render,
+    discussion="",
+)

@@ -1,0 +1,69 @@
+"""Fleets of one to 64 replicas, other GPUs and models, with and without a draft model."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from msgspec.structs import replace
+
+from loadgen.results.section import MISSING, Results, Section, table
+from loadgen.results.slackline.same_loads import load_of
+from loadgen.results.slackline.systems import OURS, met_percent, other
+
+NAMES = ("SLOs-Serve, ChatBot", "QoServe, ShareGPT")
+RIVALS = ("qoserve", "slos_serve")
+SEED = 34
+REPLICAS = (1, 2, 4, 16, 64)
+# Of each profile so many times the rate of an A100 with the 8B model, roughly.
+PROFILES: Mapping[str, float] = {
+    "h100-llama3-8b": 2.0,
+    "a100-llama3-70b-tp4": 0.35,
+    "h100-llama3-70b-tp4": 0.7,
+}
+REQUESTS = 2000  # of each run, at most
+
+
+def render(results: Results, duration_s: float) -> str:
+    rows = []
+    for name in NAMES:
+        load = load_of(name, duration_s / 3600)
+        for label, rate_rps, changes in _fleets(load.rate_rps):
+            # 64 replicas have the requests of two in a shorter time, but some to be full
+            seconds = max(min(load.duration_s, REQUESTS / rate_rps), 20.0)
+            run = replace(load, seed=SEED, rate_rps=rate_rps, duration_s=seconds, **changes)
+            cells = [met_percent(results, replace(run, policy=OURS))]
+            cells += [met_percent(results, other(run, rival)) for rival in RIVALS]
+            shown = (MISSING if cell is None else f"{cell:.1f}" for cell in cells)
+            rows.append((name, label, f"{rate_rps:g}", *shown))
+    head = ("load", "fleet", "requests/s", f"`{OURS}`", *(f"`{rival}`" for rival in RIVALS))
+    return table(head, rows)
+
+
+def _fleets(rate_rps: float) -> list[tuple[str, float, dict[str, Any]]]:
+    """Label, rate, and what differs from two A100s."""
+    each = rate_rps / 2
+    fleets: list[tuple[str, float, dict[str, Any]]] = [
+        (f"{count} x A100", _rounded(each * count), {"replicas": count}) for count in REPLICAS
+    ]
+    fleets.append(("2 x A100, without a draft model", rate_rps, {"draft": 0.0}))
+    fleets += [
+        (f"2 x `{profile}`", _rounded(rate_rps * times), {"profile": profile})
+        for profile, times in PROFILES.items()
+    ]
+    return fleets
+
+
+def _rounded(rate_rps: float) -> float:
+    return float(f"{rate_rps:.3g}")
+
+
+SECTION = Section(
+    name="slackline-fleets",
+    title="Other fleets",
+    paper=f"""\
+Requests whose SLO was met, in %, with seed {SEED}. Rates are those above for each replica, times a
+rough ratio of the GPUs. Runs of more than two replicas last from 20 s, so that few of their
+requests meet a fleet that has been full for long.""",
+    hours=0.5,
+    render=render,
+    discussion="",
+)

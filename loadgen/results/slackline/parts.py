@@ -1,0 +1,79 @@
+"""Ablation: slackline without each of its parts."""
+
+from collections.abc import Mapping
+
+from msgspec.structs import replace
+
+from loadgen.results.experiment import Run
+from loadgen.results.section import MISSING, Results, Section, table
+from loadgen.results.slackline.same_loads import load_of
+from loadgen.results.slackline.systems import OURS, met_percent
+from shared.policy.slackline.policy import Part
+from shared.tiers import DEMO_3
+
+NAMES = (
+    "QoServe, ShareGPT",
+    "SLOs-Serve, ChatBot",
+    "SLOs-Serve, Coder",
+    "SLOs-Serve, Mixed",
+    "AdaServe",
+)
+WHOLE_ANSWERS = "`mix`, `demo-3`"
+SEED = 33
+LABELS: Mapping[Part, str] = {
+    Part.DOOR: "none is declined at the door",
+    Part.RELEGATION: "none leaves the queue",
+    Part.DUE_FIRST: "prefills in the order of arrival",
+    Part.SIT_OUT: "all decodes in each iteration",
+    Part.IN_TIME: "no iteration ends for a prefill, or has prefills alone",
+    Part.EARNED: "early tokens earn nothing",
+    Part.UNHURRIED: "a TTLT may shorten every iteration",
+    Part.ROOM: "no KV is left to urgent requests",
+    Part.OWED: "best-effort requests have no share",
+    Part.PROMOTION: "none is promoted",
+    Part.DRAFTS: "no drafts",
+}
+
+
+def render(results: Results, duration_s: float) -> str:
+    loads = {name: load_of(name, duration_s / 3600) for name in NAMES}
+    loads[WHOLE_ANSWERS] = _whole_answers(duration_s)
+    ours = {name: replace(run, policy=OURS, settings={}, seed=SEED) for name, run in loads.items()}
+    base = {name: met_percent(results, run) for name, run in ours.items()}
+    rows = [("whole", *(_shown(value) for value in base.values()))]
+    for part, label in LABELS.items():
+        cells = []
+        for name, run in ours.items():
+            value = met_percent(results, replace(run, settings={"without": part.value}))
+            whole = base[name]
+            cells.append(MISSING if value is None or whole is None else f"{value - whole:+.1f}")
+        rows.append((label, *cells))
+    return table(("without", *loads), rows)
+
+
+def _whole_answers(duration_s: float) -> Run:
+    return Run(
+        policy="",
+        workload="mix",
+        rate_rps=10.0,
+        duration_s=round(300 * duration_s / 3600, 1),
+        tiers=DEMO_3,
+        replicas=2,
+        profile="a100-llama3-8b",
+    )
+
+
+def _shown(value: float | None) -> str:
+    return MISSING if value is None else f"{value:.1f}"
+
+
+SECTION = Section(
+    name="slackline-parts",
+    title="Ablation",
+    paper=f"""\
+Requests whose SLO was met by the whole policy, in %, and the points that are gained or lost without
+one of its parts (its setting `without`), with seed {SEED}.""",
+    hours=0.5,
+    render=render,
+    discussion="",
+)

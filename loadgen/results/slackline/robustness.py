@@ -1,0 +1,55 @@
+"""Loads and replicas that are not what the policies take them for."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from msgspec.structs import replace
+
+from loadgen.results.section import MISSING, Results, Section, table
+from loadgen.results.slackline.same_loads import load_of
+from loadgen.results.slackline.systems import OURS, met_percent, other
+
+# Each at a part of its rate, so that there is something to lose.
+NAMES: Mapping[str, float] = {
+    "QoServe, ShareGPT": 1.0,
+    "SLOs-Serve, Coder": 0.9,
+    "SLOs-Serve, Mixed": 0.9,
+    "Ascendra": 0.9,
+}
+RIVALS = ("qoserve", "slos_serve")
+SEED = 32
+CASES: Mapping[str, Mapping[str, Any]] = {
+    "as predicted": {},
+    "outputs half as long as lately": {"length_times": 2.0},
+    "outputs twice as long as lately": {"length_times": 0.5},
+    "engines 15 % faster than their profile": {"engine_times": 0.85},
+    "engines 15 % slower than their profile": {"engine_times": 1.15},
+    "arrivals in bursts (Gamma, CV 3)": {"arrivals": "gamma:3"},
+    "twice the rate for a tenth of the time": {"bursts": "20:2,180:0.89"},
+}
+
+
+def render(results: Results, duration_s: float) -> str:
+    rows = []
+    for name, times in NAMES.items():
+        for case, changes in CASES.items():
+            run = replace(load_of(name, duration_s / 3600, times), seed=SEED, **changes)
+            cells = [met_percent(results, replace(run, policy=OURS))]
+            cells += [met_percent(results, other(run, rival)) for rival in RIVALS]
+            shown = (MISSING if cell is None else f"{cell:.1f}" for cell in cells)
+            rows.append((f"{name} x {times:g}", case, *shown))
+    head = ("load", "what is different", f"`{OURS}`", *(f"`{rival}`" for rival in RIVALS))
+    return table(head, rows)
+
+
+SECTION = Section(
+    name="slackline-robustness",
+    title="What is misjudged",
+    paper=f"""\
+Requests whose SLO was met, in %, with seed {SEED}. Policies learn output lengths from the requests
+that end; here they see them twice or half as long as they were. Engines take so much more or less
+than the profile says; the planner corrects its predictions as it sees them.""",
+    hours=0.5,
+    render=render,
+    discussion="",
+)

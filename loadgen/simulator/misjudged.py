@@ -1,0 +1,50 @@
+"""Replicas that are not what the planner takes them for: slower or faster engines than the profile
+says, and outputs longer or shorter than those that the policy learns from.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from shared.perf.iteration_time import Profile
+from shared.perf.shape import BatchShape
+from shared.policy.seam import Admission, Choice, Observation, Policy, View
+from shared.schemas import Offer
+
+
+@dataclass(frozen=True, slots=True)
+class Stretched:
+    """A profile of which every iteration takes `times` as long."""
+
+    profile: Profile
+    times: float
+
+    @property
+    def name(self) -> str:
+        return self.profile.name
+
+    def batch_s(self, shape: BatchShape) -> float:
+        return self.times * self.profile.batch_s(shape)
+
+    def prefill_budget(self, shape: BatchShape, cached: int, budget_s: float, limit: int) -> int:
+        return self.profile.prefill_budget(shape, cached, budget_s / self.times, limit)
+
+
+class MisjudgedLengths:
+    """A policy that sees the outputs of ended requests `times` as long as they were."""
+
+    def __init__(self, policy: Policy, times: float) -> None:
+        self.name, self.declared = policy.name, policy.declared
+        self._policy, self._times = policy, times
+
+    def admit(self, view: View, offers: Sequence[Offer]) -> Sequence[Admission]:
+        return self._policy.admit(view, offers)
+
+    def plan(self, view: View) -> Sequence[Choice]:
+        return self._policy.plan(view)
+
+    def observe(self, seen: Observation) -> None:
+        ended = [
+            replace(each, output_tokens=round(self._times * each.output_tokens))
+            for each in seen.ended
+        ]
+        self._policy.observe(replace(seen, ended=ended))

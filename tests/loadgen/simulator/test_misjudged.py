@@ -1,0 +1,65 @@
+"""Engines that are slower than their profile, and outputs that are longer than was learned."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loadgen.load.arrivals import Gaps, draw_arrivals
+from loadgen.load.mix import plan_requests
+from loadgen.load.workload import named_workload
+from loadgen.simulator.deployment import Deployment
+from loadgen.simulator.misjudged import MisjudgedLengths, Stretched
+from loadgen.simulator.simulation import SimulationResult, simulate
+from loadgen.simulator.traffic import Traffic
+from shared.perf.shape import BatchShape
+from shared.policy import registry
+from shared.policy.seam import Ended, Observation
+from shared.tiers import DEMO_3
+from tests.shared.policy.views import Linear
+
+
+def served(deployment: Deployment) -> SimulationResult:
+    arrivals = draw_arrivals(Gaps(), 4.0, 10.0, 1)
+    requests = plan_requests(arrivals, named_workload("mix", 8192), DEMO_3, 1)
+    return simulate(Traffic(requests, DEMO_3, 1), deployment)
+
+
+@given(st.floats(0.5, 2.0), st.integers(0, 50), st.integers(0, 4000), st.floats(0.0, 0.2))
+def test_a_stretched_profile_takes_so_many_times_as_long_and_its_inverse_holds(
+    times: float, decodes: int, cached: int, budget_s: float
+) -> None:
+    profile = Linear()
+    shape = BatchShape(decodes=decodes, decode_context=100 * decodes)
+    stretched = Stretched(profile, times)
+    assert stretched.batch_s(shape) == times * profile.batch_s(shape)
+    tokens = stretched.prefill_budget(shape, cached, budget_s, 2000)
+    if tokens:
+        assert stretched.batch_s(shape.with_chunk(tokens, cached)) <= budget_s + 1e-9
+    if tokens < 2000:
+        assert stretched.batch_s(shape.with_chunk(tokens + 1, cached)) > budget_s - 1e-9
+
+
+def test_slower_engines_are_busy_for_longer_and_every_request_ends() -> None:
+    deployment = Deployment("slackline", "a100-llama3-8b", 2, draft=0.0)
+    usual = served(deployment)
+    slow = served(replace(deployment, engine_times=1.3))
+    assert slow.busy_s > 1.1 * usual.busy_s
+    assert all(verdict is not None for verdict in slow.verdicts)
+
+
+@pytest.mark.parametrize("times", [0.5, 2.0])
+def test_a_policy_learns_from_outputs_so_many_times_as_long(times: float) -> None:
+    class Recorder:
+        name, declared = "recorder", registry.make("fcfs").declared
+        admit = plan = None
+
+        def observe(self, seen: Observation) -> None:
+            self.seen = seen
+
+    recorder = Recorder()
+    policy = MisjudgedLengths(recorder, times)
+    ended = [Ended("chat", 10, 100, 40)]
+    policy.observe(Observation(0.0, BatchShape(), 0.0, 0.0, ended=ended))
+    assert recorder.seen.ended == [Ended("chat", 10, 100, round(40 * times))]
