@@ -38,6 +38,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "loadgen.commands.capacity",
         "find the highest rate at which few enough requests miss their SLO, in virtual time",
     ),
+    "advise": (
+        "loadgen.commands.advise",
+        "say how many replicas of which GPU a recorded load needs, and which requests suffer",
+    ),
     "search": (
         "loadgen.commands.search",
         (

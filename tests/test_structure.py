@@ -46,7 +46,7 @@ LAYERS: dict[str, tuple[set[str], ...]] = {
         {"simulator"},
         {"bound", "fleet"},
         {"bench", "lab"},
-        {"demo", "results"},
+        {"advise", "demo", "results"},
         {"commands", "beside_vllm"},
         {"__main__"},
     ),

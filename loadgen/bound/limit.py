@@ -66,3 +66,16 @@ def bound(
         met_by=met_by,
         wall_s=time.perf_counter() - began_s,
     )
+
+
+def alone(requests: Sequence[PlannedRequest], tiers: TierSet, profile_name: str) -> int:
+    """The number of these requests that a scheduler without a draft model could satisfy with a
+    replica for each. Later rounds of a session count as satisfied.
+    """
+    file = profiles.read(profile_name)
+    first = [request for request in requests if request.after is None]
+    later = len(requests) - len(first)
+    if not first:
+        return later
+    instance = Instance(first, tiers, file.profile(), file.kv_capacity_tokens, 1)
+    return later + len(instance.work.steps) + instance.unbounded

@@ -57,20 +57,20 @@ def write_plots(rounds: Sequence[Round], tiers: TierSet, folder: Path) -> Iterat
     comparisons = [one.comparison for one in rounds]
     for one in rounds:
         suffix = f"-at-{one.comparison.rate_rps:g}" if len(rounds) > 1 else ""
-        yield _write(violations(one.comparison, tiers), folder / f"violations{suffix}.svg")
-        yield _write(latency_distributions(one, tiers), folder / f"latency{suffix}.svg")
+        yield write(violations(one.comparison, tiers), folder / f"violations{suffix}.svg")
+        yield write(latency_distributions(one, tiers), folder / f"latency{suffix}.svg")
         if any(len(latencies.plane) for each in one.latencies for latencies in each.values()):
-            yield _write(plane(one, tiers), folder / f"plane{suffix}.svg")
+            yield write(plane(one, tiers), folder / f"plane{suffix}.svg")
     if len(rounds) > 1:
-        yield _write(violations_over_load(comparisons, tiers), folder / "violations-over-load.svg")
-        yield _write(latency_over_load(comparisons, tiers), folder / "latency-over-load.svg")
+        yield write(violations_over_load(comparisons, tiers), folder / "violations-over-load.svg")
+        yield write(latency_over_load(comparisons, tiers), folder / "latency-over-load.svg")
 
 
 def violations(found: Comparison, tiers: TierSet) -> Figure:
     """Bars for all requests and for each tier; the bound is that of all requests."""
     groups = ["all", *_shown([found], tiers)]
     policies = found.policies
-    figure, [axes] = _figure(
+    figure, [axes] = new_figure(
         1,
         1,
         "Requests whose SLO was violated",
@@ -114,7 +114,7 @@ def latency_distributions(one: Round, tiers: TierSet) -> Figure:
     """A row for TTFT and one for TTLT, a column per tier; a tier's bound is a vertical line."""
     found, shown = one.comparison, _shown([one.comparison], tiers)
     title = "Latency of requests, cumulative"
-    figure, every = _figure(
+    figure, every = new_figure(
         2, len(shown), title, circumstances(found.policies[0], found.rate_rps), sharey=True
     )
     for place, tier in enumerate(shown):
@@ -129,7 +129,7 @@ def latency_distributions(one: Round, tiers: TierSet) -> Figure:
                     axes.plot(
                         np.quantile(values_s, QUANTILES),
                         100 * QUANTILES,
-                        **_line(n),
+                        **line_of(n),
                         label=named(policy.policy, policy.settings),
                     )
             axes.set_xscale("log")
@@ -151,7 +151,7 @@ def plane(one: Round, tiers: TierSet) -> Figure:
     found = one.comparison
     title = "TTFT and mean TPOT of requests, each over its bound"
     below = circumstances(found.policies[0], found.rate_rps)
-    figure, panels = _figure(
+    figure, panels = new_figure(
         1,
         len(found.policies),
         title,
@@ -225,7 +225,7 @@ def violations_over_load(found: Sequence[Comparison], tiers: TierSet) -> Figure:
     long prompts.
     """
     panels = ["all", *_shown(found, tiers), "short", "long"]
-    figure, every = _figure(
+    figure, every = new_figure(
         -(-len(panels) // 3),
         3,
         "Requests whose SLO was violated, over load",
@@ -238,7 +238,7 @@ def violations_over_load(found: Sequence[Comparison], tiers: TierSet) -> Figure:
             for n in range(len(found[0].policies))
         ]
         for n, curve in enumerate(curves):
-            axes.plot(rates, curve, marker="o", markersize=3, **_line(n))
+            axes.plot(rates, curve, marker="o", markersize=3, **line_of(n))
         if panel == "all":
             bound = [100 * one.bound.violated_fraction for one in found]
             axes.plot(rates, bound, color=BOUND_COLOUR, linestyle="--", linewidth=1)
@@ -263,7 +263,7 @@ def latency_over_load(found: Sequence[Comparison], tiers: TierSet) -> Figure:
     tier is not interactive; missing where no request finished.
     """
     shown = _shown(found, tiers)
-    figure, every = _figure(
+    figure, every = new_figure(
         2, len(shown), "Latency of requests, over load", circumstances(found[0].policies[0], None)
     )
     rates = [one.rate_rps for one in found]
@@ -277,7 +277,7 @@ def latency_over_load(found: Sequence[Comparison], tiers: TierSet) -> Figure:
                 for n in range(len(found[0].policies))
             ]
             for n, curve in enumerate(curves):
-                axes.plot(rates, curve, marker="o", markersize=3, **_line(n))
+                axes.plot(rates, curve, marker="o", markersize=3, **line_of(n))
             axes.set_yscale("log")
             if bound_s is not None and bound_s < FAR * axes.get_ylim()[1]:
                 axes.axhline(bound_s, color=BOUND_COLOUR, linestyle="--", linewidth=1)
@@ -295,7 +295,7 @@ def latency_over_load(found: Sequence[Comparison], tiers: TierSet) -> Figure:
     return figure
 
 
-def _figure(
+def new_figure(
     rows: int,
     columns: int,
     title: str,
@@ -316,7 +316,7 @@ def _figure(
     return figure, list(axes.flat)
 
 
-def _line(n: int) -> dict[str, Any]:
+def line_of(n: int) -> dict[str, Any]:
     return {
         "color": COLOURS[n % len(COLOURS)],
         "linestyle": DASHES[n // len(COLOURS) % len(DASHES)],
@@ -407,7 +407,7 @@ def _label_ends(
         )
 
 
-def _write(figure: Figure, path: Path) -> Path:
+def write(figure: Figure, path: Path) -> Path:
     try:
         figure.savefig(path, format="svg", bbox_inches="tight", metadata={"Date": None})
     except OSError as error:

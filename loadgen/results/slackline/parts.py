@@ -75,5 +75,12 @@ Requests whose SLO was met by the whole policy, in %, and the points that are ga
 one of its parts (its setting `without`), with seed {SEED}.""",
     hours=0.5,
     render=render,
-    discussion="",
+    discussion="""\
+Four parts carry the rule: the order by due time, decodes that sit out, iterations that end where a
+prefill is due, and drafts where paces need them. Two matter to whole answers beside tight requests
+alone. The others are for what these short runs do not show: hours of overload (KV left to urgent
+requests, relegation from the queue) and requests that would otherwise wait for ever (the share of
+best-effort requests, promotion). To decline at the door costs Coder half a point and saves a point
+and a half elsewhere: it is a forecast.
+""",
 )

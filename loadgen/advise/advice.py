@@ -1,0 +1,176 @@
+"""The advice on a trace: how many replicas of which GPU, whether a draft model pays, and which
+requests suffer.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from msgspec import Struct
+
+from loadgen.advise.enough import Count, Fleet, count, serve
+from loadgen.advise.stretch import Stretch, busiest, thinned
+from loadgen.advise.sufferers import Minutes, by_minute
+from loadgen.bound.limit import alone
+from loadgen.lab.figures import Figures
+from loadgen.lab.parallel import run_all
+from loadgen.lab.trial import Trial
+from loadgen.load.mix import PlannedRequest
+from shared.perf import profile_file as profiles
+from shared.tiers import TierSet
+
+# The stretch with which replicas are counted is as long as the longest TTLT, within these bounds.
+SHORTEST_S, LONGEST_S = 120.0, 600.0
+SAMPLE = 2000  # requests that are looked at one by one
+SHOWN = 8000  # requests that the chosen fleet serves, at most
+
+
+class Hopeless(Struct, frozen=True, kw_only=True):
+    """Requests of one tier that miss their SLO even with a replica to themselves, without a draft
+    model.
+    """
+
+    tier: str
+    offered: int
+    hopeless: int
+
+
+class Counted(Struct, frozen=True, kw_only=True):
+    """Some requests of the trace in a row."""
+
+    requests: int
+    from_s: float  # of the trace
+    seconds: float
+
+
+class Shown(Struct, frozen=True, kw_only=True):
+    """A longer stretch, as the chosen fleet serves it."""
+
+    stretch: Counted
+    figures: Figures
+    minutes: Minutes
+    one_fewer: Count | None  # replica; None where one is enough
+
+
+class Advice(Struct, frozen=True, kw_only=True):
+    """The output of `slackline advise --json`."""
+
+    trace: str
+    tiers: str
+    definition: str
+    seed: int
+    requests: int
+    duration_s: float
+    target: float
+    searched: Counted  # the stretch for which the replicas are enough
+    fleets: list[Fleet]
+    hopeless: list[Hopeless]  # of a sample of the stretch that was searched
+    chosen: Fleet | None  # None where no fleet is enough
+    shown: Shown | None
+
+
+def advise(
+    trials: Sequence[Trial],
+    requests: Sequence[PlannedRequest],
+    target: float,
+    jobs: int,
+    show: Callable[[str], None],
+) -> Advice:
+    """Advice on these requests. Each trial is a kind of fleet: a profile, with or without a draft
+    model. `show` receives a line about what has been done.
+    """
+    one = trials[0]
+    profile = profiles.load(one.deployment.profile)
+    searched = busiest(requests, one.duration_s, profile, _searched_s(one.tiers))
+    sample = thinned(searched, min(1.0, SAMPLE / len(searched.requests)))
+    hopeless = _hopeless(one, sample)
+    violations = 1.0 - target + sum(each.hopeless for each in hopeless) / len(sample.requests)
+    fleets: dict[int, Fleet] = {}
+    show(f"counting replicas for {len(searched.requests)} requests")
+    for number, fleet in run_all([partial(count, t, searched, violations) for t in trials], jobs):
+        fleets[number] = fleet
+        show(f"{title(fleet)}: {said(fleet)}")
+    in_order = [fleets[number] for number in range(len(trials))]
+    chosen = choose(in_order)
+    shown = None
+    if chosen is not None:
+        shown_s = SHOWN / len(requests) * one.duration_s
+        stretch = busiest(requests, one.duration_s, profile, shown_s)
+        shown = _shown(trials[in_order.index(chosen)], stretch, chosen, jobs, show)
+    return Advice(
+        trace=one.workload,
+        tiers=one.tiers.name,
+        definition=one.tiers.definition,
+        seed=one.seed,
+        requests=len(requests),
+        duration_s=one.duration_s,
+        target=target,
+        searched=_counted(searched),
+        fleets=in_order,
+        hopeless=hopeless,
+        chosen=chosen,
+        shown=shown,
+    )
+
+
+def choose(fleets: Sequence[Fleet]) -> Fleet | None:
+    """The fleet with the fewest GPUs; of two alike the one without a draft model."""
+    known = [fleet for fleet in fleets if fleet.gpus is not None]
+    return min(known, key=lambda fleet: (fleet.gpus, fleet.draft), default=None)
+
+
+def title(fleet: Fleet) -> str:
+    return fleet.profile + (" with a draft model" if fleet.draft else "")
+
+
+def said(fleet: Fleet) -> str:
+    """The number of replicas, in words."""
+    if fleet.replicas is not None:
+        return replicas_in_words(fleet.replicas)
+    best = max(fleet.counts, key=lambda count: count.attainment)
+    return f"not enough with {replicas_in_words(best.replicas)}: {100 * best.attainment:.1f} % met"
+
+
+def replicas_in_words(count: int) -> str:
+    return "1 replica" if count == 1 else f"{count} replicas"
+
+
+def _shown(
+    trial: Trial, stretch: Stretch, chosen: Fleet, jobs: int, show: Callable[[str], None]
+) -> Shown:
+    """The chosen fleet, and one replica fewer, on this stretch."""
+    assert chosen.replicas is not None
+    counts = [chosen.replicas, *([chosen.replicas - 1] if chosen.replicas > 1 else [])]
+    words = " and with ".join(map(replicas_in_words, counts))
+    show(f"serving {len(stretch.requests)} requests with {words}")
+    tasks = [partial(serve, trial, stretch, n, keep_times=True) for n in counts]
+    served = dict(run_all(tasks, jobs))
+    fewer = None
+    if len(counts) > 1:
+        fewer = Count(replicas=counts[1], attainment=1.0 - served[1].figures.violated_fraction)
+    return Shown(
+        stretch=_counted(stretch),
+        figures=served[0].figures,
+        minutes=by_minute(stretch, served[0].verdicts),
+        one_fewer=fewer,
+    )
+
+
+def _hopeless(trial: Trial, stretch: Stretch) -> list[Hopeless]:
+    found = []
+    for name in trial.tiers.tiers:
+        theirs = [request for request in stretch.requests if request.tier == name]
+        lost = len(theirs)
+        if theirs:
+            lost -= alone(theirs, trial.tiers, trial.deployment.profile)
+        if lost:
+            found.append(Hopeless(tier=name, offered=len(theirs), hopeless=lost))
+    return found
+
+
+def _searched_s(tiers: TierSet) -> float:
+    longest_s = max(tier.slo.ttlt_s or 0.0 for tier in tiers.tiers.values())
+    return min(max(longest_s, SHORTEST_S), LONGEST_S)
+
+
+def _counted(stretch: Stretch) -> Counted:
+    return Counted(requests=len(stretch.requests), from_s=stretch.from_s, seconds=stretch.seconds)

@@ -1,0 +1,117 @@
+"""An advice, as it is printed."""
+
+from collections.abc import Iterator, Sequence
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from loadgen.advise.advice import Advice, Shown, replicas_in_words, said, title
+from loadgen.advise.enough import Fleet
+from loadgen.lab.figures_table import figures_table
+from loadgen.load.report import percent
+from shared.tiers import TierSet
+
+
+def print_advice(advice: Advice, tiers: TierSet, out: Console) -> None:
+    def say(line: str) -> None:
+        out.print(line, highlight=False, markup=False)
+
+    searched = advice.searched
+    say(
+        f"{advice.trace}: {advice.requests} requests in {_length(advice.duration_s)}; tiers "
+        f"{advice.tiers}, seed {advice.seed}; SLOs judged by {advice.definition}"
+    )
+    say(
+        f"Replicas that meet {percent(advice.target)} of the SLOs in the busiest stretch: "
+        f"{searched.requests} requests in {_length(searched.seconds)}, "
+        f"{_length(searched.from_s)} after the beginning"
+    )
+    out.print(_fleets_table(advice.fleets))
+    for line in (*_hopeless(advice), *_gpus(advice.fleets), *_drafts(advice.fleets)):
+        say(line)
+    if advice.chosen is None or advice.shown is None:
+        say("No fleet is enough: loosen the SLOs, or lower --target.")
+        return
+    shown = advice.shown
+    say(
+        f"\n{shown.stretch.requests} requests in {_length(shown.stretch.seconds)}, "
+        f"on {said(advice.chosen)} of {title(advice.chosen)}:"
+    )
+    out.print(figures_table(shown.figures, tiers))
+    for line in _sufferers(shown):
+        say(line)
+
+
+def _fleets_table(fleets: Sequence[Fleet]) -> Table:
+    table = Table(box=SIMPLE_HEAD)
+    for name in ("profile", "draft model"):
+        table.add_column(name)
+    for name in ("replicas", "GPUs", "SLO met", "with one fewer"):
+        table.add_column(name, justify="right")
+    for fleet in fleets:
+        met = {count.replicas: percent(count.attainment) for count in fleet.counts}
+        draft = "yes" if fleet.draft else "no"
+        if fleet.replicas is None:
+            most = max(met)
+            table.add_row(fleet.profile, draft, f"over {most}", "", met[most], "")
+        else:
+            fewer = met.get(fleet.replicas - 1, "")
+            known = (str(fleet.replicas), str(fleet.gpus), met[fleet.replicas], fewer)
+            table.add_row(fleet.profile, draft, *known)
+    return table
+
+
+def _hopeless(advice: Advice) -> Iterator[str]:
+    for each in advice.hopeless:
+        yield (
+            f"{each.hopeless} of {each.offered} requests of tier {each.tier} miss their SLO even "
+            "with a replica to themselves, without a draft model. The target does not count them: "
+            "give them a looser SLO."
+        )
+
+
+def _gpus(fleets: Sequence[Fleet]) -> Iterator[str]:
+    """The price at which a GPU pays, beside the kind that needs most."""
+    gpus = {f.profile: f.gpus for f in fleets if not f.draft and f.gpus is not None}
+    most = max(gpus, key=gpus.__getitem__, default="")
+    for profile, count in gpus.items():
+        if profile != most:
+            yield (
+                f"A GPU of {profile} pays where it costs less than {gpus[most] / count:.2g} times "
+                f"one of {most}."
+            )
+
+
+def _drafts(fleets: Sequence[Fleet]) -> Iterator[str]:
+    plain = {fleet.profile: fleet.replicas for fleet in fleets if not fleet.draft}
+    for fleet in fleets:
+        if not fleet.draft or fleet.replicas is None or fleet.profile not in plain:
+            continue
+        without = plain[fleet.profile]
+        if without is None:
+            gain = "reaches the target, which no number of replicas reaches without it"
+        elif fleet.replicas < without:
+            gain = f"saves {without - fleet.replicas} of {replicas_in_words(without)}"
+        else:
+            gain = "saves no replica"
+        yield f"A draft model for {fleet.profile} {gain}."
+
+
+def _sufferers(shown: Shown) -> Iterator[str]:
+    figures, fewer, minutes = shown.figures, shown.one_fewer, shown.minutes
+    if fewer is not None:
+        violated = percent(1.0 - fewer.attainment)
+        yield f"With {replicas_in_words(fewer.replicas)} {violated} of them are violated."
+    if minutes.busy_share is not None:
+        yield (
+            f"{figures.relegated} requests were best-effort at some time. "
+            f"{percent(minutes.busy_share)} of the violated ones came in the tenth of the minutes "
+            "with the most prompt tokens."
+        )
+
+
+def _length(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
