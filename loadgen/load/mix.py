@@ -8,6 +8,7 @@ from random import Random
 from typing import NamedTuple
 
 from loadgen.load.workload import LengthSource
+from shared.errors import ConfigError
 from shared.tiers import TierSet
 
 IMPORTANT = 10.0  # a paying caller weighs as much as ten others
@@ -39,10 +40,11 @@ def plan_requests(
 ) -> list[PlannedRequest]:
     """One planned request per arrival, followed by the later rounds of its session with the same
     arrival; the last round is of the tier's `last_round`. `important` is the fraction of requests
-    whose importance is ten times that of the others of their tier.
+    whose importance is ten times that of the others of their tier. A tier that the trace records
+    is taken, any other is drawn by the tiers' shares.
 
     Each request draws from a generator of its own, (seed, index), so that a change of one does not
-    change another.
+    change another. Raises ConfigError for a recorded tier that the set does not have.
     """
     names = list(tiers.tiers)
     shares = list(accumulate(tier.share for tier in tiers.tiers.values()))
@@ -53,10 +55,17 @@ def plan_requests(
         weight = IMPORTANT if rng.random() < important else 1.0
         tenant = f"tenant-{rng.randrange(tenants)}" if tenants > 1 else "default"
         drawn = lengths.draw(index, rank, rng)
+        first = drawn.tier or names[rank]
+        if first not in tiers.tiers:
+            raise ConfigError(
+                f"the trace has a request of tier `{first}`, which the tiers {tiers.name} do not "
+                f"have; they have {', '.join(names)}"
+            )
+        last = None if drawn.tier else tiers.tiers[first].last_round
         rounds, session = (drawn, *drawn.then), f"session-{index}" if drawn.then else ""
         for turn, of in enumerate(rounds):
-            tier = tiers.tiers[names[rank]].last_round if turn == len(rounds) - 1 else None
-            name, number = tier or names[rank], len(plan)
+            name = last if last is not None and turn == len(rounds) - 1 else first
+            number = len(plan)
             plan.append(
                 PlannedRequest(
                     number,

@@ -1,8 +1,8 @@
 """Request traces: our normalised schema (csv or csv.gz) and the CSV that Azure publishes.
 
 Normalised: `arrival_s` (seconds from the start; empty where the source has lengths only),
-`prompt_tokens`, `output_tokens`, `app`; other columns are ignored. Azure:
-`TIMESTAMP,ContextTokens,GeneratedTokens`.
+`prompt_tokens`, `output_tokens`, and where the source has them `app` and `tier`; other columns are
+ignored. Azure: `TIMESTAMP,ContextTokens,GeneratedTokens`.
 """
 
 import csv
@@ -26,6 +26,7 @@ class TraceRow(NamedTuple):
     prompt_tokens: int
     output_tokens: int
     application: str
+    tier: str = ""  # empty: not recorded
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +91,7 @@ def _rows(path: Path, file: TextIO) -> Iterator[TraceRow]:
             f"the header must have {', '.join(NORMALISED)} or, as Azure's, {', '.join(AZURE)}"
         )
     at, prompt, output = (header.index(name) for name in names)
-    app = header.index("app") if "app" in header else None
+    app, tier = (header.index(name) if name in header else None for name in ("app", "tier"))
     for cells in reader:
         if not cells:
             continue
@@ -105,6 +106,7 @@ def _rows(path: Path, file: TextIO) -> Iterator[TraceRow]:
             _count(here, names[1], cells[prompt]),
             _count(here, names[2], cells[output]),
             cells[app] if app is not None else "azure" if azure else "",
+            cells[tier].strip() if tier is not None else "",
         )
 
 

@@ -31,6 +31,7 @@ class Lengths(NamedTuple):
     thinking_tokens: int = 0  # of the output
     pause_s: float = 0.0
     then: "tuple[Lengths, ...]" = ()
+    tier: str = ""  # as recorded; empty: to be drawn
 
 
 class LengthSource(Protocol):
@@ -398,7 +399,7 @@ class Rows:
     def draw(self, index: int, rank: int, rng: Random) -> Lengths:
         rows = self.trace.rows
         row = rows[index] if self.in_order else rows[rng.randrange(len(rows))]
-        return Lengths(row.prompt_tokens, row.output_tokens, row.application)
+        return Lengths(row.prompt_tokens, row.output_tokens, row.application, tier=row.tier)
 
 
 def named_workload(name: str, context_tokens: int) -> Synthetic:

@@ -30,7 +30,7 @@ def test_a_normalised_trace_is_read_zipped_or_not_and_begins_at_zero(tmp_path: P
     assert (
         plain.rows
         == read_trace(tmp_path / "b.csv.gz").rows
-        == [(0.0, 100, 20, "chat"), (1.5, 300, 1, "code")]
+        == [(0.0, 100, 20, "chat", ""), (1.5, 300, 1, "code", "")]
     )
     assert plain.recorded
     assert plain.span_s == 1.5
@@ -131,6 +131,18 @@ def test_rows_in_order_are_those_of_the_trace(tmp_path: Path) -> None:
         (5, 6, "x"),
         (7, 8, "y"),
     ]
+
+
+def test_a_tier_that_the_trace_records_is_taken_and_any_other_drawn(tmp_path: Path) -> None:
+    header = "arrival_s,prompt_tokens,output_tokens,tier\n"
+    rows = [f"{i},5,6,{'batch' if i % 2 else ''}\n" for i in range(60)]
+    source = Rows(read_trace(written(tmp_path / "a.csv", header + "".join(rows))), in_order=True)
+    planned = [request.tier for request in plan_requests([0.0] * 60, source, DEMO_3, 0)]
+    assert set(planned[1::2]) == {"batch"}
+    assert set(planned[::2]) == {"interactive", "summary", "batch"}
+    toy = TierSet(name="toy", default="chat", tiers={"chat": DEMO_3.tiers["interactive"]})
+    with pytest.raises(ConfigError, match=r"tier `batch`, which the tiers toy do not have.*chat"):
+        plan_requests([0.0] * 60, source, toy, 0)
 
 
 # ---------------------------------------------------------------- tiers
