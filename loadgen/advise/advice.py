@@ -19,9 +19,9 @@ from shared.perf import profile_file as profiles
 from shared.tiers import TierSet
 
 # The stretch with which replicas are counted is as long as the longest TTLT, within these bounds.
-SHORTEST_S, LONGEST_S = 120.0, 600.0
+SHORTEST_S, LONGEST_S = 120.0, 180.0
 SAMPLE = 2000  # requests that are looked at one by one
-SHOWN = 8000  # requests that the chosen fleet serves, at most
+SHOWN = 5000  # requests that the chosen fleet serves, at most
 
 
 class Hopeless(Struct, frozen=True, kw_only=True):
@@ -85,8 +85,10 @@ def advise(
     hopeless = _hopeless(one, sample)
     violations = 1.0 - target + sum(each.hopeless for each in hopeless) / len(sample.requests)
     fleets: dict[int, Fleet] = {}
+    mean_rps = len(requests) / one.duration_s
+    tasks = [partial(count, trial, searched, violations, mean_rps) for trial in trials]
     show(f"counting replicas for {len(searched.requests)} requests")
-    for number, fleet in run_all([partial(count, t, searched, violations) for t in trials], jobs):
+    for number, fleet in run_all(tasks, jobs):
         fleets[number] = fleet
         show(f"{title(fleet)}: {said(fleet)}")
     in_order = [fleets[number] for number in range(len(trials))]

@@ -65,15 +65,21 @@ def serve(
     return Served(figures_of(one, stretch.requests, result), result.verdicts)
 
 
-def count(trial: Trial, stretch: Stretch, violations: float) -> Fleet:
+def count(trial: Trial, stretch: Stretch, violations: float, mean_rps: float) -> Fleet:
     """The fewest replicas with which at most the fraction `violations` of the stretch miss their
-    SLO. Of a heavy load a share is served by a few replicas, and the number is in proportion.
+    SLO, and that keep up with the mean load: what may wait must be done some time. Of a heavy load
+    a share is served by a few replicas, and the number is in proportion.
+
+    mean_rps: requests a second of the whole trace.
     """
     replicas = filled(trial, stretch)
     heavy = len(stretch.requests) > WHOLE and replicas > SOME
     try_all = in_proportion if heavy else one_by_one
     met = try_all(trial, stretch, violations, replicas)
     best = min((n for n, well in enough(met, violations).items() if well), default=None)
+    if best is not None:
+        stretch_rps = len(stretch.requests) / stretch.seconds
+        best = max(best, math.ceil(FILLED * replicas * mean_rps / stretch_rps))
     file = profiles.read(trial.deployment.profile)
     return Fleet(
         profile=trial.deployment.profile,
@@ -130,11 +136,11 @@ def next_share(known: Mapping[float, bool], first: float) -> float | None:
     little = max((share for share, passed in known.items() if passed), default=None)
     much = min((share for share, passed in known.items() if not passed), default=None)
     if little is None:
-        share = first if much is None else much / STEP
+        share = min(first, 1.0) if much is None else much / STEP
         return share if share >= SOME / MOST_REPLICAS else None
     if much is not None:
         return None
-    return little * STEP if little * STEP <= 1.0 else None
+    return min(little * STEP, 1.0) if little < 1.0 else None
 
 
 def next_count(known: Mapping[int, bool], first: int) -> int | None:

@@ -23,7 +23,6 @@ from shared.core.verdict import GOOD_ENDS
 from shared.errors import ConfigError
 from shared.perf import profile_file as profiles
 from shared.perf.draft import draft_of
-from shared.perf.iteration_time import Profile
 from shared.policy import registry
 from shared.policy.acceptance import Acceptance
 from shared.policy.seam import Policy
@@ -154,7 +153,6 @@ class Simulation:
                 self._announce(i, deployment.profile, model, pools[i % len(pools)]),
                 self._policy_of(deployment),
                 self._profile,
-                self._engine(deployment.engine_times),
                 draft,
                 acceptance,
                 self._timeline,
@@ -163,14 +161,14 @@ class Simulation:
                 self._fleet,
                 hand_back=deployment.hand_back,
                 leaps=self._options.leaps,
+                engine=Stretched(self._profile, deployment.engine_times)
+                if deployment.engine_times != 1.0
+                else None,
             )
             for i in range(deployment.replicas)
         ]
         self._fleet.start(self._replicas)
         self._arrivals = Arrivals(self._traffic, self._keys, self._timeline, self._receive)
-
-    def _engine(self, times: float) -> Profile:
-        return self._profile if times == 1.0 else Stretched(self._profile, times)
 
     def _policy_of(self, deployment: Deployment) -> Policy:
         policy = registry.make(deployment.policy, deployment.settings)

@@ -70,7 +70,8 @@ class Store(Protocol):
 
 
 class VirtualReplica:
-    """One replica; `rng` draws its latencies. No message is lost here, so a resync or a refused
+    """One replica; `rng` draws its latencies, and iterations take what `engine` says (by default
+    the planner's profile). No message is lost here, so a resync or a refused
     plan is a bug of the cores.
     """
 
@@ -79,7 +80,6 @@ class VirtualReplica:
         announce: Announce,
         policy: Policy,
         profile: Profile,
-        engine: Profile,
         draft: Draft | None,
         acceptance: Acceptance,
         timeline: Timeline,
@@ -89,6 +89,7 @@ class VirtualReplica:
         *,
         hand_back: bool,
         leaps: bool = True,
+        engine: Profile | None = None,
     ) -> None:
         self.id: ReplicaId = announce.replica
         self._timeline, self._latency, self._store = timeline, latency, store
@@ -100,7 +101,7 @@ class VirtualReplica:
         self._leaps = leaps and latency.depth == 1 and self._at_once
         settings = ReplicaSettings(depth=latency.depth, lead_s=latency.lead_s, hand_back=hand_back)
         self.core = ReplicaCore(policy, profile, epoch=1, settings=settings, draft=draft)
-        self.worker = VirtualWorker(announce, engine, draft, acceptance)
+        self.worker = VirtualWorker(announce, engine or profile, draft, acceptance)
         self._alarm = Alarm(timeline, self.core.wake_at_unix_s, self._tick)
         self._offers: list[Offer] = []
         self._replies: dict[tuple[RequestKey, int], Reply] = {}
