@@ -16,12 +16,11 @@ from loadgen.lab.parallel import run_all
 from loadgen.lab.trial import Trial
 from loadgen.load.mix import PlannedRequest
 from shared.perf import profile_file as profiles
-from shared.tiers import TierSet
 
-# The stretch with which replicas are counted is as long as the longest TTLT, within these bounds.
-SHORTEST_S, LONGEST_S = 120.0, 180.0
+# The length of the stretch with which replicas are counted.
+SEARCHED_S = 120.0
 SAMPLE = 2000  # requests that are looked at one by one
-SHOWN = 5000  # requests that the chosen fleet serves, at most
+SHOWN = 4000  # requests that the chosen fleet serves, at most
 
 
 class Hopeless(Struct, frozen=True, kw_only=True):
@@ -29,6 +28,7 @@ class Hopeless(Struct, frozen=True, kw_only=True):
     model.
     """
 
+    profile: str
     tier: str
     offered: int
     hopeless: int
@@ -80,17 +80,28 @@ def advise(
     """
     one = trials[0]
     profile = profiles.load(one.deployment.profile)
-    searched = busiest(requests, one.duration_s, profile, _searched_s(one.tiers))
+    searched = busiest(requests, one.duration_s, profile, SEARCHED_S)
     sample = thinned(searched, min(1.0, SAMPLE / len(searched.requests)))
-    hopeless = _hopeless(one, sample)
-    violations = 1.0 - target + sum(each.hopeless for each in hopeless) / len(sample.requests)
-    fleets: dict[int, Fleet] = {}
-    mean_rps = len(requests) / one.duration_s
-    tasks = [partial(count, trial, searched, violations, mean_rps) for trial in trials]
+    hopeless = {trial.deployment.profile: _hopeless(trial, sample) for trial in trials}
     show(f"counting replicas for {len(searched.requests)} requests")
-    for number, fleet in run_all(tasks, jobs):
-        fleets[number] = fleet
-        show(f"{title(fleet)}: {said(fleet)}")
+    fleets: dict[int, Fleet] = {}
+    for draft in (False, True):
+        numbers = [n for n, t in enumerate(trials) if (t.deployment.draft != 0.0) is draft]
+        enough = {fleet.profile: fleet.replicas for fleet in fleets.values()}
+        tasks = [
+            partial(
+                count,
+                trials[n],
+                searched,
+                1.0 - target + _share(hopeless[trials[n].deployment.profile], sample),
+                len(requests) / one.duration_s,
+                enough.get(trials[n].deployment.profile),
+            )
+            for n in numbers
+        ]
+        for index, fleet in run_all(tasks, jobs):
+            fleets[numbers[index]] = fleet
+            show(f"{title(fleet)}: {said(fleet)}")
     in_order = [fleets[number] for number in range(len(trials))]
     chosen = choose(in_order)
     shown = None
@@ -108,7 +119,7 @@ def advise(
         target=target,
         searched=_counted(searched),
         fleets=in_order,
-        hopeless=hopeless,
+        hopeless=[each for found in hopeless.values() for each in found],
         chosen=chosen,
         shown=shown,
     )
@@ -165,13 +176,16 @@ def _hopeless(trial: Trial, stretch: Stretch) -> list[Hopeless]:
         if theirs:
             lost -= alone(theirs, trial.tiers, trial.deployment.profile)
         if lost:
-            found.append(Hopeless(tier=name, offered=len(theirs), hopeless=lost))
+            found.append(
+                Hopeless(
+                    profile=trial.deployment.profile, tier=name, offered=len(theirs), hopeless=lost
+                )
+            )
     return found
 
 
-def _searched_s(tiers: TierSet) -> float:
-    longest_s = max(tier.slo.ttlt_s or 0.0 for tier in tiers.tiers.values())
-    return min(max(longest_s, SHORTEST_S), LONGEST_S)
+def _share(hopeless: Sequence[Hopeless], sample: Stretch) -> float:
+    return sum(each.hopeless for each in hopeless) / len(sample.requests)
 
 
 def _counted(stretch: Stretch) -> Counted:

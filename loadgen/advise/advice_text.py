@@ -68,8 +68,8 @@ def _hopeless(advice: Advice) -> Iterator[str]:
     for each in advice.hopeless:
         yield (
             f"{each.hopeless} of {each.offered} requests of tier {each.tier} miss their SLO even "
-            "with a replica to themselves, without a draft model. The target does not count them: "
-            "give them a looser SLO."
+            f"with a replica of {each.profile} to themselves, without a draft model. The target "
+            "does not count them: give them a looser SLO."
         )
 
 

@@ -65,17 +65,20 @@ def serve(
     return Served(figures_of(one, stretch.requests, result), result.verdicts)
 
 
-def count(trial: Trial, stretch: Stretch, violations: float, mean_rps: float) -> Fleet:
+def count(
+    trial: Trial, stretch: Stretch, violations: float, mean_rps: float, near: int | None = None
+) -> Fleet:
     """The fewest replicas with which at most the fraction `violations` of the stretch miss their
     SLO, and that keep up with the mean load: what may wait must be done some time. Of a heavy load
     a share is served by a few replicas, and the number is in proportion.
 
     mean_rps: requests a second of the whole trace.
+    near: the number of replicas to try first.
     """
     replicas = filled(trial, stretch)
     heavy = len(stretch.requests) > WHOLE and replicas > SOME
     try_all = in_proportion if heavy else one_by_one
-    met = try_all(trial, stretch, violations, replicas)
+    met = try_all(trial, stretch, violations, replicas if near is None else float(near))
     best = min((n for n, well in enough(met, violations).items() if well), default=None)
     if best is not None:
         stretch_rps = len(stretch.requests) / stretch.seconds
@@ -157,5 +160,7 @@ def next_count(known: Mapping[int, bool], first: int) -> int | None:
     fewest = min(well)
     if fewest - short <= 1:
         return None
-    # from above in steps, since the first number is near
-    return max(math.floor(fewest / GROWTH), 1) if not short else (fewest + short) // 2
+    if short:
+        return (fewest + short) // 2
+    # the first number is likely to be near
+    return fewest - 1 if len(known) == 1 else max(math.floor(fewest / GROWTH), 1)

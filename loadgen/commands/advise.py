@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
-from loadgen.advise.advice import SHORTEST_S, SHOWN, advise
+from loadgen.advise.advice import SEARCHED_S, SHOWN, advise
 from loadgen.advise.advice_text import print_advice
 from loadgen.commands.compare import make_folder
 from loadgen.commands.trial_arguments import (
@@ -30,8 +30,8 @@ from shared.vocabulary import Definition
 
 PROFILES = ("a100-llama3-8b", "h100-llama3-8b")
 EPILOG = f"""\
-Replicas are counted for the busiest {SHORTEST_S:g} s, or longer if a TTLT is longer: what is enough
-for them is enough for the rest. Of a heavy load a share is served, and the number of replicas is in
+Replicas are counted for the busiest {SEARCHED_S:g} s: what is enough for them, and for the mean
+load, is enough for the rest. Of a heavy load a share is served, and the number of replicas is in
 proportion. The chosen fleet, and one replica fewer, then serve the busiest stretch of {SHOWN}
 requests, or the whole trace if it has fewer."""
 
