@@ -139,7 +139,7 @@ def said(fleet: Fleet) -> str:
     """The number of replicas, in words."""
     if fleet.replicas is not None:
         return replicas_in_words(fleet.replicas)
-    best = max(fleet.counts, key=lambda count: count.attainment)
+    best = max(fleet.counts, key=lambda tried: tried.attainment)
     return f"not enough with {replicas_in_words(best.replicas)}: {100 * best.attainment:.1f} % met"
 
 

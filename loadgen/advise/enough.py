@@ -51,13 +51,7 @@ class Served(NamedTuple):
     verdicts: Sequence[Verdict | None]  # along the requests
 
 
-def serve(
-    trial: Trial,
-    stretch: Stretch,
-    replicas: int,
-    *,
-    keep_times: bool = False,
-) -> Served:
+def serve(trial: Trial, stretch: Stretch, replicas: int, *, keep_times: bool = False) -> Served:
     """This stretch on so many replicas. Figures of TBT come only with `keep_times`."""
     deployment = dataclasses.replace(trial.deployment, replicas=replicas)
     one = replace(trial, deployment=deployment, duration_s=stretch.seconds)
@@ -69,8 +63,8 @@ def count(
     trial: Trial, stretch: Stretch, violations: float, mean_rps: float, near: int | None = None
 ) -> Fleet:
     """The fewest replicas with which at most the fraction `violations` of the stretch miss their
-    SLO, and that keep up with the mean load: what may wait must be done some time. Of a heavy load
-    a share is served by a few replicas, and the number is in proportion.
+    SLO, and that keep up with the mean load: what may wait must be done some time. Where the load
+    is heavy, a few replicas serve a share of it, and the number is in proportion.
 
     mean_rps: requests a second of the whole trace.
     near: the number of replicas to try first.

@@ -1,4 +1,4 @@
-"""The requests that suffer: when they came, and how long their prompts are."""
+"""The minutes in which requests suffer."""
 
 import math
 from collections.abc import Sequence

@@ -10,6 +10,11 @@ from rich.console import Console
 from loadgen.advise.advice import SEARCHED_S, SHOWN, advise
 from loadgen.advise.advice_text import print_advice
 from loadgen.commands.compare import make_folder
+from loadgen.commands.plan_arguments import (
+    add_context_argument,
+    add_tiers_argument,
+    read_fitting,
+)
 from loadgen.commands.trial_arguments import (
     DEFINITIONS_HELP,
     add_draft_arguments,
@@ -19,21 +24,21 @@ from loadgen.commands.trial_arguments import (
 from loadgen.lab.parallel import check_jobs, cores
 from loadgen.lab.trial import Trial
 from loadgen.load.mix import PlannedRequest, plan_requests
-from loadgen.load.trace import Trace, read_trace
+from loadgen.load.trace import Trace
 from loadgen.load.workload import Rows
 from loadgen.simulator.deployment import Deployment, ReplicaFacts
 from shared.errors import ConfigError
 from shared.perf import profile_file as profiles
 from shared.policy import registry
-from shared.tiers import BUILT_IN, TierSet, load_tiers
+from shared.tiers import TierSet, load_tiers
 from shared.vocabulary import Definition
 
 PROFILES = ("a100-llama3-8b", "h100-llama3-8b")
 EPILOG = f"""\
 Replicas are counted for the busiest {SEARCHED_S:g} s: what is enough for them, and for the mean
-load, is enough for the rest. Of a heavy load a share is served, and the number of replicas is in
-proportion. The chosen fleet, and one replica fewer, then serve the busiest stretch of {SHOWN}
-requests, or the whole trace if it has fewer."""
+load, is enough for the rest. Where the load is heavy, two replicas serve a share of it, and the
+number of replicas is in proportion. The chosen fleet, and one replica fewer, then serve the busiest
+stretch of {SHOWN} requests, or the whole trace if it has fewer."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,13 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="recorded load, as .csv or .csv.gz, in our schema or in Azure's, with arrival times",
     )
-    parser.add_argument(
-        "--tiers",
-        default="default",
-        metavar="NAME|FILE",
-        help=f"SLOs and their shares of the requests: {', '.join(BUILT_IN)}, "
-        "or a .toml or .json file (default: default)",
-    )
+    add_tiers_argument(parser)
     parser.add_argument(
         "--profile",
         action="append",
@@ -77,13 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="K",
         help="random seed: it decides which request is of which tier (default: 0)",
     )
-    parser.add_argument(
-        "--context",
-        type=int,
-        default=8192,
-        metavar="N",
-        help="leave out requests with more than N tokens of prompt and output (default: 8192)",
-    )
+    add_context_argument(parser)
     parser.add_argument("--plots", type=Path, metavar="DIR", help="write plots to DIR, as SVG")
     parser.add_argument(
         "--jobs",
@@ -108,13 +101,9 @@ def run(args: argparse.Namespace) -> int:
     def show(line: str) -> None:
         console.print(line, highlight=False, markup=False)
 
-    recorded = read_trace(args.trace)
-    trace = recorded.within(args.context)
-    if left_out := len(recorded.rows) - len(trace.rows):
-        show(
-            f"{left_out} requests of the trace are left out: "
-            f"they are longer than a context of {args.context} tokens"
-        )
+    trace, notes = read_fitting(args.trace, args.context)
+    for note in notes:
+        show(note)
     requests = _requests(trace, tiers, args.seed)
     trials = [
         trial

@@ -138,13 +138,7 @@ def add_plan_arguments(
         help="multiples of the rate over time, as SECONDS:MULTIPLE,..., or a recorded shape: "
         f"{', '.join(SHAPES)} (default: a constant rate)",
     )
-    parser.add_argument(
-        "--tiers",
-        default="default",
-        metavar="NAME|FILE",
-        help=f"SLOs and their shares of the requests: {', '.join(BUILT_IN)}, "
-        "or a .toml or .json file (default: default)",
-    )
+    add_tiers_argument(parser)
     parser.add_argument(
         "--tenants",
         type=int,
@@ -166,6 +160,20 @@ def add_plan_arguments(
         metavar="K",
         help="random seed; the same seed gives the same requests (default: 0)",
     )
+    add_context_argument(parser)
+
+
+def add_tiers_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--tiers",
+        default="default",
+        metavar="NAME|FILE",
+        help=f"SLOs and their shares of the requests: {', '.join(BUILT_IN)}, "
+        "or a .toml or .json file (default: default)",
+    )
+
+
+def add_context_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--context",
         type=int,
@@ -184,16 +192,25 @@ def read_demand(args: argparse.Namespace) -> Demand:
     """Reads the trace and the tiers, and checks all but the rate. Raises ConfigError."""
     _check(args)
     tiers = load_tiers(args.tiers)
-    trace, notes = None, []
+    trace, notes = None, list[str]()
     if args.trace is not None:
-        whole = read_trace(args.trace)
-        trace = whole.within(args.context)
-        if left_out := len(whole.rows) - len(trace.rows):
-            notes.append(
-                f"{left_out} of {len(whole.rows)} requests of the trace are left out: "
-                f"they are longer than a context of {args.context} tokens"
-            )
+        trace, notes = read_fitting(args.trace, args.context)
     return Demand(args, tiers, trace, notes)
+
+
+def read_fitting(path: Path, context_tokens: int) -> tuple[Trace, list[str]]:
+    """The requests of a trace that the context can hold, and a note where some are left out.
+
+    Raises ConfigError.
+    """
+    whole = read_trace(path)
+    trace = whole.within(context_tokens)
+    left_out = len(whole.rows) - len(trace.rows)
+    note = (
+        f"{left_out} of {len(whole.rows)} requests of the trace are left out: "
+        f"they are longer than a context of {context_tokens} tokens"
+    )
+    return trace, [note] if left_out else []
 
 
 def _check(args: argparse.Namespace) -> None:

@@ -70,9 +70,9 @@ class Store(Protocol):
 
 
 class VirtualReplica:
-    """One replica; `rng` draws its latencies, and iterations take what `engine` says (by default
-    the planner's profile). No message is lost here, so a resync or a refused
-    plan is a bug of the cores.
+    """One replica; `rng` draws its latencies. Iterations take as long as `engine` says; without it,
+    as long as the planner predicts. No message is lost here, so a resync or a refused plan is a bug
+    of the cores.
     """
 
     def __init__(

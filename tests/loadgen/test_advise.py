@@ -71,6 +71,21 @@ def test_more_load_needs_more_replicas_and_one_fewer_is_not_enough(
     assert sum(heavy["shown"]["minutes"]["offered"]) == heavy["requests"] == 800
 
 
+def test_requests_that_may_wait_are_done_some_time(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    load = trace(tmp_path / "load.csv", 40.0, seconds=20.0)
+    slos = tmp_path / "tiers.json"
+    patient = {"batch": {"slo": {"ttlt_s": 86400.0}}}
+    slos.write_text(json.dumps({"name": "patient", "default": "batch", "tiers": patient}))
+    words = ["--trace", str(load), "--tiers", str(slos), "--profile", PROFILE, "--jobs", "1"]
+    assert main(["advise", *words, "--draft", "0", "--json"]) == 0
+    [fleet] = json.loads(capsys.readouterr().out)["fleets"]
+    # one replica meets every SLO of these seconds, and would fall behind for ever
+    assert {count["replicas"]: count["attainment"] for count in fleet["counts"]}[1] == 1.0
+    assert fleet["replicas"] > 1
+
+
 def test_requests_that_no_fleet_serves_in_time_are_told_and_not_counted(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

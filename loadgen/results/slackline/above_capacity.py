@@ -51,10 +51,10 @@ without a draft model can exceed ([bound.md](bound.md)). In the last two columns
     hours=0.5,
     render=render,
     discussion="""\
-Nowhere are more violated than by `qoserve` by more than a tenth of a point, which is a request or
-two. The bound says little below twice the rate, since it knows the future and shares all memory; at
-twice it is far. Of two classes the less important one pays, but the important are lost too where
-those that came before them hold the replicas: an iteration that is full of promised decodes has no
-room for a prompt of whatever importance.
+At no rate does `slackline` violate over a tenth of a point more than `qoserve`. It is within three
+points of the bound on QoServe's loads; on the others it is far from it, and the bound, which knows
+the future, hardly falls below 100 %. Important requests lose less than the others, but they do
+lose, long before they alone exceed the capacity: the policy never gives up a request that has begun
+to decode for a more important prompt.
 """,
 )

@@ -77,10 +77,10 @@ one of its parts (its setting `without`), with seed {SEED}.""",
     render=render,
     discussion="""\
 Four parts carry the rule: the order by due time, decodes that sit out, iterations that end where a
-prefill is due, and drafts where paces need them. Two matter to whole answers beside tight requests
-alone. The others are for what these short runs do not show: hours of overload (KV left to urgent
-requests, relegation from the queue) and requests that would otherwise wait for ever (the share of
-best-effort requests, promotion). To decline at the door costs Coder half a point and saves a point
-and a half elsewhere: it is a forecast.
+prefill is due, and drafts where paces need them. Two more matter only to whole answers beside tight
+requests. To decline at the door costs Coder 0.4 points and saves up to 1.6 elsewhere. The other
+parts show nothing in runs this short. They are meant for overload that lasts (KV left to urgent
+requests, relegation from the queue) and for requests that would wait for ever (the share of
+best-effort requests, promotion).
 """,
 )

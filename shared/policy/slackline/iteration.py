@@ -70,7 +70,7 @@ def iteration(
     if len(order):
         if len(standard) and len(soon) == len(standard):
             first = order[:FIRST]
-            # beside decodes it would have to end a margin before
+            # they must end a margin before they are due
             due_s = timing.prefill_due_s[first] - MARGIN_S
             without = whole_prefills(view, every, every.shape, first, due_s, longest_s - least_s)
             if without is not None:

@@ -46,7 +46,7 @@ STEP_WEIGHT = 0.005
 # seconds by which each of its tokens then puts it back behind others ([qoserve] section 3.6).
 BURDEN = 0.25
 BEHIND_S = 0.008
-# Requests without a TTLT come again within this time.
+# Requests without a TTLT are expected for so long after the last one.
 LATELY_S = 60.0
 
 
@@ -56,14 +56,14 @@ class Part(StrEnum):
     DOOR = "door"  # offers that would give way are declined
     RELEGATION = "relegation"  # prefills that give way leave the standard class
     DUE_FIRST = "due_first"  # prefills run in the order in which they are due
-    SIT_OUT = "sit_out"  # decodes that are not due
+    SIT_OUT = "sit_out"  # decodes that are not due sit out
     IN_TIME = "in_time"  # iterations end where prefills are due, or run them alone
     EARNED = "earned"  # early tokens make iterations longer
     UNHURRIED = "unhurried"  # the passes that a TTLT asks for take half of the time
     ROOM = "room"  # KV is left to urgent requests
     OWED = "owed"  # best-effort requests get their share of the time
-    PROMOTION = "promotion"
-    DRAFTS = "drafts"
+    PROMOTION = "promotion"  # best-effort prefills that can be in time come back
+    DRAFTS = "drafts"  # decodes draft
 
 
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
