@@ -38,7 +38,6 @@ PROFILE = "a100-llama3-8b"
 # With so much KV no request is preempted.
 KV_BLOCKS, BLOCK_TOKENS, CONTEXT_TOKENS = 80_000, 16, 8192
 # Interactive, summary and batch requests in turn, so that the queue has both kinds of deadline.
-# They are loose enough that no request is relegated.
 SLOS = (Slo(ttft_s=60.0, tbt_s=0.1), Slo(ttlt_s=600.0), Slo(ttlt_s=86_400.0))
 REPLICA, INCARNATION = ReplicaId("r1"), "i1"
 
@@ -173,16 +172,18 @@ class Bench:
                 self._feed(HoldDone(action.hold.slot, HoldAccepted()))
 
     def _refill(self) -> None:
-        """Offers requests until enough of them have not ended their prefill."""
-        for _ in range(self._waiting - self._worker.prefilling):
+        """Offers requests until enough of those taken have not ended their prefill. One with a
+        TTFT may be declined, since the decodes of those that wait would fill the replica.
+        """
+        while self._worker.prefilling < self._waiting:
             offer = self._offer()
             began = time.perf_counter()
             actions = self._core.handle(Offered([offer]), now_unix_s=self._now_unix_s)
             self._offer_s.append(time.perf_counter() - began)
             for action in actions:
-                assert isinstance(action, SendHold), "there is room"
-                self._worker.hold(action.hold.slot, offer.prompt_tokens)
-                self._feed(HoldDone(action.hold.slot, HoldAccepted()))
+                if isinstance(action, SendHold):
+                    self._worker.hold(action.hold.slot, offer.prompt_tokens)
+                    self._feed(HoldDone(action.hold.slot, HoldAccepted()))
 
     def _offer(self) -> Offer:
         self._offers += 1

@@ -21,13 +21,9 @@ from shared.policy.adaserve.need import needed_tokens
 from shared.policy.chunk import Decoding, Rows
 from shared.policy.seam import Bools, Choice, Drafts, Speculation, View
 from shared.policy.slackline.due import LOOSE_S
-from shared.policy.slackline.iteration import (
-    BATCH_TOKENS,
-    MARGIN_S,
-    Timing,
-    with_best_effort,
-)
+from shared.policy.slackline.iteration import BATCH_TOKENS, with_best_effort
 from shared.policy.slackline.price import prices_of
+from shared.policy.slackline.token_order import MARGIN_S, Timing
 from shared.policy.slackline.yields import DEEPEST, Yield, yields
 from shared.policy.speculation import draft_s
 
@@ -80,13 +76,14 @@ def drafting(
     if len(tight):
         pace_s = float(view.tbt_s[tight].min())
         best = min(plans, key=lambda plan: plan.seconds / ((1.0 + plan.accepted) * pace_s))
-        return _choice(view, every, rows, order, best, _mean_slack_s(view, tight, best, pace_s))
+        length_s = _mean_slack_s(view, tight, best, pace_s)
+        return _choice(view, every, rows, order, best, length_s, tight)
     due_s = timing.token_due_s[rows]
     limit_s = float(due_s[due_s >= plain_s + MARGIN_S].min(initial=LOOSE_S)) - MARGIN_S
     plans = [plan for plan in plans if plan.seconds <= limit_s]
     if not plans or _tokens_per_s(best := max(plans, key=_tokens_per_s)) * plain_s <= 1.0:
         return None
-    return _choice(view, every, rows, order, best, limit_s + MARGIN_S)
+    return _choice(view, every, rows, order, best, limit_s + MARGIN_S, tight)
 
 
 def _tokens_per_s(plan: Plan) -> float:
@@ -123,20 +120,24 @@ def _mean_slack_s(view: View, tight: Rows, plan: Plan, pace_s: float) -> float:
     return float(slack_s[slack_s >= plan.seconds].min(initial=(1.0 + plan.accepted) * pace_s))
 
 
-def _read_later(view: View, draft: Draft, missing: Ints, spare_s: float) -> Bools:
+def _read_later(
+    view: View, draft: Draft, missing: Ints, tight: Bools, spare_s: float, length_s: float
+) -> Bools:
     """[decodes] those whose contexts the draft model does not read now: the shortest are read, as
-    many as `spare_s` allows. `missing`: positions that are not in its KV.
+    many as `spare_s` allows, those of tight decodes first. The others get READING of `length_s`.
+    `missing`: positions that are not in its KV.
     """
     read_s = draft.read * prices_of(view.profile).prefill_s(missing, np.zeros(len(missing)))
     read_s[missing <= DEEPEST + 1] = 0.0
-    order = read_s.argsort(kind="stable")
+    order = np.lexsort((read_s, ~tight))
+    limit_s = np.where(tight[order], spare_s, min(spare_s, READING * length_s))
     late = np.zeros(len(missing), dtype=np.bool_)
-    late[order] = (read_s[order] > 0) & (read_s[order].cumsum() > spare_s)
+    late[order] = (read_s[order] > 0) & (read_s[order].cumsum() > limit_s)
     return late
 
 
 def _choice(
-    view: View, every: Decoding, rows: Rows, order: Rows, plan: Plan, length_s: float
+    view: View, every: Decoding, rows: Rows, order: Rows, plan: Plan, length_s: float, tight: Rows
 ) -> Choice | None:
     """The iteration with this speculation, and prefills in the rest of `length_s`; None where KV is
     too short for drafts.
@@ -146,8 +147,9 @@ def _choice(
     depth: Ints = np.minimum(plan.depth, np.maximum(left - 1, 0)).astype(np.int32)
     computed = view.computed_tokens[rows]
     missing = computed + 1 - np.minimum(view.draft_tokens[rows], computed)
-    spare_s = min(length_s - MARGIN_S - plan.seconds, READING * length_s)
-    depth[_read_later(view, view.draft, missing, spare_s)] = 0
+    spare_s = length_s - MARGIN_S - plan.seconds
+    needed = np.isin(rows, tight)
+    depth[_read_later(view, view.draft, missing, needed, spare_s, length_s)] = 0
     drafts = depth > 0
     has = computed + view.unsure_tokens[rows]
     extra = (has + depth) // view.block_tokens - has // view.block_tokens

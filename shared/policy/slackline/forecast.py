@@ -3,9 +3,8 @@ which prefills are due, in the manner of Moore and Hodgson's rule for the fewest
 
 Up to each deadline there must be time for the prefills due by then, for the passes that the decodes
 make meanwhile, and for the tokens of those whose prefill ended before. At the first deadline where
-there is not, a request due by then gives way: one that could not be in time even alone, else the
-one whose prefill takes longest for its importance. So the fewest are lost, and of two alike the
-less important.
+there is not, a request due by then gives way: one that could not be in time even alone, else of
+the least important the one whose prefill takes longest. So the fewest are lost.
 """
 
 import math
@@ -21,6 +20,9 @@ from shared.policy.seam import Bools, Floats
 # Beyond so many in the order of due times, what is to come decides more than what waits.
 LOOKS = 512
 ROUNDING_S = 1e-9
+# The more important are to be done in so much of the time they have: what comes after them may take
+# longer than predicted, and others then give way in their stead.
+SPARE = 0.5
 
 
 class Work(NamedTuple):
@@ -40,6 +42,14 @@ class Work(NamedTuple):
         return Work(*(np.concatenate(pair) for pair in zip(self, other, strict=True)))
 
 
+def favoured(work: Work) -> Work:
+    """The work with the due times by which it is done in order: earlier for those that are more
+    important than the least.
+    """
+    more = work.value > work.value.min(initial=math.inf)
+    return work._replace(due_s=np.where(more, SPARE * work.due_s, work.due_s))
+
+
 class Passes(NamedTuple):
     """The passes that the present decodes need."""
 
@@ -57,9 +67,20 @@ class Passes(NamedTuple):
 
 
 def give_way(work: Work, passes: Passes) -> Bools:
-    """[prefills] a mask of those that cannot all be in time, so that the others can. Only the
-    LOOKS first to be due are weighed against each other; of the others those that could not be in
-    time even alone give way.
+    """[prefills] a mask of those that cannot all be in time, so that the others can."""
+    more = work.value > work.value.min(initial=math.inf)
+    if not more.any():
+        return _late(work, passes)
+    gone = _late(favoured(work), passes)
+    if (gone & more).any():  # with all of their time they may be in time
+        rest = ~gone | more
+        gone[rest] = _late(work.taken(rest), passes)
+    return gone
+
+
+def _late(work: Work, passes: Passes) -> Bools:
+    """The same by these due times. Only the LOOKS first to be due are weighed against each other;
+    of the others those that could not be in time even alone give way.
     """
     hopeless: Bools = work.seconds + passes.batch_s > work.due_s
     order = work.due_s.argsort(kind="stable")[:LOOKS]
@@ -72,7 +93,6 @@ def give_way(work: Work, passes: Passes) -> Bools:
     )
     found = np.zeros(len(work.due_s), dtype=np.bool_)
     if (queue.seconds.cumsum() + decoding_s > spare_s).any():
-        size = queue.seconds / np.maximum(queue.value, 1e-9)
         gone = _gone(
             Item._make(each)
             for each in zip(
@@ -84,7 +104,7 @@ def give_way(work: Work, passes: Passes) -> Bools:
                         queue.seconds,
                         rate,
                         most_s,
-                        size,
+                        queue.value,
                         hopeless[order],
                     )
                 ),
@@ -105,7 +125,7 @@ class Item(NamedTuple):
     seconds: float
     rate: float
     most_s: float
-    size: float
+    value: float
     hopeless: bool
 
 
@@ -114,14 +134,14 @@ def _gone(queue: Iterable[Item]) -> list[int]:
     items: list[Item] = []
     gone: list[int] = []
     hopeless: list[int] = []
-    largest: list[tuple[float, int]] = []  # a heap
+    first: list[tuple[float, float, int]] = []  # a heap
     ahead_s = share = from_s = most_s = 0.0
     for k, item in enumerate(queue):
         items.append(item)
         if item.hopeless:
             hopeless.append(k)
         else:
-            heappush(largest, (-item.size, k))
+            heappush(first, (item.value, -item.seconds, k))
         ahead_s += item.seconds
         share += item.rate
         from_s += item.rate * item.due_s
@@ -129,8 +149,8 @@ def _gone(queue: Iterable[Item]) -> list[int]:
         while ahead_s + min(share * item.due_s - from_s, most_s) > item.spare_s + ROUNDING_S:
             if hopeless:
                 lost, hopeless = hopeless, []
-            elif largest:
-                lost = [heappop(largest)[1]]
+            elif first:
+                lost = [heappop(first)[2]]
             else:
                 break
             gone += lost

@@ -3,15 +3,14 @@
 - *Length*: until the first token of a decode is due. A decode whose token cannot come in time any
   more constrains nobody.
 - *Due only*: where not everything fits beside all decodes, those run whose token is due before the
-  batch after this one would end.
+  batch after this one would end, as many as fit.
 - *Alone*: the prefills due first run without any decode, if beside the decodes one would be late,
-  alone they are in time, and a pass of the decodes still fits before their first token is due.
+  alone they are in time, and passes after them still keep all due times (token_order.py).
 - *In time*: the batch ends where a prefill that it completes is due.
 - *Best-effort* requests run only once everything else has fitted.
 """
 
 import math
-from typing import NamedTuple
 
 import numpy as np
 
@@ -19,29 +18,12 @@ from shared.perf.shape import BatchShape
 from shared.policy import chunk
 from shared.policy.chunk import Decoding, Rows
 from shared.policy.prefills_alone import whole_prefills
-from shared.policy.seam import Choice, Floats, View
+from shared.policy.seam import Choice, View
+from shared.policy.slackline.token_order import MARGIN_S, Timing, token_order
 
-# Live, nine of ten iterations come within 2 ms (docs/simulator.md).
-MARGIN_S = 0.001
 BATCH_TOKENS = 4096  # the most prompt tokens of an iteration
 # Of the prefills due first so many are looked at one by one.
 FIRST = 12
-CLOSE_S = 1e-9
-
-
-class Timing(NamedTuple):
-    """Seconds from the beginning of the iteration, in columns along the view's rows."""
-
-    prefill_due_s: Floats
-    token_due_s: Floats  # of the next token of a decode: who may sit out
-    put_off_s: Floats  # the same, or later where earned time may be spent: how long it may take
-    pace_s: Floats
-
-
-def standard_decodes(view: View) -> Rows:
-    """The decodes that are not best-effort."""
-    rows: Rows = ((view.phase == chunk.DECODE) & ~view.best_effort).nonzero()[0]
-    return rows
 
 
 def iteration(
@@ -51,13 +33,12 @@ def iteration(
     `best_effort_first` these wait for the best-effort requests.
     """
     standard = every.rows[~view.best_effort[every.rows]]
-    due_s = timing.put_off_s[standard]
-    least_s = _pass_s(view, timing, standard) + MARGIN_S
-    soon = due_s[due_s >= least_s - CLOSE_S]
-    if len(soon):
-        longest_s = float(soon.min())
+    tokens = token_order(view, timing, standard)
+    due_s = tokens.in_time_s
+    if len(due_s):
+        longest_s = float(due_s.min())
     elif len(standard):
-        longest_s = max(2 * least_s, float(timing.pace_s[standard].min()))
+        longest_s = max(2 * tokens.every_s, float(timing.pace_s[standard].min()))
     else:
         # no longer than that, so that an arrival need not wait; but something must fit
         paced = order if len(order) else slice(None)
@@ -65,36 +46,27 @@ def iteration(
         longest_s = max(float(timing.pace_s[paced].min(initial=math.inf)), 2 * one_s)
     budget_s = longest_s - MARGIN_S
     if best_effort_first:
-        running = _running(view, every, standard[due_s < 2 * longest_s - CLOSE_S])
+        running = _running(view, every, tokens.running(longest_s))
         return _best_effort_first(view, every, running, order, budget_s)
     if len(order):
-        if len(standard) and len(soon) == len(standard):
+        if len(standard) and len(due_s) == len(standard):
             first = order[:FIRST]
             # they must end a margin before they are due
-            due_s = timing.prefill_due_s[first] - MARGIN_S
-            without = whole_prefills(view, every, every.shape, first, due_s, longest_s - least_s)
+            until_s = timing.prefill_due_s[first] - MARGIN_S
+            without = whole_prefills(view, every, every.shape, first, until_s, tokens.latest_s)
             if without is not None:
                 return without
         running = _running(view, every, standard)
         left = int((view.target_tokens[order] - view.computed_tokens[order]).sum())
         if not _all_fit(view, running, order, left, budget_s):
-            running = _running(
-                view, every, standard[timing.token_due_s[standard] < 2 * longest_s - CLOSE_S]
-            )
+            running = _running(view, every, tokens.running(longest_s))
         budget_s = _until_due(view, timing, running, order, budget_s)
     else:
         running = _running(view, every, standard)
+        if len(due_s) and view.profile.batch_s(running.shape) > budget_s:
+            running = _running(view, every, tokens.running(longest_s))
     choice = chunk.fill(view, running, order, limit_tokens=BATCH_TOKENS, budget_s=budget_s)
     return with_best_effort(view, every, running, order, choice, budget_s)
-
-
-def _pass_s(view: View, timing: Timing, standard: Rows) -> float:
-    """Seconds of a pass of the decodes of the tightest pace, and of those due as soon."""
-    if not len(standard):
-        return 0.0
-    due_s = timing.token_due_s[standard]
-    urgent = standard[due_s <= timing.pace_s[standard].min() + CLOSE_S]
-    return view.profile.batch_s(chunk.decodes_of(view, urgent))
 
 
 def _running(view: View, every: Decoding, rows: Rows) -> Decoding:

@@ -1,8 +1,8 @@
 """`slackline`: one policy for every load, without a constant to set. docs/slackline.md derives it.
 
 Around this file: the instants at which tokens are due (due.py), the work ahead and its price
-(work_ahead.py, price.py), the requests that give way (forecast.py), one iteration (iteration.py),
-its drafts (drafts.py, yields.py).
+(work_ahead.py, price.py), the requests that give way (forecast.py), one iteration (iteration.py,
+token_order.py), its drafts (drafts.py, yields.py).
 """
 
 import math
@@ -29,11 +29,12 @@ from shared.policy.slackline.due import (
     sits_out_until_s,
     token_due_unix_s,
 )
-from shared.policy.slackline.forecast import Work, give_way
-from shared.policy.slackline.iteration import FIRST, Timing, iteration
+from shared.policy.slackline.forecast import Work, favoured, give_way
+from shared.policy.slackline.iteration import FIRST, iteration
 from shared.policy.slackline.owed import Owed
 from shared.policy.slackline.price import Prices, prices_of
 from shared.policy.slackline.room import Room
+from shared.policy.slackline.token_order import Timing
 from shared.policy.slackline.work_ahead import passes_of, unhurried, work_of_offers, work_of_rows
 from shared.policy.slos_serve.best_effort import make_room
 from shared.routing.routings import RouterName
@@ -151,8 +152,9 @@ class Slackline:
                 relegate=view.slot[weighed.relegated].tolist(),
                 promote=view.slot[promoted].tolist(),
             )
-        # what is right changes with each token, but for decodes alone that cannot draft
+        # what is right changes with each token, but for decodes alone that all run without drafts
         alone = not len(queue) and not moves and view.draft is None
+        alone &= len(choice.slots) == len(every.rows)
         return [choice if alone else replace(choice, repeats=1)]
 
     def _due(self, view: View) -> Due:
@@ -187,6 +189,7 @@ class Slackline:
         work = work_of_rows(view, due, queue, prices)
         gone = give_way(work, passes_of(view, due, prices))
         relegated = queue[gone & _no_hope(view, queue, work, prices)]
+        work = favoured(work)
         if Part.RELEGATION not in self._parts:
             relegated = relegated[:0]
         if Part.EARNED in self._parts and _burdened(view, queue, work):

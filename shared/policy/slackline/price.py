@@ -49,22 +49,31 @@ class Prices(NamedTuple):
         return seconds
 
 
+# A full batch, and the same with more of something.
+FULL = BatchShape(FULL_TOKENS, 1, decodes=1)
+MORE_TOKENS = FULL._replace(prefill_tokens=2 * FULL_TOKENS)
+MORE_CHUNKS = FULL._replace(prefills=2)
+MORE_SQUARES = FULL._replace(prefill_sq=FULL.prefill_sq + FAR)
+MORE_CROSS = FULL._replace(prefill_cross=FULL.prefill_cross + FAR)
+MORE_HAS = FULL._replace(prefill_has=FULL.prefill_has + FAR)
+MORE_DECODES = FULL._replace(decodes=2)
+MORE_CONTEXT = FULL._replace(decode_context=FULL.decode_context + FAR)
+
+
 def prices_of(profile: Profile) -> Prices:
-    full = BatchShape(FULL_TOKENS, 1, decodes=1)
-    base_s = profile.batch_s(full)
+    base_s = profile.batch_s(FULL)
 
-    def more_s(amount: float, **fields: float) -> float:
-        changed = full._replace(**{k: getattr(full, k) + v for k, v in fields.items()})
-        return max(0.0, profile.batch_s(changed) - base_s) / amount
+    def each_s(more: BatchShape, amount: int) -> float:
+        return max(0.0, profile.batch_s(more) - base_s) / amount
 
-    token_s = more_s(FULL_TOKENS, prefill_tokens=FULL_TOKENS)
+    token_s = each_s(MORE_TOKENS, FULL_TOKENS)
     return Prices(
         batch_s=max(0.0, base_s - FULL_TOKENS * token_s),
         token_s=token_s,
-        chunk_s=more_s(1, prefills=1),
-        square_s=more_s(FAR, prefill_sq=FAR),
-        cross_s=more_s(FAR, prefill_cross=FAR),
-        has_s=more_s(FAR, prefill_has=FAR),
-        decode_s=more_s(1, decodes=1),
-        context_s=more_s(FAR, decode_context=FAR),
+        chunk_s=each_s(MORE_CHUNKS, 1),
+        square_s=each_s(MORE_SQUARES, FAR),
+        cross_s=each_s(MORE_CROSS, FAR),
+        has_s=each_s(MORE_HAS, FAR),
+        decode_s=each_s(MORE_DECODES, 1),
+        context_s=each_s(MORE_CONTEXT, FAR),
     )

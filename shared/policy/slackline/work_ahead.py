@@ -11,8 +11,9 @@ from shared.policy.chunk import Rows
 from shared.policy.seam import View
 from shared.policy.slackline.due import Due, token_due_unix_s
 from shared.policy.slackline.forecast import Passes, Work
-from shared.policy.slackline.iteration import BATCH_TOKENS, MARGIN_S, standard_decodes
+from shared.policy.slackline.iteration import BATCH_TOKENS
 from shared.policy.slackline.price import Prices
+from shared.policy.slackline.token_order import MARGIN_S, standard_decodes
 from shared.schemas import Offer
 
 # The most of the time that passes may take for the sake of a TTLT.

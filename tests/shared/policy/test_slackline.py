@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from loadgen.load.arrivals import Gaps, draw_arrivals
 from loadgen.load.mix import PlannedRequest, plan_requests
@@ -29,14 +30,14 @@ from shared.policy.slackline.due import (
     token_due_unix_s,
 )
 from shared.policy.slackline.forecast import Passes, Work, give_way
-from shared.policy.slackline.iteration import MARGIN_S
 from shared.policy.slackline.owed import SHARE
 from shared.policy.slackline.policy import Part
 from shared.policy.slackline.price import FULL_TOKENS, prices_of
+from shared.policy.slackline.token_order import MARGIN_S
 from shared.policy.slackline.work_ahead import unhurried
 from shared.policy.slackline.yields import yields
 from shared.tiers import DEMO_3, Tier, TierSet
-from shared.vocabulary import Definition, Slo
+from shared.vocabulary import Definition, Missed, Slo
 from tests.shared.policy.views import (
     NOW,
     Linear,
@@ -178,6 +179,18 @@ def test_of_two_alike_the_less_important_gives_way(
     assert lesser or not greater
 
 
+@relaxed
+@given(jobs=jobs, others=jobs)
+def test_important_requests_give_way_only_where_they_do_alone(
+    jobs: list[tuple[int, int]], others: list[tuple[int, int]]
+) -> None:
+    important = [(float(due), float(seconds), 2.0) for due, seconds in jobs]
+    rest = [(float(due), float(seconds), 1.0) for due, seconds in others]
+    alone = give_way(work(*important), NO_PASSES)
+    beside = give_way(work(*important, *rest), NO_PASSES)[: len(jobs)]
+    assert np.count_nonzero(beside) == np.count_nonzero(alone)
+
+
 def test_passes_of_the_decodes_take_time_from_the_prefills() -> None:
     items = [(1.0, 0.5, 1.0)]
     assert not give_way(work(*items), Passes(0.05, 0.1, 0.04, 0.01))[0]
@@ -218,6 +231,19 @@ def test_an_iteration_ends_where_a_prefill_that_it_completes_is_due() -> None:
     choice = registry.make("slackline").plan(seen)[0]
     assert entries(choice)[2] == 500
     assert seen.profile.batch_s(shape_of(seen, choice)) <= 0.1
+
+
+def test_a_decode_that_is_not_due_does_not_make_others_late() -> None:
+    """A pass of all takes longer than the first tokens have, and nothing else waits."""
+    urgent = [decode(Row(slot=n, tbt_s=0.05), context=2000) for n in range(40)]
+    patient = [decode(Row(slot=n, tbt_s=0.2), context=2000) for n in range(40, 80)]
+    seen = view([*urgent, *patient])
+    pass_s = seen.profile.batch_s(chunk.decodes_of(seen, np.arange(40)))
+    seen.newest_token_unix_s = np.full(80, NOW + pass_s + 2 * MARGIN_S - 0.05)
+    choice = registry.make("slackline").plan(seen)[0]
+    assert set(entries(choice)) == set(range(40))
+    # those that sit out are looked at again
+    assert choice.repeats == 1
 
 
 def test_best_effort_requests_run_where_nothing_else_wants_the_time() -> None:
@@ -301,6 +327,16 @@ def test_decodes_draft_while_nothing_waits_and_where_their_pace_needs_it() -> No
     assert drafts(0.012, waiting)
 
 
+def test_the_draft_model_first_reads_the_contexts_of_decodes_that_need_it() -> None:
+    tight = [decode(Row(slot=n, tbt_s=0.012), context=4000) for n in range(2)]
+    loose = [decode(Row(slot=n, tbt_s=0.2), context=2000) for n in range(2, 6)]
+    seen = view([*tight, *loose, Row(slot=9, target=4000, ttft_s=6.0, tbt_s=0.2)])
+    seen.draft = Draft(Linear(), 0.05, 0.006)
+    speculation = registry.make("slackline").plan(seen)[0].speculation
+    assert speculation is not None
+    assert (speculation.depth[:2] > 0).all()
+
+
 # ---------------------------------------------------------------- the whole policy
 
 CHAT = TierSet(
@@ -342,6 +378,25 @@ def test_in_overload_those_taken_keep_their_slo_and_no_other_policy_keeps_more(
     for policy in ("fcfs", "qoserve", "slos_serve"):
         other = served(policy, CHAT, 11.0, latency=latency)
         assert result.met_fraction >= other.met_fraction - 0.02
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_with_exact_predictions_no_token_of_those_taken_is_late(seed: int) -> None:
+    """Two paces, and twice the requests that can be served."""
+    slos = {"quick": Slo(ttft_s=0.5, tbt_s=0.05), "slow": Slo(ttft_s=0.8, tbt_s=0.1)}
+    tiers = TierSet(
+        name="paces",
+        default="slow",
+        tiers={
+            name: Tier(slo=replace(slo, definition=Definition.MAX_TPOT_10))
+            for name, slo in slos.items()
+        },
+    )
+    result = served("slackline", tiers, 20.0, seed=seed)
+    kept = [verdict for verdict in result.verdicts if verdict and not verdict.relegated]
+    assert len(kept) > 100
+    late = sum(verdict.missed is Missed.TBT for verdict in kept)
+    assert not late, f"seed {seed}: {late} of {len(kept)}"
 
 
 @pytest.mark.parametrize("draft", [0.0, 0.05])

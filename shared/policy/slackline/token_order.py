@@ -1,0 +1,85 @@
+"""The decodes in the order in which their next tokens are due, and the passes that they need."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from shared.perf.shape import BatchShape
+from shared.policy import chunk
+from shared.policy.chunk import Rows
+from shared.policy.seam import Floats, View
+
+# Live, nine of ten iterations come within 2 ms (docs/simulator.md).
+MARGIN_S = 0.001
+CLOSE_S = 1e-9
+
+
+class Timing(NamedTuple):
+    """Seconds from the beginning of the iteration, in columns along the view's rows."""
+
+    prefill_due_s: Floats
+    token_due_s: Floats  # of the next token of a decode: who may sit out
+    put_off_s: Floats  # the same, or later where earned time may be spent: how long it may take
+    pace_s: Floats
+
+
+class TokenOrder(NamedTuple):
+    """Decodes in the order in which their tokens are due, in columns."""
+
+    rows: Rows
+    due_s: Floats
+    put_off_s: Floats
+    pass_s: Floats  # of a pass of all up to each
+    batch_s: float  # of a pass of none
+
+    @property
+    def every_s(self) -> float:
+        """Seconds of a pass of all."""
+        return float(self.pass_s[-1]) + MARGIN_S
+
+    @property
+    def in_time_s(self) -> Floats:
+        """The due times that can be kept."""
+        return self.put_off_s[self.put_off_s >= self.pass_s + MARGIN_S - CLOSE_S]
+
+    @property
+    def latest_s(self) -> float:
+        """Seconds until the next pass must begin. With those due first it has all the others up to
+        each due time, or these have another pass after it.
+        """
+        until_s = np.maximum(self.put_off_s[0], self.put_off_s - self.batch_s)
+        return float((until_s - self.pass_s).min()) - MARGIN_S
+
+    def running(self, longest_s: float) -> Rows:
+        """Those that run in a batch of this length: due before the batch after it would end, as
+        many as fit.
+        """
+        fits = self.pass_s <= longest_s - MARGIN_S + CLOSE_S
+        due = self.due_s < 2 * longest_s - CLOSE_S
+        return self.rows[due & (fits | (self.put_off_s <= longest_s + CLOSE_S))]
+
+
+def standard_decodes(view: View) -> Rows:
+    """The decodes that are not best-effort."""
+    rows: Rows = ((view.phase == chunk.DECODE) & ~view.best_effort).nonzero()[0]
+    return rows
+
+
+def token_order(view: View, timing: Timing, decodes: Rows) -> TokenOrder:
+    """The order of these decodes."""
+    put_off_s = timing.put_off_s[decodes]
+    order = put_off_s.argsort(kind="stable")
+    rows, put_off_s = decodes[order], put_off_s[order]
+    due_s = timing.token_due_s[rows]
+    if not len(rows):
+        return TokenOrder(rows, due_s, put_off_s, put_off_s, 0.0)
+    context = (view.computed_tokens[rows] + view.unsure_tokens[rows]).cumsum()
+    count, last = len(rows), int(context[-1])
+    every = BatchShape(decodes=count, decode_context=last)
+    # profiles are linear in both
+    every_s = view.profile.batch_s(every)
+    one_s = (every_s - view.profile.batch_s(every._replace(decodes=1))) / max(count - 1, 1)
+    token_s = (every_s - view.profile.batch_s(every._replace(decode_context=0))) / max(last, 1)
+    left = np.arange(count - 1, -1, -1)
+    pass_s = every_s - one_s * left - token_s * (last - context)
+    return TokenOrder(rows, due_s, put_off_s, pass_s, every_s - one_s * count - token_s * last)
