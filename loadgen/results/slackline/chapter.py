@@ -1,7 +1,15 @@
 """The chapter on slackline: the page docs/slackline-results.md."""
 
 from loadgen.results.section import Chapter, Page
-from loadgen.results.slackline import above_capacity, fleets, mixes, parts, robustness, same_loads
+from loadgen.results.slackline import (
+    above_capacity,
+    capacities,
+    fleets,
+    mixes,
+    parts,
+    robustness,
+    same_loads,
+)
 from loadgen.results.slackline.systems import OTHERS, SEEDS
 
 PAGE = Page(
@@ -28,6 +36,7 @@ page is made by `python -m loadgen.results --only slackline`.
             sections=(
                 same_loads.SECTION,
                 mixes.SECTION,
+                capacities.SECTION,
                 above_capacity.SECTION,
                 robustness.SECTION,
                 parts.SECTION,

@@ -1,0 +1,105 @@
+"""The rates that slackline carries, beside the best of the ten, vLLM and Sarathi."""
+
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from loadgen.results.experiment import Run
+from loadgen.results.job import Search
+from loadgen.results.ratios import geometric_mean, ratio
+from loadgen.results.section import MISSING, Results, Section, table
+from loadgen.results.slackline.same_loads import ROWS, load_of
+from loadgen.results.slackline.systems import OURS
+
+SIX = tuple(name for name in ROWS if name.startswith("SLOs-Serve"))
+TIGHT = (*SIX, "SOLA, tight", "AdaServe", "Ascendra")
+LONG = "QoServe, ShareGPT"
+LONG_TIMES = 6.0  # as long: half an hour, so that its TTLTs of minutes can be missed
+# The share of violated requests, and of the rate of the matrix the one that is tried first.
+LIMITS = ((0.01, 0.8), (0.1, 1.0))
+PRECISION, STEP = 0.04, 1.15
+SEED = 35
+BASELINES = (
+    ("vllm", {"mode": "prefill_first"}),
+    ("vllm", {"max_num_batched_tokens": "512"}),
+    ("fcfs", {"chunk_tokens": "512"}),
+    ("fcfs", {"chunk_tokens": "1024"}),
+)
+
+
+def render(results: Results, duration_s: float) -> str:
+    hours, parts = duration_s / 3600, []
+    over_baselines: list[float | None] = []
+    for violations, first in LIMITS:
+        rows = []
+        for name in (*TIGHT, LONG) if violations == min(LIMITS)[0] else TIGHT:
+            run = load_of(name, hours * (LONG_TIMES if name == LONG else 1.0))
+            run = replace(run, rate_rps=float(f"{first * run.rate_rps:.4g}"), seed=SEED)
+            mine = _capacity(results, violations, [replace(run, policy=OURS)])
+            rivals = _capacity(results, violations, _systems(run, ROWS[name][2]))
+            baselines = None
+            if name != LONG:
+                baselines = _capacity(results, violations, _systems(run, BASELINES))
+            if name in SIX and violations == max(LIMITS)[0]:
+                over_baselines.append(ratio(mine, baselines))
+            rows.append(_row(name, mine, rivals, baselines))
+        head = (
+            "load",
+            f"`{OURS}`, requests/s",
+            "the best of the ten",
+            "ratio",
+            "the best of vLLM and Sarathi",
+            "ratio",
+        )
+        parts += [f"At most {100 * violations:g} % violated:", table(head, rows)]
+    mean = geometric_mean(over_baselines)
+    parts.append(
+        f"On SLOs-Serve's six, at most {100 * max(LIMITS)[0]:g} % violated, `{OURS}` carries "
+        f"{MISSING if mean is None else f'{mean:.2f}'} times the best of vLLM and Sarathi in "
+        "geometric mean."
+    )
+    return "\n\n".join(parts)
+
+
+def _systems(run: Run, systems: Sequence[tuple[str, dict[str, str]]]) -> list[Run]:
+    return [replace(run, policy=name, settings=settings) for name, settings in systems]
+
+
+def _capacity(results: Results, violations: float, runs: Sequence[Run]) -> float | None:
+    """The highest rate at which one of these carries the load; None: not found yet."""
+    first, *rivals = runs
+    search = Search(
+        run=first,
+        violations=violations,
+        precision=PRECISION,
+        step=STEP,
+        rivals=tuple(rivals),
+    )
+    found = results.capacity(search)
+    return None if found is None else found.rate_rps
+
+
+def _row(
+    name: str, mine: float | None, rivals: float | None, baselines: float | None
+) -> Sequence[str]:
+    cells = [MISSING if mine is None else f"{mine:.3g}"]
+    for theirs in (rivals, baselines):
+        times = ratio(mine, theirs)
+        cells.append("" if theirs is None else f"{theirs:.3g}")
+        cells.append("" if times is None else f"{times:.2f}")
+    return (name, *cells)
+
+
+SECTION = Section(
+    name="slackline-capacity",
+    title="Capacity",
+    paper=f"""\
+The highest rate at which at most so many requests (ToolLLM: sessions) are violated, within
+{100 * PRECISION:g} %, with seed {SEED}. The best of the ten are the policies of the first table, at
+their best settings; each rate is that of the one that carries most. vLLM has both of its behaviours
+(prefills first, and chunks of 512 tokens), Sarathi chunks of 512 and 1024 tokens in order of
+arrival. {LONG} is offered for {LONG_TIMES:g} times as long as the others.""",
+    hours=0.5,
+    render=render,
+    discussion="",
+)
