@@ -2,13 +2,13 @@
 requests suffer.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from msgspec import Struct
 
 from loadgen.advise.enough import Count, Fleet, count, serve
-from loadgen.advise.stretch import Stretch, busiest, thinned
+from loadgen.advise.stretch import Stretch, busiest, busiest_of, thinned
 from loadgen.advise.sufferers import Minutes, by_minute
 from loadgen.bound.limit import alone
 from loadgen.lab.figures import Figures
@@ -83,32 +83,14 @@ def advise(
     searched = busiest(requests, one.duration_s, profile, SEARCHED_S)
     sample = thinned(searched, min(1.0, SAMPLE / len(searched.requests)))
     hopeless = {trial.deployment.profile: _hopeless(trial, sample) for trial in trials}
+    violations = {name: 1.0 - target + _share(found, sample) for name, found in hopeless.items()}
     show(f"counting replicas for {len(searched.requests)} requests")
-    fleets: dict[int, Fleet] = {}
-    for draft in (False, True):
-        numbers = [n for n, t in enumerate(trials) if (t.deployment.draft != 0.0) is draft]
-        enough = {fleet.profile: fleet.replicas for fleet in fleets.values()}
-        tasks = [
-            partial(
-                count,
-                trials[n],
-                searched,
-                1.0 - target + _share(hopeless[trials[n].deployment.profile], sample),
-                len(requests) / one.duration_s,
-                enough.get(trials[n].deployment.profile),
-            )
-            for n in numbers
-        ]
-        for index, fleet in run_all(tasks, jobs):
-            fleets[numbers[index]] = fleet
-            show(f"{title(fleet)}: {said(fleet)}")
-    in_order = [fleets[number] for number in range(len(trials))]
-    chosen = choose(in_order)
+    fleets = _fleets(trials, searched, violations, len(requests) / one.duration_s, jobs, show)
+    chosen = choose(fleets)
     shown = None
     if chosen is not None:
-        shown_s = SHOWN / len(requests) * one.duration_s
-        stretch = busiest(requests, one.duration_s, profile, shown_s)
-        shown = _shown(trials[in_order.index(chosen)], stretch, chosen, jobs, show)
+        stretch = busiest_of(requests, one.duration_s, profile, SHOWN)
+        shown = _shown(trials[fleets.index(chosen)], stretch, chosen, jobs, show)
     return Advice(
         trace=one.workload,
         tiers=one.tiers.name,
@@ -118,11 +100,42 @@ def advise(
         duration_s=one.duration_s,
         target=target,
         searched=_counted(searched),
-        fleets=in_order,
+        fleets=fleets,
         hopeless=[each for found in hopeless.values() for each in found],
         chosen=chosen,
         shown=shown,
     )
+
+
+def _fleets(
+    trials: Sequence[Trial],
+    stretch: Stretch,
+    violations: Mapping[str, float],
+    mean_rps: float,
+    jobs: int,
+    show: Callable[[str], None],
+) -> list[Fleet]:
+    """[trials] the fewest replicas of each. `violations`: by profile. With a draft model the search
+    begins at the number that is enough without one.
+    """
+    with_draft = [n for n, trial in enumerate(trials) if trial.deployment.draft != 0.0]
+    order = [n for n in range(len(trials)) if n not in with_draft] or with_draft
+
+    def task(n: int, near: int | None) -> Callable[[], Fleet]:
+        return partial(
+            count, trials[n], stretch, violations[trials[n].deployment.profile], mean_rps, near
+        )
+
+    tasks = [task(n, None) for n in order]
+    found: dict[int, Fleet] = {}
+    for index, fleet in run_all(tasks, jobs):
+        found[order[index]] = fleet
+        show(f"{title(fleet)}: {said(fleet)}")
+        for n in with_draft:
+            if n not in order and trials[n].deployment.profile == fleet.profile:
+                order.append(n)
+                tasks.append(task(n, fleet.replicas))
+    return [found[n] for n in range(len(trials))]
 
 
 def choose(fleets: Sequence[Fleet]) -> Fleet | None:

@@ -45,6 +45,18 @@ def busiest(
     return Stretch(_from_zero(requests[begin : ends[begin]], from_s), from_s, seconds)
 
 
+def busiest_of(
+    requests: Sequence[PlannedRequest], duration_s: float, profile: Profile, most: int
+) -> Stretch:
+    """The busiest stretch of at most so many requests."""
+    seconds = duration_s * most / len(requests)
+    stretch = busiest(requests, duration_s, profile, seconds)
+    while len(stretch.requests) > most:
+        seconds *= 0.99 * most / len(stretch.requests)
+        stretch = busiest(requests, duration_s, profile, seconds)
+    return stretch
+
+
 def thinned(stretch: Stretch, share: float) -> Stretch:
     """Evenly chosen requests: this share of them, 0 to 1."""
     kept = [

@@ -5,7 +5,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from typing import TypeVar
 
 from shared.errors import ConfigError
@@ -27,9 +27,10 @@ def check_jobs(jobs: int) -> int:
 
 def run_all(tasks: Sequence[Callable[[], T]], jobs: int) -> Iterator[tuple[int, T]]:
     """Yield (the index of a task, its result) as tasks end. Tasks and results must be picklable.
+    The caller may append tasks while it reads results: they run too.
 
     Raises what a task raises. An error or Ctrl-C here ends the other processes too; they do not
-    outlive this one.
+    outlive this one. A single task at the beginning runs in this process, and so do those after it.
     """
     if jobs == 1 or len(tasks) == 1:
         yield from ((number, task()) for number, task in enumerate(tasks))
@@ -37,11 +38,19 @@ def run_all(tasks: Sequence[Callable[[], T]], jobs: int) -> Iterator[tuple[int, 
     # Fresh processes: a fork would copy the locks that threads hold at that moment.
     context = multiprocessing.get_context("spawn")
     before = set(multiprocessing.active_children())
-    with ProcessPoolExecutor(min(jobs, len(tasks)), mp_context=context, initializer=_begin) as pool:
-        waiting = {pool.submit(task): number for number, task in enumerate(tasks)}
+    # The pool starts a process only when there is a task for it.
+    with ProcessPoolExecutor(jobs, mp_context=context, initializer=_begin) as pool:
+        waiting: dict[Future[T], int] = {}
+        sent = 0
         try:
-            for done in as_completed(waiting):
-                yield waiting[done], done.result()
+            while True:
+                while sent < len(tasks):
+                    waiting[pool.submit(tasks[sent])] = sent
+                    sent += 1
+                if not waiting:
+                    return
+                done = next(as_completed(waiting))
+                yield waiting.pop(done), done.result()
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             for child in set(multiprocessing.active_children()) - before:
