@@ -24,7 +24,10 @@ from shared.vocabulary import (
     Slo,
 )
 
-Count = Annotated[int, Meta(ge=0)]
+# Every integer that crosses the bus has bounds. A count, and what an int32 column holds:
+Count = Annotated[int, Meta(ge=0, lt=2**31)]
+# a number that is counted up for as long as a fleet lives: epochs, sequences
+Number = Annotated[int, Meta(ge=0, lt=2**53)]
 ShortText = Annotated[str, Meta(max_length=128)]
 TokenId = Annotated[int, Meta(ge=0, lt=2**31)]
 Bias = Annotated[float, Meta(ge=-100, le=100)]
@@ -106,7 +109,7 @@ class Received(Struct, frozen=True, kw_only=True, tag="received"):
     request_id: str
     stream_subject: str
     arrived_unix_s: float
-    prompt_tokens: int
+    prompt_tokens: Count
     attached: bool = False  # True: a request with this id exists already; nothing was started
 
 
@@ -138,9 +141,9 @@ class Verdict(Struct, frozen=True, kw_only=True):
     slo_met: bool
     relegated: bool  # the request was best-effort at some time
     service_class: ServiceClass  # at the end
-    prompt_tokens: int
-    output_tokens: int
-    attempts: int
+    prompt_tokens: Count
+    output_tokens: Count
+    attempts: Count
     ttft_s: float | None
     worst_tbt_s: float | None
     mean_tpot_s: float | None
@@ -150,7 +153,7 @@ class Verdict(Struct, frozen=True, kw_only=True):
     message: str = ""
     retry_after_s: float | None = None
     # how many output tokens were thinking; counted only if the SLO names a pace for thinking
-    thinking_tokens: int = 0
+    thinking_tokens: Count = 0
     thinking_tpot_s: float | None = None  # mean time per thinking token after the first
     missed: Missed = Missed.NOTHING  # the bound that was broken, where `slo_met` is false
 
@@ -160,7 +163,7 @@ class Likelihood(Struct, frozen=True, array_like=True):
     `piece`: its bytes (base64 in JSON).
     """
 
-    token: int
+    token: Count
     piece: bytes
     logprob: float
 
@@ -180,10 +183,10 @@ class Replay(Struct, frozen=True, kw_only=True, tag="replay"):
     """
 
     stream_subject: str
-    offset: int
-    tokens: list[int]
+    offset: Count
+    tokens: list[TokenId]
     text: str
-    text_offset: int
+    text_offset: Count
     verdict: Verdict | None = None
     logprobs: list[TokenLogprob] = []  # parallel to `tokens`, or empty
 
@@ -195,11 +198,11 @@ class Delta(Struct, frozen=True, kw_only=True, tag="delta"):
     A reader drops what it has already, and attaches when it finds a gap.
     """
 
-    attempt: int
-    offset: int
-    tokens: list[int]
+    attempt: Count
+    offset: Count
+    tokens: list[TokenId]
     text: str
-    text_offset: int
+    text_offset: Count
     finish_reason: FinishReason | None = None
     logprobs: list[TokenLogprob] = []  # parallel to `tokens`, or empty
 
@@ -211,7 +214,7 @@ class Status(Struct, frozen=True, kw_only=True, tag="status"):
 
     state: str
     service_class: ServiceClass
-    attempt: int
+    attempt: Count
     replica: ReplicaId | None = None
     reason: str = ""
 
@@ -257,7 +260,7 @@ class Record(Struct, frozen=True, kw_only=True, omit_defaults=True):
     body_key: str
     owner: str  # the admission or relegation instance that placed it last, or is to place it
     state: RecordState
-    attempt: int
+    attempt: Count
     service_class: ServiceClass
     tier: str
     slo: Slo
@@ -266,8 +269,8 @@ class Record(Struct, frozen=True, kw_only=True, omit_defaults=True):
     session: str
     arrived_unix_s: float
     expires_unix_s: float
-    prompt_tokens: int
-    max_tokens: int
+    prompt_tokens: Count
+    max_tokens: Count
     stream_subject: str
     json: bool = False  # the client speaks JSON
     allow_relegation: bool = True
@@ -277,7 +280,7 @@ class Record(Struct, frozen=True, kw_only=True, omit_defaults=True):
     relegated: bool = False  # the request was best-effort at some time
     left: str = ""  # why its last replica gave it up
     # number of attempts whose replica was lost; limited, since a request may break engines
-    lost: int = 0
+    lost: Count = 0
     cancelled: bool = False  # the tombstone of a cancel
     traceparent: str = ""
     verdict: Verdict | None = None
@@ -294,16 +297,16 @@ class Offer(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
 
     key: RequestKey
-    attempt: int
+    attempt: Count
     service_class: ServiceClass
     tier: str
     slo: Slo
     importance: float
     application: str
     arrived_unix_s: float
-    prompt_tokens: int
-    max_tokens: int
-    generated_tokens: int = 0  # made by earlier attempts; their KV is computed again
+    prompt_tokens: Count
+    max_tokens: Count
+    generated_tokens: Count = 0  # made by earlier attempts; their KV is computed again
     next_due_unix_s: float = math.inf  # deadline of the next token
     expires_unix_s: float = math.inf
     session: str = ""
@@ -362,16 +365,16 @@ class Digest(Struct, frozen=True, kw_only=True):
     at_unix_s: float
     model: str
     pool: str
-    waiting: int  # standard requests still in prefill
-    running: int  # standard decodes
-    best_effort: int
-    waiting_prefill_tokens: int  # standard, not yet computed
+    waiting: Count  # standard requests still in prefill
+    running: Count  # standard decodes
+    best_effort: Count
+    waiting_prefill_tokens: Count  # standard, not yet computed
     backlog_s: float  # predicted seconds until the standard prefills queued now are done
-    kv_blocks: int
-    kv_free_blocks: int  # free once everything held has been computed
-    free_slots: int
+    kv_blocks: Count
+    kv_free_blocks: Count  # free once everything held has been computed
+    free_slots: Count
     surplus: bool  # True: the replica can take best-effort work now
-    block_tokens: Annotated[int, Meta(ge=1)] = 16  # of one KV block
+    block_tokens: Annotated[int, Meta(ge=1, lt=2**31)] = 16  # of one KV block
     accepting: bool = True
     features: list[str] = []  # those of its engine (shared/features.py)
     adapters: list[str] = []
@@ -400,17 +403,18 @@ class Announce(Struct, frozen=True, kw_only=True):
     at_unix_s: float
     model: str
     engine: str
-    profile: str  # name of a shipped profile, or a path; the name of `fitted` where that is given
+    profile: str  # name of a shipped profile, or that of `fitted`
     pool: str
-    kv_blocks: int
-    block_tokens: Annotated[int, Meta(ge=1)]
-    context_tokens: int
-    max_slots: int
-    epoch: int  # the highest seen
+    kv_blocks: Count
+    block_tokens: Annotated[int, Meta(ge=1, lt=2**31)]
+    context_tokens: Count
+    max_slots: Count
+    epoch: Number  # the highest seen
     # of the newest ack it has stored; a planner that has not received that ack missed one
-    ack_seq: int = 0
+    ack_seq: Number = 0
     draining: bool = False
-    # the profile that the worker measured on its engine; shared/core/announced.py checks it
+    # the profile itself where it is not a shipped one: measured by the worker on its engine, or the
+    # operator's own; shared/core/announced.py checks it
     fitted: ProfileFile | None = None
     # of its draft model, in fractions of the profile; 0: it has none
     draft: DraftCost = 0.0
@@ -424,11 +428,11 @@ class Hold(Struct, frozen=True, kw_only=True):
     and body from the store and checks them.
     """
 
-    epoch: int
-    sync: int
-    slot: int
+    epoch: Number
+    sync: Number
+    slot: Count
     key: RequestKey
-    attempt: int
+    attempt: Count
     # lets the worker read record and body at once; the record decides whether it is the right body
     body_key: str = ""
 
@@ -465,9 +469,9 @@ class Selection(Struct, frozen=True, kw_only=True):
     depth: bytes  # int32: draft steps of each entry; 0: the entry does not speculate
     width: bytes  # int32: beam width of each entry
     needed: bytes  # float32: tokens that must be accepted to keep the pace (AdaServe A(r))
-    budget_tokens: int  # tokens that all entries verify together
+    budget_tokens: Count  # tokens that all entries verify together
     # most tokens that one entry verifies for its own need (AdaServe n_max)
-    needed_limit_tokens: int = 1 << 30
+    needed_limit_tokens: Count = 1 << 30
 
 
 class BatchPlan(Struct, frozen=True, kw_only=True):
@@ -479,9 +483,9 @@ class BatchPlan(Struct, frozen=True, kw_only=True):
 
     replica: ReplicaId
     incarnation: str
-    epoch: int
-    sync: int
-    seq: int
+    epoch: Number
+    sync: Number
+    seq: Number
     slots: bytes
     caps: bytes
     predicted_s: float
@@ -497,8 +501,8 @@ class PlanRefused(Struct, frozen=True, kw_only=True):
     """The worker cannot run the plan: a stale epoch, a hole in seq, or another incarnation."""
 
     incarnation: str
-    epoch: int
-    expected_seq: int
+    epoch: Number
+    expected_seq: Number
     reason: str
 
 
@@ -507,11 +511,11 @@ class Held(Struct, frozen=True, kw_only=True):
     where its output goes on.
     """
 
-    slot: int
+    slot: Count
     key: RequestKey
-    attempt: int
-    offset: int = 0  # tokens made by earlier attempts
-    text_offset: int = 0
+    attempt: Count
+    offset: Count = 0  # tokens made by earlier attempts
+    text_offset: Count = 0
 
 
 class PlanAck(Struct, frozen=True, kw_only=True, tag="ack"):
@@ -525,9 +529,9 @@ class PlanAck(Struct, frozen=True, kw_only=True, tag="ack"):
 
     replica: ReplicaId
     incarnation: str
-    epoch: int
-    plan_seq: int
-    ack_seq: int
+    epoch: Number
+    plan_seq: Number
+    ack_seq: Number
     slots: bytes = b""
     computed: bytes = b""
     emitted: bytes = b""
@@ -538,7 +542,7 @@ class PlanAck(Struct, frozen=True, kw_only=True, tag="ack"):
     logprobs: list[TokenLogprob] = []
     logprob_slots: bytes = b""  # slots whose request asked for log-probabilities
     # (slot, FinishReason or the reason of its release)
-    ended: list[tuple[int, str]] = field(default_factory=list)
+    ended: list[tuple[Count, str]] = field(default_factory=list)
     # slots given since the last ack, before the entries ran
     held: list[Held] = field(default_factory=list)
     preempted: bytes = b""
@@ -550,7 +554,7 @@ class PlanAck(Struct, frozen=True, kw_only=True, tag="ack"):
     answering: bytes = b""  # slots whose thinking ended in this iteration
     # parallel to `answering`: how many of all output tokens were thinking; 0: it never thought
     thinking_tokens: bytes = b""
-    free_blocks: int = 0
+    free_blocks: Count = 0
     started_unix_s: float = 0.0
     ended_unix_s: float = 0.0
     exec_s: float = 0.0  # duration by the worker's monotonic clock
@@ -567,7 +571,7 @@ class AttemptOver(Struct, frozen=True, kw_only=True):
     """
 
     key: RequestKey
-    attempt: int
+    attempt: Count
     replica: ReplicaId
     incarnation: str
     why: str
@@ -621,8 +625,8 @@ class Resync(Struct, frozen=True, kw_only=True):
     resync.
     """
 
-    epoch: int
-    sync: int
+    epoch: Number
+    sync: Number
     page: Count = 0
 
 
@@ -631,17 +635,17 @@ class ResyncEntry(Struct, frozen=True, kw_only=True):
     filled.
     """
 
-    slot: int
+    slot: Count
     offer: Offer  # the request as of now
-    computed_tokens: int
-    generated_tokens: int
-    draft_tokens: int = 0  # positions filled in the draft model's KV
+    computed_tokens: Count
+    generated_tokens: Count
+    draft_tokens: Count = 0  # positions filled in the draft model's KV
 
 
 class ResyncPage(Struct, frozen=True, kw_only=True):
     announce: Announce
-    next_seq: int
-    ack_seq: int  # of the newest ack that the entries include
+    next_seq: Number
+    ack_seq: Number  # of the newest ack that the entries include
     entries: list[ResyncEntry]
     more: bool
 
@@ -659,7 +663,7 @@ class Withdraw(Struct, frozen=True, kw_only=True):
     """
 
     key: RequestKey
-    attempt: int
+    attempt: Count
     incarnation: str
 
 
@@ -674,7 +678,7 @@ class Withdrawn(Struct, frozen=True, kw_only=True):
 class Holdings(Struct, frozen=True, kw_only=True):
     """The question which of these (key, attempt) the worker knows, held or unsettled."""
 
-    asked: list[tuple[RequestKey, int]]
+    asked: list[tuple[RequestKey, Count]]
 
 
 class HoldingsAnswer(Struct, frozen=True, kw_only=True):

@@ -58,6 +58,11 @@ def cancel(key: RequestKey) -> str:
     return f"{ROOT}.cancel.{key}"
 
 
+def planner_lease(replica: ReplicaId) -> str:
+    """The key of the lease on planning a replica."""
+    return f"planner.{replica}"
+
+
 def offer(replica: ReplicaId) -> str:
     """Admission or relegation -> planner that leases the replica: can you hold this request?"""
     return f"{ROOT}.replica.{replica}.offer"

@@ -16,7 +16,10 @@ RequestKey = NewType("RequestKey", str)  # "<tenant>.<request_id>": names a requ
 ReplicaId = NewType("ReplicaId", str)
 Slot = NewType("Slot", int)  # names a request between one planner and one worker
 
-Positive = Annotated[float, Meta(gt=0)]
+# What is shorter or longer promises nothing.
+SHORTEST_S, LONGEST_S = 1e-4, 31_536_000.0
+Seconds = Annotated[float, Meta(ge=SHORTEST_S, le=LONGEST_S)]
+Multiple = Annotated[float, Meta(ge=1e-3, le=1e6)]  # of a zero-load time
 
 
 class ServiceClass(StrEnum):
@@ -87,13 +90,13 @@ class Slo(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_
     followed, since nothing depends on them.
     """
 
-    ttft_s: Positive | None = None
-    tbt_s: Positive | None = None
-    ttlt_s: Positive | None = None
-    thinking_tbt_s: Positive | None = None
-    ttft_x: Positive | None = None
-    tbt_x: Positive | None = None
-    ttlt_x: Positive | None = None
+    ttft_s: Seconds | None = None
+    tbt_s: Seconds | None = None
+    ttlt_s: Seconds | None = None
+    thinking_tbt_s: Seconds | None = None
+    ttft_x: Multiple | None = None
+    tbt_x: Multiple | None = None
+    ttlt_x: Multiple | None = None
     definition: Definition = Definition.DEADLINE
 
     @property
@@ -136,8 +139,8 @@ class Slo(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_
     def resolved(
         self, *, zero_load_ttft_s: float, zero_load_tbt_s: float, zero_load_ttlt_s: float
     ) -> "Slo":
-        """The same SLO with every multiple turned into seconds; where a bound is given both ways,
-        the tighter one governs.
+        """The same SLO with every multiple turned into seconds, SHORTEST_S to LONGEST_S; where a
+        bound is given both ways, the tighter one governs.
         """
 
         def tighter(
@@ -148,7 +151,7 @@ class Slo(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_
                 for b in (bound_s, None if multiple is None else multiple * zero_load_s)
                 if b is not None
             ]
-            return min(bounds, default=None)
+            return min(max(min(bounds), SHORTEST_S), LONGEST_S) if bounds else None
 
         return Slo(
             ttft_s=tighter(self.ttft_s, self.ttft_x, zero_load_ttft_s),

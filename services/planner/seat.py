@@ -262,7 +262,7 @@ class Seat:
                 self._inbox.put(synced)
                 return
             except PeerError as error:
-                if error.code == "stale_epoch":
+                if error.code in ("stale_epoch", "no_lease"):
                     self._inbox.fail(StaleEpoch(str(error)))
                     return
             except (NoResponders, BusTimeout):

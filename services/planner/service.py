@@ -89,7 +89,7 @@ class Planner:
                 ):
                     if self._seats:
                         await asyncio.sleep(min(0.02 * len(self._seats), 0.2) * self._rng.random())
-                    lease = Lease(self._bus.leases, f"planner.{replica}", self.name)
+                    lease = Lease(self._bus.leases, subjects.planner_lease(replica), self.name)
                     try:
                         taken = await lease.acquire()
                     except BusError:
@@ -101,7 +101,7 @@ class Planner:
                             continue
                         self._seats[replica] = seat
                         self._stops[replica] = asyncio.Event()
-                        tasks.create_task(self._sit(seat), name=f"planner.{replica}")
+                        tasks.create_task(self._sit(seat), name=subjects.planner_lease(replica))
             await asyncio.sleep(LOOK_S)
 
     def _seat(self, lease: Lease, announce: Announce) -> Seat | None:

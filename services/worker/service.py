@@ -17,6 +17,7 @@ from services.worker.traces import Traces
 from shared import subjects
 from shared.bus.api import Bus, Call, Endpoint
 from shared.clock import Clock
+from shared.core.announced import as_announced
 from shared.core.turn import Finished
 from shared.core.worker import WorkerCore
 from shared.errors import BusError, ConfigError, NoResponders, PeerError, SlacklineError
@@ -41,6 +42,7 @@ from shared.schemas import (
     ResyncPage,
     Withdraw,
 )
+from shared.store.leases import lease_epoch
 from shared.store.records import Records, Stored
 from shared.vocabulary import ReplicaId
 
@@ -68,7 +70,12 @@ class WorkerService:
         facts = runner.facts
         self._cfg, self._bus, self._clock, self._runner = cfg, bus, clock, runner
         self._traces = Traces(tracing)
-        self._facts, self._metrics, self._fitted = facts, metrics, runner.fitted
+        self._facts, self._metrics = facts, metrics
+        self._profile, self._fitted = (
+            as_announced(cfg.profile or facts.profile)
+            if runner.fitted is None
+            else (runner.fitted.name, runner.fitted)
+        )
         self._replica = ReplicaId(cfg.replica)
         self.incarnation = f"{rng.getrandbits(48):012x}"
         self._records = Records(bus.requests)
@@ -282,6 +289,26 @@ class WorkerService:
         return stored, body if stored is None or stored.record.body_key == hold.body_key else None
 
     def _on_resync(self, resync: Resync, call: Call) -> None:
+        if resync.epoch > self.core.epoch + 1:
+            self._chores.spawn(self._resync_if_leased(resync, call), "worker.resync")
+        else:
+            self._resync(resync, call)
+
+    async def _resync_if_leased(self, resync: Resync, call: Call) -> None:
+        """A planner's epoch is that of its lease, or the next after ours. Another is of no planner:
+        to obey it would lock out all that come.
+        """
+        try:
+            newest = await lease_epoch(self._bus.leases, subjects.planner_lease(self._replica))
+        except BusError:
+            return  # the planner asks again
+        if resync.epoch <= newest:
+            self._resync(resync, call)
+            return
+        log.warning("resync.refused", replica=self._replica, epoch=resync.epoch, lease=newest)
+        await call.reply(Refused(code="no_lease", message=f"no lease has epoch {resync.epoch}"))
+
+    def _resync(self, resync: Resync, call: Call) -> None:
         if resync.page == 0:
             if not self.core.resync(resync.epoch, resync.sync):
                 refused = Refused(code="stale_epoch", message=f"epoch {self.core.epoch} was seen")
@@ -364,8 +391,7 @@ class WorkerService:
             at_unix_s=self._clock.unix_s(),
             model=facts.model,
             engine=facts.engine,
-            profile=self._cfg.profile
-            or (facts.profile if self._fitted is None else self._fitted.name),
+            profile=self._profile,
             pool=self._cfg.pool,
             kv_blocks=facts.kv_blocks,
             block_tokens=facts.block_tokens,

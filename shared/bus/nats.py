@@ -274,7 +274,7 @@ class NatsBus:
             self.failed.result()
 
     def _take_in(self) -> Intake:
-        intake = Intake(self._client, on_stop=self._intakes.discard)
+        intake = Intake(self._client, on_stop=self._intakes.discard, on_refused=self._refuse_answer)
         self._intakes.add(intake)
         return intake
 
@@ -288,6 +288,10 @@ class NatsBus:
             await intake.stop()
             raise
         return intake
+
+    def _refuse_answer(self, pattern: str, msg: Msg) -> None:
+        self.counters.bad_payloads += 1
+        self._complain("answer.refused", pattern, sent_to=msg.subject, answer_to=msg.reply)
 
     async def _hand_over(self, msg: Msg, pattern: str, kind: Any, handler: Handler) -> bool:
         """Decode a message and call the handler; False where the payload was bad. Any other failure

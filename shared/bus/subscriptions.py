@@ -15,6 +15,7 @@ from nats.micro.service import EndpointStats
 
 from shared.bus.api import Endpoint
 from shared.bus.inbox import PENDING_BYTES, PENDING_MSGS
+from shared.subjects import INBOX_PATTERN
 
 VERSION = "0.1.0"
 STOP_S = 5.0
@@ -26,19 +27,34 @@ class Intake:
     already received.
     """
 
-    def __init__(self, client: Client, on_stop: Callable[["Intake"], None]) -> None:
+    def __init__(
+        self,
+        client: Client,
+        on_stop: Callable[["Intake"], None],
+        on_refused: Callable[[str, Msg], None],
+    ) -> None:
+        """`on_refused` is called with the subject subscribed to, and a message that asks for an
+        answer elsewhere than to an inbox. An answer is sent in our name: to any other subject it
+        could be a forged message, or a record of the store.
+        """
         self._client = client
         self._nuid = client._nuid  # micro names its instances with it
-        self._on_stop = on_stop
+        self._on_stop, self._on_refused = on_stop, on_refused
         self._subscriptions: list[RawSubscription] = []
 
     async def subscribe(
         self, subject: str, queue: str = "", cb: Callable[[Msg], Awaitable[None]] | None = None
     ) -> RawSubscription:
+        async def received(msg: Msg) -> None:
+            if msg.reply and not INBOX_PATTERN.fullmatch(msg.reply):
+                self._on_refused(subject, msg)
+            elif cb is not None:
+                await cb(msg)
+
         subscription = await self._client.subscribe(
             subject,
             queue=queue,
-            cb=cb,
+            cb=received,
             pending_msgs_limit=PENDING_MSGS,
             pending_bytes_limit=PENDING_BYTES,
         )

@@ -1,5 +1,5 @@
-"""The profile of a worker as it is announced: one it has fitted itself, or the name or path of a
-file.
+"""The profile of a worker as it is announced: the name of a shipped one, or the profile itself.
+A path is never announced: what it names is another file on another machine.
 """
 
 from functools import lru_cache
@@ -10,14 +10,14 @@ import msgspec
 from shared.errors import ConfigError
 from shared.perf import draft
 from shared.perf import profile_file as store
-from shared.perf.forms import PiecewiseTokens
 from shared.perf.iteration_time import Profile
 from shared.perf.profile_file import ProfileFile
 from shared.perf.shape import BatchShape
 from shared.schemas import Announce
 
-# of a fitted profile; ours take about 900. What is longer would take long to unfold
-LIMIT_BYTES = 4096
+# of an announced profile; those that we measure take about 900. What is longer would take long to
+# unfold.
+LIMIT_BYTES = 16_384
 LONGEST_S = 1e6  # of any iteration; ours are seconds at most
 REMEMBERED = 64  # unfolding takes 5 ms, and a request may ask for it
 
@@ -29,10 +29,21 @@ PROBES = (
 
 
 def profile_of(announce: Announce) -> Profile:
-    """The profile that this worker's planner begins with. Raises: ConfigError for a name or path
-    that is no profile, or a fitted one that no worker of ours would send.
+    """The profile that this worker's planner begins with. Raises: ConfigError for a name that is
+    not a shipped profile's, or a profile that no worker of ours would send.
     """
-    return _fitted(announce.fitted) if announce.fitted is not None else store.load(announce.profile)
+    return _own(announce.fitted) if announce.fitted is not None else _shipped(announce.profile)
+
+
+def as_announced(name_or_path: str) -> tuple[str, ProfileFile | None]:
+    """The name under which a worker announces this profile, and the profile itself unless it is a
+    shipped one. Raises: ConfigError, as `profile_of` does for planners.
+    """
+    if name_or_path in store.names():
+        return name_or_path, None
+    file = store.read(name_or_path)
+    _own(file)
+    return file.name, file
 
 
 def draft_of(announce: Announce) -> draft.Draft | None:
@@ -43,11 +54,18 @@ def draft_of(announce: Announce) -> draft.Draft | None:
 
 
 @lru_cache(maxsize=REMEMBERED)
-def _fitted(file: ProfileFile) -> Profile:
+def _shipped(name: str) -> Profile:
+    if name not in store.names():
+        raise ConfigError(
+            f"no profile named {name[:64]!r} is shipped; a worker announces its own itself"
+        )
+    return store.load(name)
+
+
+@lru_cache(maxsize=REMEMBERED)
+def _own(file: ProfileFile) -> Profile:
     if len(msgspec.msgpack.encode(file)) > LIMIT_BYTES:
         raise ConfigError(f"the announced profile {file.name!r} is longer than {LIMIT_BYTES} bytes")
-    if not isinstance(file.coefficients, PiecewiseTokens):
-        raise ConfigError(f"the announced profile {file.name!r} is of a form that no worker fits")
     profile = file.profile()
     if not all(0 < profile.batch_s(shape) < LONGEST_S for shape in PROBES) or not _finite(
         msgspec.to_builtins(file)

@@ -79,6 +79,12 @@ async def holder(bucket: KeyValue, key: str) -> str | None:
     return None if entry is None else _holder_of(entry.value)
 
 
+async def lease_epoch(bucket: KeyValue, key: str) -> int:
+    """A number that the lease's epoch does not exceed; 0 if it is free."""
+    entry = await bucket.get(key)
+    return 0 if entry is None else entry.revision
+
+
 async def holders(bucket: KeyValue, prefix: str) -> dict[str, str]:
     """key -> holder, of every living lease under the prefix (ending in a dot)."""
     return {key: _holder_of(entry.value) for key, entry in await bucket.scan(prefix)}

@@ -56,15 +56,16 @@ class Records:
         """Stores a new record; None if the key is taken (a duplicate). The body is stored first:
         the record commits.
         """
+        value = _readable(_record, record)
         ttl_s = max(record.expires_unix_s - record.arrived_unix_s, 0.0) + ENDED_TTL_S
         try:
-            await self._bucket.create(record.body_key, _encode(body), ttl_s=ttl_s)
+            await self._bucket.create(record.body_key, _readable(_body, body), ttl_s=ttl_s)
         except (WrongSequence, BusTimeout):
             # The key is ours alone, so a value there is this body.
             if await self._bucket.get(record.body_key) is None:
                 raise
         try:
-            return Stored(record, await self._bucket.create(f"s.{record.key}", _encode(record)))
+            return Stored(record, await self._bucket.create(f"s.{record.key}", value))
         except WrongSequence:
             return await self._mine(record)
         except BusTimeout:
@@ -113,7 +114,7 @@ class Records:
                 changed = await self._without_output(changed)
             try:
                 revision = await self._bucket.update(
-                    f"s.{key}", _encode(changed), stored.revision, ttl_s=ttl_s
+                    f"s.{key}", _readable(_record, changed), stored.revision, ttl_s=ttl_s
                 )
                 return Stored(changed, revision)
             except (WrongSequence, BusTimeout):
@@ -132,7 +133,8 @@ class Records:
         if not record.resume.tokens:
             return record
         output_key = f"o.{record.key}.{self._nonce()}"
-        await self._bucket.create(output_key, _encode(record.resume), ttl_s=ENDED_TTL_S)
+        output = _readable(_resume, record.resume)
+        await self._bucket.create(output_key, output, ttl_s=ENDED_TTL_S)
         return without_output(record, output_key)
 
     async def output(self, record: Record) -> Resume:
@@ -157,6 +159,15 @@ class Records:
             if stored.record.verdict is None:
                 found.append(stored)
         return found
+
+
+def _readable(decoder: msgspec.msgpack.Decoder[T], value: T) -> bytes:
+    """The bytes of a value, after they have been read again: what nobody can read is not stored.
+    Raises PeerError.
+    """
+    stored = _encode(value)
+    _read(decoder, type(value).__name__, stored)
+    return stored
 
 
 def _read(decoder: msgspec.msgpack.Decoder[T], key: str, value: bytes) -> T:

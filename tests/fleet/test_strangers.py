@@ -14,7 +14,7 @@ import structlog
 
 from shared import subjects
 from shared.columns import pack
-from shared.schemas import Announce, AttemptOver, BatchPlan, Hint, PlanAck, Resume
+from shared.schemas import Announce, AttemptOver, BatchPlan, Hint, PlanAck, Resume, Resync
 from shared.testing.virtual_loop import run_virtual
 from shared.vocabulary import ReplicaId, RequestKey, ServiceClass
 from tests.fleet.world import CALM, Scene, World
@@ -103,6 +103,8 @@ async def pester(world: World) -> None:
             (subjects.acked(r0), encode(ragged)),
             ("slo.v1.cancel.a.b", b"\xc1garbage"),
             ("slo.v1.requests.chat", b"\x00" * 2_000_000),
+            (subjects.resync(r0), encode(Resync(epoch=2**53 - 1, sync=1))),
+            (subjects.resync(r0), encode({"epoch": 2**64 - 1, "sync": 1})),
             (subjects.hold(r0), rng.randbytes(40)),
             (subjects.withdraw(r0), b""),
             (subjects.digest(r0), b"{}"),

@@ -51,6 +51,29 @@ def answer_with(tasks: set[asyncio.Task[None]], call: Call, msg: Struct) -> None
     task.add_done_callback(tasks.discard)
 
 
+async def test_an_answer_goes_to_an_inbox_and_nowhere_else(nats_url: str, raw: Client) -> None:
+    """The asker names its subject: with that of a record, we would overwrite the record."""
+    subject, tasks = f"t.{uuid.uuid4().hex}", set[asyncio.Task[None]]()
+    key = f"s.victim.{uuid.uuid4().hex}"
+    async with connect(nats_url, "service") as bus:
+        await bus.serve(
+            f"echo-{key[-8:]}",
+            [Endpoint("echo", subject, Echo, lambda msg, call: answer_with(tasks, call, msg))],
+            {},
+        )
+        revision = await bus.requests.create(key, b"record")
+        payload = msgspec.msgpack.encode(Echo(text="forged"))
+        refused = bus.counters.bad_payloads
+        for asked in (subject, "$SRV.PING", f"$SRV.INFO.echo-{key[-8:]}"):
+            await raw.publish(asked, payload, reply=f"$KV.requests.{key}")
+        # what came after has been answered, so what came before would have been
+        assert (await raw.request(subject, payload, timeout=WITHIN_S)).data == payload
+        assert (await raw.request(f"$SRV.PING.echo-{key[-8:]}", b"", timeout=WITHIN_S)).data
+        entry = await bus.requests.get(key)
+        assert entry is not None and (entry.value, entry.revision) == (b"record", revision)
+        assert bus.counters.bad_payloads == refused + 3
+
+
 async def test_a_client_that_asks_in_json_is_answered_in_json(nats_url: str, raw: Client) -> None:
     subject, tasks = f"t.{uuid.uuid4().hex}", set[asyncio.Task[None]]()
     async with connect(nats_url, "service") as bus:

@@ -5,8 +5,10 @@ and how it travels.
 import asyncio
 import functools
 import math
+import os
 import random
 from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -23,12 +25,12 @@ from services.worker.engines.sim_engine import SimEngine
 from services.worker.profiling import Measurement, fit_engine
 from shared import subjects
 from shared.bus.api import Call
-from shared.core.announced import profile_of
+from shared.core.announced import as_announced, profile_of
 from shared.core.turn import Load, Work
 from shared.errors import ConfigError
 from shared.perf import profile_file as store
 from shared.perf.fitting import LEAST, Timed, coefficients, error_of, fit, non_negative
-from shared.perf.forms import Attention, PiecewiseTokens, SolaPolynomial
+from shared.perf.forms import Attention, PiecewiseTokens
 from shared.perf.profile_file import ProfileFile
 from shared.perf.shape import BatchShape
 from shared.process import conventions as names
@@ -315,6 +317,17 @@ def test_without_a_fit_the_name_counts() -> None:
         profile_of(announce(None, "none-such"))
 
 
+def test_a_path_is_not_opened_and_its_worker_announces_the_profile_itself(tmp_path: Path) -> None:
+    fifo = tmp_path / "profile.json"
+    os.mkfifo(fifo)  # whoever opened it would wait for ever
+    with pytest.raises(ConfigError, match="no profile named"):
+        profile_of(announce(None, str(fifo)))
+    own = tmp_path / "own.json"
+    own.write_bytes(msgspec.json.encode(FITTED))
+    assert as_announced(str(own)) == (FITTED.name, FITTED)
+    assert as_announced("cpu-tiny") == ("cpu-tiny", None)
+
+
 FORM = FITTED.coefficients
 assert isinstance(FORM, PiecewiseTokens)
 NOTHING = Attention(e=0.0, p1=0.0, p2=0.0, d0=0.0, d1=0.0, d2=0.0)
@@ -333,10 +346,6 @@ NONSENSE = {
     "a year": replace(FITTED, overhead_s=3e7),
     "as long as a book": replace(
         FITTED, coefficients=replace(FORM, knots=tuple(range(9000)), slopes=(0.0,) * 9000)
-    ),
-    "another form": replace(
-        FITTED,
-        coefficients=SolaPolynomial(a0=0.0, b0=0.0, c0=1e-4, d0=0.01, a1=1e-4, b1=0.0, c1=0.01),
     ),
     "a wide tile": replace(FITTED, coefficients=replace(FORM, tile=2**62)),
 }
