@@ -6,7 +6,7 @@ from random import Random
 
 from loadgen.results.experiment import PROFILE, Run
 from loadgen.results.section import MISSING, Results, Section, table
-from loadgen.results.slackline.systems import OTHERS, met_percent, other, ours
+from loadgen.results.slackline.systems import OTHERS, met_value_percent, other, ours
 from shared.perf.draft import DRAFT
 from shared.tiers import Tier, TierSet
 from shared.vocabulary import Slo
@@ -74,8 +74,8 @@ def render(results: Results, duration_s: float) -> str:
     ahead: dict[str, list[float]] = {policy: [] for policy in OTHERS}
     for seed in range(FIRST_SEED, FIRST_SEED + COUNT):
         run = mix(seed, duration_s)
-        mine = met_percent(results, ours(run))
-        theirs = {policy: met_percent(results, other(run, policy)) for policy in OTHERS}
+        mine = met_value_percent(results, ours(run))
+        theirs = {policy: met_value_percent(results, other(run, policy)) for policy in OTHERS}
         known = {policy: value for policy, value in theirs.items() if value is not None}
         if mine is None or len(known) < len(theirs):
             continue
@@ -143,7 +143,8 @@ SECTION = Section(
 One to three tiers each: tight (TTFT 0.3 to 2 s, TBT 25 to 60 ms), moderate (1 to 10 s, 50 to
 200 ms) or for whole answers (TTLT 20 to 600 s), a third of them important; seven workloads, three
 definitions, two or four replicas, some with a draft model, some in bursts; 0.6 to 1.6 times what
-the GPUs carry, roughly. {REQUESTS} requests a load. Requests whose SLO was met, in points.""",
+the GPUs carry, roughly. {REQUESTS} requests a load. Requests whose SLO was met, in points; an
+important one counts as three.""",
     hours=REQUESTS / 3600,
     render=render,
     discussion="",

@@ -39,6 +39,18 @@ def met_percent(results: Results, run: Run) -> float | None:
     return None if figures is None else 100 * (1 - violated_fraction(figures))
 
 
+def met_value_percent(results: Results, run: Run) -> float | None:
+    """Requests whose SLO was met, where one counts as often as its tier is important; None: not
+    run.
+    """
+    figures = results.figures(run)
+    if figures is None:
+        return None
+    groups = [(run.tiers.tiers[name].importance, group) for name, group in figures.by_tier.items()]
+    violated = sum(importance * group.violated for importance, group in groups)
+    return 100 * (1 - violated / sum(importance * group.offered for importance, group in groups))
+
+
 def percents(results: Results, run: Run, seeds: Sequence[int]) -> Sequence[float] | None:
     """The same for each of the seeds; None while one has not run."""
     each = [met_percent(results, replace(run, seed=seed)) for seed in seeds]

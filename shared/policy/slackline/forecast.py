@@ -20,9 +20,10 @@ from shared.policy.seam import Bools, Floats
 # Beyond so many in the order of due times, what is to come decides more than what waits.
 LOOKS = 512
 ROUNDING_S = 1e-9
-# The more important are to be done in so much of the time they have: what comes after them may take
-# longer than predicted, and others then give way in their stead.
-SPARE = 0.5
+# The more important are to be done so much before they are due, but in no less than half of their
+# time: what comes before them may take longer than predicted, and others then give way first.
+EARLY_S = 0.2
+HALF = 0.5
 
 
 class Work(NamedTuple):
@@ -47,7 +48,8 @@ def favoured(work: Work) -> Work:
     important than the least.
     """
     more = work.value > work.value.min(initial=math.inf)
-    return work._replace(due_s=np.where(more, SPARE * work.due_s, work.due_s))
+    early_s = np.maximum(work.due_s - EARLY_S, HALF * work.due_s)
+    return work._replace(due_s=np.where(more, early_s, work.due_s))
 
 
 class Passes(NamedTuple):
