@@ -216,7 +216,7 @@ def test_a_tier_may_name_the_definition_that_it_is_judged_by(tmp_path: Path) -> 
             '{"name":"x","default":"a","tiers":{"a":{"slo":{"ttft_s":1,"definition":"p99"}}}}',
             "Invalid enum value 'p99'",
         ),
-        ('{"name":"x","default":"a","tiers":{"a":{"slo":{"ttft_s":-1}}}}', r"Expected `float` > 0"),
+        ('{"name":"x","default":"a","tiers":{"a":{"slo":{"ttft_s":-1}}}}', "`float` >= 0.0001"),
         ('{"name":"x","default":"a","tiers":{"a":{"slo":{"ttft":1}}}}', "unknown field `ttft`"),
         ('{"name":"x","default":"a.b","tiers":{"a.b":{"slo":{"ttft_s":1}}}}', "tier name `a.b`"),
         ("{", "not proper JSON"),
