@@ -13,6 +13,7 @@ from services.admission.workers import Workers
 from shared import subjects
 from shared.columns import pack
 from shared.core.announced import profile_of
+from shared.core.record import does_not_fit
 from shared.errors import ConfigError, PeerError
 from shared.perf.zero_load import in_seconds
 from shared.schemas import Announce, Body, GenerateRequest, Record, Sampling
@@ -117,13 +118,12 @@ def fits(prompt: Prompt, request: GenerateRequest, worker: Announce | None) -> i
     """The most tokens that may be generated. Raises PeerError for requests beyond the model or the
     engine of this fleet.
     """
-    if worker is None:  # the replica that takes it will check
+    if worker is None:  # none has ever been heard: the sweep checks once one is
         return request.sampling.max_tokens
     room = worker.context_tokens - len(prompt)
     if room < 1:
         raise PeerError(
-            f"the prompt has {len(prompt)} tokens;"
-            f" prompt and answer must fit {worker.context_tokens}",
+            does_not_fit(len(prompt), worker.context_tokens),
             code="context_length_exceeded",
             param=_given(request)[0],
         )
@@ -187,7 +187,7 @@ class Intake:
         key = check(request, tier, self._tiers)
         while (wanted := wants.of(request, self._workers, self._model)) is None:
             await asyncio.sleep(LISTEN_S)
-        worker = self._workers.any(wanted.needs)
+        worker = self._workers.any(wanted.needs) or self._workers.last
         check_tokenizer(worker, self._model)
         prompt = await self._tokenised(request)
         max_tokens = fits(prompt, request, worker)

@@ -99,7 +99,10 @@ class Sweep:
             if record.cancelled and record.replica is None:
                 await self._end(record.key, lambda r: life.closed(r, self._clock.unix_s()))
                 continue
-            if self._core.has(record.key) or record.state == RecordState.RELEGATED:
+            if record.state == RecordState.RELEGATED:
+                await self._fit(record)
+                continue
+            if self._core.has(record.key):
                 continue
             if record.replica is None:
                 if record.owner == self._owner or record.owner not in self._live_owners:
@@ -119,6 +122,16 @@ class Sweep:
         for replica, records in verify.items():
             unknown |= await self._verify(replica, records)
         self._unknown = unknown
+
+    async def _fit(self, record: Record) -> None:
+        """A record of the pool, against the longest context among all workers that live."""
+        worker = self._workers.any(record.needs) if self._workers.complete else None
+        if worker is None or record.prompt_tokens + record.max_tokens <= worker.context_tokens:
+            return
+        context_tokens = worker.context_tokens
+        await self._end(
+            record.key, lambda seen: life.fitted(seen, context_tokens, self._clock.unix_s())
+        )
 
     # ------------------------------------------------------------ workers that live
 

@@ -41,6 +41,7 @@ class Workers:
         # features and adapters of every replica since we began
         self.abilities: set[frozenset[str]] = set()
         self.models: set[str] = set()  # models of every replica since we began
+        self.last: Announce | None = None  # the newest announcement, also of a worker that is lost
         text = (
             "Clock of admission minus clock of the worker, seconds,"
             " the least latency of a heartbeat included."
@@ -56,6 +57,7 @@ class Workers:
             return False
         self.abilities.add(abilities(announce))
         self.models.add(announce.model)
+        self.last = announce
         if before is not None and before.announce.incarnation == announce.incarnation:
             before.announce, before.at_unix_s = announce, now
             self._compare(before)

@@ -47,6 +47,7 @@ class Event(Enum):
     CLOSED = "closed"
     REFUSED = "refused"
     EXPIRED = "expired"
+    FITTED = "fitted"
 
 
 # Event -> state before -> possible states after. Where a state is left out, nothing changes.
@@ -101,6 +102,9 @@ LIFE: Mapping[Event, Mapping[State, Sequence[State]]] = {
     Event.EXPIRED: {
         State.RELEGATED: [State.ENDED],
         State.CANCELLED_RELEGATED: [State.ENDED],
+    },
+    Event.FITTED: {
+        State.RELEGATED: [State.RELEGATED, State.ENDED],
     },
 }
 
@@ -293,6 +297,24 @@ def expired(record: Record, now_unix_s: float) -> Record | None:
     if not _applies(Event.EXPIRED, record):
         return None
     return ended(record, FinishReason.EXPIRED, record.resume, now_unix_s)
+
+
+def fitted(record: Record, context_tokens: int, now_unix_s: float) -> Record | None:
+    """Admission took it in while it knew no worker, and the longest context of the fleet is known
+    now: an answer that would be too long is cut short; a prompt that fits nowhere ends it.
+    """
+    room = context_tokens - record.prompt_tokens
+    if not _applies(Event.FITTED, record) or record.max_tokens <= room:
+        return None
+    if room < 1:
+        message = does_not_fit(record.prompt_tokens, context_tokens)
+        return ended(record, FinishReason.INVALID, record.resume, now_unix_s, message=message)
+    return replace(record, max_tokens=room)
+
+
+def does_not_fit(prompt_tokens: int, context_tokens: int) -> str:
+    """The words for a prompt that no replica can hold."""
+    return f"the prompt has {prompt_tokens} tokens; prompt and answer must fit {context_tokens}"
 
 
 def without_output(record: Record, output_key: str) -> Record:

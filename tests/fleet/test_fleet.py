@@ -22,9 +22,9 @@ from loadgen.fleet.child import Child, ChildError
 from loadgen.fleet.fleet import Fleet, FleetSpec
 from shared import subjects
 from shared.errors import ConfigError, PeerError
-from shared.schemas import Delta, Digest, GenerateRequest, Sampling, Withdraw, Withdrawn
+from shared.schemas import Announce, Delta, Digest, GenerateRequest, Sampling, Withdraw, Withdrawn
 from shared.subjects import request_key
-from shared.vocabulary import ReplicaId, Slo
+from shared.vocabulary import FinishReason, ReplicaId, Slo
 from tests.fleet.live import (
     WAIT_S,
     ask,
@@ -512,3 +512,37 @@ async def test_a_cancel_of_what_never_was_leaves_its_id_usable(fleet: Fleet) -> 
             ),
         )
         await check(bus, wire, [delivered])
+
+
+async def test_a_prompt_beyond_the_context_ends_as_invalid_also_when_no_worker_is_heard() -> None:
+    """At the door, while a worker was heard once; else as soon as one is heard again."""
+    hasty = {
+        "SLACKLINE_ADMISSION_SWEEP_S": "0.2",
+        "SLACKLINE_ADMISSION_LOST_S": "1.0",
+        "SLACKLINE_ADMISSION_HOMELESS_S": "0.5",
+    }
+    spec = FleetSpec(replicas=1, gateway=False, drain_s=1.0, environment=hasty)
+    too_long = "a" * 20_000
+    async with Fleet(spec) as fleet, client_of(fleet.url) as (bus, client, wire):
+        heard = asyncio.Event()
+        await bus.subscribe(subjects.ANNOUNCEMENTS, Announce, lambda *_: heard.set())
+        worker = fleet.process("worker-r1")
+        sampling = Sampling(max_tokens=2000, ignore_eos=True)
+        await client.submit(
+            GenerateRequest(request_id="c-0", prompt="a", sampling=sampling), "chat"
+        )
+        async with asyncio.timeout(WAIT_S):
+            await heard.wait()
+            while not any(isinstance(e, Delta) for events in wire.events.values() for e in events):
+                await asyncio.sleep(0.05)
+            worker.send(signal.SIGSTOP)
+            await wire.replaced.wait()
+        with pytest.raises(PeerError, match="20000 tokens; prompt and answer must fit"):
+            await client.submit(GenerateRequest(request_id="c-1", prompt=too_long), "chat")
+        fleet.process("admission").kill()
+        handle = await client.submit(GenerateRequest(request_id="c-2", prompt=too_long), "chat")
+        worker.send(signal.SIGCONT)
+        async with asyncio.timeout(WAIT_S):
+            verdict = await handle.wait()
+        assert verdict.finish_reason == FinishReason.INVALID
+        assert "20000 tokens" in verdict.message
