@@ -2,8 +2,11 @@
 units in their names.
 
 Cores never log; their shells do. A filtered call costs one attribute lookup and an empty function.
+Logging never raises: a line that cannot be written (a full disk, a closed stdout) is dropped, and
+the next line that can be written says in `lines_dropped` how many were.
 """
 
+import json
 import logging
 import os
 import sys
@@ -37,12 +40,17 @@ def configure(service: str, instance: str, environ: Mapping[str, str] | None = N
         raise ConfigError(f"SLACKLINE_LOG_LEVEL={name!r}: use one of {', '.join(LEVELS)}")
     level = LEVELS[name]
 
+    # None: stdout was closed before the start, and its number may belong to a socket by now
+    lines = Lines(None if sys.stdout is None else sys.stdout.fileno())
+
     def identify(_logger: Any, _method: str, fields: Fields) -> Fields:
+        dropped = {"lines_dropped": lines.dropped} if lines.dropped else {}
         return {
             "at": datetime.now(UTC).isoformat(timespec="microseconds"),
             "service": service,
             "instance": instance,
             **fields,
+            **dropped,
         }
 
     structlog.configure(
@@ -54,7 +62,7 @@ def configure(service: str, instance: str, environ: Mapping[str, str] | None = N
             structlog.processors.JSONRenderer(serializer=_encoded),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.BytesLoggerFactory(sys.stdout.buffer),
+        logger_factory=lambda *_: lines,
         cache_logger_on_first_use=True,
     )
     # Libraries log through the standard module; their warnings and errors go the same way.
@@ -67,16 +75,49 @@ def logger() -> structlog.typing.FilteringBoundLogger:
     return log
 
 
+class Lines:
+    """Whole lines, written to a file descriptor at once. A line that cannot be written is dropped
+    and counted; `dropped` is the number of lines since the last one that was written.
+    """
+
+    def __init__(self, descriptor: int | None) -> None:
+        self.dropped = 0
+        self._descriptor = descriptor
+        self._torn = False  # the last write ended within a line
+
+    def msg(self, line: bytes) -> None:
+        data = (b"\n" if self._torn else b"") + line + b"\n"
+        try:
+            if self._descriptor is None:
+                raise OSError("stdout is closed")
+            while data:
+                data = data[os.write(self._descriptor, data) :]
+                self._torn = bool(data)
+        except OSError:
+            self.dropped += 1
+        else:
+            self.dropped = 0
+
+    debug = info = warning = error = critical = msg
+
+
 def _encoded(fields: Fields, **_: Any) -> bytes:
-    return msgspec.json.encode(fields, enc_hook=repr)
+    try:
+        return msgspec.json.encode(fields, enc_hook=repr)
+    except (ValueError, TypeError):  # text that is not UTF-8, a key that is no text
+        return json.dumps(fields, default=repr, skipkeys=True).encode()
 
 
 class _LibraryLogs(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
+        try:
+            message = record.getMessage()
+        except (TypeError, ValueError):  # a format that its arguments do not fit
+            message = f"{record.msg} {record.args}"
         logger().log(
             record.levelno,
             "library.logged",
             logger=record.name,
-            message=record.getMessage(),
+            message=message,
             exc_info=record.exc_info,
         )

@@ -1,9 +1,11 @@
 """Logs: JSON lines with who said it, filtered by level."""
 
+import json
+import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import msgspec
 import pytest
@@ -63,3 +65,65 @@ def test_the_level_filters() -> None:
 def test_an_unknown_level_stops_the_start() -> None:
     with pytest.raises(ConfigError, match="SLACKLINE_LOG_LEVEL"):
         configure("planner", "p1", {"SLACKLINE_LOG_LEVEL": "loud"})
+
+
+def run(program: str, *, stdout: int | IO[bytes] | None = None, closed: bool = False) -> None:
+    """Run a program whose stdout is this file, or is closed. Raises where it fails."""
+    shut = ["sh", "-c", 'exec "$@" >&-', "sh"] if closed else []
+    subprocess.run(
+        [*shut, sys.executable, "-c", program],
+        env={"PYTHONPATH": str(ROOT), "PATH": os.defpath},
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        check=True,
+        timeout=60,
+    )
+
+
+def test_a_full_disk_ends_no_service() -> None:
+    with Path("/dev/full").open("wb") as full:
+        run(PROGRAM, stdout=full)
+
+
+def test_a_closed_stdout_ends_no_service() -> None:
+    run(PROGRAM, closed=True)
+
+
+def test_text_that_no_encoding_has_is_logged_in_escapes(tmp_path: Path) -> None:
+    program = """
+import logging
+from shared.process.logs import configure, logger
+configure("planner", "p1")
+logger().info("request.odd", text="half of \\ud83d", odd={1})
+logging.getLogger("nats").warning("%d of %d", "x")
+"""
+    with (tmp_path / "log").open("wb") as file:
+        run(program, stdout=file)
+    first, second = map(json.loads, (tmp_path / "log").read_text().splitlines())
+    assert (first["text"], first["odd"]) == ("half of \ud83d", "{1}")
+    assert second["message"] == "%d of %d ('x',)"
+
+
+def test_lines_are_whole_again_after_a_full_disk_and_say_how_many_are_missing(
+    tmp_path: Path,
+) -> None:
+    program = """
+import resource
+from shared.process.logs import configure, logger
+log = logger()
+configure("planner", "p1")
+log.info("disk.empty")
+resource.setrlimit(resource.RLIMIT_FSIZE, (400, resource.RLIM_INFINITY))
+for _ in range(3):
+    log.info("disk.full", text=300 * "x")
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+log.info("disk.mended")
+log.info("disk.empty")
+"""
+    with (tmp_path / "log").open("wb") as file:
+        run(program, stdout=file)
+    first, torn, mended, last = (tmp_path / "log").read_bytes().splitlines()
+    assert (json.loads(first)["event"], b"disk.full" in torn) == ("disk.empty", False)
+    assert json.loads(mended)["event"] == "disk.mended"
+    assert json.loads(mended)["lines_dropped"] == 3
+    assert "lines_dropped" not in json.loads(last)
