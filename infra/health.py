@@ -2,7 +2,8 @@
 
 The exit status is 0 if it does, 1 if not.
 
-    python infra/health.py admission                   any instance of the service
+    python infra/health.py planner                     any instance of the service
+    python infra/health.py requests                    any admission that can write to the store
     python infra/health.py worker replica=r1           the instance with this metadata
     python infra/health.py http://127.0.0.1:8080/ready
 

@@ -412,6 +412,7 @@ class Announce(Struct, frozen=True, kw_only=True):
     epoch: Number  # the highest seen
     # of the newest ack it has stored; a planner that has not received that ack missed one
     ack_seq: Number = 0
+    # it takes no new requests: it is about to stop, or the store does not take its acks
     draining: bool = False
     # the profile itself where it is not a shipped one: measured by the worker on its engine, or the
     # operator's own; shared/core/announced.py checks it

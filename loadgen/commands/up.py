@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import contextlib
 import json
 import logging
 import signal
@@ -238,22 +239,23 @@ async def _up(spec: FleetSpec) -> int:
         stopping = asyncio.ensure_future(stop.wait())
         await asyncio.wait((stopping, fleet.failed), return_when=asyncio.FIRST_COMPLETED)
         if stop.is_set():
-            print(
+            _say(
                 "stopping: workers hand their requests back, then NATS stops "
-                "(Ctrl-C again stops at once)",
-                flush=True,
+                "(Ctrl-C again stops at once)"
             )
         else:
             stopping.cancel()
             fleet.failed.result()
     finally:
         await fleet.__aexit__(None, None, None)
-    print("stopped", flush=True)
+    _say("stopped")
     return 0
 
 
 def _say(line: str) -> None:
-    print(line, flush=True)
+    """Tell the user. A fleet does not end because its output can be written nowhere."""
+    with contextlib.suppress(OSError):
+        print(line, flush=True)
 
 
 def _welcome(fleet: Fleet) -> str:

@@ -12,14 +12,13 @@ from shared.errors import SlacklineError
 # the pause before a start; it doubles with every life shorter than SHORT_LIFE_S
 FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.1, 5.0
 SHORT_LIFE_S = 10.0
-SHORT_LIVES_LIMIT = 5  # in a row: 3 s of pauses
 TAIL_LINES = 12
 
 Say = Callable[[str], None]
 
 
 class ChildError(SlacklineError):
-    """A process cannot be kept alive; the message ends with the last lines of its log."""
+    """A process ended at its first start; the message ends with the last lines of its log."""
 
 
 class Child:
@@ -52,8 +51,8 @@ class Child:
         return None if self._process is None else self._process.pid
 
     async def keep(self) -> None:
-        """Start it, and start it again when it ends, until cancelled. Raises ChildError when that
-        is of no use.
+        """Start it, and start it again when it ends, until cancelled. Once patient it never gives
+        up: a full disk or a lost broker comes back. Raises ChildError for a death before that.
         """
         loop = asyncio.get_running_loop()
         short_lives = 0
@@ -67,11 +66,9 @@ class Child:
                 continue
             short = not self._killed and loop.time() - began_at_s < SHORT_LIFE_S
             short_lives = short_lives + 1 if short else 0
-            if not self.patient or short_lives >= SHORT_LIVES_LIMIT:
-                often = f" {short_lives} times in a row" if self.patient else ""
+            if not self.patient:
                 raise ChildError(
-                    f"{self.name} {_ending(code)} at its start{often}; "
-                    f"{self.log} says:\n{self.tail()}"
+                    f"{self.name} {_ending(code)} at its start; {self.log} says:\n{self.tail()}"
                 )
             backoff_s = min(FIRST_BACKOFF_S * 2**short_lives, LONGEST_BACKOFF_S)
             self._say(f"{self.name} {_ending(code)}; it is started again in {backoff_s:g} s")

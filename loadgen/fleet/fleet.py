@@ -14,7 +14,7 @@ import shutil
 import socket
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -25,11 +25,13 @@ from msgspec import Struct
 
 from loadgen.fleet.child import Child, ChildError, Say
 from loadgen.fleet.nats_server import MAX_PAYLOAD_BYTES, find_binary, greets, server_config
+from loadgen.fleet.store_watch import keep_writable
 from loadgen.simulator.deployment import ACCEPTANCE
 from shared import subjects
 from shared.bus.api import Bus
 from shared.bus.nats import connect
-from shared.errors import BusError, ConfigError, PeerError, SlacklineError
+from shared.client.ping import answers
+from shared.errors import ConfigError, SlacklineError
 from shared.models import shipped as models
 from shared.perf.draft import DraftCost
 from shared.policy import registry
@@ -82,10 +84,6 @@ class Chosen(Struct, frozen=True):
 
     policy: str = registry.DEFAULT
     settings: dict[str, str] = {}
-
-
-class Pinged(Struct, frozen=True):
-    """Any answer of the services API."""
 
 
 class Fleet:
@@ -212,12 +210,10 @@ class Fleet:
         return folder
 
     async def _start_nats(self) -> None:
-        port = self.spec.port or free_port()
+        port, monitor = self.spec.port or free_port(), f"{HOST}:{free_port()}"
         conf = self.folder / "nats-server.conf"
-        conf.write_text(
-            "\n".join(server_config(HOST, port, MAX_PAYLOAD_BYTES, self.folder / "jetstream"))
-            + "\n"
-        )
+        lines = server_config(HOST, port, MAX_PAYLOAD_BYTES, self.folder / "jetstream")
+        conf.write_text("\n".join([*lines, f'http: "{monitor}"']) + "\n")
         self.url = f"nats://{HOST}:{port}"
         self._spawn(
             "nats-server",
@@ -227,6 +223,10 @@ class Fleet:
         )
         while not await asyncio.to_thread(greets, self.url):
             await asyncio.sleep(POLL_S)
+        server = self._children["nats-server"]
+        self._keep(
+            keep_writable(server, f"http://{monitor}", self.folder, self._say), "fleet.store"
+        )
 
     def _environment(self) -> dict[str, str]:
         spec = self.spec
@@ -281,7 +281,11 @@ class Fleet:
             name, command, environment, self.folder / "logs" / f"{name}.{suffix}", self._say
         )
         self._children[name] = child
-        keeper = asyncio.create_task(child.keep(), name=f"fleet.{name}")
+        self._keep(child.keep(), f"fleet.{name}")
+
+    def _keep(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        """Do `work` as long as the fleet lives; its failure is the fleet's."""
+        keeper = asyncio.create_task(work, name=name)
         self._keepers.add(keeper)
         keeper.add_done_callback(self._kept)
 
@@ -307,7 +311,7 @@ class Fleet:
                 for name in self._children
                 if name.startswith("admission" if service == "requests" else service)
             ]
-            while not await _answers(bus, service):
+            while not await answers(bus, service, PING_S):
                 await asyncio.sleep(POLL_S)
         while missing := [replica for replica in self.replicas if replica not in planned]:
             self._awaited = [f"worker-{replica}" for replica in missing]
@@ -446,17 +450,6 @@ def is_free(port: int) -> bool:
 
 def _service(name: str) -> list[str]:
     return [sys.executable, "-m", f"services.{name}"]
-
-
-async def _answers(bus: Bus, service: str) -> bool:
-    try:
-        await bus.request(f"$SRV.PING.{service}", Pinged(), Pinged, timeout_s=PING_S)
-    except PeerError:
-        # the services API answers in JSON without a type: any answer will do
-        return True
-    except BusError:
-        return False
-    return True
 
 
 def _address(log: str) -> str | None:

@@ -19,6 +19,9 @@ from shared.errors import ConfigError
 READY_S = 60.0  # JetStream reads its store before the port opens
 STOP_S = 10.0
 MAX_PAYLOAD_BYTES = 8 * 1024 * 1024  # a prompt of 1 M tokens is 4 MB
+# Stated, since the server's own default is a share of the room that the disk has at the start: on a
+# disk that is nearly full it would refuse the streams it has.
+MAX_FILE_STORE = "10GB"
 
 
 def find_binary() -> Path:
@@ -48,11 +51,10 @@ def server_config(
         f"port: {port or -1}",
         f"max_payload: {max_payload_bytes}",
     ]
-    return (
-        lines
-        if jetstream is None
-        else [*lines, f"jetstream: {{ store_dir: {json.dumps(str(jetstream))} }}"]
-    )
+    if jetstream is None:
+        return lines
+    store = f"store_dir: {json.dumps(str(jetstream))}, max_file_store: {MAX_FILE_STORE}"
+    return [*lines, f"jetstream: {{ {store} }}"]
 
 
 class NatsServer:

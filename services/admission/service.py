@@ -10,6 +10,7 @@ from typing import assert_never
 import structlog
 
 from services.admission.config import AdmissionConfig
+from services.admission.door import Door
 from services.admission.intake import Intake
 from services.admission.replay import Replays
 from services.admission.sweep import Sweep
@@ -124,6 +125,8 @@ class Admission:
             self._feed,
         )
         self._lease = Lease(bus.leases, f"admission.{self.name}", self.name)
+        intake = Endpoint("requests", subjects.REQUESTS, GenerateRequest, self._on_request, QUEUE)
+        self._door = Door(bus, clock, intake, self.name)
         self._chores = Chores()
         self._receiving = 0
 
@@ -131,9 +134,6 @@ class Admission:
 
     async def run(self, stop: asyncio.Event) -> None:
         bus = self._bus
-        intake_endpoints = [
-            Endpoint("requests", subjects.REQUESTS, GenerateRequest, self._on_request, QUEUE)
-        ]
         endpoints = [
             Endpoint("attach", subjects.ATTACH, Attach, self._on_attach, QUEUE),
             Endpoint("over", subjects.OVER, AttemptOver, self._on_over, QUEUE),
@@ -155,9 +155,7 @@ class Admission:
             answers = chores.listen(
                 await bus.serve("admission", endpoints, {"instance": self.name})
             )
-            requests = chores.listen(
-                await bus.serve("requests", intake_endpoints, {"instance": self.name})
-            )
+            opening = chores.start(self._door.keep(), name="admission.door")
             log.info(
                 "admission.ready",
                 instance=self.name,
@@ -165,7 +163,9 @@ class Admission:
                 tiers=self._tiers.name,
             )
             await stop.wait()
-            await requests.stop()
+            opening.cancel()
+            await asyncio.wait((opening,))
+            await self._door.close()
             await answers.stop()  # an ended attempt goes to another instance; its worker repeats it
             await self._drain(driver)
             for task in (*background, driver):

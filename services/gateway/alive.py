@@ -33,6 +33,10 @@ class Fleet:
             for model in sorted({digest.model for digest in self._fresh()})
         }
 
+    def accepting(self) -> bool:
+        """Tells whether some live replica takes new requests."""
+        return any(digest.accepting for digest in self._fresh())
+
     def adapters(self) -> dict[str, tuple[str, float]]:
         """Live adapters: for each its model and the instant of its first digest."""
         found = {name: digest.model for digest in self._fresh() for name in digest.adapters}

@@ -23,12 +23,14 @@ from services.gateway.exchange import Exchanges
 from services.gateway.model_list import Model, ModelList
 from services.gateway.translate import REQUEST_ID
 from shared.client.client import Client, new_request_id
+from shared.client.ping import answers
 from shared.clock import Clock
 from shared.errors import BusError, PeerError
 from shared.process import conventions, telemetry
 from shared.process.instruments import Registry
 from shared.tiers import TierSet
 
+READY_S = 1.0  # for the answer of an admission; it takes 1 ms
 ReadBody = Callable[[bytes], CompletionBody | ChatBody]
 
 
@@ -51,6 +53,7 @@ class Gateway:
         self.draining = False
         self._cfg = cfg
         self._tiers = tiers
+        self._client = client
         self._fleet = fleet
         self._clock = clock
         self._registry = registry
@@ -92,16 +95,18 @@ class Gateway:
         return Response('{"status":"ok"}', media_type="application/json")
 
     async def ready(self, _: Request) -> Response:
-        """200 while some digest is at most `fresh_s` old (so the bus is connected) and the gateway
-        is not stopping.
+        """200 while some replica that takes requests was heard of within `fresh_s`, some admission
+        lets requests in (so the store takes writes), and the gateway is not stopping.
         """
-        reason = (
-            "shutting down"
-            if self.draining
-            else ""
-            if self._fleet.models()
-            else "no replica has been heard of"
-        )
+        reason = ""
+        if self.draining:
+            reason = "shutting down"
+        elif not self._fleet.models():
+            reason = "no replica has been heard of"
+        elif not self._fleet.accepting():
+            reason = "no replica takes requests"
+        elif not await answers(self._client.bus, "requests", READY_S):
+            reason = "no admission lets requests in; can it write to the store?"
         body = msgspec.json.encode({"ready": not reason, "reason": reason})
         return Response(body, status_code=503 if reason else 200, media_type="application/json")
 

@@ -130,7 +130,7 @@ def of_error(error: PeerError | BusError) -> Problem:
         case NoResponders():
             return Problem(
                 status=503,
-                message="no admission service is alive",
+                message="no admission lets requests in: none is alive, or none can store them",
                 code="server_is_overloaded",
                 dropped="rejected-no-endpoints",
             )

@@ -47,6 +47,7 @@ class AckWriter:
         self._records = records
         self._last_seq = 0
         self._may_trim = False
+        self.waits = False  # the store does not take what is to be appended now
         self.queue: asyncio.Queue[Job] = asyncio.Queue(limit)
 
     async def register(self) -> None:
@@ -75,14 +76,17 @@ class AckWriter:
         while True:
             try:
                 self._last_seq = await self._bus.acks.append(self._subject, payload, self._last_seq)
+                self.waits = False
                 return
             except BusError as error:
                 last = await self._last()
                 if last is not None and last[1] == payload:
                     self._last_seq = last[0]  # stored; only the answer was lost
+                    self.waits = False
                     return
                 if (0 if last is None else last[0]) != self._last_seq:
                     raise FencedError(f"the log of {self._replica} has another writer") from error
+                self.waits = True
                 log.warning("ack.waits", replica=self._replica, error=str(error))
                 await asyncio.sleep(RETRY_S)
 

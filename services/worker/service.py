@@ -399,7 +399,7 @@ class WorkerService:
             max_slots=facts.max_slots,
             epoch=self.core.epoch,
             ack_seq=self._published_ack_seq,
-            draining=self._draining.is_set(),
+            draining=self._draining.is_set() or self._writer.waits,
             fitted=self._fitted,
             draft=facts.draft,
             features=sorted(facts.features),

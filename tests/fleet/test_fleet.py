@@ -147,24 +147,39 @@ async def test_two_fleets_never_share_a_store(fleet: Fleet) -> None:
         await Fleet(FleetSpec(store=fleet.spec.store)).__aenter__()
 
 
-async def test_a_process_that_dies_is_started_again_until_that_is_seen_to_be_useless(
+async def test_a_process_that_dies_is_started_again_however_often_it_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(child_module, "FIRST_BACKOFF_S", 0.01)
-    monkeypatch.setattr(child_module, "SHORT_LIFE_S", 600.0)
+    monkeypatch.setattr(child_module, "LONGEST_BACKOFF_S", 0.01)
+    mended = tmp_path / "mended"
+    program = f"import os, sys, time; os.path.exists({str(mended)!r}) or sys.exit('my reason')"
     notices: list[str] = []
+
+    def notice(line: str) -> None:
+        notices.append(line)
+        if len(notices) == 8:
+            mended.touch()
+
     child = Child(
         "broken",
-        [sys.executable, "-c", "import sys; sys.exit('my reason')"],
+        [sys.executable, "-c", f"{program}; time.sleep(600)"],
         os.environ,
         tmp_path / "log",
-        notices.append,
+        notice,
     )
-    child.patient = True
+    keeping = asyncio.ensure_future(child.keep())
     with pytest.raises(ChildError, match="my reason"):
-        await child.keep()
-    assert child.starts == child_module.SHORT_LIVES_LIMIT
-    assert len(notices) == child.starts - 1
+        await keeping
+    child.patient = True
+    keeping = asyncio.ensure_future(child.keep())
+    async with asyncio.timeout(WAIT_S):
+        while child.pid is None or len(notices) < 8:
+            await asyncio.sleep(0.01)
+    assert (len(notices), child.starts) == (8, 1 + 8 + 1)
+    child.abandon()
+    keeping.cancel()
+    await asyncio.gather(keeping, return_exceptions=True)
 
 
 # ---------------------------------------------------------------- answers

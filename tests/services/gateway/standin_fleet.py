@@ -242,11 +242,11 @@ async def standing_in(bus: Bus) -> AsyncIterator[StandIn]:
         fleet = StandIn(bus, tasks)
         endpoints = [
             Endpoint(
-                "generate", subjects.REQUESTS, GenerateRequest, fleet.on_request, queue="admission"
+                "requests", subjects.REQUESTS, GenerateRequest, fleet.on_request, queue="admission"
             ),
             Endpoint("attach", subjects.ATTACH, Attach, fleet.on_attach, queue="admission"),
         ]
-        service = await bus.serve("admission", endpoints, {})
+        service = await bus.serve("requests", endpoints, {})
         cancels = await bus.subscribe(subjects.CANCELS, Cancel, fleet.on_cancel)
         await fleet.digest()
         yield fleet
