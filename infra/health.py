@@ -8,12 +8,13 @@ The exit status is 0 if it does, 1 if not.
     python infra/health.py http://127.0.0.1:8080/ready
 
 It asks `$SRV.PING.<service>` of the NATS services API, on the server of SLACKLINE_URL, over a plain
-socket. So it starts in 50 ms and needs no package.
+socket. So it starts in 50 ms and needs no package. No certificate is checked.
 """
 
 import json
 import os
 import socket
+import ssl
 import sys
 import time
 import urllib.request
@@ -23,7 +24,9 @@ LIMIT_S = 3.0
 
 
 def answers_http(url: str) -> bool:
-    with urllib.request.urlopen(url, timeout=LIMIT_S) as response:
+    # a service asks itself on loopback, and its certificate names another address
+    trusting = ssl._create_unverified_context() if url.startswith("https:") else None
+    with urllib.request.urlopen(url, timeout=LIMIT_S, context=trusting) as response:
         return bool(response.status == 200)
 
 

@@ -64,6 +64,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "loadgen.commands.profile",
         "list, show and fit profiles, the models of iteration time",
     ),
+    "key": (
+        "loadgen.commands.key",
+        "make a key with which a tenant's clients reach the gateway, and store its hash",
+    ),
     "bench": (
         "loadgen.commands.bench",
         "measure the hot path on this machine, each figure beside its aim",

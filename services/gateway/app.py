@@ -1,7 +1,8 @@
 """The routes of the gateway, and their metrics. Every failure is answered in OpenAI's envelope."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import cast
 
 import msgspec
 from starlette.applications import Starlette
@@ -20,12 +21,14 @@ from services.gateway.completions import CompletionBody
 from services.gateway.config import GatewayConfig
 from services.gateway.envelope import Problem, Rejected
 from services.gateway.exchange import Exchanges
+from services.gateway.guard import read_tenant
 from services.gateway.model_list import Model, ModelList
 from services.gateway.translate import REQUEST_ID
 from shared.client.client import Client, new_request_id
 from shared.client.ping import answers
 from shared.clock import Clock
 from shared.errors import BusError, PeerError
+from shared.http_keys import HttpKeys
 from shared.process import conventions, telemetry
 from shared.process.instruments import Registry
 from shared.tiers import TierSet
@@ -49,8 +52,11 @@ class Gateway:
         registry: Registry,
         tracing: telemetry.Tracing,
         tasks: asyncio.TaskGroup,
+        keys: HttpKeys | None,
     ) -> None:
+        """`keys` None: every request is let in."""
         self.draining = False
+        self._keys = keys
         self._cfg = cfg
         self._tiers = tiers
         self._client = client
@@ -88,7 +94,11 @@ class Gateway:
                 Route("/ready", self.ready, methods=["GET"]),
                 Route("/metrics", self.metrics, methods=["GET"]),
             ],
-            exception_handlers={HTTPException: _no_such_thing},
+            exception_handlers={
+                HTTPException: _no_such_thing,
+                Rejected: _refused,
+                PeerError: _refused,
+            },
         )
 
     async def health(self, _: Request) -> Response:
@@ -110,12 +120,14 @@ class Gateway:
         body = msgspec.json.encode({"ready": not reason, "reason": reason})
         return Response(body, status_code=503 if reason else 200, media_type="application/json")
 
-    async def models(self, _: Request) -> Response:
+    async def models(self, request: Request) -> Response:
+        read_tenant(request.headers, self._keys)
         return Response(
             msgspec.json.encode(ModelList(data=self._models())), media_type="application/json"
         )
 
     async def model(self, request: Request) -> Response:
+        read_tenant(request.headers, self._keys)
         name = request.path_params["model"]
         found = [model for model in self._models() if model.id == name]
         if found:
@@ -126,7 +138,7 @@ class Gateway:
             code="model_not_found",
             param="model",
         )
-        return Response(problem.body(), status_code=problem.status, media_type="application/json")
+        return _response(problem)
 
     def _models(self) -> list[Model]:
         models = [
@@ -172,9 +184,10 @@ class Gateway:
                 raise Rejected(envelope.SHUTTING_DOWN)
             if self._open > self._cfg.requests_limit:
                 raise Rejected(envelope.SATURATED)
+            tenant = read_tenant(headers, self._keys)
             request_id = translate.read_request_id(headers)
             raw = await self._bodies.read(headers, receive)
-            ask = translate.read_ask(headers, read_body(raw), request_id, self._tiers)
+            ask = translate.read_ask(headers, read_body(raw), request_id, tenant, self._tiers)
             held += self._take(len(ask.requests) - 1)
             if self._open > self._cfg.requests_limit:
                 raise Rejected(envelope.SATURATED)
@@ -218,6 +231,15 @@ async def _respond(send: Send, problem: Problem) -> None:
     await send({"type": "http.response.body", "body": problem.body()})
 
 
+async def _refused(_: Request, error: Exception) -> Response:
+    """Answers a refusal of the routes that have no body."""
+    return _response(
+        error.problem
+        if isinstance(error, Rejected)
+        else envelope.of_error(cast("PeerError", error))
+    )
+
+
 async def _no_such_thing(request: Request, error: Exception) -> Response:
     """Answers 404 and 405 in the envelope."""
     assert isinstance(error, HTTPException)
@@ -227,9 +249,13 @@ async def _no_such_thing(request: Request, error: Exception) -> Response:
         message=f"{request.method} {request.url.path}: {error.detail}",
         code=code,
     )
+    return _response(problem, error.headers)
+
+
+def _response(problem: Problem, headers: Mapping[str, str] | None = None) -> Response:
     return Response(
         problem.body(),
         status_code=problem.status,
-        headers=error.headers,
+        headers={**problem.headers(), **(headers or {})},
         media_type="application/json",
     )

@@ -2,6 +2,8 @@
 SLACKLINE_GATEWAY_<FIELD>.
 """
 
+from ipaddress import ip_address
+
 from msgspec import Struct
 
 
@@ -9,6 +11,11 @@ class GatewayConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     url: str = "nats://127.0.0.1:4222"
     host: str = "127.0.0.1"
     port: int = 8080  # 0: any free port; the log states it
+    keys: str = ""  # a file of keys, which `slackline key` makes; then every request needs one
+    # serve another address than loopback without keys: for a port that is published on loopback
+    without_keys: bool = False
+    tls_cert: str = ""  # a file with the certificate and those that sign it, in PEM; "": no TLS
+    tls_key: str = ""  # the file of its key
     # NATS carries 8 MiB in one message; 64 KiB are for the other fields. The same prompt is never
     # longer in msgpack than in JSON.
     body_limit_bytes: int = 8 * 1024 * 1024 - 64 * 1024
@@ -23,3 +30,20 @@ class GatewayConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     keepalive_s: float = 15.0
     fresh_s: float = 2.0  # a replica whose digest is older does not count
     drain_s: float = 30.0  # longest stop before running streams are cut
+
+    def __post_init__(self) -> None:
+        if bool(self.tls_cert) != bool(self.tls_key):
+            raise ValueError("tls_cert and tls_key come together")
+        if not (self.keys or self.without_keys or _is_loopback(self.host)):
+            raise ValueError(
+                f"without keys only loopback is served, and {self.host} is another address. "
+                "Make a key with `slackline key TENANT FILE` and set SLACKLINE_GATEWAY_KEYS=FILE. "
+                "SLACKLINE_GATEWAY_WITHOUT_KEYS=true serves everybody who reaches the address"
+            )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:  # a name
+        return False

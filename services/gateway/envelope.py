@@ -63,8 +63,12 @@ class Problem(Struct, frozen=True, kw_only=True):
         )
 
     def headers(self) -> dict[str, str]:
-        """The headers. Retry-After belongs to 429 alone: whole seconds, rounded up, 1 to 30."""
+        """The headers. WWW-Authenticate belongs to 401; Retry-After to 429: whole seconds, rounded
+        up, 1 to 30.
+        """
         headers = {} if self.dropped is None else {"x-llm-d-request-dropped-reason": self.dropped}
+        if self.status == 401:
+            headers["www-authenticate"] = "Bearer"
         if self.status == 429:
             headers["retry-after"] = str(
                 min(RETRY_AFTER_MAX_S, max(1, math.ceil(self.retry_after_s or 1.0)))
@@ -80,6 +84,18 @@ class Rejected(Exception):
         self.problem = problem
 
 
+NO_KEY = Problem(
+    status=401,
+    message="an API key is needed, in the header Authorization: Bearer KEY",
+    code="invalid_api_key",
+)
+UNKNOWN_KEY = Problem(status=401, message="the API key is not known", code="invalid_api_key")
+OTHER_TENANT = Problem(
+    status=403,
+    message="the API key is another tenant's",
+    code="permission_denied",
+    param="x-llm-d-inference-fairness-id",
+)
 SHUTTING_DOWN = Problem(
     status=503,
     message="this gateway is shutting down",

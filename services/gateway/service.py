@@ -4,7 +4,9 @@ import asyncio
 import contextlib
 import math
 import socket
+import ssl
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -12,7 +14,7 @@ import uvicorn
 from services.gateway.alive import Fleet
 from services.gateway.app import Gateway
 from services.gateway.config import GatewayConfig
-from shared import subjects
+from shared import http_keys, subjects
 from shared.bus.api import Call
 from shared.bus.nats import connect
 from shared.client.client import Client, Patience
@@ -45,6 +47,18 @@ def listen(cfg: GatewayConfig) -> socket.socket:
         raise ConfigError(f"gateway: cannot listen on {cfg.host}:{cfg.port}: {error}") from error
 
 
+def check_certificate(cfg: GatewayConfig) -> None:
+    """Raises ConfigError for a certificate or a key that cannot be used."""
+    if not cfg.tls_cert:
+        return
+    try:
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(
+            cfg.tls_cert, cfg.tls_key
+        )
+    except OSError as error:  # ssl.SSLError is one
+        raise ConfigError(f"gateway: {cfg.tls_cert}, {cfg.tls_key}: {error}") from error
+
+
 async def serve(
     cfg: GatewayConfig, listener: socket.socket, stop: asyncio.Event, tracing: Tracing
 ) -> None:
@@ -55,6 +69,8 @@ async def serve(
     """
     clock, registry = Clock(), Registry()
     tiers = load_tiers(cfg.tiers)
+    keys = http_keys.read(Path(cfg.keys)) if cfg.keys else None
+    check_certificate(cfg)
     fleet = Fleet(clock, cfg.fresh_s)
 
     def on_digest(digest: Digest, _: Call) -> None:
@@ -66,22 +82,24 @@ async def serve(
         asyncio.TaskGroup() as tasks,
     ):
         digests = await bus.subscribe(subjects.DIGESTS, Digest, on_digest)
-        gateway = Gateway(cfg, tiers, client, fleet, clock, registry, tracing, tasks)
-        server = Server(
-            uvicorn.Config(
-                gateway.app(),
-                log_config=None,
-                access_log=False,
-                lifespan="off",
-                ws="none",
-                timeout_keep_alive=KEEP_ALIVE_S,
-                timeout_graceful_shutdown=math.ceil(cfg.drain_s),
-            )
+        gateway = Gateway(cfg, tiers, client, fleet, clock, registry, tracing, tasks, keys)
+        http = uvicorn.Config(
+            gateway.app(),
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            ws="none",
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=math.ceil(cfg.drain_s),
+            ssl_certfile=cfg.tls_cert or None,
+            ssl_keyfile=cfg.tls_key or None,
         )
+        server = Server(http)
         serving = tasks.create_task(server.serve(sockets=[listener]), name="gateway.http")
         stopping = tasks.create_task(stop.wait(), name="gateway.stop")
+        scheme = "https" if cfg.tls_cert else "http"
         host, port = listener.getsockname()[:2]
-        log.info("service.ready", address=f"http://{host}:{port}", config=without_secrets(cfg))
+        log.info("service.ready", address=f"{scheme}://{host}:{port}", config=without_secrets(cfg))
         ends: list[asyncio.Future[Any]] = [serving, stopping, bus.failed]
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         gateway.draining = True

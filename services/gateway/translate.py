@@ -23,7 +23,6 @@ from shared.vocabulary import Slo
 REQUESTS_LIMIT = 64  # per HTTP request: prompts times choices
 TOP_K_LIMIT = 1_000_000  # more than any vocabulary has
 REQUEST_ID = "x-request-id"
-TENANT = "x-llm-d-inference-fairness-id"
 # the first header present counts
 TIER_HEADERS = ("x-slackline-tier", "x-llm-d-inference-objective")
 APPLICATION = "x-slackline-application"
@@ -134,7 +133,11 @@ def read_tier(
 
 
 def read_ask(
-    headers: Mapping[str, str], body: CompletionBody | ChatBody, request_id: str, tiers: TierSet
+    headers: Mapping[str, str],
+    body: CompletionBody | ChatBody,
+    request_id: str,
+    tenant: str,
+    tiers: TierSet,
 ) -> Ask:
     """Reads a whole request. Raises PeerError, naming the field or the header at fault. Checks that
     depend on the model are admission's.
@@ -149,7 +152,6 @@ def read_ask(
             param=param,
         )
     options = body.stream_options or StreamOptions()
-    tenant = subjects.check_id(headers.get(TENANT, "default"), TENANT)
     slo = read_slo(headers, tiers.named(tier))
     sampling, importance = sampling_of(body), importance_of(body.priority)
     application, session = headers.get(APPLICATION, "")[:128], body.session

@@ -76,6 +76,12 @@ def test_ports_are_published_on_loopback_only() -> None:
     assert [m for m in mappings if not m.startswith("127.0.0.1:")] == []
 
 
+def test_the_gateway_goes_without_keys_only_because_its_port_is_on_loopback() -> None:
+    gateway = COMPOSE["services"]["gateway"]
+    assert gateway["environment"]["SLACKLINE_GATEWAY_WITHOUT_KEYS"] == "true"
+    assert [m for m in gateway["ports"] if not m.startswith("127.0.0.1:")] == []
+
+
 def test_the_image_is_built_from_files_that_are_here_and_reach_the_build() -> None:
     hidden = (ROOT / ".dockerignore").read_text().split()
     copies = [

@@ -1,6 +1,7 @@
 """The container health check, against a real NATS server."""
 
 import asyncio
+import ssl
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import nats.micro
 import pytest
 
 from loadgen.fleet.nats_server import NatsServer
+from tests.self_signed import certificate_in
 
 SCRIPT = Path(__file__).parents[2] / "infra" / "health.py"
 
@@ -57,3 +59,19 @@ async def passes(url: str, *arguments: str) -> bool:
 @pytest.mark.parametrize("url", ["http://127.0.0.1:9/health"])
 def test_an_address_without_a_listener_is_not_healthy(url: str) -> None:
     assert not healthy("", url)
+
+
+async def test_an_address_with_a_certificate_of_another_name_is_healthy(tmp_path: Path) -> None:
+    cert, key = certificate_in(tmp_path, "DNS:gateway.example")
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(cert, key)
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0, ssl=context) as server:
+        port = server.sockets[0].getsockname()[1]
+        assert await passes("", f"https://127.0.0.1:{port}/health")

@@ -1,0 +1,72 @@
+"""The keys of HTTP clients, each of a tenant. A file has one line a key: the tenant, and the key's
+SHA-256. The key itself is stored nowhere.
+
+A key is 256 random bits, so no list of likely keys exists, and nobody finds one from its hash: a
+slow hash, as passwords need, would add nothing but time to each request.
+"""
+
+import hmac
+import re
+import secrets
+from collections.abc import Mapping
+from hashlib import sha256
+from pathlib import Path
+
+from shared.errors import ConfigError, PeerError
+from shared.subjects import check_id
+
+LINE = re.compile(r"(\S+)\s+([0-9a-f]{64})")
+KEY_BYTES = 32
+
+
+def new_key() -> str:
+    """A new key, to be shown once."""
+    return f"sk-{secrets.token_urlsafe(KEY_BYTES)}"
+
+
+def line_of(tenant: str, key: str) -> str:
+    """The line of a file for this key. Raises PeerError for a tenant that is no id."""
+    return f"{check_id(tenant, 'tenant')} {_hash(key)}\n"
+
+
+def read(path: Path) -> "HttpKeys":
+    """The keys of a file; empty lines and those that begin with # are passed over. Raises
+    ConfigError, naming the line.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the keys in {path} cannot be read: {error}") from error
+    tenants: dict[str, str] = {}
+    for number, line in enumerate(lines, start=1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        found = LINE.fullmatch(line.strip())
+        try:
+            if found is None:
+                raise PeerError("a line is a tenant and the SHA-256 of a key, in hexadecimal")
+            tenants[found[2]] = check_id(found[1], "tenant")
+        except PeerError as error:
+            raise ConfigError(f"{path}, line {number}: {error.message}") from error
+    if not tenants:
+        raise ConfigError(f"{path} has no key: slackline key TENANT {path} makes one")
+    return HttpKeys(tenants)
+
+
+class HttpKeys:
+    """The hashes of keys, and the tenant of each."""
+
+    def __init__(self, tenants: Mapping[str, str]) -> None:
+        self._tenants = tenants
+
+    def tenant_of(self, key: str) -> str | None:
+        """The tenant whose key it is. The time does not depend on the key: all are compared."""
+        given, found = _hash(key), None
+        for known, tenant in self._tenants.items():
+            if hmac.compare_digest(given, known):
+                found = tenant
+        return found
+
+
+def _hash(key: str) -> str:
+    return sha256(key.encode(errors="replace")).hexdigest()
