@@ -21,6 +21,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         ),
     ),
     "up": ("loadgen.commands.up", "start a fleet on this machine, and stop it with Ctrl-C"),
+    "streams": (
+        "loadgen.commands.streams",
+        "make the streams and buckets at a NATS server, before its services start",
+    ),
     "submit": ("loadgen.commands.submit", "send one prompt and stream the answer"),
     "chat": (
         "loadgen.commands.chat",

@@ -78,12 +78,12 @@ class Sampling(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unk
 class GenerateRequest(
     Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
 ):
-    """A client's request, sent to slo.v1.requests.<tier>, with exactly one of prompt, messages and
-    token_ids.
+    """A client's request, sent to slo.v1.requests.<tenant>.<tier>, with exactly one of prompt,
+    messages and token_ids.
     """
 
     request_id: str
-    tenant: str = "default"
+    tenant: str = ""  # that of the subject; empty: taken from there
     model: ShortText | None = None  # the name of the model or of an adapter
     # the LoRA adapter to use; "": none, unless `model` names one
     adapter: ShortText = ""
@@ -99,7 +99,7 @@ class GenerateRequest(
     allow_relegation: bool = True  # False: refused with a Retry-After rather than served late
     # longest time the request may stay unfinished, at most a year
     expires_s: Annotated[float, Meta(gt=0, le=31_536_000)] = 172_800.0
-    # a subject under _INBOX. for the events; None: the derived subject
+    # a subject under _INBOX.<tenant>. for the events; None: the derived subject
     inbox: str | None = None
 
 
@@ -127,7 +127,7 @@ class Attach(Struct, frozen=True, kw_only=True):
     Replay or Refused.
     """
 
-    tenant: str = "default"
+    tenant: str = ""  # that of the subject; empty: taken from there
     request_id: str
     from_token: Count = 0
 

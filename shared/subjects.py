@@ -7,22 +7,27 @@ from shared.vocabulary import ReplicaId, RequestKey
 
 ROOT = "slo.v1"
 ID_PATTERN = re.compile(r"[A-Za-z0-9_-]{1,64}")
-INBOX_PATTERN = re.compile(r"_INBOX(\.[A-Za-z0-9_-]{1,64}){1,4}")
+DEFAULT_TENANT = "default"
+INBOX_TOKENS = 4  # after the tenant's prefix
+EVERY = "*"  # in place of a tenant, a tier or a replica: all of them
 
 # client -> admission (queue group)
-REQUESTS = f"{ROOT}.requests.*"
-ATTACH = f"{ROOT}.attach"
+REQUESTS = f"{ROOT}.requests.*.*"
+ATTACHES = f"{ROOT}.attach.*"
 # client -> admissions (queue group) and workers
 CANCELS = f"{ROOT}.cancel.*.*"
+# admission, worker, relegation -> client
+STREAMS = f"{ROOT}.stream.*.*"
 # worker -> admission (queue group)
-OVER = f"{ROOT}.over"
+OVERS = f"{ROOT}.over.*"
 # planner -> all, worker -> all
 DIGESTS = f"{ROOT}.replica.*.digest"
 ANNOUNCEMENTS = f"{ROOT}.replica.*.announce"
 # admission -> relegation
 RELEGATED = f"{ROOT}.relegated"
+# the subjects whose next token is a tenant
+_TENANTS = frozenset(("requests", "attach", "cancel", "stream"))
 # JetStream
-ACKS_STREAM = "acks"
 REQUESTS_BUCKET = "requests"
 LEASES_BUCKET = "leases"
 
@@ -45,8 +50,46 @@ def request_key(tenant: str, request_id: str) -> RequestKey:
     return RequestKey(f"{check_id(tenant, 'tenant')}.{check_id(request_id, 'request_id')}")
 
 
-def requests(tier: str) -> str:
-    return f"{ROOT}.requests.{tier}"
+def requests(tenant: str, tier: str) -> str:
+    return f"{ROOT}.requests.{tenant}.{tier}"
+
+
+def attach(tenant: str) -> str:
+    return f"{ROOT}.attach.{tenant}"
+
+
+def tenant_in(subject: str) -> str | None:
+    """The tenant that the subject of a request, attach, cancel or stream belongs to; None for any
+    other subject.
+    """
+    tokens = subject.split(".")
+    of_a_tenant = len(tokens) > 3 and f"{tokens[0]}.{tokens[1]}" == ROOT and tokens[2] in _TENANTS
+    return tokens[3] if of_a_tenant else None
+
+
+def tenant_of(subject: str, named: str) -> str:
+    """The tenant of a message: that of its subject. Raises PeerError where the message names
+    another one; "" names none.
+    """
+    tenant = check_id(tenant_in(subject) or "", "tenant")
+    if named not in ("", tenant):
+        raise PeerError(f"the subject is that of the tenant {tenant}", param="tenant")
+    return tenant
+
+
+def inbox(tenant: str) -> str:
+    """The prefix of the inboxes of a tenant: only there it is answered."""
+    return f"_INBOX.{tenant}"
+
+
+def check_inbox(value: str, tenant: str) -> str:
+    """Return the inbox. Raises PeerError unless it is a subject under the tenant's prefix."""
+    tokens = value.removeprefix(f"{inbox(tenant)}.").split(".")
+    if not value.startswith(f"{inbox(tenant)}.") or len(tokens) > INBOX_TOKENS:
+        raise PeerError(f"inbox must be a subject under {inbox(tenant)}.", param="inbox")
+    for token in tokens:
+        check_id(token, "inbox")
+    return value
 
 
 def stream(key: RequestKey) -> str:
@@ -111,6 +154,16 @@ def announce(replica: ReplicaId) -> str:
     return f"{ROOT}.replica.{replica}.announce"
 
 
+def over(replica: ReplicaId) -> str:
+    """Worker -> admission: an attempt of this replica is over."""
+    return f"{ROOT}.over.{replica}"
+
+
+def log_stream(replica: str) -> str:
+    """The stream of the replica's log."""
+    return f"acks-{replica}"
+
+
 def ack_log(replica: ReplicaId) -> str:
-    """The replica's subject in the `acks` stream."""
+    """The only subject of the replica's log."""
     return f"{ROOT}.acks.{replica}"

@@ -5,6 +5,7 @@ deadlines for examples.
 import asyncio
 import signal
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import structlog
 from hypothesis import HealthCheck, settings
 
 from loadgen.fleet.nats_server import NatsServer
+from shared.bus.nats import connect
 
 # A shell's background job begins with SIGINT ignored, and its children would ignore it too: tests
 # press Ctrl-C.
@@ -38,11 +40,24 @@ def default_logs() -> Iterator[None]:
     structlog.reset_defaults()
 
 
+def make_streams(url: str) -> None:
+    """The operator's step: buckets, and the logs of two replicas."""
+
+    async def make() -> None:
+        async with connect(url, "operator") as bus:
+            await bus.make_streams(["r0", "r1"])
+
+    with ThreadPoolExecutor(1) as thread:  # a fixture may run inside a loop
+        thread.submit(asyncio.run, make()).result()
+
+
 @pytest.fixture(scope="module")
 def nats_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of one server for the whole module: tests use names of their own."""
     server = NatsServer()
-    yield server.start(tmp_path_factory.mktemp("nats"))
+    url = server.start(tmp_path_factory.mktemp("nats"))
+    make_streams(url)
+    yield url
     server.stop()
 
 
@@ -50,6 +65,6 @@ def nats_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def nats_server(tmp_path: Path) -> Iterator[NatsServer]:
     """A server for one test, which may stop, kill and start it again on `tmp_path / "nats"`."""
     server = NatsServer()
-    server.start(tmp_path / "nats")
+    make_streams(server.start(tmp_path / "nats"))
     yield server
     server.stop()

@@ -67,6 +67,9 @@ async def _ask(caller: Caller) -> float:
     began_unix_s = caller.clock.unix_s()
     with suppress(PeerError):
         await caller.bus.request(
-            subjects.ATTACH, Attach(request_id="nobody"), Replay, timeout_s=2.0
+            subjects.attach(subjects.DEFAULT_TENANT),
+            Attach(request_id="nobody"),
+            Replay,
+            timeout_s=2.0,
         )
     return caller.clock.unix_s() - began_unix_s

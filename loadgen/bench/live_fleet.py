@@ -90,6 +90,7 @@ class Caller:
         self._count += 1
         request = GenerateRequest(
             request_id=f"bench-{self.rng.getrandbits(32):08x}-{self._count}",
+            tenant=subjects.DEFAULT_TENANT,
             prompt="x" * prompt_tokens,
             sampling=Sampling(max_tokens=output_tokens, ignore_eos=True),
         )

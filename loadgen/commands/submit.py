@@ -15,7 +15,7 @@ from shared.client.client import Client, Patience, new_request_id
 from shared.clock import Clock
 from shared.errors import BusError, ConfigError, NoResponders
 from shared.schemas import GenerateRequest, Sampling
-from shared.subjects import ID_PATTERN
+from shared.subjects import DEFAULT_TENANT, ID_PATTERN
 
 PATIENCE = Patience(submit_s=3.0)
 
@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--seed", type=int, metavar="K", help="random seed; the same seed gives the same answer"
     )
     parser.add_argument(
-        "--tenant", default="default", help="tenant of the request (default: default)"
+        "--tenant", default=DEFAULT_TENANT, help="tenant of the request (default: default)"
     )
     parser.add_argument(
         "--request-id",

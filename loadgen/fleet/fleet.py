@@ -160,6 +160,8 @@ class Fleet:
         self.folder = self._take_folder()
         (self.folder / "logs").mkdir(exist_ok=True)
         await self._start_nats()
+        async with connect(self.url, "slackline-fleet") as bus:
+            await bus.make_streams(self.replicas)
         environment = self._environment()
         for n in range(self.spec.admissions):
             self._add("admission", n, environment)

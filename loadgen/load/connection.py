@@ -18,15 +18,20 @@ CONNECT_S = 3.0  # a person is waiting
 LOAD_PATIENCE = Patience(silence_s=15.0)
 
 
-@asynccontextmanager
-async def connected(url: str, name: str, clock: Clock, patience: Patience) -> AsyncIterator[Client]:
-    """Raises BusError if nothing usable listens at `url`."""
-    # Standard output is for answers and tables; of the bus, only warnings and errors are of
-    # interest.
+def quiet_logs() -> None:
+    """Standard output is for answers and tables; of the bus, only warnings and errors are of
+    interest.
+    """
     structlog.configure(
         wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )
+
+
+@asynccontextmanager
+async def connected(url: str, name: str, clock: Clock, patience: Patience) -> AsyncIterator[Client]:
+    """Raises BusError if nothing usable listens at `url`."""
+    quiet_logs()
     async with AsyncExitStack() as stack:
         try:
             bus = await stack.enter_async_context(connect(url, name, connect_s=CONNECT_S))

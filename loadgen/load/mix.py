@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from loadgen.load.workload import LengthSource
 from shared.errors import ConfigError
+from shared.subjects import DEFAULT_TENANT
 from shared.tiers import TierSet
 
 IMPORTANT = 10.0  # a paying caller weighs as much as ten others
@@ -53,7 +54,7 @@ def plan_requests(
         rng = Random(f"{seed}/{index}")
         rank = rng.choices(range(len(names)), cum_weights=shares)[0]
         weight = IMPORTANT if rng.random() < important else 1.0
-        tenant = f"tenant-{rng.randrange(tenants)}" if tenants > 1 else "default"
+        tenant = f"tenant-{rng.randrange(tenants)}" if tenants > 1 else DEFAULT_TENANT
         drawn = lengths.draw(index, rank, rng)
         first = drawn.tier or names[rank]
         if first not in tiers.tiers:

@@ -43,8 +43,8 @@ def check(request: GenerateRequest, tier: str, tiers: TierSet) -> RequestKey:
     if not getattr(request, given[0]):
         raise PeerError(f"{given[0]} is empty", param=given[0])
     _coherent(request.sampling)
-    if request.inbox is not None and not subjects.INBOX_PATTERN.fullmatch(request.inbox):
-        raise PeerError("inbox must be a subject under _INBOX.", param="inbox")
+    if request.inbox is not None:
+        subjects.check_inbox(request.inbox, request.tenant)
     return key
 
 

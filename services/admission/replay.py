@@ -29,7 +29,8 @@ class Replays:
     async def answer(self, attach: Attach, call: Call) -> None:
         """Reply with a Replay, or Refused."""
         try:
-            key = subjects.request_key(attach.tenant, attach.request_id)
+            tenant = subjects.tenant_of(call.subject, attach.tenant)
+            key = subjects.request_key(tenant, attach.request_id)
             stored = await self._records.get(key)
             if stored is None:
                 message = "no such request, or it ended long ago"

@@ -8,6 +8,7 @@ from random import Random
 from typing import assert_never
 
 import structlog
+from msgspec.structs import replace
 
 from services.admission.config import AdmissionConfig
 from services.admission.door import Door
@@ -135,8 +136,8 @@ class Admission:
     async def run(self, stop: asyncio.Event) -> None:
         bus = self._bus
         endpoints = [
-            Endpoint("attach", subjects.ATTACH, Attach, self._on_attach, QUEUE),
-            Endpoint("over", subjects.OVER, AttemptOver, self._on_over, QUEUE),
+            Endpoint("attach", subjects.ATTACHES, Attach, self._on_attach, QUEUE),
+            Endpoint("over", subjects.OVERS, AttemptOver, self._on_over, QUEUE),
         ]
         async with self._chores as chores:
             chores.listen(await bus.subscribe(subjects.DIGESTS, Digest, self._on_digest))
@@ -277,9 +278,8 @@ class Admission:
     async def _receive(self, request: GenerateRequest, call: Call) -> None:
         now = self._clock.unix_s()
         self._receiving += 1
-        attributes = dict[str, str]()
-        with suppress(PeerError):  # what is no id may be anything, and is refused below
-            attributes[names.REQUEST_KEY] = subjects.request_key(request.tenant, request.request_id)
+        tenant, tier = call.subject.split(".")[-2:]
+        attributes = {names.REQUEST_KEY: f"{tenant}.{request.request_id}"[:130]}
         span = self._tracing.start(
             "admit", call.headers.get("traceparent"), attributes, kind="server"
         )
@@ -295,8 +295,8 @@ class Admission:
                 )
                 return
             record, body = await self._intake.read(
-                request,
-                call.subject.rsplit(".", 1)[-1],
+                replace(request, tenant=subjects.tenant_of(call.subject, request.tenant)),
+                tier,
                 arrived_unix_s=now,
                 json=call.json,
                 traceparent=span.traceparent,
@@ -330,7 +330,7 @@ class Admission:
             span.set(**{names.ERROR_TYPE: error.code})
             await call.reply(Refused(code=error.code, message=error.message, param=error.param))
         except BusError as error:
-            log.warning("request.doubtful", request_id=request.request_id, error=str(error))
+            log.warning("request.doubtful", request_id=request.request_id[:64], error=str(error))
             self._sweep.soon()  # it may have been stored
             span.set(**{names.ERROR_TYPE: "store_timeout"})
             await call.reply(
@@ -375,6 +375,8 @@ class Admission:
     # ------------------------------------------------------------ ends
 
     def _on_over(self, over: AttemptOver, call: Call) -> None:
+        if call.subject != subjects.over(over.replica):
+            return  # a worker speaks of its own attempts only
         self._chores.spawn(self._settle(over, call), "admission.settle")
 
     async def _settle(self, over: AttemptOver, call: Call) -> None:
@@ -430,6 +432,8 @@ class Admission:
         self._feed(Heard(digest))
 
     def _on_announce(self, announce: Announce, call: Call) -> None:
+        if call.subject != subjects.announce(announce.replica):
+            return  # a worker speaks for itself only
         if self._workers.received(announce):
             self._sweep.soon()
 

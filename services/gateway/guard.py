@@ -19,7 +19,7 @@ def read_tenant(headers: Mapping[str, str], keys: HttpKeys | None) -> str:
     """
     named = headers.get(TENANT)
     if keys is None:
-        return subjects.check_id("default" if named is None else named, TENANT)
+        return subjects.check_id(subjects.DEFAULT_TENANT if named is None else named, TENANT)
     scheme, _, key = headers.get("authorization", "").partition(" ")
     if scheme.lower() != "bearer" or not key:
         raise Rejected(envelope.NO_KEY)

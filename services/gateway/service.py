@@ -17,6 +17,7 @@ from services.gateway.config import GatewayConfig
 from shared import http_keys, subjects
 from shared.bus.api import Call
 from shared.bus.nats import connect
+from shared.bus.users import GATEWAY
 from shared.client.client import Client, Patience
 from shared.clock import Clock
 from shared.errors import ConfigError
@@ -77,7 +78,7 @@ async def serve(
         fleet.hear(digest)
 
     async with (
-        connect(cfg.url, "gateway") as bus,
+        connect(cfg.url, "gateway", GATEWAY) as bus,
         Client(bus, clock, patience=Patience(submit_s=cfg.submit_s)) as client,
         asyncio.TaskGroup() as tasks,
     ):

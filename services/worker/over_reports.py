@@ -59,7 +59,7 @@ class OverReports:
     async def _report_once(self, over: AttemptOver) -> None:
         name = (over.key, over.attempt)
         try:
-            await self._bus.request(subjects.OVER, over, Settled, timeout_s=2.0)
+            await self._bus.request(subjects.over(over.replica), over, Settled, timeout_s=2.0)
             self._core.settled(*name)
             self._stored.discard(name)
         except (BusError, PeerError):

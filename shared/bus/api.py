@@ -131,6 +131,10 @@ class Bus(Protocol):
     """One connection of one process."""
 
     @property
+    def tenants(self) -> str:
+        """The tenant that it speaks for; `*`: all of them; empty: none."""
+
+    @property
     def requests(self) -> KeyValue: ...
 
     @property

@@ -14,6 +14,7 @@ import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
+from shared.bus.users import User
 from shared.errors import BusError, BusTimeout, NoResponders, PeerError
 
 T = TypeVar("T")
@@ -91,19 +92,22 @@ class _FutureOfEach:
 
 
 class ReplyInbox:
-    """The subject to which all replies of one connection go. Open it before the first request."""
+    """The subjects to which all replies of one connection go, under the prefixes of its user. Open
+    it before the first request.
+    """
 
-    def __init__(self, client: Client, outbox: Outbox) -> None:
+    def __init__(self, client: Client, outbox: Outbox, user: User) -> None:
         self._client = client
         self._outbox = outbox
-        self._prefix = client.new_inbox() + "."
+        self._user = user
+        self._name = client.new_inbox().rpartition(".")[2]
         self._tokens = itertools.count(1)
         self._waiting: dict[str, Callable[[Msg], None]] = {}
 
     async def open(self) -> None:
-        await self._client.subscribe(
-            self._prefix + "*", future=cast("asyncio.Future[Msg]", _FutureOfEach(self._on_answer))
-        )
+        future = cast("asyncio.Future[Msg]", _FutureOfEach(self._on_answer))
+        for prefix in self._user.inboxes:
+            await self._client.subscribe(f"{prefix}.{self._name}.*", future=future)
 
     async def ask(
         self,
@@ -154,7 +158,10 @@ class ReplyInbox:
         try:
             async with asyncio.timeout(timeout_s):
                 await self._outbox.send(
-                    subject, payload, reply=self._prefix + token, headers=headers
+                    subject,
+                    payload,
+                    reply=f"{self._user.inbox_of(subject)}.{self._name}.{token}",
+                    headers=headers,
                 )
                 return await done
         except TimeoutError as error:
@@ -163,7 +170,7 @@ class ReplyInbox:
             del self._waiting[token]
 
     def _on_answer(self, msg: Msg) -> None:
-        on_answer = self._waiting.get(msg.subject[len(self._prefix) :])
+        on_answer = self._waiting.get(msg.subject.rpartition(".")[2])
         if on_answer is not None:
             on_answer(msg)
 

@@ -9,7 +9,7 @@ by compare-and-set, which the leader judges.
 
 import math
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
 import msgspec
 from nats.aio.msg import Msg
@@ -197,28 +197,29 @@ class StreamKeyValue:
 
 
 class StreamLog:
-    """A stream with a subject per writer."""
+    """The logs of the replicas: a stream each, so that a worker can trim and read its own alone."""
 
-    def __init__(self, stream: Stream) -> None:
-        self._stream = stream
+    def __init__(self, stream_of: Callable[[str], Stream]) -> None:
+        """`stream_of`: the stream of a subject."""
+        self._stream_of = stream_of
 
     async def append(self, subject: str, payload: bytes, expected_last: int) -> int:
-        return await self._stream.write(subject, payload, {}, expected_last)
+        return await self._stream_of(subject).write(subject, payload, {}, expected_last)
 
     async def last(self, subject: str) -> tuple[int, bytes] | None:
-        msg = await self._stream.last(subject)
+        msg = await self._stream_of(subject).last(subject)
         return None if msg is None else (sequence(msg), msg.data)
 
     async def read(self, subject: str, after: int = 0) -> Sequence[tuple[int, bytes]]:
         return [
             (sequence(msg), msg.data)
-            async for msgs in self._stream.since(subject, after + 1)
+            async for msgs in self._stream_of(subject).since(subject, after + 1)
             for msg in msgs
         ]
 
     async def trim(self, subject: str, below: int) -> None:
         if below > 1:  # JetStream takes 0 for "everything"
-            await self._stream.purge(subject, below)
+            await self._stream_of(subject).purge(subject, below)
 
 
 def sequence(msg: Msg) -> int:

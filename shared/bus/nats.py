@@ -8,7 +8,7 @@ subscriptions.py import the NATS client.
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from types import UnionType
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -28,6 +28,7 @@ from shared.bus.inbox import OUTBOUND_BYTES, Outbox, ReplyInbox
 from shared.bus.jetstream import Stream, StreamKeyValue, StreamLog
 from shared.bus.nats_client import OrderedClient
 from shared.bus.subscriptions import Intake, register
+from shared.bus.users import OPERATOR, User
 from shared.errors import BusError, BusTimeout, ConfigError, PeerError
 from shared.schemas import Refused
 
@@ -77,14 +78,15 @@ class NatsCall:
 class NatsBus:
     """A Bus (shared/bus/api.py) on a connected client; `connect` makes one."""
 
-    def __init__(self, client: Client, store_timeout_s: float) -> None:
+    def __init__(self, client: Client, user: User, store_timeout_s: float) -> None:
+        self.tenants = user.tenants
         self.counters = Counters()
         # It never has a result. It has an exception once a handler of ours failed or the server
         # closed the connection for good: the service's main waits for it and ends.
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._client = client
+        self._client, self._user, self._store_timeout_s = client, user, store_timeout_s
         self._outbox = Outbox(client)
-        self._inbox = ReplyInbox(client, self._outbox)
+        self._inbox = ReplyInbox(client, self._outbox, user)
         self._intakes: set[Intake] = set()
         self._closing = False
         self._down_at_s: float | None = None
@@ -97,7 +99,7 @@ class NatsBus:
             Stream(self._inbox, f"KV_{subjects.LEASES_BUCKET}", store_timeout_s),
             subjects.LEASES_BUCKET,
         )
-        self._acks = StreamLog(Stream(self._inbox, subjects.ACKS_STREAM, store_timeout_s))
+        self._acks = StreamLog(self._log_of)
 
     @property
     def requests(self) -> KeyValue:
@@ -209,10 +211,8 @@ class NatsBus:
         except nats.errors.Error as error:
             raise BusError(f"cannot flush: {error}") from error
 
-    async def open(
-        self, url: str, name: str, replicas: int, connect_s: float, store_timeout_s: float
-    ) -> None:
-        """Connect, check the server, make the streams. Raises ConfigError."""
+    async def open(self, url: str, name: str, connect_s: float) -> None:
+        """Connect, and check the server and the streams that the user needs. Raises ConfigError."""
         try:
             async with asyncio.timeout(connect_s):
                 # Subject validation stays on: it takes 0.1 of the 2.5 us of sending and keeps CRLF
@@ -220,6 +220,7 @@ class NatsBus:
                 await self._client.connect(
                     url.split(","),
                     name=name,
+                    inbox_prefix=self._user.inboxes[-1],
                     error_cb=self._on_error,
                     disconnected_cb=self._on_disconnected,
                     reconnected_cb=self._on_reconnected,
@@ -240,8 +241,14 @@ class NatsBus:
         except (nats.errors.Error, ValueError) as error:
             raise ConfigError(f"cannot connect to {_without_password(url)}: {error}") from error
         await self._inbox.open()
-        await provision.check_server(self._client, store_timeout_s)
-        await provision.ensure_streams(self._client, replicas, store_timeout_s)
+        provision.check_server(self._client)
+        await provision.check_streams(self._client, self._user, self._store_timeout_s)
+
+    async def make_streams(self, replicas: Iterable[str], copies: int = 1) -> None:
+        """Make the buckets, and the log of each of these replicas, with so many copies, where they
+        are not there. Only the operator may. Raises ConfigError, BusTimeout.
+        """
+        await provision.make_streams(self._client, replicas, copies, self._store_timeout_s)
 
     async def close(self, drain_s: float) -> None:
         """Hand received messages to their handlers, send published ones, and close, all within
@@ -272,6 +279,10 @@ class NatsBus:
         """Raise the exception that ended this bus, if one did."""
         if self.failed.done() and not self.failed.cancelled():
             self.failed.result()
+
+    def _log_of(self, subject: str) -> Stream:
+        replica = subject.rpartition(".")[2]
+        return Stream(self._inbox, subjects.log_stream(replica), self._store_timeout_s)
 
     def _take_in(self) -> Intake:
         intake = Intake(self._client, on_stop=self._intakes.discard, on_refused=self._refuse_answer)
@@ -307,7 +318,7 @@ class NatsBus:
                 pattern,
                 sent_to=msg.subject,
                 payload_bytes=len(msg.data),
-                at=error.param,  # its text may quote the payload: that is for the sender alone
+                error=error.message,
             )
             with contextlib.suppress(BusError, PeerError):  # its sender asks again
                 await call.reply(codec.refusal(error))
@@ -369,22 +380,21 @@ class NatsBus:
 async def connect(
     url: str,
     name: str,
+    user: User = OPERATOR,
     *,
     drain_s: float = 5.0,
-    replicas: int = 1,
     connect_s: float = CONNECT_S,
     store_timeout_s: float = STORE_S,
 ) -> AsyncIterator[NatsBus]:
-    """A bus on the server(s) at `url` (several: separated by commas). Streams are made with
-    `replicas` copies.
+    """A bus on the server(s) at `url` (several: separated by commas), as this user.
 
     Raises ConfigError where no server answers within connect_s or the server lacks a feature that
     we need. The bus reconnects for ever. Leaving the context sends published messages within
     drain_s; it raises the failure of a handler that nobody waited for.
     """
-    bus = NatsBus(OrderedClient(), store_timeout_s)
+    bus = NatsBus(OrderedClient(), user, store_timeout_s)
     try:
-        await bus.open(url, name, replicas, connect_s, store_timeout_s)
+        await bus.open(url, name, connect_s)
         log.info("bus.connected", server=_without_password(url), name=name)
         yield bus
     finally:

@@ -1,8 +1,9 @@
-"""The needs of the services at a NATS server, checked at connect; and the stream and buckets, which
-the first service creates.
+"""The needs of the services at a NATS server, checked at connect; and the streams and buckets,
+which the operator makes.
 """
 
 import asyncio
+from collections.abc import Iterable
 
 import nats.errors
 import nats.js.errors
@@ -11,15 +12,18 @@ from nats.js.api import DiscardPolicy, StorageType, StreamConfig
 
 from shared import subjects
 from shared.bus.api import LEASE_TTL_S
+from shared.bus.permissions import INFO, publishes
+from shared.bus.users import OPERATOR, Role, User
 from shared.errors import BusTimeout, ConfigError
+from shared.subjects import check_id
 from shared.vocabulary import ReplicaId
 
 MIN_VERSION = (2, 11)  # the first version with per-message TTL; older ones ignore it silently
 # a prompt of 1 M tokens is 4 MB, and travels once more where its request resumes
 MIN_PAYLOAD_BYTES = 8 * 1024 * 1024
-# 50 iterations/s of 2 KB from 100 replicas are 10 MB/s, so this is 100 s of log; workers have it
-# trimmed every few seconds.
-ACKS_BYTES = 1024 * 1024 * 1024
+# 50 iterations/s of 2 KB are 100 KB/s, so this is 20 minutes of log; its worker trims it every few
+# seconds, but for the entries that a request of an earlier life still needs.
+LOG_BYTES = 128 * 1024 * 1024
 ALREADY_EXISTS = 10058
 NO_SPACE = 10047
 _TRIES = 5
@@ -36,7 +40,7 @@ _RELIED_ON = (
 )
 
 
-async def check_server(client: Client, timeout_s: float) -> None:
+def check_server(client: Client) -> None:
     """Raises a ConfigError that names everything missing, and what to write where."""
     version = client.connected_server_version
     missing = []
@@ -49,22 +53,13 @@ async def check_server(client: Client, timeout_s: float) -> None:
         missing.append(
             f"max_payload is {client.max_payload} bytes: put `max_payload: 8MB` in nats-server.conf"
         )
-    try:
-        await client.jetstream(timeout=timeout_s).account_info()
-    except nats.errors.TimeoutError:
-        missing.append(f"JetStream did not answer within {timeout_s:g} s: is its cluster whole?")
-    except nats.errors.Error as error:
-        missing.append(
-            "JetStream is not enabled: put `jetstream: { store_dir: /data/jetstream }` "
-            f"in nats-server.conf ({error})"
-        )
     if missing:
         raise ConfigError("the NATS server lacks what Slackline needs: " + "; ".join(missing))
 
 
-def stream_configs(replicas: int) -> list[StreamConfig]:
-    """The streams of the log and of the two buckets. A bucket is a stream KV_<name> that keeps one
-    message per subject.
+def bucket_configs(copies: int) -> list[StreamConfig]:
+    """The streams of the two buckets. A bucket is a stream KV_<name> that keeps one message per
+    subject.
     """
 
     def bucket(name: str, max_age_s: float) -> StreamConfig:
@@ -72,58 +67,67 @@ def stream_configs(replicas: int) -> list[StreamConfig]:
             name=f"KV_{name}",
             subjects=[f"$KV.{name}.>"],
             storage=StorageType.FILE,
-            num_replicas=replicas,
+            num_replicas=copies,
             max_msgs_per_subject=1,
             max_age=max_age_s,
             discard=DiscardPolicy.NEW,
             allow_direct=True,
             allow_msg_ttl=True,
-            allow_rollup_hdrs=True,  # for `nats kv purge`
         )
 
-    acks = StreamConfig(
-        name=subjects.ACKS_STREAM,
-        subjects=[subjects.ack_log(ReplicaId("*"))],
+    return [bucket(subjects.REQUESTS_BUCKET, 0.0), bucket(subjects.LEASES_BUCKET, LEASE_TTL_S)]
+
+
+def log_config(replica: str, copies: int) -> StreamConfig:
+    """The stream of a replica's log."""
+    return StreamConfig(
+        name=subjects.log_stream(replica),
+        subjects=[subjects.ack_log(ReplicaId(replica))],
         storage=StorageType.FILE,
-        num_replicas=replicas,
+        num_replicas=copies,
         max_msgs_per_subject=-1,
         max_age=0.0,
-        max_bytes=ACKS_BYTES,
+        max_bytes=LOG_BYTES,
         max_msg_size=MIN_PAYLOAD_BYTES,
         discard=DiscardPolicy.NEW,
         allow_direct=True,
         allow_msg_ttl=False,
     )
-    return [
-        bucket(subjects.REQUESTS_BUCKET, 0.0),
-        bucket(subjects.LEASES_BUCKET, LEASE_TTL_S),
-        acks,
-    ]
 
 
-async def ensure_streams(client: Client, replicas: int, timeout_s: float) -> None:
-    """Create the streams that are absent and check those that exist. Raises ConfigError where one
-    differs, BusTimeout where the server does not answer.
+async def make_streams(
+    client: Client, replicas: Iterable[str], copies: int, timeout_s: float
+) -> None:
+    """Make the streams that are not there, and check the others. Raises ConfigError where one
+    differs or cannot be made, BusTimeout where the server does not answer.
     """
-    for config in stream_configs(replicas):
-        await _ensure(client, config, timeout_s)
+    logs = [log_config(check_id(replica, "replica"), copies) for replica in replicas]
+    for config in (*bucket_configs(copies), *logs):
+        await _make(client, config, timeout_s)
 
 
-async def _ensure(client: Client, config: StreamConfig, timeout_s: float) -> None:
-    jetstream = client.jetstream(timeout=timeout_s)
-    assert config.name is not None
-    # other services create it at the same time, or a cluster has no leader yet
-    for attempt in range(_TRIES):
-        try:
-            _check(config, (await jetstream.stream_info(config.name)).config)
-            return
-        except nats.js.errors.NotFoundError:
-            pass
-        except (nats.errors.TimeoutError, nats.js.errors.ServiceUnavailableError):
-            await asyncio.sleep(_RETRY_S * attempt)
+async def check_streams(client: Client, user: User, timeout_s: float) -> None:
+    """Check the streams that the user works with: those it may ask about. Raises ConfigError where
+    one is not there or differs, or JetStream does not answer.
+    """
+    logs = [log_config(user.name, 1)] if user.role is Role.WORKER else []
+    asked = publishes(user) if user != OPERATOR else ()
+    for config in (*bucket_configs(1), *logs):
+        if f"{INFO}.{config.name}" not in asked:
             continue
+        if not await _is_there(client, config, timeout_s):
+            raise ConfigError(
+                f"the stream {config.name} is not there: make it with `slackline streams` and the "
+                "key of the operator"
+            )
+
+
+async def _make(client: Client, config: StreamConfig, timeout_s: float) -> None:
+    for attempt in range(_TRIES):
+        if await _is_there(client, config, timeout_s):
+            return
         try:
-            await jetstream.add_stream(config)
+            await client.jetstream(timeout=timeout_s).add_stream(config)
             return
         except nats.js.errors.APIError as error:
             if error.err_code == NO_SPACE:
@@ -131,13 +135,38 @@ async def _ensure(client: Client, config: StreamConfig, timeout_s: float) -> Non
                     f"no room for the stream {config.name}: "
                     f"raise max_file_store in nats-server.conf ({error})"
                 ) from error
+            # another operator makes it at the same time
             if error.err_code != ALREADY_EXISTS and not isinstance(
                 error, nats.js.errors.ServiceUnavailableError
             ):
-                raise ConfigError(f"cannot create the stream {config.name}: {error}") from error
+                raise ConfigError(f"cannot make the stream {config.name}: {error}") from error
         except nats.errors.TimeoutError:
             await asyncio.sleep(_RETRY_S * attempt)
     raise BusTimeout(f"JetStream did not make the stream {config.name} in {_TRIES} tries")
+
+
+async def _is_there(client: Client, config: StreamConfig, timeout_s: float) -> bool:
+    """Tells whether the stream exists. Raises ConfigError where it has other settings, or where
+    JetStream does not answer.
+    """
+    assert config.name is not None
+    for attempt in range(_TRIES):
+        try:
+            info = await client.jetstream(timeout=timeout_s).stream_info(config.name)
+        except nats.js.errors.NotFoundError:
+            return False
+        except (nats.errors.TimeoutError, nats.js.errors.ServiceUnavailableError):
+            await asyncio.sleep(_RETRY_S * attempt)  # a cluster has no leader yet
+        except nats.errors.Error as error:
+            raise ConfigError(f"cannot ask about the stream {config.name}: {error}") from error
+        else:
+            _check(config, info.config)
+            return True
+    raise ConfigError(
+        f"JetStream did not answer about the stream {config.name}: is it enabled "
+        "(`jetstream: { store_dir: /data/jetstream }` in nats-server.conf), is its cluster whole, "
+        "and may this user ask?"
+    )
 
 
 def _check(wanted: StreamConfig, present: StreamConfig) -> None:

@@ -15,7 +15,7 @@ from nats.micro.service import EndpointStats
 
 from shared.bus.api import Endpoint
 from shared.bus.inbox import PENDING_BYTES, PENDING_MSGS
-from shared.subjects import INBOX_PATTERN
+from shared.bus.permissions import may_answer
 
 VERSION = "0.1.0"
 STOP_S = 5.0
@@ -34,8 +34,7 @@ class Intake:
         on_refused: Callable[[str, Msg], None],
     ) -> None:
         """`on_refused` is called with the subject subscribed to, and a message that asks for an
-        answer elsewhere than to an inbox. An answer is sent in our name: to any other subject it
-        could be a forged message, or a record of the store.
+        answer elsewhere than at an inbox of its sender.
         """
         self._client = client
         self._nuid = client._nuid  # micro names its instances with it
@@ -46,7 +45,7 @@ class Intake:
         self, subject: str, queue: str = "", cb: Callable[[Msg], Awaitable[None]] | None = None
     ) -> RawSubscription:
         async def received(msg: Msg) -> None:
-            if msg.reply and not INBOX_PATTERN.fullmatch(msg.reply):
+            if msg.reply and not may_answer(msg.subject, msg.reply):
                 self._on_refused(subject, msg)
             elif cb is not None:
                 await cb(msg)

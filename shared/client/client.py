@@ -192,7 +192,9 @@ class Client:
         self.bus = bus
         self._clock = clock
         self._patience = patience if patience is not None else Patience()
-        self._root = f"_INBOX.{client_id if client_id is not None else uuid4().hex}"
+        self._id = client_id if client_id is not None else uuid4().hex
+        # the tenant of a request that names none
+        self._tenant = bus.tenants if bus.tenants != subjects.EVERY else subjects.DEFAULT_TENANT
         self._numbers = itertools.count(1)
         self._routes: dict[str, list[Handle]] = {}  # subject of events -> handles that listen
         # a dict, for its order: a set would be walked in the order of addresses
@@ -202,7 +204,9 @@ class Client:
         self._inbox: Subscription | None = None
 
     async def __aenter__(self) -> Self:
-        self._inbox = await self.bus.subscribe(f"{self._root}.*", StreamEvent, self._hear)
+        self._inbox = await self.bus.subscribe(
+            f"{self._root(self.bus.tenants)}.*", StreamEvent, self._hear
+        )
         self._start(self._watch(), "client.watch")
         return self
 
@@ -242,8 +246,13 @@ class Client:
         NoResponders or BusTimeout (nobody answered for `submit_s`; the request may have been
         stored).
         """
+        request = self._of_tenant(request)
         key = subjects.request_key(request.tenant, request.request_id)
-        own = subjects.stream(key) if derived else f"{self._root}.{next(self._numbers)}"
+        own = (
+            subjects.stream(key)
+            if derived
+            else f"{self._root(request.tenant)}.{next(self._numbers)}"
+        )
         handle = Handle(self, replace(request, inbox=None if derived else own), tier, sink)
         handle.alive_unix_s, handle.silence_s = self._clock.unix_s(), self._patience.silence_s
         self._handles[handle] = None
@@ -271,8 +280,16 @@ class Client:
 
     async def withdraw(self, request: GenerateRequest) -> None:
         """Cancel a request that may have been stored. The cancel is sent once. Raises BusError."""
+        request = self._of_tenant(request)
         key = subjects.request_key(request.tenant, request.request_id)
         await self.bus.publish(subjects.cancel(key), Cancel(reason="its submission was given up"))
+
+    def _of_tenant(self, request: GenerateRequest) -> GenerateRequest:
+        return request if request.tenant else replace(request, tenant=self._tenant)
+
+    def _root(self, tenant: str) -> str:
+        """The inboxes of this client for the requests of a tenant."""
+        return f"{subjects.inbox(tenant)}.{self._id}"
 
     def forget(self, handle: Handle) -> None:
         self._handles.pop(handle, None)
@@ -292,7 +309,7 @@ class Client:
 
     async def _follow(self, handle: Handle, stream: str) -> None:
         """Listen on the subject of a request that was submitted earlier under the same id."""
-        known = stream in self._routes or stream.startswith(f"{self._root}.")
+        known = stream in self._routes or stream.startswith(f"{self._root(handle.request.tenant)}.")
         self._route(stream, handle)
         if not known:
             if handle.subscription is not None:
@@ -305,7 +322,7 @@ class Client:
         while True:
             try:
                 return await self.bus.request(
-                    subjects.requests(handle.tier),
+                    subjects.requests(handle.request.tenant, handle.tier),
                     handle.request,
                     Received,
                     timeout_s=self._patience.answer_s,
@@ -358,7 +375,10 @@ class Client:
             )
             try:
                 replay = await self.bus.request(
-                    subjects.ATTACH, question, Replay, timeout_s=self._patience.answer_s
+                    subjects.attach(request.tenant),
+                    question,
+                    Replay,
+                    timeout_s=self._patience.answer_s,
                 )
                 handle.refusals = 0
                 self._digest(handle, handle.assembler.fill(replay))

@@ -20,6 +20,7 @@ import uvloop
 
 from shared.bus.api import Bus
 from shared.bus.nats import connect
+from shared.bus.users import Role, User
 from shared.clock import Clock
 from shared.errors import ConfigError, EngineError
 from shared.process import logs, tracing
@@ -87,7 +88,8 @@ async def _main(section: str, kind: type[C], body: Body[C]) -> None:
 
     async def serve() -> None:
         url: str = cfg.url  # type: ignore[attr-defined]  # a field of every section
-        async with scraped(watched, registries), connect(url, instance) as bus:
+        user = User(Role(section), getattr(cfg, "replica", ""))
+        async with scraped(watched, registries), connect(url, instance, user) as bus:
             connected.set()
             rng = Random(secrets.randbits(64))
             process = Process(cfg, bus, Clock(), stop, traces, rng, registries.append)

@@ -81,7 +81,7 @@ class Broker:
         self.clock = VirtualClock(self.loop)
         self.requests = BucketState(subjects.REQUESTS_BUCKET)
         self.leases = BucketState(subjects.LEASES_BUCKET, LEASE_TTL_S)
-        self.acks = LogState(subjects.ACKS_STREAM)
+        self.acks = LogState("acks")
         self.trace: deque[tuple[float, str, str]] | None = (
             deque(maxlen=trace_lines) if trace_lines else None
         )

@@ -22,6 +22,7 @@ from shared.bus import codec
 from shared.bus.api import Endpoint, Entry, Handler, KeyValue, Log, Subscription
 from shared.errors import BusError, BusTimeout, NoResponders, PeerError, SlacklineError
 from shared.schemas import Refused
+from shared.subjects import EVERY
 from shared.testing.simulated_broker import Broker, Envelope, Link, Listening
 from shared.testing.simulated_process import SimProcess
 from shared.testing.simulated_store import BucketState, LogState
@@ -105,6 +106,8 @@ class SimSubscription:
 
 class SimBus:
     """One connection of one process. A handler that raises ends the run."""
+
+    tenants = EVERY
 
     def __init__(self, link: Link) -> None:
         self.link = link

@@ -11,6 +11,9 @@ from random import Random
 from typing import Any
 from uuid import uuid4
 
+import nats
+from nats.aio.client import Client as RawClient
+
 from shared import subjects
 from shared.bus.api import Call
 from shared.bus.nats import NatsBus, connect
@@ -63,9 +66,14 @@ class Wire:
 async def client_of(url: str) -> AsyncIterator[tuple[NatsBus, Client, Wire]]:
     name, wire = uuid4().hex, Wire()
     async with connect(url, "test") as bus:
-        await bus.subscribe(f"_INBOX.{name}.*", StreamEvent, wire.receive)
+        await bus.subscribe(f"_INBOX.*.{name}.*", StreamEvent, wire.receive)
         async with Client(bus, Clock(), patience=PATIENCE, client_id=name) as client:
             yield bus, client, wire
+
+
+async def connect_raw(url: str, inbox: str = "_INBOX.default") -> RawClient:
+    """A connected client that knows nothing of ours but the prefix of its inboxes."""
+    return await nats.connect(url, inbox_prefix=inbox)
 
 
 async def ask(
@@ -87,11 +95,12 @@ async def ask(
 
 async def replay_of(bus: NatsBus, request: GenerateRequest) -> Replay:
     """Read the log of a request: ask until an admission answers."""
-    question = Attach(tenant=request.tenant, request_id=request.request_id)
+    subject = subjects.attach(request.tenant or subjects.DEFAULT_TENANT)
+    question = Attach(request_id=request.request_id)
     async with asyncio.timeout(WAIT_S):
         while True:
             try:
-                return await bus.request(subjects.ATTACH, question, Replay, timeout_s=2.0)
+                return await bus.request(subject, question, Replay, timeout_s=2.0)
             except BusError:
                 await asyncio.sleep(0.1)
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import httpx
 import msgspec
-import nats
 import pytest
 import pytest_asyncio
 
@@ -30,6 +29,7 @@ from tests.fleet.live import (
     ask,
     check,
     client_of,
+    connect_raw,
     draw_requests,
     replay_of,
     until_idle,
@@ -251,7 +251,7 @@ async def test_ids_that_are_used_twice_at_once_run_once(fleet: Fleet) -> None:
 
 
 async def test_a_request_over_nats_in_json_is_answered_in_json(fleet: Fleet) -> None:
-    raw = await nats.connect(fleet.url)
+    raw = await connect_raw(fleet.url)
     events: list[dict[str, Any]] = []
     ended = asyncio.Event()
 
@@ -269,7 +269,7 @@ async def test_a_request_over_nats_in_json_is_answered_in_json(fleet: Fleet) -> 
         "sampling": {"max_tokens": 25, "ignore_eos": True},
     }
     answer = await raw.request(
-        "slo.v1.requests.chat", json.dumps(body).encode(), headers=JSON, timeout=WAIT_S
+        "slo.v1.requests.default.chat", json.dumps(body).encode(), headers=JSON, timeout=WAIT_S
     )
     assert json.loads(answer.data)["type"] == "received"
     async with asyncio.timeout(WAIT_S):
@@ -277,7 +277,7 @@ async def test_a_request_over_nats_in_json_is_answered_in_json(fleet: Fleet) -> 
     replay = json.loads(
         (
             await raw.request(
-                "slo.v1.attach", b'{"request_id": "json-1"}', headers=JSON, timeout=WAIT_S
+                "slo.v1.attach.default", b'{"request_id": "json-1"}', headers=JSON, timeout=WAIT_S
             )
         ).data
     )
@@ -350,7 +350,7 @@ BAD_REQUESTS: dict[str, tuple[dict[str, Any], str | None]] = {
     "an id with dots": ({"request_id": "a.b"}, "invalid_id"),
     "an empty id": ({"request_id": ""}, "invalid_id"),
     "an id of 65 characters": ({"request_id": "a" * 65}, "invalid_id"),
-    "a tenant with a wildcard": ({"tenant": "*"}, "invalid_id"),
+    "another tenant than that of the subject": ({"tenant": "acme"}, None),
     "no id": ({"request_id": None}, None),
     "an empty prompt": ({"prompt": ""}, None),
     "no prompt": ({"prompt": None}, None),
@@ -379,7 +379,9 @@ BAD_REQUESTS: dict[str, tuple[dict[str, Any], str | None]] = {
     "a stop token beyond 64 bits": ({"sampling": {"stop_token_ids": [10**30]}}, None),
     "importance beyond measure": ({"importance": 1e300}, None),
     "an inbox that is no inbox": ({"inbox": "slo.v1.leases"}, None),
-    "an inbox with a wildcard": ({"inbox": "_INBOX.>"}, None),
+    "an inbox with a wildcard": ({"inbox": "_INBOX.default.>"}, None),
+    "an inbox of another tenant": ({"inbox": "_INBOX.acme.1"}, None),
+    "an inbox of no tenant": ({"inbox": "_INBOX.1"}, None),
     "expiry in the past": ({"expires_s": -5}, None),
 }
 
@@ -409,18 +411,23 @@ async def test_a_worker_does_not_say_what_became_of_an_attempt_of_its_former_lif
 @pytest.mark.parametrize("name", BAD_REQUESTS)
 async def test_a_bad_request_is_refused_with_a_reason(fleet: Fleet, name: str) -> None:
     change, code = BAD_REQUESTS[name]
-    raw = await nats.connect(fleet.url)
+    raw = await connect_raw(fleet.url)
     body = {"request_id": "bad-1", "prompt": "hello"} | change
     payload = json.dumps({key: value for key, value in body.items() if value is not None}).encode()
-    refusal = await refused(raw, "slo.v1.requests.chat", payload)
+    refusal = await refused(raw, "slo.v1.requests.default.chat", payload)
     assert code in (None, refusal["code"]), refusal
     await raw.close()
 
 
 async def test_bytes_that_are_no_message_are_refused_and_the_fleet_goes_on(fleet: Fleet) -> None:
-    raw = await nats.connect(fleet.url)
+    raw = await connect_raw(fleet.url)
+    worker = await connect_raw(fleet.url, "_ROLE.worker.r1")
     print(f"seed {SEED}")
-    for subject in ("slo.v1.requests.chat", "slo.v1.attach", "slo.v1.over"):
+    for asker, subject in (
+        (raw, "slo.v1.requests.default.chat"),
+        (raw, "slo.v1.attach.default"),
+        (worker, "slo.v1.over.r1"),
+    ):
         for headers in (None, JSON):
             for payload in (
                 b"",
@@ -430,10 +437,13 @@ async def test_bytes_that_are_no_message_are_refused_and_the_fleet_goes_on(fleet
                 b'{"request_id": 1}',
                 b"\xff\xfe",
             ):
-                await refused(raw, subject, payload, headers)
-    refusal = await refused(raw, "slo.v1.requests.nosuch", b'{"request_id": "a", "prompt": "b"}')
+                await refused(asker, subject, payload, headers)
+    await worker.close()
+    refusal = await refused(
+        raw, "slo.v1.requests.default.nosuch", b'{"request_id": "a", "prompt": "b"}'
+    )
     assert refusal["code"] == "unknown_tier"
-    refusal = await refused(raw, "slo.v1.attach", b'{"request_id": "never-seen"}')
+    refusal = await refused(raw, "slo.v1.attach.default", b'{"request_id": "never-seen"}')
     assert refusal["code"] == "not_found"
     # These subjects have no answers: nothing happens.
     for kind in (
@@ -494,13 +504,13 @@ async def test_an_odd_request_is_refused_or_served_to_its_end(
     fleet: Fleet, name: str, change: dict[str, Any]
 ) -> None:
     async with client_of(fleet.url) as (bus, _client, _):
-        raw = await nats.connect(fleet.url)
+        raw = await connect_raw(fleet.url)
         request_id = "odd-" + name.replace(" ", "-")
         body = {"request_id": request_id, "prompt": "hello"} | change
         answer = msgspec.msgpack.decode(
             (
                 await raw.request(
-                    "slo.v1.requests.chat", msgspec.msgpack.encode(body), timeout=WAIT_S
+                    "slo.v1.requests.default.chat", msgspec.msgpack.encode(body), timeout=WAIT_S
                 )
             ).data
         )
@@ -516,7 +526,7 @@ async def test_an_odd_request_is_refused_or_served_to_its_end(
 
 async def test_a_cancel_of_what_never_was_leaves_its_id_usable(fleet: Fleet) -> None:
     async with client_of(fleet.url) as (bus, client, wire):
-        raw = await nats.connect(fleet.url)
+        raw = await connect_raw(fleet.url)
         await raw.publish(subjects.cancel(request_key("default", "later")), b"{}", headers=JSON)
         await raw.flush()
         await raw.close()

@@ -155,7 +155,12 @@ async def live(case: Case, requests: Sequence[PlannedRequest], tiers: Path) -> L
                 message = _message(request, longest)
                 await asyncio.sleep(begin_s + request.arrival_s - clock.unix_s())
                 tasks.create_task(
-                    bus.request(subjects.requests(request.tier), message, Received, timeout_s=60.0)
+                    bus.request(
+                        subjects.requests(request.tenant, request.tier),
+                        message,
+                        Received,
+                        timeout_s=60.0,
+                    )
                 )
         records = await _ended(
             Records(bus.requests), [subjects.request_key(r.tenant, str(r.number)) for r in requests]

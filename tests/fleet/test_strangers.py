@@ -94,15 +94,15 @@ async def pester(world: World) -> None:
             computed=b"",
         )
         messages = [
-            (subjects.OVER, encode(over("a b"))),
-            (subjects.OVER, encode(over("default.nobody"))),
+            (subjects.over(r0), encode(over("a b"))),
+            (subjects.over(r0), encode(over("default.nobody"))),
             (subjects.RELEGATED, encode(Hint(key=RequestKey("a b.>")))),
             (subjects.announce(ReplicaId("x1")), encode(announce("x1", "/no/such/profile.json"))),
             (subjects.announce(ReplicaId("x2")), encode(announce("x y", "a100-llama3-8b"))),
             (subjects.plan(r0), encode(plan(world))),
             (subjects.acked(r0), encode(ragged)),
             ("slo.v1.cancel.a.b", b"\xc1garbage"),
-            ("slo.v1.requests.chat", b"\x00" * 2_000_000),
+            ("slo.v1.requests.default.chat", b"\x00" * 2_000_000),
             (subjects.resync(r0), encode(Resync(epoch=2**53 - 1, sync=1))),
             (subjects.resync(r0), encode({"epoch": 2**64 - 1, "sync": 1})),
             (subjects.hold(r0), rng.randbytes(40)),

@@ -50,6 +50,12 @@ def test_the_fleet_has_every_service_and_two_replicas_and_a_vllm_replica_on_dema
     }
 
 
+def test_every_replica_has_a_log() -> None:
+    streams = COMPOSE["services"]["streams"]["command"]
+    replicas = {s["environment"].get("SLACKLINE_WORKER_REPLICA") for s in FLEET.values()} - {None}
+    assert set(streams[streams.index("--workers") + 1].split(",")) == replicas
+
+
 def test_the_tokenizer_of_a_mounted_model_is_where_its_engine_is() -> None:
     models = "${SLACKLINE_MODELS:-./shared/models}:/models:ro"
     assert all(models in FLEET[name]["volumes"] for name in ("admission", "worker-vllm"))

@@ -244,7 +244,7 @@ async def standing_in(bus: Bus) -> AsyncIterator[StandIn]:
             Endpoint(
                 "requests", subjects.REQUESTS, GenerateRequest, fleet.on_request, queue="admission"
             ),
-            Endpoint("attach", subjects.ATTACH, Attach, fleet.on_attach, queue="admission"),
+            Endpoint("attach", subjects.ATTACHES, Attach, fleet.on_attach, queue="admission"),
         ]
         service = await bus.serve("requests", endpoints, {})
         cancels = await bus.subscribe(subjects.CANCELS, Cancel, fleet.on_cancel)

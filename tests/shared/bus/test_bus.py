@@ -14,11 +14,13 @@ import pytest_asyncio
 from msgspec import Struct
 
 from shared.bus.api import LEASE_TTL_S, Bus, Call, Endpoint, RefusedError
-from shared.bus.nats import connect
+from shared.bus.nats import NatsBus, connect
 from shared.errors import BusTimeout, NoResponders, PeerError, WrongSequence
 from shared.schemas import Attach, Cancel, LeaseValue, Refused
+from shared.subjects import ack_log
 from shared.testing.simulated_bus import SimNet
 from shared.testing.virtual_loop import VirtualTimeLoop
+from shared.vocabulary import ReplicaId
 
 pytestmark = pytest.mark.asyncio
 # read by conftest.py
@@ -417,10 +419,19 @@ async def test_a_scan_of_thousands_of_keys_misses_none(bus_pair: BusPair, unique
 # ---------------------------------------------------------------- the log
 
 
+@pytest_asyncio.fixture
+async def logs(bus_pair: BusPair, unique: str) -> tuple[str, str]:
+    """The subjects of two logs that no other test has."""
+    replicas = (ReplicaId(unique), ReplicaId(f"{unique}-other"))
+    if isinstance(bus_pair[0], NatsBus):
+        await bus_pair[0].make_streams(replicas)
+    return ack_log(replicas[0]), ack_log(replicas[1])
+
+
 async def test_of_two_who_append_after_the_same_entry_exactly_one_wins(
-    bus_pair: BusPair, unique: str
+    bus_pair: BusPair, logs: tuple[str, str]
 ) -> None:
-    subject = f"slo.v1.acks.{unique}"
+    subject, _ = logs
 
     async def attempt(bus: Bus, expected_last: int) -> int | None:
         try:
@@ -442,10 +453,10 @@ async def test_of_two_who_append_after_the_same_entry_exactly_one_wins(
 
 
 async def test_the_log_gives_its_last_entry_and_all_after_one(
-    bus_pair: BusPair, unique: str
+    bus_pair: BusPair, logs: tuple[str, str]
 ) -> None:
     one, two = bus_pair
-    subject, other = f"slo.v1.acks.{unique}", f"slo.v1.acks.{unique}-other"
+    subject, other = logs
     assert await two.acks.last(subject) is None
     assert list(await two.acks.read(subject)) == []
     written: list[tuple[int, bytes]] = []
@@ -460,9 +471,11 @@ async def test_the_log_gives_its_last_entry_and_all_after_one(
     assert list(await two.acks.read(subject, last)) == []
 
 
-async def test_trimming_forgets_only_what_lies_below(bus_pair: BusPair, unique: str) -> None:
+async def test_trimming_forgets_only_what_lies_below(
+    bus_pair: BusPair, logs: tuple[str, str]
+) -> None:
     one, two = bus_pair
-    subject, other = f"slo.v1.acks.{unique}", f"slo.v1.acks.{unique}-other"
+    subject, other = logs
     seqs, last = [], 0
     await one.acks.append(other, b"", 0)
     for _ in range(5):

@@ -25,11 +25,13 @@ from shared import schemas
 from shared.bus import codec
 from shared.bus.api import Call, Endpoint
 from shared.bus.nats import NatsBus, connect
+from shared.bus.users import GATEWAY, Role, User
 from shared.errors import BusError, BusTimeout, ConfigError, NoResponders, PeerError
 from shared.schemas import Attach, GenerateRequest, Refused
 
 JSON = {"Content-Type": "application/json"}
 WITHIN_S = 60.0  # the longest that a busy machine may take for anything
+ADMISSION = User(Role.ADMISSION)
 
 
 class Echo(Struct, frozen=True, kw_only=True):
@@ -40,7 +42,7 @@ class Echo(Struct, frozen=True, kw_only=True):
 @pytest_asyncio.fixture
 async def raw(nats_url: str) -> AsyncIterator[Client]:
     """A client that knows nothing of ours."""
-    client = await nats.connect(nats_url)
+    client = await nats.connect(nats_url, inbox_prefix="_ROLE.operator")
     yield client
     await client.close()
 
@@ -51,7 +53,9 @@ def answer_with(tasks: set[asyncio.Task[None]], call: Call, msg: Struct) -> None
     task.add_done_callback(tasks.discard)
 
 
-async def test_an_answer_goes_to_an_inbox_and_nowhere_else(nats_url: str, raw: Client) -> None:
+async def test_an_answer_goes_to_an_inbox_of_its_asker_and_nowhere_else(
+    nats_url: str, raw: Client
+) -> None:
     """The asker names its subject: with that of a record, we would overwrite the record."""
     subject, tasks = f"t.{uuid.uuid4().hex}", set[asyncio.Task[None]]()
     key = f"s.victim.{uuid.uuid4().hex}"
@@ -66,12 +70,53 @@ async def test_an_answer_goes_to_an_inbox_and_nowhere_else(nats_url: str, raw: C
         refused = bus.counters.bad_payloads
         for asked in (subject, "$SRV.PING", f"$SRV.INFO.echo-{key[-8:]}"):
             await raw.publish(asked, payload, reply=f"$KV.requests.{key}")
+            await raw.publish(asked, payload, reply="_INBOX.victim.1")  # a tenant may not ask this
         # what came after has been answered, so what came before would have been
         assert (await raw.request(subject, payload, timeout=WITHIN_S)).data == payload
         assert (await raw.request(f"$SRV.PING.echo-{key[-8:]}", b"", timeout=WITHIN_S)).data
         entry = await bus.requests.get(key)
         assert entry is not None and (entry.value, entry.revision) == (b"record", revision)
-        assert bus.counters.bad_payloads == refused + 3
+        assert bus.counters.bad_payloads == refused + 6
+
+
+async def test_a_tenant_is_answered_under_its_own_prefix(nats_url: str) -> None:
+    tasks = set[asyncio.Task[None]]()
+    async with connect(nats_url, "service") as bus, connect(nats_url, "other") as other:
+        await bus.serve(
+            "echo",
+            [
+                Endpoint(
+                    "echo",
+                    "slo.v1.attach.*",
+                    Attach,
+                    lambda msg, call: answer_with(tasks, call, msg),
+                )
+            ],
+            {},
+        )
+        heard = list[Attach]()
+        for inbox in ("_INBOX.victim.>", "_ROLE.admission.>", "_ROLE.gateway.>"):
+            await other.subscribe(inbox, Attach, lambda msg, call: heard.append(msg))
+        mallory = await nats.connect(nats_url, inbox_prefix="_INBOX.mallory")
+        payload = msgspec.msgpack.encode(Attach(request_id="forged"))
+        for inbox in ("_INBOX.victim.1", "_ROLE.admission.x.1", "_ROLE.gateway.x.1"):
+            await mallory.publish("slo.v1.attach.mallory", payload, reply=inbox)
+        answer = await mallory.request("slo.v1.attach.mallory", payload, timeout=WITHIN_S)
+        assert answer.data == payload
+        await bus.flush(WITHIN_S)
+        await other.flush(WITHIN_S)
+        assert heard == []
+        gateway = connect(nats_url, "gateway", GATEWAY)
+        async with gateway as speaks_for_all:
+            for tenant in ("mallory", "victim"):
+                ask = Attach(request_id=tenant)
+                assert (
+                    await speaks_for_all.request(
+                        f"slo.v1.attach.{tenant}", ask, Attach, timeout_s=WITHIN_S
+                    )
+                    == ask
+                )
+        await mallory.close()
 
 
 async def test_a_client_that_asks_in_json_is_answered_in_json(nats_url: str, raw: Client) -> None:
@@ -239,27 +284,55 @@ async def test_after_a_restart_of_the_server_the_bus_is_back_with_all_it_had(
         assert not one.failed.done()
 
 
-async def test_many_services_may_start_at_once_and_again(nats_server: NatsServer) -> None:
+async def test_many_operators_may_make_the_streams_at_once_and_again(tmp_path: Path) -> None:
+    nats_server = NatsServer()
+    nats_server.start(tmp_path / "nats")
+
     async def start(n: int) -> None:
         async with connect(nats_server.url, f"service-{n}", store_timeout_s=WITHIN_S) as bus:
+            await bus.make_streams(["r0"])
             await bus.requests.create(f"s.{n}", b"")
 
     await asyncio.gather(*(start(n) for n in range(12)))
     async with connect(nats_server.url, "later") as bus:
         assert len(await bus.requests.scan("s.")) == 12
+    nats_server.stop()
 
 
 async def test_a_limited_server_is_refused_with_what_to_write_where(tmp_path: Path) -> None:
     server = NatsServer(max_payload_bytes=1024 * 1024, jetstream=False)
     url = server.start(tmp_path / "nats")
     try:
-        with pytest.raises(ConfigError) as caught:
-            async with connect(url, "service"):
+        with pytest.raises(ConfigError, match=r"max_payload: 8MB.*nats-server.conf"):
+            async with connect(url, "service", ADMISSION):
                 pass
     finally:
         server.stop()
-    for words in ("max_payload: 8MB", "jetstream: {", "nats-server.conf"):
-        assert words in str(caught.value)
+
+
+async def test_a_server_without_jetstream_is_refused_with_what_to_write_where(
+    tmp_path: Path,
+) -> None:
+    server = NatsServer(jetstream=False)
+    url = server.start(tmp_path / "nats")
+    try:
+        with pytest.raises(ConfigError, match=r"jetstream: \{.*nats-server.conf"):
+            async with connect(url, "service", ADMISSION):
+                pass
+    finally:
+        server.stop()
+
+
+async def test_a_stream_that_is_not_there_is_named_and_not_made(
+    nats_server: NatsServer,
+) -> None:
+    """Only the operator makes streams."""
+    for _ in range(2):
+        with pytest.raises(ConfigError, match=r"acks-r7 is not there.*slackline streams"):
+            async with connect(nats_server.url, "service", User(Role.WORKER, "r7")):
+                pass
+    async with connect(nats_server.url, "service", User(Role.WORKER, "r0")) as bus:
+        assert await bus.acks.last("slo.v1.acks.r0") is None
 
 
 async def test_a_too_old_server_is_refused_with_the_version_to_install() -> None:
@@ -268,15 +341,9 @@ async def test_a_too_old_server_is_refused_with_the_version_to_install() -> None
             b'INFO {"server_id":"x","version":"2.9.10",'
             b'"max_payload":8388608,"headers":true,"proto":1}\r\n'
         )
-        sid = b""
         while line := await reader.readline():
-            if line.startswith(b"SUB"):
-                sid = line.split()[-1]
-            elif line.startswith(b"PING"):
+            if line.startswith(b"PING"):
                 writer.write(b"PONG\r\n")
-            elif line.startswith(b"PUB $JS.API.INFO"):
-                reply = line.split()[2]
-                writer.write(b"HMSG %s %s 16 16\r\nNATS/1.0 503\r\n\r\n\r\n" % (reply, sid))
         writer.close()
 
     server = await asyncio.start_server(old_server, "127.0.0.1", 0)
@@ -290,12 +357,16 @@ async def test_a_too_old_server_is_refused_with_the_version_to_install() -> None
 async def test_a_stream_made_by_something_else_is_refused(nats_server: NatsServer) -> None:
     client = await nats.connect(nats_server.url)
     await client.jetstream().add_stream(
-        StreamConfig(name="acks", subjects=["slo.v1.acks.*"], storage="memory")
+        StreamConfig(name="acks-r7", subjects=["slo.v1.acks.r7"], storage="memory")
     )
     await client.close()
-    with pytest.raises(ConfigError, match="stream acks was made by something else: storage"):
-        async with connect(nats_server.url, "service"):
+    made_otherwise = "stream acks-r7 was made by something else: storage"
+    with pytest.raises(ConfigError, match=made_otherwise):
+        async with connect(nats_server.url, "service", User(Role.WORKER, "r7")):
             pass
+    async with connect(nats_server.url, "operator") as bus:
+        with pytest.raises(ConfigError, match=made_otherwise):
+            await bus.make_streams(["r7"])
 
 
 async def test_no_server_at_all_is_said_in_time_and_without_the_password() -> None:
@@ -325,16 +396,16 @@ async def test_a_server_that_throws_us_out_for_good_ends_whoever_waits_for_the_b
         while line := await reader.readline():
             if line.startswith(b"PING"):
                 writer.write(b"PONG\r\n")
-            elif line.startswith(b"PUB $JS.API.INFO"):
+            elif line.startswith(b"PUB $JS.API.STREAM.INFO"):
                 writer.write(b"-ERR 'Unknown Protocol Operation'\r\n")
                 thrown_out.set()
         writer.close()
 
     server = await asyncio.start_server(server_with_an_error, "127.0.0.1", 0)
     host, port = server.sockets[0].getsockname()
-    bus = NatsBus(Client(), 0.2)
+    bus = NatsBus(Client(), ADMISSION, 0.2)
     with pytest.raises(ConfigError):
-        await bus.open(f"nats://{host}:{port}", "service", 1, WITHIN_S, 0.2)
+        await bus.open(f"nats://{host}:{port}", "service", WITHIN_S)
     async with asyncio.timeout(WITHIN_S):
         await thrown_out.wait()
         with pytest.raises(BusError, match="unknown protocol"):

@@ -216,7 +216,7 @@ class Server:
             "admission",
             [
                 Endpoint("requests", subjects.REQUESTS, GenerateRequest, self.on_request, "q"),
-                Endpoint("attach", subjects.ATTACH, Attach, self.on_attach, "q"),
+                Endpoint("attach", subjects.ATTACHES, Attach, self.on_attach, "q"),
             ],
             {},
         )

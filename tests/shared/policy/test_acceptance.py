@@ -412,7 +412,7 @@ async def test_a_live_fleet_of_sim_engines_accepts_the_very_tokens_that_the_simu
                 token_ids=[97] * one.prompt_tokens,
                 sampling=sampling,
             )
-            await bus.request(subjects.requests("batch"), message, Received, timeout_s=60.0)
+            await bus.request(subjects.requests("t", "batch"), message, Received, timeout_s=60.0)
         async with asyncio.timeout(120):
             while len(ended) < len(planned):
                 await asyncio.sleep(0.05)

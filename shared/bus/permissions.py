@@ -1,0 +1,167 @@
+"""The permissions of each user of the bus, as one table. From it comes the check of every answer.
+
+The operator may do everything, and alone makes streams and buckets. In a subject, `{tenant}` and
+`{replica}` stand for the user's own where the user is a tenant or a worker, and for any other one
+elsewhere; `{log}` is the stream of the replica's log, `{service}` each name under which the role
+serves.
+"""
+
+import functools
+from dataclasses import dataclass
+
+from shared import subjects
+from shared.bus.matching import matches
+from shared.bus.users import Role, User, owner_of
+from shared.subjects import ROOT
+
+GATEWAY, ADMISSION, PLANNER = Role.GATEWAY, Role.ADMISSION, Role.PLANNER
+RELEGATION, WORKER, TENANT = Role.RELEGATION, Role.WORKER, Role.TENANT
+SERVICES = (ADMISSION, PLANNER, RELEGATION, WORKER)
+# the names of each role in the services API
+SERVES = {
+    ADMISSION: ("admission", "requests"),
+    PLANNER: ("planner", "seat"),
+    RELEGATION: ("relegation",),
+    WORKER: ("worker",),
+}
+DIRECT, INFO = "$JS.API.DIRECT.GET", "$JS.API.STREAM.INFO"
+REQUESTS, LEASES = f"KV_{subjects.REQUESTS_BUCKET}", f"KV_{subjects.LEASES_BUCKET}"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """The roles that may publish on a subject, and those that may subscribe to it."""
+
+    what: str
+    subject: str
+    publish: tuple[Role, ...] = ()
+    subscribe: tuple[Role, ...] = ()
+
+
+def _replica(kind: str) -> str:
+    return f"{ROOT}.replica.{{replica}}.{kind}"
+
+
+TABLE = (
+    # clients
+    Row("requests", f"{ROOT}.requests.{{tenant}}.*", (TENANT, GATEWAY), (ADMISSION,)),
+    Row("questions for output", f"{ROOT}.attach.{{tenant}}", (TENANT, GATEWAY), (ADMISSION,)),
+    Row("cancels", f"{ROOT}.cancel.{{tenant}}.*", (TENANT, GATEWAY), (ADMISSION, WORKER)),
+    Row(
+        "events of requests",
+        f"{ROOT}.stream.{{tenant}}.*",
+        (ADMISSION, RELEGATION, WORKER),
+        (TENANT, GATEWAY),
+    ),
+    Row(
+        "answers to clients, and events",
+        f"{subjects.inbox('{tenant}')}.>",
+        (ADMISSION, RELEGATION, WORKER),
+        (TENANT, GATEWAY),
+    ),
+    # between services
+    Row("heartbeats", _replica("announce"), (WORKER,), (ADMISSION, PLANNER)),
+    Row("digests", _replica("digest"), (PLANNER,), (GATEWAY, ADMISSION, RELEGATION)),
+    Row("offers", _replica("offer"), (ADMISSION, RELEGATION), (PLANNER,)),
+    Row("holds", _replica("hold"), (PLANNER,), (WORKER,)),
+    Row("plans", _replica("plan"), (PLANNER,), (WORKER,)),
+    Row("resyncs", _replica("resync"), (PLANNER,), (WORKER,)),
+    Row("acks", _replica("acked"), (WORKER,), (PLANNER,)),
+    Row("refused plans", _replica("refused"), (WORKER,), (PLANNER,)),
+    Row("withdrawals", _replica("withdraw"), (ADMISSION, RELEGATION), (WORKER,)),
+    Row("questions for attempts", _replica("holdings"), (ADMISSION, WORKER), (WORKER,)),
+    Row("ends of attempts", f"{ROOT}.over.{{replica}}", (WORKER,), (ADMISSION,)),
+    Row("relegated requests", subjects.RELEGATED, (ADMISSION,), (RELEGATION,)),
+    # answers between services
+    Row("answers", "_ROLE.admission.>", (ADMISSION, PLANNER, WORKER), (ADMISSION,)),
+    Row("answers", "_ROLE.planner.>", (PLANNER, WORKER), (PLANNER,)),
+    Row("answers", "_ROLE.relegation.>", (RELEGATION, PLANNER, WORKER), (RELEGATION,)),
+    Row("answers", "_ROLE.worker.{replica}.>", (ADMISSION, WORKER), (WORKER,)),
+    Row("answers", "_ROLE.gateway.>", (ADMISSION,), (GATEWAY,)),
+    Row("answers", "_ROLE.operator.>", SERVICES),
+    # the services API
+    Row("are requests let in?", "$SRV.PING.requests", (GATEWAY,)),
+    Row("is it there? (all)", "$SRV.*", (), SERVICES),
+    Row("is it there?", "$SRV.*.{service}", (ADMISSION, PLANNER, RELEGATION), SERVICES),
+    Row("is it there? (one)", "$SRV.*.{service}.*", (), SERVICES),
+    # the store
+    Row("records, bodies, outputs", f"$KV.{subjects.REQUESTS_BUCKET}.>", (ADMISSION, RELEGATION)),
+    Row("leases of admissions", f"$KV.{subjects.LEASES_BUCKET}.admission.*", (ADMISSION,)),
+    Row("leases of replicas", f"$KV.{subjects.LEASES_BUCKET}.planner.*", (PLANNER,)),
+    Row("lease of relegation", f"$KV.{subjects.LEASES_BUCKET}.relegation", (RELEGATION,)),
+    Row("log of a replica", f"{ROOT}.acks.{{replica}}", (ADMISSION, WORKER)),
+    Row("read a record", f"{DIRECT}.{REQUESTS}.>", (ADMISSION, RELEGATION, WORKER)),
+    Row("list records", f"{DIRECT}.{REQUESTS}", (ADMISSION, RELEGATION, WORKER)),
+    Row(
+        "read the lease of an admission",
+        f"{DIRECT}.{LEASES}.$KV.{subjects.LEASES_BUCKET}.admission.*",
+        (ADMISSION,),
+    ),
+    Row(
+        "read the lease of a replica",
+        f"{DIRECT}.{LEASES}.$KV.{subjects.LEASES_BUCKET}.planner.{{replica}}",
+        (PLANNER, WORKER),
+    ),
+    Row(
+        "read the lease of relegation",
+        f"{DIRECT}.{LEASES}.$KV.{subjects.LEASES_BUCKET}.relegation",
+        (RELEGATION,),
+    ),
+    Row("list leases", f"{DIRECT}.{LEASES}", (ADMISSION,)),
+    Row("read the end of a log", f"{DIRECT}.{{log}}.{ROOT}.acks.{{replica}}", (WORKER,)),
+    Row("read a log", f"{DIRECT}.{{log}}", (ADMISSION, WORKER)),
+    Row("trim a log", "$JS.API.STREAM.PURGE.{log}", (WORKER,)),
+    Row("is the bucket there?", f"{INFO}.{REQUESTS}", (ADMISSION, RELEGATION, WORKER)),
+    Row("is the bucket there?", f"{INFO}.{LEASES}", SERVICES),
+    Row("is the log there?", f"{INFO}.{{log}}", (WORKER,)),
+)
+
+
+def bound(subject: str, user: User) -> list[str]:
+    """The subjects that a row's `subject` is for this user, with NATS wildcards."""
+    every = subjects.EVERY
+    text = (
+        subject.replace("{tenant}", user.name if user.role is TENANT else every)
+        .replace("{replica}", user.name if user.role is WORKER else every)
+        .replace("{log}", subjects.log_stream(user.name) if user.role is WORKER else every)
+    )
+    if "{service}" not in text:
+        return [text]
+    return [text.replace("{service}", name) for name in SERVES.get(user.role, ())]
+
+
+@functools.lru_cache(maxsize=4096)
+def publishes(user: User) -> tuple[str, ...]:
+    """The subjects on which the user may publish."""
+    if user.role is Role.OPERATOR:
+        return (">",)
+    return tuple(s for row in TABLE if user.role in row.publish for s in bound(row.subject, user))
+
+
+@functools.lru_cache(maxsize=4096)
+def subscribes(user: User) -> tuple[str, ...]:
+    """The subjects to which the user may subscribe."""
+    if user.role is Role.OPERATOR:
+        return (">",)
+    return tuple(s for row in TABLE if user.role in row.subscribe for s in bound(row.subject, user))
+
+
+def may_publish(user: User, subject: str) -> bool:
+    tokens = subject.split(".")
+    return any(matches(pattern.split("."), tokens) for pattern in publishes(user))
+
+
+def may_answer(subject: str, inbox: str) -> bool:
+    """True if a message on `subject` may be answered at `inbox`: one of the tenant in the subject,
+    or of a user that may publish on it.
+
+    The asker names the inbox. An answer is sent in our name: on any other subject it could be a
+    forged message, or a record of the store.
+    """
+    asker, tenant = owner_of(inbox), subjects.tenant_in(subject)
+    if asker is None or tenant is not None:
+        return asker == User(TENANT, tenant or "")
+    return _may_ask(asker, subject)
+
+
+_may_ask = functools.lru_cache(maxsize=4096)(may_publish)
