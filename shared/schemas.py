@@ -286,6 +286,7 @@ class Record(Struct, frozen=True, kw_only=True, omit_defaults=True):
     verdict: Verdict | None = None
     output_key: str = ""  # the key of its output, once it has ended
     needs: tuple[str, ...] = ()  # features its replica must have, sorted (shared/features.py)
+    asked: bytes = b""  # the digest of what the client asked for (services/admission/asked.py)
 
 
 # ---------------------------------------------------------------- admission <-> planner

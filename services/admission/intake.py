@@ -8,7 +8,7 @@ from collections.abc import Callable
 import msgspec
 from msgspec.structs import replace
 
-from services.admission import wants
+from services.admission import asked, wants
 from services.admission.workers import Workers
 from shared import subjects
 from shared.columns import pack
@@ -189,10 +189,10 @@ class Intake:
             await asyncio.sleep(LISTEN_S)
         worker = self._workers.any(wanted.needs) or self._workers.last
         check_tokenizer(worker, self._model)
-        prompt = await self._tokenised(request)
+        prompt, digest = await self._tokenised(request, tier)
         max_tokens = fits(prompt, request, worker)
-        asked = self._tiers.named(tier)
-        slo = resolve(request.slo or asked.slo, len(prompt), max_tokens, worker)
+        named = self._tiers.named(tier)
+        slo = resolve(request.slo or named.slo, len(prompt), max_tokens, worker)
         if slo.bounds_nothing:
             raise PeerError("an SLO must bound something: ttft_s, tbt_s or ttlt_s", param="slo")
         record = Record(
@@ -204,7 +204,7 @@ class Intake:
             service_class=ServiceClass.STANDARD,
             tier=tier,
             slo=slo,
-            importance=request.importance * asked.importance,
+            importance=request.importance * named.importance,
             application=request.application or tier,
             session=request.session,
             arrived_unix_s=arrived_unix_s,
@@ -216,6 +216,7 @@ class Intake:
             allow_relegation=request.allow_relegation,
             traceparent=traceparent,
             needs=wanted.needs,
+            asked=digest,
         )
         sampling = replace(
             request.sampling,
@@ -224,10 +225,15 @@ class Intake:
         )
         return record, Body(prompt=pack(prompt), sampling=sampling, adapter=wanted.adapter)
 
-    async def _tokenised(self, request: GenerateRequest) -> Prompt:
+    async def _tokenised(self, request: GenerateRequest, tier: str) -> tuple[Prompt, bytes]:
+        """The tokens of the prompt, and the digest of the request."""
+
+        def read() -> tuple[Prompt, bytes]:
+            return tokenise(request, self._tokenizer), asked.digest(request, tier)
+
         size = len(request.prompt or "") + sum(
             len(str(m.get("content", ""))) for m in request.messages or ()
         )
         if size < LONG_PROMPT_CHARACTERS:
-            return tokenise(request, self._tokenizer)
-        return await asyncio.to_thread(tokenise, request, self._tokenizer)
+            return read()
+        return await asyncio.to_thread(read)

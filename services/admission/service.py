@@ -315,7 +315,7 @@ class Admission:
             )
             stored = await self._records.create(record, body)
             if stored is None:
-                await self._attach_duplicate(record.key, call)
+                await self._answer_duplicate(record, call)
                 return
             await call.reply(_received(record, attached=False))
             if stored.record != record:
@@ -359,12 +359,20 @@ class Admission:
             self._feed(Gone(record.key))
             self._sweep.soon()
 
-    async def _attach_duplicate(self, key: RequestKey, call: Call) -> None:
-        """The id is taken: answer with the subject of that request's events."""
-        stored = await self._records.get(key)
+    async def _answer_duplicate(self, record: Record, call: Call) -> None:
+        """The id is taken: answer with the subject of that request's events, if it is the same
+        request; another one is refused.
+        """
+        stored = await self._records.get(record.key)
         if stored is None:
             await call.reply(
                 Refused(code="server_is_overloaded", message="ask again", retry_after_s=1.0)
+            )
+        elif stored.record.asked != record.asked:
+            raise PeerError(
+                "another request has this id: its prompt, its sampling or its SLO is different",
+                code="conflict",
+                param="request_id",
             )
         else:
             await call.reply(_received(stored.record, attached=True))

@@ -19,6 +19,7 @@ RETRY_AFTER_MAX_S = 30
 STATUS_OF_CODE = {
     "model_not_found": 404,
     "not_found": 404,
+    "conflict": 409,
     "context_length_exceeded": 413,
     "request_too_large": 413,
     "slow_down": 429,
@@ -123,9 +124,12 @@ def of_refused(no: Refused) -> Problem:
     status = STATUS_OF_CODE.get(no.code, 400)
     dropped = {429: "rejected-saturated", 503: "rejected-no-endpoints"}.get(status)
     # over HTTP
-    param = {"token_ids": "prompt", "structured": "response_format", "adapter": "model"}.get(
-        no.param or "", no.param
-    )
+    param = {
+        "token_ids": "prompt",
+        "structured": "response_format",
+        "adapter": "model",
+        "request_id": "x-request-id",
+    }.get(no.param or "", no.param)
     return Problem(
         status=status,
         message=no.message,

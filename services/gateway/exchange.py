@@ -124,7 +124,12 @@ class Exchanges:
         errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
         if not errors:
             return handles
-        self._cancel(handles, "another choice of the same request was refused")
+        # what was attached to is not ours to end: a refusal of its id may be a conflict
+        new = [handle for handle in handles if handle.received and not handle.received.attached]
+        for handle in handles:
+            if handle not in new:
+                handle.close()
+        self._cancel(new, "another choice of the same request was refused")
         # a request without an answer may have been stored, and no client would come back for it
         if len(asked) > 1:
             doubtful = [

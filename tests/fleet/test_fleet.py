@@ -19,6 +19,7 @@ import pytest_asyncio
 from loadgen.fleet import child as child_module
 from loadgen.fleet.child import Child, ChildError
 from loadgen.fleet.fleet import Fleet, FleetSpec
+from services.gateway.translate import id_of_choice
 from shared import subjects
 from shared.errors import ConfigError, PeerError
 from shared.schemas import Announce, Delta, Digest, GenerateRequest, Sampling, Withdraw, Withdrawn
@@ -205,6 +206,63 @@ async def test_a_request_over_nats_is_answered_in_messagepack_and_attached_to_af
         assert tokens == delivered.tokens
         assert await again.wait() == delivered.verdict
         assert len(delivered.tokens) == 40
+
+
+async def test_another_request_under_a_used_id_is_a_conflict_over_nats_and_http_alike(
+    fleet: Fleet,
+) -> None:
+    first: dict[str, Any] = {"prompt": "one", "max_tokens": 9, "seed": 1, "ignore_eos": True}
+    async with (
+        httpx.AsyncClient(base_url=fleet.http_url, timeout=WAIT_S, trust_env=False) as http,
+        client_of(fleet.url) as (_, client, _),
+    ):
+
+        async def post(request_id: str, **changed: object) -> httpx.Response:
+            headers = {"x-request-id": request_id}
+            return await http.post("/v1/completions", json=first | changed, headers=headers)
+
+        answer = (await post("used-1")).json()
+        for changed in (
+            {"prompt": "two"},
+            {"max_tokens": 8},
+            {"seed": 2},
+            {"service_tier": "flex"},
+        ):
+            refused = await post("used-1", **changed)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (409, "conflict")
+        again = (await post("used-1")).json()
+        assert again["choices"] == answer["choices"], "the same request is a retry"
+        request = GenerateRequest(request_id="used-2", prompt="one")
+        delivered = await ask(client, request)
+        for other in (
+            msgspec.structs.replace(request, prompt="two"),
+            msgspec.structs.replace(request, slo=Slo(ttft_s=9.0)),
+            msgspec.structs.replace(request, sampling=Sampling(temperature=0.5)),
+            msgspec.structs.replace(request, allow_relegation=False),
+        ):
+            with pytest.raises(PeerError) as conflict:
+                await client.submit(other, "chat")
+            assert (conflict.value.code, conflict.value.param) == ("conflict", "request_id")
+        later = msgspec.structs.replace(request, importance=2.0, expires_s=9.0, session="s")
+        assert (await ask(client, later)).text == delivered.text
+
+
+async def test_a_conflict_ends_nothing_of_the_request_that_has_the_id(fleet: Fleet) -> None:
+    """Two prompts under an id of which only the second is the same as in the first request."""
+    first = {"prompt": ["a", "b"], "max_tokens": 600, "ignore_eos": True}
+    headers = {"x-request-id": "used-3"}
+    async with httpx.AsyncClient(
+        base_url=fleet.http_url, timeout=WAIT_S, trust_env=False, headers=headers
+    ) as http:
+        running = asyncio.create_task(http.post("/v1/completions", json=first))
+        async with client_of(fleet.url) as (bus, _, _):
+            await replay_of(bus, GenerateRequest(request_id="used-3"))
+            second = id_of_choice("used-3", 1)
+            await replay_of(bus, GenerateRequest(request_id=second))
+        refused = await http.post("/v1/completions", json=first | {"prompt": ["c", "b"]})
+        assert refused.status_code == 409
+        answer = (await running).json()
+        assert [c["finish_reason"] for c in answer["choices"]] == ["length", "length"]
 
 
 async def test_the_verdict_of_a_request_that_thinks_says_how_long_it_thought(fleet: Fleet) -> None:

@@ -1,0 +1,48 @@
+"""The digest of what a client asked for under an id.
+
+The digest is in the record. Another request of the same tenant under the same id is a conflict;
+the same request again is a retry, which gets the first one's answer.
+"""
+
+import hashlib
+from typing import Any
+
+import msgspec
+
+from shared.errors import PeerError
+from shared.schemas import GenerateRequest
+
+DIGEST_BYTES = 16
+
+_encode_in_order = msgspec.json.Encoder(order="deterministic").encode
+
+
+def digest(request: GenerateRequest, tier: str) -> bytes:
+    """The digest of everything that shapes the answer: prompt, messages or token ids, model,
+    adapter, sampling, tier, SLO, and whether it may be relegated.
+
+    A retry may differ in what it does not cover: the inbox and its encoding (JSON or msgpack), the
+    trace, `importance`, `application`, `session` and `expires_s`. Those of the first request stay.
+
+    Raises PeerError for messages that JSON cannot say.
+    """
+    shaping: tuple[Any, ...] = (
+        request.prompt,
+        request.token_ids,
+        request.model,
+        request.adapter,
+        tier,
+        request.slo,
+        request.allow_relegation,
+        _with_text_keys(request.messages),
+        _with_text_keys(request.sampling),
+    )
+    return hashlib.blake2b(_encode_in_order(shaping), digest_size=DIGEST_BYTES).digest()
+
+
+def _with_text_keys(value: object) -> object:
+    """The value as JSON has it, in which every key is a text: only those have an order."""
+    try:
+        return msgspec.json.decode(msgspec.json.encode(value))
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise PeerError(f"messages cannot be read: {error}", param="messages") from error
