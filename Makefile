@@ -13,7 +13,7 @@ VLLM_ENV := .venv-vllm-$(VLLM)
 VLLM_PY := $(VLLM_ENV)/bin/python
 VLLM_STAMP := $(VLLM_ENV)/.installed
 
-.PHONY: help setup test test-vllm demo bench results soak models clean
+.PHONY: help setup test test-vllm demo bench results soak fuzz models clean
 
 help: ## this text
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)$$/  make \1\t\2/' | expand -t 16
@@ -72,6 +72,16 @@ results: $(STAMP) ## the papers' tables and figures by simulation, into docs/res
 
 soak: $(STAMP) ## ten thousand schedules of the protocol with faults; stops at the first broken invariant
 	SLACKLINE_SCHEDULES=$${SLACKLINE_SCHEDULES:-10000} $(PY) -m pytest -n 2 -x tests/fleet/test_protocol.py $(ARGS)
+
+FUZZ_S := 3600
+fuzz: $(STAMP) ## generated and damaged messages at every decoder, service and endpoint for an hour (FUZZ_S=60); prints the seed of each round
+	@seed=$${SEED:-$$RANDOM}; export SLACKLINE_EXAMPLES=$${SLACKLINE_EXAMPLES:-1000}; \
+	while :; do \
+	  echo "seed $$seed, after $$SECONDS s (again: make fuzz SEED=$$seed)"; \
+	  $(PY) -m pytest -x -p no:cacheprovider --hypothesis-seed=$$seed tests/shared/bus/test_decoders.py tests/services/gateway/test_gateway_fuzzed.py tests/fleet/test_fuzzed.py $(ARGS); \
+	  if [ $$SECONDS -ge $(FUZZ_S) ]; then break; fi; \
+	  seed=$$((seed + 1)); \
+	done
 
 models: $(STAMP) ## trains the shipped models again, into out/models (an hour and a half on two cores; says which texts it needs)
 	$(PY) -m loadgen.training --out out/models $(ARGS)

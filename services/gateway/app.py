@@ -84,7 +84,7 @@ class Gateway:
         ).labels()
 
     def app(self) -> Starlette:
-        return Starlette(
+        app = Starlette(
             routes=[
                 Route("/v1/chat/completions", _Asgi(self.chat), methods=["POST"]),
                 Route("/v1/completions", _Asgi(self.completions), methods=["POST"]),
@@ -100,6 +100,8 @@ class Gateway:
                 PeerError: _refused,
             },
         )
+        app.router.redirect_slashes = False  # to an address made of the client's own Host header
+        return app
 
     async def health(self, _: Request) -> Response:
         return Response('{"status":"ok"}', media_type="application/json")

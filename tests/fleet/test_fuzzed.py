@@ -1,0 +1,135 @@
+"""Messages that nobody of ours would send, on every subject of a running fleet and in its store: no
+service fails of them, and a request that comes after is answered as if they had never been.
+
+The world is deterministic (tests/fleet/world.py), so a seed replays.
+"""
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from random import Random
+from typing import Any
+
+import msgspec
+import pytest
+import structlog
+from hypothesis import given
+
+from shared import schemas, subjects
+from shared.client.client import Client, Patience
+from shared.schemas import GenerateRequest, Sampling, Verdict
+from shared.testing.virtual_loop import run_virtual
+from shared.vocabulary import ReplicaId, RequestKey
+from tests.fleet.world import CALM, Scene, World
+from tests.generated import encoded, few, near, seeds, tampered, valid
+
+R0 = ReplicaId("r0")
+KEYS = ["default.q0", "default.q1", "default.q2", "default.nobody"]
+# what is received under which subject
+RECEIVED: list[tuple[str, Any]] = [
+    (subjects.requests("chat"), schemas.GenerateRequest),
+    (subjects.ATTACH, schemas.Attach),
+    (subjects.cancel(RequestKey(KEYS[0])), schemas.Cancel),
+    (subjects.OVER, schemas.AttemptOver),
+    (subjects.RELEGATED, schemas.Hint),
+    (subjects.digest(R0), schemas.Digest),
+    (subjects.announce(R0), schemas.Announce),
+    (subjects.announce(ReplicaId("x")), schemas.Announce),
+    (subjects.offer(R0), schemas.Offer),
+    (subjects.hold(R0), schemas.Hold),
+    (subjects.plan(R0), schemas.BatchPlan),
+    (subjects.plan_refused(R0), schemas.PlanRefused),
+    (subjects.acked(R0), schemas.PlanAck),
+    (subjects.resync(R0), schemas.Resync),
+    (subjects.withdraw(R0), schemas.Withdraw),
+    (subjects.holdings(R0), schemas.Holdings),
+]
+STORED: list[tuple[str, Any]] = [("s", schemas.Record), ("b", schemas.Body), ("o", schemas.Resume)]
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    yield
+    structlog.reset_defaults()
+
+
+def likely(value: Any, world: World, rng: Random) -> Any:
+    """The message with the names and numbers that the fleet has now, so that it is not turned away
+    at the first check.
+    """
+    acks = [
+        msgspec.msgpack.decode(payload, type=schemas.PlanAck)
+        for _, payload in world.written
+        if b"plan_seq" in payload
+    ]
+    if not isinstance(value, dict) or rng.random() < 0.2:
+        return value
+    value = dict(value)
+    now = {"replica": "r0", "key": rng.choice(KEYS), "request_id": "q9", "tenant": "default"}
+    if acks:
+        last = acks[-1]
+        now |= {
+            "incarnation": last.incarnation,
+            "epoch": last.epoch,
+            "sync": 1,
+            "seq": last.plan_seq + 1,
+            "plan_seq": last.plan_seq,
+            "ack_seq": last.ack_seq + 1,
+            "attempt": 1,
+        }
+    return {**value, **{name: one for name, one in now.items() if name in value}}
+
+
+async def pester(world: World, rng: Random) -> None:
+    for _ in range(200):
+        await asyncio.sleep(rng.random() * 0.02)
+        subject, kind = rng.choice(RECEIVED)
+        made = (valid if rng.random() < 0.5 else near)(kind, rng)
+        raw = encoded(likely(made, world, rng), msgspec.msgpack.encode)
+        world.net.inject(subject, tampered(raw, rng) if rng.random() < 0.1 else raw, {})
+        if rng.random() < 0.05:
+            prefix, kept = rng.choice(STORED)
+            name = f"{prefix}.default.odd{rng.randrange(10**9)}"
+            raw = encoded(near(kept, rng), msgspec.msgpack.encode)
+            world.ignored.add(name)
+            world.net.requests.create(name, raw, None, now_s=world.net.loop.time())
+
+
+async def ask(client: Client, request_id: str) -> Verdict:
+    request = GenerateRequest(
+        request_id=request_id,
+        token_ids=list(range(40, 80)),
+        sampling=Sampling(max_tokens=20, ignore_eos=True),
+    )
+    handle = await client.submit(request, "chat")
+    async for _ in handle:
+        pass
+    return await handle.wait()
+
+
+@few
+@given(rng=seeds)
+def test_no_service_fails_of_any_message_or_record_and_the_fleet_serves_on(rng: Random) -> None:
+    async def main() -> None:
+        world = World(Scene(faults=CALM, planners=1, relegations=1), rng.randrange(2**32))
+        for name in ("admission-0", "admission-1", "planner-0", "relegation-0"):
+            world.start(name)
+        for name in ("worker-r0", "worker-r1"):
+            world.start(name)
+        patience = Patience(give_up_s=60.0, submit_s=60.0, silence_s=1.0, silence_limit_s=5.0)
+        bus = world.net.connect("clients")
+        async with Client(bus, world.net.clock, patience=patience) as client:
+            await asyncio.sleep(1.0)
+            meanwhile = [asyncio.ensure_future(ask(client, f"q{n}")) for n in range(3)]
+            await pester(world, rng)
+            # they may have been ended in somebody's name, but they end
+            await asyncio.wait(meanwhile, timeout=600.0)
+            assert all(one.done() for one in meanwhile)
+            await asyncio.gather(*meanwhile, return_exceptions=True)
+            await asyncio.sleep(30.0)  # what was announced falsely is forgotten
+            verdict = await ask(client, "after")
+            assert verdict.finish_reason == "length"
+            assert verdict.output_tokens == 20
+
+    run_virtual(main())
