@@ -279,7 +279,9 @@ class Admission:
         now = self._clock.unix_s()
         self._receiving += 1
         tenant, tier = call.subject.split(".")[-2:]
-        attributes = {names.REQUEST_KEY: f"{tenant}.{request.request_id}"[:130]}
+        attributes = dict[str, str]()
+        with suppress(PeerError):  # what is no id may be anything, and is refused below
+            attributes[names.REQUEST_KEY] = subjects.request_key(tenant, request.request_id)
         span = self._tracing.start(
             "admit", call.headers.get("traceparent"), attributes, kind="server"
         )
@@ -330,7 +332,7 @@ class Admission:
             span.set(**{names.ERROR_TYPE: error.code})
             await call.reply(Refused(code=error.code, message=error.message, param=error.param))
         except BusError as error:
-            log.warning("request.doubtful", request_id=request.request_id[:64], error=str(error))
+            log.warning("request.doubtful", request_id=request.request_id, error=str(error))
             self._sweep.soon()  # it may have been stored
             span.set(**{names.ERROR_TYPE: "store_timeout"})
             await call.reply(

@@ -42,6 +42,10 @@ class Fleet:
         found = {name: digest.model for digest in self._fresh() for name in digest.adapters}
         return {name: (found[name], self._first_heard_unix_s[name]) for name in sorted(found)}
 
+    def knows(self, name: str) -> bool:
+        """Tells whether a live replica has a model or an adapter of this name."""
+        return any(name in (digest.model, *digest.adapters) for digest in self._fresh())
+
     def default_model(self) -> str:
         """The model's name for an answer where the client named none; empty where no replica is
         alive.

@@ -27,6 +27,7 @@ from shared.process import conventions, logs, telemetry
 from shared.schemas import GenerateRequest
 
 CANCEL_WITHIN_S = 10.0  # a cancel is repeated this long; then the request is left to its expiry
+UNKNOWN_MODEL = "unknown"
 log = logs.logger()
 
 
@@ -95,6 +96,8 @@ class Exchanges:
         self, ask: Ask, model: str, traceparent: str | None, began_unix_s: float
     ) -> telemetry.Span:
         operation, max_tokens = ask.dialect.operation, ask.requests[0].sampling.max_tokens
+        # a name that no replica has may be anything: it is no model
+        model = model if self._fleet.knows(model) else UNKNOWN_MODEL
         attributes: dict[str, telemetry.AttributeValue] = {
             conventions.OPERATION: operation,
             conventions.PROVIDER: conventions.PROVIDER_NAME,
@@ -106,7 +109,7 @@ class Exchanges:
             attributes[conventions.REQUEST_MAX_TOKENS] = max_tokens
         parent = traceparent if telemetry.TraceParent.parse(traceparent) else None
         return self._tracing.start(
-            f"{operation} {model}".rstrip(),
+            f"{operation} {model}",
             parent,
             attributes,
             at_unix_s=began_unix_s,

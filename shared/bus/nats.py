@@ -318,7 +318,7 @@ class NatsBus:
                 pattern,
                 sent_to=msg.subject,
                 payload_bytes=len(msg.data),
-                error=error.message,
+                at=error.param,  # its text may quote the payload: that is for the sender alone
             )
             with contextlib.suppress(BusError, PeerError):  # its sender asks again
                 await call.reply(codec.refusal(error))
