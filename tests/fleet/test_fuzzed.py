@@ -27,10 +27,10 @@ R0 = ReplicaId("r0")
 KEYS = ["default.q0", "default.q1", "default.q2", "default.nobody"]
 # what is received under which subject
 RECEIVED: list[tuple[str, Any]] = [
-    (subjects.requests("chat"), schemas.GenerateRequest),
-    (subjects.ATTACH, schemas.Attach),
+    (subjects.requests("default", "chat"), schemas.GenerateRequest),
+    (subjects.attach("default"), schemas.Attach),
     (subjects.cancel(RequestKey(KEYS[0])), schemas.Cancel),
-    (subjects.OVER, schemas.AttemptOver),
+    (subjects.over(R0), schemas.AttemptOver),
     (subjects.RELEGATED, schemas.Hint),
     (subjects.digest(R0), schemas.Digest),
     (subjects.announce(R0), schemas.Announce),

@@ -2,21 +2,16 @@
 level debug: a marker goes in at every place that a client can fill, good requests and bad ones.
 """
 
-import contextlib
 import json
 from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
-import pytest
 
 from loadgen.fleet.fleet import Fleet, FleetSpec
 from shared import http_keys, subjects
-from shared.bus.nats import connect
-from shared.errors import PeerError
-from shared.schemas import Attach, Cancel, Received
-from tests.fleet.live import WAIT_S
+from tests.fleet.live import WAIT_S, connect_raw
 
 MARKER = "zq7Marker"
 SAID = f"my secret is {MARKER}"
@@ -92,34 +87,29 @@ async def speak(fleet: Fleet, key: str) -> None:
 
 async def speak_on_nats(fleet: Fleet) -> None:
     """Say the marker over NATS, in requests that can be read and in some that cannot."""
-    async with connect(fleet.url, "test") as bus:
-        for request in (
-            {"request_id": "a", "prompt": SAID},
-            {"request_id": "b", "prompt": SAID, MARKER: 1},
-            {"request_id": "c", "prompt": SAID, "sampling": {"temperature": MARKER}},
-            {"request_id": "d", "prompt": SAID, "sampling": {"structured": {"type": MARKER}}},
-            {"request_id": "e", "prompt": SAID, "inbox": MARKER},
-            {"request_id": "f", "prompt": SAID, "slo": {"definition": MARKER}},
-            {"request_id": f"{MARKER} {MARKER}", "prompt": SAID},
-            {"request_id": "g", "messages": [{"role": MARKER, MARKER: SAID}]},
-            {"request_id": "h", "token_ids": [MARKER]},
-        ):
-            with contextlib.suppress(PeerError):
-                await bus._client.request(
-                    subjects.requests("chat"),
-                    json.dumps(request).encode(),
-                    headers={"Content-Type": "application/json"},
-                    timeout=WAIT_S,
-                )
-        with pytest.raises(PeerError):
-            await bus.request(
-                subjects.ATTACH,
-                Attach(tenant=f"{MARKER}.", request_id="a"),
-                Received,
-                timeout_s=WAIT_S,
+    client = await connect_raw(fleet.url)
+    for request in (
+        {"request_id": "a", "prompt": SAID},
+        {"request_id": "b", "prompt": SAID, MARKER: 1},
+        {"request_id": "c", "prompt": SAID, "sampling": {"temperature": MARKER}},
+        {"request_id": "d", "prompt": SAID, "sampling": {"structured": {"type": MARKER}}},
+        {"request_id": "e", "prompt": SAID, "inbox": MARKER},
+        {"request_id": "f", "prompt": SAID, "slo": {"definition": MARKER}},
+        {"request_id": f"{MARKER} {MARKER}", "prompt": SAID},
+        {"request_id": "g", "messages": [{"role": MARKER, MARKER: SAID}]},
+        {"request_id": "h", "token_ids": [MARKER]},
+        {"request_id": "i", "tenant": MARKER, "prompt": SAID},
+    ):
+        for subject in (subjects.requests("default", "chat"), subjects.attach("default")):
+            answer = await client.request(
+                subject,
+                json.dumps(request).encode(),
+                headers={"Content-Type": "application/json"},
+                timeout=WAIT_S,
             )
-        await bus.publish("slo.v1.cancel.default.a", Cancel(reason=SAID))
-        await bus.flush(WAIT_S)
+            assert json.loads(answer.data)["type"] in ("received", "refused", "replay")
+    await client.publish("slo.v1.cancel.default.a", json.dumps({"reason": SAID}).encode())
+    await client.drain()
 
 
 async def test_no_log_and_no_span_has_what_a_client_said_or_its_key(tmp_path: Path) -> None:
