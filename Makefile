@@ -13,7 +13,7 @@ VLLM_ENV := .venv-vllm-$(VLLM)
 VLLM_PY := $(VLLM_ENV)/bin/python
 VLLM_STAMP := $(VLLM_ENV)/.installed
 
-.PHONY: help setup test test-vllm demo bench results soak fuzz models clean
+.PHONY: help setup test test-vllm demo bench results soak fuzz chaos models clean
 
 help: ## this text
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)$$/  make \1\t\2/' | expand -t 16
@@ -82,6 +82,9 @@ fuzz: $(STAMP) ## generated and damaged messages at every decoder, service and e
 	  if [ $$SECONDS -ge $(FUZZ_S) ]; then break; fi; \
 	  seed=$$((seed + 1)); \
 	done
+
+chaos: $(STAMP) ## every fault on live fleets, with one broker and with three; into docs/reliability.md (ten minutes)
+	$(PY) -m tests.chaos $(ARGS)
 
 models: $(STAMP) ## trains the shipped models again, into out/models (an hour and a half on two cores; says which texts it needs)
 	$(PY) -m loadgen.training --out out/models $(ARGS)

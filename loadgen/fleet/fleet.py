@@ -70,7 +70,8 @@ class FleetSpec:
     planners: int = 1
     admissions: int = 1
     gateway: bool = True
-    port: int = 0  # of NATS; 0: any free one
+    url: str = ""  # of a NATS server that runs already; empty: one of the fleet's own
+    port: int = 0  # of the fleet's own NATS; 0: any free one
     http_port: int = 0  # of the gateway; 0: any free one
     # keeps requests and logs; None: a folder that is removed with the fleet
     store: Path | None = None
@@ -159,7 +160,10 @@ class Fleet:
         self._check()
         self.folder = self._take_folder()
         (self.folder / "logs").mkdir(exist_ok=True)
-        await self._start_nats()
+        if self.spec.url:
+            self.url = self.spec.url
+        else:
+            await self._start_nats()
         async with connect(self.url, "slackline-fleet") as bus:
             await bus.make_streams(self.replicas)
         environment = self._environment()

@@ -15,9 +15,9 @@ import nats
 from nats.aio.client import Client as RawClient
 
 from shared import subjects
-from shared.bus.api import Call
+from shared.bus.api import Call, RefusedError
 from shared.bus.nats import NatsBus, connect
-from shared.client.client import Client, Patience
+from shared.client.client import Client, Handle, Patience
 from shared.clock import Clock
 from shared.errors import BusError
 from shared.schemas import (
@@ -47,6 +47,8 @@ class Delivered:
     tokens: list[int] = field(default_factory=list)
     text: str = ""
     verdict: Verdict | None = None
+    sent_s: float = 0.0  # by the loop's clock
+    heard_s: list[float] = field(default_factory=list)  # when tokens came
 
 
 class Wire:
@@ -80,17 +82,30 @@ async def ask(
     client: Client, request: GenerateRequest, tier: str = "chat", within_s: float = WAIT_S
 ) -> Delivered:
     """Run one request from its start to its end."""
-    delivered = Delivered(request)
+    now_s = asyncio.get_running_loop().time
+    delivered = Delivered(request, sent_s=now_s())
     async with asyncio.timeout(within_s):
-        handle = await client.submit(request, tier)
+        handle = await _submitted(client, request, tier)
         async for event in handle:
             if isinstance(event, Delta):
                 assert event.offset == len(delivered.tokens)
                 assert event.text_offset == len(delivered.text)
                 delivered.tokens += event.tokens
                 delivered.text += event.text
+                delivered.heard_s.append(now_s())
         delivered.verdict = await handle.wait()
     return delivered
+
+
+async def _submitted(client: Client, request: GenerateRequest, tier: str) -> Handle:
+    """Submit, as often as the answer is to ask again."""
+    while True:
+        try:
+            return await client.submit(request, tier)
+        except RefusedError as error:
+            if error.refused.retry_after_s is None:
+                raise
+            await asyncio.sleep(error.refused.retry_after_s)
 
 
 async def replay_of(bus: NatsBus, request: GenerateRequest) -> Replay:

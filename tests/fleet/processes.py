@@ -1,5 +1,7 @@
 """Questions to the kernel about processes."""
 
+import contextlib
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -27,3 +29,21 @@ def wait_for(what: Callable[[], bool], within_s: float) -> None:
     while not what():
         assert time.monotonic() < until_s, f"not within {within_s:g} s"
         time.sleep(0.01)
+
+
+def owner_of_port(port: int) -> int:
+    """The process of this user whose socket has this local TCP port, connected or listening; 0 if
+    there is none.
+    """
+    sockets = {
+        f"socket:[{fields[9]}]"
+        for line in Path("/proc/net/tcp").read_text().splitlines()[1:]
+        if int((fields := line.split())[1].rpartition(":")[2], 16) == port
+    }
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            with contextlib.suppress(OSError):  # it has ended
+                for handle in (folder / "fd").iterdir():
+                    if os.readlink(handle) in sockets:
+                        return int(folder.name)
+    return 0

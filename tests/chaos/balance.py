@@ -1,0 +1,81 @@
+"""The books of a fleet after a fault: nothing is lost, doubled or left over."""
+
+import asyncio
+import os
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+import msgspec
+
+from shared.bus.nats import NatsBus
+from shared.schemas import Record
+from shared.store.leases import holders
+from shared.subjects import planner_lease
+from tests.chaos.faults import Arena
+from tests.fleet.live import WAIT_S, Delivered, Wire, check, until_idle
+from tests.fleet.processes import children_of
+
+# events of a service's log that say that its own books did not balance, or that it broke
+FAULTS_OF_OURS = ("core.broken", "seat.broken", "handler.failed", "Traceback")
+
+
+async def balance(arena: Arena, bus: NatsBus, wire: Wire, delivered: Sequence[Delivered]) -> None:
+    """Check everything, once the fleet is at rest. Raises AssertionError."""
+    fleet = arena.fleet
+    await check(bus, wire, delivered)
+    await until_idle(bus, fleet.replicas)
+    await until(lambda: _leases(arena, bus))
+    await until(lambda: _records(bus, arena.known))
+    await until(lambda: _consumers(bus))
+    children = {child.pid for child in (*fleet.processes, *arena.brokers)}
+    found = set(children_of(os.getpid())) - arena.others
+    assert found == children, "a process too many or too few"
+    for child in fleet.processes:
+        for fault in FAULTS_OF_OURS:
+            assert fault not in child.output(), f"{child.name}: {fault}"
+    if fleet.failed.done():
+        fleet.failed.result()
+
+
+async def until(
+    difference: Callable[[], Coroutine[Any, Any, str]], within_s: float = WAIT_S
+) -> None:
+    """Wait until there is no difference; raises AssertionError with the last one."""
+    loop = asyncio.get_running_loop()
+    until_s = loop.time() + within_s
+    while said := await difference():
+        assert loop.time() < until_s, said
+        await asyncio.sleep(0.1)
+
+
+async def _leases(arena: Arena, bus: NatsBus) -> str:
+    """Say how the leases differ from one for each replica, one for each admission and one for
+    relegation.
+    """
+    planners = await holders(bus.leases, "planner.")
+    admissions = await holders(bus.leases, "admission.")
+    leads = await bus.leases.get("relegation")
+    wanted = sorted(planner_lease(replica) for replica in arena.fleet.replicas)
+    right = sorted(planners) == wanted and len(admissions) == arena.fleet.spec.admissions and leads
+    return "" if right else f"leases: {planners}, {admissions}, {leads}"
+
+
+async def _records(bus: NatsBus, known: set[str]) -> str:
+    """Say which records have not ended or are of nobody, and which outputs no record names."""
+    named: set[str] = set()
+    for key, entry in await bus.requests.scan("s."):
+        record = msgspec.msgpack.decode(entry.value, type=Record)
+        if record.verdict is None:
+            return f"{key} has not ended"
+        if key.rpartition(".")[2] not in known:
+            return f"{key} is of nobody"
+        named.add(record.output_key)
+    left = [key for key, _ in await bus.requests.scan("o.") if key not in named]
+    return f"left over: {left}" if left else ""
+
+
+async def _consumers(bus: NatsBus) -> str:
+    """Say which streams have consumers: no service leaves one."""
+    infos = await bus._client.jetstream().streams_info()
+    left = [info.config.name for info in infos if info.state.consumer_count]
+    return f"consumers of {left}" if left else ""
