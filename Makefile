@@ -13,7 +13,7 @@ VLLM_ENV := .venv-vllm-$(VLLM)
 VLLM_PY := $(VLLM_ENV)/bin/python
 VLLM_STAMP := $(VLLM_ENV)/.installed
 
-.PHONY: help setup test test-vllm demo bench results soak fuzz chaos models clean
+.PHONY: help setup test test-vllm demo bench results soak fuzz chaos audit sbom models clean
 
 help: ## this text
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)$$/  make \1\t\2/' | expand -t 16
@@ -85,6 +85,16 @@ fuzz: $(STAMP) ## generated and damaged messages at every decoder, service and e
 
 chaos: $(STAMP) ## every fault on live fleets, with one broker and with three; into docs/reliability.md (ten minutes)
 	$(PY) -m tests.chaos $(ARGS)
+
+audit: $(STAMP) ## known vulnerabilities of every pinned package, as PyPI has them
+	infra/audit.sh
+
+sbom: $(STAMP) ## every pinned package with its hashes as CycloneDX, into out/sbom.json
+	@tools=$$(mktemp -d); trap 'rm -rf "$$tools"' EXIT; mkdir -p out; \
+	$(PY) -m venv "$$tools"; \
+	"$$tools/bin/python" -m pip install -qq 'cyclonedx-bom>=7.5,<8'; \
+	{ cat requirements.lock; grep -oE 'torch==[0-9.]+' pyproject.toml; } | \
+	  "$$tools/bin/cyclonedx-py" requirements - --pyproject pyproject.toml --output-reproducible -o out/sbom.json
 
 models: $(STAMP) ## trains the shipped models again, into out/models (an hour and a half on two cores; says which texts it needs)
 	$(PY) -m loadgen.training --out out/models $(ARGS)
