@@ -21,6 +21,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         ),
     ),
     "up": ("loadgen.commands.up", "start a fleet on this machine, and stop it with Ctrl-C"),
+    "keys": (
+        "loadgen.commands.keys",
+        "make the keys, permissions and certificates of a fleet's NATS server",
+    ),
     "streams": (
         "loadgen.commands.streams",
         "make the streams and buckets at a NATS server, before its services start",
@@ -77,7 +81,6 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "measure the hot path on this machine, each figure beside its aim",
     ),
 }
-DEFAULT_URL = "nats://127.0.0.1:4222"
 INTERRUPTED, BROKEN_PIPE = 130, 141  # the exit statuses of shells
 
 
@@ -86,10 +89,6 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message} (--help says more)\n")
-
-
-def default_url() -> str:
-    return os.environ.get("SLACKLINE_URL", DEFAULT_URL)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

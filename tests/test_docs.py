@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from loadgen.cli import COMMANDS
+from shared.bus.permissions import TABLE
 from shared.process.configuration import SECTIONS, WATCHED
 
 ROOT = Path(__file__).parent.parent
@@ -206,3 +207,13 @@ def test_commands_are_found_wherever_they_stand() -> None:
     assert list(commands(text)) == [("load", ["--worse"]), ("up", ["--bad"])]
     assert "--policy" in options("simulate")
     assert "--form" in options("profile")
+
+
+def test_the_permissions_of_the_page_are_those_of_the_code() -> None:
+    rows = [
+        f"| `{row.subject}` | {row.what} | {', '.join(row.publish)} | {', '.join(row.subscribe)} |"
+        for row in TABLE
+    ]
+    table = ["| subject | | may publish | may subscribe |", "|---|---|---|---|", *rows]
+    page = (ROOT / "docs" / "security.md").read_text()
+    assert page.partition("compares -->")[2].partition("<!-- end")[0].split("\n")[2:-2] == table

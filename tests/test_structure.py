@@ -41,7 +41,7 @@ LAYERS: dict[str, tuple[set[str], ...]] = {
         {"store", "client", "testing"},
     ),
     "loadgen": (
-        {"markdown"},
+        {"access", "markdown"},
         {"cli", "load", "training"},
         {"simulator"},
         {"bound", "fleet"},

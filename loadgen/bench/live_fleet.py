@@ -9,7 +9,7 @@ from typing import NamedTuple
 from loadgen.fleet.fleet import Fleet
 from shared import subjects
 from shared.bus.api import Call
-from shared.bus.nats import NatsBus, connect
+from shared.bus.nats import NatsBus
 from shared.client.client import Client, Handle
 from shared.clock import Clock
 from shared.columns import unpack_list
@@ -116,8 +116,8 @@ async def observed(fleet: Fleet, seed: int) -> AsyncIterator[tuple[Caller, Obser
     """A caller and, on a connection of its own, an observer."""
     clock = Clock()
     async with (
-        connect(fleet.url, "slackline-bench") as bus,
-        connect(fleet.url, "slackline-observer") as other,
+        fleet.connect("slackline-bench") as bus,
+        fleet.connect("slackline-observer") as other,
     ):
         observer = Observer(clock)
         await observer.listen(other, fleet.replicas)

@@ -16,6 +16,7 @@ from loadgen.load.mix import PlannedRequest
 from loadgen.load.open_loop import Sender
 from loadgen.load.send_nats import NatsSender
 from loadgen.load.tally import Outcome
+from shared.bus.users import OPERATOR
 from shared.clock import Clock
 
 PLANNED = "vLLM behind Slackline"
@@ -50,7 +51,7 @@ async def saturate(bench: Bench, plan: Sequence[PlannedRequest]) -> list[Saturat
     async with (
         vllm_alone(bench.folder, bench.alone) as engine,
         Fleet(bench.spec("vllm", settings), bench.console.print) as fleet,
-        connected(fleet.url, "slackline-bench", clock, LOAD_PATIENCE) as client,
+        connected(fleet.access(), "slackline-bench", OPERATOR, clock, LOAD_PATIENCE) as client,
     ):
         for repeat in range(-1, bench.repeats):
             warm_up = repeat < 0

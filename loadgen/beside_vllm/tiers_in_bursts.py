@@ -8,6 +8,7 @@ from loadgen.load.connection import LOAD_PATIENCE, connected
 from loadgen.load.report import Report, make_report
 from loadgen.load.send_nats import NatsSender
 from loadgen.load.tally import Tally
+from shared.bus.users import OPERATOR
 from shared.clock import Clock
 
 BY_PRIORITY = "vLLM, by priority"
@@ -31,7 +32,7 @@ async def compare(bench: Bench, rate: float, command: str) -> list[Report]:
         settings = {"chunk_tokens": str(BATCHED_TOKENS)} if policy == "fcfs" else {}
         async with (
             Fleet(bench.spec(policy, settings), bench.console.print) as fleet,
-            connected(fleet.url, "slackline-bench", clock, LOAD_PATIENCE) as client,
+            connected(fleet.access(), "slackline-bench", OPERATOR, clock, LOAD_PATIENCE) as client,
         ):
             engines = Iterations()
             await engines.listen(client.bus, fleet)

@@ -9,17 +9,19 @@ from contextlib import suppress
 
 import msgspec
 
-from loadgen.cli import default_url
+from loadgen.access import Access, access_of, add_access_arguments
 from loadgen.load.stream import Streamed, printable, stream
 from loadgen.load.tally import GOOD_ENDS
+from shared.bus.users import Role, User
 from shared.client.client import Patience, new_request_id
 from shared.clock import Clock
 from shared.errors import BusError, ConfigError, NoResponders, PeerError, SlacklineError
 from shared.schemas import GenerateRequest, Sampling
-from shared.subjects import ID_PATTERN
+from shared.subjects import DEFAULT_TENANT, ID_PATTERN
 from shared.vocabulary import FinishReason
 
 PATIENCE = Patience(submit_s=3.0)
+TENANT = User(Role.TENANT, DEFAULT_TENANT)
 HELP = """\
 /tier NAME    use this tier from now on
 /system TEXT  set the system prompt (without TEXT: none)
@@ -53,11 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="K",
         help="random seed; the same seed and questions give the same answers",
     )
-    parser.add_argument(
-        "--url",
-        default=default_url(),
-        help="URL of the NATS server (default: SLACKLINE_URL, else nats://127.0.0.1:4222)",
-    )
+    add_access_arguments(parser, "the tenant `default`")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -76,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(str(error)) from error
     with suppress(ImportError):
         import readline  # noqa: F401  editing and history for input()
-    chat = Chat(args.url, args.tier, args.system, sampling)
+    chat = Chat(access_of(args), args.tier, args.system, sampling)
     terminal = sys.stdin.isatty()
     if terminal:
         _note("Type a question. /help lists the commands, Ctrl-D leaves.")
@@ -111,11 +109,11 @@ class Chat:
     Each answer has its own connection, so that none is kept open while the user thinks.
     """
 
-    def __init__(self, url: str, tier: str, system: str, sampling: Sampling) -> None:
+    def __init__(self, access: Access, tier: str, system: str, sampling: Sampling) -> None:
         self.tier = tier
         self.system = system
         self.turns: list[tuple[str, str]] = []  # (question, answer)
-        self._url = url
+        self._access = access
         self._sampling = sampling
         self._answers = 0
         self._session = new_request_id()
@@ -167,7 +165,7 @@ class Chat:
             if seed is None
             else msgspec.structs.replace(self._sampling, seed=seed + self._answers)
         )
-        async with connected(self._url, "slackline-chat", Clock(), PATIENCE) as client:
+        async with connected(self._access, "slackline-chat", TENANT, Clock(), PATIENCE) as client:
             while True:
                 request = GenerateRequest(
                     request_id=new_request_id(),
@@ -180,7 +178,8 @@ class Chat:
                     return await stream(await client.submit(request, self.tier), began_s, show)
                 except NoResponders as error:
                     raise BusError(
-                        f"{self._url} has no admission service: start a fleet with `slackline up`"
+                        f"{self._access.url} has no admission service: "
+                        "start a fleet with `slackline up`"
                     ) from error
                 except PeerError as error:
                     if error.code != "context_length_exceeded" or not self.turns:

@@ -14,13 +14,15 @@ import msgspec
 import uvloop
 from rich.console import Console
 
-from loadgen.cli import INTERRUPTED, default_url
+from loadgen.access import access_of, add_access_arguments
+from loadgen.cli import INTERRUPTED
 from loadgen.commands.plan_arguments import Plan, add_plan_arguments, make_plan
 from loadgen.load.heartbeats import Heartbeats, resolved_by
 from loadgen.load.open_loop import Sender, run_load
 from loadgen.load.progress import progress
 from loadgen.load.report import engine_time, make_report, table, write_report
 from loadgen.load.tally import Tally
+from shared.bus.users import OPERATOR
 from shared.clock import Clock
 from shared.errors import ConfigError
 
@@ -46,11 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--http", metavar="URL", help="send requests to the gateway at URL instead of over NATS"
     )
     parser.add_argument("--model", help="with --http: name of the model (default: the server's)")
-    parser.add_argument(
-        "--url",
-        default=default_url(),
-        help="URL of the NATS server (default: SLACKLINE_URL, else nats://127.0.0.1:4222)",
-    )
+    add_access_arguments(parser, "the operator")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -136,7 +134,8 @@ async def _sender(
     from loadgen.load.connection import LOAD_PATIENCE, connected
     from loadgen.load.send_nats import NatsSender, cap_tokens
 
-    async with connected(args.url, "slackline-load", clock, LOAD_PATIENCE) as client:
+    access = access_of(args)
+    async with connected(access, "slackline-load", OPERATOR, clock, LOAD_PATIENCE) as client:
         longest = max(request.output_tokens for request in plan.requests)
         heartbeats = Heartbeats()
         await heartbeats.listen(client.bus)

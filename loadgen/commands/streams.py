@@ -3,9 +3,8 @@
 import argparse
 import asyncio
 
-from loadgen.cli import default_url
-from loadgen.load.connection import CONNECT_S, quiet_logs
-from shared.bus.nats import connect
+from loadgen.access import Access, access_of, add_access_arguments
+from loadgen.load.connection import bus_at, quiet_logs
 from shared.bus.users import OPERATOR
 
 
@@ -23,20 +22,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="servers of the NATS cluster that keep each stream (default: 1)",
     )
-    parser.add_argument(
-        "--url",
-        default=default_url(),
-        help="URL of the NATS server (default: SLACKLINE_URL, else nats://127.0.0.1:4222)",
-    )
+    add_access_arguments(parser, "the operator")
 
 
 def run(args: argparse.Namespace) -> int:
     quiet_logs()
-    asyncio.run(_make(args.url, args.workers.split(","), args.copies))
+    asyncio.run(_make(access_of(args), args.workers.split(","), args.copies))
     return 0
 
 
-async def _make(url: str, replicas: list[str], copies: int) -> None:
-    async with connect(url, "slackline-streams", OPERATOR, connect_s=CONNECT_S) as bus:
+async def _make(access: Access, replicas: list[str], copies: int) -> None:
+    async with bus_at(access, "slackline-streams", OPERATOR) as bus:
         await bus.make_streams(replicas, copies)
     print(f"the buckets, and the logs of {', '.join(replicas)}, are there")

@@ -8,9 +8,11 @@ from typing import Any
 
 import msgspec
 
-from loadgen.cli import INTERRUPTED, default_url
+from loadgen.access import access_of, add_access_arguments
+from loadgen.cli import INTERRUPTED
 from loadgen.load.stream import printable, stream
 from loadgen.load.tally import GOOD_ENDS
+from shared.bus.users import Role, User
 from shared.client.client import Client, Patience, new_request_id
 from shared.clock import Clock
 from shared.errors import BusError, ConfigError, NoResponders
@@ -58,11 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--json", action="store_true", help="print one JSON object at the end instead of streaming"
     )
-    parser.add_argument(
-        "--url",
-        default=default_url(),
-        help="URL of the NATS server (default: SLACKLINE_URL, else nats://127.0.0.1:4222)",
-    )
+    add_access_arguments(parser, "the tenant")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -92,7 +90,8 @@ def run(args: argparse.Namespace) -> int:
 async def _submit(request: GenerateRequest, args: argparse.Namespace) -> int:
     from loadgen.load.connection import connected
 
-    async with connected(args.url, "slackline-submit", Clock(), PATIENCE) as client:
+    user = User(Role.TENANT, request.tenant)
+    async with connected(access_of(args), "slackline-submit", user, Clock(), PATIENCE) as client:
         try:
             return await _answer(client, request, args)
         except NoResponders as error:

@@ -13,7 +13,7 @@ from typing import Any
 
 import structlog
 
-from loadgen.cli import DEFAULT_URL
+from loadgen.access import DEFAULT_URL
 from loadgen.commands.trial_arguments import add_draft_arguments, check_acceptance, parse_draft
 from loadgen.fleet.fleet import Fleet, FleetSpec, is_free, torch_replicas
 from shared.errors import ConfigError

@@ -13,6 +13,7 @@ from loadgen.load.connection import connected
 from loadgen.load.stream import printable, stream
 from shared import subjects
 from shared.bus.api import Call
+from shared.bus.users import OPERATOR
 from shared.client.client import Client, Patience, new_request_id
 from shared.clock import Clock
 from shared.core.announced import profile_of
@@ -44,7 +45,7 @@ async def answer(fleet: Fleet, console: Console) -> Profile:
         if not announced.done():
             announced.set_result(announce)
 
-    async with connected(fleet.url, "slackline-demo", Clock(), Patience()) as client:
+    async with connected(fleet.access(), "slackline-demo", OPERATOR, Clock(), Patience()) as client:
         await client.bus.subscribe(subjects.ANNOUNCEMENTS, Announce, on_announce)
         for tier, question in QUESTIONS:
             await _ask(client, console, tier, question)

@@ -22,6 +22,7 @@ from loadgen.load.report import Report, make_report, seconds, spread
 from loadgen.load.send_nats import NatsSender
 from loadgen.load.tally import Tally
 from loadgen.load.workload import named_workload
+from shared.bus.users import OPERATOR
 from shared.clock import Clock
 from shared.perf.iteration_time import Profile
 from shared.perf.shape import BatchShape
@@ -106,7 +107,9 @@ async def serve(
     """Offers the rush to this fleet and shows progress."""
     clock, tiers, stop = Clock(), load_tiers(TIERS), asyncio.Event()
     tally, heartbeats = Tally(tiers), Heartbeats()
-    async with connected(fleet.url, "slackline-demo", clock, LOAD_PATIENCE) as client:
+    async with connected(
+        fleet.access(), "slackline-demo", OPERATOR, clock, LOAD_PATIENCE
+    ) as client:
         await heartbeats.listen(client.bus)
         longest = max(request.output_tokens for request in requests)
         sender = NatsSender(

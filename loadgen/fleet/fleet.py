@@ -2,7 +2,7 @@
 alive until the context is left.
 
 async with Fleet(FleetSpec(replicas=2, pace=0.2)) as fleet:
-    ...  # fleet.url, fleet.http_url, fleet.process("worker-r1").kill()
+    ...  # fleet.connect("name"), fleet.http_url, fleet.process("worker-r1").kill()
 """
 
 import asyncio
@@ -14,22 +14,31 @@ import shutil
 import socket
 import sys
 import tempfile
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import httpx
 from msgspec import Struct
 
+from loadgen.access import Access
 from loadgen.fleet.child import Child, ChildError, Say
-from loadgen.fleet.nats_server import MAX_PAYLOAD_BYTES, find_binary, greets, server_config
+from loadgen.fleet.nats_server import (
+    MAX_PAYLOAD_BYTES,
+    find_binary,
+    greets,
+    include_line,
+    server_config,
+)
 from loadgen.fleet.store_watch import keep_writable
+from loadgen.load.connection import bus_at
 from loadgen.simulator.deployment import ACCEPTANCE
 from shared import subjects
 from shared.bus.api import Bus
-from shared.bus.nats import connect
+from shared.bus.nats import CONNECT_S, NatsBus
+from shared.bus.users import OPERATOR, Role, User
 from shared.client.ping import answers
 from shared.errors import ConfigError, SlacklineError
 from shared.models import shipped as models
@@ -38,6 +47,9 @@ from shared.policy import registry
 from shared.process import configuration as config
 from shared.schemas import Digest
 from shared.vocabulary import ReplicaId
+
+if TYPE_CHECKING:
+    from loadgen.fleet.key_folder import Keys
 
 HOST = "127.0.0.1"
 POLL_S = 0.05
@@ -70,10 +82,13 @@ class FleetSpec:
     planners: int = 1
     admissions: int = 1
     gateway: bool = True
-    url: str = ""  # of a NATS server that runs already; empty: one of the fleet's own
+    url: str = (
+        ""  # of a NATS server that runs already, and asks for no key; empty: one of the fleet's own
+    )
     port: int = 0  # of the fleet's own NATS; 0: any free one
     http_port: int = 0  # of the gateway; 0: any free one
-    # keeps requests and logs; None: a folder that is removed with the fleet
+    tenants: Sequence[str] = (subjects.DEFAULT_TENANT,)  # with a key each at NATS
+    # keeps requests, logs and keys; None: a folder that is removed with the fleet
     store: Path | None = None
     drain_s: float = 5.0  # each service may take so long to stop
     # more of SLACKLINE_..., for every service
@@ -100,6 +115,7 @@ class Fleet:
         self.url = ""
         self.http_url = ""  # empty without a gateway
         self.folder = Path()
+        self.keys: Keys | None = None  # none at a server that runs already
         self.pools: dict[ReplicaId, str] = {}
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         # read the exception, even if no caller waits for it
@@ -116,6 +132,18 @@ class Fleet:
         worker-r1, ...; a second planner is planner-2.
         """
         return self._children[name]
+
+    def access(self, user: User = OPERATOR) -> Access:
+        """The way of a user to the NATS server."""
+        if self.keys is None:
+            return Access(self.url)
+        return Access(self.url, str(self.keys.creds(user)), str(self.keys.tls_ca(user)))
+
+    def connect(
+        self, name: str, user: User = OPERATOR, connect_s: float = CONNECT_S
+    ) -> contextlib.AbstractAsyncContextManager[NatsBus]:
+        """A connection of this user."""
+        return bus_at(self.access(user), name, user, connect_s)
 
     @property
     def processes(self) -> list[Child]:
@@ -164,7 +192,7 @@ class Fleet:
             self.url = self.spec.url
         else:
             await self._start_nats()
-        async with connect(self.url, "slackline-fleet") as bus:
+        async with self.connect("slackline-fleet") as bus:
             await bus.make_streams(self.replicas)
         environment = self._environment()
         for n in range(self.spec.admissions):
@@ -177,14 +205,17 @@ class Fleet:
             its_own = {"SLACKLINE_WORKER_REPLICA": replica, **devices(self.spec, n, environment)}
             if pool:
                 its_own["SLACKLINE_WORKER_POOL"] = pool
+            its_own |= self._login(User(Role.WORKER, replica))
             self._spawn(f"worker-{replica}", _service("worker"), environment | its_own)
         if self.spec.gateway:
             self._spawn(
                 "gateway",
                 _service("gateway"),
-                environment | {"SLACKLINE_GATEWAY_PORT": str(self.spec.http_port)},
+                environment
+                | {"SLACKLINE_GATEWAY_PORT": str(self.spec.http_port)}
+                | self._login(User(Role.GATEWAY)),
             )
-        async with connect(self.url, "slackline-fleet") as bus:
+        async with self.connect("slackline-fleet") as bus:
             await self._until_ready(bus)
         if self.spec.gateway:
             await self._until_http()
@@ -215,11 +246,21 @@ class Fleet:
             raise ConfigError(f"{folder} cannot be used: {error}") from error
         return folder
 
+    def _make_keys(self) -> None:
+        from loadgen.fleet.key_folder import Keys  # cryptography takes 0.1 s to import
+
+        self.keys = Keys(self.folder / "keys")
+        workers = [User(Role.WORKER, replica) for replica in self.replicas]
+        self.keys.add([*workers, *(User(Role.TENANT, tenant) for tenant in self.spec.tenants)])
+
     async def _start_nats(self) -> None:
         port, monitor = self.spec.port or free_port(), f"{HOST}:{free_port()}"
         conf = self.folder / "nats-server.conf"
         lines = server_config(HOST, port, MAX_PAYLOAD_BYTES, self.folder / "jetstream")
-        conf.write_text("\n".join([*lines, f'http: "{monitor}"']) + "\n")
+        lines.append(f'http: "{monitor}"')
+        if self.keys is not None:
+            lines.append(include_line(self.keys.server_conf, conf))
+        conf.write_text("\n".join(lines) + "\n")
         self.url = f"nats://{HOST}:{port}"
         self._spawn(
             "nats-server",
@@ -278,7 +319,12 @@ class Fleet:
         return {replica: pools[n % len(pools)] for n, replica in enumerate(self.replicas)}
 
     def _add(self, service: str, n: int, environment: dict[str, str]) -> None:
-        self._spawn(service if n == 0 else f"{service}-{n + 1}", _service(service), environment)
+        name, login = service if n == 0 else f"{service}-{n + 1}", self._login(User(Role(service)))
+        self._spawn(name, _service(service), environment | login)
+
+    def _login(self, user: User) -> dict[str, str]:
+        access = self.access(user)
+        return {"SLACKLINE_CREDS": access.creds, "SLACKLINE_TLS_CA": access.tls_ca}
 
     def _spawn(
         self, name: str, command: list[str], environment: dict[str, str], suffix: str = "jsonl"
@@ -351,7 +397,7 @@ class Fleet:
         with contextlib.suppress(TimeoutError, SlacklineError):
             async with (
                 asyncio.timeout(self.spec.drain_s),
-                connect(self.url, "slackline-fleet", connect_s=1.0) as bus,
+                self.connect("slackline-fleet", connect_s=1.0) as bus,
             ):
                 await bus.subscribe(subjects.DIGESTS, Digest, on_digest)
                 while busy:

@@ -6,6 +6,7 @@ configuration).
 """
 
 import json
+import os
 import shutil
 import socket
 import subprocess
@@ -57,6 +58,11 @@ def server_config(
     return [*lines, f"jetstream: {{ {store} }}"]
 
 
+def include_line(included: Path, config: Path) -> str:
+    """The line of a configuration file that includes another: its path is taken from there."""
+    return f"include {json.dumps(os.path.relpath(included, config.parent))}"
+
+
 class NatsServer:
     """One server process. It has a session of its own, so that Ctrl-C stops the services first and
     the server last.
@@ -68,7 +74,10 @@ class NatsServer:
         max_payload_bytes: int = MAX_PAYLOAD_BYTES,
         jetstream: bool = True,
         host: str = "127.0.0.1",
+        include: Path | None = None,
     ) -> None:
+        """`include`: a further file of configuration."""
+        self._include = include
         self._max_payload_bytes = max_payload_bytes
         self._jetstream = jetstream
         self._host = host
@@ -99,6 +108,8 @@ class NatsServer:
             self._max_payload_bytes,
             store_dir / "jetstream" if self._jetstream else None,
         )
+        if self._include is not None:
+            lines.append(include_line(self._include, config))
         config.write_text("\n".join(lines) + "\n")
         binary = find_binary()
         self._process = subprocess.Popen(
@@ -159,7 +170,7 @@ def _first_url(ports: Path) -> str | None:
 
 def greets(url: str) -> bool:
     """Tells whether the server sends its INFO line."""
-    host, port = url.removeprefix("nats://").rsplit(":", 1)
+    host, port = url.rpartition("//")[2].rsplit(":", 1)
     try:
         with socket.create_connection((host.strip("[]"), int(port)), timeout=1) as connection:
             return connection.recv(4) == b"INFO"

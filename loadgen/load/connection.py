@@ -3,11 +3,13 @@
 import logging
 import sys
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 
 import structlog
 
-from shared.bus.nats import connect
+from loadgen.access import Access
+from shared.bus.nats import NatsBus, connect
+from shared.bus.users import User
 from shared.client.client import Client, Patience
 from shared.clock import Clock
 from shared.errors import BusError, ConfigError
@@ -26,18 +28,36 @@ def quiet_logs() -> None:
         wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )
+    # at the end of each connection by TLS it warns of how nats-py made it
+    logging.getLogger("asyncio").setLevel(logging.ERROR)
+
+
+def bus_at(
+    access: Access, name: str, user: User, connect_s: float = CONNECT_S
+) -> AbstractAsyncContextManager[NatsBus]:
+    """A bus at this server, as this user. Raises ConfigError."""
+    return connect(
+        access.url,
+        name,
+        user,
+        creds=access.creds,
+        tls_ca=access.tls_ca,
+        connect_s=connect_s,
+    )
 
 
 @asynccontextmanager
-async def connected(url: str, name: str, clock: Clock, patience: Patience) -> AsyncIterator[Client]:
-    """Raises BusError if nothing usable listens at `url`."""
+async def connected(
+    access: Access, name: str, user: User, clock: Clock, patience: Patience
+) -> AsyncIterator[Client]:
+    """Raises BusError if nothing usable listens there, or it does not let the user in."""
     quiet_logs()
     async with AsyncExitStack() as stack:
         try:
-            bus = await stack.enter_async_context(connect(url, name, connect_s=CONNECT_S))
+            bus = await stack.enter_async_context(bus_at(access, name, user))
         except ConfigError as error:
             raise BusError(
                 f"{error}: start a fleet with `slackline up`, or say where one is with --url or "
-                f"SLACKLINE_URL"
+                "SLACKLINE_URL, and who you are with --creds and --tls-ca"
             ) from error
         yield await stack.enter_async_context(Client(bus, clock, patience=patience))

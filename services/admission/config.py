@@ -7,6 +7,8 @@ from shared.policy import registry
 
 class AdmissionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     url: str = "nats://127.0.0.1:4222"
+    creds: str = ""  # file of its seed (or JWT and seed) at NATS; empty: it logs in without
+    tls_ca: str = ""  # file of the authority to trust at NATS; empty: those of the system
     policy: str = registry.DEFAULT  # whose router places requests
     settings: dict[str, str] = {}  # of the policy
     tiers: str = ""  # name of a tier set, or a file; empty: the default set

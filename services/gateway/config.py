@@ -9,6 +9,8 @@ from msgspec import Struct
 
 class GatewayConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     url: str = "nats://127.0.0.1:4222"
+    creds: str = ""  # file of its seed (or JWT and seed) at NATS; empty: it logs in without
+    tls_ca: str = ""  # file of the authority to trust at NATS; empty: those of the system
     host: str = "127.0.0.1"
     port: int = 8080  # 0: any free port; the log states it
     keys: str = ""  # a file of keys, which `slackline key` makes; then every request needs one

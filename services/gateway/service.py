@@ -78,7 +78,7 @@ async def serve(
         fleet.hear(digest)
 
     async with (
-        connect(cfg.url, "gateway", GATEWAY) as bus,
+        connect(cfg.url, "gateway", GATEWAY, creds=cfg.creds, tls_ca=cfg.tls_ca) as bus,
         Client(bus, clock, patience=Patience(submit_s=cfg.submit_s)) as client,
         asyncio.TaskGroup() as tasks,
     ):

@@ -7,6 +7,8 @@ from shared.policy import registry
 
 class PlannerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     url: str = "nats://127.0.0.1:4222"
+    creds: str = ""  # file of its seed (or JWT and seed) at NATS; empty: it logs in without
+    tls_ca: str = ""  # file of the authority to trust at NATS; empty: those of the system
     policy: str = registry.DEFAULT
     settings: dict[str, str] = {}  # settings of the policy
     max_replicas: int = 64  # replicas that this planner leases at once

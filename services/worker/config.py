@@ -6,13 +6,15 @@ import msgspec
 from msgspec import Meta
 
 from shared.perf.draft import DraftCost
-from shared.vocabulary import Count
+from shared.schemas import Count
 
 Seconds = Annotated[float, Meta(ge=0)]
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     url: str = "nats://127.0.0.1:4222"
+    creds: str = ""  # file of its seed (or JWT and seed) at NATS; empty: it logs in without
+    tls_ca: str = ""  # file of the authority to trust at NATS; empty: those of the system
     replica: str = "r1"
     pool: str = ""  # of the replica, for policies that route by pool
     engine: str = "sim"  # sim | torch | vllm

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import nats.errors
 import structlog
 from msgspec import Struct
-from nats.aio.client import Client, Server
+from nats.aio.client import Server
 from nats.aio.msg import Msg
 from nats.micro.request import Request
 from nats.micro.service import EndpointStats
@@ -26,7 +26,7 @@ from shared.bus import codec, provision
 from shared.bus.api import Counters, Endpoint, Handler, KeyValue, Log, Subscription
 from shared.bus.inbox import OUTBOUND_BYTES, Outbox, ReplyInbox
 from shared.bus.jetstream import Stream, StreamKeyValue, StreamLog
-from shared.bus.nats_client import OrderedClient
+from shared.bus.nats_client import OrderedClient, trusting
 from shared.bus.subscriptions import Intake, register
 from shared.bus.users import OPERATOR, User
 from shared.errors import BusError, BusTimeout, ConfigError, PeerError
@@ -78,7 +78,7 @@ class NatsCall:
 class NatsBus:
     """A Bus (shared/bus/api.py) on a connected client; `connect` makes one."""
 
-    def __init__(self, client: Client, user: User, store_timeout_s: float) -> None:
+    def __init__(self, client: OrderedClient, user: User, store_timeout_s: float) -> None:
         self.tenants = user.tenants
         self.counters = Counters()
         # It never has a result. It has an exception once a handler of ours failed or the server
@@ -211,8 +211,13 @@ class NatsBus:
         except nats.errors.Error as error:
             raise BusError(f"cannot flush: {error}") from error
 
-    async def open(self, url: str, name: str, connect_s: float) -> None:
+    async def open(
+        self, url: str, name: str, connect_s: float, creds: str = "", tls_ca: str = ""
+    ) -> None:
         """Connect, and check the server and the streams that the user needs. Raises ConfigError."""
+        options = self._client.log_in(creds) if creds else {}
+        if tls_ca:
+            options["tls"] = trusting(tls_ca)
         try:
             async with asyncio.timeout(connect_s):
                 # Subject validation stays on: it takes 0.1 of the 2.5 us of sending and keeps CRLF
@@ -232,6 +237,7 @@ class NatsBus:
                     ping_interval=PING_S,
                     pending_size=4 * OUTBOUND_BYTES,  # never reached: Outbox stops earlier
                     flush_timeout=CLOSE_S,
+                    **options,
                 )
         except TimeoutError as error:
             why = f" ({self._client.last_error})" if self._client.last_error else ""
@@ -285,7 +291,9 @@ class NatsBus:
         return Stream(self._inbox, subjects.log_stream(replica), self._store_timeout_s)
 
     def _take_in(self) -> Intake:
-        intake = Intake(self._client, on_stop=self._intakes.discard, on_refused=self._refuse_answer)
+        intake = Intake(
+            self._client, on_stop=self._intakes.discard, on_refused=self._refuse_message
+        )
         self._intakes.add(intake)
         return intake
 
@@ -300,9 +308,9 @@ class NatsBus:
             raise
         return intake
 
-    def _refuse_answer(self, pattern: str, msg: Msg) -> None:
+    def _refuse_message(self, pattern: str, msg: Msg) -> None:
         self.counters.bad_payloads += 1
-        self._complain("answer.refused", pattern, sent_to=msg.subject, answer_to=msg.reply)
+        self._complain("message.refused", pattern, sent_to=msg.subject, answer_to=msg.reply)
 
     async def _hand_over(self, msg: Msg, pattern: str, kind: Any, handler: Handler) -> bool:
         """Decode a message and call the handler; False where the payload was bad. Any other failure
@@ -310,7 +318,7 @@ class NatsBus:
         """
         call = NatsCall(msg, self._outbox)
         try:
-            decoded = codec.received(kind, msg.subject, msg.data, json=call.json)
+            decoded = codec.decode(kind, msg.data, json=call.json)
         except PeerError as error:
             self.counters.bad_payloads += 1
             self._complain(
@@ -382,11 +390,16 @@ async def connect(
     name: str,
     user: User = OPERATOR,
     *,
+    creds: str = "",
+    tls_ca: str = "",
     drain_s: float = 5.0,
     connect_s: float = CONNECT_S,
     store_timeout_s: float = STORE_S,
 ) -> AsyncIterator[NatsBus]:
     """A bus on the server(s) at `url` (several: separated by commas), as this user.
+
+    `creds` is a file with the user's seed (or its JWT and seed), `tls_ca` one with the certificate
+    of the authority to trust; both may be empty.
 
     Raises ConfigError where no server answers within connect_s or the server lacks a feature that
     we need. The bus reconnects for ever. Leaving the context sends published messages within
@@ -394,7 +407,7 @@ async def connect(
     """
     bus = NatsBus(OrderedClient(), user, store_timeout_s)
     try:
-        await bus.open(url, name, connect_s)
+        await bus.open(url, name, connect_s, creds, tls_ca)
         log.info("bus.connected", server=_without_password(url), name=name)
         yield bus
     finally:

@@ -1,9 +1,12 @@
-"""nats-py's client, with two repairs."""
+"""nats-py's client, with two repairs, and with a login by key."""
 
 import asyncio
+import ssl
 from typing import Any
 
 from nats.aio.client import PING_PROTO, Client
+
+from shared.errors import ConfigError
 
 
 class OrderedClient(Client):
@@ -17,6 +20,19 @@ class OrderedClient(Client):
     stale.
     """
 
+    def log_in(self, creds: str) -> dict[str, Any]:
+        """The options of `connect` to log in with the seed in a file, or with its JWT and seed.
+        Raises ConfigError.
+
+        nats-py's own way needs two more packages (nkeys, PyNaCl).
+        """
+        from shared.bus.nkey import read_login  # a bus without a key needs no cryptography
+
+        login = read_login(creds)
+        self._public_nkey = login.public
+        options: dict[str, Any] = {"signature_cb": login.sign}
+        return options | ({"user_jwt_cb": login.jwt.encode} if login.jwt else {})
+
     async def _send_ping(self, future: "asyncio.Future[Any] | None" = None) -> None:
         self._pongs.append(asyncio.get_running_loop().create_future() if future is None else future)
         await self._send_command(PING_PROTO)
@@ -26,3 +42,11 @@ class OrderedClient(Client):
         if self._pongs and self._pongs[0].done():
             self._pongs[0] = asyncio.get_running_loop().create_future()
         await super()._process_pong()
+
+
+def trusting(ca: str) -> ssl.SSLContext:
+    """TLS that trusts the certificates of the authority in this file alone. Raises ConfigError."""
+    try:
+        return ssl.create_default_context(cafile=ca)
+    except OSError as error:  # also an SSLError: not a certificate
+        raise ConfigError(f"the certificate of the authority, {ca}: {error}") from error

@@ -1,4 +1,5 @@
-"""The permissions of each user of the bus, as one table. From it comes the check of every answer.
+"""The permissions of each user of the bus, as one table. From it come the users of the NATS server
+(`slackline keys`), the table in docs/security.md, and the check of every answer.
 
 The operator may do everything, and alone makes streams and buckets. In a subject, `{tenant}` and
 `{replica}` stand for the user's own where the user is a tenant or a worker, and for any other one
@@ -24,6 +25,7 @@ SERVES = {
     RELEGATION: ("relegation",),
     WORKER: ("worker",),
 }
+VERBS = ("PING", "INFO", "STATS")
 DIRECT, INFO = "$JS.API.DIRECT.GET", "$JS.API.STREAM.INFO"
 REQUESTS, LEASES = f"KV_{subjects.REQUESTS_BUCKET}", f"KV_{subjects.LEASES_BUCKET}"
 
@@ -81,7 +83,7 @@ TABLE = (
     Row("answers", "_ROLE.operator.>", SERVICES),
     # the services API
     Row("are requests let in?", "$SRV.PING.requests", (GATEWAY,)),
-    Row("is it there? (all)", "$SRV.*", (), SERVICES),
+    *(Row("is it there? (all)", f"$SRV.{verb}", (), SERVICES) for verb in VERBS),
     Row("is it there?", "$SRV.*.{service}", (ADMISSION, PLANNER, RELEGATION), SERVICES),
     Row("is it there? (one)", "$SRV.*.{service}.*", (), SERVICES),
     # the store

@@ -33,8 +33,8 @@ class Intake:
         on_stop: Callable[["Intake"], None],
         on_refused: Callable[[str, Msg], None],
     ) -> None:
-        """`on_refused` is called with the subject subscribed to, and a message that asks for an
-        answer elsewhere than at an inbox of its sender.
+        """`on_refused` is called with the subject subscribed to, and a message that comes from the
+        store or asks for an answer elsewhere than at an inbox of its sender.
         """
         self._client = client
         self._nuid = client._nuid  # micro names its instances with it
@@ -45,7 +45,7 @@ class Intake:
         self, subject: str, queue: str = "", cb: Callable[[Msg], Awaitable[None]] | None = None
     ) -> RawSubscription:
         async def received(msg: Msg) -> None:
-            if msg.reply and not may_answer(msg.subject, msg.reply):
+            if _from_the_store(msg) or (msg.reply and not may_answer(msg.subject, msg.reply)):
                 self._on_refused(subject, msg)
             elif cb is not None:
                 await cb(msg)
@@ -74,6 +74,13 @@ class Intake:
                 for subscription in subscriptions:
                     await subscription.drain()
         self._on_stop(self)
+
+
+def _from_the_store(msg: Msg) -> bool:
+    """Tells whether it is a stored message: JetStream sends these wherever its asker says, past the
+    asker's permissions. None belongs on a subject that a service listens to.
+    """
+    return "Nats-Stream" in (msg.headers or {})
 
 
 async def register(

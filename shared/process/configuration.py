@@ -23,7 +23,16 @@ from shared.errors import ConfigError
 T = TypeVar("T", bound=msgspec.Struct)
 
 SECTIONS = ("admission", "planner", "relegation", "worker", "gateway")
-FLEET_KEYS = ("url", "policy", "settings", "tiers", "metrics_host", "metrics_port")
+FLEET_KEYS = (
+    "url",
+    "creds",
+    "tls_ca",
+    "policy",
+    "settings",
+    "tiers",
+    "metrics_host",
+    "metrics_port",
+)
 PREFIX = "SLACKLINE_"
 USER_INFO = re.compile(r"(?<=://)[^/@\s]+@")
 

@@ -87,9 +87,10 @@ async def _main(section: str, kind: type[C], body: Body[C]) -> None:
     connected = asyncio.Event()
 
     async def serve() -> None:
-        url: str = cfg.url  # type: ignore[attr-defined]  # a field of every section
+        server: Any = cfg  # every section has these fields
         user = User(Role(section), getattr(cfg, "replica", ""))
-        async with scraped(watched, registries), connect(url, instance, user) as bus:
+        connection = connect(server.url, instance, user, creds=server.creds, tls_ca=server.tls_ca)
+        async with scraped(watched, registries), connection as bus:
             connected.set()
             rng = Random(secrets.randbits(64))
             process = Process(cfg, bus, Clock(), stop, traces, rng, registries.append)

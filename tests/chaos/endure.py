@@ -82,7 +82,7 @@ async def endure(
         story.append((now_s(), "it is over"))
 
     try:
-        async with client_of(arena.fleet.url) as (bus, client, wire):
+        async with client_of(arena.fleet) as (bus, client, wire):
             delivered = await under_load(client, requests, during_s, disturb)
             story.append((now_s(), "every stream has ended"))
             await balance(arena, bus, wire, delivered)

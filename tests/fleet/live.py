@@ -11,12 +11,12 @@ from random import Random
 from typing import Any
 from uuid import uuid4
 
-import nats
-from nats.aio.client import Client as RawClient
-
+from loadgen.fleet.fleet import Fleet
 from shared import subjects
 from shared.bus.api import Call, RefusedError
-from shared.bus.nats import NatsBus, connect
+from shared.bus.nats import NatsBus
+from shared.bus.nats_client import OrderedClient, trusting
+from shared.bus.users import Role, User
 from shared.client.client import Client, Handle, Patience
 from shared.clock import Clock
 from shared.errors import BusError
@@ -36,6 +36,7 @@ from shared.vocabulary import Slo
 
 PATIENCE = Patience(silence_s=1.0, submit_s=60.0)
 WAIT_S = 120.0  # the longest that a busy machine may take for anything
+DEFAULT = User(Role.TENANT, subjects.DEFAULT_TENANT)
 HOPELESS = Slo(ttft_s=0.0001, tbt_s=1.0)  # no replica can hold it: relegated at once
 
 
@@ -65,17 +66,23 @@ class Wire:
 
 
 @asynccontextmanager
-async def client_of(url: str) -> AsyncIterator[tuple[NatsBus, Client, Wire]]:
+async def client_of(fleet: Fleet) -> AsyncIterator[tuple[NatsBus, Client, Wire]]:
+    """A connection of the operator, and a client that speaks for all tenants."""
     name, wire = uuid4().hex, Wire()
-    async with connect(url, "test") as bus:
+    async with fleet.connect("test") as bus:
         await bus.subscribe(f"_INBOX.*.{name}.*", StreamEvent, wire.receive)
         async with Client(bus, Clock(), patience=PATIENCE, client_id=name) as client:
             yield bus, client, wire
 
 
-async def connect_raw(url: str, inbox: str = "_INBOX.default") -> RawClient:
-    """A connected client that knows nothing of ours but the prefix of its inboxes."""
-    return await nats.connect(url, inbox_prefix=inbox)
+async def connect_raw(fleet: Fleet, user: User = DEFAULT) -> OrderedClient:
+    """A connected client that knows nothing of ours but its key and the prefix of its inboxes."""
+    access, client = fleet.access(user), OrderedClient()
+    options = client.log_in(access.creds) if access.creds else {}
+    if access.tls_ca:
+        options["tls"] = trusting(access.tls_ca)
+    await client.connect(access.url, inbox_prefix=user.inboxes[-1], **options)
+    return client
 
 
 async def ask(

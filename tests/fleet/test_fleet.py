@@ -21,6 +21,7 @@ from loadgen.fleet.child import Child, ChildError
 from loadgen.fleet.fleet import Fleet, FleetSpec
 from services.gateway.translate import id_of_choice
 from shared import subjects
+from shared.bus.users import Role, User
 from shared.errors import ConfigError, PeerError
 from shared.schemas import Announce, Delta, Digest, GenerateRequest, Sampling, Withdraw, Withdrawn
 from shared.subjects import request_key
@@ -123,7 +124,7 @@ async def test_a_fleet_that_cannot_start_says_why_and_leaves_no_process_behind(
 async def test_replicas_take_the_pools_of_their_policy_in_turn_and_each_pool_serves() -> None:
     spec = FleetSpec(replicas=3, policy="ascendra", pace=0.2, gateway=False, drain_s=1.0)
     digests: dict[str, Digest] = {}
-    async with Fleet(spec) as fleet, client_of(fleet.url) as (bus, client, wire):
+    async with Fleet(spec) as fleet, client_of(fleet) as (bus, client, wire):
         await bus.subscribe(
             subjects.DIGESTS, Digest, lambda digest, _: digests.update({digest.replica: digest})
         )
@@ -189,7 +190,7 @@ async def test_a_process_that_dies_is_started_again_however_often_it_does(
 async def test_a_request_over_nats_is_answered_in_messagepack_and_attached_to_after_its_end(
     fleet: Fleet,
 ) -> None:
-    async with client_of(fleet.url) as (bus, client, wire):
+    async with client_of(fleet) as (bus, client, wire):
         request = GenerateRequest(
             request_id="msgpack-1",
             prompt="Why is the sky blue?",
@@ -214,7 +215,7 @@ async def test_another_request_under_a_used_id_is_a_conflict_over_nats_and_http_
     first: dict[str, Any] = {"prompt": "one", "max_tokens": 9, "seed": 1, "ignore_eos": True}
     async with (
         httpx.AsyncClient(base_url=fleet.http_url, timeout=WAIT_S, trust_env=False) as http,
-        client_of(fleet.url) as (_, client, _),
+        client_of(fleet) as (_, client, _),
     ):
 
         async def post(request_id: str, **changed: object) -> httpx.Response:
@@ -255,7 +256,7 @@ async def test_a_conflict_ends_nothing_of_the_request_that_has_the_id(fleet: Fle
         base_url=fleet.http_url, timeout=WAIT_S, trust_env=False, headers=headers
     ) as http:
         running = asyncio.create_task(http.post("/v1/completions", json=first))
-        async with client_of(fleet.url) as (bus, _, _):
+        async with client_of(fleet) as (bus, _, _):
             await replay_of(bus, GenerateRequest(request_id="used-3"))
             second = id_of_choice("used-3", 1)
             await replay_of(bus, GenerateRequest(request_id=second))
@@ -268,7 +269,7 @@ async def test_a_conflict_ends_nothing_of_the_request_that_has_the_id(fleet: Fle
 async def test_the_verdict_of_a_request_that_thinks_says_how_long_it_thought(fleet: Fleet) -> None:
     """A simulated engine has no token that ends the thinking: the sampling says when it ends."""
     slo = Slo(ttft_s=600.0, thinking_tbt_s=50.0, tbt_s=100.0)  # no machine is too slow
-    async with client_of(fleet.url) as (_, client, _wire):
+    async with client_of(fleet) as (_, client, _wire):
         for thinking in (0, 6, 20):
             sampling = Sampling(max_tokens=20, thinking_tokens=thinking, ignore_eos=True)
             delivered = await ask(
@@ -287,13 +288,13 @@ async def test_the_verdict_of_a_request_that_thinks_says_how_long_it_thought(fle
 
 
 async def test_ids_that_are_used_twice_at_once_run_once(fleet: Fleet) -> None:
-    async with client_of(fleet.url) as (_, client, wire):
+    async with client_of(fleet) as (_, client, wire):
         request = GenerateRequest(
             request_id="twice-1",
             prompt="one run",
             sampling=Sampling(max_tokens=30, ignore_eos=True),
         )
-        async with client_of(fleet.url) as (_, other, others):
+        async with client_of(fleet) as (_, other, others):
             first, second = await asyncio.gather(ask(client, request), ask(other, request))
         assert first.tokens == second.tokens
         assert first.text == second.text
@@ -309,7 +310,7 @@ async def test_ids_that_are_used_twice_at_once_run_once(fleet: Fleet) -> None:
 
 
 async def test_a_request_over_nats_in_json_is_answered_in_json(fleet: Fleet) -> None:
-    raw = await connect_raw(fleet.url)
+    raw = await connect_raw(fleet)
     events: list[dict[str, Any]] = []
     ended = asyncio.Event()
 
@@ -351,7 +352,7 @@ async def test_a_request_over_http_is_answered_whole_and_streamed_with_the_text_
     fleet: Fleet,
 ) -> None:
     async with (
-        client_of(fleet.url) as (bus, _, _wire),
+        client_of(fleet) as (bus, _, _wire),
         httpx.AsyncClient(base_url=fleet.http_url, trust_env=False, timeout=WAIT_S) as http,
     ):
         body = {"prompt": "Why is the sky blue?", "max_tokens": 30, "ignore_eos": True}
@@ -378,7 +379,7 @@ async def test_a_request_over_http_is_answered_whole_and_streamed_with_the_text_
 
 
 async def test_a_cancelled_request_ends_as_cancelled_and_frees_what_it_held(fleet: Fleet) -> None:
-    async with client_of(fleet.url) as (bus, client, _):
+    async with client_of(fleet) as (bus, client, _):
         request = GenerateRequest(
             request_id="cancel-1",
             prompt="a" * 500,
@@ -461,7 +462,7 @@ async def test_a_worker_does_not_say_what_became_of_an_attempt_of_its_former_lif
     """It would answer that it never had the attempt, and tokens that a client has would be lost."""
     key = request_key("default", f"former-{SEED}")
     former = Withdraw(key=key, attempt=1, incarnation="former")
-    async with client_of(fleet.url) as (bus, _, _wire):
+    async with client_of(fleet) as (bus, _, _wire):
         with pytest.raises(PeerError, match="its log says"):
             await bus.request(subjects.withdraw(ReplicaId("r1")), former, Withdrawn, timeout_s=30.0)
 
@@ -469,7 +470,7 @@ async def test_a_worker_does_not_say_what_became_of_an_attempt_of_its_former_lif
 @pytest.mark.parametrize("name", BAD_REQUESTS)
 async def test_a_bad_request_is_refused_with_a_reason(fleet: Fleet, name: str) -> None:
     change, code = BAD_REQUESTS[name]
-    raw = await connect_raw(fleet.url)
+    raw = await connect_raw(fleet)
     body = {"request_id": "bad-1", "prompt": "hello"} | change
     payload = json.dumps({key: value for key, value in body.items() if value is not None}).encode()
     refusal = await refused(raw, "slo.v1.requests.default.chat", payload)
@@ -478,8 +479,8 @@ async def test_a_bad_request_is_refused_with_a_reason(fleet: Fleet, name: str) -
 
 
 async def test_bytes_that_are_no_message_are_refused_and_the_fleet_goes_on(fleet: Fleet) -> None:
-    raw = await connect_raw(fleet.url)
-    worker = await connect_raw(fleet.url, "_ROLE.worker.r1")
+    raw = await connect_raw(fleet)
+    worker = await connect_raw(fleet, User(Role.WORKER, "r1"))
     print(f"seed {SEED}")
     for asker, subject in (
         (raw, "slo.v1.requests.default.chat"),
@@ -527,7 +528,7 @@ async def test_bytes_that_are_no_message_are_refused_and_the_fleet_goes_on(fleet
     ):
         await raw.publish(subject, GARBAGE)
     await raw.flush()
-    async with client_of(fleet.url) as (bus, client, wire):
+    async with client_of(fleet) as (bus, client, wire):
         delivered = await ask(
             client,
             GenerateRequest(
@@ -561,8 +562,8 @@ async def test_bytes_that_are_no_message_are_refused_and_the_fleet_goes_on(fleet
 async def test_an_odd_request_is_refused_or_served_to_its_end(
     fleet: Fleet, name: str, change: dict[str, Any]
 ) -> None:
-    async with client_of(fleet.url) as (bus, _client, _):
-        raw = await connect_raw(fleet.url)
+    async with client_of(fleet) as (bus, _client, _):
+        raw = await connect_raw(fleet)
         request_id = "odd-" + name.replace(" ", "-")
         body = {"request_id": request_id, "prompt": "hello"} | change
         answer = msgspec.msgpack.decode(
@@ -583,8 +584,8 @@ async def test_an_odd_request_is_refused_or_served_to_its_end(
 
 
 async def test_a_cancel_of_what_never_was_leaves_its_id_usable(fleet: Fleet) -> None:
-    async with client_of(fleet.url) as (bus, client, wire):
-        raw = await connect_raw(fleet.url)
+    async with client_of(fleet) as (bus, client, wire):
+        raw = await connect_raw(fleet)
         await raw.publish(subjects.cancel(request_key("default", "later")), b"{}", headers=JSON)
         await raw.flush()
         await raw.close()
@@ -606,7 +607,7 @@ async def test_a_prompt_beyond_the_context_ends_as_invalid_also_when_no_worker_i
     }
     spec = FleetSpec(replicas=1, gateway=False, drain_s=1.0, environment=hasty)
     too_long = "a" * 20_000
-    async with Fleet(spec) as fleet, client_of(fleet.url) as (bus, client, wire):
+    async with Fleet(spec) as fleet, client_of(fleet) as (bus, client, wire):
         heard = asyncio.Event()
         await bus.subscribe(subjects.ANNOUNCEMENTS, Announce, lambda *_: heard.set())
         worker = fleet.process("worker-r1")

@@ -6,11 +6,13 @@ from pathlib import Path
 import httpx
 
 from loadgen.fleet.fleet import Fleet, FleetSpec
+from shared.bus.users import Role, User
 from shared.schemas import GenerateRequest, Sampling
 from tests.fleet.live import WAIT_S, ask, check, client_of, until_running
 from tests.infra.full_disk import small_disk
 from tests.infra.test_health import passes
 
+ADMISSION = User(Role.ADMISSION)
 ASKED = {"prompt": 6000 * "x", "max_tokens": 8}  # more than the last page of a file has room for
 
 
@@ -26,7 +28,7 @@ async def test_a_full_disk_stops_nothing_for_good_and_heals_by_itself(tmp_path: 
         spec = FleetSpec(replicas=1, pace=0.5, store=disk.path / "fleet", drain_s=2.0)
         async with (
             Fleet(spec) as fleet,
-            client_of(fleet.url) as (bus, client, wire),
+            client_of(fleet) as (bus, client, wire),
             httpx.AsyncClient(base_url=fleet.http_url, timeout=WAIT_S, trust_env=False) as http,
         ):
             request = GenerateRequest(
@@ -36,7 +38,7 @@ async def test_a_full_disk_stops_nothing_for_good_and_heals_by_itself(tmp_path: 
             )
             running = asyncio.create_task(ask(client, request))
             await until_running(bus, "r1")
-            assert await passes(fleet.url, "requests")
+            assert await passes(fleet.access(ADMISSION), "requests")
             disk.fill()
             await until_ready_is(http, 503)
             refused = await http.post("/v1/completions", json=ASKED)
@@ -45,7 +47,7 @@ async def test_a_full_disk_stops_nothing_for_good_and_heals_by_itself(tmp_path: 
                 "server_is_overloaded",
             )
             async with asyncio.timeout(WAIT_S):
-                while await passes(fleet.url, "requests"):
+                while await passes(fleet.access(ADMISSION), "requests"):
                     await asyncio.sleep(0.1)
             assert not running.done()
             disk.clear()

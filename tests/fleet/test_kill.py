@@ -62,7 +62,7 @@ async def survive(
     """
     print(f"seed {seed}")
     requests = draw_requests(seed, n, prompt=(5, 400), output=output)
-    async with client_of(fleet.url) as (bus, client, wire):
+    async with client_of(fleet) as (bus, client, wire):
 
         async def disturb_when_running() -> None:
             if victim:
@@ -165,7 +165,7 @@ async def test_a_client_of_a_killed_gateway_attaches_by_its_id_and_reads_the_who
             await asyncio.sleep(0.1)
 
     async with (
-        client_of(fleet.url) as (bus, _, _wire),
+        client_of(fleet) as (bus, _, _wire),
         httpx.AsyncClient(base_url=fleet.http_url, trust_env=False, timeout=WAIT_S) as http,
     ):
         async with asyncio.timeout(WAIT_S), asyncio.TaskGroup() as tasks:

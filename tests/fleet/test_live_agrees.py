@@ -27,7 +27,7 @@ from loadgen.simulator.latency import Latency
 from loadgen.simulator.simulation import simulate
 from loadgen.simulator.traffic import Traffic
 from shared import subjects
-from shared.bus.nats import NatsBus, connect
+from shared.bus.nats import NatsBus
 from shared.clock import Clock
 from shared.schemas import GenerateRequest, PlanAck, Received, Record, Sampling, Verdict
 from shared.store.acklog import decode_entry
@@ -148,7 +148,7 @@ async def live(case: Case, requests: Sequence[PlannedRequest], tiers: Path) -> L
         environment={"SLACKLINE_WORKER_SNAPSHOT_ACKS": "1000000"},
     )
     clock, longest = Clock(), max(r.output_tokens for r in requests)
-    async with Fleet(spec) as fleet, connect(fleet.url, "test") as bus:
+    async with Fleet(spec) as fleet, fleet.connect("test") as bus:
         begin_s = clock.unix_s() + 0.5
         async with asyncio.TaskGroup() as tasks:
             for request in requests:

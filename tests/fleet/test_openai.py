@@ -18,7 +18,7 @@ from openai.types.chat import ChatCompletionChunk
 from loadgen.fleet.fleet import Fleet, FleetSpec
 from services.gateway.translate import id_of_choice
 from shared import subjects
-from shared.bus.nats import NatsBus, connect
+from shared.bus.nats import NatsBus
 from shared.errors import PeerError
 from shared.schemas import Cancel, GenerateRequest
 from shared.subjects import request_key
@@ -400,7 +400,7 @@ async def test_what_is_wrong_is_raised_as_the_right_error_and_names_the_field(
 async def test_an_answer_is_an_error_and_not_shorter_if_another_client_cancels_a_choice(
     fleet: Fleet,
 ) -> None:
-    async with connect(fleet.url, "test") as bus, async_client(fleet) as client:
+    async with fleet.connect("test") as bus, async_client(fleet) as client:
         name = uuid4().hex
         waiting = asyncio.create_task(
             client.chat.completions.create(
@@ -435,7 +435,7 @@ async def until_made(bus: NatsBus, request_id: str) -> None:
 @contextlib.asynccontextmanager
 async def until_freed(fleet: Fleet, name: str, choices: int) -> AsyncIterator[None]:
     """Every choice of the request made within is cancelled, and all KV is free again."""
-    async with connect(fleet.url, "test") as bus:
+    async with fleet.connect("test") as bus:
         yield
         await until_idle(bus, fleet.replicas)
         for request_id in (id_of_choice(name, index) for index in range(choices)):
@@ -477,7 +477,7 @@ async def test_a_synchronous_client_that_leaves_its_loop_cancels_too(
 async def test_cancelling_a_task_that_waits_for_a_whole_answer_cancels_every_choice(
     fleet: Fleet,
 ) -> None:
-    async with async_client(fleet) as client, connect(fleet.url, "test") as bus:
+    async with async_client(fleet) as client, fleet.connect("test") as bus:
         asked: dict[str, Any] = {
             "model": await model_of(client),
             "messages": TALK,
@@ -500,7 +500,7 @@ async def test_whenever_clients_leave_everything_they_asked_for_is_freed(fleet: 
     """Some leave before there is an answer, some in mid-stream, some at its end."""
     print(f"seed {SEED}")
     rng = Random(SEED)
-    async with connect(fleet.url, "test") as bus:
+    async with fleet.connect("test") as bus:
 
         async def come_and_go(stay_s: float, asked: dict[str, Any]) -> None:
             async with async_client(fleet) as client:

@@ -87,7 +87,7 @@ async def speak(fleet: Fleet, key: str) -> None:
 
 async def speak_on_nats(fleet: Fleet) -> None:
     """Say the marker over NATS, in requests that can be read and in some that cannot."""
-    client = await connect_raw(fleet.url)
+    client = await connect_raw(fleet)
     for request in (
         {"request_id": "a", "prompt": SAID},
         {"request_id": "b", "prompt": SAID, MARKER: 1},

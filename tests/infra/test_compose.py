@@ -3,6 +3,8 @@ it.
 """
 
 import importlib
+import shlex
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,9 @@ import pytest
 import yaml
 from msgspec import Struct
 
+from loadgen.fleet.key_folder import Keys
+from loadgen.fleet.nats_server import find_binary
+from shared.bus.users import OPERATOR, Role, User
 from shared.process.configuration import SECTIONS, load, load_watched
 
 ROOT = Path(__file__).parents[2]
@@ -35,6 +40,8 @@ def test_a_service_starts_from_the_environment_compose_gives_it(name: str) -> No
     env = {key: default_of(value) for key, value in FLEET[name]["environment"].items()}
     config: Any = load(config_of(section), section, env)
     assert config.url == "nats://nats:4222"
+    assert config.creds == f"/keys/{Keys(Path('/')).creds(OPERATOR).name}"
+    assert config.tls_ca == f"/keys/{Keys(Path('/')).tls_ca(OPERATOR).name}"
 
 
 def test_the_fleet_has_every_service_and_two_replicas_and_a_vllm_replica_on_demand() -> None:
@@ -56,6 +63,51 @@ def test_every_replica_has_a_log() -> None:
     assert set(streams[streams.index("--workers") + 1].split(",")) == replicas
 
 
+def keys_of(service: str) -> list[str]:
+    """The volumes of keys that a service has."""
+    volumes = COMPOSE["services"][service].get("volumes", [])
+    return [mount.partition(":")[0] for mount in volumes if mount.startswith("keys-")]
+
+
+@pytest.mark.parametrize("name", [*sorted(FLEET), "streams"])
+def test_a_service_has_the_key_of_its_own_user_alone(name: str) -> None:
+    section = COMPOSE["services"][name]["command"][0].removeprefix("services.")
+    replica = COMPOSE["services"][name]["environment"].get("SLACKLINE_WORKER_REPLICA", "")
+    user = User(Role.WORKER, replica) if replica else OPERATOR
+    if name in FLEET and not replica:
+        user = User(Role(section))
+    folder = Keys(Path("/keys")).creds(user).parent
+    made = dict(mount.split(":") for mount in COMPOSE["services"]["keys"]["volumes"])
+    assert [made[volume] for volume in keys_of(name)] == [str(folder)]
+    assert f"{keys_of(name)[0]}:/keys:ro" in COMPOSE["services"][name]["volumes"]
+
+
+def test_the_keys_are_made_for_every_user_and_the_name_of_the_server() -> None:
+    words = shlex.split(COMPOSE["services"]["keys"]["command"][0])
+    assert words[:5] == ["python", "-m", "loadgen", "keys", "/keys"]
+    assert words[words.index("--hosts") + 1] == "nats"
+    streams = COMPOSE["services"]["streams"]["command"]
+    assert words[words.index("--workers") + 1] == streams[streams.index("--workers") + 1]
+    assert keys_of("nats") == ["keys-server"]
+
+
+def test_the_broker_reads_the_users_and_certificates(tmp_path: Path) -> None:
+    keys = Keys(tmp_path / "keys")
+    keys.add([User(Role.TENANT, "default")])
+    (tmp_path / "etc" / "nats").mkdir(parents=True)
+    conf = tmp_path / "etc" / "nats" / "nats-server.conf"
+    conf.write_bytes((ROOT / "infra" / "nats" / "nats-server.conf").read_bytes())
+    done = subprocess.run(
+        [str(find_binary()), "-t", "--config", str(conf)], check=False, capture_output=True
+    )
+    assert done.returncode == 0, done.stderr
+    conf.write_text(conf.read_text().replace("/keys/server", "/keys/elsewhere"))
+    done = subprocess.run(
+        [str(find_binary()), "-t", "--config", str(conf)], check=False, capture_output=True
+    )
+    assert done.returncode != 0
+
+
 def test_the_tokenizer_of_a_mounted_model_is_where_its_engine_is() -> None:
     models = "${SLACKLINE_MODELS:-./shared/models}:/models:ro"
     assert all(models in FLEET[name]["volumes"] for name in ("admission", "worker-vllm"))
@@ -66,7 +118,7 @@ def test_a_health_check_asks_for_the_service_and_replica_it_stands_beside(name: 
     section = FLEET[name]["command"][0].removeprefix("services.")
     replica = FLEET[name]["environment"].get("SLACKLINE_WORKER_REPLICA")
     asked = "requests" if section == "admission" else section  # the name of its endpoint
-    wanted = [asked, f"replica={replica}"] if replica else [asked]
+    wanted = [asked, replica] if replica else [asked]
     assert FLEET[name]["healthcheck"]["test"][3:] == wanted
 
 

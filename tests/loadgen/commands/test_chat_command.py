@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -11,6 +12,7 @@ import pytest
 import pytest_asyncio
 
 from loadgen.fleet.fleet import Fleet, FleetSpec
+from shared.bus.users import Role, User
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 WITHIN_S = 120.0
@@ -27,8 +29,12 @@ async def fleet(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fleet
 
 async def begun(command: str, fleet: Fleet, *words: str) -> asyncio.subprocess.Process:
     pipe = asyncio.subprocess.PIPE
-    words = (sys.executable, "-m", "loadgen", command, *words, "--url", fleet.url)
-    return await asyncio.create_subprocess_exec(*words, stdin=pipe, stdout=pipe, stderr=pipe)
+    access = fleet.access(User(Role.TENANT, "default"))
+    words = (sys.executable, "-m", "loadgen", command, *words, "--url", access.url)
+    login = {"SLACKLINE_CREDS": access.creds, "SLACKLINE_TLS_CA": access.tls_ca}
+    return await asyncio.create_subprocess_exec(
+        *words, stdin=pipe, stdout=pipe, stderr=pipe, env={**os.environ, **login}
+    )
 
 
 async def ended(

@@ -23,7 +23,6 @@ from loadgen.simulator.simulation import RunOptions, SimulationResult, simulate
 from loadgen.simulator.traffic import Traffic
 from shared import subjects
 from shared.bus.api import Call
-from shared.bus.nats import connect
 from shared.columns import Ints, unpack_list
 from shared.core import announced
 from shared.core.replica import ReplicaCore
@@ -402,7 +401,7 @@ async def test_a_live_fleet_of_sim_engines_accepts_the_very_tokens_that_the_simu
                 live.setdefault(slots[slot], []).append(emitted)
         ended.extend(why for _, why in ack.ended)
 
-    async with Fleet(spec) as fleet, connect(fleet.url, "test") as bus:
+    async with Fleet(spec) as fleet, fleet.connect("test") as bus:
         await bus.subscribe(subjects.acked(ReplicaId("r1")), PlanAck, hear)
         for one in planned:
             sampling = Sampling(max_tokens=1024, output_tokens=one.output_tokens, ignore_eos=True)

@@ -116,7 +116,7 @@ async def test_structured_output_keeps_to_its_schema_and_a_broken_one_is_a_bad_r
 
 async def test_acks_tell_of_drafts_prefix_hits_and_the_time_outside_the_model(fleet: Fleet) -> None:
     acks: list[PlanAck] = []
-    async with client_of(fleet.url) as (bus, client, _):
+    async with client_of(fleet) as (bus, client, _):
         await bus.subscribe(
             subjects.acked(ReplicaId("r1")), PlanAck, lambda ack, _: acks.append(ack)
         )
@@ -147,7 +147,7 @@ async def test_a_burst_beyond_the_kv_cache_and_a_killed_worker_lose_no_request_a
         fleet.process("worker-r1").kill()
 
     requests = draw_requests(SEED, 30, prompt=(20, 900), output=(5, 60))
-    async with client_of(fleet.url) as (bus, client, wire):
+    async with client_of(fleet) as (bus, client, wire):
         delivered = await under_load(client, requests, 6.0, kill)
         await check(bus, wire, delivered)
         await until_idle(bus, fleet.replicas)

@@ -1,0 +1,55 @@
+"""`slackline keys`: makes the keys of a fleet's NATS users, their permissions and TLS material."""
+
+import argparse
+from pathlib import Path
+
+from shared.bus.users import Role, User
+from shared.errors import ConfigError
+from shared.subjects import ID_PATTERN
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", type=Path, metavar="DIR", help="the folder of the keys")
+    parser.add_argument(
+        "--workers", default="", metavar="R1,R2,...", help="the replicas of the workers"
+    )
+    parser.add_argument("--tenants", default="", metavar="A,B,...", help="the tenants")
+    parser.add_argument(
+        "--hosts",
+        default="",
+        metavar="NAME,...",
+        help="names and addresses under which the NATS server is reached, besides this machine's",
+    )
+    parser.add_argument(
+        "--revoke",
+        action="store_true",
+        help="take the keys of these workers and tenants away instead",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    from loadgen.fleet.key_folder import HOSTS, Keys
+
+    keys = Keys(args.folder)
+    users = [User(Role.WORKER, name) for name in names("--workers", args.workers)]
+    users += [User(Role.TENANT, name) for name in names("--tenants", args.tenants)]
+    if args.revoke:
+        if not users:
+            raise ConfigError("--revoke needs --workers or --tenants")
+        keys.revoke(users)
+        print(f"revoked: {', '.join(map(str, users))}")
+    else:
+        made = keys.add(users, [*HOSTS, *filter(None, args.hosts.split(","))])
+        print(f"new keys: {', '.join(map(str, made)) or 'none'}")
+    print(f'nats-server.conf has the line: include "{keys.server_conf}"')
+    print("a server that runs reads it on SIGHUP (nats-server --signal reload)")
+    return 0
+
+
+def names(option: str, text: str) -> list[str]:
+    """The ids in a list with commas. Raises ConfigError."""
+    found = [name for name in text.split(",") if name]
+    for name in found:
+        if not ID_PATTERN.fullmatch(name):
+            raise ConfigError(f"{option} {name}: 1 to 64 characters of A-Z, a-z, 0-9, _ and -")
+    return found

@@ -1,0 +1,171 @@
+"""The folder of keys of one fleet: who may connect to its NATS server, and how they know it.
+
+    <user>/user.nk, ca.pem     for the process or client that is this user, and for no other; a user
+                               is `admission`, ..., `worker/r1`, `tenant/acme`
+    server/nats.conf           users, permissions and TLS, for `include` in nats-server.conf
+    server/users.json          the public key of each user
+    server/server.pem, .key    the certificate of the server
+    authority/ca.pem, ca.key   signs that certificate; no process needs the key
+
+A seed is written once and read by its user alone: it may be taken away from here. All files are
+0600, all folders 0700.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from loadgen.fleet import certificates
+from loadgen.fleet.certificates import Pair
+from shared import subjects
+from shared.bus.nkey import login_of, new_seed
+from shared.bus.permissions import publishes, subscribes
+from shared.bus.users import OPERATOR, Role, User, user_named
+from shared.errors import ConfigError, PeerError
+from shared.vocabulary import ReplicaId
+
+SERVICES = tuple(User(role) for role in Role if role not in (Role.WORKER, Role.TENANT))
+# JetStream has an account of its own, which answers these. It answers at whatever subject its asker
+# names: within the account of the users it could be made to write its own streams.
+STORED = ("$JS.API.>", "$KV.>", subjects.ack_log(ReplicaId(subjects.EVERY)))
+HOSTS = ("localhost", "127.0.0.1", "::1")
+
+
+class Keys:
+    """The keys in a folder, which need not exist yet."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder.absolute()
+
+    @property
+    def server_conf(self) -> Path:
+        return self.folder / "server" / "nats.conf"
+
+    def creds(self, user: User) -> Path:
+        return self._folder(user) / "user.nk"
+
+    def tls_ca(self, user: User) -> Path:
+        return self._folder(user) / "ca.pem"
+
+    def users(self) -> dict[User, str]:
+        """The public key of each user. Raises ConfigError."""
+        file = self.folder / "server" / "users.json"
+        try:
+            found = msgspec.json.decode(file.read_bytes(), type=dict[str, str])
+            return {user_named(name): public for name, public in found.items()}
+        except FileNotFoundError:
+            return {}
+        except (OSError, msgspec.MsgspecError, PeerError) as error:
+            raise ConfigError(f"{file} cannot be read: {error}") from error
+
+    def add(self, users: Iterable[User], hosts: Sequence[str] = HOSTS) -> list[User]:
+        """Make keys for those of the users, and of the services, that have none; return these. Keys
+        that are there stay. Raises ConfigError.
+        """
+        try:
+            return self._add([*SERVICES, *users], hosts)
+        except OSError as error:
+            raise ConfigError(f"{self.folder} cannot be written: {error}") from error
+
+    def revoke(self, users: Iterable[User]) -> None:
+        """Let these users in no more, once the server has read its configuration again. Raises
+        ConfigError for one that has no key.
+        """
+        known = self.users()
+        for user in users:
+            if known.pop(user, None) is None:
+                raise ConfigError(f"{user} has no key in {self.folder}")
+            shutil.rmtree(self._folder(user), ignore_errors=True)
+        self._write_server(known)
+
+    def _write(self, file: Path, content: bytes, *, new: bool = False) -> None:
+        """Write a file that only its owner reads, at one instant. `new`: it must not exist yet.
+        Raises OSError.
+        """
+        _private(file.parent, self.folder)
+        if new and file.exists():
+            raise FileExistsError(f"{file} is there already, and is not overwritten")
+        beside = file.with_name(f".{file.name}.new")
+        beside.unlink(missing_ok=True)
+        with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as out:
+            out.write(content)
+        beside.replace(file)
+
+    def _folder(self, user: User) -> Path:
+        return self.folder / user.role / user.name
+
+    def _add(self, users: Sequence[User], hosts: Sequence[str]) -> list[User]:
+        known, made = self.users(), list[User]()
+        authority = self._authority()
+        for user in users:
+            if user not in known:
+                seed = new_seed()
+                self._write(self.creds(user), f"{seed}\n".encode(), new=True)
+                self._write(self.tls_ca(user), authority.certificate, new=True)
+                known[user] = login_of(seed.encode()).public
+                made.append(user)
+        self._certify(authority, hosts)
+        self._write_server(known)
+        return made
+
+    def _authority(self) -> Pair:
+        certificate, key = (self.folder / "authority" / name for name in ("ca.pem", "ca.key"))
+        if not key.exists():
+            pair = certificates.new_authority()
+            self._write(key, pair.key, new=True)
+            self._write(certificate, pair.certificate, new=True)
+        return Pair(certificate.read_bytes(), key.read_bytes())
+
+    def _certify(self, authority: Pair, hosts: Sequence[str]) -> None:
+        """Make the server's certificate, unless there is one for these hosts that stays valid."""
+        certificate, key = (self.folder / "server" / f"server.{end}" for end in ("pem", "key"))
+        if certificate.exists() and certificates.is_current(certificate.read_bytes(), hosts):
+            return
+        pair = certificates.new_server(authority, hosts)
+        self._write(key, pair.key)
+        self._write(certificate, pair.certificate)
+
+    def _write_server(self, users: dict[User, str]) -> None:
+        folder = self.folder / "server"
+        conf: dict[str, Any] = {
+            "accounts": {
+                "STORE": {
+                    "jetstream": "enabled",
+                    "exports": [{"service": s, "response": "stream"} for s in STORED],
+                },
+                "FLEET": {
+                    "users": [_entry(user, public) for user, public in users.items()],
+                    "imports": [{"service": {"account": "STORE", "subject": s}} for s in STORED],
+                },
+            },
+            "tls": {
+                "cert_file": str(folder / "server.pem"),
+                "key_file": str(folder / "server.key"),
+            },
+        }
+        names = {str(user): public for user, public in users.items()}
+        self._write(folder / "users.json", json.dumps(names, indent=2).encode())
+        lines = [f"{name}: {json.dumps(value, indent=2)}" for name, value in conf.items()]
+        self._write(folder / "nats.conf", "\n".join([*lines, ""]).encode())
+
+
+def _entry(user: User, public: str) -> dict[str, Any]:
+    """The user in the server's configuration; without permissions it may do everything."""
+    permissions = {
+        "publish": {"allow": list(publishes(user))},
+        "subscribe": {"allow": list(subscribes(user))},
+    }
+    return {"nkey": public} | ({} if user == OPERATOR else {"permissions": permissions})
+
+
+def _private(folder: Path, root: Path) -> None:
+    """Make the folder, and those between it and `root`, for its owner alone."""
+    if folder != root:
+        _private(folder.parent, root)
+    folder.mkdir(parents=True, exist_ok=True)
+    folder.chmod(0o700)

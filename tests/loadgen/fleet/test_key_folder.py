@@ -1,0 +1,156 @@
+"""Keys are made once, never shown, and taken away for good; a server that runs learns of both."""
+
+import asyncio
+import os
+import signal
+import stat
+from pathlib import Path
+
+import pytest
+
+from loadgen.cli import main
+from loadgen.fleet.key_folder import HOSTS, Keys
+from loadgen.fleet.nats_server import NatsServer
+from shared.bus.nats import connect
+from shared.bus.users import OPERATOR, Role, User
+from shared.errors import ConfigError
+from shared.schemas import Attach
+
+ACME, OTHER = User(Role.TENANT, "acme"), User(Role.TENANT, "other")
+WORKER = User(Role.WORKER, "r1")
+
+
+def files(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_the_command_makes_what_is_missing_and_shows_no_seed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "keys"
+    assert main(["keys", str(folder), "--workers", "r1", "--tenants", "acme"]) == 0
+    made = files(folder)
+    seeds = {path: text.decode().strip() for path, text in made.items() if path.name == "user.nk"}
+    assert {str(path.parent.relative_to(folder)) for path in seeds} == {
+        *("operator", "gateway", "admission", "planner", "relegation"),
+        *("worker/r1", "tenant/acme"),
+    }
+    assert len(set(seeds.values())) == len(seeds)
+    assert main(["keys", str(folder), "--workers", "r1,r2", "--tenants", "acme,other"]) == 0
+    later = files(folder)
+    kept = {
+        path for path in made if path.parent.name != "server" or path.suffix in (".pem", ".key")
+    }
+    assert all(later[path] == made[path] for path in kept)
+    assert {path.parent.name for path in later.keys() - made.keys()} == {
+        "r2",
+        "other",
+    }
+    shown = "".join(capsys.readouterr())
+    assert "new keys: operator" in shown
+    assert "new keys: worker.r2, tenant.other" in shown
+    server = (folder / "server" / "nats.conf").read_text() + (
+        folder / "server/users.json"
+    ).read_text()
+    for text in later.values():
+        if text.startswith(b"SU"):
+            assert text.decode().strip() not in shown + server
+
+
+def test_everything_is_for_its_owner_alone(tmp_path: Path) -> None:
+    keys = Keys(tmp_path / "keys")
+    keys.add([ACME])
+    for path in keys.folder.rglob("*"):
+        assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
+
+
+def test_a_seed_that_is_there_is_not_overwritten(tmp_path: Path) -> None:
+    keys = Keys(tmp_path)
+    keys.add([ACME])
+    seed = keys.creds(ACME).read_bytes()
+    (tmp_path / "server" / "users.json").unlink()  # the operator's mistake
+    with pytest.raises(ConfigError, match="is not overwritten"):
+        keys.add([ACME])
+    assert keys.creds(ACME).read_bytes() == seed
+
+
+def test_a_seed_that_was_taken_away_still_lets_its_user_in(tmp_path: Path) -> None:
+    keys = Keys(tmp_path)
+    keys.add([ACME])
+    public = keys.users()[ACME]
+    keys.creds(ACME).unlink()
+    assert keys.add([ACME, OTHER]) == [OTHER]
+    assert keys.users()[ACME] == public
+    assert public in keys.server_conf.read_text()
+
+
+def test_the_certificate_is_made_anew_for_another_host_alone(tmp_path: Path) -> None:
+    keys, certificate = Keys(tmp_path), tmp_path / "server" / "server.pem"
+    keys.add([])
+    first = certificate.read_bytes()
+    keys.add([ACME])
+    assert certificate.read_bytes() == first
+    keys.add([], [*HOSTS, "nats.example", "10.0.0.1"])
+    assert certificate.read_bytes() != first
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--tenants", "a.b"),
+        ("--tenants", "*"),
+        ("--workers", "r/1"),
+        ("--revoke",),
+        ("--revoke", "--tenants", "nobody"),
+    ],
+)
+def test_a_mistake_is_said_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]
+) -> None:
+    assert main(["keys", str(tmp_path / "keys"), *arguments]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+async def test_a_server_that_runs_lets_a_new_tenant_in_and_throws_a_revoked_one_out(
+    tmp_path: Path,
+) -> None:
+    keys, server = Keys(tmp_path / "keys"), NatsServer(include=tmp_path / "keys/server/nats.conf")
+    keys.add([ACME, WORKER])
+    url = server.start(tmp_path / "nats")
+
+    async def comes_in(user: User) -> bool:
+        creds, tls_ca = str(keys.creds(user)), str(keys.tls_ca(OPERATOR))
+        try:
+            async with connect(url, "x", user, creds=creds, tls_ca=tls_ca, connect_s=2.0) as bus:
+                await bus.flush(2.0)
+        except ConfigError:
+            return False
+        return True
+
+    def reload() -> None:
+        assert server.pid is not None
+        os.kill(server.pid, signal.SIGHUP)
+
+    try:
+        assert await comes_in(ACME)
+        keys.add([OTHER])
+        reload()
+        async with asyncio.timeout(30.0):
+            while not await comes_in(OTHER):
+                await asyncio.sleep(0.05)
+        creds = keys.creds(ACME).read_bytes()
+        async with connect(
+            url, "x", ACME, creds=str(keys.creds(ACME)), tls_ca=str(keys.tls_ca(ACME))
+        ) as bus:
+            await bus.subscribe("slo.v1.stream.acme.1", Attach, lambda msg, call: None)
+            keys.revoke([ACME])
+            keys.creds(ACME).parent.mkdir()
+            keys.creds(ACME).write_bytes(creds)  # it kept its seed
+            reload()
+            async with asyncio.timeout(30.0):
+                while not bus.counters.disconnects:
+                    await asyncio.sleep(0.05)
+            assert not await comes_in(ACME)
+        assert await comes_in(OTHER)
+    finally:
+        server.stop()
