@@ -45,7 +45,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--json", action="store_true", help="print the report as JSON instead of a table"
     )
     parser.add_argument(
-        "--http", metavar="URL", help="send requests to the gateway at URL instead of over NATS"
+        "--http",
+        metavar="URL",
+        help="send requests to the gateway at URL instead of over NATS, with the key in "
+        "SLACKLINE_API_KEY if it wants one",
     )
     parser.add_argument("--model", help="with --http: name of the model (default: the server's)")
     add_access_arguments(parser, "the operator")

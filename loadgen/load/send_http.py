@@ -1,5 +1,6 @@
 """Sends planned requests over HTTP: POST /v1/completions, streaming, as any OpenAI client would."""
 
+import os
 from typing import Any
 
 import httpx
@@ -18,7 +19,7 @@ class HttpSender:
     that both ends hold the same SLO.
 
     HTTP cannot say that the model would stop here: the output's length is sent as max_tokens, which
-    the server then knows.
+    the server then knows. With a key in SLACKLINE_API_KEY all requests are its tenant's.
     """
 
     def __init__(
@@ -31,6 +32,7 @@ class HttpSender:
             timeout=httpx.Timeout(None, connect=10.0),
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
         )
+        self._key = os.environ.get("SLACKLINE_API_KEY", "")
         self._model = model
         self._tiers = tiers
         self._clock = clock
@@ -62,7 +64,10 @@ class HttpSender:
         headers = {
             name: f"{1000 * bound_s:g}" for name, bound_s in bounds.items() if bound_s is not None
         }
-        headers["x-llm-d-inference-fairness-id"] = planned.tenant
+        if self._key:
+            headers["authorization"] = f"Bearer {self._key}"
+        else:
+            headers["x-llm-d-inference-fairness-id"] = planned.tenant
         headers["x-slackline-tier"] = planned.tier
         headers["x-slackline-application"] = planned.application
         body: dict[str, Any] = {

@@ -276,6 +276,15 @@ async def test_over_http_the_tier_has_its_name_and_bounds_and_tokens_are_counted
     )
 
 
+async def test_over_http_a_key_says_whose_the_requests_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLACKLINE_API_KEY", "sk-abc")
+    async with http_server(chunk("", "length") + b"data: [DONE]\n\n") as (url, asked):
+        await over_http(url, one(0, "interactive"))
+    head, _ = asked[0]
+    assert "authorization: bearer sk-abc\r\n" in head
+    assert "x-llm-d-inference-fairness-id" not in head
+
+
 async def test_over_http_flex_means_relegated_and_without_ids_pieces_of_text_count() -> None:
     async with http_server(
         chunk("a", service_tier="flex") + chunk("b", "stop", service_tier="flex")
