@@ -4,7 +4,7 @@ import math
 
 from msgspec import Struct
 
-from shared.vocabulary import Definition, Slo
+from shared.vocabulary import Count, Definition, Slo
 
 WINDOW_TOKENS = 10  # SLOs-Serve section 6
 # sums of deadlines round: a token late by less is on time
@@ -54,15 +54,15 @@ class Measure(Struct, frozen=True, kw_only=True, omit_defaults=True):
     itself.
     """
 
-    tokens: int = 0
+    tokens: Count = 0
     first_unix_s: float = 0.0
     last_unix_s: float = 0.0
     next_due_unix_s: float = math.inf  # deadline of the next token
     worst_tbt_s: float = 0.0
-    late_tokens: int = 0  # tokens after their deadline
+    late_tokens: Count = 0  # tokens after their deadline
     # thinking tokens, the end-of-thinking token included; None: the request still thinks, if its
     # SLO names a pace for thinking
-    thinking_tokens: int | None = None
+    thinking_tokens: Count | None = None
     thought_unix_s: float = 0.0  # when the last thinking token was emitted
     windows: TpotWindows | None = None  # None: the SLO's definition does not need them
 

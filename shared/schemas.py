@@ -15,6 +15,7 @@ from shared.perf.draft import DraftCost
 from shared.perf.profile_file import ProfileFile
 from shared.structured import Structured
 from shared.vocabulary import (
+    Count,
     FinishReason,
     Missed,
     RecordState,
@@ -24,9 +25,8 @@ from shared.vocabulary import (
     Slo,
 )
 
-# Every integer that crosses the bus has bounds. A count, and what an int32 column holds:
-Count = Annotated[int, Meta(ge=0, lt=2**31)]
-# a number that is counted up for as long as a fleet lives: epochs, sequences
+# Every integer that crosses the bus has bounds. A number that is counted up for as long as a fleet
+# lives: epochs, sequences
 Number = Annotated[int, Meta(ge=0, lt=2**53)]
 ShortText = Annotated[str, Meta(max_length=128)]
 TokenId = Annotated[int, Meta(ge=0, lt=2**31)]
@@ -581,6 +581,13 @@ class AttemptOver(Struct, frozen=True, kw_only=True):
     service_class: ServiceClass
     resume: Resume
     message: str = ""
+
+    def __post_init__(self) -> None:
+        resume = self.resume
+        if len(resume.tokens) != 4 * resume.measure.tokens:
+            raise ValueError("the output must be as long as its measure says")
+        if len(resume.logprobs) not in (0, resume.measure.tokens):
+            raise ValueError("each token of the output must have a log-probability, or none")
 
 
 class SnapshotEntry(Struct, frozen=True, kw_only=True):

@@ -77,6 +77,14 @@ def tenant_of(subject: str, named: str) -> str:
     return tenant
 
 
+def replica_in(subject: str) -> str | None:
+    """The replica that the subject belongs to; None for any other subject."""
+    match subject.split("."):
+        case ["slo", "v1", "replica", replica, _] | ["slo", "v1", "over" | "acks", replica]:
+            return replica
+    return None
+
+
 def inbox(tenant: str) -> str:
     """The prefix of the inboxes of a tenant: only there it is answered."""
     return f"_INBOX.{tenant}"

@@ -16,6 +16,8 @@ RequestKey = NewType("RequestKey", str)  # "<tenant>.<request_id>": names a requ
 ReplicaId = NewType("ReplicaId", str)
 Slot = NewType("Slot", int)  # names a request between one planner and one worker
 
+Count = Annotated[int, Meta(ge=0, lt=2**31)]  # what an int32 column holds
+
 # What is shorter or longer promises nothing.
 SHORTEST_S, LONGEST_S = 1e-4, 31_536_000.0
 Seconds = Annotated[float, Meta(ge=SHORTEST_S, le=LONGEST_S)]

@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Meta
 
 from shared.perf.draft import DraftCost
-from shared.schemas import Count
+from shared.vocabulary import Count
 
 Seconds = Annotated[float, Meta(ge=0)]
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from shared import subjects
 from shared.bus.api import RefusedError
 from shared.errors import PeerError
 from shared.schemas import Refused
@@ -60,6 +61,17 @@ def decode(kind: Any, raw: bytes, *, json: bool) -> Any:
         raise PeerError(
             f"payload: {error}{hint}", param=found["path"] if found else None
         ) from error
+
+
+def received(kind: Any, subject: str, raw: bytes, *, json: bool) -> Any:
+    """The message that came on this subject. Raises PeerError as `decode` does, and where it names
+    another replica than its subject: who may send on the subjects of one speaks for that one only.
+    """
+    msg = decode(kind, raw, json=json)
+    replica = subjects.replica_in(subject)
+    if replica is not None and getattr(msg, "replica", replica) != replica:
+        raise PeerError("the subject is another replica's", param="replica")
+    return msg
 
 
 EMPTY = b"\x80"  # a map without entries

@@ -318,7 +318,7 @@ class NatsBus:
         """
         call = NatsCall(msg, self._outbox)
         try:
-            decoded = codec.decode(kind, msg.data, json=call.json)
+            decoded = codec.received(kind, msg.subject, msg.data, json=call.json)
         except PeerError as error:
             self.counters.bad_payloads += 1
             self._complain(

@@ -8,7 +8,7 @@ from typing import TypeVar
 import msgspec
 import structlog
 
-from shared.bus.api import KeyValue
+from shared.bus.api import Entry, KeyValue
 from shared.core.record import without_output
 from shared.errors import BusTimeout, PeerError, WrongSequence
 from shared.schemas import Body, Record, Resume
@@ -81,11 +81,7 @@ class Records:
 
     async def get(self, key: RequestKey) -> Stored | None:
         entry = await self._bucket.get(f"s.{key}")
-        return (
-            None
-            if entry is None
-            else Stored(_read(_record, f"s.{key}", entry.value), entry.revision)
-        )
+        return None if entry is None else _stored(f"s.{key}", entry)
 
     async def body(self, key: str) -> Body | None:
         """The body under a record's `body_key`."""
@@ -152,13 +148,21 @@ class Records:
         found = []
         for name, entry in await self._bucket.scan("s."):
             try:
-                stored = Stored(_read(_record, name, entry.value), entry.revision)
+                stored = _stored(name, entry)
             except PeerError as error:
                 log.warning("record.unreadable", key=name, error=error.message)
                 continue
             if stored.record.verdict is None:
                 found.append(stored)
         return found
+
+
+def _stored(name: str, entry: Entry) -> Stored:
+    """The record under this name. Raises PeerError if no service of ours can have written it."""
+    record = _read(_record, name, entry.value)
+    if name != f"s.{record.key}":
+        raise PeerError(f"{name} has the record of another key", code="unreadable")
+    return Stored(record, entry.revision)
 
 
 def _readable(decoder: msgspec.msgpack.Decoder[T], value: T) -> bytes:

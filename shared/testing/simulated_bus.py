@@ -210,7 +210,7 @@ class SimBus:
     def hand_over(self, kind: Any, handler: Handler, envelope: Envelope) -> None:
         call = SimCall(self, envelope)
         try:
-            msg = codec.decode(kind, envelope.payload, json=call.json)
+            msg = codec.received(kind, envelope.subject, envelope.payload, json=call.json)
         except PeerError as error:
             self.counters.bad_payloads += 1
             self._tell("bad", envelope.subject, error)

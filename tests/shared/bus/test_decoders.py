@@ -10,9 +10,11 @@ import msgspec
 import pytest
 from hypothesis import given
 
-from shared import schemas
+from shared import schemas, subjects
 from shared.bus import codec
 from shared.errors import PeerError
+from shared.measure import Measure
+from shared.vocabulary import ReplicaId, RequestKey, ServiceClass
 from tests.generated import encoded, fuzzed, near, seeds, tampered, valid
 
 # what is decoded as a whole; the other structs are parts of these
@@ -83,6 +85,43 @@ def test_deep_nesting_is_refused(kind: Any, depth: int) -> None:
     read(kind, depth * b'{"messages":[', as_json=True)
     read(kind, depth * b"\x91", as_json=False)
     read(kind, depth * b"\x81\xa8messages\x91", as_json=False)
+
+
+def test_a_message_that_names_another_replica_than_its_subject_is_refused() -> None:
+    """A user that may send for one replica speaks for no other."""
+    ack = schemas.PlanAck(replica=ReplicaId("r1"), incarnation="i", epoch=1, plan_seq=1, ack_seq=1)
+    raw = codec.encode(ack, json=False)
+    assert codec.received(schemas.PlanAck, subjects.acked(ReplicaId("r1")), raw, json=False) == ack
+    for replica in ("r2", "r", "r11"):
+        with pytest.raises(PeerError, match="another replica"):
+            codec.received(schemas.PlanAck, subjects.acked(ReplicaId(replica)), raw, json=False)
+    over = codec.encode(over_of(b""), json=False)
+    with pytest.raises(PeerError, match="another replica"):
+        codec.received(schemas.AttemptOver, subjects.over(ReplicaId("r2")), over, json=False)
+
+
+def over_of(output: bytes, **measured: Any) -> schemas.AttemptOver:
+    return schemas.AttemptOver(
+        key=RequestKey("a.b"),
+        attempt=1,
+        replica=ReplicaId("r1"),
+        incarnation="i",
+        why="stop",
+        relegated=False,
+        service_class=ServiceClass.STANDARD,
+        resume=schemas.Resume(tokens=output, measure=Measure(**measured)),
+    )
+
+
+def test_the_output_of_an_attempt_is_as_long_as_its_measure_says() -> None:
+    """Such a request was offered for ever: no planner could read the offer."""
+    raw = codec.encode(over_of(b"\1\0\0\0", tokens=1), json=False)
+    assert codec.decode(schemas.AttemptOver, raw, json=False).resume.measure.tokens == 1
+    for tokens, count in ((b"", 1), (b"\1\0\0\0", 0), (b"\1\0\0", 0), (b"", -1)):
+        forged = msgspec.to_builtins(over_of(b""))
+        forged["resume"] = {"tokens": tokens, "measure": {"tokens": count}}
+        with pytest.raises(PeerError):
+            codec.decode(schemas.AttemptOver, msgspec.msgpack.encode(forged), json=False)
 
 
 def test_every_message_is_tried() -> None:

@@ -1,0 +1,62 @@
+"""Values in the bucket of records that no service of ours wrote: they are left alone."""
+
+import logging
+from collections.abc import Iterator
+from random import Random
+from typing import Any
+
+import msgspec
+import pytest
+import structlog
+
+from shared.errors import PeerError
+from shared.schemas import Record
+from shared.store.records import Records
+from shared.testing.simulated_broker import Faults
+from shared.testing.simulated_bus import SimNet
+from shared.testing.virtual_loop import run_virtual
+from shared.vocabulary import RecordState, RequestKey, ServiceClass, Slo
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    yield
+    structlog.reset_defaults()
+
+
+def record(key: str) -> Record:
+    return Record(
+        key=RequestKey(key),
+        body_key="b.x",
+        owner="a",
+        state=RecordState.ACTIVE,
+        attempt=0,
+        service_class=ServiceClass.STANDARD,
+        tier="chat",
+        slo=Slo(ttft_s=1.0),
+        importance=1.0,
+        application="",
+        session="",
+        arrived_unix_s=0.0,
+        expires_unix_s=1.0,
+        prompt_tokens=1,
+        max_tokens=1,
+        stream_subject="_INBOX.t.x",
+    )
+
+
+def test_a_record_of_another_key_than_its_own_is_not_read_and_hides_no_other() -> None:
+    """The sweep takes the keys of records as they are; one that is no key once stopped it."""
+
+    async def main() -> None:
+        bus: Any = SimNet(Random(0), Faults()).connect("test")
+        for name, key in (("s.t.a", "t.a"), ("s.t.b", "t.a"), ("s.t.c", "a >.*"), ("s.t.d", "t.d")):
+            await bus.requests.create(name, msgspec.msgpack.encode(record(key)))
+        records = Records(bus.requests)
+        assert sorted(stored.record.key for stored in await records.open()) == ["t.a", "t.d"]
+        for key in ("t.b", "t.c"):
+            with pytest.raises(PeerError):
+                await records.get(RequestKey(key))
+
+    run_virtual(main())
