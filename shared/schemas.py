@@ -287,6 +287,7 @@ class Record(Struct, frozen=True, kw_only=True, omit_defaults=True):
     output_key: str = ""  # the key of its output, once it has ended
     needs: tuple[str, ...] = ()  # features its replica must have, sorted (shared/features.py)
     asked: bytes = b""  # the digest of what the client asked for (services/admission/asked.py)
+    weight: float = 1.0  # of its tenant, beside those whose requests are equally important
 
 
 # ---------------------------------------------------------------- admission <-> planner
@@ -320,6 +321,7 @@ class Offer(Struct, frozen=True, kw_only=True, omit_defaults=True):
     answering: bool = False
     body_key: str = ""  # for the worker that is to hold it
     needs: tuple[str, ...] = ()  # features its replica must have
+    weight: float = 1.0  # of its tenant
 
     @property
     def thinking(self) -> bool:

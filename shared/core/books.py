@@ -5,7 +5,6 @@ A policy may plan rows [0, live); rows [live, used) are leaving, their end is in
 row changes, its slot does not.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import get_args, get_type_hints
 
@@ -24,11 +23,14 @@ WAITING, PREFILL, DECODE = int(Phase.WAITING), int(Phase.PREFILL), int(Phase.DEC
 
 @dataclass(slots=True, eq=False)
 class BookRows(Rows):
-    """The columns that policies see, and two for the core alone."""
+    """The columns that policies see, and others for the core alone."""
 
     # how often its KV was dropped: a plan from before does not count for the KV of now
     restarts: Ints
     expires_unix_s: Floats
+    # of shared/core/fairness.py: a number for its tenant, and its turn
+    tenant: Ints
+    turn: Floats
 
 
 def _columns(rows: type[Rows]) -> dict[str, type[np.generic]]:
@@ -225,7 +227,6 @@ class Books(BookRows):
         start_unix_s: float,
         profile: Profile,
         draft: Draft | None = None,
-        promised: Sequence[Offer] = (),
         pool: str = "",
     ) -> View:
         """A window on the live rows; no copies. It is valid until the books change."""
@@ -239,7 +240,6 @@ class Books(BookRows):
             block_tokens=self.block_tokens,
             context_tokens=self.context_tokens,
             applications=self.applications,
-            promised=promised,
             draft=draft,
             pool=pool,
         )

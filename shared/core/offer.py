@@ -47,4 +47,5 @@ def offer_of(
         answering=measure.thinking_tokens is not None,
         body_key=body_key,
         needs=record.needs,
+        weight=record.weight,
     )

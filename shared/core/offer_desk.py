@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from shared.core.replica_events import Answer, SendHold
 from shared.core.slots import Attempt, Slots, attempt_of
-from shared.policy.seam import Policy, View
+from shared.policy.seam import Admission
 from shared.schemas import (
     Hold,
     Offer,
@@ -57,6 +57,11 @@ class OfferDesk:
         return len(self._gathered)
 
     @property
+    def asked(self) -> list[Offer]:
+        """The offers that the next decision answers."""
+        return [gathered.offer for gathered in self._gathered.values()]
+
+    @property
     def promised(self) -> list[Offer]:
         return [reservation.offer for reservation in self.reserved.values()]
 
@@ -82,13 +87,12 @@ class OfferDesk:
         return answers
 
     def decide(
-        self, policy: Policy, view: View, *, epoch: int, sync: int
+        self, admissions: Sequence[Admission], *, epoch: int, sync: int
     ) -> list[Answer | SendHold]:
-        """Answer the gathered offers together; an accepted one goes to the worker first."""
+        """Answer all that were asked, in their order; an accepted one goes to the worker first."""
         actions: list[Answer | SendHold] = []
         gathered, self._gathered = list(self._gathered.values()), {}
         self.decide_unix_s = math.inf
-        admissions = policy.admit(view, [each.offer for each in gathered])
         for (offer, copies), admission in zip(gathered, admissions, strict=True):
             if not admission.accepted:
                 answer = OfferDeclined(reason=admission.reason, earliest_s=admission.earliest_s)

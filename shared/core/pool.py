@@ -60,7 +60,7 @@ class _Level:
                 self.floor = max(self.floor, self.given[tenant])
             self._lift()
 
-    def give(self, tenant: str, tokens: int) -> None:
+    def give(self, tenant: str, tokens: float) -> None:
         self.given[tenant] += tokens
         self._lift()
 
@@ -77,7 +77,8 @@ class _Level:
 
 
 class Shares:
-    """The tokens given to each tenant, counted apart for each importance: only equals compete.
+    """The tokens given to each tenant, over its weight, counted apart for each importance: only
+    equals compete.
 
     A tenant that begins to wait starts at the least of the waiting tenants, so that neither a new
     name nor a long absence is a credit.
@@ -112,7 +113,8 @@ class Shares:
         if lane[1] not in level.waiting:
             self._away[lane] = now_unix_s
 
-    def give(self, lane: Lane, tokens: int) -> None:
+    def give(self, lane: Lane, tokens: float) -> None:
+        """So many tokens, over the weight of the tenant, were given to it."""
         self._levels[lane[0]].give(lane[1], tokens)
 
     def _forget(self, importance: float, tenant: str) -> None:

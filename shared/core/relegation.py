@@ -265,7 +265,7 @@ class RelegationCore:
                 continue
             left -= 1
             self._make_busy(key)
-            self._shares.give(lane_of(record), record.prompt_tokens)
+            self._shares.give(lane_of(record), record.prompt_tokens / record.weight)
             self._debits.placed(
                 replica, record.prompt_tokens, now_unix_s, best_effort=not attainable
             )

@@ -21,6 +21,7 @@ from shared.core.ack_columns import well_formed
 from shared.core.books import Books
 from shared.core.course import Course
 from shared.core.digest import best_effort_waiting, digest_of
+from shared.core.fairness import Fairness
 from shared.core.flight import Flight
 from shared.core.lead import Lead
 from shared.core.offer_desk import OfferDesk
@@ -48,7 +49,7 @@ from shared.perf.draft import Draft
 from shared.perf.iteration_time import Profile
 from shared.perf.online import Corrected
 from shared.perf.shape import BatchShape
-from shared.policy.seam import Ended, Observation, Policy, View
+from shared.policy.seam import Admission, Ended, Observation, Policy, View
 from shared.schemas import (
     Announce,
     BatchPlan,
@@ -123,6 +124,7 @@ class ReplicaCore:
         self._ack_seq = 0
         self._slots = Slots()
         self._desk = OfferDesk(self._slots)
+        self._fairness = Fairness()
         self._course = Course()
         self._lead = Lead(self._set.lead_s, self._set.lead_max_s)
         # when the policy wants to be asked although nothing has happened
@@ -149,7 +151,7 @@ class ReplicaCore:
             case Offered():
                 self._on_offered(event.offers, now_unix_s, actions)
             case HoldDone():
-                self._on_hold_done(event, actions)
+                self._on_hold_done(event, now_unix_s, actions)
             case Acked():
                 self._on_acked(event.ack, now_unix_s, actions)
             case Leapt():
@@ -181,6 +183,8 @@ class ReplicaCore:
     def _on_synced(self, event: Synced, now_unix_s: float) -> None:
         """Begin anew from what the worker reports. Holds that it has not answered stay reserved."""
         facts = self._announce = event.announce
+        for offer in self._books.offers.values():
+            self._fairness.leave(offer)
         self._books = Books(
             slots=facts.max_slots,
             kv_blocks=facts.kv_blocks,
@@ -208,6 +212,7 @@ class ReplicaCore:
             self._admit_row(
                 entry.slot,
                 entry.offer,
+                now_unix_s,
                 computed_tokens=entry.computed_tokens,
                 generated_tokens=entry.generated_tokens,
                 draft_tokens=entry.draft_tokens,
@@ -260,10 +265,25 @@ class ReplicaCore:
         return None
 
     def _decide(self, now_unix_s: float, actions: list[ReplicaAction]) -> None:
-        view = self._view(self._start_unix_s(now_unix_s), self._desk.promised)
-        actions += self._desk.decide(self._policy, view, epoch=self._epoch, sync=self._sync)
+        asked, promised = self._desk.asked, self._desk.promised
+        for offer in asked:
+            self._fairness.enter(offer, self._books, now_unix_s)
+        view, seen = self._view(self._start_unix_s(now_unix_s), [*promised, *asked])
+        view.promised = seen[: len(promised)]
+        admissions = list(self._policy.admit(view, seen[len(promised) :]))
+        free = self._slots.free
+        for n, offer in enumerate(asked):
+            if admissions[n].accepted and self._fairness.crowds(offer, self._books, free):
+                admissions[n] = Admission(False, reason="its tenant has its share of the slots")
+            free -= admissions[n].accepted
+        actions += self._desk.decide(admissions, epoch=self._epoch, sync=self._sync)
+        for offer in asked:
+            if self._slots.of(offer) is None:
+                self._fairness.leave(offer)
 
-    def _on_hold_done(self, event: HoldDone, actions: list[ReplicaAction]) -> None:
+    def _on_hold_done(
+        self, event: HoldDone, now_unix_s: float, actions: list[ReplicaAction]
+    ) -> None:
         slot = event.slot
         reservation = self._desk.reserved.pop(slot, None)
         if reservation is None:
@@ -274,7 +294,9 @@ class ReplicaCore:
                 if reservation.over:
                     self._free_reserved(slot, offer)
                 elif not self._books.holds(slot):
-                    self._admit_row(slot, offer, generated_tokens=offer.generated_tokens)
+                    self._admit_row(
+                        slot, offer, now_unix_s, generated_tokens=offer.generated_tokens
+                    )
                 actions += [Answer(offer.key, offer.attempt, OfferAccepted())] * copies
             case HoldDeclined(reason=reason):
                 self._free_reserved(slot, offer)
@@ -285,6 +307,7 @@ class ReplicaCore:
                 actions += self._desk.decline(offer, answer, copies)
             case HoldInDoubt(reason=reason):
                 self._slots.forget(offer)
+                self._fairness.leave(offer)
                 self._lose_sync(f"hold of slot {slot}: {reason}", actions)
                 actions += self._desk.decline(offer, OfferInDoubt(reason=reason), copies)
             case _:
@@ -292,6 +315,7 @@ class ReplicaCore:
 
     def _free_reserved(self, slot: int, offer: Offer) -> None:
         self._slots.forget(offer)
+        self._fairness.leave(offer)
         if self._synced:
             self._slots.give_back(slot)
 
@@ -408,6 +432,7 @@ class ReplicaCore:
         self,
         slot: int,
         offer: Offer,
+        now_unix_s: float,
         *,
         computed_tokens: int = 0,
         generated_tokens: int,
@@ -421,6 +446,7 @@ class ReplicaCore:
             draft_tokens=draft_tokens,
         )
         self._slots.assign(offer, slot)
+        self._fairness.seat(slot, self._books, now_unix_s)
         self._next_expiry_unix_s = min(self._next_expiry_unix_s, offer.expires_unix_s)
         if generated_tokens >= offer.max_tokens:
             self._books.leave(slot)
@@ -430,7 +456,13 @@ class ReplicaCore:
         books = self._books
         row = int(books.row_of[slot])
         generated = int(books.generated_tokens[row]) - self._ahead.overcounted(slot)
+        computed = int(books.computed_tokens[row])
         offer = books.remove(slot)
+        self._fairness.leave(
+            offer,
+            prompt_tokens=computed,
+            output_tokens=generated - offer.generated_tokens,
+        )
         self._slots.forget(offer)
         self._slots.retire(slot, self._seq - 1)
         self._expired.discard(slot)
@@ -498,7 +530,7 @@ class ReplicaCore:
     def _plan(self, now_unix_s: float) -> BatchPlan | None:
         """The next plan, its effects written into the books; None if it would be empty."""
         books, start = self._books, self._start_unix_s(now_unix_s)
-        choice = self._course.next(books, lambda: self._policy.plan(self._view(start)))
+        choice = self._course.next(books, lambda: self._policy.plan(self._view(start)[0]))
         assert self._policy.declared.drops or all(
             why != FinishReason.DROPPED for _, why in choice.release
         ), "an undeclared drop"
@@ -537,12 +569,21 @@ class ReplicaCore:
             self._ahead.preempt(victim)
             self._course.forget()
 
-    def _view(self, start_unix_s: float, promised: Sequence[Offer] = ()) -> View:
+    def _view(
+        self, start_unix_s: float, offers: Sequence[Offer] = ()
+    ) -> tuple[View, Sequence[Offer]]:
+        """The view, and these offers, as the policy sees them."""
         assert self._announce is not None
         self._ahead.date_newest_tokens()
-        return self._books.view(
-            start_unix_s, self._profile, self._draft, promised, self._announce.pool
-        )
+        view = self._books.view(start_unix_s, self._profile, self._draft, self._announce.pool)
+        if not self._fairness.contested:
+            return view, offers
+        view.importance, of_offers = self._fairness.importance(self._books, offers)
+        seen = [
+            msgspec.structs.replace(offer, importance=importance)
+            for offer, importance in zip(offers, of_offers, strict=True)
+        ]
+        return view, seen
 
     def _send(self, flight: Flight, orders: Orders) -> BatchPlan:
         assert self._announce is not None

@@ -44,7 +44,8 @@ def test_every_column_is_allocated_with_its_declared_dtype() -> None:
     for name, dtype in COLUMNS.items():
         column = getattr(books, name)
         assert (column.dtype, column.shape) == (np.dtype(dtype), (8,)), name
-    assert set(COLUMNS) == {field.name for field in fields(Rows)} | {"restarts", "expires_unix_s"}
+    own = {"restarts", "expires_unix_s", "tenant", "turn"}
+    assert set(COLUMNS) == {field.name for field in fields(Rows)} | own
 
 
 def test_a_view_shows_every_column_that_policies_see_under_its_own_name() -> None:
