@@ -163,7 +163,12 @@ def listening(*announced: Announce, for_s: float) -> tuple[Workers, At]:
 
 def asked(model: str | None = None, adapter: str = "", **sampling: Any) -> GenerateRequest:
     return GenerateRequest(
-        request_id="a", prompt="x", model=model, adapter=adapter, sampling=Sampling(**sampling)
+        request_id="a",
+        tenant="t",
+        prompt="x",
+        model=model,
+        adapter=adapter,
+        sampling=Sampling(**sampling),
     )
 
 

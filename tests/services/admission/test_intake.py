@@ -3,11 +3,13 @@
 import msgspec
 import pytest
 
+from loadgen.access import Access
 from loadgen.commands.chat import Chat
 from loadgen.fleet.nats_server import MAX_PAYLOAD_BYTES
 from services.admission import intake
 from shared.core.snapshot_pages import pages
 from shared.errors import PeerError
+from shared.measure import Measure
 from shared.schemas import (
     Announce,
     AttemptOver,
@@ -66,7 +68,9 @@ def test_a_snapshot_of_heavy_attempts_comes_in_pages_that_a_message_can_carry() 
             key=RequestKey(f"t.{n}"), attempt=1, replica=ReplicaId("r1"), incarnation="i",
             why=FinishReason.STOP, relegated=False,
             service_class=ServiceClass.STANDARD,
-            resume=Resume(tokens=bytes(4 * 500), logprobs=[likely] * 500),
+            resume=Resume(
+                tokens=bytes(4 * 500), logprobs=[likely] * 500, measure=Measure(tokens=500)
+            ),
         )
         for n in range(60)
     ]  # fmt: skip
@@ -78,7 +82,7 @@ def test_a_snapshot_of_heavy_attempts_comes_in_pages_that_a_message_can_carry() 
 
 
 def test_an_answer_asked_for_again_in_vain_is_not_forgotten() -> None:
-    chat = Chat("nats://127.0.0.1:1", "chat", "", Sampling())
+    chat = Chat(Access("nats://127.0.0.1:1"), "chat", "", Sampling())
     chat.turns.append(("question", "answer"))
     assert not chat.again()
     assert chat.turns == [("question", "answer")]
