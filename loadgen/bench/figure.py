@@ -11,7 +11,17 @@ from rich.table import Table
 from loadgen.bench.machine import Machine
 from shared.errors import ConfigError
 
-UNITS = {"s": 1.0, "ms": 1e3, "us": 1e6, "MB": 1e-6, "%": 100.0, "tokens/s": 1.0, "x": 1.0, "": 1.0}
+UNITS = {
+    "s": 1.0,
+    "ms": 1e3,
+    "us": 1e6,
+    "MB": 1e-6,
+    "%": 100.0,
+    "tokens/s": 1.0,
+    "/s": 1.0,
+    "x": 1.0,
+    "": 1.0,
+}
 
 
 class Figure(Struct, frozen=True, kw_only=True):

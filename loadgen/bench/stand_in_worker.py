@@ -1,4 +1,4 @@
-"""A stand-in for a worker, in virtual time: it runs each plan as it was sent, without an engine."""
+"""A stand-in for a worker: it runs each plan as it was sent, in the time that the plan predicts."""
 
 from collections import deque
 
@@ -15,11 +15,15 @@ class StandInWorker:
 
     def __init__(self, began_unix_s: float, most_decodes: int) -> None:
         self.ended_unix_s = began_unix_s  # the end of the last iteration
+        self.ack_seq = 0  # of the newest ack
         self._most_decodes = most_decodes
         # [slot] prompt tokens still to compute; 0: the request decodes
         self._left: dict[int, int] = {}
         self._plans: deque[BatchPlan] = deque()
-        self._ack_seq = 0
+
+    @property
+    def has_plan(self) -> bool:
+        return bool(self._plans)
 
     @property
     def prefilling(self) -> int:
@@ -33,8 +37,10 @@ class StandInWorker:
     def receive(self, plan: BatchPlan) -> None:
         self._plans.append(plan)
 
-    def run_next(self) -> PlanAck:
-        """Runs the oldest plan and returns its ack."""
+    def run_next(self, not_before_unix_s: float = 0.0) -> PlanAck:
+        """Runs the oldest plan and returns its ack. An iteration begins at the end of the one
+        before, or later where its plan came only at `not_before_unix_s`.
+        """
         plan = self._plans.popleft()
         slots, caps = unpack_list(plan.slots), unpack_list(plan.caps)
         released = list(zip(unpack_list(plan.released), plan.released_why, strict=True))
@@ -52,15 +58,16 @@ class StandInWorker:
             computed.append(done)
             emitted.append(int(self._left[slot] == 0))
         stopped = self._stop_oldest()
-        began_unix_s = self.ended_unix_s
-        self.ended_unix_s += plan.predicted_s
-        self._ack_seq += 1
+        idle_s = max(0.0, not_before_unix_s - self.ended_unix_s)
+        began_unix_s = self.ended_unix_s + idle_s
+        self.ended_unix_s = began_unix_s + plan.predicted_s
+        self.ack_seq += 1
         return PlanAck(
             replica=plan.replica,
             incarnation=plan.incarnation,
             epoch=plan.epoch,
             plan_seq=plan.seq,
-            ack_seq=self._ack_seq,
+            ack_seq=self.ack_seq,
             slots=pack(ran),
             computed=pack(computed),
             emitted=pack(emitted),
@@ -70,6 +77,7 @@ class StandInWorker:
             started_unix_s=began_unix_s,
             ended_unix_s=self.ended_unix_s,
             exec_s=plan.predicted_s,
+            idle_s=idle_s,
         )
 
     def _stop_oldest(self) -> list[int]:

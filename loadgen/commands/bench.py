@@ -17,13 +17,13 @@ import uvloop
 from rich.console import Console
 
 from loadgen.bench import generation as engine
-from loadgen.bench import idle, loaded, machine, messages, planning
+from loadgen.bench import idle, loaded, machine, messages, planning, scale_of_services
 from loadgen.bench import simulator_speed as simulator
 from loadgen.bench.figure import BenchReport, Figure, table, write
 from loadgen.bench.live_fleet import observed
 from loadgen.fleet.fleet import Fleet, FleetSpec
 
-PARTS = ("messages", "planning", "simulator", "engine", "idle", "loaded")
+PARTS = ("messages", "planning", "simulator", "engine", "idle", "loaded", "scale")
 
 
 class Effort(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,6 +83,9 @@ def run(args: argparse.Namespace) -> int:
         figures += engine.measure(args.quick, _say)
     if "idle" in parts or "loaded" in parts:
         figures += uvloop.run(_with_fleet(parts, effort, args.seed))
+    if "scale" in parts:
+        _say("one planner, admission and gateway, then two of each")
+        figures += uvloop.run(scale_of_services.measure(args.quick, args.seed, _say))
     report = BenchReport(
         command=shlex.join(["slackline", *sys.argv[1:]]),
         seed=args.seed,

@@ -20,6 +20,12 @@ AIMED = {
     "engines idle for want of a plan",
     "peak memory of a run",
 }
+SCALE = {
+    "replicas whose engines wait at most 1%",
+    "replicas of a core, by that CPU, at 25 ms",
+    "tokens streamed, an event each",
+    "tokens of a core, by that CPU",
+}
 WAYS = ("generate", "generate_batch")
 FASTER = {
     "prefill, over generate",
@@ -60,7 +66,18 @@ def test_the_quick_bench_prints_every_figure_and_writes_the_same(tmp_path: Path)
     assert [f["name"] for f in figures if f["value"] is None] == []
     assert {f["name"] for f in figures if f["aim"] is not None} == AIMED
     torch = FASTER if find_spec("torch") and find_spec("transformers") else set()
-    assert {f["name"] for f in figures if f["least"] is not None} == torch | SIMULATED
+    assert {f["name"] for f in figures if f["least"] is not None} == torch | SIMULATED | SCALE
     for part in ("memory at rest", "memory under load"):
         assert {f["name"] for f in figures if f["part"] == part} == PROCESSES
+    for service, unit in (
+        ("planner", "an iteration"),
+        ("admission", "a request"),
+        ("gateway", "a token"),
+    ):
+        costs = [
+            f["value"]
+            for f in figures
+            if f["part"] == f"scale, {service}" and f"CPU of {unit}" in f["name"]
+        ]
+        assert len(costs) == 2 and min(costs) > 0, "one process, and two"
     assert "steady load" in done.stderr, "progress is shown"

@@ -15,8 +15,10 @@ import contextlib
 from collections.abc import AsyncIterator
 
 from shared import subjects
+from shared.bus import codec
 from shared.bus.api import Bus, Call, Endpoint
 from shared.clock import Clock
+from shared.errors import PeerError
 from shared.schemas import (
     Attach,
     Cancel,
@@ -32,6 +34,7 @@ from shared.schemas import (
     TokenLogprob,
     Verdict,
 )
+from shared.text.chat_prompt import checked
 from shared.vocabulary import FinishReason, ReplicaId, RequestKey, ServiceClass
 
 MODEL = "stand-in"
@@ -124,7 +127,11 @@ class StandIn:
             else " ".join(map(str, request.token_ids or []))
         )
         if request.messages is not None:
-            prompt = request.messages[-1]["content"]
+            try:
+                prompt = checked(request.messages)[-1]["content"]
+            except PeerError as error:
+                await call.reply(codec.refusal(error))
+                return
         if prompt.startswith("refuse "):
             code = prompt.split()[1]
             retry_after_s = 2.2 if code in ("slow_down", "resource_unavailable") else None

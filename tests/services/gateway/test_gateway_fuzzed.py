@@ -48,7 +48,7 @@ def url(nats_url: str) -> Iterator[str]:
     began, loop, over = threading.Event(), asyncio.new_event_loop(), asyncio.Event()
 
     async def run() -> None:
-        async with site(nats_url, requests_limit=64) as at:
+        async with site(nats_url, requests_limit=64, fresh_s=3600.0) as at:  # one digest
             address.append(at.url)
             began.set()
             await over.wait()
