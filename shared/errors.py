@@ -6,6 +6,7 @@ SlacklineError
       + NoResponders   nobody serves that subject now
       + BusTimeout     no answer in time; the effect is unknown
       + WrongSequence  an append or a compare-and-set lost its race
+      + StoreFull      a bucket or a log has no room; nothing was written
   + ConfigError      the operator must change something; the message says what
   + EngineError      the engine of a worker is gone, and its KV with it: the worker must start anew
 """
@@ -48,6 +49,10 @@ class WrongSequence(BusError):
     def __init__(self, message: str, last_seq: int = 0) -> None:
         super().__init__(message)
         self.last_seq = last_seq
+
+
+class StoreFull(BusError):
+    """The bucket or the log has no room for this write; nothing was written."""
 
 
 class ConfigError(SlacklineError):

@@ -29,6 +29,7 @@ RELEGATED = f"{ROOT}.relegated"
 _TENANTS = frozenset(("requests", "attach", "cancel", "stream"))
 # JetStream
 REQUESTS_BUCKET = "requests"
+BODIES_BUCKET = "bodies"
 LEASES_BUCKET = "leases"
 
 

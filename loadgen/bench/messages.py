@@ -55,7 +55,7 @@ def _messages() -> dict[str, Struct]:
     slots, ones = pack(range(ENTRIES)), pack([1] * ENTRIES)
     record = Record(
         key=KEY,
-        body_key=f"b.{KEY}.0",
+        body_key=f"{KEY}.0",
         owner="admission-0",
         state=RecordState.ACTIVE,
         attempt=1,

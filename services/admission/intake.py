@@ -4,6 +4,7 @@ is no I/O but the tokenizer's thread.
 
 import asyncio
 from collections.abc import Callable
+from typing import TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -23,6 +24,7 @@ from shared.tiers import TierSet
 from shared.vocabulary import RecordState, RequestKey, ServiceClass, Slo
 
 Prompt = list[int]
+T = TypeVar("T")
 
 LOGPROBS_LIMIT = 200_000  # per request: about 4 MB, which a message can carry
 LONG_PROMPT_CHARACTERS = 4096  # beyond, tokenising (1 us a character) would hold up the event loop
@@ -171,11 +173,20 @@ class Intake:
         self._tiers, self._tokenizer, self._model = tiers, tokenizer, model
         self._workers, self._body_key, self._owner = workers, body_key, owner
 
+    async def look(self, request: GenerateRequest, tier: str) -> tuple[RequestKey, bytes]:
+        """The key of a request, and the digest of what it asks for. Raises PeerError for every
+        mistake that needs no tokenizer to be found.
+        """
+        key = check(request, tier, self._tiers)
+        return key, await _in_time(request, lambda: asked.digest(request, tier))
+
     async def read(
         self,
         request: GenerateRequest,
+        key: RequestKey,
         tier: str,
         *,
+        digest: bytes,
         arrived_unix_s: float,
         json: bool,
         traceparent: str,
@@ -184,12 +195,11 @@ class Intake:
 
         It waits while a worker may live that has what the request needs and has not been heard of.
         """
-        key = check(request, tier, self._tiers)
         while (wanted := wants.of(request, self._workers, self._model)) is None:
             await asyncio.sleep(LISTEN_S)
         worker = self._workers.any(wanted.needs) or self._workers.last
         check_tokenizer(worker, self._model)
-        prompt, digest = await self._tokenised(request, tier)
+        prompt = await _in_time(request, lambda: tokenise(request, self._tokenizer))
         max_tokens = fits(prompt, request, worker)
         named = self._tiers.named(tier)
         slo = resolve(request.slo or named.slo, len(prompt), max_tokens, worker)
@@ -225,15 +235,10 @@ class Intake:
         )
         return record, Body(prompt=pack(prompt), sampling=sampling, adapter=wanted.adapter)
 
-    async def _tokenised(self, request: GenerateRequest, tier: str) -> tuple[Prompt, bytes]:
-        """The tokens of the prompt, and the digest of the request."""
 
-        def read() -> tuple[Prompt, bytes]:
-            return tokenise(request, self._tokenizer), asked.digest(request, tier)
-
-        size = len(request.prompt or "") + sum(
-            len(str(m.get("content", ""))) for m in request.messages or ()
-        )
-        if size < LONG_PROMPT_CHARACTERS:
-            return read()
-        return await asyncio.to_thread(read)
+async def _in_time(request: GenerateRequest, step: Callable[[], T]) -> T:
+    """The outcome of a step whose time grows with the prompt: beside the loop for a long one."""
+    size = len(request.prompt or "") + sum(
+        len(str(m.get("content", ""))) for m in request.messages or ()
+    )
+    return step() if size < LONG_PROMPT_CHARACTERS else await asyncio.to_thread(step)

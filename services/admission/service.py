@@ -37,7 +37,7 @@ from shared.core.admission import (
     Unplanned,
 )
 from shared.core.offer import as_offer
-from shared.errors import BusError, PeerError
+from shared.errors import BusError, BusTimeout, PeerError, StoreFull
 from shared.models import shipped as models
 from shared.policy import registry
 from shared.process import conventions as names
@@ -97,7 +97,7 @@ class Admission:
         self._cfg, self._bus, self._clock, self._tracing = cfg, bus, clock, tracing
         self.name = f"admission-{rng.getrandbits(48):012x}"
         self._tiers = load_tiers(cfg.tiers) if cfg.tiers else DEFAULT
-        self._records = Records(bus.requests, lambda: f"{rng.getrandbits(32):08x}")
+        self._records = Records(bus.requests, bus.bodies, lambda: f"{rng.getrandbits(32):08x}")
         self.metrics = Registry()
         self._ending = Ending(bus, self._records, tracing, self.metrics)
         self._replays = Replays(bus, self._records, clock)
@@ -296,9 +296,15 @@ class Admission:
                     )
                 )
                 return
+            request = replace(request, tenant=subjects.tenant_of(call.subject, request.tenant))
+            key, digest = await self._intake.look(request, tier)
+            if await self._answer_known(key, digest, call):
+                return
             record, body = await self._intake.read(
-                replace(request, tenant=subjects.tenant_of(call.subject, request.tenant)),
+                request,
+                key,
                 tier,
+                digest=digest,
                 arrived_unix_s=now,
                 json=call.json,
                 traceparent=span.traceparent,
@@ -316,8 +322,9 @@ class Admission:
                 else self._chores.start(self._placer.ask(record), "admission.ask")
             )
             stored = await self._records.create(record, body)
-            if stored is None:
-                await self._answer_duplicate(record, call)
+            if stored is None:  # a copy of the request came first
+                if not await self._answer_known(key, digest, call):
+                    raise BusTimeout("the record that has the id is gone")
                 return
             await call.reply(_received(record, attached=False))
             if stored.record != record:
@@ -331,6 +338,16 @@ class Admission:
         except PeerError as error:
             span.set(**{names.ERROR_TYPE: error.code})
             await call.reply(Refused(code=error.code, message=error.message, param=error.param))
+        except StoreFull as error:
+            log.warning("request.refused", request_id=request.request_id[:64], error=str(error))
+            span.set(**{names.ERROR_TYPE: "store_full"})
+            await call.reply(
+                Refused(
+                    code="slow_down",
+                    message="there is no room to store the request",
+                    retry_after_s=self.core.shortest_backlog_s(now_unix_s=now),
+                )
+            )
         except BusError as error:
             log.warning("request.doubtful", request_id=request.request_id, error=str(error))
             self._sweep.soon()  # it may have been stored
@@ -361,23 +378,21 @@ class Admission:
             self._feed(Gone(record.key))
             self._sweep.soon()
 
-    async def _answer_duplicate(self, record: Record, call: Call) -> None:
-        """The id is taken: answer with the subject of that request's events, if it is the same
-        request; another one is refused.
+    async def _answer_known(self, key: RequestKey, digest: bytes, call: Call) -> bool:
+        """If the id is taken, answer with the subject of that request's events. False if it is
+        free. Raises PeerError if another request has it.
         """
-        stored = await self._records.get(record.key)
+        stored = await self._records.get(key)
         if stored is None:
-            await call.reply(
-                Refused(code="server_is_overloaded", message="ask again", retry_after_s=1.0)
-            )
-        elif stored.record.asked != record.asked:
+            return False
+        if stored.record.asked != digest:
             raise PeerError(
                 "another request has this id: its prompt, its sampling or its SLO is different",
                 code="conflict",
                 param="request_id",
             )
-        else:
-            await call.reply(_received(stored.record, attached=True))
+        await call.reply(_received(stored.record, attached=True))
+        return True
 
     def _on_attach(self, attach: Attach, call: Call) -> None:
         self._chores.spawn(self._replays.answer(attach, call), "admission.attach")

@@ -6,7 +6,7 @@ a request. Each step is a compare-and-set, so any number of instances may sweep 
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 
 import structlog
 
@@ -33,6 +33,9 @@ log = structlog.get_logger()
 LOOK_S = 0.25  # how often lost workers are looked for, and how soon a sweep asked for begins
 STALLED_S = 1.0  # a turn of the loop that comes this late has received no heartbeats either
 SPACING_S = 1.0  # least time between two sweeps
+# A body without a record is deleted after so long. To store the record takes 10 s at most; the
+# marker of a deleted body has gone by then.
+ORPHAN_S = 20.0
 
 
 class Sweep:
@@ -58,6 +61,7 @@ class Sweep:
         # attempts that their worker did not know at the last sweep
         self._unknown: set[tuple[RequestKey, int]] = set()
         self._live_owners: set[str] = set()
+        self._orphans: dict[str, float] = {}  # bodies without a record: seen first, unix time
 
     def soon(self) -> None:
         self._soon = True
@@ -94,7 +98,10 @@ class Sweep:
     async def _sweep(self) -> None:
         verify: dict[ReplicaId, list[Stored]] = {}
         stranded: dict[tuple[ReplicaId, str], list[Stored]] = {}
-        for stored in await self._records.open():
+        bodies = await self._bodies()  # before the records: a body is older than its record
+        opened = await self._records.open()
+        await self._delete_orphans(bodies, {stored.record.body_key for stored in opened})
+        for stored in opened:
             record = stored.record
             if record.cancelled and record.replica is None:
                 await self._end(record.key, lambda r: life.closed(r, self._clock.unix_s()))
@@ -122,6 +129,24 @@ class Sweep:
         for replica, records in verify.items():
             unknown |= await self._verify(replica, records)
         self._unknown = unknown
+
+    async def _bodies(self) -> Sequence[str]:
+        try:
+            return await self._records.bodies()
+        except BusError as error:  # no reason not to repair the records
+            log.warning("bodies.unreachable", error=str(error))
+            return ()
+
+    async def _delete_orphans(self, bodies: Sequence[str], named: Container[str]) -> None:
+        """Delete the bodies that no open record has named for ORPHAN_S: an admission died between
+        body and record, or a delete was lost.
+        """
+        now = self._clock.unix_s()
+        self._orphans = {key: self._orphans.get(key, now) for key in bodies if key not in named}
+        for key, since in self._orphans.items():
+            if now - since >= ORPHAN_S:
+                log.info("body.orphaned", body=key)
+                await self._records.forget_body(key)
 
     async def _fit(self, record: Record) -> None:
         """A record of the pool, against the longest context among all workers that live."""

@@ -57,7 +57,7 @@ class Relegation:
     ) -> None:
         self._cfg, self._bus, self._clock = cfg, bus, clock
         self.name = f"relegation-{rng.getrandbits(48):012x}"
-        self._records = Records(bus.requests)
+        self._records = Records(bus.requests, bus.bodies)
         self.metrics = Registry()
         self._ending = Ending(bus, self._records, tracing, self.metrics)
         self._placer = Placer(bus, self._records, clock, tracing)

@@ -78,7 +78,7 @@ class WorkerService:
         )
         self._replica = ReplicaId(cfg.replica)
         self.incarnation = f"{rng.getrandbits(48):012x}"
-        self._records = Records(bus.requests)
+        self._records = Records(bus.requests, bus.bodies)
         # The KV cache bounds the context, so that a request that runs alone always gets to its end.
         self._context_tokens = min(facts.context_tokens, facts.kv_blocks * facts.block_tokens)
         self.core = WorkerCore(

@@ -88,7 +88,9 @@ class Entry:
 
 
 class KeyValue(Protocol):
-    """A bucket. Keys consist of [A-Za-z0-9_.-]."""
+    """A bucket. Keys consist of [A-Za-z0-9_.-]. A write raises StoreFull where the bucket has no
+    room; a delete always finds some, as it makes room.
+    """
 
     async def get(self, key: str) -> Entry | None: ...
 
@@ -103,6 +105,9 @@ class KeyValue(Protocol):
         """
 
     async def delete(self, key: str) -> None: ...
+
+    async def names(self) -> Sequence[str]:
+        """The keys of the whole bucket, without their values; also keys deleted a moment ago."""
 
     async def scan(self, prefix: str) -> Sequence[tuple[str, Entry]]:
         """Every existing key that begins with `prefix` (whole tokens, ending in a dot)."""
@@ -136,6 +141,9 @@ class Bus(Protocol):
 
     @property
     def requests(self) -> KeyValue: ...
+
+    @property
+    def bodies(self) -> KeyValue: ...
 
     @property
     def leases(self) -> KeyValue:

@@ -16,12 +16,21 @@ from nats.aio.msg import Msg
 
 from shared.bus.api import Entry
 from shared.bus.inbox import ReplyInbox, status
-from shared.errors import BusError, BusTimeout, NoResponders, PeerError, WrongSequence
+from shared.errors import (
+    BusError,
+    BusTimeout,
+    NoResponders,
+    PeerError,
+    StoreFull,
+    WrongSequence,
+)
 
 # JetStream's "wrong last sequence", with and without the number
 WRONG_SEQUENCE_CODES = (10071, 10164)
+# the stream is at its max_bytes; the server is at its max_file_store
+FULL_CODES = (10077, 10023, 10047)
 # The marker of a deleted key is for `nats kv watch`; it expires, so that deletes leave nothing.
-MARKER_TTL_S = 60
+MARKER_TTL_S = 5
 BATCH_MSGS = 1_000  # messages of one direct get: under a sixteenth of the inbox's queue
 BATCH_BYTES = 8 * 1024 * 1024
 _KEY = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
@@ -33,11 +42,17 @@ class ApiError(msgspec.Struct, frozen=True):
     description: str = ""
 
 
+class State(msgspec.Struct, frozen=True):
+    subjects: dict[str, int] = {}
+
+
 class Ack(msgspec.Struct, frozen=True):
-    """JetStream's answer to a write, and the part that we read of its answer to an API call."""
+    """JetStream's answer to a write, and the parts that we read of its answer to an API call."""
 
     seq: int = 0
     error: ApiError | None = None
+    state: State = State()
+    total: int = 0  # subjects, of which `state` may have a page only
 
 
 _acks = msgspec.json.Decoder(Ack)
@@ -94,6 +109,18 @@ class Stream:
             None,
         )
 
+    async def subjects(self) -> list[str]:
+        """The subjects that have a message."""
+        found: list[str] = []
+        while True:
+            question = {"subjects_filter": ">", "offset": len(found)}
+            answer = await self._call(
+                f"$JS.API.STREAM.INFO.{self._name}", msgspec.json.encode(question), None
+            )
+            found += answer.state.subjects
+            if not answer.state.subjects or len(found) >= answer.total:
+                return found
+
     async def _call(self, subject: str, payload: bytes, headers: dict[str, str] | None) -> Ack:
         try:
             msg = await self._inbox.ask(
@@ -112,7 +139,8 @@ class Stream:
             raise WrongSequence(
                 f"{subject}: {ack.error.description}", int(found[1]) if found else 0
             )
-        raise BusError(f"{subject}: {ack.error.description} ({ack.error.err_code})")
+        kind = StoreFull if ack.error.err_code in FULL_CODES else BusError
+        raise kind(f"{subject}: {ack.error.description} ({ack.error.err_code})")
 
     async def _get(self, subject: str) -> Msg | None:
         try:
@@ -176,6 +204,10 @@ class StreamKeyValue:
         await self._stream.write(
             self._subject(key), b"", {"KV-Operation": "DEL", **_ttl(MARKER_TTL_S)}
         )
+
+    async def names(self) -> Sequence[str]:
+        skip = len(self._prefix)
+        return [subject[skip:] for subject in await self._stream.subjects()]
 
     async def scan(self, prefix: str) -> Sequence[tuple[str, Entry]]:
         if prefix and not prefix.endswith("."):

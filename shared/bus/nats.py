@@ -95,6 +95,10 @@ class NatsBus:
             Stream(self._inbox, f"KV_{subjects.REQUESTS_BUCKET}", store_timeout_s),
             subjects.REQUESTS_BUCKET,
         )
+        self._bodies = StreamKeyValue(
+            Stream(self._inbox, f"KV_{subjects.BODIES_BUCKET}", store_timeout_s),
+            subjects.BODIES_BUCKET,
+        )
         self._leases = StreamKeyValue(
             Stream(self._inbox, f"KV_{subjects.LEASES_BUCKET}", store_timeout_s),
             subjects.LEASES_BUCKET,
@@ -104,6 +108,10 @@ class NatsBus:
     @property
     def requests(self) -> KeyValue:
         return self._requests
+
+    @property
+    def bodies(self) -> KeyValue:
+        return self._bodies
 
     @property
     def leases(self) -> KeyValue:

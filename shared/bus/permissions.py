@@ -28,6 +28,7 @@ SERVES = {
 VERBS = ("PING", "INFO", "STATS")
 DIRECT, INFO = "$JS.API.DIRECT.GET", "$JS.API.STREAM.INFO"
 REQUESTS, LEASES = f"KV_{subjects.REQUESTS_BUCKET}", f"KV_{subjects.LEASES_BUCKET}"
+BODIES = f"KV_{subjects.BODIES_BUCKET}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +88,14 @@ TABLE = (
     Row("is it there?", "$SRV.*.{service}", (ADMISSION, PLANNER, RELEGATION), SERVICES),
     Row("is it there? (one)", "$SRV.*.{service}.*", (), SERVICES),
     # the store
-    Row("records, bodies, outputs", f"$KV.{subjects.REQUESTS_BUCKET}.>", (ADMISSION, RELEGATION)),
+    Row("records, outputs", f"$KV.{subjects.REQUESTS_BUCKET}.>", (ADMISSION, RELEGATION)),
+    Row("bodies", f"$KV.{subjects.BODIES_BUCKET}.>", (ADMISSION, RELEGATION)),
     Row("leases of admissions", f"$KV.{subjects.LEASES_BUCKET}.admission.*", (ADMISSION,)),
     Row("leases of replicas", f"$KV.{subjects.LEASES_BUCKET}.planner.*", (PLANNER,)),
     Row("lease of relegation", f"$KV.{subjects.LEASES_BUCKET}.relegation", (RELEGATION,)),
     Row("log of a replica", f"{ROOT}.acks.{{replica}}", (ADMISSION, WORKER)),
     Row("read a record", f"{DIRECT}.{REQUESTS}.>", (ADMISSION, RELEGATION, WORKER)),
+    Row("read a body", f"{DIRECT}.{BODIES}.>", (ADMISSION, WORKER)),
     Row("list records", f"{DIRECT}.{REQUESTS}", (ADMISSION, RELEGATION, WORKER)),
     Row(
         "read the lease of an admission",
@@ -114,6 +117,7 @@ TABLE = (
     Row("read a log", f"{DIRECT}.{{log}}", (ADMISSION, WORKER)),
     Row("trim a log", "$JS.API.STREAM.PURGE.{log}", (WORKER,)),
     Row("is the bucket there?", f"{INFO}.{REQUESTS}", (ADMISSION, RELEGATION, WORKER)),
+    Row("is the bucket there?", f"{INFO}.{BODIES}", (ADMISSION, RELEGATION, WORKER)),
     Row("is the bucket there?", f"{INFO}.{LEASES}", SERVICES),
     Row("is the log there?", f"{INFO}.{{log}}", (WORKER,)),
 )

@@ -21,6 +21,12 @@ from shared.vocabulary import ReplicaId
 MIN_VERSION = (2, 11)  # the first version with per-message TTL; older ones ignore it silently
 # a prompt of 1 M tokens is 4 MB, and travels once more where its request resumes
 MIN_PAYLOAD_BYTES = 8 * 1024 * 1024
+# Bodies are of open requests: 130,000 with a prompt of 4,000 tokens. Where they are full, requests
+# are refused; those that were accepted need only room for records and outputs, which nobody can
+# fill with prompts: 500,000 records of 2 KB, or 250 outputs with the most log-probabilities.
+BODIES_BYTES = 2 * 1024 * 1024 * 1024
+REQUESTS_BYTES = 1024 * 1024 * 1024
+LEASES_BYTES = 64 * 1024 * 1024  # a lease is 200 bytes
 # 50 iterations/s of 2 KB are 100 KB/s, so this is 20 minutes of log; its worker trims it every few
 # seconds, but for the entries that a request of an earlier life still needs.
 LOG_BYTES = 128 * 1024 * 1024
@@ -28,7 +34,8 @@ ALREADY_EXISTS = 10058
 NO_SPACE = 10047
 _TRIES = 5
 _RETRY_S = 0.2
-# The settings our code relies on. The operator may change replicas, placement and compression.
+# The settings our code relies on. The operator may change replicas, placement, compression and
+# sizes, but not leave a stream without a size: it would take all of the disk.
 _RELIED_ON = (
     "subjects",
     "storage",
@@ -58,11 +65,11 @@ def check_server(client: Client) -> None:
 
 
 def bucket_configs(copies: int) -> list[StreamConfig]:
-    """The streams of the two buckets. A bucket is a stream KV_<name> that keeps one message per
+    """The streams of the three buckets. A bucket is a stream KV_<name> that keeps one message per
     subject.
     """
 
-    def bucket(name: str, max_age_s: float) -> StreamConfig:
+    def bucket(name: str, max_bytes: int, max_age_s: float = 0.0) -> StreamConfig:
         return StreamConfig(
             name=f"KV_{name}",
             subjects=[f"$KV.{name}.>"],
@@ -70,12 +77,17 @@ def bucket_configs(copies: int) -> list[StreamConfig]:
             num_replicas=copies,
             max_msgs_per_subject=1,
             max_age=max_age_s,
+            max_bytes=max_bytes,
             discard=DiscardPolicy.NEW,
             allow_direct=True,
             allow_msg_ttl=True,
         )
 
-    return [bucket(subjects.REQUESTS_BUCKET, 0.0), bucket(subjects.LEASES_BUCKET, LEASE_TTL_S)]
+    return [
+        bucket(subjects.REQUESTS_BUCKET, REQUESTS_BYTES),
+        bucket(subjects.BODIES_BUCKET, BODIES_BYTES),
+        bucket(subjects.LEASES_BUCKET, LEASES_BYTES, LEASE_TTL_S),
+    ]
 
 
 def log_config(replica: str, copies: int) -> StreamConfig:
@@ -179,4 +191,9 @@ def _check(wanted: StreamConfig, present: StreamConfig) -> None:
         raise ConfigError(
             f"the stream {wanted.name} was made by something else: {'; '.join(differing)}; "
             "rename or delete it"
+        )
+    if (present.max_bytes or -1) < 0:
+        raise ConfigError(
+            f"the stream {wanted.name} has no max_bytes and could fill the disk: "
+            f"`nats stream edit {wanted.name} --max-bytes={wanted.max_bytes}`"
         )

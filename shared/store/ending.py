@@ -3,7 +3,6 @@ client, metrics and log receive it, once.
 """
 
 from collections.abc import Callable
-from contextlib import suppress
 
 import structlog
 
@@ -96,5 +95,4 @@ class Ending:
             worst_tbt_s=verdict.worst_tbt_s,
             ttlt_s=verdict.ttlt_s,
         )
-        with suppress(BusError):  # its TTL takes it
-            await self._records.forget_body(record)
+        await self._records.forget_body(record.body_key)

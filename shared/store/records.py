@@ -2,6 +2,7 @@
 
 import secrets
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -10,7 +11,7 @@ import structlog
 
 from shared.bus.api import Entry, KeyValue
 from shared.core.record import without_output
-from shared.errors import BusTimeout, PeerError, WrongSequence
+from shared.errors import BusError, BusTimeout, PeerError, StoreFull, WrongSequence
 from shared.schemas import Body, Record, Resume
 from shared.vocabulary import RequestKey
 
@@ -35,49 +36,54 @@ class Stored:
 
 
 class Records:
-    """The record is under `s.<key>`. The heavy parts are stored once: the body under
-    `b.<key>.<nonce>`, the output of an ended request under `o.<key>.<nonce>`. So reading every
-    record stays cheap.
+    """The record is under `s.<key>`. The heavy parts are stored once: the output of an ended
+    request under `o.<key>.<nonce>`, the body under `<key>.<nonce>` in a bucket of its own. So
+    reading every record stays cheap, and prompts cannot take the room that records need to change.
     """
 
     def __init__(
-        self, bucket: KeyValue, nonce: Callable[[], str] = lambda: secrets.token_hex(4)
+        self,
+        bucket: KeyValue,
+        bodies: KeyValue,
+        nonce: Callable[[], str] = lambda: secrets.token_hex(4),
     ) -> None:
-        self._bucket = bucket
+        self._bucket, self._bodies = bucket, bodies
         self._nonce = nonce
 
     def body_key(self, key: RequestKey) -> str:
         """A new key for a body, so that a body left by a crash is never mistaken for that of
         another request.
         """
-        return f"b.{key}.{self._nonce()}"
+        return f"{key}.{self._nonce()}"
 
     async def create(self, record: Record, body: Body) -> Stored | None:
         """Stores a new record; None if the key is taken (a duplicate). The body is stored first:
-        the record commits.
+        the record commits. Where it does not, the body is deleted.
+
+        Raises StoreFull if one of the two has no room: then neither is there. After a BusTimeout
+        both may be, or the body alone: an orphan, which the sweep deletes.
         """
         value = _readable(_record, record)
         ttl_s = max(record.expires_unix_s - record.arrived_unix_s, 0.0) + ENDED_TTL_S
         try:
-            await self._bucket.create(record.body_key, _readable(_body, body), ttl_s=ttl_s)
+            await self._bodies.create(record.body_key, _readable(_body, body), ttl_s=ttl_s)
         except (WrongSequence, BusTimeout):
             # The key is ours alone, so a value there is this body.
-            if await self._bucket.get(record.body_key) is None:
+            if await self._bodies.get(record.body_key) is None:
                 raise
         try:
             return Stored(record, await self._bucket.create(f"s.{record.key}", value))
-        except WrongSequence:
-            return await self._mine(record)
-        except BusTimeout:
-            mine = await self._mine(record)
-            if mine is None and await self.get(record.key) is None:
+        except StoreFull:
+            await self.forget_body(record.body_key)
+            raise
+        except (WrongSequence, BusTimeout) as error:
+            stored = await self.get(record.key)
+            if stored is None and isinstance(error, BusTimeout):
                 raise
-            return mine
-
-    async def _mine(self, record: Record) -> Stored | None:
-        """The stored record, if the create whose answer was lost wrote it."""
-        stored = await self.get(record.key)
-        return stored if stored is not None and stored.record.body_key == record.body_key else None
+            if stored is not None and stored.record.body_key == record.body_key:
+                return stored  # only the answer was lost
+            await self.forget_body(record.body_key)
+            return None
 
     async def get(self, key: RequestKey) -> Stored | None:
         entry = await self._bucket.get(f"s.{key}")
@@ -85,7 +91,7 @@ class Records:
 
     async def body(self, key: str) -> Body | None:
         """The body under a record's `body_key`."""
-        entry = await self._bucket.get(key)
+        entry = await self._bodies.get(key)
         return None if entry is None else _read(_body, key, entry.value)
 
     async def change(
@@ -138,8 +144,16 @@ class Records:
         entry = await self._bucket.get(record.output_key) if record.output_key else None
         return record.resume if entry is None else _read(_resume, record.output_key, entry.value)
 
-    async def forget_body(self, record: Record) -> None:
-        await self._bucket.delete(record.body_key)
+    async def forget_body(self, key: str) -> None:
+        """Delete the body under a record's `body_key`. If the store does not answer, it becomes an
+        orphan, which the sweep deletes.
+        """
+        with suppress(BusError):
+            await self._bodies.delete(key)
+
+    async def bodies(self) -> Sequence[str]:
+        """The keys of all bodies, also of those deleted a moment ago."""
+        return await self._bodies.names()
 
     async def open(self) -> Sequence[Stored]:
         """Every record without a verdict. A value that cannot be read is not ours: it is logged and

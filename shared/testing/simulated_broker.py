@@ -80,6 +80,7 @@ class Broker:
         self.faults = faults or Faults()
         self.clock = VirtualClock(self.loop)
         self.requests = BucketState(subjects.REQUESTS_BUCKET)
+        self.bodies = BucketState(subjects.BODIES_BUCKET)
         self.leases = BucketState(subjects.LEASES_BUCKET, LEASE_TTL_S)
         self.acks = LogState("acks")
         self.trace: deque[tuple[float, str, str]] | None = (

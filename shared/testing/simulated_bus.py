@@ -116,12 +116,17 @@ class SimBus:
         self._loop = link.broker.loop
         self._context = link.context()  # for answers
         self._requests = SimKeyValue(self, self._broker.requests)
+        self._bodies = SimKeyValue(self, self._broker.bodies)
         self._leases = SimKeyValue(self, self._broker.leases)
         self._acks = SimLog(self, self._broker.acks)
 
     @property
     def requests(self) -> KeyValue:
         return self._requests
+
+    @property
+    def bodies(self) -> KeyValue:
+        return self._bodies
 
     @property
     def leases(self) -> KeyValue:
@@ -322,6 +327,11 @@ class SimKeyValue:
 
     async def delete(self, key: str) -> None:
         await self._operate("delete", key, lambda: self._state.delete(key, now_s=self._now_s()))
+
+    async def names(self) -> Sequence[str]:
+        return await self._bus.operate(
+            f"names {self._state.name}", lambda: self._state.names(now_s=self._now_s())
+        )
 
     async def scan(self, prefix: str) -> Sequence[tuple[str, Entry]]:
         if prefix and not prefix.endswith("."):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from shared.bus.api import Entry
 from shared.errors import WrongSequence
 
-MARKER_TTL_S = 60.0  # as in shared/bus/jetstream.py: the marker of a deleted key expires
+MARKER_TTL_S = 5.0  # as in shared/bus/jetstream.py: the marker of a deleted key expires
 MIN_TTL_S = 1.0  # the least that the server takes
 
 
@@ -53,6 +53,9 @@ class BucketState:
 
     def delete(self, key: str, *, now_s: float) -> int:
         return self._put(key, None, MARKER_TTL_S, now_s)
+
+    def names(self, *, now_s: float) -> Sequence[str]:
+        return [key for key in list(self._kept) if self._present(key, now_s) is not None]
 
     def scan(self, prefix: str, *, now_s: float) -> Sequence[tuple[str, Entry]]:
         """The keys with this prefix, in the order of their last writes, as a stream is read."""

@@ -61,7 +61,7 @@ async def _leases(arena: Arena, bus: NatsBus) -> str:
 
 
 async def _records(bus: NatsBus, known: set[str]) -> str:
-    """Say which records have not ended or are of nobody, and which outputs no record names."""
+    """Say which records have not ended or are of nobody, and which outputs and bodies are left."""
     named: set[str] = set()
     for key, entry in await bus.requests.scan("s."):
         record = msgspec.msgpack.decode(entry.value, type=Record)
@@ -71,6 +71,7 @@ async def _records(bus: NatsBus, known: set[str]) -> str:
             return f"{key} is of nobody"
         named.add(record.output_key)
     left = [key for key, _ in await bus.requests.scan("o.") if key not in named]
+    left += [key for key, _ in await bus.bodies.scan("")]
     return f"left over: {left}" if left else ""
 
 

@@ -44,7 +44,12 @@ RECEIVED: list[tuple[str, Any]] = [
     (subjects.withdraw(R0), schemas.Withdraw),
     (subjects.holdings(R0), schemas.Holdings),
 ]
-STORED: list[tuple[str, Any]] = [("s", schemas.Record), ("b", schemas.Body), ("o", schemas.Resume)]
+# the bucket, the beginning of the key and the value
+STORED: list[tuple[str, str, Any]] = [
+    (subjects.REQUESTS_BUCKET, "s.", schemas.Record),
+    (subjects.REQUESTS_BUCKET, "o.", schemas.Resume),
+    (subjects.BODIES_BUCKET, "", schemas.Body),
+]
 
 
 @pytest.fixture(autouse=True)
@@ -89,11 +94,11 @@ async def pester(world: World, rng: Random) -> None:
         raw = encoded(likely(made, world, rng), msgspec.msgpack.encode)
         world.net.inject(subject, tampered(raw, rng) if rng.random() < 0.1 else raw, {})
         if rng.random() < 0.05:
-            prefix, kept = rng.choice(STORED)
-            name = f"{prefix}.default.odd{rng.randrange(10**9)}"
+            bucket, prefix, kept = rng.choice(STORED)
+            name = f"{prefix}default.odd{rng.randrange(10**9)}"
             raw = encoded(near(kept, rng), msgspec.msgpack.encode)
             world.ignored.add(name)
-            world.net.requests.create(name, raw, None, now_s=world.net.loop.time())
+            getattr(world.net, bucket).create(name, raw, None, now_s=world.net.loop.time())
 
 
 async def ask(client: Client, request_id: str) -> Verdict:

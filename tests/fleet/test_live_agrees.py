@@ -163,7 +163,8 @@ async def live(case: Case, requests: Sequence[PlannedRequest], tiers: Path) -> L
                     )
                 )
         records = await _ended(
-            Records(bus.requests), [subjects.request_key(r.tenant, str(r.number)) for r in requests]
+            Records(bus.requests, bus.bodies),
+            [subjects.request_key(r.tenant, str(r.number)) for r in requests],
         )
         late_s = max(
             record.arrived_unix_s - begin_s - request.arrival_s

@@ -141,3 +141,14 @@ def test_no_service_dies_of_what_strangers_publish(seed: int) -> None:
 
     run_virtual(main())
     assert not deaths, f"seed {seed}: {deaths} died"
+
+
+def test_a_body_that_no_record_names_is_deleted() -> None:
+    async def main() -> None:
+        calm = Scene(faults=CALM, kills=0, pauses=0, restarts=0, cancels=0, requests=3)
+        world = World(calm, seed=1)
+        world.net.bodies.create("default.nobody.0", b"", None, now_s=world.net.loop.time())
+        await world.play()  # waits until no body is left
+        assert world.net.bodies.get("default.nobody.0", now_s=world.net.loop.time()) is None
+
+    run_virtual(main())

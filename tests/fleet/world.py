@@ -15,6 +15,7 @@ import msgspec
 
 from services.admission.config import AdmissionConfig
 from services.admission.service import Admission
+from services.admission.sweep import ORPHAN_S
 from services.planner.config import PlannerConfig
 from services.planner.service import Planner
 from services.relegation.config import RelegationConfig
@@ -290,6 +291,9 @@ class World:
             for task in done:
                 task.result()
         await asyncio.sleep(12.0)  # every sweep, listing and lease has had its turn
+        async with asyncio.timeout(2 * ORPHAN_S):  # a body that lost its admission goes later
+            while self.net.bodies.scan("", now_s=self.net.loop.time()):
+                await asyncio.sleep(1.0)
         self.reckon()
 
     def _misfortunes(self) -> list:

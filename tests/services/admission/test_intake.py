@@ -69,7 +69,7 @@ def test_a_snapshot_of_heavy_attempts_comes_in_pages_that_a_message_can_carry() 
             why=FinishReason.STOP, relegated=False,
             service_class=ServiceClass.STANDARD,
             resume=Resume(
-                tokens=bytes(4 * 500), logprobs=[likely] * 500, measure=Measure(tokens=500)
+                tokens=bytes(4 * 500), measure=Measure(tokens=500), logprobs=[likely] * 500
             ),
         )
         for n in range(60)

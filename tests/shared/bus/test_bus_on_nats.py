@@ -28,6 +28,7 @@ from shared.bus.nats import NatsBus, connect
 from shared.bus.users import GATEWAY, Role, User
 from shared.errors import BusError, BusTimeout, ConfigError, NoResponders, PeerError
 from shared.schemas import Attach, GenerateRequest, Refused
+from tests.shared.store.bucket_sizes import resize
 
 JSON = {"Content-Type": "application/json"}
 WITHIN_S = 60.0  # the longest that a busy machine may take for anything
@@ -367,6 +368,15 @@ async def test_a_stream_made_by_something_else_is_refused(nats_server: NatsServe
     async with connect(nats_server.url, "operator") as bus:
         with pytest.raises(ConfigError, match=made_otherwise):
             await bus.make_streams(["r7"])
+
+
+async def test_a_stream_without_a_size_is_refused_with_the_command_that_gives_one(
+    nats_server: NatsServer,
+) -> None:
+    await resize(nats_server.url, "bodies", -1)
+    with pytest.raises(ConfigError, match="nats stream edit KV_bodies --max-bytes=2147483648"):
+        async with connect(nats_server.url, "service", User(Role.ADMISSION)):
+            pass
 
 
 async def test_no_server_at_all_is_said_in_time_and_without_the_password() -> None:

@@ -36,7 +36,7 @@ CHANGING = {"state", "owner", "attempt", "verdict", "cancelled", "lost", "left",
 
 NEW = Record(
     key=RequestKey("t.1"),
-    body_key="b.t.1.0",
+    body_key="t.1.0",
     owner=OWNER,
     state=RecordState.ACTIVE,
     attempt=0,

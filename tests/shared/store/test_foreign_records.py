@@ -28,7 +28,7 @@ def quiet() -> Iterator[None]:
 def record(key: str) -> Record:
     return Record(
         key=RequestKey(key),
-        body_key="b.x",
+        body_key="x.0",
         owner="a",
         state=RecordState.ACTIVE,
         attempt=0,
@@ -53,7 +53,7 @@ def test_a_record_of_another_key_than_its_own_is_not_read_and_hides_no_other() -
         bus: Any = SimNet(Random(0), Faults()).connect("test")
         for name, key in (("s.t.a", "t.a"), ("s.t.b", "t.a"), ("s.t.c", "a >.*"), ("s.t.d", "t.d")):
             await bus.requests.create(name, msgspec.msgpack.encode(record(key)))
-        records = Records(bus.requests)
+        records = Records(bus.requests, bus.bodies)
         assert sorted(stored.record.key for stored in await records.open()) == ["t.a", "t.d"]
         for key in ("t.b", "t.c"):
             with pytest.raises(PeerError):

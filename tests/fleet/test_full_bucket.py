@@ -1,0 +1,72 @@
+"""A full bucket of a running fleet, and a client that repeats one id."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from loadgen.fleet.fleet import Fleet, FleetSpec
+from shared.schemas import GenerateRequest, Sampling
+from tests.fleet.live import WAIT_S, ask, check, client_of, until_running
+from tests.shared.store.bucket_sizes import resize, state_of
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+ASKED = {"prompt": 6000 * "x", "max_tokens": 8}  # a body of 24 KB
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def fleet() -> AsyncIterator[Fleet]:
+    async with Fleet(FleetSpec(replicas=1, pace=0.5, drain_s=2.0)) as fleet:
+        yield fleet
+        assert [c.name for c in fleet.processes if c.starts != 1] == []
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def http(fleet: Fleet) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(base_url=fleet.http_url, timeout=WAIT_S, trust_env=False) as http:
+        yield http
+
+
+async def test_a_full_bucket_refuses_at_once_and_what_was_accepted_ends(
+    fleet: Fleet, http: httpx.AsyncClient
+) -> None:
+    async with client_of(fleet) as (bus, client, wire):
+        request = GenerateRequest(
+            request_id="long", prompt="hello", sampling=Sampling(max_tokens=300, ignore_eos=True)
+        )
+        running = asyncio.create_task(ask(client, request))
+        await until_running(bus, "r1")
+        await resize(fleet.url, "bodies", None)
+        records = dict(await bus.requests.scan("s."))
+        for number in range(5):
+            began_s = time.monotonic()
+            refused = await http.post(
+                "/v1/completions", json=ASKED, headers={"x-request-id": f"full-{number}"}
+            )
+            assert time.monotonic() - began_s < 1.0, "at once: a store that is silent takes 2 s"
+            assert (refused.status_code, refused.json()["error"]["code"]) == (429, "slow_down")
+            assert 1 <= int(refused.headers["retry-after"]) <= 30
+        assert dict(await bus.requests.scan("s.")).keys() == records.keys()
+        assert len(await bus.bodies.scan("")) == 1
+        assert not running.done()
+        await check(bus, wire, [await running])
+        assert await bus.bodies.scan("") == []
+        await resize(fleet.url, "bodies", 1_000_000)
+        again = await http.post("/v1/completions", json=ASKED, headers={"x-request-id": "full-0"})
+        assert again.status_code == 200, "a refused id is free"
+
+
+async def test_one_id_again_and_again_writes_one_body(
+    fleet: Fleet, http: httpx.AsyncClient
+) -> None:
+    async def post() -> httpx.Response:
+        return await http.post("/v1/completions", json=ASKED, headers={"x-request-id": "again"})
+
+    first = await post()
+    before = await state_of(fleet.url, "bodies")
+    answers = [await post() for _ in range(10)]
+    assert [a.json()["choices"] for a in answers] == 10 * [first.json()["choices"]]
+    assert (await state_of(fleet.url, "bodies"))["last_seq"] == before["last_seq"]

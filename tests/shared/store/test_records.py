@@ -1,0 +1,89 @@
+"""Records and bodies in a real store: what a lost race or a full bucket leaves behind."""
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+from msgspec.structs import replace
+
+from loadgen.fleet.nats_server import NatsServer
+from shared.bus.nats import NatsBus, connect
+from shared.columns import pack
+from shared.errors import StoreFull
+from shared.schemas import Body, Record, Sampling
+from shared.store.records import Records
+from shared.vocabulary import RecordState, RequestKey, ServiceClass, Slo
+from tests.shared.store.bucket_sizes import resize
+
+BODY = Body(prompt=pack(range(10_000)), sampling=Sampling())
+
+
+@pytest_asyncio.fixture
+async def bus(nats_server: NatsServer) -> AsyncIterator[NatsBus]:
+    async with connect(nats_server.url, "test") as bus:
+        yield bus
+
+
+def new(records: Records, name: str = "") -> Record:
+    key = RequestKey(f"default.{name or uuid.uuid4().hex}")
+    return Record(
+        key=key, body_key=records.body_key(key), owner="a", state=RecordState.ACTIVE, attempt=0,
+        service_class=ServiceClass.STANDARD, tier="chat", slo=Slo(ttft_s=1.0), importance=1.0,
+        application="", session="", arrived_unix_s=0.0, expires_unix_s=100.0,
+        prompt_tokens=10_000, max_tokens=10, stream_subject="slo.v1.stream.x",
+    )  # fmt: skip
+
+
+async def present(bus: NatsBus) -> set[str]:
+    """The keys of bodies that have a value."""
+    return {key for key, _ in await bus.bodies.scan("")}
+
+
+async def test_copies_of_a_request_that_come_at_once_leave_one_body(bus: NatsBus) -> None:
+    records = Records(bus.requests, bus.bodies)
+    copies = [new(records, "burst") for _ in range(20)]
+    made = await asyncio.gather(*(records.create(record, BODY) for record in copies))
+    (winner,) = [stored for stored in made if stored is not None]
+    assert await present(bus) == {winner.record.body_key}
+
+
+async def test_a_full_bucket_of_bodies_takes_no_request_and_lets_those_it_has_end(
+    bus: NatsBus, nats_server: NatsServer
+) -> None:
+    records = Records(bus.requests, bus.bodies)
+    first = await records.create(new(records), BODY)
+    assert first is not None
+    await resize(nats_server.url, "bodies", None)
+    refused = new(records)
+    with pytest.raises(StoreFull):
+        await records.create(refused, BODY)
+    assert await records.get(refused.key) is None
+    assert await present(bus) == {first.record.body_key}
+    changed = await records.change(first.record.key, lambda record: replace(record, left="x"))
+    assert changed is not None
+    await records.forget_body(first.record.body_key)
+    assert await present(bus) == set(), "a full bucket can be emptied"
+    async with asyncio.timeout(30):
+        while True:  # the marker of the deleted body needs some bytes for some seconds
+            try:
+                assert await records.create(refused, BODY) is not None
+                break
+            except StoreFull:
+                await asyncio.sleep(0.1)
+
+
+async def test_a_full_bucket_of_records_leaves_no_body(
+    bus: NatsBus, nats_server: NatsServer
+) -> None:
+    records = Records(bus.requests, bus.bodies)
+    assert await records.create(new(records), BODY) is not None
+    before = await present(bus)
+    await resize(nats_server.url, "requests", None)
+    refused = new(records)
+    with pytest.raises(StoreFull):
+        await records.create(refused, BODY)
+    assert await present(bus) == before
+    await resize(nats_server.url, "requests", 1_000_000)
+    assert await records.create(refused, BODY) is not None
