@@ -16,6 +16,7 @@ import structlog
 from loadgen.access import DEFAULT_URL
 from loadgen.commands.trial_arguments import add_draft_arguments, check_acceptance, parse_draft
 from loadgen.fleet.fleet import Fleet, FleetSpec, is_free, torch_replicas
+from shared.bus.users import OPERATOR, Role, User
 from shared.errors import ConfigError
 from shared.models import shipped as models
 from shared.perf import profile_file as profiles
@@ -270,6 +271,11 @@ def _welcome(fleet: Fleet) -> str:
             "        pools "
             + ", ".join(f"{replica} {pool}" for replica, pool in fleet.pools.items())
         )
+    tenant, operator = (
+        fleet.access(user) for user in (User(Role.TENANT, fleet.spec.tenants[0]), OPERATOR)
+    )
+    lines.append(f"keys    export SLACKLINE_CREDS={tenant.creds} SLACKLINE_TLS_CA={tenant.tls_ca}")
+    lines.append(f"        (`slackline load` is the operator: --creds {operator.creds})")
     lines.append(f'try     {sys.argv[0]} submit "What is a river?" --tier {tier}{url}')
     lines.append(f"        {sys.argv[0]} chat{url}")
     if fleet.http_url:

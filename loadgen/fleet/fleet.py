@@ -191,6 +191,7 @@ class Fleet:
         if self.spec.url:
             self.url = self.spec.url
         else:
+            self._make_keys()
             await self._start_nats()
         async with self.connect("slackline-fleet") as bus:
             await bus.make_streams(self.replicas)

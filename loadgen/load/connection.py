@@ -28,8 +28,6 @@ def quiet_logs() -> None:
         wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )
-    # at the end of each connection by TLS it warns of how nats-py made it
-    logging.getLogger("asyncio").setLevel(logging.ERROR)
 
 
 def bus_at(
