@@ -27,7 +27,9 @@ page is made by `python -m loadgen.results --only slackline`.
             title="Tables",
             setup=f"""\
 - `slackline` has no setting to choose, and has none here.
-- Seeds are {", ".join(map(str, SEEDS))}, drawn with the load, or named; none was tuned with.
+- Seeds are {", ".join(map(str, SEEDS))}, drawn with the load, or named. None was tuned with, but
+  for one constant: how early important requests are to be done, 0.2 s, was chosen on the loads
+  drawn at random and on Overload.
 - On loads drawn at random each other policy has one setting, the one that suits most loads:
   {", ".join(f"`{name}`" for name, settings in OTHERS.items() if not settings)} their defaults,
   Sarathi's orders a chunk of 512 tokens, `qoserve` `alpha_low_s=0.008`, `sola`

@@ -147,5 +147,9 @@ the GPUs carry, roughly. {REQUESTS} requests a load. Requests whose SLO was met,
 important one counts as three.""",
     hours=REQUESTS / 3600,
     render=render,
-    discussion="",
+    discussion="""\
+On average `slackline` is 1.4 points ahead of whichever of the ten is best on a load, and it is
+never a whole point behind. `slos_serve` comes nearest: on half of the loads it is within 0.2
+points, or ahead.
+""",
 )

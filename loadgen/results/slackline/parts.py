@@ -77,10 +77,12 @@ one of its parts (its setting `without`), with seed {SEED}.""",
     render=render,
     discussion="""\
 Four parts carry the rule: the order by due time, decodes that sit out, iterations that end where a
-prefill is due, and drafts where paces need them. Two more matter only to whole answers beside tight
-requests. To decline at the door costs Coder 0.4 points and saves up to 1.6 elsewhere. The other
-parts show nothing in runs this short. They are meant for overload that lasts (KV left to urgent
-requests, relegation from the queue) and for requests that would wait for ever (the share of
-best-effort requests, promotion).
+prefill is due, and drafts where paces need them (AdaServe's load; elsewhere they bring at most 1.2
+points). Two more matter only to whole answers beside tight requests: that early tokens earn time,
+and that a TTLT may not shorten every iteration. To decline at the door costs Coder 0.4 points and
+saves up to 1.6 elsewhere; relegation from the queue costs Coder 0.2 and saves up to 0.7; promotion
+saves Mixed 0.2. The share of best-effort requests costs up to 0.2 points: it is there so that none
+waits for ever. KV left to urgent requests shows nothing in runs this short: it is meant for
+overload that lasts.
 """,
 )

@@ -21,6 +21,7 @@ from loadgen.results.matrix import row
 from loadgen.results.matrix.loads import LOADS
 from loadgen.results.matrix.row import SEEDS, TUNING_SEED
 from loadgen.results.matrix.settings import FIXED, PAPERS
+from loadgen.results.matrix.which_policy import candidates
 from loadgen.results.page import render_section
 from loadgen.results.pages import PAGES
 from loadgen.results.qoserve import figure15b
@@ -413,6 +414,11 @@ def test_runs_that_wait_for_a_rate_are_made_once_it_is_known(
     assert "not run" not in text
     assert served == {*FIXED, *PAPERS, BOUND}
     assert main(["--only", "matrix", "--cache", str(tmp_path), "--out", str(tmp_path)]) == 0
+
+
+def test_the_matrix_lists_the_settings_of_a_policy_once() -> None:
+    rows = candidates().splitlines()
+    assert len(set(rows)) == len(rows)
 
 
 def test_the_matrix_chooses_settings_with_one_seed_and_shows_others(
