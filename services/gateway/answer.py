@@ -6,7 +6,6 @@ handles keep a bounded number of events, drop the rest, and read them again from
 reader has caught up.
 """
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, assert_never
 
@@ -14,6 +13,7 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 from starlette.types import Message, Send
 
+from services.gateway.deadline import Deadline
 from services.gateway.dialect import CompletionDetails, Output, Reply, Usage
 from services.gateway.envelope import Problem, of_error, of_verdict
 from services.gateway.merge import Merge
@@ -73,8 +73,8 @@ class Answer:
         self._id = f"{ask.dialect.id_prefix}-{ask.request_id}"
         self._model = ask.model or model
         self._created = int(created_unix_s)
-        self._keepalive_s = keepalive_s
-        self._stall_s = stall_s
+        self._silence = Deadline(keepalive_s if ask.stream else None)
+        self._stall = Deadline(stall_s)
         self._placed: set[int] = set()  # choices with at least one event
         self._opened = False
         self._relegated = False
@@ -112,7 +112,7 @@ class Answer:
     async def _whole(self) -> None:
         outputs = [Output() for _ in self._voices]
         while not self.over:
-            heard = await self._next(None)
+            heard = await self._next()
             if isinstance(heard, Problem):
                 await self._refuse(heard)
                 return
@@ -132,7 +132,7 @@ class Answer:
         its status; it waits no longer than the first text or `keepalive_s`.
         """
         while True:
-            heard = await self._next(self._keepalive_s)
+            heard = await self._next()
             if isinstance(heard, Problem):
                 if self.status == 0:
                     await self._refuse(heard)
@@ -162,10 +162,10 @@ class Answer:
             if over:
                 return
 
-    async def _next(self, patience_s: float | None) -> Heard | Problem | None:
-        """The next event to write; None after a silence of `patience_s`."""
+    async def _next(self) -> Heard | Problem | None:
+        """The next event to write; None after a silence of `keepalive_s` in a stream."""
         try:
-            async with asyncio.timeout(patience_s):
+            with self._silence:
                 index, event = await self._events.next()
         except TimeoutError:
             return None
@@ -250,7 +250,7 @@ class Answer:
     async def _put(self, message: Message) -> None:
         """Sends a message. Returns once the socket has room again."""
         try:
-            async with asyncio.timeout(self._stall_s):
+            with self._stall:
                 await self._send_message(message)
         except TimeoutError:
             raise ReaderStalled from None

@@ -115,6 +115,23 @@ async def test_a_request_that_nobody_answers_times_out(bus_pair: BusPair, unique
         await two.request(f"t.{unique}", Echo(text=""), Echo, timeout_s=0.1)
 
 
+async def test_each_of_many_requests_has_a_deadline_of_its_own(
+    bus_pair: BusPair, unique: str
+) -> None:
+    one, two = bus_pair
+    calls: list[Call] = []
+    await one.subscribe(f"t.{unique}", Echo, lambda msg, call: calls.append(call))
+    ask = Echo(text="")
+    patient = asyncio.ensure_future(two.request(f"t.{unique}", ask, Echo, timeout_s=WITHIN_S))
+    await until(lambda: calls)
+    for _ in range(2):
+        with pytest.raises(BusTimeout):
+            await two.request(f"t.{unique}", ask, Echo, timeout_s=0.1)
+    assert not patient.done()
+    await calls[0].reply(Echo(text="late"))
+    assert await patient == Echo(text="late")
+
+
 async def test_a_refusal_reaches_the_asker_with_its_reasons(bus_pair: BusPair, unique: str) -> None:
     one, two = bus_pair
     replies = Replies()
