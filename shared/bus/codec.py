@@ -68,8 +68,7 @@ def received(kind: Any, subject: str, raw: bytes, *, json: bool) -> Any:
     another replica than its subject: who may send on the subjects of one speaks for that one only.
     """
     msg = decode(kind, raw, json=json)
-    replica = subjects.replica_in(subject)
-    if replica is not None and getattr(msg, "replica", replica) != replica:
+    if hasattr(msg, "replica") and subjects.replica_in(subject) not in (None, msg.replica):
         raise PeerError("the subject is another replica's", param="replica")
     return msg
 

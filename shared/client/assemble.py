@@ -95,6 +95,8 @@ class Assembler:
                 self._parked.append(delta)
             return []
         out = self._show(delta)
+        if not self._parked:
+            return out
         self._parked.sort(key=lambda parked: (parked.offset, parked.text_offset))
         while (
             self._parked
@@ -112,15 +114,17 @@ class Assembler:
         self._whole = self._whole or last
         if not tokens and not text and not last:
             return []
-        shown = Delta(
-            attempt=delta.attempt,
-            offset=self.tokens,
-            tokens=tokens,
-            text=text,
-            text_offset=self.characters,
-            finish_reason=delta.finish_reason,
-            logprobs=delta.logprobs[self.tokens - delta.offset :],
-        )
+        shown = delta
+        if (delta.offset, delta.text_offset) != (self.tokens, self.characters):
+            shown = Delta(
+                attempt=delta.attempt,
+                offset=self.tokens,
+                tokens=tokens,
+                text=text,
+                text_offset=self.characters,
+                finish_reason=delta.finish_reason,
+                logprobs=delta.logprobs[self.tokens - delta.offset :],
+            )
         self.tokens += len(tokens)
         self.characters += len(text)
         return [shown]
