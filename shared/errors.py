@@ -2,6 +2,7 @@
 
 SlacklineError
   + PeerError        a peer or a client sent something impossible: answer, count, drop it
+      + StoreDamaged   a stored value is damaged, or is not there and must be
   + BusError
       + NoResponders   nobody serves that subject now
       + BusTimeout     no answer in time; the effect is unknown
@@ -29,6 +30,13 @@ class PeerError(SlacklineError):
         self.message = message
         self.code = code
         self.param = param
+
+
+class StoreDamaged(PeerError):
+    """A stored value is damaged, or is not there and must be; for clients a `server_error`."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, code="server_error")
 
 
 class BusError(SlacklineError):

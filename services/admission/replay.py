@@ -4,15 +4,19 @@ log.
 
 import asyncio
 
+import structlog
+
 from shared import subjects
 from shared.bus.api import Bus, Call
 from shared.clock import Clock
 from shared.columns import unpack_list
-from shared.errors import BusError, PeerError
+from shared.errors import BusError, PeerError, StoreDamaged
 from shared.schemas import Attach, Record, Refused, Replay, Resume
 from shared.store import acklog
 from shared.store.records import Records
 from shared.vocabulary import ReplicaId
+
+log = structlog.get_logger()
 
 # A replay may read a log this old. A client that attaches too early does so again.
 LOG_CACHE_S = 0.3
@@ -39,6 +43,8 @@ class Replays:
             record = stored.record
             resume = await self._so_far(record)
         except PeerError as error:
+            if isinstance(error, StoreDamaged):
+                log.error("store.damaged", error=error.message)
             await call.reply(Refused(code=error.code, message=error.message, param=error.param))
             return
         except BusError:

@@ -20,7 +20,14 @@ from shared.clock import Clock
 from shared.core.announced import as_announced
 from shared.core.turn import Finished
 from shared.core.worker import WorkerCore
-from shared.errors import BusError, ConfigError, NoResponders, PeerError, SlacklineError
+from shared.errors import (
+    BusError,
+    ConfigError,
+    NoResponders,
+    PeerError,
+    SlacklineError,
+    StoreDamaged,
+)
 from shared.process.audit import Audit
 from shared.process.chores import Chores
 from shared.process.instruments import Registry
@@ -51,6 +58,9 @@ log = structlog.get_logger()
 PAGE_ENTRIES = 256  # of a resync: 256 offers are about 60 KB
 # a first offer leaves beside its record, and may come here before it is stored
 RECORD_PAUSES_S = (0.0005, 0.001, 0.005, 0.02)
+# a body is stored before its record; a server that has the record and not the body yet is behind by
+# less
+BODY_LOST_S = 20.0
 HOLDS_AT_ONCE = 64  # holds that read the store at a time; more wait their turn
 
 
@@ -251,7 +261,7 @@ class WorkerService:
             async with self._holds:
                 stored, body = await self._asked(hold)
                 for pause_s in RECORD_PAUSES_S:
-                    if stored is not None:
+                    if stored is not None and body is not None:
                         break
                     await asyncio.sleep(pause_s)
                     stored, body = await self._asked(hold)
@@ -259,9 +269,11 @@ class WorkerService:
             await call.reply(HoldDeclined(reason=str(error)))
             return
         if stored is None or body is None or self._draining.is_set():
-            reason = "draining" if self._draining.is_set() else "no such record"
+            reason = "draining" if self._draining.is_set() else "no such record or body"
             await call.reply(HoldDeclined(reason=reason))
             return
+        if isinstance(body, str):
+            log.error("body.damaged", request=hold.key, error=body)
         idle = self.core.held == 0
         answer = self.core.hold(hold, stored.record, body)
         if isinstance(answer, HoldAccepted):
@@ -269,24 +281,39 @@ class WorkerService:
             self._traces.held(hold.slot, stored.record, now)
             if idle:
                 self._work_since_unix_s = now
+        if self.core.closing:
+            self._wake.set()
         await call.reply(answer)
 
-    async def _asked(self, hold: Hold) -> tuple[Stored | None, Body | None]:
-        """Record and body, read together where the hold names the body.
+    async def _asked(self, hold: Hold) -> tuple[Stored | None, Body | str | None]:
+        """Record and body, read together where the hold names the body. Instead of a body that is
+        damaged or gone for good, the words for it; None for one that may come.
 
         Another body than the record's means that the hold is of a second copy of the request, whose
         admission has not seen yet that it came late. The first copy may have been declined here for
         good, and must not be held after all.
         """
-        if not hold.body_key:
-            stored = await self._records.get(hold.key)
-            return stored, None if stored is None else await self._records.body(
-                stored.record.body_key
+        if hold.body_key:
+            stored, body = await asyncio.gather(
+                self._records.get(hold.key), self._body(hold.body_key)
             )
-        stored, body = await asyncio.gather(
-            self._records.get(hold.key), self._records.body(hold.body_key)
-        )
-        return stored, body if stored is None or stored.record.body_key == hold.body_key else None
+        else:
+            stored = await self._records.get(hold.key)
+            body = None if stored is None else await self._body(stored.record.body_key)
+        if stored is None:
+            return None, body
+        record = stored.record
+        if hold.body_key not in ("", record.body_key):
+            return stored, None
+        if body is None and self._clock.unix_s() - record.arrived_unix_s > BODY_LOST_S:
+            return stored, f"{record.body_key} is missing from the store"
+        return stored, body
+
+    async def _body(self, key: str) -> Body | str | None:
+        try:
+            return await self._records.body(key)
+        except StoreDamaged as error:
+            return error.message
 
     def _on_resync(self, resync: Resync, call: Call) -> None:
         if resync.epoch > self.core.epoch + 1:

@@ -30,9 +30,12 @@ from shared.schemas import (
     PlanRefused,
     Record,
     ResyncEntry,
+    Sampling,
     Snapshot,
 )
 from shared.vocabulary import FinishReason, ReplicaId, RequestKey, ServiceClass
+
+NO_BODY = Body(prompt=b"", sampling=Sampling())
 
 
 @dataclass(slots=True)
@@ -146,19 +149,24 @@ class WorkerCore:
         """Queue a plan, or refuse it with the reason."""
         return self._plans.accept(plan)
 
-    def hold(self, hold: Hold, record: Record, body: Body) -> HoldAnswer:
-        """Take a request in. `record` was read from the store after the hold came."""
+    def hold(self, hold: Hold, record: Record, body: Body | str) -> HoldAnswer:
+        """Take a request in. `record` was read from the store after the hold came. Instead of its
+        body, the words why it cannot be read: the request fails with them at the next boundary.
+        """
         answer = self._answer(hold, record)
         if answer is not None:
             return answer
         request = HeldRequest.begin(
             hold.slot,
             record,
-            body,
+            NO_BODY if isinstance(body, str) else body,
             eos_token_ids=self._eos_token_ids,
             end_of_thinking=self._end_of_thinking,
         )
         self._holdings.add(request)
+        if isinstance(body, str):
+            request.message = body
+            self._holdings.end_later(request, FinishReason.FAILED)
         return HoldAccepted()
 
     def _answer(self, hold: Hold, record: Record) -> HoldAnswer | None:

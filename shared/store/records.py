@@ -11,11 +11,20 @@ import structlog
 
 from shared.bus.api import Entry, KeyValue
 from shared.core.record import without_output
-from shared.errors import BusError, BusTimeout, PeerError, StoreFull, WrongSequence
+from shared.errors import (
+    BusError,
+    BusTimeout,
+    PeerError,
+    StoreDamaged,
+    StoreFull,
+    WrongSequence,
+)
 from shared.schemas import Body, Record, Resume
+from shared.store.seal import opened, sealed
 from shared.vocabulary import RequestKey
 
 ENDED_TTL_S = 300.0  # how long an ended request can be attached to
+OUTPUT_TTL_S = ENDED_TTL_S + 60.0  # it is stored first, and must not go first
 RETRIES = 8  # of a compare-and-set that lost its race; the loser reads what the winner wrote
 
 T = TypeVar("T")
@@ -39,6 +48,7 @@ class Records:
     """The record is under `s.<key>`. The heavy parts are stored once: the output of an ended
     request under `o.<key>.<nonce>`, the body under `<key>.<nonce>` in a bucket of its own. So
     reading every record stays cheap, and prompts cannot take the room that records need to change.
+    Heavy parts are sealed: one that is damaged or missing is an error, never an empty one.
     """
 
     def __init__(
@@ -66,7 +76,8 @@ class Records:
         value = _readable(_record, record)
         ttl_s = max(record.expires_unix_s - record.arrived_unix_s, 0.0) + ENDED_TTL_S
         try:
-            await self._bodies.create(record.body_key, _readable(_body, body), ttl_s=ttl_s)
+            heavy = sealed(_readable(_body, body))
+            await self._bodies.create(record.body_key, heavy, ttl_s=ttl_s)
         except (WrongSequence, BusTimeout):
             # The key is ours alone, so a value there is this body.
             if await self._bodies.get(record.body_key) is None:
@@ -90,9 +101,11 @@ class Records:
         return None if entry is None else _stored(f"s.{key}", entry)
 
     async def body(self, key: str) -> Body | None:
-        """The body under a record's `body_key`."""
+        """The body under a record's `body_key`; None if there is none (yet). Raises
+        StoreDamaged.
+        """
         entry = await self._bodies.get(key)
-        return None if entry is None else _read(_body, key, entry.value)
+        return None if entry is None else _read(_body, key, opened(key, entry.value))
 
     async def change(
         self, key: RequestKey, step: Callable[[Record], Record | None]
@@ -135,14 +148,20 @@ class Records:
         if not record.resume.tokens:
             return record
         output_key = f"o.{record.key}.{self._nonce()}"
-        output = _readable(_resume, record.resume)
-        await self._bucket.create(output_key, output, ttl_s=ENDED_TTL_S)
+        output = sealed(_readable(_resume, record.resume))
+        await self._bucket.create(output_key, output, ttl_s=OUTPUT_TTL_S)
         return without_output(record, output_key)
 
     async def output(self, record: Record) -> Resume:
-        """The output of an ended request."""
-        entry = await self._bucket.get(record.output_key) if record.output_key else None
-        return record.resume if entry is None else _read(_resume, record.output_key, entry.value)
+        """The output of an ended request, or of the earlier attempts of another. Raises
+        StoreDamaged if it is not there whole.
+        """
+        if not record.output_key:
+            return record.resume
+        entry = await self._bucket.get(record.output_key)
+        if entry is None:
+            raise StoreDamaged(f"{record.output_key} is missing from the store")
+        return _read(_resume, record.output_key, opened(record.output_key, entry.value))
 
     async def forget_body(self, key: str) -> None:
         """Delete the body under a record's `body_key`. If the store does not answer, it becomes an
@@ -163,7 +182,7 @@ class Records:
         for name, entry in await self._bucket.scan("s."):
             try:
                 stored = _stored(name, entry)
-            except PeerError as error:
+            except StoreDamaged as error:
                 log.warning("record.unreadable", key=name, error=error.message)
                 continue
             if stored.record.verdict is None:
@@ -172,10 +191,10 @@ class Records:
 
 
 def _stored(name: str, entry: Entry) -> Stored:
-    """The record under this name. Raises PeerError if no service of ours can have written it."""
+    """The record under this name. Raises StoreDamaged if no service of ours can have written it."""
     record = _read(_record, name, entry.value)
     if name != f"s.{record.key}":
-        raise PeerError(f"{name} has the record of another key", code="unreadable")
+        raise StoreDamaged(f"{name} has the record of another key")
     return Stored(record, entry.revision)
 
 
@@ -184,13 +203,19 @@ def _readable(decoder: msgspec.msgpack.Decoder[T], value: T) -> bytes:
     Raises PeerError.
     """
     stored = _encode(value)
-    _read(decoder, type(value).__name__, stored)
+    try:
+        decoder.decode(stored)
+    except msgspec.MsgspecError as error:
+        name = type(value).__name__
+        raise PeerError(
+            f"the {name} could not be read again: {error}", code="unreadable"
+        ) from error
     return stored
 
 
 def _read(decoder: msgspec.msgpack.Decoder[T], key: str, value: bytes) -> T:
-    """Decode a value. Raises PeerError if no service of ours can have written it."""
+    """Decode a value. Raises StoreDamaged if no service of ours can have written it."""
     try:
         return decoder.decode(value)
     except msgspec.MsgspecError as error:
-        raise PeerError(f"{key} cannot be read: {error}", code="unreadable") from error
+        raise StoreDamaged(f"{key} cannot be read: {error}") from error

@@ -37,6 +37,7 @@ from shared.perf.draft import DRAFT
 from shared.process.telemetry import Off
 from shared.schemas import Delta, End, GenerateRequest, PlanAck, Record, Resume, Sampling
 from shared.store.acklog import decode_entry, fold
+from shared.store.seal import opened
 from shared.testing.simulated_broker import Faults
 from shared.testing.simulated_bus import SimNet
 from shared.testing.simulated_process import SimProcess
@@ -347,7 +348,9 @@ class World:
                 f"{request_id}: the client received another verdict"
             )
             resume = (
-                msgspec.msgpack.decode(outputs[record.output_key], type=Resume)
+                msgspec.msgpack.decode(
+                    opened(record.output_key, outputs[record.output_key]), type=Resume
+                )
                 if record.output_key
                 else record.resume
             )

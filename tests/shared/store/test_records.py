@@ -11,8 +11,9 @@ from msgspec.structs import replace
 from loadgen.fleet.nats_server import NatsServer
 from shared.bus.nats import NatsBus, connect
 from shared.columns import pack
-from shared.errors import StoreFull
-from shared.schemas import Body, Record, Sampling
+from shared.core.record import cancelled, closed
+from shared.errors import StoreDamaged, StoreFull
+from shared.schemas import Body, Record, Resume, Sampling
 from shared.store.records import Records
 from shared.vocabulary import RecordState, RequestKey, ServiceClass, Slo
 from tests.shared.store.bucket_sizes import resize
@@ -87,3 +88,27 @@ async def test_a_full_bucket_of_records_leaves_no_body(
     assert await present(bus) == before
     await resize(nats_server.url, "requests", 1_000_000)
     assert await records.create(refused, BODY) is not None
+
+
+async def test_an_output_or_a_body_that_is_not_whole_is_an_error_and_not_an_empty_one(
+    bus: NatsBus,
+) -> None:
+    records = Records(bus.requests, bus.bodies)
+    record = replace(new(records), resume=Resume(tokens=pack([1, 2, 3]), text="abc"))
+    assert await records.create(record, BODY) is not None
+    await records.change(record.key, cancelled)
+    ended = await records.change(record.key, lambda record: closed(record, 1.0))
+    assert ended is not None
+    assert await records.output(ended.record) == record.resume
+    assert await records.body(record.body_key) == BODY
+    for bucket, key in ((bus.requests, ended.record.output_key), (bus.bodies, record.body_key)):
+        entry = await bucket.get(key)
+        assert entry is not None
+        await bucket.update(key, entry.value[:-1], entry.revision)
+    with pytest.raises(StoreDamaged, match=f"{record.body_key} is damaged in the store"):
+        await records.body(record.body_key)
+    with pytest.raises(StoreDamaged, match=f"{ended.record.output_key} is damaged in the store"):
+        await records.output(ended.record)
+    await bus.requests.delete(ended.record.output_key)
+    with pytest.raises(StoreDamaged, match=f"{ended.record.output_key} is missing"):
+        await records.output(ended.record)

@@ -1,0 +1,105 @@
+"""Damaged or missing values in the store are errors that say so: on a live fleet, and in the
+deterministic world where there is time to pass.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Iterator
+
+import httpx
+import pytest
+import pytest_asyncio
+import structlog
+
+from loadgen.fleet.fleet import Fleet, FleetSpec
+from shared.bus.api import KeyValue
+from shared.client.client import Client, Patience
+from shared.schemas import GenerateRequest, Sampling
+from shared.testing.virtual_loop import run_virtual
+from tests.fleet.live import WAIT_S, ask, check, client_of, until_running
+from tests.fleet.world import CALM, Scene, World
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    yield
+    structlog.reset_defaults()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def fleet() -> AsyncIterator[Fleet]:
+    async with Fleet(FleetSpec(replicas=1, pace=0.5, drain_s=2.0)) as fleet:
+        yield fleet
+
+
+async def damage(bucket: KeyValue, prefix: str) -> None:
+    """Invert the last byte of the value whose key begins with `prefix`."""
+    ((key, entry),) = await bucket.scan(prefix)
+    await bucket.update(key, entry.value[:-1] + bytes([entry.value[-1] ^ 255]), entry.revision)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_an_answer_that_is_damaged_in_the_store_is_an_error(fleet: Fleet) -> None:
+    async with (
+        httpx.AsyncClient(base_url=fleet.http_url, timeout=WAIT_S, trust_env=False) as http,
+        client_of(fleet) as (bus, _, _),
+    ):
+
+        async def post() -> httpx.Response:
+            asked = {"prompt": "hello", "max_tokens": 8}
+            return await http.post(
+                "/v1/completions", json=asked, headers={"x-request-id": "answered"}
+            )
+
+        first = await post()
+        assert (await post()).json()["choices"] == first.json()["choices"]
+        await damage(bus.requests, "o.default.answered.")
+        again = await post()
+        error = again.json()["error"]
+        assert (again.status_code, error["code"]) == (500, "server_error")
+        assert "damaged in the store: its checksum" in error["message"]
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_request_whose_prompt_is_damaged_ends_and_says_so(fleet: Fleet) -> None:
+    sampling = Sampling(max_tokens=400, ignore_eos=True)
+    async with client_of(fleet) as (bus, client, wire):
+        running = asyncio.create_task(
+            ask(client, GenerateRequest(request_id="prompted", prompt="hello", sampling=sampling))
+        )
+        await until_running(bus, "r1")
+        await damage(bus.bodies, "default.prompted.")
+        fleet.process("worker-r1").kill()
+        verdict = (await running).verdict
+        assert verdict is not None and verdict.finish_reason == "failed"
+        assert "damaged in the store: its checksum" in verdict.message
+        other = GenerateRequest(
+            request_id="whole", prompt="hello", sampling=Sampling(max_tokens=8, ignore_eos=True)
+        )
+        await check(bus, wire, [await ask(client, other)])
+
+
+def test_a_request_whose_prompt_is_gone_ends_and_says_so() -> None:
+    async def main() -> None:
+        world = World(Scene(faults=CALM), seed=1)
+        for name in ("admission-0", "planner-0", "relegation-0"):
+            world.start(name)
+        patience = Patience(give_up_s=600.0, submit_s=60.0)
+        async with Client(world.net.connect("clients"), world.net.clock, patience=patience) as one:
+            handle = await one.submit(
+                GenerateRequest(
+                    request_id="q", token_ids=[40, 41], sampling=Sampling(max_tokens=5)
+                ),
+                "chat",
+            )
+            now_s = world.net.loop.time
+            ((key, _),) = world.net.bodies.scan("default.q.", now_s=now_s())
+            world.net.bodies.delete(key, now_s=now_s())
+            world.start("worker-r0")
+            async with asyncio.timeout(60.0):
+                verdict = await handle.wait()
+            assert verdict.finish_reason == "failed"
+            assert verdict.message == f"{key} is missing from the store"
+
+    run_virtual(main())
