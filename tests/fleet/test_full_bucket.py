@@ -1,4 +1,4 @@
-"""A full bucket of a running fleet, and a client that repeats one id."""
+"""Full buckets and a full log of a running fleet, and a client that repeats one id."""
 
 import asyncio
 import time
@@ -39,7 +39,7 @@ async def test_a_full_bucket_refuses_at_once_and_what_was_accepted_ends(
         )
         running = asyncio.create_task(ask(client, request))
         await until_running(bus, "r1")
-        await resize(fleet.url, "bodies", None)
+        await resize(bus._client, "KV_bodies", None)
         records = dict(await bus.requests.scan("s."))
         for number in range(5):
             began_s = time.monotonic()
@@ -54,9 +54,33 @@ async def test_a_full_bucket_refuses_at_once_and_what_was_accepted_ends(
         assert not running.done()
         await check(bus, wire, [await running])
         assert await bus.bodies.scan("") == []
-        await resize(fleet.url, "bodies", 1_000_000)
+        await resize(bus._client, "KV_bodies", 1_000_000)
         again = await http.post("/v1/completions", json=ASKED, headers={"x-request-id": "full-0"})
         assert again.status_code == 200, "a refused id is free"
+
+
+@pytest.mark.parametrize(
+    ("stream", "service", "says"),
+    [("KV_requests", "admission", "store.unwritable"), ("acks-r1", "worker-r1", "ack.waits")],
+)
+async def test_where_records_or_acks_have_no_room_requests_wait_for_it(
+    fleet: Fleet, stream: str, service: str, says: str
+) -> None:
+    async with client_of(fleet) as (bus, client, wire):
+        request = GenerateRequest(
+            request_id=f"waits-{service}",
+            prompt="hello",
+            sampling=Sampling(max_tokens=300, ignore_eos=True),
+        )
+        running = asyncio.create_task(ask(client, request))
+        await until_running(bus, "r1")
+        await resize(bus._client, stream, None)
+        async with asyncio.timeout(WAIT_S):
+            while says not in fleet.process(service).output():
+                await asyncio.sleep(0.05)
+        assert not running.done()
+        await resize(bus._client, stream, 100_000_000)
+        await check(bus, wire, [await running])
 
 
 async def test_one_id_again_and_again_writes_one_body(
@@ -66,7 +90,8 @@ async def test_one_id_again_and_again_writes_one_body(
         return await http.post("/v1/completions", json=ASKED, headers={"x-request-id": "again"})
 
     first = await post()
-    before = await state_of(fleet.url, "bodies")
-    answers = [await post() for _ in range(10)]
-    assert [a.json()["choices"] for a in answers] == 10 * [first.json()["choices"]]
-    assert (await state_of(fleet.url, "bodies"))["last_seq"] == before["last_seq"]
+    async with fleet.connect("test") as bus:
+        before = await state_of(bus._client, "KV_bodies")
+        answers = [await post() for _ in range(10)]
+        assert [a.json()["choices"] for a in answers] == 10 * [first.json()["choices"]]
+        assert (await state_of(bus._client, "KV_bodies"))["last_seq"] == before["last_seq"]

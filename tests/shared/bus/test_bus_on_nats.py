@@ -373,7 +373,8 @@ async def test_a_stream_made_by_something_else_is_refused(nats_server: NatsServe
 async def test_a_stream_without_a_size_is_refused_with_the_command_that_gives_one(
     nats_server: NatsServer,
 ) -> None:
-    await resize(nats_server.url, "bodies", -1)
+    async with connect(nats_server.url, "operator") as bus:
+        await resize(bus._client, "KV_bodies", -1)
     with pytest.raises(ConfigError, match="nats stream edit KV_bodies --max-bytes=2147483648"):
         async with connect(nats_server.url, "service", User(Role.ADMISSION)):
             pass

@@ -1,28 +1,26 @@
-"""Sizes of the buckets of a running nats-server."""
+"""Sizes of the streams of a running nats-server, for an operator."""
 
 import json
 from typing import Any
 
-import nats
+from nats.aio.client import Client
 
 
-async def asked(url: str, what: str, payload: object = None) -> dict[str, Any]:
+async def asked(client: Client, what: str, payload: object = None) -> dict[str, Any]:
     """JetStream's answer to an operator."""
-    client = await nats.connect(url)
     data = b"" if payload is None else json.dumps(payload).encode()
     answer: dict[str, Any] = json.loads((await client.request(f"$JS.API.{what}", data)).data)
-    await client.close()
     assert "error" not in answer, answer
     return answer
 
 
-async def state_of(url: str, bucket: str) -> dict[str, Any]:
-    state: dict[str, Any] = (await asked(url, f"STREAM.INFO.KV_{bucket}"))["state"]
+async def state_of(client: Client, stream: str) -> dict[str, Any]:
+    state: dict[str, Any] = (await asked(client, f"STREAM.INFO.{stream}"))["state"]
     return state
 
 
-async def resize(url: str, bucket: str, max_bytes: int | None) -> None:
-    """Bound the bucket; None: to the bytes that it has now."""
-    info = await asked(url, f"STREAM.INFO.KV_{bucket}")
+async def resize(client: Client, stream: str, max_bytes: int | None) -> None:
+    """Bound the stream; None: to the bytes that it has now."""
+    info = await asked(client, f"STREAM.INFO.{stream}")
     settings = info["config"] | {"max_bytes": max_bytes or info["state"]["bytes"]}
-    await asked(url, f"STREAM.UPDATE.KV_{bucket}", settings)
+    await asked(client, f"STREAM.UPDATE.{stream}", settings)

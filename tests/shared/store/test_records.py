@@ -51,12 +51,12 @@ async def test_copies_of_a_request_that_come_at_once_leave_one_body(bus: NatsBus
 
 
 async def test_a_full_bucket_of_bodies_takes_no_request_and_lets_those_it_has_end(
-    bus: NatsBus, nats_server: NatsServer
+    bus: NatsBus,
 ) -> None:
     records = Records(bus.requests, bus.bodies)
     first = await records.create(new(records), BODY)
     assert first is not None
-    await resize(nats_server.url, "bodies", None)
+    await resize(bus._client, "KV_bodies", None)
     refused = new(records)
     with pytest.raises(StoreFull):
         await records.create(refused, BODY)
@@ -75,18 +75,16 @@ async def test_a_full_bucket_of_bodies_takes_no_request_and_lets_those_it_has_en
                 await asyncio.sleep(0.1)
 
 
-async def test_a_full_bucket_of_records_leaves_no_body(
-    bus: NatsBus, nats_server: NatsServer
-) -> None:
+async def test_a_full_bucket_of_records_leaves_no_body(bus: NatsBus) -> None:
     records = Records(bus.requests, bus.bodies)
     assert await records.create(new(records), BODY) is not None
     before = await present(bus)
-    await resize(nats_server.url, "requests", None)
+    await resize(bus._client, "KV_requests", None)
     refused = new(records)
     with pytest.raises(StoreFull):
         await records.create(refused, BODY)
     assert await present(bus) == before
-    await resize(nats_server.url, "requests", 1_000_000)
+    await resize(bus._client, "KV_requests", 1_000_000)
     assert await records.create(refused, BODY) is not None
 
 
