@@ -69,7 +69,7 @@ from shared.store.place import (
     Placer,
     PlaceUnplanned,
 )
-from shared.store.records import Records, Stored
+from shared.store.records import ENDED_TTL_S, Records, Stored
 from shared.text.tokenizer import Tokenizer
 from shared.tiers import DEFAULT, load_tiers
 from shared.vocabulary import RecordState, ReplicaId, RequestKey, ServiceClass
@@ -326,6 +326,7 @@ class Admission:
                 if not await self._answer_known(key, digest, call):
                     raise BusTimeout("the record that has the id is gone")
                 return
+            self._sweep.opened(stored.record)
             await call.reply(_received(record, attached=False))
             if stored.record != record:
                 # the answer to our create was lost, and a sweep has already moved the record on
@@ -411,6 +412,9 @@ class Admission:
                 over.key,
                 lambda record: life.settled(record, over, self.name, self._clock.unix_s()),
             )
+            if stored is None and await self._is_deleted(over):
+                self._sweep.soon()
+                return  # the worker sends it again, and its log keeps the output meanwhile
         except BusError:
             return  # the worker sends it again
         if stored is not None and stored.record.verdict is None:
@@ -428,6 +432,15 @@ class Admission:
                 await self._placer.publish_status(stored.record, "replaced", over.why)
                 self._feed(Opened(stored.record))
         await call.reply(Settled())
+
+    async def _is_deleted(self, over: AttemptOver) -> bool:
+        """True if the record was deleted: that of a request that ended since its last token has not
+        expired yet.
+        """
+        last_unix_s = over.resume.measure.last_unix_s
+        if self._clock.unix_s() - last_unix_s > ENDED_TTL_S / 2:
+            return False
+        return await self._records.get(over.key) is None
 
     def _on_cancel(self, cancel: Cancel, call: Call) -> None:
         tenant, request_id = call.subject.split(".")[-2:]

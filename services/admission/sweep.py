@@ -11,6 +11,7 @@ from collections.abc import Callable, Container, Sequence
 import structlog
 
 from services.admission.config import AdmissionConfig
+from services.admission.deletions import Deletions
 from services.admission.workers import Workers
 from shared import subjects
 from shared.bus.api import Bus
@@ -62,6 +63,11 @@ class Sweep:
         self._unknown: set[tuple[RequestKey, int]] = set()
         self._live_owners: set[str] = set()
         self._orphans: dict[str, float] = {}  # bodies without a record: seen first, unix time
+        self._deletions = Deletions(bus, clock, records, placer, workers, ending, self._fenced_log)
+
+    def opened(self, record: Record) -> None:
+        """A record was stored."""
+        self._deletions.opened(record)
 
     def soon(self) -> None:
         self._soon = True
@@ -99,9 +105,11 @@ class Sweep:
         verify: dict[ReplicaId, list[Stored]] = {}
         stranded: dict[tuple[ReplicaId, str], list[Stored]] = {}
         bodies = await self._bodies()  # before the records: a body is older than its record
-        opened = await self._records.open()
-        await self._delete_orphans(bodies, {stored.record.body_key for stored in opened})
-        for stored in opened:
+        listing = await self._records.listing()
+        await self._delete_orphans(bodies, {stored.record.body_key for stored in listing.open})
+        if not await self._deletions.end(listing):
+            self._soon = True
+        for stored in listing.open:
             record = stored.record
             if record.cancelled and record.replica is None:
                 await self._end(record.key, lambda r: life.closed(r, self._clock.unix_s()))

@@ -72,6 +72,11 @@ class Workers:
         now = self._clock.unix_s()
         return [h.announce for h in self._known.values() if now - h.at_unix_s <= self._lost_s]
 
+    @property
+    def replicas(self) -> set[ReplicaId]:
+        """The replicas that are heard."""
+        return set(self._known)
+
     def any(self, needs: Collection[str] = ()) -> Announce | None:
         """The living worker with the longest context among those that meet the needs. All workers
         serve the same model.

@@ -317,6 +317,28 @@ def does_not_fit(prompt_tokens: int, context_tokens: int) -> str:
     return f"the prompt has {prompt_tokens} tokens; prompt and answer must fit {context_tokens}"
 
 
+def as_logged(record: Record, attempt: int, replica: ReplicaId, incarnation: str) -> Record:
+    """A deleted record as it was last known, at the newest attempt that a log has. No event."""
+    return replace(record, attempt=attempt, replica=replica, incarnation=incarnation)
+
+
+def deleted(
+    record: Record, now_unix_s: float, *, resume: Resume, why: str, relegated: bool
+) -> Record:
+    """The end of a request whose record was deleted. No event: there is no record to change.
+
+    `record` is what was last known of it. `resume`, `why` and `relegated` are as for `lost`.
+    """
+    return ended(
+        record,
+        FinishReason(why) if why in FINAL else FinishReason.FAILED,
+        resume,
+        now_unix_s,
+        message="" if why in FINAL else "its record was deleted",
+        relegated=relegated,
+    )
+
+
 def without_output(record: Record, output_key: str) -> Record:
     """The same ended record, its output stored apart under `output_key`. No event: its state
     stays.

@@ -46,6 +46,13 @@ class Ending:
             await self._announce(stored.record)
         return stored
 
+    async def restore(self, ended: Record) -> None:
+        """Store and announce the end of a request whose record was deleted, unless its key is
+        taken.
+        """
+        if await self._records.restore(ended) is not None:
+            await self._announce(ended)
+
     async def _announce(self, record: Record) -> None:
         """Publish, count and log a verdict that this process wrote."""
         verdict = record.verdict

@@ -44,6 +44,14 @@ class Stored:
     revision: int
 
 
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """All records. An unreadable one is not ours: it is logged and left alone."""
+
+    open: Sequence[Stored]  # without a verdict
+    others: frozenset[RequestKey]  # the keys of those that ended, or cannot be read
+
+
 class Records:
     """The record is under `s.<key>`. The heavy parts are stored once: the output of an ended
     request under `o.<key>.<nonce>`, the body under `<key>.<nonce>` in a bucket of its own. So
@@ -174,20 +182,34 @@ class Records:
         """The keys of all bodies, also of those deleted a moment ago."""
         return await self._bodies.names()
 
+    async def restore(self, ended: Record) -> Stored | None:
+        """Store an ended record under a key whose record was deleted; None if the key is taken."""
+        ended = await self._without_output(ended)
+        value = _readable(_record, ended)
+        try:
+            revision = await self._bucket.create(f"s.{ended.key}", value, ttl_s=ENDED_TTL_S)
+        except WrongSequence:
+            return None
+        return Stored(ended, revision)
+
     async def open(self) -> Sequence[Stored]:
-        """Every record without a verdict. A value that cannot be read is not ours: it is logged and
-        left alone.
-        """
-        found = []
+        """Every record without a verdict."""
+        return (await self.listing()).open
+
+    async def listing(self) -> Listing:
+        found, others = list[Stored](), set[RequestKey]()
         for name, entry in await self._bucket.scan("s."):
             try:
                 stored = _stored(name, entry)
             except StoreDamaged as error:
                 log.warning("record.unreadable", key=name, error=error.message)
+                others.add(RequestKey(name.removeprefix("s.")))
                 continue
             if stored.record.verdict is None:
                 found.append(stored)
-        return found
+            else:
+                others.add(stored.record.key)
+        return Listing(found, frozenset(others))
 
 
 def _stored(name: str, entry: Entry) -> Stored:

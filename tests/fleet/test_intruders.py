@@ -23,6 +23,7 @@ from shared.schemas import (
     AttemptOver,
     BatchPlan,
     Cancel,
+    Delta,
     Fenced,
     GenerateRequest,
     Record,
@@ -54,7 +55,12 @@ encode, encode_json = msgspec.msgpack.encode, msgspec.json.encode
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def fleet() -> AsyncIterator[Fleet]:
     spec = FleetSpec(
-        replicas=2, pace=1.0, gateway=False, drain_s=2.0, tenants=("victim", "mallory", "default")
+        replicas=2,
+        pace=1.0,
+        gateway=False,
+        drain_s=2.0,
+        tenants=("victim", "mallory", "default"),
+        environment={"SLACKLINE_ADMISSION_SWEEP_S": "2"},
     )
     async with Fleet(spec) as fleet:
         yield fleet
@@ -257,6 +263,34 @@ async def test_a_stolen_worker_speaks_for_its_own_replica_alone(fleet: Fleet) ->
         assert after is not None
         assert after.value == before.value
         await thief.close()
+
+
+async def test_a_request_whose_record_is_deleted_ends_and_its_client_is_told(fleet: Fleet) -> None:
+    async with client_of(fleet) as (bus, client, wire):
+        request = GenerateRequest(
+            request_id=uuid4().hex,
+            tenant=VICTIM.name,
+            prompt="a secret",
+            sampling=Sampling(max_tokens=5000, ignore_eos=True),
+        )
+        asked = asyncio.create_task(ask(client, request))
+        try:
+            async with asyncio.timeout(WAIT_S):
+                while not any(
+                    isinstance(event, Delta) for events in wire.events.values() for event in events
+                ):
+                    await asyncio.sleep(0.01)
+            await bus.requests.delete(f"s.{request_key(VICTIM.name, request.request_id)}")
+            delivered = await asked
+        finally:
+            asked.cancel()
+        assert delivered.verdict is not None
+        assert delivered.verdict.finish_reason is FinishReason.FAILED
+        assert delivered.verdict.message == "its record was deleted"
+        replay = await replay_of(bus, request)
+        assert (delivered.tokens, delivered.verdict) == (replay.tokens, replay.verdict)
+        assert len(delivered.tokens) == delivered.verdict.output_tokens < 5000
+        await until_idle(bus, fleet.replicas)
 
 
 async def test_no_service_does_what_it_may_not(fleet: Fleet) -> None:

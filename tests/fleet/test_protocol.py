@@ -53,6 +53,15 @@ def test_without_misfortune_nothing_is_moved_and_nothing_is_lost() -> None:
         assert all(seen.ends[0].verdict.attempts == 1 for seen in world.seen.values())
 
 
+def test_a_request_whose_record_is_deleted_ends_and_its_client_is_told() -> None:
+    """The final check looks at every verdict, and at every attempt."""
+    deleted = 0
+    for seed in range(20):
+        world = run(seed, Scene(faults=CALM, kills=0, pauses=0, restarts=0, cancels=0, deletions=6))
+        deleted += len(world.deleted)
+    assert deleted > 30
+
+
 def test_requests_come_only_to_replicas_that_have_what_they_need_however_often_they_are_moved() -> (
     None
 ):

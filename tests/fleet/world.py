@@ -81,6 +81,7 @@ class Scene:
     pauses: int = 2
     restarts: int = 1  # of the broker
     cancels: int = 2
+    deletions: int = 0  # of open records, by hand
     # replicas whose engine has min-p; if any has, every second request needs it
     able: tuple[str, ...] = ()
     settle_s: float = 120.0  # the longest it may take until everything has ended, in calm
@@ -108,6 +109,7 @@ class World:
         self.handles: dict[str, Handle] = {}
         self.requests: dict[str, GenerateRequest] = {}
         self.cancelled: set[str] = set()
+        self.deleted: set[str] = set()  # requests whose record was deleted while it was open
         self.planners: list[Planner] = []
         self.ignored: set[str] = set()  # keys of records that strangers wrote
         # every entry of every ack log in order, the trimmed ones included
@@ -321,8 +323,23 @@ class World:
             self.net.note("world", "BROKER RESTART")
             self.net.restart_broker(rng.choice((0.05, 1.0, 4.0)))
 
+        async def delete(at_s: float) -> None:
+            await asyncio.sleep(at_s)
+            now = self.net.loop.time()
+            found = [
+                msgspec.msgpack.decode(entry.value, type=Record)
+                for _, entry in self.net.requests.scan("s.", now_s=now)
+            ]
+            records = [record for record in found if record.verdict is None]
+            if records:
+                key = rng.choice(records).key
+                self.net.note("world", f"DELETE {key}")
+                self.deleted.add(key.partition(".")[2])
+                self.net.requests.delete(f"s.{key}", now_s=now)
+
         steps = [kill(0.5 + rng.random() * scene.over_s) for _ in range(scene.kills)]
         steps += [pause(0.5 + rng.random() * scene.over_s) for _ in range(scene.pauses)]
+        steps += [delete(0.5 + rng.random() * scene.over_s) for _ in range(scene.deletions)]
         return steps + [restart(0.5 + rng.random() * scene.over_s) for _ in range(scene.restarts)]
 
     # ------------------------------------------------------------ the reckoning
@@ -364,6 +381,9 @@ class World:
             self._check_stage(request_id, len(final), record, resume)
             if verdict.finish_reason is FinishReason.CANCELLED:
                 assert request_id in self.cancelled
+            elif verdict.finish_reason is FinishReason.FAILED:
+                assert request_id in self.deleted
+                assert verdict.message == "its record was deleted"
             else:
                 assert verdict.finish_reason in (
                     FinishReason.STOP,

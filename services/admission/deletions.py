@@ -1,0 +1,123 @@
+"""Records that were deleted by hand: their requests end, and their clients are told.
+
+No service deletes a record: it expires once its request has ended. So a request that was open at
+the last listing, or was taken in since, has a record; if it has none, the attempt is ended, and the
+record is written again with a verdict.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+
+import structlog
+
+from services.admission.workers import Workers
+from shared.bus.api import Bus
+from shared.clock import Clock
+from shared.core import record as life
+from shared.errors import BusTimeout
+from shared.schemas import LogEntry, Record, Resume
+from shared.store import acklog
+from shared.store.acklog import Story
+from shared.store.ending import Ending
+from shared.store.place import Placer
+from shared.store.records import ENDED_TTL_S, Listing, Records
+from shared.vocabulary import ReplicaId, RequestKey
+
+log = structlog.get_logger()
+
+Fence = Callable[[ReplicaId, str], Awaitable[Sequence[LogEntry] | None]]
+
+
+class Deletions:
+    """The open requests that one admission instance knows of."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        clock: Clock,
+        records: Records,
+        placer: Placer,
+        workers: Workers,
+        ending: Ending,
+        fenced_log: Fence,
+    ) -> None:
+        """`fenced_log` returns the log of a lost incarnation, which cannot write to it any more;
+        None if it lives.
+        """
+        self._bus, self._clock, self._records = bus, clock, records
+        self._placer, self._workers, self._ending = placer, workers, ending
+        self._fenced_log = fenced_log
+        self._open: dict[RequestKey, Record] = {}  # as last seen
+        self._listed_unix_s = clock.unix_s()
+
+    def opened(self, record: Record) -> None:
+        """A record was stored."""
+        self._open[record.key] = record
+
+    async def end(self, listing: Listing) -> bool:
+        """End the requests that have no record any more. False: one of them could not be ended yet.
+
+        After a long silence nothing is concluded: ended records have expired meanwhile. Raises
+        BusTimeout.
+        """
+        now = self._clock.unix_s()
+        silent_s, self._listed_unix_s = now - self._listed_unix_s, now
+        known = {stored.record.key: stored.record for stored in listing.open}
+        missing = [
+            record
+            for key, record in self._open.items()
+            if key not in known and key not in listing.others
+        ]
+        if silent_s > ENDED_TTL_S / 2:
+            missing = []
+        self._open = known | {record.key: record for record in missing}
+        ended = True
+        for record in missing:
+            if await self._records.get(record.key) is not None:
+                continue  # it was stored after the listing had begun
+            if await self._end(record):
+                del self._open[record.key]
+            else:
+                ended = False
+        return ended
+
+    async def _end(self, seen: Record) -> bool:
+        """End the newest attempt and the request. False: the attempt may go on still."""
+        record, story = await self._newest(seen)
+        if record.replica is not None and (story is None or not story.ended):
+            lives = self._workers.lives(record.replica, record.incarnation)
+            if lives is None:
+                return False
+            if lives:
+                try:
+                    if await self._placer.withdraw(record) is not None:
+                        return False  # the log has its end now
+                except BusTimeout:
+                    return False
+            elif await self._fenced_log(record.replica, record.incarnation) is None:
+                return False
+        resume, why, relegated = record.resume, "", False
+        if story is not None:
+            resume, why, relegated = _output(record, story), story.ended, story.relegated
+        log.warning("record.deleted", request=record.key)
+        now = self._clock.unix_s()
+        await self._ending.restore(
+            life.deleted(record, now, resume=resume, why=why, relegated=relegated)
+        )
+        return True
+
+    async def _newest(self, record: Record) -> tuple[Record, Story | None]:
+        """The record at its newest attempt that a log has, and what became of that."""
+        newest = None
+        for replica in {*self._workers.replicas, record.replica} - {None}:
+            assert replica is not None
+            for (key, attempt, incarnation), story in (
+                await acklog.read(self._bus, replica)
+            ).items():
+                if key == record.key and attempt >= record.attempt:
+                    record = life.as_logged(record, attempt, replica, incarnation)
+                    newest = story
+        return record, newest
+
+
+def _output(record: Record, story: Story) -> Resume:
+    return story.resume(record) if story.over is None else story.over.resume
