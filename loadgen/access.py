@@ -1,10 +1,20 @@
-"""The way of a client to a NATS server, and the options that say it."""
+"""The way of a client to a NATS server, and the options that say it.
+
+`slackline up` notes the way of its operator in the user's own state folder while it runs. So the
+commands of the same user on the same machine need no key to be named.
+"""
 
 import argparse
+import contextlib
+import json
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
 
 DEFAULT_URL = "nats://127.0.0.1:4222"
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +39,8 @@ def add_access_arguments(parser: argparse.ArgumentParser, user: str) -> None:
         "--creds",
         default=os.environ.get("SLACKLINE_CREDS", ""),
         metavar="FILE",
-        help=f"key of {user} at the NATS server (default: SLACKLINE_CREDS, else none)",
+        help=f"key of {user} at the NATS server (default: SLACKLINE_CREDS, else that of the "
+        "operator of your `slackline up`)",
     )
     parser.add_argument(
         "--tls-ca",
@@ -40,4 +51,41 @@ def add_access_arguments(parser: argparse.ArgumentParser, user: str) -> None:
 
 
 def access_of(args: argparse.Namespace) -> Access:
-    return Access(args.url, args.creds, args.tls_ca)
+    if args.creds or args.tls_ca:
+        return Access(args.url, args.creds, args.tls_ca)
+    return _noted(args.url) or Access(args.url)
+
+
+@contextlib.contextmanager
+def noted(access: Access) -> Iterator[None]:
+    """Note the way to a server of ours, as long as the context lasts. Where the folder cannot be
+    written there is no note.
+    """
+    file = _note(access.url)
+    with contextlib.suppress(OSError):
+        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        file.write_text(
+            json.dumps({"pid": os.getpid(), "creds": access.creds, "tls_ca": access.tls_ca})
+        )
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            file.unlink()
+
+
+def _noted(url: str) -> Access | None:
+    """The way that a running `slackline up` of this user noted."""
+    try:
+        if urlsplit(url).hostname not in LOOPBACK:
+            return None
+        note = json.loads(_note(url).read_text())
+        os.kill(note["pid"], 0)  # one that was killed left its note
+    except (OSError, ValueError):
+        return None
+    return Access(url, note["creds"], note["tls_ca"])
+
+
+def _note(url: str) -> Path:
+    state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    return Path(state) / "slackline" / f"up-{urlsplit(url).port}.json"

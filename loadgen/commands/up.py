@@ -13,10 +13,10 @@ from typing import Any
 
 import structlog
 
-from loadgen.access import DEFAULT_URL
+from loadgen.access import DEFAULT_URL, noted
 from loadgen.commands.trial_arguments import add_draft_arguments, check_acceptance, parse_draft
 from loadgen.fleet.fleet import Fleet, FleetSpec, is_free, torch_replicas
-from shared.bus.users import OPERATOR, Role, User
+from shared.bus.users import Role, User
 from shared.errors import ConfigError
 from shared.models import shipped as models
 from shared.perf import profile_file as profiles
@@ -236,9 +236,10 @@ async def _up(spec: FleetSpec) -> int:
         print("stopped before the fleet was ready", flush=True)
         return 0
     try:
-        print(_welcome(fleet), flush=True)
-        stopping = asyncio.ensure_future(stop.wait())
-        await asyncio.wait((stopping, fleet.failed), return_when=asyncio.FIRST_COMPLETED)
+        with noted(fleet.access()):
+            print(_welcome(fleet), flush=True)
+            stopping = asyncio.ensure_future(stop.wait())
+            await asyncio.wait((stopping, fleet.failed), return_when=asyncio.FIRST_COMPLETED)
         if stop.is_set():
             _say(
                 "stopping: workers hand their requests back, then NATS stops "
@@ -271,11 +272,9 @@ def _welcome(fleet: Fleet) -> str:
             "        pools "
             + ", ".join(f"{replica} {pool}" for replica, pool in fleet.pools.items())
         )
-    tenant, operator = (
-        fleet.access(user) for user in (User(Role.TENANT, fleet.spec.tenants[0]), OPERATOR)
-    )
-    lines.append(f"keys    export SLACKLINE_CREDS={tenant.creds} SLACKLINE_TLS_CA={tenant.tls_ca}")
-    lines.append(f"        (`slackline load` is the operator: --creds {operator.creds})")
+    tenant = fleet.access(User(Role.TENANT, fleet.spec.tenants[0]))
+    lines.append(f"keys    SLACKLINE_CREDS={tenant.creds} SLACKLINE_TLS_CA={tenant.tls_ca}")
+    lines.append("        (for other users and programs; your `slackline` commands need none)")
     lines.append(f'try     {sys.argv[0]} submit "What is a river?" --tier {tier}{url}')
     lines.append(f"        {sys.argv[0]} chat{url}")
     if fleet.http_url:

@@ -103,6 +103,23 @@ async def test_ctrl_c_stops_a_fleet_and_leaves_no_process_behind() -> None:
     assert log_files(lines) == [], "without --store nothing is kept"
 
 
+async def test_commands_of_the_same_user_need_no_key_while_it_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    process, lines, _ = await started()
+    url = next(word for line in lines for word in line.split() if word.startswith("nats://"))
+    submit = (sys.executable, "-m", "loadgen", "submit", "hello", "--url", url, "--max-tokens", "2")
+    for tenant in ("default", "another"):
+        asked = await asyncio.create_subprocess_exec(*submit, "--tenant", tenant)
+        assert await asked.wait() == 0
+    note = tmp_path / "slackline" / f"up-{url.rpartition(':')[2]}.json"
+    assert "user.nk" in note.read_text()
+    process.send_signal(signal.SIGINT)
+    assert await process.wait() == 0
+    assert not note.exists()
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's help is there only on Linux")
 async def test_a_fleet_that_is_killed_takes_its_processes_along(tmp_path: Path) -> None:
     process, _, pids = await started("--store", str(tmp_path))
