@@ -9,6 +9,7 @@ from loadgen.results.slackline import (
     parts,
     robustness,
     same_loads,
+    tight_pace,
 )
 from loadgen.results.slackline.systems import OTHERS, SEEDS
 
@@ -39,6 +40,7 @@ page is made by `python -m loadgen.results --only slackline`.
                 same_loads.SECTION,
                 mixes.SECTION,
                 capacities.SECTION,
+                tight_pace.SECTION,
                 above_capacity.SECTION,
                 robustness.SECTION,
                 parts.SECTION,
