@@ -33,5 +33,6 @@ def run(args: argparse.Namespace) -> int:
 
 async def _make(access: Access, replicas: list[str], copies: int) -> None:
     async with bus_at(access, "slackline-streams", OPERATOR) as bus:
-        await bus.make_streams(replicas, copies)
+        for broken in await bus.make_streams(replicas, copies):
+            print(broken)
     print(f"the buckets, and the logs of {', '.join(replicas)}, are there")

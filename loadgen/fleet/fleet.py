@@ -194,7 +194,8 @@ class Fleet:
             self._make_keys()
             await self._start_nats()
         async with self.connect("slackline-fleet") as bus:
-            await bus.make_streams(self.replicas)
+            for broken in await bus.make_streams(self.replicas):
+                self._say(broken)
         environment = self._environment()
         for n in range(self.spec.admissions):
             self._add("admission", n, environment)

@@ -126,8 +126,8 @@ class Stream:
             msg = await self._inbox.ask(
                 subject, payload, headers=headers, timeout_s=self._timeout_s
             )
-        except NoResponders as error:  # no leader now, or the stream is gone
-            raise BusTimeout(f"the stream {self._name} does not answer") from error
+        except NoResponders as error:
+            raise self._unanswered() from error
         try:
             ack = _acks.decode(msg.data)
         except msgspec.MsgspecError as error:
@@ -146,7 +146,7 @@ class Stream:
         try:
             msg = await self._inbox.ask(subject, b"", timeout_s=self._timeout_s)
         except NoResponders as error:
-            raise BusTimeout(f"the stream {self._name} does not answer") from error
+            raise self._unanswered() from error
         return None if self._is_end(msg) else msg
 
     async def _ask_batch(self, question: bytes) -> list[Msg]:
@@ -156,13 +156,19 @@ class Stream:
         self._is_end(msgs[-1])
         return msgs
 
+    def _unanswered(self) -> BusTimeout:
+        return BusTimeout(
+            f"the stream {self._name} does not answer: it has no leader now, or it is not there "
+            "(`slackline streams` makes it)"
+        )
+
     def _is_end(self, msg: Msg) -> bool:
         """True where there is no message (404) or no further one (204). Raises for any other
         status.
         """
         code = status(msg)
         if code == "503":
-            raise BusTimeout(f"the stream {self._name} does not answer")
+            raise self._unanswered()
         if code not in ("", "204", "404"):
             raise BusError(
                 f"the stream {self._name} answered {code} "

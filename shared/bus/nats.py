@@ -258,11 +258,12 @@ class NatsBus:
         provision.check_server(self._client)
         await provision.check_streams(self._client, self._user, self._store_timeout_s)
 
-    async def make_streams(self, replicas: Iterable[str], copies: int = 1) -> None:
+    async def make_streams(self, replicas: Iterable[str], copies: int = 1) -> list[str]:
         """Make the buckets, and the log of each of these replicas, with so many copies, where they
-        are not there. Only the operator may. Raises ConfigError, BusTimeout.
+        are not there. Returns what was broken, in words. Only the operator may. Raises ConfigError,
+        BusTimeout.
         """
-        await provision.make_streams(self._client, replicas, copies, self._store_timeout_s)
+        return await provision.make_streams(self._client, replicas, copies, self._store_timeout_s)
 
     async def close(self, drain_s: float) -> None:
         """Hand received messages to their handlers, send published ones, and close, all within

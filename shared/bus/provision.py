@@ -109,13 +109,20 @@ def log_config(replica: str, copies: int) -> StreamConfig:
 
 async def make_streams(
     client: Client, replicas: Iterable[str], copies: int, timeout_s: float
-) -> None:
-    """Make the streams that are not there, and check the others. Raises ConfigError where one
-    differs or cannot be made, BusTimeout where the server does not answer.
+) -> list[str]:
+    """Make the streams that are not there, and check the others. Returns a sentence for each that
+    has messages although it was just made: its meta.inf was broken, so that nats-server did not
+    know it any more. Raises ConfigError where one differs or cannot be made, BusTimeout where the
+    server does not answer.
     """
     logs = [log_config(check_id(replica, "replica"), copies) for replica in replicas]
-    for config in (*bucket_configs(copies), *logs):
-        await _make(client, config, timeout_s)
+    configs = (*bucket_configs(copies), *logs)
+    return [
+        f"nats-server could not read the meta.inf of the stream {config.name}: made again, it has "
+        f"its {messages} messages"
+        for config in configs
+        if (messages := await _make(client, config, timeout_s))
+    ]
 
 
 async def check_streams(client: Client, user: User, timeout_s: float) -> None:
@@ -130,17 +137,19 @@ async def check_streams(client: Client, user: User, timeout_s: float) -> None:
         if not await _is_there(client, config, timeout_s):
             raise ConfigError(
                 f"the stream {config.name} is not there: make it with `slackline streams` and the "
-                "key of the operator"
+                "key of the operator. If it was there before, nats-server could not read its "
+                "meta.inf, as its log says; made again, it has its messages"
             )
 
 
-async def _make(client: Client, config: StreamConfig, timeout_s: float) -> None:
+async def _make(client: Client, config: StreamConfig, timeout_s: float) -> int:
+    """Make the stream unless it is there; return how many messages a stream just made has."""
     for attempt in range(_TRIES):
         if await _is_there(client, config, timeout_s):
-            return
+            return 0
         try:
-            await client.jetstream(timeout=timeout_s).add_stream(config)
-            return
+            made = await client.jetstream(timeout=timeout_s).add_stream(config)
+            return made.state.messages
         except nats.js.errors.APIError as error:
             if error.err_code == NO_SPACE:
                 raise ConfigError(

@@ -38,6 +38,7 @@ TICK_S = 0.25  # between two looks for silent streams
 REPEAT_CANCEL_S = 1.0
 # pause after an answer that did not fill the gap; it doubles. Stored output is answered at once
 FRUITLESS_S, FRUITLESS_LIMIT_S = 0.05, 2.0
+REFUSED_S = 1.0  # until an attach that was refused is repeated
 # events that a slow reader may leave unread, half a minute at 30 tokens/s; dropped ones are
 # replayed later
 QUEUE_EVENTS = 1024
@@ -394,7 +395,7 @@ class Client:
             handle.fruitless_s = min(2 * handle.fruitless_s, FRUITLESS_LIMIT_S)
         now_unix_s = self._clock.unix_s()
         handle.silence_s = min(2 * handle.silence_s, self._patience.silence_limit_s)
-        handle.ask_unix_s = now_unix_s + handle.silence_s
+        handle.ask_unix_s = now_unix_s + (REFUSED_S if handle.refusals else handle.silence_s)
         handle.asking = False
         self._ask_if_due(handle, now_unix_s)
 

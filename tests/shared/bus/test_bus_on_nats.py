@@ -300,6 +300,32 @@ async def test_many_operators_may_make_the_streams_at_once_and_again(tmp_path: P
     nats_server.stop()
 
 
+@pytest.mark.parametrize("broken", [b"", b"{}", None], ids=["empty", "other", "gone"])
+async def test_a_stream_with_a_broken_meta_inf_is_told_and_made_again_with_what_it_had(
+    nats_server: NatsServer, tmp_path: Path, broken: bytes | None
+) -> None:
+    async with connect(nats_server.url, "operator") as bus:
+        revision = await bus.requests.create("s.kept", b"record")
+    nats_server.stop()
+    (meta,) = (tmp_path / "nats").rglob("KV_requests/meta.inf")
+    if broken is None:
+        meta.unlink()
+    else:
+        meta.write_bytes(broken)
+    nats_server.start(tmp_path / "nats")
+    with pytest.raises(ConfigError, match=r"KV_requests is not there.* its meta\.inf"):
+        async with connect(nats_server.url, "service", ADMISSION):
+            pass
+    async with connect(nats_server.url, "operator") as bus:
+        with pytest.raises(BusTimeout, match=r"KV_requests does not answer.* it is not there"):
+            await bus.requests.get("s.kept")
+        (told,) = await bus.make_streams(["r0"])
+        assert "meta.inf of the stream KV_requests" in told and "1 messages" in told
+        entry = await bus.requests.get("s.kept")
+        assert entry is not None and (entry.value, entry.revision) == (b"record", revision)
+        assert await bus.make_streams(["r0"]) == []
+
+
 async def test_a_limited_server_is_refused_with_what_to_write_where(tmp_path: Path) -> None:
     server = NatsServer(max_payload_bytes=1024 * 1024, jetstream=False)
     url = server.start(tmp_path / "nats")
