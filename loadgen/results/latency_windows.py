@@ -1,5 +1,6 @@
-"""Latencies over the course of a run, window after window (QoServe Figure 13)."""
+"""Latencies and violations over the course of a run, window after window (QoServe Figure 13)."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -8,6 +9,7 @@ from msgspec import Struct
 from loadgen.load.mix import PlannedRequest
 from shared.schemas import Verdict
 from shared.tiers import TierSet
+from shared.vocabulary import Missed
 
 
 class Windows(Struct, frozen=True, kw_only=True):
@@ -16,10 +18,12 @@ class Windows(Struct, frozen=True, kw_only=True):
     p99_s: [tier][window of arrivals] the 99th percentile over the most important requests; None
         where none of them arrived.
     longest_s: the longest of all requests.
+    violated_fraction: [window of arrivals] of all requests; None where none arrived.
     """
 
     p99_s: dict[str, list[float | None]]
     longest_s: float
+    violated_fraction: list[float | None] = []
 
 
 def windows_of(
@@ -28,11 +32,15 @@ def windows_of(
     tiers: TierSet,
     window_s: float,
 ) -> Windows:
-    """A request that never ended has no latency, and is left out."""
+    """A request that never ended has no latency; it is violated."""
     most = max(request.importance for request in requests)
     by_tier: dict[str, dict[int, list[float]]] = {name: {} for name in tiers.tiers}
+    offered, violated = Counter[int](), Counter[int]()
     longest_s = 0.0
     for request, verdict in zip(requests, verdicts, strict=True):
+        arrived = int(request.arrival_s // window_s)
+        offered[arrived] += 1
+        violated[arrived] += verdict is None or verdict.missed != Missed.NOTHING
         if verdict is None:
             continue
         first_counts = tiers.tiers[request.tier].slo.ttft_s is not None
@@ -41,8 +49,7 @@ def windows_of(
             continue
         longest_s = max(longest_s, latency_s)
         if request.importance == most:
-            window = int(request.arrival_s // window_s)
-            by_tier[request.tier].setdefault(window, []).append(latency_s)
+            by_tier[request.tier].setdefault(arrived, []).append(latency_s)
     count = 1 + max((window for found in by_tier.values() for window in found), default=-1)
     return Windows(
         p99_s={
@@ -50,4 +57,7 @@ def windows_of(
             for name, found in by_tier.items()
         },
         longest_s=longest_s,
+        violated_fraction=[
+            violated[n] / offered[n] if offered[n] else None for n in range(1 + max(offered))
+        ],
     )

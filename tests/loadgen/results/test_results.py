@@ -15,8 +15,9 @@ from loadgen.results import execution
 from loadgen.results.__main__ import SECTIONS, main
 from loadgen.results.cache import Cache
 from loadgen.results.execution import Task, run_tasks
-from loadgen.results.experiment import BOUND, DISTSERVE, Run, RunResult, execute
+from loadgen.results.experiment import BOUND, DISTSERVE, Run, RunResult, execute, requests_of
 from loadgen.results.job import Capacity, Search, advance, next_run
+from loadgen.results.latency_windows import Windows
 from loadgen.results.matrix import row
 from loadgen.results.matrix.loads import LOADS
 from loadgen.results.matrix.row import SEEDS, TUNING_SEED
@@ -28,6 +29,7 @@ from loadgen.results.qoserve import figure15b
 from loadgen.results.qoserve.figure15b import gpus
 from loadgen.results.qoserve.table4 import overall_percent
 from loadgen.results.section import Results, Section, compare, table, violated_percent
+from loadgen.results.slackline.recovery import recovery_s
 from loadgen.results.slos_serve import distserve
 from loadgen.simulator.disaggregated import Split
 from shared.policy import registry
@@ -414,6 +416,27 @@ def test_runs_that_wait_for_a_rate_are_made_once_it_is_known(
     assert "not run" not in text
     assert served == {*FIXED, *PAPERS, BOUND}
     assert main(["--only", "matrix", "--cache", str(tmp_path), "--out", str(tmp_path)]) == 0
+
+
+def test_windows_count_the_violated_of_their_arrivals(tiny: RunResult) -> None:
+    run = replace(tiny.run, window_s=10.0)
+    result = execute(run)
+    assert result.windows is not None and result.figures is not None
+    fractions = result.windows.violated_fraction
+    assert len(fractions) == math.ceil(run.duration_s / run.window_s)
+    offered = [0] * len(fractions)
+    for request in requests_of(run, None):
+        offered[int(request.arrival_s // run.window_s)] += 1
+    violated = sum(
+        share * count for share, count in zip(fractions, offered, strict=True) if share is not None
+    )
+    assert violated == pytest.approx(result.figures.violated)
+
+
+def test_a_fleet_has_recovered_with_the_first_window_of_few_violations() -> None:
+    windows = Windows(p99_s={}, longest_s=0.0, violated_fraction=[0.0, 0.5, 0.4, None, 0.1, 0.9])
+    assert recovery_s(windows, 5.0, 10.0) == 10.0
+    assert recovery_s(windows, 5.0, 25.0) is None
 
 
 def test_the_matrix_lists_the_settings_of_a_policy_once() -> None:
