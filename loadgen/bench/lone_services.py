@@ -43,6 +43,7 @@ class LoneServices:
             if keeper.done():
                 keeper.result()
             await asyncio.sleep(POLL_S)
+        child.patient = True
 
     def cpu_s(self) -> float:
         """The CPU seconds that the services have used since they began, without the server's."""

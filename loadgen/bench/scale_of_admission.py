@@ -5,6 +5,8 @@ ends as soon as it was accepted.
 """
 
 import asyncio
+import itertools
+from contextlib import suppress
 from random import Random
 from types import TracebackType
 from typing import Self
@@ -15,6 +17,7 @@ from loadgen.fleet.child import Say
 from shared import subjects
 from shared.bus.api import Bus, Call, Endpoint
 from shared.clock import Clock
+from shared.errors import BusError, PeerError
 from shared.process.chores import Chores
 from shared.schemas import (
     Announce,
@@ -86,29 +89,36 @@ class ServedRequests:
         await self._chores.__aexit__(kind, error, trace)
 
     async def _call(self, caller: str) -> None:
-        events = self._events[f"{self._inbox}.{caller}"] = asyncio.Queue()
-        number = 0
-        while True:
-            number += 1
-            began_unix_s = self._clock.unix_s()
-            request = GenerateRequest(
-                request_id=f"{self._name}-{caller}-{number}",
-                prompt=PROMPT,
-                sampling=Sampling(max_tokens=MAX_TOKENS),
-                inbox=f"{self._inbox}.{caller}",
-            )
+        """One request after the other; one that is refused or not answered counts for nothing."""
+        for number in itertools.count(1):
+            with suppress(BusError, PeerError, TimeoutError):
+                self.accepted_s.append(await self._one(f"{caller}-{number}"))
+
+    async def _one(self, name: str) -> float:
+        """Send a request, see it to its end, and return the seconds until it was accepted."""
+        began_unix_s = self._clock.unix_s()
+        inbox = f"{self._inbox}.{name}"
+        request = GenerateRequest(
+            request_id=f"{self._name}-{name}",
+            prompt=PROMPT,
+            sampling=Sampling(max_tokens=MAX_TOKENS),
+            inbox=inbox,
+        )
+        events = self._events[inbox] = asyncio.Queue()
+        try:
             await self._bus.request(
                 subjects.requests(TENANT, TIER), request, Received, timeout_s=ANSWER_S
             )
             async with asyncio.timeout(ANSWER_S):
                 while not isinstance(event := await events.get(), Status):
                     pass
-            accepted_s = self._clock.unix_s() - began_unix_s
-            await self._end(subjects.request_key(TENANT, request.request_id), event)
-            async with asyncio.timeout(ANSWER_S):
+                accepted_s = self._clock.unix_s() - began_unix_s
+                await self._end(subjects.request_key(TENANT, request.request_id), event)
                 while not isinstance(await events.get(), End):
                     pass
-            self.accepted_s.append(accepted_s)
+            return accepted_s
+        finally:
+            del self._events[inbox]
 
     async def _end(self, key: RequestKey, accepted: Status) -> None:
         assert accepted.replica is not None, "an accepted request has a replica"
@@ -135,7 +145,8 @@ class ServedRequests:
             await asyncio.sleep(HEARTBEAT_S)
 
     def _on_event(self, event: StreamEvent, call: Call) -> None:
-        self._events[call.subject].put_nowait(event)
+        if call.subject in self._events:
+            self._events[call.subject].put_nowait(event)
 
     def _on_offer(self, _: Offer, call: Call) -> None:
         self._chores.spawn(call.reply(OfferAccepted()), "bench.accept")

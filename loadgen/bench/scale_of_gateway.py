@@ -29,7 +29,7 @@ DIGEST_S = 0.2
 LEAST = 20_000
 TOKEN, TEXT = 65, " word"
 EVENT = b"data: {"  # begins each event
-HEAD_S = 10.0
+HEAD_S = 60.0
 
 
 class EventCounter(asyncio.Protocol):
