@@ -37,7 +37,7 @@ def answers_nats(url: str, service: str, replica: str) -> bool:
     does not answer in time.
     """
     role = {"requests": "admission"}.get(service, service)
-    inbox = f"_ROLE.{role}{replica and '.'}{replica}.health{os.getpid()}.1"
+    inbox = f"_ROLE.{role}{replica and '.'}{replica}.health.{os.urandom(8).hex()}"
     if replica:
         subject, headers, body = f"slo.v1.replica.{replica}.holdings", JSON, b'{"asked": []}'
     else:

@@ -6,7 +6,7 @@ left behind when sending fails.
 """
 
 import asyncio
-import itertools
+import secrets
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -112,7 +112,6 @@ class ReplyInbox:
         self._outbox = outbox
         self._user = user
         self._name = client.new_inbox().rpartition(".")[2]
-        self._tokens = itertools.count(1)
         self._waiting: dict[str, _Asked] = {}
         self._looking = False  # a timer is set
 
@@ -167,7 +166,8 @@ class ReplyInbox:
         done: "asyncio.Future[T]",
         timeout_s: float,
     ) -> T:
-        token = str(next(self._tokens))
+        # A guessed one would let whoever may answer us answer questions that it was not asked.
+        token = secrets.token_hex(8)
         loop = asyncio.get_running_loop()
         self._waiting[token] = _Asked(on_answer, done, loop.time() + timeout_s)
         if not self._looking:

@@ -80,6 +80,36 @@ async def test_an_answer_goes_to_an_inbox_of_its_asker_and_nowhere_else(
         assert bus.counters.bad_payloads == refused + 6
 
 
+async def test_whoever_was_asked_once_cannot_answer_the_next_question(
+    nats_url: str, raw: Client
+) -> None:
+    """A worker may answer admission: knowing the next inbox, it could answer as the store."""
+    seen = list[str]()
+
+    async def answer_this_and_the_next(msg: Any) -> None:
+        seen.append(msg.reply)
+        prefix, _, token = msg.reply.rpartition(".")
+        for ahead in range(100):
+            forged = f"{prefix}.{int(token, 16) + ahead:0{len(token)}x}"
+            await raw.publish(forged, codec.encode(Echo(text="forged"), json=False))
+
+    asked, silent = f"t.{uuid.uuid4().hex}", f"t.{uuid.uuid4().hex}"
+    await raw.subscribe(asked, cb=answer_this_and_the_next)
+    await raw.subscribe(silent)
+    await raw.flush()
+    async with connect(nats_url, "service", ADMISSION) as bus:
+        for _ in range(3):
+            waiting = asyncio.create_task(bus.request(silent, Echo(text="?"), Echo, timeout_s=0.5))
+            answer = await bus.request(asked, Echo(text="?"), Echo, timeout_s=WITHIN_S)
+            assert answer.text == "forged", "to its own question"
+            later = asyncio.create_task(bus.request(silent, Echo(text="?"), Echo, timeout_s=0.5))
+            await bus.request(asked, Echo(text="?"), Echo, timeout_s=WITHIN_S)
+            for question in (waiting, later):
+                with pytest.raises(BusTimeout):
+                    await question
+    assert len(set(seen)) == 6
+
+
 async def test_a_tenant_is_answered_under_its_own_prefix(nats_url: str) -> None:
     tasks = set[asyncio.Task[None]]()
     async with connect(nats_url, "service") as bus, connect(nats_url, "other") as other:
