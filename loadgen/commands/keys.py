@@ -23,19 +23,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--revoke",
         action="store_true",
-        help="take the keys of these workers and tenants away instead",
+        help="take the keys of these workers, tenants and services away instead",
+    )
+    parser.add_argument(
+        "--services",
+        default="",
+        metavar="NAME,...",
+        help="with --revoke: operator, gateway, admission, planner, relegation; the next "
+        "`slackline keys` makes new keys for them",
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    from loadgen.fleet.key_folder import HOSTS, Keys
+    from loadgen.fleet.key_folder import HOSTS, SERVICES, Keys
 
     keys = Keys(args.folder)
     users = [User(Role.WORKER, name) for name in names("--workers", args.workers)]
     users += [User(Role.TENANT, name) for name in names("--tenants", args.tenants)]
+    services = {str(user): user for user in SERVICES}
+    for name in names("--services", args.services):
+        if name not in services or not args.revoke:
+            raise ConfigError(f"--services {name}: with --revoke, one of {', '.join(services)}")
+        users.append(services[name])
     if args.revoke:
         if not users:
-            raise ConfigError("--revoke needs --workers or --tenants")
+            raise ConfigError("--revoke needs --workers, --tenants or --services")
         keys.revoke(users)
         print(f"revoked: {', '.join(map(str, users))}")
     else:

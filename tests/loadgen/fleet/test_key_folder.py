@@ -12,7 +12,7 @@ from loadgen.cli import main
 from loadgen.fleet.key_folder import HOSTS, Keys
 from loadgen.fleet.nats_server import NatsServer
 from shared.bus.nats import connect
-from shared.bus.users import OPERATOR, Role, User
+from shared.bus.users import GATEWAY, OPERATOR, Role, User
 from shared.errors import ConfigError
 from shared.schemas import Attach
 
@@ -102,6 +102,8 @@ def test_the_certificate_is_made_anew_for_another_host_alone(tmp_path: Path) -> 
         ("--workers", "r/1"),
         ("--revoke",),
         ("--revoke", "--tenants", "nobody"),
+        ("--revoke", "--services", "worker"),
+        ("--services", "gateway"),
     ],
 )
 def test_a_mistake_is_said_in_one_line(
@@ -109,6 +111,19 @@ def test_a_mistake_is_said_in_one_line(
 ) -> None:
     assert main(["keys", str(tmp_path / "keys"), *arguments]) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_revoked_service_gets_a_new_key_and_the_old_one_is_known_no_more(tmp_path: Path) -> None:
+    keys = Keys(tmp_path)
+    assert main(["keys", str(tmp_path), "--tenants", "acme"]) == 0
+    before = keys.users()
+    assert main(["keys", str(tmp_path), "--revoke", "--services", "gateway"]) == 0
+    assert before[GATEWAY] not in keys.server_conf.read_text()
+    assert not keys.creds(GATEWAY).exists()
+    assert main(["keys", str(tmp_path)]) == 0
+    after = keys.users()
+    assert {user for user in before if before[user] != after[user]} == {GATEWAY}
+    assert after[GATEWAY] in keys.server_conf.read_text()
 
 
 async def test_a_server_that_runs_lets_a_new_tenant_in_and_throws_a_revoked_one_out(
