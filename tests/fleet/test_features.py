@@ -279,9 +279,14 @@ def test_a_record_says_what_it_needs_and_its_body_the_adapter() -> None:
     )
     workers, _ = listening(worker("a", "sim", frozenset({"min_tokens"}), ("poet",)), for_s=10)
     reader = Intake(DEFAULT, Tokenizer.builtin(), "", workers, str, "o")
-    made, body = asyncio.run(
-        reader.read(request, "chat", arrived_unix_s=0.0, json=False, traceparent="")
-    )
+
+    async def read() -> tuple[Record, Body]:
+        key, digest = await reader.look(request, "chat")
+        return await reader.read(
+            request, key, "chat", digest=digest, arrived_unix_s=0.0, json=False, traceparent=""
+        )
+
+    made, body = asyncio.run(read())
     assert (made.needs, body.adapter) == (("adapter:poet", "min_tokens"), "poet")
     # what the context has room for
     assert (body.sampling.max_tokens, body.sampling.min_tokens) == (800, 800)
