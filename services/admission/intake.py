@@ -28,6 +28,7 @@ T = TypeVar("T")
 
 LOGPROBS_LIMIT = 200_000  # per request: about 4 MB, which a message can carry
 LONG_PROMPT_CHARACTERS = 4096  # beyond, tokenising (1 us a character) would hold up the event loop
+LONG_PROMPTS = 2  # tokenised at once: each takes a core, and some 200 times its size of memory
 # between two checks for a worker that meets a request's needs, while a living one may not have been
 # heard of
 LISTEN_S = 0.05
@@ -92,9 +93,9 @@ def check_tokenizer(worker: Announce | None, model: str) -> None:
         )
 
 
-def tokenise(request: GenerateRequest, tokenizer: Tokenizer) -> Prompt:
-    """The tokens of the prompt. Raises PeerError for token ids outside the vocabulary, or messages
-    that cannot be rendered.
+def tokenise(request: GenerateRequest, tokenizer: Tokenizer, worker: Announce | None) -> Prompt:
+    """The tokens of the prompt. Raises PeerError for token ids outside the vocabulary, messages
+    that cannot be rendered, or a text that is too long whatever its tokens are.
     """
     for param, tokens in (
         ("logit_bias", request.sampling.logit_bias),
@@ -110,10 +111,17 @@ def tokenise(request: GenerateRequest, tokenizer: Tokenizer) -> Prompt:
                 f"token ids must lie between 0 and {tokenizer.vocabulary - 1}", param="token_ids"
             )
         return request.token_ids
-    if request.messages is not None:
-        return tokenizer.encode(tokenizer.render(request.messages), rendered=True)
-    assert request.prompt is not None
-    return tokenizer.encode(request.prompt)
+    rendered = request.messages is not None
+    text = tokenizer.render(request.messages) if rendered else request.prompt
+    assert text is not None
+    if worker is not None and (least := tokenizer.least_tokens(text)) >= worker.context_tokens:
+        raise PeerError(
+            f"the prompt has at least {least} tokens;"
+            f" prompt and answer must fit {worker.context_tokens}",
+            code="context_length_exceeded",
+            param=_given(request)[0],
+        )
+    return tokenizer.encode(text, rendered=rendered)
 
 
 def fits(prompt: Prompt, request: GenerateRequest, worker: Announce | None) -> int:
@@ -172,13 +180,14 @@ class Intake:
         """`model`: whose tokenizer it is, "" for the built-in one."""
         self._tiers, self._tokenizer, self._model = tiers, tokenizer, model
         self._workers, self._body_key, self._owner = workers, body_key, owner
+        self._long_prompts = asyncio.Semaphore(LONG_PROMPTS)
 
     async def look(self, request: GenerateRequest, tier: str) -> tuple[RequestKey, bytes]:
         """The key of a request, and the digest of what it asks for. Raises PeerError for every
         mistake that needs no tokenizer to be found.
         """
         key = check(request, tier, self._tiers)
-        return key, await _in_time(request, lambda: asked.digest(request, tier))
+        return key, await self._in_time(request, lambda: asked.digest(request, tier))
 
     async def read(
         self,
@@ -199,7 +208,7 @@ class Intake:
             await asyncio.sleep(LISTEN_S)
         worker = self._workers.any(wanted.needs) or self._workers.last
         check_tokenizer(worker, self._model)
-        prompt = await _in_time(request, lambda: tokenise(request, self._tokenizer))
+        prompt = await self._in_time(request, lambda: tokenise(request, self._tokenizer, worker))
         max_tokens = fits(prompt, request, worker)
         named = self._tiers.named(tier)
         slo = resolve(request.slo or named.slo, len(prompt), max_tokens, worker)
@@ -235,10 +244,14 @@ class Intake:
         )
         return record, Body(prompt=pack(prompt), sampling=sampling, adapter=wanted.adapter)
 
-
-async def _in_time(request: GenerateRequest, step: Callable[[], T]) -> T:
-    """The outcome of a step whose time grows with the prompt: beside the loop for a long one."""
-    size = len(request.prompt or "") + sum(
-        len(str(m.get("content", ""))) for m in request.messages or ()
-    )
-    return step() if size < LONG_PROMPT_CHARACTERS else await asyncio.to_thread(step)
+    async def _in_time(self, request: GenerateRequest, step: Callable[[], T]) -> T:
+        """The outcome of a step whose time grows with the prompt: beside the loop for a long one,
+        LONG_PROMPTS at once.
+        """
+        size = len(request.prompt or "") + sum(
+            len(str(m.get("content", ""))) for m in request.messages or ()
+        )
+        if size < LONG_PROMPT_CHARACTERS:
+            return step()
+        async with self._long_prompts:
+            return await asyncio.to_thread(step)

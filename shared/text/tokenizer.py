@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers import AddedToken, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 from shared.errors import ConfigError, PeerError
 from shared.text import chat_prompt as chat
@@ -25,6 +25,9 @@ BUILTIN_SPECIALS = {
 SPECIAL_MARK = "<|"  # every special token above begins with it
 # the tokens that end the thinking of models: of most, of Magistral
 ENDS_OF_THINKING = ("</think>", "[/THINK]")
+# UTF-8 of a text is at most so many times that of its composed form (NFC): Hangul of three letters,
+# iota with two marks
+COMPOSED = 3
 BUILTIN_ENDS = frozenset({BUILTIN_SPECIALS["<|eos|>"], BUILTIN_SPECIALS["<|im_end|>"]})
 
 
@@ -50,6 +53,7 @@ class Tokenizer:
             plain  # every token is a byte: the library would take 150 us for what is plain
         )
         self._table = _byte_table(inner, self.vocabulary)
+        self._longest_bytes = _longest_bytes(inner, self._table)
         added = {
             token.content: token_id for token_id, token in inner.get_added_tokens_decoder().items()
         }
@@ -94,8 +98,18 @@ class Tokenizer:
             ) from error
         if self._plain and SPECIAL_MARK not in text:
             return list(raw)
-        ids: list[int] = self.inner.encode(text, add_special_tokens=not rendered).ids
+        # `encode` holds the interpreter until it is done: for a second with a megabyte
+        (encoded,) = self.inner.encode_batch_fast([text], add_special_tokens=not rendered)
+        ids: list[int] = encoded.ids
         return ids
+
+    def least_tokens(self, text: str) -> int:
+        """The fewest tokens that a text of so many bytes can have, which takes no reading. 0 where
+        one token can stand for any number of bytes.
+        """
+        if self._longest_bytes is None:
+            return 0
+        return -(-len(text.encode(errors="surrogatepass")) // self._longest_bytes)
 
     def render(self, messages: object) -> str:
         """One prompt from chat messages; it ends where the assistant's turn begins. Raises
@@ -229,3 +243,20 @@ def _byte_table(inner: tokenizers.Tokenizer, vocabulary: int) -> list[bytes] | N
     for token_id, added in inner.get_added_tokens_decoder().items():
         table[token_id] = b"" if added.special else added.content.encode()
     return table
+
+
+def _longest_bytes(inner: tokenizers.Tokenizer, table: list[bytes] | None) -> int | None:
+    """The most bytes of a text that one token can stand for. None without a bound: some bytes have
+    no token, an added token takes the white space beside it, or a normalizer may drop text.
+    """
+    added = inner.get_added_tokens_decoder().values()
+    composes = isinstance(inner.normalizer, normalizers.NFC)
+    if (
+        table is None
+        or len({piece for piece in table if len(piece) == 1}) < 256
+        or any(token.lstrip or token.rstrip for token in added)
+        or not (inner.normalizer is None or composes)
+    ):
+        return None
+    longest = max(len(piece) for piece in (*table, *(token.content.encode() for token in added)))
+    return longest * COMPOSED if composes else longest

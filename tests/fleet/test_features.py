@@ -269,7 +269,7 @@ def test_tokens_that_the_model_does_not_have_are_refused(
     sampling: dict[str, Any], param: str
 ) -> None:
     with pytest.raises(PeerError) as caught:
-        intake.tokenise(asked(**sampling), Tokenizer.builtin())
+        intake.tokenise(asked(**sampling), Tokenizer.builtin(), None)
     assert caught.value.param == param
 
 

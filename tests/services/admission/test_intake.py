@@ -1,15 +1,25 @@
 """Admission refuses bad requests before they cost anything; every snapshot fits in a message."""
 
+import asyncio
+import threading
+import time
+from typing import Any
+
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from loadgen.access import Access
 from loadgen.commands.chat import Chat
 from loadgen.fleet.nats_server import MAX_PAYLOAD_BYTES
+from services.admission import asked as digests
 from services.admission import intake
+from services.admission.workers import Workers
+from shared.clock import Clock
 from shared.core.snapshot_pages import pages
 from shared.errors import PeerError
 from shared.measure import Measure
+from shared.process.instruments import Registry
 from shared.schemas import (
     Announce,
     AttemptOver,
@@ -19,6 +29,8 @@ from shared.schemas import (
     Sampling,
     TokenLogprob,
 )
+from shared.text.tokenizer import Tokenizer
+from shared.tiers import DEFAULT
 from shared.vocabulary import FinishReason, ReplicaId, RequestKey, ServiceClass
 
 
@@ -86,3 +98,48 @@ def test_an_answer_asked_for_again_in_vain_is_not_forgotten() -> None:
     chat.turns.append(("question", "answer"))
     assert not chat.again()
     assert chat.turns == [("question", "answer")]
+
+
+def test_a_text_too_long_for_the_context_is_refused_before_it_is_tokenised(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tokenizer = Tokenizer.builtin()
+    small = replace(worker("sim"), context_tokens=1000)
+
+    def never(*_: Any, **__: Any) -> list[int]:
+        raise AssertionError("it was tokenised")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Tokenizer, "encode", never)
+        messages = [{"role": "user", "content": "x" * 12_000}]
+        for asking in (
+            GenerateRequest(request_id="a", prompt="x" * 12_000, sampling=Sampling(max_tokens=1)),
+            GenerateRequest(request_id="a", messages=messages, sampling=Sampling(max_tokens=1)),
+        ):
+            with pytest.raises(PeerError, match="at least 1") as refused:
+                intake.tokenise(asking, tokenizer, small)
+            assert refused.value.code == "context_length_exceeded"
+    assert len(intake.tokenise(replace(asked(None), prompt="x" * 999), tokenizer, small)) == 999
+
+
+async def test_two_long_prompts_are_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    lock, reading, most, digest = threading.Lock(), 0, 0, digests.digest
+
+    def counted(request: GenerateRequest, tier: str) -> bytes:
+        nonlocal reading, most
+        with lock:
+            reading += 1
+            most = max(most, reading)
+        time.sleep(0.02)
+        found = digest(request, tier)
+        with lock:
+            reading -= 1
+        return found
+
+    monkeypatch.setattr(digests, "digest", counted)
+    workers = Workers(Clock(), 3.0, Registry())
+    door = intake.Intake(DEFAULT, Tokenizer.builtin(), "", workers, str, "admission")
+    tier = next(iter(DEFAULT.tiers))
+    long = replace(asked(None), tenant="t", prompt="x" * intake.LONG_PROMPT_CHARACTERS)
+    await asyncio.gather(*(door.look(long, tier) for _ in range(12)))
+    assert most == intake.LONG_PROMPTS

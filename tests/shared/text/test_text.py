@@ -1,6 +1,7 @@
 """Text to tokens and back, whatever the text and wherever it is split."""
 
 import json
+import threading
 import time
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models
 
 from shared.errors import ConfigError, PeerError
+from shared.models import shipped
 from shared.text.detokenizer import Detokenizer
 from shared.text.tokenizer import BUILTIN_SPECIALS, Tokenizer
 
@@ -217,3 +219,23 @@ def test_how_long_a_token_takes_to_read() -> None:
     for token in tokens:
         feed(token)
     print(f"detokenizer: {(time.perf_counter() - began_s) / len(tokens) * 1e6:.2f} us per token")
+
+
+def test_other_threads_run_while_a_long_text_is_tokenised() -> None:
+    tokenizer = Tokenizer.load(shipped.folder("slackline-5m"))
+    reading = threading.Thread(target=tokenizer.encode, args=("the quick brown fox " * 50_000,))
+    reading.start()
+    turns = 0
+    while reading.is_alive():
+        time.sleep(0.001)
+        turns += 1
+    assert turns > 20  # 1 or 2 where the interpreter is held
+
+
+@seeded
+@given(st.lists(st.sampled_from(["\u1100\u1161\u11a8", "\u03b9\u0308\u0301", "<|eos|>", "x"])))
+def test_a_text_never_has_fewer_tokens_than_its_bytes_say(parts: list[str]) -> None:
+    for tokenizer in (Tokenizer.builtin(), Tokenizer.load(shipped.folder("slackline-5m"))):
+        text = "".join(parts)
+        assert bool(tokenizer.least_tokens(text)) == bool(text)
+        assert tokenizer.least_tokens(text) <= len(tokenizer.encode(text))
