@@ -288,6 +288,20 @@ class Record(Struct, frozen=True, kw_only=True, omit_defaults=True):
     needs: tuple[str, ...] = ()  # features its replica must have, sorted (shared/features.py)
     asked: bytes = b""  # the digest of what the client asked for (services/admission/asked.py)
     weight: float = 1.0  # of its tenant, beside those whose requests are equally important
+    # until then its first token is worth waiting for in the pool, by its tier
+    begin_by_unix_s: float = math.inf
+
+    @property
+    def work_tokens(self) -> int:
+        """The most tokens that it may cost: those of its prompt, and of the longest output."""
+        return self.prompt_tokens + self.max_tokens
+
+    @property
+    def leaves_pool_unix_s(self) -> float:
+        """The instant until which it waits in the pool."""
+        if self.resume.measure.tokens:
+            return self.expires_unix_s
+        return min(self.expires_unix_s, self.begin_by_unix_s)
 
 
 # ---------------------------------------------------------------- admission <-> planner
@@ -378,9 +392,31 @@ class Digest(Struct, frozen=True, kw_only=True):
     free_slots: Count
     surplus: bool  # True: the replica can take best-effort work now
     block_tokens: Annotated[int, Meta(ge=1, lt=2**31)] = 16  # of one KV block
+    # predicted seconds that one token of a prefill takes beside the present decodes
+    token_s: Annotated[float, Meta(gt=0)] = 1e-4
     accepting: bool = True
     features: list[str] = []  # those of its engine (shared/features.py)
     adapters: list[str] = []
+
+
+# ---------------------------------------------------------------- relegation -> admission
+
+
+class PoolLane(Struct, frozen=True, kw_only=True):
+    """The requests of one tenant in the pool that are equally important."""
+
+    tenant: str
+    importance: float
+    weight: float  # of the tenant
+    requests: Count
+    tokens: Count  # work: prompt and longest output of each
+
+
+class PoolDigest(Struct, frozen=True, kw_only=True):
+    """The state of the best-effort pool, published by the relegation instance that leads."""
+
+    tokens_s: float  # work that the fleet takes out of the pool, while requests wait
+    lanes: list[PoolLane]  # those with most work; POOL_LANES at most
 
 
 # ---------------------------------------------------------------- planner <-> worker

@@ -25,6 +25,8 @@ DIGESTS = f"{ROOT}.replica.*.digest"
 ANNOUNCEMENTS = f"{ROOT}.replica.*.announce"
 # admission -> relegation
 RELEGATED = f"{ROOT}.relegated"
+# relegation -> admissions
+POOL = f"{ROOT}.pool"
 # the subjects whose next token is a tenant
 _TENANTS = frozenset(("requests", "attach", "cancel", "stream"))
 # JetStream

@@ -1,6 +1,7 @@
 """Tier sets: named SLOs, the share of the load of each, and its name in HTTP's `service_tier`."""
 
 import json
+import math
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any
@@ -28,6 +29,8 @@ class Tier(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     importance: Annotated[float, Meta(ge=0, le=1000)] = 1.0
     # the tier of the last round of a session in this tier; None: this tier, too
     last_round: str | None = None
+    # longest time that a best-effort request waits for its first token
+    wait_s: Annotated[float, Meta(gt=0)] = math.inf
 
 
 class TierSet(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -121,10 +124,14 @@ DEFAULT = TierSet(
     default="chat",
     tiers={
         # An autocompletion keeps up with the eye: a token every 30 ms.
-        "interactive": Tier(slo=Slo(ttft_s=0.5, tbt_s=0.03), share=0.3, service_tier="priority"),
+        "interactive": Tier(
+            slo=Slo(ttft_s=0.5, tbt_s=0.03), share=0.3, service_tier="priority", wait_s=10.0
+        ),
         # A chat begins within a second and is then read at about ten tokens a second.
-        "chat": Tier(slo=Slo(ttft_s=1.0, tbt_s=0.1), share=0.4, service_tier="default"),
-        "summary": Tier(slo=Slo(ttlt_s=600.0), share=0.2, service_tier="flex"),
+        "chat": Tier(
+            slo=Slo(ttft_s=1.0, tbt_s=0.1), share=0.4, service_tier="default", wait_s=60.0
+        ),
+        "summary": Tier(slo=Slo(ttlt_s=600.0), share=0.2, service_tier="flex", wait_s=3600.0),
         "batch": Tier(slo=Slo(ttlt_s=86_400.0), share=0.1),
     },
 )

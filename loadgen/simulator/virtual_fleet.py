@@ -156,7 +156,7 @@ class VirtualFleet:
         if record.replica is None:
             self._admit(admission.Opened(record))
         else:
-            self._admission.placed(record, now_unix_s=received_s)
+            self._admission.placed(record, told=True, now_unix_s=received_s)
             self._offer(record, self._admission_answered)
 
     def _admit(self, event: AdmissionEvent) -> None:

@@ -17,6 +17,9 @@ class AdmissionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     homeless_s: float = 10.0  # a request is relegated if no replica is up for this long
     # requests under way at once; beyond this, requests are refused with a Retry-After
     open_limit: int = 20_000
+    receive_limit: int = 256  # of them, those that are not stored yet
+    # best-effort requests that wait, shared alike by the tenants that have any
+    pool_limit: int = 20_000
     lost_s: float = 3.0  # a worker silent for this long is fenced
     sweep_s: float = 15.0  # between two sweeps of the open records
     lost_limit: int = 5  # attempts whose replica was lost before a request is failed

@@ -236,6 +236,7 @@ class Intake:
             traceparent=traceparent,
             needs=wanted.needs,
             asked=digest,
+            begin_by_unix_s=arrived_unix_s + named.wait_s,
         )
         sampling = replace(
             request.sampling,

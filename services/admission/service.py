@@ -26,11 +26,13 @@ from shared.core.admission import (
     AdmissionEvent,
     AdmissionSettings,
     Declined,
+    GaveWay,
     Gone,
     Heard,
     Lost,
     Opened,
     Place,
+    Pooled,
     Refuse,
     Relegate,
     Taken,
@@ -54,6 +56,7 @@ from shared.schemas import (
     GenerateRequest,
     Hint,
     OfferAnswer,
+    PoolDigest,
     Received,
     Record,
     Refused,
@@ -80,6 +83,7 @@ QUEUE = "admission"
 # A second of digests of 256 replicas (10/s each) and the 1000 requests of a lost replica, rounded
 # up. A digest that finds it full is dropped: another follows. The sweep finds a dropped record.
 INBOX_LIMIT = 4096
+TELL_S = 1.0  # the longest that a client waits to hear whether its request is refused
 
 
 class Admission:
@@ -100,11 +104,17 @@ class Admission:
         self._records = Records(bus.requests, bus.bodies, lambda: f"{rng.getrandbits(32):08x}")
         self.metrics = Registry()
         self._ending = Ending(bus, self._records, tracing, self.metrics)
+        self._refusals = self.metrics.counter(
+            names.REFUSALS, "Requests refused at the door: nothing of them is stored.", ("code",)
+        )
         self._replays = Replays(bus, self._records, clock)
         self._placer = Placer(bus, self._records, clock, tracing)
         router = registry.router(cfg.policy, cfg.settings)
         settings = AdmissionSettings(
-            hop_limit=cfg.hop_limit, homeless_s=cfg.homeless_s, open_limit=cfg.open_limit
+            hop_limit=cfg.hop_limit,
+            homeless_s=cfg.homeless_s,
+            open_limit=cfg.open_limit,
+            pool_limit=cfg.pool_limit,
         )
         self.core = AdmissionCore(router, rng, settings)
         self._inbox: Inbox[AdmissionEvent] = Inbox(INBOX_LIMIT)
@@ -130,6 +140,8 @@ class Admission:
         self._door = Door(bus, clock, intake, self.name)
         self._chores = Chores()
         self._receiving = 0
+        # requests whose clients wait for the decision
+        self._untold: dict[RequestKey, asyncio.Future[Refused | None]] = {}
 
     # ------------------------------------------------------------ life
 
@@ -141,6 +153,7 @@ class Admission:
         ]
         async with self._chores as chores:
             chores.listen(await bus.subscribe(subjects.DIGESTS, Digest, self._on_digest))
+            chores.listen(await bus.subscribe(subjects.POOL, PoolDigest, self._on_pool))
             chores.listen(await bus.subscribe(subjects.ANNOUNCEMENTS, Announce, self._on_announce))
             chores.listen(
                 await bus.subscribe(subjects.CANCELS, Cancel, self._on_cancel, queue=QUEUE)
@@ -179,7 +192,7 @@ class Admission:
                 await asyncio.sleep(
                     0.02
                 )  # requests already delivered start, so that they are counted
-                while self._receiving:
+                while self._receiving or self._untold:
                     await asyncio.sleep(0.02)
                 self._inbox.drain()
                 await asyncio.wait((driver,))
@@ -232,6 +245,7 @@ class Admission:
                             retry_after_s=retry_after_s,
                         ),
                     )
+                    self._decided(key, _slow_down(reason, retry_after_s))
                     self._feed(Gone(key))
                 case _:
                     assert_never(action)
@@ -246,12 +260,14 @@ class Admission:
     ) -> None:
         match outcome:
             case PlaceHeld():
+                self._decided(key)
                 self._feed(Taken(key, attempt))
             case PlaceDeclined():
                 self._feed(Declined(key, attempt, replica, outcome.earliest_s))
             case PlaceUnplanned():
                 self._feed(Unplanned(key, attempt, replica))
             case PlaceGone():
+                self._decided(key)
                 self._feed(Gone(key))
                 self._sweep.soon()  # if it is ours after all, that finds it
                 self._chores.spawn(self._end_cancelled(key), "admission.cancelled")
@@ -286,15 +302,9 @@ class Admission:
             "admit", call.headers.get("traceparent"), attributes, kind="server"
         )
         try:
-            if self.core.full(self._receiving):
+            if self._receiving > self._cfg.receive_limit or self.core.full(self._receiving):
                 wait_s = self.core.shortest_backlog_s(now_unix_s=now)
-                await call.reply(
-                    Refused(
-                        code="slow_down",
-                        message="too many requests are under way",
-                        retry_after_s=wait_s,
-                    )
-                )
+                await self._refuse(call, _slow_down("too many requests are under way", wait_s))
                 return
             request = replace(request, tenant=subjects.tenant_of(call.subject, request.tenant))
             key, digest = await self._intake.look(request, tier)
@@ -309,6 +319,12 @@ class Admission:
                 json=call.json,
                 traceparent=span.traceparent,
             )
+            refusable_s = self.core.refusable_s(record, now_unix_s=now)
+            if refusable_s is not None and not self.core.tries(record, now_unix_s=now):
+                refused = _slow_down("no replica can hold its SLO now", refusable_s)
+                await self._refuse(call, refused)
+                return
+            told = refusable_s is None
             picked = self.core.pick(as_offer(record, ServiceClass.STANDARD), now_unix_s=now)
             if picked is not None:
                 placed = life.placed(record, self.name, *picked, attempt=record.attempt)
@@ -327,42 +343,64 @@ class Admission:
                     raise BusTimeout("the record that has the id is gone")
                 return
             self._sweep.opened(stored.record)
-            await call.reply(_received(record, attached=False))
+            if told:
+                await call.reply(_received(record, attached=False))
+            else:
+                self._chores.spawn(self._tell(record, call), "admission.tell")
             if stored.record != record:
                 # the answer to our create was lost, and a sweep has already moved the record on
                 self._sweep.soon()
             elif answer is None:
-                self._feed(Opened(record))
+                self._feed(Opened(record, told))
             else:
-                self.core.placed(record, now_unix_s=now)
+                self.core.placed(record, told=told, now_unix_s=now)
                 self._chores.spawn(self._conclude(stored, answer), "admission.step")
         except PeerError as error:
             span.set(**{names.ERROR_TYPE: error.code})
-            await call.reply(Refused(code=error.code, message=error.message, param=error.param))
+            await self._refuse(
+                call, Refused(code=error.code, message=error.message, param=error.param)
+            )
         except StoreFull as error:
             log.warning("request.refused", request_id=request.request_id[:64], error=str(error))
             span.set(**{names.ERROR_TYPE: "store_full"})
-            await call.reply(
-                Refused(
-                    code="slow_down",
-                    message="there is no room to store the request",
-                    retry_after_s=self.core.shortest_backlog_s(now_unix_s=now),
-                )
-            )
+            wait_s = self.core.shortest_backlog_s(now_unix_s=now)
+            await self._refuse(call, _slow_down("there is no room to store the request", wait_s))
         except BusError as error:
             log.warning("request.doubtful", request_id=request.request_id, error=str(error))
             self._sweep.soon()  # it may have been stored
             span.set(**{names.ERROR_TYPE: "store_timeout"})
-            await call.reply(
-                Refused(
-                    code="server_is_overloaded",
-                    message="ask again with the same id",
-                    retry_after_s=1.0,
-                )
+            refused = Refused(
+                code="server_is_overloaded",
+                message="ask again with the same id",
+                retry_after_s=1.0,
             )
+            await self._refuse(call, refused)
         finally:
             span.end()
             self._receiving -= 1
+
+    async def _refuse(self, call: Call, refused: Refused) -> None:
+        self._refusals.labels(refused.code).add()
+        await call.reply(refused)
+
+    async def _tell(self, record: Record, call: Call) -> None:
+        """Answer the client of a request that may be refused: once that is decided, and at the
+        latest after TELL_S.
+        """
+        decided = self._untold[record.key] = asyncio.get_running_loop().create_future()
+        try:
+            async with asyncio.timeout(TELL_S):
+                refused = await decided
+        except TimeoutError:
+            refused = None
+        finally:
+            del self._untold[record.key]
+        await call.reply(refused or _received(record, attached=False))
+
+    def _decided(self, key: RequestKey, refused: Refused | None = None) -> None:
+        decided = self._untold.get(key)
+        if decided is not None and not decided.done():
+            decided.set_result(refused)
 
     async def _conclude(self, stored: Stored, answer: asyncio.Task[OfferAnswer]) -> None:
         record = stored.record
@@ -427,6 +465,8 @@ class Admission:
                 {names.REPLICA: over.replica, names.ATTEMPT: over.attempt},
             )
             if stored.record.state == RecordState.RELEGATED:
+                if not stored.record.resume.measure.tokens:
+                    self._feed(GaveWay(stored.record))
                 await self._announce_relegated(stored.record, over.message or over.why)
             else:
                 await self._placer.publish_status(stored.record, "replaced", over.why)
@@ -469,11 +509,18 @@ class Admission:
     def _on_digest(self, digest: Digest, call: Call) -> None:
         self._feed(Heard(digest))
 
+    def _on_pool(self, digest: PoolDigest, call: Call) -> None:
+        self._feed(Pooled(digest))
+
     def _on_announce(self, announce: Announce, call: Call) -> None:
         if call.subject != subjects.announce(announce.replica):
             return  # a worker speaks for itself only
         if self._workers.received(announce):
             self._sweep.soon()
+
+
+def _slow_down(message: str, retry_after_s: float) -> Refused:
+    return Refused(code="slow_down", message=message, retry_after_s=retry_after_s)
 
 
 def _received(record: Record, *, attached: bool) -> Received:

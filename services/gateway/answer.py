@@ -129,8 +129,10 @@ class Answer:
 
     async def _stream(self) -> None:
         """Writes the stream. Its head waits for an event of every choice, so that a refusal keeps
-        its status; it waits no longer than the first text or `keepalive_s`.
+        its status; it waits no longer than the first text or `keepalive_s`. The head of an answer
+        that may not be relegated waits for its first text, since it may be refused until then.
         """
+        patient = not self._ask.requests[0].allow_relegation
         while True:
             heard = await self._next()
             if isinstance(heard, Problem):
@@ -139,6 +141,8 @@ class Answer:
                 else:
                     await self._send(b"data: " + heard.body() + b"\n\n", more=False)
                 return
+            if self.status == 0 and patient and (heard is None or isinstance(heard.news, Status)):
+                continue
             if (
                 heard is not None
                 and isinstance(heard.news, Status)

@@ -44,6 +44,7 @@ log = structlog.get_logger()
 
 KEY = "relegation"
 SAFETY_S = 0.5
+TELL_S = 0.25  # between two digests of the pool
 # A second of digests of 256 replicas (10/s each) and of hints at 1000/s, rounded up. What finds it
 # full is lost: another digest and another listing follow.
 INBOX_LIMIT = 4096
@@ -83,9 +84,11 @@ class Relegation:
             hints = Endpoint("hints", subjects.RELEGATED, Hint, self._on_hint)
             chores.listen(await self._bus.serve("relegation", [hints], {"instance": self.name}))
             hold = chores.start(self._hold(), name="relegation.hold")
+            telling = chores.start(self._tell(), name="relegation.tell")
             log.info("relegation.ready", instance=self.name)
             await stop.wait()
             hold.cancel()
+            telling.cancel()
             await digests.stop()  # nothing more is handed out
             self._inbox.drain()
             if self._driver is not None:
@@ -137,6 +140,15 @@ class Relegation:
         if self._driver is not None:
             self._driver.cancel()
             self._driver = None
+
+    async def _tell(self) -> None:
+        """Tell the admissions how much waits, while this instance leads."""
+        while True:
+            if self._driver is not None:
+                digest = self.core.digest(now_unix_s=self._clock.unix_s())
+                with suppress(BusError):  # another follows
+                    await self._bus.publish(subjects.POOL, digest)
+            await asyncio.sleep(TELL_S)
 
     async def _list(self) -> bool:
         """Feed the core every relegated record; False if its inbox was full."""

@@ -75,6 +75,7 @@ TABLE = (
     Row("questions for attempts", _replica("holdings"), (ADMISSION, WORKER), (WORKER,)),
     Row("ends of attempts", f"{ROOT}.over.{{replica}}", (WORKER,), (ADMISSION,)),
     Row("relegated requests", subjects.RELEGATED, (ADMISSION,), (RELEGATION,)),
+    Row("digests of the pool", subjects.POOL, (RELEGATION,), (ADMISSION,)),
     # answers between services
     Row("answers", "_ROLE.admission.>", (ADMISSION, PLANNER, WORKER), (ADMISSION,)),
     Row("answers", "_ROLE.planner.>", (PLANNER, WORKER), (PLANNER,)),

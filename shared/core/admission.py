@@ -14,25 +14,39 @@ from typing import assert_never
 import msgspec
 
 from shared.core.debits import Debits
+from shared.core.declines import Declines
 from shared.core.offer import as_offer
+from shared.core.pool_work import PoolRoom
 from shared.core.tick import Tick
 from shared.routing.pipeline import Router
-from shared.schemas import Digest, Offer, Record
+from shared.schemas import Digest, Offer, PoolDigest, Record
 from shared.vocabulary import ReplicaId, RequestKey, ServiceClass
+
+POOL_FULL = "too much best-effort work waits already"
 
 # ---------------------------------------------------------------- events and actions
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A waiting record of ours: it is new, or was recovered from a lost or drained replica."""
+    """A waiting record of ours: it is new, or was recovered from a lost or drained replica.
+    `told`: its client knows that it was received, so a full pool is no reason to refuse it.
+    """
 
     record: Record
+    told: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Heard:
     digest: Digest
+
+
+@dataclass(frozen=True, slots=True)
+class Pooled:
+    """The state of the best-effort pool."""
+
+    digest: PoolDigest
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +84,22 @@ class Unplanned:
 
 
 @dataclass(frozen=True, slots=True)
+class GaveWay:
+    """A replica held it, and relegated it before it began."""
+
+    record: Record
+
+
+@dataclass(frozen=True, slots=True)
 class Gone:
     """The request is no longer ours: it ended, was cancelled, or another instance has it."""
 
     key: RequestKey
 
 
-AdmissionEvent = Opened | Heard | Lost | Taken | Declined | Unplanned | Gone | Tick
+AdmissionEvent = (
+    Opened | Heard | Pooled | Lost | Taken | Declined | Unplanned | GaveWay | Gone | Tick
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +124,9 @@ class Relegate:
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """No replica can hold its SLO, and the client does not want best-effort. Gone follows."""
+    """No replica can hold its SLO, and the client does not want best-effort, or the pool has no
+    room. Gone follows.
+    """
 
     key: RequestKey
     reason: str
@@ -119,6 +144,9 @@ class AdmissionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     homeless_s: float = 10.0
     # requests open at once; beyond this, new requests are refused with a Retry-After
     open_limit: int = 20_000
+    # requests in the best-effort pool, shared alike by the tenants that have any; beyond this, new
+    # requests that no replica can hold are refused
+    pool_limit: int = 20_000
 
 
 @dataclass(slots=True)
@@ -126,6 +154,7 @@ class _Open:
     record: Record
     since_unix_s: float
     attempt: int  # of the record, once the step under way is written
+    told: bool  # its client knows that it was received
     tried: list[ReplicaId] = field(default_factory=list)
     hops: int = 0
     earliest_s: float = math.inf
@@ -144,6 +173,8 @@ class AdmissionCore:
         self._set = settings or AdmissionSettings()
         self._open: dict[RequestKey, _Open] = {}
         self._debits = Debits()
+        self._room = PoolRoom(self._set.pool_limit)
+        self._declines = Declines()
         self._retry_unix_s = math.inf
 
     @property
@@ -167,19 +198,25 @@ class AdmissionCore:
     def handle(self, event: AdmissionEvent, *, now_unix_s: float) -> list[AdmissionAction]:
         actions: list[AdmissionAction] = []
         match event:
-            case Opened(record):
+            case Opened(record, told):
                 known = self._open.get(record.key)
                 # otherwise it is open already
                 if known is None or record.attempt > known.attempt:
-                    self._open[record.key] = _Open(record, now_unix_s, record.attempt)
+                    self._open[record.key] = _Open(record, now_unix_s, record.attempt, told)
                     self._step(record.key, now_unix_s, actions)
             case Heard(digest):
                 self._debits.received(digest, now_unix_s)
+            case Pooled(pool):
+                self._room.heard(pool, now_unix_s)
             case Lost(replica):
                 self._debits.gone(replica)
             case Taken(key, attempt):
                 if key in self._open and self._open[key].attempt == attempt:
-                    del self._open[key]
+                    taken = self._open.pop(key)
+                    if not taken.told:
+                        self._declines.held(taken.record)
+            case GaveWay(record):
+                self._declines.declined(record, now_unix_s)
             case Gone(key):
                 self._open.pop(key, None)
             case Declined(key, attempt, _, earliest_s):
@@ -216,11 +253,23 @@ class AdmissionCore:
         backlogs = [digest.backlog_s for digest in views if digest.accepting]
         return float(min(max(math.ceil(min(backlogs, default=1.0)), 1), 30))
 
-    def placed(self, record: Record, *, now_unix_s: float) -> None:
+    def refusable_s(self, record: Record, *, now_unix_s: float) -> float | None:
+        """None: whatever happens, this new request will be served some time. Else it is refused if
+        no replica can hold its SLO, and may be told to come back after so many seconds.
+        """
+        if not record.allow_relegation:
+            return self.shortest_backlog_s(now_unix_s=now_unix_s)
+        return self._room.retry_after_s(record, now_unix_s)
+
+    def tries(self, record: Record, *, now_unix_s: float) -> bool:
+        """True if a request that may be refused is to be offered; False: it is refused at once."""
+        return self._declines.tries(record, now_unix_s)
+
+    def placed(self, record: Record, *, told: bool, now_unix_s: float) -> None:
         """A record was stored with its first place: the offer is under way."""
         assert record.replica is not None
         self._open[record.key] = _Open(
-            record, now_unix_s, record.attempt, tried=[record.replica], hops=1, busy=True
+            record, now_unix_s, record.attempt, told, tried=[record.replica], hops=1, busy=True
         )
 
     def _on_declined(
@@ -287,11 +336,17 @@ class AdmissionCore:
         else:
             waiting.busy = True
             reason = "no replica can hold its SLO" if waiting.hops else "no replica is up"
-            if record.allow_relegation:
-                actions.append(Relegate(key, reason))
-            else:
+            full_s = None if waiting.told else self._room.retry_after_s(record, now_unix_s)
+            if waiting.hops and not waiting.told:
+                self._declines.declined(record, now_unix_s)
+            if not record.allow_relegation:
                 earliest_s = waiting.earliest_s if math.isfinite(waiting.earliest_s) else 1.0
                 actions.append(Refuse(key, reason, min(max(math.ceil(earliest_s), 1), 30)))
+            elif full_s is not None:
+                actions.append(Refuse(key, f"{reason}, and {POOL_FULL}", full_s))
+            else:
+                self._room.sent(record, now_unix_s)
+                actions.append(Relegate(key, reason))
 
     def check(self) -> None:
         """Raises AssertionError unless every open request is on its way somewhere."""

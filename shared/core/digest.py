@@ -51,6 +51,7 @@ def digest_of(
         kv_blocks=books.kv_blocks,
         kv_free_blocks=max(books.kv_free_blocks() - future, 0),
         block_tokens=books.block_tokens,
+        token_s=token_s,
         free_slots=0,
         surplus=False,
         accepting=not facts.draining,

@@ -15,11 +15,13 @@ from typing import assert_never
 
 import msgspec
 
-from shared.core.debits import TOKEN_S, Debits
+from shared.core.debits import STALE_S, TOKEN_S, Debits
+from shared.core.drain import Drain
 from shared.core.pool import SWEEP_MIN, Order, Shares, lane_of
+from shared.core.pool_work import PoolWork
 from shared.core.tick import Tick
 from shared.features import meets
-from shared.schemas import Digest, Record
+from shared.schemas import Digest, PoolDigest, Record
 from shared.vocabulary import ReplicaId, RequestKey, ServiceClass
 
 
@@ -116,6 +118,9 @@ class RelegationCore:
         self._expiries: list[tuple[float, RequestKey]] = []
         self._debits = Debits()
         self._not_before_unix_s: dict[ReplicaId, float] = {}
+        self._work = PoolWork()
+        self._drain = Drain()
+        self._heard_unix_s = -math.inf
 
     @property
     def idle(self) -> bool:
@@ -124,6 +129,12 @@ class RelegationCore:
     @property
     def waiting(self) -> int:
         return len(self._waiting)
+
+    def digest(self, *, now_unix_s: float) -> PoolDigest:
+        """The work in the pool, and the speed at which the fleet takes it."""
+        views = self._debits.views(now_unix_s).values()
+        idle_tokens_s = sum(1.0 / digest.token_s for digest in views if digest.accepting)
+        return PoolDigest(tokens_s=self._drain.tokens_s(idle_tokens_s), lanes=self._work.lanes())
 
     def wake_at_unix_s(self) -> float | None:
         """The next expiry. Everything else happens when a digest comes."""
@@ -140,12 +151,15 @@ class RelegationCore:
                 if record.key not in self._waiting:
                     self._enter(record, now_unix_s)
             case Heard(digest):
+                self._wait(digest, now_unix_s)
                 if self._debits.received(
                     digest, now_unix_s
                 ) and now_unix_s >= self._not_before_unix_s.get(digest.replica, 0.0):
                     self._hand_out(digest.replica, now_unix_s, actions)
             case Taken(key) | Gone(key):
                 if key in self._waiting:
+                    if isinstance(event, Taken):
+                        self._drain.took(self._waiting[key].record)
                     self._leave(key, now_unix_s)
             case Declined(key, replica):
                 self._not_before_unix_s = {
@@ -160,8 +174,8 @@ class RelegationCore:
             case _:
                 assert_never(event)
         while self._expiries and self._expiries[0][0] <= now_unix_s:
-            expires_unix_s, key = heappop(self._expiries)
-            if self._expires(expires_unix_s, key):
+            leaves_unix_s, key = heappop(self._expiries)
+            if self._expires(leaves_unix_s, key):
                 self._make_busy(key)
                 actions.append(Expire(key))
         return actions
@@ -195,6 +209,8 @@ class RelegationCore:
     def _enter(self, record: Record, now_unix_s: float) -> None:
         waiting = self._waiting[record.key] = _Waiting(record, self._hopeful_until_unix_s(record))
         self._shares.enter(lane_of(record), now_unix_s)
+        self._work.add(record)
+        self._drain.entered(record)
         self._offer_again(waiting, now_unix_s)
 
     def _offer_again(self, waiting: _Waiting, now_unix_s: float) -> None:
@@ -202,10 +218,10 @@ class RelegationCore:
         self._order.add(record)
         if now_unix_s <= waiting.hopeful_until_unix_s:
             self._hopeful.add(record)
-        heappush(self._expiries, (record.expires_unix_s, record.key))
+        heappush(self._expiries, (record.leaves_pool_unix_s, record.key))
         if len(self._expiries) > 2 * len(self._waiting) + SWEEP_MIN:
             self._expiries = [
-                (w.record.expires_unix_s, key)
+                (w.record.leaves_pool_unix_s, key)
                 for key, w in self._waiting.items()
                 if key not in self._busy
             ]
@@ -219,18 +235,29 @@ class RelegationCore:
     def _leave(self, key: RequestKey, now_unix_s: float) -> None:
         self._make_busy(key)
         self._busy.remove(key)
-        self._shares.leave(lane_of(self._waiting.pop(key).record), now_unix_s)
+        record = self._waiting.pop(key).record
+        self._shares.leave(lane_of(record), now_unix_s)
+        self._work.add(record, -1)
 
-    def _expires(self, expires_unix_s: float, key: RequestKey) -> bool:
+    def _expires(self, leaves_unix_s: float, key: RequestKey) -> bool:
         """True if this entry of the heap is not void."""
         waiting = self._waiting.get(key)
         return (
             waiting is not None
             and key not in self._busy
-            and waiting.record.expires_unix_s == expires_unix_s
+            and waiting.record.leaves_pool_unix_s == leaves_unix_s
         )
 
     # ------------------------------------------------------------ the next request
+
+    def _wait(self, digest: Digest, now_unix_s: float) -> None:
+        """Time passes. It counts as waiting unless a replica would take something and nothing that
+        waits suits it.
+        """
+        passed_s = min(now_unix_s - self._heard_unix_s, STALE_S)
+        self._heard_unix_s = now_unix_s
+        if self._busy or (self._waiting and not digest.surplus):
+            self._drain.waited(passed_s)
 
     def _hand_out(
         self, replica: ReplicaId, now_unix_s: float, actions: list[RelegationAction]

@@ -76,6 +76,7 @@ TTFT_BUCKETS_S = (
 REQUESTS = "slackline_requests_total"  # tier, verdict
 SLO_VIOLATIONS = "slackline_slo_violation_total"  # tier, type
 RELEGATIONS = "slackline_relegated_total"  # tier
+REFUSALS = "slackline_refused_total"  # code
 CLOCK_OFFSET = "slackline_clock_offset_seconds"
 FIT_ERROR = "slackline_profile_fit_error_ratio"  # regime
 RESIDUAL = "slackline_profile_residual_ratio"  # replica

@@ -27,6 +27,7 @@ from services.worker.engines.sim_engine import SimEngine, readable_token
 from services.worker.runner import VirtualRunner
 from services.worker.turn_taker import TurnTaker
 from shared import subjects
+from shared.bus.api import RefusedError
 from shared.client.client import Client, Handle, Patience
 from shared.columns import unpack_list
 from shared.core.held_request import seed_of
@@ -94,8 +95,7 @@ class Seen:
     tokens: list[int] = field(default_factory=list)
     text: str = ""
     ends: list[End] = field(default_factory=list)
-    attached: bool = False
-    error: str = ""
+    refused: bool = False  # at the door
 
 
 class World:
@@ -234,7 +234,13 @@ class World:
     async def _client(self, client: Client, request: GenerateRequest, after_s: float) -> None:
         await asyncio.sleep(after_s)
         seen = self.seen[request.request_id]
-        handle = await client.submit(request, "chat")
+        try:
+            handle = await client.submit(request, "chat")
+        except RefusedError as error:
+            if error.refused.code != "slow_down":
+                raise
+            seen.refused = True
+            return
         self.handles[request.request_id] = handle
         async for event in handle:
             if isinstance(event, Delta):
@@ -289,7 +295,9 @@ class World:
             self.net.faults = CALM
             self.net.note("world", "calm")
             done, late = await asyncio.wait(tasks, timeout=scene.settle_s)
-            waiting = sorted(name for name, seen in self.seen.items() if not seen.ends)
+            waiting = sorted(
+                name for name, seen in self.seen.items() if not seen.ends and not seen.refused
+            )
             assert not late, f"{len(late)} clients still wait: {waiting}"
             for task in done:
                 task.result()
@@ -358,6 +366,9 @@ class World:
             records[record.key] = record
             assert record.verdict is not None, f"{key} has not ended: {record.state}"
         for request_id, seen in self.seen.items():
+            if seen.refused:
+                self._check_refused(request_id, seen, records.get(f"default.{request_id}"))
+                continue
             record = records[f"default.{request_id}"]
             verdict = record.verdict
             assert len(seen.ends) == 1, f"{request_id} ended {len(seen.ends)} times"
@@ -397,6 +408,12 @@ class World:
         for n in range(self.scene.replicas):
             rows = self.net.acks.read(subjects.ack_log(f"r{n}"), after=0)
             fold([decode_entry(payload) for _, payload in rows])
+
+    def _check_refused(self, request_id: str, seen: Seen, record: Record | None) -> None:
+        """A client that is told no has no tokens and no other end."""
+        assert not seen.ends, request_id
+        assert not seen.tokens, request_id
+        assert record is None or record.verdict.finish_reason is FinishReason.REFUSED, request_id
 
     def _check_stage(self, request_id: str, made: int, record: Record, resume: Resume) -> None:
         """Check that the thinking ended where it should and that the deadlines are those of the

@@ -4,7 +4,8 @@ which prefills are due, in the manner of Moore and Hodgson's rule for the fewest
 Up to each deadline there must be time for the prefills due by then, for the passes that the decodes
 make meanwhile, and for the tokens of those whose prefill ended before. At the first deadline where
 there is not, a request due by then gives way: one that could not be in time even alone, else of
-the least important the one whose prefill takes longest. So the fewest are lost.
+the least important the one whose prefill takes longest, of equals the one due last. So the fewest
+are lost, and one that was taken in does not give way to another of its kind.
 """
 
 import math
@@ -143,7 +144,7 @@ def _gone(queue: Iterable[Item]) -> list[int]:
         if item.hopeless:
             hopeless.append(k)
         else:
-            heappush(first, (item.value, -item.seconds, k))
+            heappush(first, (item.value, -item.seconds, -k))
         ahead_s += item.seconds
         share += item.rate
         from_s += item.rate * item.due_s
@@ -152,7 +153,7 @@ def _gone(queue: Iterable[Item]) -> list[int]:
             if hopeless:
                 lost, hopeless = hopeless, []
             elif first:
-                lost = [heappop(first)[2]]
+                lost = [-heappop(first)[2]]
             else:
                 break
             gone += lost

@@ -1,0 +1,44 @@
+"""The speed at which the fleet takes work out of the best-effort pool, as it was of late."""
+
+import math
+from collections import OrderedDict
+
+from shared.schemas import Record
+from shared.vocabulary import RequestKey
+
+MEMORY_S = 30.0  # of time in which requests waited
+# The speed in the first seconds of waiting is not known: so long it counts as that of a fleet that
+# does nothing else. It also bounds the speed from below, at a tenth of that.
+PRIOR_S = 3.0
+TAKEN_LIMIT = 4096  # requests remembered, should they come back
+
+
+class Drain:
+    """Tokens of work a second, over the time in which requests waited and replicas were busy."""
+
+    def __init__(self) -> None:
+        self._tokens = self._waited_s = 0.0
+        self._taken: OrderedDict[RequestKey, None] = OrderedDict()
+
+    def waited(self, waited_s: float) -> None:
+        """Requests waited for so long."""
+        kept = math.exp(-waited_s / MEMORY_S)
+        self._tokens *= kept
+        self._waited_s = self._waited_s * kept + waited_s
+
+    def took(self, record: Record) -> None:
+        """A replica took it."""
+        self._tokens += record.work_tokens
+        self._taken[record.key] = None
+        if len(self._taken) > TAKEN_LIMIT:
+            self._taken.popitem(last=False)
+
+    def entered(self, record: Record) -> None:
+        """It waits. If a replica took it and gave it back, nothing was done."""
+        if record.key in self._taken:
+            del self._taken[record.key]
+            self._tokens = max(self._tokens - record.work_tokens, 0.0)
+
+    def tokens_s(self, idle_tokens_s: float) -> float:
+        """`idle_tokens_s`: of a fleet that does nothing else."""
+        return (self._tokens + PRIOR_S * idle_tokens_s) / (self._waited_s + PRIOR_S)

@@ -1,0 +1,37 @@
+"""The speed at which the pool is emptied."""
+
+import pytest
+
+from shared.core.drain import Drain
+from tests.shared.core.pooled import pooled
+
+IDLE_TOKENS_S = 20_000.0
+
+
+def test_at_first_it_is_that_of_a_fleet_that_does_nothing_else() -> None:
+    assert Drain().tokens_s(IDLE_TOKENS_S) == IDLE_TOKENS_S
+
+
+def test_it_comes_near_what_the_fleet_takes_within_two_minutes() -> None:
+    drain = Drain()
+    for n in range(1200):
+        drain.waited(0.1)
+        drain.took(pooled(f"a.{n}", prompt_tokens=490))  # 5,000 tokens a second
+    assert drain.tokens_s(0.0) == pytest.approx(5000, rel=0.15)
+
+
+def test_a_fleet_that_takes_nothing_is_slow_but_not_still() -> None:
+    drain = Drain()
+    for _ in range(3000):
+        drain.waited(0.1)
+    assert 0.05 * IDLE_TOKENS_S < drain.tokens_s(IDLE_TOKENS_S) < 0.15 * IDLE_TOKENS_S
+
+
+def test_what_a_replica_gives_back_was_not_done() -> None:
+    drain, same = Drain(), Drain()
+    drain.waited(1.0)
+    same.waited(1.0)
+    drain.took(pooled("a.1"))
+    drain.entered(pooled("a.1"))
+    drain.entered(pooled("a.2"))  # new
+    assert drain.tokens_s(IDLE_TOKENS_S) == same.tokens_s(IDLE_TOKENS_S)
