@@ -31,7 +31,7 @@ LAYERS: dict[str, tuple[set[str], ...]] = {
     "shared": (
         {"vocabulary", "errors", "columns", "structured", "clock"},
         {"measure", "subjects", "perf", "models", "text"},
-        {"schemas", "tiers", "http_keys"},
+        {"schemas", "tiers", "tenants", "http_keys"},
         {"features"},
         {"routing"},
         {"policy"},

@@ -12,6 +12,7 @@ class AdmissionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     policy: str = registry.DEFAULT  # whose router places requests
     settings: dict[str, str] = {}  # of the policy
     tiers: str = ""  # name of a tier set, or a file; empty: the default set
+    tenants: str = ""  # file of the limits of tenants; empty: none has any
     model: str = ""  # folder of the tokenizer; empty: the built-in byte-level one
     hop_limit: int = 4  # offers of one request before it is best-effort
     homeless_s: float = 10.0  # a request is relegated if no replica is up for this long

@@ -19,6 +19,7 @@ from shared.errors import ConfigError, PeerError
 from shared.perf.zero_load import in_seconds
 from shared.schemas import Announce, Body, GenerateRequest, Record, Sampling
 from shared.structured import JsonSchema
+from shared.tenants import Tenants
 from shared.text.tokenizer import Tokenizer
 from shared.tiers import TierSet
 from shared.vocabulary import RecordState, RequestKey, ServiceClass, Slo
@@ -171,6 +172,7 @@ class Intake:
     def __init__(
         self,
         tiers: TierSet,
+        tenants: Tenants,
         tokenizer: Tokenizer,
         model: str,
         workers: Workers,
@@ -179,6 +181,7 @@ class Intake:
     ) -> None:
         """`model`: whose tokenizer it is, "" for the built-in one."""
         self._tiers, self._tokenizer, self._model = tiers, tokenizer, model
+        self._tenants = tenants
         self._workers, self._body_key, self._owner = workers, body_key, owner
         self._long_prompts = asyncio.Semaphore(LONG_PROMPTS)
 
@@ -214,6 +217,8 @@ class Intake:
         slo = resolve(request.slo or named.slo, len(prompt), max_tokens, worker)
         if slo.bounds_nothing:
             raise PeerError("an SLO must bound something: ttft_s, tbt_s or ttlt_s", param="slo")
+        tenant = self._tenants.named(request.tenant)
+        tenant.check_slo(slo)
         record = Record(
             key=key,
             body_key=self._body_key(key),
@@ -223,7 +228,7 @@ class Intake:
             service_class=ServiceClass.STANDARD,
             tier=tier,
             slo=slo,
-            importance=request.importance * named.importance,
+            importance=min(request.importance * named.importance, tenant.importance),
             application=request.application or tier,
             session=request.session,
             arrived_unix_s=arrived_unix_s,
@@ -236,6 +241,7 @@ class Intake:
             traceparent=traceparent,
             needs=wanted.needs,
             asked=digest,
+            weight=tenant.weight,
             begin_by_unix_s=arrived_unix_s + named.wait_s,
         )
         sampling = replace(

@@ -3,6 +3,7 @@ message, since the records decide.
 """
 
 import asyncio
+import math
 from contextlib import suppress
 from random import Random
 from typing import assert_never
@@ -39,6 +40,7 @@ from shared.core.admission import (
     Unplanned,
 )
 from shared.core.offer import as_offer
+from shared.core.token_bucket import TokenBuckets
 from shared.errors import BusError, BusTimeout, PeerError, StoreFull
 from shared.models import shipped as models
 from shared.policy import registry
@@ -73,6 +75,7 @@ from shared.store.place import (
     PlaceUnplanned,
 )
 from shared.store.records import ENDED_TTL_S, Records, Stored
+from shared.tenants import load_tenants
 from shared.text.tokenizer import Tokenizer
 from shared.tiers import DEFAULT, load_tiers
 from shared.vocabulary import RecordState, ReplicaId, RequestKey, ServiceClass
@@ -101,6 +104,7 @@ class Admission:
         self._cfg, self._bus, self._clock, self._tracing = cfg, bus, clock, tracing
         self.name = f"admission-{rng.getrandbits(48):012x}"
         self._tiers = load_tiers(cfg.tiers) if cfg.tiers else DEFAULT
+        self._tenants, self._buckets = load_tenants(cfg.tenants), TokenBuckets()
         self._records = Records(bus.requests, bus.bodies, lambda: f"{rng.getrandbits(32):08x}")
         self.metrics = Registry()
         self._ending = Ending(bus, self._records, tracing, self.metrics)
@@ -121,7 +125,13 @@ class Admission:
         self._workers = Workers(clock, cfg.lost_s, self.metrics)
         model = models.folder(cfg.model).resolve().name if cfg.model else ""
         self._intake = Intake(
-            self._tiers, tokenizer, model, self._workers, self._records.body_key, self.name
+            self._tiers,
+            self._tenants,
+            tokenizer,
+            model,
+            self._workers,
+            self._records.body_key,
+            self.name,
         )
         self._sweep = Sweep(
             cfg,
@@ -310,6 +320,12 @@ class Admission:
             key, digest = await self._intake.look(request, tier)
             if await self._answer_known(key, digest, call):
                 return
+            limits, admissions = self._tenants.named(request.tenant), self._sweep.admissions
+            wait_s = self._buckets.wait_s(request.tenant, limits, admissions, now)
+            if wait_s > 0.0:
+                message = "this tenant has had its tokens"
+                await self._refuse(call, _slow_down(message, math.ceil(wait_s)))
+                return
             record, body = await self._intake.read(
                 request,
                 key,
@@ -319,6 +335,7 @@ class Admission:
                 json=call.json,
                 traceparent=span.traceparent,
             )
+            self._buckets.take(request.tenant, limits, record.prompt_tokens, admissions, now)
             refusable_s = self.core.refusable_s(record, now_unix_s=now)
             if refusable_s is not None and not self.core.tries(record, now_unix_s=now):
                 refused = _slow_down("no replica can hold its SLO now", refusable_s)
@@ -455,7 +472,9 @@ class Admission:
                 return  # the worker sends it again, and its log keeps the output meanwhile
         except BusError:
             return  # the worker sends it again
-        if stored is not None and stored.record.verdict is None:
+        if stored is not None and stored.record.verdict is not None:
+            self._pay(stored.record, stored.record.verdict.output_tokens)
+        elif stored is not None:
             now = self._clock.unix_s()
             self._tracing.record(
                 over.why,
@@ -481,6 +500,12 @@ class Admission:
         if self._clock.unix_s() - last_unix_s > ENDED_TTL_S / 2:
             return False
         return await self._records.get(over.key) is None
+
+    def _pay(self, record: Record, tokens: int) -> None:
+        """The tenant's bucket pays for the output of a request, whoever let it in."""
+        tenant, now = record.key.partition(".")[0], self._clock.unix_s()
+        limits = self._tenants.named(tenant)
+        self._buckets.take(tenant, limits, tokens, self._sweep.admissions, now)
 
     def _on_cancel(self, cancel: Cancel, call: Call) -> None:
         tenant, request_id = call.subject.split(".")[-2:]

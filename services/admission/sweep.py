@@ -69,6 +69,11 @@ class Sweep:
         """A record was stored."""
         self._deletions.opened(record)
 
+    @property
+    def admissions(self) -> int:
+        """The number of admissions that live, as far as is known."""
+        return max(len(self._live_owners), 1)
+
     def soon(self) -> None:
         self._soon = True
 

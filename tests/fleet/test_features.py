@@ -44,6 +44,7 @@ from shared.schemas import (
     Sampling,
 )
 from shared.structured import Choice, Grammar, JsonObject, JsonSchema, Regex
+from shared.tenants import Tenants
 from shared.text.tokenizer import Tokenizer
 from shared.tiers import DEFAULT
 from shared.vocabulary import RecordState, ReplicaId, ServiceClass
@@ -278,7 +279,7 @@ def test_a_record_says_what_it_needs_and_its_body_the_adapter() -> None:
         asked("poet"), prompt="x" * 200, sampling=Sampling(max_tokens=950, min_tokens=900)
     )
     workers, _ = listening(worker("a", "sim", frozenset({"min_tokens"}), ("poet",)), for_s=10)
-    reader = Intake(DEFAULT, Tokenizer.builtin(), "", workers, str, "o")
+    reader = Intake(DEFAULT, Tenants(), Tokenizer.builtin(), "", workers, str, "o")
 
     async def read() -> tuple[Record, Body]:
         key, digest = await reader.look(request, "chat")

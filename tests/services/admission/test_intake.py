@@ -29,6 +29,7 @@ from shared.schemas import (
     Sampling,
     TokenLogprob,
 )
+from shared.tenants import Tenants
 from shared.text.tokenizer import Tokenizer
 from shared.tiers import DEFAULT
 from shared.vocabulary import FinishReason, ReplicaId, RequestKey, ServiceClass
@@ -138,7 +139,7 @@ async def test_two_long_prompts_are_read_at_once(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(digests, "digest", counted)
     workers = Workers(Clock(), 3.0, Registry())
-    door = intake.Intake(DEFAULT, Tokenizer.builtin(), "", workers, str, "admission")
+    door = intake.Intake(DEFAULT, Tenants(), Tokenizer.builtin(), "", workers, str, "admission")
     tier = next(iter(DEFAULT.tiers))
     long = replace(asked(None), tenant="t", prompt="x" * intake.LONG_PROMPT_CHARACTERS)
     await asyncio.gather(*(door.look(long, tier) for _ in range(12)))

@@ -1,0 +1,78 @@
+"""The limits of each tenant: its weight beside others, tokens a second, importance and SLO."""
+
+import math
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct
+
+from shared.errors import ConfigError, PeerError
+from shared.subjects import ID_PATTERN
+from shared.vocabulary import Slo
+
+OTHERS = "*"  # names the limits of each tenant that is not named itself
+
+
+class Tenant(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The limits of one tenant. Without any it has none."""
+
+    # its share beside those whose requests are equally important
+    weight: Annotated[float, Meta(gt=0, le=1e6)] = 1.0
+    # prompt and output in the long run, and at once; requests beyond wait for the bucket to fill
+    tokens_s: Annotated[float, Meta(gt=0)] = math.inf
+    burst_tokens: Annotated[float, Meta(gt=0)] = 1_000_000.0
+    importance: Annotated[float, Meta(gt=0, le=1e6)] = math.inf  # the most that a request may have
+    # the tightest bounds that a request may ask for; one that names no bound may be any
+    slo: Slo = Slo()
+
+    def check_slo(self, slo: Slo) -> None:
+        """Raises PeerError if the SLO, with its bounds in seconds, is tighter than allowed."""
+        for name in ("ttft_s", "tbt_s", "thinking_tbt_s", "ttlt_s"):
+            least, asked = getattr(self.slo, name), getattr(slo, name)
+            if least is not None and asked is not None and asked < least:
+                raise PeerError(
+                    f"this tenant may ask for a {name} of {least:g} s or more, not {asked:g} s",
+                    code="permission_denied",
+                    param="slo",
+                )
+
+
+class Tenants(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The tenants that have limits; `*` stands for each one that is not named."""
+
+    tenants: dict[str, Tenant] = {}
+
+    def __post_init__(self) -> None:
+        for name, tenant in self.tenants.items():
+            if name != OTHERS and not ID_PATTERN.fullmatch(name):
+                raise ValueError(
+                    f"tenant `{name}` must be {OTHERS}, or 1 to 64 characters of A-Z, a-z, 0-9, _"
+                    " and -"
+                )
+            if tenant.slo.in_multiples:
+                raise ValueError(f"tenant `{name}`: its slo must be in seconds")
+
+    def named(self, name: str) -> Tenant:
+        return self.tenants.get(name) or self.tenants.get(OTHERS) or UNLIMITED
+
+
+UNLIMITED = Tenant()
+
+
+def load_tenants(path: str) -> Tenants:
+    """The limits in a .toml file; none without a file. Raises a ConfigError that names the fault
+    and its place.
+    """
+    if not path:
+        return Tenants()
+    try:
+        raw: Any = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        return msgspec.convert(raw, Tenants)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"tenants: cannot read {path}: {error}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"tenants: {path} is not proper TOML: {error}") from error
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"tenants: {path}: {error}") from error
