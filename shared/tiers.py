@@ -1,7 +1,6 @@
 """Tier sets: named SLOs, the share of the load of each, and its name in HTTP's `service_tier`."""
 
 import json
-import math
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any
@@ -29,8 +28,8 @@ class Tier(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     importance: Annotated[float, Meta(ge=0, le=1000)] = 1.0
     # the tier of the last round of a session in this tier; None: this tier, too
     last_round: str | None = None
-    # longest time that a best-effort request waits for its first token
-    wait_s: Annotated[float, Meta(gt=0)] = math.inf
+    # longest time that a best-effort request waits for its first token; None: until it expires
+    wait_s: Annotated[float, Meta(gt=0)] | None = None
 
 
 class TierSet(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -3,6 +3,7 @@ is no I/O but the tokenizer's thread.
 """
 
 import asyncio
+import math
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -242,7 +243,7 @@ class Intake:
             needs=wanted.needs,
             asked=digest,
             weight=tenant.weight,
-            begin_by_unix_s=arrived_unix_s + named.wait_s,
+            begin_by_unix_s=math.inf if named.wait_s is None else arrived_unix_s + named.wait_s,
         )
         sampling = replace(
             request.sampling,

@@ -140,7 +140,7 @@ class Records:
                     f"s.{key}", _readable(_record, changed), stored.revision, ttl_s=ttl_s
                 )
                 return Stored(changed, revision)
-            except (WrongSequence, BusTimeout):
+            except (WrongSequence, BusTimeout) as error:
                 before = stored
                 stored = await self.get(key)
                 if (
@@ -149,6 +149,12 @@ class Records:
                     and stored.revision != before.revision
                 ):
                     return stored
+                if (
+                    isinstance(error, WrongSequence)
+                    and changed.output_key != before.record.output_key
+                ):
+                    with suppress(BusError):  # its TTL takes it
+                        await self._bucket.delete(changed.output_key)
         raise BusTimeout(f"the record of {key} kept changing")
 
     async def _without_output(self, record: Record) -> Record:

@@ -50,6 +50,19 @@ async def test_copies_of_a_request_that_come_at_once_leave_one_body(bus: NatsBus
     assert await present(bus) == {winner.record.body_key}
 
 
+async def test_an_end_that_is_written_by_several_at_once_leaves_one_output(bus: NatsBus) -> None:
+    records = Records(bus.requests, bus.bodies)
+    record = replace(new(records), resume=Resume(tokens=pack([1, 2, 3]), text="abc"))
+    assert await records.create(record, BODY) is not None
+    await records.change(record.key, cancelled)
+    ends = await asyncio.gather(
+        *(records.change(record.key, lambda record: closed(record, 1.0)) for _ in range(20))
+    )
+    (end,) = [each for each in ends if each is not None]
+    outputs = {name for name, _ in await bus.requests.scan(f"o.{record.key}.")}
+    assert outputs == {end.record.output_key}
+
+
 async def test_a_full_bucket_of_bodies_takes_no_request_and_lets_those_it_has_end(
     bus: NatsBus,
 ) -> None:
