@@ -3,6 +3,7 @@ is no I/O but the tokenizer's thread.
 """
 
 import asyncio
+import ctypes
 import math
 from collections.abc import Callable
 from typing import TypeVar
@@ -30,6 +31,8 @@ T = TypeVar("T")
 
 LOGPROBS_LIMIT = 200_000  # per request: about 4 MB, which a message can carry
 LONG_PROMPT_CHARACTERS = 4096  # beyond, tokenising (1 us a character) would hold up the event loop
+# the tokenizer takes some 200 times the size of a text, and the allocator would keep most of it
+GIVE_BACK_CHARACTERS = 256 * 1024
 LONG_PROMPTS = 2  # tokenised at once: each takes a core, and some 200 times its size of memory
 # between two checks for a worker that meets a request's needs, while a living one may not have been
 # heard of
@@ -262,4 +265,14 @@ class Intake:
         if size < LONG_PROMPT_CHARACTERS:
             return step()
         async with self._long_prompts:
-            return await asyncio.to_thread(step)
+            outcome = await asyncio.to_thread(step)
+            if size >= GIVE_BACK_CHARACTERS:
+                await asyncio.to_thread(_give_back)
+            return outcome
+
+
+def _give_back() -> None:
+    """Return freed memory to the system, where the C library can (glibc)."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
