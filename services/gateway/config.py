@@ -21,6 +21,7 @@ class GatewayConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     # NATS carries 8 MiB in one message; 64 KiB are for the other fields. The same prompt is never
     # longer in msgpack than in JSON.
     body_limit_bytes: int = 8 * 1024 * 1024 - 64 * 1024
+    head_within_s: float = 15.0  # a connection whose head takes longer is closed
     body_within_s: float = 30.0  # a body that takes longer is refused
     # all bodies being read at one time: 16 of the longest
     bodies_limit_bytes: int = 128 * 1024 * 1024

@@ -14,6 +14,7 @@ import uvicorn
 from services.gateway.alive import Fleet
 from services.gateway.app import Gateway
 from services.gateway.config import GatewayConfig
+from services.gateway.http_connection import connection_class
 from shared import http_keys, subjects
 from shared.bus.api import Call
 from shared.bus.nats import connect
@@ -89,6 +90,7 @@ async def serve(
             log_config=None,
             access_log=False,
             lifespan="off",
+            http=connection_class(cfg.head_within_s),
             ws="none",
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=math.ceil(cfg.drain_s),
