@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.gateway import chats, completions, envelope, translate
 from services.gateway.alive import Fleet
-from services.gateway.body import Bodies
+from services.gateway.body import Arriving, Bodies
 from services.gateway.chats import ChatBody
 from services.gateway.completions import CompletionBody
 from services.gateway.config import GatewayConfig
@@ -169,6 +169,7 @@ class Gateway:
         headers = Headers(scope=scope)
         request_id = new_request_id()  # until the client's own id has been checked
         status = 0
+        body = Arriving(receive)
 
         async def send_with_id(message: Message) -> None:
             nonlocal status
@@ -188,7 +189,7 @@ class Gateway:
                 raise Rejected(envelope.SATURATED)
             tenant = read_tenant(headers, self._keys)
             request_id = translate.read_request_id(headers)
-            raw = await self._bodies.read(headers, receive)
+            raw = await self._bodies.read(headers, body)
             ask = translate.read_ask(headers, read_body(raw), request_id, tenant, self._tiers)
             held += self._take(len(ask.requests) - 1)
             if self._open > self._cfg.requests_limit:
@@ -196,18 +197,21 @@ class Gateway:
             if len(raw) * ask.n > self._cfg.body_limit_bytes:  # every choice carries its prompt
                 raise Rejected(envelope.TOO_MANY_COPIES)
             parent = headers.get(telemetry.TRACEPARENT)
-            if await self._exchanges.run(ask, parent, receive, send_with_id, began_unix_s):
+            if await self._exchanges.run(ask, parent, body, send_with_id, began_unix_s):
                 self._hung_up.add()
         except ClientDisconnect:
             pass  # the client left before it had sent a request
         except Rejected as rejected:
-            await _respond(send_with_id, rejected.problem)
+            await _respond(send_with_id, rejected.problem, body)
         except (PeerError, BusError) as error:
-            await _respond(send_with_id, envelope.of_error(error))
+            await _respond(send_with_id, envelope.of_error(error), body)
         finally:
             self._take(-held)
             self._responses.labels(str(status)).add()
             self._duration.observe(self._clock.unix_s() - began_unix_s)
+        if not body.whole:
+            await body.drop()
+            await send({"type": "http.response.body"})
 
     def _take(self, choices: int) -> int:
         """Count so many more as being made."""
@@ -226,11 +230,20 @@ class _Asgi:
         await self._method(scope, receive, send)
 
 
-async def _respond(send: Send, problem: Problem) -> None:
-    headers = {"content-type": "application/json", **problem.headers()}
+async def _respond(send: Send, problem: Problem, body: Arriving) -> None:
+    """Answer a failure. A client whose body was not read to its end may read the answer only after
+    it has sent all: its connection stays open for the rest, and closes then.
+    """
+    content = problem.body()
+    headers = {
+        "content-type": "application/json",
+        "content-length": str(len(content)),
+        **({} if body.whole else {"connection": "close"}),
+        **problem.headers(),
+    }
     raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
     await send({"type": "http.response.start", "status": problem.status, "headers": raw})
-    await send({"type": "http.response.body", "body": problem.body()})
+    await send({"type": "http.response.body", "body": content, "more_body": not body.whole})
 
 
 async def _refused(_: Request, error: Exception) -> Response:

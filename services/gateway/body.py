@@ -1,18 +1,43 @@
-"""Reads a body within bounds on its size, its time, and the size of all bodies together."""
+"""Reads a body within bounds on its size, its time, and the size of all bodies together, and drops
+the rest of one that was refused.
+"""
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import suppress
 
 from starlette.requests import ClientDisconnect
-from starlette.types import Receive
+from starlette.types import Message, Receive
 
 from services.gateway import envelope
 from services.gateway.config import GatewayConfig
 from services.gateway.envelope import Rejected
 
-# A body over the limit is read and dropped up to this many times the limit, so that its sender gets
-# the reason.
-SKIM_FACTOR = 4
+# What still comes of a refused body is read and dropped, so that its sender gets to the answer: so
+# much, for so long.
+DROP_BYTES = 64 * 1024 * 1024
+DROP_S = 10.0
+
+
+class Arriving:
+    """A body on its way. Called, it gives the next message of the client."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self.whole = False  # no more of it comes
+
+    async def __call__(self) -> Message:
+        message = await self._receive()
+        self.whole = not message.get("more_body", False)
+        return message
+
+    async def drop(self) -> None:
+        """Read the rest and keep nothing, up to DROP_BYTES and for DROP_S."""
+        dropped = 0
+        with suppress(TimeoutError):
+            async with asyncio.timeout(DROP_S):
+                while not self.whole and dropped <= DROP_BYTES:
+                    dropped += len((await self()).get("body", b""))
 
 
 class Bodies:
@@ -25,7 +50,7 @@ class Bodies:
     async def read(self, headers: Mapping[str, str], receive: Receive) -> bytes:
         """Reads a whole body. Raises Rejected past a bound, ClientDisconnect."""
         declared = headers.get("content-length", "0")
-        if declared.isdecimal() and int(declared) > SKIM_FACTOR * self._cfg.body_limit_bytes:
+        if declared.isdecimal() and int(declared) > self._cfg.body_limit_bytes:
             raise Rejected(envelope.BODY_TOO_LARGE)
         try:
             async with asyncio.timeout(self._cfg.body_within_s):
@@ -34,23 +59,21 @@ class Bodies:
             raise Rejected(envelope.BODY_TOO_SLOW) from None
 
     async def _read(self, receive: Receive) -> bytes:
-        limit, taken, kept = self._cfg.body_limit_bytes, 0, bytearray()
+        kept = bytearray()
         try:
             more = True
-            while more and taken <= SKIM_FACTOR * limit:
+            while more:
                 message = await receive()
                 if message["type"] == "http.disconnect":
                     raise ClientDisconnect
                 part: bytes = message.get("body", b"")
                 more = message.get("more_body", False)
-                taken += len(part)
-                if taken <= limit:
-                    kept += part
-                    self._kept_bytes += len(part)
+                kept += part
+                self._kept_bytes += len(part)
+                if len(kept) > self._cfg.body_limit_bytes:
+                    raise Rejected(envelope.BODY_TOO_LARGE)
                 if self._kept_bytes > self._cfg.bodies_limit_bytes:
                     raise Rejected(envelope.SATURATED)
         finally:
             self._kept_bytes -= len(kept)
-        if taken > limit:
-            raise Rejected(envelope.BODY_TOO_LARGE)
         return bytes(kept)

@@ -1,4 +1,4 @@
-"""The deadline of a head."""
+"""The deadline of a head, and what a sender of a refused body gets to read."""
 
 import asyncio
 
@@ -35,4 +35,23 @@ async def test_a_connection_with_whole_heads_stays_open(nats_url: str) -> None:
             writer.write(WHOLE)
             assert b"200 OK" in await reader.readuntil(b'{"status":"ok"}')
             await asyncio.sleep(2 * HEAD_S)  # idle, beyond the deadline of a head
+        writer.close()
+
+
+@pytest.mark.parametrize(
+    ("limits", "answer"), [({}, b"413"), ({"bodies_limit_bytes": 1000}, b"429")]
+)
+@pytest.mark.parametrize("mode", [b"close", b"keep-alive"])
+async def test_a_client_that_sends_all_of_a_refused_body_first_reads_the_answer(
+    nats_url: str, limits: dict[str, int], answer: bytes, mode: bytes
+) -> None:
+    size = 40_000_000 if answer == b"413" else 8_000_000
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nConnection: %s\r\n"
+    head += b"Content-Length: %d\r\n\r\n"
+    async with gateway(nats_url, **limits) as (url, _, _), asyncio.timeout(WITHIN_S):
+        reader, writer = await opened(url)
+        writer.write(head % (mode, size) + b" " * size)
+        await writer.drain()
+        read = await reader.read()
+        assert read.startswith(b"HTTP/1.1 " + answer), read
         writer.close()
