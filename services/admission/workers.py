@@ -18,6 +18,7 @@ log = structlog.get_logger()
 # beyond, deadlines measured on another host are off by more than a token's pace allows
 OFFSET_LIMIT_S = 0.010
 WARN_EVERY_S = 60.0
+KNOWN_LIMIT = 1024  # replicas kept; while so many are heard, a further one is not taken in
 REPLICA_LIMIT = 256  # replicas with a gauge of their own; further ones share one
 
 
@@ -54,6 +55,8 @@ class Workers:
         """
         before, now = self._known.get(announce.replica), self._clock.unix_s()
         if before is not None and before.announce.at_unix_s > announce.at_unix_s:
+            return False
+        if before is None and len(self._known) >= KNOWN_LIMIT:
             return False
         self.abilities.add(abilities(announce))
         self.models.add(announce.model)

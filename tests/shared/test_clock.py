@@ -5,9 +5,10 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from structlog.testing import capture_logs
 
-from services.admission.workers import Workers
+from services.admission.workers import KNOWN_LIMIT, Workers
 from shared.clock import READINGS, Clock
 from shared.process.conventions import CLOCK_OFFSET
 from shared.process.instruments import Registry
@@ -156,3 +157,13 @@ def test_a_worker_that_began_again_is_compared_anew() -> None:
             ) == (i == 20)
     assert len(logs) == 1
     assert f'{CLOCK_OFFSET}{{replica="r1"}} 0' in metrics.render_prometheus().splitlines()
+
+
+def test_a_flood_of_replicas_takes_bounded_room_and_costs_no_known_worker_its_place() -> None:
+    hand = Hand()
+    workers = Workers(hand, 3.0, Registry())  # type: ignore[arg-type]
+    workers.received(announce(hand.now))
+    for n in range(20_000):
+        workers.received(replace(announce(hand.now), replica=ReplicaId(f"forged{n}")))
+    assert len(workers.replicas) == KNOWN_LIMIT
+    assert "r1" in workers.replicas
