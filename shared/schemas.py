@@ -393,7 +393,7 @@ class Digest(Struct, frozen=True, kw_only=True):
     surplus: bool  # True: the replica can take best-effort work now
     block_tokens: Annotated[int, Meta(ge=1, lt=2**31)] = 16  # of one KV block
     # predicted seconds that one token of a prefill takes beside the present decodes
-    token_s: Annotated[float, Meta(gt=0)] = 1e-4
+    token_s: Annotated[float, Meta(ge=1e-9, le=1e6)] = 1e-4
     accepting: bool = True
     features: list[str] = []  # those of its engine (shared/features.py)
     adapters: list[str] = []
@@ -406,8 +406,8 @@ class PoolLane(Struct, frozen=True, kw_only=True):
     """The requests of one tenant in the pool that are equally important."""
 
     tenant: str
-    importance: float
-    weight: float  # of the tenant
+    importance: Annotated[float, Meta(ge=0, le=1e6)]
+    weight: Annotated[float, Meta(gt=0, le=1e6)]  # of the tenant
     requests: Count
     tokens: Count  # work: prompt and longest output of each
 
@@ -415,7 +415,8 @@ class PoolLane(Struct, frozen=True, kw_only=True):
 class PoolDigest(Struct, frozen=True, kw_only=True):
     """The state of the best-effort pool, published by the relegation instance that leads."""
 
-    tokens_s: float  # work that the fleet takes out of the pool, while requests wait
+    # work that the fleet takes out of the pool, while requests wait
+    tokens_s: Annotated[float, Meta(ge=0, le=1e12)]
     lanes: list[PoolLane]  # those with most work; POOL_LANES at most
 
 
