@@ -61,8 +61,11 @@ async def _leases(arena: Arena, bus: NatsBus) -> str:
 
 
 async def _records(bus: NatsBus, known: set[str]) -> str:
-    """Say which records have not ended or are of nobody, and which outputs and bodies are left."""
+    """Say which records have not ended or are of nobody, and which outputs and bodies are left. An
+    output outlives its record by some seconds.
+    """
     named: set[str] = set()
+    remembered: set[str] = set()
     for key, entry in await bus.requests.scan("s."):
         record = msgspec.msgpack.decode(entry.value, type=Record)
         if record.verdict is None:
@@ -70,7 +73,12 @@ async def _records(bus: NatsBus, known: set[str]) -> str:
         if key.rpartition(".")[2] not in known:
             return f"{key} is of nobody"
         named.add(record.output_key)
-    left = [key for key, _ in await bus.requests.scan("o.") if key not in named]
+        remembered.add(record.key)
+    left = [
+        name
+        for name, _ in await bus.requests.scan("o.")
+        if name not in named and ".".join(name.split(".")[1:3]) in remembered
+    ]
     left += [key for key, _ in await bus.bodies.scan("")]
     return f"left over: {left}" if left else ""
 
