@@ -124,11 +124,11 @@ DEFAULT = TierSet(
     tiers={
         # An autocompletion keeps up with the eye: a token every 30 ms.
         "interactive": Tier(
-            slo=Slo(ttft_s=0.5, tbt_s=0.03), share=0.3, service_tier="priority", wait_s=10.0
+            slo=Slo(ttft_s=0.5, tbt_s=0.03), share=0.3, service_tier="priority", wait_s=120.0
         ),
         # A chat begins within a second and is then read at about ten tokens a second.
         "chat": Tier(
-            slo=Slo(ttft_s=1.0, tbt_s=0.1), share=0.4, service_tier="default", wait_s=60.0
+            slo=Slo(ttft_s=1.0, tbt_s=0.1), share=0.4, service_tier="default", wait_s=120.0
         ),
         "summary": Tier(slo=Slo(ttlt_s=600.0), share=0.2, service_tier="flex", wait_s=3600.0),
         "batch": Tier(slo=Slo(ttlt_s=86_400.0), share=0.1),
