@@ -157,8 +157,8 @@ def of_error(error: PeerError | BusError) -> Problem:
         case BusTimeout():
             return Problem(
                 status=503,
-                message="admission did not answer in time; a request for one choice may be sent "
-                "again with the same x-request-id",
+                message="admission did not answer in time: the request is withdrawn, unless it is "
+                "for one choice and named its x-request-id, with which it may be sent again",
                 code="server_is_overloaded",
                 dropped="rejected-no-endpoints",
             )

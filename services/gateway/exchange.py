@@ -27,6 +27,8 @@ from shared.process import conventions, logs, telemetry
 from shared.schemas import GenerateRequest
 
 CANCEL_WITHIN_S = 10.0  # a cancel is repeated this long; then the request is left to its expiry
+# a cancel that comes before its request is stored finds nothing
+WITHDRAWALS, WITHDRAW_EACH_S = 4, 1.0
 UNKNOWN_MODEL = "unknown"
 log = logs.logger()
 
@@ -133,12 +135,11 @@ class Exchanges:
             if handle not in new:
                 handle.close()
         self._cancel(new, "another choice of the same request was refused")
-        # a request without an answer may have been stored, and no client would come back for it
-        if len(asked) > 1:
+        # a request without an answer may have been stored: it runs on only where its client knows
+        # its id, and may come back for it
+        if len(asked) > 1 or not ask.named:
             doubtful = [
-                r
-                for r, outcome in zip(ask.requests, outcomes, strict=True)
-                if isinstance(outcome, BusError)
+                r for r, outcome in zip(ask.requests, outcomes, strict=True) if _in_doubt(outcome)
             ]
             self._tasks.create_task(self._withdraw(doubtful), name="gateway.cancel")
         # a clear refusal goes before a doubt
@@ -149,9 +150,12 @@ class Exchanges:
         raise error
 
     async def _withdraw(self, requests: Sequence[GenerateRequest]) -> None:
-        with contextlib.suppress(BusError):
+        """Cancel requests that may be stored, or may yet be."""
+        for _ in range(WITHDRAWALS):
             for request in requests:
-                await self._client.withdraw(request)
+                with contextlib.suppress(BusError):
+                    await self._client.withdraw(request)
+            await asyncio.sleep(WITHDRAW_EACH_S)
 
     def _cancel(self, handles: Sequence[Handle], reason: str) -> None:
         for handle in handles:
@@ -207,6 +211,13 @@ class Exchanges:
             error=error_type or None,
             duration_s=round(self._clock.unix_s() - began_unix_s, 6),
         )
+
+
+def _in_doubt(outcome: object) -> bool:
+    """True if the request may be stored, or may yet be."""
+    if isinstance(outcome, RefusedError):
+        return outcome.refused.code == "server_is_overloaded"
+    return isinstance(outcome, BusError)
 
 
 async def _run_until_gone(answer: Answer, receive: Receive) -> bool:

@@ -44,6 +44,7 @@ class Ask(NamedTuple):
     """
 
     request_id: str  # of the whole answer; choice 0 has the same
+    named: bool  # the client gave the id, and may come back under it
     requests: list[GenerateRequest]
     n: int
     tier: str
@@ -176,6 +177,7 @@ def read_ask(
     ]
     return Ask(
         request_id=request_id,
+        named=REQUEST_ID in headers,
         requests=requests,
         n=n,
         tier=tier,

@@ -3,7 +3,8 @@ and keeps the requests.
 
 Prompts: `refuse <code>`, `end <finish reason>`, `relegate`, `break` (fails after two tokens),
 `hang` (one token, then nothing until cancelled), `wait` (nothing at all until `go` is set, or it is
-cancelled), `flood` (max_tokens long words); anything else: max_tokens words, WORDS_LIMIT at most.
+cancelled), `flood` (max_tokens long words), `silent` (no answer at the door); anything else:
+max_tokens words, WORDS_LIMIT at most.
 Each word is a token.
 
 The prompt of a chat is its last message. A request for log-probabilities gets -0.5 - n for token n,
@@ -143,6 +144,8 @@ class StandIn:
                     retry_after_s=retry_after_s,
                 )
             )
+            return
+        if prompt == "silent":
             return
         before = self.asked.get(key)
         running = before or Running(request, request.inbox or subjects.stream(key))

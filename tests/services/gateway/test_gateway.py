@@ -503,6 +503,22 @@ async def test_a_body_whose_copies_for_every_choice_are_over_the_limit_is_413(
         ).status_code == 200
 
 
+async def test_a_request_whose_answer_was_lost_is_withdrawn_unless_its_client_knows_its_id(
+    nats_url: str,
+) -> None:
+    async with site(nats_url, submit_s=0.5) as at, at.http() as http:
+        known = new_id()
+        for prompt in ("silent", "refuse server_is_overloaded"):
+            for headers in ({"x-request-id": known}, {}):
+                answer = await http.post(
+                    "/v1/completions", json={"prompt": prompt}, headers=headers
+                )
+                assert answer.status_code == 503
+            made_up = key_of(answer.headers["x-request-id"])
+            await until(lambda: made_up in at.fleet.cancels)  # noqa: B023 - called at once
+        assert key_of(known) not in at.fleet.cancels
+
+
 async def test_a_client_that_hangs_up_cancels_its_request(nats_url: str) -> None:
     async with site(nats_url) as at, at.http() as http:
         streamed, whole = new_id(), new_id()
