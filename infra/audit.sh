@@ -16,13 +16,14 @@ pinned="$tools/pinned.txt"
 # A mirror that only has packages answers 404 for all of them, and pip-audit would find no fault.
 "${PYTHON:-.venv/bin/python}" - "$(head -n 1 "$pinned")" <<'PY' || exit 3
 import json, sys, urllib.request
+from pip._internal.models.index import PyPI
 
 name, version = sys.argv[1].split("==")
 try:
-    with urllib.request.urlopen(f"https://pypi.org/pypi/{name}/{version}/json", timeout=20) as page:
+    with urllib.request.urlopen(f"{PyPI.pypi_url}/{name}/{version}/json", timeout=20) as page:
         json.load(page)["vulnerabilities"]
 except (OSError, ValueError, KeyError) as error:
-    sys.exit(f"NOT AUDITED: no service for vulnerabilities at pypi.org from here ({error})")
+    sys.exit(f"NOT AUDITED: no service for vulnerabilities at {PyPI.netloc} from here ({error})")
 PY
 
 "${PYTHON:-.venv/bin/python}" -m venv "$tools/env"
