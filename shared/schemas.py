@@ -723,6 +723,10 @@ class Withdrawn(Struct, frozen=True, kw_only=True):
     over: AttemptOver | None
 
 
+class Present(Struct, frozen=True, kw_only=True):
+    """The question to a process whether it is connected, and the answer."""
+
+
 class Holdings(Struct, frozen=True, kw_only=True):
     """The question which of these (key, attempt) the worker knows, held or unsettled."""
 

@@ -170,6 +170,11 @@ def over(replica: ReplicaId) -> str:
     return f"{ROOT}.over.{replica}"
 
 
+def present(name: str) -> str:
+    """Service -> the process of this name: are you connected?"""
+    return f"{ROOT}.present.{name}"
+
+
 def log_stream(replica: str) -> str:
     """The stream of the replica's log."""
     return f"acks-{replica}"

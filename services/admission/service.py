@@ -74,6 +74,7 @@ from shared.store.place import (
     Placer,
     PlaceUnplanned,
 )
+from shared.store.presence import Absences, be_present
 from shared.store.records import ENDED_TTL_S, Records, Stored
 from shared.tenants import load_tenants
 from shared.text.tokenizer import Tokenizer
@@ -133,6 +134,7 @@ class Admission:
             self._records.body_key,
             self.name,
         )
+        absences = Absences(bus, clock)
         self._sweep = Sweep(
             cfg,
             bus,
@@ -141,11 +143,12 @@ class Admission:
             self._records,
             self._placer,
             self._workers,
+            absences,
             self.core,
             self._ending,
             self._feed,
         )
-        self._lease = Lease(bus.leases, f"admission.{self.name}", self.name)
+        self._lease = Lease(bus.leases, f"admission.{self.name}", self.name, absences)
         intake = Endpoint("requests", subjects.REQUESTS, GenerateRequest, self._on_request, QUEUE)
         self._door = Door(bus, clock, intake, self.name)
         self._chores = Chores()
@@ -168,6 +171,7 @@ class Admission:
             chores.listen(
                 await bus.subscribe(subjects.CANCELS, Cancel, self._on_cancel, queue=QUEUE)
             )
+            chores.listen(await be_present(bus, self.name))
             background = [
                 chores.start(self._keep_lease(), name="admission.lease"),
                 chores.start(self._sweep.run(), name="admission.sweep"),

@@ -25,6 +25,7 @@ from shared.store.acklog import Story, decode_log, encode_entry, fold
 from shared.store.ending import Ending
 from shared.store.leases import holders
 from shared.store.place import Placer
+from shared.store.presence import Absences
 from shared.store.records import Records, Stored
 from shared.subjects import ack_log
 from shared.vocabulary import RecordState, ReplicaId, RequestKey
@@ -51,12 +52,14 @@ class Sweep:
         records: Records,
         placer: Placer,
         workers: Workers,
+        absences: Absences,
         core: AdmissionCore,
         ending: Ending,
         feed: Callable[[AdmissionEvent], None],
     ) -> None:
         self._cfg, self._bus, self._clock, self._owner = cfg, bus, clock, owner
         self._records, self._placer, self._workers, self._core = records, placer, workers, core
+        self._absences = absences
         self._ending, self._feed = ending, feed
         self._soon = True  # a former instance may have left something
         # attempts that their worker did not know at the last sweep
@@ -84,12 +87,14 @@ class Sweep:
             if self._clock.unix_s() - turned > STALLED_S:
                 self._workers.forget()  # it was this process that received nothing
             turned = self._clock.unix_s()
+            self._workers.lose(await self._gone(self._workers.late()))
             for replica in self._workers.newly_lost():
                 log.warning("worker.lost", replica=replica)
                 self._feed(ReplicaLost(replica))
                 self._soon = True
             try:
-                owners = set((await holders(self._bus.leases, "admission.")).values())
+                named = set((await holders(self._bus.leases, "admission.")).values())
+                owners = named - await self._gone(sorted(named - {self._owner}))
                 if self._live_owners - owners:
                     self._soon = True
                 self._live_owners = owners
@@ -109,6 +114,7 @@ class Sweep:
     async def _sweep(self) -> None:
         verify: dict[ReplicaId, list[Stored]] = {}
         stranded: dict[tuple[ReplicaId, str], list[Stored]] = {}
+        doubted: dict[tuple[ReplicaId, str], list[Stored]] = {}  # it may live
         bodies = await self._bodies()  # before the records: a body is older than its record
         listing = await self._records.listing()
         await self._delete_orphans(bodies, {stored.record.body_key for stored in listing.open})
@@ -132,12 +138,15 @@ class Sweep:
             lives = self._workers.lives(record.replica, record.incarnation)
             if lives:
                 verify.setdefault(record.replica, []).append(stored)
-            elif lives is None:
-                self._soon = True
             else:
-                stranded.setdefault((record.replica, record.incarnation), []).append(stored)
-        for (replica, incarnation), records in stranded.items():
-            await self._recover(replica, incarnation, records)
+                found = stranded if lives is False else doubted
+                found.setdefault((record.replica, record.incarnation), []).append(stored)
+        gone = await self._gone(sorted({incarnation for _, incarnation in doubted}))
+        for (replica, incarnation), records in (*stranded.items(), *doubted.items()):
+            if (replica, incarnation) in stranded or incarnation in gone:
+                await self._recover(replica, incarnation, records)
+            else:
+                self._soon = True
         unknown: set[tuple[RequestKey, int]] = set()
         for replica, records in verify.items():
             unknown |= await self._verify(replica, records)
@@ -160,6 +169,11 @@ class Sweep:
             if now - since >= ORPHAN_S:
                 log.info("body.orphaned", body=key)
                 await self._records.forget_body(key)
+
+    async def _gone(self, names: Sequence[str]) -> set[str]:
+        """Those of the names that nobody serves."""
+        gone = await asyncio.gather(*(self._absences.gone(name) for name in names))
+        return {name for name, is_gone in zip(names, gone, strict=True) if is_gone}
 
     async def _fit(self, record: Record) -> None:
         """A record of the pool, against the longest context among all workers that live."""

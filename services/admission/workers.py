@@ -17,6 +17,7 @@ log = structlog.get_logger()
 
 # beyond, deadlines measured on another host are off by more than a token's pace allows
 OFFSET_LIMIT_S = 0.010
+LATE_S = 0.6  # a heartbeat comes every 0.5 s (announce_s)
 WARN_EVERY_S = 60.0
 KNOWN_LIMIT = 1024  # replicas kept; while so many are heard, a further one is not taken in
 REPLICA_LIMIT = 256  # replicas with a gauge of their own; further ones share one
@@ -109,6 +110,17 @@ class Workers:
         """
         self._began_unix_s = self._clock.unix_s()
         self._known.clear()
+
+    def late(self) -> list[str]:
+        """The incarnations whose heartbeat is late."""
+        now = self._clock.unix_s()
+        return [k.announce.incarnation for k in self._known.values() if now - k.at_unix_s > LATE_S]
+
+    def lose(self, gone: Collection[str]) -> None:
+        """Nothing will come of these incarnations: they are lost as after a long silence."""
+        for known in self._known.values():
+            if known.announce.incarnation in gone:
+                known.at_unix_s = float("-inf")
 
     def newly_lost(self) -> list[ReplicaId]:
         """Replicas silent for too long since the last call, which are forgotten now."""

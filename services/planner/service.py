@@ -19,6 +19,7 @@ from shared.process.instruments import Registry
 from shared.process.telemetry import Tracing
 from shared.schemas import Announce
 from shared.store.leases import RENEW_S, Lease
+from shared.store.presence import Absences, be_present
 from shared.vocabulary import ReplicaId
 
 log = structlog.get_logger()
@@ -38,6 +39,7 @@ class Planner:
         self.name = f"planner-{rng.getrandbits(48):012x}"
         self.metrics = Registry()
         self._counted = PlannerMetrics(self.metrics)
+        self._absences = Absences(bus, clock)
         self._workers: dict[ReplicaId, tuple[Announce, float]] = {}
         self._seats: dict[ReplicaId, Seat] = {}
         self._stops: dict[ReplicaId, asyncio.Event] = {}
@@ -49,6 +51,7 @@ class Planner:
         announcements = await self._bus.subscribe(
             subjects.ANNOUNCEMENTS, Announce, self._on_announce
         )
+        present = await be_present(self._bus, self.name)
         registered = await self._bus.serve(
             "planner", [], {"instance": self.name, "policy": self._cfg.policy}
         )
@@ -63,6 +66,7 @@ class Planner:
         finally:
             await registered.stop()
             await announcements.stop()
+            await present.stop()
 
     def _on_announce(self, announce: Announce, call: Call) -> None:
         if call.subject != subjects.announce(announce.replica):
@@ -89,7 +93,8 @@ class Planner:
                 ):
                     if self._seats:
                         await asyncio.sleep(min(0.02 * len(self._seats), 0.2) * self._rng.random())
-                    lease = Lease(self._bus.leases, subjects.planner_lease(replica), self.name)
+                    key = subjects.planner_lease(replica)
+                    lease = Lease(self._bus.leases, key, self.name, self._absences)
                     try:
                         taken = await lease.acquire()
                     except BusError:

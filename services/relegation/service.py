@@ -37,6 +37,7 @@ from shared.schemas import Digest, Hint
 from shared.store.ending import Ending
 from shared.store.leases import RENEW_S, Lease
 from shared.store.place import PlaceDeclined, PlaceGone, PlaceHeld, Placer, PlaceUnplanned
+from shared.store.presence import Absences, be_present
 from shared.store.records import Records
 from shared.vocabulary import RecordState, RequestKey
 
@@ -45,6 +46,7 @@ log = structlog.get_logger()
 KEY = "relegation"
 SAFETY_S = 0.5
 TELL_S = 0.25  # between two digests of the pool
+LOOK_S = 0.25  # between two looks of a standby whether the lease is free
 # A second of digests of 256 replicas (10/s each) and of hints at 1000/s, rounded up. What finds it
 # full is lost: another digest and another listing follow.
 INBOX_LIMIT = 4096
@@ -62,7 +64,7 @@ class Relegation:
         self.metrics = Registry()
         self._ending = Ending(bus, self._records, tracing, self.metrics)
         self._placer = Placer(bus, self._records, clock, tracing)
-        self._lease = Lease(bus.leases, KEY, self.name)
+        self._lease = Lease(bus.leases, KEY, self.name, Absences(bus, clock))
         self._chores = Chores()
         # these three belong to one term of the lease; without the lease nothing drives the core
         self.core = self._empty()
@@ -83,6 +85,7 @@ class Relegation:
             )
             hints = Endpoint("hints", subjects.RELEGATED, Hint, self._on_hint)
             chores.listen(await self._bus.serve("relegation", [hints], {"instance": self.name}))
+            chores.listen(await be_present(self._bus, self.name))
             hold = chores.start(self._hold(), name="relegation.hold")
             telling = chores.start(self._tell(), name="relegation.tell")
             log.info("relegation.ready", instance=self.name)
@@ -124,7 +127,7 @@ class Relegation:
                         listed = now
                 except BusError:
                     log.warning("listing.broken", instance=self.name)
-            await asyncio.sleep(RENEW_S)
+            await asyncio.sleep(RENEW_S if self._lease.held else LOOK_S)
 
     def _lead(self) -> None:
         """Begin a term with an empty pool; the listing fills it."""

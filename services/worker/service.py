@@ -50,6 +50,7 @@ from shared.schemas import (
     Withdraw,
 )
 from shared.store.leases import lease_epoch
+from shared.store.presence import be_present
 from shared.store.records import Records, Stored
 from shared.vocabulary import ReplicaId
 
@@ -140,6 +141,7 @@ class WorkerService:
                     chores.start(self._overs.run(), name="worker.tell"),
                 ]
                 bus = self._bus
+                chores.listen(await be_present(bus, self.incarnation))
                 chores.listen(await bus.subscribe(subjects.plan(replica), BatchPlan, self._on_plan))
                 chores.listen(await bus.subscribe(subjects.CANCELS, Cancel, self._on_cancel))
                 chores.listen(

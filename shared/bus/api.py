@@ -136,6 +136,9 @@ class Bus(Protocol):
     """One connection of one process."""
 
     @property
+    def counters(self) -> Counters: ...
+
+    @property
     def tenants(self) -> str:
         """The tenant that it speaks for; `*`: all of them; empty: none."""
 

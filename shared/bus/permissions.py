@@ -74,6 +74,12 @@ TABLE = (
     Row("withdrawals", _replica("withdraw"), (ADMISSION, RELEGATION), (WORKER,)),
     Row("questions for attempts", _replica("holdings"), (ADMISSION, WORKER), (WORKER,)),
     Row("ends of attempts", f"{ROOT}.over.{{replica}}", (WORKER,), (ADMISSION,)),
+    Row(
+        "is a process connected?",
+        subjects.present(subjects.EVERY),
+        (ADMISSION, PLANNER, RELEGATION),
+        SERVICES,
+    ),
     Row("relegated requests", subjects.RELEGATED, (ADMISSION,), (RELEGATION,)),
     Row("digests of the pool", subjects.POOL, (RELEGATION,), (ADMISSION,)),
     # answers between services

@@ -1,7 +1,8 @@
 """Leases: who plans which replica, which admissions and which relegation holder live.
 
 A lease is a key whose value vanishes unless its holder writes it again. It is polled: a watch says
-nothing when a TTL expires.
+nothing when a TTL expires. The lease of a holder whose connection has ended is taken over before
+that.
 """
 
 import msgspec
@@ -9,6 +10,7 @@ import msgspec
 from shared.bus.api import KeyValue
 from shared.errors import BusTimeout, WrongSequence
 from shared.schemas import LeaseValue
+from shared.store.presence import Absences
 
 RENEW_S = 1.0
 
@@ -21,8 +23,9 @@ class Lease:
     (never falls while the bucket lives).
     """
 
-    def __init__(self, bucket: KeyValue, key: str, holder: str) -> None:
+    def __init__(self, bucket: KeyValue, key: str, holder: str, absences: Absences) -> None:
         self._bucket = bucket
+        self._absences = absences
         self.key = key
         self._value = _encode(LeaseValue(holder=holder))
         self._holder = holder
@@ -34,9 +37,18 @@ class Lease:
         return self._revision > 0
 
     async def acquire(self) -> bool:
-        """Take the lease if nobody has it. A lost answer is cleared up by reading."""
+        """Take the lease if nobody has it, or its holder is gone. A lost answer is cleared up by
+        reading.
+        """
+        held = await self._bucket.get(self.key)
+        if held is not None and not await self._absences.gone(_holder_of(held.value)):
+            return False
         try:
-            self._revision = await self._bucket.create(self.key, self._value)
+            self._revision = (
+                await self._bucket.create(self.key, self._value)
+                if held is None
+                else await self._bucket.update(self.key, self._value, held.revision)
+            )
         except WrongSequence:
             return False
         except BusTimeout:
@@ -68,7 +80,7 @@ class Lease:
         self._revision = 0
 
     async def release(self) -> None:
-        if self.held:
+        if self.held and await self.renew():  # it may be another's by now
             self._revision = 0
             await self._bucket.delete(self.key)
 

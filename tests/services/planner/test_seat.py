@@ -21,6 +21,7 @@ from shared.process.instruments import Registry
 from shared.process.telemetry import Off
 from shared.schemas import Announce, Offer, OfferDeclined, PlanAck, PlanRefused
 from shared.store.leases import Lease
+from shared.store.presence import Absences
 from shared.testing.simulated_broker import Faults
 from shared.testing.simulated_bus import SimBus, SimNet
 from shared.testing.virtual_loop import run_virtual
@@ -85,7 +86,7 @@ class Asked:
 async def a_seat() -> tuple[Seat, SimBus]:
     net = SimNet(Random(1), Faults())
     bus = net.connect("planner")
-    lease = Lease(bus.leases, "planner.r", "p")
+    lease = Lease(bus.leases, "planner.r", "p", Absences(bus, net.clock))
     assert await lease.acquire()
     cfg = PlannerConfig(policy="fcfs")
     seat = Seat(cfg, "p", bus, net.clock, lease, ANNOUNCE, Off(), PlannerMetrics(Registry()))

@@ -24,7 +24,8 @@ KINDS: list[Any] = [
     schemas.OfferAnswer, schemas.Digest, schemas.Announce, schemas.Hold, schemas.HoldAnswer,
     schemas.BatchPlan, schemas.PlanRefused, schemas.AttemptOver, schemas.LogEntry, schemas.Resync,
     schemas.ResyncPage, schemas.Settled, schemas.Withdraw, schemas.Withdrawn, schemas.Holdings,
-    schemas.HoldingsAnswer, schemas.Cancel, schemas.Hint, schemas.PoolDigest, schemas.LeaseValue,
+    schemas.HoldingsAnswer, schemas.Cancel, schemas.Hint,
+    schemas.Present, schemas.PoolDigest, schemas.LeaseValue,
 ]  # fmt: skip
 every_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: getattr(kind, "__name__", ""))
 
