@@ -52,6 +52,14 @@ class Listing:
     others: frozenset[RequestKey]  # the keys of those that ended, or cannot be read
 
 
+@dataclass(frozen=True, slots=True)
+class _Output:
+    """The output of a request that ends, and where it is stored before its record names it."""
+
+    resume: Resume
+    key: str
+
+
 class Records:
     """The record is under `s.<key>`. The heavy parts are stored once: the output of an ended
     request under `o.<key>.<nonce>`, the body under `<key>.<nonce>` in a bucket of its own. So
@@ -124,23 +132,25 @@ class Records:
         A write whose answer is lost is recognised by reading it back. Raises BusTimeout if the
         store does not answer.
         """
-        stored = await self.get(key)
+        stored, output = await self.get(key), None
         for _ in range(RETRIES):
-            if stored is None:
-                return None
-            changed = step(stored.record)
-            if changed is None:
+            changed = None if stored is None else step(stored.record)
+            if stored is None or changed is None:
+                await self._forget_output(output, stored)
                 return None
             ttl_s = None
             if changed.verdict is not None:
                 ttl_s = ENDED_TTL_S
-                changed = await self._without_output(changed)
+                if output is None or output.resume != changed.resume:
+                    await self._forget_output(output, stored)
+                    output = await self._store_output(changed)
+                changed = _naming(output, changed)
             try:
                 revision = await self._bucket.update(
                     f"s.{key}", _readable(_record, changed), stored.revision, ttl_s=ttl_s
                 )
                 return Stored(changed, revision)
-            except (WrongSequence, BusTimeout) as error:
+            except (WrongSequence, BusTimeout):
                 before = stored
                 stored = await self.get(key)
                 if (
@@ -149,22 +159,32 @@ class Records:
                     and stored.revision != before.revision
                 ):
                     return stored
-                if (
-                    isinstance(error, WrongSequence)
-                    and changed.output_key != before.record.output_key
-                ):
-                    with suppress(BusError):  # its TTL takes it
-                        await self._bucket.delete(changed.output_key)
         raise BusTimeout(f"the record of {key} kept changing")
 
-    async def _without_output(self, record: Record) -> Record:
-        """Store the output under a new key; writing the record that names it commits."""
+    async def _store_output(self, record: Record) -> _Output:
+        """Store the output under a new key; writing the record that names it commits. One without
+        tokens is not stored: its key is empty.
+        """
         if not record.resume.tokens:
-            return record
-        output_key = f"o.{record.key}.{self._nonce()}"
+            return _Output(record.resume, "")
+        key = f"o.{record.key}.{self._nonce()}"
         output = sealed(_readable(_resume, record.resume))
-        await self._bucket.create(output_key, output, ttl_s=OUTPUT_TTL_S)
-        return without_output(record, output_key)
+        try:
+            await self._bucket.create(key, output, ttl_s=OUTPUT_TTL_S)
+        except (WrongSequence, BusTimeout):
+            # The key is ours alone, so a value there is this output.
+            if await self._bucket.get(key) is None:
+                raise
+        return _Output(record.resume, key)
+
+    async def _forget_output(self, output: _Output | None, stored: Stored | None) -> None:
+        """Delete an output that the record does not name. If the store does not answer, its TTL
+        takes it.
+        """
+        named = "" if stored is None else stored.record.output_key
+        if output is not None and output.key and output.key != named:
+            with suppress(BusError):
+                await self._bucket.delete(output.key)
 
     async def output(self, record: Record) -> Resume:
         """The output of an ended request, or of the earlier attempts of another. Raises
@@ -190,7 +210,7 @@ class Records:
 
     async def restore(self, ended: Record) -> Stored | None:
         """Store an ended record under a key whose record was deleted; None if the key is taken."""
-        ended = await self._without_output(ended)
+        ended = _naming(await self._store_output(ended), ended)
         value = _readable(_record, ended)
         try:
             revision = await self._bucket.create(f"s.{ended.key}", value, ttl_s=ENDED_TTL_S)
@@ -216,6 +236,11 @@ class Records:
             else:
                 others.add(stored.record.key)
         return Listing(found, frozenset(others))
+
+
+def _naming(output: _Output, record: Record) -> Record:
+    """The record with the key of its output in the place of the output, where that was stored."""
+    return without_output(record, output.key) if output.key else record
 
 
 def _stored(name: str, entry: Entry) -> Stored:

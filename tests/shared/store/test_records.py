@@ -3,16 +3,18 @@
 import asyncio
 import uuid
 from collections.abc import AsyncIterator
+from typing import Any, cast
 
 import pytest
 import pytest_asyncio
 from msgspec.structs import replace
 
 from loadgen.fleet.nats_server import NatsServer
+from shared.bus.api import KeyValue
 from shared.bus.nats import NatsBus, connect
 from shared.columns import pack
 from shared.core.record import cancelled, closed
-from shared.errors import StoreDamaged, StoreFull
+from shared.errors import BusTimeout, StoreDamaged, StoreFull
 from shared.schemas import Body, Record, Resume, Sampling
 from shared.store.records import Records
 from shared.vocabulary import RecordState, RequestKey, ServiceClass, Slo
@@ -37,6 +39,15 @@ def new(records: Records, name: str = "") -> Record:
     )  # fmt: skip
 
 
+async def cancelled_with_output(records: Records) -> Record:
+    """A request that has tokens, and is to end."""
+    record = replace(new(records), resume=Resume(tokens=pack([1, 2, 3]), text="abc"))
+    assert await records.create(record, BODY) is not None
+    changed = await records.change(record.key, cancelled)
+    assert changed is not None
+    return changed.record
+
+
 async def present(bus: NatsBus) -> set[str]:
     """The keys of bodies that have a value."""
     return {key for key, _ in await bus.bodies.scan("")}
@@ -52,15 +63,56 @@ async def test_copies_of_a_request_that_come_at_once_leave_one_body(bus: NatsBus
 
 async def test_an_end_that_is_written_by_several_at_once_leaves_one_output(bus: NatsBus) -> None:
     records = Records(bus.requests, bus.bodies)
-    record = replace(new(records), resume=Resume(tokens=pack([1, 2, 3]), text="abc"))
-    assert await records.create(record, BODY) is not None
-    await records.change(record.key, cancelled)
+    record = await cancelled_with_output(records)
     ends = await asyncio.gather(
         *(records.change(record.key, lambda record: closed(record, 1.0)) for _ in range(20))
     )
     (end,) = [each for each in ends if each is not None]
     outputs = {name for name, _ in await bus.requests.scan(f"o.{record.key}.")}
     assert outputs == {end.record.output_key}
+
+
+class Unheard:
+    """A bucket whose next answers to writes of records are lost; these are made, or are not."""
+
+    def __init__(self, bucket: KeyValue, *made: bool) -> None:
+        self._bucket, self._made = bucket, list(made)
+
+    async def update(
+        self, key: str, value: bytes, revision: int, *, ttl_s: float | None = None
+    ) -> int:
+        made = self._made.pop(0) if self._made else None
+        if made is False:
+            raise BusTimeout("no answer")
+        written = await self._bucket.update(key, value, revision, ttl_s=ttl_s)
+        if made:
+            raise BusTimeout("no answer")
+        return written
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._bucket, name)
+
+
+@pytest.mark.parametrize("made", [(True,), (False,), (False, False, True), (False, False, False)])
+async def test_an_end_whose_write_is_not_answered_leaves_one_output(
+    bus: NatsBus, made: tuple[bool, ...]
+) -> None:
+    record = await cancelled_with_output(Records(bus.requests, bus.bodies))
+    records = Records(cast("KeyValue", Unheard(bus.requests, *made)), bus.bodies)
+    ended = await records.change(record.key, lambda record: closed(record, 1.0))
+    assert ended is not None
+    outputs = {name for name, _ in await bus.requests.scan(f"o.{record.key}.")}
+    assert outputs == {ended.record.output_key}
+
+
+async def test_an_end_that_comes_too_late_after_an_unanswered_write_leaves_no_output_of_its_own(
+    bus: NatsBus,
+) -> None:
+    record = await cancelled_with_output(Records(bus.requests, bus.bodies))
+    records = Records(cast("KeyValue", Unheard(bus.requests, False)), bus.bodies)
+    steps = iter((lambda record: closed(record, 1.0), lambda record: None))
+    assert await records.change(record.key, lambda record: next(steps)(record)) is None
+    assert not await bus.requests.scan(f"o.{record.key}.")
 
 
 async def test_a_full_bucket_of_bodies_takes_no_request_and_lets_those_it_has_end(
