@@ -211,12 +211,17 @@ async def _up(spec: FleetSpec) -> int:
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     fleet = Fleet(spec, _say)
     starting = asyncio.ensure_future(fleet.__aenter__())
+    ending: asyncio.Future[None] | None = None
+    signals = 0
 
     def on_signal() -> None:
-        if stop.is_set():
-            fleet.abandon()
+        nonlocal signals
+        signals += 1
         stop.set()
-        starting.cancel()
+        if signals <= 2:  # a third would only break off the cleaning up
+            starting.cancel()
+            if ending is not None:
+                ending.cancel()
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, on_signal)
@@ -249,7 +254,12 @@ async def _up(spec: FleetSpec) -> int:
             stopping.cancel()
             fleet.failed.result()
     finally:
-        await fleet.__aexit__(None, None, None)
+        ending = asyncio.ensure_future(fleet.__aexit__(None, None, None))
+        await asyncio.wait((ending,))
+    if ending.cancelled():
+        _say("stopped at once: every process was killed")
+        return 0
+    ending.result()
     _say("stopped")
     return 0
 

@@ -177,11 +177,6 @@ class Fleet:
     ) -> None:
         await self._stop()
 
-    def abandon(self) -> None:
-        """Kill every process with SIGKILL, without waiting."""
-        for child in self._children.values():
-            child.abandon()
-
     # ------------------------------------------------------------ start
 
     async def _start(self) -> None:
@@ -429,7 +424,7 @@ class Fleet:
         """Stop in order: no new requests over HTTP, running requests may finish, then the other
         services. Admission settles the requests that workers give back; NATS is last.
 
-        Cancelled meanwhile, it kills all processes.
+        Cancelled meanwhile, it kills all processes at once.
         """
         within_s = self.spec.drain_s + KILL_AFTER_S
         try:
@@ -447,7 +442,9 @@ class Fleet:
                 ]
                 await asyncio.gather(*(child.stop(within_s) for child in children))
         finally:
-            self.abandon()
+            for child in self._children.values():
+                child.abandon()
+            await asyncio.gather(*(child.stop(KILL_AFTER_S) for child in self._children.values()))
             for keeper in self._keepers:
                 keeper.cancel()
             await asyncio.gather(*self._keepers, return_exceptions=True)

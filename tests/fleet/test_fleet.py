@@ -103,6 +103,23 @@ async def test_ctrl_c_stops_a_fleet_and_leaves_no_process_behind() -> None:
     assert log_files(lines) == [], "without --store nothing is kept"
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="looks at processes in /proc")
+async def test_a_second_ctrl_c_waits_for_nobody() -> None:
+    process, lines, pids = await started()
+    assert process.stdout is not None
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)  # none of them would end by itself
+    process.send_signal(signal.SIGINT)
+    told = [await process.stdout.readline()]
+    process.send_signal(signal.SIGINT)
+    told += (await process.stdout.read()).splitlines()
+    assert await process.wait() == 0
+    assert told[0].startswith(b"stopping"), told
+    assert told[1:] == [b"stopped at once: every process was killed"]
+    assert [pid for pid in pids if not gone(pid)] == []
+    assert log_files(lines) == []
+
+
 async def test_commands_of_the_same_user_need_no_key_while_it_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
