@@ -29,8 +29,7 @@ from shared.errors import (
 WRONG_SEQUENCE_CODES = (10071, 10164)
 # the stream is at its max_bytes; the server is at its max_file_store
 FULL_CODES = (10077, 10023, 10047)
-# The marker of a deleted key is for `nats kv watch`; it expires, so that deletes leave nothing.
-MARKER_TTL_S = 5
+MARKER_TTL_S = 5  # of a deleted lease
 BATCH_MSGS = 1_000  # messages of one direct get: under a sixteenth of the inbox's queue
 BATCH_BYTES = 8 * 1024 * 1024
 _KEY = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
@@ -102,12 +101,12 @@ class Stream:
             seq = sequence(msgs[-1]) + 1
             more = (end.headers or {}).get("Nats-Num-Pending") != "0"
 
-    async def purge(self, subject: str, below: int) -> None:
-        await self._call(
-            f"$JS.API.STREAM.PURGE.{self._name}",
-            msgspec.json.encode({"filter": subject, "seq": below}),
-            None,
-        )
+    async def purge(self, subject: str, below: int | None = None) -> None:
+        """Remove the messages of the subject, or those with a sequence under `below`."""
+        which: dict[str, str | int] = {"filter": subject}
+        if below is not None:
+            which["seq"] = below
+        await self._call(f"$JS.API.STREAM.PURGE.{self._name}", msgspec.json.encode(which), None)
 
     async def subjects(self) -> list[str]:
         """The subjects that have a message."""
@@ -178,7 +177,13 @@ class Stream:
 
 
 class StreamKeyValue:
-    """A bucket whose stream keeps one message per key."""
+    """A bucket whose values do not come back.
+
+    What a limit of messages per subject removes, nats-server removes without a trace on its disk
+    (nats-server issue 8505). Killed, it brings a key's older values back, once the newest has
+    expired or is deleted: an open record that ended minutes ago. So these streams have no such
+    limit. A write rolls up what it replaces and a delete purges, which both leave a trace.
+    """
 
     def __init__(self, stream: Stream, bucket: str) -> None:
         self._stream = stream
@@ -197,18 +202,19 @@ class StreamKeyValue:
             if present is not None and not _is_marker(present):
                 raise
         # Deleted: the new key follows the marker, or nothing where the marker has just expired.
-        return await self._stream.write(
-            subject, value, _ttl(ttl_s), 0 if present is None else sequence(present)
-        )
+        return await self._replace(key, value, 0 if present is None else sequence(present), ttl_s)
 
     async def update(
         self, key: str, value: bytes, revision: int, *, ttl_s: float | None = None
     ) -> int:
-        return await self._stream.write(self._subject(key), value, _ttl(ttl_s), revision)
+        return await self._replace(key, value, revision, ttl_s)
 
     async def delete(self, key: str) -> None:
-        await self._stream.write(
-            self._subject(key), b"", {"KV-Operation": "DEL", **_ttl(MARKER_TTL_S)}
+        await self._stream.purge(self._subject(key))
+
+    async def _replace(self, key: str, value: bytes, revision: int, ttl_s: float | None) -> int:
+        return await self._stream.write(
+            self._subject(key), value, {"Nats-Rollup": "sub", **_ttl(ttl_s)}, revision
         )
 
     async def names(self) -> Sequence[str]:
@@ -232,6 +238,21 @@ class StreamKeyValue:
         if not _KEY.fullmatch(key):
             raise PeerError(f"{key!r} is not a key", code="invalid_id")
         return self._prefix + key
+
+
+class StreamLeases(StreamKeyValue):
+    """The bucket of leases, whose stream keeps one message per key. All are gone after seconds, so
+    one that comes back does no harm. A holder may write its own lease alone, so it must neither
+    purge nor roll up.
+    """
+
+    async def delete(self, key: str) -> None:
+        await self._stream.write(
+            self._subject(key), b"", {"KV-Operation": "DEL", **_ttl(MARKER_TTL_S)}
+        )
+
+    async def _replace(self, key: str, value: bytes, revision: int, ttl_s: float | None) -> int:
+        return await self._stream.write(self._subject(key), value, _ttl(ttl_s), revision)
 
 
 class StreamLog:

@@ -25,7 +25,7 @@ from shared import subjects
 from shared.bus import codec, provision
 from shared.bus.api import Counters, Endpoint, Handler, KeyValue, Log, Subscription
 from shared.bus.inbox import OUTBOUND_BYTES, Outbox, ReplyInbox
-from shared.bus.jetstream import Stream, StreamKeyValue, StreamLog
+from shared.bus.jetstream import Stream, StreamKeyValue, StreamLeases, StreamLog
 from shared.bus.nats_client import OrderedClient, trusting
 from shared.bus.subscriptions import Intake, register
 from shared.bus.users import OPERATOR, User
@@ -99,7 +99,7 @@ class NatsBus:
             Stream(self._inbox, f"KV_{subjects.BODIES_BUCKET}", store_timeout_s),
             subjects.BODIES_BUCKET,
         )
-        self._leases = StreamKeyValue(
+        self._leases = StreamLeases(
             Stream(self._inbox, f"KV_{subjects.LEASES_BUCKET}", store_timeout_s),
             subjects.LEASES_BUCKET,
         )

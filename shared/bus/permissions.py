@@ -27,6 +27,7 @@ SERVES = {
 }
 VERBS = ("PING", "INFO", "STATS")
 DIRECT, INFO = "$JS.API.DIRECT.GET", "$JS.API.STREAM.INFO"
+PURGE = "$JS.API.STREAM.PURGE"
 REQUESTS, LEASES = f"KV_{subjects.REQUESTS_BUCKET}", f"KV_{subjects.LEASES_BUCKET}"
 BODIES = f"KV_{subjects.BODIES_BUCKET}"
 
@@ -122,7 +123,9 @@ TABLE = (
     Row("list leases", f"{DIRECT}.{LEASES}", (ADMISSION,)),
     Row("read the end of a log", f"{DIRECT}.{{log}}.{ROOT}.acks.{{replica}}", (WORKER,)),
     Row("read a log", f"{DIRECT}.{{log}}", (ADMISSION, WORKER)),
-    Row("trim a log", "$JS.API.STREAM.PURGE.{log}", (WORKER,)),
+    Row("delete an output", f"{PURGE}.{REQUESTS}", (ADMISSION, RELEGATION)),
+    Row("delete a body", f"{PURGE}.{BODIES}", (ADMISSION, RELEGATION)),
+    Row("trim a log", f"{PURGE}.{{log}}", (WORKER,)),
     Row("is the bucket there?", f"{INFO}.{REQUESTS}", (ADMISSION, RELEGATION, WORKER)),
     Row("is the bucket there?", f"{INFO}.{BODIES}", (ADMISSION, RELEGATION, WORKER)),
     Row("is the bucket there?", f"{INFO}.{LEASES}", SERVICES),

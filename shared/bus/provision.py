@@ -43,6 +43,7 @@ _RELIED_ON = (
     "max_age",
     "allow_direct",
     "allow_msg_ttl",
+    "allow_rollup_hdrs",
     "discard",
 )
 
@@ -65,19 +66,21 @@ def check_server(client: Client) -> None:
 
 
 def bucket_configs(copies: int) -> list[StreamConfig]:
-    """The streams of the three buckets. A bucket is a stream KV_<name> that keeps one message per
-    subject.
+    """The streams of the three buckets, KV_<name>. Those of requests and bodies have no limit of
+    messages per subject, but keep one (see StreamKeyValue).
     """
 
     def bucket(name: str, max_bytes: int, max_age_s: float = 0.0) -> StreamConfig:
+        rolled_up = name != subjects.LEASES_BUCKET
         return StreamConfig(
             name=f"KV_{name}",
             subjects=[f"$KV.{name}.>"],
             storage=StorageType.FILE,
             num_replicas=copies,
-            max_msgs_per_subject=1,
+            max_msgs_per_subject=-1 if rolled_up else 1,
             max_age=max_age_s,
             max_bytes=max_bytes,
+            allow_rollup_hdrs=rolled_up,
             discard=DiscardPolicy.NEW,
             allow_direct=True,
             allow_msg_ttl=True,

@@ -315,6 +315,34 @@ async def test_after_a_restart_of_the_server_the_bus_is_back_with_all_it_had(
         assert not one.failed.done()
 
 
+async def test_what_expired_or_was_deleted_does_not_come_back_with_a_killed_server(
+    nats_server: NatsServer, tmp_path: Path
+) -> None:
+    port = int(nats_server.url.rpartition(":")[2])
+    async with connect(nats_server.url, "before") as bus:
+        for name, bucket in (("requests", bus.requests), ("bodies", bus.bodies)):
+            for key, ttl_s in ((f"{name}.lives", 300.0), (f"{name}.expires", 1.0)):
+                revision = await bucket.create(key, b"open", ttl_s=300.0)
+                for value in (b"placed", b"moved"):
+                    revision = await bucket.update(key, value, revision)
+                await bucket.update(key, b"ended", revision, ttl_s=ttl_s)
+            for updates in range(3):
+                key = f"{name}.deleted-{updates}"
+                revision = await bucket.create(key, b"open", ttl_s=300.0)
+                for _ in range(updates):
+                    revision = await bucket.update(key, b"moved", revision)
+                await bucket.delete(key)
+            async with asyncio.timeout(WITHIN_S):
+                while await bucket.get(f"{name}.expires") is not None:
+                    await asyncio.sleep(0.1)
+    nats_server.kill()
+    nats_server.start(tmp_path / "nats", port)
+    async with connect(nats_server.url, "after") as bus:
+        for name, bucket in (("requests", bus.requests), ("bodies", bus.bodies)):
+            there = {key: entry.value for key, entry in await bucket.scan(f"{name}.")}
+            assert there == {f"{name}.lives": b"ended"}
+
+
 async def test_many_operators_may_make_the_streams_at_once_and_again(tmp_path: Path) -> None:
     nats_server = NatsServer()
     nats_server.start(tmp_path / "nats")

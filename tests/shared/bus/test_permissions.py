@@ -93,7 +93,6 @@ FORBIDDEN = [
     "$JS.API.STREAM.CREATE.KV_requests",
     "$JS.API.STREAM.UPDATE.KV_requests",
     "$JS.API.STREAM.DELETE.KV_requests",
-    "$JS.API.STREAM.PURGE.KV_requests",
     "$JS.API.STREAM.PURGE.KV_leases",
     "$JS.API.STREAM.PURGE.acks-r3",
     "$JS.API.STREAM.MSG.DELETE.KV_requests",
