@@ -14,6 +14,7 @@ from msgspec import Meta, Struct
 
 RequestKey = NewType("RequestKey", str)  # "<tenant>.<request_id>": names a request everywhere
 ReplicaId = NewType("ReplicaId", str)
+MOST_REPLICAS = 1024  # while so many are heard, a service takes in no further one
 Slot = NewType("Slot", int)  # names a request between one planner and one worker
 
 Count = Annotated[int, Meta(ge=0, lt=2**31)]  # what an int32 column holds

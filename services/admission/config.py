@@ -19,6 +19,9 @@ class AdmissionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     # requests under way at once; beyond this, requests are refused with a Retry-After
     open_limit: int = 20_000
     receive_limit: int = 256  # of them, those that are not stored yet
+    # all messages of those together, as sent; read, a prompt of token ids takes up to nine times
+    # as much. A single one may be larger
+    receive_limit_bytes: int = 32 * 1024 * 1024
     # best-effort requests that wait, shared alike by the tenants that have any
     pool_limit: int = 20_000
     lost_s: float = 3.0  # a worker silent for this long is fenced

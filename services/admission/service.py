@@ -152,7 +152,7 @@ class Admission:
         intake = Endpoint("requests", subjects.REQUESTS, GenerateRequest, self._on_request, QUEUE)
         self._door = Door(bus, clock, intake, self.name)
         self._chores = Chores()
-        self._receiving = 0
+        self._receiving = self._receiving_bytes = 0
         # requests whose clients wait for the decision
         self._untold: dict[RequestKey, asyncio.Future[Refused | None]] = {}
 
@@ -308,6 +308,7 @@ class Admission:
     async def _receive(self, request: GenerateRequest, call: Call) -> None:
         now = self._clock.unix_s()
         self._receiving += 1
+        self._receiving_bytes += call.payload_bytes
         tenant, tier = call.subject.split(".")[-2:]
         attributes = dict[str, str]()
         with suppress(PeerError):  # what is no id may be anything, and is refused below
@@ -316,7 +317,7 @@ class Admission:
             "admit", call.headers.get("traceparent"), attributes, kind="server"
         )
         try:
-            if self._receiving > self._cfg.receive_limit or self.core.full(self._receiving):
+            if self._is_full():
                 wait_s = self.core.shortest_backlog_s(now_unix_s=now)
                 await self._refuse(call, _slow_down("too many requests are under way", wait_s))
                 return
@@ -399,6 +400,16 @@ class Admission:
         finally:
             span.end()
             self._receiving -= 1
+            self._receiving_bytes -= call.payload_bytes
+
+    def _is_full(self) -> bool:
+        """True if the request that was counted last is one too many."""
+        cfg = self._cfg
+        return (
+            self._receiving > cfg.receive_limit
+            or (self._receiving > 1 and self._receiving_bytes > cfg.receive_limit_bytes)
+            or self.core.full(self._receiving)
+        )
 
     async def _refuse(self, call: Call, refused: Refused) -> None:
         self._refusals.labels(refused.code).add()

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import structlog
 
@@ -11,15 +12,16 @@ from shared.process.conventions import CLOCK_OFFSET
 from shared.process.instruments import Registry
 from shared.process.skew import Offset
 from shared.schemas import Announce
-from shared.vocabulary import ReplicaId
+from shared.vocabulary import MOST_REPLICAS, ReplicaId
 
+T = TypeVar("T")
 log = structlog.get_logger()
 
 # beyond, deadlines measured on another host are off by more than a token's pace allows
 OFFSET_LIMIT_S = 0.010
 LATE_S = 0.6  # a heartbeat comes every 0.5 s (announce_s)
 WARN_EVERY_S = 60.0
-KNOWN_LIMIT = 1024  # replicas kept; while so many are heard, a further one is not taken in
+KINDS_LIMIT = 256  # models, and sets of abilities, that are remembered
 REPLICA_LIMIT = 256  # replicas with a gauge of their own; further ones share one
 
 
@@ -57,10 +59,10 @@ class Workers:
         before, now = self._known.get(announce.replica), self._clock.unix_s()
         if before is not None and before.announce.at_unix_s > announce.at_unix_s:
             return False
-        if before is None and len(self._known) >= KNOWN_LIMIT:
+        if before is None and len(self._known) >= MOST_REPLICAS:
             return False
-        self.abilities.add(abilities(announce))
-        self.models.add(announce.model)
+        _remember(self.abilities, abilities(announce))
+        _remember(self.models, announce.model)
         self.last = announce
         if before is not None and before.announce.incarnation == announce.incarnation:
             before.announce, before.at_unix_s = announce, now
@@ -149,3 +151,9 @@ class Workers:
                 offset_s=offset_s,
                 limit_s=OFFSET_LIMIT_S,
             )
+
+
+def _remember(seen: set[T], value: T) -> None:
+    """Add what was announced: the first kinds, since a worker could announce another each time."""
+    if len(seen) < KINDS_LIMIT:
+        seen.add(value)

@@ -20,7 +20,7 @@ from shared.process.telemetry import Tracing
 from shared.schemas import Announce
 from shared.store.leases import RENEW_S, Lease
 from shared.store.presence import Absences, be_present
-from shared.vocabulary import ReplicaId
+from shared.vocabulary import MOST_REPLICAS, ReplicaId
 
 log = structlog.get_logger()
 
@@ -71,6 +71,8 @@ class Planner:
     def _on_announce(self, announce: Announce, call: Call) -> None:
         if call.subject != subjects.announce(announce.replica):
             return  # the sender is not the replica that it names
+        if announce.replica not in self._workers and len(self._workers) >= MOST_REPLICAS:
+            return
         self._workers[announce.replica] = (announce, self._clock.unix_s())
         seat = self._seats.get(announce.replica)
         if seat is not None:

@@ -51,6 +51,9 @@ class Call(Protocol):
     def wants_reply(self) -> bool: ...
 
     @property
+    def payload_bytes(self) -> int: ...
+
+    @property
     def json(self) -> bool:
         """The sender uses JSON, so the reply does too."""
 

@@ -67,6 +67,10 @@ class NatsCall:
     def wants_reply(self) -> bool:
         return bool(self._msg.reply)
 
+    @property
+    def payload_bytes(self) -> int:
+        return len(self._msg.data)
+
     async def reply(self, msg: Struct) -> None:
         if not self._msg.reply:
             return

@@ -3,14 +3,18 @@ units in their names.
 
 Cores never log; their shells do. A filtered call costs one attribute lookup and an empty function.
 Logging never raises: a line that cannot be written (a full disk, a closed stdout) is dropped, and
-the next line that can be written says in `lines_dropped` how many were.
+the next line that can be written says in `lines_dropped` how many were. Others can cause warnings:
+of one event there are LINES_A_MINUTE at most, and the next one says in `lines_left_out` how many
+more there would have been.
 """
 
 import json
 import logging
 import os
 import sys
-from collections.abc import Mapping, MutableMapping
+import time
+from collections.abc import Callable, Mapping, MutableMapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -27,6 +31,7 @@ LEVELS = {
 }
 
 Fields = MutableMapping[str, Any]
+LINES_A_MINUTE = 60  # of one event, with level warning or error
 
 
 def configure(service: str, instance: str, environ: Mapping[str, str] | None = None) -> None:
@@ -57,6 +62,7 @@ def configure(service: str, instance: str, environ: Mapping[str, str] | None = N
         processors=[
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
+            Sparing(time.monotonic),
             structlog.processors.format_exc_info,
             identify,
             structlog.processors.JSONRenderer(serializer=_encoded),
@@ -73,6 +79,39 @@ def logger() -> structlog.typing.FilteringBoundLogger:
     """A logger for a module's top level. Its configuration is the one in force at its first use."""
     log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
     return log
+
+
+class Sparing:
+    """A processor that leaves out what is beyond LINES_A_MINUTE of one event. Other levels pass:
+    their lines are of requests that were let in.
+    """
+
+    def __init__(self, now_s: Callable[[], float]) -> None:
+        self._now_s = now_s
+        self._minutes: dict[str, _Minute] = {}  # by event
+
+    def __call__(self, _logger: Any, _method: str, fields: Fields) -> Fields:
+        if fields["level"] not in ("warning", "error"):
+            return fields
+        now_s = self._now_s()
+        minute = self._minutes.setdefault(str(fields["event"]), _Minute(now_s))
+        if now_s - minute.began_s >= 60.0:
+            minute.began_s, minute.lines = now_s, 0
+        minute.lines += 1
+        if minute.lines > LINES_A_MINUTE:
+            minute.left_out += 1
+            raise structlog.DropEvent
+        if minute.left_out:
+            fields["lines_left_out"] = minute.left_out
+            minute.left_out = 0
+        return fields
+
+
+@dataclass(slots=True)
+class _Minute:
+    began_s: float
+    lines: int = 0  # since then
+    left_out: int = 0  # since the last line
 
 
 class Lines:

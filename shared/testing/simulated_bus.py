@@ -68,6 +68,10 @@ class SimCall:
     def wants_reply(self) -> bool:
         return self._envelope.answers is not None
 
+    @property
+    def payload_bytes(self) -> int:
+        return len(self._envelope.payload)
+
     async def reply(self, msg: Struct) -> None:
         await self._bus.link.sendable()
         self._bus.answer(self._envelope, msg, json=self.json)

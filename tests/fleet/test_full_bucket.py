@@ -1,7 +1,9 @@
 """Full buckets and a full log of a running fleet, and a client that repeats one id."""
 
 import asyncio
+import signal
 import time
+from collections import Counter
 from collections.abc import AsyncIterator
 
 import httpx
@@ -9,17 +11,20 @@ import pytest
 import pytest_asyncio
 
 from loadgen.fleet.fleet import Fleet, FleetSpec
+from shared.bus.api import RefusedError
 from shared.schemas import GenerateRequest, Sampling
 from tests.fleet.live import WAIT_S, ask, check, client_of, until_running
 from tests.shared.store.bucket_sizes import resize, state_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
+RECEIVE_LIMIT_BYTES = 1_000_000
 ASKED = {"prompt": 6000 * "x", "max_tokens": 8}  # a body of 24 KB
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def fleet() -> AsyncIterator[Fleet]:
-    async with Fleet(FleetSpec(replicas=1, pace=0.5, drain_s=2.0)) as fleet:
+    bound = {"SLACKLINE_ADMISSION_RECEIVE_LIMIT_BYTES": str(RECEIVE_LIMIT_BYTES)}
+    async with Fleet(FleetSpec(replicas=1, pace=0.5, drain_s=2.0, environment=bound)) as fleet:
         yield fleet
         assert [c.name for c in fleet.processes if c.starts != 1] == []
 
@@ -81,6 +86,29 @@ async def test_where_records_or_acks_have_no_room_requests_wait_for_it(
         assert not running.done()
         await resize(bus._client, stream, 100_000_000)
         await check(bus, wire, [await running])
+
+
+async def test_admission_reads_no_more_bytes_at_once_than_it_has_room_for(fleet: Fleet) -> None:
+    each, number = 100_000, 30  # bytes of a prompt that no context takes; requests
+    prompt = [200] * (each // 2)
+    async with client_of(fleet) as (bus, client, _):
+
+        async def code(n: int) -> str:
+            request = GenerateRequest(request_id=f"wide-{n}", token_ids=prompt)
+            with pytest.raises(RefusedError) as refused:
+                await client.submit(request, "chat")
+            return refused.value.refused.code
+
+        admission = fleet.process("admission")
+        admission.send(signal.SIGSTOP)
+        asked = [asyncio.create_task(code(n)) for n in range(number)]
+        await asyncio.sleep(0)  # each sends
+        await bus.flush(WAIT_S)
+        admission.send(signal.SIGCONT)
+        codes = Counter(await asyncio.gather(*asked))
+        assert set(codes) == {"context_length_exceeded", "slow_down"}
+        assert codes["context_length_exceeded"] >= RECEIVE_LIMIT_BYTES // each - 1
+        assert await code(number) == "context_length_exceeded", "there is room again"
 
 
 async def test_one_id_again_and_again_writes_one_body(

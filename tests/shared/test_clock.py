@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from structlog.testing import capture_logs
 
-from services.admission.workers import KNOWN_LIMIT, Workers
+from services.admission.workers import Workers
 from shared.clock import READINGS, Clock
 from shared.process.conventions import CLOCK_OFFSET
 from shared.process.instruments import Registry
 from shared.process.skew import ENOUGH, WINDOW_S, Offset
 from shared.schemas import Announce
-from shared.vocabulary import ReplicaId
+from shared.vocabulary import MOST_REPLICAS, ReplicaId
 
 NOW = 1000.0
 R1 = ReplicaId("r1")
@@ -165,5 +165,5 @@ def test_a_flood_of_replicas_takes_bounded_room_and_costs_no_known_worker_its_pl
     workers.received(announce(hand.now))
     for n in range(20_000):
         workers.received(replace(announce(hand.now), replica=ReplicaId(f"forged{n}")))
-    assert len(workers.replicas) == KNOWN_LIMIT
+    assert len(workers.replicas) == MOST_REPLICAS
     assert "r1" in workers.replicas

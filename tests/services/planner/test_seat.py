@@ -75,6 +75,7 @@ class Asked:
     """A message that wants an answer, and the answers it has had."""
 
     subject, headers, wants_reply, json = "", dict[str, str](), True, False
+    payload_bytes = 0
 
     def __init__(self) -> None:
         self.answers: list[object] = []

@@ -9,9 +9,10 @@ from typing import IO, Any
 
 import msgspec
 import pytest
+import structlog
 
 from shared.errors import ConfigError
-from shared.process.logs import configure
+from shared.process.logs import LINES_A_MINUTE, Sparing, configure
 
 ROOT = Path(__file__).parents[3]
 PROGRAM = """
@@ -60,6 +61,27 @@ def test_every_line_is_json_and_says_who_and_when() -> None:
 
 def test_the_level_filters() -> None:
     assert [line["event"] for line in lines("WARNING")] == ["library.logged", "service.failed"]
+
+
+def test_warnings_that_others_can_cause_are_left_out_beyond_some_a_minute() -> None:
+    at_s = [0.0]
+    spare = Sparing(lambda: at_s[0])
+
+    def kept(event: str, level: str = "warning") -> dict[str, Any] | None:
+        try:
+            return dict(spare(None, level, {"event": event, "level": level}))
+        except structlog.DropEvent:
+            return None
+
+    assert sum(kept("payload.refused") is not None for _ in range(1_000)) == LINES_A_MINUTE
+    assert kept("bus.disconnected") is not None, "each event has its own"
+    assert all(kept("request.finished", "info") is not None for _ in range(1_000))
+    at_s[0] = 60.0
+    assert kept("payload.refused") == {
+        "event": "payload.refused", "level": "warning", "lines_left_out": 1_000 - LINES_A_MINUTE,
+    }  # fmt: skip
+    again = kept("payload.refused")
+    assert again is not None and "lines_left_out" not in again
 
 
 def test_an_unknown_level_stops_the_start() -> None:
