@@ -17,13 +17,22 @@ import uvloop
 from rich.console import Console
 
 from loadgen.bench import generation as engine
-from loadgen.bench import idle, loaded, machine, messages, planning, scale_of_services
+from loadgen.bench import (
+    idle,
+    loaded,
+    machine,
+    messages,
+    overloaded,
+    planning,
+    scale_of_services,
+)
 from loadgen.bench import simulator_speed as simulator
 from loadgen.bench.figure import BenchReport, Figure, table, write
 from loadgen.bench.live_fleet import observed
 from loadgen.fleet.fleet import Fleet, FleetSpec
 
 PARTS = ("messages", "planning", "simulator", "engine", "idle", "loaded", "scale")
+ALONE = ("overload",)  # only where it is named: it takes ten minutes
 
 
 class Effort(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--quick", action="store_true", help="measure every figure with few samples, in seconds"
     )
-    parser.add_argument("--only", choices=PARTS, help="measure this part alone")
+    parser.add_argument("--only", choices=(*PARTS, *ALONE), help="measure this part alone")
     parser.add_argument(
         "--seed", type=int, default=1, metavar="K", help="random seed of the load (default: 1)"
     )
@@ -86,6 +95,8 @@ def run(args: argparse.Namespace) -> int:
     if "scale" in parts:
         _say("one planner, admission and gateway, then two of each")
         figures += uvloop.run(scale_of_services.measure(args.quick, args.seed, _say))
+    if "overload" in parts:
+        figures += uvloop.run(overloaded.measure(args.quick, args.seed, _say))
     report = BenchReport(
         command=shlex.join(["slackline", *sys.argv[1:]]),
         seed=args.seed,

@@ -89,6 +89,7 @@ class Broker:
         self.routes: Routes[Listening] = Routes(rng)
         self.messages = 0  # core messages that reached the broker
         self._up_at_s = 0.0
+        self._room_at_s = 0.0
         self._links: dict[Link, None] = {}
 
     @property
@@ -103,6 +104,16 @@ class Broker:
         self._up_at_s = self.loop.time() + down_s
         for link in self._links:
             link.cut(self.returns_at_s())
+
+    @property
+    def full(self) -> bool:
+        """True while the disk takes no writes."""
+        return self.loop.time() < self._room_at_s
+
+    def fill(self, for_s: float) -> None:
+        """Refuse every write but deletes for so long, as a server on a full disk does."""
+        self.note("broker", f"full for {for_s:g} s")
+        self._room_at_s = self.loop.time() + for_s
 
     def cut(self, name: str, down_s: float) -> None:
         """Break the connections of this name for `down_s`; their processes live on."""

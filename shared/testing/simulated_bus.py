@@ -20,7 +20,7 @@ from msgspec import Struct
 
 from shared.bus import codec
 from shared.bus.api import Endpoint, Entry, Handler, KeyValue, Log, Subscription
-from shared.errors import BusError, BusTimeout, NoResponders, PeerError, SlacklineError
+from shared.errors import BusError, BusTimeout, NoResponders, PeerError, SlacklineError, StoreFull
 from shared.schemas import Refused
 from shared.subjects import EVERY
 from shared.testing.simulated_broker import Broker, Envelope, Link, Listening
@@ -238,13 +238,15 @@ class SimBus:
             envelope.answers, Envelope(envelope.subject, codec.encode(msg, json=json), headers)
         )
 
-    async def operate(self, what: str, act: Callable[[], T], payload_bytes: int = 0) -> T:
+    async def operate(self, what: str, act: Callable[[], T], payload_bytes: int | None = None) -> T:
         """Let the broker run `act`: at one instant, if at all. Raises what `act` raises, and
-        BusTimeout.
+        BusTimeout. `payload_bytes`: those of a write, for which the broker needs room.
         """
         await self.link.sendable()
-        if payload_bytes > MAX_PAYLOAD_BYTES:
-            raise BusError(f"{what}: {payload_bytes} bytes are over {MAX_PAYLOAD_BYTES}")
+        if payload_bytes is not None:
+            if payload_bytes > MAX_PAYLOAD_BYTES:
+                raise BusError(f"{what}: {payload_bytes} bytes are over {MAX_PAYLOAD_BYTES}")
+            act = functools.partial(self._if_room, act)
         result: asyncio.Future[T] = self._loop.create_future()
         broker, faults = self._broker, self._broker.faults
         if broker.chance(faults.store_lost):
@@ -258,6 +260,11 @@ class SimBus:
                 self._perform, what, act, None if broker.chance(faults.store_silent) else result
             )
         return await self._within(STORE_S, result, what)
+
+    def _if_room(self, act: Callable[[], T]) -> T:
+        if self._broker.full:
+            raise StoreFull("the disk is full")
+        return act()
 
     def _perform(self, what: str, act: Callable[[], T], result: "asyncio.Future[T] | None") -> None:
         """Run `act` at the broker, if it is up. Without `result` its outcome reaches nobody."""
@@ -346,7 +353,7 @@ class SimKeyValue:
         )
 
     async def _operate(
-        self, verb: str, key: str, act: Callable[[], T], payload_bytes: int = 0
+        self, verb: str, key: str, act: Callable[[], T], payload_bytes: int | None = None
     ) -> T:
         if not _KEY.fullmatch(key):
             raise PeerError(f"{key!r} is not a key", code="invalid_id")

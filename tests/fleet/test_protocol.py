@@ -28,6 +28,10 @@ SCENES = {
     "one of each": Scene(replicas=1, planners=1, admissions=1, relegations=1, kills=4),
     "speculation": Scene(policy="vllm", settings={"spec_tokens": "3"}, kv_blocks=160),
     "many deaths": Scene(replicas=3, kills=8, pauses=4, over_s=4.0),
+    "clocks off by a second": Scene(skew_s=1.0),
+    "slow acks": Scene(acks="slow"),
+    "wrong acks": Scene(acks="wrong"),
+    "a full disk": Scene(full_s=3.0),
 }
 
 

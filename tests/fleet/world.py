@@ -45,6 +45,7 @@ from shared.testing.simulated_process import SimProcess
 from shared.testing.virtual_loop import run_virtual
 from shared.text.tokenizer import Tokenizer
 from shared.vocabulary import FinishReason, Slo
+from tests.chaos.sabotage.sitecustomize import spoil_acks
 
 CALM = Faults()
 STORM = Faults(
@@ -85,6 +86,9 @@ class Scene:
     deletions: int = 0  # of open records, by hand
     # replicas whose engine has min-p; if any has, every second request needs it
     able: tuple[str, ...] = ()
+    skew_s: float = 0.0  # the clock of every second process is so much ahead, or behind
+    acks: str = ""  # those of r0 are `slow` or `wrong` (tests/chaos/sabotage)
+    full_s: float = 0.0  # for so long the store takes no writes
     settle_s: float = 120.0  # the longest it may take until everything has ended, in calm
 
 
@@ -127,7 +131,10 @@ class World:
     # ------------------------------------------------------------ processes
 
     def start(self, name: str) -> None:
-        process = SimProcess(name, skew_s=self.rng.uniform(-0.003, 0.003), on_exit=self._exited)
+        skew_s = self.rng.uniform(-0.003, 0.003)
+        if self.scene.skew_s:
+            skew_s += self.rng.choice((0.0, 0.0, -1.0, 1.0)) * self.scene.skew_s
+        process = SimProcess(name, skew_s=skew_s, on_exit=self._exited)
         self.processes[name] = process
         process.start(self._main(name, process))
 
@@ -345,7 +352,12 @@ class World:
                 self.deleted.add(key.partition(".")[2])
                 self.net.requests.delete(f"s.{key}", now_s=now)
 
-        steps = [kill(0.5 + rng.random() * scene.over_s) for _ in range(scene.kills)]
+        async def fill(at_s: float) -> None:
+            await asyncio.sleep(at_s)
+            self.net.fill(scene.full_s)
+
+        steps = [fill(0.5 + rng.random() * scene.over_s)] if scene.full_s else []
+        steps += [kill(0.5 + rng.random() * scene.over_s) for _ in range(scene.kills)]
         steps += [pause(0.5 + rng.random() * scene.over_s) for _ in range(scene.pauses)]
         steps += [delete(0.5 + rng.random() * scene.over_s) for _ in range(scene.deletions)]
         return steps + [restart(0.5 + rng.random() * scene.over_s) for _ in range(scene.restarts)]
@@ -485,9 +497,14 @@ def run(seed: int, scene: Scene | None = None) -> World:
         worlds.append(World(scene or Scene(), seed))
         await worlds[0].play()
 
+    stored = worker.WorkerService._stored
+    if scene and scene.acks:
+        spoil_acks(scene.acks, random.Random(seed), "r0")
     try:
         run_virtual(main())
     except BaseException as error:
         story = worlds[0].net.story() if worlds else ""
         raise AssertionError(f"seed {seed}: {error!r}\n{story[-6000:]}") from error
+    finally:
+        worker.WorkerService._stored = stored  # type: ignore[method-assign]
     return worlds[0]

@@ -20,15 +20,17 @@ def skew(by_s: float) -> None:
     time.time = lambda: true_s() + by_s
 
 
-def spoil_acks(how: str) -> None:
+def spoil_acks(how: str, rng: random.Random, replica: str = "") -> None:
+    """`replica`: only the acks of this one; empty: of all workers of the process."""
     from services.worker.service import WorkerService
     from shared.columns import pack, unpack_list
     from shared.schemas import PlanAck
 
-    stored, rng = WorkerService._stored, random.Random(0)
+    stored = WorkerService._stored
 
     async def late(self, finished):
-        await asyncio.sleep(SLOW_S * rng.random())
+        if not replica or self._replica == replica:
+            await asyncio.sleep(SLOW_S * rng.random())
         await stored(self, finished)
 
     def wrong(ack: PlanAck) -> PlanAck:
@@ -45,7 +47,7 @@ def spoil_acks(how: str) -> None:
         )
 
     async def false(self, finished):
-        if rng.random() < 0.1:
+        if (not replica or self._replica == replica) and rng.random() < 0.1:
             finished = finished._replace(ack=wrong(finished.ack))
         await stored(self, finished)
 
@@ -55,4 +57,4 @@ def spoil_acks(how: str) -> None:
 if "CHAOS_SKEW_S" in os.environ:
     skew(float(os.environ["CHAOS_SKEW_S"]))
 if "CHAOS_ACKS" in os.environ:
-    spoil_acks(os.environ["CHAOS_ACKS"])
+    spoil_acks(os.environ["CHAOS_ACKS"], random.Random(0))
