@@ -18,8 +18,9 @@ from shared.schemas import LogEntry, Record, Resume
 from shared.store import acklog
 from shared.store.acklog import Story
 from shared.store.ending import Ending
+from shared.store.outputs import ENDED_TTL_S
 from shared.store.place import Placer
-from shared.store.records import ENDED_TTL_S, Listing, Records
+from shared.store.records import Listing, Records
 from shared.vocabulary import ReplicaId, RequestKey
 
 log = structlog.get_logger()

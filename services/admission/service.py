@@ -66,6 +66,7 @@ from shared.schemas import (
 )
 from shared.store.ending import Ending
 from shared.store.leases import RENEW_S, Lease
+from shared.store.outputs import ENDED_TTL_S
 from shared.store.place import (
     PlaceDeclined,
     PlaceGone,
@@ -75,7 +76,7 @@ from shared.store.place import (
     PlaceUnplanned,
 )
 from shared.store.presence import Absences, be_present
-from shared.store.records import ENDED_TTL_S, Records, Stored
+from shared.store.records import Records, Stored
 from shared.tenants import load_tenants
 from shared.text.tokenizer import Tokenizer
 from shared.tiers import DEFAULT, load_tiers

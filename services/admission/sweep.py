@@ -65,7 +65,9 @@ class Sweep:
         # attempts that their worker did not know at the last sweep
         self._unknown: set[tuple[RequestKey, int]] = set()
         self._live_owners: set[str] = set()
-        self._orphans: dict[str, float] = {}  # bodies without a record: seen first, unix time
+        self._orphans: dict[str, float] = {}  # what no record names: seen first, unix time
+        # until then outputs are looked through: a former instance may have left some
+        self._outputs_until_unix_s = clock.unix_s() + self._outputs_for_s
         self._deletions = Deletions(bus, clock, records, placer, workers, ending, self._fenced_log)
 
     def opened(self, record: Record) -> None:
@@ -97,6 +99,7 @@ class Sweep:
                 owners = named - await self._gone(sorted(named - {self._owner}))
                 if self._live_owners - owners:
                     self._soon = True
+                    self._outputs_until_unix_s = self._clock.unix_s() + self._outputs_for_s
                 self._live_owners = owners
                 now = self._clock.unix_s()
                 if now >= next_at or (
@@ -115,9 +118,12 @@ class Sweep:
         verify: dict[ReplicaId, list[Stored]] = {}
         stranded: dict[tuple[ReplicaId, str], list[Stored]] = {}
         doubted: dict[tuple[ReplicaId, str], list[Stored]] = {}  # it may live
-        bodies = await self._bodies()  # before the records: a body is older than its record
+        await self._records.tidy()
+        # before the records: each is older than the record that names it
+        bodies, outputs = await self._heavy()
         listing = await self._records.listing()
-        await self._delete_orphans(bodies, {stored.record.body_key for stored in listing.open})
+        named = {stored.record.body_key for stored in listing.open} | listing.outputs
+        await self._delete_orphans(bodies, outputs, named)
         if not await self._deletions.end(listing):
             self._soon = True
         for stored in listing.open:
@@ -152,23 +158,37 @@ class Sweep:
             unknown |= await self._verify(replica, records)
         self._unknown = unknown
 
-    async def _bodies(self) -> Sequence[str]:
+    @property
+    def _outputs_for_s(self) -> float:
+        """Two sweeps that are ORPHAN_S apart begin within this time."""
+        return ORPHAN_S + 2 * self._cfg.sweep_s
+
+    async def _heavy(self) -> tuple[Sequence[str], Sequence[str]]:
+        """The keys of all bodies; and, after a death, of all outputs."""
         try:
-            return await self._records.bodies()
+            recent = self._clock.unix_s() <= self._outputs_until_unix_s
+            return await self._records.bodies(), await self._records.outputs() if recent else ()
         except BusError as error:  # no reason not to repair the records
             log.warning("bodies.unreachable", error=str(error))
-            return ()
+            return (), ()
 
-    async def _delete_orphans(self, bodies: Sequence[str], named: Container[str]) -> None:
-        """Delete the bodies that no open record has named for ORPHAN_S: an admission died between
-        body and record, or a delete was lost.
+    async def _delete_orphans(
+        self, bodies: Sequence[str], outputs: Sequence[str], named: Container[str]
+    ) -> None:
+        """Delete what no record has named for ORPHAN_S: an admission died between the two writes,
+        or a delete was lost.
         """
         now = self._clock.unix_s()
-        self._orphans = {key: self._orphans.get(key, now) for key in bodies if key not in named}
+        self._orphans = {
+            key: self._orphans.get(key, now) for key in (*bodies, *outputs) if key not in named
+        }
         for key, since in self._orphans.items():
             if now - since >= ORPHAN_S:
-                log.info("body.orphaned", body=key)
-                await self._records.forget_body(key)
+                log.info("store.orphaned", key=key)
+                if key in bodies:
+                    await self._records.forget_body(key)
+                else:
+                    await self._records.forget_output(key)
 
     async def _gone(self, names: Sequence[str]) -> set[str]:
         """Those of the names that nobody serves."""

@@ -155,6 +155,7 @@ class Relegation:
 
     async def _list(self) -> bool:
         """Feed the core every relegated record; False if its inbox was full."""
+        await self._records.tidy()
         records = [
             stored.record
             for stored in await self._records.open()

@@ -19,7 +19,7 @@ from uuid import uuid4
 from msgspec.structs import replace
 
 from shared import subjects
-from shared.bus.api import Bus, Call, Subscription
+from shared.bus.api import Bus, Call, RefusedError, Subscription
 from shared.client.assemble import Assembler
 from shared.errors import BusError, BusTimeout, NoResponders, PeerError, SlacklineError
 from shared.schemas import (
@@ -44,6 +44,7 @@ REFUSED_S = 1.0  # until an attach that was refused is repeated
 QUEUE_EVENTS = 1024
 # attaches in flight per client, so that a thousand silent streams do not send a thousand at once
 ASKING_AT_ONCE = 32
+COPIES_FOR_S = 10  # after a refusal, copies of the request may still be read somewhere
 REFUSALS_TO_BELIEVE = 3  # attaches refused in a row before a stream is given up
 
 Sink = Callable[[StreamEvent], None]
@@ -261,7 +262,7 @@ class Client:
         try:
             if derived:
                 handle.subscription = await self.bus.subscribe(own, StreamEvent, self._hear)
-            handle.received = await self._store(handle, headers)
+            handle.received = await self._store(handle, headers, known=derived)
             if handle.over:  # its events came before the answer
                 return handle
             stream = handle.received.stream_subject
@@ -284,6 +285,15 @@ class Client:
         request = self._of_tenant(request)
         key = subjects.request_key(request.tenant, request.request_id)
         await self.bus.publish(subjects.cancel(key), Cancel(reason="its submission was given up"))
+
+    async def _withdraw_copies(self, request: GenerateRequest) -> None:
+        """Cancel what may come of the copies that were sent before one was refused: an admission
+        that was paused finds them late.
+        """
+        for _ in range(COPIES_FOR_S):
+            with suppress(BusError):
+                await self.withdraw(request)
+            await asyncio.sleep(1.0)
 
     def _of_tenant(self, request: GenerateRequest) -> GenerateRequest:
         return request if request.tenant else replace(request, tenant=self._tenant)
@@ -317,9 +327,12 @@ class Client:
                 await handle.subscription.stop()
             handle.subscription = await self.bus.subscribe(stream, StreamEvent, self._hear)
 
-    async def _store(self, handle: Handle, headers: Mapping[str, str] | None) -> Received:
+    async def _store(
+        self, handle: Handle, headers: Mapping[str, str] | None, *, known: bool
+    ) -> Received:
+        """`known`: the id is known to others, who may come back for it."""
         give_up_unix_s = self._clock.unix_s() + self._patience.submit_s
-        pause_s = 0.1
+        pause_s, repeats = 0.1, 0
         while True:
             try:
                 return await self.bus.request(
@@ -329,9 +342,14 @@ class Client:
                     timeout_s=self._patience.answer_s,
                     headers=headers,
                 )
+            except RefusedError as error:
+                if repeats and error.refused.code == "slow_down" and not known:
+                    self._start(self._withdraw_copies(handle.request), "client.withdraw")
+                raise
             except (NoResponders, BusTimeout):
                 if self._clock.unix_s() + pause_s >= give_up_unix_s:
                     raise
+            repeats += 1
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, 1.0)
 

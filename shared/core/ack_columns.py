@@ -33,6 +33,18 @@ def reported(ack: PlanAck, flight: Flight, capacity: int) -> Reported:
     return Reported(*columns)
 
 
+def beyond(did: Reported, flight: Flight) -> bool:
+    """True if an entry did more than its plan asked, or less than nothing. No worker does that, and
+    a row whose prefill went past its end would never be planned again.
+    """
+    most = np.where(flight.decode, flight.asked, 1)
+    return bool(
+        (np.minimum(np.minimum(did.computed, did.emitted), did.cached) < 0).any()
+        or (did.computed - did.cached > flight.asked).any()
+        or (did.emitted > most).any()
+    )
+
+
 def positions(slots: Ints | Indices, wanted: Indices, capacity: int) -> Ints:
     """The index of each wanted slot in `slots`; -1 where it is not there."""
     at = np.full(capacity, -1, dtype=np.int32)

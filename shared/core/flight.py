@@ -23,6 +23,7 @@ class Flight:
     unsure: Ints  # tokens that it may make beyond those
     selection: Selection | None
     caps: Ints  # KV positions it may fill while it runs, rejected drafts included
+    asked: Ints  # the same when it was sent
     has: Ints  # KV positions before it
     decode: Bools
     firsts: Bools  # entries that make their request's first token

@@ -160,6 +160,7 @@ class Prediction:
             unsure=drafting.unsure,
             selection=drafting.selection,
             caps=caps,
+            asked=caps,
             has=has,
             decode=decode,
             firsts=firsts,

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from shared.columns import Indices, Ints, pack
-from shared.core.ack_columns import Reported, positions, reported
+from shared.core.ack_columns import Reported, beyond, positions, reported
 from shared.core.books import DECODE, PREFILL, WAITING, Books
 from shared.core.flight import Flight, shape_of
 from shared.core.prediction import Prediction
@@ -32,8 +32,10 @@ class Reconciliation:
         self._books = books
         self._ahead = ahead
 
-    def reconcile(self, flight: Flight, ack: PlanAck) -> Landing:
-        """Correct the books by what the worker did otherwise than predicted."""
+    def reconcile(self, flight: Flight, ack: PlanAck) -> Landing | None:
+        """Correct the books by what the worker did otherwise than predicted. None: it cannot have
+        done that, and nothing was corrected.
+        """
         books = self._books
         rows = books.row_of[flight.slots]  # until a row moves
         held: Bools = rows >= 0
@@ -43,11 +45,15 @@ class Reconciliation:
                 began = flight.firsts & held
                 self._first_tokens(rows[began], flight.emitted[began], ack.ended_unix_s)
             return Landing(flight.shape, None, 0)
+        did = reported(ack, flight, books.capacity)
+        known = books.prompt_tokens[rows] + books.generated_tokens[rows]
+        too_far = held & ~flight.decode & (flight.has + did.computed > known)
+        if beyond(did, flight) or np.count_nonzero(too_far):
+            return None
         tbt_s, application = books.tbt_s[rows], books.application[rows]
         # the KV is still that which this plan filled
         same: Bools = held & (books.restarts[rows] == flight.restarts)
         books.unsure_tokens[rows[same]] -= flight.unsure[same]
-        did = reported(ack, flight, books.capacity)
         books.acked_token_unix_s[flight.slots[did.emitted > 0]] = ack.ended_unix_s
         if np.count_nonzero(flight.firsts):
             began = flight.firsts & held

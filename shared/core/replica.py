@@ -335,6 +335,9 @@ class ReplicaCore:
         if ack.plan_seq:
             flight = self._ahead.flights.popleft()
             landing = self._land(flight, ack, now_unix_s)
+            if landing is None:
+                self._lose_sync("an ack of more than was planned", actions)
+                return
         if ack.answering:
             self._end_thinking(ack)
         ended = self._end(ack)
@@ -366,10 +369,14 @@ class ReplicaCore:
             return f"ack of plan {ack.plan_seq}, epoch {ack.epoch} was not expected"
         return ""
 
-    def _land(self, flight: Flight, ack: PlanAck, now_unix_s: float) -> Landing:
-        """Correct books and predicted ends by what the worker did."""
+    def _land(self, flight: Flight, ack: PlanAck, now_unix_s: float) -> Landing | None:
+        """Correct books and predicted ends by what the worker did; None where it cannot have done
+        that.
+        """
         self._acked_seq = flight.seq
         landing = self._reconciliation.reconcile(flight, ack)
+        if landing is None:
+            return None
         if landing.missed:
             self.counters.mispredicted_entries += landing.missed
             self._changed()

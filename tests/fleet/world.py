@@ -309,8 +309,8 @@ class World:
             for task in done:
                 task.result()
         await asyncio.sleep(12.0)  # every sweep, listing and lease has had its turn
-        async with asyncio.timeout(2 * ORPHAN_S):  # a body that lost its admission goes later
-            while self.net.bodies.scan("", now_s=self.net.loop.time()):
+        async with asyncio.timeout(2 * ORPHAN_S):  # what lost its admission goes later
+            while self.net.bodies.scan("", now_s=self.net.loop.time()) or self._orphans():
                 await asyncio.sleep(1.0)
         self.reckon()
 
@@ -361,6 +361,17 @@ class World:
         steps += [pause(0.5 + rng.random() * scene.over_s) for _ in range(scene.pauses)]
         steps += [delete(0.5 + rng.random() * scene.over_s) for _ in range(scene.deletions)]
         return steps + [restart(0.5 + rng.random() * scene.over_s) for _ in range(scene.restarts)]
+
+    def _orphans(self) -> list[str]:
+        """The outputs that no record names."""
+        now = self.net.loop.time()
+        named = {
+            msgspec.msgpack.decode(entry.value, type=Record).output_key
+            for key, entry in self.net.requests.scan("s.", now_s=now)
+            if key not in self.ignored
+        }
+        outputs = self.net.requests.scan("o.", now_s=now)
+        return [key for key, _ in outputs if key not in named]
 
     # ------------------------------------------------------------ the reckoning
 
@@ -422,10 +433,13 @@ class World:
             fold([decode_entry(payload) for _, payload in rows])
 
     def _check_refused(self, request_id: str, seen: Seen, record: Record | None) -> None:
-        """A client that is told no has no tokens and no other end."""
+        """A client that is told no has no tokens and no other end. A copy that it had sent before,
+        and that was read late, was cancelled.
+        """
         assert not seen.ends, request_id
         assert not seen.tokens, request_id
-        assert record is None or record.verdict.finish_reason is FinishReason.REFUSED, request_id
+        told_no = (FinishReason.REFUSED, FinishReason.CANCELLED)
+        assert record is None or record.verdict.finish_reason in told_no, request_id
 
     def _check_stage(self, request_id: str, made: int, record: Record, resume: Resume) -> None:
         """Check that the thinking ended where it should and that the deadlines are those of the

@@ -64,6 +64,7 @@ from shared.schemas import (
     OfferAccepted,
     OfferAnswer,
     OfferInDoubt,
+    PlanAck,
     Record,
     Sampling,
 )
@@ -102,7 +103,8 @@ class Act:
     """Something that happens at an instant: `what` to request `who` (modulo their number)."""
 
     at_s: float
-    what: str  # cancel | withdraw | lose_ack | lose_plan | lose_hold | resync | takeover | drain
+    # cancel, withdraw, drain, resync, takeover, false_ack, lose_ack, lose_plan, lose_hold
+    what: str
     who: int = 0
 
 
@@ -490,7 +492,23 @@ class Bench:
         if self.lost("lose_ack"):
             self.blind = True
         else:
-            self.ordered("ack", self.feed, self.core, Acked(finished.ack))
+            self.ordered("ack", self.feed, self.core, Acked(self.falsified(finished.ack)))
+
+    def falsified(self, ack: PlanAck) -> PlanAck:
+        """The ack, or what no worker can have done."""
+        if not ack.slots or not self.lost("false_ack"):
+            return ack
+        computed, emitted = unpack_list(ack.computed), unpack_list(ack.emitted)
+        most = pack([n + 100_000 for n in computed])
+        return self.rng.choice(
+            (
+                replace(ack, computed=most),
+                replace(ack, computed=most, cached=pack([100_000] * len(computed))),
+                replace(ack, emitted=pack([n + 100 for n in emitted])),
+                replace(ack, computed=pack([-1 - n for n in computed])),
+                replace(ack, cached=pack([-1 for _ in computed])),
+            )
+        )
 
     # ------------------------------------------------------------ admission and the clients
 
@@ -622,7 +640,7 @@ class Bench:
                 and self.records[key].verdict is None
             ):
                 self.withdraw(key, self.records[key].attempt)
-            case "lose_ack" | "lose_plan" | "lose_hold":
+            case "lose_ack" | "lose_plan" | "lose_hold" | "false_ack":
                 self.losing.append(act.what)
             case "resync":
                 self.feed(self.core, Refused("the bench says so"))

@@ -21,7 +21,7 @@ SLOS = st.sampled_from(
     ]
 )
 ACTS = ["cancel", "withdraw", "drain"]
-FAULTS = ["lose_ack", "lose_plan", "lose_hold", "resync", "takeover"]
+FAULTS = ["lose_ack", "false_ack", "lose_plan", "lose_hold", "resync", "takeover"]
 
 
 @st.composite

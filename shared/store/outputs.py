@@ -1,0 +1,111 @@
+"""The outputs of ended requests in the store, and those that a write in doubt has left behind."""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from shared.bus.api import KeyValue
+from shared.core.record import without_output
+from shared.errors import BusError, BusTimeout, StoreDamaged, WrongSequence
+from shared.schemas import Record, Resume
+from shared.store.readable import read, readable
+from shared.store.seal import opened, sealed
+from shared.vocabulary import RequestKey
+
+ENDED_TTL_S = 300.0  # how long an ended request can be attached to
+OUTPUT_TTL_S = ENDED_TTL_S + 60.0  # it is stored first, and must not go first
+# An output that no record names yet is used so long. Sweeps delete those of the dead after more
+# (ORPHAN_S of services/admission/sweep.py); a process that was paused must not name one.
+FRESH_S = 10.0
+DOUBTFUL_LIMIT = 1024  # outputs that are remembered; the TTL takes those beyond
+
+_resume = msgspec.msgpack.Decoder(Resume)
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """The output of a request that ends, stored under `key` before its record names it. One without
+    tokens stays in the record: its key is empty.
+    """
+
+    resume: Resume
+    key: str
+    stored_at_s: float  # by the event loop's clock, before it was written
+
+    def named_in(self, record: Record) -> Record:
+        return without_output(record, self.key) if self.key else record
+
+
+class Outputs:
+    """An output is under `o.<key of its request>.<nonce>`, in the bucket of the records."""
+
+    def __init__(self, bucket: KeyValue, nonce: Callable[[], str]) -> None:
+        self._bucket, self._nonce = bucket, nonce
+        self._doubtful: deque[str] = deque(maxlen=DOUBTFUL_LIMIT)
+
+    async def store(self, ended: Record, before: Output | None = None) -> Output:
+        """Store the output of this record, which commits it once it is written. `before`: what an
+        earlier try has stored; it is used, or deleted. Raises BusError.
+        """
+        now_s = asyncio.get_running_loop().time
+        if before is not None:
+            if before.resume == ended.resume and now_s() - before.stored_at_s < FRESH_S:
+                return before
+            await self.forget(before, None)
+        if not ended.resume.tokens:
+            return Output(ended.resume, "", now_s())
+        output = Output(ended.resume, f"o.{ended.key}.{self._nonce()}", now_s())
+        value = sealed(readable(_resume, ended.resume))
+        try:
+            await self._bucket.create(output.key, value, ttl_s=OUTPUT_TTL_S)
+        except (WrongSequence, BusTimeout):
+            # The key is ours alone, so a value there is this output.
+            if not await self._has(output):
+                self.doubt(output)
+                raise
+        if now_s() - output.stored_at_s >= FRESH_S:
+            self.doubt(output)
+            raise BusTimeout(f"{output.key} took too long: this process was paused")
+        return output
+
+    async def read(self, record: Record) -> Resume:
+        """The output that a record names. Raises StoreDamaged if it is not there whole."""
+        entry = await self._bucket.get(record.output_key)
+        if entry is None:
+            raise StoreDamaged(f"{record.output_key} is missing from the store")
+        return read(_resume, record.output_key, opened(record.output_key, entry.value))
+
+    async def forget(self, output: Output | None, record: Record | None) -> None:
+        """Delete an output, unless the record names it."""
+        if output is None or not output.key or (record and record.output_key == output.key):
+            return
+        try:
+            await self._bucket.delete(output.key)
+        except BusError:
+            self.doubt(output)
+
+    def doubt(self, output: Output | None) -> None:
+        """This output may be stored, and no record may ever name it: `tidy` looks."""
+        if output is not None and output.key:
+            self._doubtful.append(output.key)
+
+    async def tidy(self, read_record: Callable[[RequestKey], Awaitable[Record | None]]) -> None:
+        """Delete the outputs in doubt whose records have ended without them. Raises BusError."""
+        for _ in range(len(self._doubtful)):
+            key = self._doubtful[0]
+            record = await read_record(RequestKey(key.removeprefix("o.").rpartition(".")[0]))
+            if record is not None and record.verdict is None:
+                self._doubtful.rotate(-1)  # a write that names it may still be on its way
+                continue
+            if record is None or record.output_key != key:
+                await self._bucket.delete(key)
+            self._doubtful.popleft()
+
+    async def _has(self, output: Output) -> bool:
+        try:
+            return await self._bucket.get(output.key) is not None
+        except BusError:
+            return False

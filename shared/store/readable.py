@@ -1,0 +1,34 @@
+"""Values as the bytes that are stored. What nobody can read is not stored, and what cannot be read
+was not written by a service of ours.
+"""
+
+from typing import TypeVar
+
+import msgspec
+
+from shared.errors import PeerError, StoreDamaged
+
+T = TypeVar("T")
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+def readable(decoder: msgspec.msgpack.Decoder[T], value: T) -> bytes:
+    """The bytes of a value, after they have been read again. Raises PeerError."""
+    stored = _encode(value)
+    try:
+        decoder.decode(stored)
+    except msgspec.MsgspecError as error:
+        name = type(value).__name__
+        raise PeerError(
+            f"the {name} could not be read again: {error}", code="unreadable"
+        ) from error
+    return stored
+
+
+def read(decoder: msgspec.msgpack.Decoder[T], key: str, value: bytes) -> T:
+    """The value of the bytes. Raises StoreDamaged."""
+    try:
+        return decoder.decode(value)
+    except msgspec.MsgspecError as error:
+        raise StoreDamaged(f"{key} cannot be read: {error}") from error
