@@ -15,6 +15,7 @@ from services.admission.config import AdmissionConfig
 from services.admission.door import Door
 from services.admission.intake import Intake
 from services.admission.replay import Replays
+from services.admission.stall import Stall
 from services.admission.sweep import Sweep
 from services.admission.workers import Workers
 from shared import subjects
@@ -154,6 +155,7 @@ class Admission:
         self._door = Door(bus, clock, intake, self.name)
         self._chores = Chores()
         self._receiving = self._receiving_bytes = 0
+        self._stall = Stall(bus, clock)
         # requests whose clients wait for the decision
         self._untold: dict[RequestKey, asyncio.Future[Refused | None]] = {}
 
@@ -176,6 +178,7 @@ class Admission:
             background = [
                 chores.start(self._keep_lease(), name="admission.lease"),
                 chores.start(self._sweep.run(), name="admission.sweep"),
+                chores.start(self._stall.watch(), name="admission.stall"),
             ]
             driver = chores.start(
                 drive(self.core, self._inbox, self._begin, self._clock, name="admission"),
@@ -304,6 +307,8 @@ class Admission:
     # ------------------------------------------------------------ requests
 
     def _on_request(self, request: GenerateRequest, call: Call) -> None:
+        if self._stall.look() and self._sweep.admissions > 1:
+            return  # its client has asked another admission, which may have told it no
         self._chores.spawn(self._receive(request, call), "admission.receive")
 
     async def _receive(self, request: GenerateRequest, call: Call) -> None:

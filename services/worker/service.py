@@ -40,7 +40,6 @@ from shared.schemas import (
     EngineTime,
     Hold,
     HoldAccepted,
-    HoldDeclined,
     Holdings,
     HoldingsAnswer,
     Refused,
@@ -257,7 +256,7 @@ class WorkerService:
 
     async def _hold(self, hold: Hold, call: Call) -> None:
         if self._draining.is_set():
-            await call.reply(HoldDeclined(reason="draining"))
+            await call.reply(self.core.decline(hold, "draining"))
             return
         try:
             async with self._holds:
@@ -268,11 +267,11 @@ class WorkerService:
                     await asyncio.sleep(pause_s)
                     stored, body = await self._asked(hold)
         except (BusError, PeerError) as error:
-            await call.reply(HoldDeclined(reason=str(error)))
+            await call.reply(self.core.decline(hold, str(error)))
             return
         if stored is None or body is None or self._draining.is_set():
             reason = "draining" if self._draining.is_set() else "no such record or body"
-            await call.reply(HoldDeclined(reason=reason))
+            await call.reply(self.core.decline(hold, reason))
             return
         if isinstance(body, str):
             log.error("body.damaged", request=hold.key, error=body)

@@ -169,6 +169,15 @@ class WorkerCore:
             self._holdings.end_later(request, FinishReason.FAILED)
         return HoldAccepted()
 
+    def decline(self, hold: Hold, reason: str) -> HoldAnswer:
+        """Take the request in no more, whatever copies of the hold may come. If one of them was
+        taken in, that is the answer.
+        """
+        if self.knows(hold.key, hold.attempt):
+            return HoldAccepted()
+        self._tombstones.bury(hold.key, hold.attempt)
+        return HoldDeclined(reason=reason)
+
     def _answer(self, hold: Hold, record: Record) -> HoldAnswer | None:
         """The answer to a hold that is not to be taken in; None if it is."""
         held = self._holdings.of(hold.key)

@@ -49,6 +49,18 @@ def test_every_request_ends_once_with_its_own_tokens_whatever_happens(block: int
         run(seed, SCENES[names[seed % len(names)]])
 
 
+@pytest.mark.parametrize(
+    ("seed", "scene"),
+    [
+        (89, "wrong acks"),  # an ack of more than was planned: its request was never planned again
+        (20_770, "a full disk"),  # a paused admission ran the copy of a refused request
+        (30_448, "speculation"),  # of two copies of a hold one was declined, the other taken in
+    ],
+)
+def test_a_schedule_that_once_broke_does_not(seed: int, scene: str) -> None:
+    run(seed, SCENES[scene])
+
+
 def test_without_misfortune_nothing_is_moved_and_nothing_is_lost() -> None:
     for seed in range(10):
         world = run(
