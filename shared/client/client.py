@@ -402,8 +402,10 @@ class Client:
                 handle.refusals = 0
                 self._digest(handle, handle.assembler.fill(replay))
             except PeerError as error:
-                handle.refusals += 1
-                if handle.refusals >= REFUSALS_TO_BELIEVE:
+                # without its store admission knows nothing: that is no answer
+                knows = error.code != "server_is_overloaded"
+                handle.refusals += knows
+                if knows and handle.refusals >= REFUSALS_TO_BELIEVE:
                     handle.fail(error)
                     self.forget(handle)
             except BusError:

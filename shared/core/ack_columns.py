@@ -38,9 +38,10 @@ def beyond(did: Reported, flight: Flight) -> bool:
     a row whose prefill went past its end would never be planned again.
     """
     most = np.where(flight.decode, flight.asked, 1)
+    found = np.where(flight.decode, 0, did.cached)
     return bool(
         (np.minimum(np.minimum(did.computed, did.emitted), did.cached) < 0).any()
-        or (did.computed - did.cached > flight.asked).any()
+        or (did.computed - found > flight.asked).any()
         or (did.emitted > most).any()
     )
 

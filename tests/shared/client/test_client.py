@@ -209,6 +209,7 @@ class Server:
     attaches: int = 0
     hang: bool = False
     refuse: bool = False
+    storeless: int = 0  # attaches that are refused because the store does not answer
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def start(self) -> None:
@@ -263,6 +264,10 @@ class Server:
     def on_attach(self, attach: Attach, call: Call) -> None:
         self.attaches += 1
         key = f"{attach.tenant}.{attach.request_id}"
+        if self.attaches <= self.storeless:
+            message = "the store did not answer"
+            self.spawn(call.reply(Refused(code="server_is_overloaded", message=message)))
+            return
         if key not in self.asked:
             self.spawn(call.reply(Refused(code="not_found", message="no such request")))
             return
@@ -468,6 +473,21 @@ def test_a_stream_nobody_answers_for_any_more_raises_in_time() -> None:
         net.faults = Faults()
 
     on_a_good_network(body, patience)
+
+
+def test_an_admission_without_its_store_is_asked_again_and_not_believed() -> None:
+    async def body(net: SimNet, server: Server, client: Client) -> None:
+        server.storeless = 10
+        handle = await client.submit(GenerateRequest(request_id="r", prompt="x"), "chat")
+        await asyncio.sleep(0.1)
+        net.faults = Faults(loss=1.0)
+        await asyncio.sleep(2.0)  # its end is lost
+        net.faults = Faults()
+        reader = await read(handle, LOG)
+        assert reader.tokens == LOG.tokens
+        assert server.attaches > server.storeless
+
+    on_a_good_network(body, Patience(silence_s=1.0, silence_limit_s=4.0))
 
 
 def test_a_lost_end_is_asked_for_after_a_silence() -> None:
