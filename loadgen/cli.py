@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from importlib.metadata import version
 from typing import NoReturn
 
 from shared.errors import ConfigError, SlacklineError
@@ -102,6 +103,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="slackline",
         description="Multi-SLO LLM serving: every request carries the latency it needs.",
     )
+    parser.add_argument("--version", action="version", version=f"slackline {version('slackline')}")
     choices = parser.add_subparsers(
         dest="command", required=True, metavar="COMMAND", parser_class=Parser
     )

@@ -41,7 +41,7 @@ LAYERS: dict[str, tuple[set[str], ...]] = {
         {"store", "client", "testing"},
     ),
     "loadgen": (
-        {"access", "markdown"},
+        {"access", "markdown", "tables"},
         {"cli", "load", "training"},
         {"simulator"},
         {"bound", "fleet"},

@@ -10,6 +10,7 @@ from loadgen.advise.advice import Advice, Shown, replicas_in_words, said, title
 from loadgen.advise.enough import Fleet
 from loadgen.lab.figures_table import figures_table
 from loadgen.load.report import percent
+from loadgen.tables import print_table
 from shared.tiers import TierSet
 
 
@@ -27,7 +28,7 @@ def print_advice(advice: Advice, tiers: TierSet, out: Console) -> None:
         f"{searched.requests} requests in {_length(searched.seconds)}, "
         f"{_length(searched.from_s)} after the beginning"
     )
-    out.print(_fleets_table(advice.fleets))
+    print_table(out, _fleets_table(advice.fleets))
     for line in (*_hopeless(advice), *_gpus(advice.fleets), *_drafts(advice.fleets)):
         say(line)
     if advice.chosen is None or advice.shown is None:
@@ -38,7 +39,7 @@ def print_advice(advice: Advice, tiers: TierSet, out: Console) -> None:
         f"\n{shown.stretch.requests} requests in {_length(shown.stretch.seconds)}, "
         f"on {said(advice.chosen)} of {title(advice.chosen)}:"
     )
-    out.print(figures_table(shown.figures, tiers))
+    print_table(out, figures_table(shown.figures, tiers))
     for line in _sufferers(shown):
         say(line)
 

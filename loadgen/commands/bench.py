@@ -30,6 +30,7 @@ from loadgen.bench import simulator_speed as simulator
 from loadgen.bench.figure import BenchReport, Figure, table, write
 from loadgen.bench.live_fleet import observed
 from loadgen.fleet.fleet import Fleet, FleetSpec
+from loadgen.tables import print_table
 
 PARTS = ("messages", "planning", "simulator", "engine", "idle", "loaded", "scale")
 ALONE = ("overload",)  # only where it is named: it takes ten minutes
@@ -110,7 +111,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(msgspec.json.encode(report).decode())
     else:
-        Console(width=None if sys.stdout.isatty() else 180).print(table(report))
+        print_table(Console(width=None if sys.stdout.isatty() else 180), table(report))
         print(f"The report is in {args.out}.")
     return 0
 

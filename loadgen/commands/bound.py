@@ -14,6 +14,7 @@ from rich.table import Table
 from loadgen.bound.limit import Bound, bound
 from loadgen.commands.trial_arguments import add_run_arguments, read_run
 from loadgen.load.report import percent
+from loadgen.tables import print_table
 
 # The limits that each relaxation takes into account, from the loosest. docs/bound.md defines and
 # proves them.
@@ -80,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
         print(msgspec.json.encode(msgspec.to_builtins(setup) | msgspec.to_builtins(found)).decode())
         return 0
     out = Console(width=None if sys.stdout.isatty() else 120)
-    out.print(_table(setup, found))
+    print_table(out, _table(setup, found))
     out.print(
         f"Every scheduler without speculation violates at least "
         f"{percent(found.violated_fraction)} of these {setup.offered} requests "

@@ -28,6 +28,7 @@ from loadgen.lab.goodput import Probe, find_capacity
 from loadgen.lab.trial import Trial, most_missed
 from loadgen.load.report import percent
 from loadgen.load.session import sessions
+from loadgen.tables import print_table
 from shared.errors import ConfigError
 from shared.perf.draft import DraftCost
 
@@ -128,7 +129,7 @@ def run(args: argparse.Namespace) -> int:
         print(msgspec.json.encode(report).decode())
         return 0
     out = Console(width=None if sys.stdout.isatty() else 120)
-    out.print(probes_table(report))
+    print_table(out, probes_table(report))
     latency = (
         "no control latency" if report.latency == "none" else f"control latency: {report.latency}"
     )

@@ -21,6 +21,7 @@ from loadgen.lab.figures import Figures
 from loadgen.lab.figures_table import circumstances
 from loadgen.lab.parallel import check_jobs, cores
 from loadgen.load.report import DEFINITION, read_report, side_by_side, unlike
+from loadgen.tables import print_table
 from shared.errors import ConfigError
 
 
@@ -164,7 +165,7 @@ def _policies(args: argparse.Namespace) -> int:
         markup=False,
         soft_wrap=True,
     )
-    out.print(comparison_table(comparisons, demand.tiers))
+    print_table(out, comparison_table(comparisons, demand.tiers))
     return 0
 
 

@@ -22,6 +22,7 @@ from loadgen.load.open_loop import Sender, run_load
 from loadgen.load.progress import progress
 from loadgen.load.report import engine_time, make_report, table, write_report
 from loadgen.load.tally import Tally
+from loadgen.tables import print_table
 from shared.bus.users import OPERATOR
 from shared.clock import Clock
 from shared.errors import ConfigError
@@ -93,7 +94,7 @@ async def _run(args: argparse.Namespace, plan: Plan, console: Console) -> int:
         print(msgspec.json.encode(report).decode())
     else:
         out = Console(width=None if sys.stdout.isatty() else 120)
-        out.print(table(report))
+        print_table(out, table(report))
         for sample in report.error_samples:
             out.print(f"  {sample}", highlight=False, markup=False)
         out.print(

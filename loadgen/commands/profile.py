@@ -13,6 +13,7 @@ from rich.table import Table
 
 from loadgen.lab.profile_fit import COLUMNS, FITTED, fit_form, read_timings
 from loadgen.load.report import percent
+from loadgen.tables import print_table
 from shared.errors import ConfigError
 from shared.perf import profile_file as store
 from shared.perf.profile_file import FitError, ProfileFile
@@ -94,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
         if args.json:
             print(msgspec.json.encode([facts(file) for file in files]).decode())
         else:
-            out.print(list_table(files))
+            print_table(out, list_table(files))
     elif args.action == "show":
         file = store.read(args.name)
         took = typical(file)

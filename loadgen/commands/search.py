@@ -33,6 +33,7 @@ from loadgen.lab.grid import AtRate, Carried, best_first, combinations, own_grid
 from loadgen.lab.parallel import check_jobs, cores, run_all
 from loadgen.lab.trial import Trial
 from loadgen.load.report import percent
+from loadgen.tables import print_table
 from shared.errors import ConfigError
 
 VIOLATIONS, PRECISION = 0.01, 0.03
@@ -142,7 +143,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     out = Console(width=None if sys.stdout.isatty() else 120)
     out.print(setup_line(report), highlight=False, markup=False, soft_wrap=True)
-    out.print(search_table(report))
+    print_table(out, search_table(report))
     return 0
 
 

@@ -9,6 +9,7 @@ from rich.console import Console
 from loadgen.commands.trial_arguments import add_run_arguments, read_run
 from loadgen.lab.figures import Figures, figures_of
 from loadgen.lab.figures_table import circumstances, figures_table, named
+from loadgen.tables import print_table
 from shared.perf.draft import DraftCost
 
 
@@ -35,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
     policy = named(figures.policy, figures.settings)
     title = f"{policy}: {circumstances(figures, figures.rate_rps)}"
     out.print(title, highlight=False, markup=False, soft_wrap=True)
-    out.print(figures_table(figures, plan.tiers))
+    print_table(out, figures_table(figures, plan.tiers))
     out.print(_summary(figures), highlight=False)
     return 0
 

@@ -5,7 +5,9 @@ import asyncio
 import contextlib
 import json
 import logging
+import os
 import signal
+import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +17,15 @@ import structlog
 
 from loadgen.access import DEFAULT_URL, noted
 from loadgen.commands.trial_arguments import add_draft_arguments, check_acceptance, parse_draft
-from loadgen.fleet.fleet import Fleet, FleetSpec, is_free, torch_replicas
+from loadgen.fleet.fleet import (
+    HOST,
+    METRICS_PORT,
+    Fleet,
+    FleetSpec,
+    is_free,
+    torch_replicas,
+)
+from loadgen.fleet.metrics_page import listen, metrics_page
 from shared.bus.users import Role, User
 from shared.errors import ConfigError
 from shared.models import shipped as models
@@ -124,6 +134,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="keep the data of NATS (requests, logs of acks) in DIR (default: a temporary folder)",
     )
+    parser.add_argument(
+        "--metrics-port",
+        type=int,
+        metavar="P",
+        help=f"port of the page with the metrics of all processes (default: {METRICS_PORT}, "
+        "else any free one)",
+    )
     parser.add_argument("--no-gateway", action="store_true", help="start no gateway: NATS only")
 
 
@@ -133,7 +150,16 @@ def run(args: argparse.Namespace) -> int:
         wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )
-    return asyncio.run(_up(make_spec(args)))
+    with listen(HOST, _metrics_port(args.metrics_port)) as listener:
+        return asyncio.run(_up(make_spec(args), listener))
+
+
+def _metrics_port(requested: int | None) -> int:
+    """0: any free port. Raises ConfigError for a port that is none."""
+    text = os.environ.get(METRICS_PORT, "0") if requested is None else str(requested)
+    if not text.isdecimal() or int(text) > 65535:
+        raise ConfigError(f"{text!r} is no port for the metrics")
+    return int(text)
 
 
 def make_spec(args: argparse.Namespace) -> FleetSpec:
@@ -173,6 +199,7 @@ def make_spec(args: argparse.Namespace) -> FleetSpec:
         planners=args.planners,
         admissions=args.admissions,
         gateway=not args.no_gateway,
+        metrics=True,
         port=_port(args.port, NATS_PORT),
         http_port=_port(args.http_port, HTTP_PORT),
         store=args.store,
@@ -207,7 +234,7 @@ def _port(requested: int | None, default: int) -> int:
     return requested
 
 
-async def _up(spec: FleetSpec) -> int:
+async def _up(spec: FleetSpec, listener: socket.socket) -> int:
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     fleet = Fleet(spec, _say)
     starting = asyncio.ensure_future(fleet.__aenter__())
@@ -223,7 +250,10 @@ async def _up(spec: FleetSpec) -> int:
             if ending is not None:
                 ending.cancel()
 
-    for number in (signal.SIGINT, signal.SIGTERM):
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
+        numbers.append(signal.SIGHUP)  # the terminal was closed
+    for number in numbers:
         loop.add_signal_handler(number, on_signal)
     engine = (
         "simulated, with the timing of a GPU and nonsense for answers"
@@ -241,10 +271,11 @@ async def _up(spec: FleetSpec) -> int:
         print("stopped before the fleet was ready", flush=True)
         return 0
     try:
-        with noted(fleet.access()):
-            print(_welcome(fleet), flush=True)
-            stopping = asyncio.ensure_future(stop.wait())
-            await asyncio.wait((stopping, fleet.failed), return_when=asyncio.FIRST_COMPLETED)
+        async with metrics_page(listener, fleet.metrics) as metrics:
+            with noted(fleet.access()):
+                print(_welcome(fleet, metrics), flush=True)
+                stopping = asyncio.ensure_future(stop.wait())
+                await asyncio.wait((stopping, fleet.failed), return_when=asyncio.FIRST_COMPLETED)
         if stop.is_set():
             _say(
                 "stopping: workers hand their requests back, then NATS stops "
@@ -270,13 +301,14 @@ def _say(line: str) -> None:
         print(line, flush=True)
 
 
-def _welcome(fleet: Fleet) -> str:
+def _welcome(fleet: Fleet, metrics: str) -> str:
     url = "" if fleet.url == DEFAULT_URL else f" --url {fleet.url}"
     tier = next(iter(load_tiers(fleet.spec.tiers or "default").tiers))
     lines = [f"ready   NATS  {fleet.url}"]
     if fleet.http_url:
         lines.append(f"        HTTP  {fleet.http_url}")
     lines.append(f"        logs  {fleet.folder / 'logs'}")
+    lines.append(f"        metrics {metrics}")
     if any(fleet.pools.values()):
         lines.append(
             "        pools "

@@ -57,6 +57,7 @@ PING_S = 1.0  # for one answer of the services API
 READY_S = 300.0  # two torch engines import and load on two cores in 15 s, if these are idle
 VLLM_READY_S = 1800.0  # loads weights, compiles, records CUDA graphs
 ENGINES = ("sim", "torch", "vllm")
+METRICS_PORT = "SLACKLINE_METRICS_PORT"
 KILL_AFTER_S = 3.0  # after a service's drain_s
 
 
@@ -82,6 +83,7 @@ class FleetSpec:
     planners: int = 1
     admissions: int = 1
     gateway: bool = True
+    metrics: bool = False  # each process serves its metrics, on a port of its own
     url: str = (
         ""  # of a NATS server that runs already, and asks for no key; empty: one of the fleet's own
     )
@@ -117,6 +119,7 @@ class Fleet:
         self.folder = Path()
         self.keys: Keys | None = None  # none at a server that runs already
         self.pools: dict[ReplicaId, str] = {}
+        self.metrics: dict[str, str] = {}  # the address of each process's own, by its name
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         # read the exception, even if no caller waits for it
         self.failed.add_done_callback(lambda failed: failed.cancelled() or failed.exception())
@@ -301,7 +304,8 @@ class Fleet:
         threads = {"OMP_NUM_THREADS": str(max(1, cores() // (2 * spec.replicas)))}
         return (
             threads
-            | dict(os.environ)
+            # a port that all processes would want
+            | {name: value for name, value in os.environ.items() if name != METRICS_PORT}
             | {name: value for name, value in given.items() if value}
             | fixed
             | dict(spec.environment)
@@ -326,6 +330,10 @@ class Fleet:
     def _spawn(
         self, name: str, command: list[str], environment: dict[str, str], suffix: str = "jsonl"
     ) -> None:
+        if self.spec.metrics and name not in ("nats-server", "gateway"):
+            port = free_port()
+            environment = environment | {METRICS_PORT: str(port)}
+            self.metrics[name] = f"http://{HOST}:{port}/metrics"
         child = Child(
             name, command, environment, self.folder / "logs" / f"{name}.{suffix}", self._say
         )
@@ -373,6 +381,8 @@ class Fleet:
         while (address := _address(gateway.output())) is None:
             await asyncio.sleep(POLL_S)
         self.http_url = address
+        if self.spec.metrics:
+            self.metrics["gateway"] = f"{address}/metrics"
         gateway.environment["SLACKLINE_GATEWAY_PORT"] = address.rpartition(":")[2]
         # our own child, whose certificate, if it has one, names another address
         async with httpx.AsyncClient(trust_env=False, verify=False) as http:

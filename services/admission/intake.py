@@ -121,8 +121,7 @@ def tokenise(request: GenerateRequest, tokenizer: Tokenizer, worker: Announce | 
     assert text is not None
     if worker is not None and (least := tokenizer.least_tokens(text)) >= worker.context_tokens:
         raise PeerError(
-            f"the prompt has at least {least} tokens;"
-            f" prompt and answer must fit {worker.context_tokens}",
+            does_not_fit(least, worker.context_tokens, at_least=True),
             code="context_length_exceeded",
             param=_given(request)[0],
         )

@@ -23,7 +23,7 @@ from services.gateway.envelope import Problem, Rejected
 from services.gateway.exchange import Exchanges
 from services.gateway.guard import read_tenant
 from services.gateway.model_list import Model, ModelList
-from services.gateway.translate import REQUEST_ID
+from services.gateway.translate import CORRELATION_ID
 from shared.client.client import Client, new_request_id
 from shared.client.ping import answers
 from shared.clock import Clock
@@ -167,7 +167,8 @@ class Gateway:
     async def _serve(self, read_body: ReadBody, scope: Scope, receive: Receive, send: Send) -> None:
         began_unix_s = self._clock.unix_s()
         headers = Headers(scope=scope)
-        request_id = new_request_id()  # until the client's own id has been checked
+        request_id = new_request_id()  # until the client's own key has been read
+        correlation_id = translate.read_correlation_id(headers)
         status = 0
         body = Arriving(receive)
 
@@ -177,7 +178,7 @@ class Gateway:
                 status = message["status"]
                 message["headers"] = [
                     *message["headers"],
-                    (REQUEST_ID.encode(), request_id.encode()),
+                    (CORRELATION_ID.encode(), (correlation_id or request_id).encode()),
                 ]
             await send(message)
 

@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from shared.bus.api import RefusedError
+from shared.core.record import OVER_CONTEXT
 from shared.errors import BusError, BusTimeout, NoResponders, PeerError
 from shared.schemas import Refused, Verdict
 from shared.vocabulary import FinishReason
@@ -20,7 +21,6 @@ STATUS_OF_CODE = {
     "model_not_found": 404,
     "not_found": 404,
     "conflict": 409,
-    "context_length_exceeded": 413,
     "request_too_large": 413,
     "slow_down": 429,
     "resource_unavailable": 429,
@@ -128,7 +128,7 @@ def of_refused(no: Refused) -> Problem:
         "token_ids": "prompt",
         "structured": "response_format",
         "adapter": "model",
-        "request_id": "x-request-id",
+        "request_id": "idempotency-key",
     }.get(no.param or "", no.param)
     return Problem(
         status=status,
@@ -158,7 +158,7 @@ def of_error(error: PeerError | BusError) -> Problem:
             return Problem(
                 status=503,
                 message="admission did not answer in time: the request is withdrawn, unless it is "
-                "for one choice and named its x-request-id, with which it may be sent again",
+                "for one choice and has an Idempotency-Key, with which it may be sent again",
                 code="server_is_overloaded",
                 dropped="rejected-no-endpoints",
             )
@@ -211,7 +211,11 @@ def of_verdict(verdict: Verdict, *, flex: bool) -> Problem | None:
             return Problem(
                 status=400,
                 message=message or "the engine cannot do what was asked for",
-                code="unsupported_parameter",
+                code=(
+                    "context_length_exceeded"
+                    if message.startswith(OVER_CONTEXT)
+                    else "unsupported_parameter"
+                ),
             )
         case FinishReason.FAILED:
             return Problem(status=500, message=message or "the request failed", code="server_error")

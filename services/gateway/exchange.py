@@ -2,7 +2,7 @@
 its client leaves before the end.
 
 The gateway is stateless: whatever happens here, the requests go on in the fleet, and the same
-x-request-id attaches to them again through any gateway. Only a client that hangs up (or reads
+Idempotency-Key attaches to them again through any gateway. Only a client that hangs up (or reads
 nothing for `stall_s`) ends its requests. A request that fails ends the others, since an answer
 without one of its choices is no answer.
 """
@@ -201,6 +201,7 @@ class Exchanges:
             "request.served",
             operation=ask.dialect.operation,
             request_id=ask.request_id,
+            correlation_id=ask.correlation_id or None,
             tenant=ask.tenant,
             tier=ask.tier,
             choices=len(ask.requests),

@@ -22,7 +22,9 @@ from shared.vocabulary import Slo
 
 REQUESTS_LIMIT = 64  # per HTTP request: prompts times choices
 TOP_K_LIMIT = 1_000_000  # more than any vocabulary has
-REQUEST_ID = "x-request-id"
+IDEMPOTENCY_KEY = "idempotency-key"  # names the request: sent again, it attaches to it
+CORRELATION_ID = "x-request-id"  # is the client's own; several requests may have the same
+CORRELATION_LIMIT = 256  # characters
 # the first header present counts
 TIER_HEADERS = ("x-slackline-tier", "x-llm-d-inference-objective")
 APPLICATION = "x-slackline-application"
@@ -44,7 +46,8 @@ class Ask(NamedTuple):
     """
 
     request_id: str  # of the whole answer; choice 0 has the same
-    named: bool  # the client gave the id, and may come back under it
+    correlation_id: str  # the client's own; empty: it gave none
+    named: bool  # the client named the request, and may come back for it
     requests: list[GenerateRequest]
     n: int
     tier: str
@@ -65,11 +68,25 @@ class Ask(NamedTuple):
 
 
 def read_request_id(headers: Mapping[str, str]) -> str:
-    """The client's own id, or a new one. Raises PeerError for an id that cannot be part of a
-    subject.
+    """The id that the client's key stands for, or a new one. A key that is no id (a dot, a space,
+    over 64 characters) stands for its digest. Raises PeerError for an empty key.
     """
-    given = headers.get(REQUEST_ID)
-    return new_request_id() if given is None else subjects.check_id(given, REQUEST_ID)
+    given = headers.get(IDEMPOTENCY_KEY)
+    if given is None:
+        return new_request_id()
+    if not given:
+        raise PeerError("Idempotency-Key is empty", code="invalid_id", param=IDEMPOTENCY_KEY)
+    try:
+        return subjects.check_id(given, IDEMPOTENCY_KEY)
+    except PeerError:
+        return f"key-{sha256(given.encode()).hexdigest()[:48]}"
+
+
+def read_correlation_id(headers: Mapping[str, str]) -> str:
+    """The client's correlation id; empty where it has none that can be sent back as it is."""
+    given = headers.get(CORRELATION_ID, "")
+    fit = len(given) <= CORRELATION_LIMIT and given.isascii() and given.isprintable()
+    return given if fit else ""
 
 
 def read_slo(headers: Mapping[str, str], tier: Tier) -> Slo | None:
@@ -177,7 +194,8 @@ def read_ask(
     ]
     return Ask(
         request_id=request_id,
-        named=REQUEST_ID in headers,
+        correlation_id=read_correlation_id(headers),
+        named=IDEMPOTENCY_KEY in headers,
         requests=requests,
         n=n,
         tier=tier,

@@ -19,6 +19,8 @@ from shared.vocabulary import FinishReason, RecordState, ReplicaId, ServiceClass
 # Reasons for an attempt's end that end the request; after any other it goes on elsewhere.
 FINAL = frozenset(reason.value for reason in FinishReason)
 
+OVER_CONTEXT = "This model's maximum context length is"
+
 
 class State(StrEnum):
     """The state of a request, derived from its record: what is stored, the place, the tombstone."""
@@ -312,9 +314,15 @@ def fitted(record: Record, context_tokens: int, now_unix_s: float) -> Record | N
     return replace(record, max_tokens=room)
 
 
-def does_not_fit(prompt_tokens: int, context_tokens: int) -> str:
-    """The words for a prompt that no replica can hold."""
-    return f"the prompt has {prompt_tokens} tokens; prompt and answer must fit {context_tokens}"
+def does_not_fit(prompt_tokens: int, context_tokens: int, *, at_least: bool = False) -> str:
+    """The words for a prompt that no replica can hold: OpenAI's, since clients know them and then
+    shorten the prompt. `at_least`: the tokens were not counted to the end.
+    """
+    tokens = f"at least {prompt_tokens}" if at_least else f"{prompt_tokens}"
+    return (
+        f"{OVER_CONTEXT} {context_tokens} tokens. However, your prompt has {tokens} tokens, and"
+        " an answer needs one more. Please reduce the length of the prompt."
+    )
 
 
 def as_logged(record: Record, attempt: int, replica: ReplicaId, incarnation: str) -> Record:

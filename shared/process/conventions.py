@@ -78,6 +78,7 @@ SLO_VIOLATIONS = "slackline_slo_violation_total"  # tier, type
 RELEGATIONS = "slackline_relegated_total"  # tier
 REFUSALS = "slackline_refused_total"  # code
 CLOCK_OFFSET = "slackline_clock_offset_seconds"
+BUILD_INFO = "slackline_build_info"
 FIT_ERROR = "slackline_profile_fit_error_ratio"  # regime
 RESIDUAL = "slackline_profile_residual_ratio"  # replica
 BIAS = "slackline_profile_bias_ratio"  # replica

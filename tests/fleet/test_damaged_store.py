@@ -49,7 +49,7 @@ async def test_an_answer_that_is_damaged_in_the_store_is_an_error(fleet: Fleet) 
         async def post() -> httpx.Response:
             asked = {"prompt": "hello", "max_tokens": 8}
             return await http.post(
-                "/v1/completions", json=asked, headers={"x-request-id": "answered"}
+                "/v1/completions", json=asked, headers={"idempotency-key": "answered"}
             )
 
         first = await post()

@@ -120,6 +120,15 @@ async def test_a_second_ctrl_c_waits_for_nobody() -> None:
     assert log_files(lines) == []
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="looks at processes in /proc")
+async def test_a_closed_terminal_stops_a_fleet_and_leaves_no_process_behind() -> None:
+    process, lines, pids = await started()
+    process.send_signal(signal.SIGHUP)
+    assert await process.wait() == 0
+    assert [pid for pid in pids if not gone(pid)] == []
+    assert log_files(lines) == []
+
+
 async def test_commands_of_the_same_user_need_no_key_while_it_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -253,7 +262,7 @@ async def test_another_request_under_a_used_id_is_a_conflict_over_nats_and_http_
     ):
 
         async def post(request_id: str, **changed: object) -> httpx.Response:
-            headers = {"x-request-id": request_id}
+            headers = {"idempotency-key": request_id}
             return await http.post("/v1/completions", json=first | changed, headers=headers)
 
         answer = (await post("used-1")).json()
@@ -285,7 +294,7 @@ async def test_another_request_under_a_used_id_is_a_conflict_over_nats_and_http_
 async def test_a_conflict_ends_nothing_of_the_request_that_has_the_id(fleet: Fleet) -> None:
     """Two prompts under an id of which only the second is the same as in the first request."""
     first = {"prompt": ["a", "b"], "max_tokens": 600, "ignore_eos": True}
-    headers = {"x-request-id": "used-3"}
+    headers = {"idempotency-key": "used-3"}
     async with httpx.AsyncClient(
         base_url=fleet.http_url, timeout=WAIT_S, trust_env=False, headers=headers
     ) as http:
@@ -390,7 +399,7 @@ async def test_a_request_over_http_is_answered_whole_and_streamed_with_the_text_
         httpx.AsyncClient(base_url=fleet.http_url, trust_env=False, timeout=WAIT_S) as http,
     ):
         body = {"prompt": "Why is the sky blue?", "max_tokens": 30, "ignore_eos": True}
-        whole = await http.post("/v1/completions", json=body, headers={"x-request-id": "http-1"})
+        whole = await http.post("/v1/completions", json=body, headers={"idempotency-key": "http-1"})
         assert whole.status_code == 200, whole.text
         replay = await replay_of(bus, GenerateRequest(request_id="http-1"))
         assert whole.json()["choices"][0]["text"] == replay.text
@@ -400,7 +409,7 @@ async def test_a_request_over_http_is_answered_whole_and_streamed_with_the_text_
             "POST",
             "/v1/completions",
             json=body | {"stream": True},
-            headers={"x-request-id": "http-2"},
+            headers={"idempotency-key": "http-2"},
         ) as stream:
             async for line in stream.aiter_lines():
                 if line.startswith("data: {"):
@@ -655,7 +664,7 @@ async def test_a_prompt_beyond_the_context_ends_as_invalid_also_when_no_worker_i
                 await asyncio.sleep(0.05)
             worker.send(signal.SIGSTOP)
             await wire.replaced.wait()
-        with pytest.raises(PeerError, match="20000 tokens; prompt and answer must fit"):
+        with pytest.raises(PeerError, match=r"maximum context length is .* your prompt has 20000"):
             await client.submit(GenerateRequest(request_id="c-1", prompt=too_long), "chat")
         fleet.process("admission").kill()
         handle = await client.submit(GenerateRequest(request_id="c-2", prompt=too_long), "chat")

@@ -49,7 +49,7 @@ async def test_a_full_bucket_refuses_at_once_and_what_was_accepted_ends(
         for number in range(5):
             began_s = time.monotonic()
             refused = await http.post(
-                "/v1/completions", json=ASKED, headers={"x-request-id": f"full-{number}"}
+                "/v1/completions", json=ASKED, headers={"idempotency-key": f"full-{number}"}
             )
             assert time.monotonic() - began_s < 1.0, "at once: a store that is silent takes 2 s"
             assert (refused.status_code, refused.json()["error"]["code"]) == (429, "slow_down")
@@ -60,7 +60,9 @@ async def test_a_full_bucket_refuses_at_once_and_what_was_accepted_ends(
         await check(bus, wire, [await running])
         assert await bus.bodies.scan("") == []
         await resize(bus._client, "KV_bodies", 1_000_000)
-        again = await http.post("/v1/completions", json=ASKED, headers={"x-request-id": "full-0"})
+        again = await http.post(
+            "/v1/completions", json=ASKED, headers={"idempotency-key": "full-0"}
+        )
         assert again.status_code == 200, "a refused id is free"
 
 
@@ -115,7 +117,7 @@ async def test_one_id_again_and_again_writes_one_body(
     fleet: Fleet, http: httpx.AsyncClient
 ) -> None:
     async def post() -> httpx.Response:
-        return await http.post("/v1/completions", json=ASKED, headers={"x-request-id": "again"})
+        return await http.post("/v1/completions", json=ASKED, headers={"idempotency-key": "again"})
 
     first = await post()
     async with fleet.connect("test") as bus:

@@ -149,7 +149,7 @@ async def test_a_client_of_a_killed_gateway_attaches_by_its_id_and_reads_the_who
         while True:
             text = ""
             try:
-                headers = {"x-request-id": name}
+                headers = {"idempotency-key": name}
                 async with http.stream(
                     "POST", "/v1/completions", json=bodies[name] | {"stream": True}, headers=headers
                 ) as stream:

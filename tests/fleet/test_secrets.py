@@ -75,7 +75,7 @@ async def speak(fleet: Fleet, key: str) -> None:
             {**auth, "x-llm-d-inference-fairness-id": MARKER},
             {**auth, "x-slo-ttft-ms": MARKER},
             {**auth, "x-slackline-tier": MARKER},
-            {**auth, "x-request-id": f"a {MARKER}"},
+            {**auth, "idempotency-key": f"a {MARKER}"},
             {**auth, "traceparent": MARKER},
         ):
             await http.post(

