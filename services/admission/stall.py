@@ -1,4 +1,4 @@
-"""Whether this process was paused, so that the requests which it receives now are old."""
+"""Pauses of this process. The requests that it receives right after one are old."""
 
 import asyncio
 

@@ -16,7 +16,13 @@ from hypothesis import given
 
 from services.gateway.chats import ChatBody
 from services.gateway.completions import CompletionBody
-from services.gateway.translate import APPLICATION, REQUEST_ID, SLO_HEADERS, TIER_HEADERS
+from services.gateway.translate import (
+    APPLICATION,
+    CORRELATION_ID,
+    IDEMPOTENCY_KEY,
+    SLO_HEADERS,
+    TIER_HEADERS,
+)
 from tests.generated import ODD, encoded, fuzzed, near, seeds, tampered, valid
 from tests.services.gateway.test_gateway import WITHIN_S, site, sse
 
@@ -25,7 +31,7 @@ BODIES: dict[str, Any] = {
     "/v1/chat/completions": ChatBody,
 }
 HEADERS = [
-    REQUEST_ID, APPLICATION, *TIER_HEADERS, *(h for names in SLO_HEADERS.values() for h in names),
+    IDEMPOTENCY_KEY, CORRELATION_ID, APPLICATION, *TIER_HEADERS, *(h for names in SLO_HEADERS.values() for h in names),
     "x-llm-d-inference-fairness-id", "x-slackline-allow-relegation", "authorization", "traceparent",
     "content-type", "accept",
 ]  # fmt: skip
