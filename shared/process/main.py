@@ -70,7 +70,7 @@ def run_until_stopped(section: str, main: Coroutine[Any, Any, None]) -> None:
 
 
 def build_info(section: str) -> Registry:
-    """What runs here, as a metric, so that a process that has nothing else to tell is seen."""
+    """The service and its version as a metric: a process that has no other to tell is seen."""
     made = Registry()
     text = "1; the version of Slackline and of Python, and the service."
     labels = ("service", "version", "python")
