@@ -183,6 +183,8 @@ class WorkerCore:
         held = self._holdings.of(hold.key)
         if held is not None and (held.record.attempt, held.slot) == (hold.attempt, hold.slot):
             return HoldAccepted()
+        if (hold.key, hold.attempt) in self._unsettled:
+            return HoldAccepted()  # it was taken in, and is over: this is a late copy
         if (hold.epoch, hold.sync) != (self._plans.epoch, self._plans.sync):
             # Another planner, or this one after a resync, may have asked for the same: only a
             # withdrawal brings certainty.

@@ -31,7 +31,8 @@ BODIES: dict[str, Any] = {
     "/v1/chat/completions": ChatBody,
 }
 HEADERS = [
-    IDEMPOTENCY_KEY, CORRELATION_ID, APPLICATION, *TIER_HEADERS, *(h for names in SLO_HEADERS.values() for h in names),
+    IDEMPOTENCY_KEY, CORRELATION_ID, APPLICATION, *TIER_HEADERS,
+    *(h for names in SLO_HEADERS.values() for h in names),
     "x-llm-d-inference-fairness-id", "x-slackline-allow-relegation", "authorization", "traceparent",
     "content-type", "accept",
 ]  # fmt: skip
