@@ -457,6 +457,8 @@ class Announce(Struct, frozen=True, kw_only=True):
     # the profile itself where it is not a shipped one: measured by the worker on its engine, or the
     # operator's own; shared/core/announced.py checks it
     fitted: ProfileFile | None = None
+    # sim: wall-clock seconds per second of the profile
+    pace: Annotated[float, Meta(gt=0)] = 1.0
     # of its draft model, in fractions of the profile; 0: it has none
     draft: DraftCost = 0.0
     features: list[str] = []  # what not every engine can do (shared/features.py)

@@ -18,7 +18,7 @@ from shared.columns import pack
 from shared.core.announced import profile_of
 from shared.core.record import does_not_fit
 from shared.errors import ConfigError, PeerError
-from shared.perf.zero_load import in_seconds
+from shared.perf.zero_load import CHUNK_TOKENS, in_seconds, tbt_s, ttft_s
 from shared.schemas import Announce, Body, GenerateRequest, Record, Sampling
 from shared.structured import JsonSchema
 from shared.tenants import Tenants
@@ -34,6 +34,7 @@ LONG_PROMPT_CHARACTERS = 4096  # beyond, tokenising (1 us a character) would hol
 # the tokenizer takes some 200 times the size of a text, and the allocator would keep most of it
 GIVE_BACK_CHARACTERS = 256 * 1024
 LONG_PROMPTS = 2  # tokenised at once: each takes a core, and some 200 times its size of memory
+CACHING = frozenset({"vllm"})  # engines that may have a prefix of the prompt
 # between two checks for a worker that meets a request's needs, while a living one may not have been
 # heard of
 LISTEN_S = 0.05
@@ -169,6 +170,40 @@ def resolve(slo: Slo, prompt_tokens: int, max_tokens: int, worker: Announce | No
     return in_seconds(slo, profile, prompt_tokens, max_tokens)
 
 
+def check_attainable(slo: Slo, prompt_tokens: int, worker: Announce | None) -> None:
+    """Raises PeerError for an SLO that no replica can hold even when it is idle: for a request that
+    may not be served late, waiting would not help. Drafts may keep a pace that iterations cannot,
+    and a prefix cache may have most of a prompt.
+    """
+    if worker is None:
+        return
+    try:
+        profile = profile_of(worker)
+    except ConfigError:
+        return
+    iteration_s = first_s = worker.pace * tbt_s(profile, 1, 1)
+    if worker.engine not in CACHING:
+        first_s = max(first_s, worker.pace * ttft_s(profile, prompt_tokens, CHUNK_TOKENS))
+    if slo.ttft_s is not None and slo.ttft_s < first_s:
+        raise PeerError(
+            f"earliest first token in {_in_words(first_s)}; you asked for {_in_words(slo.ttft_s)}",
+            code="unattainable_slo",
+            param="slo.ttft_s",
+        )
+    pace_s = slo.tightest_pace_s(slo.thinks)
+    if not worker.draft and pace_s < iteration_s:
+        raise PeerError(
+            f"a token takes {_in_words(iteration_s)} at the least; you asked for one each "
+            f"{_in_words(pace_s)}",
+            code="unattainable_slo",
+            param="slo.tbt_s",
+        )
+
+
+def _in_words(seconds: float) -> str:
+    return f"{seconds:.2g} s" if seconds >= 1.0 else f"{1e3 * seconds:.3g} ms"
+
+
 class Intake:
     """Reads requests: everything between what a client sent and a record that can be stored."""
 
@@ -220,6 +255,8 @@ class Intake:
         slo = resolve(request.slo or named.slo, len(prompt), max_tokens, worker)
         if slo.bounds_nothing:
             raise PeerError("an SLO must bound something: ttft_s, tbt_s or ttlt_s", param="slo")
+        if not request.allow_relegation:
+            check_attainable(slo, len(prompt), worker)
         tenant = self._tenants.named(request.tenant)
         tenant.check_slo(slo)
         record = Record(

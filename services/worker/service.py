@@ -429,6 +429,7 @@ class WorkerService:
             ack_seq=self._published_ack_seq,
             draining=self._draining.is_set() or self._writer.waits,
             fitted=self._fitted,
+            pace=self._cfg.pace if facts.engine == "sim" else 1.0,
             draft=facts.draft,
             features=sorted(facts.features),
             adapters=list(facts.adapters),

@@ -244,7 +244,7 @@ class World:
         try:
             handle = await client.submit(request, "chat")
         except RefusedError as error:
-            if error.refused.code != "slow_down":
+            if error.refused.code not in ("slow_down", "unattainable_slo"):
                 raise
             seen.refused = True
             return

@@ -21,6 +21,8 @@ from shared.clock import Clock
 from shared.core.snapshot_pages import pages
 from shared.errors import PeerError
 from shared.measure import Measure
+from shared.perf import profile_file as profiles
+from shared.perf.zero_load import CHUNK_TOKENS, tbt_s, ttft_s
 from shared.process.instruments import Registry
 from shared.schemas import (
     Announce,
@@ -34,7 +36,7 @@ from shared.schemas import (
 from shared.tenants import Tenants
 from shared.text.tokenizer import Tokenizer
 from shared.tiers import DEFAULT
-from shared.vocabulary import FinishReason, ReplicaId, RequestKey, ServiceClass
+from shared.vocabulary import FinishReason, ReplicaId, RequestKey, ServiceClass, Slo
 
 
 def worker(engine: str) -> Announce:
@@ -186,3 +188,23 @@ def test_the_memory_that_a_long_prompt_took_is_given_back() -> None:
         [sys.executable, "-c", LONG_TEXTS], capture_output=True, text=True, check=True
     )
     assert int(done.stdout) < 180
+
+
+def test_an_slo_that_no_idle_replica_can_hold_is_refused_with_the_earliest_time_that_can_be_had() -> (
+    None
+):
+    on = replace(worker("sim"), profile="a100-llama3-8b")
+    one = tbt_s(profiles.load(on.profile), 1, 1)
+    whole = ttft_s(profiles.load(on.profile), 8000, CHUNK_TOKENS)
+    intake.check_attainable(Slo(ttft_s=2 * whole, tbt_s=2 * one), 8000, on)
+    intake.check_attainable(Slo(ttlt_s=0.001), 8000, on)
+    with pytest.raises(PeerError, match=r"earliest first token in .*; you asked for") as refused:
+        intake.check_attainable(Slo(ttft_s=whole / 2, tbt_s=1.0), 8000, on)
+    assert (refused.value.code, refused.value.param) == ("unattainable_slo", "slo.ttft_s")
+    intake.check_attainable(Slo(ttft_s=whole / 2), 8000, replace(on, engine="vllm"))
+    intake.check_attainable(Slo(ttft_s=whole / 2), 8000, replace(on, pace=0.1))
+    for tight in (Slo(ttft_s=one / 2), Slo(tbt_s=one / 2)):
+        with pytest.raises(PeerError):
+            intake.check_attainable(tight, 1, on)
+    intake.check_attainable(Slo(tbt_s=one / 2), 1, replace(on, draft=0.05))
+    intake.check_attainable(Slo(ttft_s=1e-6), 8000, None)
