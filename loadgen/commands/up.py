@@ -33,6 +33,7 @@ from shared.perf import profile_file as profiles
 from shared.policy import registry
 from shared.tiers import load_tiers
 
+AWAITED_S = 2.0  # between two lines about what a start waits for
 # the ports that clients use by default
 NATS_PORT, HTTP_PORT = int(DEFAULT_URL.rpartition(":")[2]), 8080
 
@@ -265,6 +266,8 @@ async def _up(spec: FleetSpec, listener: socket.socket) -> int:
     print(
         f"starting {spec.replicas} replica{'s' if spec.replicas > 1 else ''}: {engine}", flush=True
     )
+    telling = asyncio.ensure_future(_tell_awaited(fleet))
+    starting.add_done_callback(lambda _: telling.cancel())
     try:
         await starting
     except asyncio.CancelledError:
@@ -293,6 +296,16 @@ async def _up(spec: FleetSpec, listener: socket.socket) -> int:
     ending.result()
     _say("stopped")
     return 0
+
+
+async def _tell_awaited(fleet: Fleet) -> None:
+    """Say what a start waits for, whenever that has changed and takes a while."""
+    told: list[str] = []
+    while True:
+        await asyncio.sleep(AWAITED_S)
+        if fleet.awaited != told:
+            told = fleet.awaited
+            _say(f"waiting for {', '.join(told)}")
 
 
 def _say(line: str) -> None:

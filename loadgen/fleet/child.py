@@ -1,6 +1,7 @@
 """One process of a fleet: started again when it dies, stopped by a signal, its output in a file."""
 
 import asyncio
+import json
 import signal
 from asyncio.subprocess import Process
 from collections.abc import Callable, Mapping, Sequence
@@ -68,7 +69,8 @@ class Child:
             short_lives = short_lives + 1 if short else 0
             if not self.patient:
                 raise ChildError(
-                    f"{self.name} {_ending(code)} at its start; {self.log} says:\n{self.tail()}"
+                    f"{self.name} {_ending(code)} at its start: {self.reason()}\n"
+                    f"  (its log: {self.log})"
                 )
             backoff_s = min(FIRST_BACKOFF_S * 2**short_lives, LONGEST_BACKOFF_S)
             self._say(f"{self.name} {_ending(code)}; it is started again in {backoff_s:g} s")
@@ -118,6 +120,22 @@ class Child:
         with self.log.open("rb") as log:
             log.seek(self._log_from)
             return log.read().decode(errors="replace")
+
+    def reason(self) -> str:
+        """The line of its log that says why it ended: the last that is no line of ours, such as a
+        traceback's last or the words of an exit; else the last error; else the last lines.
+        """
+        errors = list[str]()
+        for line in reversed(self.output().splitlines()):
+            try:
+                told = json.loads(line)
+            except ValueError:
+                if line.strip():
+                    return line.strip()[:400]
+            else:
+                if isinstance(told, dict) and told.get("level") in ("error", "critical"):
+                    errors.append(line[:400])
+        return errors[0] if errors else f"\n{self.tail()}"
 
     def tail(self) -> str:
         """The last lines of its log."""

@@ -157,6 +157,11 @@ class Fleet:
     def replicas(self) -> list[ReplicaId]:
         return [ReplicaId(f"r{n}") for n in range(1, self.spec.replicas + 1)]
 
+    @property
+    def awaited(self) -> list[str]:
+        """While it starts: the processes that are not ready yet."""
+        return list(self._awaited)
+
     async def __aenter__(self) -> Self:
         ready_s = VLLM_READY_S if self.spec.engine == "vllm" else READY_S
         try:

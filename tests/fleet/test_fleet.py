@@ -159,7 +159,7 @@ async def test_a_fleet_that_cannot_start_says_why_and_leaves_no_process_behind(
     tmp_path: Path,
 ) -> None:
     fleet = Fleet(FleetSpec(profile="no-such-profile", store=tmp_path))
-    with pytest.raises(ChildError, match="no-such-profile"):
+    with pytest.raises(ChildError, match=r"at its start: worker: .*no-such-profile"):
         await fleet.__aenter__()
     assert [c.name for c in fleet.processes if c.pid is not None] == []
 

@@ -190,9 +190,7 @@ def test_the_memory_that_a_long_prompt_took_is_given_back() -> None:
     assert int(done.stdout) < 180
 
 
-def test_an_slo_that_no_idle_replica_can_hold_is_refused_with_the_earliest_time_that_can_be_had() -> (
-    None
-):
+def test_an_slo_that_no_idle_replica_can_hold_is_refused_with_the_earliest_time() -> None:
     on = replace(worker("sim"), profile="a100-llama3-8b")
     one = tbt_s(profiles.load(on.profile), 1, 1)
     whole = ttft_s(profiles.load(on.profile), 8000, CHUNK_TOKENS)
