@@ -27,9 +27,12 @@ from shared.bus.users import OPERATOR
 from shared.clock import Clock
 from shared.errors import ConfigError
 
+HTTP_CONTEXT = 8192  # tokens, where it is not given: a gateway does not tell
+GONE_S = 15.0
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_plan_arguments(parser, duration_s=60.0)
+    add_plan_arguments(parser, duration_s=60.0, of_fleet=True)
     parser.add_argument(
         "--wait",
         type=float,
@@ -60,8 +63,10 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("--wait must be 0 or more")
     if args.out is not None and not args.out.parent.is_dir():
         raise ConfigError(f"--out: there is no folder {args.out.parent}")
-    plan = make_plan(args)
     console = Console(stderr=True)
+    if args.context is None:
+        args.context = HTTP_CONTEXT if args.http else uvloop.run(_context_of_fleet(args))
+    plan = make_plan(args)
     for note in plan.notes:
         console.print(note, highlight=False)
     return uvloop.run(_run(args, plan, console))
@@ -74,7 +79,12 @@ async def _run(args: argparse.Namespace, plan: Plan, console: Console) -> int:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, stop.set)
         async with progress(tally, len(plan.requests), plan.duration_s, args.label, console):
+            watch = asyncio.ensure_future(_until_gone(heartbeats, stop))
             stopped_s = await run_load(plan.requests, sender, tally, clock, stop, args.wait)
+            gone = watch.done()
+            watch.cancel()
+        if gone:
+            console.print(f"stopped: no worker was heard for {GONE_S:g} s", highlight=False)
         engines = None if heartbeats is None else await heartbeats.spent()
     report = make_report(
         tally,
@@ -104,9 +114,27 @@ async def _run(args: argparse.Namespace, plan: Plan, console: Console) -> int:
         if report.engines is not None:
             out.print(engine_time(report.engines), highlight=False)
     if report.interrupted:
-        return INTERRUPTED
+        return 1 if gone else INTERRUPTED
     # a run without a single answer has failed
     return 1 if report.total.errors == report.total.offered else 0
+
+
+async def _context_of_fleet(args: argparse.Namespace) -> int:
+    from loadgen.load.connection import LOAD_PATIENCE, connected
+
+    async with connected(
+        access_of(args), "slackline-load", OPERATOR, Clock(), LOAD_PATIENCE
+    ) as client:
+        heartbeats = Heartbeats()
+        await heartbeats.listen(client.bus)
+        return await heartbeats.context_tokens()
+
+
+async def _until_gone(heartbeats: Heartbeats | None, stop: asyncio.Event) -> None:
+    """Stop the load once no worker was heard for GONE_S. Over HTTP none ever is."""
+    while heartbeats is None or heartbeats.silent_s < GONE_S:
+        await asyncio.sleep(1.0)
+    stop.set()
 
 
 @asynccontextmanager

@@ -98,6 +98,7 @@ def add_plan_arguments(
     *,
     needed: bool = True,
     rate_help: str = RATE_HELP,
+    of_fleet: bool = False,
 ) -> None:
     """Adds the arguments of a plan. With `needed`, --trace or --workload must be given."""
     source = parser.add_mutually_exclusive_group(required=needed)
@@ -160,7 +161,7 @@ def add_plan_arguments(
         metavar="K",
         help="random seed; the same seed gives the same requests (default: 0)",
     )
-    add_context_argument(parser)
+    add_context_argument(parser, of_fleet=of_fleet)
 
 
 def add_tiers_argument(parser: argparse.ArgumentParser) -> None:
@@ -173,13 +174,15 @@ def add_tiers_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_context_argument(parser: argparse.ArgumentParser) -> None:
+def add_context_argument(parser: argparse.ArgumentParser, *, of_fleet: bool = False) -> None:
+    """`of_fleet`: without a number it is what the fleet has, and None here."""
     parser.add_argument(
         "--context",
         type=int,
-        default=8192,
+        default=None if of_fleet else 8192,
         metavar="N",
-        help="leave out requests with more than N tokens of prompt and output (default: 8192)",
+        help="leave out requests with more than N tokens of prompt and output "
+        f"(default: {'what the fleet has' if of_fleet else 8192})",
     )
 
 

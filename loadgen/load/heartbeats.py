@@ -1,6 +1,7 @@
 """The engines of a running fleet, as the heartbeats of their workers tell of them."""
 
 import asyncio
+import math
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -16,6 +17,7 @@ from shared.schemas import Announce, EngineTime
 from shared.vocabulary import ReplicaId
 
 HEARTBEAT_S = 3.0  # a living worker is heard within it
+EACH_S = 0.6  # by then each living worker has been heard, once one was
 
 
 class Heartbeats:
@@ -28,17 +30,38 @@ class Heartbeats:
         self._last: dict[str, EngineTime] = {}
         self._heard = asyncio.Event()
         self._awaited: set[ReplicaId] = set()
+        self._heard_at_s = math.inf
 
     async def listen(self, bus: Bus) -> None:
+        self._heard_at_s = asyncio.get_running_loop().time()
         await bus.subscribe(subjects.ANNOUNCEMENTS, Announce, self._on_announce)
 
     def _on_announce(self, announce: Announce, _: Call) -> None:
         self._newest[announce.replica] = announce
+        self._heard_at_s = asyncio.get_running_loop().time()
         self._first.setdefault(announce.incarnation, announce.time)
         self._last[announce.incarnation] = announce.time
         self._awaited.discard(announce.replica)
         if not self._awaited:
             self._heard.set()
+
+    @property
+    def silent_s(self) -> float:
+        """How long no worker was heard."""
+        return asyncio.get_running_loop().time() - self._heard_at_s
+
+    async def context_tokens(self) -> int:
+        """The context that every worker has. Raises ConfigError if no worker is heard."""
+        try:
+            async with asyncio.timeout(HEARTBEAT_S):
+                await self._heard.wait()
+                await asyncio.sleep(EACH_S)
+        except TimeoutError as error:
+            raise ConfigError(
+                "no worker is heard, so the fleet's context is not known: is it up? "
+                "--context N says what requests may have"
+            ) from error
+        return min(worker.context_tokens for worker in self._newest.values())
 
     async def spent(self) -> EngineTime:
         """The time of all engines together, up to one more heartbeat of each."""

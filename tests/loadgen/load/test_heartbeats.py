@@ -136,3 +136,19 @@ def test_a_report_says_how_the_engines_spent_the_time_in_which_they_held_work() 
     assert "waited 15.0 % for plans and were late for 5.0 %" in words
     assert words.endswith("0.850 times what was planned")
     assert engine_time(EngineTime()) == "engines computed nothing, or do not tell"
+
+
+def test_the_context_of_a_load_is_what_every_worker_has_and_silence_is_seen() -> None:
+    async def body(heartbeats: Heartbeats, fleet: Bus) -> None:
+        with pytest.raises(ConfigError, match="--context"):
+            await heartbeats.context_tokens()
+        for worker in (heartbeat("r1", 4096), heartbeat("r2", 8192)):
+            await fleet.publish(subjects.announce(worker.replica), worker)
+        assert await heartbeats.context_tokens() == 4096
+        await asyncio.sleep(20.0)
+        assert heartbeats.silent_s > 19.0
+        await fleet.publish(subjects.announce(ReplicaId("r1")), heartbeat("r1", 4096))
+        await asyncio.sleep(0.1)
+        assert heartbeats.silent_s < 1.0
+
+    heard(body)
