@@ -395,6 +395,7 @@ class Digest(Struct, frozen=True, kw_only=True):
     # predicted seconds that one token of a prefill takes beside the present decodes
     token_s: Annotated[float, Meta(ge=1e-9, le=1e6)] = 1e-4
     accepting: bool = True
+    context_tokens: Count = 0  # of prompt and answer; 0: not told
     features: list[str] = []  # those of its engine (shared/features.py)
     adapters: list[str] = []
 

@@ -42,6 +42,12 @@ class Fleet:
         found = {name: digest.model for digest in self._fresh() for name in digest.adapters}
         return {name: (found[name], self._first_heard_unix_s[name]) for name in sorted(found)}
 
+    def context_tokens(self, model: str) -> int:
+        """The longest context of a live replica of this model; 0 where none is told."""
+        return max(
+            (digest.context_tokens for digest in self._fresh() if digest.model == model), default=0
+        )
+
     def knows(self, name: str) -> bool:
         """Tells whether a live replica has a model or an adapter of this name."""
         return any(name in (digest.model, *digest.adapters) for digest in self._fresh())

@@ -2,9 +2,11 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
+from importlib.metadata import version
 from typing import cast
 
 import msgspec
+from msgspec import UNSET, UnsetType
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
@@ -90,6 +92,7 @@ class Gateway:
                 Route("/v1/completions", _Asgi(self.completions), methods=["POST"]),
                 Route("/v1/models", self.models, methods=["GET"]),
                 Route("/v1/models/{model:path}", self.model, methods=["GET"]),
+                Route("/version", self.version, methods=["GET"]),
                 Route("/health", self.health, methods=["GET"]),
                 Route("/ready", self.ready, methods=["GET"]),
                 Route("/metrics", self.metrics, methods=["GET"]),
@@ -143,15 +146,22 @@ class Gateway:
         return _response(problem)
 
     def _models(self) -> list[Model]:
+        def context(model: str) -> int | UnsetType:
+            return self._fleet.context_tokens(model) or UNSET
+
         models = [
-            Model(id=name, created=int(first_unix_s))
+            Model(id=name, created=int(first_unix_s), max_model_len=context(name))
             for name, first_unix_s in self._fleet.models().items()
         ]
         adapters = self._fleet.adapters().items()
         return models + [
-            Model(id=name, created=int(first_unix_s), parent=parent)
+            Model(id=name, created=int(first_unix_s), parent=parent, max_model_len=context(parent))
             for name, (parent, first_unix_s) in adapters
         ]
+
+    async def version(self, _: Request) -> Response:
+        body = msgspec.json.encode({"version": version("slackline")})
+        return Response(body, media_type="application/json")
 
     async def metrics(self, _: Request) -> Response:
         return Response(self._registry.render_prometheus(), media_type="text/plain; version=0.0.4")

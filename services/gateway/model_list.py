@@ -8,6 +8,8 @@ class Model(Struct, frozen=True, kw_only=True):
     created: int  # unix seconds
     object: str = "model"
     owned_by: str = "slackline"
+    # tokens of prompt and answer that a replica of it has, as vLLM tells them
+    max_model_len: int | UnsetType = UNSET
     parent: str | UnsetType = UNSET  # the model that a LoRA adapter adapts
 
 

@@ -55,6 +55,7 @@ def digest_of(
         free_slots=0,
         surplus=False,
         accepting=not facts.draining,
+        context_tokens=facts.context_tokens,
         features=facts.features,
         adapters=facts.adapters,
     )

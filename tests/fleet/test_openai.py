@@ -6,10 +6,12 @@ import asyncio
 import contextlib
 import math
 from collections.abc import AsyncIterator, Callable
+from importlib.metadata import version
 from random import Random
 from typing import Any, TypeVar
 from uuid import uuid4
 
+import httpx
 import openai
 import pytest
 import pytest_asyncio
@@ -300,6 +302,18 @@ async def test_the_answer_says_which_tier_was_used_and_flex_if_it_was_relegated(
             **asked, extra_headers=hopeless | {"x-slackline-allow-relegation": "false"}, n=2
         )
     assert refused.value.code == "unattainable_slo"
+
+
+async def test_a_model_tells_its_context_and_the_fleet_its_version(
+    client: openai.AsyncOpenAI,
+) -> None:
+    listed = await client.models.list()
+    (model,) = listed.data
+    assert model.model_extra == {"max_model_len": 8192}
+    root = str(client.base_url).removesuffix("/").removesuffix("/v1")
+    async with httpx.AsyncClient(trust_env=False) as http:
+        told = await http.get(f"{root}/version")
+    assert told.json() == {"version": version("slackline")}
 
 
 async def test_a_request_id_is_returned_and_attaches_to_every_choice(
