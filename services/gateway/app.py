@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Mapping
 from importlib.metadata import version
-from typing import cast
+from typing import NamedTuple, cast
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.gateway import chats, completions, envelope, translate
 from services.gateway.alive import Fleet
+from services.gateway.asking import AskBody, without_unknown
 from services.gateway.body import Arriving, Bodies
 from services.gateway.chats import ChatBody
 from services.gateway.completions import CompletionBody
@@ -36,7 +37,17 @@ from shared.process.instruments import Registry
 from shared.tiers import TierSet
 
 READY_S = 1.0  # for the answer of an admission; it takes 1 ms
-ReadBody = Callable[[bytes], CompletionBody | ChatBody]
+IGNORED_LIMIT = 512  # characters of names that are told
+
+
+class Api(NamedTuple):
+    """One of OpenAI's two: the kind of its bodies, and how they are read."""
+
+    kind: type[AskBody]
+    read: Callable[[bytes], CompletionBody | ChatBody]
+
+
+CHAT, COMPLETIONS = Api(ChatBody, chats.read_body), Api(CompletionBody, completions.read_body)
 
 
 class Gateway:
@@ -168,19 +179,20 @@ class Gateway:
 
     async def chat(self, scope: Scope, receive: Receive, send: Send) -> None:
         """POST /v1/chat/completions."""
-        await self._serve(chats.read_body, scope, receive, send)
+        await self._serve(CHAT, scope, receive, send)
 
     async def completions(self, scope: Scope, receive: Receive, send: Send) -> None:
         """POST /v1/completions."""
-        await self._serve(completions.read_body, scope, receive, send)
+        await self._serve(COMPLETIONS, scope, receive, send)
 
-    async def _serve(self, read_body: ReadBody, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _serve(self, api: Api, scope: Scope, receive: Receive, send: Send) -> None:
         began_unix_s = self._clock.unix_s()
         headers = Headers(scope=scope)
         request_id = new_request_id()  # until the client's own key has been read
         correlation_id = translate.read_correlation_id(headers)
         status = 0
         body = Arriving(receive)
+        ignored = ""
 
         async def send_with_id(message: Message) -> None:
             nonlocal status
@@ -189,6 +201,7 @@ class Gateway:
                 message["headers"] = [
                     *message["headers"],
                     (CORRELATION_ID.encode(), (correlation_id or request_id).encode()),
+                    *([(translate.IGNORED.encode(), ignored.encode())] if ignored else []),
                 ]
             await send(message)
 
@@ -201,7 +214,10 @@ class Gateway:
             tenant = read_tenant(headers, self._keys)
             request_id = translate.read_request_id(headers)
             raw = await self._bodies.read(headers, body)
-            ask = translate.read_ask(headers, read_body(raw), request_id, tenant, self._tiers)
+            if translate.read_flag(headers, translate.LENIENT, False):
+                raw, names = without_unknown(raw, api.kind)
+                ignored = ", ".join(ascii(name)[1:-1] for name in names)[:IGNORED_LIMIT].strip()
+            ask = translate.read_ask(headers, api.read(raw), request_id, tenant, self._tiers)
             held += self._take(len(ask.requests) - 1)
             if self._open > self._cfg.requests_limit:
                 raise Rejected(envelope.SATURATED)

@@ -105,6 +105,23 @@ FIELD_IN_ERROR = re.compile(r"\$\.([a-z_]+)|field `([^`]+)`")
 Body = TypeVar("Body", bound=AskBody)
 
 
+def without_unknown(raw: bytes, kind: type[AskBody]) -> tuple[bytes, list[str]]:
+    """The body without the fields that this API does not have, and their names. A body that is no
+    object comes back as it is.
+    """
+    try:
+        body = msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return raw, []
+    if not isinstance(body, dict):
+        return raw, []
+    known = {field.encode_name for field in msgspec.structs.fields(kind)}
+    ignored = [name for name in body if name not in known]
+    for name in ignored:
+        del body[name]
+    return (msgspec.json.encode(body), ignored) if ignored else (raw, [])
+
+
 def read(
     decoder: msgspec.json.Decoder[Body], raw: bytes, neutral: Mapping[str, tuple[Any, ...]]
 ) -> Body:

@@ -29,6 +29,8 @@ CORRELATION_LIMIT = 256  # characters
 TIER_HEADERS = ("x-slackline-tier", "x-llm-d-inference-objective")
 APPLICATION = "x-slackline-application"
 ALLOW_RELEGATION = "x-slackline-allow-relegation"
+LENIENT = "x-slackline-lenient"  # unknown fields of the body are ignored
+IGNORED = "x-slackline-ignored"  # in the answer: their names
 # SLO bound -> headers that give it in milliseconds; the first one present counts.
 SLO_HEADERS = {
     "ttft_s": ("x-llm-d-slo-ttft-ms", "x-slo-ttft-ms"),

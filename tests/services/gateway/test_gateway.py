@@ -387,6 +387,25 @@ async def test_a_key_names_a_request_and_a_correlation_id_only_comes_back(nats_u
             assert odd.headers["x-request-id"] in odd.json()["id"], "its own id instead"
 
 
+async def test_a_lenient_request_has_its_unknown_fields_ignored_and_named(nats_url: str) -> None:
+    async with site(nats_url) as at, at.http() as http:
+        body = {"prompt": "hi", "max_tokens": 1, "temprature": 1, "x\r\ny": {"deep": [1]}}
+        strict = await http.post("/v1/completions", json=body)
+        assert strict.status_code == 400
+        lenient = {"x-slackline-lenient": "true"}
+        answer = await http.post("/v1/completions", json=body, headers=lenient)
+        assert answer.status_code == 200
+        assert answer.headers["x-slackline-ignored"] == "temprature, x\\r\\ny"
+        for content, status in ((b"[1]", 400), (b"{", 400), (b'{"prompt": "hi"}', 200)):
+            other = await http.post("/v1/completions", content=content, headers=lenient)
+            assert other.status_code == status
+            assert "x-slackline-ignored" not in other.headers
+        many = {"prompt": "hi"} | {f"field{n}": n for n in range(5000)}
+        answer = await http.post("/v1/completions", json=many, headers=lenient)
+        assert answer.status_code == 200
+        assert 500 < len(answer.headers["x-slackline-ignored"]) <= 512
+
+
 async def test_malformed_requests_are_answered_400_with_the_field_and_go_no_further(
     nats_url: str,
 ) -> None:
