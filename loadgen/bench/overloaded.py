@@ -117,9 +117,8 @@ class Flood:
             one.end = type(error).__name__
 
 
-async def measure(quick: bool, seed: int, say: Say) -> list[Figure]:
-    """The figures of ten minutes (`quick`: ten seconds) of overload."""
-    seconds = 10.0 if quick else 600.0
+async def measure(seconds: float, seed: int, say: Say) -> list[Figure]:
+    """The figures of so many seconds of overload."""
     say("starting a fleet of two simulated engines")
     async with (
         Fleet(FleetSpec(profile=PROFILE, drain_s=1.0), say) as fleet,

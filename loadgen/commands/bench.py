@@ -45,9 +45,12 @@ class Effort(msgspec.Struct, frozen=True, kw_only=True):
     requests: int = 200  # through an idle fleet
     settle_s: float = 4.0  # of load before the measurement
     loaded_s: float = 30.0  # of load that is measured
+    overload_s: float = 600.0
 
 
-QUICK = Effort(repeats=200, steps=100, simulated=200, requests=8, settle_s=1.0, loaded_s=2.0)
+QUICK = Effort(
+    repeats=200, steps=100, simulated=200, requests=8, settle_s=1.0, loaded_s=2.0, overload_s=10.0
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -97,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
         _say("one planner, admission and gateway, then two of each")
         figures += uvloop.run(scale_of_services.measure(args.quick, args.seed, _say))
     if "overload" in parts:
-        figures += uvloop.run(overloaded.measure(args.quick, args.seed, _say))
+        figures += uvloop.run(overloaded.measure(effort.overload_s, args.seed, _say))
     report = BenchReport(
         command=shlex.join(["slackline", *sys.argv[1:]]),
         seed=args.seed,

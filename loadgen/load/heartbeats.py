@@ -47,7 +47,7 @@ class Heartbeats:
 
     @property
     def silent_s(self) -> float:
-        """How long no worker was heard."""
+        """Seconds since a worker was heard."""
         return asyncio.get_running_loop().time() - self._heard_at_s
 
     async def context_tokens(self) -> int:

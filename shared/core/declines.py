@@ -9,7 +9,7 @@ from shared.core.pool import Lane, lane_of
 from shared.schemas import Record
 from shared.vocabulary import Slo
 
-TRY_S = 0.25  # between two tries while all are declined
+TRY_S = 0.5  # between two tries while all are declined
 FORGET_S = 2.0  # after the last decline
 KINDS_LIMIT = 1024
 
@@ -28,8 +28,9 @@ class _Declined:
 
 
 class Declines:
-    """Each kind of request has a window, as TCP has: a decline closes it for TRY_S; each request
-    that is held opens it for two more.
+    """Each kind of request has a window: a decline closes it for TRY_S; each request that is held
+    opens it for one more. So few of those that are refused were offered, and the others hear it at
+    once. Where there is room again, each TRY_S adds one that goes on.
     """
 
     def __init__(self) -> None:
@@ -59,7 +60,7 @@ class Declines:
         """A replica holds this one."""
         known = self._declined.get(_kind_of(record))
         if known is not None:
-            known.credit += 2
+            known.credit += 1
 
     def declined(self, record: Record, now_unix_s: float) -> None:
         """No replica holds this one."""

@@ -16,6 +16,9 @@ from shared.schemas import PoolDigest, PoolLane, Record
 LANES_LIMIT = 1024  # in a digest: those with most work
 ON_ITS_WAY_S = 0.5  # what was sent this long before a digest came may be missing there
 RETRY_MIN_S, RETRY_MAX_S = 1.0, 30.0
+# of the time that a request may wait. The rest is for what the estimate does not see: important
+# work that comes later, replicas that take less.
+SURE = 0.75
 
 
 class PoolWork:
@@ -97,7 +100,7 @@ class PoolRoom:
         if not self._tokens_s:
             return None
         done_unix_s = now_unix_s + self._work.before(record) / self._tokens_s
-        late_s = done_unix_s - record.leaves_pool_unix_s
+        late_s = done_unix_s - now_unix_s - SURE * (record.leaves_pool_unix_s - now_unix_s)
         if late_s <= 0.0:
             return None
         return min(max(float(math.ceil(late_s)), RETRY_MIN_S), RETRY_MAX_S)

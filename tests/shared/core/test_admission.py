@@ -51,7 +51,7 @@ def test_it_goes_into_a_pool_with_room() -> None:
 def test_a_full_pool_refuses_who_has_not_been_told_yet() -> None:
     action = declined(pooled("a.1"), told=False)
     assert isinstance(action, Refuse)
-    assert action.retry_after_s == 11.0  # 7,100 tokens at 100/s, of which it waits 60 s
+    assert action.retry_after_s == 26.0  # 7,100 tokens at 100/s; of its 60 s it must be sure in 45
 
 
 def test_a_full_pool_takes_who_was_told_that_it_was_received() -> None:

@@ -38,21 +38,22 @@ def test_more_important_work_goes_before_and_less_important_work_does_not() -> N
 
 
 def test_there_is_room_until_a_request_would_have_its_turn_too_late() -> None:
-    assert room(100.0, lane("a", 5900)).retry_after_s(pooled("a.1"), NOW) is None
-    assert room(100.0, lane("a", 6400)).retry_after_s(pooled("a.1"), NOW) == 5.0
-    assert room(100.0, lane("a", 6400)).retry_after_s(pooled("b.1"), NOW) is None
+    """A request of 100 tokens waits for 60 s, of which it must be sure after 45."""
+    assert room(100.0, lane("a", 4400)).retry_after_s(pooled("a.1"), NOW) is None
+    assert room(100.0, lane("a", 4900)).retry_after_s(pooled("a.1"), NOW) == 5.0
+    assert room(100.0, lane("a", 4900)).retry_after_s(pooled("b.1"), NOW) is None
     patient = pooled("a.1", begin_by_unix_s=NOW + 3600.0)
-    assert room(100.0, lane("a", 6400)).retry_after_s(patient, NOW) is None
+    assert room(100.0, lane("a", 4900)).retry_after_s(patient, NOW) is None
 
 
 def test_what_was_sent_counts_before_the_next_digest_and_once() -> None:
     knows = room(10.0)
-    for n in range(6):
+    for n in range(4):
         assert knows.retry_after_s(pooled(f"a.{n}"), NOW) is None
         knows.sent(pooled(f"a.{n}"), NOW)
-    assert knows.retry_after_s(pooled("a.6"), NOW) == 10.0
-    knows.heard(PoolDigest(tokens_s=10.0, lanes=[lane("a", 600)]), NOW + 2.0)
-    assert knows.retry_after_s(pooled("a.6"), NOW + 2.0) == 12.0
+    assert knows.retry_after_s(pooled("a.6"), NOW) == 5.0
+    knows.heard(PoolDigest(tokens_s=10.0, lanes=[lane("a", 400)]), NOW + 4.0)
+    assert knows.retry_after_s(pooled("a.6"), NOW + 4.0) == 8.0
 
 
 def test_the_limit_of_requests_is_shared_by_the_tenants_that_have_any() -> None:
