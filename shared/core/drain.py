@@ -8,8 +8,9 @@ from shared.vocabulary import RequestKey
 
 MEMORY_S = 30.0  # of time in which requests waited
 # The speed in the first seconds of waiting is not known: so long it counts as that of a fleet that
-# does nothing else. It also bounds the speed from below, at a tenth of that.
+# does nothing else. That is forgotten as all is; else it would always be taken for too fast.
 PRIOR_S = 3.0
+LEAST = 0.1  # of the speed of a fleet that does nothing else
 TAKEN_LIMIT = 4096  # requests remembered, should they come back
 
 
@@ -18,12 +19,14 @@ class Drain:
 
     def __init__(self) -> None:
         self._tokens = self._waited_s = 0.0
+        self._prior_s = PRIOR_S
         self._taken: OrderedDict[RequestKey, None] = OrderedDict()
 
     def waited(self, waited_s: float) -> None:
         """Requests waited for so long."""
         kept = math.exp(-waited_s / MEMORY_S)
         self._tokens *= kept
+        self._prior_s *= kept
         self._waited_s = self._waited_s * kept + waited_s
 
     def took(self, record: Record) -> None:
@@ -41,4 +44,5 @@ class Drain:
 
     def tokens_s(self, idle_tokens_s: float) -> float:
         """`idle_tokens_s`: of a fleet that does nothing else."""
-        return (self._tokens + PRIOR_S * idle_tokens_s) / (self._waited_s + PRIOR_S)
+        seen = (self._tokens + self._prior_s * idle_tokens_s) / (self._waited_s + self._prior_s)
+        return max(seen, LEAST * idle_tokens_s)
