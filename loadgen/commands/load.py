@@ -64,9 +64,13 @@ def run(args: argparse.Namespace) -> int:
     if args.out is not None and not args.out.parent.is_dir():
         raise ConfigError(f"--out: there is no folder {args.out.parent}")
     console = Console(stderr=True)
+    asks = args.context is None and not args.http
     if args.context is None:
-        args.context = HTTP_CONTEXT if args.http else uvloop.run(_context_of_fleet(args))
-    plan = make_plan(args)
+        args.context = HTTP_CONTEXT
+    plan = make_plan(args)  # wrong arguments are told before the fleet is asked
+    if asks:
+        args.context = uvloop.run(_context_of_fleet(args))
+        plan = make_plan(args)
     for note in plan.notes:
         console.print(note, highlight=False)
     return uvloop.run(_run(args, plan, console))

@@ -1,6 +1,7 @@
 """A fleet of real processes on a real nats-server: up, answering, refusing, cancelling, down."""
 
 import asyncio
+import contextlib
 import json
 import math
 import os
@@ -21,6 +22,8 @@ from loadgen.fleet.child import Child, ChildError
 from loadgen.fleet.fleet import Fleet, FleetSpec
 from services.gateway.translate import id_of_choice
 from shared import subjects
+from shared.bus.api import RefusedError
+from shared.bus.nats import NatsBus
 from shared.bus.users import Role, User
 from shared.errors import ConfigError, PeerError
 from shared.schemas import Announce, Delta, Digest, GenerateRequest, Sampling, Withdraw, Withdrawn
@@ -291,6 +294,15 @@ async def test_another_request_under_a_used_id_is_a_conflict_over_nats_and_http_
         assert (await ask(client, later)).text == delivered.text
 
 
+async def until_stored(bus: NatsBus, request_id: str) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while True:
+            with contextlib.suppress(RefusedError):
+                await replay_of(bus, GenerateRequest(request_id=request_id))
+                return
+            await asyncio.sleep(0.02)
+
+
 async def test_a_conflict_ends_nothing_of_the_request_that_has_the_id(fleet: Fleet) -> None:
     """Two prompts under an id of which only the second is the same as in the first request."""
     first = {"prompt": ["a", "b"], "max_tokens": 600, "ignore_eos": True}
@@ -300,9 +312,8 @@ async def test_a_conflict_ends_nothing_of_the_request_that_has_the_id(fleet: Fle
     ) as http:
         running = asyncio.create_task(http.post("/v1/completions", json=first))
         async with client_of(fleet) as (bus, _, _):
-            await replay_of(bus, GenerateRequest(request_id="used-3"))
-            second = id_of_choice("used-3", 1)
-            await replay_of(bus, GenerateRequest(request_id=second))
+            for name in ("used-3", id_of_choice("used-3", 1)):
+                await until_stored(bus, name)
         refused = await http.post("/v1/completions", json=first | {"prompt": ["c", "b"]})
         assert refused.status_code == 409
         answer = (await running).json()
