@@ -3,6 +3,7 @@
 import asyncio
 import os
 from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -27,9 +28,7 @@ async def balance(arena: Arena, bus: NatsBus, wire: Wire, delivered: Sequence[De
     await until(lambda: _leases(arena, bus))
     await until(lambda: _records(bus, arena.known))
     await until(lambda: _consumers(bus))
-    children = {child.pid for child in (*fleet.processes, *arena.brokers)}
-    found = set(children_of(os.getpid())) - arena.others
-    assert found == children, "a process too many or too few"
+    await until(lambda: _processes(arena))
     for child in fleet.processes:
         for fault in FAULTS_OF_OURS:
             assert fault not in child.output(), f"{child.name}: {fault}"
@@ -46,6 +45,24 @@ async def until(
     while said := await difference():
         assert loop.time() < until_s, said
         await asyncio.sleep(0.1)
+
+
+async def _processes(arena: Arena) -> str:
+    """Say which processes are too many and which are missing."""
+    wanted = {child.pid: child.name for child in arena.fleet.processes}
+    wanted |= {broker.pid: "broker" for broker in arena.brokers}
+    found = set(children_of(os.getpid())) - arena.others
+    extra = [_command(pid) for pid in found - wanted.keys()]
+    missing = [name for pid, name in wanted.items() if pid not in found]
+    return f"processes too many: {extra}, missing: {missing}" if extra or missing else ""
+
+
+def _command(pid: int) -> str:
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except FileNotFoundError:
+        return f"{pid}, ended"
+    return f"{pid}: {b' '.join(words).decode()}"
 
 
 async def _leases(arena: Arena, bus: NatsBus) -> str:
