@@ -19,6 +19,7 @@ from services.worker.engine import Done, EngineFacts, EngineState, Likely, Outco
 from services.worker.engines import paged
 from services.worker.engines.adjusting import Written, adjusted
 from services.worker.engines.attention import Piece
+from services.worker.engines.constraint import Constraint, Constraints
 from services.worker.engines.paged_model import PagedModel
 from services.worker.engines.sampling import Draw, choose, likelihoods
 from shared import features
@@ -37,6 +38,7 @@ class _Slot:
     place: paged.Place
     sampling: Sampling
     seed: int
+    constraint: Constraint | None  # None: free text
     computed: int = 0
 
 
@@ -69,6 +71,10 @@ class TorchEngine:
             Path(folder), where, getattr(torch, kind), kv_blocks * block_tokens
         )
         tokenizer = Tokenizer.load(folder)
+        ends = tokenizer.eos_token_ids  # without one no output could end where its format does
+        self._constraints = (
+            Constraints(Path(folder), self._model.vocabulary, ends) if ends else None
+        )
         self._facts = EngineFacts(
             engine="torch",
             model=model_name or Path(folder).resolve().name,
@@ -78,9 +84,9 @@ class TorchEngine:
             context_tokens=min(self._model.context_tokens, kv_blocks * block_tokens),
             max_slots=max_slots,
             vocabulary=self._model.vocabulary,
-            eos_token_ids=tokenizer.eos_token_ids,
+            eos_token_ids=ends,
             end_of_thinking=tokenizer.end_of_thinking,
-            features=features.ALL - {features.STRUCTURED},
+            features=features.ALL if ends else features.ALL - {features.STRUCTURED},
         )
         self._blocks = paged.Blocks(kv_blocks, block_tokens)
         self._slots: dict[Slot, _Slot] = {}
@@ -102,6 +108,10 @@ class TorchEngine:
         ends = frozenset(s.stop_token_ids) | (
             frozenset() if s.ignore_eos else self._facts.eos_token_ids
         )
+        constraint = None
+        if s.structured is not None:
+            assert self._constraints is not None, "structured output is not announced"
+            constraint = self._constraints.start(s.structured, load.tokens[prompt:])
         self._slots[load.slot] = _Slot(
             prompt,
             list(load.tokens),
@@ -109,6 +119,7 @@ class TorchEngine:
             paged.Place(self._facts.block_tokens, wanted),
             s,
             load.seed,
+            constraint,
         )
 
     def execute(self, work: Sequence[Work], selection: Selection | None) -> Outcome:
@@ -144,7 +155,13 @@ class TorchEngine:
                 chosen = self._choose(logits, [states[n] for n in emitting])
                 for n, (token, likely) in zip(emitting, chosen, strict=True):
                     states[n].tokens.append(token)
-                    done[n] = Done(done[n].computed, (token,), 0, likely)
+                    held = states[n].constraint
+                    done[n] = Done(
+                        done[n].computed,
+                        (token,),
+                        logprobs=likely,
+                        failed=held.failed if held is not None else "",
+                    )
         return Outcome(done, time.monotonic() - began_s)
 
     def preempt(self, slot: Slot) -> None:
@@ -182,9 +199,16 @@ class TorchEngine:
                     for state in states
                 ],
             )
+            constraints = [(row, c) for row, s in enumerate(states) if (c := s.constraint)]
+            if constraints and shown is logits:
+                shown = logits.clone()
+            for row, constraint in constraints:
+                constraint.hold(shown[row])
             tokens = choose(
                 shown, [Draw(state.sampling, state.seed, state.computed) for state in states]
             )
+            for row, constraint in constraints:
+                constraint.take(tokens[row : row + 1])
             likely: list[tuple[Likely, ...]] = [()] * len(states)
             rows = [row for row, state in enumerate(states) if state.sampling.logprobs is not None]
             if rows:
