@@ -164,6 +164,6 @@ def test_a_format_that_cannot_be_compiled_is_refused(
 
 def test_an_output_that_left_its_format_is_refused(engine: TorchEngine) -> None:
     tokens = [*PROMPT, *TOKENIZER.encode("maybe")]
+    sampling = Sampling(structured=FORMATS["choice"])
     with pytest.raises(RefusedError, match="format"):
-        sampling = Sampling(structured=FORMATS["choice"])
         engine.load(Load(Slot(0), tokens, len(tokens) - len(PROMPT), sampling, 1))
