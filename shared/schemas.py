@@ -67,6 +67,8 @@ class Sampling(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unk
     # added to logits
     logit_bias: Annotated[dict[TokenId, Bias], Meta(max_length=300)] = field(default_factory=dict)
     structured: Structured | None = None  # the format that the output must have
+    # False: the text has special tokens by their names, save those that end it
+    skip_special_tokens: bool = True
     # The output's length when a trace is replayed, in place of the model's own end of sequence: the
     # worker stops there; no planner sees it.
     output_tokens: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
@@ -89,6 +91,10 @@ class GenerateRequest(
     adapter: ShortText = ""
     prompt: str | None = None
     messages: list[dict[str, Any]] | None = None
+    # with messages: the tools that the answer may call, in OpenAI's form, and variables of the
+    # model's chat template
+    tools: list[dict[str, Any]] = field(default_factory=list)
+    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
     token_ids: list[int] | None = None
     sampling: Sampling = Sampling()
     slo: Slo | None = None  # None: the tier's
@@ -110,6 +116,8 @@ class Received(Struct, frozen=True, kw_only=True, tag="received"):
     stream_subject: str
     arrived_unix_s: float
     prompt_tokens: Count
+    # the form in which the model writes calls of tools (shared/text/tool_format.py)
+    tool_format: str = ""
     attached: bool = False  # True: a request with this id exists already; nothing was started
 
 
@@ -154,6 +162,7 @@ class Verdict(Struct, frozen=True, kw_only=True):
     retry_after_s: float | None = None
     # how many output tokens were thinking; counted only if the SLO names a pace for thinking
     thinking_tokens: Count = 0
+    cached_tokens: Count = 0  # of the prompt, found in a prefix cache
     thinking_tpot_s: float | None = None  # mean time per thinking token after the first
     missed: Missed = Missed.NOTHING  # the bound that was broken, where `slo_met` is false
 
@@ -249,6 +258,7 @@ class Resume(Struct, frozen=True, kw_only=True, omit_defaults=True):
     text: str = ""
     measure: Measure = Measure()
     logprobs: list[TokenLogprob] = []  # parallel to `tokens`, or empty
+    cached_tokens: Count = 0  # of the prompt, found in a prefix cache before the first token
 
 
 class Record(Struct, frozen=True, kw_only=True, omit_defaults=True):

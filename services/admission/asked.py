@@ -18,8 +18,9 @@ _encode_in_order = msgspec.json.Encoder(order="deterministic").encode
 
 
 def digest(request: GenerateRequest, tier: str) -> bytes:
-    """The digest of everything that shapes the answer: prompt, messages or token ids, model,
-    adapter, sampling, tier, SLO, and whether it may be relegated.
+    """The digest of everything that shapes the answer: prompt, messages (with tools and variables
+    of the template) or token ids, model, adapter, sampling, tier, SLO, and whether it may be
+    relegated.
 
     A retry may differ in what it does not cover: the inbox and its encoding (JSON or msgpack), the
     trace, `importance`, `application`, `session` and `expires_s`. Those of the first request stay.
@@ -37,6 +38,8 @@ def digest(request: GenerateRequest, tier: str) -> bytes:
         _with_text_keys(request.messages),
         _with_text_keys(request.sampling),
     )
+    if request.tools or request.chat_template_kwargs:
+        shaping += (_with_text_keys([request.tools, request.chat_template_kwargs]),)
     return hashlib.blake2b(_encode_in_order(shaping), digest_size=DIGEST_BYTES).digest()
 
 

@@ -51,6 +51,9 @@ def check(request: GenerateRequest, tier: str, tiers: TierSet) -> RequestKey:
         )
     if not getattr(request, given[0]):
         raise PeerError(f"{given[0]} is empty", param=given[0])
+    for param in ("tools", "chat_template_kwargs"):
+        if getattr(request, param) and request.messages is None:
+            raise PeerError(f"{param} needs messages", param=param)
     _coherent(request.sampling)
     if request.inbox is not None:
         subjects.check_inbox(request.inbox, request.tenant)
@@ -118,7 +121,11 @@ def tokenise(request: GenerateRequest, tokenizer: Tokenizer, worker: Announce | 
             )
         return request.token_ids
     rendered = request.messages is not None
-    text = tokenizer.render(request.messages) if rendered else request.prompt
+    text = (
+        tokenizer.render(request.messages, request.tools, request.chat_template_kwargs)
+        if rendered
+        else request.prompt
+    )
     assert text is not None
     if worker is not None and (least := tokenizer.least_tokens(text)) >= worker.context_tokens:
         raise PeerError(
@@ -298,6 +305,7 @@ class Intake:
         size = len(request.prompt or "") + sum(
             len(str(m.get("content", ""))) for m in request.messages or ()
         )
+        size += len(str(request.tools)) if request.tools else 0
         if size < LONG_PROMPT_CHARACTERS:
             return step()
         async with self._long_prompts:

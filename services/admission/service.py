@@ -106,6 +106,7 @@ class Admission:
     ) -> None:
         self._cfg, self._bus, self._clock, self._tracing = cfg, bus, clock, tracing
         self.name = f"admission-{rng.getrandbits(48):012x}"
+        self._tool_format = tokenizer.tool_format
         self._tiers = load_tiers(cfg.tiers) if cfg.tiers else DEFAULT
         self._tenants, self._buckets = load_tenants(cfg.tenants), TokenBuckets()
         self._records = Records(bus.requests, bus.bodies, lambda: f"{rng.getrandbits(32):08x}")
@@ -372,7 +373,7 @@ class Admission:
                 return
             self._sweep.opened(stored.record)
             if told:
-                await call.reply(_received(record, attached=False))
+                await call.reply(self._received(record, attached=False))
             else:
                 self._chores.spawn(self._tell(record, call), "admission.tell")
             if stored.record != record:
@@ -433,7 +434,7 @@ class Admission:
             refused = None
         finally:
             del self._untold[record.key]
-        await call.reply(refused or _received(record, attached=False))
+        await call.reply(refused or self._received(record, attached=False))
 
     def _decided(self, key: RequestKey, refused: Refused | None = None) -> None:
         decided = self._untold.get(key)
@@ -468,7 +469,7 @@ class Admission:
                 code="conflict",
                 param="request_id",
             )
-        await call.reply(_received(stored.record, attached=True))
+        await call.reply(self._received(stored.record, attached=True))
         return True
 
     def _on_attach(self, attach: Attach, call: Call) -> None:
@@ -564,16 +565,16 @@ class Admission:
         if self._workers.received(announce):
             self._sweep.soon()
 
+    def _received(self, record: Record, *, attached: bool) -> Received:
+        return Received(
+            request_id=record.key.partition(".")[2],
+            stream_subject=record.stream_subject,
+            arrived_unix_s=record.arrived_unix_s,
+            prompt_tokens=record.prompt_tokens,
+            tool_format=self._tool_format,
+            attached=attached,
+        )
+
 
 def _slow_down(message: str, retry_after_s: float) -> Refused:
     return Refused(code="slow_down", message=message, retry_after_s=retry_after_s)
-
-
-def _received(record: Record, *, attached: bool) -> Received:
-    return Received(
-        request_id=record.key.partition(".")[2],
-        stream_subject=record.stream_subject,
-        arrived_unix_s=record.arrived_unix_s,
-        prompt_tokens=record.prompt_tokens,
-        attached=attached,
-    )

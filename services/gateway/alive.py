@@ -3,6 +3,7 @@ second.
 """
 
 from shared.clock import Clock
+from shared.features import STRUCTURED
 from shared.schemas import Digest
 from shared.vocabulary import ReplicaId
 
@@ -51,6 +52,10 @@ class Fleet:
     def knows(self, name: str) -> bool:
         """Tells whether a live replica has a model or an adapter of this name."""
         return any(name in (digest.model, *digest.adapters) for digest in self._fresh())
+
+    def holds_formats(self) -> bool:
+        """Tells whether some live replica can hold an answer to a format."""
+        return any(STRUCTURED in digest.features for digest in self._fresh())
 
     def default_model(self) -> str:
         """The model's name for an answer where the client named none; empty where no replica is

@@ -14,7 +14,7 @@ from msgspec import UNSET, Struct, UnsetType
 from starlette.types import Message, Send
 
 from services.gateway.deadline import Deadline
-from services.gateway.dialect import CompletionDetails, Output, Reply, Usage
+from services.gateway.dialect import CompletionDetails, Output, PromptDetails, Reply, Usage
 from services.gateway.envelope import Problem, of_error, of_verdict
 from services.gateway.merge import Merge
 from services.gateway.translate import Ask
@@ -61,6 +61,7 @@ class Answer:
         self.verdicts: dict[int, Verdict] = {}  # by choice, in the order of their ends
         self._ask = ask
         self._count = len(handles)
+        self._n = ask.n
         self._prompt_tokens = sum(
             handle.received.prompt_tokens
             for handle in handles[:: ask.n]
@@ -68,7 +69,11 @@ class Answer:
         )
         self._tokens = 0  # of all choices so far
         self._events = Merge(handles)
-        self._voices = [ask.dialect.voice(index) for index in range(self._count)]
+        received = [handle.received for handle in handles]
+        self._voices = [
+            ask.dialect.voice(index, ask.request_id, one.tool_format if one else "")
+            for index, one in enumerate(received)
+        ]
         self._send_message = send
         self._id = f"{ask.dialect.id_prefix}-{ask.request_id}"
         self._model = ask.model or model
@@ -95,11 +100,14 @@ class Answer:
         has.
         """
         prompts, made = self._prompt_tokens, self._tokens
+        # choice 0 of each prompt counts it
+        cached = sum(v.cached_tokens for index, v in self.verdicts.items() if not index % self._n)
         thinking = sum(verdict.thinking_tokens for verdict in self.verdicts.values())
         return Usage(
             prompt_tokens=prompts,
             completion_tokens=made,
             total_tokens=prompts + made,
+            prompt_tokens_details=PromptDetails(cached_tokens=cached),
             completion_tokens_details=CompletionDetails(reasoning_tokens=thinking)
             if thinking
             else UNSET,
@@ -162,7 +170,8 @@ class Answer:
                         "cache-control": "no-store",
                     },
                 )
-            await self._send(body, more=not over)
+            if body:  # none while text may begin a call
+                await self._send(body, more=not over)
             if over:
                 return
 

@@ -217,7 +217,10 @@ class Gateway:
             if translate.read_flag(headers, translate.LENIENT, False):
                 raw, names = without_unknown(raw, api.kind)
                 ignored = ", ".join(ascii(name)[1:-1] for name in names)[:IGNORED_LIMIT].strip()
-            ask = translate.read_ask(headers, api.read(raw), request_id, tenant, self._tiers)
+            formats = self._fleet.holds_formats()
+            ask = translate.read_ask(
+                headers, api.read(raw), request_id, tenant, self._tiers, held=formats
+            )
             held += self._take(len(ask.requests) - 1)
             if self._open > self._cfg.requests_limit:
                 raise Rejected(envelope.SATURATED)

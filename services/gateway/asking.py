@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from services.gateway.formats import ResponseFormat, StructuredOutputs, wanted
+from services.gateway.tools import Calls
 from shared.errors import PeerError
 from shared.schemas import Bias, TokenId
 from shared.structured import Structured
@@ -70,7 +71,6 @@ class AskBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     min_tokens: Annotated[int, Meta(ge=0, le=1_000_000)] | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
-    # Accepted with the neutral value only:
     skip_special_tokens: bool | None = None
 
     @property
@@ -93,15 +93,23 @@ class AskBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return wanted(self.response_format, self.structured_outputs)
 
     @property
+    def calls(self) -> Calls | None:
+        """The calls of tools that the answer may hold. Raises PeerError."""
+        return None
+
+    @property
+    def template(self) -> dict[str, Any]:
+        """Variables of the model's chat template."""
+        return {}
+
+    @property
     def session(self) -> str:
         """The session that the request belongs to. No router uses it yet."""
         return self.user or ""
 
 
-NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "skip_special_tokens": (None, True),
-}
-FIELD_IN_ERROR = re.compile(r"\$\.([a-z_]+)|field `([^`]+)`")
+PLACE_IN_ERROR = re.compile(r".* - at (?:`key` in )?`\$\.?([^`]*)`$")
+FIELD_IN_ERROR = re.compile(r".*(?:missing required|unknown) field `([^`]+)`")
 Body = TypeVar("Body", bound=AskBody)
 
 
@@ -134,10 +142,7 @@ def read(
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as wrong:
         # The message may quote what the client sent, at any length.
         message = str(wrong)[:300]
-        found = FIELD_IN_ERROR.search(message)
-        raise PeerError(
-            f"malformed body: {message}", param=found and (found[1] or found[2])
-        ) from None
+        raise PeerError(f"malformed body: {message}", param=_param(message)) from None
     for name, values in neutral.items():
         if getattr(body, name) not in values:
             accepted = msgspec.json.encode(values[-1]).decode()
@@ -147,3 +152,10 @@ def read(
                 param=name,
             )
     return body
+
+
+def _param(message: str) -> str | None:
+    """The field that a decoder's message is about, with its place in the body."""
+    place, field = PLACE_IN_ERROR.match(message), FIELD_IN_ERROR.match(message)
+    names = [found[1].replace("[...]", "") for found in (place, field) if found]
+    return ".".join(name for name in names if name) or None

@@ -1,22 +1,35 @@
 """OpenAI's chat completions on the wire: the request of POST /v1/chat/completions and its answer.
 
-A field that would change the answer and is not implemented (tools, audio ...) is refused. A field
-that only labels a request (metadata, identifiers, cache hints) is accepted. A field that leaves the
-choice of a tool to the model is accepted, since there are no tools to choose from.
+A field that would change the answer and is not implemented (audio ...) is refused. A field that
+only labels a request (metadata, identifiers, cache hints) is accepted.
 """
 
-from collections.abc import Sequence
-from typing import Annotated, Any
+from collections.abc import Callable, Sequence
+from hashlib import sha256
+from typing import Annotated, Any, Literal, assert_never
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec.structs import replace
 
-from services.gateway import asking
+from services.gateway import asking, tools
 from services.gateway.asking import Alternatives, AskBody, Prompt, ShortString
+from services.gateway.call_readers import (
+    Arguments,
+    Called,
+    CallReader,
+    JsonReader,
+    NamedReader,
+    Piece,
+    Said,
+    reader,
+)
 from services.gateway.dialect import Output
 from services.gateway.likelihoods import ChatLogprobs, of_chat
+from services.gateway.tools import Calls, ToolChoice, Tools
 from shared.errors import PeerError
 from shared.schemas import Delta, TokenLogprob
+from shared.text.tool_format import ToolFormat
 
 WHATEVER_FITS = 1_000_000  # admission cuts it to the room that the prompt leaves
 # One message bounds an answer with log-probabilities: this many tokens fit, with 20 alternatives
@@ -32,9 +45,13 @@ class ChatBody(AskBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
     messages: list[dict[str, Any]]
     logprobs: bool | None = None
     top_logprobs: Alternatives | None = None
+    tools: Tools | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     # Accepted without effect:
     metadata: Annotated[dict[str, str], Meta(max_length=16)] | None = None
-    parallel_tool_calls: bool | None = None
     prompt_cache_retention: ShortString | None = None
     safety_identifier: ShortString | None = None
     # Names a session, as `user` does, and has priority over it:
@@ -47,10 +64,7 @@ class ChatBody(AskBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
     moderation: Any = None
     prediction: Any = None
     prompt_cache_options: Any = None
-    reasoning_effort: Any = None
     store: bool | None = None
-    tool_choice: Any = None
-    tools: Any = None
     verbosity: Any = None
     web_search_options: Any = None
 
@@ -67,17 +81,37 @@ class ChatBody(AskBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
+    def calls(self) -> Calls | None:
+        return tools.read(self.tools, self.tool_choice, self.parallel_tool_calls)
+
+    @property
+    def template(self) -> dict[str, Any]:
+        """An effort is what published templates read of it: most know the effort, Qwen's only
+        whether to think.
+        """
+        effort: dict[str, Any] = {}
+        if self.reasoning_effort is not None:
+            effort = {"reasoning_effort": self.reasoning_effort}
+        if self.reasoning_effort == "none":
+            effort["enable_thinking"] = False
+        return effort | (self.chat_template_kwargs or {})
+
+    @property
     def session(self) -> str:
         return self.prompt_cache_key or self.user or ""
 
-    @property
-    def dialect(self) -> "ChatDialect":
-        return ChatDialect(logprobs=bool(self.logprobs), token_ids=bool(self.return_token_ids))
+    def dialect(self, *, held: bool) -> "ChatDialect":
+        """`held`: the engine holds a required call to its format."""
+        return ChatDialect(
+            self.calls,
+            held=held,
+            logprobs=bool(self.logprobs),
+            token_ids=bool(self.return_token_ids),
+        )
 
 
 _BODY = msgspec.json.Decoder(ChatBody)
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
-    **asking.NEUTRAL,
     "audio": (None,),
     "function_call": (None, "auto", "none"),
     "functions": (None, []),
@@ -85,10 +119,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "moderation": (None,),
     "prediction": (None,),
     "prompt_cache_options": (None,),
-    "reasoning_effort": (None, "none"),
     "store": (None, False),
-    "tool_choice": (None, "auto", "none"),
-    "tools": (None, []),
     "verbosity": (None, "medium"),
     "web_search_options": (None,),
 }
@@ -102,10 +133,25 @@ def read_body(raw: bytes) -> ChatBody:
     return body
 
 
+class CalledFunction(Struct, frozen=True, kw_only=True):
+    name: str | UnsetType = UNSET
+    arguments: str = ""  # JSON
+
+
+class ToolCall(Struct, frozen=True, kw_only=True):
+    """A call, or the new part of one."""
+
+    index: int | UnsetType = UNSET  # in streams
+    id: str | UnsetType = UNSET
+    type: str | UnsetType = UNSET
+    function: CalledFunction
+
+
 class Message(Struct, frozen=True, kw_only=True):
-    content: str
+    content: str | None
     role: str = "assistant"
     refusal: None = None
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(Struct, frozen=True, kw_only=True):
@@ -124,6 +170,7 @@ class MessageDelta(Struct, frozen=True, kw_only=True):
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
     refusal: UnsetType | None = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class ChatChunk(Struct, frozen=True, kw_only=True):
@@ -141,19 +188,49 @@ _CLOSING = MessageDelta()
 
 
 class ChatVoice:
-    """Writes one choice of a chat."""
+    """Writes one choice of a chat. `calls` finds calls of tools in its text; None: all is text."""
 
-    def __init__(self, index: int, *, logprobs: bool, token_ids: bool) -> None:
+    def __init__(
+        self,
+        index: int,
+        calls: CallReader | None,
+        id_of_call: Callable[[int], str],
+        *,
+        parallel: bool,
+        named: bool,
+        logprobs: bool,
+        token_ids: bool,
+    ) -> None:
+        """`parallel`: it may hold several calls. `named`: the request named the tool."""
         self._index = index
+        self._calls = calls
+        self._id_of_call = id_of_call
+        self._parallel = parallel
+        self._named = named
         self._logprobs = logprobs
         self._token_ids = token_ids
+        self._called = 0
+        # of tokens whose text is not told yet
+        self._likely: list[TokenLogprob] = []
+        self._tokens: list[int] = []
 
     def whole(self, output: Output, finish_reason: str) -> ChatChoice:
+        content, calls = "", list[ToolCall]()
+        for delta in self._deltas(self._pieces(output.text, over=True)):
+            content += delta.content or ""
+            for part in delta.tool_calls or ():
+                if part.id is not UNSET:
+                    calls.append(part)
+                else:
+                    arguments = calls[-1].function.arguments + part.function.arguments
+                    function = replace(calls[-1].function, arguments=arguments)
+                    calls[-1] = replace(calls[-1], function=function)
+        calls = [replace(call, index=UNSET) for call in calls]
         return ChatChoice(
             index=self._index,
-            message=Message(content=output.text),
-            logprobs=self._likely(output.logprobs),
-            finish_reason=finish_reason,
+            message=Message(content=content or (None if calls else ""), tool_calls=calls or UNSET),
+            logprobs=of_chat(output.logprobs) if output.logprobs and self._logprobs else None,
+            finish_reason=self._reason(finish_reason),
             token_ids=output.tokens if self._token_ids else UNSET,
         )
 
@@ -161,19 +238,68 @@ class ChatVoice:
         return (ChatChunk(index=self._index, delta=_OPENING),)
 
     def say(self, delta: Delta) -> Sequence[ChatChunk]:
-        said = ChatChunk(
-            index=self._index,
-            delta=MessageDelta(content=delta.text),
-            logprobs=self._likely(delta.logprobs),
-            token_ids=delta.tokens if self._token_ids else UNSET,
-        )
-        return (said,)
+        self._likely += delta.logprobs
+        self._tokens += delta.tokens
+        return self._chunks(self._deltas(self._pieces(delta.text)))
 
     def close(self, finish_reason: str) -> Sequence[ChatChunk]:
-        return (ChatChunk(index=self._index, delta=_CLOSING, finish_reason=finish_reason),)
+        rest = self._chunks(self._deltas(self._pieces("", over=True)))
+        if self._token_ids and self._tokens:
+            rest = [*rest, *self._chunks([_CLOSING])]
+        reason = self._reason(finish_reason)
+        return (*rest, ChatChunk(index=self._index, delta=_CLOSING, finish_reason=reason))
 
-    def _likely(self, known: Sequence[TokenLogprob]) -> ChatLogprobs | None:
-        return of_chat(known) if known and self._logprobs else None
+    def _pieces(self, text: str, *, over: bool = False) -> list[Piece]:
+        if self._calls is None:
+            return [Said(text)] if text or not over else []
+        return [*self._calls.feed(text), *(self._calls.finish() if over else ())]
+
+    def _deltas(self, pieces: Sequence[Piece]) -> list[MessageDelta]:
+        """The new parts of the message. Calls beyond the first are left out of an answer that may
+        hold one.
+        """
+        return [delta for piece in pieces if (delta := self._delta(piece)) is not None]
+
+    def _delta(self, piece: Piece) -> MessageDelta | None:
+        match piece:
+            case Said(text):
+                return MessageDelta(content=text)
+            case Called(number, name):
+                self._called = number + 1
+                function, call_id = CalledFunction(name=name), self._id_of_call(number)
+                call = ToolCall(index=number, id=call_id, type="function", function=function)
+            case Arguments(text):
+                function = CalledFunction(arguments=text)
+                call = ToolCall(index=self._called - 1, function=function)
+            case _:
+                assert_never(piece)
+        if self._called > 1 and not self._parallel:
+            return None
+        return MessageDelta(tool_calls=[call])
+
+    def _chunks(self, deltas: Sequence[MessageDelta]) -> list[ChatChunk]:
+        """Chunks of the new parts. The first has all tokens since the last one."""
+        chunks = []
+        for delta in deltas:
+            likely, self._likely = self._likely, []
+            tokens, self._tokens = self._tokens, []
+            chunks.append(
+                ChatChunk(
+                    index=self._index,
+                    delta=delta,
+                    logprobs=of_chat(likely) if likely and self._logprobs else None,
+                    token_ids=tokens if self._token_ids else UNSET,
+                )
+            )
+        return chunks
+
+    def _reason(self, finish_reason: str) -> str:
+        """An answer that calls a tool of its own choice ends for that."""
+        return (
+            "tool_calls"
+            if self._called and not self._named and finish_reason == "stop"
+            else finish_reason
+        )
 
 
 class ChatDialect:
@@ -184,9 +310,33 @@ class ChatDialect:
     whole_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
-    def __init__(self, *, logprobs: bool, token_ids: bool) -> None:
+    def __init__(self, calls: Calls | None, *, held: bool, logprobs: bool, token_ids: bool) -> None:
+        self._calls = calls
+        self._held = held
         self._logprobs = logprobs
         self._token_ids = token_ids
 
-    def voice(self, index: int) -> ChatVoice:
-        return ChatVoice(index, logprobs=self._logprobs, token_ids=self._token_ids)
+    def voice(self, index: int, request_id: str, tool_format: str) -> ChatVoice:
+        calls = self._calls
+
+        def id_of_call(number: int) -> str:
+            """The same for whoever attaches to the request. Mistral's templates take nine letters
+            and digits only.
+            """
+            digest = sha256(f"{request_id}.{index}.{number}".encode()).hexdigest()
+            return digest[:9] if tool_format == ToolFormat.MISTRAL else f"call_{digest[:24]}"
+
+        return ChatVoice(
+            index,
+            None if calls is None else self._reader(calls, tool_format),
+            id_of_call,
+            parallel=calls is None or calls.parallel,
+            named=calls is not None and bool(calls.name),
+            logprobs=self._logprobs,
+            token_ids=self._token_ids,
+        )
+
+    def _reader(self, calls: Calls, tool_format: str) -> CallReader:
+        if not (calls.required and self._held):
+            return reader(tool_format, calls.names)
+        return NamedReader(calls.name) if calls.name else JsonReader(calls.names)

@@ -54,8 +54,7 @@ class CompletionBody(AskBody, frozen=True, kw_only=True, forbid_unknown_fields=T
     def alternatives(self) -> int | None:
         return self.logprobs
 
-    @property
-    def dialect(self) -> "CompletionDialect":
+    def dialect(self, *, held: bool) -> "CompletionDialect":
         echoes = (
             [prompt.text or "" for prompt in self.prompts for _ in range(self.n or 1)]
             if self.echo
@@ -65,7 +64,7 @@ class CompletionBody(AskBody, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 _BODY = msgspec.json.Decoder(CompletionBody)
-_NEUTRAL: dict[str, tuple[Any, ...]] = {**asking.NEUTRAL, "suffix": (None, "")}
+_NEUTRAL: dict[str, tuple[Any, ...]] = {"suffix": (None, "")}
 
 
 def read_body(raw: bytes) -> CompletionBody:
@@ -154,6 +153,6 @@ class CompletionDialect:
         self._alternatives = alternatives
         self._token_ids = token_ids
 
-    def voice(self, index: int) -> CompletionVoice:
+    def voice(self, index: int, request_id: str, tool_format: str) -> CompletionVoice:
         echo = self._echoes[index] if self._echoes else ""
         return CompletionVoice(index, echo, self._alternatives, token_ids=self._token_ids)

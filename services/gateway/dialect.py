@@ -55,7 +55,14 @@ class Dialect(Protocol):
     @property
     def chunk_object(self) -> str: ...
 
-    def voice(self, index: int) -> Voice: ...
+    def voice(self, index: int, request_id: str, tool_format: str) -> Voice:
+        """`request_id`: of the whole answer. `tool_format`: the form in which its model writes
+        calls of tools.
+        """
+
+
+class PromptDetails(Struct, frozen=True, kw_only=True):
+    cached_tokens: int
 
 
 class CompletionDetails(Struct, frozen=True, kw_only=True):
@@ -63,13 +70,15 @@ class CompletionDetails(Struct, frozen=True, kw_only=True):
 
 
 class Usage(Struct, frozen=True, kw_only=True):
-    """Token counts. `completion_tokens_details` is set once a choice has ended whose SLO names a
+    """Token counts. Those of the cache are known at the end of each choice.
+    `completion_tokens_details` is set once a choice has ended whose SLO names a
     pace for thinking.
     """
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    prompt_tokens_details: PromptDetails = PromptDetails(cached_tokens=0)
     completion_tokens_details: CompletionDetails | UnsetType = UNSET
 
 

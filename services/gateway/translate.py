@@ -13,6 +13,7 @@ from services.gateway.asking import StreamOptions
 from services.gateway.chats import ChatBody
 from services.gateway.completions import CompletionBody
 from services.gateway.dialect import Dialect
+from services.gateway.tools import Calls
 from shared import subjects
 from shared.client.client import new_request_id
 from shared.errors import PeerError
@@ -158,9 +159,11 @@ def read_ask(
     request_id: str,
     tenant: str,
     tiers: TierSet,
+    *,
+    held: bool,
 ) -> Ask:
     """Reads a whole request. Raises PeerError, naming the field or the header at fault. Checks that
-    depend on the model are admission's.
+    depend on the model are admission's. `held`: an engine can hold an answer to a format.
     """
     tier, service_tier = read_tier(headers, body.service_tier, tiers)
     prompts, n = body.prompts, body.n or 1
@@ -173,7 +176,8 @@ def read_ask(
         )
     options = body.stream_options or StreamOptions()
     slo = read_slo(headers, tiers.named(tier))
-    sampling, importance = sampling_of(body), importance_of(body.priority)
+    calls = body.calls
+    sampling, importance = sampling_of(body, calls, held=held), importance_of(body.priority)
     application, session = headers.get(APPLICATION, "")[:128], body.session
     allow_relegation = read_flag(headers, ALLOW_RELEGATION, True)
     requests = [
@@ -184,6 +188,8 @@ def read_ask(
             prompt=prompt.text,
             token_ids=prompt.token_ids,
             messages=prompt.messages,
+            tools=[] if calls is None else calls.definitions,
+            chat_template_kwargs=body.template,
             sampling=replace(sampling, seed=seed_of_choice(sampling.seed, choice)),
             slo=slo,
             importance=importance,
@@ -206,7 +212,7 @@ def read_ask(
         stream=bool(body.stream),
         include_usage=bool(options.include_usage),
         usage_so_far=bool(options.include_usage and options.continuous_usage_stats),
-        dialect=body.dialect,
+        dialect=body.dialect(held=held),
     )
 
 
@@ -224,7 +230,24 @@ def seed_of_choice(seed: int | None, choice: int) -> int | None:
     return None if seed is None else (seed + choice + 2**63) % 2**64 - 2**63
 
 
-def sampling_of(body: CompletionBody | ChatBody) -> Sampling:
+def sampling_of(
+    body: CompletionBody | ChatBody, calls: Calls | None = None, *, held: bool = True
+) -> Sampling:
+    """`calls` are those of tools that the answer may hold. A required one is held to its format by
+    an engine that can. Of any other the marks are read, which are special tokens of some models.
+    """
+    structured, skip = body.structured, body.skip_special_tokens is not False
+    if calls is not None:
+        if calls.required and structured is not None:
+            raise PeerError(
+                "tool_choice requires a call, which has a format of its own",
+                param="response_format",
+            )
+        required = calls.structured
+        if required is not None and held:
+            structured = required
+        else:
+            skip = False
     stop = body.stop if body.stop is not None else []
     return Sampling(
         max_tokens=body.limit or body.default_max_tokens,
@@ -242,5 +265,6 @@ def sampling_of(body: CompletionBody | ChatBody) -> Sampling:
         frequency_penalty=body.frequency_penalty or 0.0,
         repetition_penalty=1.0 if body.repetition_penalty is None else body.repetition_penalty,
         logit_bias=body.logit_bias or {},
-        structured=body.structured,
+        structured=structured,
+        skip_special_tokens=skip,
     )

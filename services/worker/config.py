@@ -35,6 +35,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     dtype: str = ""  # torch, vllm: float32 or bfloat16; empty: float32 on a CPU, bfloat16 on CUDA
     vllm: dict[str, Any] = {}  # vllm: further arguments of its engine, by vLLM's names
     adapters: dict[str, str] = {}  # vllm: LoRA adapters, name to folder
+    script: str = ""  # sim: file of answers to give in place of pseudo words (docs/http.md)
     context_tokens: int = 8192  # sim; a model has its own
     max_slots: int = 1024  # requests held at once, waiting ones included
     announce_s: float = 0.5

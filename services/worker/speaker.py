@@ -47,7 +47,8 @@ class Speaker:
         that the client lacks comes with the next tokens.
         """
         assert slot not in self._voices, f"slot {slot} speaks already"
-        voice = _Voice(self._tokenizer.detokenizer(), sampling.stop, sampling.min_tokens)
+        detokenizer = self._tokenizer.detokenizer(specials=not sampling.skip_special_tokens)
+        voice = _Voice(detokenizer, sampling.stop, sampling.min_tokens)
         text = "".join(voice.feed(token) for token in resume_tokens)
         voice.owed = text[len(resume_text) :]
         self._voices[slot] = voice

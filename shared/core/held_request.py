@@ -52,6 +52,7 @@ class HeldRequest:
     thinks_for: int | None  # output tokens that are thinking, where that is known beforehand
     computed: int = 0  # KV positions filled
     drafted: int = 0  # positions filled in the draft model's KV
+    cached_tokens: int = 0  # of the prompt, found in a prefix cache
     loaded: bool = False  # engine and speaker know it
     pending_end: str = ""  # why it ends at the next boundary
     message: str = ""
@@ -80,6 +81,7 @@ class HeldRequest:
             tokens=tokens,
             text=resume.text,
             logprobs=list(resume.logprobs),
+            cached_tokens=resume.cached_tokens,
             measure=resume.measure if tokens else Measure.begin(record.slo, record.arrived_unix_s),
             service_class=record.service_class,
             relegated=record.relegated,
@@ -135,6 +137,8 @@ class HeldRequest:
         """Take the tokens of an iteration. If its thinking is over with them: the number of its
         output tokens that are thinking.
         """
+        if not self.tokens:
+            self.cached_tokens += did.cached
         self.tokens.extend(did.tokens)
         self.text += did.text
         self.logprobs.extend(did.logprobs)
@@ -241,6 +245,7 @@ class HeldRequest:
                 text=self.text,
                 measure=self.measure,
                 logprobs=self.logprobs,
+                cached_tokens=self.cached_tokens,
             ),
             message=self.message,
         )

@@ -48,6 +48,7 @@ def ended(
         message=message,
         retry_after_s=None if retry_after_s is None else float(math.ceil(retry_after_s)),
         thinking_tokens=thinking,
+        cached_tokens=min(resume.cached_tokens, record.prompt_tokens),
         thinking_tpot_s=(measure.thought_unix_s - measure.first_unix_s) / (thinking - 1)
         if thinking > 1
         else None,

@@ -1,5 +1,5 @@
-"""Turns chat messages into one prompt: they are checked, then rendered by the model's own template,
-or plainly.
+"""Turns chat messages, and the tools that an answer may call, into one prompt: they are checked,
+then rendered by the model's own template, or plainly.
 """
 
 import json
@@ -7,14 +7,24 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, NoReturn
 
-from jinja2 import TemplateError
+from jinja2 import TemplateError, meta
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from shared.errors import ConfigError, PeerError
 
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 
-Render = Callable[[Sequence[Mapping[str, Any]]], str]
+Messages = Sequence[Mapping[str, Any]]
+Tools = Sequence[Mapping[str, Any]]  # in OpenAI's form
+# messages, tools, and variables of the template by their names
+Render = Callable[[Messages, Tools, Mapping[str, Any]], str]
+# of a template's variables, those that a request cannot set
+OURS = frozenset({"messages", "tools", "add_generation_prompt"})
+HOW_TO_CALL = """\
+You may call these functions:
+{tools}
+To call one, answer with nothing but a JSON object: {{"name": ..., "arguments": {{...}}}}. To call \
+several, answer with a list of them."""
 
 
 def checked(messages: object) -> list[dict[str, Any]]:
@@ -37,9 +47,32 @@ def _checked_one(message: object, param: str) -> dict[str, Any]:
             f"{param}.role must be one of {', '.join(sorted(ROLES))}", param=f"{param}.role"
         )
     content = message.get("content")
-    if content is None and role == "assistant" and message.get("tool_calls"):
-        return {**message, "content": ""}
+    if role == "assistant" and message.get("tool_calls"):
+        calls = _calls(message["tool_calls"], f"{param}.tool_calls")
+        text = "" if content is None else _text(content, f"{param}.content")
+        return {**message, "content": text, "tool_calls": calls}
     return {**message, "content": _text(content, f"{param}.content")}
+
+
+def _calls(calls: object, param: str) -> list[dict[str, Any]]:
+    """The calls with their arguments as objects: templates write them as JSON themselves."""
+    if not isinstance(calls, list):
+        raise PeerError(f"{param} must be a list", param=param)
+    read = []
+    for n, call in enumerate(calls):
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise PeerError(f"{param}[{n}] must have a function with a name", param=param)
+        arguments = function.get("arguments") or {}
+        if isinstance(arguments, str):
+            try:
+                arguments = json.loads(arguments)
+            except (ValueError, RecursionError) as error:
+                raise PeerError(
+                    f"{param}[{n}].function.arguments is not JSON: {error}", param=param
+                ) from None
+        read.append({**call, "function": {**function, "arguments": arguments}})
+    return read
 
 
 def _text(content: object, param: str) -> str:
@@ -61,17 +94,51 @@ def _text(content: object, param: str) -> str:
     return "".join(texts)
 
 
-def marked(messages: Sequence[Mapping[str, Any]]) -> str:
+def marked(messages: Messages, tools: Tools, _: Mapping[str, Any]) -> str:
     """The plain rendering for vocabularies with the markers: one marked turn per message, and the
     assistant's turn left open.
     """
-    turns = [f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>\n" for m in messages]
+    turns = [f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>\n" for m in told(messages, tools)]
     return "".join(turns) + "<|im_start|>assistant\n"
 
 
-def labelled(messages: Sequence[Mapping[str, Any]]) -> str:
+def labelled(messages: Messages, tools: Tools, _: Mapping[str, Any]) -> str:
     """The plain rendering for any other vocabulary."""
-    return "\n".join([*(f"{m['role']}: {m['content']}" for m in messages), "assistant:"])
+    turns = [f"{m['role']}: {m['content']}" for m in told(messages, tools)]
+    return "\n".join([*turns, "assistant:"])
+
+
+def told(messages: Messages, tools: Tools) -> Messages:
+    """The messages for a model whose template knows no tools: the first one says what may be
+    called, calls are the JSON that it asks for, and their results are messages of the user.
+    """
+    if not tools and not any(m["role"] == "tool" or "tool_calls" in m for m in messages):
+        return messages
+    plain = [_plain(message) for message in messages]
+    if not tools:
+        return plain
+    said = HOW_TO_CALL.format(tools="\n".join(_json(tool.get("function")) for tool in tools))
+    if plain[0]["role"] in ("system", "developer"):
+        head = {**plain[0], "content": f"{plain[0]['content']}\n\n{said}"}
+        return [head, *plain[1:]]
+    return [{"role": "system", "content": said}, *plain]
+
+
+def _plain(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    if message["role"] == "tool":
+        return {"role": "user", "content": f"The function returned: {message['content']}"}
+    if "tool_calls" not in message:
+        return message
+    calls = [
+        {"name": call["function"]["name"], "arguments": call["function"]["arguments"]}
+        for call in message["tool_calls"] or ()
+    ]
+    said = _json(calls[0] if len(calls) == 1 else calls)
+    return {"role": "assistant", "content": message["content"] + said}
+
+
+def _json(value: object, indent: int | None = None) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=indent)
 
 
 def from_template(source: str, variables: Mapping[str, str]) -> Render:
@@ -86,7 +153,7 @@ def from_template(source: str, variables: Mapping[str, str]) -> Render:
         raise TemplateError(message)
 
     def tojson(value: object, indent: int | None = None, **_: object) -> str:
-        return json.dumps(value, ensure_ascii=False, indent=indent)
+        return _json(value, indent)
 
     def now(form: str) -> str:
         return datetime.now(UTC).strftime(form)
@@ -98,12 +165,19 @@ def from_template(source: str, variables: Mapping[str, str]) -> Render:
     environment.globals.update(raise_exception=refuse, strftime_now=now)
     try:
         template = environment.from_string(source)
+        knows_tools = "tools" in meta.find_undeclared_variables(environment.parse(source))
     except TemplateError as error:
         raise ConfigError(f"the model's chat template is broken: {error}") from error
 
-    def render(messages: Sequence[Mapping[str, Any]]) -> str:
+    def render(messages: Messages, tools: Tools, wanted: Mapping[str, Any]) -> str:
+        shown = messages if knows_tools else told(messages, tools)
         try:
-            return template.render(messages=messages, add_generation_prompt=True, **variables)
+            return template.render(
+                messages=shown,
+                tools=list(tools) or None,
+                add_generation_prompt=True,
+                **{**variables, **wanted},
+            )
         except (TemplateError, TypeError, ValueError, KeyError) as error:
             raise PeerError(
                 f"the model's chat template refused these messages: {error}", param="messages"

@@ -4,7 +4,7 @@ byte-level one, which needs no file.
 
 import json
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from shared.errors import ConfigError, PeerError
 from shared.text import chat_prompt as chat
 from shared.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
+from shared.text.tool_format import ToolFormat, of_template
 
 BUILTIN_SPECIALS = {
     "<|bos|>": 256,
@@ -42,9 +43,11 @@ class Tokenizer:
         *,
         eos_token_ids: frozenset[int],
         render: chat.Render,
+        tool_format: ToolFormat = ToolFormat.JSON,
         plain: bool = False,
     ) -> None:
         self.inner = inner
+        self.tool_format = tool_format
         self.eos_token_ids = eos_token_ids
         # the number of ids: all are below it
         self.vocabulary = 1 + max(inner.get_vocab(with_added_tokens=True).values())
@@ -61,11 +64,11 @@ class Tokenizer:
         self.end_of_thinking = next(
             (added[name] for name in ENDS_OF_THINKING if name in added), None
         )
-        self._silent = frozenset(
-            token_id
+        self._specials = {
+            token_id: added.content.encode()
             for token_id, added in inner.get_added_tokens_decoder().items()
             if added.special
-        )
+        }
 
     @staticmethod
     def builtin() -> "Tokenizer":
@@ -111,11 +114,21 @@ class Tokenizer:
             return 0
         return -(-len(text.encode(errors="surrogatepass")) // self._longest_bytes)
 
-    def render(self, messages: object) -> str:
-        """One prompt from chat messages; it ends where the assistant's turn begins. Raises
-        PeerError.
+    def render(
+        self,
+        messages: object,
+        tools: chat.Tools = (),
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """One prompt from chat messages and the tools that the answer may call; it ends where the
+        assistant's turn begins. `variables` are the template's, by name. Raises PeerError.
         """
-        return self._render(chat.checked(messages))
+        wanted = variables or {}
+        if taken := sorted(wanted.keys() & chat.OURS):
+            raise PeerError(
+                f"chat_template_kwargs cannot set {', '.join(taken)}", param="chat_template_kwargs"
+            )
+        return self._render(chat.checked(messages), tools, wanted)
 
     def piece(self, token: int) -> bytes:
         """The bytes of one token by itself. A special token gives its name, an id outside the
@@ -126,11 +139,21 @@ class Tokenizer:
         text: str = self.inner.decode([token], skip_special_tokens=False)
         return text.encode()
 
-    def detokenizer(self) -> Detokenizer:
-        """A new reader of one output."""
-        if self._table is not None:
-            return ByteDetokenizer(self._table)
-        return WindowDetokenizer(_decoder(self.inner), self._silent)
+    def detokenizer(self, *, specials: bool = False) -> Detokenizer:
+        """A new reader of one output. With `specials` it reads special tokens by their names, save
+        those that end an output.
+        """
+        shown = self._specials.keys() - self.eos_token_ids if specials else frozenset[int]()
+        if self._table is None:
+            silent = frozenset(self._specials.keys() - shown)
+            return WindowDetokenizer(_decoder(self.inner, specials=specials), silent)
+        return ByteDetokenizer(self._table_with_specials if shown else self._table)
+
+    @cached_property
+    def _table_with_specials(self) -> list[bytes]:
+        assert self._table is not None
+        shown = self._specials.keys() - self.eos_token_ids
+        return [self._specials[n] if n in shown else b for n, b in enumerate(self._table)]
 
 
 @cache
@@ -169,24 +192,26 @@ def _load(folder: str) -> Tokenizer:
     }
     if "eos_token" in names and (eos := inner.token_to_id(names["eos_token"])) is not None:
         ends.add(eos)
+    template = _template(path, config)
+    if template:
+        render = chat.from_template(template, names)
+    else:
+        render = chat.marked if inner.token_to_id("<|im_start|>") is not None else chat.labelled
     return Tokenizer(
-        inner, eos_token_ids=frozenset(ends), render=_renderer(path, config, inner, names)
+        inner,
+        eos_token_ids=frozenset(ends),
+        render=render,
+        tool_format=of_template(template),
     )
 
 
-def _renderer(
-    path: Path, config: Mapping[str, Any], inner: tokenizers.Tokenizer, names: Mapping[str, str]
-) -> chat.Render:
-    """The folder's chat template, from either of the places for it; the plain rendering where there
-    is none.
-    """
+def _template(path: Path, config: Mapping[str, Any]) -> str:
+    """The folder's chat template, from either of the places for it; empty where there is none."""
     file = path / "chat_template.jinja"
     template = file.read_text() if file.exists() else config.get("chat_template")
     if isinstance(template, list):  # several templates, by name
         template = {entry["name"]: entry["template"] for entry in template}.get("default")
-    if template:
-        return chat.from_template(template, names)
-    return chat.marked if inner.token_to_id("<|im_start|>") is not None else chat.labelled
+    return template or ""
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -208,9 +233,9 @@ def _as_list(value: Any) -> list[int]:
     return [] if value is None else value if isinstance(value, list) else [value]
 
 
-def _decoder(inner: tokenizers.Tokenizer) -> Callable[[list[int]], str]:
+def _decoder(inner: tokenizers.Tokenizer, *, specials: bool = False) -> Callable[[list[int]], str]:
     def decode(ids: list[int]) -> str:
-        text: str = inner.decode(ids, skip_special_tokens=True)
+        text: str = inner.decode(ids, skip_special_tokens=not specials)
         return text
 
     return decode

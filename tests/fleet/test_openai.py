@@ -357,10 +357,16 @@ WRONG: list[tuple[dict[str, Any], type[openai.APIStatusError], str, str | None]]
     ({"n": 17}, openai.BadRequestError, "invalid_request_error", "n"),
     ({"service_tier": "scale"}, openai.BadRequestError, "invalid_value", "service_tier"),
     (
-        {"tools": [{"type": "function", "function": {"name": "f"}}]},
+        {"tools": [{"type": "function", "function": {"name": "a b"}}]},
         openai.BadRequestError,
-        "unsupported_parameter",
-        "tools",
+        "invalid_request_error",
+        "tools[0].function.name",
+    ),
+    (
+        {"extra_body": {"chat_template_kwargs": {"messages": []}}},
+        openai.BadRequestError,
+        "invalid_request_error",
+        "chat_template_kwargs",
     ),
     (
         {"response_format": {"type": "json_object"}},

@@ -6,6 +6,7 @@ import time
 
 from services.worker.config import WorkerConfig
 from services.worker.engine import Engine, EngineFacts
+from services.worker.engines.script import load as load_script
 from services.worker.engines.sim_engine import SimEngine
 from services.worker.engines.vllm_versions import NEEDED
 from shared.errors import ConfigError
@@ -33,6 +34,7 @@ def make(cfg: WorkerConfig) -> tuple[Engine, Tokenizer]:
             clock=time.monotonic,
             pace=cfg.pace,
             acceptance=acceptance,
+            script=load_script(cfg.script) if cfg.script else None,
         ), tokenizer
     if cfg.engine == "torch":
         folder = models.folder(cfg.model or models.DEFAULT)

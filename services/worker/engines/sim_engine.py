@@ -14,6 +14,7 @@ import numpy as np
 
 from services.worker.engine import Done, EngineFacts, EngineState, Outcome
 from services.worker.engines import draws
+from services.worker.engines.script import Script
 from shared.core.turn import Load, Work
 from shared.perf.draft import draft_of
 from shared.perf.iteration_time import Profile
@@ -61,7 +62,15 @@ class _Slot:
     computed: int = 0
     drafted: int = 0  # positions filled in the draft's KV
     blocks: int = 0
+    said: Sequence[int] | None = None  # its output, where a script has one
     decoding: bool = False  # has emitted a token since it was loaded
+
+
+def _token(slot: _Slot, n: int) -> int:
+    """Output token n of a request. Behind the end of a script nothing counts."""
+    if slot.said is None:
+        return readable_token(slot.seed, n)
+    return slot.said[min(n, len(slot.said) - 1)]
 
 
 class SimEngine:
@@ -82,6 +91,7 @@ class SimEngine:
         clock: Callable[[], float],
         pace: float = 1.0,
         acceptance: Acceptance | None = None,
+        script: Script | None = None,
     ) -> None:
         assert facts.vocabulary >= 128, "the tokens are ASCII"
         self._facts = facts
@@ -90,6 +100,7 @@ class SimEngine:
         self._wait = wait
         self._clock = clock
         self._draft, self._acceptance = draft_of(profile, facts.draft), acceptance or Acceptance()
+        self._script = script
         self._slots: dict[Slot, _Slot] = {}
         self._free_blocks = facts.kv_blocks
         self._ended_at_s = float("-inf")  # on the GPU's timeline, by `clock`
@@ -105,8 +116,12 @@ class SimEngine:
         assert 0 <= load.generated < len(load.tokens) <= self._facts.context_tokens, (
             f"slot {load.slot}: impossible length"
         )
+        prompt = len(load.tokens) - load.generated
         self._slots[load.slot] = _Slot(
-            prompt=len(load.tokens) - load.generated, seed=load.seed, known=len(load.tokens)
+            prompt=prompt,
+            seed=load.seed,
+            known=len(load.tokens),
+            said=self._script.answer(load.tokens[:prompt]) if self._script else None,
         )
 
     def execute(self, work: Sequence[Work], selection: Selection | None) -> Outcome:
@@ -237,7 +252,7 @@ class SimEngine:
         state.known += emitted
         state.decoding = True
         self._reserve(state, state.computed)  # rejected drafts give theirs back
-        return Done(kept, [readable_token(state.seed, first + n) for n in range(emitted)], drafted)
+        return Done(kept, [_token(state, first + n) for n in range(emitted)], drafted)
 
     def _reserve(self, state: _Slot, tokens: int) -> None:
         assert tokens <= self._facts.context_tokens, "over the context"

@@ -56,6 +56,15 @@ class Site:
         )
 
 
+def usage(prompt: int, completion: int) -> dict[str, Any]:
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
+
+
 @contextlib.asynccontextmanager
 async def gateway(
     nats_url: str, **settings: Any
@@ -321,7 +330,7 @@ MALFORMED: list[tuple[bytes, dict[str, str], str | None]] = [
     (b"{}", {}, "prompt"),
     (b'{"prompt": {"a": 1}}', {}, "prompt"),
     (b'{"prompt": [1, "a"]}', {}, "prompt"),
-    (b'{"prompt": [99999999999999999999]}', {}, "prompt"),
+    (b'{"prompt": [99999999999999999999]}', {}, "prompt[0]"),
     (b'{"prompt": "a", "max_tokens": 0}', {}, "max_tokens"),
     (b'{"prompt": "a", "max_tokens": "many"}', {}, "max_tokens"),
     (b'{"prompt": "a", "temperature": -1}', {}, "temperature"),
@@ -338,7 +347,7 @@ MALFORMED: list[tuple[bytes, dict[str, str], str | None]] = [
     (b'{"prompt": "a", "echo": true, "logprobs": 1}', {}, "echo"),
     (b'{"prompt": [1], "echo": true}', {}, "echo"),
     (b'{"prompt": "a", "max_tokens": 1, "max_completion_tokens": 2}', {}, "max_completion_tokens"),
-    (b'{"prompt": "a", "stream_options": {"colour": 1}}', {}, "colour"),
+    (b'{"prompt": "a", "stream_options": {"colour": 1}}', {}, "stream_options.colour"),
     (b'{"prompt": "a", "messages": []}', {}, "messages"),
     (b'{"prompt": "a", "frequency_penalty": 2.5}', {}, "frequency_penalty"),
     (b'{"prompt": "a", "colour": "red"}', {}, "colour"),
@@ -423,21 +432,44 @@ async def test_malformed_requests_are_answered_400_with_the_field_and_go_no_furt
         assert at.fleet.asked == {}
 
 
+TOOL = b'"tools": [{"type": "function", "function": {"name": "f"}}]'
 MESSAGES = b'"messages": [{"role": "user", "content": "hi"}]'
 MALFORMED_CHATS: list[tuple[bytes, str | None]] = [
     (b"", "messages"),
     (b'"messages": "hi"', "messages"),
-    (b'"messages": ["hi"]', "messages"),
+    (b'"messages": ["hi"]', "messages[0]"),
     (b'"prompt": "hi"', "prompt"),
     (MESSAGES + b', "prompt": "hi"', "prompt"),
-    (MESSAGES + b', "tools": [{"type": "function", "function": {"name": "f"}}]', "tools"),
+    (MESSAGES + b', "tools": [{"type": "function", "function": {}}]', "tools[0].function.name"),
+    (
+        MESSAGES + b', "tools": [{"type": "function", "function": {"name": "a b"}}]',
+        "tools[0].function.name",
+    ),
+    (MESSAGES + b', "tools": [{"type": "custom", "custom": {"name": "f"}}]', "tools[0].type"),
+    (MESSAGES + b", " + TOOL.replace(b"]", b"," + TOOL[10:]), "tools"),
     (MESSAGES + b', "tool_choice": "required"', "tool_choice"),
+    (MESSAGES + b", " + TOOL + b', "tool_choice": "any"', "tool_choice"),
+    (
+        MESSAGES
+        + b", "
+        + TOOL
+        + b', "tool_choice": {"type": "function", "function": {"name": "g"}}',
+        "tool_choice",
+    ),
+    (
+        MESSAGES
+        + b", "
+        + TOOL
+        + b', "tool_choice": "required", "response_format": {"type": "json_object"}',
+        "response_format",
+    ),
     (MESSAGES + b', "functions": [{"name": "f"}]', "functions"),
-    (MESSAGES + b', "response_format": {"type": "xml"}', "response_format"),
+    (MESSAGES + b', "response_format": {"type": "xml"}', "response_format.type"),
     (MESSAGES + b', "modalities": ["text", "audio"]', "modalities"),
     (MESSAGES + b', "audio": {"voice": "alloy", "format": "wav"}', "audio"),
     (MESSAGES + b', "store": true', "store"),
-    (MESSAGES + b', "reasoning_effort": "high"', "reasoning_effort"),
+    (MESSAGES + b', "reasoning_effort": "utmost"', "reasoning_effort"),
+    (MESSAGES + b', "chat_template_kwargs": []', "chat_template_kwargs"),
     (MESSAGES + b', "web_search_options": {}', "web_search_options"),
     (MESSAGES + b', "metadata": {"a": 1}', "metadata"),
     (MESSAGES + b', "logprobs": 5', "logprobs"),
@@ -635,7 +667,7 @@ async def test_a_chat_is_answered_whole_in_the_words_of_openai(nats_url: str) ->
                 }
             ],
             "service_tier": "default",
-            "usage": {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5},
+            "usage": usage(3, 2),
         }
 
 
@@ -664,9 +696,7 @@ async def test_a_chat_streams_its_role_then_words_then_the_end_then_usage(nats_u
             [{"index": 0, "delta": {}, "logprobs": None, "finish_reason": "length"}],
             [],
         ]
-        assert [event["usage"] for event in events] == [None] * 4 + [
-            {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
-        ]
+        assert [event["usage"] for event in events] == [None] * 4 + [usage(3, 2)]
 
 
 async def test_usage_so_far_comes_with_every_chunk_if_wanted(nats_url: str) -> None:
@@ -771,7 +801,7 @@ async def test_several_prompts_and_choices_are_several_requests_with_ids_and_see
             (2, "two w0 w1 w2"),
             (3, "two w0 w1 w2"),
         ]
-        assert answer["usage"] == {"prompt_tokens": 6, "completion_tokens": 12, "total_tokens": 18}
+        assert answer["usage"] == usage(6, 12)
         requests = [
             at.fleet.asked[key_of(name)].request
             for name in (id_of_choice(request_id, i) for i in range(4))
@@ -807,11 +837,7 @@ async def test_choices_stream_side_by_side_each_complete_under_its_index(nats_ur
         }
         events = sse((await http.post("/v1/chat/completions", json=body)).text)
         assert events.pop() == "[DONE]"
-        assert events.pop()["usage"] == {
-            "prompt_tokens": 3,
-            "completion_tokens": 320,
-            "total_tokens": 323,
-        }
+        assert events.pop()["usage"] == usage(3, 320)
         streamed: dict[int, list[Any]] = {}
         for event in events:
             (choice,) = event["choices"]

@@ -129,30 +129,32 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         },
         "response_format",
     ),
-    ({"response_format": {"type": "structural_tag"}}, "response_format"),
+    ({"response_format": {"type": "structural_tag"}}, "response_format.type"),
     (
         {"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}},
         "structured_outputs",
     ),
     ({"structured_outputs": {}}, "structured_outputs"),
     ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs"),
-    ({"structured_outputs": {"choice": []}}, "structured_outputs"),
-    ({"structured_outputs": {"regex": "a", "whitespace_pattern": " "}}, "whitespace_pattern"),
+    ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
+    (
+        {"structured_outputs": {"regex": "a", "whitespace_pattern": " "}},
+        "structured_outputs.whitespace_pattern",
+    ),
 ]
 # Parameters of OpenAI's and vLLM's APIs that would change an answer and are not supported.
 UNSUPPORTED: dict[str, Any] = {
     "best_of": 2, "use_beam_search": True, "length_penalty": 2.0, "prompt_logprobs": 1,
     "bad_words": ["a"], "allowed_token_ids": [1],
     "truncate_prompt_tokens": 5, "include_stop_str_in_output": True,
-    "spaces_between_special_tokens": False, "skip_special_tokens": False,
+    "spaces_between_special_tokens": False,
     "guided_json": {}, "guided_regex": "a", "structural_tag": "a", "logits_processors": [],
     "thinking_token_budget": 4, "vllm_xargs": {},
     "repetition_detection": {}, "logprob_token_ids": [1], "add_special_tokens": False,
     "return_tokens_as_token_ids": True, "suffix": "a",
-    "tools": [{"type": "function", "function": {"name": "f"}}], "reasoning_effort": "high",
     "prediction": {}, "audio": {},
     "verbosity": "low",
-    "chat_template_kwargs": {"a": 1}, "add_generation_prompt": False,
+    "add_generation_prompt": False,
     "continue_final_message": True, "documents": [], "chat_template": "a",
     "kv_transfer_params": {}, "cache_salt": "a", "mm_processor_kwargs": {},
 }  # fmt: skip
