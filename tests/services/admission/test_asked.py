@@ -24,6 +24,7 @@ SAME = {
 OTHER = {
     "prompt": "hello", "messages": [{"role": "user", "content": "hello!"}], "token_ids": [1],
     "model": "m", "adapter": "x", "sampling": Sampling(), "slo": None, "allow_relegation": False,
+    "tools": [{"type": "function", "function": {"name": "f"}}], "chat_template_kwargs": {"a": 1},
 }  # fmt: skip
 
 
