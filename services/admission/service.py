@@ -89,6 +89,9 @@ QUEUE = "admission"
 # A second of digests of 256 replicas (10/s each) and the 1000 requests of a lost replica, rounded
 # up. A digest that finds it full is dropped: another follows. The sweep finds a dropped record.
 INBOX_LIMIT = 4096
+WITHDRAWN = Refused(
+    code="request_cancelled", message="the request was cancelled before it was stored"
+)
 TELL_S = 1.0  # the longest that a client waits to hear whether its request is refused
 
 
@@ -156,6 +159,8 @@ class Admission:
         self._door = Door(bus, clock, intake, self.name)
         self._chores = Chores()
         self._receiving = self._receiving_bytes = 0
+        # of requests that are not stored yet: a cancel that comes now finds no record
+        self._storing: dict[RequestKey, bool] = {}  # whether it was cancelled
         self._stall = Stall(bus, clock)
         # requests whose clients wait for the decision
         self._untold: dict[RequestKey, asyncio.Future[Refused | None]] = {}
@@ -175,6 +180,7 @@ class Admission:
             chores.listen(
                 await bus.subscribe(subjects.CANCELS, Cancel, self._on_cancel, queue=QUEUE)
             )
+            chores.listen(await bus.subscribe(subjects.CANCELS, Cancel, self._note_cancel))
             chores.listen(await be_present(bus, self.name))
             background = [
                 chores.start(self._keep_lease(), name="admission.lease"),
@@ -310,16 +316,18 @@ class Admission:
     def _on_request(self, request: GenerateRequest, call: Call) -> None:
         if self._stall.look() and self._sweep.admissions > 1:
             return  # its client has asked another admission, which may have told it no
-        self._chores.spawn(self._receive(request, call), "admission.receive")
+        key: RequestKey | None = None
+        with suppress(PeerError):  # what is no id may be anything, and is refused below
+            key = subjects.request_key(call.subject.split(".")[-2], request.request_id)
+            self._storing.setdefault(key, False)
+        self._chores.spawn(self._receive(request, key, call), "admission.receive")
 
-    async def _receive(self, request: GenerateRequest, call: Call) -> None:
+    async def _receive(self, request: GenerateRequest, key: RequestKey | None, call: Call) -> None:
         now = self._clock.unix_s()
         self._receiving += 1
         self._receiving_bytes += call.payload_bytes
         tenant, tier = call.subject.split(".")[-2:]
-        attributes = dict[str, str]()
-        with suppress(PeerError):  # what is no id may be anything, and is refused below
-            attributes[names.REQUEST_KEY] = subjects.request_key(tenant, request.request_id)
+        attributes = {names.REQUEST_KEY: key} if key else dict[str, str]()
         span = self._tracing.start(
             "admit", call.headers.get("traceparent"), attributes, kind="server"
         )
@@ -366,7 +374,12 @@ class Admission:
                 if picked is None
                 else self._chores.start(self._placer.ask(record), "admission.ask")
             )
+            if self._storing.get(key):
+                await self._refuse(call, WITHDRAWN)
+                return
             stored = await self._records.create(record, body)
+            if self._storing.pop(key, False):
+                self._chores.spawn(self._cancel(key), "admission.cancel")
             if stored is None:  # a copy of the request came first
                 if not await self._answer_known(key, digest, call):
                     raise BusTimeout("the record that has the id is gone")
@@ -406,6 +419,8 @@ class Admission:
             await self._refuse(call, refused)
         finally:
             span.end()
+            if key is not None:
+                self._storing.pop(key, None)
             self._receiving -= 1
             self._receiving_bytes -= call.payload_bytes
 
@@ -536,6 +551,12 @@ class Admission:
         except PeerError:
             return
         self._chores.spawn(self._cancel(key), "admission.cancel")
+
+    def _note_cancel(self, cancel: Cancel, call: Call) -> None:
+        tenant, request_id = call.subject.split(".")[-2:]
+        key = RequestKey(f"{tenant}.{request_id}")
+        if key in self._storing:
+            self._storing[key] = True
 
     async def _cancel(self, key: RequestKey) -> None:
         """Write the tombstone. A worker that holds the request receives the cancel itself; if none

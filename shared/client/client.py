@@ -45,6 +45,8 @@ QUEUE_EVENTS = 1024
 # attaches in flight per client, so that a thousand silent streams do not send a thousand at once
 ASKING_AT_ONCE = 32
 COPIES_FOR_S = 10  # after a refusal, copies of the request may still be read somewhere
+# refusals by what one admission knows: another may have let a copy in
+MAY_DIFFER = ("slow_down", "unattainable_slo", "server_is_overloaded")
 REFUSALS_TO_BELIEVE = 3  # attaches refused in a row before a stream is given up
 
 Sink = Callable[[StreamEvent], None]
@@ -343,7 +345,7 @@ class Client:
                     headers=headers,
                 )
             except RefusedError as error:
-                if repeats and error.refused.code == "slow_down" and not known:
+                if repeats and error.refused.code in MAY_DIFFER and not known:
                     self._start(self._withdraw_copies(handle.request), "client.withdraw")
                 raise
             except (NoResponders, BusTimeout):

@@ -54,6 +54,8 @@ def test_every_request_ends_once_with_its_own_tokens_whatever_happens(block: int
     [
         (89, "wrong acks"),  # an ack of more than was planned: its request was never planned again
         (20_770, "a full disk"),  # a paused admission ran the copy of a refused request
+        (62_760, "a full disk"),  # a cancel came while its request was being stored
+        (67_343, "fcfs"),  # one copy of a request was refused as unattainable, the other ran
         (40_754, "many deaths"),  # a late copy of a hold took in again what was over
         (30_448, "speculation"),  # of two copies of a hold one was declined, the other taken in
     ],
