@@ -326,7 +326,7 @@ class Admission:
         now = self._clock.unix_s()
         self._receiving += 1
         self._receiving_bytes += call.payload_bytes
-        tenant, tier = call.subject.split(".")[-2:]
+        tier = call.subject.rpartition(".")[2]
         attributes = {names.REQUEST_KEY: key} if key else dict[str, str]()
         span = self._tracing.start(
             "admit", call.headers.get("traceparent"), attributes, kind="server"
