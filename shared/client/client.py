@@ -33,6 +33,7 @@ from shared.schemas import (
     StreamEvent,
     Verdict,
 )
+from shared.vocabulary import RequestKey
 
 TICK_S = 0.25  # between two looks for silent streams
 REPEAT_CANCEL_S = 1.0
@@ -204,6 +205,7 @@ class Client:
         # a dict, for its order: a set would be walked in the order of addresses
         self._handles: dict[Handle, None] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._withdrawing: dict[RequestKey, asyncio.Task[None]] = {}
         self._asking = asyncio.Semaphore(ASKING_AT_ONCE)
         self._inbox: Subscription | None = None
 
@@ -260,6 +262,8 @@ class Client:
         handle = Handle(self, replace(request, inbox=None if derived else own), tier, sink)
         handle.alive_unix_s, handle.silence_s = self._clock.unix_s(), self._patience.silence_s
         self._handles[handle] = None
+        if (withdrawing := self._withdrawing.pop(key, None)) is not None:
+            withdrawing.cancel()  # its copies are wanted again
         self._route(own, handle)
         try:
             if derived:
@@ -288,14 +292,15 @@ class Client:
         key = subjects.request_key(request.tenant, request.request_id)
         await self.bus.publish(subjects.cancel(key), Cancel(reason="its submission was given up"))
 
-    async def _withdraw_copies(self, request: GenerateRequest) -> None:
+    async def _withdraw_copies(self, handle: Handle) -> None:
         """Cancel what may come of the copies that were sent before one was refused: an admission
-        that was paused finds them late.
+        that was paused finds them late. The same id, submitted again, ends this.
         """
         for _ in range(COPIES_FOR_S):
             with suppress(BusError):
-                await self.withdraw(request)
+                await self.withdraw(handle.request)
             await asyncio.sleep(1.0)
+        self._withdrawing.pop(handle.key, None)
 
     def _of_tenant(self, request: GenerateRequest) -> GenerateRequest:
         return request if request.tenant else replace(request, tenant=self._tenant)
@@ -345,8 +350,11 @@ class Client:
                     headers=headers,
                 )
             except RefusedError as error:
-                if repeats and error.refused.code in MAY_DIFFER and not known:
-                    self._start(self._withdraw_copies(handle.request), "client.withdraw")
+                may_run = repeats and error.refused.code in MAY_DIFFER and not known
+                if may_run and handle.key not in self._withdrawing:
+                    self._withdrawing[handle.key] = self._start(
+                        self._withdraw_copies(handle), "client.withdraw"
+                    )
                 raise
             except (NoResponders, BusTimeout):
                 if self._clock.unix_s() + pause_s >= give_up_unix_s:
@@ -444,10 +452,11 @@ class Client:
                     with suppress(BusError):
                         await handle.cancel(handle.cancelling)
 
-    def _start(self, work: Coroutine[Any, Any, None], name: str) -> None:
+    def _start(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._finished)
+        return task
 
     def _finished(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from shared import subjects
 from shared.bus.api import Call, Endpoint
 from shared.client.assemble import Assembler
-from shared.client.client import Client, Handle, Patience
+from shared.client.client import COPIES_FOR_S, Client, Handle, Patience
 from shared.errors import BusTimeout, NoResponders, PeerError
 from shared.schemas import (
     Attach,
@@ -205,7 +206,8 @@ class Server:
     asked: dict[str, GenerateRequest] = field(default_factory=dict)
     subjects: dict[str, str] = field(default_factory=dict)
     made: dict[str, int] = field(default_factory=dict)
-    cancelled: set[str] = field(default_factory=set)
+    cancelled: Counter[str] = field(default_factory=Counter)
+    deaf: int = 0  # requests that are not answered
     attaches: int = 0
     hang: bool = False
     refuse: bool = False
@@ -229,6 +231,9 @@ class Server:
         task.add_done_callback(self.tasks.discard)
 
     def on_request(self, request: GenerateRequest, call: Call) -> None:
+        if self.deaf:
+            self.deaf -= 1
+            return
         if self.refuse:
             self.spawn(call.reply(Refused(code="slow_down", message="no room")))
             return
@@ -277,7 +282,7 @@ class Server:
 
     def on_cancel(self, cancel: Cancel, call: Call) -> None:
         key = call.subject.removeprefix("slo.v1.cancel.")
-        self.cancelled.add(key)
+        self.cancelled[key] += 1
         if self.hang:
             self.spawn(
                 self.bus.publish(
@@ -430,7 +435,7 @@ def test_a_cancel_that_is_lost_is_said_again() -> None:
         net.faults = Faults(loss=1.0)
         await handle.cancel()
         await asyncio.sleep(0.5)
-        assert server.cancelled == set()
+        assert not server.cancelled
         net.faults = Faults()
         assert (await handle.wait()).finish_reason is FinishReason.CANCELLED
 
@@ -443,6 +448,36 @@ def test_a_refusal_reaches_the_caller_in_its_own_words() -> None:
         with pytest.raises(PeerError, match="no room") as refused:
             await client.submit(GenerateRequest(request_id="r", prompt="x"), "chat")
         assert refused.value.code == "slow_down"
+
+    on_a_good_network(body)
+
+
+async def refused_after_an_answer_was_lost(server: Server, client: Client) -> None:
+    server.deaf, server.refuse = 1, True
+    with pytest.raises(PeerError, match="no room"):
+        await client.submit(GenerateRequest(request_id="r", prompt="x"), "chat")
+    server.refuse = False
+
+
+def test_what_is_refused_after_an_answer_was_lost_is_withdrawn_wherever_it_may_run() -> None:
+    async def body(net: SimNet, server: Server, client: Client) -> None:
+        await refused_after_an_answer_was_lost(server, client)
+        await asyncio.sleep(30.0)
+        assert server.cancelled == {"default.r": COPIES_FOR_S}
+
+    on_a_good_network(body)
+
+
+@pytest.mark.parametrize("after_s", [0.01, 0.5, 5.0, 30.0])
+def test_a_refused_request_that_comes_back_under_its_id_runs_to_its_end(after_s: float) -> None:
+    async def body(net: SimNet, server: Server, client: Client) -> None:
+        await refused_after_an_answer_was_lost(server, client)
+        await asyncio.sleep(after_s)
+        before = server.cancelled.total()
+        handle = await client.submit(GenerateRequest(request_id="r", prompt="x"), "chat")
+        assert (await read(handle, LOG)).tokens == LOG.tokens
+        await asyncio.sleep(30.0)
+        assert server.cancelled.total() == before
 
     on_a_good_network(body)
 
