@@ -256,7 +256,10 @@ class RelegationCore:
         """
         passed_s = min(now_unix_s - self._heard_unix_s, STALE_S)
         self._heard_unix_s = now_unix_s
-        if self._busy or (self._waiting and not digest.surplus):
+        suits = self._waiting and (
+            not digest.surplus or self._order.first(lambda needs: meets(digest, needs)) is not None
+        )
+        if self._busy or suits:
             self._drain.waited(passed_s)
 
     def _hand_out(

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -73,6 +74,33 @@ def pool(*records: Record, per_digest: int = 2) -> RelegationCore:
     core = RelegationCore(RelegationSettings(per_digest=per_digest))
     assert core.handle(Listed(records), now_unix_s=NOW) == []
     return core
+
+
+# ---------------------------------------------------------------- its speed
+
+
+@pytest.mark.parametrize("declines", [False, True])
+@pytest.mark.parametrize("full", [0, 1, 9])  # digests without surplus for each one with
+def test_the_speed_of_the_pool_is_that_at_which_requests_leave_it(
+    full: int, declines: bool
+) -> None:
+    core, left, tokens = pool(per_digest=1), 0, 0
+    queued = 0
+    for tick in range(3000):
+        at_s = tick / 10
+        while queued < left + 10:
+            waits = record(f"a.{queued}", arrived_s=at_s, prompt=990)
+            core.handle(Queued(waits), now_unix_s=NOW + at_s)
+            queued += 1
+        surplus = tick % (full + 1) == 0
+        for place in handed(core, at_s, digest(at_s, surplus=surplus)):
+            if declines and left % 2 == 0 and tick % 20 < 10:
+                core.handle(Declined(place.key, place.replica), now_unix_s=NOW + at_s)
+            else:
+                core.handle(Taken(place.key), now_unix_s=NOW + at_s)
+                left, tokens = left + 1, tokens + 1000
+    tokens_s = core.digest(now_unix_s=NOW + 300.0).tokens_s
+    assert tokens_s == pytest.approx(tokens / 300.0, rel=0.15)
 
 
 # ---------------------------------------------------------------- against a plain one
