@@ -30,6 +30,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "loadgen.commands.streams",
         "make the streams and buckets at a NATS server, before its services start",
     ),
+    "config": (
+        "loadgen.commands.config",
+        "check a configuration file, line by line, and say what each setting means",
+    ),
     "submit": ("loadgen.commands.submit", "send one prompt and stream the answer"),
     "chat": (
         "loadgen.commands.chat",

@@ -57,7 +57,16 @@ class HttpKeys:
     """The hashes of keys, and the tenant of each."""
 
     def __init__(self, tenants: Mapping[str, str]) -> None:
-        self._tenants = tenants
+        self._tenants = dict(tenants)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, HttpKeys) and self._tenants == other._tenants
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def with_more(self, tenants: Mapping[str, str]) -> "HttpKeys":
+        """These keys and others."""
+        return HttpKeys(self._tenants | dict(tenants))
 
     def tenant_of(self, key: str) -> str | None:
         """The tenant whose key it is. The time does not depend on the key: all are compared."""

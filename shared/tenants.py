@@ -12,20 +12,25 @@ from shared.errors import ConfigError, PeerError
 from shared.subjects import ID_PATTERN
 from shared.vocabulary import Slo
 
+KeyHash = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 OTHERS = "*"  # names the limits of each tenant that is not named itself
 
 
 class Tenant(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The limits of one tenant. Without any it has none."""
 
-    # its share beside those whose requests are equally important
     weight: Annotated[float, Meta(gt=0, le=1e6)] = 1.0
-    # prompt and output in the long run, and at once; requests beyond wait for the bucket to fill
+    """Its share beside tenants whose requests are equally important."""
     tokens_s: Annotated[float, Meta(gt=0)] = math.inf
+    """Tokens of prompt and output a second, in the long run."""
     burst_tokens: Annotated[float, Meta(gt=0)] = 1_000_000.0
-    importance: Annotated[float, Meta(gt=0, le=1e6)] = math.inf  # the most that a request may have
-    # the tightest bounds that a request may ask for; one that names no bound may be any
+    """Tokens at once, beyond the long run."""
+    importance: Annotated[float, Meta(gt=0, le=1e6)] = math.inf
+    """The most importance that a request may have."""
     slo: Slo = Slo()
+    """The tightest bounds that a request may ask for. A bound that is absent may be any."""
+    keys: list[KeyHash] = []
+    """SHA-256 of its HTTP keys, as `slackline key` prints them. With any, HTTP needs a key."""
 
     def check_slo(self, slo: Slo) -> None:
         """Raises PeerError if the SLO, with its bounds in seconds, is tighter than allowed."""
@@ -51,6 +56,8 @@ class Tenants(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
                     f"tenant `{name}` must be {OTHERS}, or 1 to 64 characters of A-Z, a-z, 0-9, _"
                     " and -"
                 )
+            if name == OTHERS and tenant.keys:
+                raise ValueError(f"a key belongs to one tenant, not to `{OTHERS}`")
             if tenant.slo.in_multiples:
                 raise ValueError(f"tenant `{name}`: its slo must be in seconds")
 

@@ -15,21 +15,20 @@ from shared.vocabulary import Definition, Slo
 
 
 class Tier(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The SLO of one kind of caller. `share` is its part of a mixed load, relative to the shares of
-    the other tiers.
-
-    `service_tier` is the value of OpenAI's request field that selects this tier; with None only its
-    own name does.
-    """
+    """The SLO of one kind of caller."""
 
     slo: Slo
+    """Time to first token, between tokens, to last token; any may be absent, not all."""
     share: Annotated[float, Meta(ge=0)] = 1.0
+    """Its part of a load that is drawn (`slackline load`, `simulate`), beside the other tiers."""
     service_tier: str | None = None
+    """The `service_tier` of HTTP that names it; absent: its own name alone does."""
     importance: Annotated[float, Meta(ge=0, le=1000)] = 1.0
-    # the tier of the last round of a session in this tier; None: this tier, too
+    """Multiplies the importance of its requests. The unimportant are relegated first."""
     last_round: str | None = None
-    # longest time that a best-effort request waits for its first token; None: until it expires
+    """The tier of the last round of a session in this tier; absent: this tier, too."""
     wait_s: Annotated[float, Meta(gt=0)] | None = None
+    """The longest that a best-effort request waits for its first token; absent: till it expires."""
 
 
 class TierSet(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -94,13 +94,21 @@ class Slo(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_
     """
 
     ttft_s: Seconds | None = None
+    """Time to first token, from arrival."""
     tbt_s: Seconds | None = None
+    """Time between tokens."""
     ttlt_s: Seconds | None = None
+    """Time to last token, from arrival."""
     thinking_tbt_s: Seconds | None = None
+    """Time between tokens while the model thinks."""
     ttft_x: Multiple | None = None
+    """Time to first token, in multiples of that at zero load."""
     tbt_x: Multiple | None = None
+    """Time between tokens, in multiples of that at zero load."""
     ttlt_x: Multiple | None = None
+    """Time to last token, in multiples of that at zero load."""
     definition: Definition = Definition.DEADLINE
+    """When it counts as met: deadline, mean-tpot, max-tpot-10 or ttlt."""
 
     @property
     def in_multiples(self) -> bool:

@@ -32,7 +32,7 @@ LAYERS: dict[str, tuple[set[str], ...]] = {
         {"vocabulary", "errors", "columns", "structured", "clock"},
         {"measure", "subjects", "perf", "models", "text"},
         {"schemas", "tiers", "tenants", "http_keys"},
-        {"features"},
+        {"features", "rules"},
         {"routing"},
         {"policy"},
         {"core"},

@@ -15,8 +15,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "file",
         type=Path,
+        nargs="?",
         metavar="FILE",
-        help="the file of keys (SLACKLINE_GATEWAY_KEYS of the gateway), to which a line is added",
+        help="the file of keys (SLACKLINE_GATEWAY_KEYS of the gateway), to which a line is added; "
+        "without it, the line of a configuration file is printed",
     )
 
 
@@ -26,6 +28,15 @@ def run(args: argparse.Namespace) -> int:
         line = http_keys.line_of(args.tenant, key)
     except PeerError as error:
         raise ConfigError(error.message) from error
+    if args.file is None:
+        print(key)
+        print(
+            f'[tenants.{args.tenant}]\nkeys = ["{line.split()[1]}"]\n'
+            "The first line is the key, shown this once; the others are for the configuration file "
+            "(keys that are there already stay in the list).",
+            file=sys.stderr,
+        )
+        return 0
     try:
         text = args.file.read_text(encoding="utf-8") if args.file.exists() else ""
         with args.file.open("a", encoding="utf-8") as file:
@@ -35,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     print(key)
     print(
         f"{args.file} has its hash; the key is shown this once. A gateway that runs reads the file "
-        "at its next start.",
+        "within seconds.",
         file=sys.stderr,
     )
     return 0

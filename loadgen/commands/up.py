@@ -9,11 +9,12 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import structlog
+from msgspec import Struct
 
 from loadgen.access import DEFAULT_URL, noted
 from loadgen.commands.trial_arguments import add_draft_arguments, check_acceptance, parse_draft
@@ -31,6 +32,11 @@ from shared.errors import ConfigError
 from shared.models import shipped as models
 from shared.perf import profile_file as profiles
 from shared.policy import registry
+from shared.process import configuration
+from shared.process.configuration import PREFIX
+from shared.rules import TenantSource, TierSource, read_rules, read_tenants
+from shared.subjects import DEFAULT_TENANT
+from shared.tenants import OTHERS
 from shared.tiers import load_tiers
 
 AWAITED_S = 2.0  # between two lines about what a start waits for
@@ -108,6 +114,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="tiers and their SLOs: a built-in set, or a .toml or .json file",
     )
     parser.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="configuration of all services, in TOML; `slackline config check FILE` explains it. "
+        "Other options here win over it",
+    )
+    parser.add_argument(
         "--planners", type=int, default=1, metavar="N", help="number of planners (default: 1)"
     )
     parser.add_argument(
@@ -182,7 +195,10 @@ def make_spec(args: argparse.Namespace) -> FleetSpec:
         raise ConfigError("--vllm and --adapter need the vllm engine: add --engine vllm")
     if args.profile:
         profiles.read(args.profile)
+    environment = configured(args.config)
     return FleetSpec(
+        environment=environment,
+        tenants=_tenants(environment),
         replicas=args.replicas
         if args.replicas is not None
         else {"sim": 2, "vllm": 1}.get(args.engine) or torch_replicas(),
@@ -205,6 +221,33 @@ def make_spec(args: argparse.Namespace) -> FleetSpec:
         http_port=_port(args.http_port, HTTP_PORT),
         store=args.store,
     )
+
+
+class Rules(Struct, frozen=True):
+    """The rules, as admission and gateway read them."""
+
+    tiers: TierSource = ""
+    default_tier: str = ""
+    tenants: TenantSource = ""
+
+
+def configured(path: Path | None) -> dict[str, str]:
+    """The environment that names a configuration file. Raises ConfigError if there is none."""
+    if path is None:
+        return {}
+    if not path.is_file():
+        raise ConfigError(f"--config {path}: there is no such file")
+    return {f"{PREFIX}CONFIG": str(path.resolve())}
+
+
+def _rules(environment: Mapping[str, str]) -> Rules:
+    return configuration.load(Rules, "fleet", {**os.environ, **environment})
+
+
+def _tenants(environment: Mapping[str, str]) -> list[str]:
+    """The tenants that get a key at NATS. Raises ConfigError."""
+    named = read_tenants(_rules(environment).tenants).tenants
+    return list(dict.fromkeys((DEFAULT_TENANT, *(name for name in named if name != OTHERS))))
 
 
 def parse_pairs(option: str, pairs: Sequence[str]) -> dict[str, str]:
@@ -316,7 +359,9 @@ def _say(line: str) -> None:
 
 def _welcome(fleet: Fleet, metrics: str) -> str:
     url = "" if fleet.url == DEFAULT_URL else f" --url {fleet.url}"
-    tier = next(iter(load_tiers(fleet.spec.tiers or "default").tiers))
+    chosen = _rules(fleet.spec.environment)
+    rules = read_rules(fleet.spec.tiers or chosen.tiers, chosen.default_tier, chosen.tenants)
+    tier = next(iter(rules.tiers.tiers))
     lines = [f"ready   NATS  {fleet.url}"]
     if fleet.http_url:
         lines.append(f"        HTTP  {fleet.http_url}")

@@ -3,7 +3,9 @@
 from services.admission.config import AdmissionConfig
 from services.admission.service import Admission
 from shared.models import shipped as models
+from shared.policy import registry
 from shared.process.main import Process, run
+from shared.process.reload import rules_of
 from shared.text.tokenizer import Tokenizer
 
 
@@ -15,5 +17,12 @@ async def body(process: Process[AdmissionConfig]) -> None:
     await admission.run(process.stop)
 
 
+def check(cfg: AdmissionConfig) -> None:
+    rules_of(cfg)
+    registry.router(cfg.policy, cfg.settings)
+    if cfg.model:
+        models.folder(cfg.model)
+
+
 if __name__ == "__main__":
-    run("admission", AdmissionConfig, body)
+    run("admission", AdmissionConfig, body, check)

@@ -19,9 +19,9 @@ from shared.core.announced import profile_of
 from shared.core.record import does_not_fit
 from shared.errors import ConfigError, PeerError
 from shared.perf.zero_load import CHUNK_TOKENS, in_seconds, tbt_s, ttft_s
+from shared.rules import Rules
 from shared.schemas import Announce, Body, GenerateRequest, Record, Sampling
 from shared.structured import JsonSchema
-from shared.tenants import Tenants
 from shared.text.tokenizer import Tokenizer
 from shared.tiers import TierSet
 from shared.vocabulary import RecordState, RequestKey, ServiceClass, Slo
@@ -216,8 +216,7 @@ class Intake:
 
     def __init__(
         self,
-        tiers: TierSet,
-        tenants: Tenants,
+        rules: Rules,
         tokenizer: Tokenizer,
         model: str,
         workers: Workers,
@@ -225,8 +224,7 @@ class Intake:
         owner: str,
     ) -> None:
         """`model`: whose tokenizer it is, "" for the built-in one."""
-        self._tiers, self._tokenizer, self._model = tiers, tokenizer, model
-        self._tenants = tenants
+        self._rules, self._tokenizer, self._model = rules, tokenizer, model
         self._workers, self._body_key, self._owner = workers, body_key, owner
         self._long_prompts = asyncio.Semaphore(LONG_PROMPTS)
 
@@ -234,7 +232,7 @@ class Intake:
         """The key of a request, and the digest of what it asks for. Raises PeerError for every
         mistake that needs no tokenizer to be found.
         """
-        key = check(request, tier, self._tiers)
+        key = check(request, tier, self._rules.tiers)
         return key, await self._in_time(request, lambda: asked.digest(request, tier))
 
     async def read(
@@ -258,13 +256,13 @@ class Intake:
         check_tokenizer(worker, self._model)
         prompt = await self._in_time(request, lambda: tokenise(request, self._tokenizer, worker))
         max_tokens = fits(prompt, request, worker)
-        named = self._tiers.named(tier)
+        named = self._rules.tiers.named(tier)
         slo = resolve(request.slo or named.slo, len(prompt), max_tokens, worker)
         if slo.bounds_nothing:
             raise PeerError("an SLO must bound something: ttft_s, tbt_s or ttlt_s", param="slo")
         if not request.allow_relegation:
             check_attainable(slo, len(prompt), worker)
-        tenant = self._tenants.named(request.tenant)
+        tenant = self._rules.tenants.named(request.tenant)
         tenant.check_slo(slo)
         record = Record(
             key=key,

@@ -49,6 +49,7 @@ from shared.process import conventions as names
 from shared.process.chores import Chores
 from shared.process.drive import Inbox, drive
 from shared.process.instruments import Registry
+from shared.process.reload import follow_files, rules_of
 from shared.process.telemetry import Tracing
 from shared.schemas import (
     Announce,
@@ -78,9 +79,7 @@ from shared.store.place import (
 )
 from shared.store.presence import Absences, be_present
 from shared.store.records import Records, Stored
-from shared.tenants import load_tenants
 from shared.text.tokenizer import Tokenizer
-from shared.tiers import DEFAULT, load_tiers
 from shared.vocabulary import RecordState, ReplicaId, RequestKey, ServiceClass
 
 log = structlog.get_logger()
@@ -110,8 +109,7 @@ class Admission:
         self._cfg, self._bus, self._clock, self._tracing = cfg, bus, clock, tracing
         self.name = f"admission-{rng.getrandbits(48):012x}"
         self._tool_format = tokenizer.tool_format
-        self._tiers = load_tiers(cfg.tiers) if cfg.tiers else DEFAULT
-        self._tenants, self._buckets = load_tenants(cfg.tenants), TokenBuckets()
+        self._rules, self._buckets = rules_of(cfg), TokenBuckets()
         self._records = Records(bus.requests, bus.bodies, lambda: f"{rng.getrandbits(32):08x}")
         self.metrics = Registry()
         self._ending = Ending(bus, self._records, tracing, self.metrics)
@@ -132,8 +130,7 @@ class Admission:
         self._workers = Workers(clock, cfg.lost_s, self.metrics)
         model = models.folder(cfg.model).resolve().name if cfg.model else ""
         self._intake = Intake(
-            self._tiers,
-            self._tenants,
+            self._rules,
             tokenizer,
             model,
             self._workers,
@@ -186,6 +183,9 @@ class Admission:
                 chores.start(self._keep_lease(), name="admission.lease"),
                 chores.start(self._sweep.run(), name="admission.sweep"),
                 chores.start(self._stall.watch(), name="admission.stall"),
+                chores.start(
+                    follow_files("admission", self._cfg, self._rules), name="admission.rules"
+                ),
             ]
             driver = chores.start(
                 drive(self.core, self._inbox, self._begin, self._clock, name="admission"),
@@ -199,7 +199,7 @@ class Admission:
                 "admission.ready",
                 instance=self.name,
                 policy=self._cfg.policy,
-                tiers=self._tiers.name,
+                tiers=self._rules.tiers.name,
             )
             await stop.wait()
             opening.cancel()
@@ -340,7 +340,7 @@ class Admission:
             key, digest = await self._intake.look(request, tier)
             if await self._answer_known(key, digest, call):
                 return
-            limits, admissions = self._tenants.named(request.tenant), self._sweep.admissions
+            limits, admissions = self._rules.tenants.named(request.tenant), self._sweep.admissions
             wait_s = self._buckets.wait_s(request.tenant, limits, admissions, now)
             if wait_s > 0.0:
                 message = "this tenant has had its tokens"
@@ -541,7 +541,7 @@ class Admission:
     def _pay(self, record: Record, tokens: int) -> None:
         """The tenant's bucket pays for the output of a request, whoever let it in."""
         tenant, now = record.key.partition(".")[0], self._clock.unix_s()
-        limits = self._tenants.named(tenant)
+        limits = self._rules.tenants.named(tenant)
         self._buckets.take(tenant, limits, tokens, self._sweep.admissions, now)
 
     def _on_cancel(self, cancel: Cancel, call: Call) -> None:

@@ -3,10 +3,11 @@
 import socket
 
 from services.gateway.config import GatewayConfig
-from services.gateway.service import listen, serve
+from services.gateway.service import check_certificate, listen, serve
 from shared.process import logs, tracing
 from shared.process.configuration import load
-from shared.process.main import run_until_stopped, stop_on_signals
+from shared.process.main import run_until_stopped, stop_on_signals, told_settings
+from shared.process.reload import rules_of
 
 
 async def main() -> None:
@@ -21,5 +22,10 @@ async def main() -> None:
         traces.close()
 
 
-if __name__ == "__main__":
+def check(cfg: GatewayConfig) -> None:
+    rules_of(cfg)
+    check_certificate(cfg)
+
+
+if __name__ == "__main__" and not told_settings("gateway", GatewayConfig, check):
     run_until_stopped("gateway", main())

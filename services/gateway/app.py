@@ -31,10 +31,9 @@ from shared.client.client import Client, new_request_id
 from shared.client.ping import answers
 from shared.clock import Clock
 from shared.errors import BusError, PeerError
-from shared.http_keys import HttpKeys
 from shared.process import conventions, telemetry
 from shared.process.instruments import Registry
-from shared.tiers import TierSet
+from shared.rules import Rules
 
 READY_S = 1.0  # for the answer of an admission; it takes 1 ms
 IGNORED_LIMIT = 512  # characters of names that are told
@@ -58,20 +57,17 @@ class Gateway:
     def __init__(
         self,
         cfg: GatewayConfig,
-        tiers: TierSet,
+        rules: Rules,
         client: Client,
         fleet: Fleet,
         clock: Clock,
         registry: Registry,
         tracing: telemetry.Tracing,
         tasks: asyncio.TaskGroup,
-        keys: HttpKeys | None,
     ) -> None:
-        """`keys` None: every request is let in."""
         self.draining = False
-        self._keys = keys
         self._cfg = cfg
-        self._tiers = tiers
+        self._rules = rules
         self._client = client
         self._fleet = fleet
         self._clock = clock
@@ -137,13 +133,13 @@ class Gateway:
         return Response(body, status_code=503 if reason else 200, media_type="application/json")
 
     async def models(self, request: Request) -> Response:
-        read_tenant(request.headers, self._keys)
+        read_tenant(request.headers, self._rules.keys)
         return Response(
             msgspec.json.encode(ModelList(data=self._models())), media_type="application/json"
         )
 
     async def model(self, request: Request) -> Response:
-        read_tenant(request.headers, self._keys)
+        read_tenant(request.headers, self._rules.keys)
         name = request.path_params["model"]
         found = [model for model in self._models() if model.id == name]
         if found:
@@ -211,7 +207,7 @@ class Gateway:
                 raise Rejected(envelope.SHUTTING_DOWN)
             if self._open > self._cfg.requests_limit:
                 raise Rejected(envelope.SATURATED)
-            tenant = read_tenant(headers, self._keys)
+            tenant = read_tenant(headers, self._rules.keys)
             request_id = translate.read_request_id(headers)
             raw = await self._bodies.read(headers, body)
             if translate.read_flag(headers, translate.LENIENT, False):
@@ -219,7 +215,7 @@ class Gateway:
                 ignored = ", ".join(ascii(name)[1:-1] for name in names)[:IGNORED_LIMIT].strip()
             formats = self._fleet.holds_formats()
             ask = translate.read_ask(
-                headers, api.read(raw), request_id, tenant, self._tiers, held=formats
+                headers, api.read(raw), request_id, tenant, self._rules.tiers, held=formats
             )
             held += self._take(len(ask.requests) - 1)
             if self._open > self._cfg.requests_limit:

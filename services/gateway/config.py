@@ -4,45 +4,67 @@ SLACKLINE_GATEWAY_<FIELD>.
 
 from ipaddress import ip_address
 
-from msgspec import Struct
+from shared.process.configuration import Connected
+from shared.rules import TenantSource, TierSource, read_tenants
 
 
-class GatewayConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    url: str = "nats://127.0.0.1:4222"
-    creds: str = ""  # file of its seed (or JWT and seed) at NATS; empty: it logs in without
-    tls_ca: str = ""  # file of the authority to trust at NATS; empty: those of the system
+class GatewayConfig(Connected, frozen=True, kw_only=True, forbid_unknown_fields=True):
     host: str = "127.0.0.1"
-    port: int = 8080  # 0: any free port; the log states it
-    keys: str = ""  # a file of keys, which `slackline key` makes; then every request needs one
-    # serve another address than loopback without keys: for a port that is published on loopback
+    """The address to serve."""
+    port: int = 8080
+    """0: any free port; the log states it."""
+    keys: str = ""
+    """A file of keys, which `slackline key` makes. With it every request needs one."""
     without_keys: bool = False
-    tls_cert: str = ""  # a file with the certificate and those that sign it, in PEM; "": no TLS
-    tls_key: str = ""  # the file of its key
+    """Serves another address than loopback without keys: for a port published on loopback."""
+    tls_cert: str = ""
+    """A file with the certificate and those that sign it, in PEM; empty: no TLS."""
+    tls_key: str = ""
+    """The file of the certificate's key, in PEM."""
     # NATS carries 8 MiB in one message; 64 KiB are for the other fields. The same prompt is never
     # longer in msgpack than in JSON.
     body_limit_bytes: int = 8 * 1024 * 1024 - 64 * 1024
-    head_within_s: float = 15.0  # a connection whose head takes longer is closed
-    body_within_s: float = 30.0  # a body that takes longer is refused
-    # all bodies being read at one time: 16 of the longest
+    """The longest body, counted once for each of its choices."""
+    head_within_s: float = 15.0
+    """A connection whose head takes longer is closed."""
+    body_within_s: float = 30.0
+    """A body that takes longer is refused."""
     bodies_limit_bytes: int = 128 * 1024 * 1024
-    requests_limit: int = 4096  # unfinished at one time; about 50 KiB each with its socket, 200 MiB
-    stall_s: float = 60.0  # a client that reads nothing for this long has hung up
-    submit_s: float = 3.0  # how long to wait for an admission service to answer
-    tiers: str = "default"  # a built-in set of tiers, or the path of one
-    # a silent stream gets a comment this often, so that proxies keep it open
+    """All bodies being read at once: 16 of the longest."""
+    requests_limit: int = 4096
+    """Unfinished requests at once; about 50 KiB each with its socket."""
+    stall_s: float = 60.0
+    """A client that reads nothing for this long has hung up."""
+    submit_s: float = 3.0
+    """The longest wait for an admission to answer."""
+    tiers: TierSource = "default"
+    """The tiers, written here as `[tiers.NAME]`; or a built-in set, or a .toml or .json file."""
+    default_tier: str = ""
+    """The tier of a request that names none. Empty: that of the set, or the first one written."""
+    tenants: TenantSource = ""
+    """Tenants, written here as `[tenants.NAME]`, or a .toml file. The gateway reads their keys."""
     keepalive_s: float = 15.0
-    fresh_s: float = 2.0  # a replica whose digest is older does not count
-    drain_s: float = 30.0  # longest stop before running streams are cut
+    """A silent stream gets a comment this often, so that proxies keep it open."""
+    fresh_s: float = 2.0
+    """A replica whose digest is older does not count."""
+    drain_s: float = 30.0
+    """The longest stop. Streams that still run are cut then."""
 
     def __post_init__(self) -> None:
         if bool(self.tls_cert) != bool(self.tls_key):
             raise ValueError("tls_cert and tls_key come together")
-        if not (self.keys or self.without_keys or _is_loopback(self.host)):
+        if not (self._has_keys or self.without_keys or _is_loopback(self.host)):
             raise ValueError(
                 f"without keys only loopback is served, and {self.host} is another address. "
                 "Make a key with `slackline key TENANT FILE` and set SLACKLINE_GATEWAY_KEYS=FILE. "
                 "SLACKLINE_GATEWAY_WITHOUT_KEYS=true serves everybody who reaches the address"
             )
+
+    @property
+    def _has_keys(self) -> bool:
+        return bool(self.keys) or any(
+            tenant.keys for tenant in read_tenants(self.tenants).tenants.values()
+        )
 
 
 def _is_loopback(host: str) -> bool:

@@ -6,7 +6,6 @@ import math
 import socket
 import ssl
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -15,7 +14,7 @@ from services.gateway.alive import Fleet
 from services.gateway.app import Gateway
 from services.gateway.config import GatewayConfig
 from services.gateway.http_connection import connection_class
-from shared import http_keys, subjects
+from shared import subjects
 from shared.bus.api import Call
 from shared.bus.nats import connect
 from shared.bus.users import GATEWAY
@@ -25,9 +24,9 @@ from shared.errors import ConfigError
 from shared.process import logs
 from shared.process.configuration import without_secrets
 from shared.process.instruments import Registry
+from shared.process.reload import follow_files, rules_of
 from shared.process.telemetry import Tracing
 from shared.schemas import Digest
-from shared.tiers import load_tiers
 
 KEEP_ALIVE_S = 30  # of idle connections; longer than the pauses of common clients' pools
 log = logs.logger()
@@ -70,8 +69,7 @@ async def serve(
     Raises ConfigError at the start, and the failure of the bus.
     """
     clock, registry = Clock(), Registry()
-    tiers = load_tiers(cfg.tiers)
-    keys = http_keys.read(Path(cfg.keys)) if cfg.keys else None
+    rules = rules_of(cfg)
     check_certificate(cfg)
     fleet = Fleet(clock, cfg.fresh_s)
 
@@ -84,7 +82,7 @@ async def serve(
         asyncio.TaskGroup() as tasks,
     ):
         digests = await bus.subscribe(subjects.DIGESTS, Digest, on_digest)
-        gateway = Gateway(cfg, tiers, client, fleet, clock, registry, tracing, tasks, keys)
+        gateway = Gateway(cfg, rules, client, fleet, clock, registry, tracing, tasks)
         http = uvicorn.Config(
             gateway.app(),
             log_config=None,
@@ -100,6 +98,7 @@ async def serve(
         server = Server(http)
         serving = tasks.create_task(server.serve(sockets=[listener]), name="gateway.http")
         stopping = tasks.create_task(stop.wait(), name="gateway.stop")
+        following = tasks.create_task(follow_files("gateway", cfg, rules), name="gateway.rules")
         scheme = "https" if cfg.tls_cert else "http"
         host, port = listener.getsockname()[:2]
         log.info("service.ready", address=f"{scheme}://{host}:{port}", config=without_secrets(cfg))
@@ -108,6 +107,7 @@ async def serve(
         gateway.draining = True
         server.should_exit = True
         stopping.cancel()
+        following.cancel()
         await serving
         await digests.stop()
     log.info("service.stopped")

@@ -7,13 +7,15 @@ from shared.process.main import Process, run
 
 
 async def body(process: Process[PlannerConfig]) -> None:
-    cfg = process.cfg
-    # a policy that does not exist stops the start, not the first seat
-    registry.make(cfg.policy, cfg.settings)
-    planner = Planner(cfg, process.bus, process.clock, process.tracing, process.rng)
+    planner = Planner(process.cfg, process.bus, process.clock, process.tracing, process.rng)
     process.export(planner.metrics)
     await planner.run(process.stop)
 
 
+def check(cfg: PlannerConfig) -> None:
+    """A policy that does not exist stops the start, not the first seat."""
+    registry.make(cfg.policy, cfg.settings)
+
+
 if __name__ == "__main__":
-    run("planner", PlannerConfig, body)
+    run("planner", PlannerConfig, body, check)

@@ -1,21 +1,27 @@
 """The settings of a planner: section `planner`, or SLACKLINE_PLANNER_<FIELD>."""
 
-import msgspec
-
 from shared.policy import registry
+from shared.process.configuration import Connected
 
 
-class PlannerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    url: str = "nats://127.0.0.1:4222"
-    creds: str = ""  # file of its seed (or JWT and seed) at NATS; empty: it logs in without
-    tls_ca: str = ""  # file of the authority to trust at NATS; empty: those of the system
+class PlannerConfig(Connected, frozen=True, kw_only=True, forbid_unknown_fields=True):
     policy: str = registry.DEFAULT
-    settings: dict[str, str] = {}  # settings of the policy
-    max_replicas: int = 64  # replicas that this planner leases at once
-    depth: int = 2  # plans in flight per replica
-    lead_s: float = 0.004  # the first guess; the lead adapts to the measured idle time
-    hand_back: bool = True  # relegated requests that have not begun go to the relegation service
+    """It plans each iteration, and its router says which replica is asked first."""
+    settings: dict[str, str] = {}
+    """Settings of the policy, each as text."""
+    max_replicas: int = 64
+    """Replicas that this planner leases at once."""
+    depth: int = 2
+    """Plans in flight for each replica."""
+    lead_s: float = 0.004
+    """The first guess of how early a plan leaves. It adapts to the time that engines wait."""
+    hand_back: bool = True
+    """Relegated requests that have not begun go back to the pool."""
     digest_s: float = 0.1
+    """The time between two digests of a replica."""
     hold_timeout_s: float = 1.0
-    lost_s: float = 3.0  # a worker without a heartbeat for this long is not planned for
+    """The longest wait for a worker to hold a request. Then the offer is declined."""
+    lost_s: float = 3.0
+    """A worker without a heartbeat for this long is not planned for."""
     drain_s: float = 5.0
+    """The longest stop."""

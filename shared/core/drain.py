@@ -7,10 +7,11 @@ from shared.schemas import Record
 from shared.vocabulary import RequestKey
 
 MEMORY_S = 30.0  # of time in which requests waited
-# The speed in the first seconds of waiting is not known: so long it counts as that of a fleet that
-# does nothing else. That is forgotten as all is; else it would always be taken for too fast.
-PRIOR_S = 3.0
-LEAST = 0.1  # of the speed of a fleet that does nothing else
+# The speed in the first seconds of waiting is not known, and a flood leaves the pool little of a
+# fleet: so long it counts as this part of the speed of a fleet that does nothing else. That is
+# forgotten as all is.
+PRIOR_S, PRIOR = 3.0, 0.05
+LEAST = 0.02  # of that speed: what best-effort gets at least (policy/slackline/owed.py)
 TAKEN_LIMIT = 4096  # requests remembered, should they come back
 
 
@@ -44,5 +45,7 @@ class Drain:
 
     def tokens_s(self, idle_tokens_s: float) -> float:
         """`idle_tokens_s`: of a fleet that does nothing else."""
-        seen = (self._tokens + self._prior_s * idle_tokens_s) / (self._waited_s + self._prior_s)
+        seen = (self._tokens + self._prior_s * PRIOR * idle_tokens_s) / (
+            self._waited_s + self._prior_s
+        )
         return max(seen, LEAST * idle_tokens_s)

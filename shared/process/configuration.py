@@ -11,9 +11,9 @@ the wrong type stops the start: a setting that is silently ignored is worse.
 import os
 import re
 import tomllib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_origin
+from typing import Annotated, Any, NamedTuple, TypeVar, get_origin
 
 import msgspec
 from msgspec import Meta
@@ -30,6 +30,8 @@ FLEET_KEYS = (
     "policy",
     "settings",
     "tiers",
+    "default_tier",
+    "tenants",
     "metrics_host",
     "metrics_port",
 )
@@ -37,11 +39,26 @@ PREFIX = "SLACKLINE_"
 USER_INFO = re.compile(r"(?<=://)[^/@\s]+@")
 
 
+class Connected(msgspec.Struct, frozen=True, kw_only=True):
+    """The way to the NATS server; a part of every section."""
+
+    url: str = "nats://127.0.0.1:4222"
+    """The NATS server, or several with commas between them."""
+    creds: str = ""
+    """The file of this user's key at NATS: a seed, or credentials as `nsc` writes them. Empty: it
+    logs in without.
+    """
+    tls_ca: str = ""
+    """The file of the authority to trust at NATS; empty: those of the system."""
+
+
 class Watched(msgspec.Struct, frozen=True, kw_only=True):
     """The address at which a process serves its metrics; a part of every section."""
 
     metrics_host: str = "127.0.0.1"
-    metrics_port: Annotated[int, Meta(ge=0, le=65535)] = 0  # 0: no metrics are served
+    """The address of its metrics."""
+    metrics_port: Annotated[int, Meta(ge=0, le=65535)] = 0
+    """The port of its metrics; 0: none are served."""
 
 
 WATCHED = Watched.__struct_fields__
@@ -90,6 +107,59 @@ def without_secrets(config: msgspec.Struct) -> dict[str, Any]:
         name: USER_INFO.sub("***@", value) if isinstance(value, str) else value
         for name, value in plain.items()
     }
+
+
+class Setting(NamedTuple):
+    """A value that is set, where it was set, and what is wrong with it."""
+
+    name: str
+    origin: str  # "admission.tiers in FILE", or the environment variable
+    value: Any
+    error: str = ""
+
+
+def settings_of(
+    kind: type[msgspec.Struct], section: str, environ: Mapping[str, str]
+) -> tuple[list[Setting], str]:
+    """Each value that is set for a section, in the order in which it counts (the last one wins),
+    with its own fault; then the fault of them all together, empty if there is none.
+    """
+    types = {f.name: f.type for f in msgspec.structs.fields(kind)}
+    if section != "gateway":
+        types |= {f.name: f.type for f in msgspec.structs.fields(Watched)}
+    found: list[Setting] = []
+    try:
+        for name, origin, raw in _from_file(environ, section, types, None):
+            found.append(_tried(name, origin, raw, types, section, _converted))
+        for name, origin, text in _from_environment(environ, section, types, None):
+            found.append(_tried(name, origin, text, types, section, _from_text))
+        load(kind, section, environ)
+    except ConfigError as error:
+        return found, str(error)
+    return found, ""
+
+
+def _tried(
+    name: str,
+    origin: str,
+    raw: Any,
+    types: Mapping[str, Any],
+    section: str,
+    convert: Callable[[Any, Any, str], Any],
+) -> Setting:
+    shown = USER_INFO.sub("***@", raw) if isinstance(raw, str) else raw
+    try:
+        _check_known(name, types, f"in [{section}]")
+        convert(raw, types[name], origin)
+    except ConfigError as error:
+        return Setting(name, origin, shown, str(error))
+    return Setting(name, origin, shown)
+
+
+def files_of(environ: Mapping[str, str]) -> list[Path]:
+    """The configuration file, if one is named."""
+    path = environ.get(f"{PREFIX}CONFIG")
+    return [Path(path)] if path else []
 
 
 def _values(

@@ -50,9 +50,29 @@ class Process(Generic[C]):
 Body = Callable[[Process[C]], Awaitable[None]]
 
 
-def run(section: str, kind: type[C], body: Body[C]) -> None:
-    """Run a service until SIGINT or SIGTERM, then let it drain."""
-    run_until_stopped(section, _main(section, kind, body))
+def nothing_more(_: msgspec.Struct) -> None:
+    """The check of a section whose values need no other."""
+
+
+def run(
+    section: str, kind: type[C], body: Body[C], check: Callable[[C], object] = nothing_more
+) -> None:
+    """Run a service until SIGINT or SIGTERM, then let it drain. `check` raises ConfigError for a
+    configuration that would stop the start.
+    """
+    if not told_settings(section, kind, check):
+        run_until_stopped(section, _main(section, kind, body, check))
+
+
+def told_settings(section: str, kind: type[C], check: Callable[[C], object]) -> bool:
+    """True if the process was asked for its settings, which it has printed as JSON."""
+    if sys.argv[1:] != ["--settings"]:
+        return False
+    # imported here: a service that serves does not need it
+    from shared.process.described import describe
+
+    print(msgspec.json.encode(describe(section, kind, check)).decode())
+    return True
 
 
 def run_until_stopped(section: str, main: Coroutine[Any, Any, None]) -> None:
@@ -87,10 +107,11 @@ def stop_on_signals() -> asyncio.Event:
     return stop
 
 
-async def _main(section: str, kind: type[C], body: Body[C]) -> None:
+async def _main(section: str, kind: type[C], body: Body[C], check: Callable[[C], object]) -> None:
     instance = f"{section}-{socket.gethostname()}-{os.getpid()}"
     logs.configure(section, instance)
     cfg = load(kind, section)
+    check(cfg)
     watched, registries = load_watched(section), [build_info(section)]
     traces = tracing.configure(section, instance)
     stop = stop_on_signals()

@@ -33,6 +33,7 @@ from shared.errors import PeerError
 from shared.features import ALL, needs
 from shared.process.instruments import Registry
 from shared.routing.routings import named
+from shared.rules import Rules
 from shared.schemas import (
     Announce,
     BatchPlan,
@@ -44,7 +45,6 @@ from shared.schemas import (
     Sampling,
 )
 from shared.structured import Choice, Grammar, JsonObject, JsonSchema, Regex
-from shared.tenants import Tenants
 from shared.text.tokenizer import Tokenizer
 from shared.tiers import DEFAULT
 from shared.vocabulary import RecordState, ReplicaId, ServiceClass
@@ -279,7 +279,7 @@ def test_a_record_says_what_it_needs_and_its_body_the_adapter() -> None:
         asked("poet"), prompt="x" * 200, sampling=Sampling(max_tokens=950, min_tokens=900)
     )
     workers, _ = listening(worker("a", "sim", frozenset({"min_tokens"}), ("poet",)), for_s=10)
-    reader = Intake(DEFAULT, Tenants(), Tokenizer.builtin(), "", workers, str, "o")
+    reader = Intake(Rules(), Tokenizer.builtin(), "", workers, str, "o")
 
     async def read() -> tuple[Record, Body]:
         key, digest = await reader.look(request, "chat")

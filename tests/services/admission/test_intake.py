@@ -24,6 +24,7 @@ from shared.measure import Measure
 from shared.perf import profile_file as profiles
 from shared.perf.zero_load import CHUNK_TOKENS, tbt_s, ttft_s
 from shared.process.instruments import Registry
+from shared.rules import Rules
 from shared.schemas import (
     Announce,
     AttemptOver,
@@ -33,7 +34,6 @@ from shared.schemas import (
     Sampling,
     TokenLogprob,
 )
-from shared.tenants import Tenants
 from shared.text.tokenizer import Tokenizer
 from shared.tiers import DEFAULT
 from shared.vocabulary import FinishReason, ReplicaId, RequestKey, ServiceClass, Slo
@@ -143,7 +143,7 @@ async def test_two_long_prompts_are_read_at_once(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(digests, "digest", counted)
     workers = Workers(Clock(), 3.0, Registry())
-    door = intake.Intake(DEFAULT, Tenants(), Tokenizer.builtin(), "", workers, str, "admission")
+    door = intake.Intake(Rules(), Tokenizer.builtin(), "", workers, str, "admission")
     tier = next(iter(DEFAULT.tiers))
     long = replace(asked(None), tenant="t", prompt="x" * intake.LONG_PROMPT_CHARACTERS)
     await asyncio.gather(*(door.look(long, tier) for _ in range(12)))
@@ -157,10 +157,9 @@ from services.admission.workers import Workers
 from shared.clock import Clock
 from shared.models import shipped
 from shared.process.instruments import Registry
+from shared.rules import Rules
 from shared.schemas import GenerateRequest
-from shared.tenants import Tenants
 from shared.text.tokenizer import Tokenizer
-from shared.tiers import DEFAULT
 
 def held_mb():
     (line,) = [line for line in open("/proc/self/status") if line.startswith("VmRSS")]
@@ -169,7 +168,7 @@ def held_mb():
 async def main():
     tokenizer = Tokenizer.load(shipped.folder(shipped.DEFAULT))
     workers = Workers(Clock(), 3.0, Registry())
-    door = Intake(DEFAULT, Tenants(), tokenizer, "", workers, str, "admission")
+    door = Intake(Rules(), tokenizer, "", workers, str, "admission")
     text = "".join(random.Random(1).choices("abcdefgh ijklmnop", k=2_000_000))
     request = GenerateRequest(request_id="r", prompt=text)
     before = held_mb()

@@ -2,14 +2,23 @@
 
 import pytest
 
-from shared.core.drain import Drain
+from shared.core.drain import LEAST, PRIOR, Drain
 from tests.shared.core.pooled import pooled
 
 IDLE_TOKENS_S = 20_000.0
 
 
-def test_at_first_it_is_that_of_a_fleet_that_does_nothing_else() -> None:
-    assert Drain().tokens_s(IDLE_TOKENS_S) == IDLE_TOKENS_S
+def test_before_anything_is_seen_a_small_part_of_an_idle_fleet_is_promised() -> None:
+    """A flood fills a pool in a second, and what it leaves of the fleet is seen later."""
+    assert Drain().tokens_s(IDLE_TOKENS_S) == pytest.approx(PRIOR * IDLE_TOKENS_S)
+
+
+def test_a_fleet_that_takes_much_is_seen_within_a_second() -> None:
+    drain = Drain()
+    for n in range(10):
+        drain.waited(0.1)
+        drain.took(pooled(f"a.{n}", prompt_tokens=1990))  # 20,000 tokens a second
+    assert drain.tokens_s(IDLE_TOKENS_S) > 0.25 * IDLE_TOKENS_S
 
 
 def test_it_comes_near_what_the_fleet_takes_within_two_minutes() -> None:
@@ -25,7 +34,7 @@ def test_a_fleet_that_takes_nothing_is_slow_but_not_still() -> None:
     drain = Drain()
     for _ in range(3000):
         drain.waited(0.1)
-    assert 0.05 * IDLE_TOKENS_S < drain.tokens_s(IDLE_TOKENS_S) < 0.15 * IDLE_TOKENS_S
+    assert drain.tokens_s(IDLE_TOKENS_S) == pytest.approx(LEAST * IDLE_TOKENS_S, rel=0.01)
 
 
 def test_what_a_replica_gives_back_was_not_done() -> None:

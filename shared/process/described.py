@@ -1,0 +1,115 @@
+"""The settings of a service as data: each field with its meaning, what is set and where, and what
+is wrong. `python -m services.<name> --settings` prints it as JSON for `slackline config`.
+"""
+
+import math
+import os
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec import NODEFAULT, Struct
+
+from shared.errors import ConfigError
+from shared.process.configuration import FLEET_KEYS, Setting, Watched, load, settings_of
+from shared.process.field_docs import field_docs
+from shared.process.reload import LIVE
+from shared.tenants import Tenant
+from shared.tiers import Tier
+from shared.vocabulary import Slo
+
+C = TypeVar("C", bound=Struct)
+NESTED: tuple[type[Struct], ...] = (Tier, Tenant, Slo)
+REF = "#/$defs/{name}"
+
+
+class Field(Struct, frozen=True, kw_only=True):
+    name: str
+    meaning: str
+    default: Any
+    fleet: bool  # may stand at the top of the file, for all services
+    live: bool  # a running service takes a change over
+
+
+class Described(Struct, frozen=True, kw_only=True):
+    """One section."""
+
+    section: str
+    fields: list[Field]
+    set: list[Setting]
+    fault: str  # of the section as a whole; empty: none
+    schema: dict[str, Any]  # JSON Schema of the section
+    definitions: dict[str, Any]  # what it refers to
+
+
+def describe(
+    section: str,
+    kind: type[C],
+    check: Callable[[C], object],
+    environ: Mapping[str, str] | None = None,
+) -> Described:
+    """The settings of a section. `check` raises ConfigError for a configuration that the service
+    would refuse when it starts.
+    """
+    env = os.environ if environ is None else environ
+    kinds: tuple[type[Struct], ...] = (kind,) if section == "gateway" else (kind, Watched)
+    found, fault = settings_of(kind, section, env)
+    if not fault:
+        try:
+            check(load(kind, section, env))
+        except ConfigError as error:
+            fault = str(error)
+    schemas = [_schema(one) for one in kinds]
+    own = schemas[0][0]
+    own["properties"] |= {
+        name: each for one, _ in schemas for name, each in one["properties"].items()
+    }
+    return Described(
+        section=section,
+        fields=[field for one in kinds for field in _fields(one)],
+        set=found,
+        fault=fault,
+        schema=own,
+        definitions={name: each for _, more in schemas for name, each in more.items()},
+    )
+
+
+def _fields(kind: type[Struct]) -> list[Field]:
+    docs = field_docs(kind)
+    return [
+        Field(
+            name=field.name,
+            meaning=docs.get(field.name, ""),
+            default=_default(field),
+            fleet=field.name in FLEET_KEYS,
+            live=field.name in LIVE,
+        )
+        for field in msgspec.structs.fields(kind)
+    ]
+
+
+def _default(field: msgspec.structs.FieldInfo) -> Any:
+    value = field.default if field.default is not NODEFAULT else field.default_factory
+    return value() if callable(value) else None if value is NODEFAULT else value
+
+
+def _schema(kind: type[Struct]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The schema of a struct, and those that it refers to, with the meaning of each field."""
+    (_,), made = msgspec.json.schema_components((kind,), ref_template=REF)
+    for one in (kind, *NESTED):
+        if one.__name__ not in made:
+            continue
+        for name, meaning in field_docs(one).items():
+            made[one.__name__]["properties"][name]["description"] = meaning
+    return _finite(made.pop(kind.__name__)), _finite(made)
+
+
+def _finite(schema: Any) -> Any:
+    """The schema without infinite defaults, which JSON has not: such a bound is absent."""
+    if isinstance(schema, dict):
+        return {
+            key: _finite(value)
+            for key, value in schema.items()
+            if not (key == "default" and value == math.inf)
+        }
+    return [_finite(value) for value in schema] if isinstance(schema, list) else schema

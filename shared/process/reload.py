@@ -1,0 +1,86 @@
+"""A running service goes by a changed configuration: its rules at once, anything else at its next
+start.
+"""
+
+import asyncio
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+import msgspec
+
+from shared.errors import ConfigError
+from shared.process import logs
+from shared.process.configuration import files_of, load
+from shared.rules import Rules, TenantSource, TierSource, read_rules
+
+LOOK_S = 1.0  # between two looks at the files
+LIVE = ("tiers", "default_tier", "tenants", "keys")
+log = logs.logger()
+
+
+class Ruled(Protocol):
+    """A section with rules."""
+
+    @property
+    def tiers(self) -> TierSource: ...
+    @property
+    def default_tier(self) -> str: ...
+    @property
+    def tenants(self) -> TenantSource: ...
+
+
+R = TypeVar("R", bound=msgspec.Struct)
+Stamp = Sequence[tuple[int, int] | None]
+
+
+def rules_of(cfg: Ruled) -> Rules:
+    """The rules of a section. Raises ConfigError."""
+    return read_rules(cfg.tiers, cfg.default_tier, cfg.tenants, getattr(cfg, "keys", ""))
+
+
+async def follow_files(section: str, cfg: R, rules: Rules) -> None:
+    """Take the rules over into `rules` whenever a file of the configuration has changed, and say
+    so; runs until it is cancelled.
+
+    A file counts once it has been still for LOOK_S, so that none is read half-written. One that is
+    wrong is refused with its fault, and the rules stay.
+    """
+    taken = seen = _stamp(_files(cfg))
+    while True:
+        await asyncio.sleep(LOOK_S)
+        before, seen = seen, _stamp(_files(cfg))
+        if seen == taken or seen != before:
+            continue
+        taken = seen
+        try:
+            new = load(type(cfg), section)
+            changed = rules.take(rules_of(new))  # type: ignore[arg-type]
+        except ConfigError as error:
+            log.error("config.refused", error=str(error))
+            continue
+        later = [
+            field
+            for field in cfg.__struct_fields__
+            if field not in LIVE and getattr(new, field) != getattr(cfg, field)
+        ]
+        log.info("config.taken", changed=changed, at_the_next_start=later)
+
+
+def _files(cfg: object) -> list[Path]:
+    named = [getattr(cfg, field, "") for field in LIVE]
+    return files_of(os.environ) + [Path(name) for name in named if name and isinstance(name, str)]
+
+
+def _stamp(files: Sequence[Path]) -> Stamp:
+    return [_stamp_of(file) for file in files]
+
+
+def _stamp_of(file: Path) -> tuple[int, int] | None:
+    """None: there is no such file."""
+    try:
+        status = file.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size

@@ -1,0 +1,102 @@
+"""A changed configuration, on a live fleet: nothing is restarted."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from loadgen.fleet.fleet import Fleet, FleetSpec
+from shared.bus.api import RefusedError
+from shared.http_keys import line_of, new_key
+from shared.schemas import GenerateRequest, Sampling
+from tests.fleet.live import WAIT_S, ask, client_of
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+BEFORE = """
+[tiers.chat]
+slo = { ttft_s = 5.0, tbt_s = 1.0 }
+"""
+NIGHTLY = """
+[tiers.nightly]
+slo = { ttlt_s = 3600 }
+"""
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("configured") / "slackline.toml"
+    file.write_text(BEFORE)
+    return file
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def fleet(file: Path) -> AsyncIterator[Fleet]:
+    environment = {"SLACKLINE_CONFIG": str(file)}
+    async with Fleet(
+        FleetSpec(replicas=1, pace=0.2, drain_s=2.0, environment=environment)
+    ) as fleet:
+        yield fleet
+
+
+def request(name: str) -> GenerateRequest:
+    return GenerateRequest(request_id=name, prompt="x", sampling=Sampling(max_tokens=2))
+
+
+async def test_a_new_tier_is_taken_and_what_was_sent_before_goes_on(
+    fleet: Fleet, file: Path
+) -> None:
+    async with client_of(fleet) as (_, client, _), asyncio.timeout(WAIT_S):
+        with pytest.raises(RefusedError, match="unknown tier `nightly`"):
+            await client.submit(request("a"), "nightly")
+        slow = GenerateRequest(
+            request_id="b", prompt="x", sampling=Sampling(max_tokens=400, ignore_eos=True)
+        )
+        under_way = asyncio.create_task(ask(client, slow, "chat"))
+        file.write_text(BEFORE + NIGHTLY)
+        while True:
+            try:
+                handle = await client.submit(request("c"), "nightly")
+                break
+            except RefusedError:
+                await asyncio.sleep(0.1)
+        assert (await handle.wait()).slo_met
+        assert len((await under_way).tokens) == 400
+
+
+async def test_a_wrong_file_changes_nothing(fleet: Fleet, file: Path) -> None:
+    file.write_text("[tiers.chat]\nslo = {}\n")
+    async with client_of(fleet) as (_, client, _), asyncio.timeout(WAIT_S):
+        while not any(
+            "config.refused" in child.output()
+            for child in fleet.processes
+            if child.name == "admission"
+        ):
+            await asyncio.sleep(0.1)
+        assert (await ask(client, request("d"), "nightly")).verdict is not None
+
+
+async def test_a_key_and_its_revocation_count_without_a_restart(fleet: Fleet, file: Path) -> None:
+    first, second = new_key(), new_key()
+    hashes = [line_of("acme", key).split()[1] for key in (first, second)]
+
+    def write(*keys: str) -> None:
+        file.write_text(f"[tenants.acme]\nkeys = {list(keys)}\n{BEFORE}")
+
+    async with httpx.AsyncClient(base_url=fleet.http_url) as http, asyncio.timeout(WAIT_S):
+
+        async def status(key: str) -> int:
+            answer = await http.get("/v1/models", headers={"Authorization": f"Bearer {key}"})
+            return answer.status_code
+
+        assert (await http.get("/v1/models")).status_code == httpx.codes.OK
+        write(*hashes)
+        while (await http.get("/v1/models")).status_code != httpx.codes.UNAUTHORIZED:
+            await asyncio.sleep(0.1)
+        assert [await status(key) for key in (first, second, new_key())] == [200, 200, 401]
+        write(hashes[1])
+        while await status(first) != httpx.codes.UNAUTHORIZED:
+            await asyncio.sleep(0.1)
+        assert await status(second) == httpx.codes.OK

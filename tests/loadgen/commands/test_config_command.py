@@ -1,0 +1,114 @@
+"""`slackline config` as an operator sees it."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loadgen.cli import main
+from shared.process.configuration import SECTIONS
+
+ROOT = Path(__file__).parents[3]
+PAGE = ROOT / "docs" / "configuration.md"
+FIELDS = ROOT / "docs" / "configuration-fields.md"
+SCHEMA = ROOT / "docs" / "slackline.schema.json"
+EXAMPLE = re.search(r"<!-- a whole file -->\n\n```toml\n(.*?)```", PAGE.read_text(), re.DOTALL)
+
+
+@pytest.fixture
+def example(tmp_path: Path) -> Path:
+    assert EXAMPLE is not None
+    file = tmp_path / "slackline.toml"
+    file.write_text(EXAMPLE[1])
+    return file
+
+
+def run(*words: str) -> int:
+    return main(["config", *words])
+
+
+def test_the_example_of_the_page_is_explained_line_by_line(
+    example: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("check", str(example)) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert out.endswith("every service would start with it\n")
+    assert max(len(line) for line in out.splitlines()) <= 80
+    assert run("check", str(example), "--json") == 0
+    told: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert told["faults"] == []
+    assert all(line["meaning"] for line in told["lines"])
+    set_here = [
+        number
+        for number, line in enumerate(example.read_text().splitlines(), start=1)
+        if re.match(r"^[\w.]+ = ", line)
+    ]
+    assert [line["line"] for line in told["lines"]] == set_here
+    at_once = {line["key"]: line["at_once"] for line in told["lines"]}
+    assert at_once["tenants.acme.weight"]
+    assert not at_once["worker.profile_s"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "faults"),
+    [
+        (
+            "policy = 'no-such'\n[gateway]\nhost = '0.0.0.0'\n[worker]\npace = 'fast'\npaec = 1\n",
+            [
+                "no-such",
+                "without keys only loopback is served",
+                r"line 5: worker.pace in .*Expected `float`",
+                r"line 6: unknown key 'paec' in \[worker\]",
+            ],
+        ),
+        ("[tiers.chat]\nslo = {}\n", ["`chat` has an SLO without any bound"]),
+        ("[gateway\n", ["cannot be read"]),
+        ("[nobody]\n", ["unknown key 'nobody'"]),
+    ],
+)
+def test_what_is_wrong_is_told_once_with_its_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], wrong: str, faults: list[str]
+) -> None:
+    file = tmp_path / "slackline.toml"
+    file.write_text(wrong)
+    assert run("check", str(file)) == 1
+    out, err = capsys.readouterr()
+    for fault in faults:
+        assert re.search(fault, err), err
+    assert len(err.splitlines()) == len(set(err.splitlines()))
+    assert "would start" not in out
+
+
+def test_a_file_that_is_not_there_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("check", "no-such.toml") == 2
+    assert "no-such.toml cannot be read" in capsys.readouterr().err
+
+
+def test_a_password_in_a_url_is_not_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLACKLINE_URL", "nats://me:secret@127.0.0.1:4222")
+    file = tmp_path / "slackline.toml"
+    file.write_text("[gateway]\nport = 1\n")
+    assert run("check", str(file)) == 0
+    out = "".join(capsys.readouterr())
+    assert "SLACKLINE_URL" in out
+    assert "secret" not in out
+
+
+def test_the_pages_are_those_of_the_code(capsys: pytest.CaptureFixture[str]) -> None:
+    """`slackline config fields` and `slackline config schema` make them."""
+    assert run("fields") == 0
+    fields = capsys.readouterr().out
+    assert fields.strip() in FIELDS.read_text()
+    assert not re.search(r"\|\s*\|$", fields, re.MULTILINE), "a field without its meaning"
+    assert run("schema") == 0
+    schema = capsys.readouterr().out
+    assert schema == SCHEMA.read_text()
+    made = json.loads(schema)
+    assert {*SECTIONS} <= made["properties"].keys()
+    for name, kind in (("tiers", "Tier"), ("tenants", "Tenant")):
+        assert f"#/$defs/{kind}" in json.dumps(made["properties"][name])

@@ -1,0 +1,112 @@
+"""A running service takes a changed configuration over, once it is whole and right."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec import Struct
+from structlog.testing import capture_logs
+
+from shared.process.configuration import load
+from shared.process.reload import LOOK_S, follow_files, rules_of
+from shared.rules import Rules, TenantSource, TierSource
+from shared.testing.virtual_loop import run_virtual
+
+BEFORE = "[tiers.chat]\nslo = {ttft_s = 1.0}\n"
+AFTER = "drain_s = 9\n[tiers.chat]\nslo = {ttft_s = 2.0}\n[tenants.acme]\nweight = 4.0\n"
+
+
+class Section(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    tiers: TierSource = ""
+    default_tier: str = ""
+    tenants: TenantSource = ""
+    drain_s: float = 1.0
+
+
+Events = list[dict[str, Any]]
+Body = Callable[[Path, Rules, Events], Coroutine[Any, Any, None]]
+
+
+def while_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: Body, text: str = BEFORE
+) -> None:
+    file = tmp_path / "slackline.toml"
+    file.write_text(text)
+    monkeypatch.setenv("SLACKLINE_CONFIG", str(file))
+
+    async def main() -> None:
+        cfg = load(Section, "gateway")
+        rules = rules_of(cfg)
+        with capture_logs() as told:
+            following = asyncio.create_task(follow_files("gateway", cfg, rules))
+            await asyncio.sleep(0)
+            await body(file, rules, told)
+            following.cancel()
+
+    run_virtual(main())
+
+
+def test_a_change_counts_within_seconds_and_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def body(file: Path, rules: Rules, told: Events) -> None:
+        file.write_text(f"[gateway]\n{AFTER}")
+        await asyncio.sleep(3 * LOOK_S)
+        assert rules.tiers.tiers["chat"].slo.ttft_s == 2.0
+        assert rules.tenants.named("acme").weight == 4.0
+        (taken,) = [each for each in told if each["event"] == "config.taken"]
+        assert taken["changed"] == ["tiers", "tenants"]
+        assert taken["at_the_next_start"] == ["drain_s"]
+
+    while_followed(tmp_path, monkeypatch, body)
+
+
+def test_a_file_that_is_being_written_is_not_taken_before_it_is_still(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def body(file: Path, rules: Rules, told: Events) -> None:
+        half = BEFORE
+        for n in range(6):  # each look finds another file, and each of them would be right
+            half += f"[tenants.t{n}]\nweight = 2.0\n"
+            file.write_text(half)
+            await asyncio.sleep(LOOK_S)
+        assert (rules.tenants.tenants, told) == ({}, [])
+        await asyncio.sleep(2 * LOOK_S)
+        assert len(rules.tenants.tenants) == 6
+
+    while_followed(tmp_path, monkeypatch, body)
+
+
+@pytest.mark.parametrize("wrong", ["[tiers.chat", "[tiers.chat]\nslo = {}\n", "drian_s = 3\n"])
+def test_a_wrong_file_is_refused_and_the_rules_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: str
+) -> None:
+    async def body(file: Path, rules: Rules, told: Events) -> None:
+        file.write_text(wrong)
+        await asyncio.sleep(10 * LOOK_S)
+        assert rules.tiers.tiers["chat"].slo.ttft_s == 1.0
+        assert [each["event"] for each in told] == ["config.refused"]  # once, not at each look
+        file.unlink()
+        await asyncio.sleep(3 * LOOK_S)
+        assert rules.tiers.tiers["chat"].slo.ttft_s == 1.0
+        file.write_text("[tiers.chat]\nslo = {ttft_s = 3.0}\n")
+        await asyncio.sleep(3 * LOOK_S)
+        assert rules.tiers.tiers["chat"].slo.ttft_s == 3.0
+
+    while_followed(tmp_path, monkeypatch, body)
+
+
+def test_files_that_the_configuration_names_are_followed_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tenants = tmp_path / "tenants.toml"
+    tenants.write_text("[tenants.acme]\nweight = 2.0\n")
+
+    async def body(file: Path, rules: Rules, told: Events) -> None:
+        tenants.write_text("[tenants.acme]\nweight = 30.0\n")
+        await asyncio.sleep(3 * LOOK_S)
+        assert rules.tenants.named("acme").weight == 30.0
+
+    while_followed(tmp_path, monkeypatch, body, f'tenants = "{tenants}"\n{BEFORE}')
