@@ -18,7 +18,7 @@ from loadgen.load.mix import PlannedRequest, plan_requests
 from loadgen.load.trace import read_trace
 from loadgen.load.workload import WORKLOADS, Lengths, LengthSource, Rows, named_workload
 from loadgen.results.latency_windows import Windows, windows_of
-from loadgen.simulator.deployment import ACCEPTANCE, Deployment, ReplicaFacts
+from loadgen.simulator.deployment import ACCEPTANCE, Deployment, Outage, ReplicaFacts
 from loadgen.simulator.disaggregated import Split, simulate_disaggregated
 from loadgen.simulator.latency import LATENCIES
 from loadgen.simulator.traffic import Traffic
@@ -75,6 +75,7 @@ class Run(Struct, frozen=True, kw_only=True):
     window_s: float = 0.0  # also give latencies by windows so long; 0: no windows
     engine_times: float = 1.0  # as of a `Deployment`
     length_times: float = 1.0  # as of a `Deployment`
+    outages: tuple[Outage, ...] = ()  # as of a `Deployment`; each with an end
 
     @property
     def digest(self) -> str:
@@ -114,7 +115,7 @@ _FIRST_TIER_FIELDS = {"slo", "share", "service_tier", "importance"}
 
 def _remove_defaults(kind: type[Struct], values: dict[str, Any], keep: set[str]) -> None:
     for info in msgspec.structs.fields(kind):
-        if info.name not in keep and values[info.name] == info.default:
+        if info.name not in keep and values[info.name] == msgspec.to_builtins(info.default):
             del values[info.name]
 
 
@@ -226,6 +227,7 @@ def trial_of(run: Run) -> Trial:
         hand_back=False,
         engine_times=run.engine_times,
         length_times=run.length_times,
+        outages=run.outages,
     )
     return Trial(
         deployment=deployment,

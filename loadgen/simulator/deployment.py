@@ -1,7 +1,9 @@
 """The deployment that serves a simulation: a policy over some replicas of a profile."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from loadgen.simulator.latency import LATENCIES, Latency
 from shared.core.admission import AdmissionSettings
@@ -29,6 +31,16 @@ class ReplicaFacts:
         return replace(self, kv_blocks=kv_blocks, context_tokens=context_tokens)
 
 
+class Outage(NamedTuple):
+    """A worker that dies at `from_s`, on the clock of the arrivals, and is there again, empty,
+    `for_s` later.
+    """
+
+    replica: int  # counted from 0
+    from_s: float
+    for_s: float = math.inf
+
+
 @dataclass(frozen=True, slots=True)
 class Deployment:
     """A policy with its settings, and `replicas` of one profile.
@@ -40,6 +52,7 @@ class Deployment:
     engine_times: the engine's iterations (without drafting) take so many times what the profile
         says.
     length_times: policies see the outputs of ended requests so many times as long as they were.
+    outages: the deaths of workers.
     """
 
     policy: str
@@ -53,5 +66,6 @@ class Deployment:
     hand_back: bool = True
     engine_times: float = 1.0
     length_times: float = 1.0
+    outages: Sequence[Outage] = ()
     admission: AdmissionSettings | None = None
     relegation: RelegationSettings | None = None

@@ -1,8 +1,9 @@
 """The virtual driver: the cores that run live, over any number of replicas, in virtual time, with a
 profile as the GPU.
 
-No message is lost and no process dies here (tests/fleet/test_protocol.py simulates that). A run
-is deterministic: the same arguments give the same result to the last digit, wall time apart.
+No message is lost here, and no process dies but workers that are told to
+(tests/fleet/test_protocol.py simulates all else). A run is deterministic: the same arguments give
+the same result to the last digit, wall time apart.
 """
 
 import math
@@ -13,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 
-from loadgen.simulator.deployment import Deployment
+from loadgen.simulator.deployment import Deployment, Outage
 from loadgen.simulator.misjudged import MisjudgedLengths, Stretched
 from loadgen.simulator.timeline import Timeline
 from loadgen.simulator.traffic import Traffic, key_of, stored_as
@@ -78,6 +79,7 @@ class SimulationResult:
     simulated_s: float
     wall_s: float
     events: int
+    moved: int = 0  # times a request lost its replica, and went on elsewhere
     stopped: bool = False  # early: more than `most_missed` had missed
 
     @property
@@ -148,16 +150,20 @@ class Simulation:
             relegation_settings=deployment.relegation,
             keep_times=self._options.keep_times,
         )
-        self._replicas = [
-            VirtualReplica(
-                self._announce(i, deployment.profile, model, pools[i % len(pools)]),
+
+        def made(i: int, incarnation: int = 1) -> VirtualReplica:
+            life = "" if incarnation == 1 else f"/{incarnation}"
+            return VirtualReplica(
+                self._announce(
+                    i, deployment.profile, model, pools[i % len(pools)], str(incarnation)
+                ),
                 self._policy_of(deployment),
                 self._profile,
                 draft,
                 acceptance,
                 self._timeline,
                 latency,
-                Random(f"{self._traffic.seed}/latency/{i}"),
+                Random(f"{self._traffic.seed}/latency/{i}{life}"),
                 self._fleet,
                 hand_back=deployment.hand_back,
                 leaps=self._options.leaps,
@@ -165,10 +171,38 @@ class Simulation:
                 if deployment.engine_times != 1.0
                 else None,
             )
-            for i in range(deployment.replicas)
-        ]
+
+        self._alive = [made(i) for i in range(deployment.replicas)]
+        self._replicas = list(self._alive)  # those that died, too
+        self._dead_until_s: dict[int, float] = {}
         self._fleet.start(self._replicas)
+        in_order = sorted(deployment.outages, key=lambda outage: outage.from_s)
+        for incarnation, outage in enumerate(in_order, start=2):
+            self._schedule(outage, made, incarnation)
         self._arrivals = Arrivals(self._traffic, self._keys, self._timeline, self._receive)
+
+    def _schedule(
+        self, outage: Outage, made: Callable[[int, int], VirtualReplica], incarnation: int
+    ) -> None:
+        """Raises ConfigError for a replica that there is not, or that is dead already."""
+        replica, from_s, for_s = outage
+        if not 0 <= replica < len(self._replicas) or from_s < 0 or for_s <= 0:
+            raise ConfigError(f"{outage}: there is no such replica, or no such time")
+        if from_s < self._dead_until_s.get(replica, 0.0):
+            raise ConfigError(f"{outage}: the replica is dead already")
+        self._dead_until_s[replica] = from_s + for_s
+
+        def back() -> None:
+            self._replicas.append(made(replica, incarnation))
+            self._alive[replica] = self._replicas[-1]
+            self._fleet.start(self._replicas[-1:])
+
+        def gone() -> None:
+            self._fleet.fail(self._alive[replica])
+
+        self._timeline.at(from_s, gone)
+        if math.isfinite(for_s):
+            self._timeline.at(from_s + for_s, back)
 
     def _policy_of(self, deployment: Deployment) -> Policy:
         policy = registry.make(deployment.policy, deployment.settings)
@@ -176,10 +210,10 @@ class Simulation:
             return policy
         return MisjudgedLengths(policy, deployment.length_times)
 
-    def _announce(self, i: int, profile: str, model: str, pool: str) -> Announce:
+    def _announce(self, i: int, profile: str, model: str, pool: str, incarnation: str) -> Announce:
         return Announce(
             replica=ReplicaId(f"r{i + 1:02}"),
-            incarnation="1",
+            incarnation=incarnation,
             at_unix_s=self._timeline.now_s,
             model=model,
             engine="virtual",
@@ -274,6 +308,7 @@ class Simulation:
             forced_preemptions=sum(c.forced_preemptions for c in cores),
             mispredicted_entries=sum(c.mispredicted_entries for c in cores),
             offloaded=self._fleet.offloaded,
+            moved=self._fleet.moved,
             busy_s=sum(c.exec_s for c in workers),
             idle_s=sum(c.idle_s for c in workers),
             drafted=sum(c.drafted for c in workers),

@@ -2,8 +2,8 @@
 Each step takes its stated latency.
 
 It does what the live shells do (services/admission, services/relegation, shared/store/place.py), in
-the same order. No message is lost and no process dies, so every compare-and-set succeeds and no
-offer is ever in doubt.
+the same order. No message is lost, so every compare-and-set succeeds and no offer is ever in doubt.
+Workers may die: what they had in their logs goes on elsewhere once the death is seen.
 
 Where digests take time to travel, they are published as often as live ones. Where they take none,
 the fleet reads one only when a core needs it: when a request arrives or waits for a place, and the
@@ -39,6 +39,10 @@ from shared.schemas import (
 from shared.vocabulary import RecordState, ReplicaId, RequestKey, ServiceClass
 
 ADMISSION, RELEGATION = "admission", "relegation"  # owners of records
+# From a worker's death until its requests have their next place: docs/reliability.md, "kill
+# worker".
+SEEN_S = 1.1
+LOST_LIMIT = 5  # as services/admission/config.py
 
 
 class VirtualFleet:
@@ -78,6 +82,7 @@ class VirtualFleet:
         self._records: dict[RequestKey, Record] = {}
         self._bodies: dict[RequestKey, Body] = {}
         self.offloaded = 0
+        self.moved = 0  # times a request lost its replica
         self.times: dict[RequestKey, array[float]] = {}
 
     def start(self, replicas: Sequence[VirtualReplica]) -> None:
@@ -93,6 +98,40 @@ class VirtualFleet:
                 self._timeline.after(
                     every_s * (i + 1) / len(replicas), self._publish_digest, replica
                 )
+
+    def fail(self, replica: VirtualReplica) -> None:
+        """The worker of this replica dies now."""
+        del self._replicas[replica.id]
+        attempts = replica.die()
+        self._timeline.after(SEEN_S, self._lost, replica, attempts)
+
+    def _lost(self, replica: VirtualReplica, attempts: Sequence[AttemptOver]) -> None:
+        """The death is seen: offers that nobody answered go elsewhere, and so does what the log
+        has, as the sweep does it.
+        """
+        self._admit(admission.Lost(replica.id))
+        for reply in replica.unanswered():
+            reply(OfferNotReady(reason="its worker died"))
+        for over in attempts:
+            record = self._records.get(over.key)
+            if record is None or (record.replica, record.attempt) != (replica.id, over.attempt):
+                continue  # it was not answered, and has gone elsewhere
+            self.moved += 1
+            after = self._write(
+                life.lost(
+                    record,
+                    record,
+                    ADMISSION,
+                    self._timeline.now_s,
+                    resume=over.resume,
+                    relegated=over.relegated,
+                    limit=LOST_LIMIT,
+                )
+            )
+            if after.state == RecordState.RELEGATED:
+                self._after(self._latency.hint, self._hinted, after.key)
+            elif after.verdict is None:
+                self._admit(admission.Opened(after))
 
     def _route(self, hop: Hop) -> Route:
         return Route(self._timeline, hop, self._latency_rng)
@@ -194,8 +233,10 @@ class VirtualFleet:
                 self._admit(admission.Taken(key, attempt))
             case OfferDeclined():
                 self._admit(admission.Declined(key, attempt, replica, answer.earliest_s))
-            case OfferNotReady() | OfferInDoubt():
-                raise AssertionError(f"{key}: every replica here is ready and answers")
+            case OfferNotReady():
+                self._admit(admission.Unplanned(key, attempt, replica))
+            case OfferInDoubt():
+                raise AssertionError(f"{key}: every offer here is answered")
             case _:
                 assert_never(answer)
 
@@ -229,10 +270,10 @@ class VirtualFleet:
         match answer:
             case OfferAccepted():
                 self._pool(relegation.Taken(record.key))
-            case OfferDeclined():
+            case OfferDeclined() | OfferNotReady():
                 self._after(self._latency.change, self._back_in_pool, record)
-            case OfferNotReady() | OfferInDoubt():
-                raise AssertionError(f"{record.key}: every replica here is ready and answers")
+            case OfferInDoubt():
+                raise AssertionError(f"{record.key}: every offer here is answered")
             case _:
                 assert_never(answer)
 
@@ -245,7 +286,12 @@ class VirtualFleet:
 
     def _offer(self, record: Record, answered: Callable[[Record, OfferAnswer], None]) -> None:
         assert record.replica is not None
-        replica, offer = self._replicas[record.replica], as_offer(record, record.service_class)
+        replica, offer = self._replicas.get(record.replica), as_offer(record, record.service_class)
+        if replica is None:  # its planner finds no worker
+            self._timeline.after(
+                SEEN_S, answered, record, OfferNotReady(reason="its worker is dead")
+            )
+            return
         route = self._offers[record.owner, record.replica]
         route.send(replica.offer, offer, lambda answer: answered(record, answer))
 
@@ -285,6 +331,8 @@ class VirtualFleet:
                 self._receive_digest(replica.digest())
 
     def _publish_digest(self, replica: VirtualReplica) -> None:
+        if self._replicas.get(replica.id) is not replica:
+            return
         self._digests[replica.id].send(self._receive_digest, replica.digest())
         self._timeline.after(self._latency.digest_every_s, self._publish_digest, replica)
 

@@ -114,6 +114,7 @@ class VirtualReplica:
         self._ends_s: list[float] = []
         self._exec_s: list[float] = []
         self._serial = 0
+        self._dead = False
         self.preempted = 0
         self._feed(Synced(announce, 1, 1, 0, ()))
 
@@ -139,7 +140,24 @@ class VirtualReplica:
         assert digest is not None
         return digest
 
+    def die(self) -> list[AttemptOver]:
+        """The worker dies, and its planner has nothing to plan for any more. Returns the attempts
+        as the log has them. Offers get no answer.
+        """
+        self.settle()
+        self._dead = True
+        self._serial += 1
+        return self.worker.lose()
+
+    def unanswered(self) -> list[Reply]:
+        """The replies that are owed to offers."""
+        replies = list(self._replies.values())
+        self._replies.clear()
+        return replies
+
     def _feed(self, event: ReplicaEvent) -> None:
+        if self._dead:
+            return
         timeline, latency, rng = self._timeline, self._latency, self._rng
         if len(self._ends_s) > 1:
             self.settle()
@@ -166,6 +184,8 @@ class VirtualReplica:
     # ------------------------------------------------------------ the worker's shell
 
     def _hold_comes(self, hold: Hold) -> None:
+        if self._dead:
+            return
         record, body = self._store.record(hold.key), self._store.body(hold.key)
         if not self.worker.held:
             self._work_since_s = self._timeline.now_s
@@ -174,6 +194,8 @@ class VirtualReplica:
         self._timeline.after(held_s, self._feed, HoldDone(hold.slot, answer))
 
     def _plan_comes(self, plan: BatchPlan) -> None:
+        if self._dead:
+            return
         self._plan_came_s.append(self._timeline.now_s)
         self.preempted += len(plan.preempted) // 4
         self.worker.plan(plan)

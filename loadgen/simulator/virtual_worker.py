@@ -284,6 +284,14 @@ class VirtualWorker:
 
     # ------------------------------------------------------------ ends
 
+    def lose(self) -> list[AttemptOver]:
+        """The process dies: the iteration under way is lost. Returns the attempts as the log has
+        them.
+        """
+        self._running = None
+        self._queue.clear()
+        return [self._over(slot, "") for slot in list(self._requests)]
+
     def finish(
         self, *, started_unix_s: float, ended_unix_s: float, exec_s: float, idle_s: float
     ) -> tuple[PlanAck, list[AttemptOver]]:

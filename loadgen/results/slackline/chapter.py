@@ -4,6 +4,7 @@ from loadgen.results.section import Chapter, Page
 from loadgen.results.slackline import (
     above_capacity,
     capacities,
+    changes,
     fleets,
     mixes,
     parts,
@@ -45,6 +46,7 @@ page is made by `python -m loadgen.results --only slackline`.
                 above_capacity.SECTION,
                 recovery.SECTION,
                 robustness.SECTION,
+                changes.SECTION,
                 parts.SECTION,
                 fleets.SECTION,
             ),
