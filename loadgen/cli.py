@@ -35,6 +35,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "loadgen.commands.chat",
         "talk with the model of a running fleet, and see the latency of each answer",
     ),
+    "status": ("loadgen.commands.status", "say whether a fleet works, and what it does just now"),
+    "top": ("loadgen.commands.top", "watch a fleet at work in the terminal"),
     "load": (
         "loadgen.commands.load",
         "send the requests of a trace or a synthetic workload to a running fleet",
