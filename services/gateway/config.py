@@ -16,6 +16,9 @@ class GatewayConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     keys: str = ""  # a file of keys, which `slackline key` makes; then every request needs one
     # serve another address than loopback without keys: for a port that is published on loopback
     without_keys: bool = False
+    # a file of keys, likewise, of those who may see the console; it is open on loopback where
+    # neither this nor `keys` nor `without_keys` is set, and off elsewhere
+    console_keys: str = ""
     tls_cert: str = ""  # a file with the certificate and those that sign it, in PEM; "": no TLS
     tls_key: str = ""  # the file of its key
     # NATS carries 8 MiB in one message; 64 KiB are for the other fields. The same prompt is never
@@ -37,7 +40,7 @@ class GatewayConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     def __post_init__(self) -> None:
         if bool(self.tls_cert) != bool(self.tls_key):
             raise ValueError("tls_cert and tls_key come together")
-        if not (self.keys or self.without_keys or _is_loopback(self.host)):
+        if not (self.keys or self.without_keys or is_loopback(self.host)):
             raise ValueError(
                 f"without keys only loopback is served, and {self.host} is another address. "
                 "Make a key with `slackline key TENANT FILE` and set SLACKLINE_GATEWAY_KEYS=FILE. "
@@ -45,7 +48,8 @@ class GatewayConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             )
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Tells whether only this machine reaches the address."""
     try:
         return host == "localhost" or ip_address(host).is_loopback
     except ValueError:  # a name

@@ -14,6 +14,7 @@ import uvicorn
 from services.gateway.alive import Fleet
 from services.gateway.app import Gateway
 from services.gateway.config import GatewayConfig
+from services.gateway.console import Console
 from services.gateway.http_connection import connection_class
 from shared import http_keys, subjects
 from shared.bus.api import Call
@@ -72,6 +73,7 @@ async def serve(
     clock, registry = Clock(), Registry()
     tiers = load_tiers(cfg.tiers)
     keys = http_keys.read(Path(cfg.keys)) if cfg.keys else None
+    console_keys = http_keys.read(Path(cfg.console_keys)) if cfg.console_keys else None
     check_certificate(cfg)
     fleet = Fleet(clock, cfg.fresh_s)
 
@@ -84,7 +86,8 @@ async def serve(
         asyncio.TaskGroup() as tasks,
     ):
         digests = await bus.subscribe(subjects.DIGESTS, Digest, on_digest)
-        gateway = Gateway(cfg, tiers, client, fleet, clock, registry, tracing, tasks, keys)
+        console = Console(cfg, tiers, bus, clock, tasks, console_keys)
+        gateway = Gateway(cfg, tiers, client, fleet, clock, registry, tracing, tasks, keys, console)
         http = uvicorn.Config(
             gateway.app(),
             log_config=None,
@@ -109,5 +112,6 @@ async def serve(
         server.should_exit = True
         stopping.cancel()
         await serving
+        await console.stop()
         await digests.stop()
     log.info("service.stopped")
