@@ -5,6 +5,7 @@ import base64
 import json
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -28,6 +29,14 @@ LIMIT_BYTES = 64 * 1024 * 1024  # of one message: a picture
 KEYS = {  # virtual key codes of keys that make no text
     "ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40, "Enter": 13, "Escape": 27,
 }  # fmt: skip
+
+# it reads commands at 3 and writes answers at 4
+EXEC = """
+import os, sys
+for fd, pipe in enumerate([os.dup2(int(fd), int(fd) + 100) for fd in sys.argv[1:3]], start=3):
+    os.dup2(pipe, fd)
+os.execv(sys.argv[3], sys.argv[3:])
+"""
 
 
 class Browser:
@@ -180,9 +189,8 @@ async def chromium(*flags: str) -> AsyncIterator[Browser]:
     to_read, its_write = os.pipe()
     its_read, to_write = os.pipe()
     with tempfile.TemporaryDirectory(prefix="chromium-", ignore_cleanup_errors=True) as folder:
-        # it reads commands at 3 and writes answers at 4
         process = await asyncio.create_subprocess_exec(
-            "sh", "-c", f'exec "$@" 3<&{its_read} 4>&{its_write}', "sh",
+            sys.executable, "-c", EXEC, str(its_read), str(its_write),
             PATH, *FLAGS, f"--user-data-dir={folder}", *flags, "about:blank",
             pass_fds=(its_read, its_write),
             stdout=asyncio.subprocess.DEVNULL,

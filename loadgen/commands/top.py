@@ -71,8 +71,8 @@ async def _show(args: argparse.Namespace, console: Console, keys: int) -> None:
 
 
 def screen(picture: Picture, console: Console) -> Group:
-    """What fits the terminal: the fleet, its tiers, its replicas, and the most pressing requests in
-    the lines that are left.
+    """The fleet, its tiers, its replicas, and the most pressing requests in the lines that are left
+    of the terminal.
     """
     width, height = console.size
     heard_s = picture.at_unix_s - picture.since_unix_s

@@ -13,7 +13,7 @@ BINS = 200  # 1 ms to 58 hours
 
 
 class Part:
-    """What happened within one part of the window."""
+    """The counts of one part of the window."""
 
     __slots__ = ("counts", "latencies", "number")
 
