@@ -89,7 +89,7 @@ class Console:
         return [
             Route("/console", self.page, methods=["GET"]),
             Route("/console/picture", self.picture, methods=["GET"]),
-            Route("/console/request/{key}", self.life, methods=["GET"]),
+            Route("/console/request", self.life, methods=["GET"]),
         ]
 
     async def page(self, request: Request) -> Response:
@@ -119,7 +119,9 @@ class Console:
         """
         self._permit(request)
         collector = await self._watched()
-        found = collector.life(RequestKey(request.path_params["key"]), self._clock.unix_s())
+        found = collector.life(
+            RequestKey(request.query_params.get("key", "")), self._clock.unix_s()
+        )
         if found is None:
             raise Rejected(NO_LIFE)
         return _json(found)

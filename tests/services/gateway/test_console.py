@@ -17,7 +17,7 @@ from tests.services.gateway.test_gateway import WITHIN_S, Site, site, until
 from tests.services.gateway.test_guard import keys_in
 from tests.shared.console.heard import ended
 
-PATHS = ("/console", "/console/picture", "/console/request/a.b")
+PATHS = ("/console", "/console/picture", "/console/request?key=a.b")
 
 
 async def statuses(http: httpx.AsyncClient, **headers: str) -> set[int]:
@@ -41,7 +41,7 @@ async def test_without_keys_it_is_open_on_loopback(nats_url: str) -> None:
         assert page.status_code == 200
         assert page.headers["content-type"] == "text/html; charset=utf-8"
         assert (await http.get("/console/picture")).status_code == 200
-        assert (await http.get("/console/request/a.b")).status_code == 404
+        assert (await http.get("/console/request?key=a.b")).status_code == 404
         assert (await http.post("/console")).status_code == 405
 
 
@@ -162,7 +162,7 @@ async def test_it_shows_what_the_fleet_says(nats_url: str) -> None:
         chat = next(tier for tier in found[-1].tiers if tier.name == "chat")
         assert (chat.offered, chat.met) == (10, 9)
         async with at.http() as http:
-            life = (await http.get("/console/request/acme.9")).json()
+            life = (await http.get("/console/request?key=acme.9")).json()
             assert (life["tier"], life["slo_met"], life["missed"]) == ("chat", False, "ttft")
             for bad in ("since=x", "since=-1", "since=1e9", f"since={10 * '9999'}", "since=²"):
                 assert (await http.get(f"/console/picture?{bad}")).status_code == 400

@@ -179,7 +179,7 @@ async def test_a_request_is_chosen_opened_and_closed_with_the_keyboard(nats_url:
         assert await chosen(page) == []
         await page.press("ArrowRight")
         await page.press("ArrowRight")
-        await page.press("ArrowRight")  # r0 is the gateway tests' own
+
         await page.until("document.querySelector('#which').innerText.includes('Requests of r2')")
         await page.until("document.querySelectorAll('#list tbody tr').length === 1")
         await page.press("Escape")
