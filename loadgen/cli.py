@@ -83,6 +83,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "loadgen.commands.bench",
         "measure the hot path on this machine, each figure beside its aim",
     ),
+    "completion": (
+        "loadgen.commands.completion",
+        "print the script with which bash, zsh or fish completes commands and options",
+    ),
 }
 INTERRUPTED, BROKEN_PIPE = 130, 141  # the exit statuses of shells
 

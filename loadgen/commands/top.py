@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.text import Text
 
 from loadgen.access import access_of, add_access_arguments
-from loadgen.fleet.fleet_tables import headline, replica_table, request_table, strips, tier_table
+from loadgen.fleet.fleet_tables import headline, request_table, strip_table, tier_table
 from loadgen.load.connection import bus_at, quiet_logs
 from loadgen.tables import fitted
 from shared.bus.users import OPERATOR
@@ -80,12 +80,11 @@ def screen(picture: Picture, console: Console) -> Group:
     parts: list[RenderableType] = [
         Text(headline(picture), style="bold", overflow="ellipsis", no_wrap=True),
         fitted(tier_table(picture), width),
-        fitted(replica_table(picture), width),
-        strips(picture),
+        fitted(strip_table(picture), width),
     ]
     foot = Text(f"{picture.held} requests held; SLOs over {span}; q quits", style="dim")
     used = sum(len(console.render_lines(part)) for part in parts)
-    room = height - used - 4  # the head of the table, and the last line
+    room = height - used - 5  # the head and foot of the table, and the last line
     if room > 0:
         parts.append(fitted(request_table(picture.requests[:room]), width))
     return Group(*parts, foot)

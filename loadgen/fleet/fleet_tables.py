@@ -6,12 +6,14 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from loadgen.load.report import percent, promise, seconds
+from loadgen.load.report import percent, seconds
 from shared.console.collector import FRESH_S
 from shared.console.picture import Iteration, Picture, Quantiles, ReplicaPicture, RequestRow
+from shared.vocabulary import Slo
 
 BLOCKS = " ▁▂▃▄▅▆▇█"
-STRIP = 24  # iterations in a terminal
+UP = "up"
+STRIP = 20  # iterations in a terminal
 GOOD, BAD = 0.99, 0.9  # of requests that met their SLO: green from, red below
 
 
@@ -28,24 +30,23 @@ def headline(picture: Picture) -> str:
 
 
 def tier_table(picture: Picture) -> Table:
-    """Attainment over the window, and latencies beside what is owed."""
+    """Attainment over the window; the median and the 99th percentile of each latency, and below
+    them what is owed.
+    """
     out = _table()
     out.add_column("tier")
-    for name in ("SLO met", "of", "missed by", "TTFT p50 / p99", "TBT p50 / p99", "TTLT p99"):
-        out.add_column(name, justify="left" if name == "missed by" else "right")
-    out.add_column("owed")
+    for name in ("SLO met", "TTFT p50 / p99", "TBT p50 / p99", "TTLT p50 / p99"):
+        out.add_column(name, justify="right")
+    out.add_column("missed by")
     for tier in picture.tiers:
-        part = tier.met / tier.offered if tier.offered else None
-        missed = ", ".join(f"{name} {n}" for name, n in tier.missed.items())
+        part, slo = (tier.met / tier.offered if tier.offered else None), tier.slo or Slo()
         out.add_row(
             Text(tier.name),
-            Text(percent(part), style=_colour(part)),
-            str(tier.offered),
-            missed,
-            _pair(tier.ttft),
-            _pair(tier.tbt),
-            seconds(tier.ttlt.p99_s),
-            promise(tier.slo),
+            Text(f"{percent(part)}\nof {tier.offered}", style=_colour(part)),
+            _beside(tier.ttft, slo.ttft_s),
+            _beside(tier.tbt, slo.tbt_s),
+            _beside(tier.ttlt, slo.ttlt_s),
+            ", ".join(f"{name} {n}" for name, n in tier.missed.items()),
         )
     return out
 
@@ -58,54 +59,68 @@ def replica_table(picture: Picture) -> Table:
         out.add_column(name, justify="right")
     out.add_column("state")
     for replica in picture.replicas:
-        used = 1 - replica.kv_free_blocks / replica.kv_blocks if replica.kv_blocks else 0.0
+        state = _state(replica)
         out.add_row(
             Text(replica.name),
-            f"{100 * used:.0f} %",
+            _kv(replica),
             str(replica.running),
             str(replica.waiting),
             str(replica.best_effort),
             seconds(replica.backlog_s),
             f"{replica.tokens_s:.0f}",
             f"{100 * replica.busy:.0f} %",
-            Text(_state(replica), style="" if _state(replica) == "up" else "bold red"),
+            Text(state, style="" if state == UP else "bold red"),
         )
     return out
 
 
-def strips(picture: Picture) -> Table:
-    """The last iterations of each replica: their time, and where prefill ran."""
-    out = Table(box=None, show_header=False, pad_edge=False)
-    out.add_column(no_wrap=True)
-    out.add_column(no_wrap=True)
-    out.add_column(no_wrap=True, justify="right")
+def strip_table(picture: Picture) -> Table:
+    """Each replica with its last iterations: a block for each, as high as it was long, and how
+    their time compares with the predicted one.
+    """
+    out = _table()
+    out.add_column("replica")
+    for name in ("KV", "decode", "wait", "best", "tok/s", "ran/plan", "idle"):
+        out.add_column(name, justify="right")
+    out.add_column("last iterations")
     for replica in picture.replicas:
-        recent = replica.iterations[-STRIP:]
-        out.add_row(Text(replica.name), _strip(recent), _timing(recent))
+        recent, state = replica.iterations[-STRIP:], _state(replica)
+        ran, idle = _timing(recent)
+        out.add_row(
+            Text(replica.name),
+            _kv(replica),
+            str(replica.running),
+            str(replica.waiting),
+            str(replica.best_effort),
+            f"{replica.tokens_s:.0f}",
+            ran,
+            idle,
+            _strip(recent) if state == UP else Text(state, style="bold red"),
+        )
     return out
 
 
 def request_table(rows: Sequence[RequestRow]) -> Table:
-    """Requests, those with the least slack first."""
+    """Requests, those with the least slack first. Tokens: of the prompt while it is computed, then
+    of the output.
+    """
     out = _table()
-    out.add_column("request", overflow="fold")
-    out.add_column("tier", overflow="fold")
-    out.add_column("at")
-    out.add_column("phase")
-    for name in ("age", "prompt", "output", "slack"):
+    for name in ("request", "tier", "at"):
+        out.add_column(name)
+    for name in ("tokens", "age", "slack"):
         out.add_column(name, justify="right")
     for row in rows:
         late = row.slack_s is not None and row.slack_s < 0
         slack = "-" if row.slack_s is None else _signed(row.slack_s)
         out.add_row(
-            Text(_short(row.key)),
-            Text(row.tier),
-            Text(row.replica),
-            "best-effort" if row.best_effort else row.phase,
+            Text(_short(row.key, 20)),
+            Text(_short(row.tier, 16)),
+            Text(_short(row.replica, 12)),
+            f"{row.generated_tokens} out"
+            if row.phase == "decode"
+            else f"{row.computed_tokens}/{row.prompt_tokens}",
             seconds(row.age_s),
-            f"{row.computed_tokens}/{row.prompt_tokens}",
-            str(row.generated_tokens),
-            Text(slack, style="bold red" if late else ""),
+            Text("best-effort" if row.best_effort else slack, style="bold red" if late else ""),
         )
     return out
 
@@ -114,16 +129,25 @@ def _table() -> Table:
     return Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
 
 
+def _kv(replica: ReplicaPicture) -> str:
+    used = 1 - replica.kv_free_blocks / replica.kv_blocks if replica.kv_blocks else 0.0
+    return f"{100 * used:.0f} %"
+
+
 def _state(replica: ReplicaPicture) -> str:
     if replica.heard_s > FRESH_S:
         return f"silent for {replica.heard_s:.0f} s"
-    return "up" if replica.accepting else "takes no requests"
+    return UP if replica.accepting else "takes no requests"
 
 
-def _pair(found: Quantiles) -> str:
+def _beside(found: Quantiles, bound_s: float | None) -> Text:
+    """The quantiles, and below them the bound; red where half of them are over it."""
+    owed = f"\nof {seconds(bound_s)}" if bound_s is not None else ""
     if found.p50_s is None:
-        return "-"
-    return f"{seconds(found.p50_s)} / {seconds(found.p99_s)}"
+        return Text(f"-{owed}", style="dim")
+    over = bound_s is not None and found.p50_s > bound_s
+    text = f"{seconds(found.p50_s)} / {seconds(found.p99_s)}{owed}"
+    return Text(text, style="bold red" if over else "")
 
 
 def _colour(part: float | None) -> str:
@@ -136,9 +160,10 @@ def _signed(value_s: float) -> str:
     return f"-{seconds(-value_s)}" if value_s < 0 else seconds(value_s)
 
 
-def _short(key: str) -> str:
-    """The key, its middle left out where it is long."""
-    return key if len(key) <= 24 else f"{key[:14]}…{key[-9:]}"
+def _short(name: str, most: int) -> str:
+    """The name, its middle left out where it is longer than `most`."""
+    head = most // 2 - 1
+    return name if len(name) <= most else f"{name[:head]}…{name[head + 1 - most :]}"
 
 
 def _strip(recent: Sequence[Iteration]) -> Text:
@@ -158,14 +183,11 @@ def _strip(recent: Sequence[Iteration]) -> Text:
     return out
 
 
-def _timing(recent: Sequence[Iteration]) -> str:
-    """The mean time of these iterations beside the predicted one, and the idle time."""
+def _timing(recent: Sequence[Iteration]) -> tuple[str, str]:
+    """The time of these iterations over the predicted one, and the part of it that was idle."""
     known = [i for i in recent if i.predicted_s > 0]
-    if not known:
-        return "no iteration"
     ran_s, idle_s = sum(i.exec_s for i in known), sum(i.idle_s for i in known)
+    if ran_s <= 0:
+        return "-", "-"
     predicted_s = sum(i.predicted_s for i in known)
-    return (
-        f"{1000 * ran_s / len(known):5.1f} ms each, {1000 * predicted_s / len(known):5.1f} "
-        f"predicted, idle {100 * idle_s / (ran_s + idle_s):3.0f} %"
-    )
+    return f"{ran_s / predicted_s:.2f} x", f"{100 * idle_s / (ran_s + idle_s):.0f} %"
