@@ -15,9 +15,9 @@ from loadgen.lab.figures import Figures, figures_of, token_gaps_s
 from loadgen.lab.figures_table import named
 from loadgen.lab.parallel import run_all
 from loadgen.lab.trial import Trial
-from loadgen.load.course import Course, course_of
 from loadgen.load.mix import PlannedRequest
 from loadgen.load.report import percent
+from loadgen.load.run_course import Course, course_of
 from loadgen.load.tally import GOOD_ENDS
 from loadgen.simulator.simulation import SimulationResult
 from shared.errors import ConfigError

@@ -10,7 +10,7 @@ from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
 from loadgen.lab.plots import COLOURS, bound_line, line_of, new_figure, plain
-from loadgen.load.course import MEASURES, QUANTILES, Course
+from loadgen.load.run_course import MEASURES, QUANTILES, Course
 from shared.tiers import TierSet
 from shared.vocabulary import Slo
 

@@ -13,7 +13,7 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
-from loadgen.load.course import Course, course_of_tally
+from loadgen.load.run_course import Course, course_of_tally
 from loadgen.load.tally import Outcome, Tally
 from shared.errors import ConfigError
 from shared.schemas import EngineTime

@@ -19,7 +19,7 @@ ASK_S, ASK_ALL_S = 0.15, 10.0  # between two questions for unknown slots; for al
 
 
 class ReplicaWatch:
-    """What is known of one replica."""
+    """All that is known of one replica."""
 
     def __init__(self, name: ReplicaId) -> None:
         self.name = name

@@ -20,7 +20,7 @@ def script(shell: str, capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def completed(text: str, *line: str) -> list[str]:
-    """What bash offers for the last of these words."""
+    """The words that bash offers for the last of these."""
     ask = (
         f"{text}\nCOMP_WORDS=({' '.join(repr(word) for word in line)}); "
         f"COMP_CWORD={len(line) - 1}; _slackline; printf '%s\\n' \"${{COMPREPLY[@]}}\""

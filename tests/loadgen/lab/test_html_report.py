@@ -9,8 +9,8 @@ import pytest
 
 from loadgen.cli import main
 from loadgen.commands.html_option import write_reports
-from loadgen.load.course import PARTS, course_of_tally
 from loadgen.load.report import side_by_side, table, write_report
+from loadgen.load.run_course import PARTS, course_of_tally
 from loadgen.load.tally import Tally
 from shared.tiers import DEFAULT
 from tests.chromium import chromium, needs_chromium
