@@ -13,7 +13,7 @@ VLLM_ENV := .venv-vllm-$(VLLM)
 VLLM_PY := $(VLLM_ENV)/bin/python
 VLLM_STAMP := $(VLLM_ENV)/.installed
 
-.PHONY: help setup test test-vllm demo bench results soak fuzz chaos audit sbom models clean
+.PHONY: help setup test test-vllm demo bench results soak fuzz chaos audit sbom screenshots models clean
 
 help: ## this text
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)$$/  make \1\t\2/' | expand -t 16
@@ -95,6 +95,9 @@ sbom: $(STAMP) ## every pinned package with its hashes as CycloneDX, into out/sb
 	"$$tools/bin/python" -m pip install -qq 'cyclonedx-bom>=7.5,<8'; \
 	{ cat requirements.lock; grep -oE 'torch==[0-9.]+' pyproject.toml; } | \
 	  "$$tools/bin/cyclonedx-py" requirements - --pyproject pyproject.toml --output-reproducible -o out/sbom.json
+
+screenshots: $(STAMP) ## the pictures of the console in docs/, of a simulated fleet under load (3 minutes; needs Chromium)
+	$(PY) -m tests.fleet.console_screenshots $(ARGS)
 
 models: $(STAMP) ## trains the shipped models again, into out/models (an hour and a half on two cores; says which texts it needs)
 	$(PY) -m loadgen.training --out out/models $(ARGS)

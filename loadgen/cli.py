@@ -39,6 +39,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "loadgen.commands.chat",
         "talk with the model of a running fleet, and see the latency of each answer",
     ),
+    "status": ("loadgen.commands.status", "say whether a fleet works, and what it does just now"),
+    "top": ("loadgen.commands.top", "watch a fleet at work in the terminal"),
     "load": (
         "loadgen.commands.load",
         "send the requests of a trace or a synthetic workload to a running fleet",
@@ -84,6 +86,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "bench": (
         "loadgen.commands.bench",
         "measure the hot path on this machine, each figure beside its aim",
+    ),
+    "completion": (
+        "loadgen.commands.completion",
+        "print the script with which bash, zsh or fish completes commands and options",
     ),
 }
 INTERRUPTED, BROKEN_PIPE = 130, 141  # the exit statuses of shells

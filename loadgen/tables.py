@@ -36,6 +36,12 @@ def fitted(table: Table, width: int) -> Table:
     return table
 
 
+def plain_cells(table: Table) -> list[list[str]]:
+    """The texts of the headers, and of each row."""
+    columns = [[_plain(cell) for cell in (c.header, *c.cells)] for c in table.columns]
+    return [list(row) for row in zip(*columns, strict=True)]
+
+
 def _longest(texts: Iterable[Sequence[str]]) -> int:
     return max((len(piece) for pieces in texts for piece in pieces), default=0)
 

@@ -767,3 +767,50 @@ class Hint(Struct, frozen=True, kw_only=True):
 
 class LeaseValue(Struct, frozen=True, kw_only=True):
     holder: str
+
+
+# ---------------------------------------------------------------- services -> console
+
+
+class Ended(Struct, frozen=True, kw_only=True):
+    """A request of this tier ended, or was refused at the door for want of room: then it has no
+    key and no verdict. Sent for those who watch; nothing depends on it.
+    """
+
+    tier: ShortText
+    key: RequestKey | None = None
+    slo: Slo | None = None
+    arrived_unix_s: float = 0.0
+    verdict: Verdict | None = None
+
+
+class Roster(Struct, frozen=True, kw_only=True):
+    """The question to a planner which requests its replica holds, in these slots."""
+
+    slots: bytes = b""  # int32; empty: all
+
+    def __post_init__(self) -> None:
+        if len(self.slots) % 4:
+            raise ValueError("slots must be a column of int32")
+
+
+class RosterEntry(Struct, frozen=True, kw_only=True):
+    """One request, as predicted after the plans in flight."""
+
+    slot: Count
+    key: RequestKey
+    attempt: Count
+    service_class: ServiceClass
+    tier: str
+    slo: Slo
+    arrived_unix_s: float
+    prompt_tokens: Count
+    max_tokens: Count
+    computed_tokens: Count
+    generated_tokens: Count
+    next_due_unix_s: float  # deadline of the next token; inf: it has none
+    thinking: bool = False
+
+
+class RosterAnswer(Struct, frozen=True, kw_only=True):
+    entries: list[RosterEntry]

@@ -27,6 +27,11 @@ ANNOUNCEMENTS = f"{ROOT}.replica.*.announce"
 RELEGATED = f"{ROOT}.relegated"
 # relegation -> admissions
 POOL = f"{ROOT}.pool"
+# planner -> worker, worker -> planner; who watches a fleet hears those of all replicas
+PLANS = f"{ROOT}.replica.*.plan"
+ACKS = f"{ROOT}.replica.*.acked"
+# admission, relegation -> who watches the fleet
+ENDED = f"{ROOT}.ended"
 # the subjects whose next token is a tenant
 _TENANTS = frozenset(("requests", "attach", "cancel", "stream"))
 # JetStream
@@ -155,6 +160,11 @@ def withdraw(replica: ReplicaId) -> str:
 def holdings(replica: ReplicaId) -> str:
     """Admission -> worker: which of these attempts do you know?"""
     return f"{ROOT}.replica.{replica}.holdings"
+
+
+def roster(replica: ReplicaId) -> str:
+    """Gateway -> planner that leases the replica: which requests does it hold?"""
+    return f"{ROOT}.replica.{replica}.roster"
 
 
 def digest(replica: ReplicaId) -> str:

@@ -38,7 +38,7 @@ LAYERS: dict[str, tuple[set[str], ...]] = {
         {"core"},
         {"bus"},
         {"process"},
-        {"store", "client", "testing"},
+        {"store", "client", "console", "testing"},
     ),
     "loadgen": (
         {"access", "markdown", "tables"},

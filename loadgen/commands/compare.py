@@ -5,6 +5,7 @@ It also puts reports of `slackline load --out` side by side.
 
 import argparse
 import math
+import shlex
 import sys
 from pathlib import Path
 
@@ -13,6 +14,12 @@ from msgspec import Struct
 from rich.console import Console
 
 from loadgen.bound.limit import Bound
+from loadgen.commands.html_option import (
+    add_html_argument,
+    check_html,
+    write_reports,
+    write_rounds,
+)
 from loadgen.commands.plan_arguments import Demand, add_plan_arguments, read_demand
 from loadgen.commands.trial_arguments import add_trial_arguments, judged_tiers, make_trial
 from loadgen.lab.comparison import Comparison, Offered, compare, parse_policies
@@ -83,9 +90,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="number of processes; it does not change the results (default: the number of cores)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    add_html_argument(parser)
 
 
 def run(args: argparse.Namespace) -> int:
+    check_html(args.html)
     planned = args.policies is not None or args.trace is not None or args.workload is not None
     if args.reports and planned:
         raise ConfigError(
@@ -105,7 +114,10 @@ def _reports(args: argparse.Namespace) -> int:
         raise ConfigError("--json and --plots need --policies; reports are JSON already")
     console = Console()
     reports = [read_report(path) for path in args.reports]
-    console.print(side_by_side(reports))
+    print_table(console, side_by_side(reports))
+    if args.html is not None:
+        write_reports(reports, side_by_side(reports), args.html)
+        console.print(f"wrote {args.html}", highlight=False, soft_wrap=True)
     if different := unlike(reports):
         console.print(
             f"These runs have different {different}: "
@@ -143,7 +155,7 @@ def _policies(args: argparse.Namespace) -> int:
     rounds = compare(
         offered,
         jobs,
-        latencies=args.plots is not None,
+        latencies=args.plots is not None or args.html is not None,
         show=lambda line: None if args.json else err.print(line, highlight=False),
     )
     comparisons = [one.comparison for one in rounds]
@@ -153,6 +165,11 @@ def _policies(args: argparse.Namespace) -> int:
 
         for path in write_plots(rounds, demand.tiers, args.plots):
             err.print(f"wrote {path}", highlight=False)
+    if args.html is not None:
+        shown = comparison_table(comparisons, demand.tiers)
+        command = shlex.join(["slackline", *sys.argv[1:]])
+        write_rounds(rounds, demand.tiers, shown, command, args.html)
+        err.print(f"wrote {args.html}", highlight=False, soft_wrap=True)
     if args.json:
         print(msgspec.json.encode(_json_report(args, demand, comparisons)).decode())
         return 0

@@ -16,6 +16,7 @@ from rich.console import Console
 
 from loadgen.access import access_of, add_access_arguments
 from loadgen.cli import INTERRUPTED
+from loadgen.commands.html_option import add_html_argument, check_html, write_reports
 from loadgen.commands.plan_arguments import Plan, add_plan_arguments, make_plan
 from loadgen.load.heartbeats import Heartbeats, resolved_by
 from loadgen.load.open_loop import Sender, run_load
@@ -48,6 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--json", action="store_true", help="print the report as JSON instead of a table"
     )
+    add_html_argument(parser)
     parser.add_argument(
         "--http",
         metavar="URL",
@@ -63,6 +65,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("--wait must be 0 or more")
     if args.out is not None and not args.out.parent.is_dir():
         raise ConfigError(f"--out: there is no folder {args.out.parent}")
+    check_html(args.html)
     console = Console(stderr=True)
     asks = args.context is None and not args.http
     if args.context is None:
@@ -104,6 +107,8 @@ async def _run(args: argparse.Namespace, plan: Plan, console: Console) -> int:
     )
     if args.out is not None:
         write_report(report, args.out)
+    if args.html is not None:
+        write_reports([report], table(report), args.html)
     if args.json:
         print(msgspec.json.encode(report).decode())
     else:

@@ -365,6 +365,7 @@ def _welcome(fleet: Fleet, metrics: str) -> str:
     lines = [f"ready   NATS  {fleet.url}"]
     if fleet.http_url:
         lines.append(f"        HTTP  {fleet.http_url}")
+        lines.append(f"        console {fleet.http_url}/console")
     lines.append(f"        logs  {fleet.folder / 'logs'}")
     lines.append(f"        metrics {metrics}")
     if any(fleet.pools.values()):

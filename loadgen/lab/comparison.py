@@ -11,12 +11,13 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from loadgen.bound.limit import Bound, bound
-from loadgen.lab.figures import Figures, figures_of
+from loadgen.lab.figures import Figures, figures_of, token_gaps_s
 from loadgen.lab.figures_table import named
 from loadgen.lab.parallel import run_all
 from loadgen.lab.trial import Trial
 from loadgen.load.mix import PlannedRequest
 from loadgen.load.report import percent
+from loadgen.load.run_course import Course, course_of
 from loadgen.load.tally import GOOD_ENDS
 from loadgen.simulator.simulation import SimulationResult
 from shared.errors import ConfigError
@@ -59,13 +60,17 @@ class Offered(NamedTuple):
 class Served(NamedTuple):
     figures: Figures
     latencies: dict[str, Latencies]  # by tier; empty unless wanted
+    course: Course | None  # None unless latencies are wanted
 
 
 class Round(NamedTuple):
-    """The results of one rate. `latencies`: of each policy, by tier; empty unless wanted."""
+    """The results of one rate. `latencies` and `courses`: of each policy; empty or None unless
+    wanted.
+    """
 
     comparison: Comparison
     latencies: list[dict[str, Latencies]]
+    courses: list[Course | None]
 
 
 class Contestant(NamedTuple):
@@ -131,7 +136,7 @@ def compare(
             bound=bounds[at],
             policies=[one.figures for one in row],
         )
-        rounds.append(Round(found_all, [one.latencies for one in row]))
+        rounds.append(Round(found_all, [one.latencies for one in row], [one.course for one in row]))
     return rounds
 
 
@@ -145,8 +150,37 @@ def serve(trial: Trial, requests: Sequence[PlannedRequest], latencies: bool) -> 
     run are kept.
     """
     result = trial.serve(requests)
-    return Served(
-        figures_of(trial, requests, result), by_tier(requests, result) if latencies else {}
+    figures = figures_of(trial, requests, result)
+    if not latencies:
+        return Served(figures, {}, None)
+    found = by_tier(requests, result)
+    return Served(figures, found, _course(requests, result, found, trial.duration_s))
+
+
+def _course(
+    requests: Sequence[PlannedRequest],
+    result: SimulationResult,
+    found: dict[str, Latencies],
+    duration_s: float,
+) -> Course:
+    tiers = [request.tier for request in requests]
+    gaps_s, each = np.empty(0, np.float32), np.zeros(len(requests), np.int64)
+    if result.token_unix_s is not None:
+        gaps_s, each = token_gaps_s(result.token_unix_s)
+    of_tier = np.repeat(np.array(tiers), each)
+    return course_of(
+        tiers,
+        [request.arrival_s for request in requests],
+        [v is not None and v.slo_met for v in result.verdicts],
+        {
+            tier: {
+                "TTFT": one.ttft_s.astype(np.float64),
+                "TBT": gaps_s[of_tier == tier].astype(np.float64),
+                "TTLT": one.ttlt_s.astype(np.float64),
+            }
+            for tier, one in found.items()
+        },
+        duration_s,
     )
 
 

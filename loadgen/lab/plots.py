@@ -133,8 +133,8 @@ def latency_distributions(one: Round, tiers: TierSet) -> Figure:
                         label=named(policy.policy, policy.settings),
                     )
             axes.set_xscale("log")
-            _bound_line(axes, bound_s)
-            _plain(axes.xaxis)
+            bound_line(axes, bound_s)
+            plain(axes.xaxis)
             axes.set_title(f"{tier}: {what}")
             axes.set_xlabel("s, log scale")
             axes.set_ylim(0, 101)
@@ -183,8 +183,8 @@ def plane(one: Round, tiers: TierSet) -> Figure:
         axes.set_xlim(0.8 * min(low[0], 1), 1.25 * max(high[0], 1))
         axes.set_ylim(0.8 * min(low[1], 1), 1.25 * max(high[1], 1))
         axes.plot((1, 1, 0), (0, 1, 1), color=BOUND_COLOUR, linestyle="--", linewidth=1)
-        _plain(axes.xaxis)
-        _plain(axes.yaxis)
+        plain(axes.xaxis)
+        plain(axes.yaxis)
         share = 100 * (within <= 1).all(axis=1).mean() if len(within) else 0.0
         axes.set_title(
             f"{named(policy.policy, policy.settings)}\n"
@@ -288,7 +288,7 @@ def latency_over_load(found: Sequence[Comparison], tiers: TierSet) -> Figure:
                     color=BOUND_COLOUR,
                     va="bottom",
                 )
-            _plain(axes.yaxis)
+            plain(axes.yaxis)
             axes.set_title(f"{tier}: {what} {percentile}")
             _axes_over_load(axes, rates, "s, log scale")
             _label_ends(axes, rates[-1], curves, _names(found[0].policies))
@@ -359,7 +359,7 @@ def _percentile(found: Figures, tier: str, slo: Slo, percentile: str) -> float:
     return float("nan") if value is None else value
 
 
-def _bound_line(axes: Axes, bound_s: float | None) -> None:
+def bound_line(axes: Axes, bound_s: float | None) -> None:
     if bound_s is not None and bound_s < FAR * axes.get_xlim()[1]:
         axes.axvline(bound_s, color=BOUND_COLOUR, linestyle="--", linewidth=1)
         axes.annotate(
@@ -367,7 +367,7 @@ def _bound_line(axes: Axes, bound_s: float | None) -> None:
         )
 
 
-def _plain(axis: Axis) -> None:
+def plain(axis: Axis) -> None:
     """Set ticks at 0.1, 0.2, 0.5, 1 rather than at powers of ten, as many as there is room for.
     Call it after all is drawn.
     """

@@ -13,6 +13,7 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
+from loadgen.load.run_course import Course, course_of_tally
 from loadgen.load.tally import Outcome, Tally
 from shared.errors import ConfigError
 from shared.schemas import EngineTime
@@ -83,6 +84,7 @@ class Report(Struct, frozen=True, kw_only=True):
     error_samples: list[str]
     definition: str = DEFINITION
     engines: EngineTime | None = None
+    course: Course | None = None
 
 
 def spread(values_s: Values) -> Spread:
@@ -173,6 +175,7 @@ def make_report(
         notes=list(notes),
         error_samples=list(samples)[:10],
         engines=engines,
+        course=course_of_tally(tally, offered_s),
     )
 
 

@@ -57,6 +57,7 @@ from shared.schemas import (
     AttemptOver,
     Cancel,
     Digest,
+    Ended,
     GenerateRequest,
     Hint,
     OfferAnswer,
@@ -436,6 +437,9 @@ class Admission:
     async def _refuse(self, call: Call, refused: Refused) -> None:
         self._refusals.labels(refused.code).add()
         await call.reply(refused)
+        if refused.code == "slow_down":
+            with suppress(BusError):
+                await self._bus.publish(subjects.ENDED, Ended(tier=call.subject.rpartition(".")[2]))
 
     async def _tell(self, record: Record, call: Call) -> None:
         """Answer the client of a request that may be refused: once that is decided, and at the

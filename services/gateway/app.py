@@ -22,6 +22,7 @@ from services.gateway.body import Arriving, Bodies
 from services.gateway.chats import ChatBody
 from services.gateway.completions import CompletionBody
 from services.gateway.config import GatewayConfig
+from services.gateway.console import Console
 from services.gateway.envelope import Problem, Rejected
 from services.gateway.exchange import Exchanges
 from services.gateway.guard import read_tenant
@@ -64,7 +65,9 @@ class Gateway:
         registry: Registry,
         tracing: telemetry.Tracing,
         tasks: asyncio.TaskGroup,
+        console: Console,
     ) -> None:
+        self._console = console
         self.draining = False
         self._cfg = cfg
         self._rules = rules
@@ -103,11 +106,13 @@ class Gateway:
                 Route("/health", self.health, methods=["GET"]),
                 Route("/ready", self.ready, methods=["GET"]),
                 Route("/metrics", self.metrics, methods=["GET"]),
+                *self._console.routes(),
             ],
             exception_handlers={
                 HTTPException: _no_such_thing,
                 Rejected: _refused,
                 PeerError: _refused,
+                BusError: _refused,
             },
         )
         app.router.redirect_slashes = False  # to an address made of the client's own Host header

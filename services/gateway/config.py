@@ -17,6 +17,10 @@ class GatewayConfig(Connected, frozen=True, kw_only=True, forbid_unknown_fields=
     """A file of keys, which `slackline key` makes. With it every request needs one."""
     without_keys: bool = False
     """Serves another address than loopback without keys: for a port published on loopback."""
+    console_keys: str = ""
+    """A file of keys, likewise, of those who may see the console. It is open on loopback where
+    HTTP has no keys and `without_keys` is not set, and off elsewhere.
+    """
     tls_cert: str = ""
     """A file with the certificate and those that sign it, in PEM; empty: no TLS."""
     tls_key: str = ""
@@ -53,7 +57,7 @@ class GatewayConfig(Connected, frozen=True, kw_only=True, forbid_unknown_fields=
     def __post_init__(self) -> None:
         if bool(self.tls_cert) != bool(self.tls_key):
             raise ValueError("tls_cert and tls_key come together")
-        if not (self._has_keys or self.without_keys or _is_loopback(self.host)):
+        if not (self._has_keys or self.without_keys or is_loopback(self.host)):
             raise ValueError(
                 f"without keys only loopback is served, and {self.host} is another address. "
                 "Make a key with `slackline key TENANT FILE` and set SLACKLINE_GATEWAY_KEYS=FILE. "
@@ -67,7 +71,8 @@ class GatewayConfig(Connected, frozen=True, kw_only=True, forbid_unknown_fields=
         )
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Tells whether only this machine reaches the address."""
     try:
         return host == "localhost" or ip_address(host).is_loopback
     except ValueError:  # a name

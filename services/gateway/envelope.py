@@ -56,6 +56,7 @@ class Problem(Struct, frozen=True, kw_only=True):
     param: str | None = None
     dropped: str | None = None
     retry_after_s: float | None = None
+    challenge: str = "Bearer"  # of a 401
 
     def body(self) -> bytes:
         kind = TYPE_OF_STATUS.get(self.status, "invalid_request_error")
@@ -69,7 +70,7 @@ class Problem(Struct, frozen=True, kw_only=True):
         """
         headers = {} if self.dropped is None else {"x-llm-d-request-dropped-reason": self.dropped}
         if self.status == 401:
-            headers["www-authenticate"] = "Bearer"
+            headers["www-authenticate"] = self.challenge
         if self.status == 429:
             headers["retry-after"] = str(
                 min(RETRY_AFTER_MAX_S, max(1, math.ceil(self.retry_after_s or 1.0)))

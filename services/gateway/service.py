@@ -6,6 +6,7 @@ import math
 import socket
 import ssl
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -13,8 +14,9 @@ import uvicorn
 from services.gateway.alive import Fleet
 from services.gateway.app import Gateway
 from services.gateway.config import GatewayConfig
+from services.gateway.console import Console
 from services.gateway.http_connection import connection_class
-from shared import subjects
+from shared import http_keys, subjects
 from shared.bus.api import Call
 from shared.bus.nats import connect
 from shared.bus.users import GATEWAY
@@ -70,6 +72,7 @@ async def serve(
     """
     clock, registry = Clock(), Registry()
     rules = rules_of(cfg)
+    console_keys = http_keys.read(Path(cfg.console_keys)) if cfg.console_keys else None
     check_certificate(cfg)
     fleet = Fleet(clock, cfg.fresh_s)
 
@@ -82,7 +85,8 @@ async def serve(
         asyncio.TaskGroup() as tasks,
     ):
         digests = await bus.subscribe(subjects.DIGESTS, Digest, on_digest)
-        gateway = Gateway(cfg, rules, client, fleet, clock, registry, tracing, tasks)
+        console = Console(cfg, rules, bus, clock, tasks, console_keys)
+        gateway = Gateway(cfg, rules, client, fleet, clock, registry, tracing, tasks, console)
         http = uvicorn.Config(
             gateway.app(),
             log_config=None,
@@ -109,5 +113,6 @@ async def serve(
         stopping.cancel()
         following.cancel()
         await serving
+        await console.stop()
         await digests.stop()
     log.info("service.stopped")

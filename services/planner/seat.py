@@ -11,6 +11,7 @@ from services.planner.metrics import PlannerMetrics
 from shared import subjects
 from shared.bus.api import Bus, Call, Endpoint
 from shared.clock import Clock
+from shared.columns import unpack_list
 from shared.core.announced import draft_of, profile_of
 from shared.core.replica import ReplicaCore, ReplicaSettings
 from shared.core.replica_events import (
@@ -48,6 +49,8 @@ from shared.schemas import (
     Resync,
     ResyncEntry,
     ResyncPage,
+    Roster,
+    RosterAnswer,
 )
 from shared.store.leases import Lease
 from shared.vocabulary import ReplicaId, RequestKey
@@ -125,14 +128,17 @@ class Seat:
                     )
                 )
                 self._need_resync("begin")
-                endpoint = Endpoint("offer", subjects.offer(replica), Offer, self._on_offer, "seat")
+                endpoints = [
+                    Endpoint("offer", subjects.offer(replica), Offer, self._on_offer, "seat"),
+                    Endpoint("roster", subjects.roster(replica), Roster, self._on_roster, "seat"),
+                ]
                 metadata = {
                     "replica": replica,
                     "planner": self._planner,
                     "policy": self._cfg.policy,
                     "epoch": str(self.epoch),
                 }
-                chores.listen(await bus.serve("seat", [endpoint], metadata))
+                chores.listen(await bus.serve("seat", endpoints, metadata))
                 log.info("seat.taken", replica=replica, epoch=self.epoch, policy=self._cfg.policy)
                 chores.start(self._digest_loop(), name="planner.digest")
                 await drive(
@@ -211,6 +217,10 @@ class Seat:
 
     def _on_acked(self, ack: PlanAck, call: Call) -> None:
         self._inbox.offer(Acked(ack))
+
+    def _on_roster(self, asked: Roster, call: Call) -> None:
+        answer = RosterAnswer(entries=self.core.roster(unpack_list(asked.slots)))
+        self._chores.spawn(call.reply(answer), "planner.roster")
 
     def _on_refused(self, refused: PlanRefused, call: Call) -> None:
         if refused.epoch > self.epoch:

@@ -9,7 +9,7 @@ acks (reconciliation), what the policy has chosen ahead (course), the orders of 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
@@ -43,6 +43,7 @@ from shared.core.replica_events import (
     Synced,
     WorkerGone,
 )
+from shared.core.roster import roster
 from shared.core.slots import Slots
 from shared.core.tick import Tick
 from shared.perf.draft import Draft
@@ -63,6 +64,7 @@ from shared.schemas import (
     OfferInDoubt,
     OfferNotReady,
     PlanAck,
+    RosterEntry,
 )
 from shared.vocabulary import FinishReason
 
@@ -671,6 +673,10 @@ class ReplicaCore:
         waiting = best_effort_waiting(self._books)
         surplus = digest.waiting == 0 and waiting < self._set.best_effort_waiting and roomy
         return msgspec.structs.replace(digest, free_slots=self._slots.free, surplus=surplus)
+
+    def roster(self, slots: Iterable[int]) -> list[RosterEntry]:
+        """The requests in these slots, or in all where none is named."""
+        return roster(self._books, slots)
 
     def check(self) -> None:
         """Raises AssertionError unless books, slots and flights agree."""

@@ -3,16 +3,18 @@ client, metrics and log receive it, once.
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 
 import structlog
 
+from shared import subjects
 from shared.bus.api import Bus
 from shared.core.verdict import GOOD_ENDS
 from shared.errors import BusError
 from shared.process import conventions as names
 from shared.process.instruments import Registry
 from shared.process.telemetry import AttributeValue, Tracing
-from shared.schemas import End, Record
+from shared.schemas import End, Ended, Record
 from shared.store.records import Records, Stored
 from shared.vocabulary import RequestKey
 
@@ -61,6 +63,8 @@ class Ending:
             await self._bus.publish(record.stream_subject, End(verdict=verdict), json=record.json)
         except BusError as error:  # a client that receives nothing attaches
             log.warning("end.lost", request=record.key, error=str(error))
+        with suppress(BusError):
+            await self._bus.publish(subjects.ENDED, _ended(record))
         finished = verdict.finish_reason in GOOD_ENDS
         self._requests.labels(
             record.tier,
@@ -103,3 +107,13 @@ class Ending:
             ttlt_s=verdict.ttlt_s,
         )
         await self._records.forget_body(record.body_key)
+
+
+def _ended(record: Record) -> Ended:
+    return Ended(
+        tier=record.tier,
+        key=record.key,
+        slo=record.slo,
+        arrived_unix_s=record.arrived_unix_s,
+        verdict=record.verdict,
+    )

@@ -36,6 +36,7 @@ RECEIVED: list[tuple[str, Any]] = [
     (subjects.announce(R0), schemas.Announce),
     (subjects.announce(ReplicaId("x")), schemas.Announce),
     (subjects.offer(R0), schemas.Offer),
+    (subjects.roster(R0), schemas.Roster),
     (subjects.hold(R0), schemas.Hold),
     (subjects.plan(R0), schemas.BatchPlan),
     (subjects.plan_refused(R0), schemas.PlanRefused),

@@ -25,7 +25,8 @@ KINDS: list[Any] = [
     schemas.BatchPlan, schemas.PlanRefused, schemas.AttemptOver, schemas.LogEntry, schemas.Resync,
     schemas.ResyncPage, schemas.Settled, schemas.Withdraw, schemas.Withdrawn, schemas.Holdings,
     schemas.HoldingsAnswer, schemas.Cancel, schemas.Hint,
-    schemas.Present, schemas.PoolDigest, schemas.LeaseValue,
+    schemas.Present, schemas.PoolDigest, schemas.LeaseValue, schemas.Ended, schemas.Roster,
+    schemas.RosterAnswer,
 ]  # fmt: skip
 every_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: getattr(kind, "__name__", ""))
 

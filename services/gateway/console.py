@@ -1,0 +1,215 @@
+"""`/console`: the fleet at work, for its operators. The page is one file; it asks for a picture a
+few times a second, and while it does, and a little longer, the gateway listens to the fleet.
+
+The console shows every tenant's requests, never their text. With `console_keys` it wants one of
+those keys. Without, it is open where the gateway itself is: on loopback, to a browser that names
+the host so, which a page of another site cannot make it do. Anywhere else it is off.
+"""
+
+import asyncio
+import base64
+import binascii
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from hashlib import sha256
+from pathlib import Path
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from services.gateway.config import GatewayConfig, is_loopback
+from services.gateway.envelope import Problem, Rejected
+from shared.bus.api import Bus
+from shared.clock import Clock
+from shared.console.collector import Collector
+from shared.console.listening import listening
+from shared.errors import BusError
+from shared.http_keys import HttpKeys
+from shared.rules import Rules
+from shared.vocabulary import RequestKey
+
+UNWATCHED_S = 10.0  # after the last question for a picture the gateway listens no more
+PAGE = Path(__file__).with_name("console.html")
+REALM = 'Basic realm="slackline console", charset="UTF-8"'
+INLINE = re.compile(r"<(script|style)>(.*?)</\1>", re.DOTALL)
+PROXIED = ("forwarded", "x-forwarded-for", "via")
+
+OFF = Problem(
+    status=404,
+    message="the console is off: it shows all tenants, so beside keys, or on another address than "
+    "loopback, it wants keys of its own (SLACKLINE_GATEWAY_CONSOLE_KEYS=FILE, made by "
+    "`slackline key NAME FILE`)",
+    code="not_found",
+)
+WRONG_HOST = Problem(
+    status=403,
+    message="without keys of its own the console is open at a loopback address alone, such as "
+    "http://127.0.0.1, and not through a proxy",
+    code="permission_denied",
+)
+NO_KEY = Problem(
+    status=401,
+    message="the console wants a key of console_keys, as the password of any user, or in the "
+    "header Authorization: Bearer KEY",
+    code="invalid_api_key",
+    challenge=REALM,
+)
+NO_LIFE = Problem(
+    status=404,
+    message="no such request is held by a replica, or ended within the last minutes",
+    code="not_found",
+)
+
+
+class Console:
+    """The routes of the console, and the listening behind them."""
+
+    def __init__(
+        self,
+        cfg: GatewayConfig,
+        rules: Rules,
+        bus: Bus,
+        clock: Clock,
+        tasks: asyncio.TaskGroup,
+        keys: HttpKeys | None,
+    ) -> None:
+        """`keys`: those of `console_keys`; None where there are none."""
+        self._cfg, self._rules, self._bus, self._clock, self._tasks = cfg, rules, bus, clock, tasks
+        self._keys = keys
+        page = PAGE.read_text(encoding="utf-8")
+        self._page, self._policy = page.encode(), _policy(page)
+        self._asked_unix_s = 0.0
+        self._listening: asyncio.Task[None] | None = None
+        self._collector: asyncio.Future[Collector] | None = None
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("/console", self.page, methods=["GET"]),
+            Route("/console/picture", self.picture, methods=["GET"]),
+            Route("/console/request", self.life, methods=["GET"]),
+        ]
+
+    async def page(self, request: Request) -> Response:
+        self._permit(request)
+        headers = {
+            "content-security-policy": self._policy,
+            "cache-control": "no-cache",
+            "referrer-policy": "no-referrer",
+            "x-content-type-options": "nosniff",
+        }
+        return Response(self._page, media_type="text/html; charset=utf-8", headers=headers)
+
+    async def picture(self, request: Request) -> Response:
+        """The fleet now; `since` leaves out the iterations up to that number."""
+        self._permit(request)
+        since = request.query_params.get("since", "0")
+        if not since.isascii() or not since.isdecimal() or len(since) > 15:
+            raise Rejected(
+                Problem(status=400, message="since must be a number", code="invalid_value")
+            )
+        collector = await self._watched()
+        return _json(collector.picture(self._clock.unix_s(), int(since)))
+
+    async def life(self, request: Request) -> Response:
+        """The life of one request, as far as it was heard. What services say of it when they are
+        asked joins here.
+        """
+        self._permit(request)
+        collector = await self._watched()
+        found = collector.life(
+            RequestKey(request.query_params.get("key", "")), self._clock.unix_s()
+        )
+        if found is None:
+            raise Rejected(NO_LIFE)
+        return _json(found)
+
+    async def stop(self) -> None:
+        if self._listening is not None:
+            self._listening.cancel()
+            await asyncio.gather(self._listening, return_exceptions=True)
+
+    # ------------------------------------------------------------ listening
+
+    async def _watched(self) -> Collector:
+        """The collector, which listens from now on. Raises BusError."""
+        self._asked_unix_s = self._clock.unix_s()
+        if self._collector is None:
+            self._collector = asyncio.get_running_loop().create_future()
+            self._listening = self._tasks.create_task(
+                self._listen(self._collector), name="gateway.console"
+            )
+        return await asyncio.shield(self._collector)
+
+    async def _listen(self, begun: asyncio.Future[Collector]) -> None:
+        """Listen until nobody has looked for UNWATCHED_S."""
+        try:
+            async with listening(self._bus, self._clock, self._rules.tiers) as collector:
+                begun.set_result(collector)
+                while (left_s := self._asked_unix_s + UNWATCHED_S - self._clock.unix_s()) > 0:
+                    await asyncio.sleep(left_s)
+                self._collector = None  # who looks now begins anew
+        except BusError as error:
+            if not begun.done():
+                begun.set_exception(error)
+            self._collector = None
+        finally:
+            begun.cancel()
+
+    # ------------------------------------------------------------ who may look
+
+    def _permit(self, request: Request) -> None:
+        """Raises Rejected unless this client may see the fleet."""
+        if self._keys is not None:
+            key = _key_of(request.headers)
+            if key is None or self._keys.tenant_of(key) is None:
+                raise Rejected(NO_KEY)
+        elif self._rules.keys is not None or self._cfg.without_keys:
+            raise Rejected(OFF)
+        elif not is_loopback(_host_of(request.headers)) or any(
+            name in request.headers for name in PROXIED
+        ):
+            raise Rejected(WRONG_HOST)
+
+
+def _host_of(headers: Mapping[str, str]) -> str:
+    """The host that the client named, without its port."""
+    host = headers.get("host", "")
+    return host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+
+
+def _key_of(headers: Mapping[str, str]) -> str | None:
+    """The key of the header Authorization: the password of a browser's user, or a bearer's."""
+    scheme, _, value = headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer":
+        return value.strip()
+    if scheme.lower() != "basic":
+        return None
+    with suppress(binascii.Error, UnicodeDecodeError):
+        return base64.b64decode(value.strip(), validate=True).decode().partition(":")[2]
+    return None
+
+
+def _policy(page: str) -> str:
+    """A content security policy that lets the page run its own script and style, and nothing
+    else.
+    """
+    hashes: dict[str, list[str]] = {"script": [], "style": []}
+    for kind, text in INLINE.findall(page):
+        digest = base64.b64encode(sha256(text.encode()).digest()).decode()
+        hashes[kind].append(f"'sha256-{digest}'")
+    return (
+        f"default-src 'none'; script-src {' '.join(hashes['script'])}; "
+        f"style-src {' '.join(hashes['style'])}; connect-src 'self'; img-src data:; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+
+
+def _json(found: msgspec.Struct) -> Response:
+    return Response(
+        msgspec.json.encode(found),
+        media_type="application/json",
+        headers={"cache-control": "no-store", "x-content-type-options": "nosniff"},
+    )

@@ -1,0 +1,179 @@
+"""A real fleet, with keys and permissions, as `/console`, `slackline status` and the planners'
+rosters show it.
+"""
+
+import asyncio
+import json
+import os
+import pty
+import sys
+import termios
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+import pytest_asyncio
+
+from loadgen.fleet.fleet import Fleet, FleetSpec
+from shared import subjects
+from shared.console.picture import LifePicture, Picture
+from shared.schemas import GenerateRequest, Roster, RosterAnswer, Sampling
+from shared.vocabulary import ReplicaId
+from tests.fleet.live import HOPELESS, WAIT_S, Delivered, ask, client_of
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+LONG = Sampling(max_tokens=400, output_tokens=400)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def fleet() -> AsyncIterator[Fleet]:
+    async with Fleet(FleetSpec(replicas=2, pace=2.0)) as fleet:
+        yield fleet
+
+
+def request(name: str, **facts: Any) -> GenerateRequest:
+    usual: dict[str, Any] = {"prompt": 20 * "What is a river? ", "sampling": LONG}
+    return GenerateRequest(request_id=name, tenant="default", **{**usual, **facts})
+
+
+async def seen(http: httpx.AsyncClient, wanted: Callable[[Picture], bool]) -> Picture:
+    """The first picture that shows what is wanted."""
+    async with asyncio.timeout(WAIT_S):
+        while True:
+            answer = await http.get("/console/picture")
+            assert answer.status_code == 200, answer.text
+            picture = msgspec.json.decode(answer.content, type=Picture)
+            if wanted(picture):
+                return picture
+            await asyncio.sleep(0.1)
+
+
+async def status(fleet: Fleet, *words: str) -> tuple[int | None, str]:
+    access = fleet.access()
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "loadgen", "status", "--url", access.url,
+        "--creds", access.creds, "--tls-ca", access.tls_ca, *words,
+        stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    out, _ = await process.communicate()
+    return process.returncode, out.decode()
+
+
+async def test_the_console_shows_requests_that_run_their_iterations_and_their_ends(
+    fleet: Fleet,
+) -> None:
+    async with (
+        client_of(fleet) as (bus, client, _),
+        httpx.AsyncClient(base_url=fleet.http_url, timeout=WAIT_S, trust_env=False) as http,
+    ):
+        # one runs before anybody looks: its planner says what it is
+        before = asyncio.ensure_future(ask(client, request("before"), "chat"))
+        asked = [request("before")]
+
+        async def on_a_replica() -> list[str]:
+            found = []
+            for replica in ("r1", "r2"):
+                subject = subjects.roster(ReplicaId(replica))
+                answer = await bus.request(subject, Roster(), RosterAnswer, timeout_s=WAIT_S)
+                found += [entry.key for entry in answer.entries]
+            return found
+
+        async with asyncio.timeout(WAIT_S):
+            while "default.before" not in await on_a_replica():
+                await asyncio.sleep(0.05)
+        picture = await seen(http, lambda p: any(r.key == "default.before" for r in p.requests))
+        tiers: dict[str, str] = {r.key: r.tier for r in picture.requests}
+        assert tiers["default.before"] == "chat"
+
+        running: list[asyncio.Future[Delivered]] = [before]
+        for n in range(6):
+            asked.append(request(f"more-{n}", slo=HOPELESS if n == 5 else None))
+            running.append(asyncio.ensure_future(ask(client, asked[-1], "interactive")))
+        picture = await seen(http, lambda p: len(p.requests) >= 6)
+        assert {r.replica for r in picture.requests} <= {"r1", "r2"}
+        assert any(r.slack_s is not None for r in picture.requests)
+        picture = await seen(
+            http, lambda p: sum(len(r.iterations) for r in p.replicas) > 20 and p.newest > 20
+        )
+        iterations = [i for r in picture.replicas for i in r.iterations]
+        assert all(i.exec_s > 0 for i in iterations)
+        assert sum(i.predicted_s > 0 for i in iterations) > len(iterations) / 2
+        assert sum(i.prefill_tokens for i in iterations) > 0
+        delivered = await asyncio.gather(*running)
+
+        def counted(picture: Picture) -> bool:
+            return sum(tier.offered for tier in picture.tiers) >= len(asked)
+
+        picture = await seen(http, counted)
+        met = sum(one.verdict is not None and one.verdict.slo_met for one in delivered)
+        assert sum(tier.met for tier in picture.tiers) == met
+        assert sum(tier.relegated for tier in picture.tiers) >= 1
+        chat = next(tier for tier in picture.tiers if tier.name == "chat")
+        assert chat.tbt.p50_s is not None and chat.ttft.p50_s is not None
+
+        answer = await http.get("/console/request", params={"key": "default.more-0"})
+        life = msgspec.json.decode(answer.content, type=LifePicture)
+        assert life.whole and life.ended and life.generated_tokens == 400
+        assert sum(n for _, n in life.chunks) >= life.prompt_tokens
+        times = [at for at, _ in life.tokens]
+        assert times == sorted(times)
+        # what a client wrote or read is nowhere
+        for page in ("/console", "/console/picture", "/console/request?key=default.more-0"):
+            assert "river" not in (await http.get(page)).text
+
+
+async def test_status_says_that_a_fleet_works(fleet: Fleet) -> None:
+    code, text = await status(fleet)
+    assert code == 0, text
+    assert "the fleet takes requests" in text and "r2" in text
+    code, text = await status(fleet, "--json")
+    found = json.loads(text)
+    assert code == 0 and found["working"] and found["silent"] == []
+    assert [r["name"] for r in found["fleet"]["replicas"]] == ["r1", "r2"]
+
+
+async def test_top_shows_the_fleet_until_q_is_pressed(fleet: Fleet) -> None:
+    access, (ours, its) = fleet.access(), pty.openpty()
+    termios.tcsetwinsize(its, (40, 80))
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "loadgen", "top", "--url", access.url,
+        "--creds", access.creds, "--tls-ca", access.tls_ca,
+        stdin=its, stdout=its, env={**os.environ, "TERM": "xterm"},
+    )  # fmt: skip
+    shown = b""
+    async with asyncio.timeout(WAIT_S):
+        while b"on 2 of 2 replicas" not in shown:
+            shown += await asyncio.to_thread(os.read, ours, 65536)
+        os.write(ours, b"q")
+        assert await process.wait() == 0
+    os.close(its)
+    os.close(ours)
+
+
+async def test_top_without_a_terminal_says_what_to_do() -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "loadgen", "top",
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    _, err = await process.communicate()
+    assert process.returncode == 2 and b"slackline status" in err
+
+
+async def test_a_roster_names_the_slots_that_are_asked_for(fleet: Fleet) -> None:
+    async with client_of(fleet) as (bus, _, _):
+        subject = subjects.roster(ReplicaId("r1"))
+        nobody = Roster(slots=(77).to_bytes(4, "little"))
+        answer = await bus.request(subject, nobody, RosterAnswer, timeout_s=WAIT_S)
+        assert answer.entries == []
+
+
+async def test_status_says_that_nothing_is_there() -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "loadgen", "status", "--url", "nats://127.0.0.1:1",
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    out, err = await process.communicate()
+    assert process.returncode == 1 and out == b""
+    assert len(err.decode().splitlines()) == 1 and b"is it up" in err
