@@ -33,6 +33,8 @@ from shared.clock import Clock
 from shared.errors import BusError, PeerError
 from shared.http_keys import HttpKeys
 from shared.process import conventions, telemetry
+from shared.process.about import about
+from shared.process.exposition import exposition
 from shared.process.instruments import Registry
 from shared.tiers import TierSet
 
@@ -75,7 +77,7 @@ class Gateway:
         self._client = client
         self._fleet = fleet
         self._clock = clock
-        self._registry = registry
+        self._about, self._registry = about("gateway"), registry
         self._bodies = Bodies(cfg)
         self._exchanges = Exchanges(cfg, client, fleet, clock, tracing, tasks)
         self._open = 0  # open choices; each is a request of its own
@@ -174,8 +176,10 @@ class Gateway:
         body = msgspec.json.encode({"version": version("slackline")})
         return Response(body, media_type="application/json")
 
-    async def metrics(self, _: Request) -> Response:
-        return Response(self._registry.render_prometheus(), media_type="text/plain; version=0.0.4")
+    async def metrics(self, request: Request) -> Response:
+        registries = [self._about, self._registry]
+        kind, text = exposition(registries, request.headers.get("accept", ""))
+        return Response(text, headers={"content-type": kind})
 
     async def chat(self, scope: Scope, receive: Receive, send: Send) -> None:
         """POST /v1/chat/completions."""
