@@ -6,7 +6,7 @@ from shared.schemas import PoolDigest
 
 
 class Backlog:
-    """What waits in the pool, and how long the fleet needs for it at its speed of late."""
+    """The work that waits in the pool, and the time that the fleet needs for it at its speed."""
 
     def __init__(self, metrics: Registry) -> None:
         self._requests = metrics.gauge(

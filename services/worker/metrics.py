@@ -39,6 +39,7 @@ class WorkerMetrics:
         self._blocks = max(1, facts.kv_blocks)
         self._held: dict[int, _Held] = {}  # by slot
         self._slots: dict[RequestKey, int] = {}
+        self._newest_unix_s = -1.0  # the end of the newest iteration
         iteration, step = names.ITERATION_BUCKETS_S, names.STEP_BUCKETS_S
         self._iterations = self._histogram(
             names.ITERATION, "The engine's time per iteration.", iteration
@@ -127,28 +128,34 @@ class WorkerMetrics:
         self._preempted.add(len(turn.preempts))
         for load in turn.loads:
             self._begin(load.slot, began_unix_s)
-        held = self._held
+        get, newest, usual = self._held.get, self._newest_unix_s, 0
         computed = cached = prompt = generated = sought = 0
-        gaps: dict[float, int] = {}  # requests by the instant of their token before
         for work, did in zip(turn.work, ran.done, strict=True):
-            emitted, own = len(did.tokens), did.computed - did.cached
-            computed += own
-            cached += did.cached
+            filled, emitted, found = did.computed, len(did.tokens), did.cached
+            computed += filled
+            cached += found
+            if filled - found > emitted and not did.drafted:
+                prompt += filled - found
+                sought += filled
+            if not emitted:
+                continue
             generated += emitted
-            if not did.drafted and own > emitted:
-                prompt += own
-                sought += did.computed
-            if emitted and (request := held.get(work.slot)) is not None:
-                before = request.last_unix_s
-                gaps[before] = gaps.get(before, 0) + 1
-                request.last_unix_s = ended_unix_s
-                if not before and not request.moved:
-                    self._prefill.observe(ended_unix_s - request.began_unix_s, 1, request.trace_id)
-                if emitted > 1:  # drafts that were accepted come together
-                    self._gaps.observe(0.0, emitted - 1)
-        for before, requests in gaps.items():
-            if before:
-                self._gaps.observe(ended_unix_s - before, requests)
+            request = get(work.slot)
+            if request is None:
+                continue
+            before, request.last_unix_s = request.last_unix_s, ended_unix_s
+            if before == newest:  # of the iteration before this
+                usual += 1
+            elif before:
+                self._gaps.observe(ended_unix_s - before)
+            elif not request.moved:
+                self._prefill.observe(ended_unix_s - request.began_unix_s, 1, request.trace_id)
+            if emitted > 1:  # drafts that were accepted come together
+                self._gaps.observe(0.0, emitted - 1)
+        if usual:
+            self._gaps.observe(ended_unix_s - newest, usual)
+        self._newest_unix_s = ended_unix_s
+        computed -= cached
         self._computed.add(computed)
         self._cached.add(cached)
         self._prompt.add(prompt)

@@ -1,4 +1,4 @@
-"""What a process tells of itself: its build, and what it takes of the machine, under the names that
+"""The metrics of a process itself: its build, and what it takes of the machine, under the names that
 Prometheus' own clients have for them.
 
 The numbers are read from /proc when a scraper asks. A system without it shows the build alone.

@@ -95,6 +95,7 @@ SLO_VIOLATIONS = "slackline_slo_violation_total"  # tier, type
 RELEGATIONS = "slackline_relegated_total"  # tier
 REFUSALS = "slackline_refused_total"  # tier, code
 TENANT_REQUESTS = "slackline_tenant_requests_total"  # tenant, verdict
+TENANT_RELEGATIONS = "slackline_tenant_relegated_total"  # tenant
 GOODPUT_REQUESTS = "slackline_goodput_requests_total"  # tier
 GOODPUT_TOKENS = "slackline_goodput_tokens_total"  # tier
 TTLT = "slackline_time_to_last_token_seconds"  # tier

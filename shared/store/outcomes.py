@@ -63,6 +63,12 @@ class Outcomes:
             ("tenant", "verdict"),
             {"tenant": TENANT_LIMIT},
         )
+        self._tenants_relegated = made.counter(
+            names.TENANT_RELEGATIONS,
+            "Requests that were best-effort at some time, by tenant.",
+            ("tenant",),
+            {"tenant": TENANT_LIMIT},
+        )
         self._good = made.counter(names.GOODPUT_REQUESTS, "Requests that met their SLO.", tier)
         self._good_tokens = made.counter(
             names.GOODPUT_TOKENS, "Output tokens of requests that met their SLO.", tier
@@ -112,6 +118,7 @@ class Outcomes:
                 self._requests.labels(name, verdict)
             for kind in KINDS:
                 self._violations.labels(name, kind)
+            self._refusals.labels(name, NO_ROOM)
 
     def refused(self, tenant: str, tier: str, code: str) -> None:
         """A request was refused at the door. Both names are the client's."""
@@ -125,11 +132,12 @@ class Outcomes:
     def ended(self, record: Record) -> None:
         """A request has its verdict."""
         verdict, tier, model = record.verdict, record.tier, self._model()
+        tenant = record.key.partition(".")[0]
         assert verdict is not None
         finished = verdict.finish_reason in GOOD_ENDS
         told = MET if verdict.slo_met else "missed" if finished else verdict.finish_reason.value
         self._requests.labels(tier, told).add()
-        self._tenants.labels(record.key.partition(".")[0], told).add()
+        self._tenants.labels(tenant, told).add()
         if verdict.slo_met:
             self._offered.labels(tier).add()
             self._good.labels(tier).add()
@@ -139,6 +147,7 @@ class Outcomes:
             self._violations.labels(tier, broke).add()
         if verdict.relegated:
             self._relegations.labels(tier).add()
+            self._tenants_relegated.labels(tenant).add()
         self._hops.labels(tier).observe(max(verdict.attempts - 1, 0))
         self._success.labels(model, OF_VLLM.get(verdict.finish_reason, "error")).add()
         trace_id = kept_trace(record.traceparent)
