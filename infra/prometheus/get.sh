@@ -5,9 +5,9 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
-if command -v prometheus promtool >/dev/null; then exit 0; fi
+if command -v prometheus >/dev/null && command -v promtool >/dev/null; then exit 0; fi
 if [ -x var/prometheus/usr/bin/promtool ]; then exit 0; fi
-if ! command -v apt-get dpkg-deb >/dev/null; then
+if ! command -v apt-get >/dev/null || ! command -v dpkg-deb >/dev/null; then
   echo "no prometheus here, and no apt-get to have it from: its tests are skipped" >&2
   exit 3
 fi
