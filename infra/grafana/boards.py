@@ -333,7 +333,7 @@ PLANNER = Board(
         ),
         Panel(
             "Slack",
-            "Deadline of the next token that no plan has, minus now: standard requests that are held.",
+            "Deadline of the next token that no plan has, minus now, of standard requests.",
             "s",
             tuple(
                 Query(
@@ -632,7 +632,6 @@ def variable_json(name: str, selector: str) -> dict[str, Any]:
         "label": name.partition("_")[0],
         "datasource": PROMETHEUS,
         "query": query,
-        "definition": query,
         "refresh": 2,
         "multi": True,
         "includeAll": True,

@@ -35,6 +35,7 @@ from shared.http_keys import HttpKeys
 from shared.process import conventions, telemetry
 from shared.process.about import about
 from shared.process.exposition import exposition
+from shared.process.gen_ai import GenAi
 from shared.process.instruments import Registry
 from shared.tiers import TierSet
 
@@ -66,6 +67,7 @@ class Gateway:
         clock: Clock,
         registry: Registry,
         tracing: telemetry.Tracing,
+        gen_ai: GenAi,
         tasks: asyncio.TaskGroup,
         keys: HttpKeys | None,
     ) -> None:
@@ -79,7 +81,7 @@ class Gateway:
         self._clock = clock
         self._about, self._registry = about("gateway"), registry
         self._bodies = Bodies(cfg)
-        self._exchanges = Exchanges(cfg, client, fleet, clock, tracing, tasks)
+        self._exchanges = Exchanges(cfg, client, fleet, clock, tracing, gen_ai, tasks)
         self._open = 0  # open choices; each is a request of its own
         self._responses = registry.counter(
             "slackline_gateway_responses_total",

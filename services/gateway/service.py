@@ -24,6 +24,7 @@ from shared.clock import Clock
 from shared.errors import ConfigError
 from shared.process import logs
 from shared.process.configuration import without_secrets
+from shared.process.gen_ai import GenAi, Off
 from shared.process.instruments import Registry
 from shared.process.telemetry import Tracing
 from shared.schemas import Digest
@@ -62,7 +63,11 @@ def check_certificate(cfg: GatewayConfig) -> None:
 
 
 async def serve(
-    cfg: GatewayConfig, listener: socket.socket, stop: asyncio.Event, tracing: Tracing
+    cfg: GatewayConfig,
+    listener: socket.socket,
+    stop: asyncio.Event,
+    tracing: Tracing,
+    gen_ai: GenAi | None = None,
 ) -> None:
     """Serves until `stop`. Then it accepts no new connections and gives running streams drain_s to
     finish. A stream that is cut may be attached to again.
@@ -84,7 +89,8 @@ async def serve(
         asyncio.TaskGroup() as tasks,
     ):
         digests = await bus.subscribe(subjects.DIGESTS, Digest, on_digest)
-        gateway = Gateway(cfg, tiers, client, fleet, clock, registry, tracing, tasks, keys)
+        meter = gen_ai or Off()
+        gateway = Gateway(cfg, tiers, client, fleet, clock, registry, tracing, meter, tasks, keys)
         http = uvicorn.Config(
             gateway.app(),
             log_config=None,
