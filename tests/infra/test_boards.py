@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 import yaml
+from grafana_foundation_sdk.cog import encoder, plugins
+from grafana_foundation_sdk.models import dashboard
 
 from infra.grafana.boards import BOARDS, HERE, texts
 from loadgen.fleet.fleet import Fleet, FleetSpec
@@ -51,11 +53,6 @@ def test_a_board_fits_grafanas_schema(name: str) -> None:
     """Read into the types of Grafana's own SDK, and written again, nothing is lost: every key is
     one that Grafana knows, where it belongs.
     """
-    sdk = pytest.importorskip("grafana_foundation_sdk", reason="the extra `dev` has it")
-    from grafana_foundation_sdk.cog import encoder, plugins
-    from grafana_foundation_sdk.models import dashboard
-
-    assert sdk
     plugins.register_default_plugins()
     ours = board(name)
     again = json.loads(
