@@ -1,5 +1,5 @@
-"""The GenAI metrics through the OpenTelemetry SDK. Loaded by shared/process/gen_ai.py when they are
-on. Their names and buckets are the convention's.
+"""The GenAI metrics through the OpenTelemetry SDK. Loaded by shared/process/metering.py when they
+are on. Their names and buckets are the convention's.
 """
 
 import os

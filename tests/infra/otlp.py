@@ -7,6 +7,8 @@ not show: that the collector reads its configuration, or what it makes of spans 
 """
 
 import asyncio
+import sys
+from collections import deque
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -34,10 +36,7 @@ from loadgen.fleet.metrics_page import Server, listen
 from shared.process.exposition import exposition
 from shared.process.instruments import Registry
 
-CONFIG: dict[str, Any] = yaml.safe_load(
-    (Path(__file__).parents[2] / "infra" / "otel" / "collector.yaml").read_text()
-)
-CONNECTOR = CONFIG["connectors"]["spanmetrics"]
+CONFIG = Path(__file__).parents[2] / "infra" / "otel" / "collector.yaml"
 UNITS = {"ms": ("milliseconds", 1e-3), "s": ("seconds", 1.0)}
 PROTOBUF = "application/x-protobuf"
 
@@ -55,16 +54,17 @@ class Seen(NamedTuple):
 class Receiver:
     """Everything received so far. `metrics`: the newest points by name of metric."""
 
-    def __init__(self) -> None:
+    def __init__(self, config: Path = CONFIG) -> None:
         self.address = ""  # host:port
-        self.spans: list[Seen] = []
+        self.spans: deque[Seen] = deque(maxlen=100_000)
         self.metrics: dict[str, list[HistogramDataPoint]] = {}
-        prefix = CONNECTOR["namespace"].replace(".", "_")
-        unit, _ = UNITS[CONNECTOR["histogram"]["unit"]]
-        self._dimensions = [one["name"] for one in CONNECTOR["dimensions"]]
+        connector = yaml.safe_load(config.read_text())["connectors"]["spanmetrics"]
+        prefix = connector["namespace"].replace(".", "_")
+        unit, _ = UNITS[connector["histogram"]["unit"]]
+        self._dimensions = [one["name"] for one in connector["dimensions"]]
         labels = ["service_name", "span_name", "span_kind", "status_code"]
         labels += [name.replace(".", "_") for name in self._dimensions]
-        bounds = [seconds(text) for text in CONNECTOR["histogram"]["explicit"]["buckets"]]
+        bounds = [seconds(text) for text in connector["histogram"]["explicit"]["buckets"]]
         self._registry = Registry()
         self._calls = self._registry.counter(f"{prefix}_calls_total", "Spans.", labels)
         self._durations = self._registry.histogram(
@@ -114,10 +114,8 @@ def values(attributes: Iterable[KeyValue]) -> dict[str, Any]:
     return found
 
 
-@asynccontextmanager
-async def receiver() -> AsyncIterator[Receiver]:
-    """Receive while the context is open: POST /v1/traces, POST /v1/metrics; GET /metrics."""
-    one = Receiver()
+def app(one: Receiver) -> Starlette:
+    """POST /v1/traces, POST /v1/metrics; GET /metrics."""
 
     async def traces(request: Request) -> Response:
         one.take_traces(await request.body())
@@ -131,18 +129,39 @@ async def receiver() -> AsyncIterator[Receiver]:
         kind, text = one.text(request.headers.get("accept", ""))
         return Response(text, headers={"content-type": kind})
 
-    routes = [
-        Route("/v1/traces", traces, methods=["POST"]),
-        Route("/v1/metrics", metrics, methods=["POST"]),
-        Route("/metrics", page),
-    ]
-    listener = listen("127.0.0.1", 0)
+    return Starlette(
+        routes=[
+            Route("/v1/traces", traces, methods=["POST"]),
+            Route("/v1/metrics", metrics, methods=["POST"]),
+            Route("/metrics", page),
+        ]
+    )
+
+
+def server_of(one: Receiver) -> Server:
+    return Server(uvicorn.Config(app(one), log_config=None, access_log=False, lifespan="off"))
+
+
+@asynccontextmanager
+async def receiver() -> AsyncIterator[Receiver]:
+    """Receive while the context is open."""
+    one, listener = Receiver(), listen("127.0.0.1", 0)
     one.address = "{}:{}".format(*listener.getsockname()[:2])
-    app = Starlette(routes=routes)
-    server = Server(uvicorn.Config(app, log_config=None, access_log=False, lifespan="off"))
+    server = server_of(one)
     serving = asyncio.create_task(server.serve(sockets=[listener]), name="otlp")
     try:
         yield one
     finally:
         server.should_exit = True
         await serving
+
+
+def main() -> None:
+    """The receiver as a container, called as the collector is: --config FILE."""
+    _, _, config = sys.argv
+    sockets = [listen("0.0.0.0", port) for port in (4318, 8889)]
+    asyncio.run(server_of(Receiver(Path(config))).serve(sockets=sockets))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,4 +1,4 @@
-"""What vLLM's own Grafana board asks for: each metric, and how the board reads it. The metrics of
+"""The queries of vLLM's own Grafana board: each metric, and how the board reads it. The metrics of
 its board of 2025 and of the one before, which had `time_per_output_token`.
 
 `vllm:num_requests_swapped` of vLLM's first engine is left out: nothing is swapped here, nor in
