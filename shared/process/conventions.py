@@ -104,7 +104,6 @@ OFFERS = "slackline_offers_total"  # answer
 OFFER_TIME = "slackline_offer_seconds"
 REPLICAS = "slackline_replicas"
 REPLICAS_LOST = "slackline_replicas_lost_total"
-OPEN_REQUESTS = "slackline_open_requests"
 POOL_REQUESTS = "slackline_backlog_requests"
 POOL_TOKENS = "slackline_backlog_tokens"
 POOL_WAIT = "slackline_backlog_seconds"

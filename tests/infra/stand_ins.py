@@ -63,7 +63,6 @@ def make_images(images: dict[str, str]) -> None:
         PYTHON,
         REGISTRY + "library/" + images["nats"],
         {find_binary(): "/usr/local/bin/nats-server"},
-        "RUN for name in wget awk df; do ln -s /bin/busybox /usr/local/bin/$name; done",
         'ENTRYPOINT ["nats-server"]',
     )
     _from(
@@ -85,7 +84,7 @@ def make_images(images: dict[str, str]) -> None:
 def _make_debian() -> None:
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder) / "root"
-        packages = "python3,python3-venv,ca-certificates,busybox"
+        packages = "python3,python3-venv,ca-certificates,wget"
         subprocess.run(
             ["debootstrap", "--variant=minbase", f"--include={packages}", "bookworm", str(root)],
             check=True,

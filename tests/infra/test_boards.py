@@ -227,6 +227,7 @@ async def test_every_query_has_data_of_a_real_fleet_and_exemplars_lead_to_its_tr
                 found = await scraped.get(f"label/{label[:-1]}/values", **{"match[]": selector})
                 assert found, variable["query"]
 
+        await check_the_page(scraped)
         await check_exemplars(scraped, otlp)
         await check_jaeger_search(otlp)
         await check_gen_ai(otlp, model)
@@ -236,6 +237,20 @@ async def test_every_query_has_data_of_a_real_fleet_and_exemplars_lead_to_its_tr
         async with asyncio.timeout(WITHIN_S):
             while "SlacklineReplicaLost" not in await scraped.alerts():
                 await asyncio.sleep(1.0)
+
+
+async def check_the_page(scraped: Prometheus) -> None:
+    """docs/metrics.md has every name that was scraped, and no other."""
+    page = (HERE.parents[2] / "docs" / "metrics.md").read_text()
+    told = set(re.findall(r"^\| `([a-z0-9_:]+)` \|", page, re.MULTILINE))
+    jobs = '{job=~"gateway|slackline"}'
+    scraped_names = {
+        re.sub("_(bucket|sum|count)$", "", name)
+        for name in await scraped.get("label/__name__/values", **{"match[]": jobs})
+    }
+    ours = {name for name in scraped_names if not name.startswith(("up", "scrape_", "slackline:"))}
+    only_of_a_real_engine = {names.FIT_ERROR}
+    assert told - only_of_a_real_engine == ours
 
 
 async def check_exemplars(scraped: Prometheus, otlp: Receiver) -> None:
