@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.infra.page import PageRun, blocks
+from tests.infra.page_run import PageRun, blocks
 from tests.infra.prometheus import free_port
 
 YOURS = "/srv/models/Llama-3-8B-Instruct"

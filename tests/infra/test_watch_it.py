@@ -6,7 +6,7 @@ import os
 import time
 from pathlib import Path
 
-from tests.infra.page import WITHIN_S, PageRun, blocks
+from tests.infra.page_run import WITHIN_S, PageRun, blocks
 from tests.infra.prometheus import SHIPPED, find, free_port
 
 # the answers: one of each query of the page
