@@ -18,6 +18,7 @@ TOOLS = ("podman", "docker-compose", "debootstrap", "catatonit", "runc")
 REGISTRY = "docker.io/"  # where podman's Docker API looks for a name without one
 PYTHON = f"{REGISTRY}library/python:3.11.14-slim-bookworm"
 SLACKLINE = f"{REGISTRY}library/slackline:0.1.0"
+TORCH = f"{REGISTRY}library/slackline-torch:0.1.0"
 LONG_S = 1800  # for one image
 # The defaults of containers.conf fail without systemd, and within lower limits.
 CONTAINERS_CONF = """
@@ -51,14 +52,27 @@ def exists(image: str) -> bool:
     return subprocess.run(["podman", "image", "exists", image], check=False).returncode == 0
 
 
-def make_images(images: dict[str, str]) -> None:
-    """The images of the compose file by service. The services' own is always built anew."""
+def build(image: str, *arguments: str) -> None:
+    """Build the services' image anew; pip asks where this machine's pip asks."""
+    certificates = "/etc/ssl/certs"
+    given = ["--network=host", f"--volume={certificates}:{certificates}:ro"]
+    given.append(f"--env=PIP_CERT={certificates}/ca-certificates.crt")
+    told = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS")
+    given += [f"--env={name}={os.environ[name]}" for name in told if name in os.environ]
+    wheels = os.environ.get("PIP_FIND_LINKS", "")
+    if wheels and Path(wheels).is_dir():
+        given.append(f"--volume={wheels}:{wheels}:ro")
+    given += [*arguments, "-t", image, "-f", "infra/Dockerfile", str(ROOT)]
+    podman("build", *given, timeout_s=LONG_S)
+
+
+def make_images(images: dict[str, str], profile: str) -> None:
+    """The images of the compose file, by service."""
     if not exists(PYTHON):
         _make_debian()
-    certificates = "/etc/ssl/certs"
-    build = ("build", "--network=host", f"--volume={certificates}:{certificates}:ro")
-    bundle = f"--env=PIP_CERT={certificates}/ca-certificates.crt"
-    podman(*build, bundle, "-t", SLACKLINE, "-f", "infra/Dockerfile", str(ROOT), timeout_s=LONG_S)
+    build(SLACKLINE)
+    if profile == "torch":
+        build(TORCH, "--build-arg", "TORCH=2.13.0")
     _from(
         PYTHON,
         REGISTRY + "library/" + images["nats"],

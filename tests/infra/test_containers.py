@@ -32,16 +32,17 @@ pytestmark = pytest.mark.timeout(3600)
 class Compose:
     """The fleet of the compose file. Its published ports are free ones."""
 
-    def __init__(self, file: Path, socket: Path) -> None:
+    def __init__(self, file: Path, socket: Path, profile: str) -> None:
         self._command = ["docker-compose", "-p", PROJECT, "--project-directory", str(ROOT)]
-        self._command += ["-f", str(file), "--profile", "sim", "--profile", "observe"]
+        self._command += ["-f", str(file), "--profile", profile, "--profile", "observe"]
         self._environment = os.environ | {
             "DOCKER_HOST": f"unix://{socket}",
             "OTEL_TRACES_EXPORTER": "otlp",
             "COMPOSE_HTTP_TIMEOUT": "600",
         }
         services = yaml.safe_load(file.read_text())["services"]
-        self.names = [name for name, s in services.items() if s.get("profiles") in PROFILES]
+        profiles = (None, [profile], ["observe"])
+        self.names = [name for name, s in services.items() if s.get("profiles") in profiles]
         self.checked = [name for name in self.names if "healthcheck" in services[name]]
         self._ports = {
             name: int(s["ports"][0].split(":")[1]) for name, s in services.items() if s.get("ports")
@@ -67,9 +68,6 @@ class Compose:
     def healthy(self, service: str) -> bool:
         check = ["podman", "healthcheck", "run", self.container(service)]
         return subprocess.run(check, check=False, capture_output=True).returncode == 0
-
-
-PROFILES = (None, ["sim"], ["observe"])
 
 
 def with_free_ports(folder: Path) -> Path:
@@ -155,13 +153,16 @@ def found(compose: Compose, expr: str) -> list[dict[str, Any]]:
     return result
 
 
+@pytest.mark.parametrize(
+    ("profile", "model"), [("sim", "sim-Llama-3-8B"), ("torch", "slackline-5m")]
+)
 def test_the_fleet_in_containers_serves_survives_a_kill_and_is_watched(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    profile: str, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     need_podman()
     with podman_service(tmp_path, monkeypatch) as socket:
-        make_images({name: s["image"] for name, s in COMPOSE["services"].items()})
-        compose = Compose(with_free_ports(tmp_path), socket)
+        make_images({name: s["image"] for name, s in COMPOSE["services"].items()}, profile)
+        compose = Compose(with_free_ports(tmp_path), socket, profile)
         try:
             with health_checks(compose):
                 compose("up", "-d", *compose.names)
@@ -170,24 +171,25 @@ def test_the_fleet_in_containers_serves_survives_a_kill_and_is_watched(
             ready = f"{compose.url('gateway')}/ready"
             until(lambda: httpx.get(ready, trust_env=False).is_success, "the gateway is not ready")
             models = httpx.get(f"{compose.url('gateway')}/v1/models", trust_env=False).json()
-            assert [one["id"].startswith("sim-") for one in models["data"]] == [True]
-            assert len(streamed(compose)) >= 16
+            assert [one["id"] for one in models["data"]] == [model]
+            assert streamed(compose)
 
-            killed = compose.container("worker-sim-1")
+            worker = f"worker-{profile}-1"
+            killed = compose.container(worker)
             first = podman("inspect", "--format", "{{.State.Pid}}", killed)
             os.kill(int(first), signal.SIGKILL)
             until(
                 lambda: podman("inspect", "--format", "{{.State.Pid}}", killed) not in (first, "0"),
                 "the worker was not started again",
             )
-            until(lambda: compose.healthy("worker-sim-1"), "the worker is not healthy again")
-            assert len(streamed(compose)) >= 16
+            until(lambda: compose.healthy(worker), "the worker is not healthy again")
+            assert streamed(compose)
 
             for expr, least in (
                 ('count(up{job="slackline"} == 1)', 5),  # admission, planner, relegation, workers
                 ('count(up{job="gateway"} == 1)', 1),
                 ("sum(slackline_offered_total)", 2),
-                ("sum(vllm:generation_tokens_total)", 32),
+                ("sum(vllm:generation_tokens_total)", 2),
                 ('sum(traces_span_metrics_calls_total{service_name="gateway"})', 2),
                 ('sum(traces_span_metrics_calls_total{service_name="admission"})', 2),
             ):
