@@ -116,6 +116,10 @@ class Watch:
         self._ahead.observe(max(ack.started_unix_s - sent_unix_s, 0.0))
         self._latency.observe(max(now_unix_s - ack.ended_unix_s, 0.0))
 
+    def leave(self) -> None:
+        """Another planner may show what the replica holds from now on."""
+        self._best_effort.set(0)
+
     def step(self, seconds: float) -> None:
         self._steps.observe(seconds)
 

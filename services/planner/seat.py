@@ -145,6 +145,8 @@ class Seat:
                 )
         except* StaleEpoch as group:
             stale.extend(group.exceptions)
+        finally:
+            self._watch.leave()
         if stale:
             raise StaleEpoch(str(stale[0]))
 
@@ -211,7 +213,8 @@ class Seat:
             )
 
     def _on_acked(self, ack: PlanAck, call: Call) -> None:
-        self._watch.acked(ack, self._clock.unix_s())
+        if ack.epoch == self.epoch:
+            self._watch.acked(ack, self._clock.unix_s())
         self._inbox.offer(Acked(ack))
 
     def _on_refused(self, refused: PlanRefused, call: Call) -> None:
