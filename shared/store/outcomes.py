@@ -20,6 +20,7 @@ KINDS = (Missed.TTFT.value, Missed.TBT.value, Missed.TTLT.value, Missed.END.valu
 NO_ROOM = "slow_down"  # the code of a refusal for want of capacity
 OTHER = "other"  # stands for tiers that there are not
 TENANT_LIMIT = 64  # tenants with numbers of their own
+MODEL_LIMIT = 16  # models: a worker may announce another each time
 # finish reasons as vLLM names them
 OF_VLLM = {
     FinishReason.STOP: "stop",
@@ -82,34 +83,48 @@ class Outcomes:
         self._ttlt = made.histogram(
             names.TTLT, "Arrival to last token.", names.DURATION_BUCKETS_S, tier
         )
-        of_model = ("model_name", "tier")
+        of_model, few = ("model_name", "tier"), {"model_name": MODEL_LIMIT}
         self._ttft = made.histogram(
-            names.TIME_TO_FIRST_TOKEN, "Arrival to first token.", names.TTFT_BUCKETS_S, of_model
+            names.TIME_TO_FIRST_TOKEN,
+            "Arrival to first token.",
+            names.TTFT_BUCKETS_S,
+            of_model,
+            few,
         )
         self._tpot = made.histogram(
             names.TIME_PER_OUTPUT_TOKEN,
             "Mean time per output token of a request, after its first.",
             names.TPOT_BUCKETS_S,
             of_model,
+            few,
         )
         self._e2e = made.histogram(
-            names.E2E_LATENCY, "Arrival to end.", names.DURATION_BUCKETS_S, of_model
+            names.E2E_LATENCY, "Arrival to end.", names.DURATION_BUCKETS_S, of_model, few
         )
         self._prompt = made.histogram(
-            names.REQUEST_PROMPT_TOKENS, "Prompt of a request.", names.TOKENS_BUCKETS, of_model
+            names.REQUEST_PROMPT_TOKENS, "Prompt of a request.", names.TOKENS_BUCKETS, of_model, few
         )
         self._output = made.histogram(
-            names.REQUEST_GENERATION_TOKENS, "Output of a request.", names.TOKENS_BUCKETS, of_model
+            names.REQUEST_GENERATION_TOKENS,
+            "Output of a request.",
+            names.TOKENS_BUCKETS,
+            of_model,
+            few,
         )
         # vLLM shows the longest of n outputs; here each choice is a request of its own
         made.alias(names.REQUEST_LONGEST, self._output)
         self._asked = made.histogram(
-            names.REQUEST_MAX_TOKENS_ASKED, "The longest output.", names.TOKENS_BUCKETS, of_model
+            names.REQUEST_MAX_TOKENS_ASKED,
+            "The longest output.",
+            names.TOKENS_BUCKETS,
+            of_model,
+            few,
         )
         self._success = made.counter(
             names.REQUEST_SUCCESS,
             "Requests ended, as vLLM counts.",
             ("model_name", "finished_reason"),
+            few,
         )
         for name in self._tiers:
             for counter in (self._offered, self._relegations, self._good, self._good_tokens):

@@ -13,7 +13,7 @@ from shared.process import conventions as names
 from shared.process.exposition import exposition
 from shared.process.instruments import Registry
 from shared.schemas import Record, Resume
-from shared.store.outcomes import KINDS, TENANT_LIMIT, Outcomes
+from shared.store.outcomes import KINDS, MODEL_LIMIT, TENANT_LIMIT, Outcomes
 from shared.vocabulary import FinishReason, RecordState, RequestKey, ServiceClass, Slo
 
 SLO = Slo(ttft_s=1.0, tbt_s=0.1, ttlt_s=20.0)
@@ -168,3 +168,13 @@ def test_hops_and_vllms_names_count_each_end_and_show_kept_traces_alone() -> Non
     _, text = exposition([counted.registry], "application/openmetrics-text")
     assert text.count("ab" * 16) == 4  # TTFT, TPOT, TTLT, end to end
     assert text.count("trace_id") == 4
+
+
+def test_models_that_workers_announce_take_bounded_room() -> None:
+    registry, models = Registry(), iter(f"m{n}" for n in range(100))
+    outcomes = Outcomes(registry, lambda: next(models), ["chat"])
+    for _ in range(100):
+        outcomes.ended(finished(0.5, 0.6))
+    _, text = exposition([registry], "")
+    counts = [line for line in text.splitlines() if line.startswith(f"{names.E2E_LATENCY}_count")]
+    assert len(counts) == MODEL_LIMIT + 1
