@@ -12,13 +12,18 @@ import httpx
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse
+from starlette.responses import Response
 from starlette.routing import Route
 
 from shared.errors import ConfigError
+from shared.process.exposition import (
+    OPEN_METRICS,
+    OPEN_METRICS_END,
+    PROMETHEUS,
+    wants_open_metrics,
+)
 
 WITHIN_S = 2.0  # for the page of one process
-CONTENT_TYPE = "text/plain; version=0.0.4"
 LABEL = "process"
 
 
@@ -45,15 +50,17 @@ async def metrics_page(listener: socket.socket, pages: Mapping[str, str]) -> Asy
     """
     async with httpx.AsyncClient(timeout=WITHIN_S, trust_env=False, verify=False) as http:
 
-        async def one(name: str, url: str) -> tuple[str, str]:
+        async def one(name: str, url: str, kind: str) -> tuple[str, str]:
             try:
-                return name, (await http.get(url)).text
+                return name, (await http.get(url, headers={"accept": kind})).text
             except httpx.HTTPError:
                 return name, ""  # it is being started again
 
-        async def page(_: Request) -> PlainTextResponse:
-            texts = await asyncio.gather(*(one(name, url) for name, url in pages.items()))
-            return PlainTextResponse(merged(dict(texts)), media_type=CONTENT_TYPE)
+        async def page(request: Request) -> Response:
+            is_open = wants_open_metrics(request.headers.get("accept", ""))
+            kind, end = (OPEN_METRICS, OPEN_METRICS_END) if is_open else (PROMETHEUS, "")
+            texts = await asyncio.gather(*(one(name, url, kind) for name, url in pages.items()))
+            return Response(merged(dict(texts)) + end, headers={"content-type": kind})
 
         app = Starlette(routes=[Route("/metrics", page)])
         server = Server(uvicorn.Config(app, log_config=None, access_log=False, lifespan="off"))
@@ -73,6 +80,8 @@ def merged(texts: Mapping[str, str]) -> str:
     for process, text in texts.items():
         family = ""
         for line in text.splitlines():
+            if line == OPEN_METRICS_END.strip():
+                continue
             if line.startswith("# "):
                 family = line.split(" ", 3)[2]
                 head = heads.setdefault(family, [])

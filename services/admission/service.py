@@ -69,6 +69,8 @@ from shared.schemas import (
 )
 from shared.store.ending import Ending
 from shared.store.leases import RENEW_S, Lease
+from shared.store.offer_metrics import OfferMetrics
+from shared.store.outcomes import Outcomes
 from shared.store.outputs import ENDED_TTL_S
 from shared.store.place import (
     PlaceDeclined,
@@ -113,12 +115,13 @@ class Admission:
         self._rules, self._buckets = rules_of(cfg), TokenBuckets()
         self._records = Records(bus.requests, bus.bodies, lambda: f"{rng.getrandbits(32):08x}")
         self.metrics = Registry()
-        self._ending = Ending(bus, self._records, tracing, self.metrics)
-        self._refusals = self.metrics.counter(
-            names.REFUSALS, "Requests refused at the door: nothing of them is stored.", ("code",)
+        self._workers = Workers(clock, cfg.lost_s, self.metrics)
+        self._outcomes = Outcomes(
+            self.metrics, lambda: self._workers.model, lambda: self._rules.tiers.tiers
         )
+        self._ending = Ending(bus, self._records, tracing, self._outcomes)
         self._replays = Replays(bus, self._records, clock)
-        self._placer = Placer(bus, self._records, clock, tracing)
+        self._placer = Placer(bus, self._records, clock, tracing, OfferMetrics(self.metrics))
         router = registry.router(cfg.policy, cfg.settings)
         settings = AdmissionSettings(
             hop_limit=cfg.hop_limit,
@@ -128,7 +131,6 @@ class Admission:
         )
         self.core = AdmissionCore(router, rng, settings)
         self._inbox: Inbox[AdmissionEvent] = Inbox(INBOX_LIMIT)
-        self._workers = Workers(clock, cfg.lost_s, self.metrics)
         model = models.folder(cfg.model).resolve().name if cfg.model else ""
         self._intake = Intake(
             self._rules,
@@ -435,7 +437,8 @@ class Admission:
         )
 
     async def _refuse(self, call: Call, refused: Refused) -> None:
-        self._refusals.labels(refused.code).add()
+        tenant, tier = call.subject.split(".")[-2:]
+        self._outcomes.refused(tenant, tier, refused.code)
         await call.reply(refused)
         if refused.code == "slow_down":
             with suppress(BusError):

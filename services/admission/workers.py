@@ -8,7 +8,7 @@ import structlog
 
 from shared.clock import Clock
 from shared.features import abilities, meets
-from shared.process.conventions import CLOCK_OFFSET
+from shared.process.conventions import CLOCK_OFFSET, REPLICAS, REPLICAS_LOST
 from shared.process.instruments import Registry
 from shared.process.skew import Offset
 from shared.schemas import Announce
@@ -52,6 +52,17 @@ class Workers:
         )
         self._gauge = metrics.gauge(CLOCK_OFFSET, text, ("replica",), {"replica": REPLICA_LIMIT})
 
+        self._lost = metrics.counter(
+            REPLICAS_LOST, "Replicas declared lost: their worker was silent, or is a new one."
+        ).labels()
+        living = metrics.gauge(REPLICAS, "Replicas whose worker is heard.").labels()
+        metrics.before_scrape(lambda: living.set(len(self.living())))
+
+    @property
+    def model(self) -> str:
+        """The model of the fleet; empty before a worker was heard."""
+        return "" if self.last is None else self.last.model
+
     def received(self, announce: Announce) -> bool:
         """An announcement was received. True if it is of a new incarnation: the requests of the old
         one are stranded.
@@ -71,6 +82,7 @@ class Workers:
         known = self._known[announce.replica] = _Known(announce, now)
         if before is not None:
             known.warned_unix_s = before.warned_unix_s
+            self._count_lost(before)
         self._compare(known)
         return before is not None
 
@@ -133,8 +145,13 @@ class Workers:
             if now - known.at_unix_s > self._lost_s
         ]
         for replica in lost:
-            del self._known[replica]
+            self._count_lost(self._known.pop(replica))
         return lost
+
+    def _count_lost(self, known: _Known) -> None:
+        """A worker that drained has left in order."""
+        if not known.announce.draining:
+            self._lost.add()
 
     def _compare(self, known: _Known) -> None:
         """Export the offset of the worker's clock, and log a large one every WARN_EVERY_S."""

@@ -4,7 +4,7 @@ import socket
 
 from services.gateway.config import GatewayConfig
 from services.gateway.service import check_certificate, listen, serve
-from shared.process import logs, tracing
+from shared.process import logs, metering, tracing
 from shared.process.configuration import load
 from shared.process.main import run_until_stopped, stop_on_signals, told_settings
 from shared.process.reload import rules_of
@@ -16,10 +16,12 @@ async def main() -> None:
     logs.configure("gateway", instance)
     cfg = load(GatewayConfig, "gateway")
     traces = tracing.configure("gateway", instance)
+    meter = metering.configure("gateway", instance)
     try:
-        await serve(cfg, listen(cfg), stop_on_signals(), traces)
+        await serve(cfg, listen(cfg), stop_on_signals(), traces, meter)
     finally:
         traces.close()
+        meter.close()
 
 
 def check(cfg: GatewayConfig) -> None:

@@ -33,6 +33,9 @@ from shared.client.ping import answers
 from shared.clock import Clock
 from shared.errors import BusError, PeerError
 from shared.process import conventions, telemetry
+from shared.process.about import about
+from shared.process.exposition import exposition
+from shared.process.gen_ai import GenAi
 from shared.process.instruments import Registry
 from shared.rules import Rules
 
@@ -64,6 +67,7 @@ class Gateway:
         clock: Clock,
         registry: Registry,
         tracing: telemetry.Tracing,
+        gen_ai: GenAi,
         tasks: asyncio.TaskGroup,
         console: Console,
     ) -> None:
@@ -74,9 +78,9 @@ class Gateway:
         self._client = client
         self._fleet = fleet
         self._clock = clock
-        self._registry = registry
+        self._about, self._registry = about("gateway"), registry
         self._bodies = Bodies(cfg)
-        self._exchanges = Exchanges(cfg, client, fleet, clock, tracing, tasks)
+        self._exchanges = Exchanges(cfg, client, fleet, clock, tracing, gen_ai, tasks)
         self._open = 0  # open choices; each is a request of its own
         self._responses = registry.counter(
             "slackline_gateway_responses_total",
@@ -175,8 +179,10 @@ class Gateway:
         body = msgspec.json.encode({"version": version("slackline")})
         return Response(body, media_type="application/json")
 
-    async def metrics(self, _: Request) -> Response:
-        return Response(self._registry.render_prometheus(), media_type="text/plain; version=0.0.4")
+    async def metrics(self, request: Request) -> Response:
+        registries = [self._about, self._registry]
+        kind, text = exposition(registries, request.headers.get("accept", ""))
+        return Response(text, headers={"content-type": kind})
 
     async def chat(self, scope: Scope, receive: Receive, send: Send) -> None:
         """POST /v1/chat/completions."""

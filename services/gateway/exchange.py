@@ -24,6 +24,7 @@ from shared.client.client import Client, Handle
 from shared.clock import Clock
 from shared.errors import BusError, PeerError, SlacklineError
 from shared.process import conventions, logs, telemetry
+from shared.process.gen_ai import GenAi, Operation
 from shared.schemas import GenerateRequest
 
 CANCEL_WITHIN_S = 10.0  # a cancel is repeated this long; then the request is left to its expiry
@@ -43,13 +44,14 @@ class Exchanges:
         fleet: Fleet,
         clock: Clock,
         tracing: telemetry.Tracing,
+        gen_ai: GenAi,
         tasks: asyncio.TaskGroup,
     ) -> None:
         self._cfg = cfg
         self._client = client
         self._fleet = fleet
         self._clock = clock
-        self._tracing = tracing
+        self._tracing, self._gen_ai = tracing, gen_ai
         self._tasks = tasks
 
     async def run(
@@ -61,7 +63,9 @@ class Exchanges:
         Raises PeerError or BusError if nothing has been answered yet.
         """
         model = ask.model or self._fleet.default_model()
-        span = self._span(ask, model, traceparent, began_unix_s)
+        # a name that no replica has may be anything: it is no model
+        known = model if self._fleet.knows(model) else UNKNOWN_MODEL
+        span = self._span(ask, known, traceparent, began_unix_s)
         handles: list[Handle] = []
         answer: Answer | None = None
         gone = False
@@ -92,14 +96,22 @@ class Exchanges:
                 for handle in handles:
                     handle.close()
             self._log_end(ask, answer, gone, error_type, span, began_unix_s)
+            verdicts = [] if answer is None else answer.verdicts.values()
+            self._gen_ai.record(
+                Operation(
+                    ask.dialect.operation,
+                    known,
+                    self._clock.unix_s() - began_unix_s,
+                    "cancelled" if gone else error_type,
+                    [(verdict.ttft_s, verdict.mean_tpot_s) for verdict in verdicts],
+                )
+            )
         return gone
 
     def _span(
         self, ask: Ask, model: str, traceparent: str | None, began_unix_s: float
     ) -> telemetry.Span:
         operation, max_tokens = ask.dialect.operation, ask.requests[0].sampling.max_tokens
-        # a name that no replica has may be anything: it is no model
-        model = model if self._fleet.knows(model) else UNKNOWN_MODEL
         attributes: dict[str, telemetry.AttributeValue] = {
             conventions.OPERATION: operation,
             conventions.PROVIDER: conventions.PROVIDER_NAME,

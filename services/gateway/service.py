@@ -25,6 +25,7 @@ from shared.clock import Clock
 from shared.errors import ConfigError
 from shared.process import logs
 from shared.process.configuration import without_secrets
+from shared.process.gen_ai import GenAi, Off
 from shared.process.instruments import Registry
 from shared.process.reload import follow_files, rules_of
 from shared.process.telemetry import Tracing
@@ -63,7 +64,11 @@ def check_certificate(cfg: GatewayConfig) -> None:
 
 
 async def serve(
-    cfg: GatewayConfig, listener: socket.socket, stop: asyncio.Event, tracing: Tracing
+    cfg: GatewayConfig,
+    listener: socket.socket,
+    stop: asyncio.Event,
+    tracing: Tracing,
+    gen_ai: GenAi | None = None,
 ) -> None:
     """Serves until `stop`. Then it accepts no new connections and gives running streams drain_s to
     finish. A stream that is cut may be attached to again.
@@ -86,7 +91,10 @@ async def serve(
     ):
         digests = await bus.subscribe(subjects.DIGESTS, Digest, on_digest)
         console = Console(cfg, rules, bus, clock, tasks, console_keys)
-        gateway = Gateway(cfg, rules, client, fleet, clock, registry, tracing, tasks, console)
+        meter = gen_ai or Off()
+        gateway = Gateway(
+            cfg, rules, client, fleet, clock, registry, tracing, meter, tasks, console
+        )
         http = uvicorn.Config(
             gateway.app(),
             log_config=None,

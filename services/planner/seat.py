@@ -151,6 +151,8 @@ class Seat:
                 )
         except* StaleEpoch as group:
             stale.extend(group.exceptions)
+        finally:
+            self._watch.leave()
         if stale:
             raise StaleEpoch(str(stale[0]))
 
@@ -171,6 +173,7 @@ class Seat:
     async def _perform(self, action: ReplicaAction) -> None:
         match action:
             case SendPlan(plan):
+                self._watch.sent(plan.seq, self._clock.unix_s())
                 try:
                     await self._bus.publish(subjects.plan(self.replica), plan)
                 except BusError as error:  # its ack will be missed
@@ -216,6 +219,8 @@ class Seat:
             )
 
     def _on_acked(self, ack: PlanAck, call: Call) -> None:
+        if ack.epoch == self.epoch:
+            self._watch.acked(ack, self._clock.unix_s())
         self._inbox.offer(Acked(ack))
 
     def _on_roster(self, asked: Roster, call: Call) -> None:
@@ -281,7 +286,7 @@ class Seat:
 
     async def _digest_loop(self) -> None:
         while True:
-            self._watch.show()
+            self._watch.show(self._clock.unix_s())
             digest = self.core.digest(planner=self._planner, now_unix_s=self._clock.unix_s())
             if digest is not None:
                 try:

@@ -9,6 +9,7 @@ from typing import assert_never
 
 import structlog
 
+from services.relegation.backlog import Backlog
 from services.relegation.config import RelegationConfig
 from shared import subjects
 from shared.bus.api import LEASE_TTL_S, Bus, Call, Endpoint
@@ -36,6 +37,8 @@ from shared.process.telemetry import Tracing
 from shared.schemas import Digest, Hint
 from shared.store.ending import Ending
 from shared.store.leases import RENEW_S, Lease
+from shared.store.offer_metrics import OfferMetrics
+from shared.store.outcomes import Outcomes
 from shared.store.place import PlaceDeclined, PlaceGone, PlaceHeld, Placer, PlaceUnplanned
 from shared.store.presence import Absences, be_present
 from shared.store.records import Records
@@ -62,8 +65,11 @@ class Relegation:
         self.name = f"relegation-{rng.getrandbits(48):012x}"
         self._records = Records(bus.requests, bus.bodies)
         self.metrics = Registry()
-        self._ending = Ending(bus, self._records, tracing, self.metrics)
-        self._placer = Placer(bus, self._records, clock, tracing)
+        self._model = ""  # of the fleet, by its digests
+        outcomes = Outcomes(self.metrics, lambda: self._model)
+        self._ending = Ending(bus, self._records, tracing, outcomes)
+        self._placer = Placer(bus, self._records, clock, tracing, OfferMetrics(self.metrics))
+        self._backlog = Backlog(self.metrics)
         self._lease = Lease(bus.leases, KEY, self.name, Absences(bus, clock))
         self._chores = Chores()
         # these three belong to one term of the lease; without the lease nothing drives the core
@@ -143,12 +149,14 @@ class Relegation:
         if self._driver is not None:
             self._driver.cancel()
             self._driver = None
+            self._backlog.show(None)
 
     async def _tell(self) -> None:
         """Tell the admissions how much waits, while this instance leads."""
         while True:
             if self._driver is not None:
                 digest = self.core.digest(now_unix_s=self._clock.unix_s())
+                self._backlog.show(digest)
                 with suppress(BusError):  # another follows
                     await self._bus.publish(subjects.POOL, digest)
             await asyncio.sleep(TELL_S)
@@ -167,6 +175,7 @@ class Relegation:
         return self._inbox.offer(Listed(records))
 
     def _on_digest(self, digest: Digest, call: Call) -> None:
+        self._model = digest.model
         if self._lease.held:
             self._inbox.offer(Heard(digest))
 

@@ -1,86 +1,229 @@
-"""The counters of a worker."""
+"""The counters of a worker, over all its incarnations."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from services.worker.engine import EngineFacts
 from shared.core.turn import Ran, Turn
+from shared.core.verdict import GOOD_ENDS
 from shared.perf.profile_file import ProfileFile
 from shared.process import conventions as names
-from shared.process.instruments import Registry
+from shared.process.instruments import Counter, Gauge, Histogram, Registry
+from shared.schemas import AttemptOver, Record
+from shared.store.outcomes import kept_trace
+from shared.vocabulary import ReplicaId, RequestKey
+
+
+@dataclass(slots=True)
+class _Held:
+    """The times of a request that is held here; 0: not yet."""
+
+    arrived_unix_s: float
+    trace_id: str
+    moved: bool  # it has tokens from elsewhere
+    last_unix_s: float  # of its newest token
+    began_unix_s: float = 0.0  # of its first iteration
 
 
 class WorkerMetrics:
-    """The counters of a worker over all its incarnations, and the error of its fitted profile on
-    the measurements that it was fitted to.
-    """
+    """Every family has the labels `model_name` (vLLM's own) or none, and `replica`."""
 
-    def __init__(self, registry: Registry, facts: EngineFacts, fitted: ProfileFile | None) -> None:
-        model, labels, made = facts.model, ("model_name",), registry
+    def __init__(
+        self,
+        registry: Registry,
+        replica: ReplicaId,
+        facts: EngineFacts,
+        fitted: ProfileFile | None,
+    ) -> None:
+        self._made, self._replica, self._model = registry, replica, facts.model
         self._blocks = max(1, facts.kv_blocks)
-        self._iterations = made.histogram(
-            names.ITERATION, "The engine's time per iteration.", names.ITERATION_BUCKETS_S
-        ).labels()
-        self._outside = made.histogram(
-            names.OUTSIDE, "Of an iteration, the time not spent in the model.", names.STEP_BUCKETS_S
-        ).labels()
-        self._bubbles = made.histogram(
-            names.BUBBLE, "Idle time of the engine before an iteration.", names.STEP_BUCKETS_S
-        ).labels()
-        self._computed = made.counter(
+        self._held: dict[int, _Held] = {}  # by slot
+        self._slots: dict[RequestKey, int] = {}
+        self._newest_unix_s = -1.0  # the end of the newest iteration
+        iteration, step = names.ITERATION_BUCKETS_S, names.STEP_BUCKETS_S
+        self._iterations = self._histogram(
+            names.ITERATION, "The engine's time per iteration.", iteration
+        )
+        self._predicted = self._histogram(
+            names.PREDICTED, "The time that the plan of an iteration predicted.", iteration
+        )
+        self._outside = self._histogram(
+            names.OUTSIDE, "Of an iteration, the time not spent in the model.", step
+        )
+        self._bubbles = self._histogram(
+            names.BUBBLE, "Idle time of the engine before an iteration.", step
+        )
+        self._chunks = self._histogram(
+            names.CHUNK, "Prefill tokens of an iteration that has any.", names.TOKENS_BUCKETS
+        )
+        self._computed = self._counter(
             names.COMPUTED_TOKENS, "Positions computed, recomputed ones included."
-        ).labels()
-        self._cached = made.counter(
+        )
+        self._cached = self._counter(
             names.CACHED_TOKENS, "Positions found in a prefix cache instead."
-        ).labels()
-        self._held = made.gauge(names.HELD_REQUESTS, "Requests held.").labels()
-        self._free = made.gauge(names.KV_FREE_BLOCKS, "KV blocks that no request has.").labels()
-        self._usage = made.gauge(
-            names.KV_CACHE_USAGE, "Share of the KV blocks in use, from 0 to 1.", labels
-        ).labels(model)
-        self._running = made.gauge(
-            names.REQUESTS_RUNNING, "Requests in the newest iteration.", labels
-        ).labels(model)
-        self._waiting = made.gauge(
-            names.REQUESTS_WAITING, "Requests held that are not in it.", labels
-        ).labels(model)
-        self._prompt = made.counter(
-            names.PROMPT_TOKENS, "Tokens of prefill chunks computed.", labels
-        ).labels(model)
-        self._generated = made.counter(names.GENERATION_TOKENS, "Tokens generated.", labels).labels(
-            model
+        )
+        self._requests = self._gauge(names.HELD_REQUESTS, "Requests held.")
+        self._free = self._gauge(names.KV_FREE_BLOCKS, "KV blocks that no request has.")
+        self._usage = self._gauge(
+            names.KV_CACHE_USAGE, "Share of the KV blocks in use, from 0 to 1."
+        )
+        self._running = self._gauge(names.REQUESTS_RUNNING, "Requests in the newest iteration.")
+        self._waiting = self._gauge(names.REQUESTS_WAITING, "Requests held that are not in it.")
+        self._prompt = self._counter(names.PROMPT_TOKENS, "Tokens of prefill chunks computed.")
+        self._generated = self._counter(names.GENERATION_TOKENS, "Tokens generated.")
+        self._preempted = self._counter(names.PREEMPTIONS, "Requests whose KV was dropped.")
+        self._queries = self._counter(
+            names.PREFIX_QUERIES, "Prompt positions asked of a prefix cache."
+        )
+        self._hits = self._counter(names.PREFIX_HITS, "Of these, the positions found.")
+        self._tokens = self._histogram(
+            names.ITERATION_TOKENS, "Positions computed in an iteration.", names.TOKENS_BUCKETS
+        )
+        labels = self._labels(names.INTER_TOKEN_LATENCY)
+        gaps = registry.histogram(
+            names.INTER_TOKEN_LATENCY,
+            "Between two tokens of a request.",
+            names.TPOT_BUCKETS_S,
+            [*labels],
+        )
+        registry.alias(names.OLD_INTER_TOKEN_LATENCY, gaps)
+        self._gaps = gaps.labels(*labels.values())
+        ttft, lasting = names.TTFT_BUCKETS_S, names.DURATION_BUCKETS_S
+        self._queued = self._histogram(
+            names.QUEUE_TIME, "Arrival to a request's first iteration.", ttft
+        )
+        self._prefill = self._histogram(names.PREFILL_TIME, "First iteration to first token.", ttft)
+        self._decode = self._histogram(names.DECODE_TIME, "First token to last token.", lasting)
+        self._inference = self._histogram(
+            names.INFERENCE_TIME, "First iteration to last token.", lasting
         )
         if fitted is not None:
-            error = fitted.error
-            off = made.gauge(
-                names.FIT_ERROR,
-                "Mean |predicted - measured| / measured of the profile fitted at the start.",
-                ("regime",),
-            )
-            errors = {
-                "all": error.mape,
-                "decode_only": error.mape_decode_only,
-                "mixed": error.mape_mixed,
-            }
-            for regime, mape in (errors | {"prefill_only": error.mape_prefill_only}).items():
-                if mape is not None:
-                    off.labels(regime).set(mape)
+            self._show_fit(fitted)
 
-    def ran(self, turn: Turn, ran: Ran, idle_s: float) -> None:
+    def held(self, slot: int, record: Record) -> None:
+        """The worker has taken this request in."""
+        measure = record.resume.measure
+        self._slots[record.key] = slot
+        self._held[slot] = _Held(
+            record.arrived_unix_s,
+            kept_trace(record.traceparent),
+            measure.tokens > 0,
+            measure.last_unix_s,
+        )
+
+    def forget(self) -> None:
+        """The worker holds nothing any more."""
+        self._held.clear()
+        self._slots.clear()
+
+    def ran(
+        self, turn: Turn, ran: Ran, idle_s: float, began_unix_s: float, ended_unix_s: float
+    ) -> None:
+        """One iteration, with work."""
         self._iterations.observe(ran.exec_s)
+        if turn.plan is not None:
+            self._predicted.observe(turn.plan.predicted_s)
         self._outside.observe(ran.outside_s)
         self._bubbles.observe(idle_s)
-        chunks = [
-            did
-            for did in ran.done
-            if not did.drafted and did.computed - did.cached > len(did.tokens)
-        ]
-        cached = sum(did.cached for did in ran.done)
+        self._preempted.add(len(turn.preempts))
+        for load in turn.loads:
+            self._begin(load.slot, began_unix_s)
+        get, newest, usual = self._held.get, self._newest_unix_s, 0
+        computed = cached = prompt = generated = sought = 0
+        for work, did in zip(turn.work, ran.done, strict=True):
+            filled, emitted, found = did.computed, len(did.tokens), did.cached
+            computed += filled
+            cached += found
+            if filled - found > emitted and not did.drafted:
+                prompt += filled - found
+                sought += filled
+            if not emitted:
+                continue
+            generated += emitted
+            request = get(work.slot)
+            if request is None:
+                continue
+            before, request.last_unix_s = request.last_unix_s, ended_unix_s
+            if before == newest:  # of the iteration before this
+                usual += 1
+            elif before:
+                self._gaps.observe(ended_unix_s - before)
+            elif not request.moved:
+                self._prefill.observe(ended_unix_s - request.began_unix_s, 1, request.trace_id)
+            if emitted > 1:  # drafts that were accepted come together
+                self._gaps.observe(0.0, emitted - 1)
+        if usual:
+            self._gaps.observe(ended_unix_s - newest, usual)
+        self._newest_unix_s = ended_unix_s
+        computed -= cached
+        self._computed.add(computed)
         self._cached.add(cached)
-        self._computed.add(sum(did.computed for did in ran.done) - cached)
-        self._prompt.add(sum(did.computed - did.cached for did in chunks))
-        self._generated.add(sum(len(did.tokens) for did in ran.done))
+        self._prompt.add(prompt)
+        self._generated.add(generated)
+        self._queries.add(sought)
+        self._hits.add(cached)
+        self._tokens.observe(computed)
+        if prompt:
+            self._chunks.observe(prompt)
+
+    def over(self, overs: Sequence[AttemptOver]) -> None:
+        """These attempts have left."""
+        for over in overs:
+            slot = self._slots.pop(over.key, None)
+            request = None if slot is None else self._held.pop(slot, None)
+            measure = over.resume.measure
+            if request is None or over.why not in GOOD_ENDS or not request.began_unix_s:
+                continue
+            self._decode.observe(measure.last_unix_s - measure.first_unix_s, 1, request.trace_id)
+            self._inference.observe(measure.last_unix_s - request.began_unix_s, 1, request.trace_id)
 
     def holds(self, held: int, running: int, free_blocks: int) -> None:
-        self._held.set(held)
+        self._requests.set(held)
         self._running.set(min(running, held))
         self._waiting.set(max(0, held - running))
         self._free.set(free_blocks)
         self._usage.set(1 - free_blocks / self._blocks)
+
+    def _begin(self, slot: int, at_unix_s: float) -> None:
+        """The first iteration of a request; one that is computed again has begun already."""
+        request = self._held.get(slot)
+        if request is None or request.began_unix_s:
+            return
+        request.began_unix_s = at_unix_s
+        if not request.moved:
+            self._queued.observe(max(at_unix_s - request.arrived_unix_s, 0.0), 1, request.trace_id)
+
+    def _show_fit(self, fitted: ProfileFile) -> None:
+        """The error of the fitted profile on the measurements that it was fitted to."""
+        error = fitted.error
+        off = self._made.gauge(
+            names.FIT_ERROR,
+            "Mean |predicted - measured| / measured of the profile fitted at the start.",
+            ("replica", "regime"),
+        )
+        errors = {
+            "all": error.mape,
+            "decode_only": error.mape_decode_only,
+            "mixed": error.mape_mixed,
+            "prefill_only": error.mape_prefill_only,
+        }
+        for regime, mape in errors.items():
+            if mape is not None:
+                off.labels(self._replica, regime).set(mape)
+
+    def _labels(self, name: str) -> dict[str, str]:
+        """vLLM's label on vLLM's names, and whose numbers they are on all."""
+        model = {"model_name": self._model} if name.startswith("vllm:") else {}
+        return {**model, "replica": self._replica}
+
+    def _counter(self, name: str, text: str) -> Counter:
+        labels = self._labels(name)
+        return self._made.counter(name, text, [*labels]).labels(*labels.values())
+
+    def _gauge(self, name: str, text: str) -> Gauge:
+        labels = self._labels(name)
+        return self._made.gauge(name, text, [*labels]).labels(*labels.values())
+
+    def _histogram(self, name: str, text: str, bounds: Sequence[float]) -> Histogram:
+        labels = self._labels(name)
+        return self._made.histogram(name, text, bounds, [*labels]).labels(*labels.values())

@@ -215,7 +215,7 @@ class WorkerService:
                 late_s=late_s,
             )
             if turn.work:
-                self._metrics.ran(turn, ran, idle_s)
+                self._metrics.ran(turn, ran, idle_s, began, ended)
             self._metrics.holds(core.held, len(turn.work), core.free_blocks)
             if not core.held:
                 self._plan_came_unix_s.clear()
@@ -229,6 +229,7 @@ class WorkerService:
     async def _stored(self, finished: Finished) -> None:
         """The ack is in the log: now it may be seen."""
         self._traces.over(finished.overs, finished.ack.ended_unix_s or self._clock.unix_s())
+        self._metrics.over(finished.overs)
         for over in finished.overs:
             self._overs.stored(over)
         try:
@@ -275,12 +276,14 @@ class WorkerService:
             return
         if isinstance(body, str):
             log.error("body.damaged", request=hold.key, error=body)
-        idle = self.core.held == 0
+        before = self.core.held
         answer = self.core.hold(hold, stored.record, body)
         if isinstance(answer, HoldAccepted):
             now = self._clock.unix_s()
             self._traces.held(hold.slot, stored.record, now)
-            if idle:
+            if self.core.held > before:  # not a late copy of the hold
+                self._metrics.held(hold.slot, stored.record)
+            if not before:
                 self._work_since_unix_s = now
         if self.core.closing:
             self._wake.set()
@@ -475,8 +478,10 @@ async def serve(
 ) -> None:
     """Incarnation after incarnation, until stopped."""
     rng = rng or Random(secrets.randbits(64))
-    counted = WorkerMetrics(metrics or Registry(), runner.facts, runner.fitted)
     subjects.check_id(cfg.replica, "replica")
+    counted = WorkerMetrics(
+        metrics or Registry(), ReplicaId(cfg.replica), runner.facts, runner.fitted
+    )
     while not stop.is_set():
         await refuse_a_twin(bus, ReplicaId(cfg.replica))
         service = WorkerService(cfg, bus, clock, runner, tracing, rng, counted)
@@ -490,5 +495,6 @@ async def serve(
                 reason=str(fenced),
             )
             await runner.reset()
+            counted.forget()
             # of two that fence each other, the one that comes back later finds the other there
             await asyncio.sleep(rng.random())

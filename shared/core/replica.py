@@ -650,6 +650,27 @@ class ReplicaCore:
         return self._profile.gammas
 
     @property
+    def lead_s(self) -> float:
+        """The lead with which the next plan leaves."""
+        return self._lead.seconds
+
+    @property
+    def best_effort(self) -> int:
+        """The best-effort requests that the replica holds."""
+        books = self._books
+        return int(np.count_nonzero(books.best_effort[: books.live]))
+
+    def slacks_s(self, now_unix_s: float) -> list[float]:
+        """The slack of each standard request with a deadline: that of its next token that no plan
+        has, minus now.
+        """
+        books = self._books
+        due = books.next_due_unix_s[: books.live]
+        owed = ~books.best_effort[: books.live] & np.isfinite(due)
+        slacks: list[float] = (due[owed] - now_unix_s).tolist()
+        return slacks
+
+    @property
     def repeats(self) -> int:
         """The number of iterations, the one in flight included, that may run its plan over and
         over: 1 unless its choice stays right that long and no request reaches its maximum before

@@ -1,14 +1,30 @@
 """Counters, gauges and histograms as plain numbers: an update is an addition, and the text is made
-when a scraper asks for it.
+when a scraper asks for it (shared/process/exposition.py).
 
 A process has one Registry. It is updated on the event loop only, so nothing is locked.
 """
 
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 OTHER = "other"  # stands for further values once a capped label has had its number
+
+
+class Exemplar(NamedTuple):
+    """One observation of a bucket, and the trace that tells its story."""
+
+    trace_id: str
+    value: float
+
+
+class Sample(NamedTuple):
+    """One line of an exposition: what follows the family's name, one more label, the number."""
+
+    suffix: str
+    label: str
+    number: float
+    exemplar: Exemplar | None = None
 
 
 class Counter:
@@ -23,8 +39,8 @@ class Counter:
     def add(self, n: float = 1) -> None:
         self.value += n
 
-    def samples(self) -> list[tuple[str, str, float]]:
-        return [("", "", self.value)]
+    def samples(self) -> list[Sample]:
+        return [Sample("", "", self.value)]
 
 
 class Gauge:
@@ -39,36 +55,43 @@ class Gauge:
     def set(self, value: float) -> None:
         self.value = value
 
-    def samples(self) -> list[tuple[str, str, float]]:
-        return [("", "", self.value)]
+    def samples(self) -> list[Sample]:
+        return [Sample("", "", self.value)]
 
 
 class Histogram:
-    """Counts per bucket; `bounds` are inclusive upper bounds, ascending, in the metric's unit."""
+    """Counts per bucket; `bounds` are inclusive upper bounds, ascending, in the metric's unit. A
+    bucket keeps the newest observation of a traced request as its exemplar.
+    """
 
     kind = "histogram"
-    __slots__ = ("bounds", "counts", "total")
+    __slots__ = ("bounds", "counts", "exemplars", "total")
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds = tuple(bounds)
         self.counts = [0] * (len(self.bounds) + 1)
         self.total = 0.0
+        self.exemplars: dict[int, Exemplar] = {}  # by bucket
 
-    def observe(self, value: float, n: int = 1) -> None:
-        """Count `n` observations of the same value."""
-        self.counts[bisect_left(self.bounds, value)] += n
+    def observe(self, value: float, n: int = 1, trace_id: str = "") -> None:
+        """Count `n` observations of the same value. `trace_id`: of its trace, if that is kept."""
+        bucket = bisect_left(self.bounds, value)
+        self.counts[bucket] += n
         self.total += value * n
+        if trace_id:
+            self.exemplars[bucket] = Exemplar(trace_id, value)
 
     @property
     def count(self) -> int:
         return sum(self.counts)
 
-    def samples(self) -> list[tuple[str, str, float]]:
-        rows, below = [], 0
-        for bound, n in zip((*self.bounds, float("inf")), self.counts, strict=True):
-            below += n
-            rows.append(("_bucket", f'le="{_number(bound)}"', float(below)))
-        return [*rows, ("_sum", "", self.total), ("_count", "", float(below))]
+    def samples(self) -> list[Sample]:
+        rows, below = list[Sample](), 0
+        for bucket, bound in enumerate((*self.bounds, float("inf"))):
+            below += self.counts[bucket]
+            label = f'le="{number(bound)}"'
+            rows.append(Sample("_bucket", label, float(below), self.exemplars.get(bucket)))
+        return [*rows, Sample("_sum", "", self.total), Sample("_count", "", float(below))]
 
 
 M = TypeVar("M", Counter, Gauge, Histogram)
@@ -114,19 +137,23 @@ class Family(Generic[M]):
         seen.add(value)
         return value
 
-    def render(self) -> list[str]:
-        kind = self._make().kind
-        lines = [f"# HELP {self.name} {self.text}", f"# TYPE {self.name} {kind}"]
-        for values, child in sorted(self._children.items()):
-            own: list[str] = [
-                f'{label}="{_escaped(value)}"'
-                for label, value in zip(self.label_names, values, strict=True)
-            ]
-            for suffix, extra, number in child.samples():
-                inside = ",".join([*own, extra] if extra else own)
-                labels = f"{{{inside}}}" if inside else ""
-                lines.append(f"{self.name}{suffix}{labels} {_number(number)}")
-        return lines
+    @property
+    def kind(self) -> str:
+        return self._make().kind
+
+    @property
+    def children(self) -> Mapping[tuple[str, ...], M]:
+        """Each child by its label values."""
+        return self._children
+
+    def renamed(self, name: str) -> "Family[M]":
+        """The same numbers under another name."""
+        copy = Family(name, self.text, self.label_names, {}, self._make)
+        copy._children = self._children
+        return copy
+
+
+AnyFamily = Family[Counter] | Family[Gauge] | Family[Histogram]
 
 
 class Registry:
@@ -135,7 +162,8 @@ class Registry:
     """
 
     def __init__(self) -> None:
-        self._families: dict[str, Family[Counter] | Family[Gauge] | Family[Histogram]] = {}
+        self._families: dict[str, AnyFamily] = {}
+        self._refreshes: list[Callable[[], None]] = []
 
     def counter(
         self,
@@ -171,18 +199,23 @@ class Registry:
         self._families[family.name] = family
         return family
 
-    def render_prometheus(self) -> str:
-        """The Prometheus text format, version 0.0.4."""
-        return "".join(
-            f"{line}\n" for family in self._families.values() for line in family.render()
-        )
+    def alias(self, name: str, family: Family[M]) -> None:
+        """Show a family under a second name, for boards that know it by that."""
+        self._added(family.renamed(name))
+
+    def before_scrape(self, refresh: Callable[[], None]) -> None:
+        """Call `refresh` each time before the numbers are read: for those that cost to keep."""
+        self._refreshes.append(refresh)
+
+    def families(self) -> list[AnyFamily]:
+        """Every family with its numbers as they are now."""
+        for refresh in self._refreshes:
+            refresh()
+        return list(self._families.values())
 
 
-def _escaped(value: str) -> str:
-    return value.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
-
-
-def _number(value: float) -> str:
+def number(value: float) -> str:
+    """A number as both expositions write it."""
     if value == float("inf"):
         return "+Inf"
     return str(int(value)) if value == int(value) else repr(value)

@@ -5,7 +5,6 @@ that says why.
 import asyncio
 import gc
 import os
-import platform
 import secrets
 import signal
 import socket
@@ -13,7 +12,6 @@ import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib.metadata import version
 from random import Random
 from typing import Any, Generic, TypeVar
 
@@ -25,7 +23,8 @@ from shared.bus.nats import connect
 from shared.bus.users import Role, User
 from shared.clock import Clock
 from shared.errors import ConfigError, EngineError
-from shared.process import conventions, logs, tracing
+from shared.process import logs, tracing
+from shared.process.about import about
 from shared.process.configuration import load, load_watched, without_secrets
 from shared.process.instruments import Registry
 from shared.process.scrape import scraped
@@ -89,16 +88,6 @@ def run_until_stopped(section: str, main: Coroutine[Any, Any, None]) -> None:
         sys.exit(f"{section}: {'; '.join(str(error) for error in _leaves(group))}")
 
 
-def build_info(section: str) -> Registry:
-    """The service and its version as a metric: a process that has no other to tell is seen."""
-    made = Registry()
-    text = "1; the version of Slackline and of Python, and the service."
-    labels = ("service", "version", "python")
-    gauge = made.gauge(conventions.BUILD_INFO, text, labels)
-    gauge.labels(section, version("slackline"), platform.python_version()).set(1)
-    return made
-
-
 def stop_on_signals() -> asyncio.Event:
     """An event that SIGINT and SIGTERM set."""
     stop = asyncio.Event()
@@ -112,7 +101,7 @@ async def _main(section: str, kind: type[C], body: Body[C], check: Callable[[C],
     logs.configure(section, instance)
     cfg = load(kind, section)
     check(cfg)
-    watched, registries = load_watched(section), [build_info(section)]
+    watched, registries = load_watched(section), [about(section)]
     traces = tracing.configure(section, instance)
     stop = stop_on_signals()
     log = logs.logger()

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager, suppress
 from shared.errors import ConfigError
 from shared.process import logs
 from shared.process.configuration import Watched
+from shared.process.exposition import exposition
 from shared.process.instruments import Registry
 
 SCRAPE_WITHIN_S = 5.0  # for one request; scrapers send one every 5 s or less often
@@ -62,11 +63,8 @@ def _answer(head: bytes, registries: list[Registry]) -> bytes:
     if method != b"GET":
         status, body = "405 Method Not Allowed", "only GET\n"
     elif path == b"/metrics":
-        status, kind, body = (
-            "200 OK",
-            "text/plain; version=0.0.4",
-            "".join(registry.render_prometheus() for registry in registries),
-        )
+        kind, body = exposition(registries, _header(head, b"accept"))
+        status = "200 OK"
     elif path == b"/health":
         status, kind, body = "200 OK", "application/json", '{"status":"ok"}'
     data = body.encode()
@@ -77,3 +75,12 @@ def _answer(head: bytes, registries: list[Registry]) -> bytes:
         "Connection: close",
     )
     return "\r\n".join(head_lines).encode() + b"\r\n\r\n" + data
+
+
+def _header(head: bytes, name: bytes) -> str:
+    """The value of a header; empty where there is none."""
+    for line in head.split(b"\r\n")[1:]:
+        key, _, value = line.partition(b":")
+        if key.strip().lower() == name:
+            return value.strip().decode("latin-1")
+    return ""

@@ -9,12 +9,11 @@ import structlog
 
 from shared import subjects
 from shared.bus.api import Bus
-from shared.core.verdict import GOOD_ENDS
 from shared.errors import BusError
 from shared.process import conventions as names
-from shared.process.instruments import Registry
 from shared.process.telemetry import AttributeValue, Tracing
 from shared.schemas import End, Ended, Record
+from shared.store.outcomes import Outcomes
 from shared.store.records import Records, Stored
 from shared.vocabulary import RequestKey
 
@@ -24,20 +23,8 @@ log = structlog.get_logger()
 class Ending:
     """Sets verdicts on behalf of one service."""
 
-    def __init__(self, bus: Bus, records: Records, tracing: Tracing, metrics: Registry) -> None:
-        self._bus, self._records, self._tracing = bus, records, tracing
-        self._requests = metrics.counter(
-            names.REQUESTS, "Requests ended, by verdict.", ("tier", "verdict")
-        )
-        self._violations = metrics.counter(
-            names.SLO_VIOLATIONS, "Finished requests that missed their SLO.", ("tier", "type")
-        )
-        self._relegations = metrics.counter(
-            names.RELEGATIONS, "Requests that were best-effort at some time.", ("tier",)
-        )
-        self._ttft = metrics.histogram(
-            names.TIME_TO_FIRST_TOKEN, "Arrival to first token.", names.TTFT_BUCKETS_S, ("tier",)
-        )
+    def __init__(self, bus: Bus, records: Records, tracing: Tracing, outcomes: Outcomes) -> None:
+        self._bus, self._records, self._tracing, self._outcomes = bus, records, tracing, outcomes
 
     async def end(self, key: RequestKey, step: Callable[[Record], Record | None]) -> Stored | None:
         """Apply `step`, an event of shared/core/record.py that may end the request. Returns what
@@ -65,17 +52,7 @@ class Ending:
             log.warning("end.lost", request=record.key, error=str(error))
         with suppress(BusError):
             await self._bus.publish(subjects.ENDED, _ended(record))
-        finished = verdict.finish_reason in GOOD_ENDS
-        self._requests.labels(
-            record.tier,
-            "met" if verdict.slo_met else "missed" if finished else verdict.finish_reason.value,
-        ).add()
-        if finished and not verdict.slo_met:
-            self._violations.labels(record.tier, verdict.missed.value).add()
-        if verdict.relegated:
-            self._relegations.labels(record.tier).add()
-        if verdict.ttft_s is not None:
-            self._ttft.labels(record.tier).observe(verdict.ttft_s)
+        self._outcomes.ended(record)
         attributes: dict[str, AttributeValue] = {
             names.PROVIDER: names.PROVIDER_NAME,
             names.INPUT_TOKENS: verdict.prompt_tokens,

@@ -29,6 +29,7 @@ from shared.schemas import (
     Withdraw,
     Withdrawn,
 )
+from shared.store.offer_metrics import OfferMetrics
 from shared.store.records import Records, Stored
 from shared.vocabulary import RequestKey, ServiceClass
 
@@ -67,8 +68,10 @@ PlaceOutcome = PlaceHeld | PlaceDeclined | PlaceUnplanned | PlaceGone
 class Placer:
     """The steps of placing, on behalf of one service."""
 
-    def __init__(self, bus: Bus, records: Records, clock: Clock, tracing: Tracing) -> None:
-        self._bus, self._records = bus, records
+    def __init__(
+        self, bus: Bus, records: Records, clock: Clock, tracing: Tracing, metrics: OfferMetrics
+    ) -> None:
+        self._bus, self._records, self._metrics = bus, records, metrics
         self._clock, self._tracing = clock, tracing
 
     async def place(
@@ -108,6 +111,7 @@ class Placer:
             answer = OfferNotReady(reason="nobody plans that replica")
         except (BusError, PeerError) as error:
             answer = OfferInDoubt(reason=str(error))
+        self._metrics.answered(answer, self._clock.unix_s() - began)
         if record.traceparent:
             attributes: dict[str, AttributeValue] = {
                 names.MESSAGING_SYSTEM: names.NATS,

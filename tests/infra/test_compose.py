@@ -15,6 +15,7 @@ from msgspec import Struct
 from loadgen.fleet.key_folder import Keys
 from loadgen.fleet.nats_server import find_binary
 from shared.bus.users import OPERATOR, Role, User
+from shared.models import shipped as models
 from shared.process.configuration import SECTIONS, load, load_watched
 
 ROOT = Path(__file__).parents[2]
@@ -44,17 +45,38 @@ def test_a_service_starts_from_the_environment_compose_gives_it(name: str) -> No
     assert config.tls_ca == f"/keys/{Keys(Path('/')).tls_ca(OPERATOR).name}"
 
 
-def test_the_fleet_has_every_service_and_two_replicas_and_a_vllm_replica_on_demand() -> None:
+def test_each_profile_has_workers_of_one_engine_with_names_of_their_own() -> None:
     commands = [s["command"][0].removeprefix("services.") for s in FLEET.values()]
     assert set(commands) == set(SECTIONS)
-    replicas = {
-        s["environment"].get("SLACKLINE_WORKER_REPLICA"): s.get("profiles") for s in FLEET.values()
-    }
-    assert {name: profiles for name, profiles in replicas.items() if name} == {
-        "r1": None,
-        "r2": None,
-        "v1": ["vllm"],
-    }
+    workers = [
+        (
+            s["profiles"],
+            s["environment"]["SLACKLINE_WORKER_ENGINE"],
+            s["environment"]["SLACKLINE_WORKER_REPLICA"],
+        )
+        for s in FLEET.values()
+        if "SLACKLINE_WORKER_REPLICA" in s["environment"]
+    ]
+    assert sorted(workers) == [
+        (["sim"], "sim", "r1"),
+        (["sim"], "sim", "r2"),
+        (["torch"], "torch", "r1"),
+        (["torch"], "torch", "r2"),
+        (["vllm"], "vllm", "v1"),
+    ]
+    assert all("profiles" not in s for name, s in FLEET.items() if not name.startswith("worker"))
+
+
+def test_a_plain_up_runs_the_shipped_model() -> None:
+    chosen = dict(
+        line.split("=")
+        for line in (ROOT / ".env").read_text().splitlines()
+        if not line.startswith("#")
+    )
+    assert chosen == {"COMPOSE_PROFILES": "torch"}
+    named = [FLEET["admission"]["environment"]["SLACKLINE_ADMISSION_MODEL"]]
+    named += [s["environment"]["SLACKLINE_WORKER_MODEL"] for n, s in FLEET.items() if "torch" in n]
+    assert {default_of(model) for model in named} == {models.DEFAULT}
 
 
 def test_every_replica_has_a_log() -> None:
@@ -109,8 +131,9 @@ def test_the_broker_reads_the_users_and_certificates(tmp_path: Path) -> None:
 
 
 def test_the_tokenizer_of_a_mounted_model_is_where_its_engine_is() -> None:
-    models = "${SLACKLINE_MODELS:-./shared/models}:/models:ro"
-    assert all(models in FLEET[name]["volumes"] for name in ("admission", "worker-vllm"))
+    mount = "${SLACKLINE_MODELS:-./shared/models}:/models:ro"
+    names = ("admission", "worker-torch-1", "worker-torch-2", "worker-vllm")
+    assert all(mount in FLEET[name]["volumes"] for name in names)
 
 
 @pytest.mark.parametrize("name", sorted(set(FLEET) - {"gateway"}))

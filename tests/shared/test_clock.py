@@ -11,6 +11,7 @@ from structlog.testing import capture_logs
 from services.admission.workers import Workers
 from shared.clock import READINGS, Clock
 from shared.process.conventions import CLOCK_OFFSET
+from shared.process.exposition import exposition
 from shared.process.instruments import Registry
 from shared.process.skew import ENOUGH, WINDOW_S, Offset
 from shared.schemas import Announce
@@ -131,7 +132,7 @@ def test_admission_warns_once_a_minute_of_a_worker_whose_clock_is_off_and_export
     assert [(e["event"], e["replica"]) for e in logs] == [("clock.offset", "r1")] * warnings
     assert all(e["offset_s"] == pytest.approx(skew_s) for e in logs)
     line = next(
-        x for x in metrics.render_prometheus().splitlines() if x.startswith(CLOCK_OFFSET + "{")
+        x for x in exposition([metrics], "")[1].splitlines() if x.startswith(CLOCK_OFFSET + "{")
     )
     assert float(line.split()[-1]) == pytest.approx(skew_s, abs=1e-9)
 
@@ -156,7 +157,7 @@ def test_a_worker_that_began_again_is_compared_anew() -> None:
                 announce(hand.now - (0.5 if i < 20 else 0.0), "1" if i < 20 else "2")
             ) == (i == 20)
     assert len(logs) == 1
-    assert f'{CLOCK_OFFSET}{{replica="r1"}} 0' in metrics.render_prometheus().splitlines()
+    assert f'{CLOCK_OFFSET}{{replica="r1"}} 0' in exposition([metrics], "")[1].splitlines()
 
 
 def test_a_flood_of_replicas_takes_bounded_room_and_costs_no_known_worker_its_place() -> None:

@@ -5,9 +5,14 @@ import os
 import sys
 
 import httpx
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_metrics
 from prometheus_client.parser import text_string_to_metric_families
 
 from loadgen.fleet.metrics_page import listen, merged, metrics_page
+from shared.process.configuration import Watched
+from shared.process.exposition import OPEN_METRICS
+from shared.process.instruments import Registry
+from shared.process.scrape import scraped
 
 ADMISSION = """# HELP slackline_requests_total Requests.
 # TYPE slackline_requests_total counter
@@ -41,6 +46,32 @@ def test_each_family_is_there_once_and_each_sample_says_its_process() -> None:
     ]
     assert {s.labels["process"] for s in families["slackline_step_seconds"].samples} == {"planner"}
     assert families["slackline_step_seconds"].type == "histogram"
+
+
+def test_the_page_has_exemplars_for_a_scraper_that_asks_for_open_metrics() -> None:
+    async def main() -> tuple[str, str]:
+        made = Registry()
+        made.counter("slackline_ended_total", "ended").labels().add(2)
+        made.histogram("slackline_wait_seconds", "wait", (1.0,)).labels().observe(0.5, 1, "ab" * 16)
+        with listen("127.0.0.1", 0) as free:
+            port = free.getsockname()[1]
+        async with (
+            scraped(Watched(metrics_port=port), [made]) as address,
+            metrics_page(listen("127.0.0.1", 0), {"a": address, "b": address}) as page,
+            httpx.AsyncClient(trust_env=False) as http,
+        ):
+            answer = await http.get(page, headers={"accept": OPEN_METRICS})
+            return answer.headers["content-type"], answer.text
+
+    kind, text = asyncio.run(main())
+    assert kind == OPEN_METRICS
+    families = {family.name: family for family in open_metrics(text)}  # a strict parser
+    assert [s.labels["process"] for s in families["slackline_ended"].samples] == ["a", "b"]
+    told = [s for s in families["slackline_wait_seconds"].samples if s.exemplar]
+    assert [(s.labels["process"], s.exemplar.labels["trace_id"]) for s in told] == [
+        ("a", "ab" * 16),
+        ("b", "ab" * 16),
+    ]
 
 
 def test_a_process_that_does_not_answer_leaves_the_others_on_the_page() -> None:

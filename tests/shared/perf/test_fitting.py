@@ -34,6 +34,7 @@ from shared.perf.forms import Attention, PiecewiseTokens
 from shared.perf.profile_file import ProfileFile
 from shared.perf.shape import BatchShape
 from shared.process import conventions as names
+from shared.process.exposition import exposition
 from shared.process.instruments import Registry
 from shared.schemas import Announce, Selection
 from shared.testing.virtual_loop import run_virtual
@@ -361,7 +362,7 @@ def test_a_fit_that_no_worker_would_send_is_refused(kind: str) -> None:
 
 
 def metrics_of(registry: Registry) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
-    families = text_string_to_metric_families(registry.render_prometheus())
+    families = text_string_to_metric_families(exposition([registry], "")[1])
     return {
         (s.name, tuple(sorted(s.labels.items()))): s.value
         for family in families
@@ -418,16 +419,20 @@ def test_a_fleet_plans_by_what_its_workers_fitted_and_a_worker_that_was_fenced_k
         )
         counted = [metrics_of(registry) for registry in registries]
         made = sum(len(seen.tokens) for seen in world.seen.values())
-        generated = sum(one[names.GENERATION_TOKENS, (("model_name", "m"),)] for one in counted)
+        r0, r1 = (("replica", "r0"),), (("replica", "r1"),)
+        generated = sum(
+            one[names.GENERATION_TOKENS, (("model_name", "m"), *replica)]
+            for one, replica in zip(counted, (r0, r1), strict=True)
+        )
         assert generated >= made > 0  # what a lost worker made last is made again
-        for one in counted:
-            assert one[names.FIT_ERROR, (("regime", "all"),)] == fitted.error.mape
-            assert one[names.HELD_REQUESTS, ()] == 0
-            assert one[f"{names.ITERATION}_count", ()] > 0
-            assert one[names.KV_FREE_BLOCKS, ()] == 400
+        for one, replica in zip(counted, (r0, r1), strict=True):
+            assert one[names.FIT_ERROR, (("regime", "all"), *replica)] == fitted.error.mape
+            assert one[names.HELD_REQUESTS, replica] == 0
+            assert one[f"{names.ITERATION}_count", replica] > 0
+            assert one[names.KV_FREE_BLOCKS, replica] == 400
         planned = metrics_of(world.planners[0].metrics)
-        for replica in ("r0", "r1"):
-            label = ("replica", replica)
+        for name in ("r0", "r1"):
+            label = ("replica", name)
             assert planned[names.ACKS, (label,)] > 0
             assert planned[names.RESIDUAL, (label,)] >= 0
             assert (

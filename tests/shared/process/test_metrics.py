@@ -3,17 +3,22 @@
 import asyncio
 import contextlib
 import math
+import time
+from collections import Counter
 
 import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_metrics
 from prometheus_client.parser import text_string_to_metric_families
 
 from loadgen.fleet.fleet import Fleet, FleetSpec, free_port
 from shared.errors import ConfigError
 from shared.process import conventions as names
+from shared.process.about import about
 from shared.process.configuration import Watched, load_watched
+from shared.process.exposition import exposition
 from shared.process.instruments import Registry
 from shared.process.scrape import SCRAPE_LIMIT_BYTES, scraped
 
@@ -21,7 +26,7 @@ WITHIN_S = 60.0  # the longest that a busy machine may take for anything
 
 
 def samples(registry: Registry) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
-    families = text_string_to_metric_families(registry.render_prometheus())
+    families = text_string_to_metric_families(exposition([registry], "")[1])
     return {
         (s.name, tuple(sorted(s.labels.items()))): s.value
         for family in families
@@ -81,6 +86,57 @@ def test_a_name_is_registered_once_and_labels_are_complete() -> None:
         registry.gauge("slackline_offers_total", "again")
     with pytest.raises(ValueError, match="answer"):
         family.labels()
+
+
+def test_exemplars_are_told_to_a_scraper_that_asks_for_open_metrics() -> None:
+    registry = Registry()
+    latency = registry.histogram("slackline_wait_seconds", "wait", (0.5, 2.0), ("tier",))
+    latency.labels("chat").observe(1.5, 1, "a" * 32)
+    latency.labels("chat").observe(0.1)
+    registry.counter("slackline_ended_total", "ended").labels().add(2)
+    accept = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
+    kind, text = exposition([registry, about("test")], accept)
+    assert kind.startswith("application/openmetrics-text; version=1.0.0")
+    families = {family.name: family for family in open_metrics(text)}  # a strict parser
+    assert families["slackline_ended"].type == "counter"
+    found = [s.exemplar for s in families["slackline_wait_seconds"].samples if s.exemplar]
+    assert [(one.labels, one.value) for one in found] == [({"trace_id": "a" * 32}, 1.5)]
+    kind, text = exposition([registry], "text/plain")
+    assert kind.startswith("text/plain; version=0.0.4")
+    assert "trace_id" not in text
+
+
+def test_an_alias_shows_the_same_numbers_under_another_name() -> None:
+    registry = Registry()
+    family = registry.counter("vllm:new_total", "as it is called now", ("model_name",))
+    registry.alias("vllm:old_total", family)
+    family.labels("m").add(3)
+    assert {name: n for (name, _), n in samples(registry).items()} == {
+        "vllm:new_total": 3,
+        "vllm:old_total": 3,
+    }
+
+
+def test_a_process_tells_its_build_and_what_it_takes_of_the_machine() -> None:
+    read = {name: n for (name, _), n in samples(about("planner")).items()}
+    assert read[names.BUILD_INFO] == 1
+    assert 0 < read[names.PROCESS_CPU] < time.process_time() + 1
+    assert 2**20 < read[names.PROCESS_RESIDENT] < read[names.PROCESS_VIRTUAL]
+    assert 0 < read[names.PROCESS_OPEN_FILES] < read[names.PROCESS_MOST_FILES]
+    assert time.time() - 86400 < read[names.PROCESS_START] <= time.time() + 1
+
+
+def test_the_histograms_of_what_callers_wait_for_reach_a_day() -> None:
+    for bounds in (
+        names.TTFT_BUCKETS_S,
+        names.DURATION_BUCKETS_S,
+        names.TPOT_BUCKETS_S,
+        names.STEP_BUCKETS_S,
+        names.ITERATION_BUCKETS_S,
+        names.SLACK_BUCKETS_S,
+    ):
+        assert list(bounds) == sorted(set(bounds))
+        assert bounds[-1] == 86_400
 
 
 # ---------------------------------------------------------------- asked over HTTP
@@ -171,14 +227,14 @@ async def test_every_process_exports_its_metrics_and_a_torch_worker_the_error_of
     assert read["ADMISSION"][names.REQUESTS] == 1
 
 
-async def metrics_of_a_torch_fleet(profile_s: float) -> dict[str, dict[str, float]]:
+async def metrics_of_a_torch_fleet(profile_s: float) -> dict[str, Counter[str]]:
     """The samples of every process, by section, after one request was answered."""
     ports = {section: free_port() for section in ("ADMISSION", "PLANNER", "RELEGATION", "WORKER")}
     environment = {
         f"SLACKLINE_{section}_METRICS_PORT": str(port) for section, port in ports.items()
     }
     environment |= {"SLACKLINE_WORKER_PROFILE_S": str(profile_s), "SLACKLINE_WORKER_PROFILE": ""}
-    read = dict[str, dict[str, float]]()
+    read = dict[str, Counter[str]]()
     async with (
         Fleet(FleetSpec(engine="torch", replicas=1, environment=environment, drain_s=1.0)) as fleet,
         httpx.AsyncClient(trust_env=False, timeout=WITHIN_S) as http,
@@ -192,6 +248,9 @@ async def metrics_of_a_torch_fleet(profile_s: float) -> dict[str, dict[str, floa
                     families = text_string_to_metric_families(
                         (await http.get(f"http://127.0.0.1:{port}/metrics")).text
                     )
-                    read[section] = {s.name: s.value for family in families for s in family.samples}
+                    read[section] = Counter[str]()  # over all labels
+                    for family in families:
+                        for sample in family.samples:
+                            read[section][sample.name] += sample.value  # type: ignore[assignment]
                 await asyncio.sleep(0.05)
     return read

@@ -1,0 +1,35 @@
+"""The page docs/run-on-my-gpu.md, done as it says, on the GPU if there is one and else on the CPU,
+with the shipped model in place of the reader's.
+"""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.infra.page_run import PageRun, blocks
+from tests.infra.prometheus import free_port
+
+YOURS = "/srv/models/Llama-3-8B-Instruct"
+
+
+def test_the_page_does_what_it_says(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    look, up, ask, load = blocks("run-on-my-gpu.md", "## With torch")
+    nats, http, metrics = (str(free_port()) for _ in range(3))
+    assert YOURS in up
+    up = up.rstrip().replace(YOURS, "slackline-5m").replace("9464", metrics)
+    ask = ask.replace(":8080", f":{http}").replace(":9464", f":{metrics}")
+    environment = {
+        "SLACKLINE_URL": f"nats://127.0.0.1:{nats}",
+        "NO_PROXY": "*",
+        "SLACKLINE_WORKER_PROFILE_S": "20",  # a busy CPU may not get to a fit in four
+    }
+    page = PageRun(os.environ | environment)
+    assert page.once(look).startswith("GPU: ")
+    with page.running(f"{up} --port {nats} --http-port {http}", tmp_path / "up.log"):
+        page.until_up(f"http://127.0.0.1:{metrics}/metrics", tmp_path / "up.log")
+        told = page.once(ask)
+        assert "slackline-5m" in told and '"finish_reason"' in told
+        assert 'replica="r1",regime="all"}' in told
+        assert "interactive" in page.once(load)

@@ -1,0 +1,148 @@
+"""The worker's counts of what its clients wait for, over the iterations of a real core."""
+
+import pytest
+
+from services.worker.config import WorkerConfig
+from services.worker.engines.make import sim_facts
+from services.worker.metrics import WorkerMetrics
+from shared.columns import pack
+from shared.core.turn import Finished, Ran, TurnDone
+from shared.core.worker import WorkerCore
+from shared.process import conventions as names
+from shared.process.instruments import Registry
+from shared.schemas import BatchPlan, Body, Hold, HoldAccepted, Record, Sampling
+from shared.text.tokenizer import Tokenizer
+from shared.vocabulary import (
+    FinishReason,
+    RecordState,
+    ReplicaId,
+    RequestKey,
+    ServiceClass,
+    Slo,
+)
+
+R1 = ReplicaId("r1")
+ARRIVED = 1000.0
+
+
+class Bench:
+    """A worker's core with its metrics; iterations take what the test says."""
+
+    def __init__(self) -> None:
+        self.registry = Registry()
+        facts = sim_facts(WorkerConfig(), Tokenizer.builtin())
+        self.metrics = WorkerMetrics(self.registry, R1, facts, None)
+        self.core = WorkerCore(
+            R1, "i", kv_blocks=100, block_tokens=16, context_tokens=1000, max_slots=8
+        )
+        self.core.resync(1, 1)
+
+    def hold(self, slot: int, prompt_tokens: int, name: str = "a") -> None:
+        record = Record(
+            key=RequestKey(f"t.{name}{slot}"),
+            body_key="b",
+            owner="o",
+            state=RecordState.ACTIVE,
+            attempt=1,
+            service_class=ServiceClass.STANDARD,
+            tier="chat",
+            slo=Slo(ttft_s=1.0),
+            importance=1.0,
+            application="",
+            session="",
+            arrived_unix_s=ARRIVED,
+            expires_unix_s=1e12,
+            prompt_tokens=prompt_tokens,
+            max_tokens=4,
+            stream_subject="s",
+            replica=R1,
+            incarnation="i",
+        )
+        hold = Hold(key=record.key, attempt=1, slot=slot, epoch=1, sync=1)
+        body = Body(prompt=pack([1] * prompt_tokens), sampling=Sampling(max_tokens=4))
+        assert isinstance(self.core.hold(hold, record, body), HoldAccepted)
+        self.metrics.held(slot, record)
+
+    def run(
+        self, caps: dict[int, int], began_s: float, ended_s: float, *, preempt: bytes = b""
+    ) -> Finished:
+        plan = BatchPlan(
+            replica=R1,
+            incarnation="i",
+            epoch=1,
+            sync=1,
+            seq=self.core.next_seq,
+            slots=pack(list(caps)),
+            caps=pack(list(caps.values())),
+            predicted_s=0.5,
+            preempted=preempt,
+        )
+        assert self.core.plan(plan) is None
+        turn = self.core.begin()
+        assert turn is not None
+        done = []
+        for work in turn.work:
+            tokens = (7,) if work.emits else ()
+            end = FinishReason.LENGTH if tokens and work.limit == 1 else None
+            done.append(TurnDone(work.tokens, tokens, "a" if tokens else "", end))
+        ran = Ran(done, ended_s - began_s)
+        finished = self.core.finish(
+            done,
+            started_unix_s=ARRIVED + began_s,
+            ended_unix_s=ARRIVED + ended_s,
+            exec_s=ran.exec_s,
+            idle_s=0.0,
+        )
+        self.metrics.ran(turn, ran, 0.0, ARRIVED + began_s, ARRIVED + ended_s)
+        self.metrics.over(finished.overs)
+        return finished
+
+    def seen(self, name: str) -> tuple[float, float]:
+        """The sum and the count of a histogram."""
+        (family,) = (one for one in self.registry.families() if one.name == name)
+        ((labels, child),) = family.children.items()
+        assert labels[-1] == R1
+        rows = {sample.suffix: sample.number for sample in child.samples()}
+        return rows["_sum"], rows["_count"]
+
+
+def test_a_requests_time_is_split_into_queue_prefill_and_decode() -> None:
+    bench = Bench()
+    bench.hold(0, 20)
+    bench.run({0: 10}, 2.0, 3.0)  # half of its prompt
+    bench.run({0: 10}, 3.0, 4.0)  # its first token
+    for n in range(3):
+        bench.run({0: 1}, 4.0 + n, 5.0 + n)
+    assert bench.seen(names.QUEUE_TIME) == (pytest.approx(2.0), 1)
+    assert bench.seen(names.PREFILL_TIME) == (pytest.approx(2.0), 1)
+    assert bench.seen(names.DECODE_TIME) == (pytest.approx(3.0), 1)
+    assert bench.seen(names.INFERENCE_TIME) == (pytest.approx(5.0), 1)
+    assert bench.seen(names.INTER_TOKEN_LATENCY) == (pytest.approx(3.0), 3)
+    assert bench.seen(names.OLD_INTER_TOKEN_LATENCY) == (pytest.approx(3.0), 3)
+    assert bench.seen(names.CHUNK) == (20, 2)
+    assert bench.seen(names.ITERATION_TOKENS) == (23, 5)
+    assert bench.seen(names.PREDICTED) == (pytest.approx(2.5), 5)
+
+
+def test_a_gap_in_which_others_ran_is_a_gap_and_a_prompt_computed_again_begins_nothing() -> None:
+    bench = Bench()
+    bench.hold(0, 8)
+    bench.hold(1, 8)
+    bench.run({0: 8, 1: 8}, 1.0, 2.0)
+    bench.run({1: 1}, 2.0, 3.0, preempt=pack([0]))
+    bench.run({0: 9, 1: 1}, 3.0, 5.0)  # slot 0 is computed again, and gets its second token
+    assert bench.seen(names.INTER_TOKEN_LATENCY) == (pytest.approx(1.0 + 3.0 + 2.0), 3)
+    assert bench.seen(names.QUEUE_TIME) == (pytest.approx(2.0), 2)
+    assert bench.seen(names.PREFILL_TIME) == (pytest.approx(2.0), 2)
+
+
+def test_a_slot_that_is_given_again_has_none_of_its_former_requests_times() -> None:
+    bench = Bench()
+    bench.hold(0, 8)
+    bench.run({0: 8}, 1.0, 2.0)
+    for n in range(3):
+        bench.run({0: 1}, 2.0 + n, 3.0 + n)
+    bench.hold(0, 8, "b")
+    bench.run({0: 8}, 50.0, 60.0)
+    assert bench.seen(names.INTER_TOKEN_LATENCY) == (pytest.approx(3.0), 3)
+    assert bench.seen(names.QUEUE_TIME) == (pytest.approx(51.0), 2)
