@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct, field
 
+from shared.diary import Cause, Diary, Neighbour
 from shared.measure import Measure
 from shared.perf.draft import DraftCost
 from shared.perf.profile_file import ProfileFile
@@ -140,6 +141,19 @@ class Attach(Struct, frozen=True, kw_only=True):
     from_token: Count = 0
 
 
+class FirstMissed(Struct, frozen=True, kw_only=True):
+    """The first deadline that a request missed, and the cause that mattered most. Times are in
+    seconds since it arrived.
+    """
+
+    token: Count  # its number, from 1; 0: the end of the answer (TTLT)
+    bound: Missed
+    due_s: float
+    came_s: float | None  # None: it did not come
+    cause: Cause
+    cause_s: float  # of the time until then, what went into that cause
+
+
 class Verdict(Struct, frozen=True, kw_only=True):
     """The end of a request: exactly one per request. Times are in seconds; `slo_met` follows the
     SLO's own definition.
@@ -165,6 +179,8 @@ class Verdict(Struct, frozen=True, kw_only=True):
     cached_tokens: Count = 0  # of the prompt, found in a prefix cache
     thinking_tpot_s: float | None = None  # mean time per thinking token after the first
     missed: Missed = Missed.NOTHING  # the bound that was broken, where `slo_met` is false
+    # None: each was kept, or nobody kept account (a simulated request)
+    first_missed: FirstMissed | None = None
 
 
 class Likelihood(Struct, frozen=True, array_like=True):
@@ -259,6 +275,7 @@ class Resume(Struct, frozen=True, kw_only=True, omit_defaults=True):
     measure: Measure = Measure()
     logprobs: list[TokenLogprob] = []  # parallel to `tokens`, or empty
     cached_tokens: Count = 0  # of the prompt, found in a prefix cache before the first token
+    diary: Diary = Diary()
 
 
 class Record(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -408,6 +425,8 @@ class Digest(Struct, frozen=True, kw_only=True):
     context_tokens: Count = 0  # of prompt and answer; 0: not told
     features: list[str] = []  # those of its engine (shared/features.py)
     adapters: list[str] = []
+    # whose prefills are counted in `backlog_s`, those with most seconds first
+    loads: tuple[Neighbour, ...] = ()
 
 
 # ---------------------------------------------------------------- relegation -> admission
@@ -543,6 +562,9 @@ class BatchPlan(Struct, frozen=True, kw_only=True):
     slots: bytes
     caps: bytes
     predicted_s: float
+    # of `predicted_s`, where it has prefills: what its decodes would take alone
+    decodes_s: float = 0.0
+    drafts_s: float = 0.0  # of `predicted_s`, what drafting takes
     released: bytes = b""  # slots whose attempt ends here, for the reasons in `released_why`
     released_why: list[str] = field(default_factory=list)
     preempted: bytes = b""  # slots whose KV is dropped and whose tokens are kept
@@ -570,6 +592,8 @@ class Held(Struct, frozen=True, kw_only=True):
     attempt: Count
     offset: Count = 0  # tokens made by earlier attempts
     text_offset: Count = 0
+    tier: str = ""
+    at_unix_s: float = 0.0
 
 
 class PlanAck(Struct, frozen=True, kw_only=True, tag="ack"):
@@ -615,6 +639,11 @@ class PlanAck(Struct, frozen=True, kw_only=True, tag="ack"):
     outside_s: float = 0.0  # part of exec_s outside the model and its sampling; 0: unknown
     idle_s: float = 0.0  # wait for this plan after the previous iteration, while holding work
     late_s: float = 0.0  # the rest of the time since then: hand-overs, and what ran between them
+    # of exec_s, what went into decodes and into drafting, as the plan predicted their shares; the
+    # rest went into prefills, if there were any
+    decodes_s: float = 0.0
+    drafts_s: float = 0.0
+    late: bytes = b""  # slots whose first late token came here
 
 
 class AttemptOver(Struct, frozen=True, kw_only=True):
@@ -650,6 +679,7 @@ class SnapshotEntry(Struct, frozen=True, kw_only=True):
     service_class: ServiceClass
     relegated: bool = False  # the request was best-effort at some time
     logprobs: list[TokenLogprob] = []  # parallel to `tokens`, or empty
+    diary: Diary = Diary()
 
 
 class Snapshot(Struct, frozen=True, kw_only=True, tag="snapshot"):

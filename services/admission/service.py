@@ -248,18 +248,24 @@ class Admission:
     async def _perform(self, action: AdmissionAction) -> None:
         try:
             match action:
-                case Place(key, attempt, replica, incarnation):
+                case Place(key, attempt, replica, incarnation, declined):
                     outcome = await self._placer.place(
                         key,
                         lambda record: life.placed(
-                            record, self.name, replica, incarnation, attempt=attempt
+                            record,
+                            self.name,
+                            replica,
+                            incarnation,
+                            attempt=attempt,
+                            now_unix_s=self._clock.unix_s(),
+                            declined=declined,
                         ),
                     )
                     self._placed(key, attempt + 1, replica, outcome)
-                case Relegate(key, reason):
-                    await self._relegate(key, reason)
+                case Relegate(key):
+                    await self._relegate(action)
                     self._feed(Gone(key))
-                case Refuse(key, reason, retry_after_s):
+                case Refuse(key, reason, retry_after_s, declined):
                     await self._ending.end(
                         key,
                         lambda record: life.refused(
@@ -268,6 +274,7 @@ class Admission:
                             self._clock.unix_s(),
                             message=reason,
                             retry_after_s=retry_after_s,
+                            declined=declined,
                         ),
                     )
                     self._decided(key, _slow_down(reason, retry_after_s))
@@ -288,7 +295,7 @@ class Admission:
                 self._decided(key)
                 self._feed(Taken(key, attempt))
             case PlaceDeclined():
-                self._feed(Declined(key, attempt, replica, outcome.earliest_s))
+                self._feed(Declined(key, attempt, replica, outcome.earliest_s, outcome.why))
             case PlaceUnplanned():
                 self._feed(Unplanned(key, attempt, replica))
             case PlaceGone():
@@ -299,12 +306,22 @@ class Admission:
             case _:
                 assert_never(outcome)
 
-    async def _relegate(self, key: RequestKey, reason: str) -> None:
-        stored = await self._records.change(key, lambda r: life.relegated(r, self.name))
+    async def _relegate(self, relegate: Relegate) -> None:
+        stored = await self._records.change(
+            relegate.key,
+            lambda record: life.relegated(
+                record,
+                self.name,
+                now_unix_s=self._clock.unix_s(),
+                why=relegate.reason,
+                declined=relegate.declined,
+                neighbours=relegate.neighbours,
+            ),
+        )
         if stored is None:
-            await self._end_cancelled(key)
+            await self._end_cancelled(relegate.key)
             return
-        await self._announce_relegated(stored.record, reason)
+        await self._announce_relegated(stored.record, relegate.reason)
 
     async def _announce_relegated(self, record: Record, reason: str) -> None:
         await self._placer.publish_status(record, "relegated", reason)
@@ -364,7 +381,13 @@ class Admission:
             told = refusable_s is None
             picked = self.core.pick(as_offer(record, ServiceClass.STANDARD), now_unix_s=now)
             if picked is not None:
-                placed = life.placed(record, self.name, *picked, attempt=record.attempt)
+                placed = life.placed(
+                    record,
+                    self.name,
+                    *picked,
+                    attempt=record.attempt,
+                    now_unix_s=self._clock.unix_s(),
+                )
                 assert placed is not None, "a new record can be placed"
                 record = placed
             # The offer leaves beside the record. The worker that gets it finds the record, or

@@ -274,6 +274,7 @@ class Seat:
             self._watch.show()
             digest = self.core.digest(planner=self._planner, now_unix_s=self._clock.unix_s())
             if digest is not None:
+                digest = self.core.loads(digest)
                 try:
                     await self._bus.publish(subjects.digest(self.replica), digest)
                 except BusError as error:

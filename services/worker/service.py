@@ -276,9 +276,9 @@ class WorkerService:
         if isinstance(body, str):
             log.error("body.damaged", request=hold.key, error=body)
         idle = self.core.held == 0
-        answer = self.core.hold(hold, stored.record, body)
+        now = self._clock.unix_s()
+        answer = self.core.hold(hold, stored.record, body, now_unix_s=now)
         if isinstance(answer, HoldAccepted):
-            now = self._clock.unix_s()
             self._traces.held(hold.slot, stored.record, now)
             if idle:
                 self._work_since_unix_s = now

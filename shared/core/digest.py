@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from shared.core.books import DECODE, Books
+from shared.diary import Neighbour, merged
 from shared.perf.iteration_time import Profile
 from shared.perf.shape import BatchShape
 from shared.schemas import Announce, Digest, Offer
@@ -58,6 +59,18 @@ def digest_of(
         context_tokens=facts.context_tokens,
         features=facts.features,
         adapters=facts.adapters,
+    )
+
+
+def loads_of(books: Books, token_s: float) -> tuple[Neighbour, ...]:
+    """Those whose standard prefills wait, for `Digest.loads`."""
+    n = books.live
+    rows = np.flatnonzero(~books.best_effort[:n] & (books.phase[:n] != DECODE))
+    left = (books.target_tokens[rows] - books.computed_tokens[rows]).tolist()
+    offers = [books.offers[slot] for slot in books.slot[rows].tolist()]
+    return merged(
+        Neighbour(offer.key.partition(".")[0], offer.tier, 1, tokens * token_s)
+        for offer, tokens in zip(offers, left, strict=True)
     )
 
 

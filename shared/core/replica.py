@@ -20,7 +20,7 @@ from shared.columns import pack, unpack
 from shared.core.ack_columns import well_formed
 from shared.core.books import Books
 from shared.core.course import Course
-from shared.core.digest import best_effort_waiting, digest_of
+from shared.core.digest import best_effort_waiting, digest_of, loads_of
 from shared.core.fairness import Fairness
 from shared.core.flight import Flight
 from shared.core.lead import Lead
@@ -606,12 +606,22 @@ class ReplicaCore:
             slots=flight.packed_slots,
             caps=pack(flight.caps),
             predicted_s=flight.predicted_s,
+            decodes_s=self._decodes_s(flight.shape),
+            drafts_s=flight.draft_s,
             released=pack([slot for slot, _ in released]) if released else b"",
             released_why=[why for _, why in released],
             preempted=pack(orders.preempted) if orders.preempted else b"",
             relegated=pack(orders.relegated) if orders.relegated else b"",
             promoted=pack(orders.promoted) if orders.promoted else b"",
             selection=flight.selection,
+        )
+
+    def _decodes_s(self, shape: BatchShape) -> float:
+        """The seconds of a mixed batch's decodes alone; 0 for any other batch."""
+        if not shape.prefills or not shape.decodes:
+            return 0.0
+        return self._profile.batch_s(
+            BatchShape(decodes=shape.decodes, decode_context=shape.decode_context)
         )
 
     # ------------------------------------------------------------ what others see
@@ -671,6 +681,11 @@ class ReplicaCore:
         waiting = best_effort_waiting(self._books)
         surplus = digest.waiting == 0 and waiting < self._set.best_effort_waiting and roomy
         return msgspec.structs.replace(digest, free_slots=self._slots.free, surplus=surplus)
+
+    def loads(self, digest: Digest) -> Digest:
+        """The digest with whose prefills wait: for people, not for routers."""
+        loads = loads_of(self._books, digest.token_s)
+        return msgspec.structs.replace(digest, loads=loads)
 
     def check(self) -> None:
         """Raises AssertionError unless books, slots and flights agree."""

@@ -47,6 +47,7 @@ class PlaceDeclined:
 
     attempt: int
     earliest_s: float | None = None  # from now: when it could meet the SLO
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +132,7 @@ class Placer:
                 await self.publish_status(record, "accepted" if standard else "relegated", "")
                 return PlaceHeld()
             case OfferDeclined():
-                return PlaceDeclined(record.attempt, answer.earliest_s)
+                return PlaceDeclined(record.attempt, answer.earliest_s, answer.reason)
             case OfferNotReady():
                 return PlaceUnplanned(record.attempt)
             case OfferInDoubt():
@@ -143,7 +144,9 @@ class Placer:
         """Nobody knows whether the worker holds it: take it back for certain."""
         over = await self.withdraw(record)
         # An attempt that was held may have spoken: its end is handled where all ends are.
-        return PlaceDeclined(record.attempt) if over is None else PlaceGone()
+        if over is not None:
+            return PlaceGone()
+        return PlaceDeclined(record.attempt, why="it did not answer")
 
     async def withdraw(self, record: Record) -> AttemptOver | None:
         """The end of the attempt with its output; None if the worker never had the attempt and
