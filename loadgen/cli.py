@@ -35,6 +35,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "loadgen.commands.chat",
         "talk with the model of a running fleet, and see the latency of each answer",
     ),
+    "explain": (
+        "loadgen.commands.explain",
+        "say why a request was late, with the share of each cause",
+    ),
     "load": (
         "loadgen.commands.load",
         "send the requests of a trace or a synthetic workload to a running fleet",

@@ -21,7 +21,7 @@ class Cause(StrEnum):
 
     NOTHING = ""
     PLACING = "placing"  # looking for a replica: reading the request, its record, offers, the hold
-    RELEGATED = "relegated"  # waiting in the best-effort pool
+    RELEGATED = "relegated"  # waiting as best-effort: in the pool, or while a replica ran others
     MOVING = "moving"  # between two replicas: the first was lost, drained, or gave it up
     QUEUE = "queue"  # held by a replica, before its first iteration there, while others computed
     PREFILL = "prefill"  # its own prefill

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct, field
 
-from shared.diary import Cause, Diary, Neighbour
+from shared.diary import Cause, Diary, Happening, Neighbour
 from shared.measure import Measure
 from shared.perf.draft import DraftCost
 from shared.perf.profile_file import ProfileFile
@@ -216,6 +216,54 @@ class Replay(Struct, frozen=True, kw_only=True, tag="replay"):
     logprobs: list[TokenLogprob] = []  # parallel to `tokens`, or empty
 
 
+class Explain(Struct, frozen=True, kw_only=True):
+    """The question where the time of a request went. The answer is Explanation or Refused."""
+
+    tenant: str = ""  # that of the subject; empty: taken from there
+    request_id: str
+
+
+class Share(Struct, frozen=True, kw_only=True):
+    """The part of a time that went into one cause."""
+
+    cause: Cause
+    seconds: float
+    share: float  # of that time, from 0 to 1
+
+
+class Explanation(Struct, frozen=True, kw_only=True, tag="explanation"):
+    """The story of a request until `until_unix_s`: its end, or as far as is known. A tenant reads
+    of others only that they are others.
+    """
+
+    request_id: str
+    tenant: str
+    tier: str
+    answer: str  # one sentence: was it late, and why
+    state: str  # waiting, placed, relegated, ended
+    slo: Slo
+    service_class: ServiceClass
+    relegated: bool  # it was best-effort at some time
+    arrived_unix_s: float
+    until_unix_s: float
+    attempt: Count
+    replica: ReplicaId | None
+    prompt_tokens: Count
+    output_tokens: Count
+    ttft_s: float | None
+    worst_tbt_s: float | None
+    ttlt_s: float | None  # to the newest token
+    trace_id: str  # empty: there is no trace
+    first_missed: FirstMissed | None
+    shares: list[Share]  # of its whole life, the largest first
+    # of the time until the token came (or now) whose deadline was the first one missed
+    shares_until_missed: list[Share]
+    neighbours: list[Neighbour]  # whose prefills ran in the time of those shares
+    happenings: list[Happening]
+    left_out: Count  # happenings, from the middle
+    verdict: Verdict | None
+
+
 class Delta(Struct, frozen=True, kw_only=True, tag="delta"):
     """New tokens of one request. `offset` counts the tokens before them, `text_offset` the
     characters.
@@ -381,6 +429,7 @@ class OfferDeclined(Struct, frozen=True, kw_only=True, tag="declined"):
 
     reason: str = ""
     earliest_s: float | None = None
+    loads: tuple[Neighbour, ...] = ()  # whose prefills it has to compute first
 
 
 class OfferNotReady(Struct, frozen=True, kw_only=True, tag="not_ready"):
@@ -425,8 +474,6 @@ class Digest(Struct, frozen=True, kw_only=True):
     context_tokens: Count = 0  # of prompt and answer; 0: not told
     features: list[str] = []  # those of its engine (shared/features.py)
     adapters: list[str] = []
-    # whose prefills are counted in `backlog_s`, those with most seconds first
-    loads: tuple[Neighbour, ...] = ()
 
 
 # ---------------------------------------------------------------- relegation -> admission
@@ -594,6 +641,7 @@ class Held(Struct, frozen=True, kw_only=True):
     text_offset: Count = 0
     tier: str = ""
     at_unix_s: float = 0.0
+    best_effort: bool = False
 
 
 class PlanAck(Struct, frozen=True, kw_only=True, tag="ack"):

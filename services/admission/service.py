@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from services.admission.config import AdmissionConfig
 from services.admission.door import Door
+from services.admission.explaining import Explanations
 from services.admission.intake import Intake
 from services.admission.replay import Replays
 from services.admission.stall import Stall
@@ -56,6 +57,7 @@ from shared.schemas import (
     AttemptOver,
     Cancel,
     Digest,
+    Explain,
     GenerateRequest,
     Hint,
     OfferAnswer,
@@ -119,6 +121,7 @@ class Admission:
             names.REFUSALS, "Requests refused at the door: nothing of them is stored.", ("code",)
         )
         self._replays = Replays(bus, self._records, clock)
+        self._explanations = Explanations(self._records, self._replays, clock)
         self._placer = Placer(bus, self._records, clock, tracing)
         router = registry.router(cfg.policy, cfg.settings)
         settings = AdmissionSettings(
@@ -171,6 +174,8 @@ class Admission:
         bus = self._bus
         endpoints = [
             Endpoint("attach", subjects.ATTACHES, Attach, self._on_attach, QUEUE),
+            Endpoint("explain", subjects.EXPLAINS, Explain, self._on_explain, QUEUE),
+            Endpoint("explain-all", subjects.EXPLAIN_ALL, Explain, self._on_explain, QUEUE),
             Endpoint("over", subjects.OVERS, AttemptOver, self._on_over, QUEUE),
         ]
         async with self._chores as chores:
@@ -295,7 +300,10 @@ class Admission:
                 self._decided(key)
                 self._feed(Taken(key, attempt))
             case PlaceDeclined():
-                self._feed(Declined(key, attempt, replica, outcome.earliest_s, outcome.why))
+                declined = Declined(
+                    key, attempt, replica, outcome.earliest_s, outcome.why, outcome.loads
+                )
+                self._feed(declined)
             case PlaceUnplanned():
                 self._feed(Unplanned(key, attempt, replica))
             case PlaceGone():
@@ -512,6 +520,9 @@ class Admission:
 
     def _on_attach(self, attach: Attach, call: Call) -> None:
         self._chores.spawn(self._replays.answer(attach, call), "admission.attach")
+
+    def _on_explain(self, explain: Explain, call: Call) -> None:
+        self._chores.spawn(self._explanations.answer(explain, call), "admission.explain")
 
     # ------------------------------------------------------------ ends
 

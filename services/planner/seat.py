@@ -5,6 +5,7 @@ from collections import deque
 from typing import assert_never
 
 import structlog
+from msgspec.structs import replace
 
 from services.planner.config import PlannerConfig
 from services.planner.metrics import PlannerMetrics
@@ -28,6 +29,7 @@ from shared.core.replica_events import (
     Synced,
     WorkerGone,
 )
+from shared.diary import Neighbour
 from shared.errors import BusError, BusTimeout, NoResponders, PeerError
 from shared.policy import registry
 from shared.process import conventions as names
@@ -60,6 +62,7 @@ log = structlog.get_logger()
 INBOX_LIMIT = 4096
 RESYNC_TIMEOUT_S = 2.0  # longer than an iteration: the worker answers between two
 RESYNC_PAUSE_S = 0.1
+LOADS_S = 0.02
 
 
 class StaleEpoch(Exception):
@@ -111,6 +114,7 @@ class Seat:
         self._chores = Chores()
         self._resyncing = False
         self._sync = 0
+        self._loads_unix_s, self._known_loads = 0.0, tuple[Neighbour, ...]()
 
     async def run(self) -> None:
         """Plan until cancelled. Raises StaleEpoch."""
@@ -172,6 +176,8 @@ class Seat:
             case SendHold(hold):
                 self._chores.spawn(self._hold(hold), "planner.hold")
             case Answer(key, attempt, answer):
+                if isinstance(answer, OfferDeclined):
+                    answer = replace(answer, loads=self._loads())
                 for call, came_unix_s in self._waiting.pop((key, attempt), []):
                     self._chores.spawn(call.reply(answer), "planner.answer")
                     self._trace(call, came_unix_s, attempt, answer)
@@ -179,6 +185,13 @@ class Seat:
                 self._need_resync(reason)
             case _:
                 assert_never(action)
+
+    def _loads(self) -> tuple[Neighbour, ...]:
+        """Whose prefills come first, LOADS_S old at most: declines may come by the hundred."""
+        now = self._clock.unix_s()
+        if now - self._loads_unix_s > LOADS_S:
+            self._loads_unix_s, self._known_loads = now, self.core.loads()
+        return self._known_loads
 
     def _trace(self, call: Call, came_unix_s: float, attempt: int, answer: OfferAnswer) -> None:
         traceparent = call.headers.get(TRACEPARENT, "")
@@ -274,7 +287,6 @@ class Seat:
             self._watch.show()
             digest = self.core.digest(planner=self._planner, now_unix_s=self._clock.unix_s())
             if digest is not None:
-                digest = self.core.loads(digest)
                 try:
                     await self._bus.publish(subjects.digest(self.replica), digest)
                 except BusError as error:

@@ -217,7 +217,7 @@ class Relegation:
             case PlaceGone():
                 await self._close(place.key)
                 return Gone(place.key)
-            case PlaceDeclined(attempt, _, why):
+            case PlaceDeclined(attempt=attempt, why=why):
                 back = await self._back(place.key, attempt, why)
                 return Declined(place.key, place.replica) if back else Gone(place.key)
             case PlaceUnplanned(attempt):

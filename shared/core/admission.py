@@ -7,7 +7,6 @@ as an event, which leads to the next step.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import assert_never
@@ -75,6 +74,7 @@ class Declined:
     replica: ReplicaId
     earliest_s: float | None = None
     why: str = ""
+    loads: tuple[Neighbour, ...] = ()  # whose prefills the replica has to compute first
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +169,7 @@ class _Open:
     busy: bool = False  # a step is under way
     unasked: bool = False  # a replica was skipped because nobody planned it
     declined: str = ""  # why the last replica did not take it
-    asked: list[ReplicaId] = field(default_factory=list)  # and declined
+    loads: tuple[Neighbour, ...] = ()  # of the replicas that declined
 
 
 class AdmissionCore:
@@ -290,7 +290,7 @@ class AdmissionCore:
             return
         waiting.busy = False
         waiting.declined = event.why
-        waiting.asked.append(event.replica)
+        waiting.loads = merged((*waiting.loads, *event.loads))
         if event.earliest_s is not None:
             waiting.earliest_s = min(waiting.earliest_s, event.earliest_s)
         self._step(event.key, now_unix_s, actions)
@@ -358,13 +358,7 @@ class AdmissionCore:
                 actions.append(Refuse(key, reason, full_s, waiting.declined))
             else:
                 self._room.sent(record, now_unix_s)
-                neighbours = self._loads(waiting.asked)
-                actions.append(Relegate(key, reason, waiting.declined, neighbours))
-
-    def _loads(self, replicas: Sequence[ReplicaId]) -> tuple[Neighbour, ...]:
-        """Those whose prefills wait there, by the replicas' digests."""
-        digests = (self._debits.raw(replica) for replica in dict.fromkeys(replicas))
-        return merged(load for digest in digests if digest is not None for load in digest.loads)
+                actions.append(Relegate(key, reason, waiting.declined, waiting.loads))
 
     def check(self) -> None:
         """Raises AssertionError unless every open request is on its way somewhere."""

@@ -62,15 +62,17 @@ def digest_of(
     )
 
 
-def loads_of(books: Books, token_s: float) -> tuple[Neighbour, ...]:
-    """Those whose standard prefills wait, for `Digest.loads`."""
+def loads_of(books: Books, reserved: Sequence[Offer], profile: Profile) -> tuple[Neighbour, ...]:
+    """Those whose standard prefills wait, `reserved` included, and the seconds that these take."""
     n = books.live
     rows = np.flatnonzero(~books.best_effort[:n] & (books.phase[:n] != DECODE))
     left = (books.target_tokens[rows] - books.computed_tokens[rows]).tolist()
-    offers = [books.offers[slot] for slot in books.slot[rows].tolist()]
+    waiting = [books.offers[slot] for slot in books.slot[rows].tolist()]
+    token_s = profile.batch_s(BatchShape().with_chunk(CHUNK_TOKENS, 0)) / CHUNK_TOKENS
+    tokens = [*left, *(offer.prompt_tokens for offer in reserved)]
     return merged(
-        Neighbour(offer.key.partition(".")[0], offer.tier, 1, tokens * token_s)
-        for offer, tokens in zip(offers, left, strict=True)
+        Neighbour(offer.key.partition(".")[0], offer.tier, 1, its * token_s)
+        for offer, its in zip([*waiting, *reserved], tokens, strict=True)
     )
 
 

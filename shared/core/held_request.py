@@ -203,6 +203,7 @@ class HeldRequest:
             text_offset=len(self.text),
             tier=self.record.tier,
             at_unix_s=at_unix_s,
+            best_effort=self.service_class is ServiceClass.BEST_EFFORT,
         )
 
     def snapshot_entry(self, diary: Diary) -> SnapshotEntry:

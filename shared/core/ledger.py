@@ -70,6 +70,7 @@ class _Page:
     before: Diary
     came_unix_s: float
     began: bool
+    best_effort: bool
     happenings: list[Happening]
     # of each flow when it came: seconds, and prefills that were over
     flows: dict[tuple[str, str], tuple[float, int]]
@@ -79,6 +80,7 @@ class _Page:
     own_s: float = 0.0  # its own prefill since `since`
     starts: int = 0  # of a prefill of its own
     queue_s: float = 0.0
+    relegated_s: float = 0.0
     prefill_s: float = 0.0
     beside_s: float = 0.0
     decodes_s: float = 0.0
@@ -94,6 +96,8 @@ class _Page:
             self.beside_s += max(0.0, prefills_s - self.own_s)
             self.decodes_s += decodes_s
             self.drafts_s += drafts_s
+        elif self.best_effort:
+            self.relegated_s += prefills_s + decodes_s + drafts_s
         elif self.began:
             self.sat_out_s += prefills_s + decodes_s + drafts_s
         else:
@@ -124,14 +128,16 @@ class Ledger:
 
     def held(self, held: Held, diary: Diary) -> None:
         """The replica took a request in, whose diary was complete until then."""
-        page = self._open(held, diary, held.at_unix_s, began=False)
+        page = self._open(held, diary, held.at_unix_s)
+        page.best_effort = held.best_effort
         self._note(page, Happened.HELD, held.at_unix_s)
 
     def found(self, held: Held, diary: Diary) -> None:
         """A snapshot has the request, with its diary."""
-        self._open(held, diary, diary.account.until_unix_s, began=_began(diary))
+        page = self._open(held, diary, diary.account.until_unix_s)
+        page.began, page.best_effort = _began(diary), _best_effort(diary)
 
-    def _open(self, held: Held, diary: Diary, at_unix_s: float, *, began: bool) -> _Page:
+    def _open(self, held: Held, diary: Diary, at_unix_s: float) -> _Page:
         if not self._pages:
             self._mark_unix_s = max(self._mark_unix_s, at_unix_s)
         flow = (held.key.partition(".")[0], held.tier)
@@ -139,14 +145,19 @@ class Ledger:
             flow = REST
         self._flows.setdefault(flow, _Flow())
         over = {whose: (f.seconds, f.begun - f.under_way) for whose, f in self._flows.items()}
-        page = self._pages[held.slot] = _Page(flow, diary, at_unix_s, began, [], over)
+        page = self._pages[held.slot] = _Page(flow, diary, at_unix_s, False, False, [], over)
         self._new.append(held.slot)
         return page
 
     def note(self, what: Happened, slots: Iterable[int], at_unix_s: float) -> None:
         for slot in slots:
-            if slot in self._pages:
-                self._note(self._pages[slot], what, at_unix_s)
+            page = self._pages.get(slot)
+            if page is None:
+                continue
+            self._note(page, what, at_unix_s)
+            if what in (Happened.RELEGATED, Happened.PROMOTED):
+                page.settle(self._totals)
+                page.best_effort = what is Happened.RELEGATED
 
     def ran(self, slots: Sequence[int], chunks: Sequence[Chunk], spent: Spent) -> None:
         """An iteration over these slots is over; `chunks` are the prefills in it."""
@@ -269,6 +280,7 @@ class Ledger:
         attempt = Account(
             until_unix_s=max(page.came_unix_s, self._mark_unix_s) if seen else page.came_unix_s,
             queue_s=page.queue_s,
+            relegated_s=page.relegated_s,
             prefill_s=page.prefill_s,
             beside_s=page.beside_s,
             decodes_s=page.decodes_s,
@@ -299,3 +311,9 @@ def _began(diary: Diary) -> bool:
     """It has run on the replica that holds it."""
     steps = [h.what for h in diary.happenings if h.what in (Happened.HELD, Happened.BEGAN)]
     return steps[-1:] == [Happened.BEGAN]
+
+
+def _best_effort(diary: Diary) -> bool:
+    classes = (Happened.RELEGATED, Happened.PROMOTED)
+    steps = [h.what for h in diary.happenings if h.what in classes]
+    return steps[-1:] == [Happened.RELEGATED]

@@ -45,6 +45,7 @@ from shared.core.replica_events import (
 )
 from shared.core.slots import Slots
 from shared.core.tick import Tick
+from shared.diary import Neighbour
 from shared.perf.draft import Draft
 from shared.perf.iteration_time import Profile
 from shared.perf.online import Corrected
@@ -682,10 +683,9 @@ class ReplicaCore:
         surplus = digest.waiting == 0 and waiting < self._set.best_effort_waiting and roomy
         return msgspec.structs.replace(digest, free_slots=self._slots.free, surplus=surplus)
 
-    def loads(self, digest: Digest) -> Digest:
-        """The digest with whose prefills wait: for people, not for routers."""
-        loads = loads_of(self._books, digest.token_s)
-        return msgspec.structs.replace(digest, loads=loads)
+    def loads(self) -> tuple[Neighbour, ...]:
+        """Those whose standard prefills come before that of a request that is declined now."""
+        return loads_of(self._books, self._desk.promised, self._profile)
 
     def check(self) -> None:
         """Raises AssertionError unless books, slots and flights agree."""

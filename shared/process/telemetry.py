@@ -42,6 +42,12 @@ class TraceParent(NamedTuple):
         return f"00-{self.trace_id:032x}-{self.span_id:016x}-{int(self.sampled):02x}"
 
 
+def trace_id(traceparent: str) -> str:
+    """The trace that a header belongs to, as backends write it; empty: none."""
+    parent = TraceParent.parse(traceparent)
+    return "" if parent is None else f"{parent.trace_id:032x}"
+
+
 class Span(Protocol):
     """A span under way. Names with dots are passed as `**{conventions.REPLICA: "r1"}`."""
 

@@ -14,6 +14,7 @@ from shared import subjects
 from shared.bus.api import Bus
 from shared.clock import Clock
 from shared.core.offer import as_offer
+from shared.diary import Neighbour
 from shared.errors import BusError, BusTimeout, NoResponders, PeerError
 from shared.process import conventions as names
 from shared.process.telemetry import TRACEPARENT, AttributeValue, Tracing
@@ -48,6 +49,7 @@ class PlaceDeclined:
     attempt: int
     earliest_s: float | None = None  # from now: when it could meet the SLO
     why: str = ""
+    loads: tuple[Neighbour, ...] = ()  # whose prefills the replica has to compute first
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +134,7 @@ class Placer:
                 await self.publish_status(record, "accepted" if standard else "relegated", "")
                 return PlaceHeld()
             case OfferDeclined():
-                return PlaceDeclined(record.attempt, answer.earliest_s, answer.reason)
+                return PlaceDeclined(record.attempt, answer.earliest_s, answer.reason, answer.loads)
             case OfferNotReady():
                 return PlaceUnplanned(record.attempt)
             case OfferInDoubt():

@@ -130,7 +130,7 @@ class Replica:
 def check(account: Account, arrived_s: float) -> None:
     assert all(account.seconds(cause) >= 0.0 for cause in CAUSES), account
     assert account.total_s == pytest.approx(account.until_unix_s - arrived_s, abs=CLOSE_S)
-    others_s = account.queue_s + account.beside_s + account.sat_out_s
+    others_s = account.queue_s + account.beside_s + account.sat_out_s + account.relegated_s
     assert sum(n.seconds for n in account.neighbours) <= others_s + CLOSE_S
     assert all(n.seconds >= 0.0 and n.requests > 0 for n in account.neighbours)
 
