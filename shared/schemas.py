@@ -357,7 +357,8 @@ class Record(Struct, frozen=True, kw_only=True, omit_defaults=True):
     # number of attempts whose replica was lost; limited, since a request may break engines
     lost: Count = 0
     cancelled: bool = False  # the tombstone of a cancel
-    traceparent: str = ""
+    traceparent: str = ""  # of its span `request`
+    caller: str = ""  # the traceparent that its client sent: the parent of that span
     verdict: Verdict | None = None
     output_key: str = ""  # the key of its output, once it has ended
     needs: tuple[str, ...] = ()  # features its replica must have, sorted (shared/features.py)

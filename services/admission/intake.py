@@ -247,6 +247,7 @@ class Intake:
         arrived_unix_s: float,
         json: bool,
         traceparent: str,
+        caller: str,
     ) -> tuple[Record, Body]:
         """The record as it will be stored, not yet placed, and its body. Raises PeerError.
 
@@ -286,6 +287,7 @@ class Intake:
             json=json,
             allow_relegation=request.allow_relegation,
             traceparent=traceparent,
+            caller=caller,
             needs=wanted.needs,
             asked=digest,
             weight=tenant.weight,

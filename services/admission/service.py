@@ -50,7 +50,8 @@ from shared.process import conventions as names
 from shared.process.chores import Chores
 from shared.process.drive import Inbox, drive
 from shared.process.instruments import Registry
-from shared.process.telemetry import Tracing
+from shared.process.logs import traced
+from shared.process.telemetry import TRACEPARENT, Tracing
 from shared.schemas import (
     Announce,
     Attach,
@@ -348,14 +349,27 @@ class Admission:
         self._chores.spawn(self._receive(request, key, call), "admission.receive")
 
     async def _receive(self, request: GenerateRequest, key: RequestKey | None, call: Call) -> None:
+        caller = call.headers.get(TRACEPARENT, "")
+        traceparent = self._tracing.reserve(caller)
+        with traced(traceparent):
+            await self._received_in(request, key, call, caller, traceparent)
+
+    async def _received_in(
+        self,
+        request: GenerateRequest,
+        key: RequestKey | None,
+        call: Call,
+        caller: str,
+        traceparent: str,
+    ) -> None:
+        """Read, store and offer a request. `traceparent` is that of its span `request`."""
         now = self._clock.unix_s()
         self._receiving += 1
         self._receiving_bytes += call.payload_bytes
         tier = call.subject.rpartition(".")[2]
         attributes = {names.REQUEST_KEY: key} if key else dict[str, str]()
-        span = self._tracing.start(
-            "admit", call.headers.get("traceparent"), attributes, kind="server"
-        )
+        span = self._tracing.start("admit", traceparent, attributes, at_unix_s=now, kind="server")
+        ends_here = True  # nothing of it is stored: its trace ends with this step
         try:
             if self._is_full():
                 wait_s = self.core.shortest_backlog_s(now_unix_s=now)
@@ -378,7 +392,8 @@ class Admission:
                 digest=digest,
                 arrived_unix_s=now,
                 json=call.json,
-                traceparent=span.traceparent,
+                traceparent=traceparent,
+                caller=caller,
             )
             self._buckets.take(request.tenant, limits, record.prompt_tokens, admissions, now)
             refusable_s = self.core.refusable_s(record, now_unix_s=now)
@@ -415,6 +430,7 @@ class Admission:
                 if not await self._answer_known(key, digest, call):
                     raise BusTimeout("the record that has the id is gone")
                 return
+            ends_here = False
             self._sweep.opened(stored.record)
             if told:
                 await call.reply(self._received(record, attached=False))
@@ -441,6 +457,7 @@ class Admission:
         except BusError as error:
             log.warning("request.doubtful", request_id=request.request_id, error=str(error))
             self._sweep.soon()  # it may have been stored
+            ends_here = False
             span.set(**{names.ERROR_TYPE: "store_timeout"})
             refused = Refused(
                 code="server_is_overloaded",
@@ -450,6 +467,9 @@ class Admission:
             await self._refuse(call, refused)
         finally:
             span.end()
+            if ends_here:
+                until = self._clock.unix_s()
+                self._tracing.record("request", caller, now, until, attributes, own=traceparent)
             if key is not None:
                 self._storing.pop(key, None)
             self._receiving -= 1
@@ -546,14 +566,6 @@ class Admission:
         if stored is not None and stored.record.verdict is not None:
             self._pay(stored.record, stored.record.verdict.output_tokens)
         elif stored is not None:
-            now = self._clock.unix_s()
-            self._tracing.record(
-                over.why,
-                stored.record.traceparent,
-                now,
-                now,
-                {names.REPLICA: over.replica, names.ATTEMPT: over.attempt},
-            )
             if stored.record.state == RecordState.RELEGATED:
                 if not stored.record.resume.measure.tokens:
                     self._feed(GaveWay(stored.record))

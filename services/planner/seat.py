@@ -38,6 +38,7 @@ from shared.process.drive import Inbox, drive
 from shared.process.telemetry import TRACEPARENT, AttributeValue, Tracing
 from shared.schemas import (
     Announce,
+    BatchPlan,
     Hold,
     HoldAnswer,
     HoldInDoubt,
@@ -63,6 +64,7 @@ INBOX_LIMIT = 4096
 RESYNC_TIMEOUT_S = 2.0  # longer than an iteration: the worker answers between two
 RESYNC_PAUSE_S = 0.1
 LOADS_S = 0.02
+PLAN_TRACE_S = 0.25
 
 
 class StaleEpoch(Exception):
@@ -114,6 +116,7 @@ class Seat:
         self._chores = Chores()
         self._resyncing = False
         self._sync = 0
+        self._step_s = self._traced_unix_s = 0.0
         self._loads_unix_s, self._known_loads = 0.0, tuple[Neighbour, ...]()
 
     async def run(self) -> None:
@@ -145,7 +148,7 @@ class Seat:
                     self._perform,
                     self._clock,
                     name=f"planner.{replica}",
-                    on_step=self._watch.step,
+                    on_step=self._stepped,
                 )
         except* StaleEpoch as group:
             stale.extend(group.exceptions)
@@ -170,7 +173,9 @@ class Seat:
         match action:
             case SendPlan(plan):
                 try:
-                    await self._bus.publish(subjects.plan(self.replica), plan)
+                    await self._bus.publish(
+                        subjects.plan(self.replica), plan, headers=self._traced(plan)
+                    )
                 except BusError as error:  # its ack will be missed
                     log.warning("plan.lost", replica=self.replica, seq=plan.seq, error=str(error))
             case SendHold(hold):
@@ -186,11 +191,34 @@ class Seat:
             case _:
                 assert_never(action)
 
+    def _traced(self, plan: BatchPlan) -> dict[str, str] | None:
+        """The trace of this plan, which its iteration joins; a plan in PLAN_TRACE_S has one."""
+        now = self._clock.unix_s()
+        if now - self._traced_unix_s < PLAN_TRACE_S or not plan.slots:
+            return None
+        self._traced_unix_s = now
+        attributes: dict[str, AttributeValue] = {
+            names.REPLICA: self.replica,
+            names.PLAN_SEQ: plan.seq,
+            names.BATCH: len(plan.slots) // 4,
+            names.PREDICTED: plan.predicted_s,
+            "slackline.planner": self._planner,
+            "slackline.policy": self._cfg.policy,
+        }
+        span = self._tracing.start("plan", None, attributes, at_unix_s=now - self._step_s)
+        span.end(now)
+        return {TRACEPARENT: span.traceparent} if span.traceparent else None
+
+    def _stepped(self, seconds: float) -> None:
+        self._step_s = seconds
+        self._watch.step(seconds)
+
     def _loads(self) -> tuple[Neighbour, ...]:
         """Whose prefills come first, LOADS_S old at most: declines may come by the hundred."""
         now = self._clock.unix_s()
         if now - self._loads_unix_s > LOADS_S:
-            self._loads_unix_s, self._known_loads = now, self.core.loads()
+            self._step_s = self._traced_unix_s = 0.0
+        self._loads_unix_s, self._known_loads = now, self.core.loads()
         return self._known_loads
 
     def _trace(self, call: Call, came_unix_s: float, attempt: int, answer: OfferAnswer) -> None:

@@ -127,6 +127,13 @@ def _seen_by(tenant: str, diary: Diary) -> Diary:
 # ------------------------------------------------------------ the sentence
 
 
+def answer(record: Record) -> str:
+    """The sentence about a request that has ended."""
+    assert record.verdict is not None
+    resume = record.resume
+    return _answer(record, resume.measure, resume.diary, record.verdict.first_missed)
+
+
 def _answer(record: Record, measure: Measure, diary: Diary, missed: FirstMissed | None) -> str:
     verdict = record.verdict
     if missed is None:
