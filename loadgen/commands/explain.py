@@ -15,7 +15,7 @@ from loadgen.load.connection import connecting
 from loadgen.tables import print_table
 from shared import subjects
 from shared.bus.users import OPERATOR, Role, User
-from shared.core.explain import in_seconds, others
+from shared.core.explanation import in_seconds, others
 from shared.diary import Cause, Happened, Happening
 from shared.errors import BusError, ConfigError, NoResponders
 from shared.schemas import Explain, Explanation

@@ -6,7 +6,7 @@ from services.admission.replay import Replays
 from shared import subjects
 from shared.bus.api import Call
 from shared.clock import Clock
-from shared.core.explain import explanation
+from shared.core.explanation import explanation
 from shared.errors import BusError, PeerError, StoreDamaged
 from shared.process.telemetry import trace_id
 from shared.schemas import Explain, Explanation, Refused

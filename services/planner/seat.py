@@ -214,7 +214,7 @@ class Seat:
         self._watch.step(seconds)
 
     def _loads(self) -> tuple[Neighbour, ...]:
-        """Whose prefills come first, LOADS_S old at most: declines may come by the hundred."""
+        """The prefills that come first, LOADS_S old at most: declines may come by the hundred."""
         now = self._clock.unix_s()
         if now - self._loads_unix_s > LOADS_S:
             self._step_s = self._traced_unix_s = 0.0

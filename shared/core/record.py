@@ -257,8 +257,7 @@ def settled(record: Record, over: AttemptOver, owner: str, now_unix_s: float) ->
     waiting = _waiting(record, owner, over.resume, over.why)
     best_effort = over.why == "relegated" or over.service_class is ServiceClass.BEST_EFFORT
     why = "its deadline could not be met there" if over.why == "relegated" else over.why
-    neighbours = over.resume.diary.account.neighbours
-    return _in_pool(waiting, now_unix_s, why, neighbours) if best_effort else waiting
+    return _in_pool(waiting, now_unix_s, why) if best_effort else waiting
 
 
 def moved(record: Record, seen: Record, owner: str, now_unix_s: float) -> Record | None:

@@ -3,7 +3,7 @@ for each phase. Whoever writes the verdict records them, from the record: so the
 if a process that served the request is gone.
 """
 
-from shared.core.explain import answer, others
+from shared.core.explanation import answer, others
 from shared.core.phases import phases
 from shared.diary import CAUSES, Happened, Happening
 from shared.process import conventions as names

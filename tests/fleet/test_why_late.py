@@ -5,6 +5,8 @@ for requests that ran straight, that were relegated, and whose worker was killed
 import asyncio
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 from collections import defaultdict
@@ -21,10 +23,12 @@ from shared.bus.api import RefusedError
 from shared.bus.nats import NatsBus
 from shared.diary import Happened
 from shared.schemas import Explain, Explanation, GenerateRequest, Sampling
-from tests.fleet.live import HOPELESS, WAIT_S, Delivered, ask, client_of, until_running
+from tests.fleet.live import DEFAULT, HOPELESS, WAIT_S, Delivered, ask, client_of, until_running
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 CLOSE_S = 1e-3
+PAGE = Path(__file__).parents[2] / "docs" / "why-late.md"
+FENCE = re.compile(r"```sh\n(.*?)```", re.DOTALL)
 
 
 def request(name: str, tokens: int, **more: Any) -> GenerateRequest:
@@ -42,7 +46,7 @@ async def explained(
 
 @dataclass
 class Told:
-    """What a fleet told of its requests, by their ids, and what it left behind."""
+    """The answers of a fleet about its requests, by their ids, and what it left behind."""
 
     straight: Delivered
     relegated: Delivered
@@ -52,6 +56,7 @@ class Told:
     seen_by_tenant: Explanation | None = None
     unknown: str = ""
     command: dict[str, subprocess.CompletedProcess[str]] = field(default_factory=dict)
+    page: dict[str, subprocess.CompletedProcess[str]] = field(default_factory=dict)
     spans: list[dict[str, Any]] = field(default_factory=list)
     lines: list[dict[str, Any]] = field(default_factory=list)
 
@@ -92,10 +97,29 @@ async def told(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Told]:
             told.unknown = refused.value.refused.code
         for words in (["straight"], ["relegated"], ["relegated", "--json"], ["nobody"]):
             told.command[" ".join(words)] = await asyncio.to_thread(command, fleet, words)
+        [block, *_] = FENCE.findall(PAGE.read_text())
+        for line in block.splitlines():
+            told.page[line] = await asyncio.to_thread(as_a_tenant, fleet, line)
     told.spans = [json.loads(line) for line in spans.read_text().splitlines()]
     for log in (folder / "fleet" / "logs").glob("*.jsonl"):
         told.lines += [json.loads(line) for line in log.read_text().splitlines() if line[:1] == "{"]
     yield told
+
+
+def as_a_tenant(fleet: Fleet, line: str) -> subprocess.CompletedProcess[str]:
+    """Run a line of the page with the key of the tenant `default`."""
+    access = fleet.access(DEFAULT)
+    name, *words = shlex.split(line)
+    assert name == "slackline"
+    keys = {"SLACKLINE_CREDS": access.creds, "SLACKLINE_TLS_CA": access.tls_ca}
+    return subprocess.run(
+        [sys.executable, "-m", "loadgen", *words],
+        env={**os.environ, **keys, "SLACKLINE_URL": access.url, "COLUMNS": "80"},
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        check=False,
+    )
 
 
 def command(fleet: Fleet, words: Sequence[str]) -> subprocess.CompletedProcess[str]:
@@ -190,6 +214,14 @@ async def test_the_command_prints_an_answer_a_table_and_the_steps_in_80_columns(
     one = json.loads(told.command["relegated --json"].stdout)
     assert one["answer"] == told.found["relegated"].answer
     assert one["first_missed"]["bound"] == "ttft"
+
+
+async def test_the_commands_of_the_page_work(told: Told) -> None:
+    submitted, printed, as_json = told.page.values()
+    assert [ran.returncode for ran in told.page.values()] == [0, 0, 0], printed.stderr
+    assert submitted.stdout
+    assert printed.stdout.startswith("river-1: ")
+    assert json.loads(as_json.stdout)["request_id"] == "river-1"
 
 
 async def test_the_spans_below_request_leave_no_hole(told: Told) -> None:

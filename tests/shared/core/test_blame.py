@@ -1,12 +1,14 @@
 """The main cause of a late token, the words for it, and the phases of a life."""
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from shared.core.blame import first_missed, main_cause
-from shared.core.explain import named, others, shares
+from shared.core.explanation import named, others, shares
 from shared.core.phases import phases
 from shared.diary import CAUSES, FIELDS, Account, Cause, Diary, Happened, Happening, Neighbour
 from shared.measure import Measure
@@ -101,7 +103,7 @@ def test_phases_follow_one_another_from_arrival_to_end_without_a_hole(
     ended = ARRIVED + life_s
     found = phases(Diary(happenings=tuple(steps)), ARRIVED, ended)
     assert (found[0].start_unix_s, found[-1].end_unix_s) == (ARRIVED, ended)
-    for phase, following in zip(found, found[1:], strict=False):
+    for phase, following in pairwise(found):
         assert phase.end_unix_s == following.start_unix_s
         assert phase.start_unix_s < phase.end_unix_s
         assert phase.name != following.name

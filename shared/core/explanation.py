@@ -216,7 +216,7 @@ def _behind(account: Account) -> str:
 
 
 def _relegated(diary: Diary, account: Account) -> str:
-    """Who relegated it, and by whose overload."""
+    """The relegation in words: who did it, and by whose overload."""
     step = next((h for h in diary.happenings if h.what is Happened.RELEGATED), None)
     if step is None:
         return ""
