@@ -41,6 +41,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "status": ("loadgen.commands.status", "say whether a fleet works, and what it does just now"),
     "top": ("loadgen.commands.top", "watch a fleet at work in the terminal"),
+    "explain": (
+        "loadgen.commands.explain",
+        "say why a request was late, with the share of each cause",
+    ),
     "load": (
         "loadgen.commands.load",
         "send the requests of a trace or a synthetic workload to a running fleet",

@@ -124,3 +124,18 @@ class Measure(Struct, frozen=True, kw_only=True, omit_defaults=True):
             thought_unix_s=at_unix_s if self.tokens < thinks_until else self.thought_unix_s,
             windows=windows,
         )
+
+    def first_late(
+        self, n: int, at_unix_s: float, slo: Slo, thinking_tokens: int | None = None
+    ) -> tuple[int, float]:
+        """The first late one of n more tokens, as in `emit`: its number, and when it was due.
+
+        Raises: ValueError if none is.
+        """
+        before = self
+        for _ in range(n):
+            after = before.emit(1, at_unix_s, slo, thinking_tokens)
+            if after.late_tokens > before.late_tokens:
+                return after.tokens, before.next_due_unix_s
+            before = after
+        raise ValueError("none of these tokens is late")

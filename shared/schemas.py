@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct, field
 
+from shared.diary import Cause, Diary, Happening, Neighbour
 from shared.measure import Measure
 from shared.perf.draft import DraftCost
 from shared.perf.profile_file import ProfileFile
@@ -140,6 +141,19 @@ class Attach(Struct, frozen=True, kw_only=True):
     from_token: Count = 0
 
 
+class FirstMissed(Struct, frozen=True, kw_only=True):
+    """The first deadline that a request missed, and the cause that mattered most. Times are in
+    seconds since it arrived.
+    """
+
+    token: Count  # its number, from 1; 0: the end of the answer (TTLT)
+    bound: Missed
+    due_s: float
+    came_s: float | None  # None: it did not come
+    cause: Cause
+    cause_s: float  # of the time until then, what went into that cause
+
+
 class Verdict(Struct, frozen=True, kw_only=True):
     """The end of a request: exactly one per request. Times are in seconds; `slo_met` follows the
     SLO's own definition.
@@ -165,6 +179,8 @@ class Verdict(Struct, frozen=True, kw_only=True):
     cached_tokens: Count = 0  # of the prompt, found in a prefix cache
     thinking_tpot_s: float | None = None  # mean time per thinking token after the first
     missed: Missed = Missed.NOTHING  # the bound that was broken, where `slo_met` is false
+    # None: each was kept, or nobody kept account (a simulated request)
+    first_missed: FirstMissed | None = None
 
 
 class Likelihood(Struct, frozen=True, array_like=True):
@@ -198,6 +214,54 @@ class Replay(Struct, frozen=True, kw_only=True, tag="replay"):
     text_offset: Count
     verdict: Verdict | None = None
     logprobs: list[TokenLogprob] = []  # parallel to `tokens`, or empty
+
+
+class Explain(Struct, frozen=True, kw_only=True):
+    """The question where the time of a request went. The answer is Explanation or Refused."""
+
+    tenant: str = ""  # that of the subject; empty: taken from there
+    request_id: str
+
+
+class Share(Struct, frozen=True, kw_only=True):
+    """The part of a time that went into one cause."""
+
+    cause: Cause
+    seconds: float
+    share: float  # of that time, from 0 to 1
+
+
+class Explanation(Struct, frozen=True, kw_only=True, tag="explanation"):
+    """The story of a request until `until_unix_s`: its end, or as far as is known. A tenant reads
+    of others only that they are others.
+    """
+
+    request_id: str
+    tenant: str
+    tier: str
+    answer: str  # one sentence: was it late, and why
+    state: str  # waiting, placed, relegated, ended
+    slo: Slo
+    service_class: ServiceClass
+    relegated: bool  # it was best-effort at some time
+    arrived_unix_s: float
+    until_unix_s: float
+    attempt: Count
+    replica: ReplicaId | None
+    prompt_tokens: Count
+    output_tokens: Count
+    ttft_s: float | None
+    worst_tbt_s: float | None
+    ttlt_s: float | None  # to the newest token
+    trace_id: str  # empty: there is no trace
+    first_missed: FirstMissed | None
+    shares: list[Share]  # of its whole life, the largest first
+    # of the time until the token came (or now) whose deadline was the first one missed
+    shares_until_missed: list[Share]
+    neighbours: list[Neighbour]  # whose prefills ran in the time of those shares
+    happenings: list[Happening]
+    left_out: Count  # happenings, from the middle
+    verdict: Verdict | None
 
 
 class Delta(Struct, frozen=True, kw_only=True, tag="delta"):
@@ -259,6 +323,7 @@ class Resume(Struct, frozen=True, kw_only=True, omit_defaults=True):
     measure: Measure = Measure()
     logprobs: list[TokenLogprob] = []  # parallel to `tokens`, or empty
     cached_tokens: Count = 0  # of the prompt, found in a prefix cache before the first token
+    diary: Diary = Diary()
 
 
 class Record(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -292,7 +357,8 @@ class Record(Struct, frozen=True, kw_only=True, omit_defaults=True):
     # number of attempts whose replica was lost; limited, since a request may break engines
     lost: Count = 0
     cancelled: bool = False  # the tombstone of a cancel
-    traceparent: str = ""
+    traceparent: str = ""  # of its span `request`
+    caller: str = ""  # the traceparent that its client sent: the parent of that span
     verdict: Verdict | None = None
     output_key: str = ""  # the key of its output, once it has ended
     needs: tuple[str, ...] = ()  # features its replica must have, sorted (shared/features.py)
@@ -364,6 +430,7 @@ class OfferDeclined(Struct, frozen=True, kw_only=True, tag="declined"):
 
     reason: str = ""
     earliest_s: float | None = None
+    loads: tuple[Neighbour, ...] = ()  # whose prefills it has to compute first
 
 
 class OfferNotReady(Struct, frozen=True, kw_only=True, tag="not_ready"):
@@ -543,6 +610,9 @@ class BatchPlan(Struct, frozen=True, kw_only=True):
     slots: bytes
     caps: bytes
     predicted_s: float
+    # of `predicted_s`, where it has prefills: what its decodes would take alone
+    decodes_s: float = 0.0
+    drafts_s: float = 0.0  # of `predicted_s`, what drafting takes
     released: bytes = b""  # slots whose attempt ends here, for the reasons in `released_why`
     released_why: list[str] = field(default_factory=list)
     preempted: bytes = b""  # slots whose KV is dropped and whose tokens are kept
@@ -570,6 +640,9 @@ class Held(Struct, frozen=True, kw_only=True):
     attempt: Count
     offset: Count = 0  # tokens made by earlier attempts
     text_offset: Count = 0
+    tier: str = ""
+    at_unix_s: float = 0.0
+    best_effort: bool = False
 
 
 class PlanAck(Struct, frozen=True, kw_only=True, tag="ack"):
@@ -615,6 +688,11 @@ class PlanAck(Struct, frozen=True, kw_only=True, tag="ack"):
     outside_s: float = 0.0  # part of exec_s outside the model and its sampling; 0: unknown
     idle_s: float = 0.0  # wait for this plan after the previous iteration, while holding work
     late_s: float = 0.0  # the rest of the time since then: hand-overs, and what ran between them
+    # of exec_s, what went into decodes and into drafting, as the plan predicted their shares; the
+    # rest went into prefills, if there were any
+    decodes_s: float = 0.0
+    drafts_s: float = 0.0
+    late: bytes = b""  # slots whose first late token came here
 
 
 class AttemptOver(Struct, frozen=True, kw_only=True):
@@ -650,6 +728,7 @@ class SnapshotEntry(Struct, frozen=True, kw_only=True):
     service_class: ServiceClass
     relegated: bool = False  # the request was best-effort at some time
     logprobs: list[TokenLogprob] = []  # parallel to `tokens`, or empty
+    diary: Diary = Diary()
 
 
 class Snapshot(Struct, frozen=True, kw_only=True, tag="snapshot"):

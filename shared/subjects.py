@@ -14,6 +14,9 @@ EVERY = "*"  # in place of a tenant, a tier or a replica: all of them
 # client -> admission (queue group)
 REQUESTS = f"{ROOT}.requests.*.*"
 ATTACHES = f"{ROOT}.attach.*"
+EXPLAINS = f"{ROOT}.explain.*"
+# operator -> admission (queue group): the same, with the names of all tenants
+EXPLAIN_ALL = f"{ROOT}.explain"
 # client -> admissions (queue group) and workers
 CANCELS = f"{ROOT}.cancel.*.*"
 # admission, worker, relegation -> client
@@ -33,7 +36,7 @@ ACKS = f"{ROOT}.replica.*.acked"
 # admission, relegation -> who watches the fleet
 ENDED = f"{ROOT}.ended"
 # the subjects whose next token is a tenant
-_TENANTS = frozenset(("requests", "attach", "cancel", "stream"))
+_TENANTS = frozenset(("requests", "attach", "explain", "cancel", "stream"))
 # JetStream
 REQUESTS_BUCKET = "requests"
 BODIES_BUCKET = "bodies"
@@ -66,9 +69,13 @@ def attach(tenant: str) -> str:
     return f"{ROOT}.attach.{tenant}"
 
 
+def explain(tenant: str) -> str:
+    return f"{ROOT}.explain.{tenant}"
+
+
 def tenant_in(subject: str) -> str | None:
-    """The tenant that the subject of a request, attach, cancel or stream belongs to; None for any
-    other subject.
+    """The tenant that the subject of a request, attach, explain, cancel or stream belongs to; None
+    for any other subject.
     """
     tokens = subject.split(".")
     of_a_tenant = len(tokens) > 3 and f"{tokens[0]}.{tokens[1]}" == ROOT and tokens[2] in _TENANTS

@@ -19,9 +19,10 @@ SHOWN = {
     names.ATTEMPT: "attempt",
     names.SERVICE_CLASS: "class",
     names.INPUT_TOKENS: "prompt",
-    "slackline.iterations": "iterations",
+    names.CHUNK: "chunk",
+    names.BATCH: "batch",
     names.OUTPUT_TOKENS: "tokens",
-    "slackline.end": "end",
+    names.REASON: "why",
 }
 BAR_CELLS = 24
 

@@ -45,9 +45,7 @@ def bus_at(
 
 
 @asynccontextmanager
-async def connected(
-    access: Access, name: str, user: User, clock: Clock, patience: Patience
-) -> AsyncIterator[Client]:
+async def connecting(access: Access, name: str, user: User) -> AsyncIterator[NatsBus]:
     """Raises BusError if nothing usable listens there, or it does not let the user in."""
     quiet_logs()
     async with AsyncExitStack() as stack:
@@ -58,4 +56,16 @@ async def connected(
                 f"{error}: start a fleet with `slackline up`, or say where one is with --url or "
                 "SLACKLINE_URL, and who you are with --creds and --tls-ca"
             ) from error
-        yield await stack.enter_async_context(Client(bus, clock, patience=patience))
+        yield bus
+
+
+@asynccontextmanager
+async def connected(
+    access: Access, name: str, user: User, clock: Clock, patience: Patience
+) -> AsyncIterator[Client]:
+    """Raises BusError as `connecting`."""
+    async with (
+        connecting(access, name, user) as bus,
+        Client(bus, clock, patience=patience) as client,
+    ):
+        yield client

@@ -245,6 +245,7 @@ class Intake:
         arrived_unix_s: float,
         json: bool,
         traceparent: str,
+        caller: str,
     ) -> tuple[Record, Body]:
         """The record as it will be stored, not yet placed, and its body. Raises PeerError.
 
@@ -284,6 +285,7 @@ class Intake:
             json=json,
             allow_relegation=request.allow_relegation,
             traceparent=traceparent,
+            caller=caller,
             needs=wanted.needs,
             asked=digest,
             weight=tenant.weight,

@@ -41,7 +41,7 @@ class Replays:
                 await call.reply(Refused(code="not_found", message=message, param="request_id"))
                 return
             record = stored.record
-            resume = await self._so_far(record)
+            resume = await self.so_far(record)
         except PeerError as error:
             if isinstance(error, StoreDamaged):
                 log.error("store.damaged", error=error.message)
@@ -63,7 +63,7 @@ class Replays:
         )
         await call.reply(replay)
 
-    async def _so_far(self, record: Record) -> Resume:
+    async def so_far(self, record: Record) -> Resume:
         """The output of a request: of its running attempt by the log, else by the record."""
         if record.verdict is None and record.replica is not None:
             stories = await self._read(record.replica)

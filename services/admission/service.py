@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from services.admission.config import AdmissionConfig
 from services.admission.door import Door
+from services.admission.explaining import Explanations
 from services.admission.intake import Intake
 from services.admission.replay import Replays
 from services.admission.stall import Stall
@@ -49,8 +50,9 @@ from shared.process import conventions as names
 from shared.process.chores import Chores
 from shared.process.drive import Inbox, drive
 from shared.process.instruments import Registry
+from shared.process.logs import traced
 from shared.process.reload import follow_files, rules_of
-from shared.process.telemetry import Tracing
+from shared.process.telemetry import TRACEPARENT, Tracing
 from shared.schemas import (
     Announce,
     Attach,
@@ -58,6 +60,7 @@ from shared.schemas import (
     Cancel,
     Digest,
     Ended,
+    Explain,
     GenerateRequest,
     Hint,
     OfferAnswer,
@@ -121,6 +124,7 @@ class Admission:
         )
         self._ending = Ending(bus, self._records, tracing, self._outcomes)
         self._replays = Replays(bus, self._records, clock)
+        self._explanations = Explanations(self._records, self._replays, clock)
         self._placer = Placer(bus, self._records, clock, tracing, OfferMetrics(self.metrics))
         router = registry.router(cfg.policy, cfg.settings)
         settings = AdmissionSettings(
@@ -171,6 +175,8 @@ class Admission:
         bus = self._bus
         endpoints = [
             Endpoint("attach", subjects.ATTACHES, Attach, self._on_attach, QUEUE),
+            Endpoint("explain", subjects.EXPLAINS, Explain, self._on_explain, QUEUE),
+            Endpoint("explain-all", subjects.EXPLAIN_ALL, Explain, self._on_explain, QUEUE),
             Endpoint("over", subjects.OVERS, AttemptOver, self._on_over, QUEUE),
         ]
         async with self._chores as chores:
@@ -251,18 +257,24 @@ class Admission:
     async def _perform(self, action: AdmissionAction) -> None:
         try:
             match action:
-                case Place(key, attempt, replica, incarnation):
+                case Place(key, attempt, replica, incarnation, declined):
                     outcome = await self._placer.place(
                         key,
                         lambda record: life.placed(
-                            record, self.name, replica, incarnation, attempt=attempt
+                            record,
+                            self.name,
+                            replica,
+                            incarnation,
+                            attempt=attempt,
+                            now_unix_s=self._clock.unix_s(),
+                            declined=declined,
                         ),
                     )
                     self._placed(key, attempt + 1, replica, outcome)
-                case Relegate(key, reason):
-                    await self._relegate(key, reason)
+                case Relegate(key):
+                    await self._relegate(action)
                     self._feed(Gone(key))
-                case Refuse(key, reason, retry_after_s):
+                case Refuse(key, reason, retry_after_s, declined):
                     await self._ending.end(
                         key,
                         lambda record: life.refused(
@@ -271,6 +283,7 @@ class Admission:
                             self._clock.unix_s(),
                             message=reason,
                             retry_after_s=retry_after_s,
+                            declined=declined,
                         ),
                     )
                     self._decided(key, _slow_down(reason, retry_after_s))
@@ -291,7 +304,10 @@ class Admission:
                 self._decided(key)
                 self._feed(Taken(key, attempt))
             case PlaceDeclined():
-                self._feed(Declined(key, attempt, replica, outcome.earliest_s))
+                declined = Declined(
+                    key, attempt, replica, outcome.earliest_s, outcome.why, outcome.loads
+                )
+                self._feed(declined)
             case PlaceUnplanned():
                 self._feed(Unplanned(key, attempt, replica))
             case PlaceGone():
@@ -302,12 +318,22 @@ class Admission:
             case _:
                 assert_never(outcome)
 
-    async def _relegate(self, key: RequestKey, reason: str) -> None:
-        stored = await self._records.change(key, lambda r: life.relegated(r, self.name))
+    async def _relegate(self, relegate: Relegate) -> None:
+        stored = await self._records.change(
+            relegate.key,
+            lambda record: life.relegated(
+                record,
+                self.name,
+                now_unix_s=self._clock.unix_s(),
+                why=relegate.reason,
+                declined=relegate.declined,
+                neighbours=relegate.neighbours,
+            ),
+        )
         if stored is None:
-            await self._end_cancelled(key)
+            await self._end_cancelled(relegate.key)
             return
-        await self._announce_relegated(stored.record, reason)
+        await self._announce_relegated(stored.record, relegate.reason)
 
     async def _announce_relegated(self, record: Record, reason: str) -> None:
         await self._placer.publish_status(record, "relegated", reason)
@@ -326,14 +352,27 @@ class Admission:
         self._chores.spawn(self._receive(request, key, call), "admission.receive")
 
     async def _receive(self, request: GenerateRequest, key: RequestKey | None, call: Call) -> None:
+        caller = call.headers.get(TRACEPARENT, "")
+        traceparent = self._tracing.reserve(caller)
+        with traced(traceparent):
+            await self._received_in(request, key, call, caller, traceparent)
+
+    async def _received_in(
+        self,
+        request: GenerateRequest,
+        key: RequestKey | None,
+        call: Call,
+        caller: str,
+        traceparent: str,
+    ) -> None:
+        """Read, store and offer a request. `traceparent` is that of its span `request`."""
         now = self._clock.unix_s()
         self._receiving += 1
         self._receiving_bytes += call.payload_bytes
         tier = call.subject.rpartition(".")[2]
         attributes = {names.REQUEST_KEY: key} if key else dict[str, str]()
-        span = self._tracing.start(
-            "admit", call.headers.get("traceparent"), attributes, kind="server"
-        )
+        span = self._tracing.start("admit", traceparent, attributes, at_unix_s=now, kind="server")
+        ends_here = True  # nothing of it is stored: its trace ends with this step
         try:
             if self._is_full():
                 wait_s = self.core.shortest_backlog_s(now_unix_s=now)
@@ -356,7 +395,8 @@ class Admission:
                 digest=digest,
                 arrived_unix_s=now,
                 json=call.json,
-                traceparent=span.traceparent,
+                traceparent=traceparent,
+                caller=caller,
             )
             self._buckets.take(request.tenant, limits, record.prompt_tokens, admissions, now)
             refusable_s = self.core.refusable_s(record, now_unix_s=now)
@@ -367,7 +407,13 @@ class Admission:
             told = refusable_s is None
             picked = self.core.pick(as_offer(record, ServiceClass.STANDARD), now_unix_s=now)
             if picked is not None:
-                placed = life.placed(record, self.name, *picked, attempt=record.attempt)
+                placed = life.placed(
+                    record,
+                    self.name,
+                    *picked,
+                    attempt=record.attempt,
+                    now_unix_s=self._clock.unix_s(),
+                )
                 assert placed is not None, "a new record can be placed"
                 record = placed
             # The offer leaves beside the record. The worker that gets it finds the record, or
@@ -387,6 +433,7 @@ class Admission:
                 if not await self._answer_known(key, digest, call):
                     raise BusTimeout("the record that has the id is gone")
                 return
+            ends_here = False
             self._sweep.opened(stored.record)
             if told:
                 await call.reply(self._received(record, attached=False))
@@ -413,6 +460,7 @@ class Admission:
         except BusError as error:
             log.warning("request.doubtful", request_id=request.request_id, error=str(error))
             self._sweep.soon()  # it may have been stored
+            ends_here = False
             span.set(**{names.ERROR_TYPE: "store_timeout"})
             refused = Refused(
                 code="server_is_overloaded",
@@ -422,6 +470,9 @@ class Admission:
             await self._refuse(call, refused)
         finally:
             span.end()
+            if ends_here:
+                until = self._clock.unix_s()
+                self._tracing.record("request", caller, now, until, attributes, own=traceparent)
             if key is not None:
                 self._storing.pop(key, None)
             self._receiving -= 1
@@ -497,6 +548,9 @@ class Admission:
     def _on_attach(self, attach: Attach, call: Call) -> None:
         self._chores.spawn(self._replays.answer(attach, call), "admission.attach")
 
+    def _on_explain(self, explain: Explain, call: Call) -> None:
+        self._chores.spawn(self._explanations.answer(explain, call), "admission.explain")
+
     # ------------------------------------------------------------ ends
 
     def _on_over(self, over: AttemptOver, call: Call) -> None:
@@ -519,14 +573,6 @@ class Admission:
         if stored is not None and stored.record.verdict is not None:
             self._pay(stored.record, stored.record.verdict.output_tokens)
         elif stored is not None:
-            now = self._clock.unix_s()
-            self._tracing.record(
-                over.why,
-                stored.record.traceparent,
-                now,
-                now,
-                {names.REPLICA: over.replica, names.ATTEMPT: over.attempt},
-            )
             if stored.record.state == RecordState.RELEGATED:
                 if not stored.record.resume.measure.tokens:
                     self._feed(GaveWay(stored.record))

@@ -252,7 +252,7 @@ class Sweep:
         if entries is None:
             self._soon = True
             return
-        stories = fold(entries)
+        stories = fold(entries, replica)
         log.info(
             "replica.recovered", replica=replica, incarnation=incarnation, requests=len(records)
         )

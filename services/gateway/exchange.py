@@ -209,6 +209,19 @@ class Exchanges:
         if error_type:
             span.set(**{conventions.ERROR_TYPE: error_type})
         span.end()
+        with logs.traced(span.traceparent):
+            self._log_served(ask, answer, gone, error_type, reasons, relegated, began_unix_s)
+
+    def _log_served(
+        self,
+        ask: Ask,
+        answer: Answer | None,
+        gone: bool,
+        error_type: str,
+        reasons: Sequence[str],
+        relegated: bool | None,
+        began_unix_s: float,
+    ) -> None:
         log.info(
             "request.served",
             operation=ask.dialect.operation,

@@ -5,6 +5,7 @@ from collections import deque
 from typing import assert_never
 
 import structlog
+from msgspec.structs import replace
 
 from services.planner.config import PlannerConfig
 from services.planner.metrics import PlannerMetrics
@@ -29,6 +30,7 @@ from shared.core.replica_events import (
     Synced,
     WorkerGone,
 )
+from shared.diary import Neighbour
 from shared.errors import BusError, BusTimeout, NoResponders, PeerError
 from shared.policy import registry
 from shared.process import conventions as names
@@ -37,6 +39,7 @@ from shared.process.drive import Inbox, drive
 from shared.process.telemetry import TRACEPARENT, AttributeValue, Tracing
 from shared.schemas import (
     Announce,
+    BatchPlan,
     Hold,
     HoldAnswer,
     HoldInDoubt,
@@ -63,6 +66,8 @@ log = structlog.get_logger()
 INBOX_LIMIT = 4096
 RESYNC_TIMEOUT_S = 2.0  # longer than an iteration: the worker answers between two
 RESYNC_PAUSE_S = 0.1
+LOADS_S = 0.02
+PLAN_TRACE_S = 0.25
 
 
 class StaleEpoch(Exception):
@@ -114,6 +119,8 @@ class Seat:
         self._chores = Chores()
         self._resyncing = False
         self._sync = 0
+        self._step_s = self._traced_unix_s = 0.0
+        self._loads_unix_s, self._known_loads = 0.0, tuple[Neighbour, ...]()
 
     async def run(self) -> None:
         """Plan until cancelled. Raises StaleEpoch."""
@@ -147,7 +154,7 @@ class Seat:
                     self._perform,
                     self._clock,
                     name=f"planner.{replica}",
-                    on_step=self._watch.step,
+                    on_step=self._stepped,
                 )
         except* StaleEpoch as group:
             stale.extend(group.exceptions)
@@ -175,12 +182,16 @@ class Seat:
             case SendPlan(plan):
                 self._watch.sent(plan.seq, self._clock.unix_s())
                 try:
-                    await self._bus.publish(subjects.plan(self.replica), plan)
+                    await self._bus.publish(
+                        subjects.plan(self.replica), plan, headers=self._traced(plan)
+                    )
                 except BusError as error:  # its ack will be missed
                     log.warning("plan.lost", replica=self.replica, seq=plan.seq, error=str(error))
             case SendHold(hold):
                 self._chores.spawn(self._hold(hold), "planner.hold")
             case Answer(key, attempt, answer):
+                if isinstance(answer, OfferDeclined):
+                    answer = replace(answer, loads=self._loads())
                 for call, came_unix_s in self._waiting.pop((key, attempt), []):
                     self._chores.spawn(call.reply(answer), "planner.answer")
                     self._trace(call, came_unix_s, attempt, answer)
@@ -188,6 +199,36 @@ class Seat:
                 self._need_resync(reason)
             case _:
                 assert_never(action)
+
+    def _traced(self, plan: BatchPlan) -> dict[str, str] | None:
+        """The trace of this plan, which its iteration joins; a plan in PLAN_TRACE_S has one."""
+        now = self._clock.unix_s()
+        if now - self._traced_unix_s < PLAN_TRACE_S or not plan.slots:
+            return None
+        self._traced_unix_s = now
+        attributes: dict[str, AttributeValue] = {
+            names.REPLICA: self.replica,
+            names.PLAN_SEQ: plan.seq,
+            names.BATCH: len(plan.slots) // 4,
+            names.PREDICTED: plan.predicted_s,
+            "slackline.planner": self._planner,
+            "slackline.policy": self._cfg.policy,
+        }
+        span = self._tracing.start("plan", None, attributes, at_unix_s=now - self._step_s)
+        span.end(now)
+        return {TRACEPARENT: span.traceparent} if span.traceparent else None
+
+    def _stepped(self, seconds: float) -> None:
+        self._step_s = seconds
+        self._watch.step(seconds)
+
+    def _loads(self) -> tuple[Neighbour, ...]:
+        """The prefills that come first, LOADS_S old at most: declines may come by the hundred."""
+        now = self._clock.unix_s()
+        if now - self._loads_unix_s > LOADS_S:
+            self._step_s = self._traced_unix_s = 0.0
+        self._loads_unix_s, self._known_loads = now, self.core.loads()
+        return self._known_loads
 
     def _trace(self, call: Call, came_unix_s: float, attempt: int, answer: OfferAnswer) -> None:
         traceparent = call.headers.get(TRACEPARENT, "")

@@ -212,7 +212,12 @@ class Relegation:
         outcome = await self._placer.place(
             place.key,
             lambda record: life.drawn(
-                record, self.name, place.replica, place.incarnation, place.service_class
+                record,
+                self.name,
+                place.replica,
+                place.incarnation,
+                place.service_class,
+                now_unix_s=self._clock.unix_s(),
             ),
         )
         match outcome:
@@ -221,16 +226,22 @@ class Relegation:
             case PlaceGone():
                 await self._close(place.key)
                 return Gone(place.key)
-            case PlaceDeclined(attempt) | PlaceUnplanned(attempt):
-                back = await self._back(place.key, attempt)
+            case PlaceDeclined(attempt=attempt, why=why):
+                back = await self._back(place.key, attempt, why)
+                return Declined(place.key, place.replica) if back else Gone(place.key)
+            case PlaceUnplanned(attempt):
+                back = await self._back(place.key, attempt, "nobody plans it now")
                 return Declined(place.key, place.replica) if back else Gone(place.key)
             case _:
                 assert_never(outcome)
 
-    async def _back(self, key: RequestKey, attempt: int) -> bool:
+    async def _back(self, key: RequestKey, attempt: int, why: str) -> bool:
         """Put the request back into the pool: this attempt was declined, for certain."""
         stored = await self._records.change(
-            key, lambda record: life.declined(record, self.name, attempt=attempt)
+            key,
+            lambda record: life.declined(
+                record, self.name, attempt=attempt, now_unix_s=self._clock.unix_s(), why=why
+            ),
         )
         if stored is not None and stored.record.cancelled:
             await self._close(key)

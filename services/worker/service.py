@@ -31,7 +31,8 @@ from shared.errors import (
 from shared.process.audit import Audit
 from shared.process.chores import Chores
 from shared.process.instruments import Registry
-from shared.process.telemetry import Tracing
+from shared.process.logs import traced
+from shared.process.telemetry import TRACEPARENT, Tracing
 from shared.schemas import (
     Announce,
     BatchPlan,
@@ -192,8 +193,6 @@ class WorkerService:
                 await self._wake.wait()
                 continue
             began = clock.unix_s()
-            if turn.plan is not None:
-                self._traces.ran(turn.plan.seq, turn.work, began)
             ran = await self._runner.run(turn)
             if turn.plan is None:
                 continue
@@ -216,9 +215,11 @@ class WorkerService:
             )
             if turn.work:
                 self._metrics.ran(turn, ran, idle_s, began, ended)
+            self._traces.ran(turn, ran, began, ended, idle_s)
             self._metrics.holds(core.held, len(turn.work), core.free_blocks)
             if not core.held:
                 self._plan_came_unix_s.clear()
+                self._traces.forget_plans()
             self._acks_since_snapshot += 1
             snapshots = []
             if self._acks_since_snapshot >= self._cfg.snapshot_acks:
@@ -228,7 +229,6 @@ class WorkerService:
 
     async def _stored(self, finished: Finished) -> None:
         """The ack is in the log: now it may be seen."""
-        self._traces.over(finished.overs, finished.ack.ended_unix_s or self._clock.unix_s())
         self._metrics.over(finished.overs)
         for over in finished.overs:
             self._overs.stored(over)
@@ -244,6 +244,7 @@ class WorkerService:
 
     def _on_plan(self, plan: BatchPlan, call: Call) -> None:
         self._plan_came_unix_s[plan.seq] = self._clock.unix_s()
+        self._traces.planned(plan.seq, call.headers.get(TRACEPARENT))
         refused = self.core.plan(plan)
         if refused is not None:
             log.warning("plan.refused", reason=refused.reason, seq=plan.seq, epoch=plan.epoch)
@@ -275,12 +276,13 @@ class WorkerService:
             await call.reply(self.core.decline(hold, reason))
             return
         if isinstance(body, str):
-            log.error("body.damaged", request=hold.key, error=body)
+            with traced(stored.record.traceparent):
+                log.error("body.damaged", request=hold.key, error=body)
         before = self.core.held
-        answer = self.core.hold(hold, stored.record, body)
+        now = self._clock.unix_s()
+        answer = self.core.hold(hold, stored.record, body, now_unix_s=now)
         if isinstance(answer, HoldAccepted):
-            now = self._clock.unix_s()
-            self._traces.held(hold.slot, stored.record, now)
+            self._traces.held(hold.slot, stored.record)
             if self.core.held > before:  # not a late copy of the hold
                 self._metrics.held(hold.slot, stored.record)
             if not before:
@@ -346,6 +348,7 @@ class WorkerService:
                 self._chores.spawn(call.reply(refused), "worker.resync")
                 return
             self._plan_came_unix_s.clear()
+            self._traces.forget_plans()
         self._resyncs.append((resync, call))
         if not self.core.running:
             self._answer_resyncs()

@@ -1,73 +1,68 @@
-"""The worker's part of a request's trace: the wait for its first iteration, and the iterations that
-served it.
+"""The worker's part of traces: iterations whose plan is traced. Each is a span of the requests that
+ran in it, linked to the plan's own trace, and one of that trace.
 
-A request without a traceparent costs nothing here.
+A request without a traceparent, and a plan without one, cost nothing here.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
-from shared.core.turn import Work
+from shared.core.turn import Ran, Turn
 from shared.process import conventions as names
-from shared.process.telemetry import AttributeValue, Tracing
-from shared.schemas import AttemptOver, Record
-from shared.vocabulary import RequestKey
+from shared.process.telemetry import AttributeValue, TraceParent, Tracing
+from shared.schemas import Record
 
-
-@dataclass(slots=True)
-class _Traced:
-    key: RequestKey
-    traceparent: str
-    held_unix_s: float
-    began_unix_s: float = 0.0
-    first_seq: int = 0
-    last_seq: int = 0
-    iterations: int = 0
+REQUESTS = 8  # of one iteration that get a span
 
 
 class Traces:
-    """The traces of the requests held now, by slot."""
+    """The traces of the requests held now, by slot, and those of plans to come."""
 
     def __init__(self, tracing: Tracing) -> None:
         self._tracing = tracing
-        self._by_slot: dict[int, _Traced] = {}
+        self._by_slot: dict[int, str] = {}
+        self._plans: dict[int, str] = {}  # by seq
 
-    def held(self, slot: int, record: Record, at_unix_s: float) -> None:
-        if record.traceparent:
-            self._by_slot[slot] = _Traced(record.key, record.traceparent, at_unix_s)
+    def held(self, slot: int, record: Record) -> None:
+        """A slot is used again by a later request."""
+        parent = TraceParent.parse(record.traceparent)
+        if parent is not None and parent.sampled:
+            self._by_slot[slot] = record.traceparent
+        else:
+            self._by_slot.pop(slot, None)
 
-    def ran(self, seq: int, work: Sequence[Work], began_unix_s: float) -> None:
-        if not self._by_slot:
+    def planned(self, seq: int, traceparent: str | None) -> None:
+        if traceparent:
+            self._plans[seq] = traceparent
+
+    def forget_plans(self) -> None:
+        """The plans that were not begun will not be."""
+        self._plans.clear()
+
+    def ran(
+        self, turn: Turn, ran: Ran, began_unix_s: float, ended_unix_s: float, idle_s: float
+    ) -> None:
+        """An iteration is over."""
+        if not self._plans or turn.plan is None:
             return
-        for entry in work:
-            traced = self._by_slot.get(entry.slot)
-            if traced is not None:
-                if not traced.iterations:
-                    traced.began_unix_s, traced.first_seq = began_unix_s, seq
-                traced.iterations += 1
-                traced.last_seq = seq
-
-    def over(self, overs: Sequence[AttemptOver], at_unix_s: float) -> None:
-        if not self._by_slot:
+        plan = self._plans.pop(turn.plan.seq, "")
+        if not plan or not turn.work:
             return
-        for over in overs:
-            slot = next((s for s, t in self._by_slot.items() if t.key == over.key), None)
-            if slot is None:
-                continue
-            traced = self._by_slot.pop(slot)
-            attributes: dict[str, AttributeValue] = {
-                names.REPLICA: over.replica,
-                names.ATTEMPT: over.attempt,
-            }
-            began = traced.began_unix_s or at_unix_s
-            self._tracing.record("queue", traced.traceparent, traced.held_unix_s, began, attributes)
-            if traced.iterations:
-                attributes |= {
-                    "slackline.iterations": traced.iterations,
-                    "slackline.plan.first_seq": traced.first_seq,
-                    "slackline.plan.last_seq": traced.last_seq,
-                    names.OUTPUT_TOKENS: len(over.resume.tokens) // 4,
-                    names.SERVICE_CLASS: over.service_class.value,
-                    "slackline.end": over.why,
-                }
-                self._tracing.record("iterations", traced.traceparent, began, at_unix_s, attributes)
+        batch: dict[str, AttributeValue] = {
+            names.REPLICA: turn.plan.replica,
+            names.PLAN_SEQ: turn.plan.seq,
+            names.BATCH: len(turn.work),
+            names.BATCH_TOKENS: sum(work.tokens for work in turn.work),
+            names.PREDICTED: turn.plan.predicted_s,
+            names.MEASURED: ran.exec_s,
+            names.IDLE: idle_s,
+        }
+        self._tracing.record("iteration", plan, began_unix_s, ended_unix_s, batch)
+        of_requests = [work for work in turn.work if work.slot in self._by_slot]
+        of_requests.sort(key=lambda work: -work.tokens)  # prefills first
+        for work in of_requests[:REQUESTS]:
+            self._tracing.record(
+                "iteration",
+                self._by_slot[work.slot],
+                began_unix_s,
+                ended_unix_s,
+                batch | {names.CHUNK: work.tokens},
+                links=[plan],
+            )

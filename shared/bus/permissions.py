@@ -50,6 +50,8 @@ TABLE = (
     # clients
     Row("requests", f"{ROOT}.requests.{{tenant}}.*", (TENANT, GATEWAY), (ADMISSION,)),
     Row("questions for output", f"{ROOT}.attach.{{tenant}}", (TENANT, GATEWAY), (ADMISSION,)),
+    Row("questions for reasons", f"{ROOT}.explain.{{tenant}}", (TENANT, GATEWAY), (ADMISSION,)),
+    Row("those of the operator", subjects.EXPLAIN_ALL, (), (ADMISSION,)),
     Row("cancels", f"{ROOT}.cancel.{{tenant}}.*", (TENANT, GATEWAY), (ADMISSION, WORKER)),
     Row(
         "events of requests",

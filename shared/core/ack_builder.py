@@ -15,6 +15,7 @@ class AckBuilder:
         self._timing = timing
         self._entries: list[tuple[int, TurnDone]] = []  # slot, what was done of it
         self._answering: list[tuple[int, int]] = []  # slot, output tokens that are thinking
+        self._late: list[int] = []  # slots whose first late token came
         self._ended: list[tuple[int, str]] = []  # slot, why
 
     def add(self, slot: int, did: TurnDone) -> None:
@@ -22,6 +23,9 @@ class AckBuilder:
 
     def add_answering(self, slot: int, thinking_tokens: int) -> None:
         self._answering.append((slot, thinking_tokens))
+
+    def add_late(self, slot: int) -> None:
+        self._late.append(slot)
 
     def add_end(self, slot: int, why: str) -> None:
         self._ended.append((slot, why))
@@ -72,4 +76,7 @@ class AckBuilder:
             outside_s=timing.outside_s,
             idle_s=timing.idle_s,
             late_s=timing.late_s,
+            decodes_s=timing.decodes_s,
+            drafts_s=timing.drafts_s,
+            late=pack(self._late) if self._late else b"",
         )

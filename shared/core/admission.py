@@ -18,6 +18,7 @@ from shared.core.declines import Declines
 from shared.core.offer import as_offer
 from shared.core.pool_work import PoolRoom
 from shared.core.tick import Tick
+from shared.diary import Neighbour, merged
 from shared.routing.pipeline import Router
 from shared.schemas import Digest, Offer, PoolDigest, Record
 from shared.vocabulary import ReplicaId, RequestKey, ServiceClass
@@ -72,6 +73,8 @@ class Declined:
     attempt: int
     replica: ReplicaId
     earliest_s: float | None = None
+    why: str = ""
+    loads: tuple[Neighbour, ...] = ()  # whose prefills the replica has to compute first
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +115,7 @@ class Place:
     attempt: int
     replica: ReplicaId
     incarnation: str
+    declined: str = ""  # why the replica before did not take it
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +124,9 @@ class Relegate:
 
     key: RequestKey
     reason: str
+    declined: str = ""  # why the last replica did not take it
+    # those whose prefills wait on the replicas that were asked
+    neighbours: tuple[Neighbour, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +138,7 @@ class Refuse:
     key: RequestKey
     reason: str
     retry_after_s: float
+    declined: str = ""  # why the last replica did not take it
 
 
 AdmissionAction = Place | Relegate | Refuse
@@ -160,6 +168,8 @@ class _Open:
     earliest_s: float = math.inf
     busy: bool = False  # a step is under way
     unasked: bool = False  # a replica was skipped because nobody planned it
+    declined: str = ""  # why the last replica did not take it
+    loads: tuple[Neighbour, ...] = ()  # of the replicas that declined
 
 
 class AdmissionCore:
@@ -219,8 +229,8 @@ class AdmissionCore:
                 self._declines.declined(record, now_unix_s)
             case Gone(key):
                 self._open.pop(key, None)
-            case Declined(key, attempt, _, earliest_s):
-                self._on_declined(key, attempt, earliest_s, now_unix_s, actions)
+            case Declined():
+                self._on_declined(event, now_unix_s, actions)
             case Unplanned(key, attempt, replica):
                 self._on_unplanned(key, attempt, replica, now_unix_s, actions)
             case Tick():
@@ -273,20 +283,17 @@ class AdmissionCore:
         )
 
     def _on_declined(
-        self,
-        key: RequestKey,
-        attempt: int,
-        earliest_s: float | None,
-        now_unix_s: float,
-        actions: list[AdmissionAction],
+        self, event: Declined, now_unix_s: float, actions: list[AdmissionAction]
     ) -> None:
-        waiting = self._open.get(key)
-        if waiting is None or waiting.attempt != attempt:
+        waiting = self._open.get(event.key)
+        if waiting is None or waiting.attempt != event.attempt:
             return
         waiting.busy = False
-        if earliest_s is not None:
-            waiting.earliest_s = min(waiting.earliest_s, earliest_s)
-        self._step(key, now_unix_s, actions)
+        waiting.declined = event.why
+        waiting.loads = merged((*waiting.loads, *event.loads))
+        if event.earliest_s is not None:
+            waiting.earliest_s = min(waiting.earliest_s, event.earliest_s)
+        self._step(event.key, now_unix_s, actions)
 
     def _on_unplanned(
         self,
@@ -304,6 +311,7 @@ class AdmissionCore:
         waiting.busy = False
         waiting.hops -= 1
         waiting.unasked = True
+        waiting.declined = "nobody plans it now"
         waiting.tried.remove(replica)
         self._step(key, now_unix_s, actions)
 
@@ -324,7 +332,9 @@ class AdmissionCore:
             waiting.hops += 1
             waiting.busy = True
             self._debits.placed(replica, record.prompt_tokens, now_unix_s)
-            actions.append(Place(key, waiting.attempt, replica, digest.incarnation))
+            actions.append(
+                Place(key, waiting.attempt, replica, digest.incarnation, waiting.declined)
+            )
             waiting.attempt += 1
             waiting.unasked = False
         elif (
@@ -341,12 +351,14 @@ class AdmissionCore:
                 self._declines.declined(record, now_unix_s)
             if not record.allow_relegation:
                 earliest_s = waiting.earliest_s if math.isfinite(waiting.earliest_s) else 1.0
-                actions.append(Refuse(key, reason, min(max(math.ceil(earliest_s), 1), 30)))
+                retry_s = min(max(math.ceil(earliest_s), 1), 30)
+                actions.append(Refuse(key, reason, retry_s, waiting.declined))
             elif full_s is not None:
-                actions.append(Refuse(key, f"{reason}, and {POOL_FULL}", full_s))
+                reason = f"{reason}, and {POOL_FULL}"
+                actions.append(Refuse(key, reason, full_s, waiting.declined))
             else:
                 self._room.sent(record, now_unix_s)
-                actions.append(Relegate(key, reason))
+                actions.append(Relegate(key, reason, waiting.declined, waiting.loads))
 
     def check(self) -> None:
         """Raises AssertionError unless every open request is on its way somewhere."""

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from shared.core.books import DECODE, Books
+from shared.diary import Neighbour, merged
 from shared.perf.iteration_time import Profile
 from shared.perf.shape import BatchShape
 from shared.schemas import Announce, Digest, Offer
@@ -58,6 +59,20 @@ def digest_of(
         context_tokens=facts.context_tokens,
         features=facts.features,
         adapters=facts.adapters,
+    )
+
+
+def loads_of(books: Books, reserved: Sequence[Offer], profile: Profile) -> tuple[Neighbour, ...]:
+    """Those whose standard prefills wait, `reserved` included, and the seconds that these take."""
+    n = books.live
+    rows = np.flatnonzero(~books.best_effort[:n] & (books.phase[:n] != DECODE))
+    left = (books.target_tokens[rows] - books.computed_tokens[rows]).tolist()
+    waiting = [books.offers[slot] for slot in books.slot[rows].tolist()]
+    token_s = profile.batch_s(BatchShape().with_chunk(CHUNK_TOKENS, 0)) / CHUNK_TOKENS
+    tokens = [*left, *(offer.prompt_tokens for offer in reserved)]
+    return merged(
+        Neighbour(offer.key.partition(".")[0], offer.tier, 1, its * token_s)
+        for offer, its in zip([*waiting, *reserved], tokens, strict=True)
     )
 
 

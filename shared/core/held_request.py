@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from shared.columns import pack, unpack_list
 from shared.core.offer import offer_of
 from shared.core.turn import Load, Outgoing, TurnDone, Work
+from shared.diary import Diary
 from shared.measure import Measure
 from shared.schemas import (
     AttemptOver,
@@ -192,7 +193,7 @@ class HeldRequest:
         )
         return Outgoing(record.stream_subject, record.json, status)
 
-    def held(self) -> Held:
+    def held(self, at_unix_s: float) -> Held:
         """The log's entry of the hold."""
         return Held(
             slot=self.slot,
@@ -200,9 +201,12 @@ class HeldRequest:
             attempt=self.record.attempt,
             offset=len(self.tokens),
             text_offset=len(self.text),
+            tier=self.record.tier,
+            at_unix_s=at_unix_s,
+            best_effort=self.service_class is ServiceClass.BEST_EFFORT,
         )
 
-    def snapshot_entry(self) -> SnapshotEntry:
+    def snapshot_entry(self, diary: Diary) -> SnapshotEntry:
         """The whole output so far, from offset 0."""
         return SnapshotEntry(
             held=Held(
@@ -211,6 +215,7 @@ class HeldRequest:
                 attempt=self.record.attempt,
                 offset=0,
                 text_offset=0,
+                tier=self.record.tier,
             ),
             tokens=pack(self.tokens),
             text=self.text,
@@ -218,6 +223,7 @@ class HeldRequest:
             service_class=self.service_class,
             relegated=self.relegated,
             logprobs=list(self.logprobs),
+            diary=diary,
         )
 
     def resync_entry(self) -> ResyncEntry:
@@ -230,7 +236,7 @@ class HeldRequest:
             draft_tokens=self.drafted,
         )
 
-    def over(self, why: str, replica: ReplicaId, incarnation: str) -> AttemptOver:
+    def over(self, why: str, replica: ReplicaId, incarnation: str, diary: Diary) -> AttemptOver:
         """The end of this attempt, with all that the next one needs."""
         return AttemptOver(
             key=self.record.key,
@@ -246,6 +252,7 @@ class HeldRequest:
                 measure=self.measure,
                 logprobs=self.logprobs,
                 cached_tokens=self.cached_tokens,
+                diary=diary,
             ),
             message=self.message,
         )

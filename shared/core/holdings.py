@@ -48,10 +48,13 @@ class Holdings:
 
     # ------------------------------------------------------------ in and out
 
-    def add(self, request: HeldRequest) -> None:
+    def add(self, request: HeldRequest, at_unix_s: float) -> Held:
+        """Returns what the next ack says of it."""
         self._requests[request.slot] = request
         self._slot_of[request.record.key] = request.slot
-        self._new.append(request.held())
+        held = request.held(at_unix_s)
+        self._new.append(held)
+        return held
 
     def remove(self, request: HeldRequest) -> None:
         """The slot is free, and no end of it is due; the engine forgets it before its next work."""

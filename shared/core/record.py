@@ -13,6 +13,7 @@ from enum import Enum, StrEnum
 from msgspec.structs import replace
 
 from shared.core.verdict import ended
+from shared.diary import Happened, Happening, Neighbour
 from shared.schemas import AttemptOver, Record, Resume
 from shared.vocabulary import FinishReason, RecordState, ReplicaId, ServiceClass
 
@@ -129,20 +130,35 @@ def _applies(event: Event, record: Record) -> bool:
 
 
 def placed(
-    record: Record, owner: str, replica: ReplicaId, incarnation: str, *, attempt: int
+    record: Record,
+    owner: str,
+    replica: ReplicaId,
+    incarnation: str,
+    *,
+    attempt: int,
+    now_unix_s: float | None = None,
+    declined: str = "",
 ) -> Record | None:
     """Its owner, an admission, names the next place; written before the offer is concluded.
 
     `attempt`: the newest that the owner knows of. Also from PLACED: a replica that declined stays
-    named until the next place is.
+    named until the next place is; `declined` says why it did. Without `now_unix_s` no diary is kept
+    (here and in the other events): the simulator has none.
     """
     if not _applies(Event.PLACED, record) or (record.owner, record.attempt) != (owner, attempt):
         return None
+    record = _noted(record, now_unix_s, *_decline(record, now_unix_s, declined))
     return _at(record, owner, replica, incarnation, ServiceClass.STANDARD)
 
 
 def drawn(
-    record: Record, owner: str, replica: ReplicaId, incarnation: str, service_class: ServiceClass
+    record: Record,
+    owner: str,
+    replica: ReplicaId,
+    incarnation: str,
+    service_class: ServiceClass,
+    *,
+    now_unix_s: float | None = None,
 ) -> Record | None:
     """Relegation takes it out of the pool and names a place, as best-effort or as standard again.
 
@@ -150,6 +166,11 @@ def drawn(
     """
     if not _applies(Event.DRAWN, record):
         return None
+    if now_unix_s is not None:
+        steps = [Happening(at_unix_s=now_unix_s, what=Happened.DRAWN, replica=replica)]
+        if service_class is ServiceClass.STANDARD:
+            steps.append(Happening(at_unix_s=now_unix_s, what=Happened.PROMOTED, replica=replica))
+        record = _noted(record, now_unix_s, *steps)
     return _at(record, owner, replica, incarnation, service_class)
 
 
@@ -163,7 +184,14 @@ def held(record: Record, replica: ReplicaId, incarnation: str, *, attempt: int) 
     return record
 
 
-def declined(record: Record, owner: str, *, attempt: int) -> Record | None:
+def declined(
+    record: Record,
+    owner: str,
+    *,
+    attempt: int,
+    now_unix_s: float | None = None,
+    why: str = "",
+) -> Record | None:
     """The replica that relegation chose does not hold it, for certain: back into the pool.
 
     After a decline an admission names the next place at once (`placed`), or gives up (`relegated`,
@@ -171,14 +199,26 @@ def declined(record: Record, owner: str, *, attempt: int) -> Record | None:
     """
     if not _applies(Event.DECLINED, record) or (record.owner, record.attempt) != (owner, attempt):
         return None
-    return _in_pool(record)
+    record = _noted(record, now_unix_s, *_decline(record, now_unix_s, why))
+    return _in_pool(record, now_unix_s, "declined")
 
 
-def relegated(record: Record, owner: str) -> Record | None:
-    """Its owner, an admission, found no replica that holds its SLO: into the pool."""
+def relegated(
+    record: Record,
+    owner: str,
+    *,
+    now_unix_s: float | None = None,
+    why: str = "",
+    declined: str = "",
+    neighbours: Sequence[Neighbour] = (),
+) -> Record | None:
+    """Its owner, an admission, found no replica that holds its SLO: into the pool. `neighbours`:
+    those whose prefills the replicas were to compute first.
+    """
     if not _applies(Event.RELEGATED, record) or record.owner != owner:
         return None
-    return _in_pool(record)
+    record = _noted(record, now_unix_s, *_decline(record, now_unix_s, declined))
+    return _in_pool(record, now_unix_s, why, neighbours)
 
 
 # ------------------------------------------------------------ after an attempt
@@ -216,7 +256,8 @@ def settled(record: Record, over: AttemptOver, owner: str, now_unix_s: float) ->
         )
     waiting = _waiting(record, owner, over.resume, over.why)
     best_effort = over.why == "relegated" or over.service_class is ServiceClass.BEST_EFFORT
-    return _in_pool(waiting) if best_effort else waiting
+    why = "its deadline could not be met there" if over.why == "relegated" else over.why
+    return _in_pool(waiting, now_unix_s, why) if best_effort else waiting
 
 
 def moved(record: Record, seen: Record, owner: str, now_unix_s: float) -> Record | None:
@@ -227,8 +268,9 @@ def moved(record: Record, seen: Record, owner: str, now_unix_s: float) -> Record
         return None
     if record.cancelled:
         return ended(record, FinishReason.CANCELLED, record.resume, now_unix_s)
-    waiting = _waiting(record, owner, record.resume, record.left)
-    return _in_pool(waiting) if record.service_class is ServiceClass.BEST_EFFORT else waiting
+    waiting = _waiting(_gone(record, now_unix_s, "not held"), owner, None, record.left)
+    best_effort = record.service_class is ServiceClass.BEST_EFFORT
+    return _in_pool(waiting, now_unix_s, "not held") if best_effort else waiting
 
 
 def lost(
@@ -258,9 +300,10 @@ def lost(
     if losses >= limit:
         message = f"the replicas of {losses} attempts were lost"
         return ended(record, FinishReason.FAILED, resume, now_unix_s, message=message)
-    waiting = replace(_waiting(record, owner, resume, "lost"), lost=losses)
+    left = _gone(replace(record, resume=resume), now_unix_s, "lost")
+    waiting = replace(_waiting(left, owner, None, "lost"), lost=losses)
     best_effort = relegated or record.service_class is ServiceClass.BEST_EFFORT
-    return _in_pool(waiting) if best_effort else waiting
+    return _in_pool(waiting, now_unix_s, "lost") if best_effort else waiting
 
 
 # ------------------------------------------------------------ ends without an attempt
@@ -279,11 +322,18 @@ def closed(record: Record, now_unix_s: float) -> Record | None:
 
 
 def refused(
-    record: Record, owner: str, now_unix_s: float, *, message: str, retry_after_s: float
+    record: Record,
+    owner: str,
+    now_unix_s: float,
+    *,
+    message: str,
+    retry_after_s: float,
+    declined: str = "",
 ) -> Record | None:
     """Its owner, an admission, found no replica, and the client does not want best-effort."""
     if not _applies(Event.REFUSED, record) or record.owner != owner:
         return None
+    record = _noted(record, now_unix_s, *_decline(record, now_unix_s, declined))
     return ended(
         record,
         FinishReason.REFUSED,
@@ -351,7 +401,8 @@ def without_output(record: Record, output_key: str) -> Record:
     """The same ended record, its output stored apart under `output_key`. No event: its state
     stays.
     """
-    return replace(record, resume=Resume(measure=record.resume.measure), output_key=output_key)
+    kept = Resume(measure=record.resume.measure, diary=record.resume.diary)
+    return replace(record, resume=kept, output_key=output_key)
 
 
 # ------------------------------------------------------------ states
@@ -372,19 +423,32 @@ def _at(
     )
 
 
-def _waiting(record: Record, owner: str, resume: Resume, left: str) -> Record:
+def _waiting(record: Record, owner: str, resume: Resume | None, left: str) -> Record:
     return replace(
         record,
         state=RecordState.ACTIVE,
         owner=owner,
         replica=None,
         incarnation="",
-        resume=resume,
+        resume=resume or record.resume,
         left=left,
     )
 
 
-def _in_pool(record: Record) -> Record:
+def _in_pool(
+    record: Record,
+    now_unix_s: float | None,
+    why: str,
+    neighbours: Sequence[Neighbour] = (),
+) -> Record:
+    if now_unix_s is not None:
+        step = Happening(
+            at_unix_s=now_unix_s,
+            what=Happened.RELEGATED,
+            why=why,
+            neighbours=tuple(neighbours),
+        )
+        record = _noted(record, now_unix_s, step)
     return replace(
         record,
         state=RecordState.RELEGATED,
@@ -393,6 +457,31 @@ def _in_pool(record: Record) -> Record:
         replica=None,
         incarnation="",
     )
+
+
+def _noted(record: Record, now_unix_s: float | None, *happenings: Happening) -> Record:
+    """The record with its diary until now. An attempt that kept none stays without."""
+    diary = record.resume.diary
+    if now_unix_s is None or (record.attempt and not diary.account.until_unix_s):
+        return record
+    diary = diary.waited(record.arrived_unix_s, now_unix_s).noted(*happenings)
+    return replace(record, resume=replace(record.resume, diary=diary))
+
+
+def _decline(record: Record, now_unix_s: float | None, why: str) -> list[Happening]:
+    """The replica that the record names has declined, for it is to leave."""
+    if record.replica is None or now_unix_s is None:
+        return []
+    step = Happening(at_unix_s=now_unix_s, what=Happened.DECLINED, replica=record.replica, why=why)
+    return [step]
+
+
+def _gone(record: Record, now_unix_s: float, why: str) -> Record:
+    """The replica that the record names has the request no more."""
+    if record.replica is None:
+        return record
+    step = Happening(at_unix_s=now_unix_s, what=Happened.LEFT, replica=record.replica, why=why)
+    return _noted(record, now_unix_s, step)
 
 
 def _same_place(record: Record, seen: Record) -> bool:

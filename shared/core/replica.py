@@ -20,7 +20,7 @@ from shared.columns import pack, unpack
 from shared.core.ack_columns import well_formed
 from shared.core.books import Books
 from shared.core.course import Course
-from shared.core.digest import best_effort_waiting, digest_of
+from shared.core.digest import best_effort_waiting, digest_of, loads_of
 from shared.core.fairness import Fairness
 from shared.core.flight import Flight
 from shared.core.lead import Lead
@@ -46,6 +46,7 @@ from shared.core.replica_events import (
 from shared.core.roster import roster
 from shared.core.slots import Slots
 from shared.core.tick import Tick
+from shared.diary import Neighbour
 from shared.perf.draft import Draft
 from shared.perf.iteration_time import Profile
 from shared.perf.online import Corrected
@@ -608,12 +609,22 @@ class ReplicaCore:
             slots=flight.packed_slots,
             caps=pack(flight.caps),
             predicted_s=flight.predicted_s,
+            decodes_s=self._decodes_s(flight.shape),
+            drafts_s=flight.draft_s,
             released=pack([slot for slot, _ in released]) if released else b"",
             released_why=[why for _, why in released],
             preempted=pack(orders.preempted) if orders.preempted else b"",
             relegated=pack(orders.relegated) if orders.relegated else b"",
             promoted=pack(orders.promoted) if orders.promoted else b"",
             selection=flight.selection,
+        )
+
+    def _decodes_s(self, shape: BatchShape) -> float:
+        """The seconds of a mixed batch's decodes alone; 0 for any other batch."""
+        if not shape.prefills or not shape.decodes:
+            return 0.0
+        return self._profile.batch_s(
+            BatchShape(decodes=shape.decodes, decode_context=shape.decode_context)
         )
 
     # ------------------------------------------------------------ what others see
@@ -698,6 +709,10 @@ class ReplicaCore:
     def roster(self, slots: Iterable[int]) -> list[RosterEntry]:
         """The requests in these slots, or in all where none is named."""
         return roster(self._books, slots)
+
+    def loads(self) -> tuple[Neighbour, ...]:
+        """Those whose standard prefills come before that of a request that is declined now."""
+        return loads_of(self._books, self._desk.promised, self._profile)
 
     def check(self) -> None:
         """Raises AssertionError unless books, slots and flights agree."""

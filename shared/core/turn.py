@@ -106,6 +106,8 @@ class Timing(NamedTuple):
     idle_s: float  # the engine waited for the plan
     outside_s: float  # the part of `exec_s` not spent in the model; 0: unknown
     late_s: float  # of the time since it could begin, what is neither `exec_s` nor `idle_s`
+    decodes_s: float = 0.0  # of `exec_s`, where there are prefills too
+    drafts_s: float = 0.0  # of `exec_s`
 
 
 class Outgoing(NamedTuple):

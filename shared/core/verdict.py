@@ -4,6 +4,7 @@ import math
 
 from msgspec.structs import replace
 
+from shared.core.blame import first_missed
 from shared.core.judgement import missed
 from shared.schemas import Record, Resume, Verdict
 from shared.vocabulary import FinishReason, Missed, RecordState, ServiceClass
@@ -27,7 +28,10 @@ def ended(
     tokens = len(resume.tokens) // 4
     thinking = measure.thought(record.slo)
     arrived = record.arrived_unix_s
-    broke = missed(measure, record.slo, arrived) if reason in GOOD_ENDS else Missed.END
+    good = reason in GOOD_ENDS
+    broke = missed(measure, record.slo, arrived) if good else Missed.END
+    ended_unix_s = measure.last_unix_s if tokens and good else now_unix_s
+    resume = _complete(record, resume, ended_unix_s)
     verdict = Verdict(
         finish_reason=reason,
         slo_met=broke is Missed.NOTHING,
@@ -43,7 +47,7 @@ def ended(
         if tokens > 1
         else None,
         ttlt_s=measure.last_unix_s - arrived if tokens else None,
-        ended_unix_s=measure.last_unix_s if tokens and reason in GOOD_ENDS else now_unix_s,
+        ended_unix_s=ended_unix_s,
         replica=record.replica,
         message=message,
         retry_after_s=None if retry_after_s is None else float(math.ceil(retry_after_s)),
@@ -52,6 +56,9 @@ def ended(
         thinking_tpot_s=(measure.thought_unix_s - measure.first_unix_s) / (thinking - 1)
         if thinking > 1
         else None,
+        first_missed=None
+        if broke is Missed.NOTHING
+        else first_missed(record.slo, arrived, measure, resume.diary, ended_unix_s, good=good),
     )
     return replace(
         record,
@@ -60,3 +67,11 @@ def ended(
         resume=resume,
         relegated=verdict.relegated,
     )
+
+
+def _complete(record: Record, resume: Resume, ended_unix_s: float) -> Resume:
+    """The output with its diary until the end, where one is kept."""
+    diary = resume.diary
+    if not diary.account.until_unix_s:
+        return resume
+    return replace(resume, diary=diary.waited(record.arrived_unix_s, ended_unix_s))

@@ -13,10 +13,13 @@ from shared.columns import unpack_list
 from shared.core.ack_builder import AckBuilder
 from shared.core.held_request import HeldRequest
 from shared.core.holdings import EVERY_ATTEMPT, Holdings, Tombstones
+from shared.core.ledger import Chunk, Ledger, Spent
 from shared.core.plan_queue import PlanQueue
+from shared.core.record import FINAL
 from shared.core.record import held as held_by_record
 from shared.core.snapshot_pages import pages
 from shared.core.turn import Finished, Load, Outgoing, Timing, Turn, TurnDone, Work
+from shared.diary import Happened
 from shared.policy.speculation import along
 from shared.schemas import (
     AttemptOver,
@@ -78,6 +81,7 @@ class WorkerCore:
         self._end_of_thinking = end_of_thinking
         self._plans = PlanQueue(incarnation, max_slots)
         self._holdings = Holdings(kv_blocks=kv_blocks, block_tokens=block_tokens)
+        self._ledger = Ledger(replica)
         self._tombstones = Tombstones()
         self._unsettled: dict[tuple[RequestKey, int], AttemptOver] = {}
         self._running: Turn | None = None
@@ -130,7 +134,10 @@ class WorkerCore:
         """All that must outlive a trim of the log, in pages. Called right after an ack was built,
         so that no ack is half reported.
         """
-        entries = [request.snapshot_entry() for request in self._holdings.reported()]
+        entries = [
+            request.snapshot_entry(self._ledger.diary(request.slot))
+            for request in self._holdings.reported()
+        ]
         return pages(self.incarnation, entries, self.unsettled)
 
     def check(self) -> None:
@@ -149,7 +156,9 @@ class WorkerCore:
         """Queue a plan, or refuse it with the reason."""
         return self._plans.accept(plan)
 
-    def hold(self, hold: Hold, record: Record, body: Body | str) -> HoldAnswer:
+    def hold(
+        self, hold: Hold, record: Record, body: Body | str, *, now_unix_s: float
+    ) -> HoldAnswer:
         """Take a request in. `record` was read from the store after the hold came. Instead of its
         body, the words why it cannot be read: the request fails with them at the next boundary.
         """
@@ -163,7 +172,8 @@ class WorkerCore:
             eos_token_ids=self._eos_token_ids,
             end_of_thinking=self._end_of_thinking,
         )
-        self._holdings.add(request)
+        held = self._holdings.add(request, now_unix_s)
+        self._ledger.held(held, record.resume.diary.waited(record.arrived_unix_s, now_unix_s))
         if isinstance(body, str):
             request.message = body
             self._holdings.end_later(request, FinishReason.FAILED)
@@ -319,25 +329,67 @@ class WorkerCore:
         self.counters.idle_s += idle_s
         self.counters.late_s += late_s
         self.counters.predicted_s += turn.plan.predicted_s if turn.work else 0.0
-        timing = Timing(started_unix_s, ended_unix_s, exec_s, idle_s, outside_s, late_s)
+        spent = _spent(turn.plan, ended_unix_s, exec_s)
+        timing = Timing(
+            started_unix_s,
+            ended_unix_s,
+            exec_s,
+            idle_s,
+            outside_s,
+            late_s,
+            spent.decodes_s,
+            spent.drafts_s,
+        )
         ack = AckBuilder(turn, timing)
         outgoing = self._class_changes(turn.plan)
-        overs: list[AttemptOver] = []
+        chunks: list[Chunk] = []
+        firsts: list[int] = []  # slots
+        late: list[tuple[int, int, float]] = []  # slot, token, due
+        ending: list[tuple[HeldRequest, TurnDone]] = []
         for work, did in zip(turn.work, done, strict=True):
             request = self._holdings[work.slot]
             ack.add(work.slot, did)
             self._count(request, did)
+            if did.computed > 1 and not did.drafted:
+                chunks.append(Chunk(work.slot, did.computed - did.cached, len(did.tokens) > 0))
             if not did.has_output:
                 continue
             outgoing.append(request.delta(did))
+            before = request.measure
             thinking_tokens = request.extend(did, ended_unix_s)
             if thinking_tokens is not None:
                 ack.add_answering(work.slot, thinking_tokens)
+            if not before.tokens and did.tokens:
+                firsts.append(work.slot)
+            if request.measure.late_tokens and not before.late_tokens:
+                found = before.first_late(
+                    len(did.tokens), ended_unix_s, request.record.slo, thinking_tokens
+                )
+                late.append((work.slot, *found))
             if did.finish is not None:
-                request.loaded = request.loaded and not did.refused
-                request.message = did.message or request.message
-                overs.append(self._end(request, did.finish.value, ack))
+                ending.append((request, did))
+        self._note_orders(turn.plan, started_unix_s)
+        self._ledger.ran([work.slot for work in turn.work], chunks, spent)
+        self._ledger.note(Happened.FIRST_TOKEN, firsts, ended_unix_s)
+        for slot, token, due_unix_s in late:
+            self._ledger.late(slot, token, due_unix_s)
+            ack.add_late(slot)
+        overs: list[AttemptOver] = []
+        for request, did in ending:
+            assert did.finish is not None
+            request.loaded = request.loaded and not did.refused
+            request.message = did.message or request.message
+            overs.append(self._end(request, did.finish.value, ack))
         return self._finished(ack, outgoing, overs)
+
+    def _note_orders(self, plan: BatchPlan, at_unix_s: float) -> None:
+        for what, slots in (
+            (Happened.PREEMPTED, plan.preempted),
+            (Happened.RELEGATED, plan.relegated),
+            (Happened.PROMOTED, plan.promoted),
+        ):
+            if slots:
+                self._ledger.note(what, unpack_list(slots), at_unix_s)
 
     def between(self) -> Finished | None:
         """The ends that are due while nothing runs; None if there are none."""
@@ -386,7 +438,16 @@ class WorkerCore:
         """The attempt leaves: its slot is free, and it is reported until it is settled."""
         ack.add_end(request.slot, why)
         self._holdings.remove(request)
-        over = request.over(why, self.replica, self.incarnation)
+        diary = self._ledger.leave(request.slot)
+        if why not in FINAL:
+            diary = diary.left(self.replica, why, diary.account.until_unix_s)
+        over = request.over(why, self.replica, self.incarnation, diary)
         self._unsettled[over.key, over.attempt] = over
         self.counters.ended[why] = self.counters.ended.get(why, 0) + 1
         return over
+
+
+def _spent(plan: BatchPlan, ended_unix_s: float, exec_s: float) -> Spent:
+    """The iteration's seconds, split in the shares that the planner predicted."""
+    scale = exec_s / plan.predicted_s if plan.predicted_s > 0.0 else 0.0
+    return Spent(ended_unix_s, exec_s, plan.decodes_s * scale, plan.drafts_s * scale)

@@ -14,6 +14,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, MutableMapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -22,6 +23,7 @@ import msgspec
 import structlog
 
 from shared.errors import ConfigError
+from shared.process.telemetry import trace_id
 
 LEVELS = {
     "debug": logging.DEBUG,
@@ -79,6 +81,12 @@ def logger() -> structlog.typing.FilteringBoundLogger:
     """A logger for a module's top level. Its configuration is the one in force at its first use."""
     log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
     return log
+
+
+def traced(traceparent: str) -> AbstractContextManager[Any]:
+    """Every line within has the `trace_id`, where there is a trace."""
+    found = trace_id(traceparent)
+    return structlog.contextvars.bound_contextvars(trace_id=found) if found else nullcontext()
 
 
 class Sparing:

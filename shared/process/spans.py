@@ -18,6 +18,7 @@ from opentelemetry.sdk.trace.export import (
     SpanExporter,
     SpanExportResult,
 )
+from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 
 from shared.process.conventions import ERROR_TYPE
@@ -26,6 +27,7 @@ from shared.process.telemetry import (
     Attributes,
     AttributeValue,
     Span,
+    SpanEvent,
     TraceParent,
     Untraced,
 )
@@ -60,6 +62,19 @@ class RecordedSpan:
         self._span.end(_ns(self._now_unix_s() if at_unix_s is None else at_unix_s))
 
 
+class _Ids(RandomIdGenerator):
+    """Random ids, but for a span that was reserved."""
+
+    def __init__(self) -> None:
+        self.next: TraceParent | None = None
+
+    def generate_span_id(self) -> int:
+        return super().generate_span_id() if self.next is None else self.next.span_id
+
+    def generate_trace_id(self) -> int:
+        return super().generate_trace_id() if self.next is None else self.next.trace_id
+
+
 class Recording:
     """Tracing into the exporters, in batches on a thread of the SDK."""
 
@@ -80,7 +95,9 @@ class Recording:
             }
         )
         self._now_unix_s = now_unix_s
+        self._ids = _Ids()
         self._provider = TracerProvider(
+            id_generator=self._ids,
             sampler=ParentBased(TraceIdRatioBased(ratio)),
             resource=resource,
             span_limits=SpanLimits(max_events=512),  # a long answer must not fill memory
@@ -120,6 +137,10 @@ class Recording:
             else NO_SPAN
         )
 
+    def reserve(self, traceparent: str | None) -> str:
+        # a span that never ends is never exported: it only gives its ids
+        return self.start("reserved", traceparent).traceparent
+
     def record(
         self,
         name: str,
@@ -127,13 +148,28 @@ class Recording:
         start_unix_s: float,
         end_unix_s: float,
         attributes: Attributes | None = None,
+        *,
+        own: str = "",
+        events: Sequence[SpanEvent] = (),
+        links: Sequence[str] = (),
     ) -> None:
-        parent = TraceParent.parse(traceparent)
-        if parent is None or not parent.sampled:
+        parent, ids = TraceParent.parse(traceparent), TraceParent.parse(own)
+        says = ids or parent
+        if says is None or not says.sampled:
             return
+        if ids is not None and parent is not None and parent.trace_id != ids.trace_id:
+            parent = None
+        self._ids.next = ids
         span = self._tracer.start_span(
-            name, _context(parent), attributes=attributes, start_time=_ns(start_unix_s)
+            name,
+            _context(parent),
+            attributes=attributes,
+            links=[trace.Link(context) for context in map(_linked, links) if context is not None],
+            start_time=_ns(start_unix_s),
         )
+        self._ids.next = None
+        for event in events:
+            span.add_event(event.name, event.attributes, _ns(event.at_unix_s))
         span.end(_ns(end_unix_s))
 
     def close(self) -> None:
@@ -180,6 +216,10 @@ def _plain(span: ReadableSpan) -> dict[str, Any]:
             {"name": e.name, "at_unix_s": e.timestamp / 1e9, "attributes": dict(e.attributes or {})}
             for e in span.events
         ],
+        "links": [
+            {"trace_id": f"{c.trace_id:032x}", "span_id": f"{c.span_id:016x}"}
+            for c in (link.context for link in span.links)
+        ],
     }
 
 
@@ -204,6 +244,14 @@ def _context(parent: TraceParent | None) -> Context:
     )
     context = trace.SpanContext(parent.trace_id, parent.span_id, is_remote=True, trace_flags=flags)
     return trace.set_span_in_context(trace.NonRecordingSpan(context), Context())
+
+
+def _linked(header: str) -> trace.SpanContext | None:
+    parent = TraceParent.parse(header)
+    if parent is None:
+        return None
+    flags = trace.TraceFlags(trace.TraceFlags.SAMPLED)
+    return trace.SpanContext(parent.trace_id, parent.span_id, is_remote=True, trace_flags=flags)
 
 
 def _ns(unix_s: float) -> int:

@@ -42,6 +42,18 @@ class TraceParent(NamedTuple):
         return f"00-{self.trace_id:032x}-{self.span_id:016x}-{int(self.sampled):02x}"
 
 
+def trace_id(traceparent: str) -> str:
+    """The trace that a header belongs to, as backends write it; empty: none."""
+    parent = TraceParent.parse(traceparent)
+    return "" if parent is None else f"{parent.trace_id:032x}"
+
+
+class SpanEvent(NamedTuple):
+    name: str
+    at_unix_s: float
+    attributes: Attributes
+
+
 class Span(Protocol):
     """A span under way. Names with dots are passed as `**{conventions.REPLICA: "r1"}`."""
 
@@ -73,6 +85,11 @@ class Tracing(Protocol):
         OpenTelemetry's: server, client, ...
         """
 
+    def reserve(self, traceparent: str | None) -> str:
+        """The header of a span that is recorded later (`own` of `record`), so that others can be
+        below it before; under `traceparent`, or the root of a new trace. Empty: there is no trace.
+        """
+
     def record(
         self,
         name: str,
@@ -80,9 +97,13 @@ class Tracing(Protocol):
         start_unix_s: float,
         end_unix_s: float,
         attributes: Attributes | None = None,
+        *,
+        own: str = "",
+        events: Sequence[SpanEvent] = (),
+        links: Sequence[str] = (),
     ) -> None:
-        """Add a span measured elsewhere. Without a traceparent it is left out: it would be a trace
-        of its own.
+        """Add a span measured elsewhere. Without a traceparent it is left out, as it would be a
+        trace of its own, unless it was reserved. `links`: headers of spans in other traces.
         """
 
     def close(self) -> None:
@@ -124,6 +145,9 @@ class Off:
     ) -> Span:
         return Untraced(traceparent) if traceparent else NO_SPAN
 
+    def reserve(self, traceparent: str | None) -> str:
+        return traceparent or ""
+
     def record(
         self,
         name: str,
@@ -131,6 +155,10 @@ class Off:
         start_unix_s: float,
         end_unix_s: float,
         attributes: Attributes | None = None,
+        *,
+        own: str = "",
+        events: Sequence[SpanEvent] = (),
+        links: Sequence[str] = (),
     ) -> None:
         pass
 

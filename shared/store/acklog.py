@@ -1,14 +1,18 @@
 """The ack log of a replica, read as the story of each attempt. Recovery and attach read it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
 import msgspec
 import structlog
+from msgspec.structs import replace
 
 from shared.bus.api import Bus
 from shared.columns import pack, unpack_list
+from shared.core.ledger import Chunk, Ledger, Spent
+from shared.core.record import FINAL
+from shared.diary import Diary, Happened
 from shared.errors import PeerError
 from shared.measure import Measure
 from shared.schemas import (
@@ -72,6 +76,8 @@ class Story:
     emissions: list[tuple[int, float, int | None]] = field(default_factory=list)
     ended: str = ""
     over: AttemptOver | None = None
+    # of this attempt, or with those before where `measure` is from a snapshot
+    diary: Diary = field(default_factory=Diary)
     relegated: bool = False  # best-effort at some time
     best_effort: bool = False  # at the end of the story
     logprobs: list[TokenLogprob] = field(default_factory=list)  # parallel to `tokens`, or empty
@@ -88,27 +94,52 @@ class Story:
                 if before.tokens
                 else Measure.begin(record.slo, record.arrived_unix_s)
             )
+        diary = self._whole(record)
         for n, at_unix_s, thinking_tokens in self.emissions:
-            measure = measure.emit(n, at_unix_s, record.slo, thinking_tokens)
+            after = measure.emit(n, at_unix_s, record.slo, thinking_tokens)
+            if diary.late is not None and after.late_tokens and not measure.late_tokens:
+                token, due_unix_s = measure.first_late(n, at_unix_s, record.slo, thinking_tokens)
+                diary = replace(diary, late=replace(diary.late, token=token, due_unix_s=due_unix_s))
+            measure = after
         tokens = unpack_list(before.tokens)[: self.offset] + self.tokens
         text = before.text[: self.text_offset] + self.text
         logprobs = before.logprobs[: self.offset] + self.logprobs
         if len(logprobs) != len(tokens):  # one of its engines had none to give
             logprobs = []
-        return Resume(tokens=pack(tokens), text=text, measure=measure, logprobs=logprobs)
+        return Resume(
+            tokens=pack(tokens), text=text, measure=measure, logprobs=logprobs, diary=diary
+        )
+
+    def _whole(self, record: Record) -> Diary:
+        """The diary, with that of the attempts before."""
+        if self.measure is not None:
+            return self.diary
+        happenings, late = self.diary.happenings, self.diary.late
+        held_unix_s = happenings[0].at_unix_s if happenings else 0.0
+        before = record.resume.diary.waited(record.arrived_unix_s, held_unix_s)
+        if late is not None:
+            late = replace(late, account=before.account.plus(late.account))
+        return replace(
+            before.noted(*happenings),
+            account=before.account.plus(self.diary.account),
+            late=before.late or late,
+        )
 
 
 Stories = dict[tuple[RequestKey, int, str], Story]  # by key, attempt and incarnation
 
 
-def fold(entries: Sequence[LogEntry]) -> Stories:
+def fold(entries: Sequence[LogEntry], replica: ReplicaId) -> Stories:
     """The story of every attempt that the entries name, by (key, attempt, incarnation)."""
     stories: Stories = {}
     at_slot: dict[int, Story] = {}
+    ledger = Ledger(replica)
     for entry in entries:
         match entry:
             case Registered():
+                _close(ledger, at_slot)
                 at_slot.clear()
+                ledger = Ledger(replica)
             case Fenced():
                 pass
             case Snapshot():
@@ -127,6 +158,7 @@ def fold(entries: Sequence[LogEntry]) -> Stories:
                         kept.service_class is ServiceClass.BEST_EFFORT,
                     )
                     story.logprobs = list(kept.logprobs)
+                    ledger.found(held, kept.diary)
                     stories[held.key, held.attempt, entry.incarnation] = at_slot[held.slot] = story
                 for over in entry.overs:
                     made, at = over.resume, (over.key, over.attempt, entry.incarnation)
@@ -146,16 +178,24 @@ def fold(entries: Sequence[LogEntry]) -> Stories:
                     stories[at].best_effort = over.service_class is ServiceClass.BEST_EFFORT
             case PlanAck():
                 try:
-                    _feed(entry, stories, at_slot)
+                    _feed(entry, stories, at_slot, ledger)
                 except ValueError as error:  # columns that do not fit: no worker of ours wrote that
                     log.warning("entry.unreadable", ack_seq=entry.ack_seq, error=str(error))
+    _close(ledger, at_slot)
     return stories
 
 
-def _feed(ack: PlanAck, stories: Stories, at_slot: dict[int, Story]) -> None:
+def _close(ledger: Ledger, at_slot: Mapping[int, Story]) -> None:
+    """The attempts that the log does not end."""
+    for slot, story in at_slot.items():
+        story.diary = ledger.diary(slot)
+
+
+def _feed(ack: PlanAck, stories: Stories, at_slot: dict[int, Story], ledger: Ledger) -> None:
     for held in ack.held:
         story = Story(ack.incarnation, held.offset, held.text_offset)
         stories[held.key, held.attempt, ack.incarnation] = at_slot[held.slot] = story
+        ledger.held(held, Diary())
     for slot in unpack_list(ack.relegated):
         if slot in at_slot:
             at_slot[slot].relegated = at_slot[slot].best_effort = True
@@ -167,6 +207,7 @@ def _feed(ack: PlanAck, stories: Stories, at_slot: dict[int, Story]) -> None:
         dict(zip(unpack_list(ack.answering), unpack_list(ack.thinking_tokens), strict=True)),
     )
     tokens, texts, at = unpack_list(ack.tokens), iter(ack.texts), 0
+    firsts: list[int] = []
     logprobs, with_logprobs = iter(ack.logprobs), frozenset(unpack_list(ack.logprob_slots))
     for slot, n in zip(unpack_list(ack.slots), unpack_list(ack.emitted), strict=True):
         if not n and ended.get(slot) not in _OWN_ENDS:
@@ -179,12 +220,50 @@ def _feed(ack: PlanAck, stories: Stories, at_slot: dict[int, Story]) -> None:
             attempt.text += text
             attempt.logprobs += likely
             attempt.emissions.append((n, ack.ended_unix_s, thought.get(slot)))
+            if n and not attempt.offset and len(attempt.tokens) == n:
+                firsts.append(slot)
         at += n
+    if ack.plan_seq:
+        _account(ack, firsts, ledger)
     for slot, why in ack.ended:
         if slot in at_slot:
-            at_slot.pop(slot).ended = why
+            story = at_slot.pop(slot)
+            story.ended, story.diary = why, ledger.leave(slot)
+            if why not in FINAL:
+                until_unix_s = story.diary.account.until_unix_s
+                story.diary = story.diary.left(ledger.replica, why, until_unix_s)
+
+
+def _account(ack: PlanAck, firsts: Sequence[int], ledger: Ledger) -> None:
+    """Feed the ledger as the worker fed its own. `firsts`: slots that made their first token."""
+    orders = (
+        (Happened.PREEMPTED, ack.preempted),
+        (Happened.RELEGATED, ack.relegated),
+        (Happened.PROMOTED, ack.promoted),
+    )
+    for what, named in orders:
+        ledger.note(what, unpack_list(named), ack.started_unix_s)
+    slots = unpack_list(ack.slots)
+    nothing = [0] * len(slots)
+    columns = zip(
+        slots,
+        unpack_list(ack.computed),
+        unpack_list(ack.emitted),
+        unpack_list(ack.drafted) or nothing,
+        unpack_list(ack.cached) or nothing,
+        strict=True,
+    )
+    chunks = [
+        Chunk(slot, computed - cached, emitted > 0)
+        for slot, computed, emitted, drafted, cached in columns
+        if computed > 1 and not drafted
+    ]
+    ledger.ran(slots, chunks, Spent(ack.ended_unix_s, ack.exec_s, ack.decodes_s, ack.drafts_s))
+    ledger.note(Happened.FIRST_TOKEN, firsts, ack.ended_unix_s)
+    for slot in unpack_list(ack.late):
+        ledger.late(slot, 0, 0.0)
 
 
 async def read(bus: Bus, replica: ReplicaId) -> Stories:
     """Fold the whole log of a replica. Raises BusTimeout."""
-    return fold(decode_log(await bus.acks.read(ack_log(replica))))
+    return fold(decode_log(await bus.acks.read(ack_log(replica))), replica)

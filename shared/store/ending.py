@@ -10,8 +10,9 @@ import structlog
 from shared import subjects
 from shared.bus.api import Bus
 from shared.errors import BusError
-from shared.process import conventions as names
-from shared.process.telemetry import AttributeValue, Tracing
+from shared.process.logs import traced
+from shared.process.request_spans import record_request
+from shared.process.telemetry import Tracing
 from shared.schemas import End, Ended, Record
 from shared.store.outcomes import Outcomes
 from shared.store.records import Records, Stored
@@ -44,6 +45,10 @@ class Ending:
 
     async def _announce(self, record: Record) -> None:
         """Publish, count and log a verdict that this process wrote."""
+        with traced(record.traceparent):
+            await self._announced(record)
+
+    async def _announced(self, record: Record) -> None:
         verdict = record.verdict
         assert verdict is not None
         try:
@@ -53,21 +58,7 @@ class Ending:
         with suppress(BusError):
             await self._bus.publish(subjects.ENDED, _ended(record))
         self._outcomes.ended(record)
-        attributes: dict[str, AttributeValue] = {
-            names.PROVIDER: names.PROVIDER_NAME,
-            names.INPUT_TOKENS: verdict.prompt_tokens,
-            names.OUTPUT_TOKENS: verdict.output_tokens,
-            names.FINISH_REASONS: [verdict.finish_reason.value],
-            names.REQUEST_KEY: record.key,
-            names.REQUEST_TIER: record.tier,
-            names.SLO_MET: verdict.slo_met,
-            names.RELEGATED: verdict.relegated,
-            names.ATTEMPT: verdict.attempts,
-            names.REPLICA: verdict.replica or "",
-        }
-        self._tracing.record(
-            "request", record.traceparent, record.arrived_unix_s, verdict.ended_unix_s, attributes
-        )
+        record_request(self._tracing, record)
         log.info(
             "request.finished",
             request=record.key,
@@ -82,6 +73,8 @@ class Ending:
             ttft_s=verdict.ttft_s,
             worst_tbt_s=verdict.worst_tbt_s,
             ttlt_s=verdict.ttlt_s,
+            missed=verdict.missed.value or None,
+            cause=None if verdict.first_missed is None else verdict.first_missed.cause.value,
         )
         await self._records.forget_body(record.body_key)
 

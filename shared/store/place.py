@@ -14,6 +14,7 @@ from shared import subjects
 from shared.bus.api import Bus
 from shared.clock import Clock
 from shared.core.offer import as_offer
+from shared.diary import Neighbour
 from shared.errors import BusError, BusTimeout, NoResponders, PeerError
 from shared.process import conventions as names
 from shared.process.telemetry import TRACEPARENT, AttributeValue, Tracing
@@ -48,6 +49,8 @@ class PlaceDeclined:
 
     attempt: int
     earliest_s: float | None = None  # from now: when it could meet the SLO
+    why: str = ""
+    loads: tuple[Neighbour, ...] = ()  # whose prefills the replica has to compute first
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +138,7 @@ class Placer:
                 await self.publish_status(record, "accepted" if standard else "relegated", "")
                 return PlaceHeld()
             case OfferDeclined():
-                return PlaceDeclined(record.attempt, answer.earliest_s)
+                return PlaceDeclined(record.attempt, answer.earliest_s, answer.reason, answer.loads)
             case OfferNotReady():
                 return PlaceUnplanned(record.attempt)
             case OfferInDoubt():
@@ -147,7 +150,9 @@ class Placer:
         """Nobody knows whether the worker holds it: take it back for certain."""
         over = await self.withdraw(record)
         # An attempt that was held may have spoken: its end is handled where all ends are.
-        return PlaceDeclined(record.attempt) if over is None else PlaceGone()
+        if over is not None:
+            return PlaceGone()
+        return PlaceDeclined(record.attempt, why="it did not answer")
 
     async def withdraw(self, record: Record) -> AttemptOver | None:
         """The end of the attempt with its output; None if the worker never had the attempt and

@@ -273,7 +273,12 @@ class LiveLoop:
     def hold_comes(self, hold: Hold) -> None:
         if not self.worker.held:
             self.work_since_s = self.loop.time()
-        answer = self.worker.hold(hold, self.around.record(hold.key), self.around.body(hold.key))
+        answer = self.worker.hold(
+            hold,
+            self.around.record(hold.key),
+            self.around.body(hold.key),
+            now_unix_s=self.loop.time(),
+        )
         self.loop.call_later(
             self.latency.held.median_s,
             self.inbox.put,
@@ -411,7 +416,7 @@ class Both:
         record = placed(record, ANNOUNCE.replica, "1")
         hold = Hold(epoch=1, sync=1, slot=slot, key=record.key, attempt=record.attempt)
         self.virtual.hold(hold, record, body, array("d", [0.0] * made))
-        assert self.real.hold(hold, record, body) == HoldAccepted()
+        assert self.real.hold(hold, record, body, now_unix_s=self.now_s) == HoldAccepted()
         self.held.add(slot)
 
     def plan(self) -> BatchPlan:

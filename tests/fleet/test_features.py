@@ -398,7 +398,12 @@ def test_the_engine_gets_the_adapter_and_the_parameters() -> None:
     sampling = Sampling(min_p=0.5, structured=JsonObject())
     hold = Hold(epoch=1, sync=1, slot=3, key=placed.key, attempt=placed.attempt)
     assert (
-        core.hold(hold, placed, Body(prompt=pack([1, 2, 3]), sampling=sampling, adapter="poet"))
+        core.hold(
+            hold,
+            placed,
+            Body(prompt=pack([1, 2, 3]), sampling=sampling, adapter="poet"),
+            now_unix_s=0.0,
+        )
         == HoldAccepted()
     )
     plan = BatchPlan(

@@ -212,7 +212,7 @@ class Client:
             epoch=1, sync=1, slot=self.slot, key=self.record.key, attempt=self.record.attempt
         )
         body = Body(prompt=pack(PROMPT), sampling=Sampling(max_tokens=OUTPUT, logprobs=self.top))
-        assert core.hold(hold, self.record, body) == HoldAccepted()
+        assert core.hold(hold, self.record, body, now_unix_s=NOW) == HoldAccepted()
 
     def settle(self, over: AttemptOver) -> None:
         after = life.settled(self.record, over, "a", NOW)
@@ -222,7 +222,7 @@ class Client:
     def logged(self) -> Resume:
         """The tokens that the request has made by record and log, as admission reads them."""
         core = self.replica.core
-        story = acklog.fold(self.replica.log).get(
+        story = acklog.fold(self.replica.log, ReplicaId("r1")).get(
             (self.record.key, self.record.attempt, core.incarnation)
         )
         return self.record.resume if story is None else story.resume(self.record)

@@ -143,7 +143,9 @@ class One:
         self.core.resync(1, 1)
         hold = Hold(epoch=1, sync=1, slot=2, key=record.key, attempt=record.attempt)
         assert (
-            self.core.hold(hold, record, Body(prompt=pack(prompt), sampling=sampling))
+            self.core.hold(
+                hold, record, Body(prompt=pack(prompt), sampling=sampling), now_unix_s=0.0
+            )
             == HoldAccepted()
         )
         self.acks: list[PlanAck] = []
@@ -247,7 +249,7 @@ def test_a_request_that_moves_keeps_its_stage_whether_its_worker_or_the_log_tell
     finished = here.core.between()
     assert finished is not None
     [over] = here.keep(finished).overs
-    [story] = fold(here.acks).values()
+    [story] = fold(here.acks, ReplicaId("r1")).values()
     assert story.resume(record).measure == over.resume.measure
     assert over.resume.measure.thinking_tokens == (4 if made >= 4 else None)
 

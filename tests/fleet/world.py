@@ -44,7 +44,7 @@ from shared.testing.simulated_bus import SimNet
 from shared.testing.simulated_process import SimProcess
 from shared.testing.virtual_loop import run_virtual
 from shared.text.tokenizer import Tokenizer
-from shared.vocabulary import FinishReason, Slo
+from shared.vocabulary import FinishReason, ReplicaId, Slo
 from tests.chaos.sabotage.sitecustomize import spoil_acks
 
 CALM = Faults()
@@ -430,7 +430,7 @@ class World:
         self._check_attempts()
         for n in range(self.scene.replicas):
             rows = self.net.acks.read(subjects.ack_log(f"r{n}"), after=0)
-            fold([decode_entry(payload) for _, payload in rows])
+            fold([decode_entry(payload) for _, payload in rows], ReplicaId(f"r{n}"))
 
     def _check_refused(self, request_id: str, seen: Seen, record: Record | None) -> None:
         """A client that is told no has no tokens and no other end. A copy that it had sent before,

@@ -97,7 +97,12 @@ class Worker:
             )
             body = Body(prompt=pack([kind, *[65] * (PROMPT - 1)]), sampling=Sampling(max_tokens=8))
             assert (
-                self.core.hold(Hold(epoch=1, sync=1, slot=slot, key=key, attempt=1), record, body)
+                self.core.hold(
+                    Hold(epoch=1, sync=1, slot=slot, key=key, attempt=1),
+                    record,
+                    body,
+                    now_unix_s=0.0,
+                )
                 == HoldAccepted()
             )
 

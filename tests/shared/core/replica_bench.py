@@ -423,7 +423,9 @@ class Bench:
 
     def hold_comes(self, core: ReplicaCore, hold: Hold) -> None:
         record = self.records[hold.key]
-        answer: HoldAnswer = self.worker.hold(hold, record, self.bodies[hold.key])
+        answer: HoldAnswer = self.worker.hold(
+            hold, record, self.bodies[hold.key], now_unix_s=self.line.now_s
+        )
         self.worker.check()
         self.after(self.feed, core, HoldDone(hold.slot, answer))
 

@@ -1,0 +1,174 @@
+"""`slackline explain`: says why a request was late, with the share of each cause and its steps."""
+
+import argparse
+import asyncio
+import textwrap
+
+import msgspec
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from loadgen.access import access_of, add_access_arguments
+from loadgen.load.connection import connecting
+from loadgen.tables import print_table
+from shared import subjects
+from shared.bus.users import OPERATOR, Role, User
+from shared.core.explanation import in_seconds, others
+from shared.diary import Cause, Happened, Happening
+from shared.errors import BusError, ConfigError, NoResponders
+from shared.schemas import Explain, Explanation
+from shared.subjects import DEFAULT_TENANT, ID_PATTERN
+
+ANSWER_S = 5.0
+WORDS = {
+    Cause.PLACING: "looking for a replica",
+    Cause.RELEGATED: "waiting as best-effort",
+    Cause.MOVING: "moving to another replica",
+    Cause.QUEUE: "queue of the replica",
+    Cause.PREFILL: "its own prefill",
+    Cause.BESIDE: "beside prefills of others",
+    Cause.DECODES: "decodes",
+    Cause.DRAFTS: "drafts",
+    Cause.SAT_OUT: "left out of iterations",
+    Cause.CONTROL: "control, between iterations",
+}
+STEPS = {
+    Happened.DECLINED: "{replica} declined it",
+    Happened.HELD: "{replica} has it",
+    Happened.BEGAN: "its first iteration on {replica}",
+    Happened.FIRST_TOKEN: "its first token",
+    Happened.PREEMPTED: "{replica} preempted it",
+    Happened.RELEGATED: "relegated",
+    Happened.PROMOTED: "promoted: its SLO can be met again",
+    Happened.DRAWN: "out of the pool, for {replica}",
+    Happened.LEFT: "left {replica}",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("request_id", metavar="REQUEST_ID", help="id of the request")
+    parser.add_argument(
+        "--tenant", default=DEFAULT_TENANT, help="tenant of the request (default: default)"
+    )
+    parser.add_argument(
+        "--operator",
+        action="store_true",
+        help="the key that --creds names is the operator's: name other tenants, too",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_access_arguments(parser, "the tenant, or of the operator")
+
+
+def run(args: argparse.Namespace) -> int:
+    for name, value in (("--tenant", args.tenant), ("REQUEST_ID", args.request_id)):
+        if not ID_PATTERN.fullmatch(value):
+            raise ConfigError(f"{name} must be 1 to 64 characters of A-Z, a-z, 0-9, _ and -")
+    found = asyncio.run(_asked(args))
+    if args.json:
+        print(msgspec.json.encode(found).decode())
+    else:
+        show(found, Console(soft_wrap=False))
+    return 0
+
+
+async def _asked(args: argparse.Namespace) -> Explanation:
+    operator = args.operator or not args.creds
+    user = OPERATOR if operator else User(Role.TENANT, args.tenant)
+    subject = subjects.EXPLAIN_ALL if operator else subjects.explain(args.tenant)
+    question = Explain(tenant=args.tenant, request_id=args.request_id)
+    async with connecting(access_of(args), "slackline-explain", user) as bus:
+        try:
+            return await bus.request(subject, question, Explanation, timeout_s=ANSWER_S)
+        except NoResponders as error:
+            raise BusError(
+                f"{args.url} has no admission service: start a fleet with `slackline up`"
+            ) from error
+
+
+def show(found: Explanation, console: Console) -> None:
+    """The answer in one sentence, then the shares, then the steps."""
+    width = min(console.width, 100)
+    console.print(escape(textwrap.fill(f"{found.request_id}: {found.answer}", width)))
+    if found.shares:
+        print_table(console, _shares(found))
+    for neighbour in found.neighbours:
+        whose = f"{neighbour.tenant}/{neighbour.tier}" if neighbour.tenant else "others"
+        requests = f"{neighbour.requests} request{'' if neighbour.requests == 1 else 's'}"
+        line = f"  beside it: {in_seconds(neighbour.seconds)} of prefills of {whose}, {requests}"
+        console.print(escape(line), highlight=False)
+    print_table(console, _steps(found))
+
+
+def _shares(found: Explanation) -> Table:
+    out = Table(box=SIMPLE_HEAD, title=_facts(found), title_justify="left", padding=(0, 1))
+    out.add_column("where its time went", no_wrap=True)
+    until = {share.cause: share for share in found.shares_until_missed}
+    columns = ["until it was late"] if until else []
+    ended = "whole life" if found.verdict is not None else "so far"
+    for column in (*columns, ended):
+        out.add_column(column, justify="right")
+        out.add_column("", justify="right")
+    for share in found.shares:
+        cells = [WORDS[share.cause]]
+        if until:
+            before = until.get(share.cause)
+            cells += ["", ""] if before is None else _cells(before.seconds, before.share)
+        out.add_row(*cells, *_cells(share.seconds, share.share))
+    total_s = sum(share.seconds for share in found.shares)
+    until_s = sum(share.seconds for share in until.values())
+    out.add_section()
+    out.add_row("all", *([in_seconds(until_s), ""] if until else []), in_seconds(total_s), "")
+    return out
+
+
+def _cells(seconds: float, share: float) -> list[str]:
+    return [in_seconds(seconds), f"{100 * share:.0f} %"]
+
+
+def _facts(found: Explanation) -> str:
+    bounds = [
+        f"{name} {in_seconds(bound_s)}"
+        for name, bound_s in (
+            ("TTFT", found.slo.ttft_s),
+            ("TBT", found.slo.tbt_s),
+            ("TTLT", found.slo.ttlt_s),
+        )
+        if bound_s is not None
+    ]
+    state = found.verdict.finish_reason.value if found.verdict else found.state
+    return (
+        f"{found.tenant}/{found.tier}, {found.prompt_tokens:,} tokens of prompt, "
+        f"{found.output_tokens:,} of answer, {state}; SLO: {', '.join(bounds) or 'none'}"
+    )
+
+
+def _steps(found: Explanation) -> Table:
+    out = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
+    out.add_column(justify="right", no_wrap=True)
+    out.add_column()
+    out.add_row("0 ms", "it arrived")
+    for step in found.happenings:
+        out.add_row(_after(found, step.at_unix_s), escape(_step(step)))
+    if found.left_out:
+        out.add_row("", f"({found.left_out} steps in the middle are left out)")
+    if found.verdict is not None:
+        ended = f"it ended: {found.verdict.finish_reason.value}"
+        out.add_row(_after(found, found.verdict.ended_unix_s), ended)
+    return out
+
+
+def _step(step: Happening) -> str:
+    words = STEPS[step.what].format(replica=step.replica)
+    if step.what is Happened.RELEGATED:
+        words += f" on {step.replica}" if step.replica else ", into the pool"
+    if step.why:
+        words += f": {step.why}"
+    if step.neighbours:
+        words += f"; ahead of it were prefills of {others(step.neighbours)}"
+    return words
+
+
+def _after(found: Explanation, at_unix_s: float) -> str:
+    return in_seconds(max(0.0, at_unix_s - found.arrived_unix_s))

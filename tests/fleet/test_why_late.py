@@ -1,0 +1,308 @@
+"""Why was this request late? A real fleet answers on NATS, on the command line and in its traces:
+for requests that ran straight, that were relegated, and whose worker was killed.
+"""
+
+import asyncio
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from loadgen.fleet.fleet import Fleet, FleetSpec
+from shared import subjects
+from shared.bus.api import RefusedError
+from shared.bus.nats import NatsBus
+from shared.diary import Happened
+from shared.schemas import Explain, Explanation, GenerateRequest, Sampling
+from tests.fleet.live import DEFAULT, HOPELESS, WAIT_S, Delivered, ask, client_of, until_running
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+CLOSE_S = 1e-3
+PAGE = Path(__file__).parents[2] / "docs" / "why-late.md"
+FENCE = re.compile(r"```sh\n(.*?)```", re.DOTALL)
+
+
+def request(name: str, tokens: int, **more: Any) -> GenerateRequest:
+    sampling = Sampling(max_tokens=tokens, ignore_eos=True)
+    return GenerateRequest(request_id=name, prompt="x" * 200, sampling=sampling, **more)
+
+
+async def explained(
+    bus: NatsBus, name: str, tenant: str = "default", *, whole: bool = True
+) -> Explanation:
+    subject = subjects.EXPLAIN_ALL if whole else subjects.explain(tenant)
+    question = Explain(tenant=tenant, request_id=name)
+    return await bus.request(subject, question, Explanation, timeout_s=WAIT_S)
+
+
+@dataclass
+class Told:
+    """The answers of a fleet about its requests, by their ids, and what it left behind."""
+
+    straight: Delivered
+    relegated: Delivered
+    moved: list[Delivered]
+    running: Explanation
+    found: dict[str, Explanation] = field(default_factory=dict)
+    seen_by_tenant: Explanation | None = None
+    unknown: str = ""
+    command: dict[str, subprocess.CompletedProcess[str]] = field(default_factory=dict)
+    page: dict[str, subprocess.CompletedProcess[str]] = field(default_factory=dict)
+    spans: list[dict[str, Any]] = field(default_factory=list)
+    lines: list[dict[str, Any]] = field(default_factory=list)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def told(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Told]:
+    folder = tmp_path_factory.mktemp("why-late")
+    spans = folder / "spans.jsonl"
+    spec = FleetSpec(
+        pace=0.5,
+        store=folder / "fleet",
+        drain_s=2.0,
+        environment={"SLACKLINE_TRACE_FILE": str(spans)},
+    )
+    async with Fleet(spec) as fleet:
+        async with client_of(fleet) as (bus, client, wire):
+            straight = await ask(client, request("straight", 20), "interactive")
+            relegated = await ask(client, request("relegated", 20, slo=HOPELESS))
+            async with asyncio.TaskGroup() as tasks:
+                long = [
+                    tasks.create_task(ask(client, request(f"long-{n}", 400, tenant=tenant)))
+                    for n, tenant in enumerate(["default", "acme"] * 4)
+                ]
+                await until_running(bus, "r1")
+                fleet.process("worker-r1").kill()
+                async with asyncio.timeout(WAIT_S):
+                    await wire.replaced.wait()
+                running = await explained(bus, "long-0")
+            delivered = [task.result() for task in long]
+            moved = [one for one in delivered if one.verdict and one.verdict.attempts > 1]
+            told = Told(straight, relegated, moved, running)
+            for one in (straight, relegated, *moved):
+                name, tenant = one.request.request_id, one.request.tenant or "default"
+                told.found[name] = await explained(bus, name, tenant)
+            told.seen_by_tenant = await explained(bus, "relegated", whole=False)
+            with pytest.raises(RefusedError) as refused:
+                await explained(bus, "nobody")
+            told.unknown = refused.value.refused.code
+        for words in (["straight"], ["relegated"], ["relegated", "--json"], ["nobody"]):
+            told.command[" ".join(words)] = await asyncio.to_thread(command, fleet, words)
+        [block, *_] = FENCE.findall(PAGE.read_text())
+        for line in block.splitlines():
+            told.page[line] = await asyncio.to_thread(as_a_tenant, fleet, line)
+    told.spans = [json.loads(line) for line in spans.read_text().splitlines()]
+    for log in (folder / "fleet" / "logs").glob("*.jsonl"):
+        told.lines += [json.loads(line) for line in log.read_text().splitlines() if line[:1] == "{"]
+    yield told
+
+
+def as_a_tenant(fleet: Fleet, line: str) -> subprocess.CompletedProcess[str]:
+    """Run a line of the page with the key of the tenant `default`."""
+    access = fleet.access(DEFAULT)
+    name, *words = shlex.split(line)
+    assert name == "slackline"
+    keys = {"SLACKLINE_CREDS": access.creds, "SLACKLINE_TLS_CA": access.tls_ca}
+    return subprocess.run(
+        [sys.executable, "-m", "loadgen", *words],
+        env={**os.environ, **keys, "SLACKLINE_URL": access.url, "COLUMNS": "80"},
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        check=False,
+    )
+
+
+def command(fleet: Fleet, words: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    access = fleet.access()
+    options = ["--url", access.url, "--operator"]
+    if access.creds:
+        options += ["--creds", access.creds, "--tls-ca", access.tls_ca]
+    return subprocess.run(
+        [sys.executable, "-m", "loadgen", "explain", *words, *options],
+        env={**os.environ, "COLUMNS": "80"},
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        check=False,
+    )
+
+
+async def test_the_shares_of_the_causes_add_up_to_the_whole_life(told: Told) -> None:
+    assert told.moved, "no request was on the worker that was killed"
+    for one in (told.straight, told.relegated, *told.moved):
+        found, verdict = told.found[one.request.request_id], one.verdict
+        assert verdict is not None and found.verdict == verdict
+        life_s = verdict.ended_unix_s - found.arrived_unix_s
+        assert sum(share.seconds for share in found.shares) == pytest.approx(life_s, abs=CLOSE_S)
+        assert sum(share.share for share in found.shares) == pytest.approx(1.0)
+        assert all(share.seconds > 0.0 for share in found.shares)
+
+
+async def test_a_late_request_names_its_first_missed_deadline_and_why(told: Told) -> None:
+    found = told.found["relegated"]
+    missed = found.first_missed
+    assert missed is not None and missed.token == 1
+    assert missed.came_s is not None and found.ttft_s == pytest.approx(missed.came_s)
+    assert missed.due_s == pytest.approx(HOPELESS.ttft_s, abs=1e-6)
+    until_s = sum(share.seconds for share in found.shares_until_missed)
+    assert until_s == pytest.approx(missed.came_s, abs=CLOSE_S)
+    assert found.answer.startswith("late: its first token was due at 0 ms and came at ")
+    assert found.verdict is not None and found.verdict.first_missed == missed
+    assert told.found["straight"].first_missed is None or not told.straight.verdict.slo_met
+
+
+async def test_the_steps_of_a_request_are_told_in_their_order(told: Told) -> None:
+    def steps(name: str) -> list[Happened]:
+        return [step.what for step in told.found[name].happenings]
+
+    first = [Happened.HELD, Happened.BEGAN, Happened.FIRST_TOKEN]
+    assert steps("straight")[:3] == first
+    relegated = told.found["relegated"]
+    assert Happened.RELEGATED in steps("relegated")
+    assert next(h for h in relegated.happenings if h.what is Happened.RELEGATED).why
+    for one in told.moved:
+        name = one.request.request_id
+        assert steps(name).count(Happened.HELD) == one.verdict.attempts
+        left = [h for h in told.found[name].happenings if h.what is Happened.LEFT]
+        assert [(h.replica, h.why) for h in left] == [("r1", "lost")]
+        causes = {share.cause for share in told.found[name].shares}
+        assert "moving" in causes and "decodes" in causes
+
+
+async def test_a_request_that_still_runs_is_explained_as_far_as_it_is(told: Told) -> None:
+    assert told.running.verdict is None
+    spent_s = told.running.until_unix_s - told.running.arrived_unix_s
+    assert sum(s.seconds for s in told.running.shares) == pytest.approx(spent_s, abs=CLOSE_S)
+
+
+async def test_an_unknown_request_is_a_clear_error(told: Told) -> None:
+    assert told.unknown == "not_found"
+    failed = told.command["nobody"]
+    assert failed.returncode == 1
+    assert failed.stderr.startswith("slackline explain: no such request of this tenant")
+
+
+async def test_a_tenant_reads_of_others_only_that_they_are_others(told: Told) -> None:
+    assert told.seen_by_tenant is not None
+    named = {n.tenant for n in told.seen_by_tenant.neighbours}
+    for step in told.seen_by_tenant.happenings:
+        named |= {n.tenant for n in step.neighbours}
+    assert named <= {"", "default"}
+
+
+async def test_the_command_prints_an_answer_a_table_and_the_steps_in_80_columns(
+    told: Told,
+) -> None:
+    for name in ("straight", "relegated"):
+        printed = told.command[name]
+        assert printed.returncode == 0, printed.stderr
+        lines = printed.stdout.splitlines()
+        assert lines[0].startswith(f"{name}: ")
+        assert max(map(len, lines)) <= 80
+        assert "its first token" in printed.stdout
+        assert "it ended: length" in printed.stdout
+    one = json.loads(told.command["relegated --json"].stdout)
+    assert one["answer"] == told.found["relegated"].answer
+    assert one["first_missed"]["bound"] == "ttft"
+
+
+async def test_the_commands_of_the_page_work(told: Told) -> None:
+    submitted, printed, as_json = told.page.values()
+    assert [ran.returncode for ran in told.page.values()] == [0, 0, 0], printed.stderr
+    assert submitted.stdout
+    assert printed.stdout.startswith("river-1: ")
+    assert json.loads(as_json.stdout)["request_id"] == "river-1"
+
+
+async def test_the_spans_below_request_leave_no_hole(told: Told) -> None:
+    below = defaultdict(list)
+    for span in told.spans:
+        below[span["parent_span_id"]].append(span)
+    for one in (told.straight, told.relegated, *told.moved):
+        root = root_of(told, one)
+        phases = sorted(
+            (span for span in below[root["span_id"]] if span["name"] != "iteration"),
+            key=lambda span: span["start_unix_s"],
+        )
+        covered = root["start_unix_s"]
+        for span in phases:
+            assert span["start_unix_s"] <= covered + 1e-6, (one.request.request_id, span["name"])
+            covered = max(covered, span["end_unix_s"])
+        assert covered >= root["end_unix_s"] - 1e-6
+        names = {span["name"] for span in phases}
+        assert {"admit", "place", "queue", "iterations"} <= names
+        assert ("relegated" in names) == (one is told.relegated)
+        assert ("moving" in names) == (one in told.moved)
+
+
+def root_of(told: Told, one: Delivered) -> dict[str, Any]:
+    key = f"{one.request.tenant or 'default'}.{one.request.request_id}"
+    [root] = [
+        span
+        for span in told.spans
+        if span["name"] == "request" and span["attributes"]["slackline.request.key"] == key
+    ]
+    return root
+
+
+async def test_request_is_the_root_and_says_what_was_promised_what_came_and_why(
+    told: Told,
+) -> None:
+    for one in (told.straight, told.relegated, *told.moved):
+        root, verdict = root_of(told, one), one.verdict
+        assert root["parent_span_id"] is None
+        said = root["attributes"]
+        assert verdict is not None
+        assert said["slackline.ttft_s"] == pytest.approx(verdict.ttft_s)
+        assert said["slackline.ttlt_s"] == pytest.approx(verdict.ttlt_s)
+        assert said["slackline.worst_tbt_s"] == pytest.approx(verdict.worst_tbt_s)
+        assert "slackline.slo.ttft_s" in said
+        assert ("slackline.missed.cause" in said) == (verdict.first_missed is not None)
+        assert root["trace_id"] == told.found[one.request.request_id].trace_id
+        events = [event["name"] for event in root["events"]]
+        assert "first_token" in events
+        assert ("moved" in events) == (one in told.moved)
+    [relegated] = [
+        event for event in root_of(told, told.relegated)["events"] if event["name"] == "relegated"
+    ][:1]
+    assert relegated["attributes"]["slackline.reason"]
+
+
+async def test_sampled_iterations_are_linked_to_the_trace_of_their_plan(told: Told) -> None:
+    plans = {(s["trace_id"], s["span_id"]) for s in told.spans if s["name"] == "plan"}
+    roots = {s["span_id"] for s in told.spans if s["name"] == "request"}
+    iterations = [s for s in told.spans if s["name"] == "iteration" and s["links"]]
+    assert iterations
+    for span in iterations:
+        [link] = span["links"]
+        assert link["trace_id"] != span["trace_id"]
+        said = span["attributes"]
+        assert said["slackline.iteration.batch"] >= 1
+        assert said["slackline.iteration.chunk"] >= 1
+        assert said["slackline.iteration.predicted_s"] > 0.0
+        assert said["slackline.iteration.measured_s"] > 0.0
+    linked = [
+        s for s in iterations if (s["links"][0]["trace_id"], s["links"][0]["span_id"]) in plans
+    ]
+    assert linked, "no link leads to a plan"
+    assert any(s["parent_span_id"] in roots for s in iterations)
+
+
+async def test_the_log_line_of_a_request_names_its_trace(told: Told) -> None:
+    finished = {
+        line["request"]: line for line in told.lines if line.get("event") == "request.finished"
+    }
+    for one in (told.straight, told.relegated, *told.moved):
+        key = f"{one.request.tenant or 'default'}.{one.request.request_id}"
+        assert finished[key]["trace_id"] == root_of(told, one)["trace_id"]
