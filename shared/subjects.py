@@ -14,6 +14,7 @@ EVERY = "*"  # in place of a tenant, a tier or a replica: all of them
 # client -> admission (queue group)
 REQUESTS = f"{ROOT}.requests.*.*"
 ATTACHES = f"{ROOT}.attach.*"
+TOKENS = f"{ROOT}.tokens.*"
 # client -> admissions (queue group) and workers
 CANCELS = f"{ROOT}.cancel.*.*"
 # admission, worker, relegation -> client
@@ -28,7 +29,7 @@ RELEGATED = f"{ROOT}.relegated"
 # relegation -> admissions
 POOL = f"{ROOT}.pool"
 # the subjects whose next token is a tenant
-_TENANTS = frozenset(("requests", "attach", "cancel", "stream"))
+_TENANTS = frozenset(("requests", "attach", "tokens", "cancel", "stream"))
 # JetStream
 REQUESTS_BUCKET = "requests"
 BODIES_BUCKET = "bodies"
@@ -61,9 +62,14 @@ def attach(tenant: str) -> str:
     return f"{ROOT}.attach.{tenant}"
 
 
+def tokens(tenant: str) -> str:
+    """Client -> admission (queue group): the tokens of this text, or the text of these tokens?"""
+    return f"{ROOT}.tokens.{tenant}"
+
+
 def tenant_in(subject: str) -> str | None:
-    """The tenant that the subject of a request, attach, cancel or stream belongs to; None for any
-    other subject.
+    """The tenant that the subject of a request, attach, question for tokens, cancel or stream
+    belongs to; None for any other subject.
     """
     tokens = subject.split(".")
     of_a_tenant = len(tokens) > 3 and f"{tokens[0]}.{tokens[1]}" == ROOT and tokens[2] in _TENANTS

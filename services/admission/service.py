@@ -17,6 +17,7 @@ from services.admission.intake import Intake
 from services.admission.replay import Replays
 from services.admission.stall import Stall
 from services.admission.sweep import Sweep
+from services.admission.token_desk import TokenDesk
 from services.admission.workers import Workers
 from shared import subjects
 from shared.bus.api import Bus, Call, Endpoint
@@ -55,6 +56,7 @@ from shared.schemas import (
     Attach,
     AttemptOver,
     Cancel,
+    Detokenize,
     Digest,
     GenerateRequest,
     Hint,
@@ -64,6 +66,7 @@ from shared.schemas import (
     Record,
     Refused,
     Settled,
+    Tokenize,
 )
 from shared.store.ending import Ending
 from shared.store.leases import RENEW_S, Lease
@@ -119,6 +122,7 @@ class Admission:
             names.REFUSALS, "Requests refused at the door: nothing of them is stored.", ("code",)
         )
         self._replays = Replays(bus, self._records, clock)
+        self._token_desk = TokenDesk(tokenizer)
         self._placer = Placer(bus, self._records, clock, tracing)
         router = registry.router(cfg.policy, cfg.settings)
         settings = AdmissionSettings(
@@ -171,6 +175,7 @@ class Admission:
         bus = self._bus
         endpoints = [
             Endpoint("attach", subjects.ATTACHES, Attach, self._on_attach, QUEUE),
+            Endpoint("tokens", subjects.TOKENS, Tokenize | Detokenize, self._on_tokens, QUEUE),
             Endpoint("over", subjects.OVERS, AttemptOver, self._on_over, QUEUE),
         ]
         async with self._chores as chores:
@@ -489,6 +494,9 @@ class Admission:
 
     def _on_attach(self, attach: Attach, call: Call) -> None:
         self._chores.spawn(self._replays.answer(attach, call), "admission.attach")
+
+    def _on_tokens(self, question: Tokenize | Detokenize, call: Call) -> None:
+        self._chores.spawn(self._token_desk.answer(question, call), "admission.tokens")
 
     # ------------------------------------------------------------ ends
 

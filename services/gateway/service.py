@@ -105,7 +105,7 @@ async def serve(
         log.info("service.ready", address=f"{scheme}://{host}:{port}", config=without_secrets(cfg))
         ends: list[asyncio.Future[Any]] = [serving, stopping, bus.failed]
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        gateway.draining = True
+        gateway.visits.draining = True
         server.should_exit = True
         stopping.cancel()
         await serving

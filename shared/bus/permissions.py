@@ -50,6 +50,7 @@ TABLE = (
     # clients
     Row("requests", f"{ROOT}.requests.{{tenant}}.*", (TENANT, GATEWAY), (ADMISSION,)),
     Row("questions for output", f"{ROOT}.attach.{{tenant}}", (TENANT, GATEWAY), (ADMISSION,)),
+    Row("questions for tokens", f"{ROOT}.tokens.{{tenant}}", (TENANT, GATEWAY), (ADMISSION,)),
     Row("cancels", f"{ROOT}.cancel.{{tenant}}.*", (TENANT, GATEWAY), (ADMISSION, WORKER)),
     Row(
         "events of requests",

@@ -26,6 +26,7 @@ KINDS: list[Any] = [
     schemas.ResyncPage, schemas.Settled, schemas.Withdraw, schemas.Withdrawn, schemas.Holdings,
     schemas.HoldingsAnswer, schemas.Cancel, schemas.Hint,
     schemas.Present, schemas.PoolDigest, schemas.LeaseValue,
+    schemas.Tokenize | schemas.Detokenize, schemas.Tokenized, schemas.Detokenized,
 ]  # fmt: skip
 every_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: getattr(kind, "__name__", ""))
 
