@@ -34,6 +34,8 @@ _TENANTS = frozenset(("requests", "attach", "tokens", "cancel", "stream"))
 REQUESTS_BUCKET = "requests"
 BODIES_BUCKET = "bodies"
 LEASES_BUCKET = "leases"
+BATCHES_BUCKET = "batches"
+FILES_BUCKET = "files"  # of objects
 
 
 def check_id(value: str, param: str) -> str:

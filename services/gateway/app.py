@@ -19,16 +19,24 @@ from starlette.routing import Route
 from services.gateway import chats, completions, envelope, responses, translate
 from services.gateway.alive import Fleet
 from services.gateway.asking import without_unknown
+from services.gateway.batch_asking import BatchAsker
+from services.gateway.batch_runner import BatchRunner
+from services.gateway.batch_store import BatchStore
+from services.gateway.batches import Batches
 from services.gateway.chats import ChatBody
 from services.gateway.completions import CompletionBody
 from services.gateway.config import GatewayConfig
 from services.gateway.envelope import Problem, Rejected
 from services.gateway.exchange import Exchanges
+from services.gateway.file_store import FileStore
+from services.gateway.files import Files
 from services.gateway.guard import read_tenant
 from services.gateway.model_list import Model, ModelList
 from services.gateway.responses import ResponseBody
 from services.gateway.texts import Texts
 from services.gateway.visits import Serve, Visit, Visits
+from shared.bus.api import KeyValue
+from shared.bus.objects import Objects
 from shared.client.client import Client
 from shared.client.ping import answers
 from shared.clock import Clock
@@ -57,6 +65,13 @@ COMPLETIONS = Api(CompletionBody, completions.read_body)
 RESPONSES = Api(ResponseBody, responses.read_body, responses.PARAMS)
 
 
+class Stored(NamedTuple):
+    """The buckets of the batches."""
+
+    batches: KeyValue
+    files: Objects
+
+
 class Gateway:
     """The HTTP application over one Client. Its tasks live in `tasks`. Set `visits.draining` before
     the listener closes.
@@ -73,6 +88,7 @@ class Gateway:
         tracing: telemetry.Tracing,
         tasks: asyncio.TaskGroup,
         keys: HttpKeys | None,
+        stored: Stored,
     ) -> None:
         """`keys` None: every request is let in."""
         self._keys = keys
@@ -84,14 +100,19 @@ class Gateway:
         self._registry = registry
         self._exchanges = Exchanges(cfg, client, fleet, clock, tracing, tasks)
         self._texts = Texts(client.bus, fleet)
+        files, batches = FileStore(stored.files), BatchStore(stored.batches)
+        self._files = Files(cfg, files, batches)
+        self._batches = Batches(batches, files, clock)
+        asker = BatchAsker(self._exchanges, fleet, tiers, clock)
+        self.runner = BatchRunner(cfg, client.bus, batches, files, asker, clock)
         self.visits = Visits(cfg, clock, registry, keys)
 
     def app(self) -> Starlette:
         app = Starlette(
             routes=[
                 *(
-                    Route(path, self.visits.route(serve), methods=["POST"])
-                    for path, serve in self._posts().items()
+                    Route(path, self.visits.route(serve), methods=[method])
+                    for (method, path), serve in self._served().items()
                 ),
                 Route("/v1/models", self.models, methods=["GET"]),
                 Route("/v1/models/{model:path}", self.model, methods=["GET"]),
@@ -109,13 +130,23 @@ class Gateway:
         app.router.redirect_slashes = False  # to an address made of the client's own Host header
         return app
 
-    def _posts(self) -> dict[str, Serve]:
+    def _served(self) -> dict[tuple[str, str], Serve]:
+        files, batches = self._files, self._batches
         return {
-            "/v1/chat/completions": partial(self._ask, CHAT),
-            "/v1/completions": partial(self._ask, COMPLETIONS),
-            "/v1/responses": partial(self._ask, RESPONSES),
-            "/tokenize": self._texts.tokenize,
-            "/detokenize": self._texts.detokenize,
+            ("POST", "/v1/chat/completions"): partial(self._ask, CHAT),
+            ("POST", "/v1/completions"): partial(self._ask, COMPLETIONS),
+            ("POST", "/v1/responses"): partial(self._ask, RESPONSES),
+            ("POST", "/tokenize"): self._texts.tokenize,
+            ("POST", "/detokenize"): self._texts.detokenize,
+            ("POST", "/v1/files"): files.create,
+            ("GET", "/v1/files"): files.list,
+            ("GET", "/v1/files/{file_id}"): files.show,
+            ("DELETE", "/v1/files/{file_id}"): files.delete,
+            ("GET", "/v1/files/{file_id}/content"): files.content,
+            ("POST", "/v1/batches"): batches.create,
+            ("GET", "/v1/batches"): batches.list,
+            ("GET", "/v1/batches/{batch_id}"): batches.show,
+            ("POST", "/v1/batches/{batch_id}/cancel"): batches.cancel,
         }
 
     async def health(self, _: Request) -> Response:

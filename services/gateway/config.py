@@ -26,6 +26,14 @@ class GatewayConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     # all bodies being read at one time: 16 of the longest
     bodies_limit_bytes: int = 128 * 1024 * 1024
     requests_limit: int = 4096  # unfinished at one time; about 50 KiB each with its socket, 200 MiB
+    # lines of batches under way at the gateway that runs them: they fill a few replicas. Their
+    # bodies are bounded as those above
+    batch_requests_limit: int = 256
+    file_limit_bytes: int = 200 * 1024 * 1024  # as OpenAI's for a batch
+    # all files of one tenant, so that no tenant fills the bucket of 2 GiB
+    tenant_files_bytes: int = 512 * 1024 * 1024
+    uploads_limit: int = 16  # at one time; each keeps 1 MiB at most
+    upload_within_s: float = 600.0
     stall_s: float = 60.0  # a client that reads nothing for this long has hung up
     submit_s: float = 3.0  # how long to wait for an admission service to answer
     tiers: str = "default"  # a built-in set of tiers, or the path of one

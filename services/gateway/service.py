@@ -12,7 +12,7 @@ from typing import Any
 import uvicorn
 
 from services.gateway.alive import Fleet
-from services.gateway.app import Gateway
+from services.gateway.app import Gateway, Stored
 from services.gateway.config import GatewayConfig
 from services.gateway.http_connection import connection_class
 from shared import http_keys, subjects
@@ -84,7 +84,8 @@ async def serve(
         asyncio.TaskGroup() as tasks,
     ):
         digests = await bus.subscribe(subjects.DIGESTS, Digest, on_digest)
-        gateway = Gateway(cfg, tiers, client, fleet, clock, registry, tracing, tasks, keys)
+        stored = Stored(bus.batches, bus.files)
+        gateway = Gateway(cfg, tiers, client, fleet, clock, registry, tracing, tasks, keys, stored)
         http = uvicorn.Config(
             gateway.app(),
             log_config=None,
@@ -99,6 +100,7 @@ async def serve(
         )
         server = Server(http)
         serving = tasks.create_task(server.serve(sockets=[listener]), name="gateway.http")
+        batches = tasks.create_task(gateway.runner.run(), name="gateway.batches")
         stopping = tasks.create_task(stop.wait(), name="gateway.stop")
         scheme = "https" if cfg.tls_cert else "http"
         host, port = listener.getsockname()[:2]
@@ -108,6 +110,7 @@ async def serve(
         gateway.visits.draining = True
         server.should_exit = True
         stopping.cancel()
+        batches.cancel()
         await serving
         await digests.stop()
     log.info("service.stopped")

@@ -22,6 +22,10 @@ from shared.process import conventions
 from shared.process.instruments import Registry
 
 
+class CutOff(Exception):
+    """An answer whose head has left cannot be completed: its connection is closed."""
+
+
 class Visit:
     """One HTTP request under way. `ignored`: the fields of its body that were left out, as they are
     told in the answer.
@@ -35,10 +39,13 @@ class Visit:
         self.path_params: dict[str, str] = scope.get("path_params", {})
         self.began_unix_s = began_unix_s
         self.body = Arriving(receive)
+        if not ("content-length" in self.headers or "transfer-encoding" in self.headers):
+            self.body.whole = True  # there is none
         self.tenant = ""
         self.request_id = new_request_id()  # until the client's own key has been read
         self.ignored = ""
         self.hung_up = False
+        self.owes_end = False  # its answer ends once the rest of its body has come
         self.status = 0
         self._visits, self._send = visits, send
         self._correlation_id = translate.read_correlation_id(self.headers)
@@ -79,6 +86,7 @@ class Visit:
             **problem.headers(),
         }
         await self._start(problem.status, headers)
+        self.owes_end = not whole
         await self.send({"type": "http.response.body", "body": content, "more_body": not whole})
 
     def hold(self, choices: int) -> None:
@@ -143,7 +151,7 @@ class Visits:
         visit = Visit(self, scope, receive, send, self._clock.unix_s())
         try:
             # A client that left before it had sent a request gets no answer.
-            with suppress(ClientDisconnect):
+            with suppress(ClientDisconnect, CutOff):
                 await self._serve(serve, visit)
         finally:
             visit.release()
@@ -151,7 +159,7 @@ class Visits:
             self._duration.observe(self._clock.unix_s() - visit.began_unix_s)
             if visit.hung_up:
                 self._hung_up.add()
-        if not visit.body.whole:
+        if visit.owes_end:
             await visit.body.drop()
             await send({"type": "http.response.body"})
 
