@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from services.gateway import chats, completions, envelope, responses, translate
+from services.gateway import chats, completions, envelope, openapi, responses, translate
 from services.gateway.alive import Fleet
 from services.gateway.asking import without_unknown
 from services.gateway.batch_asking import BatchAsker
@@ -117,6 +117,7 @@ class Gateway:
                 Route("/v1/models", self.models, methods=["GET"]),
                 Route("/v1/models/{model:path}", self.model, methods=["GET"]),
                 Route("/version", self.version, methods=["GET"]),
+                Route("/openapi.json", self.openapi, methods=["GET"]),
                 Route("/health", self.health, methods=["GET"]),
                 Route("/ready", self.ready, methods=["GET"]),
                 Route("/metrics", self.metrics, methods=["GET"]),
@@ -205,6 +206,9 @@ class Gateway:
     async def version(self, _: Request) -> Response:
         body = msgspec.json.encode({"version": version("slackline")})
         return Response(body, media_type="application/json")
+
+    async def openapi(self, _: Request) -> Response:
+        return Response(openapi.document(), media_type="application/json")
 
     async def metrics(self, _: Request) -> Response:
         return Response(self._registry.render_prometheus(), media_type="text/plain; version=0.0.4")
