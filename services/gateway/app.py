@@ -126,6 +126,7 @@ class Gateway:
                 HTTPException: _no_such_thing,
                 Rejected: _refused,
                 PeerError: _refused,
+                Exception: _failed,
             },
         )
         app.router.redirect_slashes = False  # to an address made of the client's own Host header
@@ -250,6 +251,11 @@ async def _refused(_: Request, error: Exception) -> Response:
         if isinstance(error, Rejected)
         else envelope.of_error(cast("PeerError", error))
     )
+
+
+async def _failed(*_: object) -> Response:
+    """Answers what is a bug of ours, which then goes to the log."""
+    return _response(Problem(status=500, message="the gateway failed", code="server_error"))
 
 
 async def _no_such_thing(request: Request, error: Exception) -> Response:

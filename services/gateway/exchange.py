@@ -22,7 +22,7 @@ from shared import subjects
 from shared.bus.api import RefusedError
 from shared.client.client import Client, Handle
 from shared.clock import Clock
-from shared.errors import BusError, PeerError, SlacklineError
+from shared.errors import BusError, PeerError, SlacklineError, Unsendable
 from shared.process import conventions, logs, telemetry
 from shared.schemas import GenerateRequest
 
@@ -144,7 +144,7 @@ class Exchanges:
             self._tasks.create_task(self._withdraw(doubtful), name="gateway.cancel")
         # a clear refusal goes before a doubt
         error = next((error for error in errors if isinstance(error, RefusedError)), errors[0])
-        if isinstance(error, PeerError) and not isinstance(error, RefusedError):
+        if isinstance(error, PeerError) and not isinstance(error, RefusedError | Unsendable):
             # admission's answer was malformed: not the client's fault
             raise BusError(error.message) from error
         raise error

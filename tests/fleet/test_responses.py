@@ -343,6 +343,13 @@ async def test_tokens_are_those_that_a_request_has(
         ("/tokenize", {"messages": [{"role": "judge"}]}, 400, "messages[0].role"),
         ("/tokenize", {"prompt": "x", "model": "other"}, 404, "model"),
         ("/tokenize", {"prompt": "x", "tools": []}, 200, None),
+        ("/tokenize", {"messages": [{"role": "user", "content": "x", "n": 2**70}]}, 400, None),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": "x", "n": 2**70}], "max_tokens": 1},
+            400,
+            None,
+        ),
         ("/tokenize", {"prompt": "x" * 1_000_001}, 400, "prompt"),
         (
             "/tokenize",
@@ -352,7 +359,7 @@ async def test_tokens_are_those_that_a_request_has(
         ),
         ("/detokenize", {}, 400, "tokens"),
         ("/detokenize", {"tokens": [1, 100_000]}, 400, "tokens"),
-        ("/detokenize", {"tokens": [-1]}, 400, "tokens"),
+        ("/detokenize", {"tokens": [-1]}, 400, "tokens[0]"),
         ("/detokenize", {"tokens": []}, 200, None),
     ],
 )
