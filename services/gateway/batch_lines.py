@@ -56,7 +56,7 @@ def read(raw: bytes) -> Line:
 
 
 async def check(chunks: AsyncIterator[bytes], endpoint: str) -> tuple[int, list[LineError]]:
-    """How many lines the file has, and what is wrong with it."""
+    """The number of lines that the file has, and what is wrong with it."""
     errors: list[LineError] = []
     seen: set[bytes] = set()
     count = 0

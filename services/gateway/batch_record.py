@@ -25,7 +25,7 @@ Number = Annotated[int, Meta(ge=0, lt=2**53)]
 
 
 class LineError(Struct, frozen=True, kw_only=True):
-    """What is wrong with the file of a batch, and in which line (from 1)."""
+    """A fault of the file of a batch, and the line (from 1) that has it."""
 
     code: str
     message: str

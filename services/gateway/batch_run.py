@@ -14,8 +14,8 @@ from services.gateway.batch_asking import Answered, Asking, BatchAsker, as_raw
 from services.gateway.batch_lines import Numbered
 from services.gateway.batch_record import BLOCK_LINES, BatchRecord, LineError
 from services.gateway.batch_results import ID, LineResponse, Result, ResultError, ResultFile, id_of
+from services.gateway.batch_room import BatchRoom
 from services.gateway.batch_store import BatchStore
-from services.gateway.budget import Budget
 from services.gateway.file_store import CHUNKS_EXTRA_S, FileStore
 from shared.clock import Clock
 from shared.errors import PeerError
@@ -40,12 +40,12 @@ class BatchRun:
         store: BatchStore,
         files: FileStore,
         asker: BatchAsker,
-        budget: Budget,
+        room: BatchRoom,
         clock: Clock,
     ) -> None:
         self._record = record
         self._store, self._files, self._asker = store, files, asker
-        self._budget, self._clock = budget, clock
+        self._room, self._clock = room, clock
         self._stop = asyncio.Event()  # ask no more lines
         keep_s = record.expires_at - record.created_at + record.output_keep_s + CHUNKS_EXTRA_S
         self._output = ResultFile(files.objects, record.output_chunks, keep_s)
@@ -94,7 +94,7 @@ class BatchRun:
                     if self._stop.is_set():
                         await self._settle(line)
                     else:
-                        await self._budget.take(CHOICES, len(line.raw))
+                        await self._room.take(CHOICES, len(line.raw))
                         lines.create_task(self._line(line), name="batch.line")
             watching.cancel()
         await self._count()
@@ -131,7 +131,7 @@ class BatchRun:
             else:
                 await self._keep(numbered.number, line.custom_id, answered)
         finally:
-            self._budget.give(CHOICES, len(numbered.raw))
+            self._room.give(CHOICES, len(numbered.raw))
 
     async def _ttlt_s(self, number: int) -> float:
         """The time to the last token of a line: what is left of the window when its block begins.

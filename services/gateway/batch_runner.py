@@ -8,9 +8,9 @@ from uuid import uuid4
 from services.gateway.batch_asking import BatchAsker
 from services.gateway.batch_record import BatchRecord
 from services.gateway.batch_results import Superseded
+from services.gateway.batch_room import BatchRoom
 from services.gateway.batch_run import BatchRun
 from services.gateway.batch_store import BatchStore
-from services.gateway.budget import Budget
 from services.gateway.config import GatewayConfig
 from services.gateway.file_store import FileStore
 from shared.bus.api import LEASE_TTL_S, Bus
@@ -40,7 +40,7 @@ class BatchRunner:
     ) -> None:
         self._bus, self._clock = bus, clock
         self._store, self._files, self._asker = store, files, asker
-        self._budget = Budget(cfg.batch_requests_limit, cfg.bodies_limit_bytes)
+        self._room = BatchRoom(cfg.batch_requests_limit, cfg.bodies_limit_bytes)
         self.name = f"gateway-{uuid4().hex[:12]}"
         self._lease = Lease(bus.leases, KEY, self.name, Absences(bus, clock))
         self._running: dict[str, tuple[BatchRecord, asyncio.Task[None]]] = {}
@@ -104,7 +104,7 @@ class BatchRunner:
 
     async def _run(self, record: BatchRecord) -> None:
         """Run a batch; what stops it is found again by the next look."""
-        run = BatchRun(record, self._store, self._files, self._asker, self._budget, self._clock)
+        run = BatchRun(record, self._store, self._files, self._asker, self._room, self._clock)
         try:
             await run.run()
         except* (BusError, PeerError, Superseded) as errors:

@@ -140,7 +140,7 @@ class Batches:
 
 
 def _asked(record: BatchRecord) -> tuple[str, str, str, int, dict[str, str]]:
-    """What its tenant asked for."""
+    """The fields that its tenant chose."""
     return (
         record.input_file_id,
         record.endpoint,

@@ -90,7 +90,7 @@ class Head(NamedTuple):
 
 
 class SoFar(Protocol):
-    """What is known of an answer by now."""
+    """The facts of an answer that are known by now."""
 
     @property
     def service_tier(self) -> str:

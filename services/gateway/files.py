@@ -196,7 +196,7 @@ class Files:
 
 
 def _check(fields: dict[str, str]) -> int:
-    """How long the file is kept, in seconds. Raises PeerError for fields that are not as they
+    """The time for which the file is kept, in seconds. Raises PeerError for fields that are not as they
     should be.
     """
     known = {"file", "purpose", "expires_after[anchor]", "expires_after[seconds]"}

@@ -50,7 +50,7 @@ class Form:
         self._parts = 0
 
     def feed(self, data: bytes) -> list[Piece]:
-        """What has come. Raises PeerError for a body that is no such form."""
+        """The pieces that are known now. Raises PeerError for a body that is no such form."""
         self._kept += data
         pieces: list[Piece] = []
         while not self.whole and self._step(pieces):

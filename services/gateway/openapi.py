@@ -65,7 +65,7 @@ class BatchPage(Page, frozen=True, kw_only=True):
 
 
 class Told(Struct, frozen=True, kw_only=True):
-    """Whether the gateway serves, and why not."""
+    """The answer of /ready: the gateway serves, or it says why not."""
 
     ready: bool
     reason: str

@@ -227,7 +227,7 @@ def _format(form: TextFormat) -> ResponseFormat:
 
 
 def _echo(body: ResponseBody) -> Echo:
-    """What a response repeats of its request."""
+    """The part of a response that repeats its request."""
     form = (body.text.format if body.text else None) or TextFormat(type="text")
     return Echo(
         instructions=body.instructions,

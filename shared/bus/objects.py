@@ -37,7 +37,7 @@ class Digest:
 
 
 class ObjectInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the store has of a whole object; names of fields are NATS's."""
+    """The entry of a whole object; names of fields are NATS's."""
 
     name: str
     bucket: str

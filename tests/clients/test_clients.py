@@ -60,12 +60,13 @@ async def test_guidellm_meets_no_error(fleet: Fleet, tmp_path: Path) -> None:
             *("--tokenizer", f"kind=hf_auto,model={tokenizer}"),
             *("--data", "kind=synthetic_text,prompt_tokens=64,output_tokens=16"),
             *("--output", f"kind=json,path={report}"),
-        ]
+        ],
+        {"GUIDELLM__MAX_WORKER_PROCESSES": "1"},  # each loads torch
     )
     (benchmark,) = json.loads(report.read_text())["benchmarks"]
     totals = benchmark["metrics"]["request_totals"]
     assert totals["errored"] == 0, totals
-    assert totals["successful"] > MOST_REQUESTS_S
+    assert totals["successful"] > MOST_REQUESTS_S / 2
 
 
 async def test_schemathesis_finds_the_document_true(fleet: Fleet) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 
 
-class Budget:
+class BatchRoom:
     def __init__(self, requests: int, size_bytes: int) -> None:
         self._requests, self._bytes = requests, size_bytes
         self._used_requests = self._used_bytes = 0
