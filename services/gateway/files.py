@@ -196,8 +196,8 @@ class Files:
 
 
 def _check(fields: dict[str, str]) -> int:
-    """The time for which the file is kept, in seconds. Raises PeerError for fields that are not as they
-    should be.
+    """The time for which the file is kept, in seconds. Raises PeerError for fields that are not as
+    they should be.
     """
     known = {"file", "purpose", "expires_after[anchor]", "expires_after[seconds]"}
     for name in fields:
