@@ -55,6 +55,7 @@ class Answer:
     ) -> None:
         self.status = 0
         self.problem: Problem | None = None
+        self.lost = False  # it failed since its events did not come; its requests go on
         self.verdicts: dict[int, Verdict] = {}  # by choice, in the order of their ends
         self._ask = ask
         self._count = len(handles)
@@ -186,7 +187,7 @@ class Answer:
         except TimeoutError:
             return None
         except (PeerError, BusError) as lost:
-            self.problem = of_error(lost)
+            self.problem, self.lost = of_error(lost), True
             return self.problem
         self._placed.add(index)
         match event:

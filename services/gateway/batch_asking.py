@@ -27,7 +27,8 @@ from shared.tiers import TierSet
 TIER = "batch"
 AGAIN_S = 2.0  # until a request that found no room, or nobody, is asked again
 AGAIN_LIMIT_S = 30.0
-TRANSIENT = (429, 499, 503)
+LOST = 503  # the answer was not heard to its end: no verdict has this status
+TRANSIENT = (429, 499, LOST)
 NO_STREAM = Problem(
     status=400,
     message="a request of a batch cannot be streamed",
@@ -72,7 +73,7 @@ class BatchAsker:
             taken = False  # a request with this id has ended
             try:
                 answered = await self._once(asking, request_id)
-                taken = True
+                taken = answered.status != LOST
             except (PeerError, BusError) as error:
                 problem = envelope.of_error(error)
                 answered = Answered(problem.status, request_id, problem.body())
@@ -115,7 +116,8 @@ class BatchAsker:
             return Answered(problem.status, request_id, problem.body())
         now = self._clock.unix_s()
         left_s = max(1.0, asking.expires_unix_s - now)
-        ask = ask._replace(requests=[replace(r, expires_s=left_s) for r in ask.requests])
+        requests = [replace(r, expires_s=left_s) for r in ask.requests]
+        ask = ask._replace(requests=requests, persistent=True)
         status, parts = 0, list[bytes]()
 
         async def receive() -> Message:

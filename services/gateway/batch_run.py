@@ -23,6 +23,7 @@ from shared.process import logs
 
 LOOK_S = 1.0  # between two looks for a cancel, and two writes of the counts
 LEAST_TTLT_S = 1.0
+PACE_S = 0.005  # between two lines that begin: the door of admission is not for batches alone
 CHOICES = 1  # a line counts as one of those under way, whatever its choices
 OVER = {
     "cancelled": ResultError(code="batch_cancelled", message="the batch was cancelled before it"),
@@ -96,6 +97,7 @@ class BatchRun:
                     else:
                         await self._room.take(CHOICES, len(line.raw))
                         lines.create_task(self._line(line), name="batch.line")
+                        await asyncio.sleep(PACE_S)
             watching.cancel()
         await self._count()
 
