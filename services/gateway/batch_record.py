@@ -4,7 +4,7 @@
          |             |              |`----> expired
          |             |              `-----> cancelled
          |             `-> cancelling -> finalizing
-         `-> failed, cancelling
+         `-> failed, cancelled
 
 While it finalises, `ending` says which of the three it becomes.
 """
@@ -98,6 +98,8 @@ def cancelled(record: BatchRecord, now: int) -> BatchRecord | None:
         raise PeerError(
             f"a batch with the status {record.status} cannot be cancelled", code="conflict"
         )
+    if record.status == "validating":  # none of its lines has been asked
+        return replace(record, status="cancelled", cancelling_at=now, cancelled_at=now)
     return replace(record, status="cancelling", cancelling_at=now)
 
 
@@ -110,7 +112,7 @@ def counted(record: BatchRecord, completed: int, failed: int) -> BatchRecord | N
 
 def block_begun(record: BatchRecord, block: int, ttlt_s: float) -> BatchRecord | None:
     """The first line of a block is about to be asked."""
-    if block != len(record.ttlts_s):
+    if not record.open or block != len(record.ttlts_s):
         return None
     return replace(record, ttlts_s=[*record.ttlts_s, ttlt_s])
 

@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from shared.bus.objects import Digest, Objects
 from shared.errors import BusError, WrongSequence
+from shared.process import logs
 
 AGAIN_S = 1.0  # until an append that failed is tried again: the bucket may be full
 ID = "batch_req_"
@@ -41,6 +42,7 @@ class _Id(Struct):
 
 
 _id = msgspec.json.Decoder(_Id)
+log = logs.logger()
 
 
 class Superseded(Exception):
@@ -110,7 +112,10 @@ class ResultFile:
         self._last = seq
         self.digest.take(payload)
         if payload:
-            self.done.add(number_in(_id.decode(payload).id))
+            try:
+                self.done.add(number_in(_id.decode(payload).id))
+            except (msgspec.MsgspecError, ValueError):
+                log.error("result.damaged", file_id=self.chunks, seq=seq)  # no gateway wrote it
 
 
 def id_of(batch_id: str, number: int) -> str:

@@ -13,7 +13,15 @@ from services.gateway import batch_lines, batch_record
 from services.gateway.batch_asking import Answered, Asking, BatchAsker, as_raw
 from services.gateway.batch_lines import Numbered
 from services.gateway.batch_record import BLOCK_LINES, BatchRecord, LineError
-from services.gateway.batch_results import ID, LineResponse, Result, ResultError, ResultFile, id_of
+from services.gateway.batch_results import (
+    ID,
+    LineResponse,
+    Result,
+    ResultError,
+    ResultFile,
+    Superseded,
+    id_of,
+)
 from services.gateway.batch_room import BatchRoom
 from services.gateway.batch_store import BatchStore
 from services.gateway.file_store import CHUNKS_EXTRA_S, FileStore
@@ -145,6 +153,8 @@ class BatchRun:
             left_s = max(LEAST_TTLT_S, round(self._record.expires_at - self._clock.unix_s(), 3))
             begin = partial(batch_record.block_begun, block=at, ttlt_s=left_s)
             self._record = await self._store.change(self._record, begin)
+            if not self._record.open:
+                raise Superseded(self._record.id)
         return self._record.ttlts_s[block]
 
     async def _keep(self, number: int, custom_id: str, answered: Answered) -> None:

@@ -85,11 +85,7 @@ class BatchRunner:
     async def _look(self, tasks: asyncio.TaskGroup) -> None:
         """Start the open batches, AT_ONCE at most: first of the tenants that have the fewest."""
         self._running = {n: it for n, it in self._running.items() if not it[1].done()}
-        try:
-            found = await self._store.open()
-        except PeerError as error:
-            log.error("batches.damaged", error=error.message)
-            return
+        found = await self._store.open()
         waiting = [record for record in found if record.id not in self._running]
         for record in [record for record in waiting if not record.open]:
             await self._store.tidy(record)

@@ -2,20 +2,22 @@
 end on, for a month. They change by compare-and-set.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import msgspec
 
 from services.gateway.batch_record import BatchRecord
 from services.gateway.file_store import MONTH_S
-from shared.bus.api import KeyValue
+from shared.bus.api import Entry, KeyValue
 from shared.errors import BusTimeout, PeerError, WrongSequence
+from shared.process import logs
 from shared.subjects import ID_PATTERN
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(BatchRecord).decode
 TRIES = 8
+log = logs.logger()
 
 
 class BatchStore:
@@ -53,7 +55,10 @@ class BatchStore:
         for _ in range(TRIES):
             entry = await self._bucket.get(f"o.{key}")
             if entry is None:
-                return await self.get(record.tenant, record.id) or record
+                ended = await self.get(record.tenant, record.id)
+                if ended is None:
+                    raise PeerError(f"the batch {record.id} is gone", code="not_found")
+                return ended
             present = _read(entry.value)
             after = step(present)
             if after is None:
@@ -70,15 +75,14 @@ class BatchStore:
 
     async def open(self) -> list[BatchRecord]:
         """The open batches of all tenants, the oldest first."""
-        found = [_read(entry.value) for _, entry in await self._bucket.scan("o.")]
+        found = _readable(await self._bucket.scan("o."))
         return sorted(found, key=lambda r: (r.created_at, r.id))
 
     async def of_tenant(self, tenant: str) -> list[BatchRecord]:
         """The batches of a tenant, the newest first."""
         found: dict[str, BatchRecord] = {}
         for state in ("o", "e"):
-            for _, entry in await self._bucket.scan(f"{state}.{tenant}."):
-                record = _read(entry.value)
+            for record in _readable(await self._bucket.scan(f"{state}.{tenant}.")):
                 found[record.id] = record
         return sorted(found.values(), key=lambda r: (r.created_at, r.id), reverse=True)
 
@@ -99,6 +103,17 @@ class BatchStore:
 
 def _key(record: BatchRecord) -> str:
     return f"{record.tenant}.{record.id}"
+
+
+def _readable(entries: Sequence[tuple[str, Entry]]) -> list[BatchRecord]:
+    """The records in these entries; a damaged one is logged and left out."""
+    found = []
+    for key, entry in entries:
+        try:
+            found.append(_read(entry.value))
+        except PeerError as error:
+            log.error("batch.damaged", key=key, error=error.message)
+    return found
 
 
 def _read(raw: bytes) -> BatchRecord:
