@@ -3,6 +3,7 @@
 SlacklineError
   + PeerError        a peer or a client sent something impossible: answer, count, drop it
       + StoreDamaged   a stored value is damaged, or is not there and must be
+      + Unsendable     a message holds what no message can carry, such as an integer over 64 bits
   + BusError
       + NoResponders   nobody serves that subject now
       + BusTimeout     no answer in time; the effect is unknown
@@ -37,6 +38,10 @@ class StoreDamaged(PeerError):
 
     def __init__(self, message: str) -> None:
         super().__init__(message, code="server_error")
+
+
+class Unsendable(PeerError):
+    """A message holds what no message can carry."""
 
 
 class BusError(SlacklineError):

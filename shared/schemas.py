@@ -154,6 +154,35 @@ class FirstMissed(Struct, frozen=True, kw_only=True):
     cause_s: float  # of the time until then, what went into that cause
 
 
+class Tokenize(Struct, frozen=True, kw_only=True, tag="tokenize", forbid_unknown_fields=True):
+    """A client asks for the tokens of a prompt or of messages, as the model gets them. The answer
+    is Tokenized or Refused.
+    """
+
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] = field(default_factory=list)
+    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+    # of a prompt: with the tokens that the model's tokenizer puts around it
+    add_special_tokens: bool = True
+    names: bool = False  # the answer has the vocabulary's name of each token, too
+
+
+class Tokenized(Struct, frozen=True, kw_only=True, tag="tokenized"):
+    tokens: list[TokenId]
+    names: list[str] = field(default_factory=list)
+
+
+class Detokenize(Struct, frozen=True, kw_only=True, tag="detokenize", forbid_unknown_fields=True):
+    """A client asks for the text of tokens. The answer is Detokenized or Refused."""
+
+    tokens: Annotated[list[TokenId], Meta(max_length=1_000_000)]
+
+
+class Detokenized(Struct, frozen=True, kw_only=True, tag="detokenized"):
+    text: str
+
+
 class Verdict(Struct, frozen=True, kw_only=True):
     """The end of a request: exactly one per request. Times are in seconds; `slo_met` follows the
     SLO's own definition.

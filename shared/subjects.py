@@ -17,6 +17,7 @@ ATTACHES = f"{ROOT}.attach.*"
 EXPLAINS = f"{ROOT}.explain.*"
 # operator -> admission (queue group): the same, with the names of all tenants
 EXPLAIN_ALL = f"{ROOT}.explain"
+TOKENS = f"{ROOT}.tokens.*"
 # client -> admissions (queue group) and workers
 CANCELS = f"{ROOT}.cancel.*.*"
 # admission, worker, relegation -> client
@@ -36,11 +37,13 @@ ACKS = f"{ROOT}.replica.*.acked"
 # admission, relegation -> who watches the fleet
 ENDED = f"{ROOT}.ended"
 # the subjects whose next token is a tenant
-_TENANTS = frozenset(("requests", "attach", "explain", "cancel", "stream"))
+_TENANTS = frozenset(("requests", "attach", "explain", "tokens", "cancel", "stream"))
 # JetStream
 REQUESTS_BUCKET = "requests"
 BODIES_BUCKET = "bodies"
 LEASES_BUCKET = "leases"
+BATCHES_BUCKET = "batches"
+FILES_BUCKET = "files"  # of objects
 
 
 def check_id(value: str, param: str) -> str:
@@ -73,9 +76,14 @@ def explain(tenant: str) -> str:
     return f"{ROOT}.explain.{tenant}"
 
 
+def tokens(tenant: str) -> str:
+    """Client -> admission (queue group): the tokens of this text, or the text of these tokens?"""
+    return f"{ROOT}.tokens.{tenant}"
+
+
 def tenant_in(subject: str) -> str | None:
-    """The tenant that the subject of a request, attach, explain, cancel or stream belongs to; None
-    for any other subject.
+    """The tenant that the subject of a request, attach, explain, question for tokens, cancel or
+    stream belongs to; None for any other subject.
     """
     tokens = subject.split(".")
     of_a_tenant = len(tokens) > 3 and f"{tokens[0]}.{tokens[1]}" == ROOT and tokens[2] in _TENANTS

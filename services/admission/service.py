@@ -18,6 +18,7 @@ from services.admission.intake import Intake
 from services.admission.replay import Replays
 from services.admission.stall import Stall
 from services.admission.sweep import Sweep
+from services.admission.token_desk import TokenDesk
 from services.admission.workers import Workers
 from shared import subjects
 from shared.bus.api import Bus, Call, Endpoint
@@ -58,6 +59,7 @@ from shared.schemas import (
     Attach,
     AttemptOver,
     Cancel,
+    Detokenize,
     Digest,
     Ended,
     Explain,
@@ -69,6 +71,7 @@ from shared.schemas import (
     Record,
     Refused,
     Settled,
+    Tokenize,
 )
 from shared.store.ending import Ending
 from shared.store.leases import RENEW_S, Lease
@@ -125,6 +128,7 @@ class Admission:
         self._ending = Ending(bus, self._records, tracing, self._outcomes)
         self._replays = Replays(bus, self._records, clock)
         self._explanations = Explanations(self._records, self._replays, clock)
+        self._token_desk = TokenDesk(tokenizer)
         self._placer = Placer(bus, self._records, clock, tracing, OfferMetrics(self.metrics))
         router = registry.router(cfg.policy, cfg.settings)
         settings = AdmissionSettings(
@@ -177,6 +181,7 @@ class Admission:
             Endpoint("attach", subjects.ATTACHES, Attach, self._on_attach, QUEUE),
             Endpoint("explain", subjects.EXPLAINS, Explain, self._on_explain, QUEUE),
             Endpoint("explain-all", subjects.EXPLAIN_ALL, Explain, self._on_explain, QUEUE),
+            Endpoint("tokens", subjects.TOKENS, Tokenize | Detokenize, self._on_tokens, QUEUE),
             Endpoint("over", subjects.OVERS, AttemptOver, self._on_over, QUEUE),
         ]
         async with self._chores as chores:
@@ -550,6 +555,9 @@ class Admission:
 
     def _on_explain(self, explain: Explain, call: Call) -> None:
         self._chores.spawn(self._explanations.answer(explain, call), "admission.explain")
+
+    def _on_tokens(self, question: Tokenize | Detokenize, call: Call) -> None:
+        self._chores.spawn(self._token_desk.answer(question, call), "admission.tokens")
 
     # ------------------------------------------------------------ ends
 

@@ -9,12 +9,11 @@ reader has caught up.
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, assert_never
 
-import msgspec
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET
 from starlette.types import Message, Send
 
 from services.gateway.deadline import Deadline
-from services.gateway.dialect import CompletionDetails, Output, PromptDetails, Reply, Usage
+from services.gateway.dialect import CompletionDetails, Head, Output, PromptDetails, Usage
 from services.gateway.envelope import Problem, of_error, of_verdict
 from services.gateway.merge import Merge
 from services.gateway.translate import Ask
@@ -24,9 +23,7 @@ from shared.schemas import Delta, End, Status, Verdict
 from shared.vocabulary import ServiceClass
 
 FLEX = "flex"  # the service tier of a relegated request
-DONE = b"data: [DONE]\n\n"
 COMMENT = b": waiting\n\n"
-_encode = msgspec.json.Encoder().encode
 
 
 class ReaderStalled(Exception):
@@ -41,8 +38,8 @@ class Heard(NamedTuple):
 
 
 class Answer:
-    """One response. `status` is 0 until its head is sent. `problem` is the failure that ended it;
-    None if every choice ended well.
+    """One response; implements SoFar. `status` is 0 until its head is sent. `problem` is the
+    failure that ended it; None if every choice ended well.
     """
 
     def __init__(
@@ -58,6 +55,7 @@ class Answer:
     ) -> None:
         self.status = 0
         self.problem: Problem | None = None
+        self.lost = False  # it failed since its events did not come; its requests go on
         self.verdicts: dict[int, Verdict] = {}  # by choice, in the order of their ends
         self._ask = ask
         self._count = len(handles)
@@ -75,9 +73,15 @@ class Answer:
             for index, one in enumerate(received)
         ]
         self._send_message = send
-        self._id = f"{ask.dialect.id_prefix}-{ask.request_id}"
-        self._model = ask.model or model
-        self._created = int(created_unix_s)
+        self._frame = ask.dialect.frame(
+            Head(
+                ask.request_id,
+                ask.model or model,
+                int(created_unix_s),
+                ask.include_usage,
+                ask.usage_so_far,
+            )
+        )
         self._silence = Deadline(keepalive_s if ask.stream else None)
         self._stall = Deadline(stall_s)
         self._placed: set[int] = set()  # choices with at least one event
@@ -131,7 +135,7 @@ class Answer:
             voice.whole(output, reason)
             for voice, output, reason in zip(self._voices, outputs, reasons, strict=True)
         ]
-        body = _encode(self._reply(self._ask.dialect.whole_object, choices, self.usage))
+        body = self._frame.whole(choices, self)
         await self._start(200, {"content-type": "application/json"})
         await self._send(body, more=False)
 
@@ -147,7 +151,7 @@ class Answer:
                 if self.status == 0:
                     await self._refuse(heard)
                 else:
-                    await self._send(b"data: " + heard.body() + b"\n\n", more=False)
+                    await self._send(self._frame.failure(heard, self), more=False)
                 return
             if self.status == 0 and patient and (heard is None or isinstance(heard.news, Status)):
                 continue
@@ -161,7 +165,7 @@ class Answer:
             body = COMMENT if heard is None else self._written(heard)
             over = self.over
             if over:
-                body += (self._chunk([], self.usage) if self._ask.include_usage else b"") + DONE
+                body += self._frame.end(self)
             if self.status == 0:
                 await self._start(
                     200,
@@ -183,7 +187,7 @@ class Answer:
         except TimeoutError:
             return None
         except (PeerError, BusError) as lost:
-            self.problem = of_error(lost)
+            self.problem, self.lost = of_error(lost), True
             return self.problem
         self._placed.add(index)
         match event:
@@ -205,13 +209,14 @@ class Answer:
         voice = self._voices[heard.choice]
         match heard.news:
             case Delta():
-                return self._opening() + self._chunks(voice.say(heard.news))
+                chunks = voice.say(heard.news)
             case Verdict():
-                return self._opening() + self._chunks(voice.close(heard.news.finish_reason.value))
+                chunks = voice.close(heard.news.finish_reason.value)
             case Status():
                 return COMMENT
             case _:
                 assert_never(heard.news)
+        return self._opening() + self._frame.chunks(chunks, self)
 
     def _opening(self) -> bytes:
         """The opening chunks of all choices, in order, once, before the first text of any choice:
@@ -220,33 +225,8 @@ class Answer:
         if self._opened:
             return b""
         self._opened = True
-        return b"".join([self._chunks(voice.open()) for voice in self._voices])
-
-    def _reply(
-        self, kind: str, choices: Sequence[Struct], usage: Usage | UnsetType | None
-    ) -> Reply:
-        return Reply(
-            id=self._id,
-            object=kind,
-            created=self._created,
-            model=self._model,
-            choices=choices,
-            service_tier=self.service_tier,
-            usage=usage,
-        )
-
-    def _chunks(self, choices: Sequence[Struct]) -> bytes:
-        usage: Usage | UnsetType | None = None if self._ask.include_usage else UNSET
-        if self._ask.usage_so_far:
-            usage = self.usage
-        return b"".join([self._chunk([choice], usage) for choice in choices])
-
-    def _chunk(self, choices: Sequence[Struct], usage: Usage | UnsetType | None) -> bytes:
-        return (
-            b"data: "
-            + _encode(self._reply(self._ask.dialect.chunk_object, choices, usage))
-            + b"\n\n"
-        )
+        opening = [chunk for voice in self._voices for chunk in voice.open()]
+        return self._frame.chunks(opening, self)
 
     async def _refuse(self, problem: Problem) -> None:
         await self._start(problem.status, {"content-type": "application/json", **problem.headers()})

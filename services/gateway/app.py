@@ -2,37 +2,47 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
+from functools import partial
 from importlib.metadata import version
+from types import MappingProxyType
 from typing import NamedTuple, cast
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Struct, UnsetType
+from msgspec.structs import replace
 from starlette.applications import Starlette
-from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from services.gateway import chats, completions, envelope, translate
+from services.gateway import chats, completions, envelope, openapi, responses, translate
 from services.gateway.alive import Fleet
-from services.gateway.asking import AskBody, without_unknown
-from services.gateway.body import Arriving, Bodies
+from services.gateway.asking import without_unknown
+from services.gateway.batch_asking import BatchAsker
+from services.gateway.batch_runner import BatchRunner
+from services.gateway.batch_store import BatchStore
+from services.gateway.batches import Batches
 from services.gateway.chats import ChatBody
 from services.gateway.completions import CompletionBody
 from services.gateway.config import GatewayConfig
 from services.gateway.console import Console
 from services.gateway.envelope import Problem, Rejected
 from services.gateway.exchange import Exchanges
+from services.gateway.file_store import FileStore
+from services.gateway.files import Files
 from services.gateway.guard import read_tenant
 from services.gateway.model_list import Model, ModelList
-from services.gateway.translate import CORRELATION_ID
-from shared.client.client import Client, new_request_id
+from services.gateway.responses import ResponseBody
+from services.gateway.texts import Texts
+from services.gateway.visits import Serve, Visit, Visits
+from shared.bus.api import KeyValue
+from shared.bus.objects import Objects
+from shared.client.client import Client
 from shared.client.ping import answers
 from shared.clock import Clock
 from shared.errors import BusError, PeerError
-from shared.process import conventions, telemetry
+from shared.process import telemetry
 from shared.process.about import about
 from shared.process.exposition import exposition
 from shared.process.gen_ai import GenAi
@@ -44,18 +54,30 @@ IGNORED_LIMIT = 512  # characters of names that are told
 
 
 class Api(NamedTuple):
-    """One of OpenAI's two: the kind of its bodies, and how they are read."""
+    """One of OpenAI's three: the kind of its bodies, how they are read, and its own names of the
+    parameters at fault.
+    """
 
-    kind: type[AskBody]
+    kind: type[Struct]
     read: Callable[[bytes], CompletionBody | ChatBody]
+    params: Mapping[str, str] = MappingProxyType({})
 
 
-CHAT, COMPLETIONS = Api(ChatBody, chats.read_body), Api(CompletionBody, completions.read_body)
+CHAT = Api(ChatBody, chats.read_body)
+COMPLETIONS = Api(CompletionBody, completions.read_body)
+RESPONSES = Api(ResponseBody, responses.read_body, responses.PARAMS)
+
+
+class Stored(NamedTuple):
+    """The buckets of the batches."""
+
+    batches: KeyValue
+    files: Objects
 
 
 class Gateway:
-    """The HTTP application over one Client. Its tasks live in `tasks`. Set `draining` before the
-    listener closes.
+    """The HTTP application over one Client. Its tasks live in `tasks`. Set `visits.draining` before
+    the listener closes.
     """
 
     def __init__(
@@ -70,43 +92,35 @@ class Gateway:
         gen_ai: GenAi,
         tasks: asyncio.TaskGroup,
         console: Console,
+        stored: Stored,
     ) -> None:
         self._console = console
-        self.draining = False
         self._cfg = cfg
         self._rules = rules
         self._client = client
         self._fleet = fleet
         self._clock = clock
         self._about, self._registry = about("gateway"), registry
-        self._bodies = Bodies(cfg)
         self._exchanges = Exchanges(cfg, client, fleet, clock, tracing, gen_ai, tasks)
-        self._open = 0  # open choices; each is a request of its own
-        self._responses = registry.counter(
-            "slackline_gateway_responses_total",
-            "Answers by HTTP status; 0: left without one.",
-            ["status"],
-        )
-        self._hung_up = registry.counter(
-            "slackline_gateway_hung_up_total", "Answers cancelled because their client left."
-        ).labels()
-        self._unfinished = registry.gauge(
-            "slackline_gateway_unfinished_requests", "Choices being made."
-        ).labels()
-        self._duration = registry.histogram(
-            "slackline_gateway_request_duration_seconds",
-            "From a request's head to its last byte.",
-            conventions.DURATION_BUCKETS_S,
-        ).labels()
+        self._texts = Texts(client.bus, fleet)
+        files, batches = FileStore(stored.files), BatchStore(stored.batches)
+        self._files = Files(cfg, files, batches)
+        self._batches = Batches(batches, files, clock)
+        asker = BatchAsker(self._exchanges, fleet, rules, clock)
+        self.runner = BatchRunner(cfg, client.bus, batches, files, asker, clock)
+        self.visits = Visits(cfg, clock, registry, rules)
 
     def app(self) -> Starlette:
         app = Starlette(
             routes=[
-                Route("/v1/chat/completions", _Asgi(self.chat), methods=["POST"]),
-                Route("/v1/completions", _Asgi(self.completions), methods=["POST"]),
+                *(
+                    Route(path, self.visits.route(serve), methods=[method])
+                    for (method, path), serve in self._served().items()
+                ),
                 Route("/v1/models", self.models, methods=["GET"]),
                 Route("/v1/models/{model:path}", self.model, methods=["GET"]),
                 Route("/version", self.version, methods=["GET"]),
+                Route("/openapi.json", self.openapi, methods=["GET"]),
                 Route("/health", self.health, methods=["GET"]),
                 Route("/ready", self.ready, methods=["GET"]),
                 Route("/metrics", self.metrics, methods=["GET"]),
@@ -117,10 +131,30 @@ class Gateway:
                 Rejected: _refused,
                 PeerError: _refused,
                 BusError: _refused,
+                Exception: _failed,
             },
         )
         app.router.redirect_slashes = False  # to an address made of the client's own Host header
         return app
+
+    def _served(self) -> dict[tuple[str, str], Serve]:
+        files, batches = self._files, self._batches
+        return {
+            ("POST", "/v1/chat/completions"): partial(self._ask, CHAT),
+            ("POST", "/v1/completions"): partial(self._ask, COMPLETIONS),
+            ("POST", "/v1/responses"): partial(self._ask, RESPONSES),
+            ("POST", "/tokenize"): self._texts.tokenize,
+            ("POST", "/detokenize"): self._texts.detokenize,
+            ("POST", "/v1/files"): files.create,
+            ("GET", "/v1/files"): files.list,
+            ("GET", "/v1/files/{file_id}"): files.show,
+            ("DELETE", "/v1/files/{file_id}"): files.delete,
+            ("GET", "/v1/files/{file_id}/content"): files.content,
+            ("POST", "/v1/batches"): batches.create,
+            ("GET", "/v1/batches"): batches.list,
+            ("GET", "/v1/batches/{batch_id}"): batches.show,
+            ("POST", "/v1/batches/{batch_id}/cancel"): batches.cancel,
+        }
 
     async def health(self, _: Request) -> Response:
         return Response('{"status":"ok"}', media_type="application/json")
@@ -130,7 +164,7 @@ class Gateway:
         lets requests in (so the store takes writes), and the gateway is not stopping.
         """
         reason = ""
-        if self.draining:
+        if self.visits.draining:
             reason = "shutting down"
         elif not self._fleet.models():
             reason = "no replica has been heard of"
@@ -179,108 +213,42 @@ class Gateway:
         body = msgspec.json.encode({"version": version("slackline")})
         return Response(body, media_type="application/json")
 
+    async def openapi(self, _: Request) -> Response:
+        return Response(openapi.document(), media_type="application/json")
+
     async def metrics(self, request: Request) -> Response:
         registries = [self._about, self._registry]
         kind, text = exposition(registries, request.headers.get("accept", ""))
         return Response(text, headers={"content-type": kind})
 
-    async def chat(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """POST /v1/chat/completions."""
-        await self._serve(CHAT, scope, receive, send)
-
-    async def completions(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """POST /v1/completions."""
-        await self._serve(COMPLETIONS, scope, receive, send)
-
-    async def _serve(self, api: Api, scope: Scope, receive: Receive, send: Send) -> None:
-        began_unix_s = self._clock.unix_s()
-        headers = Headers(scope=scope)
-        request_id = new_request_id()  # until the client's own key has been read
-        correlation_id = translate.read_correlation_id(headers)
-        status = 0
-        body = Arriving(receive)
-        ignored = ""
-
-        async def send_with_id(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-                message["headers"] = [
-                    *message["headers"],
-                    (CORRELATION_ID.encode(), (correlation_id or request_id).encode()),
-                    *([(translate.IGNORED.encode(), ignored.encode())] if ignored else []),
-                ]
-            await send(message)
-
-        held = self._take(1)
+    async def _ask(self, api: Api, visit: Visit) -> None:
+        """Answers one of OpenAI's questions to a model."""
+        headers = visit.headers
+        visit.request_id = translate.read_request_id(headers)
+        raw = await visit.read()
+        if translate.read_flag(headers, translate.LENIENT, False):
+            raw, names = without_unknown(raw, api.kind)
+            visit.ignored = ", ".join(ascii(name)[1:-1] for name in names)[:IGNORED_LIMIT].strip()
         try:
-            if self.draining:
-                raise Rejected(envelope.SHUTTING_DOWN)
-            if self._open > self._cfg.requests_limit:
-                raise Rejected(envelope.SATURATED)
-            tenant = read_tenant(headers, self._rules.keys)
-            request_id = translate.read_request_id(headers)
-            raw = await self._bodies.read(headers, body)
-            if translate.read_flag(headers, translate.LENIENT, False):
-                raw, names = without_unknown(raw, api.kind)
-                ignored = ", ".join(ascii(name)[1:-1] for name in names)[:IGNORED_LIMIT].strip()
-            formats = self._fleet.holds_formats()
             ask = translate.read_ask(
-                headers, api.read(raw), request_id, tenant, self._rules.tiers, held=formats
+                headers,
+                api.read(raw),
+                visit.request_id,
+                visit.tenant,
+                self._rules.tiers,
+                held=self._fleet.holds_formats(),
             )
-            held += self._take(len(ask.requests) - 1)
-            if self._open > self._cfg.requests_limit:
-                raise Rejected(envelope.SATURATED)
+            visit.hold(len(ask.requests) - 1)
             if len(raw) * ask.n > self._cfg.body_limit_bytes:  # every choice carries its prompt
                 raise Rejected(envelope.TOO_MANY_COPIES)
             parent = headers.get(telemetry.TRACEPARENT)
-            if await self._exchanges.run(ask, parent, body, send_with_id, began_unix_s):
-                self._hung_up.add()
-        except ClientDisconnect:
-            pass  # the client left before it had sent a request
-        except Rejected as rejected:
-            await _respond(send_with_id, rejected.problem, body)
-        except (PeerError, BusError) as error:
-            await _respond(send_with_id, envelope.of_error(error), body)
-        finally:
-            self._take(-held)
-            self._responses.labels(str(status)).add()
-            self._duration.observe(self._clock.unix_s() - began_unix_s)
-        if not body.whole:
-            await body.drop()
-            await send({"type": "http.response.body"})
-
-    def _take(self, choices: int) -> int:
-        """Count so many more as being made."""
-        self._open += choices
-        self._unfinished.set(self._open)
-        return choices
-
-
-class _Asgi:
-    """A callable object: Starlette passes the raw ASGI call to an object, not to a method."""
-
-    def __init__(self, method: ASGIApp) -> None:
-        self._method = method
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._method(scope, receive, send)
-
-
-async def _respond(send: Send, problem: Problem, body: Arriving) -> None:
-    """Answer a failure. A client whose body was not read to its end may read the answer only after
-    it has sent all: its connection stays open for the rest, and closes then.
-    """
-    content = problem.body()
-    headers = {
-        "content-type": "application/json",
-        "content-length": str(len(content)),
-        **({} if body.whole else {"connection": "close"}),
-        **problem.headers(),
-    }
-    raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
-    await send({"type": "http.response.start", "status": problem.status, "headers": raw})
-    await send({"type": "http.response.body", "body": content, "more_body": not body.whole})
+            visit.hung_up = await self._exchanges.run(
+                ask, parent, visit.body, visit.send, visit.began_unix_s
+            )
+        except PeerError as error:
+            problem = envelope.of_error(error)
+            param = api.params.get(problem.param or "", problem.param)
+            raise Rejected(replace(problem, param=param)) from error
 
 
 async def _refused(_: Request, error: Exception) -> Response:
@@ -290,6 +258,11 @@ async def _refused(_: Request, error: Exception) -> Response:
         if isinstance(error, Rejected)
         else envelope.of_error(cast("PeerError", error))
     )
+
+
+async def _failed(*_: object) -> Response:
+    """Answers what is a bug of ours, which then goes to the log."""
+    return _response(Problem(status=500, message="the gateway failed", code="server_error"))
 
 
 async def _no_such_thing(request: Request, error: Exception) -> Response:

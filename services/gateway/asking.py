@@ -110,10 +110,10 @@ class AskBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 PLACE_IN_ERROR = re.compile(r".* - at (?:`key` in )?`\$\.?([^`]*)`$")
 FIELD_IN_ERROR = re.compile(r".*(?:missing required|unknown) field `([^`]+)`")
-Body = TypeVar("Body", bound=AskBody)
+Body = TypeVar("Body", bound=Struct)
 
 
-def without_unknown(raw: bytes, kind: type[AskBody]) -> tuple[bytes, list[str]]:
+def without_unknown(raw: bytes, kind: type[Struct]) -> tuple[bytes, list[str]]:
     """The body without the fields that this API does not have, and their names. A body that is no
     object comes back as it is.
     """

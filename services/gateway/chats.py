@@ -24,7 +24,7 @@ from services.gateway.call_readers import (
     Said,
     reader,
 )
-from services.gateway.dialect import Output
+from services.gateway.dialect import Frame, Head, Output, ReplyFrame
 from services.gateway.likelihoods import ChatLogprobs, of_chat
 from services.gateway.tools import Calls, ToolChoice, Tools
 from shared.errors import PeerError
@@ -306,15 +306,15 @@ class ChatDialect:
     """The chat API. Implements Dialect."""
 
     operation = "chat"
-    id_prefix = "chatcmpl"
-    whole_object = "chat.completion"
-    chunk_object = "chat.completion.chunk"
 
     def __init__(self, calls: Calls | None, *, held: bool, logprobs: bool, token_ids: bool) -> None:
         self._calls = calls
         self._held = held
         self._logprobs = logprobs
         self._token_ids = token_ids
+
+    def frame(self, head: Head) -> Frame:
+        return ReplyFrame(head, "chatcmpl", "chat.completion", "chat.completion.chunk")
 
     def voice(self, index: int, request_id: str, tool_format: str) -> ChatVoice:
         calls = self._calls

@@ -8,7 +8,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from services.gateway import asking
 from services.gateway.asking import Alternatives, AskBody, Prompt
-from services.gateway.dialect import Output
+from services.gateway.dialect import Frame, Head, Output, ReplyFrame
 from services.gateway.likelihoods import CompletionColumns, CompletionLogprobs
 from shared.errors import PeerError
 from shared.schemas import Delta, TokenId, TokenLogprob
@@ -144,14 +144,14 @@ class CompletionDialect:
     """
 
     operation = "text_completion"
-    id_prefix = "cmpl"
-    whole_object = "text_completion"
-    chunk_object = "text_completion"
 
     def __init__(self, echoes: Sequence[str], alternatives: int | None, *, token_ids: bool) -> None:
         self._echoes = echoes
         self._alternatives = alternatives
         self._token_ids = token_ids
+
+    def frame(self, head: Head) -> Frame:
+        return ReplyFrame(head, "cmpl", "text_completion", "text_completion")
 
     def voice(self, index: int, request_id: str, tool_format: str) -> CompletionVoice:
         echo = self._echoes[index] if self._echoes else ""

@@ -37,6 +37,18 @@ class GatewayConfig(Connected, frozen=True, kw_only=True, forbid_unknown_fields=
     """All bodies being read at once: 16 of the longest."""
     requests_limit: int = 4096
     """Unfinished requests at once; about 50 KiB each with its socket."""
+    batch_requests_limit: int = 256
+    """Lines of batches under way at the gateway that runs them: they fill a few replicas. Their
+    bodies are bounded as those above.
+    """
+    file_limit_bytes: int = 200 * 1024 * 1024
+    """The longest file; 200 MiB, as OpenAI's for a batch."""
+    tenant_files_bytes: int = 512 * 1024 * 1024
+    """All files of one tenant, so that no tenant fills the bucket of 2 GiB."""
+    uploads_limit: int = 16
+    """Uploads at once; each keeps 1 MiB at most."""
+    upload_within_s: float = 600.0
+    """A file that takes longer to upload is refused."""
     stall_s: float = 60.0
     """A client that reads nothing for this long has hung up."""
     submit_s: float = 3.0

@@ -1,11 +1,16 @@
-"""The parts of an answer in either API: a frame, and choices that a voice each writes."""
+"""The parts of an answer in each API: choices that a voice each writes, and a frame around them."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
+import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
+from services.gateway.envelope import Problem
 from shared.schemas import Delta, TokenLogprob
+
+DONE = b"data: [DONE]\n\n"
+_encode = msgspec.json.Encoder().encode
 
 
 class Output:
@@ -37,28 +42,6 @@ class Voice(Protocol):
     def say(self, delta: Delta) -> Sequence[Struct]: ...
 
     def close(self, finish_reason: str) -> Sequence[Struct]: ...
-
-
-class Dialect(Protocol):
-    """The form of an answer in one API."""
-
-    @property
-    def operation(self) -> str:
-        """The operation's name in OpenTelemetry."""
-
-    @property
-    def id_prefix(self) -> str: ...
-
-    @property
-    def whole_object(self) -> str: ...
-
-    @property
-    def chunk_object(self) -> str: ...
-
-    def voice(self, index: int, request_id: str, tool_format: str) -> Voice:
-        """`request_id`: of the whole answer. `tool_format`: the form in which its model writes
-        calls of tools.
-        """
 
 
 class PromptDetails(Struct, frozen=True, kw_only=True):
@@ -94,3 +77,102 @@ class Reply(Struct, frozen=True, kw_only=True):
     choices: Sequence[Struct]
     service_tier: str
     usage: Usage | UnsetType | None = UNSET
+
+
+class Head(NamedTuple):
+    """The facts of one answer that its frame repeats."""
+
+    request_id: str
+    model: str
+    created: int  # unix seconds
+    include_usage: bool
+    usage_so_far: bool  # with every chunk as well
+
+
+class SoFar(Protocol):
+    """The facts of an answer that are known by now."""
+
+    @property
+    def service_tier(self) -> str:
+        """The tier actually used."""
+
+    @property
+    def usage(self) -> Usage: ...
+
+
+class Frame(Protocol):
+    """Writes one answer around its choices: as one JSON body, or as a stream."""
+
+    def whole(self, choices: Sequence[Struct], so_far: SoFar) -> bytes: ...
+
+    def chunks(self, choices: Sequence[Struct], so_far: SoFar) -> bytes:
+        """The part of a stream for these new parts of choices."""
+
+    def end(self, so_far: SoFar) -> bytes:
+        """The last part of a stream that ends well."""
+
+    def failure(self, problem: Problem, so_far: SoFar) -> bytes:
+        """The last part of a stream that fails."""
+
+
+class Dialect(Protocol):
+    """The form of an answer in one API."""
+
+    @property
+    def operation(self) -> str:
+        """The operation's name in OpenTelemetry."""
+
+    def frame(self, head: Head) -> Frame: ...
+
+    def voice(self, index: int, request_id: str, tool_format: str) -> Voice:
+        """`request_id`: of the whole answer. `tool_format`: the form in which its model writes
+        calls of tools.
+        """
+
+
+class ReplyFrame:
+    """The frame of chats and completions. Implements Frame."""
+
+    def __init__(self, head: Head, id_prefix: str, whole_object: str, chunk_object: str) -> None:
+        self._head = head
+        self._id = f"{id_prefix}-{head.request_id}"
+        self._whole_object, self._chunk_object = whole_object, chunk_object
+
+    def whole(self, choices: Sequence[Struct], so_far: SoFar) -> bytes:
+        return _encode(self._reply(self._whole_object, choices, so_far, so_far.usage))
+
+    def chunks(self, choices: Sequence[Struct], so_far: SoFar) -> bytes:
+        usage: Usage | UnsetType | None = None if self._head.include_usage else UNSET
+        if self._head.usage_so_far:
+            usage = so_far.usage
+        return b"".join([self._chunk([choice], so_far, usage) for choice in choices])
+
+    def end(self, so_far: SoFar) -> bytes:
+        usage = self._chunk([], so_far, so_far.usage) if self._head.include_usage else b""
+        return usage + DONE
+
+    def failure(self, problem: Problem, so_far: SoFar) -> bytes:
+        return b"data: " + problem.body() + b"\n\n"
+
+    def _chunk(
+        self, choices: Sequence[Struct], so_far: SoFar, usage: Usage | UnsetType | None
+    ) -> bytes:
+        reply = self._reply(self._chunk_object, choices, so_far, usage)
+        return b"data: " + _encode(reply) + b"\n\n"
+
+    def _reply(
+        self,
+        kind: str,
+        choices: Sequence[Struct],
+        so_far: SoFar,
+        usage: Usage | UnsetType | None,
+    ) -> Reply:
+        return Reply(
+            id=self._id,
+            object=kind,
+            created=self._head.created,
+            model=self._head.model,
+            choices=choices,
+            service_tier=so_far.service_tier,
+            usage=usage,
+        )

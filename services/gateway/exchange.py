@@ -22,7 +22,7 @@ from shared import subjects
 from shared.bus.api import RefusedError
 from shared.client.client import Client, Handle
 from shared.clock import Clock
-from shared.errors import BusError, PeerError, SlacklineError
+from shared.errors import BusError, PeerError, SlacklineError, Unsendable
 from shared.process import conventions, logs, telemetry
 from shared.process.gen_ai import GenAi, Operation
 from shared.schemas import GenerateRequest
@@ -90,7 +90,11 @@ class Exchanges:
         finally:
             if gone:
                 self._cancel(handles, "the client hung up")
-            elif answer is not None and answer.problem is not None:
+            elif (
+                answer is not None
+                and answer.problem is not None
+                and not (answer.lost and ask.persistent)
+            ):
                 self._cancel(handles, "another choice of the same request failed")
             else:
                 for handle in handles:
@@ -134,7 +138,8 @@ class Exchanges:
         """Submits all requests or none. Raises RefusedError, BusError."""
         headers = {telemetry.TRACEPARENT: traceparent} if traceparent else None
         asked = [
-            self._client.submit(request, ask.tier, headers=headers) for request in ask.requests
+            self._client.submit(request, ask.tier, headers=headers, persistent=ask.persistent)
+            for request in ask.requests
         ]
         outcomes = await asyncio.gather(*asked, return_exceptions=True)
         handles = [outcome for outcome in outcomes if isinstance(outcome, Handle)]
@@ -142,21 +147,25 @@ class Exchanges:
         if not errors:
             return handles
         # what was attached to is not ours to end: a refusal of its id may be a conflict
-        new = [handle for handle in handles if handle.received and not handle.received.attached]
+        new = [
+            handle
+            for handle in handles
+            if handle.received and not (handle.received.attached or ask.persistent)
+        ]
         for handle in handles:
             if handle not in new:
                 handle.close()
         self._cancel(new, "another choice of the same request was refused")
         # a request without an answer may have been stored: it runs on only where its client knows
         # its id, and may come back for it
-        if len(asked) > 1 or not ask.named:
+        if (len(asked) > 1 or not ask.named) and not ask.persistent:
             doubtful = [
                 r for r, outcome in zip(ask.requests, outcomes, strict=True) if _in_doubt(outcome)
             ]
             self._tasks.create_task(self._withdraw(doubtful), name="gateway.cancel")
         # a clear refusal goes before a doubt
         error = next((error for error in errors if isinstance(error, RefusedError)), errors[0])
-        if isinstance(error, PeerError) and not isinstance(error, RefusedError):
+        if isinstance(error, PeerError) and not isinstance(error, RefusedError | Unsendable):
             # admission's answer was malformed: not the client's fault
             raise BusError(error.message) from error
         raise error

@@ -12,7 +12,7 @@ from typing import Any
 import uvicorn
 
 from services.gateway.alive import Fleet
-from services.gateway.app import Gateway
+from services.gateway.app import Gateway, Stored
 from services.gateway.config import GatewayConfig
 from services.gateway.console import Console
 from services.gateway.http_connection import connection_class
@@ -92,8 +92,9 @@ async def serve(
         digests = await bus.subscribe(subjects.DIGESTS, Digest, on_digest)
         console = Console(cfg, rules, bus, clock, tasks, console_keys)
         meter = gen_ai or Off()
+        stored = Stored(bus.batches, bus.files)
         gateway = Gateway(
-            cfg, rules, client, fleet, clock, registry, tracing, meter, tasks, console
+            cfg, rules, client, fleet, clock, registry, tracing, meter, tasks, console, stored
         )
         http = uvicorn.Config(
             gateway.app(),
@@ -109,6 +110,7 @@ async def serve(
         )
         server = Server(http)
         serving = tasks.create_task(server.serve(sockets=[listener]), name="gateway.http")
+        batches = tasks.create_task(gateway.runner.run(), name="gateway.batches")
         stopping = tasks.create_task(stop.wait(), name="gateway.stop")
         following = tasks.create_task(follow_files("gateway", cfg, rules), name="gateway.rules")
         scheme = "https" if cfg.tls_cert else "http"
@@ -116,10 +118,11 @@ async def serve(
         log.info("service.ready", address=f"{scheme}://{host}:{port}", config=without_secrets(cfg))
         ends: list[asyncio.Future[Any]] = [serving, stopping, bus.failed]
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        gateway.draining = True
+        gateway.visits.draining = True
         server.should_exit = True
         stopping.cancel()
         following.cancel()
+        batches.cancel()
         await serving
         await console.stop()
         await digests.stop()

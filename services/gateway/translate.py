@@ -60,6 +60,9 @@ class Ask(NamedTuple):
     include_usage: bool
     usage_so_far: bool  # with every chunk as well
     dialect: Dialect
+    # asked again under the same id until it has an answer, perhaps by another gateway: what is
+    # stored of it goes on
+    persistent: bool = False
 
     @property
     def model(self) -> str | None:

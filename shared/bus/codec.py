@@ -9,7 +9,7 @@ import msgspec
 
 from shared import subjects
 from shared.bus.api import RefusedError
-from shared.errors import PeerError
+from shared.errors import PeerError, Unsendable
 from shared.schemas import Refused
 
 CONTENT_TYPE = "Content-Type"
@@ -32,9 +32,12 @@ def speaks_json(headers: Mapping[str, str] | None) -> bool:
 
 def encode(msg: msgspec.Struct, *, json: bool) -> bytes:
     """The bytes of a message. JSON has no infinity: a struct that may hold one (an Offer) never
-    goes to a client.
+    goes to a client. Raises Unsendable for an integer of a client over 64 bits.
     """
-    return _json.encode(msg) if json else _msgpack.encode(msg)
+    try:
+        return _json.encode(msg) if json else _msgpack.encode(msg)
+    except OverflowError as error:
+        raise Unsendable(f"a number is too large: {error}") from error
 
 
 def with_content_type(headers: Mapping[str, str] | None, *, json: bool) -> dict[str, str] | None:

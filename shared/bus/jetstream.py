@@ -196,7 +196,7 @@ class StreamKeyValue:
     async def create(self, key: str, value: bytes, *, ttl_s: float | None = None) -> int:
         subject = self._subject(key)
         try:
-            return await self._stream.write(subject, value, _ttl(ttl_s), 0)
+            return await self._stream.write(subject, value, ttl_headers(ttl_s), 0)
         except WrongSequence:
             present = await self._stream.last(subject)
             if present is not None and not _is_marker(present):
@@ -214,7 +214,7 @@ class StreamKeyValue:
 
     async def _replace(self, key: str, value: bytes, revision: int, ttl_s: float | None) -> int:
         return await self._stream.write(
-            self._subject(key), value, {"Nats-Rollup": "sub", **_ttl(ttl_s)}, revision
+            self._subject(key), value, {"Nats-Rollup": "sub", **ttl_headers(ttl_s)}, revision
         )
 
     async def names(self) -> Sequence[str]:
@@ -248,11 +248,11 @@ class StreamLeases(StreamKeyValue):
 
     async def delete(self, key: str) -> None:
         await self._stream.write(
-            self._subject(key), b"", {"KV-Operation": "DEL", **_ttl(MARKER_TTL_S)}
+            self._subject(key), b"", {"KV-Operation": "DEL", **ttl_headers(MARKER_TTL_S)}
         )
 
     async def _replace(self, key: str, value: bytes, revision: int, ttl_s: float | None) -> int:
-        return await self._stream.write(self._subject(key), value, _ttl(ttl_s), revision)
+        return await self._stream.write(self._subject(key), value, ttl_headers(ttl_s), revision)
 
 
 class StreamLog:
@@ -291,7 +291,7 @@ def _is_marker(msg: Msg) -> bool:
     return "KV-Operation" in headers or "Nats-Marker-Reason" in headers
 
 
-def _ttl(ttl_s: float | None) -> dict[str, str]:
+def ttl_headers(ttl_s: float | None) -> dict[str, str]:
     """Per-message TTL, in whole milliseconds; the server takes no less than a second."""
     return {} if ttl_s is None else {"Nats-TTL": f"{max(1_000, math.ceil(ttl_s * 1e3))}ms"}
 

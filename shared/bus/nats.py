@@ -27,6 +27,7 @@ from shared.bus.api import Counters, Endpoint, Handler, KeyValue, Log, Subscript
 from shared.bus.inbox import OUTBOUND_BYTES, Outbox, ReplyInbox
 from shared.bus.jetstream import Stream, StreamKeyValue, StreamLeases, StreamLog
 from shared.bus.nats_client import OrderedClient, trusting
+from shared.bus.objects import Objects
 from shared.bus.subscriptions import Intake, register
 from shared.bus.users import OPERATOR, User
 from shared.errors import BusError, BusTimeout, ConfigError, PeerError
@@ -108,6 +109,15 @@ class NatsBus:
             subjects.LEASES_BUCKET,
         )
         self._acks = StreamLog(self._log_of)
+        # of gateways alone
+        self.batches = StreamKeyValue(
+            Stream(self._inbox, f"KV_{subjects.BATCHES_BUCKET}", store_timeout_s),
+            subjects.BATCHES_BUCKET,
+        )
+        self.files = Objects(
+            Stream(self._inbox, f"OBJ_{subjects.FILES_BUCKET}", store_timeout_s),
+            subjects.FILES_BUCKET,
+        )
 
     @property
     def requests(self) -> KeyValue:

@@ -30,6 +30,7 @@ DIRECT, INFO = "$JS.API.DIRECT.GET", "$JS.API.STREAM.INFO"
 PURGE = "$JS.API.STREAM.PURGE"
 REQUESTS, LEASES = f"KV_{subjects.REQUESTS_BUCKET}", f"KV_{subjects.LEASES_BUCKET}"
 BODIES = f"KV_{subjects.BODIES_BUCKET}"
+BATCHES, FILES = f"KV_{subjects.BATCHES_BUCKET}", f"OBJ_{subjects.FILES_BUCKET}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,7 @@ TABLE = (
     Row("questions for output", f"{ROOT}.attach.{{tenant}}", (TENANT, GATEWAY), (ADMISSION,)),
     Row("questions for reasons", f"{ROOT}.explain.{{tenant}}", (TENANT, GATEWAY), (ADMISSION,)),
     Row("those of the operator", subjects.EXPLAIN_ALL, (), (ADMISSION,)),
+    Row("questions for tokens", f"{ROOT}.tokens.{{tenant}}", (TENANT, GATEWAY), (ADMISSION,)),
     Row("cancels", f"{ROOT}.cancel.{{tenant}}.*", (TENANT, GATEWAY), (ADMISSION, WORKER)),
     Row(
         "events of requests",
@@ -81,8 +83,8 @@ TABLE = (
     Row(
         "is a process connected?",
         subjects.present(subjects.EVERY),
-        (ADMISSION, PLANNER, RELEGATION),
-        SERVICES,
+        (ADMISSION, PLANNER, RELEGATION, GATEWAY),
+        (*SERVICES, GATEWAY),
     ),
     Row("relegated requests", subjects.RELEGATED, (ADMISSION,), (RELEGATION,)),
     Row("digests of the pool", subjects.POOL, (RELEGATION,), (ADMISSION, GATEWAY)),
@@ -92,7 +94,7 @@ TABLE = (
     Row("answers", "_ROLE.planner.>", (PLANNER, WORKER), (PLANNER,)),
     Row("answers", "_ROLE.relegation.>", (RELEGATION, PLANNER, WORKER), (RELEGATION,)),
     Row("answers", "_ROLE.worker.{replica}.>", (ADMISSION, WORKER), (WORKER,)),
-    Row("answers", "_ROLE.gateway.>", (ADMISSION, PLANNER), (GATEWAY,)),
+    Row("answers", "_ROLE.gateway.>", (ADMISSION, PLANNER, GATEWAY), (GATEWAY,)),
     Row("answers", "_ROLE.operator.>", SERVICES),
     # the services API
     Row("are requests let in?", "$SRV.PING.requests", (GATEWAY,)),
@@ -105,6 +107,9 @@ TABLE = (
     Row("leases of admissions", f"$KV.{subjects.LEASES_BUCKET}.admission.*", (ADMISSION,)),
     Row("leases of replicas", f"$KV.{subjects.LEASES_BUCKET}.planner.*", (PLANNER,)),
     Row("lease of relegation", f"$KV.{subjects.LEASES_BUCKET}.relegation", (RELEGATION,)),
+    Row("lease of the batches", f"$KV.{subjects.LEASES_BUCKET}.batches", (GATEWAY,)),
+    Row("batches", f"$KV.{subjects.BATCHES_BUCKET}.>", (GATEWAY,)),
+    Row("files of batches", f"$O.{subjects.FILES_BUCKET}.>", (GATEWAY,)),
     Row("log of a replica", f"{ROOT}.acks.{{replica}}", (ADMISSION, WORKER)),
     Row("read a record", f"{DIRECT}.{REQUESTS}.>", (ADMISSION, RELEGATION, WORKER)),
     Row("read a body", f"{DIRECT}.{BODIES}.>", (ADMISSION, WORKER)),
@@ -124,15 +129,28 @@ TABLE = (
         f"{DIRECT}.{LEASES}.$KV.{subjects.LEASES_BUCKET}.relegation",
         (RELEGATION,),
     ),
+    Row(
+        "read the lease of the batches",
+        f"{DIRECT}.{LEASES}.$KV.{subjects.LEASES_BUCKET}.batches",
+        (GATEWAY,),
+    ),
     Row("list leases", f"{DIRECT}.{LEASES}", (ADMISSION,)),
+    Row("read a batch", f"{DIRECT}.{BATCHES}.>", (GATEWAY,)),
+    Row("list batches", f"{DIRECT}.{BATCHES}", (GATEWAY,)),
+    Row("read the end of a file", f"{DIRECT}.{FILES}.>", (GATEWAY,)),
+    Row("read a file", f"{DIRECT}.{FILES}", (GATEWAY,)),
     Row("read the end of a log", f"{DIRECT}.{{log}}.{ROOT}.acks.{{replica}}", (WORKER,)),
     Row("read a log", f"{DIRECT}.{{log}}", (ADMISSION, WORKER)),
     Row("delete an output", f"{PURGE}.{REQUESTS}", (ADMISSION, RELEGATION)),
     Row("delete a body", f"{PURGE}.{BODIES}", (ADMISSION, RELEGATION)),
+    Row("delete a batch", f"{PURGE}.{BATCHES}", (GATEWAY,)),
+    Row("delete a file", f"{PURGE}.{FILES}", (GATEWAY,)),
     Row("trim a log", f"{PURGE}.{{log}}", (WORKER,)),
     Row("is the bucket there?", f"{INFO}.{REQUESTS}", (ADMISSION, RELEGATION, WORKER)),
     Row("is the bucket there?", f"{INFO}.{BODIES}", (ADMISSION, RELEGATION, WORKER)),
-    Row("is the bucket there?", f"{INFO}.{LEASES}", SERVICES),
+    Row("is the bucket there?", f"{INFO}.{LEASES}", (*SERVICES, GATEWAY)),
+    Row("is the bucket there?", f"{INFO}.{BATCHES}", (GATEWAY,)),
+    Row("is the bucket there?", f"{INFO}.{FILES}", (GATEWAY,)),
     Row("is the log there?", f"{INFO}.{{log}}", (WORKER,)),
 )
 

@@ -27,6 +27,10 @@ MIN_PAYLOAD_BYTES = 8 * 1024 * 1024
 BODIES_BYTES = 2 * 1024 * 1024 * 1024
 REQUESTS_BYTES = 1024 * 1024 * 1024
 LEASES_BYTES = 64 * 1024 * 1024  # a lease is 200 bytes
+BATCHES_BYTES = 64 * 1024 * 1024  # a record is 1 to 4 KB, so 16,000 batches
+# Files of batches and their results, which are kept for a month: 500,000 lines of 2 KB with answers
+# as long.
+FILES_BYTES = 2 * 1024 * 1024 * 1024
 # 50 iterations/s of 2 KB are 100 KB/s, so this is 20 minutes of log; its worker trims it every few
 # seconds, but for the entries that a request of an earlier life still needs.
 LOG_BYTES = 128 * 1024 * 1024
@@ -66,15 +70,18 @@ def check_server(client: Client) -> None:
 
 
 def bucket_configs(copies: int) -> list[StreamConfig]:
-    """The streams of the three buckets, KV_<name>. Those of requests and bodies have no limit of
-    messages per subject, but keep one (see StreamKeyValue).
+    """The streams of the buckets: KV_<name> of keys, OBJ_<name> of objects. But for leases they
+    have no limit of messages per subject; keys keep one (see StreamKeyValue).
     """
 
-    def bucket(name: str, max_bytes: int, max_age_s: float = 0.0) -> StreamConfig:
+    def bucket(
+        name: str, max_bytes: int, max_age_s: float = 0.0, *, objects: bool = False
+    ) -> StreamConfig:
         rolled_up = name != subjects.LEASES_BUCKET
+        kind, root = ("OBJ", "$O") if objects else ("KV", "$KV")
         return StreamConfig(
-            name=f"KV_{name}",
-            subjects=[f"$KV.{name}.>"],
+            name=f"{kind}_{name}",
+            subjects=[f"{root}.{name}.>"],
             storage=StorageType.FILE,
             num_replicas=copies,
             max_msgs_per_subject=-1 if rolled_up else 1,
@@ -90,6 +97,8 @@ def bucket_configs(copies: int) -> list[StreamConfig]:
         bucket(subjects.REQUESTS_BUCKET, REQUESTS_BYTES),
         bucket(subjects.BODIES_BUCKET, BODIES_BYTES),
         bucket(subjects.LEASES_BUCKET, LEASES_BYTES, LEASE_TTL_S),
+        bucket(subjects.BATCHES_BUCKET, BATCHES_BYTES),
+        bucket(subjects.FILES_BUCKET, FILES_BYTES, objects=True),
     ]
 
 

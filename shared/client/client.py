@@ -239,6 +239,7 @@ class Client:
         tier: str,
         *,
         derived: bool = False,
+        persistent: bool = False,
         sink: Sink | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> Handle:
@@ -246,7 +247,9 @@ class Client:
         id while the outcome is unknown.
 
         An id that is known already attaches: the handle gives its events from the first token.
-        `derived` listens on the subject made from the id rather than on this client's inbox. A
+        `derived` listens on the subject made from the id rather than on this client's inbox.
+        `persistent`: the same id is submitted again until it has an answer, perhaps by another
+        process, so nothing that may be stored is cancelled. A
         `sink` receives events as they come, in the callback that received them (it must be quick
         and must not raise), and `handle.wait()` returns at the end. Raises PeerError (refused),
         NoResponders or BusTimeout (nobody answered for `submit_s`; the request may have been
@@ -268,7 +271,7 @@ class Client:
         try:
             if derived:
                 handle.subscription = await self.bus.subscribe(own, StreamEvent, self._hear)
-            handle.received = await self._store(handle, headers, known=derived)
+            handle.received = await self._store(handle, headers, known=derived or persistent)
             if handle.over:  # its events came before the answer
                 return handle
             stream = handle.received.stream_subject
@@ -276,7 +279,7 @@ class Client:
                 await self._follow(handle, stream)
         except BaseException as error:
             handle.close()
-            if isinstance(error, asyncio.CancelledError):
+            if isinstance(error, asyncio.CancelledError) and not persistent:
                 with suppress(BusError):
                     await handle.cancel()  # it may have been stored
             raise

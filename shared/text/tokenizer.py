@@ -3,7 +3,7 @@ byte-level one, which needs no file.
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -83,6 +83,15 @@ class Tokenizer:
         ConfigError.
         """
         return _load(str(Path(folder).resolve()))
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of tokens, special ones by their names. What is no character shows as U+FFFD."""
+        text: str = self.inner.decode(list(tokens), skip_special_tokens=False)
+        return text
+
+    def name(self, token: int) -> str:
+        """The name of a token in the vocabulary; empty for an id without one."""
+        return self.inner.id_to_token(token) or ""
 
     def encode(self, text: str, *, rendered: bool = False) -> list[int]:
         """The token ids of a text. A prompt receives the tokens that the model's tokenizer puts

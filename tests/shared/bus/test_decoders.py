@@ -26,7 +26,8 @@ KINDS: list[Any] = [
     schemas.ResyncPage, schemas.Settled, schemas.Withdraw, schemas.Withdrawn, schemas.Holdings,
     schemas.HoldingsAnswer, schemas.Cancel, schemas.Hint,
     schemas.Present, schemas.PoolDigest, schemas.LeaseValue, schemas.Ended, schemas.Roster,
-    schemas.RosterAnswer,
+    schemas.RosterAnswer, schemas.Explain, schemas.Explanation,
+    schemas.Tokenize | schemas.Detokenize, schemas.Tokenized, schemas.Detokenized,
 ]  # fmt: skip
 every_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: getattr(kind, "__name__", ""))
 

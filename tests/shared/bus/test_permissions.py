@@ -121,6 +121,7 @@ EAVESDROPPING = [
     "$KV.>",
     "$KV.requests.>",
     "$KV.bodies.>",
+    "$O.>",
     "$JS.>",
     "$SRV.>",
     "slo.v1.acks.*",

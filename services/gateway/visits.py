@@ -1,0 +1,183 @@
+"""HTTP requests with a body, from their head to their last byte: who sends them, the body within
+bounds, every failure in the envelope, the client's correlation id in every answer, and the metrics.
+"""
+
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect
+from starlette.types import Message, Receive, Scope, Send
+
+from services.gateway import envelope, translate
+from services.gateway.body import Arriving, Bodies
+from services.gateway.config import GatewayConfig
+from services.gateway.envelope import Problem, Rejected
+from services.gateway.guard import read_tenant
+from shared.client.client import new_request_id
+from shared.clock import Clock
+from shared.errors import BusError, PeerError
+from shared.process import conventions
+from shared.process.instruments import Registry
+from shared.rules import Rules
+
+
+class CutOff(Exception):
+    """An answer whose head has left cannot be completed: its connection is closed."""
+
+
+class Visit:
+    """One HTTP request under way. `ignored`: the fields of its body that were left out, as they are
+    told in the answer.
+    """
+
+    def __init__(
+        self, visits: "Visits", scope: Scope, receive: Receive, send: Send, began_unix_s: float
+    ) -> None:
+        self.headers = Headers(scope=scope)
+        self.query_string = scope["query_string"]
+        self.path_params: dict[str, str] = scope.get("path_params", {})
+        self.began_unix_s = began_unix_s
+        self.body = Arriving(receive)
+        if not ("content-length" in self.headers or "transfer-encoding" in self.headers):
+            self.body.whole = True  # there is none
+        self.tenant = ""
+        self.request_id = new_request_id()  # until the client's own key has been read
+        self.ignored = ""
+        self.hung_up = False
+        self.owes_end = False  # its answer ends once the rest of its body has come
+        self.status = 0
+        self._visits, self._send = visits, send
+        self._correlation_id = translate.read_correlation_id(self.headers)
+        self._held = 0
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            correlation_id = self._correlation_id or self.request_id
+            message["headers"] = [
+                *message["headers"],
+                (translate.CORRELATION_ID.encode(), correlation_id.encode()),
+                *([(translate.IGNORED.encode(), self.ignored.encode())] if self.ignored else []),
+            ]
+        await self._send(message)
+
+    async def read(self) -> bytes:
+        """The whole body. Raises Rejected past a bound, ClientDisconnect."""
+        return await self._visits.bodies.read(self.headers, self.body)
+
+    async def answer(
+        self, content: bytes, status: int = 200, media_type: str = "application/json"
+    ) -> None:
+        """Answer with this body."""
+        headers = {"content-type": media_type, "content-length": str(len(content))}
+        await self._start(status, headers)
+        await self.send({"type": "http.response.body", "body": content})
+
+    async def refuse(self, problem: Problem) -> None:
+        """Answer a failure. A client whose body was not read to its end may read the answer only
+        after it has sent all: its connection stays open for the rest, and closes then.
+        """
+        content, whole = problem.body(), self.body.whole
+        headers = {
+            "content-type": "application/json",
+            "content-length": str(len(content)),
+            **({} if whole else {"connection": "close"}),
+            **problem.headers(),
+        }
+        await self._start(problem.status, headers)
+        self.owes_end = not whole
+        await self.send({"type": "http.response.body", "body": content, "more_body": not whole})
+
+    def hold(self, choices: int) -> None:
+        """Count so many more choices as being made for it. Raises Rejected where they are too
+        many.
+        """
+        self._held += choices
+        self._visits.take(choices)
+
+    def release(self) -> None:
+        self._visits.take(-self._held)
+        self._held = 0
+
+    async def _start(self, status: int, headers: dict[str, str]) -> None:
+        raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+        await self.send({"type": "http.response.start", "status": status, "headers": raw})
+
+
+Serve = Callable[[Visit], Awaitable[None]]
+
+
+class Visits:
+    """All of them. Set `draining` to let no more in."""
+
+    def __init__(self, cfg: GatewayConfig, clock: Clock, registry: Registry, rules: Rules) -> None:
+        self.draining = False
+        self.bodies = Bodies(cfg)
+        self._cfg, self._clock, self._rules = cfg, clock, rules
+        self._open = 0  # open choices; each is a request of its own
+        self._responses = registry.counter(
+            "slackline_gateway_responses_total",
+            "Answers by HTTP status; 0: left without one.",
+            ["status"],
+        )
+        self._hung_up = registry.counter(
+            "slackline_gateway_hung_up_total", "Answers cancelled because their client left."
+        ).labels()
+        self._unfinished = registry.gauge(
+            "slackline_gateway_unfinished_requests", "Choices being made."
+        ).labels()
+        self._duration = registry.histogram(
+            "slackline_gateway_request_duration_seconds",
+            "From a request's head to its last byte.",
+            conventions.DURATION_BUCKETS_S,
+        ).labels()
+
+    def route(self, serve: Serve) -> "Served":
+        """The ASGI application of one route."""
+        return Served(self, serve)
+
+    def take(self, choices: int) -> None:
+        """Count so many more as being made. Raises Rejected where they are too many."""
+        self._open += choices
+        self._unfinished.set(self._open)
+        if choices > 0 and self._open > self._cfg.requests_limit:
+            raise Rejected(envelope.SATURATED)
+
+    async def run(self, serve: Serve, scope: Scope, receive: Receive, send: Send) -> None:
+        visit = Visit(self, scope, receive, send, self._clock.unix_s())
+        try:
+            # A client that left before it had sent a request gets no answer.
+            with suppress(ClientDisconnect, CutOff):
+                await self._serve(serve, visit)
+        finally:
+            visit.release()
+            self._responses.labels(str(visit.status)).add()
+            self._duration.observe(self._clock.unix_s() - visit.began_unix_s)
+            if visit.hung_up:
+                self._hung_up.add()
+        if visit.owes_end:
+            await visit.body.drop()
+            await send({"type": "http.response.body"})
+
+    async def _serve(self, serve: Serve, visit: Visit) -> None:
+        try:
+            if self.draining:
+                raise Rejected(envelope.SHUTTING_DOWN)
+            visit.hold(1)
+            visit.tenant = read_tenant(visit.headers, self._rules.keys)
+            await serve(visit)
+        except Rejected as rejected:
+            await visit.refuse(rejected.problem)
+        except (PeerError, BusError) as error:
+            await visit.refuse(envelope.of_error(error))
+
+
+class Served:
+    """A callable object: Starlette passes the raw ASGI call to an object, not to a function."""
+
+    def __init__(self, visits: Visits, serve: Serve) -> None:
+        self._visits, self._serve = visits, serve
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._visits.run(self._serve, scope, receive, send)
