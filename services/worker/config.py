@@ -19,6 +19,9 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     pool: str = ""  # of the replica, for policies that route by pool
     engine: str = "sim"  # sim | torch | vllm
     model: str = ""  # folder of a model (torch, vllm), or the name to announce (sim)
+    # torch: its draft model, a shipped one or a folder; empty: the shipped draft for the shipped
+    # model, and none for others; none: no drafts
+    draft_model: str = ""
     # name or path; empty: measured at the start (torch, vllm), or the engine's own default (sim)
     profile: str = ""
     # time that a worker measures its engine; 0: not at all. Under a second is seldom enough for a

@@ -53,6 +53,13 @@ class Place:
             self.stretches.append((first, first + size))
         self.blocks.append(block)
 
+    def remove_last(self) -> int:
+        """Takes the last block away, and returns it."""
+        begin, end = self.stretches.pop()
+        if end - begin > self.block_tokens:
+            self.stretches.append((begin, end - self.block_tokens))
+        return self.blocks.pop()
+
 
 class Blocks:
     """The blocks of the pool and their owners. Ids are 0..total-1."""
@@ -79,6 +86,12 @@ class Blocks:
             self._taken[block + 1] = 1
             self._free -= 1
             place.add(block)
+
+    def shrink(self, place: Place, tokens: int) -> None:
+        """Takes away the blocks of `place` that `tokens` positions do not need."""
+        for _ in range(len(place.blocks) - -(-tokens // self._block_tokens)):
+            self._taken[place.remove_last() + 1] = 0
+            self._free += 1
 
     def release(self, place: Place) -> None:
         self._taken[np.asarray(place.blocks, dtype=np.int64) + 1] = 0
@@ -124,6 +137,12 @@ class Pool:
         pools[0].index_copy_(0, at, key)
         pools[1].index_copy_(0, at, value)
         return pools
+
+    def move(self, sources: Tensor, targets: Tensor) -> None:
+        """Copies the positions `sources` of every layer to `targets`; the two may overlap."""
+        for pools in self._layers.values():
+            for pool in pools:
+                pool.index_copy_(0, targets, pool.index_select(0, sources))
 
     def _empty(self, like: Tensor) -> Tensor:
         return like.new_zeros((self._positions, *like.shape[1:]))
