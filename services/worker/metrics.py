@@ -47,6 +47,15 @@ class WorkerMetrics:
         self._generated = made.counter(names.GENERATION_TOKENS, "Tokens generated.", labels).labels(
             model
         )
+        self._verifications = made.counter(
+            names.DRAFTS, "Verifications of drafts, one for each request and iteration.", labels
+        ).labels(model)
+        self._drafted = made.counter(names.DRAFT_TOKENS, "Draft tokens verified.", labels).labels(
+            model
+        )
+        self._accepted = made.counter(
+            names.ACCEPTED_TOKENS, "Draft tokens accepted.", labels
+        ).labels(model)
         if fitted is not None:
             error = fitted.error
             off = made.gauge(
@@ -77,6 +86,11 @@ class WorkerMetrics:
         self._computed.add(sum(did.computed for did in ran.done) - cached)
         self._prompt.add(sum(did.computed - did.cached for did in chunks))
         self._generated.add(sum(len(did.tokens) for did in ran.done))
+        verified = [did for did in ran.done if did.drafted]
+        if verified:
+            self._verifications.add(len(verified))
+            self._drafted.add(sum(did.drafted for did in verified))
+            self._accepted.add(sum(did.computed - 1 for did in verified))
 
     def holds(self, held: int, running: int, free_blocks: int) -> None:
         self._held.set(held)
