@@ -42,7 +42,7 @@ SETTLE = 2  # iterations after the prefill that do not count
 
 class Bench:
     def __init__(self, folder: Path, output_tokens: int) -> None:
-        self.engine = TorchEngine(folder, profile="bench", kv_blocks=1024)
+        self.engine = TorchEngine(folder, profile="bench", kv_blocks=1024, prefix_caching=False)
         self.output_tokens = output_tokens
         self._model: Any = transformers.AutoModelForCausalLM.from_pretrained(
             folder, local_files_only=True, dtype=torch.float32, attn_implementation="sdpa"

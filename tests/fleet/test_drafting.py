@@ -1,4 +1,4 @@
-"""A live fleet drafts on real tokens: under `adaserve` the shipped pair answers as without drafts."""
+"""A live fleet drafts on real tokens: under `adaserve` the shipped pair answers as without."""
 
 import asyncio
 import re

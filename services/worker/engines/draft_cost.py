@@ -39,7 +39,9 @@ def measure_draft(engine: Engine) -> DraftCost:
 
     for seed in range(2):
         for slot in slots:
-            prompt = [7 + (slot + n) % (facts.vocabulary - 7) for n in range(PROMPT_TOKENS)]
+            prompt = [  # that no prefix cache has
+                7 + (slot + n * (seed + 3)) % (facts.vocabulary - 7) for n in range(PROMPT_TOKENS)
+            ]
             engine.load(Load(slot, prompt, 0, Sampling(temperature=0.0), seed))
         whole_s.append(run(PROMPT_TOKENS).exec_s)
         read_s.append(run(DEPTH + 1, DEPTH).drafted_s)

@@ -18,6 +18,7 @@ from torch import Tensor
 from services.worker.engines import paged
 from services.worker.engines.attention import Node, Part, Piece
 from services.worker.engines.paged_model import PagedModel
+from services.worker.engines.prefixes import Prefix
 from services.worker.engines.token_tree import Drafted
 from shared.columns import Ints
 from shared.policy.seam import Floats
@@ -39,9 +40,20 @@ class Ask(NamedTuple):
     temperature: float  # of the shares that the path probabilities are made of; 0 counts as 1
 
 
+class Accepted(NamedTuple):
+    """Of the last tree of a slot, these nodes are text now: level and beam, from the first level
+    on. `tokens`: prompt and output.
+    """
+
+    slot: Slot
+    tokens: Sequence[int]
+    nodes: Sequence[tuple[int, int]]
+
+
 @dataclass(slots=True)
 class _Held:
     place: paged.Place
+    prefix: Prefix
     filled: int = 0  # positions computed
     depth: int = 0  # of its last tree; level l of beam b lies behind `filled`, at b (depth - 1) + l
 
@@ -58,12 +70,14 @@ class DraftModel:
         kv_blocks: int,
         block_tokens: int,
         vocabulary: int,
+        prefix_caching: bool,
     ) -> None:
         """`kv_blocks`, `vocabulary`: of the target. The draft has KV for as many positions, and for
         nodes.
         """
         self.kv_blocks = kv_blocks + max(LEAST_BLOCKS, int(NODES * kv_blocks))
         self._block_tokens = block_tokens
+        self._prefix_caching = prefix_caching
         self._model = PagedModel(folder, device, dtype, self.kv_blocks * block_tokens)
         self._vocabulary = min(vocabulary, self._model.vocabulary)
         self._blocks = paged.Blocks(self.kv_blocks, block_tokens)
@@ -104,12 +118,10 @@ class DraftModel:
             self._extend(logits, asks, going, found, level)
         return found
 
-    def keep(self, accepted: Sequence[tuple[Slot, Sequence[tuple[int, int]]]]) -> None:
-        """The verification has ended: of each slot, these nodes of its last tree (level and beam,
-        from the first level on) are text now. The KV of the others is free.
-        """
+    def keep(self, accepted: Sequence[Accepted]) -> None:
+        """The verification has ended: the KV of the nodes that were not accepted is free."""
         sources, targets = list[int](), list[int]()
-        for slot, nodes in accepted:
+        for slot, _, nodes in accepted:
             held = self._held[slot]
             levels = held.depth - 1  # of which the draft has computed the KV
             nodes = nodes[:levels]
@@ -121,8 +133,15 @@ class DraftModel:
                     targets += held.place.positions(first, first + 1).tolist()
             held.filled += len(nodes)
         self._model.move(sources, targets)
-        for slot, _ in accepted:
-            self._blocks.shrink(self._held[slot].place, self._held[slot].filled)
+        for slot, tokens, _ in accepted:
+            held = self._held[slot]
+            self._blocks.shrink(held.place, held.filled)
+            if self._prefix_caching:
+                held.prefix.name(self._blocks, held.place, tokens, held.filled)
+
+    def check(self) -> None:
+        """Raises AssertionError unless every block has its owners."""
+        self._blocks.check(held.place for held in self._held.values())
 
     def release(self, slot: Slot) -> None:
         """Frees what it holds of the slot, if anything."""
@@ -135,7 +154,10 @@ class DraftModel:
         known = len(ask.tokens)
         held = self._held.get(ask.slot)
         if held is None:
-            held = self._held[ask.slot] = _Held(paged.Place(self._block_tokens, known + ask.depth))
+            place = paged.Place(self._block_tokens, known + ask.depth)
+            held = self._held[ask.slot] = _Held(place, Prefix(self._block_tokens))
+            if self._prefix_caching:
+                held.filled = held.prefix.begin(self._blocks, place, ask.tokens, self._blocks.free)
         depth = min(ask.depth, self._model.context_tokens - known)
         if depth < 1 or max(ask.tokens[held.filled :]) >= self._model.vocabulary:
             return 0

@@ -40,6 +40,10 @@ class Tree:
     def drafts(self) -> int:
         return len(self.tokens) - 1
 
+    def root(self) -> "Tree":
+        """The root alone."""
+        return Tree(self.tokens[:1], self.paths[:1], self.beams[:1], {})
+
     def child(self, node: int, token: int) -> int | None:
         """The node that extends `node` by `token`, if it was drafted."""
         return self.children.get((node, token))

@@ -13,7 +13,7 @@ whatever the request samples by. Without a draft model only the root is verified
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -27,6 +27,7 @@ from services.worker.engines.adjusting import Written, adjusted
 from services.worker.engines.attention import Part, Piece
 from services.worker.engines.constraint import Constraint, Constraints
 from services.worker.engines.paged_model import PagedModel
+from services.worker.engines.prefixes import Prefix
 from services.worker.engines.sampling import Draw, choose, likelihoods
 from services.worker.engines.token_tree import Tree, tree_of
 from shared import features
@@ -49,6 +50,7 @@ class _Slot:
     sampling: Sampling
     seed: int
     constraint: Constraint | None  # None: free text
+    prefix: Prefix
     computed: int = 0
 
 
@@ -81,6 +83,7 @@ class TorchEngine:
         dtype: str | None = None,
         model_name: str | None = None,
         draft: str | Path | None = None,
+        prefix_caching: bool = True,
     ) -> None:
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
         where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
@@ -103,6 +106,7 @@ class TorchEngine:
                 kv_blocks=kv_blocks,
                 block_tokens=block_tokens,
                 vocabulary=self._model.vocabulary,
+                prefix_caching=prefix_caching,
             )
         )
         ends = tokenizer.eos_token_ids  # without one no output could end where its format does
@@ -123,6 +127,7 @@ class TorchEngine:
             draft=DRAFT if draft is not None else 0.0,
             features=features.ALL if ends else features.ALL - {features.STRUCTURED},
         )
+        self._prefix_caching = prefix_caching
         self._blocks = paged.Blocks(kv_blocks, block_tokens)
         self._slots: dict[Slot, _Slot] = {}
 
@@ -160,6 +165,7 @@ class TorchEngine:
             s,
             load.seed,
             constraint,
+            Prefix(self._facts.block_tokens),
         )
 
     def execute(self, work: Sequence[Work], selection: Selection | None) -> Outcome:
@@ -168,23 +174,25 @@ class TorchEngine:
         if not work:
             return Outcome([], time.monotonic() - began_s)
         states = [self._slots[entry.slot] for entry in work]
-        trees = {} if selection is None else self._trees(work, states, selection)
+        cached = self._find(work, states)
+        trees = {} if selection is None else self._trees(work, states, selection, cached)
         drafted_s = time.monotonic() - began_s if trees else 0.0
         ids: list[int] = []
         parts: list[Part] = []
         rows: list[int] = []  # of the packed batch whose logits are needed
         root: dict[int, int] = {}  # entry -> which of those is behind its newest token
-        news: list[int] = []  # positions that each entry fills
+        news: list[int] = []  # positions that each entry computes
         for n, (entry, state) in enumerate(zip(work, states, strict=True)):
-            left = len(state.tokens) - state.computed
-            tree, before = trees.get(n), state.computed
-            if tree is None:
-                new = min(entry.tokens, left) if selection is not None else entry.tokens
-                assert 1 <= new <= left, f"slot {entry.slot}: {entry.tokens} tokens, {left} known"
-            else:
-                new = len(tree.tokens)
-            assert entry.emits == (new >= left), f"slot {entry.slot}: emits is {entry.emits}"
+            left, before = len(state.tokens) - state.computed, state.computed
+            tree = trees.get(n)
+            if tree is not None and not self._grows(state, before + len(tree.tokens)):
+                tree = trees[n] = tree.root()
+            new = min(entry.tokens, left) if tree is None else len(tree.tokens)
             assert before + new <= self._facts.context_tokens, "over the context"
+            if not self._grows(state, before + new):
+                trees.pop(n, None)
+                news.append(0)
+                continue
             self._blocks.grow(state.place, before + new)
             if tree is None:
                 ids += state.tokens[before : before + new]
@@ -192,17 +200,23 @@ class TorchEngine:
             else:
                 ids += tree.tokens
                 parts += tree.parts(state.place, before)
-            if entry.emits:
+            if new >= left:
                 root[n] = len(rows)
                 rows += range(len(ids) - (1 if tree is None else new), len(ids))
             news.append(new)
-        logits = self._model.logits(ids, parts, rows)
-        said = self._verify(logits, states, trees, root) if root else {}
-        return Outcome(
-            self._settle(work, states, news, trees, said),
-            time.monotonic() - began_s,
-            drafted_s=drafted_s,
-        )
+        said = {}
+        if ids:
+            logits = self._model.logits(ids, parts, rows)
+            said = self._verify(logits, states, trees, root) if root else {}
+        done = self._settle(work, states, news, trees, said)
+        if cached:
+            done = [
+                did._replace(computed=did.computed + cached[n], cached=cached[n])
+                if n in cached
+                else did
+                for n, did in enumerate(done)
+            ]
+        return Outcome(done, time.monotonic() - began_s, drafted_s=drafted_s)
 
     def preempt(self, slot: Slot) -> None:
         state = self._slots[slot]
@@ -215,6 +229,7 @@ class TorchEngine:
             ),
             0,
         )
+        state.prefix.restart()
 
     def release(self, slot: Slot) -> None:
         self._blocks.release(self._slots.pop(slot).place)
@@ -228,12 +243,66 @@ class TorchEngine:
         for slot in list(self._slots):
             self.release(slot)
 
+    # ------------------------------------------------------------ prefixes
+
+    def _find(self, work: Sequence[Work], states: Sequence[_Slot]) -> dict[int, int]:
+        """Lets the entries that begin take over blocks of others; how many positions each found.
+        Only where all entries still have room: blocks that lie idle are no longer free then.
+        """
+        for entry, state in zip(work, states, strict=True):
+            left = len(state.tokens) - state.computed
+            assert entry.tokens >= 1, f"slot {entry.slot}: {entry.tokens} tokens asked"
+            # only a decode may be asked for more: for drafts
+            assert entry.tokens <= left or left == 1, f"slot {entry.slot}: {left} tokens known"
+            assert entry.emits == (entry.tokens >= left), f"slot {entry.slot}: emits is wrong"
+        beginning = [n for n, state in enumerate(states) if not state.place.blocks]
+        if not self._prefix_caching or not beginning:
+            return {}
+        spare = self._blocks.free - sum(
+            self._missing(state, state.computed + entry.tokens)
+            for entry, state in zip(work, states, strict=True)
+        )
+        cached = {}
+        for n in beginning:
+            state = states[n]
+            before, needed = self._blocks.free, self._missing(state, work[n].tokens)
+            state.computed = state.prefix.begin(
+                self._blocks, state.place, state.tokens, max(spare, 0)
+            )
+            if state.computed:
+                cached[n] = state.computed
+                new = min(work[n].tokens, len(state.tokens) - state.computed)
+                spare -= before - self._blocks.free
+                spare += needed - self._missing(state, state.computed + new)
+        return cached
+
+    def _missing(self, state: _Slot, tokens: int) -> int:
+        return max(0, -(-tokens // self._facts.block_tokens) - len(state.place.blocks))
+
+    def _grows(self, state: _Slot, tokens: int) -> bool:
+        """Tells whether it can. Without shared blocks the plans never promise more than there is;
+        blocks that were found may have been promised to a plan in flight.
+        """
+        return self._missing(state, tokens) <= self._blocks.free
+
+    def check(self) -> None:
+        """Raises AssertionError unless every block has its owners."""
+        self._blocks.check(state.place for state in self._slots.values())
+        if self._draft is not None:
+            self._draft.check()
+
     # ------------------------------------------------------------ speculation
 
     def _trees(
-        self, work: Sequence[Work], states: Sequence[_Slot], selection: Selection
+        self,
+        work: Sequence[Work],
+        states: Sequence[_Slot],
+        selection: Selection,
+        beginning: Collection[int],
     ) -> dict[int, Tree]:
-        """The tree to verify of each entry that speculates. Only a decode does."""
+        """The tree to verify of each entry that speculates. Only a decode does, and none of the
+        entries `beginning`, which were planned as prefills.
+        """
         if self._draft is None:
             return {}
         depth, width = unpack_list(selection.depth), unpack_list(selection.width)
@@ -241,6 +310,7 @@ class TorchEngine:
             n
             for n, state in enumerate(states)
             if depth[n] > 0
+            and n not in beginning
             and work[n].tokens > 1
             and len(state.tokens) > state.prompt
             and len(state.tokens) == state.computed + 1
@@ -330,13 +400,23 @@ class TorchEngine:
                     failed=held.failed if held is not None else "",
                 )
             )
+        if self._prefix_caching:
+            for n, state in enumerate(states):
+                if news[n] and n not in trees:
+                    state.prefix.name(self._blocks, state.place, state.tokens, state.computed)
         if self._draft is not None and trees:
             self._model.move(sources, targets)
-            for n in trees:
-                self._blocks.shrink(states[n].place, states[n].computed)
+            for state in [states[n] for n in trees]:
+                self._blocks.shrink(state.place, state.computed)
+                if self._prefix_caching:
+                    state.prefix.name(self._blocks, state.place, state.tokens, state.computed)
             self._draft.keep(
                 [
-                    (work[n].slot, [tree.beams[node] for node in said[n].path[1:]])
+                    draft_model.Accepted(
+                        work[n].slot,
+                        states[n].tokens,
+                        [tree.beams[node] for node in said[n].path[1:]],
+                    )
                     for n, tree in trees.items()
                 ]
             )

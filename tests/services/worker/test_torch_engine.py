@@ -153,19 +153,21 @@ def play(
                 request[slot], prompt = waiting.pop()
                 known[slot], computed[slot], likely[slot] = list(prompt), 0, []
                 load(engine, slot, prompt, sampling=sampling(request[slot]), seed=request[slot])
-        work = []
+        work, room = [], free
         for slot in rng.sample(sorted(known), len(known)):
             left = len(known[slot]) - computed[slot]
             n = rng.choice([left, left, rng.randint(1, left)])
             more = blocks(computed[slot] + n) - blocks(computed[slot])
-            if more <= free and rng.random() < 0.85:
-                free -= more
+            if more <= room and rng.random() < 0.85:
+                room -= more
                 work.append(Work(Slot(slot), n, n == left))
         done = engine.execute(work, None).done if work else []
         for entry, did in zip(work, done, strict=True):
             slot, n = entry.slot, entry.tokens
-            assert did.computed == n
-            computed[slot] += n
+            left = len(known[slot]) - computed[slot]
+            assert did.computed == did.cached + min(n, left - did.cached)
+            free -= blocks(computed[slot] + did.computed) - blocks(computed[slot])
+            computed[slot] += did.computed
             known[slot] += did.tokens
             likely[slot] += did.logprobs
         for slot in list(known):
@@ -196,6 +198,7 @@ def play(
             == facts.kv_blocks - sum(blocks(n) for n in computed.values())
         )
         assert set(engine.snapshot().slots) == set(known)
+        engine.check()
     assert engine.snapshot() == (facts.kv_blocks, [])
 
 

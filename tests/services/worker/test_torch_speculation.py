@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -36,7 +37,9 @@ from tests.services.worker.tiny_models import near, tiny_model  # noqa: E402
 EXAMPLES = int(os.environ.get("SLACKLINE_TORCH_EXAMPLES", "8"))
 seeded = settings(deadline=None, print_blob=True, max_examples=EXAMPLES)
 OUTPUT = 14
-PROMPTS = [[(7 * n + 3 * k) % 256 for k in range(n)] for n in (1, 2, 3, 7, 8, 9, 16, 17, 23, 40)]
+# the last three begin alike
+PROMPTS = [[(7 * n + 3 * k) % 256 for k in range(n)] for n in (1, 2, 3, 7, 8, 9, 16, 40)]
+PROMPTS += [[*PROMPTS[-1][:23], 5, 6], [*PROMPTS[-1][:36]], PROMPTS[-1]]
 # every parameter that the next token depends on
 ASKED = (
     Sampling(temperature=0.0),
@@ -132,7 +135,8 @@ def play(engine: TorchEngine, rng: Random, accepted: Counter[str]) -> Iterator[P
             accepted["accepted"] += len(did.tokens) - 1 if did.drafted else 0
             accepted["trees"] += did.drafted > 0
             assert did.drafted < entry.tokens or not did.drafted
-            assert did.computed <= entry.tokens
+            assert did.computed - did.cached <= entry.tokens
+            accepted["cached"] += did.cached
             assert not did.failed
             if did.drafted:
                 assert did.computed == len(did.tokens)
@@ -158,7 +162,8 @@ def play(engine: TorchEngine, rng: Random, accepted: Counter[str]) -> Iterator[P
             if made >= OUTPUT:
                 del known[slot], computed[slot]
         state = engine.snapshot()
-        assert state.free_blocks == free
+        assert state.free_blocks >= free  # a shared block counts for each that holds it
+        engine.check()
         assert set(state.slots) == set(known)
     assert engine.snapshot() == (facts.kv_blocks, [])
     assert engine._draft is not None
@@ -181,8 +186,15 @@ def without_drafts(folder: Path) -> dict[int, Played]:
     return found
 
 
-@pytest.mark.parametrize("way", ["as it comes", "without sparse kernels", "gathered"])
-@pytest.mark.parametrize("draft", ["near", "stranger"])
+@pytest.mark.parametrize(
+    ("draft", "way"),
+    [
+        ("near", "as it comes"),
+        ("near", "without sparse kernels"),
+        ("near", "gathered"),
+        ("stranger", "as it comes"),
+    ],
+)
 def test_output_is_the_same_with_drafts_as_without(draft: str, way: str, models: Models) -> None:
     want = without_drafts(models.target)
     engine = TorchEngine(
@@ -208,6 +220,7 @@ def test_output_is_the_same_with_drafts_as_without(draft: str, way: str, models:
     check()
     print(dict(accepted))
     assert accepted["drafted"] > 100
+    assert accepted["cached"] > 0
     assert (accepted["accepted"] > 0.2 * accepted["trees"]) == (draft == "near")
 
 
@@ -231,7 +244,7 @@ def test_drawn_tokens_have_the_targets_shares(models: Models) -> None:
     """
     draws, heat, context = 6000, 0.3, [*PROMPTS[-1], 65]
     engine = TorchEngine(
-        models.target, profile="toy", kv_blocks=1024, block_tokens=16, draft=models.near
+        models.target, profile="toy", kv_blocks=1024, draft=models.near, prefix_caching=False
     )
     shares = exact_shares(models.target, context, heat)
     cells = sorted(shares, key=lambda pair: -shares[pair])[:12]
@@ -298,7 +311,7 @@ def test_a_draft_without_room_for_its_nodes_leaves_the_root(
 
 def test_a_draft_with_another_tokenizer_is_refused(models: Models, tmp_path: Path) -> None:
     folder = tiny_model(tmp_path, "Llama")
-    inner = Tokenizer.builtin().inner
+    inner = tokenizers.Tokenizer.from_str(Tokenizer.builtin().inner.to_str())
     inner.add_special_tokens(["<|other|>"])
     inner.save(str(folder / "tokenizer.json"))
     with pytest.raises(ConfigError, match=r"another tokenizer.*'<\|other\|>'"):
