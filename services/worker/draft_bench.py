@@ -22,10 +22,11 @@ from shared.schemas import Sampling, Selection
 from shared.text.tokenizer import Tokenizer
 from shared.vocabulary import Slot
 
-WORDS = """
-    river house tree light stone walk water hand bird horse word night table road ship fire
-    garden letter music paper school wind king snow bread city door field gold hour island job
-""".split()
+_WORDS = (
+    "river house tree light stone walk water hand bird horse word night table road ship fire "
+    "garden letter music paper school wind king snow bread city door field gold hour island job"
+)
+WORDS = _WORDS.split()
 QUESTION = "<|im_start|>user\nWhat is a {}?<|im_end|>\n<|im_start|>assistant\n"
 BATCHES = (1, 8, 32)
 BUDGETS = (0, 1, 2, 4, 8, 16, 32, 64)  # drafts that all requests verify together
