@@ -306,6 +306,7 @@ class WorkerCore:
         exec_s: float,
         idle_s: float,
         outside_s: float = 0.0,
+        drafted_s: float = 0.0,
         late_s: float = 0.0,
     ) -> Finished:
         """The running turn is over. `late_s`: of the time since it could begin, what is neither
@@ -319,7 +320,7 @@ class WorkerCore:
         self.counters.idle_s += idle_s
         self.counters.late_s += late_s
         self.counters.predicted_s += turn.plan.predicted_s if turn.work else 0.0
-        timing = Timing(started_unix_s, ended_unix_s, exec_s, idle_s, outside_s, late_s)
+        timing = Timing(started_unix_s, ended_unix_s, exec_s, idle_s, outside_s, late_s, drafted_s)
         ack = AckBuilder(turn, timing)
         outgoing = self._class_changes(turn.plan)
         overs: list[AttemptOver] = []

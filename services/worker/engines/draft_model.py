@@ -41,8 +41,8 @@ class Ask(NamedTuple):
 
 
 class Accepted(NamedTuple):
-    """Of the last tree of a slot, these nodes are text now: level and beam, from the first level
-    on. `tokens`: prompt and output.
+    """These nodes of a slot's last tree are text now: level and beam, from the first level on.
+    `tokens`: prompt and output.
     """
 
     slot: Slot

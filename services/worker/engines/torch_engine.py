@@ -55,7 +55,7 @@ class _Slot:
 
 
 class _Said(NamedTuple):
-    """What an entry emits. `path`: the nodes of its tree whose logits gave the tokens."""
+    """An entry's new tokens. `path`: the nodes of its tree whose logits gave the tokens."""
 
     path: list[int]
     tokens: list[int]
@@ -374,8 +374,8 @@ class TorchEngine:
         trees: dict[int, Tree],
         said: dict[int, "_Said"],
     ) -> list[Done]:
-        """What each entry did. Accepted nodes move behind their root, rejected ones give their KV
-        back.
+        """The result of each entry. Accepted nodes move behind their root, rejected ones give their
+        KV back.
         """
         done: list[Done] = []
         sources, targets = list[int](), list[int]()
