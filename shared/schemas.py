@@ -715,6 +715,7 @@ class PlanAck(Struct, frozen=True, kw_only=True, tag="ack"):
     ended_unix_s: float = 0.0
     exec_s: float = 0.0  # duration by the worker's monotonic clock
     outside_s: float = 0.0  # part of exec_s outside the model and its sampling; 0: unknown
+    drafted_s: float = 0.0  # part of exec_s in which the draft model worked; 0: unknown
     idle_s: float = 0.0  # wait for this plan after the previous iteration, while holding work
     late_s: float = 0.0  # the rest of the time since then: hand-overs, and what ran between them
     # of exec_s, what went into decodes and into drafting, as the plan predicted their shares; the

@@ -86,6 +86,7 @@ def figures(measured: EngineFigures) -> list[Figure]:
                 note=note,
             )
         )
+    found += drafting(measured)
     for name, quantiles in measured.late_s.items():
         for share, late_s in zip(("p50", "p99"), quantiles, strict=True):
             found.append(
@@ -96,4 +97,28 @@ def figures(measured: EngineFigures) -> list[Figure]:
                     unit="ms",
                 )
             )
+    return found
+
+
+def drafting(measured: EngineFigures) -> list[Figure]:
+    """Decoding with drafts, over no drafts and over assisted generation."""
+    plain = {one.batch: one.tokens_per_s for one in measured.drafting if not one.budget}
+    found = []
+    for one in measured.drafting:
+        note = (
+            f"{one.tokens_per_s:,.0f} tokens/s of CPU time; {one.yielded:.2f} tokens a request in "
+            f"{one.iteration_s * 1e3:.1f} ms, drafting {one.drafted_s * 1e3:.1f}, outside the "
+            f"models {one.outside_s / one.iteration_s:.0%}"
+        )
+        name, value = f"batch {one.batch}, {one.budget} drafts", one.tokens_per_s
+        name, value = f"{name}, over none", value / plain[one.batch]
+        found.append(Figure(part=PART, name=name, value=value, unit="x", note=note))
+    if measured.generate_assisted:
+        best = max(one.tokens_per_s for one in measured.drafting if one.batch == 1)
+        note = (
+            f"assisted: {measured.generate_assisted:,.0f}, generate: "
+            f"{measured.generate_alone:,.0f} tokens/s of CPU time"
+        )
+        name, value = "batch 1, best, over assisted generation", best / measured.generate_assisted
+        found.append(Figure(part=PART, name=name, value=value, unit="x", least=AIM, note=note))
     return found

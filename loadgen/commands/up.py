@@ -93,6 +93,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="vllm: a LoRA adapter; may be repeated",
     )
     parser.add_argument(
+        "--draft-model",
+        default="",
+        metavar="NAME|FOLDER",
+        help="torch: the draft model beside it, a shipped one or a folder; none: no drafts "
+        f"(default: {models.DRAFTS[models.DEFAULT]} beside {models.DEFAULT}, else none)",
+    )
+    parser.add_argument(
         "--profile",
         default="",
         metavar="NAME",
@@ -191,6 +198,11 @@ def make_spec(args: argparse.Namespace) -> FleetSpec:
         raise ConfigError("--model needs a real engine: add --engine torch, or vllm")
     if args.engine != "sim":
         models.folder(args.model or models.DEFAULT)
+    if args.draft_model and args.engine != "torch":
+        raise ConfigError(
+            "--draft-model needs the torch engine; vllm: --vllm speculative_config=..."
+        )
+    models.draft_folder(args.draft_model, args.model or models.DEFAULT)
     if (vllm or adapters) and args.engine != "vllm":
         raise ConfigError("--vllm and --adapter need the vllm engine: add --engine vllm")
     if args.profile:
@@ -206,6 +218,7 @@ def make_spec(args: argparse.Namespace) -> FleetSpec:
         settings=settings,
         engine=args.engine,
         model=args.model or models.DEFAULT,
+        draft_model=args.draft_model,
         profile=args.profile,
         pace=args.pace,
         draft=None if args.draft is None else parse_draft(args.draft),

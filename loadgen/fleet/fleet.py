@@ -70,6 +70,7 @@ class FleetSpec:
     settings: Mapping[str, str] = field(default_factory=dict)  # of the policy
     engine: str = "sim"
     model: str = models.DEFAULT  # torch, vllm: a shipped model, or a folder
+    draft_model: str = ""  # torch: as WorkerConfig has it
     profile: str = ""
     pace: float = 1.0  # sim: wall-clock seconds per second of the profile
     # sim: the cost of its draft model, in fractions of the target's times; None: as the profile
@@ -289,6 +290,7 @@ class Fleet:
             "SLACKLINE_TIERS": spec.tiers,
             "SLACKLINE_ADMISSION_MODEL": model,
             "SLACKLINE_WORKER_MODEL": model,
+            "SLACKLINE_WORKER_DRAFT_MODEL": spec.draft_model,
             "SLACKLINE_WORKER_PROFILE": spec.profile,
             "SLACKLINE_WORKER_DRAFT": "" if spec.draft is None else json.dumps(spec.draft),
             "SLACKLINE_WORKER_VLLM": json.dumps(dict(spec.vllm)) if spec.vllm else "",

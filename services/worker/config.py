@@ -20,6 +20,10 @@ class WorkerConfig(Connected, frozen=True, kw_only=True, forbid_unknown_fields=T
     """sim, torch or vllm."""
     model: str = ""
     """torch, vllm: a shipped model, or a folder. sim: the name to announce."""
+    draft_model: str = ""
+    """torch: its draft model, a shipped one or a folder. Empty: the shipped draft for the shipped
+    model, and none for others. `none`: no drafts.
+    """
     profile: str = ""
     """A shipped profile or a .json file. Empty: measured at the start (torch, vllm), or the
     engine's own (sim).

@@ -70,11 +70,13 @@ class Outcome(NamedTuple):
     called.
 
     `outside_s`: the part of it not spent in the model and its sampling, where the engine knows it.
+    `drafted_s`: the part of it before the target's pass, in which the draft model worked.
     """
 
     done: Sequence[Done]
     exec_s: float
     outside_s: float = 0.0
+    drafted_s: float = 0.0
 
 
 class EngineState(NamedTuple):

@@ -23,11 +23,12 @@ import msgspec
 import torch
 import transformers
 
+from services.worker.draft_bench import measure_drafting
 from services.worker.engines.torch_engine import TorchEngine
 from shared.core.turn import Load, Work
 from shared.errors import ConfigError
 from shared.models import shipped as store
-from shared.perf.engine_figures import EngineFigures, Speed
+from shared.perf.engine_figures import DraftSpeed, EngineFigures, Speed
 from shared.schemas import Sampling
 from shared.vocabulary import Slot
 
@@ -42,7 +43,7 @@ SETTLE = 2  # iterations after the prefill that do not count
 
 class Bench:
     def __init__(self, folder: Path, output_tokens: int) -> None:
-        self.engine = TorchEngine(folder, profile="bench", kv_blocks=1024)
+        self.engine = TorchEngine(folder, profile="bench", kv_blocks=1024, prefix_caching=False)
         self.output_tokens = output_tokens
         self._model: Any = transformers.AutoModelForCausalLM.from_pretrained(
             folder, local_files_only=True, dtype=torch.float32, attn_implementation="sdpa"
@@ -149,7 +150,9 @@ async def naps_late_s(beside: Callable[[], object] | None, seconds: float) -> li
     return sorted(late)
 
 
-def measure(folder: Path, quick: bool, say: Callable[[str], None]) -> EngineFigures:
+def measure(
+    folder: Path, draft: Path | None, quick: bool, say: Callable[[str], None]
+) -> EngineFigures:
     rounds, output_tokens = (
         (QUICK_ROUNDS, QUICK_OUTPUT_TOKENS) if quick else (ROUNDS, OUTPUT_TOKENS)
     )
@@ -176,6 +179,11 @@ def measure(folder: Path, quick: bool, say: Callable[[str], None]) -> EngineFigu
             best[f"generate {tokens}", batch] for tokens in (1 + SETTLE, 1 + SETTLE + output_tokens)
         )
         best["generate", batch] = max(long_s - short_s, 1e-9) / output_tokens
+    drafting: list[DraftSpeed] = []
+    alone = assisted = 0.0
+    if draft is not None:
+        say("drafts")
+        drafting, alone, assisted = measure_drafting(folder, draft, min(rounds, 3), quick)
     seconds = 0.2 if quick else 2.0
     late = {
         "nothing": asyncio.run(naps_late_s(None, seconds)),
@@ -215,6 +223,9 @@ def measure(folder: Path, quick: bool, say: Callable[[str], None]) -> EngineFigu
             name: (times[len(times) // 2], times[len(times) * 99 // 100])
             for name, times in late.items()
         },
+        drafting=drafting,
+        generate_alone=alone,
+        generate_assisted=assisted,
     )
 
 
@@ -233,6 +244,7 @@ def main() -> int:
     try:
         figures = measure(
             store.folder(args.model),
+            store.draft_folder("", args.model),
             args.quick,
             lambda line: print(line, file=sys.stderr, flush=True),
         )
@@ -255,6 +267,18 @@ def main() -> int:
         print(
             f"batch {batch}: an iteration {figures.iteration_s[batch] * 1e3:.2f} ms, "
             f"of it outside the model {outside_s * 1e3:.2f} ms"
+        )
+    for one in figures.drafting:
+        print(
+            f"batch {one.batch}, {one.budget} drafts: {one.tokens_per_s:.0f} tokens/s of CPU "
+            f"time, {one.yielded:.2f} tokens of a request, an iteration "
+            f"{one.iteration_s * 1e3:.2f} ms, drafting {one.drafted_s * 1e3:.2f}, outside the "
+            f"models {one.outside_s * 1e3:.2f}"
+        )
+    if figures.drafting:
+        print(
+            f"one at a time: generate {figures.generate_alone:.0f} tokens/s of CPU time, assisted "
+            f"{figures.generate_assisted:.0f}"
         )
     for name, (p50_s, p99_s) in figures.late_s.items():
         print(f"event loop late beside {name}: p50 {p50_s * 1e3:.2f} ms, p99 {p99_s * 1e3:.2f} ms")

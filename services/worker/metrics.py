@@ -97,6 +97,11 @@ class WorkerMetrics:
         self._inference = self._histogram(
             names.INFERENCE_TIME, "First iteration to last token.", lasting
         )
+        self._verifications = self._counter(
+            names.DRAFTS, "Verifications of drafts, one for each request and iteration."
+        )
+        self._drafted = self._counter(names.DRAFT_TOKENS, "Draft tokens verified.")
+        self._accepted = self._counter(names.ACCEPTED_TOKENS, "Draft tokens accepted.")
         if fitted is not None:
             self._show_fit(fitted)
 
@@ -165,6 +170,11 @@ class WorkerMetrics:
         self._tokens.observe(computed)
         if prompt:
             self._chunks.observe(prompt)
+        verified = [did for did in ran.done if did.drafted]
+        if verified:
+            self._verifications.add(len(verified))
+            self._drafted.add(sum(did.drafted for did in verified))
+            self._accepted.add(sum(did.computed - 1 for did in verified))
 
     def over(self, overs: Sequence[AttemptOver]) -> None:
         """These attempts have left."""

@@ -1,7 +1,8 @@
 """A worker times its own engine for a few seconds and fits the profile that it announces.
 
 The measurement resembles a worker's life: requests are loaded and prefilled in chunks of every size
-(alone, several at once, beside decodes), and then decode, greedy and sampled requests mixed. The
+(alone, several at once, beside decodes), and then decode, greedy and sampled requests mixed; with a
+draft model, some decodes verify drafts, and what the draft itself took is left out. The
 batches come from shuffled rounds of the same designed batches, so that a slow moment of the machine
 falls on all kinds alike. Time bounds the measurement, not a number of iterations: no batch is begun
 that would take a large part of the time, and a slow engine gets smaller batches.
@@ -11,20 +12,22 @@ import math
 import platform
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import NamedTuple
 
 import msgspec
+import numpy as np
 import structlog
 
 from services.worker.engine import Engine
+from shared.columns import pack
 from shared.core.turn import Load, Work
 from shared.perf.fitting import LEAST, Timed, fit
 from shared.perf.profile_file import ProfileFile
 from shared.perf.shape import BatchShape
-from shared.schemas import Sampling
+from shared.schemas import Sampling, Selection
 from shared.vocabulary import Slot
 
 log = structlog.get_logger()
@@ -43,6 +46,8 @@ MIXES = (
     (24, 2, 32),
     (12, 3, 192),
 )
+# decodes, drafts that each verifies, of an engine with a draft model
+VERIFICATIONS = ((1, 1), (1, 3), (4, 2), (8, 1), (8, 3), (16, 2))
 RESIDENTS = max(DECODES)
 ARRIVING = 6  # requests whose prefill is under way
 SHORTEST_TOKENS, LONGEST_TOKENS = 8, 1024  # of a prompt
@@ -55,11 +60,14 @@ GREEDY, SAMPLED = Sampling(temperature=0.0), Sampling(temperature=0.8, top_p=0.9
 
 
 class Batch(NamedTuple):
-    """A batch to time: so many decodes, and so many chunks with so many tokens in all."""
+    """A batch to time: so many decodes, and so many chunks with so many tokens in all. Each decode
+    verifies `drafts`.
+    """
 
     decodes: int
     chunks: int
     tokens: int
+    drafts: int = 0
 
 
 ROUND = (
@@ -67,6 +75,7 @@ ROUND = (
     *(Batch(0, chunks, tokens) for chunks, tokens in PREFILLS),
     *(Batch(n, chunks, tokens) for n, chunks, tokens in MIXES),
 )
+VERIFYING = tuple(Batch(n, 0, 0, drafts) for n, drafts in VERIFICATIONS)
 
 
 @dataclass(slots=True)
@@ -87,6 +96,9 @@ class Measurement:
         self._kv_tokens = int(KV_SHARE * facts.kv_blocks) * facts.block_tokens
         # a context that each of many requests can have, with room for its output
         self._context = max(SHORTEST_TOKENS, min(facts.context_tokens, self._kv_tokens // 4) - 16)
+        # a draft that reads along with the target (0) is part of every iteration
+        cost = facts.draft
+        self._drafts_apart = cost[1] > 0 if isinstance(cost, tuple) else cost > 0
         self._residents: list[_Request] = []  # requests that decode
         self._arriving: list[_Request] = []  # requests whose prefill is under way
         self._slots = [Slot(n) for n in range(min(facts.max_slots, RESIDENTS + 16))]
@@ -106,7 +118,7 @@ class Measurement:
                     batch = Batch(0, 4, 4 * self._length(SHORTEST_TOKENS))
                 else:
                     if not todo:
-                        todo = list(ROUND)
+                        todo = [*ROUND, *VERIFYING] if self._drafts_apart else list(ROUND)
                         self._rng.shuffle(todo)
                     batch = todo.pop()
                 timed = self._time(batch, whole=populate)
@@ -133,17 +145,27 @@ class Measurement:
             shape = shape._replace(
                 decodes=shape.decodes + 1, decode_context=shape.decode_context + request.computed
             )
-            work.append(Work(request.slot, 1, True))
+            work.append(Work(request.slot, 1 + self._drafts(request, batch.drafts), True))
         if not work:
             return None
-        outcome = self._engine.execute(work, None)
-        for request, new in (*chunks, *((request, 1) for request in decoding)):
-            request.computed += new
-            request.known += request.computed == request.known  # it has emitted
+        outcome = self._engine.execute(work, _chains(work) if batch.drafts else None)
+        if batch.drafts:
+            verified = np.array([did.drafted for did in outcome.done], dtype=np.int32)
+            has = np.array([request.computed for request in decoding], dtype=np.int32)
+            shape = shape.with_drafts(verified, has)
+        under_way = (*(request for request, _ in chunks), *decoding)
+        for request, did in zip(under_way, outcome.done, strict=True):
+            request.computed += did.computed
+            request.known += len(did.tokens)
         self._settle(chunks)
-        if outcome.exec_s < self._quick_s / 2 and 2 * shape.tokens > self._most_tokens:
+        exec_s = outcome.exec_s - outcome.drafted_s
+        if exec_s < self._quick_s / 2 and 2 * shape.tokens > self._most_tokens:
             self._most_tokens *= 2
-        return Timed(shape, outcome.exec_s)
+        return Timed(shape, exec_s)
+
+    def _drafts(self, request: _Request, wanted: int) -> int:
+        """The drafts that leave the request within its room."""
+        return max(0, min(wanted, self._context + 15 - request.known))
 
     def _chunks(self, chunks: int, tokens: int, *, whole: bool) -> list[tuple[_Request, int]]:
         """Requests to prefill and the tokens of each: new requests, and requests under way that
@@ -235,6 +257,17 @@ class Measurement:
         self._engine.release(request.slot)
         self._slots.append(request.slot)
         among.remove(request)
+
+
+def _chains(work: Sequence[Work]) -> Selection:
+    """Chains as long as the entries are, for decodes alone."""
+    return Selection(
+        method="chain",
+        depth=pack([entry.tokens - 1 for entry in work]),
+        width=pack([1] * len(work)),
+        needed=bytes(4 * len(work)),
+        budget_tokens=sum(entry.tokens for entry in work),
+    )
 
 
 def fit_engine(

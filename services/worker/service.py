@@ -211,6 +211,7 @@ class WorkerService:
                 exec_s=ran.exec_s,
                 idle_s=idle_s,
                 outside_s=ran.outside_s,
+                drafted_s=ran.drafted_s,
                 late_s=late_s,
             )
             if turn.work:

@@ -56,7 +56,7 @@ def take_turn(engine: Engine, speaker: Speaker, turn: Turn) -> Ran:
     done = [
         _turn_done(speaker, work, did) for work, did in zip(turn.work, outcome.done, strict=True)
     ]
-    return Ran(done, outcome.exec_s, outcome.outside_s)
+    return Ran(done, outcome.exec_s, outcome.outside_s, outcome.drafted_s)
 
 
 def _without(refused: Mapping[int, str], engine: Engine, speaker: Speaker, turn: Turn) -> Ran:

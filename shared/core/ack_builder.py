@@ -74,6 +74,7 @@ class AckBuilder:
             ended_unix_s=timing.ended_unix_s,
             exec_s=timing.exec_s,
             outside_s=timing.outside_s,
+            drafted_s=timing.drafted_s,
             idle_s=timing.idle_s,
             late_s=timing.late_s,
             decodes_s=timing.decodes_s,

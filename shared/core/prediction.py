@@ -11,8 +11,8 @@ import numpy as np
 
 from shared.columns import EMPTY, NOWHERE, Indices, Ints, pack
 from shared.core.books import DECODE, PREFILL, WAITING, Books
+from shared.core.draft_correction import DraftCorrection
 from shared.core.flight import Flight, shape_of
-from shared.perf.draft import Draft
 from shared.perf.iteration_time import Profile
 from shared.policy.seam import Bools, Choice, Speculation
 from shared.policy.speculation import draft_s
@@ -47,7 +47,7 @@ class Drafting(NamedTuple):
 class Prediction:
     """Books and flights of one replica, from one resync to the next."""
 
-    def __init__(self, books: Books, draft: Draft | None) -> None:
+    def __init__(self, books: Books, draft: DraftCorrection) -> None:
         self._books = books
         self._draft = draft
         self.flights: deque[Flight] = deque()
@@ -222,7 +222,8 @@ class Prediction:
 
     def _draft_s(self, rows: Indices, depth: Ints, width: Ints) -> float:
         """The seconds of drafting for these rows, whose positions the draft then has, too."""
-        assert self._draft is not None, "speculation without a draft model"
+        draft = self._draft.now
+        assert draft is not None, "speculation without a draft model"
         books = self._books
         has = books.computed_tokens[rows]
         upper = has + 1
@@ -230,7 +231,7 @@ class Prediction:
         missing = upper - np.minimum(books.draft_tokens[rows], has)
         books.draft_tokens[rows] = upper
         context = upper + books.unsure_tokens[rows]
-        return draft_s(self._draft, depth=depth, width=width, context=context, missing=missing)
+        return draft_s(draft, depth=depth, width=width, context=context, missing=missing)
 
     # ------------------------------------------------------------ while plans are in flight
 

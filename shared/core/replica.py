@@ -21,6 +21,7 @@ from shared.core.ack_columns import well_formed
 from shared.core.books import Books
 from shared.core.course import Course
 from shared.core.digest import best_effort_waiting, digest_of, loads_of
+from shared.core.draft_correction import DraftCorrection
 from shared.core.fairness import Fairness
 from shared.core.flight import Flight
 from shared.core.lead import Lead
@@ -113,12 +114,12 @@ class ReplicaCore:
     ) -> None:
         self._policy = policy
         self._profile = Corrected(profile)
-        self._draft = draft
+        self._draft = DraftCorrection(draft)
         self._epoch = epoch
         self._set = settings or ReplicaSettings()
         self._announce: Announce | None = None
         self._books = Books(slots=1, kv_blocks=0, block_tokens=1, context_tokens=1)
-        self._ahead = Prediction(self._books, draft)
+        self._ahead = Prediction(self._books, self._draft)
         self._reconciliation = Reconciliation(self._books, self._ahead)
         self._synced = False
         self._sync = 0
@@ -412,7 +413,9 @@ class ReplicaCore:
         self.counters.acks += 1
         self.counters.exec_s += ack.exec_s
         self.counters.idle_s += ack.idle_s
-        self._profile.observe(landing.shape, ack.exec_s - flight.draft_s, ack.late_s)
+        drafted_s = ack.drafted_s or flight.draft_s
+        self._profile.observe(landing.shape, ack.exec_s - drafted_s, ack.late_s)
+        self._draft.observe(flight.draft_s, ack.drafted_s)
         if flight.follows:
             self._lead.observe(ack.idle_s, ack.exec_s)
         seen = Observation(
@@ -585,7 +588,7 @@ class ReplicaCore:
         """The view, and these offers, as the policy sees them."""
         assert self._announce is not None
         self._ahead.date_newest_tokens()
-        view = self._books.view(start_unix_s, self._profile, self._draft, self._announce.pool)
+        view = self._books.view(start_unix_s, self._profile, self._draft.now, self._announce.pool)
         if not self._fairness.contested:
             return view, offers
         view.importance, of_offers = self._fairness.importance(self._books, offers)

@@ -95,6 +95,7 @@ class Ran(NamedTuple):
     done: Sequence[TurnDone]
     exec_s: float
     outside_s: float = 0.0  # the part of `exec_s` not spent in the model, where that is known
+    drafted_s: float = 0.0  # the part in which the draft model worked, where that is known
 
 
 class Timing(NamedTuple):
@@ -108,6 +109,7 @@ class Timing(NamedTuple):
     late_s: float  # of the time since it could begin, what is neither `exec_s` nor `idle_s`
     decodes_s: float = 0.0  # of `exec_s`, where there are prefills too
     drafts_s: float = 0.0  # of `exec_s`
+    drafted_s: float = 0.0  # the part of `exec_s` before the target's pass; 0: unknown
 
 
 class Outgoing(NamedTuple):

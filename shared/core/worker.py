@@ -316,6 +316,7 @@ class WorkerCore:
         exec_s: float,
         idle_s: float,
         outside_s: float = 0.0,
+        drafted_s: float = 0.0,
         late_s: float = 0.0,
     ) -> Finished:
         """The running turn is over. `late_s`: of the time since it could begin, what is neither
@@ -329,7 +330,7 @@ class WorkerCore:
         self.counters.idle_s += idle_s
         self.counters.late_s += late_s
         self.counters.predicted_s += turn.plan.predicted_s if turn.work else 0.0
-        spent = _spent(turn.plan, ended_unix_s, exec_s)
+        spent = _spent(turn.plan, ended_unix_s, exec_s, drafted_s)
         timing = Timing(
             started_unix_s,
             ended_unix_s,
@@ -339,6 +340,7 @@ class WorkerCore:
             late_s,
             spent.decodes_s,
             spent.drafts_s,
+            drafted_s,
         )
         ack = AckBuilder(turn, timing)
         outgoing = self._class_changes(turn.plan)
@@ -447,7 +449,9 @@ class WorkerCore:
         return over
 
 
-def _spent(plan: BatchPlan, ended_unix_s: float, exec_s: float) -> Spent:
-    """The iteration's seconds, split in the shares that the planner predicted."""
+def _spent(plan: BatchPlan, ended_unix_s: float, exec_s: float, drafted_s: float) -> Spent:
+    """The iteration's seconds, split in the shares that the planner predicted, but for drafting
+    where the engine has measured it (`drafted_s`; 0: it has not).
+    """
     scale = exec_s / plan.predicted_s if plan.predicted_s > 0.0 else 0.0
-    return Spent(ended_unix_s, exec_s, plan.decodes_s * scale, plan.drafts_s * scale)
+    return Spent(ended_unix_s, exec_s, plan.decodes_s * scale, drafted_s or plan.drafts_s * scale)

@@ -6,6 +6,8 @@ from shared.errors import ConfigError
 
 FOLDER = Path(__file__).parent
 DEFAULT = "slackline-5m"  # the model where none is named
+DRAFTS = {"slackline-5m": "slackline-draft"}  # the draft model that was trained for each
+NO_DRAFT = "none"
 
 
 def names() -> list[str]:
@@ -30,3 +32,15 @@ def folder(name_or_path: str) -> Path:
         f"no model named {name_or_path!r}; shipped are {', '.join(names())}; "
         "or give the path of a Hugging Face folder"
     )
+
+
+def draft_folder(name_or_path: str, model: str) -> Path | None:
+    """The folder of the draft model `name_or_path` beside `model`. Empty: the one that was trained
+    for it, if there is one; `none`: no draft.
+
+    Raises: ConfigError if there is no such model.
+    """
+    if name_or_path == NO_DRAFT:
+        return None
+    wanted = name_or_path or DRAFTS.get(model, "")
+    return folder(wanted) if wanted else None

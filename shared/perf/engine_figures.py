@@ -14,6 +14,21 @@ class Speed(Struct, frozen=True, kw_only=True):
     generate_batch: float | None = None
 
 
+class DraftSpeed(Struct, frozen=True, kw_only=True):
+    """One batch of decodes, all of which draft; `budget` drafts are verified together. Tokens a
+    second of CPU time; `yielded` tokens of a request and iteration. Of an iteration, `drafted_s`
+    (by the clock) passes before the target's pass, and `outside_s` outside both models.
+    """
+
+    batch: int
+    budget: int
+    tokens_per_s: float
+    yielded: float
+    iteration_s: float
+    drafted_s: float
+    outside_s: float
+
+
 class EngineFigures(Struct, frozen=True, kw_only=True):
     """`iteration_s` and `outside_s` are by decodes in the batch; `outside_s` is the part outside
     the model's forward pass. `late_s` is how late an event loop wakes beside the engine.
@@ -28,3 +43,9 @@ class EngineFigures(Struct, frozen=True, kw_only=True):
     outside_s: dict[int, float]
     # beside which work -> (p50, p99); native code shows the cost of a busy core without any lock
     late_s: dict[str, tuple[float, float]]
+    # with the draft model of the shipped model; empty for others
+    drafting: list[DraftSpeed] = []
+    # tokens per second of CPU time, one request at a time: transformers' generate, and with the
+    # draft model as its assistant
+    generate_alone: float = 0.0
+    generate_assisted: float = 0.0

@@ -4,10 +4,12 @@ One forward pass carries the batch as a single row of T packed tokens. Every lay
 and values to the pool, then each sequence attends over its own positions there.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
@@ -28,6 +30,41 @@ class Piece(NamedTuple):
     cached: int
     new: int
     place: Place
+
+
+class Node(NamedTuple):
+    """One token of a tree: it stands at `position` of its sequence, and sees these positions of the
+    pool: its sequence, the nodes above it, and last its own.
+    """
+
+    position: int
+    sees: NDArray[np.int64]
+
+
+Part = Piece | Node  # of a batch
+
+
+def positions_of(parts: Sequence[Part]) -> NDArray[np.int64]:
+    """The positions of the parts' new tokens in their sequences."""
+    found: list[int] = []
+    for part in parts:
+        if isinstance(part, Node):
+            found.append(part.position)
+        else:
+            found += range(part.cached, part.cached + part.new)
+    return np.array(found, dtype=np.int64)
+
+
+def writes_of(parts: Sequence[Part]) -> NDArray[np.int64]:
+    """The pool positions of the parts' new tokens."""
+    return np.concatenate(
+        [
+            part.sees[-1:]
+            if isinstance(part, Node)
+            else part.place.positions(part.cached, part.cached + part.new)
+            for part in parts
+        ]
+    )
 
 
 class Batch(Protocol):

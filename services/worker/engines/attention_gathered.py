@@ -8,12 +8,11 @@ kernels.
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from services.worker.engines.attention import Piece
+from services.worker.engines.attention import Node, Part, writes_of
 from services.worker.engines.paged import Pool
 
 
@@ -24,6 +23,8 @@ class _Chunk(NamedTuple):
 
 
 class _Decodes(NamedTuple):
+    """Rows that see one position more than are cached: decodes, and the nodes of trees."""
+
     rows: Tensor  # [B] of the packed batch
     at: Tensor  # [B, longest] pool positions, padded
     mask: Tensor  # [B, 1, 1, longest]
@@ -32,12 +33,18 @@ class _Decodes(NamedTuple):
 class GatheredBatch:
     """Implements services.worker.engines.attention.Batch."""
 
-    def __init__(self, pool: Pool, pieces: Sequence[Piece], device: torch.device) -> None:
+    def __init__(self, pool: Pool, parts: Sequence[Part], device: torch.device) -> None:
         self._pool = pool
         self._chunks: list[_Chunk] = []
         singles: list[Tensor] = []
         rows, row = [], 0
-        for cached, new, place in pieces:
+        for part in parts:
+            if isinstance(part, Node):
+                singles.append(torch.from_numpy(part.sees).to(device))
+                rows.append(row)
+                row += 1
+                continue
+            cached, new, place = part
             length = cached + new
             at = torch.from_numpy(place.positions(0, length)).to(device)
             if new == 1:
@@ -51,10 +58,7 @@ class GatheredBatch:
                 )
                 self._chunks.append(_Chunk(slice(row, row + new), at, mask))
             row += new
-        writes = np.concatenate(
-            [place.positions(cached, cached + new) for cached, new, place in pieces]
-        )
-        self._writes = torch.from_numpy(writes).to(device)
+        self._writes = torch.from_numpy(writes_of(parts)).to(device)
         self._decodes = _padded(singles, rows, device) if singles else None
 
     def attend(

@@ -23,6 +23,11 @@ BLOCK_TOKENS = 16
 
 def make(cfg: WorkerConfig) -> tuple[Engine, Tokenizer]:
     """The engine and the tokenizer of its model. Raises ConfigError."""
+    if cfg.draft_model and cfg.engine != "torch":
+        raise ConfigError(
+            f"draft_model is of the torch engine, not of {cfg.engine}: sim takes the cost of a "
+            "draft (draft), vllm a speculative_config"
+        )
     if cfg.engine == "sim":
         tokenizer = Tokenizer.builtin()
         profile = profiles.load(cfg.profile or SIM_PROFILE)
@@ -38,9 +43,11 @@ def make(cfg: WorkerConfig) -> tuple[Engine, Tokenizer]:
         ), tokenizer
     if cfg.engine == "torch":
         folder = models.folder(cfg.model or models.DEFAULT)
+        draft = models.draft_folder(cfg.draft_model, cfg.model or models.DEFAULT)
         if cfg.profile:
             profiles.read(cfg.profile)  # planners read it as well: a fault is better reported here
         try:
+            from services.worker.engines.draft_cost import measure_draft
             from services.worker.engines.torch_engine import TorchEngine
         except ImportError as error:
             raise ConfigError(
@@ -54,7 +61,10 @@ def make(cfg: WorkerConfig) -> tuple[Engine, Tokenizer]:
             block_tokens=cfg.block_tokens or BLOCK_TOKENS,
             max_slots=cfg.max_slots,
             dtype=cfg.dtype or None,
+            draft=draft,
         )
+        if draft is not None and cfg.profile_s:
+            engine.drafting(measure_draft(engine))
         return engine, Tokenizer.load(folder)
     if cfg.engine == "vllm":
         folder = models.folder(cfg.model or models.DEFAULT)

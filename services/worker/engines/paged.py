@@ -3,8 +3,11 @@ holds each.
 
 Any block may go to any sequence, so a sequence can grow as long as a block is free. A new sequence
 begins where it has room to grow without a break, so that its keys mostly lie in one stretch, which
-kernels read in place.
+kernels read in place. Sequences that begin with the same tokens share the blocks of these.
 """
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,39 +56,126 @@ class Place:
             self.stretches.append((first, first + size))
         self.blocks.append(block)
 
+    def remove_last(self) -> int:
+        """Takes the last block away, and returns it."""
+        begin, end = self.stretches.pop()
+        if end - begin > self.block_tokens:
+            self.stretches.append((begin, end - self.block_tokens))
+        return self.blocks.pop()
+
 
 class Blocks:
-    """The blocks of the pool and their owners. Ids are 0..total-1."""
+    """The blocks of the pool and their owners. Ids are 0..total-1.
+
+    A block whose tokens are known by a hash (prefixes.py) outlives its owners: it is idle then, and
+    may be shared by later ones. Idle blocks count as free; the one that was left idle first goes
+    first. A shared block is full, so nobody writes to it again.
+    """
 
     def __init__(self, total: int, block_tokens: int) -> None:
-        # block n at n + 1, between two that no sequence gets
+        # block n at n + 1, between two that no sequence gets; idle ones are taken
         self._taken = np.zeros(total + 2, dtype=np.int8)
         self._taken[[0, -1]] = 1
-        self._free = total
+        self._unused = total
         self._block_tokens = block_tokens
+        self._owners = np.zeros(total, dtype=np.int64)
+        self._hash_of: dict[int, bytes] = {}
+        self._known: dict[bytes, int] = {}
+        self._idle: OrderedDict[int, None] = OrderedDict()
 
     @property
     def free(self) -> int:
-        return self._free
+        return self._unused + len(self._idle)
 
     def grow(self, place: Place, tokens: int) -> None:
         """Extends `place` until it has room for `tokens` positions."""
         missing = -(-tokens // self._block_tokens) - len(place.blocks)
-        assert missing <= self._free, "more KV blocks promised than there are"
+        assert missing <= self.free, "more KV blocks promised than there are"
+        while self._unused < missing:
+            self._forget(self._idle.popitem(last=False)[0])
         for _ in range(missing):
             block = place.blocks[-1] + 1 if place.blocks else self._begin(place.wanted_blocks)
             if self._taken[block + 1]:
                 block = self._begin(place.wanted_blocks - len(place.blocks))
             self._taken[block + 1] = 1
-            self._free -= 1
+            self._owners[block] = 1
+            self._unused -= 1
             place.add(block)
 
+    def shrink(self, place: Place, tokens: int) -> None:
+        """Takes away the blocks of `place` that `tokens` positions do not need."""
+        for _ in range(len(place.blocks) - -(-tokens // self._block_tokens)):
+            self._leave(place.remove_last())
+
     def release(self, place: Place) -> None:
-        self._taken[np.asarray(place.blocks, dtype=np.int64) + 1] = 0
-        self._free += len(place.blocks)
+        """Takes away all blocks of `place`, which is not used again. Of those that become idle, the
+        end of the sequence goes first.
+        """
+        for block in reversed(place.blocks):
+            self._leave(block)
+
+    # ------------------------------------------------------------ shared blocks
+
+    def find(self, hashes: Sequence[bytes]) -> list[int]:
+        """The blocks that hold these hashes, from the first on until one is missing."""
+        found = []
+        for each in hashes:
+            block = self._known.get(each)
+            if block is None:
+                break
+            found.append(block)
+        return found
+
+    def idle(self, blocks: Sequence[int]) -> int:
+        """The number of these blocks that nobody owns."""
+        return sum(block in self._idle for block in blocks)
+
+    def share(self, place: Place, blocks: Sequence[int]) -> None:
+        """`place`, which has no blocks, begins with these, which `find` found."""
+        for block in blocks:
+            self._idle.pop(block, None)
+            self._owners[block] += 1
+            place.add(block)
+
+    def name(self, place: Place, number: int, digest: bytes) -> None:
+        """Block `number` of `place` is full, and its tokens and all before them have this hash. The
+        first block of a hash keeps it.
+        """
+        block = place.blocks[number]
+        if digest not in self._known and block not in self._hash_of:
+            self._known[digest] = block
+            self._hash_of[block] = digest
+
+    def check(self, places: Iterable[Place]) -> None:
+        """Raises AssertionError unless these places own all that is owned."""
+        owners = np.zeros_like(self._owners)
+        for place in places:
+            np.add.at(owners, np.array(place.blocks, dtype=np.int64), 1)
+        assert (owners == self._owners).all(), "a block has lost its owner"
+        taken = self._taken[1:-1].astype(bool)
+        assert self._unused == np.count_nonzero(~taken)
+        idle = np.flatnonzero(taken & (self._owners == 0))
+        assert set(idle.tolist()) == set(self._idle), "a block without an owner is not idle"
+        assert self._known == {digest: block for block, digest in self._hash_of.items()}
+        assert set(self._idle) <= set(self._hash_of)
+
+    def _leave(self, block: int) -> None:
+        self._owners[block] -= 1
+        if self._owners[block]:
+            return
+        if block in self._hash_of:
+            self._idle[block] = None
+        else:
+            self._taken[block + 1] = 0
+            self._unused += 1
+
+    def _forget(self, block: int) -> None:
+        del self._known[self._hash_of.pop(block)]
+        self._taken[block + 1] = 0
+        self._unused += 1
 
     def _begin(self, wanted: int) -> int:
-        """The first block of a sequence, in the longest stretch of free blocks. It lies in the
+        """The first block of a sequence, in the longest stretch of unused blocks. It lies in the
         middle, since the owner of the block before the stretch may grow; earlier if `wanted` blocks
         need the room.
         """
@@ -124,6 +214,12 @@ class Pool:
         pools[0].index_copy_(0, at, key)
         pools[1].index_copy_(0, at, value)
         return pools
+
+    def move(self, sources: Tensor, targets: Tensor) -> None:
+        """Copies the positions `sources` of every layer to `targets`; the two may overlap."""
+        for pools in self._layers.values():
+            for pool in pools:
+                pool.index_copy_(0, targets, pool.index_select(0, sources))
 
     def _empty(self, like: Tensor) -> Tensor:
         return like.new_zeros((self._positions, *like.shape[1:]))

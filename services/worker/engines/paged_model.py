@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import structlog
 import torch
 from torch import Tensor
@@ -14,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
 from services.worker.engines import attention, flat
-from services.worker.engines.attention import Batch, Piece
+from services.worker.engines.attention import Batch, Part, Piece, positions_of
 from services.worker.engines.attention_gathered import GatheredBatch
 from services.worker.engines.attention_in_place import InPlaceBatch, sparse_works
 from services.worker.engines.paged import Blocks, Place, Pool
@@ -23,7 +22,8 @@ from shared.errors import ConfigError
 log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
 _STRETCHED = {"dynamic", "longrope"}  # kinds of rotary positions
-_PROOF_TOKENS = 13  # computed once by transformers alone and once by us, in pieces
+# computed once by transformers alone and once by us, in pieces short and long
+_PROOF_TOKENS = 25
 
 
 class PagedModel:
@@ -51,23 +51,31 @@ class PagedModel:
         self._sparse = device.type == "cpu" and sparse_works(dtype)
         self._settle(folder)
 
-    def logits(self, ids: Sequence[int], pieces: Sequence[Piece], rows: Sequence[int]) -> Tensor:
-        """[rows, vocabulary]. `ids` are the pieces' new tokens, one piece after the other; `rows`
+    def logits(self, ids: Sequence[int], parts: Sequence[Part], rows: Sequence[int]) -> Tensor:
+        """[rows, vocabulary]. `ids` are the parts' new tokens, one part after the other; `rows`
         count in them.
         """
         if self._in_place:
-            self._batch = InPlaceBatch(self._pool, pieces, self._positions, self._sparse)
+            self._batch = InPlaceBatch(self._pool, parts, self._positions, self._sparse)
         else:
-            self._batch = GatheredBatch(self._pool, pieces, self._device)
-        positions = np.concatenate([np.arange(cached, cached + new) for cached, new, _ in pieces])
+            self._batch = GatheredBatch(self._pool, parts, self._device)
         with torch.inference_mode():
             out = self._forward(
                 torch.tensor([ids], device=self._device),
-                torch.from_numpy(positions)[None].to(self._device),
+                torch.from_numpy(positions_of(parts))[None].to(self._device),
                 torch.tensor(rows, dtype=torch.long, device=self._device),
             )
         self._batch = None
         return out[0]
+
+    def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copies keys and values between positions of the pool."""
+        if sources:
+            with torch.inference_mode():
+                self._pool.move(
+                    torch.tensor(sources, device=self._device),
+                    torch.tensor(targets, device=self._device),
+                )
 
     def _plain(self, ids: Tensor, positions: Tensor, rows: Tensor) -> Tensor:
         out = self._model(

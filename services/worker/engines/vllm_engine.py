@@ -180,6 +180,9 @@ class VllmEngine:
             drafts = min(depth, len(state.request.spec_token_ids)) if left == 1 else 0
             tokens = min(1 + drafts if left == 1 else min(wanted.tokens, left), room_tokens)
             blocks = self._blocks(state.computed + tokens) - self._blocks(state.computed)
+            if drafts and blocks > free_blocks:  # the token that needs no drafts
+                tokens, drafts = min(1, tokens), 0
+                blocks = self._blocks(state.computed + tokens) - self._blocks(state.computed)
             if blocks > free_blocks:
                 tokens = 0
             else:

@@ -86,6 +86,18 @@ def drafting(
     return _choice(view, every, rows, order, best, limit_s + MARGIN_S, tight)
 
 
+def can_pay(view: View, every: Decoding, scale: float) -> bool:
+    """Tells whether drafts would bring these decodes more tokens a second, with time enough and
+    while nothing waits.
+    """
+    rows = every.rows[~view.best_effort[every.rows]]
+    if view.draft is None or not len(rows):
+        return False
+    shape = chunk.decodes_of(view, rows)
+    plans = (_plan(view, view.draft, shape, known, scale) for known in yields(ACCEPTANCE))
+    return max(map(_tokens_per_s, plans)) * view.profile.batch_s(shape) > 1.0
+
+
 def _tokens_per_s(plan: Plan) -> float:
     """Tokens a second of each request."""
     return (1.0 + plan.accepted) / plan.seconds

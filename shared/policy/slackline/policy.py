@@ -19,7 +19,7 @@ from shared.policy.chunk import Rows
 from shared.policy.fit import accept_what_fits
 from shared.policy.lengths import OutputLengths
 from shared.policy.seam import Admission, Bools, Choice, Declared, Floats, Observation, View
-from shared.policy.slackline.drafts import Accepted, drafting
+from shared.policy.slackline.drafts import Accepted, can_pay, drafting
 from shared.policy.slackline.due import (
     Due,
     due_of_offers,
@@ -153,8 +153,9 @@ class Slackline:
                 promote=view.slot[promoted].tolist(),
             )
         # what is right changes with each token, but for decodes alone that all run without drafts
-        alone = not len(queue) and not moves and view.draft is None
+        alone = not len(queue) and not moves and choice.speculation is None
         alone &= len(choice.slots) == len(every.rows)
+        alone = alone and not can_pay(view, every, self._accepted.scale)
         return [choice if alone else replace(choice, repeats=1)]
 
     def _due(self, view: View) -> Due:

@@ -143,13 +143,20 @@ def verifying(counts: Sequence[int], tokens: Sequence[int], context_tokens: floa
     )
 
 
+def _first_step(draft: Draft) -> int:
+    """The first step that costs anything: a draft that reads along with the target takes its first
+    step in every pass of the target.
+    """
+    return 1 if draft.read else 2
+
+
 def drafting_s(
     draft: Draft, counts: Sequence[int], tokens: Sequence[int], context_tokens: float
 ) -> float:
     """Seconds of the draft's steps, where its KV is filled. Step k is for all decodes whose length
-    is beyond k.
+    is beyond k. The first is left out where the target's profile holds it.
     """
-    total_s, step, going = 0.0, 1, sum(counts)
+    total_s, step, going = 0.0, _first_step(draft), sum(counts)
     # Between two lengths all steps are alike.
     for length, n in sorted(zip(tokens, counts, strict=True)):
         if going and length > step:
@@ -231,11 +238,10 @@ def fastest(
     """
     tightest_s, n = min(tpot_s[tier] for tier, n in enumerate(counts) if n), sum(counts)
     best, most = Lengths((1,) * len(tpot_s), tightest_s), (False, 0.0)
-    step_s = drafting_s(draft, (n,), (2,), context_tokens)
+    step_s = draft.step_s(BatchShape(decodes=n, decode_context=int(n * context_tokens)))
     for length in range(1, LONGEST + 1):
-        seconds = (
-            profile.batch_s(verifying((n,), (length,), context_tokens)) + (length - 1) * step_s
-        )
+        steps = max(length - _first_step(draft), 0)
+        seconds = profile.batch_s(verifying((n,), (length,), context_tokens)) + steps * step_s
         batch_s = (
             tightest_s if seconds + margin_s <= tightest_s else tightest_s * float(acc.made[length])
         )

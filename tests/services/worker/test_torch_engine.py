@@ -30,6 +30,7 @@ from services.worker.engines.paged import Blocks, Place  # noqa: E402
 from services.worker.engines.sampling import Draw, choose, likelihoods  # noqa: E402
 from services.worker.engines.torch_engine import TorchEngine  # noqa: E402
 from tests.services.worker import random_llama  # noqa: E402
+from tests.services.worker.tiny_models import tiny_model  # noqa: E402
 
 # of every family and way to compute
 EXAMPLES = int(os.environ.get("SLACKLINE_TORCH_EXAMPLES", "8"))
@@ -37,41 +38,6 @@ seeded = settings(deadline=None, print_blob=True, max_examples=EXAMPLES)
 GREEDY = Sampling(temperature=0.0)
 OUTPUT, CLOSE = 12, 1e-4  # tokens generated; a lead of the likeliest token that rounding may turn
 FAMILIES = ("Llama", "Qwen2", "Qwen3", "OPT")
-
-
-def tiny_model(folder: Path, family: str, **options: Any) -> Path:
-    """A model of two layers, with weights so large that the next token is seldom a close call."""
-    size = {
-        "hidden_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "vocab_size": 261,
-        "max_position_embeddings": 256,
-    }
-    size |= (
-        {"word_embed_proj_dim": 64, "ffn_dim": 128}
-        if family == "OPT"
-        else {"intermediate_size": 128}
-    )
-    size |= {"num_key_value_heads": 2} if family not in ("OPT", "GPTNeoX", "Mamba") else {}
-    size |= (
-        {"head_dim": 16}
-        if family in ("Llama", "Qwen3", "Mistral") or family.startswith("Gemma")
-        else {}
-    )
-    config = getattr(transformers, f"{family}Config")(
-        **{**size, **options}, bos_token_id=256, eos_token_id=257, pad_token_id=258
-    )
-    torch.manual_seed(0)
-    model: Any = transformers.AutoModelForCausalLM.from_config(config)
-    for weights in model.parameters():
-        if weights.dim() > 1:
-            torch.nn.init.normal_(weights, std=0.15)
-        elif not family.startswith("Gemma"):
-            weights.data += torch.randn(weights.shape) * 0.1  # biases and norms count too
-    model.save_pretrained(folder)
-    Tokenizer.builtin().inner.save(str(folder / "tokenizer.json"))
-    return folder
 
 
 class Expected(NamedTuple):
@@ -187,19 +153,21 @@ def play(
                 request[slot], prompt = waiting.pop()
                 known[slot], computed[slot], likely[slot] = list(prompt), 0, []
                 load(engine, slot, prompt, sampling=sampling(request[slot]), seed=request[slot])
-        work = []
+        work, room = [], free
         for slot in rng.sample(sorted(known), len(known)):
             left = len(known[slot]) - computed[slot]
             n = rng.choice([left, left, rng.randint(1, left)])
             more = blocks(computed[slot] + n) - blocks(computed[slot])
-            if more <= free and rng.random() < 0.85:
-                free -= more
+            if more <= room and rng.random() < 0.85:
+                room -= more
                 work.append(Work(Slot(slot), n, n == left))
         done = engine.execute(work, None).done if work else []
         for entry, did in zip(work, done, strict=True):
             slot, n = entry.slot, entry.tokens
-            assert did.computed == n
-            computed[slot] += n
+            left = len(known[slot]) - computed[slot]
+            assert did.computed == did.cached + min(n, left - did.cached)
+            free -= blocks(computed[slot] + did.computed) - blocks(computed[slot])
+            computed[slot] += did.computed
             known[slot] += did.tokens
             likely[slot] += did.logprobs
         for slot in list(known):
@@ -230,6 +198,7 @@ def play(
             == facts.kv_blocks - sum(blocks(n) for n in computed.values())
         )
         assert set(engine.snapshot().slots) == set(known)
+        engine.check()
     assert engine.snapshot() == (facts.kv_blocks, [])
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from shared.columns import pack
 from shared.core.books import COLUMNS, Books
+from shared.core.draft_correction import DraftCorrection
 from shared.core.prediction import Entries, Prediction
 from shared.core.reconciliation import Reconciliation
 from shared.perf.draft import Draft
@@ -39,7 +40,7 @@ class Scene:
 
     def __init__(self, *, ttft_s: float | None, computed: int, generated: int) -> None:
         self.books = Books(slots=8, kv_blocks=1000, block_tokens=1, context_tokens=1000)
-        self.ahead = Prediction(self.books, Draft(HalfASecond(), 1.0, 1.0))
+        self.ahead = Prediction(self.books, DraftCorrection(Draft(HalfASecond(), 1.0, 1.0)))
         slo = Slo(ttft_s=ttft_s, tbt_s=TBT_S)
         offer = Offer(
             key=RequestKey("t.a"), attempt=1, service_class=ServiceClass.STANDARD, tier="chat",

@@ -1,7 +1,7 @@
 """Slackline: due times, prices, the requests that give way, iterations, drafts, and whole runs."""
 
 import math
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ from shared.perf.draft import Draft
 from shared.perf.shape import BatchShape
 from shared.policy import chunk, registry
 from shared.policy.lengths import OutputLengths
-from shared.policy.seam import Observation, Phase, View
+from shared.policy.seam import Drafts, Observation, Phase, Policy, View
 from shared.policy.slackline.due import (
     LOOSE_S,
     due_of_rows,
@@ -335,6 +335,45 @@ def test_the_draft_model_first_reads_the_contexts_of_decodes_that_need_it() -> N
     speculation = registry.make("slackline").plan(seen)[0].speculation
     assert speculation is not None
     assert (speculation.depth[:2] > 0).all()
+
+
+def drafted(policy: Policy, decodes: int, step: float) -> float:
+    """The drafts that the policy has verified, of each of so many decodes in the mean."""
+    seen = view([decode(Row(slot=n, tbt_s=0.4)) for n in range(decodes)], free=20_000)
+    seen.draft = Draft(Linear(), step, step)
+    seen.draft_tokens = seen.computed_tokens  # it has read them
+    [choice] = policy.plan(seen)
+    # nothing is asked again while drafts cannot pay
+    assert (choice.repeats > 1) == (choice.speculation is None)
+    if choice.speculation is None:
+        return 0.0
+    return choice.speculation.budget_tokens / decodes - 1.0
+
+
+def test_drafts_that_are_accepted_less_and_less_end_little_by_little() -> None:
+    policy, means = registry.make("slackline"), list[float]()
+    for _ in range(100):
+        means.append(drafted(policy, 16, 0.1))
+        none = np.zeros(16, dtype=np.int32)
+        rejected = Drafts(np.full(16, 0.4), none, np.full(16, 2, dtype=np.int32), none)
+        policy.observe(Observation(NOW, BatchShape(), 0.01, 0.01, drafts=rejected))
+    assert means[0] > 1.0
+    assert means[-1] == 0.0
+    assert all(later <= earlier for earlier, later in pairwise(means))
+    assert max(earlier - later for earlier, later in pairwise(means)) < means[0] / 2
+    assert len(set(means)) > 3
+
+
+def test_drafts_give_way_as_more_decodes_share_the_batch() -> None:
+    means = [drafted(registry.make("slackline"), 2**n, 0.1) for n in range(9)]
+    assert means[0] > 2.0
+    assert means[-1] == 0.0
+    assert all(later <= earlier + 0.1 for earlier, later in pairwise(means))
+
+
+def test_a_draft_that_costs_too_much_is_not_used() -> None:
+    assert drafted(registry.make("slackline"), 4, 0.1) > 0.0
+    assert drafted(registry.make("slackline"), 4, 0.9) == 0.0
 
 
 # ---------------------------------------------------------------- the whole policy

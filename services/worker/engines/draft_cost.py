@@ -1,0 +1,56 @@
+"""The cost of the torch engine's draft model, measured at the start."""
+
+from services.worker.engine import Engine, Outcome
+from shared.columns import pack
+from shared.core.turn import Load, Work
+from shared.perf.draft import DraftCost
+from shared.schemas import Sampling, Selection
+from shared.vocabulary import Slot
+
+LEAST = 0.001  # a fraction of 0 would mean that there is no draft
+DECODES, PROMPT_TOKENS = 8, 48
+DEPTH = 3
+ROUNDS = 8
+
+
+def measure_draft(engine: Engine) -> DraftCost:
+    """(step, read): a draft step for a few decodes as a fraction of the target's pass for them, and
+    a token of a prompt that the draft reads as a fraction of the target's. The engine holds
+    nothing, before and after.
+
+    The fastest of each kind counts: a busy machine makes some slow.
+    """
+    facts = engine.facts
+    needed = -(-(PROMPT_TOKENS + 2 * (DEPTH + 1) * ROUNDS) // facts.block_tokens)
+    slots = [Slot(n) for n in range(min(DECODES, facts.max_slots, facts.kv_blocks // needed))]
+    plain_s, whole_s, step_s, read_s = list[float](), list[float](), list[float](), list[float]()
+
+    def run(tokens: int, depth: int = 0) -> Outcome:
+        column = pack([depth] * len(slots))
+        selection = Selection(
+            method="chain",
+            depth=column,
+            width=pack([1] * len(slots)),
+            needed=bytes(4 * len(slots)),
+            budget_tokens=1 << 20,
+        )
+        work = [Work(slot, tokens, True) for slot in slots]
+        return engine.execute(work, selection if depth else None)
+
+    for seed in range(2):
+        for slot in slots:
+            prompt = [  # that no prefix cache has
+                7 + (slot + n * (seed + 3)) % (facts.vocabulary - 7) for n in range(PROMPT_TOKENS)
+            ]
+            engine.load(Load(slot, prompt, 0, Sampling(temperature=0.0), seed))
+        whole_s.append(run(PROMPT_TOKENS).exec_s)
+        read_s.append(run(DEPTH + 1, DEPTH).drafted_s)
+        for _ in range(ROUNDS):
+            plain_s.append(run(1).exec_s)
+            step_s.append(run(DEPTH + 1, DEPTH).drafted_s / DEPTH)
+        for slot in slots:
+            engine.release(slot)
+    step = min(step_s) / min(plain_s)
+    # all that the first drafts took beyond as many steps was reading
+    read = (min(read_s) - DEPTH * min(step_s)) / max(min(whole_s) - min(plain_s), 1e-9)
+    return min(max(step, LEAST), 1.0), min(max(read, LEAST), 1.0)

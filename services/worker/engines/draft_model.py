@@ -1,0 +1,245 @@
+"""A draft model beside the target of the torch engine: it proposes trees of tokens by beam search,
+and keeps keys and values of its own.
+
+Its drafts depend on the text alone, never on a random number. So to draw the target's own token at
+a position, and to accept the draft that equals it, is the rule of rejection sampling: a draft is
+accepted with the target's probability of it (docs/decisions.md).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from services.worker.engines import paged
+from services.worker.engines.attention import Node, Part, Piece
+from services.worker.engines.paged_model import PagedModel
+from services.worker.engines.prefixes import Prefix
+from services.worker.engines.token_tree import Drafted
+from shared.columns import Ints
+from shared.policy.seam import Floats
+from shared.policy.speculation import Candidates
+from shared.vocabulary import Slot
+
+# Of the target's blocks, for the nodes of trees: they go when the pass that verifies has ended.
+NODES = 0.25
+LEAST_BLOCKS = 64  # for nodes
+
+
+class Ask(NamedTuple):
+    """A request to draft for: `tokens` are its prompt and output."""
+
+    slot: Slot
+    tokens: Sequence[int]
+    depth: int
+    width: int
+    temperature: float  # of the shares that the path probabilities are made of; 0 counts as 1
+
+
+class Accepted(NamedTuple):
+    """These nodes of a slot's last tree are text now: level and beam, from the first level on.
+    `tokens`: prompt and output.
+    """
+
+    slot: Slot
+    tokens: Sequence[int]
+    nodes: Sequence[tuple[int, int]]
+
+
+@dataclass(slots=True)
+class _Held:
+    place: paged.Place
+    prefix: Prefix
+    filled: int = 0  # positions computed
+    depth: int = 0  # of its last tree; level l of beam b lies behind `filled`, at b (depth - 1) + l
+
+
+class DraftModel:
+    """The model and its KV. Raises ConfigError as PagedModel does."""
+
+    def __init__(
+        self,
+        folder: Path,
+        device: torch.device,
+        dtype: torch.dtype,
+        *,
+        kv_blocks: int,
+        block_tokens: int,
+        vocabulary: int,
+        prefix_caching: bool,
+    ) -> None:
+        """`kv_blocks`, `vocabulary`: of the target. The draft has KV for as many positions, and for
+        nodes.
+        """
+        self.kv_blocks = kv_blocks + max(LEAST_BLOCKS, int(NODES * kv_blocks))
+        self._block_tokens = block_tokens
+        self._prefix_caching = prefix_caching
+        self._model = PagedModel(folder, device, dtype, self.kv_blocks * block_tokens)
+        self._vocabulary = min(vocabulary, self._model.vocabulary)
+        self._blocks = paged.Blocks(self.kv_blocks, block_tokens)
+        self._held: dict[Slot, _Held] = {}
+
+    @property
+    def free_blocks(self) -> int:
+        return self._blocks.free
+
+    def draft(self, asks: Sequence[Ask]) -> Drafted:
+        """Beam search: at each level the `width` likeliest extensions of the level before. What the
+        draft has not read of a request is read first.
+
+        A request whose nodes find no KV, or no room in the draft's context, gets fewer levels or
+        none.
+        """
+        depth = np.array([self._prepare(ask) for ask in asks], dtype=np.int32)
+        width = np.array([ask.width for ask in asks], dtype=np.int32)
+        levels, widest = int(depth.max(initial=0)), int(width[depth > 0].max(initial=1))
+        found = Drafted(
+            Candidates(
+                depth,
+                (np.arange(levels)[:, None] < depth)[:, :, None]
+                & (np.arange(widest) < width[:, None]),
+                np.zeros((levels, len(asks), widest)),
+            ),
+            np.zeros((levels, len(asks), widest), dtype=np.int32),
+            np.zeros((levels, len(asks), widest), dtype=np.int32),
+        )
+        # of each request and beam, the positions of its sequence on the way to it
+        trails: list[list[tuple[int, ...]]] = [[()] * widest for _ in asks]
+        for level in range(levels):
+            going = np.flatnonzero(depth > level).tolist()
+            if level == 0:
+                logits = self._read([asks[n] for n in going])
+            else:
+                logits = self._step(asks, going, found, level, trails)
+            self._extend(logits, asks, going, found, level)
+        return found
+
+    def keep(self, accepted: Sequence[Accepted]) -> None:
+        """The verification has ended: the KV of the nodes that were not accepted is free."""
+        sources, targets = list[int](), list[int]()
+        for slot, _, nodes in accepted:
+            held = self._held[slot]
+            levels = held.depth - 1  # of which the draft has computed the KV
+            nodes = nodes[:levels]
+            for level, beam in nodes:
+                if beam:
+                    first = held.filled + beam * levels + level
+                    sources += held.place.positions(first, first + 1).tolist()
+                    first = held.filled + level
+                    targets += held.place.positions(first, first + 1).tolist()
+            held.filled += len(nodes)
+        self._model.move(sources, targets)
+        for slot, tokens, _ in accepted:
+            held = self._held[slot]
+            self._blocks.shrink(held.place, held.filled)
+            if self._prefix_caching:
+                held.prefix.name(self._blocks, held.place, tokens, held.filled)
+
+    def check(self) -> None:
+        """Raises AssertionError unless every block has its owners."""
+        self._blocks.check(held.place for held in self._held.values())
+
+    def release(self, slot: Slot) -> None:
+        """Frees what it holds of the slot, if anything."""
+        held = self._held.pop(slot, None)
+        if held is not None:
+            self._blocks.release(held.place)
+
+    def _prepare(self, ask: Ask) -> int:
+        """The levels that the request can have. Its place has room for them."""
+        known = len(ask.tokens)
+        held = self._held.get(ask.slot)
+        if held is None:
+            place = paged.Place(self._block_tokens, known + ask.depth)
+            held = self._held[ask.slot] = _Held(place, Prefix(self._block_tokens))
+            if self._prefix_caching:
+                held.filled = held.prefix.begin(self._blocks, place, ask.tokens, self._blocks.free)
+        depth = min(ask.depth, self._model.context_tokens - known)
+        if depth < 1 or max(ask.tokens[held.filled :]) >= self._model.vocabulary:
+            return 0
+        for levels in (depth, 1):
+            if self._fits(held.place, known + (levels - 1) * ask.width):
+                self._blocks.grow(held.place, known + (levels - 1) * ask.width)
+                held.depth = levels
+                return levels
+        return 0
+
+    def _fits(self, place: paged.Place, tokens: int) -> bool:
+        return -(-tokens // self._block_tokens) - len(place.blocks) <= self._blocks.free
+
+    def _read(self, asks: Sequence[Ask]) -> Tensor:
+        """[requests, vocabulary] the logits behind the newest token of each."""
+        ids, parts, ends = list[int](), list[Part](), list[int]()
+        for ask in asks:
+            held, known = self._held[ask.slot], len(ask.tokens)
+            ids += ask.tokens[held.filled :]
+            parts.append(Piece(held.filled, known - held.filled, held.place))
+            ends.append(len(ids) - 1)
+            held.filled = known
+        return self._model.logits(ids, parts, ends)
+
+    def _step(
+        self,
+        asks: Sequence[Ask],
+        going: Sequence[int],
+        found: Drafted,
+        level: int,
+        trails: list[list[tuple[int, ...]]],
+    ) -> Tensor:
+        """[beams of these requests, vocabulary] the logits behind the nodes of the level before."""
+        ids, parts = list[int](), list[Part]()
+        tokens, above = found.tokens[level - 1], found.above[level - 1]
+        for n in going:
+            ask, held = asks[n], self._held[asks[n].slot]
+            if ask.width == 1:
+                ids.append(int(tokens[n, 0]))
+                parts.append(Piece(held.filled + level - 1, 1, held.place))
+                continue
+            own = [held.filled + beam * (held.depth - 1) + level - 1 for beam in range(ask.width)]
+            trails[n] = [(*trails[n][above[n, beam]], at) for beam, at in enumerate(own)]
+            context = held.place.positions(0, held.filled)
+            whole = held.place.positions(0, held.filled + ask.width * (held.depth - 1))
+            ids += tokens[n, : ask.width].tolist()
+            parts += [
+                Node(held.filled + level - 1, np.concatenate((context, whole[list(trail)])))
+                for trail in trails[n]
+            ]
+        return self._model.logits(ids, parts, range(len(ids)))
+
+    def _extend(
+        self, logits: Tensor, asks: Sequence[Ask], going: Sequence[int], found: Drafted, level: int
+    ) -> None:
+        """Writes a level of these requests into `found`, from the logits of the beams before it."""
+        widest = found.tokens.shape[2]
+        likely, ids = self._likeliest(logits, [asks[n] for n in going], level, widest)
+        if level == 0:
+            found.candidates.path[0, going] = likely
+            found.tokens[0, going] = ids
+            return
+        before = found.candidates.there[level - 1, going]  # [requests, beams]
+        shares = np.zeros((len(going), widest, widest))
+        tokens = np.zeros((len(going), widest, widest), dtype=np.int32)
+        shares[before], tokens[before] = likely, ids
+        ahead = (found.candidates.path[level - 1, going][:, :, None] * shares).reshape(
+            len(going), -1
+        )
+        order = np.argsort(-ahead, axis=1, kind="stable")[:, :widest]
+        found.candidates.path[level, going] = np.take_along_axis(ahead, order, 1)
+        found.tokens[level, going] = np.take_along_axis(tokens.reshape(len(going), -1), order, 1)
+        found.above[level, going] = order // widest
+
+    def _likeliest(
+        self, logits: Tensor, asks: Sequence[Ask], level: int, widest: int
+    ) -> tuple[Floats, Ints]:
+        """[beams, widest] the likeliest next tokens of each beam: probabilities and tokens."""
+        heat = [ask.temperature or 1.0 for ask in asks for _ in range(ask.width if level else 1)]
+        with torch.inference_mode():
+            logits = logits[:, : self._vocabulary].float()
+            if any(value != 1.0 for value in heat):
+                logits = logits / torch.tensor(heat, device=logits.device)[:, None]
+            likely, ids = logits.softmax(dim=-1).topk(widest, dim=-1)
+            return likely.double().cpu().numpy(), ids.int().cpu().numpy()

@@ -1,0 +1,31 @@
+"""The cost of a replica's draft model, corrected by the acks that say what drafting took."""
+
+from dataclasses import replace
+
+from shared.perf.draft import Draft
+
+WEIGHT = 0.05  # of one iteration, in the logarithm
+SUDDEN = 4.0  # an iteration that took more than so many times what was predicted counts as that
+FARTHEST = 10.0  # from what was announced
+
+
+class DraftCorrection:
+    """`now` is the draft model as policies see it; None: there is none."""
+
+    def __init__(self, announced: Draft | None) -> None:
+        self.now = self._announced = announced
+        self._scale = 1.0
+
+    def observe(self, predicted_s: float, measured_s: float) -> None:
+        """Drafting was predicted by `now` and took so long. 0: there was none, or it is unknown."""
+        announced = self._announced
+        if announced is None or predicted_s <= 0 or measured_s <= 0:
+            return
+        ratio = min(max(measured_s / predicted_s, 1 / SUDDEN), SUDDEN)
+        scale = self._scale * ratio**WEIGHT
+        self._scale = min(max(scale, 1 / FARTHEST), FARTHEST)
+        self.now = replace(
+            announced,
+            step=min(announced.step * self._scale, 1.0),
+            read=min(announced.read * self._scale, 1.0),
+        )

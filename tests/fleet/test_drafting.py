@@ -1,0 +1,77 @@
+"""A live fleet drafts on real tokens: under `adaserve` the shipped pair answers as without."""
+
+import asyncio
+import re
+from typing import Any
+
+import httpx
+import pytest
+
+from loadgen.fleet.fleet import Fleet, FleetSpec
+from shared.core.turn import Load, Work
+from shared.models import shipped
+from shared.process import conventions as names
+from shared.schemas import Sampling
+from shared.text.tokenizer import Tokenizer
+from shared.vocabulary import Slot
+from tests.fleet.live import WAIT_S
+
+WORDS = ("river", "house", "tree", "light", "stone", "walk")
+OUTPUT = 24
+ASKED: list[dict[str, Any]] = [
+    {"prompt": f"<|im_start|>user\nWhat is a {word}?<|im_end|>\n<|im_start|>assistant\n"}
+    | ({"temperature": 0.0} if n % 2 else {"temperature": 0.7, "seed": n})
+    for n, word in enumerate(WORDS)
+]
+
+
+def without_drafts() -> list[str]:
+    from services.worker.engines.torch_engine import TorchEngine
+
+    folder = shipped.folder(shipped.DEFAULT)
+    tokenizer, engine = Tokenizer.load(folder), TorchEngine(folder, profile="cpu-tiny")
+    texts = []
+    for asked in ASKED:
+        prompt = tokenizer.encode(asked["prompt"])
+        sampling = Sampling(temperature=asked["temperature"])
+        engine.load(Load(Slot(0), prompt, 0, sampling, asked.get("seed", 0)))
+        tokens, work = list[int](), Work(Slot(0), len(prompt), True)
+        while len(tokens) < OUTPUT and not tokenizer.eos_token_ids.intersection(tokens):
+            tokens += engine.execute([work], None).done[0].tokens
+            work = Work(Slot(0), 1, True)
+        engine.release(Slot(0))
+        texts.append(tokenizer.inner.decode(tokens))
+    return texts
+
+
+async def test_adaserve_answers_with_the_shipped_pair_as_without_drafts() -> None:
+    pytest.importorskip("torch")
+    spec = FleetSpec(
+        replicas=1,
+        engine="torch",
+        profile="cpu-tiny",
+        policy="adaserve",
+        settings={"budget_tokens": "24"},
+        metrics=True,
+        drain_s=2.0,
+    )
+    async with Fleet(spec) as fleet, httpx.AsyncClient(timeout=WAIT_S) as http:
+
+        async def complete(asked: dict[str, Any]) -> str:
+            body = asked | {"model": shipped.DEFAULT, "max_tokens": OUTPUT}
+            answer = await http.post(f"{fleet.http_url}/v1/completions", json=body)
+            assert answer.status_code == 200, answer.text
+            return str(answer.json()["choices"][0]["text"])
+
+        texts = await asyncio.gather(*map(complete, ASKED))
+        page = (await http.get(fleet.metrics["worker-r1"])).text
+    assert texts == without_drafts()
+    counts = [
+        sum(
+            float(value) for value in re.findall(rf"^{name}{{.*}} ([0-9.e+]+)$", page, re.MULTILINE)
+        )
+        for name in (names.DRAFTS, names.DRAFT_TOKENS, names.ACCEPTED_TOKENS)
+    ]
+    print(counts)
+    assert counts[0] > 0
+    assert counts[1] >= counts[2] > 0
