@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from shared.vocabulary import Count
 
 NEIGHBOURS = 4  # named in an account; the rest is summed up
+MOST = 2**31 - 1  # that a count may be
 HAPPENINGS = 32  # kept in a diary; beyond that, the middle gives way
 
 
@@ -97,12 +98,13 @@ def merged(neighbours: Iterable[Neighbour]) -> tuple[Neighbour, ...]:
     sums: dict[tuple[str, str], tuple[int, float]] = {}
     for tenant, tier, requests, seconds in map(_columns, neighbours):
         before = sums.get((tenant, tier), (0, 0.0))
-        sums[tenant, tier] = (before[0] + requests, before[1] + seconds)
+        sums[tenant, tier] = (min(before[0] + requests, MOST), before[1] + seconds)
     others, of_others = sums.pop(("", ""), (0, 0.0))
     found = [Neighbour(*whose, *what) for whose, what in sums.items()]
     found.sort(key=lambda neighbour: (-neighbour.seconds, neighbour.tenant, neighbour.tier))
     for beyond in found[NEIGHBOURS:]:
-        others, of_others = others + beyond.requests, of_others + beyond.seconds
+        others = min(others + beyond.requests, MOST)
+        of_others += beyond.seconds
     rest = [Neighbour("", "", others, of_others)] if others else []
     return (*found[:NEIGHBOURS], *rest)
 
@@ -123,6 +125,10 @@ class Happened(StrEnum):
     PROMOTED = "promoted"
     DRAWN = "drawn"  # out of the pool, for a replica
     LEFT = "left"  # its replica, to go on elsewhere
+
+
+TOO_LATE = "its deadline could not be met there"  # why a policy relegates
+WHY_MOST = 200  # characters of a reason
 
 
 class Happening(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -173,7 +179,7 @@ class Diary(Struct, frozen=True, kw_only=True, omit_defaults=True):
     def noted(self, *happenings: Happening) -> "Diary":
         """The diary with these steps at its end."""
         kept, left_out = bounded((*self.happenings, *happenings))
-        return replace(self, happenings=kept, left_out=self.left_out + left_out)
+        return replace(self, happenings=kept, left_out=min(self.left_out + left_out, MOST))
 
 
 def bounded(happenings: Sequence[Happening]) -> tuple[tuple[Happening, ...], int]:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from shared.diary import Account, Diary, Happened, Happening, Late, Neighbour, merged
+from shared.diary import TOO_LATE, Account, Diary, Happened, Happening, Late, Neighbour, merged
 from shared.schemas import Held
 
 FLOWS = 64  # pairs of tenant and tier that are told apart; the rest are one
@@ -303,8 +303,10 @@ class Ledger:
     def _note(self, page: _Page, what: Happened, at_unix_s: float) -> None:
         """Steps are in the order of their time: an engine's seconds may end before it says so."""
         last = page.happenings[-1].at_unix_s if page.happenings else page.came_unix_s
-        step = Happening(at_unix_s=max(last, at_unix_s), what=what, replica=self.replica)
-        page.happenings.append(step)
+        why = TOO_LATE if what is Happened.RELEGATED else ""
+        page.happenings.append(
+            Happening(at_unix_s=max(last, at_unix_s), what=what, replica=self.replica, why=why)
+        )
 
 
 def _began(diary: Diary) -> bool:

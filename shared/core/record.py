@@ -13,7 +13,7 @@ from enum import Enum, StrEnum
 from msgspec.structs import replace
 
 from shared.core.verdict import ended
-from shared.diary import Happened, Happening, Neighbour
+from shared.diary import TOO_LATE, WHY_MOST, Happened, Happening, Neighbour
 from shared.schemas import AttemptOver, Record, Resume
 from shared.vocabulary import FinishReason, RecordState, ReplicaId, ServiceClass
 
@@ -256,7 +256,7 @@ def settled(record: Record, over: AttemptOver, owner: str, now_unix_s: float) ->
         )
     waiting = _waiting(record, owner, over.resume, over.why)
     best_effort = over.why == "relegated" or over.service_class is ServiceClass.BEST_EFFORT
-    why = "its deadline could not be met there" if over.why == "relegated" else over.why
+    why = TOO_LATE if over.why == "relegated" else over.why
     return _in_pool(waiting, now_unix_s, why) if best_effort else waiting
 
 
@@ -472,7 +472,9 @@ def _decline(record: Record, now_unix_s: float | None, why: str) -> list[Happeni
     """The replica that the record names has declined, for it is to leave."""
     if record.replica is None or now_unix_s is None:
         return []
-    step = Happening(at_unix_s=now_unix_s, what=Happened.DECLINED, replica=record.replica, why=why)
+    step = Happening(
+        at_unix_s=now_unix_s, what=Happened.DECLINED, replica=record.replica, why=why[:WHY_MOST]
+    )
     return [step]
 
 

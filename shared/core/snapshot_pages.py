@@ -5,9 +5,12 @@ thousandfold.
 from collections.abc import Sequence
 from typing import TypeVar
 
+from shared.diary import Diary
 from shared.schemas import AttemptOver, Snapshot, SnapshotEntry, TokenLogprob
 
 Item = TypeVar("Item")
+# two accounts, each of ten causes and five neighbours; a step with its reason
+DIARY_TOKENS, HAPPENING_TOKENS = 300, 80
 SNAPSHOT_PAGE_TOKENS = 200_000  # a page stays well under max_payload
 
 
@@ -17,16 +20,18 @@ def pages(
     """All entries and ends, in order, in one page at least. A page holds SNAPSHOT_PAGE_TOKENS at
     most, or a single attempt.
     """
-    held = _paged([(entry, _size(entry.tokens, entry.logprobs)) for entry in entries])
-    ended = _paged([(over, _size(over.resume.tokens, over.resume.logprobs)) for over in overs])
+    held = _paged([(e, _size(e.tokens, e.logprobs, e.diary)) for e in entries])
+    resumes = [(over, over.resume) for over in overs]
+    ended = _paged([(over, _size(r.tokens, r.logprobs, r.diary)) for over, r in resumes])
     snapshots = [Snapshot(incarnation=incarnation, entries=page, overs=[]) for page in held]
     snapshots += [Snapshot(incarnation=incarnation, entries=[], overs=page) for page in ended]
     return snapshots or [Snapshot(incarnation=incarnation, entries=[], overs=[])]
 
 
-def _size(tokens: bytes, logprobs: Sequence[TokenLogprob]) -> int:
+def _size(tokens: bytes, logprobs: Sequence[TokenLogprob], diary: Diary) -> int:
     """The size in tokens of four bytes."""
-    return 16 + len(tokens) // 4 + sum(8 * (1 + len(known.top)) for known in logprobs)
+    noted = DIARY_TOKENS + HAPPENING_TOKENS * len(diary.happenings)
+    return noted + len(tokens) // 4 + sum(8 * (1 + len(known.top)) for known in logprobs)
 
 
 def _paged(items: Sequence[tuple[Item, int]]) -> list[list[Item]]:

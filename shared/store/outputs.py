@@ -6,9 +6,11 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 import msgspec
+from msgspec.structs import replace
 
 from shared.bus.api import KeyValue
 from shared.core.record import without_output
+from shared.diary import Diary
 from shared.errors import BusError, BusTimeout, StoreDamaged, WrongSequence
 from shared.schemas import Record, Resume
 from shared.store.readable import read, readable
@@ -51,14 +53,15 @@ class Outputs:
         earlier try has stored; it is used, or deleted. Raises BusError.
         """
         now_s = asyncio.get_running_loop().time
+        resume = replace(ended.resume, diary=Diary())  # the record keeps that
         if before is not None:
-            if before.resume == ended.resume and now_s() - before.stored_at_s < FRESH_S:
+            if before.resume == resume and now_s() - before.stored_at_s < FRESH_S:
                 return before
             await self.forget(before, None)
-        if not ended.resume.tokens:
-            return Output(ended.resume, "", now_s())
-        output = Output(ended.resume, f"o.{ended.key}.{self._nonce()}", now_s())
-        value = sealed(readable(_resume, ended.resume))
+        if not resume.tokens:
+            return Output(resume, "", now_s())
+        output = Output(resume, f"o.{ended.key}.{self._nonce()}", now_s())
+        value = sealed(readable(_resume, resume))
         try:
             await self._bucket.create(output.key, value, ttl_s=OUTPUT_TTL_S)
         except (WrongSequence, BusTimeout):

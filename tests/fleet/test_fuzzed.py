@@ -29,6 +29,8 @@ KEYS = ["default.q0", "default.q1", "default.q2", "default.nobody"]
 RECEIVED: list[tuple[str, Any]] = [
     (subjects.requests("default", "chat"), schemas.GenerateRequest),
     (subjects.attach("default"), schemas.Attach),
+    (subjects.explain("default"), schemas.Explain),
+    (subjects.EXPLAIN_ALL, schemas.Explain),
     (subjects.cancel(RequestKey(KEYS[0])), schemas.Cancel),
     (subjects.over(R0), schemas.AttemptOver),
     (subjects.RELEGATED, schemas.Hint),

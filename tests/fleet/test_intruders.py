@@ -187,6 +187,8 @@ async def test_a_tenant_can_neither_forge_nor_delete_nor_cancel_nor_listen(fleet
             (subjects.cancel(running.key), encode(Cancel())),
             (subjects.requests(VICTIM.name, "chat"), encode({"request_id": name, "prompt": "x"})),
             (subjects.attach(VICTIM.name), encode({"request_id": name})),
+            (subjects.explain(VICTIM.name), encode({"request_id": name})),
+            (subjects.EXPLAIN_ALL, encode({"request_id": name, "tenant": VICTIM.name})),
             (running.record.stream_subject, b"forged"),
         ):
             assert await refused(mallory, mallory.publish(subject, payload)), subject
@@ -204,6 +206,10 @@ async def test_a_tenant_can_neither_forge_nor_delete_nor_cancel_nor_listen(fleet
         assert msgspec.msgpack.decode(answer.data)["type"] == "refused"
         answer = await mallory.request(
             subjects.attach(MALLORY.name), encode({"request_id": name}), 30.0
+        )
+        assert msgspec.msgpack.decode(answer.data)["code"] == "not_found"
+        answer = await mallory.request(
+            subjects.explain(MALLORY.name), encode({"request_id": name}), 30.0
         )
         assert msgspec.msgpack.decode(answer.data)["code"] == "not_found"
         mine = encode({"request_id": "mine", "prompt": "x", "inbox": f"_INBOX.{VICTIM.name}.1"})
