@@ -28,6 +28,7 @@ TIER = "batch"
 AGAIN_S = 2.0  # until a request that found no room, or nobody, is asked again
 AGAIN_LIMIT_S = 30.0
 LOST = 503  # the answer was not heard to its end: no verdict has this status
+EXPIRED = 504
 TRANSIENT = (429, 499, LOST)
 NO_STREAM = Problem(
     status=400,
@@ -76,7 +77,7 @@ class BatchAsker:
             except (PeerError, BusError) as error:
                 problem = envelope.of_error(error)
                 answered = Answered(problem.status, request_id, problem.body())
-            if asking.stop.is_set() and answered.status != 200:
+            if answered.status == EXPIRED or (asking.stop.is_set() and answered.status != 200):
                 return None
             if answered.status not in TRANSIENT:
                 return answered

@@ -33,12 +33,10 @@ LOOK_S = 1.0  # between two looks for a cancel, and two writes of the counts
 LEAST_TTLT_S = 1.0
 PACE_S = 0.005  # between two lines that begin: the door of admission is not for batches alone
 CHOICES = 1  # a line counts as one of those under way, whatever its choices
-OVER = {
-    "cancelled": ResultError(code="batch_cancelled", message="the batch was cancelled before it"),
-    "expired": ResultError(
-        code="batch_expired", message="the request did not end within the completion window"
-    ),
-}
+CANCELLED = ResultError(code="batch_cancelled", message="the batch was cancelled before it ended")
+EXPIRED = ResultError(
+    code="batch_expired", message="the request did not end within the completion window"
+)
 log = logs.logger()
 
 
@@ -56,6 +54,7 @@ class BatchRun:
         self._store, self._files, self._asker = store, files, asker
         self._room, self._clock = room, clock
         self._stop = asyncio.Event()  # ask no more lines
+        self._expired = False  # some line did not end within the window
         keep_s = record.expires_at - record.created_at + record.output_keep_s + CHUNKS_EXTRA_S
         self._output = ResultFile(files.objects, record.output_chunks, keep_s)
         self._errors = ResultFile(files.objects, record.error_chunks, keep_s)
@@ -172,12 +171,16 @@ class BatchRun:
         await (self._output if answered.status == 200 else self._errors).add(result)
 
     async def _settle(self, numbered: Numbered) -> None:
-        """The result of a line that is asked no more."""
+        """The result of a line that is asked no more: the batch is cancelled, or else its time is
+        over, by the clock of whoever said so.
+        """
+        cancelled = self._record.status == "cancelling"
+        self._expired |= not cancelled
         result = Result(
             id=ID + id_of(self._record.id, numbered.number),
             custom_id=batch_lines.read(numbered.raw).custom_id,
             response=None,
-            error=OVER[self._ending()],
+            error=CANCELLED if cancelled else EXPIRED,
         )
         await self._errors.add(result)
 
@@ -185,7 +188,7 @@ class BatchRun:
         """Stop asking once the batch is cancelled or its time is over, and write the counts."""
         while True:
             await self._count()
-            if self._ending() != "completed":
+            if self._record.status == "cancelling" or self._late:
                 self._stop.set()
             left_s = self._record.expires_at - self._clock.unix_s()
             await asyncio.sleep(min(LOOK_S, max(0.05, left_s)))
@@ -196,14 +199,13 @@ class BatchRun:
             self._record, lambda r: batch_record.counted(r, completed, failed)
         )
 
-    def _ending(self) -> str:
-        if self._record.status == "cancelling":
-            return "cancelled"
-        return "expired" if self._clock.unix_s() >= self._record.expires_at else "completed"
+    @property
+    def _late(self) -> bool:
+        return self._clock.unix_s() >= self._record.expires_at
 
     async def _finish(self) -> None:
         """Make files of the results, and end the batch."""
-        ending, now = self._ending_of_results(), int(self._clock.unix_s())
+        ending, now = self._ending(), int(self._clock.unix_s())
         self._record = await self._store.change(
             self._record, lambda r: batch_record.finalizing(r, ending, now)
         )
@@ -224,11 +226,13 @@ class BatchRun:
             failed=self._record.failed,
         )
 
-    def _ending_of_results(self) -> str:
-        """A batch whose last line ended in its last moment is complete."""
+    def _ending(self) -> str:
+        """The status that it ends with."""
         if self._record.status == "cancelling":
             return "cancelled"
-        return "expired" if self._stop.is_set() else "completed"
+        # the holder before may have settled the lines
+        late = self._expired or (self._stop.is_set() and bool(self._errors.done))
+        return "expired" if late else "completed"
 
     async def _commit(self, results: ResultFile, kind: str) -> str | None:
         if not results.done:

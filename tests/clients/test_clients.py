@@ -12,10 +12,10 @@ import pytest_asyncio
 from loadgen.fleet.fleet import Fleet, FleetSpec
 from tests.clients.environment import PYTHON, run
 
-pytestmark = [
-    pytest.mark.asyncio(loop_scope="module"),
-    pytest.mark.skipif(not PYTHON.exists(), reason="`make test-clients` makes its environment"),
-]
+pytestmark = pytest.mark.skipif(
+    not PYTHON.exists(), reason="`make test-clients` makes its environment"
+)
+on_one_loop = pytest.mark.asyncio(loop_scope="module")
 HERE = Path(__file__).parent
 MODEL = "sim-Llama-3-8B"
 CALLS = [{"name": "temperature", "arguments": {"city": city}} for city in ("Oslo", "Rome")]
@@ -40,12 +40,14 @@ async def fleet(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fleet
         )
 
 
+@on_one_loop
 @pytest.mark.parametrize("package", ["openai", "langchain", "litellm"])
 async def test_a_loop_of_tools_ends_in_the_answer(fleet: Fleet, package: str) -> None:
     script = HERE / f"tool_loop_{package}.py"
     assert (await run([PYTHON, script, f"{fleet.http_url}/v1", MODEL])).endswith("ok\n")
 
 
+@on_one_loop
 async def test_guidellm_meets_no_error(fleet: Fleet, tmp_path: Path) -> None:
     tokenizer = HERE.parent.parent / "shared" / "models" / "slackline-5m"
     report = tmp_path / "report.json"
@@ -69,6 +71,7 @@ async def test_guidellm_meets_no_error(fleet: Fleet, tmp_path: Path) -> None:
     assert totals["successful"] > MOST_REQUESTS_S / 2
 
 
+@on_one_loop
 async def test_schemathesis_finds_the_document_true(fleet: Fleet) -> None:
     await run(
         [
@@ -76,7 +79,7 @@ async def test_schemathesis_finds_the_document_true(fleet: Fleet) -> None:
             "run",
             f"{fleet.http_url}/openapi.json",
             *("--checks", f"{CHECKS},response_schema_conformance"),
-            *("--max-examples", "20", "--seed", "1", "--no-color"),
+            *("--max-examples", "10", "--seed", "1", "--no-color"),
             *("--request-timeout", "120"),
         ]
     )

@@ -14,10 +14,10 @@ from loadgen.fleet.fleet import Fleet, FleetSpec
 from tests.clients.environment import NODE, PYTHON, ROOT, run
 from tests.fleet.live import DEFAULT
 
-pytestmark = [
-    pytest.mark.asyncio(loop_scope="module"),
-    pytest.mark.skipif(not PYTHON.exists(), reason="`make test-clients` makes its environment"),
-]
+pytestmark = pytest.mark.skipif(
+    not PYTHON.exists(), reason="`make test-clients` makes its environment"
+)
+on_one_loop = pytest.mark.asyncio(loop_scope="module")
 PAGE = ROOT / "docs" / "point-your-app-here.md"
 EXAMPLE = re.compile(r"^<!-- run: (\w+) -->\n\n```\w+\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 EXAMPLES = EXAMPLE.findall(PAGE.read_text())
@@ -35,6 +35,7 @@ async def fleet(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fleet
         yield fleet
 
 
+@on_one_loop
 @pytest.mark.parametrize("number", range(len(EXAMPLES)))
 async def test_an_example_prints_the_answer(fleet: Fleet, tmp_path: Path, number: int) -> None:
     kind, text = EXAMPLES[number]

@@ -1,15 +1,18 @@
 """The results of a batch at a real nats-server: one writer at a time, and files for others."""
 
+import asyncio
 from uuid import uuid4
 
 import msgspec
 import pytest
 
+from loadgen.fleet.nats_server import NatsServer
 from services.gateway.batch_results import ID, Result, ResultError, ResultFile, Superseded
 from services.gateway.file_store import MONTH_S, FileStore
 from shared.bus.nats import connect
-from shared.errors import PeerError
+from shared.errors import PeerError, StoreFull
 from shared.subjects import FILES_BUCKET
+from tests.shared.store.bucket_sizes import resize
 
 
 def result(number: int, text: str = "") -> Result:
@@ -73,3 +76,17 @@ async def test_an_answer_that_no_message_carries_is_an_error(nats_url: str) -> N
         assert last is not None
         assert msgspec.json.decode(last.payload)["error"]["code"] == "answer_too_large"
         assert results.done == {7}
+
+
+async def test_a_result_that_finds_no_room_waits_for_it(nats_server: NatsServer) -> None:
+    async with connect(nats_server.url, "writer") as bus:
+        results = ResultFile(bus.files, "file-1-output", 60.0)
+        await results.take_over()
+        await resize(bus._client, "OBJ_files", None)
+        adding = asyncio.create_task(results.add(result(1)))
+        with pytest.raises(StoreFull):
+            await bus.files.append("file-2", b"x", 0)
+        assert not adding.done()
+        await resize(bus._client, "OBJ_files", 1_000_000)
+        await adding
+        assert results.done == {1}
