@@ -13,7 +13,7 @@ VLLM_ENV := .venv-vllm-$(VLLM)
 VLLM_PY := $(VLLM_ENV)/bin/python
 VLLM_STAMP := $(VLLM_ENV)/.installed
 
-.PHONY: help setup test test-vllm demo bench results soak fuzz chaos audit sbom models clean
+.PHONY: help setup test test-vllm test-containers demo bench results soak fuzz chaos audit sbom models clean
 
 help: ## this text
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)$$/  make \1\t\2/' | expand -t 16
@@ -43,7 +43,7 @@ test: $(STAMP) ## ruff, mypy --strict and the whole test suite
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy --strict
-	$(PY) -m pytest -n 2 --dist worksteal --ignore=tests/fleet/test_live_agrees.py --ignore=tests/services/worker/vllm $(ARGS)
+	$(PY) -m pytest -n 2 --dist worksteal --ignore=tests/fleet/test_live_agrees.py --ignore=tests/services/worker/vllm --ignore=tests/infra/test_containers.py $(ARGS)
 	$(PY) -m pytest -rs tests/fleet/test_live_agrees.py # live against simulated: it needs the machine to itself
 
 $(VLLM_STAMP): pyproject.toml infra/vllm/cpu-$(VLLM).txt infra/vllm/$(VLLM).txt | $(STAMP)
@@ -60,6 +60,9 @@ $(VLLM_STAMP): pyproject.toml infra/vllm/cpu-$(VLLM).txt infra/vllm/$(VLLM).txt 
 
 test-vllm: $(VLLM_STAMP) ## the vllm engine against vLLM itself, on the CPU, in an environment of its own (VLLM=0.27.0: the oldest supported)
 	HF_HUB_OFFLINE=1 $(VLLM_PY) -m pytest tests/services/worker/vllm $(ARGS)
+
+test-containers: $(STAMP) ## the compose file for real, with podman: profiles sim and torch (ten minutes; skipped where podman is missing)
+	$(PY) -m pytest -rs tests/infra/test_containers.py $(ARGS)
 
 demo: $(STAMP) ## a fleet, a real model's answers, then fcfs and slackline side by side on identical bursts (3 minutes)
 	.venv/bin/slackline demo $(ARGS)
