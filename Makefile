@@ -17,7 +17,7 @@ VLLM_STAMP := $(VLLM_ENV)/.installed
 CLIENTS_PY := .venv-clients/bin/python
 CLIENTS_STAMP := .venv-clients/.installed
 
-.PHONY: help setup test test-vllm test-clients demo bench results soak fuzz chaos audit sbom screenshots models clean
+.PHONY: help setup test test-vllm test-clients test-containers demo bench results soak fuzz chaos audit sbom screenshots models clean
 
 help: ## this text
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)$$/  make \1\t\2/' | expand -t 16
@@ -47,7 +47,7 @@ test: $(STAMP) ## ruff, mypy --strict and the whole test suite
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy --strict
-	$(PY) -m pytest -n 2 --dist worksteal --ignore=tests/fleet/test_live_agrees.py --ignore=tests/services/worker/vllm --ignore=tests/clients $(ARGS)
+	$(PY) -m pytest -n 2 --dist worksteal --ignore=tests/fleet/test_live_agrees.py --ignore=tests/services/worker/vllm --ignore=tests/clients --ignore=tests/infra/test_containers.py $(ARGS)
 	$(PY) -m pytest -rs tests/fleet/test_live_agrees.py # live against simulated: it needs the machine to itself
 
 $(VLLM_STAMP): pyproject.toml infra/vllm/cpu-$(VLLM).txt infra/vllm/$(VLLM).txt | $(STAMP)
@@ -76,6 +76,8 @@ $(CLIENTS_STAMP): infra/clients/requirements.txt | $(STAMP)
 
 test-clients: $(CLIENTS_STAMP) ## openai, langchain-openai, litellm, guidellm and schemathesis against the gateway, in an environment of their own
 	$(PY) -m pytest tests/clients $(ARGS)
+test-containers: $(STAMP) ## the compose file for real, with podman: profiles sim and torch (ten minutes; skipped where podman is missing)
+	$(PY) -m pytest -rs tests/infra/test_containers.py $(ARGS)
 
 demo: $(STAMP) ## a fleet, a real model's answers, then fcfs and slackline side by side on identical bursts (3 minutes)
 	.venv/bin/slackline demo $(ARGS)

@@ -18,6 +18,7 @@ from shared.vocabulary import ReplicaId, RequestKey
 class _Held:
     """The times of a request that is held here; 0: not yet."""
 
+    key: RequestKey
     arrived_unix_s: float
     trace_id: str
     moved: bool  # it has tokens from elsewhere
@@ -110,6 +111,7 @@ class WorkerMetrics:
         measure = record.resume.measure
         self._slots[record.key] = slot
         self._held[slot] = _Held(
+            record.key,
             record.arrived_unix_s,
             kept_trace(record.traceparent),
             measure.tokens > 0,
@@ -180,9 +182,12 @@ class WorkerMetrics:
         """These attempts have left."""
         for over in overs:
             slot = self._slots.pop(over.key, None)
-            request = None if slot is None else self._held.pop(slot, None)
+            request = None if slot is None else self._held.get(slot)
+            if slot is None or request is None or request.key != over.key:
+                continue  # a resync has given its slot to another already
+            del self._held[slot]
             measure = over.resume.measure
-            if request is None or over.why not in GOOD_ENDS or not request.began_unix_s:
+            if over.why not in GOOD_ENDS or not request.began_unix_s:
                 continue
             self._decode.observe(measure.last_unix_s - measure.first_unix_s, 1, request.trace_id)
             self._inference.observe(measure.last_unix_s - request.began_unix_s, 1, request.trace_id)

@@ -128,20 +128,26 @@ def until(condition: Any, what: str) -> None:
     raise AssertionError(f"after {WITHIN_S} s: {what}")
 
 
-def streamed(compose: Compose) -> str:
-    """The text of a streamed answer."""
-    body = {"prompt": "What is a river?", "max_tokens": 16, "stream": True}
-    text = ""
+def streamed_tokens(compose: Compose) -> int:
+    """The tokens of a streamed answer, by its usage."""
+    body = {
+        "prompt": "What is a river?",
+        "max_tokens": 16,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
     with (
         httpx.Client(trust_env=False, timeout=WITHIN_S) as http,
         http.stream("POST", f"{compose.url('gateway')}/v1/completions", json=body) as answer,
     ):
         assert answer.status_code == 200, answer.read()
-        for line in answer.iter_lines():
-            if line.startswith("data: {"):
-                text += json.loads(line[6:])["choices"][0]["text"]
-        assert line == "" or line == "data: [DONE]"
-    return text
+        lines = [line for line in answer.iter_lines() if line.startswith("data: ")]
+    assert lines[-1] == "data: [DONE]"
+    chunks = [json.loads(line[6:]) for line in lines[:-1]]
+    assert chunks[0]["choices"]
+    tokens: int = chunks[-1]["usage"]["completion_tokens"]
+    return tokens
 
 
 def found(compose: Compose, expr: str) -> list[dict[str, Any]]:
@@ -172,7 +178,7 @@ def test_the_fleet_in_containers_serves_survives_a_kill_and_is_watched(
             until(lambda: httpx.get(ready, trust_env=False).is_success, "the gateway is not ready")
             models = httpx.get(f"{compose.url('gateway')}/v1/models", trust_env=False).json()
             assert [one["id"] for one in models["data"]] == [model]
-            assert streamed(compose)
+            assert streamed_tokens(compose) == 16
 
             worker = f"worker-{profile}-1"
             killed = compose.container(worker)
@@ -183,13 +189,13 @@ def test_the_fleet_in_containers_serves_survives_a_kill_and_is_watched(
                 "the worker was not started again",
             )
             until(lambda: compose.healthy(worker), "the worker is not healthy again")
-            assert streamed(compose)
+            assert streamed_tokens(compose) == 16
 
             for expr, least in (
                 ('count(up{job="slackline"} == 1)', 5),  # admission, planner, relegation, workers
                 ('count(up{job="gateway"} == 1)', 1),
                 ("sum(slackline_offered_total)", 2),
-                ("sum(vllm:generation_tokens_total)", 2),
+                ("sum(vllm:generation_tokens_total)", 16),
                 ('sum(traces_span_metrics_calls_total{service_name="gateway"})', 2),
                 ('sum(traces_span_metrics_calls_total{service_name="admission"})', 2),
             ):
