@@ -168,10 +168,16 @@ class Console:
                 raise Rejected(NO_KEY)
         elif self._cfg.keys or self._cfg.without_keys:
             raise Rejected(OFF)
-        elif not is_loopback(request.url.hostname or "") or any(
+        elif not is_loopback(_host_of(request.headers)) or any(
             name in request.headers for name in PROXIED
         ):
             raise Rejected(WRONG_HOST)
+
+
+def _host_of(headers: Mapping[str, str]) -> str:
+    """The host that the client named, without its port."""
+    host = headers.get("host", "")
+    return host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
 
 
 def _key_of(headers: Mapping[str, str]) -> str | None:

@@ -120,6 +120,8 @@ class Collector:
             if life is None:
                 watch.unknown.add(slot)
                 continue
+            if life.slo is None:
+                watch.unknown.add(slot)
             life.heard_unix_s = now_unix_s
             life.computed += done
             if prefills_now:

@@ -43,6 +43,8 @@ async def test_without_keys_it_is_open_on_loopback(nats_url: str) -> None:
         assert (await http.get("/console/picture")).status_code == 200
         assert (await http.get("/console/request?key=a.b")).status_code == 404
         assert (await http.post("/console")).status_code == 405
+        for host in ("localhost", "localhost:8080", "127.0.0.1", "[::1]", "[::1]:8080"):
+            assert (await http.get("/console", headers={"host": host})).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -51,6 +53,8 @@ async def test_without_keys_it_is_open_on_loopback(nats_url: str) -> None:
         {"host": "evil.example"},
         {"host": "127.0.0.1.evil.example:80"},
         {"host": "10.0.0.7"},
+        {"host": "[::1.evil.example"},
+        {"host": "[fe80::1]:8080"},
         {"host": "127.0.0.1", "x-forwarded-for": "10.0.0.7"},
         {"host": "127.0.0.1", "forwarded": "for=10.0.0.7"},
     ],

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from random import Random
 from typing import Any
 from urllib.parse import urlsplit
@@ -16,6 +17,7 @@ from shared.schemas import PoolDigest, PoolLane, Roster, RosterAnswer, RosterEnt
 from shared.vocabulary import ReplicaId, Slo
 from tests.chromium import Page, chromium, needs_chromium
 from tests.services.gateway.test_gateway import WITHIN_S, Site, site
+from tests.services.gateway.test_guard import keys_in
 from tests.shared.console.heard import ack, announce, digest, ended, entry, held, plan
 
 pytestmark = needs_chromium
@@ -253,6 +255,18 @@ async def test_a_pause_holds_everything_still(nats_url: str) -> None:
         assert len(page.requests) <= asked + 1  # one may have been under way
         await page.press("p")
         await page.until("document.querySelector('#tiers').innerText.includes('20 ended')")
+
+
+async def test_a_browser_that_has_a_key_of_the_console_comes_in(
+    nats_url: str, tmp_path: Path
+) -> None:
+    key = keys_in(tmp_path / "operators", "ann")["ann"]
+    files = {"console_keys": str(tmp_path / "operators")}
+    async with site(nats_url, **files) as at, chromium() as browser:
+        refused = await browser.page(f"{at.url}/console")
+        assert "wants a key" in await refused.text("body")
+        page = await browser.page(f"{at.url.replace('//', f'//ann:{key}@')}/console")
+        await page.until("document.querySelector('#state').dataset.state === 'live'")
 
 
 async def test_it_says_that_the_gateway_is_gone(nats_url: str) -> None:
