@@ -4,7 +4,10 @@ rosters show it.
 
 import asyncio
 import json
+import os
+import pty
 import sys
+import termios
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -129,6 +132,33 @@ async def test_status_says_that_a_fleet_works(fleet: Fleet) -> None:
     found = json.loads(text)
     assert code == 0 and found["working"] and found["silent"] == []
     assert [r["name"] for r in found["fleet"]["replicas"]] == ["r1", "r2"]
+
+
+async def test_top_shows_the_fleet_until_q_is_pressed(fleet: Fleet) -> None:
+    access, (ours, its) = fleet.access(), pty.openpty()
+    termios.tcsetwinsize(its, (40, 80))
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "loadgen", "top", "--url", access.url,
+        "--creds", access.creds, "--tls-ca", access.tls_ca,
+        stdin=its, stdout=its, env={**os.environ, "TERM": "xterm"},
+    )  # fmt: skip
+    shown = b""
+    async with asyncio.timeout(WAIT_S):
+        while b"on 2 of 2 replicas" not in shown:
+            shown += await asyncio.to_thread(os.read, ours, 65536)
+        os.write(ours, b"q")
+        assert await process.wait() == 0
+    os.close(its)
+    os.close(ours)
+
+
+async def test_top_without_a_terminal_says_what_to_do() -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "loadgen", "top",
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    _, err = await process.communicate()
+    assert process.returncode == 2 and b"slackline status" in err
 
 
 async def test_a_roster_names_the_slots_that_are_asked_for(fleet: Fleet) -> None:
