@@ -21,10 +21,11 @@ from shared import subjects
 from shared.console.picture import LifePicture, Picture
 from shared.schemas import GenerateRequest, Roster, RosterAnswer, Sampling
 from shared.vocabulary import ReplicaId
-from tests.fleet.live import HOPELESS, WAIT_S, Delivered, ask, client_of
+from tests.fleet.live import HOPELESS, WAIT_S, ask, client_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-LONG = Sampling(max_tokens=400, output_tokens=400)
+SHORT = Sampling(max_tokens=50, output_tokens=50)
+LONG = Sampling(max_tokens=7000, output_tokens=7000)  # it runs as long as the test
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -34,7 +35,7 @@ async def fleet() -> AsyncIterator[Fleet]:
 
 
 def request(name: str, **facts: Any) -> GenerateRequest:
-    usual: dict[str, Any] = {"prompt": 20 * "What is a river? ", "sampling": LONG}
+    usual: dict[str, Any] = {"prompt": 20 * "What is a river? ", "sampling": SHORT}
     return GenerateRequest(request_id=name, tenant="default", **{**usual, **facts})
 
 
@@ -68,60 +69,61 @@ async def test_the_console_shows_requests_that_run_their_iterations_and_their_en
         client_of(fleet) as (bus, client, _),
         httpx.AsyncClient(base_url=fleet.http_url, timeout=WAIT_S, trust_env=False) as http,
     ):
-        # one runs before anybody looks: its planner says what it is
-        before = asyncio.ensure_future(ask(client, request("before"), "chat"))
-        asked = [request("before")]
+        # some run before anybody looks: their planners say what they are
+        running = [
+            asyncio.ensure_future(ask(client, request(f"long-{n}", sampling=LONG), "chat"))
+            for n in range(2)
+        ]
 
-        async def on_a_replica() -> list[str]:
-            found = []
+        async def on_a_replica() -> set[str]:
+            found = set[str]()
             for replica in ("r1", "r2"):
                 subject = subjects.roster(ReplicaId(replica))
                 answer = await bus.request(subject, Roster(), RosterAnswer, timeout_s=WAIT_S)
-                found += [entry.key for entry in answer.entries]
+                found |= {entry.key for entry in answer.entries}
             return found
 
         async with asyncio.timeout(WAIT_S):
-            while "default.before" not in await on_a_replica():
+            while not await on_a_replica() >= {"default.long-0", "default.long-1"}:
                 await asyncio.sleep(0.05)
-        picture = await seen(http, lambda p: any(r.key == "default.before" for r in p.requests))
-        tiers: dict[str, str] = {r.key: r.tier for r in picture.requests}
-        assert tiers["default.before"] == "chat"
-
-        running: list[asyncio.Future[Delivered]] = [before]
-        for n in range(6):
-            asked.append(request(f"more-{n}", slo=HOPELESS if n == 5 else None))
-            running.append(asyncio.ensure_future(ask(client, asked[-1], "interactive")))
-        picture = await seen(http, lambda p: len(p.requests) >= 6)
-        assert {r.replica for r in picture.requests} <= {"r1", "r2"}
-        assert any(r.slack_s is not None for r in picture.requests)
-        picture = await seen(
-            http, lambda p: sum(len(r.iterations) for r in p.replicas) > 20 and p.newest > 20
-        )
+        # and some come later
+        later = request("long-2", sampling=LONG)
+        running.append(asyncio.ensure_future(ask(client, later, "interactive")))
+        wanted = {f"default.long-{n}" for n in range(3)}
+        picture = await seen(http, lambda p: wanted <= {r.key for r in p.requests})
+        rows = {r.key: r for r in picture.requests if r.key in wanted}
+        assert {r.tier for r in rows.values()} == {"chat", "interactive"}
+        assert {r.replica for r in rows.values()} <= {"r1", "r2"}
+        picture = await seen(http, lambda p: sum(len(r.iterations) for r in p.replicas) > 20)
         iterations = [i for r in picture.replicas for i in r.iterations]
         assert all(i.exec_s > 0 for i in iterations)
         assert sum(i.predicted_s > 0 for i in iterations) > len(iterations) / 2
-        assert sum(i.prefill_tokens for i in iterations) > 0
-        delivered = await asyncio.gather(*running)
 
-        def counted(picture: Picture) -> bool:
-            return sum(tier.offered for tier in picture.tiers) >= len(asked)
+        asked = [request(f"more-{n}", slo=HOPELESS if n == 5 else None) for n in range(6)]
+        delivered = await asyncio.gather(*(ask(client, one, "interactive") for one in asked))
 
-        picture = await seen(http, counted)
+        def offered(picture: Picture) -> int:
+            return sum(tier.offered for tier in picture.tiers if tier.name == "interactive")
+
+        picture = await seen(http, lambda p: offered(p) >= len(asked))
+        interactive = next(tier for tier in picture.tiers if tier.name == "interactive")
         met = sum(one.verdict is not None and one.verdict.slo_met for one in delivered)
-        assert sum(tier.met for tier in picture.tiers) == met
-        assert sum(tier.relegated for tier in picture.tiers) >= 1
-        chat = next(tier for tier in picture.tiers if tier.name == "chat")
-        assert chat.tbt.p50_s is not None and chat.ttft.p50_s is not None
+        assert interactive.met == met
+        assert interactive.relegated >= 1
+        assert interactive.tbt.p50_s is not None and interactive.ttft.p50_s is not None
 
         answer = await http.get("/console/request", params={"key": "default.more-0"})
         life = msgspec.json.decode(answer.content, type=LifePicture)
-        assert life.whole and life.ended and life.generated_tokens == 400
+        assert life.whole and life.ended and life.generated_tokens == 50
         assert sum(n for _, n in life.chunks) >= life.prompt_tokens
         times = [at for at, _ in life.tokens]
         assert times == sorted(times)
         # what a client wrote or read is nowhere
         for page in ("/console", "/console/picture", "/console/request?key=default.more-0"):
             assert "river" not in (await http.get(page)).text
+        for one in running:
+            one.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
 
 
 async def test_status_says_that_a_fleet_works(fleet: Fleet) -> None:
