@@ -9,14 +9,16 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
-from loadgen.lab.plots import COLOURS, bound_line, line_of, new_figure, plain
+from loadgen.lab.plots import bound_line, line_of, new_figure, plain
 from loadgen.load.run_course import MEASURES, QUANTILES, Course
 from shared.tiers import TierSet
 from shared.vocabulary import Slo
 
 MET, MISSED = "#009e73", "#d55e00"
 AROUND = 15  # parts of a run on either side of its busiest one
-LEAST = 5  # requests of a part, for a percentage of them to say something
+GROUPS = 8  # of moments, by their rate
+LEAST = 5  # requests of a group, for a percentage of them to say something
+SMOOTHED = 5  # parts over which the rate of a moment is counted
 
 
 class Run(NamedTuple):
@@ -33,7 +35,7 @@ def attainment_over_rate(runs: Sequence[Run], tiers: Sequence[str]) -> Figure:
     rate at which requests came in them.
     """
     several = len({run.rate_rps for run in runs}) > 1
-    title = "SLOs met, over the offered rate" + ("" if several else " of each moment of the run")
+    title = "SLOs met, over the offered rate" + ("" if several else " of the moments of the run")
     figure, every = new_figure(
         -(-len(tiers) // 4), min(len(tiers), 4), title, "", sharex=True, sharey=True
     )
@@ -114,18 +116,24 @@ def burst(runs: Sequence[Run]) -> Figure:
 
 
 def _by_moment(axes: Axes, course: Course | None, tier: str, n: int) -> None:
-    if course is None or tier not in course.offered:
+    """The moments in order of their rate, in groups of about as many requests of the tier."""
+    if course is None or not sum(course.offered.get(tier, ())):
         return
-    rate = _sum(course.offered) / course.part_s
     offered, met = np.array(course.offered[tier]), np.array(course.met[tier])
-    enough = offered >= min(LEAST, offered.max())
-    axes.scatter(
-        rate[enough],
-        100 * met[enough] / np.maximum(offered[enough], 1),
-        s=12,
-        color=COLOURS[n % len(COLOURS)],
-        alpha=0.6,
-        linewidths=0,
+    every, around = _sum(course.offered), np.ones(SMOOTHED)
+    parts = np.convolve(np.ones(len(every)), around, "same")
+    rate = np.convolve(every, around, "same") / (parts * course.part_s)
+    order = np.argsort(rate, kind="stable")
+    order = order[offered[order] > 0]
+    groups = int(np.clip(offered.sum() // LEAST, 1, GROUPS))
+    group = np.minimum(groups * (np.cumsum(offered[order]) - 1) // offered.sum(), groups - 1)
+    places = [order[group == one] for one in range(groups) if (group == one).any()]
+    axes.plot(
+        [np.average(rate[place], weights=offered[place]) for place in places],
+        [100 * met[place].sum() / offered[place].sum() for place in places],
+        marker="o",
+        markersize=3,
+        **line_of(n),
     )
 
 

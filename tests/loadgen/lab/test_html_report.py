@@ -5,12 +5,14 @@ import re
 from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from loadgen.cli import main
 from loadgen.commands.html_option import write_reports
+from loadgen.lab.course_plots import Run, attainment_over_rate
 from loadgen.load.report import side_by_side, table, write_report
-from loadgen.load.run_course import PARTS, course_of_tally
+from loadgen.load.run_course import PARTS, Course, course_of_tally
 from loadgen.load.tally import Tally
 from shared.tiers import DEFAULT
 from tests.chromium import chromium, needs_chromium
@@ -92,7 +94,7 @@ def test_the_page_changes_nothing_of_the_figures(
     assert [f["violated_fraction"] for f in found[0]["policies"]] == [
         f["violated_fraction"] for f in found[1]["policies"]
     ]
-    assert "of each moment" in checked(tmp_path / "page.html").text  # there is only one rate
+    assert "of the moments" in checked(tmp_path / "page.html").text  # there is only one rate
 
 
 def test_a_run_of_load_is_a_page_and_so_are_several_reports(
@@ -139,6 +141,22 @@ def test_a_page_that_cannot_be_written_is_told_before_the_runs(
     for path in (tmp_path / "none" / "page.html", tmp_path):
         assert main([*COMPARE, "--rate", "3", "--html", str(path)]) == 2
         assert "--html" in capsys.readouterr().err
+
+
+def test_at_one_rate_the_busier_moments_stand_right_and_have_their_own_attainment() -> None:
+    quiet, busy = [1] * 30, [10] * 10
+    course = Course(
+        part_s=1.0,
+        quantiles_s={},
+        offered={"chat": quiet + busy},
+        met={"chat": quiet + [5] * 10},
+    )
+    figure = attainment_over_rate([Run("one", 3.0, {"chat": 0.6}, course)], ["chat"])
+    [line] = figure.axes[0].lines
+    rates, percents = np.array(line.get_xdata()), np.array(line.get_ydata())
+    assert (np.diff(rates) >= 0).all()
+    assert percents[0] > 90 and percents[-1] == pytest.approx(50.0)
+    assert rates[0] == pytest.approx(1.0, rel=0.3) and rates[-1] == pytest.approx(10.0)
 
 
 def test_a_course_counts_requests_where_they_came() -> None:
