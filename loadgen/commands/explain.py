@@ -15,25 +15,13 @@ from loadgen.load.connection import connecting
 from loadgen.tables import print_table
 from shared import subjects
 from shared.bus.users import OPERATOR, Role, User
-from shared.core.explanation import in_seconds, others
-from shared.diary import Cause, Happened, Happening
+from shared.core.explanation import WORDS, in_seconds, others
+from shared.diary import Happened, Happening
 from shared.errors import BusError, ConfigError, NoResponders
 from shared.schemas import Explain, Explanation
 from shared.subjects import DEFAULT_TENANT, ID_PATTERN
 
 ANSWER_S = 5.0
-WORDS = {
-    Cause.PLACING: "looking for a replica",
-    Cause.RELEGATED: "waiting as best-effort",
-    Cause.MOVING: "moving to another replica",
-    Cause.QUEUE: "queue of the replica",
-    Cause.PREFILL: "its own prefill",
-    Cause.BESIDE: "beside prefills of others",
-    Cause.DECODES: "decodes",
-    Cause.DRAFTS: "drafts",
-    Cause.SAT_OUT: "left out of iterations",
-    Cause.CONTROL: "control, between iterations",
-}
 STEPS = {
     Happened.DECLINED: "{replica} declined it",
     Happened.HELD: "{replica} has it",

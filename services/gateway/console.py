@@ -22,16 +22,20 @@ from starlette.routing import Route
 
 from services.gateway.config import GatewayConfig, is_loopback
 from services.gateway.envelope import Problem, Rejected
+from shared import subjects
 from shared.bus.api import Bus
 from shared.clock import Clock
 from shared.console.collector import Collector
 from shared.console.listening import listening
+from shared.console.picture import why_picture
 from shared.errors import BusError
 from shared.http_keys import HttpKeys
 from shared.rules import Rules
+from shared.schemas import Explain, Explanation
 from shared.vocabulary import RequestKey
 
 UNWATCHED_S = 10.0  # after the last question for a picture the gateway listens no more
+WHY_S = 3.0  # the longest wait for a reason
 PAGE = Path(__file__).with_name("console.html")
 REALM = 'Basic realm="slackline console", charset="UTF-8"'
 INLINE = re.compile(r"<(script|style)>(.*?)</\1>", re.DOTALL)
@@ -90,6 +94,7 @@ class Console:
             Route("/console", self.page, methods=["GET"]),
             Route("/console/picture", self.picture, methods=["GET"]),
             Route("/console/request", self.life, methods=["GET"]),
+            Route("/console/why", self.why, methods=["GET"]),
         ]
 
     async def page(self, request: Request) -> Response:
@@ -114,9 +119,7 @@ class Console:
         return _json(collector.picture(self._clock.unix_s(), int(since)))
 
     async def life(self, request: Request) -> Response:
-        """The life of one request, as far as it was heard. What services say of it when they are
-        asked joins here.
-        """
+        """The life of one request, as far as it was heard."""
         self._permit(request)
         collector = await self._watched()
         found = collector.life(
@@ -125,6 +128,17 @@ class Console:
         if found is None:
             raise Rejected(NO_LIFE)
         return _json(found)
+
+    async def why(self, request: Request) -> Response:
+        """Where the time of a request went, as `slackline explain` has it. Raises PeerError for one
+        that is unknown, BusError.
+        """
+        self._permit(request)
+        tenant, _, request_id = request.query_params.get("key", "").partition(".")
+        subject = subjects.explain(subjects.check_id(tenant, "tenant"))
+        question = Explain(request_id=subjects.check_id(request_id, "request_id"))
+        found = await self._bus.request(subject, question, Explanation, timeout_s=WHY_S)
+        return _json(why_picture(found))
 
     async def stop(self) -> None:
         if self._listening is not None:

@@ -6,6 +6,8 @@ is not known is null.
 
 from msgspec import Struct
 
+from shared.core.explanation import WORDS
+from shared.schemas import Explanation
 from shared.vocabulary import ReplicaId, RequestKey, Slo
 
 
@@ -139,3 +141,21 @@ class LifePicture(Struct, frozen=True, kw_only=True):
     ttft_s: float | None
     worst_tbt_s: float | None
     ttlt_s: float | None
+
+
+class WhyPicture(Struct, frozen=True, kw_only=True):
+    """Why a request was late, or where its time goes."""
+
+    answer: str  # one sentence
+    until_late: bool  # the shares are of the time until its first late token; else of its life
+    shares: list[tuple[str, float, float]]  # cause, seconds, part of that time
+
+
+def why_picture(found: Explanation) -> WhyPicture:
+    late = bool(found.shares_until_missed)
+    shares = found.shares_until_missed if late else found.shares
+    return WhyPicture(
+        answer=found.answer,
+        until_late=late,
+        shares=[(WORDS[each.cause], each.seconds, each.share) for each in shares],
+    )

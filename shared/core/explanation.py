@@ -13,6 +13,19 @@ from shared.measure import Measure
 from shared.schemas import Explanation, FirstMissed, Record, Resume, Share, Verdict
 from shared.vocabulary import FinishReason
 
+# where the time of a request goes, for people
+WORDS = {
+    Cause.PLACING: "looking for a replica",
+    Cause.RELEGATED: "waiting as best-effort",
+    Cause.MOVING: "moving to another replica",
+    Cause.QUEUE: "queue of the replica",
+    Cause.PREFILL: "its own prefill",
+    Cause.BESIDE: "beside prefills of others",
+    Cause.DECODES: "decodes",
+    Cause.DRAFTS: "drafts",
+    Cause.SAT_OUT: "left out of iterations",
+    Cause.CONTROL: "control, between iterations",
+}
 SILENT_S = 1.0  # a replica that has reported nothing for longer is not between two iterations
 
 

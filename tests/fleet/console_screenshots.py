@@ -85,7 +85,7 @@ async def open_a_long_life(page: Page) -> None:
 async def taken(page: Page, path: Path) -> None:
     await page.screenshot(path)
     assert page.errors == [], page.errors
-    print(f"{path}: {path.stat().st_size // 1024} KiB")  # noqa: ASYNC240
+    print(f"{path}: {path.stat().st_size // 1024} KiB")
 
 
 if __name__ == "__main__":

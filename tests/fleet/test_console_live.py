@@ -18,8 +18,15 @@ import pytest_asyncio
 
 from loadgen.fleet.fleet import Fleet, FleetSpec
 from shared import subjects
-from shared.console.picture import LifePicture, Picture
-from shared.schemas import GenerateRequest, Roster, RosterAnswer, Sampling
+from shared.console.picture import LifePicture, Picture, WhyPicture, why_picture
+from shared.schemas import (
+    Explain,
+    Explanation,
+    GenerateRequest,
+    Roster,
+    RosterAnswer,
+    Sampling,
+)
 from shared.vocabulary import ReplicaId
 from tests.fleet.live import HOPELESS, WAIT_S, ask, client_of
 
@@ -118,6 +125,21 @@ async def test_the_console_shows_requests_that_run_their_iterations_and_their_en
         assert sum(n for _, n in life.chunks) >= life.prompt_tokens
         times = [at for at, _ in life.tokens]
         assert times == sorted(times)
+        # why one was late, as `slackline explain` says it
+        late = {"key": "default.more-5"}
+        why = msgspec.json.decode(
+            (await http.get("/console/why", params=late)).content, type=WhyPicture
+        )
+        assert why.until_late and "late" in why.answer
+        assert sum(part for _, _, part in why.shares) == pytest.approx(1.0)
+        question = Explain(request_id="more-5")
+        explained = await bus.request(
+            subjects.explain("default"), question, Explanation, timeout_s=WAIT_S
+        )
+        assert why == why_picture(explained)
+        for key, status in (("default.nobody", 404), ("nobody", 400), ("a b.c", 400), ("", 400)):
+            answer = await http.get("/console/why", params={"key": key})
+            assert answer.status_code == status, key
         # what a client wrote or read is nowhere
         for page in ("/console", "/console/picture", "/console/request?key=default.more-0"):
             assert "river" not in (await http.get(page)).text
