@@ -3,6 +3,7 @@ that the target verifies in one pass.
 """
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -62,21 +63,28 @@ class Tree:
         ]
 
 
-def tree_of(root: int, drafted: Drafted, request: int, chosen: Bools) -> Tree:
-    """The tree of one request. `chosen`: [levels, beams], connected."""
-    below: defaultdict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
-    above = drafted.above[:, request].tolist()
-    for level, beam in np.argwhere(chosen).tolist():
-        below[level - 1, above[level][beam] if level else 0].append((level, beam))
-    tokens = drafted.tokens[:, request].tolist()
-    tree = Tree([root], [(0,)], [(-1, 0)], {})
-    ahead = [(0, child) for child in reversed(below[-1, 0])]
-    while ahead:
-        parent, (level, beam) = ahead.pop()
-        node, token = len(tree.tokens), tokens[level][beam]
-        tree.tokens.append(token)
-        tree.paths.append((*tree.paths[parent], node))
-        tree.beams.append((level, beam))
-        tree.children[parent, token] = node
-        ahead += [(node, child) for child in reversed(below[level, beam])]
-    return tree
+def trees_of(roots: Sequence[int], drafted: Drafted, chosen: Bools) -> list[Tree]:
+    """The tree of each request. `roots`: their newest tokens. `chosen`: [levels, requests, beams],
+    connected.
+    """
+    tokens, above, picked = drafted.tokens.tolist(), drafted.above.tolist(), chosen.tolist()
+    trees = []
+    for request, root in enumerate(roots):
+        below: defaultdict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
+        for level, nodes in enumerate(picked):
+            for beam, taken in enumerate(nodes[request]):
+                if taken:
+                    parent = above[level][request][beam] if level else 0
+                    below[level - 1, parent].append((level, beam))
+        tree = Tree([root], [(0,)], [(-1, 0)], {})
+        ahead = [(0, child) for child in reversed(below[-1, 0])]
+        while ahead:
+            of, (level, beam) = ahead.pop()
+            node, token = len(tree.tokens), tokens[level][request][beam]
+            tree.tokens.append(token)
+            tree.paths.append((*tree.paths[of], node))
+            tree.beams.append((level, beam))
+            tree.children[of, token] = node
+            ahead += [(node, child) for child in reversed(below[level, beam])]
+        trees.append(tree)
+    return trees

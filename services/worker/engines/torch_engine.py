@@ -29,7 +29,7 @@ from services.worker.engines.constraint import Constraint, Constraints
 from services.worker.engines.paged_model import PagedModel
 from services.worker.engines.prefixes import Prefix
 from services.worker.engines.sampling import Draw, choose, likelihoods
-from services.worker.engines.token_tree import Tree, tree_of
+from services.worker.engines.token_tree import Tree, trees_of
 from shared import features
 from shared.columns import unpack_list
 from shared.core.turn import Load, Work
@@ -330,10 +330,8 @@ class TorchEngine:
         drafted = self._draft.draft(asks)
         caps = np.array([work[n].tokens for n in speculating], dtype=np.int32)
         chosen = select(along(selection, speculating), caps, drafted.candidates)
-        return {
-            n: tree_of(states[n].tokens[-1], drafted, at, chosen[:, at])
-            for at, n in enumerate(speculating)
-        }
+        roots = [states[n].tokens[-1] for n in speculating]
+        return dict(zip(speculating, trees_of(roots, drafted, chosen), strict=True))
 
     def _verify(
         self,
