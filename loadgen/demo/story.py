@@ -41,7 +41,9 @@ class SpanLine(Struct, frozen=True, kw_only=True):
 
 
 def read_traces(path: Path) -> dict[str, list[SpanLine]]:
-    """The spans of each trace in the order of their start; none if there is no file."""
+    """The spans of each request's trace in the order of their start; none if there is no file.
+    Traces of plans are left out.
+    """
     traces: defaultdict[str, list[SpanLine]] = defaultdict(list)
     if path.exists():
         for line in path.read_bytes().splitlines():
@@ -50,6 +52,7 @@ def read_traces(path: Path) -> dict[str, list[SpanLine]]:
     return {
         trace_id: sorted(spans, key=lambda s: (s.start_unix_s, -s.end_unix_s))
         for trace_id, spans in traces.items()
+        if any(span.name == "request" for span in spans)
     }
 
 

@@ -284,7 +284,14 @@ def test_a_record_says_what_it_needs_and_its_body_the_adapter() -> None:
     async def read() -> tuple[Record, Body]:
         key, digest = await reader.look(request, "chat")
         return await reader.read(
-            request, key, "chat", digest=digest, arrived_unix_s=0.0, json=False, traceparent=""
+            request,
+            key,
+            "chat",
+            digest=digest,
+            arrived_unix_s=0.0,
+            json=False,
+            traceparent="",
+            caller="",
         )
 
     made, body = asyncio.run(read())

@@ -20,6 +20,7 @@ from tests.generated import encoded, fuzzed, near, seeds, tampered, valid
 # what is decoded as a whole; the other structs are parts of these
 KINDS: list[Any] = [
     schemas.GenerateRequest, schemas.Received, schemas.Refused, schemas.Attach, schemas.Replay,
+    schemas.Explain, schemas.Explanation,
     schemas.StreamEvent, schemas.Body, schemas.Resume, schemas.Record, schemas.Offer,
     schemas.OfferAnswer, schemas.Digest, schemas.Announce, schemas.Hold, schemas.HoldAnswer,
     schemas.BatchPlan, schemas.PlanRefused, schemas.AttemptOver, schemas.LogEntry, schemas.Resync,
