@@ -12,14 +12,18 @@ import pytest
 import yaml
 from msgspec import Struct
 
+from loadgen.cli import main
 from loadgen.fleet.key_folder import Keys
 from loadgen.fleet.nats_server import find_binary
 from shared.bus.users import OPERATOR, Role, User
 from shared.models import shipped as models
 from shared.process.configuration import SECTIONS, load, load_watched
+from shared.process.reload import rules_of
+from shared.tiers import DEFAULT
 
 ROOT = Path(__file__).parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+CONFIG = ROOT / "infra" / "config" / "slackline.toml"
 FLEET = {name: s for name, s in COMPOSE["services"].items() if "services." in str(s.get("command"))}
 
 
@@ -39,10 +43,29 @@ def default_of(value: str) -> str:
 def test_a_service_starts_from_the_environment_compose_gives_it(name: str) -> None:
     section = FLEET[name]["command"][0].removeprefix("services.")
     env = {key: default_of(value) for key, value in FLEET[name]["environment"].items()}
+    assert env["SLACKLINE_CONFIG"] == "/config/slackline.toml"
+    assert any(
+        str(volume).endswith("./infra/config}:/config:ro") for volume in FLEET[name]["volumes"]
+    )
+    env["SLACKLINE_CONFIG"] = str(CONFIG)
     config: Any = load(config_of(section), section, env)
     assert config.url == "nats://nats:4222"
     assert config.creds == f"/keys/{Keys(Path('/')).creds(OPERATOR).name}"
     assert config.tls_ca == f"/keys/{Keys(Path('/')).tls_ca(OPERATOR).name}"
+
+
+def test_its_configuration_has_the_default_tiers_and_is_right(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["config", "check", str(CONFIG)]) == 0, capsys.readouterr().err
+    env = {"SLACKLINE_CONFIG": str(CONFIG)}
+    rules = rules_of(load(config_of("admission"), "admission", env))  # type: ignore[arg-type]
+    assert rules.tiers.default == DEFAULT.default
+    for name, tier in DEFAULT.tiers.items():
+        written = rules.tiers.tiers[name]
+        assert (written.slo, written.service_tier, written.wait_s) == (
+            tier.slo, tier.service_tier, tier.wait_s,
+        )  # fmt: skip
 
 
 def test_each_profile_has_workers_of_one_engine_with_names_of_their_own() -> None:
@@ -211,5 +234,6 @@ def test_prometheus_scrapes_every_service_where_it_tells_its_metrics() -> None:
     assert f"gateway:{FLEET['gateway']['environment']['SLACKLINE_GATEWAY_PORT']}" in static
     for name in set(FLEET) - {"gateway"}:
         section = FLEET[name]["command"][0].removeprefix("services.")
-        watched = load_watched(section, FLEET[name]["environment"])
+        env = FLEET[name]["environment"] | {"SLACKLINE_CONFIG": str(CONFIG)}
+        watched = load_watched(section, env)
         assert (watched.metrics_host, watched.metrics_port) == ("0.0.0.0", port[name])
