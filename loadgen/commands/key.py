@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         metavar="FILE",
         help="the file of keys (SLACKLINE_GATEWAY_KEYS of the gateway), to which a line is added; "
-        "without it, the line of a configuration file is printed",
+        "without it, the lines of a configuration file go to standard error",
     )
 
 
@@ -32,8 +32,7 @@ def run(args: argparse.Namespace) -> int:
         print(key)
         print(
             f'[tenants.{args.tenant}]\nkeys = ["{line.split()[1]}"]\n'
-            "The first line is the key, shown this once; the others are for the configuration file "
-            "(keys that are there already stay in the list).",
+            "# for the configuration file; keys that are there already stay in the list",
             file=sys.stderr,
         )
         return 0

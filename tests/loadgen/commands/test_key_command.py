@@ -1,11 +1,15 @@
 """`slackline key` as an operator sees it."""
 
+import tomllib
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from loadgen.cli import main
 from shared import http_keys
+from shared.rules import read_rules
+from shared.tenants import Tenant
 
 
 def test_it_prints_each_key_once_and_adds_its_hash(
@@ -32,3 +36,14 @@ def test_a_bad_tenant_or_file_is_one_line_and_writes_nothing(
     out, err = capsys.readouterr()
     assert (out, len(err.splitlines())) == ("", 2)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_without_a_file_it_prints_the_lines_of_a_configuration(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["key", "acme"]) == 0
+    key, lines = capsys.readouterr()
+    tenants = tomllib.loads(lines)["tenants"]
+    keys = read_rules("", "", msgspec.convert(tenants, dict[str, Tenant])).keys
+    assert keys is not None
+    assert keys.tenant_of(key.strip()) == "acme"
