@@ -300,6 +300,20 @@ def test_the_lock_pins_every_declared_dependency_but_torch_with_hashes() -> None
     assert "://" not in text
 
 
+def test_no_constant_is_defined_twice_in_a_file() -> None:
+    bad = []
+    for path in ALL_FILES:
+        names = [
+            target.id
+            for node in ast.parse(path.read_text()).body
+            if isinstance(node, ast.Assign)
+            for target in node.targets
+            if isinstance(target, ast.Name) and target.id.isupper()
+        ]
+        bad += [(module(path), name) for name in sorted({n for n in names if names.count(n) > 1})]
+    assert bad == []
+
+
 def test_docstrings_begin_with_their_subject() -> None:
     bad = []
     for path in ALL_FILES:

@@ -27,8 +27,8 @@ from shared.bus.api import Bus
 from shared.clock import Clock
 from shared.console.collector import Collector
 from shared.console.listening import listening
-from shared.console.picture import why_picture
-from shared.errors import BusError
+from shared.console.picture import WhyPicture, why_picture
+from shared.errors import BusError, PeerError
 from shared.http_keys import HttpKeys
 from shared.rules import Rules
 from shared.schemas import Explain, Explanation
@@ -130,14 +130,17 @@ class Console:
         return _json(found)
 
     async def why(self, request: Request) -> Response:
-        """Where the time of a request went, as `slackline explain` has it. Raises PeerError for one
-        that is unknown, BusError.
+        """Where the time of a request went, as `slackline explain` has it; the words of a refusal
+        in place of the answer.
         """
         self._permit(request)
         tenant, _, request_id = request.query_params.get("key", "").partition(".")
-        subject = subjects.explain(subjects.check_id(tenant, "tenant"))
-        question = Explain(request_id=subjects.check_id(request_id, "request_id"))
-        found = await self._bus.request(subject, question, Explanation, timeout_s=WHY_S)
+        try:
+            subject = subjects.explain(subjects.check_id(tenant, "tenant"))
+            question = Explain(request_id=subjects.check_id(request_id, "request_id"))
+            found = await self._bus.request(subject, question, Explanation, timeout_s=WHY_S)
+        except (PeerError, BusError) as error:
+            return _json(WhyPicture(answer=str(error), until_late=False, shares=[]))
         return _json(why_picture(found))
 
     async def stop(self) -> None:

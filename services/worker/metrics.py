@@ -46,7 +46,9 @@ class WorkerMetrics:
             names.ITERATION, "The engine's time per iteration.", iteration
         )
         self._predicted = self._histogram(
-            names.PREDICTED, "The time that the plan of an iteration predicted.", iteration
+            names.PREDICTED_ITERATION,
+            "The time that the plan of an iteration predicted.",
+            iteration,
         )
         self._outside = self._histogram(
             names.OUTSIDE, "Of an iteration, the time not spent in the model.", step
@@ -55,7 +57,7 @@ class WorkerMetrics:
             names.BUBBLE, "Idle time of the engine before an iteration.", step
         )
         self._chunks = self._histogram(
-            names.CHUNK, "Prefill tokens of an iteration that has any.", names.TOKENS_BUCKETS
+            names.CHUNK_TOKENS, "Prefill tokens of an iteration that has any.", names.TOKENS_BUCKETS
         )
         self._computed = self._counter(
             names.COMPUTED_TOKENS, "Positions computed, recomputed ones included."

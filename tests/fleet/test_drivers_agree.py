@@ -302,7 +302,8 @@ class LiveLoop:
                 await self.wake.wait()
                 continue
             began_s = self.loop.time()
-            done, exec_s, _ = take_turn(self.engine, self.speaker, turn)
+            ran = take_turn(self.engine, self.speaker, turn)
+            done, exec_s = ran.done, ran.exec_s
             if turn.plan is None:
                 continue
             await asyncio.sleep(exec_s)
@@ -458,7 +459,8 @@ class Both:
         exec_s = self.virtual.begin()
         turn = self.real.begin()
         assert turn is not None
-        done, real_s, _ = take_turn(self.engine, self.speaker, turn)
+        ran = take_turn(self.engine, self.speaker, turn)
+        done, real_s = ran.done, ran.exec_s
         assert exec_s is not None
         assert not turn.work or real_s == exec_s
         self.virtual.check()

@@ -134,7 +134,8 @@ class Replica:
         assert self.core.plan(plan) is None
         turn = self.core.begin()
         assert turn is not None
-        done, exec_s, _ = take_turn(self.engine, self.speaker, turn)
+        ran = take_turn(self.engine, self.speaker, turn)
+        done, exec_s = ran.done, ran.exec_s
         finished = self.core.finish(
             done, started_unix_s=NOW, ended_unix_s=NOW, exec_s=exec_s, idle_s=0.0
         )
@@ -222,7 +223,7 @@ class Client:
     def logged(self) -> Resume:
         """The tokens that the request has made by record and log, as admission reads them."""
         core = self.replica.core
-        story = acklog.fold(self.replica.log, ReplicaId("r1")).get(
+        story = acklog.fold(self.replica.log, self.replica.core.replica).get(
             (self.record.key, self.record.attempt, core.incarnation)
         )
         return self.record.resume if story is None else story.resume(self.record)

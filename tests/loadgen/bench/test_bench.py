@@ -29,6 +29,7 @@ SCALE = {
 WAYS = ("generate", "generate_batch")
 FASTER = {
     "prefill, over generate",
+    "batch 1, best, over assisted generation",
     *(f"decode, batch {batch}, over {way}" for batch in (1, 8, 32) for way in WAYS),
 }
 PROCESSES = {

@@ -60,7 +60,7 @@ class Bench:
         )
         hold = Hold(key=record.key, attempt=1, slot=slot, epoch=1, sync=1)
         body = Body(prompt=pack([1] * prompt_tokens), sampling=Sampling(max_tokens=4))
-        assert isinstance(self.core.hold(hold, record, body), HoldAccepted)
+        assert isinstance(self.core.hold(hold, record, body, now_unix_s=ARRIVED), HoldAccepted)
         self.metrics.held(slot, record)
 
     def run(
@@ -119,9 +119,9 @@ def test_a_requests_time_is_split_into_queue_prefill_and_decode() -> None:
     assert bench.seen(names.INFERENCE_TIME) == (pytest.approx(5.0), 1)
     assert bench.seen(names.INTER_TOKEN_LATENCY) == (pytest.approx(3.0), 3)
     assert bench.seen(names.OLD_INTER_TOKEN_LATENCY) == (pytest.approx(3.0), 3)
-    assert bench.seen(names.CHUNK) == (20, 2)
+    assert bench.seen(names.CHUNK_TOKENS) == (20, 2)
     assert bench.seen(names.ITERATION_TOKENS) == (23, 5)
-    assert bench.seen(names.PREDICTED) == (pytest.approx(2.5), 5)
+    assert bench.seen(names.PREDICTED_ITERATION) == (pytest.approx(2.5), 5)
 
 
 def test_a_gap_in_which_others_ran_is_a_gap_and_a_prompt_computed_again_begins_nothing() -> None:
