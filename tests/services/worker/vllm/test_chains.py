@@ -169,24 +169,19 @@ def test_drafts_keep_to_the_grammar(drafting: Any, case: Any) -> None:
     assert play.drafted_tokens > 0
 
 
-def test_a_decode_whose_drafts_do_not_fit_makes_its_one_token(drafting: Any, case: Any) -> None:
+def test_a_decode_whose_drafts_do_not_fit_makes_its_one_token(
+    drafting: Any, case: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     size = drafting.facts.block_tokens
     begin(drafting, case("ours"), 1)
     computed = len(case("ours").prompts[case("ours").firm[0]])
     while computed % size != size - 3:  # room for the newest token and two more
         [done] = decode(drafting, [0])
         computed += done.computed
-    slot = 1
-    while free := drafting.snapshot().free_blocks:
-        tokens = min(free * size, drafting.facts.context_tokens - 1)
-        load(drafting, slot, Asked([(7 * slot + 3 * n) % 60 for n in range(tokens)], 1))
-        for first in range(0, tokens, 64):
-            n = min(64, tokens - first)
-            drafting.execute([Work(Slot(slot), n, first + n == tokens)], None)
-        slot += 1
+    no_more = drafting.facts._replace(kv_blocks=-(-computed // size))
+    monkeypatch.setattr(drafting, "_facts", no_more)
     [done] = decode(drafting, [4])  # no drafts yet
     assert len(done.tokens) == 1
     [done] = decode(drafting, [4])  # its drafts exist, and would need another block
     assert (done.computed, len(done.tokens), done.drafted) == (1, 1, 0)
-    for held in range(slot):
-        drafting.release(Slot(held))
+    drafting.release(Slot(0))

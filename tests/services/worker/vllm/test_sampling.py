@@ -69,7 +69,10 @@ def test_every_parameter_that_draws_arrives() -> None:
 
 
 def test_no_parameter_of_ours_is_forgotten() -> None:
-    the_workers_own = {"max_tokens", "stop", "ignore_eos", "output_tokens", "thinking_tokens"}
+    the_workers_own = {
+        "max_tokens", "stop", "ignore_eos", "output_tokens", "thinking_tokens",
+        "skip_special_tokens",
+    }  # fmt: skip
     passed_on = {*ALIKE, "logit_bias", "min_tokens", "stop_token_ids", "structured"}
     assert passed_on | the_workers_own == {field.name for field in structs.fields(Sampling)}
 
