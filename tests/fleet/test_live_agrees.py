@@ -5,12 +5,14 @@ Attainment is counted by the server's own verdicts. Requests go round robin here
 the paper if that is part of the policy: the default router breaks ties by chance, which alone moves
 a tier of a hundred requests by two points from one simulator seed to the next (docs/simulator.md).
 
-A machine that does not keep the pace proves nothing: the test is skipped then, with its figures.
+Time that engines lose costs attainment near a collapse, so a run lies between the simulation and
+one whose engines are as slow as they were. A machine that does not keep the pace proves nothing:
+the test is skipped then, with its figures.
 """
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -249,16 +251,23 @@ def test_a_live_fleet_and_the_simulator_agree_within_two_points_of_attainment_pe
     for tier in found:
         print(f"{tier}: live {found[tier]:.1f} %, simulated {simulated[tier]:.1f} %")
     assert 20 < min(simulated.values()) < 97, "this load shows nothing"
+    # the same with engines that lose as much time as they did
+    slower = replace(deployment, engine_times=1.0 + max(lived.lost_fraction, 0.0))
+    slowed = attainment(
+        case, requests, simulate(Traffic(requests, case.tiers, SEED), slower).verdicts
+    )
     apart = {
-        tier: (round(of, 1), round(simulated[tier], 1))
+        tier: (round(of, 1), round(slowed[tier], 1), round(simulated[tier], 1))
         for tier, of in found.items()
-        if abs(of - simulated[tier]) > POINTS
+        if not min(slowed[tier], simulated[tier]) - POINTS
+        <= of
+        <= max(slowed[tier], simulated[tier]) + POINTS
     }
     if lived.late_s > LATE_S or lived.lost_fraction > case.lost_fraction:
         pytest.skip(
             "this machine did not keep the pace: "
             f"arrivals up to {1000 * lived.late_s:.0f} ms late, "
             f"engines {100 * lived.lost_fraction:.1f} % slower than the profile; "
-            f"(live, simulated) apart: {apart or 'nowhere'}"
+            f"(live, simulated as slow, simulated) apart: {apart or 'nowhere'}"
         )
-    assert not apart, "(live, simulated) in percent"
+    assert not apart, "(live, simulated as slow, simulated) in percent"
