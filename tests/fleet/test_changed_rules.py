@@ -45,9 +45,7 @@ def request(name: str) -> GenerateRequest:
     return GenerateRequest(request_id=name, prompt="x", sampling=Sampling(max_tokens=2))
 
 
-async def test_a_new_tier_is_taken_and_what_was_sent_before_goes_on(
-    fleet: Fleet, file: Path
-) -> None:
+async def a_new_tier_is_taken_and_what_was_sent_before_goes_on(fleet: Fleet, file: Path) -> None:
     async with client_of(fleet) as (_, client, _), asyncio.timeout(WAIT_S):
         with pytest.raises(RefusedError, match="unknown tier `nightly`"):
             await client.submit(request("a"), "nightly")
@@ -66,7 +64,7 @@ async def test_a_new_tier_is_taken_and_what_was_sent_before_goes_on(
         assert len((await under_way).tokens) == 400
 
 
-async def test_a_wrong_file_changes_nothing(fleet: Fleet, file: Path) -> None:
+async def a_wrong_file_changes_nothing(fleet: Fleet, file: Path) -> None:
     file.write_text("[tiers.chat]\nslo = {}\n")
     async with client_of(fleet) as (_, client, _), asyncio.timeout(WAIT_S):
         while not any(
@@ -78,7 +76,7 @@ async def test_a_wrong_file_changes_nothing(fleet: Fleet, file: Path) -> None:
         assert (await ask(client, request("d"), "nightly")).verdict is not None
 
 
-async def test_a_key_and_its_revocation_count_without_a_restart(fleet: Fleet, file: Path) -> None:
+async def a_key_and_its_revocation_count_without_a_restart(fleet: Fleet, file: Path) -> None:
     first, second = new_key(), new_key()
     hashes = [line_of("acme", key).split()[1] for key in (first, second)]
 
@@ -100,3 +98,10 @@ async def test_a_key_and_its_revocation_count_without_a_restart(fleet: Fleet, fi
         while await status(first) != httpx.codes.UNAUTHORIZED:
             await asyncio.sleep(0.1)
         assert await status(second) == httpx.codes.OK
+
+
+async def test_changes_count_on_a_fleet_that_runs(fleet: Fleet, file: Path) -> None:
+    """One after the other: each begins with the file that the one before has left."""
+    await a_new_tier_is_taken_and_what_was_sent_before_goes_on(fleet, file)
+    await a_wrong_file_changes_nothing(fleet, file)
+    await a_key_and_its_revocation_count_without_a_restart(fleet, file)
