@@ -62,8 +62,6 @@ class HttpKeys:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, HttpKeys) and self._tenants == other._tenants
 
-    __hash__ = None  # type: ignore[assignment]
-
     def with_more(self, tenants: Mapping[str, str]) -> "HttpKeys":
         """These keys and others."""
         return HttpKeys(self._tenants | dict(tenants))

@@ -37,15 +37,17 @@ class Rules:
 
 
 def read_rules(
-    tiers: TierSource, default_tier: str, tenants: TenantSource, keys: str = ""
+    tiers: TierSource, default_tier: str, tenants: TenantSource, keys: str | None = ""
 ) -> Rules:
     """The rules of a configuration. `tiers` and `tenants` are written there, or name a file; tiers
-    may also be the name of a built-in set. Keys are in the file `keys` and in `tenants`.
+    may also be the name of a built-in set. Keys are in the file `keys` and in `tenants`; with
+    `keys` None they are not read.
 
     Raises ConfigError, naming what is wrong.
     """
     limits = read_tenants(tenants)
-    return Rules(_tiers(tiers, default_tier), limits, _keys(keys, limits.tenants))
+    known = None if keys is None else _keys(keys, limits.tenants)
+    return Rules(_tiers(tiers, default_tier), limits, known)
 
 
 def _tiers(source: TierSource, default_tier: str) -> TierSet:

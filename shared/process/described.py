@@ -24,6 +24,8 @@ REF = "#/$defs/{name}"
 
 
 class Field(Struct, frozen=True, kw_only=True):
+    """One setting."""
+
     name: str
     meaning: str
     default: Any

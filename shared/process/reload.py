@@ -36,8 +36,8 @@ Stamp = Sequence[tuple[int, int] | None]
 
 
 def rules_of(cfg: Ruled) -> Rules:
-    """The rules of a section. Raises ConfigError."""
-    return read_rules(cfg.tiers, cfg.default_tier, cfg.tenants, getattr(cfg, "keys", ""))
+    """The rules of a section; keys are the gateway's alone. Raises ConfigError."""
+    return read_rules(cfg.tiers, cfg.default_tier, cfg.tenants, getattr(cfg, "keys", None))
 
 
 async def follow_files(section: str, cfg: R, rules: Rules) -> None:
@@ -47,10 +47,11 @@ async def follow_files(section: str, cfg: R, rules: Rules) -> None:
     A file counts once it has been still for LOOK_S, so that none is read half-written. One that is
     wrong is refused with its fault, and the rules stay.
     """
-    taken = seen = _stamp(_files(cfg))
+    newest = cfg  # may name other files than the process began with
+    taken = seen = _stamp(_files(newest))
     while True:
         await asyncio.sleep(LOOK_S)
-        before, seen = seen, _stamp(_files(cfg))
+        before, seen = seen, _stamp(_files(newest))
         if seen == taken or seen != before:
             continue
         taken = seen
@@ -66,6 +67,9 @@ async def follow_files(section: str, cfg: R, rules: Rules) -> None:
             if field not in LIVE and getattr(new, field) != getattr(cfg, field)
         ]
         log.info("config.taken", changed=changed, at_the_next_start=later)
+        if _files(new) != _files(newest):
+            taken = ()  # read once more: a file that is named now may have changed meanwhile
+        newest = new
 
 
 def _files(cfg: object) -> list[Path]:

@@ -110,3 +110,34 @@ def test_files_that_the_configuration_names_are_followed_too(
         assert rules.tenants.named("acme").weight == 30.0
 
     while_followed(tmp_path, monkeypatch, body, f'tenants = "{tenants}"\n{BEFORE}')
+
+
+def test_a_file_that_is_named_later_is_followed_from_then_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tenants = tmp_path / "tenants.toml"
+    tenants.write_text("[tenants.acme]\nweight = 2.0\n")
+
+    async def body(file: Path, rules: Rules, told: Events) -> None:
+        file.write_text(f'tenants = "{tenants}"\n{BEFORE}')
+        await asyncio.sleep(3 * LOOK_S)
+        assert rules.tenants.named("acme").weight == 2.0
+        tenants.write_text("[tenants.acme]\nweight = 30.0\n")
+        await asyncio.sleep(3 * LOOK_S)
+        assert rules.tenants.named("acme").weight == 30.0
+
+    while_followed(tmp_path, monkeypatch, body)
+
+
+def test_a_section_without_keys_of_its_own_takes_tenants_whose_keys_are_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Admission has no keys: those of the gateway may be in a file of their own."""
+    with_key = f"{BEFORE}[tenants.acme]\nkeys = ['{64 * '0'}']\n"
+
+    async def body(file: Path, rules: Rules, told: Events) -> None:
+        file.write_text(f"{BEFORE}[tenants.acme]\nweight = 3.0\n")
+        await asyncio.sleep(3 * LOOK_S)
+        assert rules.tenants.named("acme").weight == 3.0
+
+    while_followed(tmp_path, monkeypatch, body, with_key)
