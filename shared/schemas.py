@@ -718,8 +718,8 @@ class PlanAck(Struct, frozen=True, kw_only=True, tag="ack"):
     drafted_s: float = 0.0  # part of exec_s in which the draft model worked; 0: unknown
     idle_s: float = 0.0  # wait for this plan after the previous iteration, while holding work
     late_s: float = 0.0  # the rest of the time since then: hand-overs, and what ran between them
-    # of exec_s, what went into decodes and into drafting, as the plan predicted their shares; the
-    # rest went into prefills, if there were any
+    # of exec_s, what went into decodes, as the plan predicted their share, and into drafting, as
+    # measured or else predicted; the rest went into prefills, if there were any
     decodes_s: float = 0.0
     drafts_s: float = 0.0
     late: bytes = b""  # slots whose first late token came here
