@@ -58,11 +58,24 @@ class Wire:
     def __init__(self) -> None:
         self.events: dict[str, list[StreamEvent]] = defaultdict(list)
         self.replaced = asyncio.Event()  # a request goes on elsewhere: its replica is lost
+        self._heard = asyncio.Event()
 
     def receive(self, event: StreamEvent, call: Call) -> None:
         self.events[call.subject].append(event)
+        self._heard.set()
         if isinstance(event, Status) and event.state == "replaced":
             self.replaced.set()
+
+    async def until_speaking(self, requests: int) -> None:
+        """Wait until tokens of so many requests came: then the log has that they are held."""
+
+        def speaking() -> int:
+            return sum(any(isinstance(e, Delta) for e in sent) for sent in self.events.values())
+
+        async with asyncio.timeout(WAIT_S):
+            while speaking() < requests:
+                self._heard.clear()
+                await self._heard.wait()
 
 
 @asynccontextmanager

@@ -24,7 +24,7 @@ from shared.bus.api import RefusedError
 from shared.bus.nats import NatsBus
 from shared.diary import Happened
 from shared.schemas import Explain, Explanation, GenerateRequest, Sampling
-from tests.fleet.live import DEFAULT, HOPELESS, WAIT_S, Delivered, ask, client_of, until_running
+from tests.fleet.live import DEFAULT, HOPELESS, WAIT_S, Delivered, ask, client_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 CLOSE_S = 1e-3
@@ -43,6 +43,12 @@ async def explained(
     subject = subjects.EXPLAIN_ALL if whole else subjects.explain(tenant)
     question = Explain(tenant=tenant, request_id=name)
     return await bus.request(subject, question, Explanation, timeout_s=WAIT_S)
+
+
+async def replica_of(bus: NatsBus, name: str, tenant: str) -> str:
+    """The replica that has taken the request last."""
+    found = await explained(bus, name, tenant)
+    return [step.replica for step in found.happenings if step.what is Happened.HELD][-1]
 
 
 @dataclass
@@ -76,18 +82,20 @@ async def told(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Told]:
         async with client_of(fleet) as (bus, client, wire):
             straight = await ask(client, request("straight", 20), "interactive")
             relegated = await ask(client, request("relegated", 20, slo=HOPELESS))
+            names = {f"long-{n}": tenant for n, tenant in enumerate(["default", "acme"] * 4)}
             async with asyncio.TaskGroup() as tasks:
                 long = [
-                    tasks.create_task(ask(client, request(f"long-{n}", 400, tenant=tenant)))
-                    for n, tenant in enumerate(["default", "acme"] * 4)
+                    tasks.create_task(ask(client, request(name, 400, tenant=tenant)))
+                    for name, tenant in names.items()
                 ]
-                await until_running(bus, "r1")
+                await wire.until_speaking(2 + len(long))
+                held = [await replica_of(bus, name, tenant) for name, tenant in names.items()]
                 fleet.process("worker-r1").kill()
                 async with asyncio.timeout(WAIT_S):
                     await wire.replaced.wait()
                 running = await explained(bus, "long-0")
             delivered = [task.result() for task in long]
-            moved = [one for one in delivered if one.verdict and one.verdict.attempts > 1]
+            moved = [one for one, replica in zip(delivered, held, strict=True) if replica == "r1"]
             told = Told(straight, relegated, moved, running)
             for one in (straight, relegated, *moved):
                 name, tenant = one.request.request_id, one.request.tenant or "default"
