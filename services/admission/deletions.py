@@ -14,6 +14,7 @@ from shared.bus.api import Bus
 from shared.clock import Clock
 from shared.core import record as life
 from shared.errors import BusTimeout
+from shared.process.logs import traced
 from shared.schemas import LogEntry, Record, Resume
 from shared.store import acklog
 from shared.store.acklog import Story
@@ -99,7 +100,8 @@ class Deletions:
         resume, why, relegated = record.resume, "", False
         if story is not None:
             resume, why, relegated = _output(record, story), story.ended, story.relegated
-        log.warning("record.deleted", request=record.key)
+        with traced(record.traceparent):
+            log.warning("record.deleted", request=record.key)
         now = self._clock.unix_s()
         await self._ending.restore(
             life.deleted(record, now, resume=resume, why=why, relegated=relegated)

@@ -530,7 +530,8 @@ class Admission:
                 await self._placer.conclude(stored, await answer),
             )
         except BusError as error:
-            log.warning("step.doubtful", request=record.key, error=str(error))
+            with traced(record.traceparent):
+                log.warning("step.doubtful", request=record.key, error=str(error))
             self._feed(Gone(record.key))
             self._sweep.soon()
 

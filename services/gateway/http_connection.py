@@ -1,6 +1,7 @@
-"""One HTTP connection: uvicorn's, with a deadline for each head."""
+"""One HTTP connection: uvicorn's, with deadlines for a head and for a client that reads nothing."""
 
 import asyncio
+import socket
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -8,14 +9,21 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 class Connection(H11Protocol):
     """A connection that is closed unless a whole head comes `head_within_s` after it opened, or
-    after the first byte that follows an answer.
+    after the first byte that follows an answer. Where the kernel can (Linux), it is also closed
+    once bytes have waited `unread_s` for the client to take them: a close from here would wait for
+    that client for ever.
     """
 
     head_within_s: float
+    unread_s: float
     _head: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            unread_ms = max(1, round(1e3 * self.unread_s))
+            connected = transport.get_extra_info("socket")
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, unread_ms)
         self._await_head()
 
     def data_received(self, data: bytes) -> None:
@@ -43,6 +51,7 @@ class Connection(H11Protocol):
             self.timeout_keep_alive_handler()
 
 
-def connection_class(head_within_s: float) -> type[Connection]:
-    """The class of connections with this deadline, in seconds: uvicorn makes them of a class."""
-    return type("Connection", (Connection,), {"head_within_s": head_within_s})
+def connection_class(head_within_s: float, unread_s: float) -> type[Connection]:
+    """The class of connections with these deadlines: uvicorn makes them of a class."""
+    deadlines = {"head_within_s": head_within_s, "unread_s": unread_s}
+    return type("Connection", (Connection,), deadlines)

@@ -101,7 +101,8 @@ async def serve(
             log_config=None,
             access_log=False,
             lifespan="off",
-            http=connection_class(cfg.head_within_s),
+            # first the answer is given up, so that a client that still comes reads its end
+            http=connection_class(cfg.head_within_s, 2 * cfg.stall_s),
             ws="none",
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=math.ceil(cfg.drain_s),
