@@ -35,7 +35,8 @@ def make_parser() -> argparse.ArgumentParser:
         nargs="+",
         choices=(*CHAPTERS, *SECTIONS),
         metavar="NAME",
-        help=f"run only these papers or sections: {names}",
+        help="run these papers or sections alone; the others stay as they are in the pages: "
+        f"{names}",
     )
     parser.add_argument(
         "--hours",
@@ -114,7 +115,10 @@ def main(words: list[str] | None = None) -> int:
         return 2
     for page in PAGES:
         if any(section.name in names for section in page.sections):
-            (args.out / page.file).write_text(render_page(page, cache, hours), encoding="utf-8")
+            file = args.out / page.file
+            present = file.read_text(encoding="utf-8") if file.exists() else ""
+            text = render_page(page, cache, hours, names, present)
+            file.write_text(text, encoding="utf-8")
     return 0
 
 

@@ -1,27 +1,47 @@
 """The text of a page of docs/, from the runs that the cache holds."""
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Container, Mapping, Sequence
 
 from loadgen.markdown import wrap
 from loadgen.results.cache import Cache
 from loadgen.results.experiment import Run
-from loadgen.results.section import Chapter, Page, Results, Section
+from loadgen.results.section import Page, Results, Section
 
 MANY_SEEDS = 4  # more in a row are named by the first and the last
 
 
-def render_page(page: Page, cache: Cache, hours: Mapping[str, float]) -> str:
-    """`hours` has the length of the runs of each section that does not use its own."""
-    chapters = (_chapter(chapter, cache, hours) for chapter in page.chapters if chapter.sections)
+def render_page(
+    page: Page,
+    cache: Cache,
+    hours: Mapping[str, float],
+    names: Container[str],
+    present: str = "",
+) -> str:
+    """The page with the sections of these names written anew; the others stay as they are in the
+    `present` page, where they are in it. `hours` has the length of the runs of each section that
+    does not use its own.
+    """
+    kept = _sections(present)
+
+    def written(section: Section) -> str:
+        if section.name not in names and section.title in kept:
+            return kept[section.title]
+        return render_section(section, cache, hours.get(section.name, section.hours))
+
+    chapters = (
+        _joined(f"## {chapter.title}", chapter.setup, *map(written, chapter.sections))
+        for chapter in page.chapters
+        if chapter.sections
+    )
     return wrap(_joined(page.introduction, *chapters)) + "\n"
 
 
-def _chapter(chapter: Chapter, cache: Cache, hours: Mapping[str, float]) -> str:
-    sections = (
-        render_section(section, cache, hours.get(section.name, section.hours))
-        for section in chapter.sections
-    )
-    return _joined(f"## {chapter.title}", chapter.setup, *sections)
+def _sections(page: str) -> dict[str, str]:
+    """The sections of a page by their titles."""
+    parts = re.split(r"^(?=###? )", page, flags=re.MULTILINE)
+    sections = (part.removeprefix("### ") for part in parts if part.startswith("### "))
+    return {part.partition("\n")[0]: f"### {part}" for part in sections}
 
 
 def render_section(section: Section, cache: Cache, hours: float) -> str:

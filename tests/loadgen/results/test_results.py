@@ -389,6 +389,22 @@ def test_a_paper_stands_for_its_sections_and_other_pages_stay_as_they_are(tmp_pa
     assert not (tmp_path / "which-policy.md").exists()
 
 
+def test_sections_that_were_not_asked_for_stay_as_they_are_in_the_page(tmp_path: Path) -> None:
+    page = next(page for page in PAGES if page.file == "slackline-results.md")
+    assert len({section.title for section in page.sections}) == len(page.sections)
+    file = tmp_path / page.file
+    options = ["--render", "--cache", str(tmp_path), "--out", str(tmp_path)]
+    assert main(options) == 0
+    named, other, *_ = page.sections
+    measured = file.read_text().replace("not run", "99.9")
+    file.write_text(measured)
+    assert main([*options, "--only", named.name]) == 0
+    before, after = measured.split("\n### "), file.read_text().split("\n### ")
+    changed = [old.partition("\n")[0] for old, new in zip(before, after, strict=True) if old != new]
+    assert changed == [named.title]
+    assert any(part.startswith(f"{other.title}\n") and "99.9" in part for part in after)
+
+
 def test_runs_that_wait_for_a_rate_are_made_once_it_is_known(
     tmp_path: Path, tiny: RunResult, monkeypatch: pytest.MonkeyPatch
 ) -> None:
