@@ -35,6 +35,7 @@ from shared.policy.slackline.owed import Owed
 from shared.policy.slackline.price import Prices, prices_of
 from shared.policy.slackline.room import Room
 from shared.policy.slackline.token_order import Timing
+from shared.policy.slackline.windows import NextTokens, Windows
 from shared.policy.slackline.work_ahead import passes_of, unhurried, work_of_offers, work_of_rows
 from shared.policy.slos_serve.best_effort import make_room
 from shared.routing.routings import RouterName
@@ -59,7 +60,7 @@ class Part(StrEnum):
     DUE_FIRST = "due_first"  # prefills run in the order in which they are due
     SIT_OUT = "sit_out"  # decodes that are not due sit out
     IN_TIME = "in_time"  # iterations end where prefills are due, or run them alone
-    EARNED = "earned"  # early tokens make iterations longer
+    EARNED = "earned"  # early tokens leave time for others
     UNHURRIED = "unhurried"  # the passes that a TTLT asks for take half of the time
     ROOM = "room"  # KV is left to urgent requests
     OWED = "owed"  # best-effort requests get their share of the time
@@ -80,6 +81,7 @@ class Weighed(NamedTuple):
     lost: bool  # not all can be in time
     token_due_s: Floats  # of the view's rows: seconds from the start
     put_off_s: Floats  # the same, or later where earned time may be spent
+    latest_s: Floats  # of windows: the same, or later for prefills without any decode
 
 
 class Slackline:
@@ -96,6 +98,7 @@ class Slackline:
         self._accepted = Accepted()
         self._room = Room()
         self._owed = Owed()
+        self._windows = Windows()
         self._parts = frozenset(Part) - {settings.without}
         self._paced_unix_s = -math.inf  # when there last was a standard request without a TTLT
 
@@ -119,7 +122,8 @@ class Slackline:
         now = view.start_unix_s
         of_coming = due_of_offers(coming, now, self._lengths, self._step_s)
         new = work_of_offers(coming, of_coming, now, prices)
-        lost = give_way(held.beside(new), passes_of(view, due, prices))[-len(asked) :]
+        passes = passes_of(view, due, self._next_tokens(view, due).latest_s, prices)
+        lost = give_way(held.beside(new), passes)[-len(asked) :]
         for n, gives_way in zip(asked, lost.tolist(), strict=True):
             if gives_way and offers[n].slo.ttlt_s is None:
                 reason = "it cannot be in time beside the requests taken before"
@@ -135,7 +139,7 @@ class Slackline:
         others = bool(view.best_effort.any())
         promoted = weighed.relegated[:0]
         if others and not weighed.lost and Part.PROMOTION in self._parts:
-            promoted = self._in_time_again(view, due)
+            promoted = self._in_time_again(view, due, weighed.latest_s)
         first = others and self._owed.due(view.start_unix_s, self._step_s)
         first &= Part.OWED in self._parts
         queue, choice = weighed.queue, None
@@ -175,20 +179,21 @@ class Slackline:
             prefill_due_s = np.full(view.rows, -math.inf)
         if Part.SIT_OUT not in self._parts:
             sit_out_s = np.full(view.rows, -math.inf)
-        return Timing(prefill_due_s, sit_out_s, weighed.put_off_s, due.pace_s)
+        latest_s = np.maximum(weighed.put_off_s, weighed.latest_s)
+        return Timing(prefill_due_s, sit_out_s, weighed.put_off_s, latest_s, due.pace_s)
 
     def _weighed(self, view: View, due: Due, victims: Rows) -> "Weighed":
         queue = _waiting(view)
         queue = queue[_without(view, victims)[queue]]
-        token_due_s = token_due_unix_s(view, due) - view.start_unix_s
+        token_due_s, latest_s = self._next_tokens(view, due)
         if Part.EARNED in self._parts:
             token_due_s = put_off_by_mean(view, token_due_s)
         if not len(queue):
-            return Weighed(queue, queue, False, token_due_s, token_due_s)
+            return Weighed(queue, queue, False, token_due_s, token_due_s, latest_s)
         put_off_s = token_due_s
         prices = prices_of(view.profile)
         work = work_of_rows(view, due, queue, prices)
-        gone = give_way(work, passes_of(view, due, prices))
+        gone = give_way(work, passes_of(view, due, latest_s, prices))
         relegated = queue[gone & _no_hope(view, queue, work, prices)]
         work = favoured(work)
         if Part.RELEGATION not in self._parts:
@@ -203,9 +208,16 @@ class Slackline:
         queue = queue[order]
         if Part.ROOM in self._parts:
             queue = self._room.beginning(view, queue, work.due_s[order])
-        return Weighed(queue, relegated, bool(gone.any()), token_due_s, put_off_s)
+        return Weighed(queue, relegated, bool(gone.any()), token_due_s, put_off_s, latest_s)
 
-    def _in_time_again(self, view: View, due: Due) -> Rows:
+    def _next_tokens(self, view: View, due: Due) -> NextTokens:
+        """When the next token of each decode is due."""
+        token_due_s = token_due_unix_s(view, due) - view.start_unix_s
+        if Part.EARNED not in self._parts:
+            return NextTokens(token_due_s, token_due_s)
+        return self._windows.next_tokens(view, token_due_s, self._step_s)
+
+    def _in_time_again(self, view: View, due: Due, latest_s: Floats) -> Rows:
         """The first best-effort prefill that can be in time, if nothing else is late for it."""
         prices = prices_of(view.profile)
         rows: Rows = ((view.phase != chunk.DECODE) & view.best_effort).nonzero()[0]
@@ -216,7 +228,8 @@ class Slackline:
         order = np.lexsort((view.slot[rows], view.arrived_unix_s[rows], -view.importance[rows]))
         first: Rows = rows[order[:1]]
         together = np.concatenate((_waiting(view), first))
-        gone = give_way(work_of_rows(view, due, together, prices), passes_of(view, due, prices))
+        passes = passes_of(view, due, latest_s, prices)
+        gone = give_way(work_of_rows(view, due, together, prices), passes)
         return first[:0] if gone.any() else first
 
     def observe(self, seen: Observation) -> None:

@@ -20,6 +20,7 @@ class Timing(NamedTuple):
     prefill_due_s: Floats
     token_due_s: Floats  # of the next token of a decode: who may sit out
     put_off_s: Floats  # the same, or later where earned time may be spent: how long it may take
+    latest_s: Floats  # the same, or later: how long prefills without any decode may take
     pace_s: Floats
 
 
@@ -29,6 +30,7 @@ class TokenOrder(NamedTuple):
     rows: Rows
     due_s: Floats
     put_off_s: Floats
+    begin_s: Floats  # `latest_s`, the first first
     pass_s: Floats  # of a pass of all up to each
     batch_s: float  # of a pass of none
 
@@ -47,7 +49,7 @@ class TokenOrder(NamedTuple):
         """Seconds until the next pass must begin. With those due first it has all the others up to
         each due time, or these have another pass after it.
         """
-        until_s = np.maximum(self.put_off_s[0], self.put_off_s - self.batch_s)
+        until_s = np.maximum(self.begin_s[0], self.begin_s - self.batch_s)
         return float((until_s - self.pass_s).min()) - MARGIN_S
 
     def running(self, longest_s: float) -> Rows:
@@ -72,7 +74,7 @@ def token_order(view: View, timing: Timing, decodes: Rows) -> TokenOrder:
     rows, put_off_s = decodes[order], put_off_s[order]
     due_s = timing.token_due_s[rows]
     if not len(rows):
-        return TokenOrder(rows, due_s, put_off_s, put_off_s, 0.0)
+        return TokenOrder(rows, due_s, put_off_s, put_off_s, put_off_s, 0.0)
     context = (view.computed_tokens[rows] + view.unsure_tokens[rows]).cumsum()
     count, last = len(rows), int(context[-1])
     every = BatchShape(decodes=count, decode_context=last)
@@ -82,4 +84,6 @@ def token_order(view: View, timing: Timing, decodes: Rows) -> TokenOrder:
     token_s = (every_s - view.profile.batch_s(every._replace(decode_context=0))) / max(last, 1)
     left = np.arange(count - 1, -1, -1)
     pass_s = every_s - one_s * left - token_s * (last - context)
-    return TokenOrder(rows, due_s, put_off_s, pass_s, every_s - one_s * count - token_s * last)
+    begin_s = np.sort(timing.latest_s[decodes])
+    batch_s = every_s - one_s * count - token_s * last
+    return TokenOrder(rows, due_s, put_off_s, begin_s, pass_s, batch_s)

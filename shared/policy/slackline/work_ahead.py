@@ -8,8 +8,8 @@ import numpy as np
 from shared.perf.shape import BatchShape
 from shared.policy import chunk
 from shared.policy.chunk import Rows
-from shared.policy.seam import View
-from shared.policy.slackline.due import Due, token_due_unix_s
+from shared.policy.seam import Floats, View
+from shared.policy.slackline.due import Due
 from shared.policy.slackline.forecast import Passes, Work
 from shared.policy.slackline.iteration import BATCH_TOKENS
 from shared.policy.slackline.price import Prices
@@ -60,9 +60,10 @@ def unhurried(view: View, due: Due) -> Due:
     return due._replace(pace_s=np.where(whole, np.maximum(due.pace_s, least_s), due.pace_s))
 
 
-def passes_of(view: View, due: Due, prices: Prices) -> Passes:
+def passes_of(view: View, due: Due, token_due_s: Floats, prices: Prices) -> Passes:
     """The passes of the standard decodes, one in each tightest pace. A decode of a looser pace runs
-    in as many of them as its own asks.
+    in as many of them as its own asks. `token_due_s`: [rows] the latest for the next token of each
+    decode, in seconds from the start.
     """
     rows = standard_decodes(view)
     if not len(rows):
@@ -74,7 +75,7 @@ def passes_of(view: View, due: Due, prices: Prices) -> Passes:
         decodes=math.ceil(share.sum() - 1e-9), decode_context=int((share * context).sum())
     )
     pass_s = view.profile.batch_s(shape)
-    first_s = float(token_due_unix_s(view, due)[rows].min()) - view.start_unix_s - pass_s
+    first_s = float(token_due_s[rows].min()) - pass_s
     every_s = max(pace_s, pass_s)
     # prompts beside a pass come cheaper than in a batch of their own, up to a full batch
     room_s = every_s - MARGIN_S
