@@ -618,10 +618,12 @@ class Selection(Struct, frozen=True, kw_only=True):
     method: str
     depth: bytes  # int32: draft steps of each entry; 0: the entry does not speculate
     width: bytes  # int32: beam width of each entry
-    needed: bytes  # float32: tokens that must be accepted to keep the pace (AdaServe A(r))
     budget_tokens: Count  # tokens that all entries verify together
     # most tokens that one entry verifies for its own need (AdaServe n_max)
     needed_limit_tokens: Count = 1 << 30
+    # How long the iteration is to last. The worker computes each need from it (AdaServe A(r), the
+    # tokens that keep the pace) and from the tokens that it has; 0: no entry has a need.
+    lasts_s: Annotated[float, Meta(ge=0)] = 0.0
 
 
 class BatchPlan(Struct, frozen=True, kw_only=True):

@@ -5,6 +5,7 @@ a snapshot entry or the end of an attempt. Which plan runs it, and which KV bloc
 decided elsewhere (shared/core/worker.py, shared/core/holdings.py).
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ from shared.core.offer import offer_of
 from shared.core.turn import Load, Outgoing, TurnDone, Work
 from shared.diary import Diary
 from shared.measure import Measure
+from shared.policy.need import Pace
 from shared.schemas import (
     AttemptOver,
     Body,
@@ -119,6 +121,18 @@ class HeldRequest:
         if scripted is not None and scripted - made <= limit:
             return scripted - made, FinishReason.STOP
         return limit, FinishReason.LENGTH
+
+    def pace(self) -> Pace:
+        """The pace that it must keep, and where it is."""
+        slo, measure = self.record.slo, self.measure
+        return Pace(
+            tbt_s=slo.pace_s(measure.thinking(slo)),
+            last_due_unix_s=slo.last_due_unix_s(self.record.arrived_unix_s),
+            first_token_unix_s=measure.first_unix_s if measure.tokens else math.inf,
+            generated_tokens=len(self.tokens),
+            max_tokens=self.record.max_tokens,
+            best_effort=self.service_class is ServiceClass.BEST_EFFORT,
+        )
 
     def load(self) -> Load:
         """The request as an engine takes it in."""

@@ -302,7 +302,7 @@ def _selection(speculation: Speculation, depth: Ints) -> Selection:
         method=speculation.method,
         depth=pack(depth),
         width=pack(speculation.width),
-        needed=speculation.needed.astype("<f4").tobytes(),
         budget_tokens=speculation.budget_tokens,
         needed_limit_tokens=speculation.needed_limit_tokens,
+        lasts_s=speculation.lasts_s,
     )

@@ -20,6 +20,7 @@ from shared.core.record import held as held_by_record
 from shared.core.snapshot_pages import pages
 from shared.core.turn import Finished, Load, Outgoing, Timing, Turn, TurnDone, Work
 from shared.diary import Happened
+from shared.policy.need import needed_tokens, paces_of
 from shared.policy.speculation import along
 from shared.schemas import (
     AttemptOver,
@@ -257,7 +258,7 @@ class WorkerCore:
 
     # ------------------------------------------------------------ before an iteration
 
-    def begin(self) -> Turn | None:
+    def begin(self, *, now_unix_s: float) -> Turn | None:
         """The next plan as exact work, or a turn of releases alone; None if there is neither."""
         assert self._running is None
         plan = self._plans.begin()
@@ -275,10 +276,10 @@ class WorkerCore:
             request.relegate()
         for request in self._named(plan.promoted):
             request.promote()
-        self._running = self._turn(plan, preempts)
+        self._running = self._turn(plan, preempts, now_unix_s)
         return self._running
 
-    def _turn(self, plan: BatchPlan, preempts: Sequence[int]) -> Turn:
+    def _turn(self, plan: BatchPlan, preempts: Sequence[int], now_unix_s: float) -> Turn:
         """The plan as exact work. Entries of requests that are gone or ending are skipped."""
         work: list[Work] = []
         loads: list[Load] = []
@@ -296,10 +297,20 @@ class WorkerCore:
             if not request.loaded:
                 request.loaded = True
                 loads.append(request.load())
-        if skipped and selection is not None:
-            selection = along(selection, kept)
+        if selection is not None:
+            work = self._with_needs(work, now_unix_s, selection.lasts_s)
+            if skipped:
+                selection = along(selection, kept)
         releases = self._holdings.take_releases()
         return Turn(plan, preempts, releases, loads, work, selection, skipped)
+
+    def _with_needs(self, work: list[Work], now_unix_s: float, lasts_s: float) -> list[Work]:
+        """The same work with the need of each request, from the tokens that it has by now."""
+        if not work or lasts_s <= 0.0:
+            return work
+        paces = paces_of(self._holdings[entry.slot].pace() for entry in work)
+        needed = needed_tokens(paces, now_unix_s, lasts_s).tolist()
+        return [entry._replace(needed=need) for entry, need in zip(work, needed, strict=True)]
 
     def _named(self, slots: bytes) -> list[HeldRequest]:
         """The requests of a plan's column that are still here."""

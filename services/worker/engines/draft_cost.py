@@ -31,7 +31,6 @@ def measure_draft(engine: Engine) -> DraftCost:
             method="chain",
             depth=column,
             width=pack([1] * len(slots)),
-            needed=bytes(4 * len(slots)),
             budget_tokens=1 << 20,
         )
         work = [Work(slot, tokens, True) for slot in slots]

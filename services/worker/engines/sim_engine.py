@@ -182,6 +182,7 @@ class SimEngine:
                 strict=True,
             )
         )
+        needed = np.array([entry.needed for entry in work], dtype=np.float32)
         seeds = np.array([state.seed % (1 << 64) for state in states], dtype=np.uint64)
         if self._draft is None:
             tokens = np.minimum(tokens, left)
@@ -191,6 +192,7 @@ class SimEngine:
             self._acceptance,
             selection,
             tokens,
+            needed=needed,
             seeds=seeds,
             made=made,
             has=has,

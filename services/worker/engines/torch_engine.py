@@ -329,7 +329,8 @@ class TorchEngine:
         ]
         drafted = self._draft.draft(asks)
         caps = np.array([work[n].tokens for n in speculating], dtype=np.int32)
-        chosen = select(along(selection, speculating), caps, drafted.candidates)
+        needed = np.array([work[n].needed for n in speculating], dtype=np.float32)
+        chosen = select(along(selection, speculating), caps, needed, drafted.candidates)
         roots = [states[n].tokens[-1] for n in speculating]
         return dict(zip(speculating, trees_of(roots, drafted, chosen), strict=True))
 

@@ -17,7 +17,6 @@ from shared.columns import Ints
 from shared.perf.draft import Draft
 from shared.perf.shape import BatchShape
 from shared.policy import chunk
-from shared.policy.adaserve.need import needed_tokens
 from shared.policy.chunk import Decoding, Rows
 from shared.policy.seam import Bools, Choice, Drafts, Speculation, View
 from shared.policy.slackline.due import LOOSE_S
@@ -191,9 +190,9 @@ def _choice(
             method="slo_then_throughput",
             depth=np.concatenate((depth, none)),
             width=np.ones(n + others, dtype=np.int32),
-            needed=np.concatenate((needed_tokens(view, rows, lasts_s, 0.0), none)),
             # roots included; those that cannot draft any more have theirs anyway
             budget_tokens=verified + int(np.count_nonzero(drafts)),
             needed_limit_tokens=plan.depth + 1,
+            lasts_s=lasts_s,
         ),
     )

@@ -440,7 +440,7 @@ class Bench:
             if (finished := self.worker.between()) is not None:
                 self.stored(finished)
             self.answer_resyncs()
-            turn = self.worker.begin()
+            turn = self.worker.begin(now_unix_s=self.line.now_s)
             if turn is None:
                 return
             done, exec_s = self.run(turn)
