@@ -568,6 +568,8 @@ class Announce(Struct, frozen=True, kw_only=True):
     pace: Annotated[float, Meta(gt=0)] = 1.0
     # of its draft model, in fractions of the profile; 0: it has none
     draft: DraftCost = 0.0
+    # of its draft model's own KV; 0: there is none, or it is wherever the target's is
+    draft_kv_blocks: Count = 0
     features: list[str] = []  # what not every engine can do (shared/features.py)
     adapters: list[str] = []  # LoRA adapters it has loaded
     time: EngineTime = EngineTime()

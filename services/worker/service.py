@@ -438,6 +438,7 @@ class WorkerService:
             fitted=self._fitted,
             pace=self._cfg.pace if facts.engine == "sim" else 1.0,
             draft=facts.draft,
+            draft_kv_blocks=facts.draft_kv_blocks,
             features=sorted(facts.features),
             adapters=list(facts.adapters),
             time=EngineTime(

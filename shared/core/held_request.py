@@ -98,6 +98,11 @@ class HeldRequest:
     def known_tokens(self) -> int:
         return len(self.prompt) + len(self.tokens)
 
+    @property
+    def decodes(self) -> bool:
+        """All but its newest token is computed."""
+        return len(self.tokens) > 0 and self.known_tokens - self.computed == 1
+
     # ------------------------------------------------------------ the next iteration
 
     def work(self, cap: int, draft_depth: int, context_tokens: int) -> Work:
@@ -106,7 +111,7 @@ class HeldRequest:
         """
         left = self.known_tokens - self.computed  # 1 for a decode
         limit, reason = self._limit(context_tokens)
-        speculates = draft_depth > 0 and left == 1 and len(self.tokens) > 0
+        speculates = draft_depth > 0 and self.decodes
         tokens = min(cap, limit) if speculates else min(cap, left)
         return Work(Slot(self.slot), tokens, tokens >= left, limit, reason, self.stops)
 

@@ -194,6 +194,7 @@ class ReplicaCore:
             kv_blocks=facts.kv_blocks,
             block_tokens=facts.block_tokens,
             context_tokens=facts.context_tokens,
+            draft_kv_blocks=facts.draft_kv_blocks,
         )
         self._ahead = Prediction(self._books, self._draft)
         self._reconciliation = Reconciliation(self._books, self._ahead)

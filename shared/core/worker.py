@@ -359,10 +359,12 @@ class WorkerCore:
         firsts: list[int] = []  # slots
         late: list[tuple[int, int, float]] = []  # slot, token, due
         ending: list[tuple[HeldRequest, TurnDone]] = []
-        for work, did in zip(turn.work, done, strict=True):
+        selection = turn.selection
+        depths = [0] * len(turn.work) if selection is None else unpack_list(selection.depth)
+        for work, did, depth in zip(turn.work, done, depths, strict=True):
             request = self._holdings[work.slot]
             ack.add(work.slot, did)
-            self._count(request, did)
+            self._count(request, did, depth)
             if did.computed > 1 and not did.drafted:
                 chunks.append(Chunk(work.slot, did.computed - did.cached, len(did.tokens) > 0))
             if not did.has_output:
@@ -410,12 +412,14 @@ class WorkerCore:
             return None
         return self._finished(AckBuilder(), [], [])
 
-    def _count(self, request: HeldRequest, did: TurnDone) -> None:
+    def _count(self, request: HeldRequest, did: TurnDone, depth: int) -> None:
         """The KV positions that the iteration filled, the draft model's too, and the tokens."""
         self.counters.tokens += len(did.tokens)
+        drafted = depth > 0 and request.decodes and did.computed > 0
         self._holdings.fill(request, request.computed + did.computed)
-        if did.drafted:
+        if drafted:  # the draft model has read it, even if nothing was verified
             request.drafted = request.computed
+        if did.drafted:
             self.counters.drafted += did.drafted
             self.counters.accepted += did.computed - 1
             self.counters.verifications += 1

@@ -149,6 +149,14 @@ def _by_level(nodes: Bools, like: Bools) -> Bools:
 METHODS: dict[str, Select] = {"chain": chain, "slo_then_throughput": slo_then_throughput}
 
 
+def draft_room(depth: Ints, width: Ints) -> Ints:
+    """The positions behind a context that one entry may fill in the draft model's KV: its newest
+    token, then the nodes of all levels but the last, or the same of them once they are text.
+    """
+    room: Ints = 1 + np.maximum((depth - 1) * width, depth)
+    return room
+
+
 def draft_s(draft: Draft, *, depth: Ints, width: Ints, context: Ints, missing: Ints) -> float:
     """The seconds that the draft model takes in one iteration: the positions it lacks, then a step
     for each level, all entries at once.

@@ -191,13 +191,19 @@ def without_drafts(folder: Path) -> dict[int, Played]:
         ("near", "as it comes"),
         ("near", "without sparse kernels"),
         ("near", "gathered"),
+        ("near", "in little KV"),
         ("stranger", "as it comes"),
     ],
 )
 def test_output_is_the_same_with_drafts_as_without(draft: str, way: str, models: Models) -> None:
     want = without_drafts(models.target)
     engine = TorchEngine(
-        models.target, profile="toy", kv_blocks=40, block_tokens=4, draft=getattr(models, draft)
+        models.target,
+        profile="toy",
+        kv_blocks=40,
+        block_tokens=4,
+        draft=getattr(models, draft),
+        draft_kv_blocks=14 if way == "in little KV" else 0,  # of one request or two
     )
     assert engine._draft is not None
     for model in (engine._model, engine._draft._model):
