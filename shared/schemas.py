@@ -542,6 +542,16 @@ class EngineTime(Struct, frozen=True, kw_only=True):
     predicted_s: float = 0.0  # for `exec_s` and `late_s`, by the plans
 
 
+class DraftYield(Struct, frozen=True, kw_only=True):
+    """The drafts of one application that an engine accepted of late."""
+
+    application: str
+    verifications: Annotated[float, Meta(ge=0, le=1e9)]
+    # by position behind the root: of the drafts whose forerunners were all accepted, the share that
+    # was accepted too
+    accepted: Annotated[list[Annotated[float, Meta(ge=0, le=1)]], Meta(max_length=64)]
+
+
 class Announce(Struct, frozen=True, kw_only=True):
     """A worker's heartbeat and its engine's facts."""
 
@@ -570,6 +580,7 @@ class Announce(Struct, frozen=True, kw_only=True):
     draft: DraftCost = 0.0
     # of its draft model's own KV; 0: there is none, or it is wherever the target's is
     draft_kv_blocks: Count = 0
+    draft_yields: list[DraftYield] = []  # learned since it began, by application
     features: list[str] = []  # what not every engine can do (shared/features.py)
     adapters: list[str] = []  # LoRA adapters it has loaded
     time: EngineTime = EngineTime()

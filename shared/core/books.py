@@ -5,6 +5,7 @@ A policy may plan rows [0, live); rows [live, used) are leaving, their end is in
 row changes, its slot does not.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import get_args, get_type_hints
 
@@ -249,6 +250,7 @@ class Books(BookRows):
         profile: Profile,
         draft: Draft | None = None,
         pool: str = "",
+        accepted_shares: Sequence[float] = (),
     ) -> View:
         """A window on the live rows; no copies. It is valid until the books change."""
         n = self.live
@@ -263,6 +265,7 @@ class Books(BookRows):
             applications=self.applications,
             draft=draft,
             pool=pool,
+            accepted_shares=accepted_shares,
         )
 
     def check(self) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from shared.columns import unpack_list
 from shared.core.ack_builder import AckBuilder
+from shared.core.draft_yields import DraftYields
 from shared.core.held_request import HeldRequest
 from shared.core.holdings import EVERY_ATTEMPT, Holdings, Tombstones
 from shared.core.ledger import Chunk, Ledger, Spent
@@ -26,6 +27,7 @@ from shared.schemas import (
     AttemptOver,
     BatchPlan,
     Body,
+    DraftYield,
     Hold,
     HoldAccepted,
     HoldAnswer,
@@ -83,6 +85,7 @@ class WorkerCore:
         self._plans = PlanQueue(incarnation, max_slots)
         self._holdings = Holdings(kv_blocks=kv_blocks, block_tokens=block_tokens)
         self._ledger = Ledger(replica)
+        self._draft_yields = DraftYields()
         self._tombstones = Tombstones()
         self._unsettled: dict[tuple[RequestKey, int], AttemptOver] = {}
         self._running: Turn | None = None
@@ -122,6 +125,11 @@ class WorkerCore:
     @property
     def free_blocks(self) -> int:
         return self._holdings.free_blocks
+
+    @property
+    def draft_yields(self) -> list[DraftYield]:
+        """What it has learned of the acceptance of drafts."""
+        return self._draft_yields.told()
 
     @property
     def unsettled(self) -> list[AttemptOver]:
@@ -423,6 +431,8 @@ class WorkerCore:
             self.counters.drafted += did.drafted
             self.counters.accepted += did.computed - 1
             self.counters.verifications += 1
+            application = request.record.application
+            self._draft_yields.observe(application, did.drafted, did.computed - 1)
 
     def _class_changes(self, plan: BatchPlan) -> list[Outgoing]:
         relegated = [

@@ -96,6 +96,10 @@ class View(Rows):
     # accepted and on the way to the worker: not rows yet, but already promised
     promised: Sequence[Offer] = ()
     draft: Draft | None = None  # the cost of the draft model; None: no speculation
+    # By position, the share of drafts that the worker had seen accepted, of those whose forerunners
+    # were, when this planner took the replica over; empty: it had seen none. A policy that has
+    # learned nothing yet begins here.
+    accepted_shares: Sequence[float] = ()
     pool: str = ""  # of the replica, as its worker announced it
 
     @property

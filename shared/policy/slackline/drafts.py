@@ -8,6 +8,7 @@
 - *Otherwise* prompts wait, and none drafts: the time is theirs.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -39,13 +40,27 @@ class Accepted:
 
     def __init__(self) -> None:
         self.scale = 1.0
+        self._observed = False
+
+    def begin(self, shares: Sequence[float]) -> None:
+        """What others have seen on this replica, by position, for as long as nothing was observed
+        here.
+        """
+        if shares and not self._observed:
+            self.scale = _within(shares[0] / ACCEPTANCE)
 
     def observe(self, drafts: Drafts) -> None:
+        self._observed = True
         verified, accepted = float(drafts.drafted.mean()), float(drafts.accepted.mean())
         law = min(yields(ACCEPTANCE), key=lambda known: abs(known.verified - verified))
         if law.accepted > 0:
             expected = law.accepted * verified / law.verified
-            self.scale += FADE * (min(max(accepted / expected, 0.1), 2.0) - self.scale)
+            self.scale += FADE * (_within(accepted / expected) - self.scale)
+
+
+def _within(ratio: float) -> float:
+    """No iteration says more."""
+    return min(max(ratio, 0.1), 2.0)
 
 
 class Plan(NamedTuple):
