@@ -43,7 +43,7 @@ class DraftYields:
             counts.accepted = [n / 2 for n in counts.accepted]
 
     def told(self) -> list[DraftYield]:
-        """What is announced."""
+        """The rows that are announced."""
         return [
             DraftYield(
                 application=application,

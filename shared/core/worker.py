@@ -128,7 +128,7 @@ class WorkerCore:
 
     @property
     def draft_yields(self) -> list[DraftYield]:
-        """What it has learned of the acceptance of drafts."""
+        """The acceptance of drafts, as it has learned it."""
         return self._draft_yields.told()
 
     @property

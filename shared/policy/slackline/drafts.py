@@ -43,8 +43,8 @@ class Accepted:
         self._observed = False
 
     def begin(self, shares: Sequence[float]) -> None:
-        """What others have seen on this replica, by position, for as long as nothing was observed
-        here.
+        """Begin with the shares by position that were seen on this replica before; no change once
+        something was observed.
         """
         if shares and not self._observed:
             self.scale = _within(shares[0] / ACCEPTANCE)

@@ -66,8 +66,8 @@ class Acceptance:
         self._tried, self._accepted = PRIOR_DRAFTS, PRIOR_DRAFTS * PRIOR_ALPHA
 
     def begin(self, shares: Sequence[float]) -> None:
-        """What others have seen on this replica, by position, for as long as nothing was observed
-        here.
+        """Begin with the shares by position that were seen on this replica before; no change once
+        something was observed.
         """
         if shares and self._tried == PRIOR_DRAFTS:
             self._accepted = PRIOR_DRAFTS * sum(shares) / len(shares)

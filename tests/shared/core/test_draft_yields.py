@@ -1,4 +1,4 @@
-"""What a worker learns of the acceptance of drafts, and where a policy begins by it."""
+"""The acceptance of drafts that a worker learns, and where a policy begins by it."""
 
 from random import Random
 
