@@ -542,6 +542,16 @@ class EngineTime(Struct, frozen=True, kw_only=True):
     predicted_s: float = 0.0  # for `exec_s` and `late_s`, by the plans
 
 
+class DraftYield(Struct, frozen=True, kw_only=True):
+    """The drafts of one application that an engine accepted of late."""
+
+    application: str
+    verifications: Annotated[float, Meta(ge=0, le=1e9)]
+    # by position behind the root: of the drafts whose forerunners were all accepted, the share that
+    # was accepted too
+    accepted: Annotated[list[Annotated[float, Meta(ge=0, le=1)]], Meta(max_length=64)]
+
+
 class Announce(Struct, frozen=True, kw_only=True):
     """A worker's heartbeat and its engine's facts."""
 
@@ -568,6 +578,9 @@ class Announce(Struct, frozen=True, kw_only=True):
     pace: Annotated[float, Meta(gt=0)] = 1.0
     # of its draft model, in fractions of the profile; 0: it has none
     draft: DraftCost = 0.0
+    # of its draft model's own KV; 0: there is none, or it is wherever the target's is
+    draft_kv_blocks: Count = 0
+    draft_yields: list[DraftYield] = []  # learned since it began, by application
     features: list[str] = []  # what not every engine can do (shared/features.py)
     adapters: list[str] = []  # LoRA adapters it has loaded
     time: EngineTime = EngineTime()
@@ -618,10 +631,12 @@ class Selection(Struct, frozen=True, kw_only=True):
     method: str
     depth: bytes  # int32: draft steps of each entry; 0: the entry does not speculate
     width: bytes  # int32: beam width of each entry
-    needed: bytes  # float32: tokens that must be accepted to keep the pace (AdaServe A(r))
     budget_tokens: Count  # tokens that all entries verify together
     # most tokens that one entry verifies for its own need (AdaServe n_max)
     needed_limit_tokens: Count = 1 << 30
+    # How long the iteration is to last. The worker computes each need from it (AdaServe A(r), the
+    # tokens that keep the pace) and from the tokens that it has; 0: no entry has a need.
+    lasts_s: Annotated[float, Meta(ge=0)] = 0.0
 
 
 class BatchPlan(Struct, frozen=True, kw_only=True):

@@ -203,9 +203,10 @@ class VirtualReplica:
 
     def _go_on(self) -> None:
         """Begin the next plan, unless one runs or there is none."""
-        if self.worker.running or (exec_s := self.worker.begin()) is None:
+        now_s = self._timeline.now_s
+        if self.worker.running or (exec_s := self.worker.begin(now_s)) is None:
             return
-        now_s = self._began_s = self._timeline.now_s
+        self._began_s = now_s
         alike = self.worker.alike(min(self.core.repeats, LEAP_MOST)) if self._leaps else []
         self._exec_s = alike if len(alike) > 1 else [exec_s]
         self._ends_s = []

@@ -7,6 +7,7 @@ real WorkerCore. There are no texts and no token ids: an output is the instants 
 its measure is computed from them at the end.
 """
 
+import math
 from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -25,6 +26,8 @@ from shared.perf.draft import Draft
 from shared.perf.iteration_time import Profile
 from shared.perf.shape import BatchShape
 from shared.policy.acceptance import Acceptance, some_of, speculate
+from shared.policy.need import Needs, Paces, needed_tokens
+from shared.policy.seam import Bools, Floats
 from shared.schemas import (
     Announce,
     AttemptOver,
@@ -96,6 +99,12 @@ class VirtualWorker:
         self._thinkers = 0  # slots whose request still thinks
         # the request has emitted a token since its KV was last filled from nothing
         self._decoding = np.zeros(slots, dtype=np.bool_)
+        # of shared/policy/need.py; when token 1 came is looked up for the first need
+        self._pace_s: Floats = np.zeros(slots)
+        self._last_due_unix_s: Floats = np.zeros(slots)
+        self._first_unix_s: Floats = np.zeros(slots)
+        self._max_tokens: Ints = np.zeros(slots, dtype=np.int32)
+        self._best_effort: Bools = np.zeros(slots, dtype=np.bool_)
         self._emit: list[Callable[[float], None]] = [_no_request] * slots
 
     @property
@@ -139,6 +148,11 @@ class VirtualWorker:
         self._known[slot] = record.prompt_tokens + made
         self._computed[slot] = self._drafted[slot] = 0
         self._left[slot] = left
+        self._pace_s[slot] = record.slo.pace_s(thinks)
+        self._last_due_unix_s[slot] = record.slo.last_due_unix_s(record.arrived_unix_s)
+        self._first_unix_s[slot] = math.inf
+        self._max_tokens[slot] = record.max_tokens
+        self._best_effort[slot] = record.service_class is ServiceClass.BEST_EFFORT
         self._emit[slot] = times.append
         return HoldAccepted()
 
@@ -149,7 +163,7 @@ class VirtualWorker:
         self._next_seq += 1
         self._queue.append(plan)
 
-    def begin(self) -> float | None:
+    def begin(self, now_unix_s: float) -> float | None:
         """Begin the next plan. Returns the seconds it takes, or None if there is no plan. A plan
         of releases alone takes 0 s.
         """
@@ -181,7 +195,8 @@ class VirtualWorker:
         decodes, emits = self._decoding[slots], tokens >= wanted
         if plan.selection is not None:
             selection = some_of(plan.selection, ~gone) if skipped else plan.selection
-            return self._speculate(plan, selection, slots, caps, skipped, ending)
+            needed = self._needed(slots, now_unix_s, selection.lasts_s)
+            return self._speculate(plan, selection, slots, caps, needed, skipped, ending)
         shape = shape_of(has, tokens, decodes)
         alike = np.count_nonzero(emits) == shape.decodes and not ending and not skipped
         self._running = _Running(
@@ -195,6 +210,7 @@ class VirtualWorker:
         selection: Selection,
         slots: Indices,
         caps: Ints,
+        needed: Needs,
         skipped: bytes,
         ending: Sequence[tuple[int, str]],
     ) -> float:
@@ -211,6 +227,7 @@ class VirtualWorker:
             self._acceptance,
             selection,
             most,
+            needed=needed,
             seeds=self._seed[slots],
             made=made,
             has=has,
@@ -232,6 +249,21 @@ class VirtualWorker:
             False,
         )
         return did.drafted_s + self._profile.batch_s(shape)
+
+    def _needed(self, slots: Indices, now_unix_s: float, lasts_s: float) -> Needs:
+        """The need of each request, from the tokens that it has by now."""
+        for slot in slots[np.isinf(self._first_unix_s[slots])].tolist():
+            if times := self._requests[slot].times:
+                self._first_unix_s[slot] = times[0]
+        paces = Paces(
+            self._pace_s[slots],
+            self._last_due_unix_s[slots],
+            self._first_unix_s[slots],
+            self._known[slots] - self._prompt[slots],
+            self._max_tokens[slots],
+            self._best_effort[slots],
+        )
+        return needed_tokens(paces, now_unix_s, lasts_s)
 
     @property
     def worked(self) -> bool:
@@ -386,6 +418,7 @@ class VirtualWorker:
             request.thinking_tokens = len(request.times) + int(self._thinking[slot])
             found.append((slot, request.thinking_tokens))
             self._thinking[slot] = NEVER
+            self._pace_s[slot] = request.record.slo.pace_s(False)
         self._thinkers -= len(found)
         return found
 
@@ -414,6 +447,7 @@ class VirtualWorker:
             request = self._requests.get(slot)
             if request is not None:
                 request.service_class = service_class
+                self._best_effort[slot] = service_class is ServiceClass.BEST_EFFORT
                 request.relegated = request.relegated or service_class is ServiceClass.BEST_EFFORT
 
     def check(self) -> None:

@@ -95,7 +95,6 @@ class DraftBench:
             method="slo_then_throughput",
             depth=pack([depth] * batch),
             width=pack([width] * batch),
-            needed=bytes(4 * batch),
             budget_tokens=batch + budget,
         )
         work = [Work(slot, 1 + (min(budget, depth * width)), True) for slot in slots]

@@ -31,6 +31,8 @@ class EngineFacts(NamedTuple):
     end_of_thinking: int | None = None  # the token; None: this model has none
     # of its draft model, in fractions of the profile; 0: it has none
     draft: DraftCost = 0.0
+    # of its draft model's own KV; 0: there is none, or it is wherever the target's is
+    draft_kv_blocks: int = 0
     features: frozenset[str] = frozenset()  # of shared/features.py
     adapters: tuple[str, ...] = ()
 

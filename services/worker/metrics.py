@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from services.worker.engine import EngineFacts
+from shared.core.draft_yields import POSITIONS
 from shared.core.turn import Ran, Turn
 from shared.core.verdict import GOOD_ENDS
 from shared.perf.profile_file import ProfileFile
@@ -105,6 +106,15 @@ class WorkerMetrics:
         )
         self._drafted = self._counter(names.DRAFT_TOKENS, "Draft tokens verified.")
         self._accepted = self._counter(names.ACCEPTED_TOKENS, "Draft tokens accepted.")
+        labels = self._labels(names.ACCEPTED_PER_POSITION)
+        per_position = registry.counter(
+            names.ACCEPTED_PER_POSITION,
+            "Draft tokens accepted, by their position behind the newest token.",
+            [*labels, "position"],
+        )
+        self._accepted_at = [
+            per_position.labels(*labels.values(), str(n)) for n in range(POSITIONS)
+        ]
         if fitted is not None:
             self._show_fit(fitted)
 
@@ -178,7 +188,10 @@ class WorkerMetrics:
         if verified:
             self._verifications.add(len(verified))
             self._drafted.add(sum(did.drafted for did in verified))
-            self._accepted.add(sum(did.computed - 1 for did in verified))
+            accepted = [did.computed - 1 for did in verified]
+            self._accepted.add(sum(accepted))
+            for position in range(min(max(accepted), POSITIONS)):
+                self._accepted_at[position].add(sum(n > position for n in accepted))
 
     def over(self, overs: Sequence[AttemptOver]) -> None:
         """These attempts have left."""

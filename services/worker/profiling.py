@@ -265,7 +265,6 @@ def _chains(work: Sequence[Work]) -> Selection:
         method="chain",
         depth=pack([entry.tokens - 1 for entry in work]),
         width=pack([1] * len(work)),
-        needed=bytes(4 * len(work)),
         budget_tokens=sum(entry.tokens for entry in work),
     )
 

@@ -185,14 +185,14 @@ class WorkerService:
             if (finished := core.between()) is not None:
                 await self._writer.queue.put(Job(finished))
             self._answer_resyncs()
-            turn = core.begin()
+            began = clock.unix_s()
+            turn = core.begin(now_unix_s=began)
             if turn is None:
                 self._metrics.holds(core.held, 0, core.free_blocks)
                 self._audit.look(idle=not core.held)
                 self._wake.clear()
                 await self._wake.wait()
                 continue
-            began = clock.unix_s()
             ran = await self._runner.run(turn)
             if turn.plan is None:
                 continue
@@ -438,6 +438,8 @@ class WorkerService:
             fitted=self._fitted,
             pace=self._cfg.pace if facts.engine == "sim" else 1.0,
             draft=facts.draft,
+            draft_kv_blocks=facts.draft_kv_blocks,
+            draft_yields=self.core.draft_yields,
             features=sorted(facts.features),
             adapters=list(facts.adapters),
             time=EngineTime(

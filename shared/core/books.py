@@ -5,6 +5,7 @@ A policy may plan rows [0, live); rows [live, used) are leaving, their end is in
 row changes, its slot does not.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import get_args, get_type_hints
 
@@ -27,6 +28,8 @@ class BookRows(Rows):
 
     # how often its KV was dropped: a plan from before does not count for the KV of now
     restarts: Ints
+    # of the draft model's KV, at the upper bound; 0 where that has no capacity of its own
+    draft_held_blocks: Ints
     expires_unix_s: Floats
     # of shared/core/fairness.py: a number for its tenant, and its turn
     tenant: Ints
@@ -46,10 +49,17 @@ class Books(BookRows):
     """The rows of every request that a replica holds, as predicted after the plans in flight."""
 
     def __init__(
-        self, *, slots: int, kv_blocks: int, block_tokens: int, context_tokens: int
+        self,
+        *,
+        slots: int,
+        kv_blocks: int,
+        block_tokens: int,
+        context_tokens: int,
+        draft_kv_blocks: int = 0,  # 0: the draft model's KV needs no books
     ) -> None:
         self.capacity = slots
         self.kv_blocks = kv_blocks
+        self.draft_kv_blocks = draft_kv_blocks
         self.block_tokens = block_tokens
         self.context_tokens = context_tokens
         self.live = 0
@@ -104,6 +114,8 @@ class Books(BookRows):
         self.draft_tokens[row] = draft_tokens
         self.max_tokens[row] = offer.max_tokens
         self.kv_held_blocks[row] = -(-computed_tokens // self.block_tokens)
+        if self.draft_kv_blocks:
+            self.draft_held_blocks[row] = -(-draft_tokens // self.block_tokens)
         self.application[row] = self._application(offer.application)
         slo = offer.slo
         self.arrived_unix_s[row] = offer.arrived_unix_s
@@ -202,9 +214,8 @@ class Books(BookRows):
 
     def drop_kv(self, row: int) -> None:
         """Forget its KV, the draft model's too."""
-        self.computed_tokens[row] = self.unsure_tokens[row] = self.draft_tokens[
-            row
-        ] = self.kv_held_blocks[row] = 0
+        self.computed_tokens[row] = self.unsure_tokens[row] = self.kv_held_blocks[row] = 0
+        self.draft_tokens[row] = self.draft_held_blocks[row] = 0
         self.restarts[row] += 1
 
     # ------------------------------------------------------------ sums
@@ -222,12 +233,24 @@ class Books(BookRows):
         needed: Ints = np.maximum(-(-top // self.block_tokens) - self.kv_held_blocks[rows], 0)
         return needed
 
+    def draft_free_blocks(self) -> int:
+        return self.draft_kv_blocks - int(self.draft_held_blocks[: self.used].sum())
+
+    def draft_blocks_for(self, rows: Indices, most: Ints) -> Ints:
+        """Blocks of the draft model's KV that drafting for these rows newly takes, at its upper
+        bound. `most`: as `draft_room` has it.
+        """
+        top = self.computed_tokens[rows] + self.unsure_tokens[rows] + most
+        newly: Ints = np.maximum(-(-top // self.block_tokens) - self.draft_held_blocks[rows], 0)
+        return newly
+
     def view(
         self,
         start_unix_s: float,
         profile: Profile,
         draft: Draft | None = None,
         pool: str = "",
+        accepted_shares: Sequence[float] = (),
     ) -> View:
         """A window on the live rows; no copies. It is valid until the books change."""
         n = self.live
@@ -242,6 +265,7 @@ class Books(BookRows):
             applications=self.applications,
             draft=draft,
             pool=pool,
+            accepted_shares=accepted_shares,
         )
 
     def check(self) -> None:
@@ -253,6 +277,9 @@ class Books(BookRows):
         assert set(slots) == set(self.offers), "rows and offers differ"
         assert all(self.row_of[s] == r for r, s in enumerate(slots)), "row_of is wrong"
         assert self.kv_free_blocks() >= 0, "KV promised beyond capacity"
+        assert not self.draft_kv_blocks or self.draft_free_blocks() >= 0, (
+            "draft KV promised beyond capacity"
+        )
         top = -(-(self.computed_tokens[:n] + self.unsure_tokens[:n]) // self.block_tokens)
         assert (self.kv_held_blocks[:n] >= top).all(), "KV held below what is computed"
         assert (self.computed_tokens[: self.live] >= 0).all() and (

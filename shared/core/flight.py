@@ -22,6 +22,7 @@ class Flight:
     makers: Indices  # the slots that make them
     unsure: Ints  # tokens that it may make beyond those
     selection: Selection | None
+    draft_caps: Ints  # positions it may fill in the draft model's KV; 0: it does not draft
     caps: Ints  # KV positions it may fill while it runs, rejected drafts included
     asked: Ints  # the same when it was sent
     has: Ints  # KV positions before it

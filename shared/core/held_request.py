@@ -5,6 +5,7 @@ a snapshot entry or the end of an attempt. Which plan runs it, and which KV bloc
 decided elsewhere (shared/core/worker.py, shared/core/holdings.py).
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ from shared.core.offer import offer_of
 from shared.core.turn import Load, Outgoing, TurnDone, Work
 from shared.diary import Diary
 from shared.measure import Measure
+from shared.policy.need import Pace
 from shared.schemas import (
     AttemptOver,
     Body,
@@ -96,6 +98,11 @@ class HeldRequest:
     def known_tokens(self) -> int:
         return len(self.prompt) + len(self.tokens)
 
+    @property
+    def decodes(self) -> bool:
+        """All but its newest token is computed."""
+        return len(self.tokens) > 0 and self.known_tokens - self.computed == 1
+
     # ------------------------------------------------------------ the next iteration
 
     def work(self, cap: int, draft_depth: int, context_tokens: int) -> Work:
@@ -104,7 +111,7 @@ class HeldRequest:
         """
         left = self.known_tokens - self.computed  # 1 for a decode
         limit, reason = self._limit(context_tokens)
-        speculates = draft_depth > 0 and left == 1 and len(self.tokens) > 0
+        speculates = draft_depth > 0 and self.decodes
         tokens = min(cap, limit) if speculates else min(cap, left)
         return Work(Slot(self.slot), tokens, tokens >= left, limit, reason, self.stops)
 
@@ -119,6 +126,18 @@ class HeldRequest:
         if scripted is not None and scripted - made <= limit:
             return scripted - made, FinishReason.STOP
         return limit, FinishReason.LENGTH
+
+    def pace(self) -> Pace:
+        """The pace that it must keep, and where it is."""
+        slo, measure = self.record.slo, self.measure
+        return Pace(
+            tbt_s=slo.pace_s(measure.thinking(slo)),
+            last_due_unix_s=slo.last_due_unix_s(self.record.arrived_unix_s),
+            first_token_unix_s=measure.first_unix_s if measure.tokens else math.inf,
+            generated_tokens=len(self.tokens),
+            max_tokens=self.record.max_tokens,
+            best_effort=self.service_class is ServiceClass.BEST_EFFORT,
+        )
 
     def load(self) -> Load:
         """The request as an engine takes it in."""

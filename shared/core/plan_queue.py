@@ -77,7 +77,7 @@ def _well_formed(plan: BatchPlan, max_slots: int) -> bool:
     slot_columns = (plan.slots, plan.released, plan.preempted, plan.relegated, plan.promoted)
     columns = [plan.caps, *slot_columns]
     if plan.selection is not None:
-        chosen = (plan.selection.depth, plan.selection.width, plan.selection.needed)
+        chosen = (plan.selection.depth, plan.selection.width)
         if any(len(column) != len(plan.slots) for column in chosen):
             return False
         columns += chosen

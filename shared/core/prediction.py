@@ -5,6 +5,7 @@ books; its ack changes them only where the worker did something else (reconcilia
 """
 
 from collections import deque
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -15,7 +16,7 @@ from shared.core.draft_correction import DraftCorrection
 from shared.core.flight import Flight, shape_of
 from shared.perf.iteration_time import Profile
 from shared.policy.seam import Bools, Choice, Speculation
-from shared.policy.speculation import draft_s
+from shared.policy.speculation import draft_room, draft_s
 from shared.schemas import Selection
 
 
@@ -40,6 +41,7 @@ class Drafting(NamedTuple):
     computed: Ints  # KV positions it fills for good, at the least
     unsure: Ints  # tokens it may make beyond the one
     verified: Ints  # tokens it is likely to verify
+    draft_caps: Ints  # positions that it may fill in the draft model's KV
     seconds: float  # of the draft model
     selection: Selection | None
 
@@ -79,6 +81,7 @@ class Prediction:
         # never past a request's end: a request that runs alone must find KV for its last tokens
         if speculation is not None:
             owed = books.max_tokens[rows] - books.generated_tokens[rows] - books.unsure_tokens[rows]
+            speculation = self._within_draft_kv(rows, decode, speculation)
             drafts = np.maximum(np.where(speculation.depth > 0, np.minimum(caps, owed), 1), 1)
         left = np.where(decode, drafts, books.target_tokens[rows] - books.computed_tokens[rows])
         caps = np.minimum(caps, left).astype(np.int32)
@@ -89,6 +92,29 @@ class Prediction:
             speculation = None if speculation is None else speculation.along(kept)
             cut = True
         return Entries(slots, caps, speculation, blocks, cut)
+
+    def _within_draft_kv(
+        self, rows: Indices, decode: Bools, speculation: Speculation
+    ) -> Speculation:
+        """The same with fewer entries that draft, where the draft model's KV has no room for all of
+        them. They claim it in order; one that has what it needs already goes on drafting.
+        """
+        books = self._books
+        if not books.draft_kv_blocks:
+            return speculation
+        depth = np.where(decode, speculation.depth, 0)
+        blocks = books.draft_blocks_for(rows, draft_room(depth, speculation.width))
+        blocks[depth == 0] = 0
+        left_blocks = books.draft_free_blocks()
+        if int(blocks.sum()) <= left_blocks:
+            return speculation
+        depth = speculation.depth.copy()
+        for entry, wanted in enumerate(blocks.tolist()):
+            if wanted > left_blocks:
+                depth[entry] = 0
+            else:
+                left_blocks -= wanted
+        return replace(speculation, depth=depth)
 
     def release(self, slot: int) -> None:
         """The worker frees it before the plan's entries run, so its KV counts as free from here."""
@@ -136,7 +162,7 @@ class Prediction:
         decode: Bools = books.phase[rows] == DECODE
         has, restarts = books.computed_tokens[rows], books.restarts[rows]
         drafting = (
-            Drafting(caps, np.zeros(len(caps), dtype=np.int32), caps, 0.0, None)
+            Drafting(caps, nothing := np.zeros(len(caps), dtype=np.int32), caps, nothing, 0.0, None)
             if speculation is None
             else self._drafting(rows, caps, decode, speculation)
         )
@@ -159,6 +185,7 @@ class Prediction:
             makers=slots if all_emit else slots[emitted],
             unsure=drafting.unsure,
             selection=drafting.selection,
+            draft_caps=drafting.draft_caps,
             caps=caps,
             asked=caps,
             has=has,
@@ -213,12 +240,17 @@ class Prediction:
         unsure: Ints = np.minimum(caps - computed, depth)
         drafts: Bools = depth > 0
         if not np.count_nonzero(drafts):
-            return Drafting(computed, unsure, caps, 0.0, None)
+            return Drafting(computed, unsure, caps, depth, 0.0, None)
         drafting = drafts.nonzero()[0]
         verified = _within_budget(caps, drafting, speculation.budget_tokens)
+        draft_caps = np.where(drafts, draft_room(depth, speculation.width), 0)
+        if books.draft_kv_blocks:
+            newly = books.draft_blocks_for(rows, draft_caps)
+            books.draft_held_blocks[rows] += np.where(drafts, newly, 0)
         seconds = self._draft_s(rows[drafting], depth[drafting], speculation.width[drafting])
         books.unsure_tokens[rows] += unsure
-        return Drafting(computed, unsure, verified, seconds, _selection(speculation, depth))
+        selection = _selection(speculation, depth)
+        return Drafting(computed, unsure, verified, draft_caps, seconds, selection)
 
     def _draft_s(self, rows: Indices, depth: Ints, width: Ints) -> float:
         """The seconds of drafting for these rows, whose positions the draft then has, too."""
@@ -302,7 +334,7 @@ def _selection(speculation: Speculation, depth: Ints) -> Selection:
         method=speculation.method,
         depth=pack(depth),
         width=pack(speculation.width),
-        needed=speculation.needed.astype("<f4").tobytes(),
         budget_tokens=speculation.budget_tokens,
         needed_limit_tokens=speculation.needed_limit_tokens,
+        lasts_s=speculation.lasts_s,
     )

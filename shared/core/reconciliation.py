@@ -265,6 +265,28 @@ class Reconciliation:
             upper[runs] -= (flight.computed + flight.unsure)[at[runs]]
             top[runs] = np.maximum(top[runs], upper[runs] + flight.caps[at[runs]])
         books.kv_held_blocks[rows] = -(-top // books.block_tokens)
+        if books.draft_kv_blocks:
+            books.draft_held_blocks[rows] = -(-self._draft_top(slots, rows) // books.block_tokens)
+
+    def _draft_top(self, slots: Indices, rows: Indices) -> Ints:
+        """The positions that the draft model may have of these slots, at the peak of each plan in
+        flight and after it.
+        """
+        books = self._books
+        after = books.computed_tokens[rows] + books.unsure_tokens[rows]
+        top: Ints = books.draft_tokens[rows].copy()
+        for flight in reversed(self._ahead.flights):
+            at = positions(flight.slots, slots, books.capacity)
+            runs = at >= 0
+            runs[runs] = flight.restarts[at[runs]] == books.restarts[rows[runs]]
+            before = after.copy()
+            before[runs] -= (flight.computed + flight.unsure)[at[runs]]
+            drafts = runs.copy()
+            drafts[runs] = flight.draft_caps[at[runs]] > 0
+            peak = before[drafts] + flight.draft_caps[at[drafts]]
+            top[drafts] = np.maximum(top[drafts], np.maximum(peak, after[drafts]))
+            after = before
+        return top
 
 
 def _just_as_predicted(flight: Flight, ack: PlanAck) -> bool:

@@ -22,6 +22,7 @@ from shared.core.books import Books
 from shared.core.course import Course
 from shared.core.digest import best_effort_waiting, digest_of, loads_of
 from shared.core.draft_correction import DraftCorrection
+from shared.core.draft_yields import merged
 from shared.core.fairness import Fairness
 from shared.core.flight import Flight
 from shared.core.lead import Lead
@@ -121,6 +122,7 @@ class ReplicaCore:
         self._books = Books(slots=1, kv_blocks=0, block_tokens=1, context_tokens=1)
         self._ahead = Prediction(self._books, self._draft)
         self._reconciliation = Reconciliation(self._books, self._ahead)
+        self._accepted_shares: tuple[float, ...] = ()
         self._synced = False
         self._sync = 0
         self._seq = 0  # of the plan to send next
@@ -187,6 +189,7 @@ class ReplicaCore:
     def _on_synced(self, event: Synced, now_unix_s: float) -> None:
         """Begin anew from what the worker reports. Holds that it has not answered stay reserved."""
         facts = self._announce = event.announce
+        self._accepted_shares = merged(facts.draft_yields)
         for offer in self._books.offers.values():
             self._fairness.leave(offer)
         self._books = Books(
@@ -194,6 +197,7 @@ class ReplicaCore:
             kv_blocks=facts.kv_blocks,
             block_tokens=facts.block_tokens,
             context_tokens=facts.context_tokens,
+            draft_kv_blocks=facts.draft_kv_blocks,
         )
         self._ahead = Prediction(self._books, self._draft)
         self._reconciliation = Reconciliation(self._books, self._ahead)
@@ -588,7 +592,13 @@ class ReplicaCore:
         """The view, and these offers, as the policy sees them."""
         assert self._announce is not None
         self._ahead.date_newest_tokens()
-        view = self._books.view(start_unix_s, self._profile, self._draft.now, self._announce.pool)
+        view = self._books.view(
+            start_unix_s,
+            self._profile,
+            self._draft.now,
+            self._announce.pool,
+            self._accepted_shares,
+        )
         if not self._fairness.contested:
             return view, offers
         view.importance, of_offers = self._fairness.importance(self._books, offers)

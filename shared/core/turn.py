@@ -44,8 +44,9 @@ class Work(NamedTuple):
 
     `emits`: the chunk reaches the last known token, so one new token is sampled (more with drafts).
     At most `limit` of the new tokens are kept. The end of an output is found outside the engine,
-    which does not read the last three fields. An engine with a prefix cache may find positions
-    computed before those; one that keeps its own books may lack room, and then does nothing.
+    which does not read the fields from `limit` to `stops`. An engine with a prefix cache may find
+    positions computed before those; one that keeps its own books may lack room, and then does
+    nothing.
     """
 
     slot: Slot
@@ -54,6 +55,7 @@ class Work(NamedTuple):
     limit: int = UNLIMITED
     limit_reason: FinishReason = FinishReason.LENGTH  # the name of the end at `limit`
     stops: frozenset[int] = frozenset()  # tokens that end the output
+    needed: float = 0.0  # tokens that keep its pace, for the selection of drafts
 
 
 class Turn(NamedTuple):

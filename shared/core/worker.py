@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from shared.columns import unpack_list
 from shared.core.ack_builder import AckBuilder
+from shared.core.draft_yields import DraftYields
 from shared.core.held_request import HeldRequest
 from shared.core.holdings import EVERY_ATTEMPT, Holdings, Tombstones
 from shared.core.ledger import Chunk, Ledger, Spent
@@ -20,11 +21,13 @@ from shared.core.record import held as held_by_record
 from shared.core.snapshot_pages import pages
 from shared.core.turn import Finished, Load, Outgoing, Timing, Turn, TurnDone, Work
 from shared.diary import Happened
+from shared.policy.need import needed_tokens, paces_of
 from shared.policy.speculation import along
 from shared.schemas import (
     AttemptOver,
     BatchPlan,
     Body,
+    DraftYield,
     Hold,
     HoldAccepted,
     HoldAnswer,
@@ -82,6 +85,7 @@ class WorkerCore:
         self._plans = PlanQueue(incarnation, max_slots)
         self._holdings = Holdings(kv_blocks=kv_blocks, block_tokens=block_tokens)
         self._ledger = Ledger(replica)
+        self._draft_yields = DraftYields()
         self._tombstones = Tombstones()
         self._unsettled: dict[tuple[RequestKey, int], AttemptOver] = {}
         self._running: Turn | None = None
@@ -121,6 +125,11 @@ class WorkerCore:
     @property
     def free_blocks(self) -> int:
         return self._holdings.free_blocks
+
+    @property
+    def draft_yields(self) -> list[DraftYield]:
+        """The acceptance of drafts, as it has learned it."""
+        return self._draft_yields.told()
 
     @property
     def unsettled(self) -> list[AttemptOver]:
@@ -257,7 +266,7 @@ class WorkerCore:
 
     # ------------------------------------------------------------ before an iteration
 
-    def begin(self) -> Turn | None:
+    def begin(self, *, now_unix_s: float) -> Turn | None:
         """The next plan as exact work, or a turn of releases alone; None if there is neither."""
         assert self._running is None
         plan = self._plans.begin()
@@ -275,10 +284,10 @@ class WorkerCore:
             request.relegate()
         for request in self._named(plan.promoted):
             request.promote()
-        self._running = self._turn(plan, preempts)
+        self._running = self._turn(plan, preempts, now_unix_s)
         return self._running
 
-    def _turn(self, plan: BatchPlan, preempts: Sequence[int]) -> Turn:
+    def _turn(self, plan: BatchPlan, preempts: Sequence[int], now_unix_s: float) -> Turn:
         """The plan as exact work. Entries of requests that are gone or ending are skipped."""
         work: list[Work] = []
         loads: list[Load] = []
@@ -296,10 +305,20 @@ class WorkerCore:
             if not request.loaded:
                 request.loaded = True
                 loads.append(request.load())
-        if skipped and selection is not None:
-            selection = along(selection, kept)
+        if selection is not None:
+            work = self._with_needs(work, now_unix_s, selection.lasts_s)
+            if skipped:
+                selection = along(selection, kept)
         releases = self._holdings.take_releases()
         return Turn(plan, preempts, releases, loads, work, selection, skipped)
+
+    def _with_needs(self, work: list[Work], now_unix_s: float, lasts_s: float) -> list[Work]:
+        """The same work with the need of each request, from the tokens that it has by now."""
+        if not work or lasts_s <= 0.0:
+            return work
+        paces = paces_of(self._holdings[entry.slot].pace() for entry in work)
+        needed = needed_tokens(paces, now_unix_s, lasts_s).tolist()
+        return [entry._replace(needed=need) for entry, need in zip(work, needed, strict=True)]
 
     def _named(self, slots: bytes) -> list[HeldRequest]:
         """The requests of a plan's column that are still here."""
@@ -348,10 +367,12 @@ class WorkerCore:
         firsts: list[int] = []  # slots
         late: list[tuple[int, int, float]] = []  # slot, token, due
         ending: list[tuple[HeldRequest, TurnDone]] = []
-        for work, did in zip(turn.work, done, strict=True):
+        selection = turn.selection
+        depths = [0] * len(turn.work) if selection is None else unpack_list(selection.depth)
+        for work, did, depth in zip(turn.work, done, depths, strict=True):
             request = self._holdings[work.slot]
             ack.add(work.slot, did)
-            self._count(request, did)
+            self._count(request, did, depth)
             if did.computed > 1 and not did.drafted:
                 chunks.append(Chunk(work.slot, did.computed - did.cached, len(did.tokens) > 0))
             if not did.has_output:
@@ -399,15 +420,19 @@ class WorkerCore:
             return None
         return self._finished(AckBuilder(), [], [])
 
-    def _count(self, request: HeldRequest, did: TurnDone) -> None:
+    def _count(self, request: HeldRequest, did: TurnDone, depth: int) -> None:
         """The KV positions that the iteration filled, the draft model's too, and the tokens."""
         self.counters.tokens += len(did.tokens)
+        drafted = depth > 0 and request.decodes and did.computed > 0
         self._holdings.fill(request, request.computed + did.computed)
-        if did.drafted:
+        if drafted:  # the draft model has read it, even if nothing was verified
             request.drafted = request.computed
+        if did.drafted:
             self.counters.drafted += did.drafted
             self.counters.accepted += did.computed - 1
             self.counters.verifications += 1
+            application = request.record.application
+            self._draft_yields.observe(application, did.drafted, did.computed - 1)
 
     def _class_changes(self, plan: BatchPlan) -> list[Outgoing]:
         relegated = [

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from shared.columns import Indices, Ints, pack, unpack
 from shared.errors import ConfigError
 from shared.perf.draft import Draft
+from shared.policy.need import Needs
 from shared.policy.seam import Bools, Floats
 from shared.policy.speculation import Candidates, draft_s, select
 from shared.schemas import Selection
@@ -98,6 +99,7 @@ def speculate(
     selection: Selection,
     tokens: Ints,
     *,
+    needed: Needs,
     seeds: Seeds,
     made: Ints,
     has: Ints,
@@ -108,15 +110,16 @@ def speculate(
     true path.
 
     Columns and `selection` run along the entries. `tokens`: the positions that each may compute.
-    `made`: its output tokens. `has`: its KV positions. `filled`: its positions in the draft's KV,
-    which has no other limit. `left`: the positions to compute before its next token. An entry with
-    more than one left, or no token made yet, is prefilling, and drafts nothing.
+    `needed`: by its pace. `made`: its output tokens. `has`: its KV positions. `filled`: its
+    positions in the draft's KV, which has no other limit. `left`: the positions to compute before
+    its next token. An entry with more than one left, or no token made yet, is prefilling, and
+    drafts nothing.
     """
     planned, width = unpack(selection.depth), unpack(selection.width)
     speculates = (planned > 0) & (left == 1) & (made > 0)
     depth: Ints = np.where(speculates, planned, 0)
     candidates, true = acceptance.draft(seeds, made, depth, width)
-    chosen = select(selection, tokens, candidates)
+    chosen = select(selection, tokens, needed, candidates)
     drafted: Ints = chosen.sum(axis=(0, 2), dtype=np.int32)
     accepted: Ints = (chosen & true).sum(axis=(0, 2), dtype=np.int32)
     context, drafting = has + 1, speculates.nonzero()[0]
@@ -143,7 +146,6 @@ def some_of(selection: Selection, kept: Bools) -> Selection:
         selection,
         depth=pack(unpack(selection.depth)[kept]),
         width=pack(unpack(selection.width)[kept]),
-        needed=np.frombuffer(selection.needed, dtype="<f4")[kept].tobytes(),
     )
 
 

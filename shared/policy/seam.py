@@ -96,6 +96,10 @@ class View(Rows):
     # accepted and on the way to the worker: not rows yet, but already promised
     promised: Sequence[Offer] = ()
     draft: Draft | None = None  # the cost of the draft model; None: no speculation
+    # By position, the share of drafts that the worker had seen accepted, of those whose forerunners
+    # were, when this planner took the replica over; empty: it had seen none. A policy that has
+    # learned nothing yet begins here.
+    accepted_shares: Sequence[float] = ()
     pool: str = ""  # of the replica, as its worker announced it
 
     @property
@@ -116,15 +120,15 @@ class Speculation:
     method: str  # a name in shared/policy/speculation.py
     depth: Ints  # draft steps
     width: Ints  # beam width of each step
-    needed: Floats  # tokens that must be accepted, the root included, to keep the pace
     budget_tokens: int  # verified by all speculating entries together, roots included
-    needed_limit_tokens: int  # the most that one entry may verify for its own need
+    needed_limit_tokens: int = 1  # the most that one entry may verify for its own need
+    # How long the iteration is to last. The worker computes each need from it, and from the tokens
+    # that the request then has (shared/policy/need.py); 0: no entry has a need.
+    lasts_s: float = 0.0
 
     def along(self, kept: Bools) -> "Speculation":
         """The speculation of some of the entries."""
-        return replace(
-            self, depth=self.depth[kept], width=self.width[kept], needed=self.needed[kept]
-        )
+        return replace(self, depth=self.depth[kept], width=self.width[kept])
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,10 @@
 """The half of speculation that needs the draft's probabilities: pure functions that a worker calls
 between drafting and verifying.
 
-A planner fixes depth, width, needs and budget one plan ahead (seam.Speculation). Which nodes are
-verified can be chosen only once the draft has run: `select` chooses them, and is all of a policy
-that a worker executes. `draft_s` gives the cost of drafting.
+A planner fixes depth, width and budget one plan ahead (seam.Speculation). Which nodes are verified
+can be chosen only once the draft has run: `select` chooses them, by needs that the worker has
+computed (need.py). These two are all of a policy that a worker executes. `draft_s` gives the cost
+of drafting.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,6 +19,7 @@ from shared.columns import Indices, Ints, unpack
 from shared.errors import PeerError
 from shared.perf.draft import Draft
 from shared.perf.shape import BatchShape
+from shared.policy.need import Needs
 from shared.policy.seam import Bools, Floats
 from shared.schemas import Selection
 
@@ -36,12 +38,12 @@ class Candidates:
 
 
 Node = TypeVar("Node", np.bool_, np.float64)
-Select = Callable[[Selection, Ints, Candidates], Bools]
+Select = Callable[[Selection, Ints, Needs, Candidates], Bools]
 
 
-def select(selection: Selection, caps: Ints, candidates: Candidates) -> Bools:
+def select(selection: Selection, caps: Ints, needed: Needs, candidates: Candidates) -> Bools:
     """The candidate nodes to verify, as a mask: [levels, entries, beams]. Columns of `selection`
-    and `caps` run along the same entries.
+    and `caps` run along the same entries, as does `needed`: the tokens that keep the pace of each.
 
     The mask has at most cap - 1 nodes of an entry, and no node without the one that it extends.
     Raises PeerError for an unknown method.
@@ -52,7 +54,7 @@ def select(selection: Selection, caps: Ints, candidates: Candidates) -> Bools:
             f"no selection is called {selection.method!r}; there are: {', '.join(METHODS)}",
             param="method",
         )
-    return chosen(selection, caps, candidates)
+    return chosen(selection, caps, needed, candidates)
 
 
 def along(selection: Selection, entries: Sequence[int]) -> Selection:
@@ -60,12 +62,12 @@ def along(selection: Selection, entries: Sequence[int]) -> Selection:
     # every column has four bytes an element
     columns = {
         name: np.frombuffer(getattr(selection, name), dtype="<i4")[entries].tobytes()
-        for name in ("depth", "width", "needed")
+        for name in ("depth", "width")
     }
     return replace(selection, **columns)
 
 
-def chain(selection: Selection, caps: Ints, candidates: Candidates) -> Bools:
+def chain(selection: Selection, caps: Ints, _needed: Needs, candidates: Candidates) -> Bools:
     """The first drafts of each entry, as many as its depth and cap allow ([slos-serve] appendix D:
     lengths are fixed per tier).
     """
@@ -74,7 +76,9 @@ def chain(selection: Selection, caps: Ints, candidates: Candidates) -> Bools:
     return _by_level(there & (np.cumsum(there, axis=1) <= most[:, None]), candidates.there)
 
 
-def slo_then_throughput(selection: Selection, caps: Ints, candidates: Candidates) -> Bools:
+def slo_then_throughput(
+    selection: Selection, caps: Ints, needed: Needs, candidates: Candidates
+) -> Bools:
     """The nodes that the pace of each entry needs, the neediest entry first; then the likeliest
     nodes of all ([adaserve] Algorithm 2).
 
@@ -93,7 +97,6 @@ def slo_then_throughput(selection: Selection, caps: Ints, candidates: Candidates
         left = left.copy()
         left[:, capped] = _likeliest(left[:, capped], path[:, capped], caps[capped] - 1)
         nodes = np.minimum(caps - 1, nodes)
-    needed: NDArray[np.float32] = np.frombuffer(selection.needed, dtype="<f4")
     enough = np.minimum(needed, depth + 1.0)  # A_cap
     needy = (enough > 1.0).nonzero()[0]
     chosen: Bools = np.zeros(left.shape, dtype=np.bool_)
@@ -144,6 +147,14 @@ def _by_level(nodes: Bools, like: Bools) -> Bools:
 
 
 METHODS: dict[str, Select] = {"chain": chain, "slo_then_throughput": slo_then_throughput}
+
+
+def draft_room(depth: Ints, width: Ints) -> Ints:
+    """The positions behind a context that one entry may fill in the draft model's KV: its newest
+    token, then the nodes of all levels but the last, or the same of them once they are text.
+    """
+    room: Ints = 1 + np.maximum((depth - 1) * width, depth)
+    return room
 
 
 def draft_s(draft: Draft, *, depth: Ints, width: Ints, context: Ints, missing: Ints) -> float:

@@ -178,9 +178,7 @@ def _speculating(choice: Choice, drafts: Ints) -> Choice:
             method="chain",
             depth=depth,
             width=np.minimum(depth, 1),
-            needed=np.zeros(entries),
             budget_tokens=verified,
-            needed_limit_tokens=int(caps[:n].max()),
         ),
         repeats=1,
     )

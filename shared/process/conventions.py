@@ -65,6 +65,7 @@ PREFIX_HITS = "vllm:prefix_cache_hits_total"
 DRAFTS = "vllm:spec_decode_num_drafts_total"  # verifications
 DRAFT_TOKENS = "vllm:spec_decode_num_draft_tokens_total"
 ACCEPTED_TOKENS = "vllm:spec_decode_num_accepted_tokens_total"
+ACCEPTED_PER_POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos_total"  # position, from 0
 REQUESTS_RUNNING = "vllm:num_requests_running"
 REQUESTS_WAITING = "vllm:num_requests_waiting"
 KV_CACHE_USAGE = "vllm:kv_cache_usage_perc"  # a fraction from 0 to 1, in spite of its name

@@ -296,7 +296,7 @@ class LiveLoop:
         while True:
             if (finished := self.worker.between()) is not None:
                 self.stored(finished)
-            turn = self.worker.begin()
+            turn = self.worker.begin(now_unix_s=self.loop.time())
             if turn is None:
                 self.wake.clear()
                 await self.wake.wait()
@@ -436,9 +436,9 @@ class Both:
                 method=rng.choice(["chain", "slo_then_throughput"]),
                 depth=pack([rng.randint(0, 4) for _ in slots]),
                 width=pack([rng.randint(1, 3) for _ in slots]),
-                needed=pack([0 for _ in slots]),
                 budget_tokens=rng.randint(0, 40),
                 needed_limit_tokens=rng.randint(1, 6),
+                lasts_s=rng.choice([0.0, 0.05, 1.0, 20.0]),
             )
         self.seq += 1
         return BatchPlan(
@@ -456,8 +456,8 @@ class Both:
         plan = self.plan()
         self.virtual.plan(plan)
         assert self.real.plan(plan) is None
-        exec_s = self.virtual.begin()
-        turn = self.real.begin()
+        exec_s = self.virtual.begin(self.now_s)
+        turn = self.real.begin(now_unix_s=self.now_s)
         assert turn is not None
         ran = take_turn(self.engine, self.speaker, turn)
         done, real_s = ran.done, ran.exec_s

@@ -418,7 +418,7 @@ def test_the_engine_gets_the_adapter_and_the_parameters() -> None:
         caps=pack([3]), predicted_s=0.1
     )  # fmt: skip
     assert core.plan(plan) is None
-    turn = core.begin()
+    turn = core.begin(now_unix_s=0.0)
     assert turn is not None
     assert [(load.slot, load.adapter, load.sampling) for load in turn.loads] == [
         (3, "poet", sampling)

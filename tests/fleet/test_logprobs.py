@@ -132,7 +132,7 @@ class Replica:
             preempted=pack(preempted),
         )
         assert self.core.plan(plan) is None
-        turn = self.core.begin()
+        turn = self.core.begin(now_unix_s=NOW)
         assert turn is not None
         ran = take_turn(self.engine, self.speaker, turn)
         done, exec_s = ran.done, ran.exec_s

@@ -166,7 +166,7 @@ class One:
         )
         assert self.core.plan(plan) is None
         self.seq += 1
-        turn = self.core.begin()
+        turn = self.core.begin(now_unix_s=self.now_s)
         assert turn is not None
         done = [TurnDone(turn.work[0].tokens + len(tokens) - 1, tokens, "", None)]
         return self.keep(

@@ -3,7 +3,7 @@
 from services.worker.engine import Engine, Outcome
 from shared.columns import pack
 from shared.core.turn import Load, Work
-from shared.perf.draft import DraftCost
+from shared.perf.draft import DRAFT, DraftCost
 from shared.schemas import Sampling, Selection
 from shared.vocabulary import Slot
 
@@ -22,7 +22,10 @@ def measure_draft(engine: Engine) -> DraftCost:
     """
     facts = engine.facts
     needed = -(-(PROMPT_TOKENS + 2 * (DEPTH + 1) * ROUNDS) // facts.block_tokens)
-    slots = [Slot(n) for n in range(min(DECODES, facts.max_slots, facts.kv_blocks // needed))]
+    blocks = min(facts.kv_blocks, facts.draft_kv_blocks or facts.kv_blocks)
+    slots = [Slot(n) for n in range(min(DECODES, facts.max_slots, blocks // needed))]
+    if not slots:  # drafts are for requests shorter than those
+        return DRAFT
     plain_s, whole_s, step_s, read_s = list[float](), list[float](), list[float](), list[float]()
 
     def run(tokens: int, depth: int = 0) -> Outcome:
@@ -31,7 +34,6 @@ def measure_draft(engine: Engine) -> DraftCost:
             method="chain",
             depth=column,
             width=pack([1] * len(slots)),
-            needed=bytes(4 * len(slots)),
             budget_tokens=1 << 20,
         )
         work = [Work(slot, tokens, True) for slot in slots]

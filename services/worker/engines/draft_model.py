@@ -58,6 +58,11 @@ class _Held:
     depth: int = 0  # of its last tree; level l of beam b lies behind `filled`, at b (depth - 1) + l
 
 
+def roomy_blocks(kv_blocks: int) -> int:
+    """KV for all that a target with so many blocks can have, and for nodes."""
+    return kv_blocks + max(LEAST_BLOCKS, int(NODES * kv_blocks))
+
+
 class DraftModel:
     """The model and its KV. Raises ConfigError as PagedModel does."""
 
@@ -72,10 +77,8 @@ class DraftModel:
         vocabulary: int,
         prefix_caching: bool,
     ) -> None:
-        """`kv_blocks`, `vocabulary`: of the target. The draft has KV for as many positions, and for
-        nodes.
-        """
-        self.kv_blocks = kv_blocks + max(LEAST_BLOCKS, int(NODES * kv_blocks))
+        """`vocabulary`: of the target."""
+        self.kv_blocks = kv_blocks
         self._block_tokens = block_tokens
         self._prefix_caching = prefix_caching
         self._model = PagedModel(folder, device, dtype, self.kv_blocks * block_tokens)

@@ -62,6 +62,7 @@ def make(cfg: WorkerConfig) -> tuple[Engine, Tokenizer]:
             max_slots=cfg.max_slots,
             dtype=cfg.dtype or None,
             draft=draft,
+            draft_kv_blocks=cfg.draft_kv_blocks,
         )
         if draft is not None and cfg.profile_s:
             engine.drafting(measure_draft(engine))
@@ -93,4 +94,5 @@ def sim_facts(cfg: WorkerConfig, tokenizer: Tokenizer) -> EngineFacts:
         eos_token_ids=frozenset(tokenizer.eos_token_ids),
         end_of_thinking=tokenizer.end_of_thinking,
         draft=profile.draft if cfg.draft is None else cfg.draft,
+        draft_kv_blocks=cfg.draft_kv_blocks,
     )

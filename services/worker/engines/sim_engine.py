@@ -15,6 +15,7 @@ import numpy as np
 from services.worker.engine import Done, EngineFacts, EngineState, Outcome
 from services.worker.engines import draws
 from services.worker.engines.script import Script
+from shared.columns import unpack_list
 from shared.core.turn import Load, Work
 from shared.perf.draft import draft_of
 from shared.perf.iteration_time import Profile
@@ -182,6 +183,9 @@ class SimEngine:
                 strict=True,
             )
         )
+        needed = np.array([entry.needed for entry in work], dtype=np.float32)
+        if self._facts.draft_kv_blocks:
+            self._check_draft_kv(work, selection)
         seeds = np.array([state.seed % (1 << 64) for state in states], dtype=np.uint64)
         if self._draft is None:
             tokens = np.minimum(tokens, left)
@@ -191,12 +195,24 @@ class SimEngine:
             self._acceptance,
             selection,
             tokens,
+            needed=needed,
             seeds=seeds,
             made=made,
             has=has,
             left=left,
             filled=filled,
         )
+
+    def _check_draft_kv(self, work: Sequence[Work], selection: Selection) -> None:
+        """Raises AssertionError if these trees do not fit the draft model's KV."""
+        filled = {slot: state.drafted for slot, state in self._slots.items()}
+        columns = unpack_list(selection.depth), unpack_list(selection.width)
+        for entry, depth, width in zip(work, *columns, strict=True):
+            state = self._slots[entry.slot]
+            if depth and state.decoding and state.known == state.computed + 1:
+                filled[entry.slot] = state.known + (depth - 1) * width
+        blocks = sum(-(-tokens // self._facts.block_tokens) for tokens in filled.values())
+        assert blocks <= self._facts.draft_kv_blocks, "more draft KV promised than there is"
 
     def _shape(self, work: Sequence[Work], fills: Sequence[int]) -> BatchShape:
         prefill_tokens = prefills = prefill_sq = prefill_cross = prefill_has = 0

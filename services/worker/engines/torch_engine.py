@@ -5,68 +5,45 @@ On a CPU it computes in float32, and its tokens are transformers' own. `dtype="b
 weights. Where the processor multiplies bfloat16 in hardware it is several times faster at prefill,
 and slower at single decodes. On CUDA it computes in bfloat16.
 
-With a draft model (draft_model.py) a speculating entry is a tree of tokens, verified in the same
-pass. At each node of its path the target draws its own token, from (seed, position) as without
-drafts, and goes on while that token was drafted. So the output is the same with and without drafts,
-whatever the request samples by. Without a draft model only the root is verified.
+With a draft model a speculating entry is a tree of tokens (drafting.py), verified in the same pass.
+At each node of its path the target draws its own token (verification.py), from (seed, position) as
+without drafts, and goes on while that token was drafted. So the output is the same with and without
+drafts, whatever the request samples by. Without a draft model only the root is verified.
 """
 
 import os
 import time
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
-import numpy as np
 import torch
 
-from services.worker.engine import Done, EngineFacts, EngineState, Likely, Outcome
+from services.worker.engine import Done, EngineFacts, EngineState, Outcome
 from services.worker.engines import draft_model, paged
-from services.worker.engines.adjusting import Written, adjusted
 from services.worker.engines.attention import Part, Piece
-from services.worker.engines.constraint import Constraint, Constraints
+from services.worker.engines.constraint import Constraints
+from services.worker.engines.draft_model import roomy_blocks
+from services.worker.engines.drafting import check_tokenizers, trees_to_verify
 from services.worker.engines.paged_model import PagedModel
 from services.worker.engines.prefixes import Prefix
-from services.worker.engines.sampling import Draw, choose, likelihoods
-from services.worker.engines.token_tree import Tree, trees_of
+from services.worker.engines.running import Running
+from services.worker.engines.token_tree import Tree
+from services.worker.engines.verification import Said, verify
 from shared import features
-from shared.columns import unpack_list
 from shared.core.turn import Load, Work
 from shared.errors import ConfigError
 from shared.perf.draft import DRAFT, DraftCost
-from shared.policy.speculation import along, select
-from shared.schemas import Sampling, Selection
+from shared.schemas import Selection
 from shared.text.tokenizer import Tokenizer
 from shared.vocabulary import Slot
-
-
-@dataclass(slots=True)
-class _Slot:
-    prompt: int  # number of prompt tokens
-    tokens: list[int]  # prompt and output
-    ends: frozenset[int]  # tokens that end its output
-    place: paged.Place
-    sampling: Sampling
-    seed: int
-    constraint: Constraint | None  # None: free text
-    prefix: Prefix
-    computed: int = 0
-
-
-class _Said(NamedTuple):
-    """An entry's new tokens. `path`: the nodes of its tree whose logits gave the tokens."""
-
-    path: list[int]
-    tokens: list[int]
-    logprobs: list[Likely]
 
 
 class TorchEngine:
     """Implements services.worker.engine.Engine. Raises ConfigError for a folder without a model
     that it can run, and for a draft model with another tokenizer.
 
-    `draft` is the folder of a draft model; None: no drafts. `profile` names the announced profile.
+    `draft` is the folder of a draft model; None: no drafts. `draft_kv_blocks` of its own KV; 0: a
+    quarter more than the target has. `profile` names the announced profile.
     `dtype` is float32 or bfloat16; None means the device's default. It uses OMP_NUM_THREADS
     threads, 1 without it (more threads than cores are far slower).
     """
@@ -83,6 +60,7 @@ class TorchEngine:
         dtype: str | None = None,
         model_name: str | None = None,
         draft: str | Path | None = None,
+        draft_kv_blocks: int = 0,
         prefix_caching: bool = True,
     ) -> None:
         torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
@@ -95,7 +73,7 @@ class TorchEngine:
         )
         tokenizer = Tokenizer.load(folder)
         if draft is not None:
-            _check_tokenizers(tokenizer, Path(folder), Path(draft))
+            check_tokenizers(tokenizer, Path(folder), Path(draft))
         self._draft = (
             None
             if draft is None
@@ -103,7 +81,7 @@ class TorchEngine:
                 Path(draft),
                 where,
                 getattr(torch, kind),
-                kv_blocks=kv_blocks,
+                kv_blocks=draft_kv_blocks or roomy_blocks(kv_blocks),
                 block_tokens=block_tokens,
                 vocabulary=self._model.vocabulary,
                 prefix_caching=prefix_caching,
@@ -125,11 +103,12 @@ class TorchEngine:
             eos_token_ids=ends,
             end_of_thinking=tokenizer.end_of_thinking,
             draft=DRAFT if draft is not None else 0.0,
+            draft_kv_blocks=0 if self._draft is None else self._draft.kv_blocks,
             features=features.ALL if ends else features.ALL - {features.STRUCTURED},
         )
         self._prefix_caching = prefix_caching
         self._blocks = paged.Blocks(kv_blocks, block_tokens)
-        self._slots: dict[Slot, _Slot] = {}
+        self._slots: dict[Slot, Running] = {}
 
     @property
     def facts(self) -> EngineFacts:
@@ -157,7 +136,7 @@ class TorchEngine:
         if s.structured is not None:
             assert self._constraints is not None, "structured output is not announced"
             constraint = self._constraints.start(s.structured, load.tokens[prompt:])
-        self._slots[load.slot] = _Slot(
+        self._slots[load.slot] = Running(
             prompt,
             list(load.tokens),
             ends,
@@ -175,8 +154,11 @@ class TorchEngine:
             return Outcome([], time.monotonic() - began_s)
         states = [self._slots[entry.slot] for entry in work]
         cached = self._find(work, states)
-        trees = {} if selection is None else self._trees(work, states, selection, cached)
+        trees: dict[int, Tree] = {}
+        if selection is not None and self._draft is not None:
+            trees = trees_to_verify(self._draft, work, states, selection, cached)
         drafted_s = time.monotonic() - began_s if trees else 0.0
+        drafted = list(trees)
         ids: list[int] = []
         parts: list[Part] = []
         rows: list[int] = []  # of the packed batch whose logits are needed
@@ -207,8 +189,8 @@ class TorchEngine:
         said = {}
         if ids:
             logits = self._model.logits(ids, parts, rows)
-            said = self._verify(logits, states, trees, root) if root else {}
-        done = self._settle(work, states, news, trees, said)
+            said = verify(logits, states, trees, root) if root else {}
+        done = self._settle(work, states, news, trees, said, drafted)
         if cached:
             done = [
                 did._replace(computed=did.computed + cached[n], cached=cached[n])
@@ -245,7 +227,7 @@ class TorchEngine:
 
     # ------------------------------------------------------------ prefixes
 
-    def _find(self, work: Sequence[Work], states: Sequence[_Slot]) -> dict[int, int]:
+    def _find(self, work: Sequence[Work], states: Sequence[Running]) -> dict[int, int]:
         """Lets the entries that begin take over blocks of others; how many positions each found.
         Only where all entries still have room: blocks that lie idle are no longer free then.
         """
@@ -276,10 +258,10 @@ class TorchEngine:
                 spare += needed - self._missing(state, state.computed + new)
         return cached
 
-    def _missing(self, state: _Slot, tokens: int) -> int:
+    def _missing(self, state: Running, tokens: int) -> int:
         return max(0, -(-tokens // self._facts.block_tokens) - len(state.place.blocks))
 
-    def _grows(self, state: _Slot, tokens: int) -> bool:
+    def _grows(self, state: Running, tokens: int) -> bool:
         """Tells whether it can. Without shared blocks the plans never promise more than there is;
         blocks that were found may have been promised to a plan in flight.
         """
@@ -291,89 +273,19 @@ class TorchEngine:
         if self._draft is not None:
             self._draft.check()
 
-    # ------------------------------------------------------------ speculation
-
-    def _trees(
-        self,
-        work: Sequence[Work],
-        states: Sequence[_Slot],
-        selection: Selection,
-        beginning: Collection[int],
-    ) -> dict[int, Tree]:
-        """The tree to verify of each entry that speculates. Only a decode does, and none of the
-        entries `beginning`, which were planned as prefills.
-        """
-        if self._draft is None:
-            return {}
-        depth, width = unpack_list(selection.depth), unpack_list(selection.width)
-        speculating = [
-            n
-            for n, state in enumerate(states)
-            if depth[n] > 0
-            and n not in beginning
-            and work[n].tokens > 1
-            and len(state.tokens) > state.prompt
-            and len(state.tokens) == state.computed + 1
-        ]
-        if not speculating:
-            return {}
-        asks = [
-            draft_model.Ask(
-                work[n].slot,
-                states[n].tokens,
-                depth[n],
-                max(1, width[n]),
-                states[n].sampling.temperature,
-            )
-            for n in speculating
-        ]
-        drafted = self._draft.draft(asks)
-        caps = np.array([work[n].tokens for n in speculating], dtype=np.int32)
-        chosen = select(along(selection, speculating), caps, drafted.candidates)
-        roots = [states[n].tokens[-1] for n in speculating]
-        return dict(zip(speculating, trees_of(roots, drafted, chosen), strict=True))
-
-    def _verify(
-        self,
-        logits: torch.Tensor,
-        states: Sequence[_Slot],
-        trees: dict[int, Tree],
-        root: dict[int, int],
-    ) -> dict[int, "_Said"]:
-        """The tokens of each entry that emits. All take a step together, from node to node, and an
-        entry stops at the first token that was not drafted. The tokens join the text as they come,
-        so that what the next one depends on (penalties, a format) is there.
-        """
-        said = {n: _Said([0], [], []) for n in root}
-        going = list(root)
-        while going:
-            at = [root[n] + said[n].path[-1] for n in going]
-            chosen = self._choose(
-                logits if at == list(range(len(logits))) else logits[at], [states[n] for n in going]
-            )
-            further = []
-            for n, (token, likely) in zip(going, chosen, strict=True):
-                states[n].tokens.append(token)
-                said[n].tokens.append(token)
-                said[n].logprobs.extend(likely)
-                tree = trees.get(n)
-                node = None if tree is None else tree.child(said[n].path[-1], token)
-                if node is not None and token not in states[n].ends:
-                    said[n].path.append(node)
-                    further.append(n)
-            going = further
-        return said
+    # ------------------------------------------------------------ after the pass
 
     def _settle(
         self,
         work: Sequence[Work],
-        states: Sequence[_Slot],
+        states: Sequence[Running],
         news: Sequence[int],
         trees: dict[int, Tree],
-        said: dict[int, "_Said"],
+        said: dict[int, Said],
+        drafted: Sequence[int],
     ) -> list[Done]:
         """The result of each entry. Accepted nodes move behind their root, rejected ones give their
-        KV back.
+        KV back. `drafted`: the entries of `trees`, and those that then had no room.
         """
         done: list[Done] = []
         sources, targets = list[int](), list[int]()
@@ -402,7 +314,7 @@ class TorchEngine:
             for n, state in enumerate(states):
                 if news[n] and n not in trees:
                     state.prefix.name(self._blocks, state.place, state.tokens, state.computed)
-        if self._draft is not None and trees:
+        if self._draft is not None and drafted:
             self._model.move(sources, targets)
             for state in [states[n] for n in trees]:
                 self._blocks.shrink(state.place, state.computed)
@@ -413,56 +325,9 @@ class TorchEngine:
                     draft_model.Accepted(
                         work[n].slot,
                         states[n].tokens,
-                        [tree.beams[node] for node in said[n].path[1:]],
+                        [trees[n].beams[node] for node in said[n].path[1:]] if n in trees else [],
                     )
-                    for n, tree in trees.items()
+                    for n in drafted
                 ]
             )
         return done
-
-    @staticmethod
-    def _choose(
-        logits: torch.Tensor, states: Sequence[_Slot]
-    ) -> list[tuple[int, tuple[Likely, ...]]]:
-        """The next token of each request, and its likelihood where asked. Position n of a request
-        draws from (seed, n), where n counts from its first token.
-        """
-        with torch.inference_mode():
-            shown = adjusted(
-                logits,
-                [
-                    Written(state.sampling, state.prompt, state.tokens, state.ends)
-                    for state in states
-                ],
-            )
-            constraints = [(row, c) for row, s in enumerate(states) if (c := s.constraint)]
-            if constraints and shown is logits:
-                shown = logits.clone()
-            for row, constraint in constraints:
-                constraint.hold(shown[row])
-            tokens = choose(
-                shown, [Draw(state.sampling, state.seed, len(state.tokens)) for state in states]
-            )
-            for row, constraint in constraints:
-                constraint.take(tokens[row : row + 1])
-            likely: list[tuple[Likely, ...]] = [()] * len(states)
-            rows = [row for row, state in enumerate(states) if state.sampling.logprobs is not None]
-            if rows:
-                tops = [states[row].sampling.logprobs or 0 for row in rows]
-                found = likelihoods(logits[rows], [tokens[row] for row in rows], tops)
-                for row, one in zip(rows, found, strict=True):
-                    likely[row] = (one,)
-            return list(zip(tokens, likely, strict=True))
-
-
-def _check_tokenizers(tokenizer: Tokenizer, target: Path, draft: Path) -> None:
-    """Raises ConfigError unless both models mean the same by every token."""
-    of_target = tokenizer.inner.get_vocab(with_added_tokens=True)
-    of_draft = Tokenizer.load(draft).inner.get_vocab(with_added_tokens=True)
-    differing = of_target.items() ^ of_draft.items()
-    if differing:
-        token = min(differing, key=lambda pair: pair[1])[0]
-        raise ConfigError(
-            f"the draft model in {draft} has another tokenizer than the model in {target}: "
-            f"{len(of_draft)} and {len(of_target)} tokens, and they differ in {token!r}"
-        )

@@ -43,11 +43,9 @@ def measure_draft(engine: Engine, most: int) -> float:
     took_s = {}
     # in this order: vLLM keeps drafting for a while after the last request for drafts
     for depth in (0, most):
-        column, unused = pack([depth] * len(slots)), bytes(4 * len(slots))
+        column = pack([depth] * len(slots))
         drafts = (
-            Selection(
-                method="chain", depth=column, width=unused, needed=unused, budget_tokens=1 << 20
-            )
+            Selection(method="chain", depth=column, width=column, budget_tokens=1 << 20)
             if depth
             else None
         )

@@ -2,8 +2,9 @@
 the likeliest drafts of all requests fill the budget.
 
 An iteration is Algorithm 2: speculate, select toward each request's SLO, select for throughput,
-verify. The planner fixes depth, width, needs and budget one plan ahead (tree.py, need.py). The
-worker drafts, selects by `slo_then_throughput` (shared/policy/speculation.py) and verifies.
+verify. The planner fixes depth, width and budget one plan ahead (tree.py). The worker computes the
+needs when the iteration begins (shared/policy/need.py), drafts, selects by `slo_then_throughput`
+(shared/policy/speculation.py) and verifies.
 
 Where the paper leaves room, or serves less than we do (more in the files named):
 - *Prefill*: the paper only says that it costs. The authors' artifact runs chunked prefill, and so
@@ -34,7 +35,6 @@ from shared.perf.draft import Draft
 from shared.perf.iteration_time import Profile
 from shared.perf.shape import BatchShape
 from shared.policy import chunk
-from shared.policy.adaserve.need import needed_tokens
 from shared.policy.adaserve.tree import Bounds, Tree, balanced_tokens, least_depth, tree
 from shared.policy.chunk import Decoding, Rows
 from shared.policy.fit import accept_what_fits
@@ -42,8 +42,6 @@ from shared.policy.seam import Admission, Choice, Declared, Observation, Specula
 from shared.policy.speculation import draft_s
 from shared.routing.routings import RouterName
 from shared.schemas import Offer
-
-SEEN = 0.05  # weight of one iteration in the moving mean of accepted drafts
 
 Count = Annotated[int, Meta(ge=1)]
 
@@ -61,7 +59,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class AdaServe:
-    """The policy. It learns only the recent mean of accepted drafts; the view holds all else."""
+    """The policy. It learns nothing: the view holds all."""
 
     name = "adaserve"
     declared = Declared()
@@ -75,7 +73,6 @@ class AdaServe:
             )
         self._set = settings
         self._budgets: dict[str, int] = {}
-        self._accepted = 0.0  # recent mean of one request's accepted drafts per verification
 
     def admit(self, view: View, offers: Sequence[Offer]) -> Sequence[Admission]:
         return accept_what_fits(view, offers)
@@ -169,12 +166,10 @@ class AdaServe:
             method="slo_then_throughput",
             depth=np.concatenate((depth, undrafted)),
             width=np.concatenate((width, undrafted + 1)),
-            needed=np.concatenate(
-                (needed_tokens(view, rows, iteration_s, self._accepted), undrafted)
-            ),
             # the decodes that do not draft verify their root only
             budget_tokens=grown.budget_tokens - (n - len(drafting)),
             needed_limit_tokens=grown.needed_limit_tokens,
+            lasts_s=iteration_s,
         )
         return replace(
             choice,
@@ -184,8 +179,7 @@ class AdaServe:
         )
 
     def observe(self, seen: Observation) -> None:
-        if seen.drafts is not None:
-            self._accepted += SEEN * (float(seen.drafts.accepted.mean()) - self._accepted)
+        pass
 
 
 def _within_kv(

@@ -8,6 +8,7 @@
 - *Otherwise* prompts wait, and none drafts: the time is theirs.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -17,7 +18,6 @@ from shared.columns import Ints
 from shared.perf.draft import Draft
 from shared.perf.shape import BatchShape
 from shared.policy import chunk
-from shared.policy.adaserve.need import needed_tokens
 from shared.policy.chunk import Decoding, Rows
 from shared.policy.seam import Bools, Choice, Drafts, Speculation, View
 from shared.policy.slackline.due import LOOSE_S
@@ -40,13 +40,27 @@ class Accepted:
 
     def __init__(self) -> None:
         self.scale = 1.0
+        self._observed = False
+
+    def begin(self, shares: Sequence[float]) -> None:
+        """Begin with the shares by position that were seen on this replica before; no change once
+        something was observed.
+        """
+        if shares and not self._observed:
+            self.scale = _within(shares[0] / ACCEPTANCE)
 
     def observe(self, drafts: Drafts) -> None:
+        self._observed = True
         verified, accepted = float(drafts.drafted.mean()), float(drafts.accepted.mean())
         law = min(yields(ACCEPTANCE), key=lambda known: abs(known.verified - verified))
         if law.accepted > 0:
             expected = law.accepted * verified / law.verified
-            self.scale += FADE * (min(max(accepted / expected, 0.1), 2.0) - self.scale)
+            self.scale += FADE * (_within(accepted / expected) - self.scale)
+
+
+def _within(ratio: float) -> float:
+    """No iteration says more."""
+    return min(max(ratio, 0.1), 2.0)
 
 
 class Plan(NamedTuple):
@@ -191,9 +205,9 @@ def _choice(
             method="slo_then_throughput",
             depth=np.concatenate((depth, none)),
             width=np.ones(n + others, dtype=np.int32),
-            needed=np.concatenate((needed_tokens(view, rows, lasts_s, 0.0), none)),
             # roots included; those that cannot draft any more have theirs anyway
             budget_tokens=verified + int(np.count_nonzero(drafts)),
             needed_limit_tokens=plan.depth + 1,
+            lasts_s=lasts_s,
         ),
     )

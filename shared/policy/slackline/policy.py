@@ -143,6 +143,7 @@ class Slackline:
         first = others and self._owed.due(view.start_unix_s, self._step_s)
         first &= Part.OWED in self._parts
         queue, choice = weighed.queue, None
+        self._accepted.begin(view.accepted_shares)
         if not first and Part.DRAFTS in self._parts:
             choice = drafting(view, timing, every, queue, self._accepted.scale)
         if choice is None:

@@ -65,6 +65,13 @@ class Acceptance:
     def __init__(self) -> None:
         self._tried, self._accepted = PRIOR_DRAFTS, PRIOR_DRAFTS * PRIOR_ALPHA
 
+    def begin(self, shares: Sequence[float]) -> None:
+        """Begin with the shares by position that were seen on this replica before; no change once
+        something was observed.
+        """
+        if shares and self._tried == PRIOR_DRAFTS:
+            self._accepted = PRIOR_DRAFTS * sum(shares) / len(shares)
+
     def observe(self, drafts: Drafts) -> None:
         self._accepted += float(drafts.accepted.sum())
         self._tried += float(np.minimum(drafts.accepted + 1, drafts.drafted).sum())

@@ -90,9 +90,7 @@ def speculating(view: View, standing: Standing, drafting: Drafting) -> Choice | 
         method="chain",
         depth=padded,
         width=np.ones(count, dtype=np.int32),
-        needed=np.zeros(count),
         budget_tokens=int(tokens.sum()),
-        needed_limit_tokens=1,
     )
     return replace(choice, caps=caps, speculation=speculation, repeats=1)
 

@@ -264,6 +264,7 @@ class SlosServe:
         rows = ((view.phase == chunk.DECODE) & ~view.best_effort).nonzero()[0]
         if not len(rows):
             return None
+        self._acceptance.begin(view.accepted_shares)
         tiers = tiers_of(standing.tpot_s[rows])
         tier = tier_along(standing.tpot_s[rows], tiers)
         counts = np.bincount(tier, minlength=len(tiers)).tolist()

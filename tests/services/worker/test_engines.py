@@ -262,9 +262,7 @@ def test_accepted_drafts_change_the_pace_but_not_the_text_and_rejected_ones_hold
     out = [run(engine, (0, 9, True))[0] for engine in (plain, fast)]
     for _ in range(60):
         out[0] += run(plain, (0, 1, True))[0]
-    selection = Selection(
-        method="chain", depth=pack([cap - 1]), width=pack([1]), needed=bytes(4), budget_tokens=cap
-    )
+    selection = Selection(method="chain", depth=pack([cap - 1]), width=pack([1]), budget_tokens=cap)
     steps, verified = 0, 0
     while len(out[1]) <= 60 - cap:
         done = fast.execute([Work(Slot(0), cap, True)], selection).done[0]
@@ -280,9 +278,7 @@ def test_accepted_drafts_change_the_pace_but_not_the_text_and_rejected_ones_hold
 def test_drafting_takes_its_part_of_the_time_and_without_drafts_the_root_is_verified_alone() -> (
     None
 ):
-    selection = Selection(
-        method="chain", depth=pack([2, 0]), width=pack([1, 1]), needed=bytes(8), budget_tokens=3
-    )
+    selection = Selection(method="chain", depth=pack([2, 0]), width=pack([1, 1]), budget_tokens=3)
     took_s = {}
     for draft in (0.0, 0.1):
         engine = sim(SIM._replace(draft=draft), pace=2.0)

@@ -130,9 +130,7 @@ def test_the_drafts_prefixes_are_shared_too(model: Path) -> None:
     engine = engine_of(model, draft=model)  # every draft is right
     draft = engine._draft
     assert draft is not None
-    speculation = Selection(
-        method="chain", depth=pack([3]), width=pack([1]), needed=bytes(4), budget_tokens=4
-    )
+    speculation = Selection(method="chain", depth=pack([3]), width=pack([1]), budget_tokens=4)
     said = []
     for slot in range(2):
         ask(engine, slot, PROMPT)

@@ -114,11 +114,11 @@ class Worker:
             replica=ReplicaId("r1"), incarnation="i1", epoch=1, sync=1, seq=self.core.next_seq,
             slots=pack([slot for slot, _ in entries]),
             caps=pack([cap for _, cap in entries]), predicted_s=0.0, preempted=pack(preempted),
-            selection=Selection(method="chain", depth=column, width=column, needed=column,
-            budget_tokens=64) if drafts else None,
+            selection=Selection(method="chain", depth=column, width=column, budget_tokens=64)
+            if drafts else None,
         )  # fmt: skip
         assert self.core.plan(plan) is None
-        turn = self.core.begin()
+        turn = self.core.begin(now_unix_s=NOW)
         assert turn is not None
         ran = take_turn(self.engine, self.speaker, turn)
         finished = self.core.finish(
@@ -134,7 +134,7 @@ class Worker:
 
     def rest(self) -> None:
         """Take the turn that frees the rest."""
-        turn = self.core.begin()
+        turn = self.core.begin(now_unix_s=NOW)
         if turn is not None:
             take_turn(self.engine, self.speaker, turn)
 

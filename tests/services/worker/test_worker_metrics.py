@@ -78,7 +78,7 @@ class Bench:
             preempted=preempt,
         )
         assert self.core.plan(plan) is None
-        turn = self.core.begin()
+        turn = self.core.begin(now_unix_s=began_s)
         assert turn is not None
         done = []
         for work in turn.work:

@@ -121,6 +121,7 @@ class World:
     hand_back: bool = True
     hits: float = 0.0  # how often the engine finds a part of what begins in a prefix cache
     lapses: float = 0.0  # how often it does nothing for an entry
+    draft_kv_blocks: int = 0  # 0: no limit
     settings: dict[str, str] = field(default_factory=dict)
 
 
@@ -204,7 +205,6 @@ class Chaos:
             "chain",
             depth,
             zeros + 1,
-            zeros.astype(np.float32),
             budget_tokens=1 << 20,
             needed_limit_tokens=1 << 20,
         )
@@ -251,6 +251,7 @@ class Bench:
             replica=REPLICA, incarnation="i1", at_unix_s=0.0, model="m", engine="sim", profile="p",
             pool="", kv_blocks=world.kv_blocks,
             block_tokens=world.block_tokens, context_tokens=context, max_slots=world.slots, epoch=0,
+            draft_kv_blocks=world.draft_kv_blocks,
         )  # fmt: skip
         facts = EngineFacts(
             "sim",
@@ -262,6 +263,8 @@ class Bench:
             world.slots,
             256,
             frozenset(),
+            draft=1.0 if world.draft_kv_blocks else 0.0,
+            draft_kv_blocks=world.draft_kv_blocks,
         )
         self.engine = WaywardEngine(
             facts,
@@ -440,7 +443,7 @@ class Bench:
             if (finished := self.worker.between()) is not None:
                 self.stored(finished)
             self.answer_resyncs()
-            turn = self.worker.begin()
+            turn = self.worker.begin(now_unix_s=self.line.now_s)
             if turn is None:
                 return
             done, exec_s = self.run(turn)

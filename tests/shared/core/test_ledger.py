@@ -101,7 +101,7 @@ class Replica:
             relegated=pack([slot for slot in here if rng.random() < 0.03]),
         )  # fmt: skip
         assert self.core.plan(plan) is None
-        turn = self.core.begin()
+        turn = self.core.begin(now_unix_s=now_s)
         assert turn is not None
         started_s = now_s + rng.choice([0.0, 0.001, 0.5])
         exec_s = rng.choice([0.005, 0.02, 0.3])

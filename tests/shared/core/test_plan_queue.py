@@ -13,7 +13,7 @@ PLAN = BatchPlan(
     replica=ReplicaId("r"), incarnation="i", epoch=2, sync=3, seq=2,
     slots=pack([0, 1]), caps=pack([1, 8]), predicted_s=0.01,
 )  # fmt: skip
-SHORT = Selection(method="chain", depth=pack([1]), width=b"", needed=b"", budget_tokens=1)
+SHORT = Selection(method="chain", depth=pack([1]), width=b"", budget_tokens=1)
 
 
 def queue() -> PlanQueue:

@@ -35,22 +35,25 @@ class HalfASecond(Profile):
         return END - NOW
 
 
+def offer(key: str, generated: int, ttft_s: float | None) -> Offer:
+    slo = Slo(ttft_s=ttft_s, tbt_s=TBT_S)
+    return Offer(
+        key=RequestKey(key), attempt=1, service_class=ServiceClass.STANDARD, tier="chat",
+        slo=slo, importance=1.0, application="", arrived_unix_s=NOW - 1.0, prompt_tokens=PROMPT,
+        max_tokens=50,
+        generated_tokens=generated, next_due_unix_s=slo.first_due_unix_s(NOW - 1.0),
+        first_token_unix_s=NOW - 0.2 if generated else math.inf,
+        newest_token_unix_s=NOW - 0.1 if generated else math.inf,
+    )  # fmt: skip
+
+
 class Scene:
     """One request in real books. `computed` and `generated` are what a worker has of it."""
 
     def __init__(self, *, ttft_s: float | None, computed: int, generated: int) -> None:
         self.books = Books(slots=8, kv_blocks=1000, block_tokens=1, context_tokens=1000)
         self.ahead = Prediction(self.books, DraftCorrection(Draft(HalfASecond(), 1.0, 1.0)))
-        slo = Slo(ttft_s=ttft_s, tbt_s=TBT_S)
-        offer = Offer(
-            key=RequestKey("t.a"), attempt=1, service_class=ServiceClass.STANDARD, tier="chat",
-            slo=slo, importance=1.0, application="", arrived_unix_s=NOW - 1.0, prompt_tokens=PROMPT,
-            max_tokens=50,
-            generated_tokens=generated, next_due_unix_s=slo.first_due_unix_s(NOW - 1.0),
-            first_token_unix_s=NOW - 0.2 if generated else math.inf,
-            newest_token_unix_s=NOW - 0.1 if generated else math.inf,
-        )  # fmt: skip
-        self.books.add(SLOT, offer, computed_tokens=computed)
+        self.books.add(SLOT, offer("t.a", generated, ttft_s), computed_tokens=computed)
         self.seq = 0
 
     def launch(self, cap: int, speculation: Speculation | None = None) -> Entries:
@@ -85,7 +88,7 @@ def drafts(depth: int) -> Speculation:
     return Speculation(
         method="chain", depth=np.array([depth], dtype=np.int32),
         width=np.array([1], dtype=np.int32),
-        needed=np.array([1.0]), budget_tokens=100, needed_limit_tokens=100,
+        budget_tokens=100, needed_limit_tokens=100,
     )  # fmt: skip
 
 
@@ -193,3 +196,45 @@ def test_a_leap_dates_the_newest_token_as_single_iterations_do() -> None:
     leapt.ahead.flights.clear()  # what is left without the plan in flight
     stepped.ahead.flights.clear()
     assert leapt.newest_unix_s() == stepped.newest_unix_s() == NOW + 3 * (END - NOW)
+
+
+def test_where_draft_kv_is_short_entries_claim_it_in_order_and_keep_what_they_have() -> None:
+    """Three decodes of 24 tokens want to draft three deep: room for 28 positions, seven blocks of
+    four, for each. 16 blocks have room for two; the third decodes. Those two then go on drafting,
+    even if the third comes first in the plan. When one has gone, the third drafts.
+    """
+    books = Books(slots=8, kv_blocks=1000, block_tokens=4, context_tokens=1000, draft_kv_blocks=16)
+    ahead = Prediction(books, DraftCorrection(Draft(HalfASecond(), 1.0, 1.0)))
+    for slot in (0, 1, 2):
+        books.add(slot, offer(f"t.{slot}", 5, 2.0), computed_tokens=24)
+
+    def drafting(order: list[int], accepted: int) -> list[int]:
+        """The slots that draft in the next iteration, of which each accepts so many drafts."""
+        n = len(order)
+        column = np.full(n, 3, dtype=np.int32)
+        speculation = Speculation("chain", column, np.ones(n, dtype=np.int32), 1 << 20)
+        choice = Choice(slots=np.array(order), caps=column + np.int32(1), speculation=speculation)
+        entries = ahead.entries(choice)
+        flight = ahead.launch(0, entries, NOW, HalfASecond())
+        books.check()
+        assert entries.speculation is not None
+        of = [slot for slot, depth in zip(order, entries.speculation.depth, strict=True) if depth]
+        assert all(
+            cap == (4 if slot in of else 1) for slot, cap in zip(order, entries.caps, strict=True)
+        )
+        ahead.flights.popleft()
+        made = pack([1 + accepted if slot in of else 1 for slot in order])
+        ack = PlanAck(
+            replica=ReplicaId("r"), incarnation="i", epoch=1, plan_seq=0, ack_seq=1,
+            slots=pack(order), computed=made, emitted=made,
+            drafted=pack([3 if slot in of else 0 for slot in order]), ended_unix_s=END,
+        )  # fmt: skip
+        Reconciliation(books, ahead).reconcile(flight, ack)
+        books.check()
+        return of
+
+    assert drafting([0, 1, 2], 0) == [0, 1]
+    assert books.draft_held_blocks[books.row_of[[0, 1, 2]]].tolist() == [7, 7, 0]
+    assert drafting([2, 0, 1], 0) == [0, 1]
+    books.remove(0)
+    assert drafting([1, 2], 0) == [1, 2]

@@ -26,7 +26,12 @@ FAULTS = ["lose_ack", "false_ack", "lose_plan", "lose_hold", "resync", "takeover
 
 @st.composite
 def schedules(
-    draw: st.DrawFn, *, policies: list[str], faults: bool, wayward: bool = False
+    draw: st.DrawFn,
+    *,
+    policies: list[str],
+    faults: bool,
+    wayward: bool = False,
+    drafts: bool = False,
 ) -> tuple[World, list[Ask], list[Act]]:
     block_tokens = draw(st.sampled_from([1, 4, 16]))
     kv_tokens = draw(st.sampled_from([32, 64, 160, 640]))
@@ -43,6 +48,7 @@ def schedules(
         hand_back=draw(st.booleans()),
         hits=draw(st.sampled_from([0.0, 0.5])) if wayward else 0.0,
         lapses=draw(st.sampled_from([0.0, 0.3])) if wayward else 0.0,
+        draft_kv_blocks=draw(st.integers(1, 200 // block_tokens)) if drafts else 0,
         settings={"chunk_tokens": str(draw(st.sampled_from([8, 64])))},
     )
     asks = []
@@ -102,6 +108,23 @@ def test_no_policy_can_break_the_books(schedule: tuple[World, list[Ask], list[Ac
 @COMMON
 @given(schedules(policies=["fcfs", "edf", "qoserve", "chaos"], faults=True, wayward=True))
 def test_an_engine_that_finds_prefixes_or_lacks_room_confuses_nobody(
+    schedule: tuple[World, list[Ask], list[Act]],
+) -> None:
+    Bench(*schedule).run_all()
+
+
+@COMMON
+@given(schedules(policies=["chaos"], faults=True, drafts=True))
+def test_no_more_draft_kv_is_promised_than_a_worker_announces(
+    schedule: tuple[World, list[Ask], list[Act]],
+) -> None:
+    """The engine of the bench fails where trees do not fit."""
+    Bench(*schedule).run_all()
+
+
+@COMMON
+@given(schedules(policies=["chaos"], faults=True, wayward=True, drafts=True))
+def test_draft_kv_is_not_lost_where_an_engine_finds_prefixes_or_lacks_room(
     schedule: tuple[World, list[Ask], list[Act]],
 ) -> None:
     Bench(*schedule).run_all()

@@ -52,9 +52,9 @@ class Speculating:
             method=self._method,
             depth=depth,
             width=np.where(decodes, self._width, 1).astype(np.int32),
-            needed=np.where(decodes, 1.5, 0.0),
             budget_tokens=self._budget,
             needed_limit_tokens=self._cap,
+            lasts_s=0.05,
         )
         caps = np.where(decodes, self._cap, choice.caps).astype(np.int32)
         repeats = self._repeats if decodes.all() else 1

@@ -23,12 +23,12 @@ from shared.perf.draft import draft_of
 from shared.perf.iteration_time import Profile
 from shared.perf.shape import BatchShape
 from shared.policy import chunk, registry
-from shared.policy.adaserve.need import needed_tokens
 from shared.policy.adaserve.policy import AdaServe, Settings
 from shared.policy.adaserve.tree import Bounds, balanced_tokens, least_depth, tree
-from shared.policy.seam import Choice, Drafts, Observation, Phase, Speculation, View
+from shared.policy.need import Paces, needed_tokens
+from shared.policy.seam import Choice, Phase, Speculation, View
 from shared.tiers import load_tiers
-from tests.shared.policy.views import BLOCK, NOW, Linear, Row, entries, rows, view, views
+from tests.shared.policy.views import BLOCK, Linear, Row, entries, rows, view, views
 
 relaxed = settings(deadline=None, max_examples=100)
 few = settings(deadline=None, max_examples=40)  # whole views are dear to draw
@@ -81,9 +81,17 @@ def speculated(choice: Choice) -> Speculation:
     return choice.speculation
 
 
-def needs(row: Row, *, iteration_s: float = 0.05, accepted: float = 0.0) -> float:
+def needs(row: Row, *, iteration_s: float = 0.05) -> float:
     seen = view([row])
-    return float(needed_tokens(seen, np.arange(1), iteration_s, accepted)[0])
+    paces = Paces(
+        seen.tbt_s,
+        seen.last_due_unix_s,
+        seen.first_token_unix_s,
+        seen.generated_tokens,
+        seen.max_tokens,
+        seen.best_effort,
+    )
+    return float(needed_tokens(paces, seen.start_unix_s, iteration_s)[0])
 
 
 # ---------------------------------------------------------------- what a request needs
@@ -112,15 +120,6 @@ def test_accepting_the_need_puts_the_mean_time_per_token_on_the_slo(
     need = needs(decoding(0, since_first_s=spent_s, generated=generated), iteration_s=iteration_s)
     mean_s = (spent_s + iteration_s) / (generated - 1 + need)
     assert mean_s == pytest.approx(0.1) if need > 0 else mean_s <= 0.1 + 1e-9
-
-
-def test_tokens_that_are_on_their_way_count_as_far_as_drafts_are_lately_accepted() -> None:
-    row = decoding(0, since_first_s=1.0, generated=8, unsure=4)
-    assert needs(row) == pytest.approx(3.5)
-    assert needs(row, accepted=1.5) == pytest.approx(2.0)
-    assert needs(
-        decoding(0, since_first_s=1.0, generated=4, unsure=4), accepted=9.0
-    ) == pytest.approx(3.5), "never more than there can be"
 
 
 def test_a_request_with_a_ttlt_alone_needs_its_tokens_spread_over_the_time_left() -> None:
@@ -197,8 +196,7 @@ def test_all_decodes_draft_and_their_needs_travel_with_them() -> None:
     assert speculation.budget_tokens == 150
     # Eight steps of the draft at 1.5 ms, what it lacks of both contexts in the first, and a pass
     # within the memory's 30 ms.
-    iteration_s = 0.05 * 0.0002 * 322 + 7 * 0.0015 + 0.030
-    assert speculation.needed.tolist() == pytest.approx([(1 + iteration_s) / 0.1 - 4, 0.0])
+    assert speculation.lasts_s == pytest.approx(0.05 * 0.0002 * 322 + 7 * 0.0015 + 0.030)
 
 
 def test_without_a_draft_model_it_decodes_and_prefills_all_the_same() -> None:
@@ -271,7 +269,7 @@ def test_an_iteration_fits_the_tokens_and_the_kv_there_are(seen: View, drafts: b
     verified = sum(cap for slot, cap in of.items() if slot in plain)
     if choice.speculation is not None:
         assert choice.speculation.budget_tokens <= balanced_tokens(Linear())
-        assert len(choice.speculation.depth) == len(choice.speculation.needed) == len(of)
+        assert len(choice.speculation.depth) == len(of)
         verified = min(verified, balanced_tokens(Linear()))
     assert sum(cap for slot, cap in of.items() if slot not in plain) + verified <= 1024
     freed = sum(int(seen.kv_held_blocks[seen.slot == slot][0]) for slot in choice.preempt)
@@ -294,26 +292,7 @@ def test_where_kv_is_short_drafts_ask_for_no_block_that_a_plain_decode_would_not
     assert blocks_taken(seen, choice) == seen.kv_free_blocks
 
 
-# ---------------------------------------------------------------- what it learns, what it is asked
-
-
-def test_the_recent_acceptance_is_learned_from_acks() -> None:
-    """Here every verification accepts three drafts; a plan in flight that may add up to eight is
-    then counted as three.
-    """
-    policy, row = adaserve(), decoding(0, since_first_s=1.0, generated=5, unsure=8)
-    before = speculated(planned(seen_with([row]), policy)).needed[0]
-    drafts = Drafts(
-        np.array([0.1]),
-        np.zeros(1, dtype=np.int32),
-        np.array([24], dtype=np.int32),
-        np.array([3], dtype=np.int32),
-    )
-    for _ in range(400):
-        policy.observe(Observation(NOW, BatchShape(1, 1), 0.03, 0.03, drafts=drafts))
-    assert before - speculated(planned(seen_with([row]), policy)).needed[0] == pytest.approx(
-        3.0, abs=1e-3
-    )
+# ---------------------------------------------------------------- what it is asked
 
 
 def test_settings_are_given_by_name_and_bounds_may_not_cross() -> None:

@@ -19,6 +19,7 @@ from shared.columns import Ints, pack
 from shared.errors import PeerError
 from shared.perf.draft import Draft
 from shared.perf.shape import BatchShape
+from shared.policy.need import Needs
 from shared.policy.speculation import METHODS, Candidates, draft_s, select
 from shared.schemas import Selection
 from tests.shared.policy.views import Linear
@@ -37,10 +38,16 @@ class Drafted:
 
     def selected(self) -> NDArray[np.bool_]:
         """[nodes] the selection."""
-        chosen = select(self.selection, self.caps, grid(self.at, self.path, self.depth))
+        chosen = select(
+            self.selection, self.caps, as_needs(self.needed), grid(self.at, self.path, self.depth)
+        )
         nodes = np.array([chosen[at] for at in self.at], dtype=np.bool_)
         assert np.count_nonzero(nodes) == np.count_nonzero(chosen), "a node that is not there"
         return nodes
+
+
+def as_needs(needed: Sequence[float]) -> Needs:
+    return np.array(needed, dtype=np.float32)
 
 
 def grid(
@@ -83,7 +90,6 @@ def drafted(draw: st.DrawFn) -> Drafted:
         method="slo_then_throughput",
         depth=pack(depth),
         width=pack(width),
-        needed=np.array(needed, dtype="<f4").tobytes(),
         budget_tokens=draw(st.integers(0, 40)),
         needed_limit_tokens=draw(st.integers(1, 8)),
     )
@@ -178,7 +184,6 @@ def small(draw: st.DrawFn) -> Drafted:
         method="slo_then_throughput",
         depth=pack(depth),
         width=pack([9] * entries),
-        needed=np.array(needed, dtype="<f4").tobytes(),
         budget_tokens=draw(st.integers(entries, entries + len(entry))),
         needed_limit_tokens=99,
     )
@@ -262,19 +267,19 @@ def test_a_starved_budget_goes_to_the_neediest_before_the_likeliest() -> None:
         method="slo_then_throughput",
         depth=pack([2, 2]),
         width=pack([1, 1]),
-        needed=np.array([0.5, 3.0], dtype="<f4").tobytes(),
         budget_tokens=4,
         needed_limit_tokens=9,
     )
     caps = np.array([9, 9], dtype=np.int32)
 
-    def drafts(selection: Selection) -> list[int]:
+    def drafts(selection: Selection, *needed: float) -> list[int]:
         """The drafts verified of each entry."""
-        return select(selection, caps, nodes).sum(axis=(0, 2)).tolist()  # type: ignore[no-any-return]
+        chosen = select(selection, caps, as_needs(needed), nodes)
+        return chosen.sum(axis=(0, 2)).tolist()  # type: ignore[no-any-return]
 
-    assert drafts(behind) == [0, 2]
-    assert drafts(replace(behind, needed_limit_tokens=2)) == [1, 1]
-    assert drafts(replace(behind, needed=np.zeros(2, dtype="<f4").tobytes())) == [2, 0]
+    assert drafts(behind, 0.5, 3.0) == [0, 2]
+    assert drafts(replace(behind, needed_limit_tokens=2), 0.5, 3.0) == [1, 1]
+    assert drafts(behind, 0.0, 0.0) == [2, 0]
 
 
 @settings(deadline=None, max_examples=300)
@@ -310,18 +315,16 @@ def test_ties_are_taken_level_by_level_in_the_order_of_entries_and_beams(
 
 def test_a_chain_takes_the_first_drafts_of_each_entry() -> None:
     at = [(0, 0, 0), (1, 0, 0), (2, 0, 0), (0, 1, 0), (1, 1, 0)]
-    zeros = np.zeros(2, dtype="<f4").tobytes()
-    selection = Selection(
-        method="chain", depth=pack([2, 5]), width=pack([1, 1]), needed=zeros, budget_tokens=99
-    )
-    chosen = select(selection, np.array([9, 2], dtype=np.int32), grid(at, [0.5] * 5, [2, 5]))
+    selection = Selection(method="chain", depth=pack([2, 5]), width=pack([1, 1]), budget_tokens=99)
+    caps = np.array([9, 2], dtype=np.int32)
+    chosen = select(selection, caps, as_needs([9.0, 0.0]), grid(at, [0.5] * 5, [2, 5]))
     assert [bool(chosen[node]) for node in at] == [True, True, False, True, False]
 
 
 def test_an_unknown_method_is_refused_by_name() -> None:
-    selection = Selection(method="guess", depth=b"", width=b"", needed=b"", budget_tokens=0)
+    selection = Selection(method="guess", depth=b"", width=b"", budget_tokens=0)
     with pytest.raises(PeerError, match="guess") as error:
-        select(selection, np.zeros(0, dtype=np.int32), grid([], [], []))
+        select(selection, np.zeros(0, dtype=np.int32), as_needs([]), grid([], [], []))
     assert all(name in str(error.value) for name in METHODS)
 
 

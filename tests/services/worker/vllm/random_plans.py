@@ -256,7 +256,6 @@ def speculation(depths: Sequence[int]) -> Selection:
         method="chain",
         depth=pack(depths),
         width=pack([1] * n),
-        needed=bytes(4 * n),
         budget_tokens=1 << 20,
     )
 

@@ -1,0 +1,111 @@
+"""A worker computes the need of a request, AdaServe's A(r), when the iteration begins: from the
+tokens that the request then has, whatever was known when the plan was made.
+"""
+
+from random import Random
+
+import pytest
+
+from shared.columns import pack
+from shared.core.turn import TurnDone
+from shared.core.worker import WorkerCore
+from shared.policy.need import Pace, needed_tokens, paces_of
+from shared.schemas import BatchPlan, Body, Hold, HoldAccepted, Record, Sampling, Selection
+from shared.vocabulary import RecordState, ReplicaId, RequestKey, ServiceClass, Slo
+from tests.shared.core.placed_record import placed
+
+REPLICA, PROMPT, MOST, LASTS_S, TBT_S = ReplicaId("r1"), 10, 400, 0.05, 0.1
+SLOS = (
+    Slo(ttft_s=1.0, tbt_s=TBT_S),
+    Slo(ttlt_s=60.0),
+    Slo(ttft_s=1.0, tbt_s=TBT_S, thinking_tbt_s=2 * TBT_S),
+)
+
+
+def record(slot: int) -> Record:
+    new = Record(
+        key=RequestKey(f"t.q{slot}"), body_key="b", owner="a", state=RecordState.ACTIVE, attempt=0,
+        service_class=ServiceClass.STANDARD, tier="chat", slo=SLOS[slot], importance=1.0,
+        application="", session="", arrived_unix_s=0.0, expires_unix_s=1e6,
+        prompt_tokens=PROMPT, max_tokens=MOST, stream_subject="s",
+    )  # fmt: skip
+    return placed(new, REPLICA, "i")
+
+
+def worker() -> WorkerCore:
+    core = WorkerCore(
+        REPLICA, "i", kv_blocks=1000, block_tokens=16, context_tokens=4096, max_slots=4
+    )
+    core.resync(1, 1)
+    for slot in range(len(SLOS)):
+        held = record(slot)
+        hold = Hold(epoch=1, sync=1, slot=slot, key=held.key, attempt=held.attempt)
+        sampling = Sampling(max_tokens=MOST, ignore_eos=True, thinking_tokens=20)
+        body = Body(prompt=pack([1] * PROMPT), sampling=sampling)
+        assert core.hold(hold, held, body, now_unix_s=0.0) == HoldAccepted()
+    return core
+
+
+def plan(seq: int, slots: list[int], cap: int, depth: int, *, relegated: bytes = b"") -> BatchPlan:
+    column = pack([depth] * len(slots))
+    drafts = Selection(
+        method="slo_then_throughput", depth=column, width=column, budget_tokens=64, lasts_s=LASTS_S
+    )
+    return BatchPlan(
+        replica=REPLICA, incarnation="i", epoch=1, sync=1, seq=seq, slots=pack(slots),
+        caps=pack([cap] * len(slots)), predicted_s=LASTS_S, relegated=relegated,
+        selection=drafts if depth else None,
+    )  # fmt: skip
+
+
+def by_pace(now_s: float, first_s: float, made: int, tbt_s: float) -> float:
+    """[adaserve] Eq. 2, solved for A(r)."""
+    return max((now_s - first_s + LASTS_S) / tbt_s - (made - 1), 0.0)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_need_is_of_the_tokens_and_the_instant_when_the_iteration_begins(seed: int) -> None:
+    """Each plan reaches the worker while the one before still runs, so its sender cannot know how
+    many drafts that one accepts, or when it ends.
+    """
+    rng, core, every = Random(seed), worker(), [0, 1, 2]
+    best_effort = rng.choice([None, 0, 1])
+    assert core.plan(plan(1, every, PROMPT, 0)) is None
+    now_s, first_s, made = rng.uniform(0, 1), 0.0, dict.fromkeys(every, 0)
+    for seq in range(2, 14):
+        turn = core.begin(now_unix_s=now_s)
+        assert turn is not None
+        for work in turn.work if made[0] else ():
+            left = MOST - made[work.slot]
+            thinks = work.slot == 2 and made[2] < 20
+            expected = (
+                0.0
+                if work.slot == best_effort and seq > 4
+                else left * LASTS_S / (60.0 - now_s)
+                if work.slot == 1
+                else by_pace(now_s, first_s, made[work.slot], 2 * TBT_S if thinks else TBT_S)
+            )
+            assert work.needed == pytest.approx(expected, rel=1e-6, abs=1e-5)
+        leaves = pack([best_effort]) if seq == 4 and best_effort is not None else b""
+        assert core.plan(plan(seq, every, 5, 4, relegated=leaves)) is None
+        did = {slot: rng.randint(1, 5) if made[slot] else 1 for slot in every}
+        ended_s = now_s + rng.uniform(0.01, 0.4)
+        core.finish(
+            [
+                TurnDone(work.tokens if not made[0] else n, (7,) * n, "", None, int(n > 1))
+                for work, n in ((work, did[work.slot]) for work in turn.work)
+            ],
+            started_unix_s=now_s, ended_unix_s=ended_s, exec_s=ended_s - now_s, idle_s=0.0,
+        )  # fmt: skip
+        first_s = first_s or ended_s
+        made = {slot: made[slot] + did[slot] for slot in every}
+        now_s = ended_s + rng.choice([0.0, 0.003])
+
+
+def test_a_plan_that_states_no_length_asks_for_nothing() -> None:
+    pace = Pace(
+        tbt_s=TBT_S, last_due_unix_s=9.0, first_token_unix_s=0.0, generated_tokens=2,
+        max_tokens=99, best_effort=False,
+    )  # fmt: skip
+    assert needed_tokens(paces_of([pace] * 3), 5.0, 0.0).tolist() == [0.0, 0.0, 0.0]
+    assert needed_tokens(paces_of([pace]), 5.0, LASTS_S) > 40
