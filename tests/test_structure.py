@@ -47,7 +47,7 @@ LAYERS: dict[str, tuple[set[str], ...]] = {
         {"bound", "fleet"},
         {"bench", "lab"},
         {"advise", "demo", "results"},
-        {"commands", "beside_vllm"},
+        {"commands", "beside_vllm", "live_drafts"},
         {"__main__"},
     ),
 }

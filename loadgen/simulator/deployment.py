@@ -51,6 +51,7 @@ class Deployment:
     hand_back: relegated requests that have not begun go back to the relegation service.
     engine_times: the engine's iterations (without drafting) take so many times what the profile
         says.
+    verification_times: verified drafts take the engine so many times what the profile says.
     length_times: policies see the outputs of ended requests so many times as long as they were.
     outages: the deaths of workers.
     """
@@ -65,6 +66,7 @@ class Deployment:
     acceptance: float = ACCEPTANCE
     hand_back: bool = True
     engine_times: float = 1.0
+    verification_times: float = 1.0
     length_times: float = 1.0
     outages: Sequence[Outage] = ()
     admission: AdmissionSettings | None = None

@@ -1,5 +1,6 @@
-"""Replicas that are not what the planner takes them for: slower or faster engines than the profile
-says, and outputs longer or shorter than those that the policy learns from.
+"""Replicas that are not what the planner takes them for: engines that are slower or faster than the
+profile says, or to which drafts are dearer; and outputs longer or shorter than those that the
+policy learns from.
 """
 
 from collections.abc import Sequence
@@ -27,6 +28,30 @@ class Stretched:
 
     def prefill_budget(self, shape: BatchShape, cached: int, budget_s: float, limit: int) -> int:
         return self.profile.prefill_budget(shape, cached, budget_s / self.times, limit)
+
+
+@dataclass(frozen=True, slots=True)
+class DearDrafts:
+    """A profile by which drafts, in iterations of decodes alone, take `times` as long to verify."""
+
+    profile: Profile
+    times: float
+
+    @property
+    def name(self) -> str:
+        return self.profile.name
+
+    def batch_s(self, shape: BatchShape) -> float:
+        whole_s = self.profile.batch_s(shape)
+        if shape.prefills or not shape.prefill_tokens:
+            return whole_s
+        plain_s = self.profile.batch_s(
+            BatchShape(decodes=shape.decodes, decode_context=shape.decode_context)
+        )
+        return plain_s + self.times * (whole_s - plain_s)
+
+    def prefill_budget(self, shape: BatchShape, cached: int, budget_s: float, limit: int) -> int:
+        return self.profile.prefill_budget(shape, cached, budget_s, limit)
 
 
 class MisjudgedLengths:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from random import Random
 
 from loadgen.simulator.deployment import Deployment, Outage
-from loadgen.simulator.misjudged import MisjudgedLengths, Stretched
+from loadgen.simulator.misjudged import DearDrafts, MisjudgedLengths, Stretched
 from loadgen.simulator.timeline import Timeline
 from loadgen.simulator.traffic import Traffic, key_of, stored_as
 from loadgen.simulator.virtual_fleet import VirtualFleet
@@ -24,6 +24,7 @@ from shared.core.verdict import GOOD_ENDS
 from shared.errors import ConfigError
 from shared.perf import profile_file as profiles
 from shared.perf.draft import draft_of
+from shared.perf.iteration_time import Profile
 from shared.policy import registry
 from shared.policy.acceptance import Acceptance
 from shared.policy.seam import Policy
@@ -167,9 +168,7 @@ class Simulation:
                 self._fleet,
                 hand_back=deployment.hand_back,
                 leaps=self._options.leaps,
-                engine=Stretched(self._profile, deployment.engine_times)
-                if deployment.engine_times != 1.0
-                else None,
+                engine=self._engine(deployment),
             )
 
         self._alive = [made(i) for i in range(deployment.replicas)]
@@ -203,6 +202,15 @@ class Simulation:
         self._timeline.at(from_s, gone)
         if math.isfinite(for_s):
             self._timeline.at(from_s + for_s, back)
+
+    def _engine(self, deployment: Deployment) -> Profile | None:
+        """The times that the engines take; None: as the planners predict."""
+        engine: Profile = self._profile
+        if deployment.verification_times != 1.0:
+            engine = DearDrafts(engine, deployment.verification_times)
+        if deployment.engine_times != 1.0:
+            engine = Stretched(engine, deployment.engine_times)
+        return None if engine is self._profile else engine
 
     def _policy_of(self, deployment: Deployment) -> Policy:
         policy = registry.make(deployment.policy, deployment.settings)

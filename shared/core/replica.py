@@ -423,7 +423,13 @@ class ReplicaCore:
         if flight.follows:
             self._lead.observe(ack.idle_s, ack.exec_s)
         seen = Observation(
-            now_unix_s, landing.shape, flight.predicted_s, ack.exec_s, ended, landing.drafts
+            now_unix_s,
+            landing.shape,
+            flight.predicted_s,
+            ack.exec_s,
+            ended,
+            landing.drafts,
+            late_s=ack.late_s,
         )
         self._policy.observe(seen)
 

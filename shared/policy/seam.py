@@ -207,6 +207,7 @@ class Observation:
     ended: Sequence[Ended] = ()
     drafts: Drafts | None = None
     iterations: int = 1
+    late_s: float = 0.0  # after `exec_s`, until the engine was ready for the next one
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,9 @@
   drafts needed most are verified first, and the iteration lasts as long as the mean pace allows.
   The time that is left is for prefills.
 - *Otherwise* prompts wait, and none drafts: the time is theirs.
+
+In neither case do decodes draft where that would bring them fewer tokens a second, as far as
+iterations have shown (lasting.py).
 """
 
 from collections.abc import Sequence
@@ -19,9 +22,10 @@ from shared.perf.draft import Draft
 from shared.perf.shape import BatchShape
 from shared.policy import chunk
 from shared.policy.chunk import Decoding, Rows
-from shared.policy.seam import Bools, Choice, Drafts, Speculation, View
+from shared.policy.seam import Bools, Choice, Drafts, Observation, Speculation, View
 from shared.policy.slackline.due import LOOSE_S
 from shared.policy.slackline.iteration import BATCH_TOKENS, with_best_effort
+from shared.policy.slackline.lasting import Lasting
 from shared.policy.slackline.price import prices_of
 from shared.policy.slackline.token_order import MARGIN_S, Timing
 from shared.policy.slackline.yields import DEEPEST, Yield, yields
@@ -31,6 +35,7 @@ from shared.policy.speculation import draft_s
 NEEDED = 1.3
 ACCEPTANCE = 0.7  # of the law, before anything is observed
 FADE = 0.02  # weight of one iteration
+CONTEXT_TOKENS = 256  # of each decode in the plan that others are compared with
 # The share of an iteration in which the draft model may read contexts.
 READING = 0.1
 
@@ -72,12 +77,22 @@ class Plan(NamedTuple):
     seconds: float  # of the iteration without prefills
 
 
+class Learned:
+    """The policy's knowledge of drafts: how many are accepted, and how long they take."""
+
+    def __init__(self) -> None:
+        self.accepted, self.lasting = Accepted(), Lasting()
+
+    def observe(self, seen: Observation) -> None:
+        self.lasting.observe(seen)
+        if seen.drafts is not None:
+            self.accepted.observe(seen.drafts)
+
+
 def drafting(
-    view: View, timing: Timing, every: Decoding, order: Rows, scale: float
+    view: View, timing: Timing, every: Decoding, order: Rows, learned: Learned
 ) -> Choice | None:
-    """One iteration in which the standard decodes draft; None where none should. `scale`: as
-    `Accepted` has it.
-    """
+    """One iteration in which the standard decodes draft; None where none should."""
     rows = every.rows[~view.best_effort[every.rows]]
     if view.draft is None or not len(rows):
         return None
@@ -86,21 +101,25 @@ def drafting(
     tight = rows[view.tbt_s[rows] < NEEDED * plain_s]
     if not len(tight) and len(order):
         return None
+    scale, factor = learned.accepted.scale, _factor(view, view.draft, len(rows), learned)
+    least = factor * learned.lasting.doubt(len(rows)) / plain_s  # tokens/s
     plans = [_plan(view, view.draft, shape, known, scale) for known in yields(ACCEPTANCE)]
     if len(tight):
         pace_s = float(view.tbt_s[tight].min())
         best = min(plans, key=lambda plan: plan.seconds / ((1.0 + plan.accepted) * pace_s))
+        if _tokens_per_s(best) <= least:
+            return None
         length_s = _mean_slack_s(view, tight, best, pace_s)
         return _choice(view, every, rows, order, best, length_s, tight)
     due_s = timing.token_due_s[rows]
     limit_s = float(due_s[due_s >= plain_s + MARGIN_S].min(initial=LOOSE_S)) - MARGIN_S
     plans = [plan for plan in plans if plan.seconds <= limit_s]
-    if not plans or _tokens_per_s(best := max(plans, key=_tokens_per_s)) * plain_s <= 1.0:
+    if not plans or _tokens_per_s(best := max(plans, key=_tokens_per_s)) <= least:
         return None
     return _choice(view, every, rows, order, best, limit_s + MARGIN_S, tight)
 
 
-def can_pay(view: View, every: Decoding, scale: float) -> bool:
+def can_pay(view: View, every: Decoding, learned: Learned) -> bool:
     """Tells whether drafts would bring these decodes more tokens a second, with time enough and
     while nothing waits.
     """
@@ -108,8 +127,21 @@ def can_pay(view: View, every: Decoding, scale: float) -> bool:
     if view.draft is None or not len(rows):
         return False
     shape = chunk.decodes_of(view, rows)
+    scale, factor = learned.accepted.scale, _factor(view, view.draft, len(rows), learned)
     plans = (_plan(view, view.draft, shape, known, scale) for known in yields(ACCEPTANCE))
-    return max(map(_tokens_per_s, plans)) * view.profile.batch_s(shape) > 1.0
+    return max(map(_tokens_per_s, plans)) * view.profile.batch_s(shape) > factor
+
+
+def _factor(view: View, draft: Draft, decodes: int, learned: Learned) -> float:
+    """By how much drafts make the iteration of so many decodes longer than predicted, beside one
+    without. The reference is a draft for each of the most decodes of that size.
+    """
+    most = (1 << decodes.bit_length()) - 1
+    shape = BatchShape(decodes=most, decode_context=CONTEXT_TOKENS * most)
+    plain_s = view.profile.batch_s(shape)
+    drafting_s = draft.step_s(shape) + view.profile.batch_s(_verifying(shape, most))
+    learned.lasting.refer(decodes, drafting_s, plain_s)
+    return learned.lasting.factor(decodes)
 
 
 def _tokens_per_s(plan: Plan) -> float:

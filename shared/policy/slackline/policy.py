@@ -19,7 +19,7 @@ from shared.policy.chunk import Rows
 from shared.policy.fit import accept_what_fits
 from shared.policy.lengths import OutputLengths
 from shared.policy.seam import Admission, Bools, Choice, Declared, Floats, Observation, View
-from shared.policy.slackline.drafts import Accepted, can_pay, drafting
+from shared.policy.slackline.drafts import Learned, can_pay, drafting
 from shared.policy.slackline.due import (
     Due,
     due_of_offers,
@@ -85,8 +85,8 @@ class Weighed(NamedTuple):
 
 
 class Slackline:
-    """The policy. It learns output lengths, the duration of iterations and how many drafts are
-    accepted; the view holds all else.
+    """The policy. It learns output lengths, the duration of iterations, and how many drafts are
+    accepted and how long they take; the view holds all else.
     """
 
     name = "slackline"
@@ -95,7 +95,7 @@ class Slackline:
     def __init__(self, settings: Settings) -> None:
         self._lengths = OutputLengths()
         self._step_s = 0.0
-        self._accepted = Accepted()
+        self._drafts = Learned()
         self._room = Room()
         self._owed = Owed()
         self._windows = Windows()
@@ -145,7 +145,7 @@ class Slackline:
         queue, choice = weighed.queue, None
         self._accepted.begin(view.accepted_shares)
         if not first and Part.DRAFTS in self._parts:
-            choice = drafting(view, timing, every, queue, self._accepted.scale)
+            choice = drafting(view, timing, every, queue, self._drafts)
         if choice is None:
             choice = iteration(view, timing, every, queue, best_effort_first=first)
         if first or not others or _has_best_effort(view, choice):
@@ -160,7 +160,7 @@ class Slackline:
         # what is right changes with each token, but for decodes alone that all run without drafts
         alone = not len(queue) and not moves and choice.speculation is None
         alone &= len(choice.slots) == len(every.rows)
-        alone = alone and not can_pay(view, every, self._accepted.scale)
+        alone = alone and not can_pay(view, every, self._drafts)
         return [choice if alone else replace(choice, repeats=1)]
 
     def _due(self, view: View) -> Due:
@@ -237,8 +237,7 @@ class Slackline:
         if seen.shape.decodes:
             kept = (1 - STEP_WEIGHT) ** seen.iterations if self._step_s else 0.0
             self._step_s = kept * self._step_s + (1 - kept) * seen.exec_s
-        if seen.drafts is not None:
-            self._accepted.observe(seen.drafts)
+        self._drafts.observe(seen)
         for ended in seen.ended:
             self._lengths.observe(ended)
 

@@ -10,7 +10,7 @@ from loadgen.load.arrivals import Gaps, draw_arrivals
 from loadgen.load.mix import plan_requests
 from loadgen.load.workload import named_workload
 from loadgen.simulator.deployment import Deployment
-from loadgen.simulator.misjudged import MisjudgedLengths, Stretched
+from loadgen.simulator.misjudged import DearDrafts, MisjudgedLengths, Stretched
 from loadgen.simulator.simulation import SimulationResult, simulate
 from loadgen.simulator.traffic import Traffic
 from shared.perf.shape import BatchShape
@@ -39,6 +39,18 @@ def test_a_stretched_profile_takes_so_many_times_as_long_and_its_inverse_holds(
         assert stretched.batch_s(shape.with_chunk(tokens, cached)) <= budget_s + 1e-9
     if tokens < 2000:
         assert stretched.batch_s(shape.with_chunk(tokens + 1, cached)) > budget_s - 1e-9
+
+
+def test_dear_drafts_take_so_many_times_as_long_and_nothing_else_does() -> None:
+    profile = Linear()
+    dear = DearDrafts(profile, 3.0)
+    plain = BatchShape(decodes=4, decode_context=400)
+    verifying = plain._replace(prefill_tokens=8, prefill_sq=16.0, prefill_cross=800.0)
+    chunk = verifying.with_chunk(100, 0)
+    assert dear.batch_s(plain) == profile.batch_s(plain)
+    assert dear.batch_s(chunk) == profile.batch_s(chunk)
+    drafts_s = profile.batch_s(verifying) - profile.batch_s(plain)
+    assert dear.batch_s(verifying) == pytest.approx(profile.batch_s(plain) + 3.0 * drafts_s)
 
 
 def test_slower_engines_are_busy_for_longer_and_every_request_ends() -> None:

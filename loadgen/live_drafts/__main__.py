@@ -1,0 +1,150 @@
+"""Policies that draft, live on the shipped pair of models, beside the simulator's prediction.
+
+Run python -m loadgen.live_drafts. One replica of the torch engine serves the same questions in
+three tiers of pace, at rates that rise, under each policy in turn. It prints tables in Markdown and
+writes them, a plot and all figures to a folder. With --engine vllm, in an environment that has
+vLLM, it adds rows to those of the folder.
+"""
+
+import argparse
+import os
+import shlex
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+import uvloop
+from msgspec.structs import replace
+from rich.console import Console
+
+from loadgen.bench import machine
+from loadgen.lab.comparison import parse_policies
+from loadgen.live_drafts.comparison_page import POINTS, Comparison, farthest, markdown, plot
+from loadgen.live_drafts.rising_load import Questions, RisingLoad
+from loadgen.live_drafts.trial_run import Row, serve
+from shared.errors import ConfigError
+from shared.models import shipped as models
+from shared.text.tokenizer import Tokenizer
+
+POLICIES = (
+    "vllm,vllm:spec_tokens=1,vllm:spec_tokens=3,vllm:spec_tokens=5,slos_serve,adaserve,slackline"
+)
+POLICIES_OF_VLLM = "vllm,slos_serve,adaserve"
+RESULT = "result.json"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m loadgen.live_drafts", description=__doc__)
+    parser.add_argument(
+        "--seed", type=int, default=1, metavar="K", help="random seed of the load (default: 1)"
+    )
+    parser.add_argument(
+        "--rates",
+        default="5,15,30",
+        metavar="R,R,...",
+        help="requests/s, one rate after the other (default: 5,15,30)",
+    )
+    parser.add_argument(
+        "--paces",
+        default="6,10,25",
+        metavar="MS,MS,MS",
+        help="longest mean time per token of the tiers tight, medium and loose, in ms (default: "
+        "6,10,25)",
+    )
+    parser.add_argument(
+        "--duration",
+        type=float,
+        default=60.0,
+        metavar="S",
+        help="seconds of arrivals (default: 60)",
+    )
+    parser.add_argument(
+        "--engine", choices=("torch", "vllm"), default="torch", help="(default: torch)"
+    )
+    parser.add_argument(
+        "--policies",
+        metavar="NAME[:KEY=VALUE[+KEY=VALUE...]],...",
+        help=f"policies in turn (default: {POLICIES}; with --engine vllm: {POLICIES_OF_VLLM})",
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("out/live-drafts"),
+        metavar="DIR",
+        help="folder for the results (default: out/live-drafts)",
+    )
+    return parser
+
+
+def _numbers(text: str, option: str, factor: float = 1.0) -> list[float]:
+    """Raises ConfigError."""
+    try:
+        found = [factor * float(word) for word in text.split(",")]
+    except ValueError:
+        found = []
+    if not found or min(found) <= 0:
+        raise ConfigError(f"{option} `{text}`: expected numbers above 0, separated by commas")
+    return found
+
+
+async def _run(args: argparse.Namespace, load: RisingLoad, console: Console) -> list[Row]:
+    tokenizer = Tokenizer.load(models.folder(models.DEFAULT))
+    prompts = Questions(tokenizer, load.seed)
+    default = POLICIES_OF_VLLM if args.engine == "vllm" else POLICIES
+    rows, acceptance = list[Row](), None
+    for contestant in parse_policies(args.policies or default):
+        row, seen = await serve(contestant, args.engine, load, prompts, acceptance, console)
+        if "spec_tokens" in row.settings and acceptance is None:
+            acceptance = seen  # all decodes draft there
+        rows.append(row)
+        console.print(
+            f"{row.name}: {100 * row.live.met:.1f} % live, {100 * row.simulated.met:.1f} simulated"
+        )
+    return rows
+
+
+def main() -> int:
+    parser = _parser()
+    args = parser.parse_args()
+    console = Console(stderr=True, width=None if sys.stderr.isatty() else 120)
+    began, facts, before = datetime.now(UTC), machine.describe(), os.getloadavg()[0]
+    try:
+        rates, paces = _numbers(args.rates, "--rates"), _numbers(args.paces, "--paces", 1e-3)
+        if len(paces) != 3:
+            raise ConfigError(f"--paces `{args.paces}`: there are three tiers")
+        load = RisingLoad(rates, args.duration, paces, args.seed)
+        rows = uvloop.run(_run(args, load, console))
+    except ConfigError as error:
+        parser.error(str(error))
+    found = Comparison(
+        command=shlex.join(["python", "-m", "loadgen.live_drafts", *sys.argv[1:]]),
+        began=began.isoformat(timespec="minutes"),
+        seed=args.seed,
+        rates_per_s=rates,
+        paces_s=paces,
+        duration_s=args.duration,
+        machine=facts,
+        load_average=(before, os.getloadavg()[0]),
+        rows=rows,
+    )
+    args.out.mkdir(parents=True, exist_ok=True)
+    path = args.out / RESULT
+    if args.engine == "vllm" and path.is_file():
+        earlier = msgspec.json.decode(path.read_bytes(), type=Comparison)
+        kept = [row for row in earlier.rows if row.engine != "vllm"]
+        found = replace(earlier, rows=[*kept, *rows])
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
+    text = markdown(found)
+    (args.out / "tables.md").write_text(text + "\n")
+    plot(found, args.out / "live-drafts.svg")
+    print(text)
+    console.print(
+        f"live and simulated differ by at most {farthest(found):.1f} points (aim: {POINTS:g}); "
+        f"the plot is in {args.out}"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

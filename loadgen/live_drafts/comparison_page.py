@@ -1,0 +1,204 @@
+"""The rows as Markdown tables and as a plot."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from msgspec import Struct
+
+from loadgen.bench.machine import Machine
+from loadgen.lab.plots import line_of, new_figure, write
+from loadgen.live_drafts.rising_load import RisingLoad
+from loadgen.live_drafts.trial_run import Attained, Row
+from loadgen.live_drafts.worth import Phases, gain
+
+POINTS = 3.0  # by which the simulator may differ
+
+
+class Comparison(Struct, frozen=True, kw_only=True):
+    """The contents of result.json."""
+
+    command: str
+    began: str  # UTC
+    seed: int
+    rates_per_s: Sequence[float]
+    paces_s: Sequence[float]
+    duration_s: float
+    machine: Machine
+    load_average: tuple[float, float]  # of a minute, before the first run and after the last
+    rows: list[Row]
+
+    @property
+    def load(self) -> RisingLoad:
+        return RisingLoad(self.rates_per_s, self.duration_s, self.paces_s, self.seed)
+
+
+def markdown(found: Comparison) -> str:
+    return "\n\n".join([_heading(found), _attained(found), _phases(found), _worth(found)])
+
+
+def _heading(found: Comparison) -> str:
+    rates = ", ".join(f"{rate:g}" for rate in found.rates_per_s)
+    paces = ", ".join(f"{1e3 * pace_s:g}" for pace_s in found.paces_s)
+    before, after = found.load_average
+    return (
+        f"{found.began}, `{found.command}` (seed {found.seed}), {found.machine}; load average "
+        f"{before:.1f} before the first run, {after:.1f} after the last. "
+        f"{found.rows[0].requests} requests, {rates} a second for "
+        f"{found.load.stage_s:g} s each; TPOT {paces} ms."
+    )
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _percent(fraction: float) -> str:
+    return f"{100 * fraction:.1f}"
+
+
+def _attained(found: Comparison) -> str:
+    tiers = list(found.load.tiers.tiers)
+    rates = [f"at {rate:g}/s" for rate in found.rates_per_s]
+    head = [
+        "SLO met, %", "all: live", "simulated", "apart", *tiers, *rates,
+        "tokens/s in SLO: live", "simulated",
+    ]  # fmt: skip
+    rows = []
+    for row in found.rows:
+        live, told = row.live, row.simulated
+        rows.append(
+            [
+                f"`{row.name}`",
+                _percent(live.met),
+                _percent(told.met),
+                f"{100 * (live.met - told.met):+.1f}",
+                *(_pair(live.by_tier[tier], told.by_tier[tier]) for tier in tiers),
+                *map(_pair, live.by_stage, told.by_stage),
+                f"{live.goodput_tokens_per_s:.0f}",
+                f"{told.goodput_tokens_per_s:.0f}",
+            ]
+        )
+    return _table(head, rows)
+
+
+def _pair(live: float, simulated: float) -> str:
+    return f"{100 * live:.0f} ({100 * simulated:.0f})"
+
+
+def _phases(found: Comparison) -> str:
+    head = [
+        "iterations", "with drafts", "decodes", "tokens per verification: live", "simulated",
+        "draft, ms", "verification", "rest", "without drafts", "decodes", "pass, ms", "rest",
+        "draft step, read", "acceptance",
+    ]  # fmt: skip
+    rows = []
+    for row in found.rows:
+        with_, without = row.verifying, row.plain
+        cost = row.cost if isinstance(row.cost, tuple) else (row.cost, row.cost)
+        rows.append(
+            [
+                f"`{row.name}`",
+                f"{with_.iterations}",
+                _if(with_, f"{with_.decodes:.1f}"),
+                _yield(row.live),
+                _yield(row.simulated),
+                *(_if(with_, f"{1e3 * s:.2f}") for s in _three(with_)),
+                f"{without.iterations}",
+                _if(without, f"{without.decodes:.1f}"),
+                *(_if(without, f"{1e3 * s:.2f}") for s in (without.pass_s, without.rest_s)),
+                ", ".join(f"{part:.2f}" for part in cost),
+                f"{row.acceptance:.2f}",
+            ]
+        )
+    return _table(head, rows)
+
+
+def _three(phases: Phases) -> tuple[float, float, float]:
+    return phases.draft_s, phases.pass_s, phases.rest_s
+
+
+def _if(phases: Phases, text: str) -> str:
+    return text if phases.iterations else ""
+
+
+def _yield(attained: Attained) -> str:
+    tokens = attained.tokens_per_verification
+    return "" if tokens is None else f"{tokens:.2f}"
+
+
+def _plain(found: Comparison, engine: str) -> Row | None:
+    """The row whose iterations of plain decodes the others are compared with."""
+    every = [row for row in found.rows if row.engine == engine]
+    return next((row for row in every if not row.verifying.iterations), None)
+
+
+def _worth(found: Comparison) -> str:
+    """Speed with drafts over that without, by decodes in the iteration; and how often a policy
+    that chooses has drafted there.
+    """
+    columns = []
+    head = ["decodes at once", "without drafts, ms"]
+    for row in found.rows:
+        plain = _plain(found, row.engine)
+        if plain is None or not row.verifying.iterations:
+            continue
+        columns.append((row, plain))
+        head.append(f"`{row.name}`")
+    rows = []
+    first = _plain(found, found.rows[0].engine)
+    for n, band in enumerate(found.rows[0].bands):
+        cells = [band.name]
+        if first is None or not first.bands[n].plain.iterations:
+            cells.append("")
+        else:
+            cells.append(f"{1e3 * first.bands[n].plain.pass_s:.1f}")
+        for row, plain in columns:
+            over = gain(row.bands[n].drafting, plain.bands[n].plain)
+            share = row.bands[n].drafts_fraction
+            drafted = "" if share is None else f"{100 * share:.0f} %"
+            cells.append(drafted if over is None else f"{over:.2f} x, {drafted}")
+        rows.append(cells)
+    return _table(head, rows)
+
+
+def plot(found: Comparison, path: Path) -> Path:
+    """Attainment over the rate, live and simulated; and the worth of drafts over the decodes."""
+    figure, [kept, worth] = new_figure(
+        1, 2, "Drafts, live", f"seed {found.seed}, {found.began}", width=10.0
+    )
+    for n, row in enumerate(found.rows):
+        look = line_of(n)
+        kept.plot(
+            found.rates_per_s, [100 * met for met in row.live.by_stage], **look, label=row.name
+        )
+        kept.plot(
+            found.rates_per_s,
+            [100 * met for met in row.simulated.by_stage],
+            **look | {"linestyle": ":", "marker": "o", "markersize": 3},
+        )
+        plain = _plain(found, row.engine)
+        if plain is None or not row.verifying.iterations:
+            continue
+        places, over = [], []
+        for band, without in zip(row.bands, plain.bands, strict=True):
+            value = gain(band.drafting, without.plain)
+            if value is not None:
+                places.append(band.drafting.decodes)
+                over.append(value)
+        worth.plot(places, over, **look, marker="o", markersize=3)
+    kept.set_xlabel("requests/s (dotted: simulated)")
+    kept.set_ylabel("SLO met, % of offered")
+    kept.set_ylim(0, 102)
+    worth.axhline(1.0, color="#666666", linewidth=0.8)
+    worth.set_xscale("log", base=2)
+    worth.set_xlabel("decodes in the iteration")
+    worth.set_ylabel("speed over that without drafts")
+    kept.legend(frameon=False, fontsize=7)
+    return write(figure, path)
+
+
+def farthest(found: Comparison) -> float:
+    """The points by which live and simulated attainment differ most."""
+    return max((100 * abs(r.live.met - r.simulated.met) for r in found.rows), default=math.nan)

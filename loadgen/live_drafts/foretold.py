@@ -1,0 +1,118 @@
+"""The simulator's prediction of a load that a live fleet served, from what was measured there: the
+profile of its iterations, the cost of its draft model, and how many drafts were accepted.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from loadgen.lab.comparison import Contestant
+from loadgen.live_drafts.followed import Iteration
+from loadgen.load.mix import PlannedRequest
+from loadgen.simulator.deployment import Deployment, ReplicaFacts
+from loadgen.simulator.latency import Latency
+from loadgen.simulator.simulation import SimulationResult, simulate
+from loadgen.simulator.traffic import Traffic
+from shared.perf.draft import Draft, DraftCost
+from shared.perf.fitting import Timed, fit, least_relative_error
+from shared.perf.iteration_time import Profile
+from shared.perf.profile_file import ProfileFile
+from shared.policy.speculation import draft_s
+from shared.schemas import Announce
+from shared.tiers import TierSet
+
+NEARLY_NONE = 1e-9  # in place of 0, which would mean that the draft reads along with the target
+LEAST = 0.001  # a fraction of 0 would mean that there is no draft
+
+
+class Measured(NamedTuple):
+    """The replica as its iterations show it."""
+
+    file: ProfileFile
+    draft: DraftCost
+    acceptance: float
+
+
+def measured(
+    iterations: Sequence[Iteration], announce: Announce, acceptance: float | None
+) -> Measured:
+    """`acceptance`: as `acceptance_of` found it in another run; None: by these iterations."""
+    file = profile_of(iterations, announce)
+    known = acceptance if acceptance is not None else acceptance_of(iterations)
+    return Measured(
+        file, cost_of(iterations, file.profile(), announce.draft), 0.7 if known is None else known
+    )
+
+
+def profile_of(iterations: Sequence[Iteration], announce: Announce) -> ProfileFile:
+    """Fitted to these iterations without drafting, and with their hand-overs."""
+    return fit(
+        [Timed(one.shape, one.pass_s + one.late_s) for one in iterations if one.pass_s > 0],
+        name="as-served",
+        gpu=announce.engine,
+        model=announce.model,
+        kv_capacity_tokens=announce.kv_blocks * announce.block_tokens,
+        provenance="fitted to the iterations of a live run",
+    )
+
+
+def cost_of(iterations: Sequence[Iteration], profile: Profile, announced: DraftCost) -> DraftCost:
+    """(step, read) of the draft model by the times that drafting took; as announced where no
+    iteration tells.
+    """
+    drafting = [one for one in iterations if one.trees is not None]
+    if not drafting:
+        return announced
+    units = (Draft(profile, 1.0, NEARLY_NONE), Draft(profile, NEARLY_NONE, 1.0))
+    design = np.array(
+        [
+            [draft_s(unit, **one.trees._asdict()) for unit in units]
+            for one in drafting
+            if one.trees is not None
+        ]
+    )
+    step, read = least_relative_error(design, np.array([one.draft_s for one in drafting]))
+    return min(max(float(step), LEAST), 1.0), min(max(float(read), LEAST), 1.0)
+
+
+def acceptance_of(iterations: Sequence[Iteration]) -> float | None:
+    """The probability that the first draft is accepted. It is the model's own where all decodes
+    draft; a policy that verifies the likeliest drafts alone sees more. None without any.
+    """
+    verifications = sum(one.verifications for one in iterations)
+    if not verifications:
+        return None
+    return min(max(sum(one.first_accepted for one in iterations) / verifications, 0.01), 0.99)
+
+
+def foretell(
+    contestant: Contestant,
+    requests: Sequence[PlannedRequest],
+    tiers: TierSet,
+    seed: int,
+    facts: Announce,
+    found: Measured,
+    folder: Path,
+) -> SimulationResult:
+    """The same requests served by the simulator."""
+    path = folder / "as-served.json"
+    path.write_bytes(msgspec.json.encode(found.file))
+    deployment = Deployment(
+        contestant.policy,
+        str(path),
+        1,
+        contestant.settings,
+        Latency.live(),
+        ReplicaFacts(
+            kv_blocks=facts.kv_blocks,
+            block_tokens=facts.block_tokens,
+            context_tokens=facts.context_tokens,
+            max_slots=facts.max_slots,
+        ),
+        draft=found.draft,
+        acceptance=found.acceptance,
+    )
+    return simulate(Traffic(requests, tiers, seed), deployment)

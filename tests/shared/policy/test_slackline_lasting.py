@@ -1,0 +1,175 @@
+"""`slackline` finds by what it sees where drafts begin to lose, whatever was announced."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from loadgen.load.mix import PlannedRequest
+from loadgen.simulator.deployment import Deployment, ReplicaFacts
+from loadgen.simulator.latency import Latency
+from loadgen.simulator.simulation import SimulationResult, simulate
+from loadgen.simulator.traffic import Traffic
+from shared.perf.profile_file import FOLDER
+from shared.perf.shape import BatchShape
+from shared.policy.seam import Drafts, Observation
+from shared.policy.slackline.lasting import APART, Lasting
+from shared.tiers import Tier, TierSet
+from shared.vocabulary import Definition, Slo
+
+# A pass of 32 decodes takes 2.3 times one of a single decode, and a verified draft as long as a
+# token of a prompt: about what the shipped pair takes on one CPU thread.
+FLAT = {
+    "form": "piecewise_tokens_plus_attention",
+    "tile": 1,
+    "knots": [0],
+    "slopes": [1.15e-4],
+    "c": 0.0029,
+    "attention": {"e": 2e-4, "p1": 8.6e-9, "p2": 7e-9, "d0": 0.0, "d1": 7.5e-5, "d2": 3e-7},
+}
+TOKENS = {1: 2000, 8: 1000, 32: 800}  # of each answer, by the number of requests
+PATIENT_S, TIGHT_S = 0.4, 0.008  # TBT
+
+
+@pytest.fixture(scope="module")
+def profile(tmp_path_factory: pytest.TempPathFactory) -> str:
+    file = json.loads((FOLDER / "cpu-tiny.json").read_text())
+    path = tmp_path_factory.mktemp("profile") / "flat.json"
+    path.write_text(json.dumps(file | {"name": "flat", "coefficients": FLAT}))
+    return str(path)
+
+
+def served(
+    profile: str, requests: int, *, step: float, times: float, tbt_s: float, drafts: bool = True
+) -> SimulationResult:
+    """So many requests that all begin at once and decode together. A verified draft takes `times`
+    what the profile says.
+    """
+    slo = Slo(ttft_s=5.0, tbt_s=tbt_s, definition=Definition.MEAN_TPOT)
+    tiers = TierSet(name="one", default="one", tiers={"one": Tier(slo=slo)})
+    plan = [
+        PlannedRequest(n, 0.0, 20, TOKENS[requests], "one", 1.0, "default", "question")
+        for n in range(requests)
+    ]
+    deployment = Deployment(
+        "slackline",
+        profile,
+        1,
+        {} if drafts else {"without": "drafts"},
+        Latency.live(),
+        ReplicaFacts(kv_blocks=8192, context_tokens=4096),
+        draft=(step, 0.18),
+        verification_times=times,
+    )
+    return simulate(Traffic(plan, tiers, 1), deployment)
+
+
+@pytest.mark.parametrize("tbt_s", [PATIENT_S, TIGHT_S])
+def test_drafts_that_are_dearer_than_announced_end_where_they_lose(
+    profile: str, tbt_s: float
+) -> None:
+    dear = served(profile, 32, step=0.15, times=2.5, tbt_s=tbt_s)
+    plain = served(profile, 32, step=0.15, times=2.5, tbt_s=tbt_s, drafts=False)
+    # they cost a sixth of the speed if all draft
+    assert dear.verifications < 32 * 0.05 * dear.iterations
+    assert dear.simulated_s < 1.04 * plain.simulated_s
+
+
+@pytest.mark.parametrize("tbt_s", [PATIENT_S, TIGHT_S])
+@pytest.mark.parametrize(("requests", "least"), [(1, 1.3), (8, 1.02)])
+def test_drafts_go_on_where_they_gain_even_if_they_are_dearer(
+    profile: str, requests: int, least: float, tbt_s: float
+) -> None:
+    dear = served(profile, requests, step=0.15, times=2.5, tbt_s=tbt_s)
+    plain = served(profile, requests, step=0.15, times=2.5, tbt_s=tbt_s, drafts=False)
+    assert plain.simulated_s / dear.simulated_s > least
+
+
+def test_a_pace_too_tight_for_plain_decodes_is_no_reason_for_drafts_that_lose(
+    profile: str,
+) -> None:
+    losing = served(profile, 32, step=0.4, times=1.0, tbt_s=TIGHT_S)
+    assert losing.verifications == 0
+
+
+@settings(deadline=None, max_examples=8)
+@given(
+    st.sampled_from([8, 32]),
+    st.floats(0.05, 0.5),
+    st.floats(0.5, 4.0),
+    st.sampled_from([PATIENT_S, TIGHT_S]),
+)
+def test_drafts_never_cost_more_than_their_trials(
+    profile: str, requests: int, step: float, times: float, tbt_s: float
+) -> None:
+    whole = served(profile, requests, step=step, times=times, tbt_s=tbt_s)
+    plain = served(profile, requests, step=step, times=times, tbt_s=tbt_s, drafts=False)
+    assert whole.simulated_s < 1.06 * plain.simulated_s
+
+
+# ---------------------------------------------------------------- what is known by size
+
+
+def seen(decodes: int, took: float, *, drafts: bool, iterations: int = 1) -> Observation:
+    one = np.ones(1, dtype=np.int32)
+    drafted = Drafts(one * 0.1, one, one, one) if drafts else None
+    shape = BatchShape(decodes=decodes, decode_context=100 * decodes)
+    return Observation(0.0, shape, 0.010, 0.010 * took, drafts=drafted, iterations=iterations)
+
+
+def referred(plain_s: float = 0.01) -> Lasting:
+    lasting = Lasting()
+    lasting.refer(20, 0.012, plain_s)
+    lasting.refer(2, 0.004, 0.003)
+    return lasting
+
+
+def test_what_lasts_as_predicted_changes_nothing() -> None:
+    lasting = referred()
+    for n in range(200):
+        lasting.observe(seen(20, 1.0, drafts=n % 3 > 0))
+        assert lasting.factor(20) == 1.0
+        assert lasting.doubt(20) == 1.0
+
+
+def test_each_size_is_known_for_itself() -> None:
+    lasting = referred()
+    for _ in range(100):
+        lasting.observe(seen(20, 1.3, drafts=True))
+    assert lasting.factor(20) == pytest.approx(1.3, rel=0.02)
+    assert lasting.factor(2) == 1.0
+
+
+def test_what_the_profile_has_learned_since_is_not_counted_twice() -> None:
+    lasting = referred()
+    for _ in range(100):
+        lasting.observe(seen(20, 1.3, drafts=True))
+    lasting.refer(20, 1.3 * 0.012, 0.01)
+    assert lasting.factor(20) == pytest.approx(1.0, rel=0.02)
+
+
+def test_drafts_that_lost_are_forgotten_without_any() -> None:
+    lasting = referred()
+    for _ in range(100):
+        lasting.observe(seen(20, 1.5, drafts=True))
+    factors = [lasting.factor(20)]
+    for _ in range(20):
+        lasting.observe(seen(20, 1.0, drafts=False, iterations=50))
+        factors.append(lasting.factor(20))
+    assert factors == sorted(factors, reverse=True)
+    assert factors[1] > 1.4
+    assert factors[-1] < 1.1
+
+
+def test_a_prediction_of_plain_iterations_that_grows_without_any_is_in_doubt() -> None:
+    lasting = referred()
+    lasting.refer(20, 0.014, 0.012)
+    for _ in range(APART):
+        assert lasting.doubt(20) == 1.0
+        lasting.observe(seen(20, 1.3, drafts=True))
+    assert lasting.doubt(20) == pytest.approx(1.2)
+    assert lasting.doubt(2) == 1.0
+    lasting.observe(seen(20, 0.8, drafts=False))
+    assert lasting.doubt(20) == 1.0
