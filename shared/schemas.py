@@ -393,7 +393,7 @@ class Record(Struct, frozen=True, kw_only=True, omit_defaults=True):
     needs: tuple[str, ...] = ()  # features its replica must have, sorted (shared/features.py)
     asked: bytes = b""  # the digest of what the client asked for (services/admission/asked.py)
     weight: float = 1.0  # of its tenant, beside those whose requests are equally important
-    # until then its first token is worth waiting for in the pool, by its tier
+    # until then a best-effort request waits for its first token, by its tier
     begin_by_unix_s: float = math.inf
 
     @property
@@ -430,6 +430,7 @@ class Offer(Struct, frozen=True, kw_only=True, omit_defaults=True):
     generated_tokens: Count = 0  # made by earlier attempts; their KV is computed again
     next_due_unix_s: float = math.inf  # deadline of the next token
     expires_unix_s: float = math.inf
+    begin_by_unix_s: float = math.inf  # a best-effort request without a token is given up then
     session: str = ""
     allow_relegation: bool = True
     first_token_unix_s: float = math.inf  # when its first token was emitted; inf: not yet

@@ -31,6 +31,7 @@ class BookRows(Rows):
     # of the draft model's KV, at the upper bound; 0 where that has no capacity of its own
     draft_held_blocks: Ints
     expires_unix_s: Floats
+    begin_by_unix_s: Floats  # the same for a best-effort request that has no token
     # of shared/core/fairness.py: a number for its tenant, and its turn
     tenant: Ints
     turn: Floats
@@ -128,6 +129,7 @@ class Books(BookRows):
         self.definition[row] = DEFINITIONS.index(slo.definition)
         self.importance[row] = offer.importance
         self.expires_unix_s[row] = offer.expires_unix_s
+        self.begin_by_unix_s[row] = offer.begin_by_unix_s
         self.best_effort[row] = offer.service_class is ServiceClass.BEST_EFFORT
         self.offloaded[row] = offer.left == "offloaded"
         self.offers[slot] = offer
@@ -155,6 +157,13 @@ class Books(BookRows):
         if steps > 0:
             self.next_due_unix_s[row] += steps * (slo.pace_s(False) - slo.pace_s(True))
         self._pace(row, slo, False)
+
+    def leaves_unix_s(self) -> Floats:
+        """[live] until when each request is served, as things are."""
+        n = self.live
+        waits = self.best_effort[:n] & (self.generated_tokens[:n] == 0)
+        until = np.where(waits, self.begin_by_unix_s[:n], np.inf)
+        return np.minimum(self.expires_unix_s[:n], until)
 
     def leave(self, slot: int) -> None:
         """Nothing more is planned for the slot; it stays in the books until its end is acked."""

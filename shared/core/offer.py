@@ -39,6 +39,7 @@ def offer_of(
         generated_tokens=generated_tokens,
         next_due_unix_s=measure.next_due_unix_s,
         expires_unix_s=record.expires_unix_s,
+        begin_by_unix_s=record.begin_by_unix_s,
         session=record.session,
         allow_relegation=record.allow_relegation,
         first_token_unix_s=measure.first_unix_s if measure.tokens else math.inf,

@@ -470,7 +470,8 @@ class ReplicaCore:
         )
         self._slots.assign(offer, slot)
         self._fairness.seat(slot, self._books, now_unix_s)
-        self._next_expiry_unix_s = min(self._next_expiry_unix_s, offer.expires_unix_s)
+        leaves_unix_s = float(self._books.leaves_unix_s()[self._books.row_of[slot]])
+        self._next_expiry_unix_s = min(self._next_expiry_unix_s, leaves_unix_s)
         if generated_tokens >= offer.max_tokens:
             self._books.leave(slot)
         self._changed()
@@ -534,11 +535,11 @@ class ReplicaCore:
 
     def _expire(self, now_unix_s: float) -> None:
         books = self._books
-        expires_unix_s = books.expires_unix_s[: books.live]
-        late = np.flatnonzero(expires_unix_s <= now_unix_s)
+        leaves_unix_s = books.leaves_unix_s()
+        late = np.flatnonzero(leaves_unix_s <= now_unix_s)
         self._expired.update(int(books.slot[row]) for row in late)
-        later = expires_unix_s[expires_unix_s > now_unix_s]
-        self._next_expiry_unix_s = float(later.min()) if len(later) else math.inf
+        later = leaves_unix_s[leaves_unix_s > now_unix_s]
+        self._next_expiry_unix_s = float(later.min(initial=math.inf))
         if len(late):
             self._changed()
 
@@ -561,6 +562,9 @@ class ReplicaCore:
             choice, self._expired, books, self._ahead, hand_back=self._set.hand_back
         )
         self._expired.clear()
+        if orders.relegated:  # they may have waited too long for a first token already
+            leaves_unix_s = float(books.leaves_unix_s().min(initial=math.inf))
+            self._next_expiry_unix_s = min(self._next_expiry_unix_s, leaves_unix_s)
         self.counters.relegated += len(choice.relegate)
         waits = math.isfinite(choice.again_unix_s)
         if waits and not len(choice.slots):

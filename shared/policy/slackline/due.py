@@ -24,7 +24,8 @@ _DEADLINE = DEFINITIONS.index(Definition.DEADLINE)
 _MEAN = DEFINITIONS.index(Definition.MEAN_TPOT)
 
 LOOSE_S = 0.4  # as QoServe's artifact for decodes without a TBT
-# A prefill without a deadline is to end within this.
+# A prefill without any deadline is to end within this after its arrival, so that it does not wait
+# for ever. In the order of due times no other is due later than this from now.
 FAR_S = 3600.0
 # A TTLT keeps a quarter of itself for its output, but no more than this for each token.
 RESERVE_SHARE, RESERVE_MOST_S = 0.25, 0.25
@@ -144,7 +145,9 @@ def put_off_by_deadline(view: View, token_due_s: Floats) -> Floats:
 def _due(facts: Facts, now_unix_s: float, step_s: float) -> Due:
     made = facts.generated_tokens
     left = np.maximum(facts.upper_tokens - made, np.maximum(AS_LONG_AGAIN * made, 1.0))
-    prefill = np.minimum(facts.next_due_unix_s, now_unix_s + FAR_S)
+    undated = np.isinf(facts.next_due_unix_s) & np.isinf(facts.last_due_unix_s)
+    begin_unix_s = np.where(undated, facts.arrived_unix_s, now_unix_s)
+    prefill = np.minimum(facts.next_due_unix_s, begin_unix_s + FAR_S)
     pace = np.minimum(facts.tightest_tbt_s, LOOSE_S)
     whole = np.isfinite(facts.last_due_unix_s).nonzero()[0]
     if len(whole):

@@ -7,7 +7,8 @@
 - *Alone*: the prefills due first run without any decode, if beside the decodes one would be late,
   alone they are in time, and passes after them still keep all due times (token_order.py).
 - *In time*: the batch ends where a prefill that it completes is due.
-- *Best-effort* requests run only once everything else has fitted.
+- *Best-effort* requests run only once everything else has fitted, but where they are owed time:
+  then they come first, beside the decodes that are due, or alone while no decode is due.
 """
 
 import math
@@ -19,35 +20,20 @@ from shared.policy import chunk
 from shared.policy.chunk import Decoding, Rows
 from shared.policy.prefills_alone import whole_prefills
 from shared.policy.seam import Choice, View
-from shared.policy.slackline.token_order import MARGIN_S, Timing, token_order
+from shared.policy.slackline.token_order import MARGIN_S, Timing, TokenOrder, token_order
 
 BATCH_TOKENS = 4096  # the most prompt tokens of an iteration
 # Of the prefills due first so many are looked at one by one.
 FIRST = 12
 
 
-def iteration(
-    view: View, timing: Timing, every: Decoding, order: Rows, *, best_effort_first: bool = False
-) -> Choice:
-    """The choice for these decodes, and for the standard prefills in `order`. With
-    `best_effort_first` these wait for the best-effort requests.
-    """
+def iteration(view: View, timing: Timing, every: Decoding, order: Rows) -> Choice:
+    """The choice for these decodes, and for the standard prefills in `order`."""
     standard = every.rows[~view.best_effort[every.rows]]
     tokens = token_order(view, timing, standard)
     due_s = tokens.in_time_s
-    if len(due_s):
-        longest_s = float(due_s.min())
-    elif len(standard):
-        longest_s = max(2 * tokens.every_s, float(timing.pace_s[standard].min()))
-    else:
-        # no longer than that, so that an arrival need not wait; but something must fit
-        paced = order if len(order) else slice(None)
-        one_s = view.profile.batch_s(BatchShape(decodes=1))
-        longest_s = max(float(timing.pace_s[paced].min(initial=math.inf)), 2 * one_s)
+    longest_s = _longest_s(view, timing, tokens, order)
     budget_s = longest_s - MARGIN_S
-    if best_effort_first:
-        running = _running(view, every, tokens.running(longest_s))
-        return _best_effort_first(view, every, running, order, budget_s)
     if len(order):
         if len(standard) and len(due_s) == len(standard):
             first = order[:FIRST]
@@ -67,6 +53,49 @@ def iteration(
             running = _running(view, every, tokens.running(longest_s))
     choice = chunk.fill(view, running, order, limit_tokens=BATCH_TOKENS, budget_s=budget_s)
     return with_best_effort(view, every, running, order, choice, budget_s)
+
+
+def best_effort_first(view: View, timing: Timing, every: Decoding, order: Rows) -> Choice | None:
+    """The choice in which best-effort requests come first, in the order of arrival, and the
+    standard prefills in `order` after them. No decode is late for it. None: there is no time for
+    any of them, or no KV.
+    """
+    tokens = token_order(view, timing, every.rows[~view.best_effort[every.rows]])
+    longest_s = _longest_s(view, timing, tokens, order)
+    budget_s = longest_s - MARGIN_S
+    running = _running(view, every, tokens.running(longest_s))
+    oldest = every.rows[view.best_effort[every.rows]]
+    oldest = oldest[np.lexsort((view.slot[oldest], view.arrived_unix_s[oldest]))]
+    both = _beside(view, running, oldest, running.shape, budget_s, at_least=1)
+    waiting = _best_effort_queue(view, every)
+    waiting = waiting[np.lexsort((view.slot[waiting], view.arrived_unix_s[waiting]))]
+    queue = np.concatenate((waiting, order))
+    choice = chunk.fill(view, both, queue, limit_tokens=BATCH_TOKENS, budget_s=budget_s)
+    if has_best_effort(view, choice):
+        return choice
+    if not len(tokens.rows) or len(tokens.in_time_s) < len(tokens.rows):
+        return None
+    none = _running(view, every, every.rows[:0])
+    until_s = tokens.latest_s
+    choice = chunk.fill(view, none, waiting, limit_tokens=BATCH_TOKENS, budget_s=until_s)
+    return choice if has_best_effort(view, choice) else None
+
+
+def has_best_effort(view: View, choice: Choice) -> bool:
+    """Some best-effort request runs in it."""
+    return not set(view.slot[view.best_effort].tolist()).isdisjoint(choice.slots.tolist())
+
+
+def _longest_s(view: View, timing: Timing, tokens: TokenOrder, order: Rows) -> float:
+    """The seconds that an iteration may take. `tokens`: of the standard decodes."""
+    if len(due_s := tokens.in_time_s):
+        return float(due_s.min())
+    if len(tokens.rows):
+        return max(2 * tokens.every_s, float(timing.pace_s[tokens.rows].min()))
+    # no longer than that, so that an arrival need not wait; but something must fit
+    paced = order if len(order) else slice(None)
+    one_s = view.profile.batch_s(BatchShape(decodes=1))
+    return max(float(timing.pace_s[paced].min(initial=math.inf)), 2 * one_s)
 
 
 def _running(view: View, every: Decoding, rows: Rows) -> Decoding:
@@ -117,7 +146,8 @@ def with_best_effort(
     left = int((view.target_tokens[order] - view.computed_tokens[order]).sum())
     if left > shape.prefill_tokens - running.shape.prefill_tokens:
         return choice
-    both = _beside(view, every, running, shape, budget_s, at_least=0 if len(choice.slots) else 1)
+    others = _by_importance(view, every.rows[view.best_effort[every.rows]])
+    both = _beside(view, running, others, shape, budget_s, at_least=0 if len(choice.slots) else 1)
     queue = _best_effort_queue(view, every)
     if len(both.rows) == len(running.rows) and not len(queue):
         return choice
@@ -126,27 +156,16 @@ def with_best_effort(
     )
 
 
-def _best_effort_first(
-    view: View, every: Decoding, running: Decoding, order: Rows, budget_s: float
-) -> Choice:
-    both = _beside(view, every, running, running.shape, budget_s, at_least=1)
-    others = _best_effort_queue(view, every)
-    others = others[np.lexsort((view.slot[others], view.arrived_unix_s[others]))]
-    queue = np.concatenate((others, order))
-    return chunk.fill(view, both, queue, limit_tokens=BATCH_TOKENS, budget_s=budget_s)
-
-
 def _beside(
     view: View,
-    every: Decoding,
     running: Decoding,
+    others: Rows,
     batch: BatchShape,
     budget_s: float,
     *,
     at_least: int,
 ) -> Decoding:
-    """The running decodes, and as many best-effort ones as fit beside this batch."""
-    others = _by_importance(view, every.rows[view.best_effort[every.rows]])
+    """The running decodes, and as many of the `others` as fit beside this batch, in their order."""
     others = chunk.as_many_as_fit(view, batch, others, budget_s, at_least=at_least)
     more = chunk.decodes_of(view, others)
     shape = running.shape._replace(

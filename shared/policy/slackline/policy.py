@@ -30,7 +30,12 @@ from shared.policy.slackline.due import (
     token_due_unix_s,
 )
 from shared.policy.slackline.forecast import Work, favoured, give_way
-from shared.policy.slackline.iteration import FIRST, iteration
+from shared.policy.slackline.iteration import (
+    FIRST,
+    best_effort_first,
+    has_best_effort,
+    iteration,
+)
 from shared.policy.slackline.owed import Owed
 from shared.policy.slackline.price import Prices, prices_of
 from shared.policy.slackline.room import Room
@@ -142,13 +147,14 @@ class Slackline:
             promoted = self._in_time_again(view, due, weighed.latest_s)
         first = others and self._owed.due(view.start_unix_s, self._step_s)
         first &= Part.OWED in self._parts
-        queue, choice = weighed.queue, None
+        queue = weighed.queue
         self._accepted.begin(view.accepted_shares)
-        if not first and Part.DRAFTS in self._parts:
+        choice = best_effort_first(view, timing, every, queue) if first else None
+        if choice is None and Part.DRAFTS in self._parts:
             choice = drafting(view, timing, every, queue, self._drafts)
         if choice is None:
-            choice = iteration(view, timing, every, queue, best_effort_first=first)
-        if first or not others or _has_best_effort(view, choice):
+            choice = iteration(view, timing, every, queue)
+        if not others or has_best_effort(view, choice):
             self._owed.served()
         moves = len(weighed.relegated) + len(promoted)
         if moves:
@@ -262,10 +268,6 @@ def _no_hope(view: View, queue: Rows, work: Work, prices: Prices) -> Bools:
     whole = np.isfinite(view.last_due_unix_s[queue])
     hopeless: Bools = work.seconds + prices.batch_s > work.due_s
     return ~whole | hopeless
-
-
-def _has_best_effort(view: View, choice: Choice) -> bool:
-    return not set(view.slot[view.best_effort].tolist()).isdisjoint(choice.slots.tolist())
 
 
 def _burdened(view: View, queue: Rows, work: Work) -> bool:

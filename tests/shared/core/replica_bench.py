@@ -95,6 +95,8 @@ class Ask:
     slo: Slo
     importance: float = 1.0
     expires_s: float = 1e6
+    wait_s: float = 1e6  # for its first token, as a best-effort request
+    best_effort: bool = False
     thinking: int | None = None  # tokens of the output
 
 
@@ -240,6 +242,8 @@ class Client:
     tokens: list[int] = field(default_factory=list)
     attempt: int = 0
     ends: list[str] = field(default_factory=list)
+    # seconds beyond its wait at which a best-effort request had its first token, or its end
+    beyond_s: float = 0.0
 
 
 class Bench:
@@ -523,8 +527,10 @@ class Bench:
         self.names.append(key)
         self.clients[key] = Client(ask)
         self.records[key] = Record(
-            key=key, body_key="", owner="bench", state=RecordState.ACTIVE, attempt=0,
-            service_class=ServiceClass.STANDARD, tier="tier", slo=ask.slo,
+            key=key, body_key="", owner="bench",
+            state=RecordState.RELEGATED if ask.best_effort else RecordState.ACTIVE, attempt=0,
+            service_class=ServiceClass.BEST_EFFORT if ask.best_effort else ServiceClass.STANDARD,
+            tier="tier", slo=ask.slo, begin_by_unix_s=now_s + ask.wait_s,
             importance=ask.importance, application="app", session="", arrived_unix_s=now_s,
             expires_unix_s=now_s + ask.expires_s,
             prompt_tokens=ask.prompt, max_tokens=ask.max_tokens, stream_subject=key,
@@ -545,7 +551,7 @@ class Bench:
             return
         if record.cancelled:
             self.finish(key, FinishReason.CANCELLED)
-        elif record.expires_unix_s <= self.line.now_s:
+        elif self.leaves_unix_s(record) <= self.line.now_s:
             self.finish(key, FinishReason.EXPIRED)
         else:
             pooled = state_of(record) is State.RELEGATED
@@ -557,6 +563,11 @@ class Bench:
             assert at is not None
             self.records[key] = at
             self.offer(key, at.attempt)
+
+    def leaves_unix_s(self, record: Record) -> float:
+        """As relegation has it, or else admission."""
+        pooled = state_of(record) is State.RELEGATED
+        return record.leaves_pool_unix_s if pooled else record.expires_unix_s
 
     def offer(self, key: RequestKey, attempt: int) -> None:
         self.answers[key, attempt] = 1
@@ -628,7 +639,16 @@ class Bench:
         assert delta.attempt == self.records[key].attempt
         assert delta.offset == len(client.tokens), "a gap or a doubling"
         client.attempt = delta.attempt
+        if not client.tokens:
+            self.begins(key)
         client.tokens += delta.tokens
+
+    def begins(self, key: RequestKey) -> None:
+        """The first token of a request comes."""
+        offers = [entry.offer for entry in self.worker.entries() if entry.offer.key == key]
+        if any(offer.service_class is ServiceClass.BEST_EFFORT for offer in offers):
+            by_s = self.records[key].begin_by_unix_s
+            self.clients[key].beyond_s = max(0.0, self.line.now_s - by_s)
 
     # ------------------------------------------------------------ what happens to them
 

@@ -44,7 +44,7 @@ def test_every_column_is_allocated_with_its_declared_dtype() -> None:
     for name, dtype in COLUMNS.items():
         column = getattr(books, name)
         assert (column.dtype, column.shape) == (np.dtype(dtype), (8,)), name
-    own = {"restarts", "draft_held_blocks", "expires_unix_s", "tenant", "turn"}
+    own = {"restarts", "draft_held_blocks", "expires_unix_s", "begin_by_unix_s", "tenant", "turn"}
     assert set(COLUMNS) == {field.name for field in fields(Rows)} | own
 
 

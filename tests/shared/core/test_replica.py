@@ -5,7 +5,7 @@ just its tokens.
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shared.vocabulary import Slo
+from shared.vocabulary import FinishReason, Slo
 from tests.shared.core.replica_bench import Act, Ask, Bench, World
 
 INSTANTS = st.integers(0, 64 * 3).map(lambda n: n / 64)
@@ -49,7 +49,9 @@ def schedules(
         hits=draw(st.sampled_from([0.0, 0.5])) if wayward else 0.0,
         lapses=draw(st.sampled_from([0.0, 0.3])) if wayward else 0.0,
         draft_kv_blocks=draw(st.integers(1, 200 // block_tokens)) if drafts else 0,
-        settings={"chunk_tokens": str(draw(st.sampled_from([8, 64])))},
+        settings={}
+        if policy == "slackline"
+        else {"chunk_tokens": str(draw(st.sampled_from([8, 64])))},
     )
     asks = []
     for _ in range(draw(st.integers(1, 12))):
@@ -64,6 +66,8 @@ def schedules(
                 slo=draw(SLOS),
                 importance=draw(st.sampled_from([1.0, 10.0])),
                 expires_s=draw(st.sampled_from([0.3, 3.0, 1e6, 1e6])),
+                wait_s=draw(st.sampled_from([0.2, 1e6, 1e6])),
+                best_effort=draw(st.sampled_from([False, False, True])),
                 thinking=draw(st.none() | st.integers(0, most)),
             )
         )
@@ -128,3 +132,38 @@ def test_draft_kv_is_not_lost_where_an_engine_finds_prefixes_or_lacks_room(
     schedule: tuple[World, list[Ask], list[Act]],
 ) -> None:
     Bench(*schedule).run_all()
+
+
+# An iteration of the bench takes 0.1 s at most, a message 0.05; two plans are under way at most.
+CLOSE_S = 0.5
+
+
+@COMMON
+@given(schedules(policies=["fcfs", "edf", "slackline", "chaos"], faults=False))
+def test_a_best_effort_request_has_its_first_token_in_the_time_that_its_tier_says_or_ends(
+    schedule: tuple[World, list[Ask], list[Act]],
+) -> None:
+    bench = Bench(*schedule)
+    bench.run_all()
+    assert max(client.beyond_s for client in bench.clients.values()) < CLOSE_S
+
+
+def test_a_best_effort_request_for_which_there_is_no_time_expires_on_its_replica() -> None:
+    """Prompts that come before it keep the replica busy for longer than it may wait."""
+    busy = [
+        Ask(after_s=0.0, prompt=300, max_tokens=40, output=40, slo=Slo(ttft_s=60.0, tbt_s=1.0))
+        for _ in range(6)
+    ]
+    late = Ask(
+        after_s=0.0, prompt=60, max_tokens=4, output=4, slo=Slo(ttft_s=0.1, tbt_s=0.1),
+        wait_s=0.3, best_effort=True,
+    )  # fmt: skip
+    world = World(
+        policy="fcfs", depth=2, kv_blocks=400, block_tokens=16, slots=16, delay_s=0.002,
+        noise=0.0, seed=1, settings={"chunk_tokens": "8"},
+    )  # fmt: skip
+    bench = Bench(world, [*busy, late], [])
+    bench.run_all()
+    *others, last = bench.clients.values()
+    assert last.ends == [FinishReason.EXPIRED] and not last.tokens
+    assert all(client.ends == [FinishReason.STOP] for client in others)

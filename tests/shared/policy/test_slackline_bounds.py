@@ -1,0 +1,176 @@
+"""The longest waits that docs/slackline.md states, in overload: simulated, and view by view."""
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from loadgen.load.arrivals import Gaps, draw_arrivals
+from loadgen.load.mix import plan_requests
+from loadgen.load.workload import named_workload
+from loadgen.simulator.deployment import Deployment, ReplicaFacts
+from loadgen.simulator.simulation import RunOptions, simulate
+from loadgen.simulator.traffic import Traffic
+from shared.perf.shape import BatchShape
+from shared.policy import registry
+from shared.policy.seam import Choice, Observation, Phase, View
+from shared.policy.slackline.due import FAR_S, LOOSE_S
+from shared.policy.slackline.owed import SHARE
+from shared.policy.slackline.policy import Slackline
+from shared.tiers import DEFAULT, DEMO_3, Tier, TierSet
+from shared.vocabulary import Slo
+from tests.shared.policy.views import NOW, Row, decode, entries, view
+
+# Requests a second that one A100 carries, roughly.
+CARRIED_RPS = {"chatbot": 10.0, "mix": 4.5, "sharegpt": 3.0}
+TIERS = {
+    "default": DEFAULT,
+    "demo-3": DEMO_3,
+    "tight": TierSet(
+        name="tight",
+        default="quick",
+        tiers={
+            "quick": Tier(slo=Slo(ttft_s=0.5, tbt_s=0.03), share=0.5),
+            "chat": Tier(slo=Slo(ttft_s=1.0, tbt_s=0.1), share=0.5),
+        },
+    ),
+    "whole": TierSet(name="whole", default="whole", tiers={"whole": Tier(slo=Slo(ttlt_s=30.0))}),
+    "pace": TierSet(
+        name="pace",
+        default="chat",
+        tiers={
+            "chat": Tier(slo=Slo(ttft_s=1.0, tbt_s=0.1), share=0.8),
+            "pace": Tier(slo=Slo(tbt_s=0.1), share=0.2),
+        },
+    ),
+}
+ARRIVALS_S = 10.0
+CLOSE_S = 0.1  # an iteration that was under way
+# Best-effort requests of a replica wait for so long in all, where decodes leave them no time.
+UNSERVED_S = 6.0
+
+
+@dataclass
+class Waits:
+    """The longest waits that the views of one replica show, in seconds."""
+
+    beyond_first_s: float = 0.0  # a standard request without a token, beyond its TTFT or TTLT
+    beyond_pace_s: float = 0.0  # a standard decode since its newest token, beyond its pace
+    unserved_s: float = 0.0  # best-effort requests, while none of them runs
+    since_unix_s: float = field(default=math.inf)
+
+    def look(self, seen: View, choice: Choice) -> None:
+        now = seen.start_unix_s
+        waits = ~seen.best_effort & (seen.phase != Phase.DECODE) & (seen.generated_tokens == 0)
+        due = np.minimum(seen.first_due_unix_s, seen.last_due_unix_s)
+        self.beyond_first_s = max(self.beyond_first_s, _most(now - due[waits]))
+        decodes = ~seen.best_effort & (seen.phase == Phase.DECODE)
+        gap_s = now - seen.newest_token_unix_s - np.minimum(seen.tightest_tbt_s, LOOSE_S)
+        self.beyond_pace_s = max(self.beyond_pace_s, _most(gap_s[decodes]))
+        owed = seen.slot[seen.best_effort & (seen.generated_tokens < seen.max_tokens)]
+        if not len(owed) or not set(owed.tolist()).isdisjoint(choice.slots.tolist()):
+            self.since_unix_s = math.inf
+        else:
+            self.since_unix_s = min(self.since_unix_s, now)
+            self.unserved_s = max(self.unserved_s, now - self.since_unix_s)
+
+
+def _most(seconds: np.ndarray) -> float:
+    return float(seconds.max(initial=0.0))
+
+
+@contextmanager
+def watched() -> Iterator[dict[int, Waits]]:
+    """The waits of each replica's policy while the context lasts."""
+    found: dict[int, Waits] = {}
+    plan = Slackline.plan
+
+    def look(self: Slackline, seen: View) -> Sequence[Choice]:
+        choices = plan(self, seen)
+        found.setdefault(id(self), Waits()).look(seen, choices[0])
+        return choices
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Slackline, "plan", look)
+        yield found
+
+
+@settings(deadline=None, max_examples=6, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    tiers=st.sampled_from(sorted(TIERS)),
+    workload=st.sampled_from(sorted(CARRIED_RPS)),
+    times=st.sampled_from((1.5, 2.0, 3.0, 4.0)),
+    important=st.sampled_from((0.0, 0.2)),
+    kv_blocks=st.sampled_from((0, 1500)),  # 0: those of the profile
+    seed=st.integers(0, 999),
+)
+@example(tiers="whole", workload="chatbot", times=4.0, important=0.0, kv_blocks=0, seed=1)
+def test_in_overload_every_class_keeps_its_longest_wait_on_a_replica(
+    tiers: str, workload: str, times: float, important: float, kv_blocks: int, seed: int
+) -> None:
+    arrivals_s = draw_arrivals(Gaps(), CARRIED_RPS[workload] * times, ARRIVALS_S, seed)
+    lengths = named_workload(workload, 8192)
+    requests = plan_requests(arrivals_s, lengths, TIERS[tiers], seed, important=important)
+    deployment = Deployment(
+        "slackline", "a100-llama3-8b", facts=ReplicaFacts(kv_blocks=kv_blocks), draft=0.0
+    )
+    with watched() as found:
+        result = simulate(Traffic(requests, TIERS[tiers], seed), deployment, RunOptions())
+    assert result.finished == len(requests)
+    for waits in found.values():
+        assert waits.beyond_first_s < CLOSE_S
+        assert waits.beyond_pace_s < CLOSE_S
+        assert waits.unserved_s < UNSERVED_S
+
+
+def test_a_request_with_a_pace_alone_has_its_first_token_within_an_hour_or_is_best_effort() -> None:
+    """Prompts that are due in a minute would keep it waiting for ever."""
+    others = [Row(slot=n, target=60_000, ttft_s=60.0, tbt_s=0.1) for n in range(2, 9)]
+
+    def chosen(age_s: float) -> Choice:
+        paced = Row(slot=1, arrived_s=-age_s, tbt_s=0.1)
+        return registry.make("slackline").plan(view([paced, *others], capacity=100_000))[0]
+
+    assert 1 not in entries(chosen(60.0))
+    assert list(entries(chosen(FAR_S - 30.0)))[0] == 1
+    assert 1 in chosen(FAR_S + 1.0).relegate
+
+
+def test_best_effort_requests_are_owed_time_until_they_have_had_some() -> None:
+    """Decodes that take all of the time keep them out; the first moment is theirs."""
+    policy, step_s = registry.make("slackline"), 0.05
+    full = [decode(Row(slot=n, tbt_s=0.02), context=2000) for n in range(2, 42)]
+    waits, prompt = Row(slot=1, best_effort=True), Row(slot=50, target=20_000, ttft_s=60.0)
+    policy.observe(Observation(NOW, BatchShape(decodes=1), step_s, step_s))
+
+    def runs(after_s: float, decodes: Sequence[Row]) -> bool:
+        seen = view([waits, *decodes, prompt], capacity=100_000)
+        seen.start_unix_s += after_s
+        seen.newest_token_unix_s = seen.newest_token_unix_s + after_s
+        return 1 in entries(policy.plan(seen)[0])
+
+    owed_s = step_s / SHARE
+    assert not runs(0.0, full)
+    assert not runs(owed_s + 0.1, full)
+    assert runs(owed_s + 0.2, full[:10])
+    assert not runs(owed_s + 0.3, full[:10])
+
+
+def test_of_best_effort_requests_that_are_owed_time_the_oldest_comes_first() -> None:
+    policy, step_s = registry.make("slackline"), 0.05
+    policy.observe(Observation(NOW, BatchShape(decodes=1), step_s, step_s))
+    old = decode(Row(slot=1, best_effort=True, arrived_s=-9.0, importance=1.0), context=30_000)
+    new = decode(Row(slot=2, best_effort=True, arrived_s=-1.0, importance=9.0), context=30_000)
+    full = [decode(Row(slot=n, tbt_s=0.02), context=2000) for n in range(3, 23)]
+    prompt = Row(slot=50, target=20_000, ttft_s=60.0)
+    for after_s in (0.0, step_s / SHARE + 0.1):
+        seen = view([old, new, *full, prompt], capacity=100_000)
+        seen.start_unix_s += after_s
+        seen.newest_token_unix_s = seen.newest_token_unix_s + after_s
+        choice = policy.plan(seen)[0]
+    assert 1 in entries(choice) and 2 not in entries(choice)
