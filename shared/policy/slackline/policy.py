@@ -148,7 +148,7 @@ class Slackline:
         first = others and self._owed.due(view.start_unix_s, self._step_s)
         first &= Part.OWED in self._parts
         queue = weighed.queue
-        self._accepted.begin(view.accepted_shares)
+        self._drafts.accepted.begin(view.accepted_shares)
         choice = best_effort_first(view, timing, every, queue) if first else None
         if choice is None and Part.DRAFTS in self._parts:
             choice = drafting(view, timing, every, queue, self._drafts)
