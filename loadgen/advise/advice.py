@@ -7,7 +7,7 @@ from functools import partial
 
 from msgspec import Struct
 
-from loadgen.advise.enough import Count, Fleet, count, serve
+from loadgen.advise.enough import Count, Fleet, Probe, Search, probed, serve
 from loadgen.advise.stretch import Stretch, busiest, busiest_of, thinned
 from loadgen.advise.sufferers import Minutes, by_minute
 from loadgen.bound.limit import alone
@@ -118,23 +118,35 @@ def _fleets(
     """[trials] the fewest replicas of each. `violations`: by profile. With a draft model the search
     begins at the number that is enough without one.
     """
+    searches: dict[int, Search] = {}
+    runs: list[tuple[int, Probe]] = []  # along the tasks
+    tasks: list[Callable[[], float]] = []
+
+    def go_on(n: int) -> None:
+        for probe in searches[n].step():
+            runs.append((n, probe))
+            tasks.append(partial(probed, trials[n], stretch, probe))
+
+    def begin(n: int, near: int | None) -> None:
+        limit = violations[trials[n].deployment.profile]
+        searches[n] = Search(trials[n], stretch, limit, mean_rps, near)
+        go_on(n)
+
     with_draft = [n for n, trial in enumerate(trials) if trial.deployment.draft != 0.0]
-    order = [n for n in range(len(trials)) if n not in with_draft] or with_draft
-
-    def task(n: int, near: int | None) -> Callable[[], Fleet]:
-        return partial(
-            count, trials[n], stretch, violations[trials[n].deployment.profile], mean_rps, near
-        )
-
-    tasks = [task(n, None) for n in order]
+    for n in [n for n in range(len(trials)) if n not in with_draft] or with_draft:
+        begin(n, None)
     found: dict[int, Fleet] = {}
-    for index, fleet in run_all(tasks, jobs):
-        found[order[index]] = fleet
+    for index, fraction in run_all(tasks, jobs):
+        n, probe = runs[index]
+        searches[n].ended(probe, fraction)
+        go_on(n)
+        if not searches[n].over:
+            continue
+        found[n] = fleet = searches[n].fleet()
         show(f"{title(fleet)}: {said(fleet)}")
-        for n in with_draft:
-            if n not in order and trials[n].deployment.profile == fleet.profile:
-                order.append(n)
-                tasks.append(task(n, fleet.replicas))
+        for other in with_draft:
+            if other not in searches and trials[other].deployment.profile == fleet.profile:
+                begin(other, fleet.replicas)
     return [found[n] for n in range(len(trials))]
 
 

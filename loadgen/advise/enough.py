@@ -59,66 +59,110 @@ def serve(trial: Trial, stretch: Stretch, replicas: int, *, keep_times: bool = F
     return Served(figures_of(one, stretch.requests, result), result.verdicts)
 
 
-def count(
-    trial: Trial, stretch: Stretch, violations: float, mean_rps: float, near: int | None = None
-) -> Fleet:
-    """The fewest replicas with which at most the fraction `violations` of the stretch miss their
-    SLO, and that keep up with the mean load: what may wait must be done some time. Where the load
-    is heavy, a few replicas serve a share of it, and the number is in proportion.
+class Probe(NamedTuple):
+    """One run of a search: so many replicas serve a share of the stretch."""
 
-    mean_rps: requests a second of the whole trace.
-    near: the number of replicas to try first.
+    replicas: int
+    share: float = 1.0
+
+
+def probed(trial: Trial, stretch: Stretch, probe: Probe) -> float:
+    """The fraction of the requests whose SLO is met."""
+    served = stretch if probe.share == 1.0 else thinned(stretch, probe.share)
+    return 1.0 - serve(trial, served, probe.replicas).figures.violated_fraction
+
+
+class Search:
+    """The search for the fewest replicas of one kind with which at most the fraction `violations`
+    of the stretch miss their SLO, and that keep up with the mean load: what may wait must be done
+    some time. Where the load is heavy, a few replicas serve a share of it, and the number is in
+    proportion.
+
+    The caller makes the runs: those of one step at once, if it likes. Which ones are made depends
+    on their results alone.
     """
-    replicas = filled(trial, stretch)
-    heavy = len(stretch.requests) > WHOLE and replicas > SOME
-    try_all = in_proportion if heavy else one_by_one
-    met = try_all(trial, stretch, violations, replicas if near is None else float(near))
-    best = min((n for n, well in enough(met, violations).items() if well), default=None)
-    if best is not None:
-        stretch_rps = len(stretch.requests) / stretch.seconds
-        best = max(best, math.ceil(FILLED * replicas * mean_rps / stretch_rps))
-    file = profiles.read(trial.deployment.profile)
-    return Fleet(
-        profile=trial.deployment.profile,
-        gpu=file.gpu,
-        gpus_each=file.tensor_parallel,
-        draft=trial.deployment.draft != 0.0,
-        replicas=best,
-        counts=[Count(replicas=n, attainment=met[n]) for n in sorted(met)],
-    )
+
+    def __init__(
+        self,
+        trial: Trial,
+        stretch: Stretch,
+        violations: float,
+        mean_rps: float,
+        near: int | None = None,
+    ) -> None:
+        """mean_rps: requests a second of the whole trace.
+        near: the number of replicas to try first, and that is likely to be the fewest: one fewer is
+            tried at once with it.
+        """
+        self._trial, self._stretch = trial, stretch
+        self._violations, self._mean_rps, self._near = violations, mean_rps, near
+        self._filled = filled(trial, stretch)
+        self._heavy = len(stretch.requests) > WHOLE and self._filled > SOME
+        self._first = self._filled if near is None else float(near)
+        self._met: dict[int, float] = {}  # with each number of replicas
+        self._well: dict[float, bool] = {}  # each share, where the load is heavy
+        self._tried: dict[Probe, float | None] = {}  # the fraction met; None: under way
+        self.over = False  # nothing is left to try
+
+    def step(self) -> list[Probe]:
+        """The runs to make now; none while some are under way, or at the end."""
+        if None in self._tried.values():
+            return []
+        probes = self._next()
+        if self._near is not None and probes and not self._tried:
+            probes.append(self._beyond(probes[0]))
+        fresh = [probe for probe in dict.fromkeys(probes) if probe not in self._tried]
+        self.over = not fresh
+        self._tried.update(dict.fromkeys(fresh))
+        return fresh
+
+    def ended(self, probe: Probe, fraction: float) -> None:
+        """This run met so much."""
+        self._tried[probe] = fraction
+        well = enough({probe.replicas: fraction}, self._violations)[probe.replicas]
+        replicas = probe.replicas
+        if self._heavy:
+            self._well[probe.share] = well
+            replicas = math.ceil(probe.replicas / probe.share)
+        self._met[replicas] = max(fraction, self._met.get(replicas, 0.0))
+
+    def fleet(self) -> Fleet:
+        """What was found."""
+        met = self._met
+        best = min((n for n, well in enough(met, self._violations).items() if well), default=None)
+        if best is not None:
+            stretch_rps = len(self._stretch.requests) / self._stretch.seconds
+            keeps_up = math.ceil(FILLED * self._filled * self._mean_rps / stretch_rps)
+            best = max(best, keeps_up)
+        deployment = self._trial.deployment
+        file = profiles.read(deployment.profile)
+        return Fleet(
+            profile=deployment.profile,
+            gpu=file.gpu,
+            gpus_each=file.tensor_parallel,
+            draft=deployment.draft != 0.0,
+            replicas=best,
+            counts=[Count(replicas=n, attainment=met[n]) for n in sorted(met)],
+        )
+
+    def _next(self) -> list[Probe]:
+        if self._heavy:
+            share = next_share(self._well, SOME / self._first)
+            return [] if share is None else [Probe(SOME, share)]
+        replicas = next_count(enough(self._met, self._violations), max(1, round(self._first)))
+        return [] if replicas is None else [Probe(replicas)]
+
+    def _beyond(self, probe: Probe) -> Probe:
+        """The run after this one, if this is found to be enough."""
+        if self._heavy:
+            return Probe(SOME, min(probe.share * STEP, 1.0))
+        return Probe(max(probe.replicas - 1, 1))
 
 
 def filled(trial: Trial, stretch: Stretch) -> float:
     """The number of replicas that the work of the stretch fills for FILLED of the time."""
     profile = profiles.load(trial.deployment.profile)
     return sum(work_s(stretch.requests, profile)) / stretch.seconds / FILLED
-
-
-def in_proportion(
-    trial: Trial, stretch: Stretch, violations: float, filled: float
-) -> dict[int, float]:
-    """The fraction met with each number of replicas that was tried: SOME of them, on a share of the
-    load in proportion.
-    """
-    met: dict[int, float] = {}
-    well: dict[float, bool] = {}
-    while (share := next_share(well, SOME / filled)) is not None:
-        fraction = 1.0 - serve(trial, thinned(stretch, share), SOME).figures.violated_fraction
-        well[share] = enough({SOME: fraction}, violations)[SOME]
-        replicas = math.ceil(SOME / share)
-        met[replicas] = max(fraction, met.get(replicas, 0.0))
-    return met
-
-
-def one_by_one(
-    trial: Trial, stretch: Stretch, violations: float, filled: float
-) -> dict[int, float]:
-    """The fraction met with each number of replicas that was tried; one fewer than enough is."""
-    met: dict[int, float] = {}
-    first = max(1, round(filled))
-    while (replicas := next_count(enough(met, violations), first)) is not None:
-        met[replicas] = 1.0 - serve(trial, stretch, replicas).figures.violated_fraction
-    return met
 
 
 def enough(met: Mapping[int, float], violations: float) -> dict[int, bool]:
@@ -133,8 +177,9 @@ def next_share(known: Mapping[float, bool], first: float) -> float | None:
     little = max((share for share, passed in known.items() if passed), default=None)
     much = min((share for share, passed in known.items() if not passed), default=None)
     if little is None:
-        share = min(first, 1.0) if much is None else much / STEP
-        return share if share >= SOME / MOST_REPLICAS else None
+        least = SOME / MOST_REPLICAS
+        share = max(min(first, 1.0), least) if much is None else much / STEP
+        return share if share >= least else None
     if much is not None:
         return None
     return min(little * STEP, 1.0) if little < 1.0 else None

@@ -30,10 +30,13 @@ def run_all(tasks: Sequence[Callable[[], T]], jobs: int) -> Iterator[tuple[int, 
     The caller may append tasks while it reads results: they run too.
 
     Raises what a task raises. An error or Ctrl-C here ends the other processes too; they do not
-    outlive this one. A single task at the beginning runs in this process, and so do those after it.
+    outlive this one. While a single task is left at the beginning it runs in this process.
     """
-    if jobs == 1 or len(tasks) == 1:
-        yield from ((number, task()) for number, task in enumerate(tasks))
+    sent = 0
+    while sent < len(tasks) and (jobs == 1 or len(tasks) - sent == 1):
+        yield sent, tasks[sent]()
+        sent += 1
+    if sent == len(tasks):
         return
     # Fresh processes: a fork would copy the locks that threads hold at that moment.
     context = multiprocessing.get_context("spawn")
@@ -41,7 +44,6 @@ def run_all(tasks: Sequence[Callable[[], T]], jobs: int) -> Iterator[tuple[int, 
     # The pool starts a process only when there is a task for it.
     with ProcessPoolExecutor(jobs, mp_context=context, initializer=_begin) as pool:
         waiting: dict[Future[T], int] = {}
-        sent = 0
         try:
             while True:
                 while sent < len(tasks):

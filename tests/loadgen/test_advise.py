@@ -3,6 +3,7 @@
 import csv
 import json
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -10,12 +11,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadgen.advise.advice import choose
-from loadgen.advise.enough import MOST_REPLICAS, Fleet, next_count, next_share
-from loadgen.advise.stretch import busiest, thinned
+from loadgen.advise.enough import (
+    MOST_REPLICAS,
+    WHOLE,
+    Fleet,
+    Probe,
+    Search,
+    next_count,
+    next_share,
+)
+from loadgen.advise.stretch import Stretch, busiest, thinned
 from loadgen.advise.sufferers import by_minute
 from loadgen.cli import main
+from loadgen.lab.trial import Trial
 from loadgen.load.mix import PlannedRequest
+from loadgen.simulator.deployment import Deployment
 from shared.perf import profile_file as profiles
+from shared.tiers import DEFAULT
 
 PROFILE = "a100-llama3-8b"
 TIERS = {
@@ -198,6 +210,47 @@ def test_the_busiest_stretch_has_the_most_work() -> None:
     assert len(half.requests) == 5 and half.seconds == found.seconds
     minutes = by_minute(found, [None] * 10)
     assert minutes.offered == minutes.violated == [10]
+
+
+def searched(fewest: float, requests: int, near: int | None, seed: int) -> tuple[Fleet, int, int]:
+    """The fleet that a search finds where `fewest` replicas are enough for the whole load, the
+    steps, and the runs, which end in any order.
+    """
+    stretch = Stretch(planned([0.1] * requests, [4000] * requests), 0.0, 120.0)
+    trial = Trial(
+        deployment=Deployment("slackline", PROFILE), tiers=DEFAULT, duration_s=1.0, seed=1
+    )
+    search = Search(trial, stretch, 0.01, 0.1, near)
+    rng, steps, runs = Random(seed), 0, list[Probe]()
+    while probes := search.step():
+        steps += 1
+        runs += probes
+        for probe in rng.sample(probes, len(probes)):
+            assert not search.step() and not search.over
+            search.ended(probe, 1.0 if probe.replicas / probe.share >= fewest else 0.5)
+    assert search.over and len(runs) == len(set(runs))
+    return search.fleet(), steps, len(runs)
+
+
+@given(fewest=st.integers(1, 60), near=st.none() | st.integers(1, 60), seed=st.integers(0, 9))
+def test_a_search_finds_the_fewest_whichever_run_ends_first(
+    fewest: int, near: int | None, seed: int
+) -> None:
+    fleet, _, _ = searched(fewest, 400, near, seed)
+    met = {count.replicas: count.attainment for count in fleet.counts}
+    assert fleet.replicas == fewest and met[fewest] == 1.0
+    assert fewest == 1 or met[fewest - 1] == 0.5
+
+
+@given(fewest=st.integers(1, 60), seed=st.integers(0, 9))
+def test_a_search_near_the_fewest_takes_two_runs_at_once(fewest: int, seed: int) -> None:
+    _, steps, runs = searched(fewest, 400, fewest, seed)
+    assert (steps, runs) == (1, min(fewest, 2))
+
+
+def test_a_heavy_load_is_searched_by_shares_two_at_once_near_the_number() -> None:
+    fleet, steps, runs = searched(20, WHOLE + 1, 20, 1)
+    assert (fleet.replicas, steps, runs) == (20, 1, 2)
 
 
 def test_the_fewest_gpus_are_chosen_and_no_draft_model_for_nothing() -> None:

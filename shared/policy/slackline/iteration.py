@@ -1,7 +1,7 @@
 """One iteration: the decodes that run beside the prefills that wait, and its end.
 
 - *Length*: until the first token of a decode is due. A decode whose token cannot come in time any
-  more constrains nobody.
+  more constrains nobody, but then the batch takes no longer than the tightest pace, or two passes.
 - *Due only*: where not everything fits beside all decodes, those run whose token is due before the
   batch after this one would end, as many as fit.
 - *Alone*: the prefills due first run without any decode, if beside the decodes one would be late,
@@ -88,10 +88,12 @@ def has_best_effort(view: View, choice: Choice) -> bool:
 
 def _longest_s(view: View, timing: Timing, tokens: TokenOrder, order: Rows) -> float:
     """The seconds that an iteration may take. `tokens`: of the standard decodes."""
-    if len(due_s := tokens.in_time_s):
-        return float(due_s.min())
     if len(tokens.rows):
-        return max(2 * tokens.every_s, float(timing.pace_s[tokens.rows].min()))
+        due_s = tokens.in_time_s
+        longest_s = float(due_s.min(initial=math.inf))
+        if len(due_s) == len(tokens.rows):
+            return longest_s
+        return min(longest_s, max(2 * tokens.every_s, float(timing.pace_s[tokens.rows].min())))
     # no longer than that, so that an arrival need not wait; but something must fit
     paced = order if len(order) else slice(None)
     one_s = view.profile.batch_s(BatchShape(decodes=1))

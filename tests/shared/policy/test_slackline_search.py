@@ -1,12 +1,16 @@
-"""A search for loads on which slackline is three points behind another policy.
+"""A search for loads on which slackline is three points behind any of the ten other policies.
 
-`SEARCH=500 pytest tests/shared/policy/test_slackline_search.py` tries so many more.
+`SEARCH=500 pytest tests/shared/policy/test_slackline_search.py` tries so many loads of each
+workload. A rival is stopped once it has lost too many requests to be three points ahead, so ten
+cost little more than one. Whole answers within half a minute are left out, since there it is behind
+(docs/slackline.md, "Where it is not better"); what was found there is kept below.
 """
 
+import math
 import os
 
 import pytest
-from hypothesis import HealthCheck, given, note, settings
+from hypothesis import HealthCheck, Phase, given, note, settings
 from hypothesis import strategies as st
 
 from loadgen.load.arrivals import Gaps, draw_arrivals
@@ -15,6 +19,8 @@ from loadgen.load.workload import named_workload
 from loadgen.simulator.deployment import Deployment
 from loadgen.simulator.simulation import RunOptions, simulate
 from loadgen.simulator.traffic import Traffic
+from shared.perf.draft import DRAFT
+from shared.policy import registry
 from shared.tiers import Tier, TierSet
 from shared.vocabulary import Definition, Slo
 
@@ -24,55 +30,126 @@ BEHIND = 0.03
 LUCK = 3
 # Requests a second that one A100 carries, roughly.
 CARRIED_RPS = {"chatbot": 10.0, "coder": 5.0, "mix": 4.5, "sharegpt": 3.0}
-RIVALS = {
-    "edf": {"chunk_tokens": "512"},
+# The setting that suits most loads (docs/slackline-results.md).
+SETTINGS = {
+    **{order: {"chunk_tokens": "512"} for order in ("fcfs", "edf", "sjf", "srpf")},
     "qoserve": {"alpha_low_s": "0.008"},
-    "slos_serve": {},
+    "sola": {"max_batch_tokens": "1024"},
     "vllm": {"max_num_batched_tokens": "512"},
 }
+RIVALS = [name for name in registry.names() if name != "slackline"]
 
 tight = st.builds(Slo, ttft_s=st.sampled_from((0.3, 0.6, 1.2, 2.4)), tbt_s=st.floats(0.03, 0.1))
-whole = st.builds(Slo, ttlt_s=st.sampled_from((15.0, 30.0, 60.0, 240.0)))
+whole = st.builds(Slo, ttlt_s=st.sampled_from((60.0, 240.0)))
 tier = st.builds(Tier, slo=st.one_of(tight, whole), share=st.sampled_from((0.3, 0.6, 1.0)))
 loads = st.fixed_dictionaries(
     {
-        "workload": st.sampled_from(sorted(CARRIED_RPS)),
         "tiers": st.lists(tier, min_size=1, max_size=3),
         "definition": st.sampled_from(Definition),
         "times": st.sampled_from((0.7, 0.9, 1.1, 1.4)),
         "burstiness": st.sampled_from((1.0, 3.0)),
+        "replicas": st.sampled_from((1, 2)),
+        "draft": st.sampled_from((0.0, DRAFT)),
         "seed": st.integers(0, 999),
     }
 )
 Load = dict[str, object]
 
 
-def met(policy: str, requests: list[PlannedRequest], tiers: TierSet, seed: int) -> float:
-    deployment = Deployment(
-        policy, "a100-llama3-8b", settings=dict(RIVALS.get(policy, {})), draft=0.0
-    )
-    options = RunOptions(keep_times=False)
-    return simulate(Traffic(requests, tiers, seed), deployment, options).met_fraction
-
-
-@pytest.mark.parametrize("rival", RIVALS)
-@settings(
-    deadline=None,
-    derandomize=True,
-    max_examples=int(os.environ.get("SEARCH", "4")),
-    suppress_health_check=[HealthCheck.too_slow],
-)
-@given(load=loads)
-def test_no_load_is_found_on_which_slackline_is_far_behind(rival: str, load: Load) -> None:
+def traffic(workload: str, load: Load) -> Traffic:
     named = {f"t{n}": each for n, each in enumerate(load["tiers"])}
     tiers = TierSet(name="search", default="t0", tiers=named).judged_by(load["definition"])
-    rate_rps = CARRIED_RPS[load["workload"]] * load["times"]
+    rate_rps = CARRIED_RPS[workload] * load["replicas"] * load["times"]
     arrivals_s = draw_arrivals(
         Gaps(load["burstiness"]), rate_rps, REQUESTS / rate_rps, load["seed"]
     )
-    requests = plan_requests(
-        arrivals_s, named_workload(load["workload"], 8192), tiers, load["seed"]
+    requests: list[PlannedRequest] = plan_requests(
+        arrivals_s, named_workload(workload, 8192), tiers, load["seed"]
     )
-    ours, other = (met(each, requests, tiers, load["seed"]) for each in ("slackline", rival))
-    note(f"{rival} {100 * other:.1f} %, slackline {100 * ours:.1f} % of {len(requests)}: {load}")
-    assert ours >= other - BEHIND - LUCK / len(requests)
+    return Traffic(requests, tiers, load["seed"])
+
+
+def lost(policy: str, asked: Traffic, load: Load, most: int | None = None) -> int | None:
+    """The requests that miss their SLO; None: more than `most`."""
+    deployment = Deployment(
+        policy,
+        "a100-llama3-8b",
+        load["replicas"],
+        settings=SETTINGS.get(policy, {}),
+        draft=load["draft"],
+    )
+    options = RunOptions(keep_times=False, most_missed=most)
+    result = simulate(asked, deployment, options)
+    missed = sum(verdict is None or not verdict.slo_met for verdict in result.verdicts)
+    return None if result.stopped else missed
+
+
+def ahead(workload: str, load: Load) -> dict[str, str]:
+    """The policies that are far ahead on this load, in words."""
+    asked = traffic(workload, load)
+    count, ours = len(asked.requests), lost("slackline", asked, load)
+    assert ours is not None
+    most = math.ceil(ours - BEHIND * count - LUCK) - 1
+    if most < 0:
+        return {}  # nobody can be
+    theirs = {rival: lost(rival, asked, load, most) for rival in RIVALS}
+    return {
+        rival: f"loses {each} of {count}, slackline {ours}"
+        for rival, each in theirs.items()
+        if each is not None
+    }
+
+
+@pytest.mark.parametrize("workload", CARRIED_RPS)
+@settings(
+    deadline=None,
+    derandomize=True,
+    max_examples=int(os.environ.get("SEARCH", "2")),
+    phases=[Phase.explicit, Phase.generate],  # to make an example smaller takes minutes
+    suppress_health_check=[HealthCheck.too_slow],
+)
+@given(load=loads)
+def test_no_load_is_found_on_which_slackline_is_far_behind(workload: str, load: Load) -> None:
+    found = ahead(workload, load)
+    note(f"{workload}: {load}")
+    assert not found
+
+
+WITHIN_15_S, WITHIN_30_S = Tier(slo=Slo(ttlt_s=15.0)), Tier(slo=Slo(ttlt_s=30.0))
+PLAIN: Load = {"definition": Definition.MAX_TPOT_10, "burstiness": 1.0, "replicas": 1, "draft": 0.0}
+# Loads that a search found, and what slackline loses there. Of the first, 239 requests, edf loses
+# 1; of the second, 265, edf loses 54; of the third, 237, adaserve loses 15.
+FOUND = [
+    ("chatbot", {**PLAIN, "tiers": [WITHIN_15_S], "times": 0.7, "seed": 159}, 18),
+    (
+        "sharegpt",
+        {
+            **PLAIN,
+            "tiers": [WITHIN_30_S, Tier(slo=Slo(ttft_s=2.4, tbt_s=0.089), share=0.6)],
+            "times": 1.4,
+            "burstiness": 3.0,
+            "replicas": 2,
+            "seed": 192,
+        },
+        114,
+    ),
+    (
+        "sharegpt",
+        {
+            **PLAIN,
+            "tiers": [WITHIN_15_S, WITHIN_15_S, Tier(slo=Slo(ttft_s=2.4, tbt_s=0.099), share=0.6)],
+            "times": 0.9,
+            "draft": DRAFT,
+            "seed": 878,
+        },
+        97,
+    ),
+]
+
+
+@pytest.mark.parametrize(("workload", "load", "most"), FOUND)
+def test_where_it_is_known_to_be_behind_it_falls_no_further_behind(
+    workload: str, load: Load, most: int
+) -> None:
+    missed = lost("slackline", traffic(workload, load), load)
+    assert missed is not None and missed <= most
