@@ -727,6 +727,8 @@ class PlanAck(Struct, frozen=True, kw_only=True, tag="ack"):
     # parallel to `answering`: how many of all output tokens were thinking; 0: it never thought
     thinking_tokens: bytes = b""
     free_blocks: Count = 0
+    # of an iteration: KV blocks saved because requests share them, before those that ended left
+    shared_blocks: Count = 0
     started_unix_s: float = 0.0
     ended_unix_s: float = 0.0
     exec_s: float = 0.0  # duration by the worker's monotonic clock
@@ -834,6 +836,7 @@ class ResyncPage(Struct, frozen=True, kw_only=True):
     ack_seq: Number  # of the newest ack that the entries include
     entries: list[ResyncEntry]
     more: bool
+    shared_blocks: Count = 0  # KV blocks that the entries save because they share them
 
 
 # ---------------------------------------------------------------- worker <-> admission

@@ -312,7 +312,12 @@ class Seat:
                     more, page = answer.more, ask.page
                 self._incarnation = answer.announce.incarnation
                 synced = Synced(
-                    answer.announce, self._sync, answer.next_seq, answer.ack_seq, entries
+                    answer.announce,
+                    self._sync,
+                    answer.next_seq,
+                    answer.ack_seq,
+                    entries,
+                    answer.shared_blocks,
                 )
                 self._resyncing = False
                 self._inbox.put(synced)

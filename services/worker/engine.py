@@ -84,6 +84,8 @@ class Outcome(NamedTuple):
 class EngineState(NamedTuple):
     free_blocks: int
     slots: Sequence[int]  # loaded
+    # what is saved because slots share blocks: each counts as often as slots hold it, less once
+    shared_blocks: int = 0
 
 
 class Engine(Protocol):

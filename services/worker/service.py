@@ -110,7 +110,7 @@ class WorkerService:
         self._chores = Chores()
         self._holds = asyncio.Semaphore(HOLDS_AT_ONCE)
         self._resyncs: list[tuple[Resync, Call]] = []
-        self._pages: tuple[int, int, list[ResyncEntry]] | None = None
+        self._pages: tuple[int, int, int, list[ResyncEntry]] | None = None
         self._overs = OverReports(self.core, bus, self._chores, retry_s=cfg.over_retry_s)
         self._plan_came_unix_s: dict[int, float] = {}
         self._last_end_unix_s = 0.0
@@ -213,6 +213,7 @@ class WorkerService:
                 outside_s=ran.outside_s,
                 drafted_s=ran.drafted_s,
                 late_s=late_s,
+                shared_blocks=ran.shared_blocks,
             )
             if turn.work:
                 self._metrics.ran(turn, ran, idle_s, began, ended)
@@ -359,14 +360,15 @@ class WorkerService:
         waiting, self._resyncs = self._resyncs, []
         for resync, call in waiting:
             if resync.page == 0:
-                self._pages = (resync.sync, self.core.ack_seq, self.core.entries())
+                core = self.core
+                self._pages = resync.sync, core.ack_seq, core.shared_blocks, core.entries()
             if self._pages is None or self._pages[0] != resync.sync:
                 self._chores.spawn(
                     call.reply(Refused(code="stale_resync", message="begin again at page 0")),
                     "worker.resync",
                 )
                 continue
-            _, ack_seq, entries = self._pages
+            _, ack_seq, shared_blocks, entries = self._pages
             begin = resync.page * PAGE_ENTRIES
             page = ResyncPage(
                 announce=self._announcement(),
@@ -374,6 +376,7 @@ class WorkerService:
                 ack_seq=ack_seq,
                 entries=entries[begin : begin + PAGE_ENTRIES],
                 more=begin + PAGE_ENTRIES < len(entries),
+                shared_blocks=shared_blocks,
             )
             self._chores.spawn(call.reply(page), "worker.resync")
 

@@ -49,14 +49,15 @@ def take_turn(engine: Engine, speaker: Speaker, turn: Turn) -> Ran:
                 load.slot, load.sampling, unpack_list(load.resume.tokens), load.resume.text
             )
     if not turn.work:
-        return Ran([], 0.0)
+        return Ran([], 0.0, shared_blocks=engine.snapshot().shared_blocks)
     if refused:
         return _without(refused, engine, speaker, turn)
     outcome = engine.execute(turn.work, turn.selection)
     done = [
         _turn_done(speaker, work, did) for work, did in zip(turn.work, outcome.done, strict=True)
     ]
-    return Ran(done, outcome.exec_s, outcome.outside_s, outcome.drafted_s)
+    shared_blocks = engine.snapshot().shared_blocks
+    return Ran(done, outcome.exec_s, outcome.outside_s, outcome.drafted_s, shared_blocks)
 
 
 def _without(refused: Mapping[int, str], engine: Engine, speaker: Speaker, turn: Turn) -> Ran:

@@ -68,6 +68,9 @@ class Books(BookRows):
         # blocks found in a prefix cache may be promised to a plan in flight already: the engine
         # then does less of that plan
         self.overdrawn = False
+        # Of the blocks that rows hold, what the worker saves because requests share them, at the
+        # least: as it last said, less all that was dropped or ended since.
+        self.shared_blocks = 0
         self.row_of: Indices = np.full(slots, -1, dtype=np.intp)
         # when the newest acked token of each slot came; the column of the view has those in flight
         self.acked_token_unix_s: Floats = np.full(slots, np.inf)
@@ -181,6 +184,7 @@ class Books(BookRows):
 
     def remove(self, slot: int) -> Offer:
         self.leave(slot)
+        self._unshare(int(self.row_of[slot]))
         self.used -= 1
         self._swap(int(self.row_of[slot]), self.used)
         self.row_of[slot] = -1
@@ -223,14 +227,26 @@ class Books(BookRows):
 
     def drop_kv(self, row: int) -> None:
         """Forget its KV, the draft model's too."""
+        self._unshare(row)
         self.computed_tokens[row] = self.unsure_tokens[row] = self.kv_held_blocks[row] = 0
         self.draft_tokens[row] = self.draft_held_blocks[row] = 0
         self.restarts[row] += 1
 
+    def share(self, blocks: int) -> None:
+        """The worker saves so many blocks, less those that plans in flight drop."""
+        held = int(self.kv_held_blocks[: self.used].sum())
+        self.shared_blocks = min(max(blocks, 0), held)
+        self.overdrawn = self.overdrawn or held - self.shared_blocks > self.kv_blocks
+
+    def _unshare(self, row: int) -> None:
+        """Its KV goes. Others may have all of its blocks: then none gets free."""
+        self.shared_blocks = max(0, self.shared_blocks - int(self.kv_held_blocks[row]))
+
     # ------------------------------------------------------------ sums
 
     def kv_free_blocks(self) -> int:
-        free = self.kv_blocks - int(self.kv_held_blocks[: self.used].sum())
+        held = int(self.kv_held_blocks[: self.used].sum())
+        free = self.kv_blocks - held + self.shared_blocks
         if free < 0 and self.overdrawn:
             return 0
         self.overdrawn = False

@@ -35,6 +35,7 @@ class Flight:
     end_unix_s: float  # predicted
     # sent while another was with the worker: with a longer lead it would have been there sooner
     follows: bool
+    dropped_blocks: int  # held by what its orders release and preempt
     reshaped: bool = False  # its shape has changed since its time was predicted
 
     def predict_entry(

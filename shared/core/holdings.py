@@ -20,6 +20,9 @@ class Holdings:
         self._kv_blocks = kv_blocks
         self._block_tokens = block_tokens
         self._held_blocks = 0  # the sum over all requests, kept because every ack reports it
+        # Of that sum, what the engine saves because requests share blocks. It was so when the
+        # engine last ran; of what has left since, all may have been shared.
+        self.shared_blocks = 0
         self._requests: dict[int, HeldRequest] = {}
         self._slot_of: dict[RequestKey, int] = {}
         self._ending: set[int] = set()  # slots that end at the next boundary
@@ -115,8 +118,7 @@ class Holdings:
         request = self._requests.get(slot)
         if request is None or not request.loaded:
             return False
-        self.fill(request, 0)
-        request.drafted = 0
+        self._leave(request)
         return True
 
     def _evict(self, request: HeldRequest) -> None:
@@ -124,6 +126,10 @@ class Holdings:
         if request.loaded:
             self._releases.append(request.slot)
         request.loaded = False
+        self._leave(request)
+
+    def _leave(self, request: HeldRequest) -> None:
+        self.shared_blocks = max(0, self.shared_blocks - self._blocks(request.computed))
         self.fill(request, 0)
         request.drafted = 0
 
@@ -132,7 +138,7 @@ class Holdings:
 
     @property
     def free_blocks(self) -> int:
-        return self._kv_blocks - self._held_blocks
+        return self._kv_blocks - self._held_blocks + self.shared_blocks
 
     def check(self) -> None:
         """Raises AssertionError unless the books balance."""

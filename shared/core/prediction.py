@@ -55,6 +55,7 @@ class Prediction:
         self.flights: deque[Flight] = deque()
         # slots whose end is in flight: their rows are not corrected any more
         self.releasing: set[int] = set()
+        self._dropped_blocks = 0  # by the orders of the plan that is being made
 
     # ------------------------------------------------------------ before a plan is sent
 
@@ -118,7 +119,7 @@ class Prediction:
 
     def release(self, slot: int) -> None:
         """The worker frees it before the plan's entries run, so its KV counts as free from here."""
-        self._books.drop_kv(int(self._books.row_of[slot]))
+        self._drop(int(self._books.row_of[slot]))
         self.releasing.add(slot)
         self._books.leave(slot)
 
@@ -127,8 +128,12 @@ class Prediction:
         books = self._books
         row = int(books.row_of[slot])
         books.target_tokens[row] = books.prompt_tokens[row] + books.generated_tokens[row]
-        books.drop_kv(row)
+        self._drop(row)
         books.phase[row] = WAITING
+
+    def _drop(self, row: int) -> None:
+        self._dropped_blocks += int(self._books.kv_held_blocks[row])
+        self._books.drop_kv(row)
 
     # ------------------------------------------------------------ a plan is sent
 
@@ -197,7 +202,9 @@ class Prediction:
             predicted_s=predicted_s,
             end_unix_s=end_unix_s,
             follows=bool(self.flights),
+            dropped_blocks=self._dropped_blocks,
         )
+        self._dropped_blocks = 0
         self.flights.append(flight)
         return flight
 
@@ -266,6 +273,13 @@ class Prediction:
         return draft_s(draft, depth=depth, width=width, context=context, missing=missing)
 
     # ------------------------------------------------------------ while plans are in flight
+
+    def share(self, blocks: int) -> None:
+        """After the newest acked plan the worker saved so many blocks. All that the plans in flight
+        drop may be among them.
+        """
+        dropped = self._dropped_blocks + sum(flight.dropped_blocks for flight in self.flights)
+        self._books.share(blocks - dropped)
 
     def overcounted(self, slot: int) -> int:
         """Output tokens of the slot that the books already count and plans in flight have still to

@@ -28,6 +28,7 @@ class Synced:
     next_seq: int
     ack_seq: int
     entries: Sequence[ResyncEntry]
+    shared_blocks: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -127,6 +127,11 @@ class WorkerCore:
         return self._holdings.free_blocks
 
     @property
+    def shared_blocks(self) -> int:
+        """KV blocks that are saved because requests share them, at the least."""
+        return self._holdings.shared_blocks
+
+    @property
     def draft_yields(self) -> list[DraftYield]:
         """The acceptance of drafts, as it has learned it."""
         return self._draft_yields.told()
@@ -337,9 +342,10 @@ class WorkerCore:
         outside_s: float = 0.0,
         drafted_s: float = 0.0,
         late_s: float = 0.0,
+        shared_blocks: int = 0,
     ) -> Finished:
         """The running turn is over. `late_s`: of the time since it could begin, what is neither
-        `exec_s` nor `idle_s`.
+        `exec_s` nor `idle_s`. `shared_blocks`: as in EngineState.
         """
         turn = self._running
         assert turn is not None and turn.plan is not None
@@ -361,7 +367,8 @@ class WorkerCore:
             spent.drafts_s,
             drafted_s,
         )
-        ack = AckBuilder(turn, timing)
+        ack = AckBuilder(turn, timing, shared_blocks)
+        self._holdings.shared_blocks = shared_blocks
         outgoing = self._class_changes(turn.plan)
         chunks: list[Chunk] = []
         firsts: list[int] = []  # slots

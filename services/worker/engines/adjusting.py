@@ -25,7 +25,7 @@ def adjusted(logits: Tensor, rows: Sequence[Written]) -> Tensor:
     """The logits [B, vocabulary] to choose from: `logits` itself, untouched, or a float32 copy.
     Each row depends on itself alone.
     """
-    asking = [row for row, written in enumerate(rows) if _asks(written)]
+    asking = [row for row, written in enumerate(rows) if asks(written)]
     if not asking:
         return logits
     changed = logits.float().clone()
@@ -34,7 +34,8 @@ def adjusted(logits: Tensor, rows: Sequence[Written]) -> Tensor:
     return changed
 
 
-def _asks(written: Written) -> bool:
+def asks(written: Written) -> bool:
+    """Its logits are to be adjusted. If not, they are not later on."""
     s = written.sampling
     penalised = (s.repetition_penalty, s.presence_penalty, s.frequency_penalty) != (1.0, 0.0, 0.0)
     return penalised or bool(s.logit_bias) or len(written.tokens) - written.prompt < s.min_tokens

@@ -83,6 +83,7 @@ class DraftModel:
         self._prefix_caching = prefix_caching
         self._model = PagedModel(folder, device, dtype, self.kv_blocks * block_tokens)
         self._vocabulary = min(vocabulary, self._model.vocabulary)
+        self._smaller = self._model.vocabulary < vocabulary
         self._blocks = paged.Blocks(self.kv_blocks, block_tokens)
         self._held: dict[Slot, _Held] = {}
 
@@ -162,7 +163,8 @@ class DraftModel:
             if self._prefix_caching:
                 held.filled = held.prefix.begin(self._blocks, place, ask.tokens, self._blocks.free)
         depth = min(ask.depth, self._model.context_tokens - known)
-        if depth < 1 or max(ask.tokens[held.filled :]) >= self._model.vocabulary:
+        unknown = self._smaller and max(ask.tokens[held.filled :]) >= self._model.vocabulary
+        if depth < 1 or unknown:
             return 0
         for levels in (depth, 1):
             if self._fits(held.place, known + (levels - 1) * ask.width):

@@ -79,6 +79,7 @@ class Blocks:
         self._unused = total
         self._block_tokens = block_tokens
         self._owners = np.zeros(total, dtype=np.int64)
+        self.shared = 0  # the sum of all owners beyond the first of each block
         self._hash_of: dict[int, bytes] = {}
         self._known: dict[bytes, int] = {}
         self._idle: OrderedDict[int, None] = OrderedDict()
@@ -135,6 +136,7 @@ class Blocks:
         for block in blocks:
             self._idle.pop(block, None)
             self._owners[block] += 1
+            self.shared += bool(self._owners[block] > 1)
             place.add(block)
 
     def name(self, place: Place, number: int, digest: bytes) -> None:
@@ -152,6 +154,7 @@ class Blocks:
         for place in places:
             np.add.at(owners, np.array(place.blocks, dtype=np.int64), 1)
         assert (owners == self._owners).all(), "a block has lost its owner"
+        assert self.shared == int(np.maximum(owners - 1, 0).sum())
         taken = self._taken[1:-1].astype(bool)
         assert self._unused == np.count_nonzero(~taken)
         idle = np.flatnonzero(taken & (self._owners == 0))
@@ -162,6 +165,7 @@ class Blocks:
     def _leave(self, block: int) -> None:
         self._owners[block] -= 1
         if self._owners[block]:
+            self.shared -= 1
             return
         if block in self._hash_of:
             self._idle[block] = None

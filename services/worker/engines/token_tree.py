@@ -67,15 +67,15 @@ def trees_of(roots: Sequence[int], drafted: Drafted, chosen: Bools) -> list[Tree
     """The tree of each request. `roots`: their newest tokens. `chosen`: [levels, requests, beams],
     connected.
     """
-    tokens, above, picked = drafted.tokens.tolist(), drafted.above.tolist(), chosen.tolist()
+    tokens, above = drafted.tokens.tolist(), drafted.above.tolist()
+    picked = [list[tuple[int, int]]() for _ in roots]  # level and beam, level by level
+    for level, request, beam in np.argwhere(chosen).tolist():
+        picked[request].append((level, beam))
     trees = []
     for request, root in enumerate(roots):
         below: defaultdict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
-        for level, nodes in enumerate(picked):
-            for beam, taken in enumerate(nodes[request]):
-                if taken:
-                    parent = above[level][request][beam] if level else 0
-                    below[level - 1, parent].append((level, beam))
+        for level, beam in picked[request]:
+            below[level - 1, above[level][request][beam] if level else 0].append((level, beam))
         tree = Tree([root], [(0,)], [(-1, 0)], {})
         ahead = [(0, child) for child in reversed(below[-1, 0])]
         while ahead:

@@ -219,7 +219,7 @@ class TorchEngine:
             self._draft.release(slot)
 
     def snapshot(self) -> EngineState:
-        return EngineState(self._blocks.free, list(self._slots))
+        return EngineState(self._blocks.free, list(self._slots), self._blocks.shared)
 
     def close(self) -> None:
         for slot in list(self._slots):

@@ -2,6 +2,8 @@
 drafted.
 
 Position n of a request draws from (seed, n), with drafts and without. So the output is the same.
+Where the likeliest token is taken, and nothing written changes which it is, all nodes of a tree are
+looked at together; other requests go from node to node.
 """
 
 from collections.abc import Sequence
@@ -10,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from services.worker.engine import Likely
-from services.worker.engines.adjusting import Written, adjusted
+from services.worker.engines.adjusting import Written, adjusted, asks
 from services.worker.engines.running import Running
 from services.worker.engines.sampling import Draw, choose, likelihoods
 from services.worker.engines.token_tree import Tree
@@ -30,12 +32,32 @@ def verify(
     trees: dict[int, Tree],
     root: dict[int, int],
 ) -> dict[int, Said]:
-    """The tokens of each entry that emits. All take a step together, from node to node, and an
-    entry stops at the first token that was not drafted. The tokens join the text as they come,
-    so that what the next one depends on (penalties, a format) is there.
+    """The tokens of each entry that emits; it stops at the first token that was not drafted.
+    `root`: the row of `logits` behind its newest token, which the rows of its tree follow.
     """
     said = {n: Said([0], [], []) for n in root}
-    going = list(root)
+    greedy = [n for n in root if _likeliest_alone(states[n])]
+    likeliest = _likeliest(logits, [(root[n], _nodes(trees.get(n))) for n in greedy])
+    for n, tokens in zip(greedy, likeliest, strict=True):
+        while _say(said[n], states[n], trees.get(n), tokens[said[n].path[-1]]):
+            pass
+    if len(greedy) < len(root):
+        chosen_alone = set(greedy)
+        _step(logits, states, trees, root, said, [n for n in root if n not in chosen_alone])
+    return said
+
+
+def _step(
+    logits: torch.Tensor,
+    states: Sequence[Running],
+    trees: dict[int, Tree],
+    root: dict[int, int],
+    said: dict[int, Said],
+    going: list[int],
+) -> None:
+    """All of `going` take a step together, from node to node. The tokens join the text as they
+    come, so that what the next one depends on (penalties, a format) is there.
+    """
     while going:
         at = [root[n] + said[n].path[-1] for n in going]
         chosen = _choose(
@@ -43,16 +65,51 @@ def verify(
         )
         further = []
         for n, (token, likely) in zip(going, chosen, strict=True):
-            states[n].tokens.append(token)
-            said[n].tokens.append(token)
             said[n].logprobs.extend(likely)
-            tree = trees.get(n)
-            node = None if tree is None else tree.child(said[n].path[-1], token)
-            if node is not None and token not in states[n].ends:
-                said[n].path.append(node)
+            if _say(said[n], states[n], trees.get(n), token):
                 further.append(n)
         going = further
-    return said
+
+
+def _say(said: Said, state: Running, tree: Tree | None, token: int) -> bool:
+    """The token joins the text. True if it was drafted and the text goes on."""
+    state.tokens.append(token)
+    said.tokens.append(token)
+    node = None if tree is None else tree.child(said.path[-1], token)
+    if node is None or token in state.ends:
+        return False
+    said.path.append(node)
+    return True
+
+
+def _likeliest_alone(state: Running) -> bool:
+    """The likeliest token by the logits is its token, whatever its text."""
+    s = state.sampling
+    return (
+        (s.temperature <= 0 or s.top_k == 1)
+        and s.logprobs is None
+        and state.constraint is None
+        and not asks(Written(s, state.prompt, state.tokens, state.ends))
+    )
+
+
+def _nodes(tree: Tree | None) -> int:
+    return 1 if tree is None else len(tree.tokens)
+
+
+def _likeliest(logits: torch.Tensor, spans: Sequence[tuple[int, int]]) -> list[list[int]]:
+    """The likeliest token of each row of these spans (first, length)."""
+    if not spans:
+        return []
+    with torch.inference_mode():
+        if sum(length for _, length in spans) < len(logits):
+            logits = logits[[first + n for first, length in spans for n in range(length)]]
+        tokens = logits.argmax(dim=-1).tolist()
+    found, at = [], 0
+    for _, length in spans:
+        found.append(tokens[at : at + length])
+        at += length
+    return found
 
 
 def _choose(

@@ -58,7 +58,7 @@ def test_a_prompt_that_begins_like_another_computes_only_the_rest(model: Path) -
     for slot in range(3):
         engine.release(Slot(slot))
     engine.check()
-    assert engine.snapshot() == (40, [])
+    assert engine.snapshot() == (40, [], 0)
     # nobody holds it now, and it is still known: the output of the first request, too
     longer = ask(engine, 0, [*PROMPT, *first.tokens, 1, 2, 3])
     assert longer.cached == 40

@@ -199,7 +199,7 @@ def play(
         )
         assert set(engine.snapshot().slots) == set(known)
         engine.check()
-    assert engine.snapshot() == (facts.kv_blocks, [])
+    assert engine.snapshot() == (facts.kv_blocks, [], 0)
 
 
 @pytest.mark.parametrize("way", ["as it comes", "without sparse kernels", "gathered"])

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from loadgen.simulator.timeline import Alarm, Timeline
 from services.worker.engine import EngineFacts
-from services.worker.engines.sim_engine import readable_token
+from services.worker.engines.sim_engine import SimEngine, readable_token
 from shared.columns import pack, unpack_list
 from shared.core import record as life
 from shared.core.offer import as_offer
@@ -77,6 +77,7 @@ from shared.vocabulary import (
     Slo,
     Slot,
 )
+from tests.services.worker.sharing_engine import SharingEngine
 from tests.services.worker.wayward import WaywardEngine
 from tests.shared.policy.views import Linear
 
@@ -124,6 +125,9 @@ class World:
     hits: float = 0.0  # how often the engine finds a part of what begins in a prefix cache
     lapses: float = 0.0  # how often it does nothing for an entry
     draft_kv_blocks: int = 0  # 0: no limit
+    # requests share the KV of their common beginnings: what others hold ("held"), or have left, too
+    # ("left"); empty: they do not
+    sharing: str = ""
     settings: dict[str, str] = field(default_factory=dict)
 
 
@@ -270,14 +274,20 @@ class Bench:
             draft=1.0 if world.draft_kv_blocks else 0.0,
             draft_kv_blocks=world.draft_kv_blocks,
         )
-        self.engine = WaywardEngine(
-            facts,
-            Linear(),
-            wait=None,
-            clock=lambda: 0.0,
-            rng=Random(world.seed),
-            hits=world.hits,
-            lapses=world.lapses,
+        self.engine: SimEngine = (
+            SharingEngine(
+                facts, Linear(), wait=None, clock=lambda: 0.0, idle=world.sharing == "left"
+            )
+            if world.sharing
+            else WaywardEngine(
+                facts,
+                Linear(),
+                wait=None,
+                clock=lambda: 0.0,
+                rng=Random(world.seed),
+                hits=world.hits,
+                lapses=world.lapses,
+            )
         )
         self.worker = WorkerCore(
             REPLICA,
@@ -301,6 +311,7 @@ class Bench:
         self.resync_waits: list[tuple[ReplicaCore, int, int]] = []
         self.resyncing = False
         self.compared = self.drafted = 0
+        self.watch: Callable[[View], object] = lambda view: None
         self.blind = False  # an ack was lost: the planner cannot know yet
         self.take_over()
         at_s = 0.0
@@ -425,6 +436,7 @@ class Bench:
                 worker.next_seq,
                 worker.ack_seq,
                 worker.entries(),
+                worker.shared_blocks,
             )
             self.after(self.synced, core, event)
 
@@ -458,6 +470,7 @@ class Bench:
                     turn,
                     done,
                     self.line.now_s,
+                    self.engine.snapshot().shared_blocks,
                 )
 
     def run(self, turn: Turn) -> tuple[list[TurnDone], float]:
@@ -482,11 +495,16 @@ class Bench:
             self.drafted += did.drafted
         return done, outcome.exec_s
 
-    def end(self, turn: Turn, done: list[TurnDone], began_s: float) -> None:
+    def end(self, turn: Turn, done: list[TurnDone], began_s: float, shared_blocks: int) -> None:
         now_s = self.line.now_s
         self.stored(
             self.worker.finish(
-                done, started_unix_s=began_s, ended_unix_s=now_s, exec_s=now_s - began_s, idle_s=0.0
+                done,
+                started_unix_s=began_s,
+                ended_unix_s=now_s,
+                exec_s=now_s - began_s,
+                idle_s=0.0,
+                shared_blocks=shared_blocks,
             )
         )
         self.go_on()
@@ -681,6 +699,7 @@ class Bench:
 
     def look(self, view: View) -> None:
         """Check what holds for every view; while nothing moves, it shows the worker's state."""
+        self.watch(view)
         assert view.kv_free_blocks >= 0
         decode = view.phase == Phase.DECODE
         assert (view.computed_tokens[view.phase == Phase.WAITING] == 0).all()

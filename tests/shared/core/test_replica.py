@@ -6,6 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shared.vocabulary import FinishReason, Slo
+from tests.services.worker.sharing_engine import SharingEngine
 from tests.shared.core.replica_bench import Act, Ask, Bench, World
 
 INSTANTS = st.integers(0, 64 * 3).map(lambda n: n / 64)
@@ -32,6 +33,7 @@ def schedules(
     faults: bool,
     wayward: bool = False,
     drafts: bool = False,
+    sharing: str = "",
 ) -> tuple[World, list[Ask], list[Act]]:
     block_tokens = draw(st.sampled_from([1, 4, 16]))
     kv_tokens = draw(st.sampled_from([32, 64, 160, 640]))
@@ -49,6 +51,7 @@ def schedules(
         hits=draw(st.sampled_from([0.0, 0.5])) if wayward else 0.0,
         lapses=draw(st.sampled_from([0.0, 0.3])) if wayward else 0.0,
         draft_kv_blocks=draw(st.integers(1, 200 // block_tokens)) if drafts else 0,
+        sharing=sharing,
         settings={}
         if policy == "slackline"
         else {"chunk_tokens": str(draw(st.sampled_from([8, 64])))},
@@ -167,3 +170,47 @@ def test_a_best_effort_request_for_which_there_is_no_time_expires_on_its_replica
     *others, last = bench.clients.values()
     assert last.ends == [FinishReason.EXPIRED] and not last.tokens
     assert all(client.ends == [FinishReason.STOP] for client in others)
+
+
+POLICIES = ["fcfs", "edf", "qoserve", "chaos"]
+
+
+@COMMON
+@given(schedules(policies=POLICIES, faults=True, sharing="held"))
+def test_where_requests_share_blocks_no_more_is_promised_than_there_is(
+    schedule: tuple[World, list[Ask], list[Act]],
+) -> None:
+    """Their prompts begin alike, and the books count a block once as far as the worker has told.
+    The engine has room for every entry of every plan, whoever leaves meanwhile.
+    """
+    bench = Bench(*schedule)
+    bench.run_all()
+    assert isinstance(bench.engine, SharingEngine) and bench.engine.lapsed == 0
+
+
+@COMMON
+@given(schedules(policies=POLICIES, faults=True, sharing="left"))
+def test_requests_that_share_what_others_have_left_end_as_others_do(
+    schedule: tuple[World, list[Ask], list[Act]],
+) -> None:
+    Bench(*schedule).run_all()
+
+
+def test_the_books_hold_more_requests_where_they_share_their_prompts() -> None:
+    """Eight requests of one prompt of 96 tokens and 40 of answer, in KV for 256: by themselves two
+    of them fit at a time.
+    """
+
+    def most(sharing: str) -> int:
+        """The most requests that had KV at one time."""
+        world = World(
+            policy="fcfs", depth=2, kv_blocks=64, block_tokens=4, slots=16, delay_s=0.002,
+            noise=0.0, seed=1, sharing=sharing, settings={"chunk_tokens": "64"},
+        )  # fmt: skip
+        asks = [Ask(after_s=1 / 64, prompt=96, max_tokens=40, output=40, slo=Slo(ttlt_s=60.0))] * 8
+        bench, found = Bench(world, asks, []), list[int]()
+        bench.watch = lambda view: found.append(int((view.kv_held_blocks > 0).sum()))
+        bench.run_all()
+        return max(found)
+
+    assert (most(""), most("held")) == (2, 5)

@@ -83,7 +83,7 @@ def test_a_plan_without_room_does_what_fits_and_says_so_and_the_rest_goes_on_lat
     assert not any(state.request.num_preemptions for state in engine._slots.values())
     for slot in (1, 2, 3):
         engine.release(Slot(slot))
-    assert engine.snapshot() == (KV_BLOCKS, [])
+    assert engine.snapshot() == (KV_BLOCKS, [], 0)
 
 
 def test_requests_leave_at_any_point_and_their_blocks_with_them(plain: Engines) -> None:
@@ -140,4 +140,4 @@ def test_misuse_is_a_bug_and_ends_the_process(plain: Engines) -> None:
         with pytest.raises(KeyError):
             call(unknown)
     engine.release(Slot(0))
-    assert engine.snapshot() == (KV_BLOCKS, [])
+    assert engine.snapshot() == (KV_BLOCKS, [], 0)

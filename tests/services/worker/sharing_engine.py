@@ -1,0 +1,96 @@
+"""A sim engine whose requests share the KV blocks of their common beginnings, by the torch engine's
+own books.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from services.worker.engine import Done, EngineState, Outcome
+from services.worker.engines.paged import Blocks, Place
+from services.worker.engines.prefixes import Prefix
+from services.worker.engines.sim_engine import SimEngine, _Slot
+from shared.core.turn import Load, Work
+from shared.policy.speculation import along
+from shared.schemas import Selection
+from shared.vocabulary import Slot
+
+
+class SharingEngine(SimEngine):
+    """An entry that finds no room does nothing. `idle`: blocks that nobody holds are taken over,
+    too.
+    """
+
+    def __init__(self, *args: Any, idle: bool, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._idle = idle
+        self._pool = Blocks(self.facts.kv_blocks, self.facts.block_tokens)
+        self._kv: dict[Slot, tuple[Place, Prefix, list[int]]] = {}
+        self.lapsed = 0
+
+    def load(self, load: Load) -> None:
+        super().load(load)
+        self._begin(load.slot, list(load.tokens))
+
+    def execute(self, work: Sequence[Work], selection: Selection | None) -> Outcome:
+        kept, runs, cached = list[int](), list[Work](), dict[Slot, int]()
+        for n, entry in enumerate(work):
+            state, (place, prefix, tokens) = self._slots[entry.slot], self._kv[entry.slot]
+            if not place.blocks:
+                found = prefix.begin(self._pool, place, tokens, self._spare(work[n:]))
+                if found:
+                    state.computed = cached[entry.slot] = found
+            left = state.known - state.computed
+            run = entry._replace(tokens=min(entry.tokens, left) if left > 1 else entry.tokens)
+            run = run._replace(emits=run.tokens >= left)
+            if self._more(entry.slot, run.tokens) > self._pool.free:
+                self.lapsed += 1
+                continue
+            self._pool.grow(place, state.computed + run.tokens)
+            kept.append(n)
+            runs.append(run)
+        if selection is not None:
+            selection = along(selection, kept) if kept else None
+        ran = super().execute(runs, selection)
+        did = dict(zip((run.slot for run in runs), ran.done, strict=True))
+        for slot, one in did.items():
+            place, prefix, tokens = self._kv[slot]
+            tokens += one.tokens
+            self._pool.shrink(place, self._slots[slot].computed)
+            prefix.name(self._pool, place, tokens, self._slots[slot].computed)
+        for slot, found in cached.items():
+            one = did.get(slot, Done(0, ()))
+            did[slot] = one._replace(computed=one.computed + found, cached=found)
+        self._pool.check(place for place, _, _ in self._kv.values())
+        return ran._replace(done=[did.get(entry.slot, Done(0, ())) for entry in work])
+
+    def preempt(self, slot: Slot) -> None:
+        super().preempt(slot)
+        place, _, tokens = self._kv[slot]
+        self._pool.release(place)
+        self._begin(slot, tokens)
+
+    def release(self, slot: Slot) -> None:
+        super().release(slot)
+        self._pool.release(self._kv.pop(slot)[0])
+
+    def snapshot(self) -> EngineState:
+        return EngineState(self._pool.free, list(self._slots), self._pool.shared)
+
+    def _begin(self, slot: Slot, tokens: list[int]) -> None:
+        size = self.facts.block_tokens
+        self._kv[slot] = Place(size, len(tokens)), Prefix(size), tokens
+
+    def _reserve(self, state: _Slot, tokens: int) -> None:
+        """Blocks are counted in the pool."""
+
+    def _more(self, slot: Slot, tokens: int) -> int:
+        wanted = self._slots[slot].computed + tokens
+        held = len(self._kv[slot][0].blocks)
+        return max(0, -(-wanted // self.facts.block_tokens) - held)
+
+    def _spare(self, work: Sequence[Work]) -> int:
+        """Free blocks beyond those that these entries ask for."""
+        if not self._idle:
+            return 0
+        asked = sum(self._more(entry.slot, entry.tokens) for entry in work)
+        return max(0, self._pool.free - asked)
