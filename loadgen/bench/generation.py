@@ -16,6 +16,7 @@ from shared.errors import SlacklineError
 from shared.perf.engine_figures import EngineFigures
 
 PART = "torch engine"
+OUTSIDE_AIM, OUTSIDE_BATCH = 0.05, 8
 AIM = 1.0  # the engine should be no slower than transformers, which it is made of
 LONGEST_S = 1800.0
 
@@ -101,7 +102,9 @@ def figures(measured: EngineFigures) -> list[Figure]:
 
 
 def drafting(measured: EngineFigures) -> list[Figure]:
-    """Decoding with drafts, over no drafts and over assisted generation."""
+    """Decoding with drafts, over no drafts and over assisted generation; for each batch the number
+    of drafts that is best; and the time outside the models.
+    """
     plain = {one.batch: one.tokens_per_s for one in measured.drafting if not one.budget}
     found = []
     for one in measured.drafting:
@@ -113,12 +116,34 @@ def drafting(measured: EngineFigures) -> list[Figure]:
         name, value = f"batch {one.batch}, {one.budget} drafts", one.tokens_per_s
         name, value = f"{name}, over none", value / plain[one.batch]
         found.append(Figure(part=PART, name=name, value=value, unit="x", note=note))
+    for batch, plain_per_s in plain.items():
+        every = [one for one in measured.drafting if one.batch == batch]
+        best = max(every, key=lambda one: one.tokens_per_s)
+        outside = max(one.outside_s / one.iteration_s for one in every)
+        found += [
+            Figure(
+                part=PART,
+                name=f"batch {batch}, best number of drafts, over none",
+                value=best.tokens_per_s / plain_per_s,
+                unit="x",
+                note=f"{best.budget} drafts" if best.budget else "none: drafts lose",
+            ),
+            Figure(
+                part=PART,
+                name=f"batch {batch}, outside the models, at most",
+                value=outside,
+                unit="%",
+                aim=OUTSIDE_AIM if batch == OUTSIDE_BATCH else None,
+                note="of an iteration, with any number of drafts",
+            ),
+        ]
     if measured.generate_assisted:
-        best = max(one.tokens_per_s for one in measured.drafting if one.batch == 1)
+        most_per_s = max(one.tokens_per_s for one in measured.drafting if one.batch == 1)
         note = (
             f"assisted: {measured.generate_assisted:,.0f}, generate: "
             f"{measured.generate_alone:,.0f} tokens/s of CPU time"
         )
-        name, value = "batch 1, best, over assisted generation", best / measured.generate_assisted
+        name = "batch 1, best, over assisted generation"
+        value = most_per_s / measured.generate_assisted
         found.append(Figure(part=PART, name=name, value=value, unit="x", least=AIM, note=note))
     return found

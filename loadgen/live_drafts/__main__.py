@@ -41,16 +41,16 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--rates",
-        default="5,15,30",
+        default="10,20,40",
         metavar="R,R,...",
-        help="requests/s, one rate after the other (default: 5,15,30)",
+        help="requests/s, one rate after the other (default: 10,20,40)",
     )
     parser.add_argument(
         "--paces",
-        default="6,10,25",
+        default="6,12,30",
         metavar="MS,MS,MS",
         help="longest mean time per token of the tiers tight, medium and loose, in ms (default: "
-        "6,10,25)",
+        "6,12,30)",
     )
     parser.add_argument(
         "--duration",

@@ -91,7 +91,7 @@ def _phases(found: Comparison) -> str:
     head = [
         "iterations", "with drafts", "decodes", "tokens per verification: live", "simulated",
         "draft, ms", "verification", "rest", "without drafts", "decodes", "pass, ms", "rest",
-        "draft step, read", "acceptance",
+        "draft step, read", "acceptance", "over the fit",
     ]  # fmt: skip
     rows = []
     for row in found.rows:
@@ -110,6 +110,7 @@ def _phases(found: Comparison) -> str:
                 *(_if(without, f"{1e3 * s:.2f}") for s in (without.pass_s, without.rest_s)),
                 ", ".join(f"{part:.2f}" for part in cost),
                 f"{row.acceptance:.2f}",
+                f"{row.times:.2f}",
             ]
         )
     return _table(head, rows)

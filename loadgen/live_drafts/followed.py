@@ -107,7 +107,7 @@ class Followed:
             state.has += computed[i]
             state.decoding = state.decoding or emitted[i] > 0
         verified = [emitted[i] - 1 for i in range(len(slots)) if drafted[i]]
-        draft_s = ack.drafted_s or plan.drafts_s
+        draft_s = ack.drafted_s or (plan.drafts_s if verified else 0.0)  # vLLM does not tell
         return Iteration(
             shape=shape_of(
                 np.array(has, dtype=np.int32),

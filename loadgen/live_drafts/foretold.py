@@ -34,6 +34,8 @@ class Measured(NamedTuple):
     file: ProfileFile
     draft: DraftCost
     acceptance: float
+    # the iterations together took so many times what the profile says: its fit passes over stalls
+    times: float
 
 
 def measured(
@@ -41,9 +43,14 @@ def measured(
 ) -> Measured:
     """`acceptance`: as `acceptance_of` found it in another run; None: by these iterations."""
     file = profile_of(iterations, announce)
+    profile = file.profile()
     known = acceptance if acceptance is not None else acceptance_of(iterations)
     return Measured(
-        file, cost_of(iterations, file.profile(), announce.draft), 0.7 if known is None else known
+        file,
+        cost_of(iterations, profile, announce.draft),
+        0.7 if known is None else known,
+        sum(one.pass_s + one.late_s for one in iterations)
+        / sum(profile.batch_s(one.shape) for one in iterations),
     )
 
 
@@ -114,5 +121,6 @@ def foretell(
         ),
         draft=found.draft,
         acceptance=found.acceptance,
+        engine_times=found.times,
     )
     return simulate(Traffic(requests, tiers, seed), deployment)

@@ -64,6 +64,7 @@ class Row(Struct, frozen=True, kw_only=True):
     cost: DraftCost  # as measured
     acceptance: float
     profile_error: float | None  # relative, of the fit to its iterations
+    times: float  # what the iterations took together, over what the fit says
     late_s: float  # the longest time by which a request was sent too late
 
     @property
@@ -219,5 +220,6 @@ def row_of(
         cost=found.draft,
         acceptance=found.acceptance,
         profile_error=found.file.error.mape,
+        times=found.times,
         late_s=late_s,
     )

@@ -110,13 +110,13 @@ def drafting(
         if _tokens_per_s(best) <= least:
             return None
         length_s = _mean_slack_s(view, tight, best, pace_s)
-        return _choice(view, every, rows, order, best, length_s, tight)
+        return _choice(view, every, rows, order, best, length_s, tight, least)
     due_s = timing.token_due_s[rows]
     limit_s = float(due_s[due_s >= plain_s + MARGIN_S].min(initial=LOOSE_S)) - MARGIN_S
     plans = [plan for plan in plans if plan.seconds <= limit_s]
     if not plans or _tokens_per_s(best := max(plans, key=_tokens_per_s)) <= least:
         return None
-    return _choice(view, every, rows, order, best, limit_s + MARGIN_S, tight)
+    return _choice(view, every, rows, order, best, limit_s + MARGIN_S, tight, least)
 
 
 def can_pay(view: View, every: Decoding, learned: Learned) -> bool:
@@ -195,10 +195,18 @@ def _read_later(
 
 
 def _choice(
-    view: View, every: Decoding, rows: Rows, order: Rows, plan: Plan, length_s: float, tight: Rows
+    view: View,
+    every: Decoding,
+    rows: Rows,
+    order: Rows,
+    plan: Plan,
+    length_s: float,
+    tight: Rows,
+    least: float,
 ) -> Choice | None:
     """The iteration with this speculation, and prefills in the rest of `length_s`; None where KV is
-    too short for drafts.
+    too short for drafts, or where so few can draft that it brings no more than `least` tokens a
+    second of each request, and no further context is read for later iterations either.
     """
     assert view.draft is not None
     left = view.max_tokens[rows] - view.generated_tokens[rows] - view.unsure_tokens[rows]
@@ -223,6 +231,11 @@ def _choice(
     )
     verified = min(plan.drafts, int(depth.sum()))
     shape = _verifying(chunk.decodes_of(view, rows), verified)
+    reads = np.count_nonzero(missing[drafts] > DEEPEST + 1)
+    if not reads and np.count_nonzero(drafts) < len(rows):
+        tokens = 1.0 + plan.accepted * np.count_nonzero(drafts) / len(rows)
+        if tokens <= least * (drafted_s + view.profile.batch_s(shape)):
+            return None
     running = Decoding(rows, every.victims, free_blocks, shape)
     budget_s = length_s - drafted_s - MARGIN_S
     choice = chunk.fill(view, running, order, limit_tokens=BATCH_TOKENS, budget_s=budget_s)

@@ -6,6 +6,11 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+import pytest
+
+from loadgen.bench.generation import drafting
+from shared.perf.engine_figures import DraftSpeed, EngineFigures
+
 SIMULATED = {"fcfs, 4 requests/s", "qoserve, 4 requests/s"}
 AIMED = {
     "qoserve, 256 decodes and 64 waiting, encoded, p50",
@@ -82,3 +87,36 @@ def test_the_quick_bench_prints_every_figure_and_writes_the_same(tmp_path: Path)
         ]
         assert len(costs) == 2 and min(costs) > 0, "one process, and two"
     assert "steady load" in done.stderr, "progress is shown"
+
+
+def test_drafts_are_shown_over_none_with_the_best_number_and_the_time_outside() -> None:
+    def speed(batch: int, budget: int, tokens_per_s: float, outside_s: float) -> DraftSpeed:
+        return DraftSpeed(
+            batch=batch,
+            budget=budget,
+            tokens_per_s=tokens_per_s,
+            yielded=1.0 + budget / batch / 2,
+            iteration_s=0.010,
+            drafted_s=0.002,
+            outside_s=outside_s,
+        )
+
+    measured = EngineFigures(
+        model="pair", parameters=1, threads=1, rounds=1, speeds=[], iteration_s={}, outside_s={},
+        late_s={}, generate_alone=90.0, generate_assisted=100.0,
+        drafting=[
+            speed(1, 0, 200.0, 0.0005), speed(1, 2, 240.0, 0.001),
+            speed(8, 0, 800.0, 0.0003), speed(8, 8, 600.0, 0.0012),
+        ],
+    )  # fmt: skip
+    found = {figure.name: figure for figure in drafting(measured)}
+    best = found["batch 1, best number of drafts, over none"]
+    assert (best.value, best.note) == (1.2, "2 drafts")
+    losing = found["batch 8, best number of drafts, over none"]
+    assert (losing.value, losing.note) == (1.0, "none: drafts lose")
+    assert found["batch 8, 8 drafts, over none"].value == 0.75
+    outside = found["batch 8, outside the models, at most"]
+    assert outside.value == pytest.approx(0.12)
+    assert outside.met is False
+    assert found["batch 1, outside the models, at most"].met is None
+    assert found["batch 1, best, over assisted generation"].value == 2.4

@@ -220,6 +220,7 @@ def test_the_cost_of_the_draft_and_its_acceptance_are_found() -> None:
     assert acceptance_of([iteration(3)]) is None
     found = measured(iterations, FACTS, 0.6)
     assert found.acceptance == 0.6
+    assert found.times == pytest.approx(1.0, rel=0.02)
     profile = found.file.profile()
     for one in iterations[::7]:
         # the hand-over counts as part of the iteration

@@ -12,12 +12,15 @@ from loadgen.simulator.deployment import Deployment, ReplicaFacts
 from loadgen.simulator.latency import Latency
 from loadgen.simulator.simulation import SimulationResult, simulate
 from loadgen.simulator.traffic import Traffic
+from shared.perf.draft import Draft
 from shared.perf.profile_file import FOLDER
 from shared.perf.shape import BatchShape
+from shared.policy import registry
 from shared.policy.seam import Drafts, Observation
 from shared.policy.slackline.lasting import APART, Lasting
 from shared.tiers import Tier, TierSet
 from shared.vocabulary import Definition, Slo
+from tests.shared.policy.views import Linear, Row, decode, view
 
 # A pass of 32 decodes takes 2.3 times one of a single decode, and a verified draft as long as a
 # token of a prompt: about what the shipped pair takes on one CPU thread.
@@ -173,3 +176,16 @@ def test_a_prediction_of_plain_iterations_that_grows_without_any_is_in_doubt() -
     assert lasting.doubt(2) == 1.0
     lasting.observe(seen(20, 0.8, drafts=False))
     assert lasting.doubt(20) == 1.0
+
+
+def test_few_drafts_among_many_decodes_do_not_keep_the_draft_model_at_work() -> None:
+    def drafts(unread: int) -> bool:
+        """Of 32 tight decodes so many have contexts that there is no time to read."""
+        rows = [decode(Row(slot=n, tbt_s=0.0115), context=2000) for n in range(32)]
+        seen = view(rows, free=20_000)
+        seen.draft = Draft(Linear(), 0.2, 0.2)
+        seen.draft_tokens = seen.computed_tokens * (np.arange(32) >= unread)
+        return registry.make("slackline").plan(seen)[0].speculation is not None
+
+    assert drafts(0)
+    assert not drafts(31)
