@@ -180,7 +180,7 @@ def test_a_prediction_of_plain_iterations_that_grows_without_any_is_in_doubt() -
 
 def test_few_drafts_among_many_decodes_do_not_keep_the_draft_model_at_work() -> None:
     def drafts(unread: int) -> bool:
-        """Of 32 tight decodes so many have contexts that there is no time to read."""
+        """There is no time to read the contexts of so many of 32 tight decodes."""
         rows = [decode(Row(slot=n, tbt_s=0.0115), context=2000) for n in range(32)]
         seen = view(rows, free=20_000)
         seen.draft = Draft(Linear(), 0.2, 0.2)
