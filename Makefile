@@ -76,7 +76,7 @@ $(CLIENTS_STAMP): infra/clients/requirements.txt | $(STAMP)
 
 test-clients: $(CLIENTS_STAMP) ## openai, langchain-openai, litellm, guidellm and schemathesis against the gateway, in an environment of their own
 	$(PY) -m pytest tests/clients $(ARGS)
-test-containers: $(STAMP) ## the compose file for real, with podman: profiles sim and torch (ten minutes; skipped where podman is missing)
+test-containers: $(STAMP) ## the compose file for real, with podman: profiles sim, torch and vllm (twenty minutes; skipped where podman is missing)
 	$(PY) -m pytest -rs tests/infra/test_containers.py $(ARGS)
 
 demo: $(STAMP) ## a fleet, a real model's answers, then fcfs and slackline side by side on identical bursts (3 minutes)
