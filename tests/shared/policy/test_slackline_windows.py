@@ -113,7 +113,7 @@ def test_another_request_in_a_slot_has_no_tokens_of_the_one_before() -> None:
     assert float(due_s[0]) == pytest.approx(PACE_S)
 
 
-@pytest.mark.parametrize("definition", set(Definition) - {Definition.MAX_TPOT_10})
+@pytest.mark.parametrize("definition", sorted(set(Definition) - {Definition.MAX_TPOT_10}))
 def test_other_definitions_know_no_windows(definition: Definition) -> None:
     seen = view([decode(Row(tbt_s=PACE_S, definition=definition), generated=20)])
     found = Windows().next_tokens(seen, np.array([0.123]), 0.02)
