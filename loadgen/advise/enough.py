@@ -127,7 +127,7 @@ class Search:
         self._met[replicas] = max(fraction, self._met.get(replicas, 0.0))
 
     def fleet(self) -> Fleet:
-        """What was found."""
+        """The fleet that was found."""
         met = self._met
         best = min((n for n, well in enough(met, self._violations).items() if well), default=None)
         if best is not None:

@@ -1,8 +1,8 @@
 """`slackline`: one policy for every load, without a constant to set. docs/slackline.md derives it.
 
-Around this file: the instants at which tokens are due (due.py), the work ahead and its price
-(work_ahead.py, price.py), the requests that give way (forecast.py), one iteration (iteration.py,
-token_order.py), its drafts (drafts.py, yields.py).
+Around this file: the instants at which tokens are due (due.py, token_windows.py), the work ahead
+and its price (work_ahead.py, price.py), the requests that give way (forecast.py), one iteration
+(iteration.py, token_order.py), its drafts (drafts.py, lasting.py, yields.py).
 """
 
 import math
@@ -40,7 +40,7 @@ from shared.policy.slackline.owed import Owed
 from shared.policy.slackline.price import Prices, prices_of
 from shared.policy.slackline.room import Room
 from shared.policy.slackline.token_order import Timing
-from shared.policy.slackline.windows import NextTokens, Windows
+from shared.policy.slackline.token_windows import NextTokens, Windows
 from shared.policy.slackline.work_ahead import passes_of, unhurried, work_of_offers, work_of_rows
 from shared.policy.slos_serve.best_effort import make_room
 from shared.routing.routings import RouterName
@@ -218,7 +218,7 @@ class Slackline:
         return Weighed(queue, relegated, bool(gone.any()), token_due_s, put_off_s, latest_s)
 
     def _next_tokens(self, view: View, due: Due) -> NextTokens:
-        """When the next token of each decode is due."""
+        """[rows] the instants at which the next token of each decode is due."""
         token_due_s = token_due_unix_s(view, due) - view.start_unix_s
         if Part.EARNED not in self._parts:
             return NextTokens(token_due_s, token_due_s)

@@ -73,7 +73,7 @@ def plan(seq: int, slots: list[int], depth: list[int] | None = None) -> BatchPla
             method="chain",
             depth=pack(depth),
             width=pack([1] * len(slots)),
-            needed=bytes(4 * len(slots)),
+            lasts_s=0.01,
             budget_tokens=99,
         )
     return BatchPlan(

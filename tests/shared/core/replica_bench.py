@@ -82,6 +82,7 @@ from tests.services.worker.wayward import WaywardEngine
 from tests.shared.policy.views import Linear
 
 REPLICA = ReplicaId("r1")
+HOPS = 16  # a request that so many attempts did not place is relegated
 STEPS = 40_000  # of one run: far more than any schedule here needs
 
 
@@ -623,7 +624,11 @@ class Bench:
         record = self.records[key]
         if record.replica is None or record.verdict is not None or record.attempt != attempt:
             return
-        after = life.moved(record, record, "bench", self.line.now_s)
+        asked = record.attempt >= HOPS and not record.cancelled
+        if asked and state_of(record) is State.PLACED:
+            after = life.relegated(record, "bench")  # as admission does where nobody takes it
+        else:
+            after = life.moved(record, record, "bench", self.line.now_s)
         assert after is not None
         self.records[key] = after
         if after.verdict is not None:

@@ -131,7 +131,7 @@ FOUND = [
             "replicas": 2,
             "seed": 192,
         },
-        114,
+        111,
     ),
     (
         "sharegpt",
@@ -142,7 +142,7 @@ FOUND = [
             "draft": DRAFT,
             "seed": 878,
         },
-        97,
+        98,
     ),
 ]
 

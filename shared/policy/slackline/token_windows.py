@@ -41,8 +41,8 @@ class Windows:
         self._token_unix_s = np.zeros((0, TEN))  # [slot, number of the token % TEN]
 
     def next_tokens(self, view: View, token_due_s: Floats, step_s: float) -> NextTokens:
-        """When the next token of each decode is due, for rows that windows judge; `token_due_s`
-        for the others. An iteration takes `step_s`.
+        """[rows] the next token of each decode: by its windows where these judge it, else due at
+        `token_due_s`. An iteration takes `step_s`.
         """
         rows = (
             (view.definition == _WINDOWS)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from shared.policy import registry
 from shared.policy.seam import View
-from shared.policy.slackline.windows import NextTokens, Windows
+from shared.policy.slackline.token_windows import NextTokens, Windows
 from shared.vocabulary import Definition
 from tests.shared.policy.views import NOW, Row, decode, entries, view
 
