@@ -2,7 +2,8 @@
 
 A patient request has a TTLT, and its prefill is due only in PATIENT_S or later. While many of them
 wait, KV is always full, and an urgent request would have to wait until one ends. So a patient
-request begins only where what is left covers the most that urgent ones have lately needed at once.
+request begins only where what is left covers the most that urgent ones have lately needed at once,
+or where nothing else is on the replica.
 """
 
 import math
@@ -39,6 +40,8 @@ class Room:
         taken = np.ceil(view.target_tokens[waiting] / view.block_tokens).cumsum()
         begins = np.ones(view.rows, dtype=np.bool_)
         begins[waiting[taken > spare]] = False
+        if len(waiting) == len(queue) and not view.kv_held_blocks.any():
+            begins[waiting[0]] = True  # nothing else runs here that could end and make room
         return queue[begins[queue]]
 
     def _urgent(self, view: View, waiting: Rows) -> tuple[float, float]:
