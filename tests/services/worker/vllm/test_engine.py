@@ -99,7 +99,7 @@ def test_requests_leave_at_any_point_and_their_blocks_with_them(plain: Engines) 
         )
         engine.preempt(Slot(2))
         engine.preempt(Slot(0))  # has nothing: nothing happens
-        assert engine.snapshot() == (KV_BLOCKS - 2 - 4, [0, 1, 2, 3])
+        assert engine.snapshot() == (KV_BLOCKS - 2 - 4, [0, 1, 2, 3], 0)
         for slot, free in ((0, 18), (1, 20), (2, 20), (3, 24)):
             engine.release(Slot(slot))
             assert engine.snapshot().free_blocks == free
@@ -108,7 +108,7 @@ def test_requests_leave_at_any_point_and_their_blocks_with_them(plain: Engines) 
 
 def test_an_iteration_without_work_is_none(plain: Engines) -> None:
     outcome = plain("ours").execute([], None)
-    assert (outcome.done, plain("ours").snapshot()) == ([], (KV_BLOCKS, []))
+    assert (outcome.done, plain("ours").snapshot()) == ([], (KV_BLOCKS, [], 0))
 
 
 def test_durations_tell_the_model_from_what_is_around_it(plain: Engines) -> None:
