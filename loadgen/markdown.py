@@ -1,7 +1,8 @@
-"""Generated Markdown in lines of 100 columns."""
+"""Generated Markdown: tables, and lines of 100 columns."""
 
 import re
 import textwrap
+from collections.abc import Sequence
 
 COLUMNS = 100
 AS_IT_IS = (
@@ -13,6 +14,11 @@ AS_IT_IS = (
     ">",
     "    ",
 )  # the beginnings of blocks that keep their lines
+
+
+def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = ["| " + " | ".join(cells) + " |" for cells in (headers, ["---"] * len(headers), *rows)]
+    return "\n".join(lines)
 
 
 def wrap(markdown: str) -> str:

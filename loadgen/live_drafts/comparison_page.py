@@ -11,6 +11,7 @@ from loadgen.lab.plots import line_of, new_figure, write
 from loadgen.live_drafts.rising_load import RisingLoad
 from loadgen.live_drafts.trial_run import Attained, Row
 from loadgen.live_drafts.worth import Phases, gain
+from loadgen.markdown import table
 
 POINTS = 3.0  # by which the simulator may differ
 
@@ -49,11 +50,6 @@ def _heading(found: Comparison) -> str:
     )
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
 def _percent(fraction: float) -> str:
     return f"{100 * fraction:.1f}"
 
@@ -80,7 +76,7 @@ def _attained(found: Comparison) -> str:
                 f"{told.goodput_tokens_per_s:.0f}",
             ]
         )
-    return _table(head, rows)
+    return table(head, rows)
 
 
 def _pair(live: float, simulated: float) -> str:
@@ -113,7 +109,7 @@ def _phases(found: Comparison) -> str:
                 f"{row.times:.2f}",
             ]
         )
-    return _table(head, rows)
+    return table(head, rows)
 
 
 def _three(phases: Phases) -> tuple[float, float, float]:
@@ -161,7 +157,7 @@ def _worth(found: Comparison) -> str:
             drafted = "" if share is None else f"{100 * share:.0f} %"
             cells.append(drafted if over is None else f"{over:.2f} x, {drafted}")
         rows.append(cells)
-    return _table(head, rows)
+    return table(head, rows)
 
 
 def plot(found: Comparison, path: Path) -> Path:

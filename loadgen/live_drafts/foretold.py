@@ -12,7 +12,7 @@ import numpy as np
 from loadgen.lab.comparison import Contestant
 from loadgen.live_drafts.followed import Iteration
 from loadgen.load.mix import PlannedRequest
-from loadgen.simulator.deployment import Deployment, ReplicaFacts
+from loadgen.simulator.deployment import ACCEPTANCE, Deployment, ReplicaFacts
 from loadgen.simulator.latency import Latency
 from loadgen.simulator.simulation import SimulationResult, simulate
 from loadgen.simulator.traffic import Traffic
@@ -48,7 +48,7 @@ def measured(
     return Measured(
         file,
         cost_of(iterations, profile, announce.draft),
-        0.7 if known is None else known,
+        ACCEPTANCE if known is None else known,
         sum(one.pass_s + one.late_s for one in iterations)
         / sum(profile.batch_s(one.shape) for one in iterations),
     )

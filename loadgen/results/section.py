@@ -151,9 +151,3 @@ def latency_s(
 
 def violated_percent(figures: Figures | Group | None) -> float | None:
     return None if figures is None else 100 * figures.violated_fraction
-
-
-def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table."""
-    lines = ["| " + " | ".join(cells) + " |" for cells in (headers, ["---"] * len(headers), *rows)]
-    return "\n".join(lines)

@@ -13,8 +13,8 @@ from shared.schemas import Offer
 
 
 @dataclass(frozen=True, slots=True)
-class Stretched:
-    """A profile of which every iteration takes `times` as long."""
+class _Engine:
+    """An engine that the planner knows by this profile, and that takes `times` as long in part."""
 
     profile: Profile
     times: float
@@ -22,6 +22,11 @@ class Stretched:
     @property
     def name(self) -> str:
         return self.profile.name
+
+
+@dataclass(frozen=True, slots=True)
+class Stretched(_Engine):
+    """Every iteration takes `times` as long."""
 
     def batch_s(self, shape: BatchShape) -> float:
         return self.times * self.profile.batch_s(shape)
@@ -31,15 +36,8 @@ class Stretched:
 
 
 @dataclass(frozen=True, slots=True)
-class DearDrafts:
-    """A profile by which drafts, in iterations of decodes alone, take `times` as long to verify."""
-
-    profile: Profile
-    times: float
-
-    @property
-    def name(self) -> str:
-        return self.profile.name
+class DearDrafts(_Engine):
+    """Drafts, in iterations of decodes alone, take `times` as long to verify."""
 
     def batch_s(self, shape: BatchShape) -> float:
         whole_s = self.profile.batch_s(shape)

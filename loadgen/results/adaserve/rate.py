@@ -7,9 +7,10 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from loadgen.lab.figures import Figures
+from loadgen.markdown import table
 from loadgen.results.adaserve import systems as runs
 from loadgen.results.experiment import Run
-from loadgen.results.section import MISSING, Results, Section, figure, table
+from loadgen.results.section import MISSING, Results, Section, figure
 
 ACCEPTANCES = (0.6, 0.8)
 AT_OTHER_ACCEPTANCES = (runs.OURS, "vLLM-Spec(4)", "vLLM-Spec(8)")

@@ -2,8 +2,9 @@
 
 from msgspec.structs import replace
 
+from loadgen.markdown import table
 from loadgen.results.adaserve import systems as runs
-from loadgen.results.section import Results, Section, compare, table
+from loadgen.results.section import Results, Section, compare
 
 # Figure 13: requests in each twelfth of the six minutes of the artifact's trace.
 COUNTS = {

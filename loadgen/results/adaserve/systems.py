@@ -6,9 +6,10 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from loadgen.lab.figures import Figures
+from loadgen.markdown import table
 from loadgen.results.experiment import Run
 from loadgen.results.qoserve.systems import with_shares
-from loadgen.results.section import MISSING, Results, compare, figure, table
+from loadgen.results.section import MISSING, Results, compare, figure
 from shared.tiers import TierSet, load_tiers
 
 

@@ -2,8 +2,9 @@
 
 from msgspec.structs import replace
 
+from loadgen.markdown import table
 from loadgen.results.ascendra import systems as runs
-from loadgen.results.section import Results, Section, figure, table
+from loadgen.results.section import Results, Section, figure
 
 HIGH_RPS = 10.0
 VARIANTS: dict[str, dict[str, str]] = {

@@ -2,9 +2,10 @@
 
 from msgspec.structs import replace
 
+from loadgen.markdown import table
 from loadgen.results.ascendra import systems as runs
 from loadgen.results.ascendra.systems import DROPS, OURS, VLLM
-from loadgen.results.section import Results, Section, compare, figure, table
+from loadgen.results.section import Results, Section, compare, figure
 from shared.tiers import load_tiers
 
 PROFILE, TIERS = "a100-qwen-14b", "ascendra-14b-sharegpt"

@@ -2,10 +2,11 @@
 
 from msgspec.structs import replace
 
+from loadgen.markdown import table
 from loadgen.results.ascendra import systems as runs
 from loadgen.results.ascendra.systems import DROPS, OURS
 from loadgen.results.ratios import ratio
-from loadgen.results.section import Results, Section, compare, figure, table, violated_percent
+from loadgen.results.section import Results, Section, compare, figure, violated_percent
 
 OVERLOAD_RPS = 11.0  # above the goodput of every system
 OVERLOAD_TIMES = 600 / 180  # times the length of the other runs: ten minutes

@@ -4,11 +4,12 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
+from loadgen.markdown import table
 from loadgen.results.ascendra import systems as runs
 from loadgen.results.ascendra.systems import DROPS, FIRST_RPS, SARATHI, VLLM
 from loadgen.results.experiment import Run
 from loadgen.results.ratios import compare_lead, ratio
-from loadgen.results.section import Results, Section, figure, table
+from loadgen.results.section import Results, Section, figure
 
 # Mixes of LP and HP replicas, by their number.
 MIXES = {3: ("2L1H", "1L2H"), 2: ("1L1H",)}

@@ -2,9 +2,10 @@
 
 from msgspec.structs import replace
 
+from loadgen.markdown import table
 from loadgen.results.ascendra import systems as runs
 from loadgen.results.ascendra.systems import TIERS
-from loadgen.results.section import MISSING, Results, Section, figure, table
+from loadgen.results.section import MISSING, Results, Section, figure
 from shared.tiers import Tier, TierSet, load_tiers
 from shared.vocabulary import Slo
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
+from loadgen.markdown import table
 from loadgen.results.matrix.loads import LOADS, Load
 from loadgen.results.matrix.row import (
     PRECISION,
@@ -19,7 +20,7 @@ from loadgen.results.matrix.row import (
     row_of,
 )
 from loadgen.results.matrix.settings import CHUNK_ORDER, CHUNKS, FIXED, PAPERS, settings_of, shown
-from loadgen.results.section import MISSING, Chapter, Page, Results, Section, figure, table
+from loadgen.results.section import MISSING, Chapter, Page, Results, Section, figure
 from loadgen.simulator.deployment import ACCEPTANCE
 from shared.perf.draft import DRAFT
 

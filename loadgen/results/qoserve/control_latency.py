@@ -2,8 +2,9 @@
 
 from msgspec.structs import replace
 
+from loadgen.markdown import table
 from loadgen.results.qoserve.systems import LABELS, run
-from loadgen.results.section import Results, Section, figure, table, violated_percent
+from loadgen.results.section import Results, Section, figure, violated_percent
 
 # Requests/s of the code workload, a little below the goodput of each policy (Figure 7).
 RATES_RPS = {"fcfs": 2.0, "edf": 2.6, "qoserve": 3.7}

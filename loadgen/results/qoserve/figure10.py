@@ -3,8 +3,9 @@
 from typing import Literal
 
 from loadgen.lab.figures import Figures
+from loadgen.markdown import table
 from loadgen.results.qoserve.systems import LABELS, run
-from loadgen.results.section import Results, Section, figure, latency_s, table, violated_percent
+from loadgen.results.section import Results, Section, figure, latency_s, violated_percent
 
 RATES_RPS = (2.0, 3.0, 4.0, 5.0, 6.0)
 POLICIES = ("fcfs", "edf", "srpf", "qoserve")

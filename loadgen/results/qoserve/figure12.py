@@ -3,18 +3,11 @@
 from msgspec.structs import replace
 
 from loadgen.lab.figures import Figures
+from loadgen.markdown import table
 from loadgen.results.experiment import Run, RunResult
 from loadgen.results.latency_windows import Windows
 from loadgen.results.qoserve.systems import LABELS, POLICIES, ROUND_ROBIN
-from loadgen.results.section import (
-    MISSING,
-    Results,
-    Section,
-    compare,
-    figure,
-    table,
-    violated_percent,
-)
+from loadgen.results.section import MISSING, Results, Section, compare, figure, violated_percent
 from shared.tiers import QOSERVE_3
 
 LOW_RPS = 2.0

@@ -1,8 +1,9 @@
 """QoServe Figure 14: alpha, the weight of the remaining work in the priority."""
 
 from loadgen.lab.figures import Figures
+from loadgen.markdown import table
 from loadgen.results.qoserve.systems import run
-from loadgen.results.section import MISSING, Results, Section, figure, table, violated_percent
+from loadgen.results.section import MISSING, Results, Section, figure, violated_percent
 
 RATES_RPS = (2.0, 4.0, 6.0)  # of those of Figure 10: its runs are QoServe's with 8 ms a token
 # Seconds per token: deadline order, and the two values of section 3.6. The three of the figure are

@@ -3,10 +3,11 @@
 from msgspec.structs import replace
 
 from loadgen.lab.figures import Figures
+from loadgen.markdown import table
 from loadgen.results.job import Capacity, Search
 from loadgen.results.qoserve.systems import run
 from loadgen.results.ratios import compare_lead, ratio
-from loadgen.results.section import Results, Section, compare, figure, table
+from loadgen.results.section import Results, Section, compare, figure
 from shared.tiers import Tier, TierSet
 from shared.vocabulary import Slo
 

@@ -4,9 +4,10 @@ import math
 
 from msgspec.structs import replace
 
+from loadgen.markdown import table
 from loadgen.results.job import Capacity, Search
 from loadgen.results.qoserve.systems import run
-from loadgen.results.section import Results, Section, figure, table
+from loadgen.results.section import Results, Section, figure
 from shared.tiers import Tier, TierSet
 from shared.vocabulary import Slo
 

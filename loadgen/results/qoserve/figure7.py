@@ -1,9 +1,10 @@
 """QoServe Figure 7: the goodput of one replica by dataset."""
 
 from loadgen.lab.figures import Figures
+from loadgen.markdown import table
 from loadgen.results.job import Search
 from loadgen.results.qoserve.systems import LABELS, run
-from loadgen.results.section import Results, Section, compare, figure, table
+from loadgen.results.section import Results, Section, compare, figure
 
 # Requests/s. The figure has no numbers; these are the highest rates of the runs in the authors'
 # artifact.

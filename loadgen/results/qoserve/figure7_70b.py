@@ -2,10 +2,11 @@
 
 from msgspec.structs import replace
 
+from loadgen.markdown import table
 from loadgen.results.job import Search
 from loadgen.results.qoserve.systems import LABELS, run
 from loadgen.results.ratios import ratio
-from loadgen.results.section import MISSING, Results, Section, figure, table
+from loadgen.results.section import MISSING, Results, Section, figure
 
 PROFILE = "h100-llama3-70b-tp4"
 # Requests/s that the searches try first.

@@ -2,10 +2,11 @@
 
 from msgspec.structs import replace
 
+from loadgen.markdown import table
 from loadgen.results.job import Search
 from loadgen.results.qoserve.systems import LABELS, run
 from loadgen.results.ratios import ratio
-from loadgen.results.section import Results, Section, compare, table
+from loadgen.results.section import Results, Section, compare
 
 CHUNK = "8192"  # section 4.1.3
 # The artifact's settings for this figure: no dynamic chunking, alpha twice as large.

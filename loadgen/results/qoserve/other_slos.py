@@ -2,10 +2,11 @@
 
 from msgspec.structs import replace
 
+from loadgen.markdown import table
 from loadgen.results.job import Search
 from loadgen.results.qoserve.systems import LABELS, run
 from loadgen.results.ratios import compare_lead, ratio
-from loadgen.results.section import Results, Section, compare, table
+from loadgen.results.section import Results, Section, compare
 from shared.tiers import Tier, TierSet
 from shared.vocabulary import Slo
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from msgspec.structs import replace
 
 from loadgen.lab.figures import Figures, Group
+from loadgen.markdown import table
 from loadgen.results.qoserve.systems import run
 from loadgen.results.section import (
     CLOSE_POINTS,
@@ -13,7 +14,6 @@ from loadgen.results.section import (
     compare,
     figure,
     latency_s,
-    table,
     violated_percent,
 )
 from shared.tiers import QOSERVE_3

@@ -1,9 +1,10 @@
 """QoServe Table 5: the gain of each of its techniques."""
 
+from loadgen.markdown import table
 from loadgen.results.job import Search
 from loadgen.results.qoserve import figure7
 from loadgen.results.qoserve.systems import run
-from loadgen.results.section import Results, Section, compare, table, violated_percent
+from loadgen.results.section import Results, Section, compare, violated_percent
 
 HIGH_RPS = 6.0
 EDF = "Sarathi-EDF"

@@ -2,16 +2,9 @@
 
 from msgspec.structs import replace
 
+from loadgen.markdown import table
 from loadgen.results.qoserve.systems import LABELS, run, with_shares
-from loadgen.results.section import (
-    Results,
-    Section,
-    compare,
-    figure,
-    latency_s,
-    table,
-    violated_percent,
-)
+from loadgen.results.section import Results, Section, compare, figure, latency_s, violated_percent
 from shared.tiers import QOSERVE_3
 
 RATE_RPS = 4.5

@@ -4,10 +4,11 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
+from loadgen.markdown import table
 from loadgen.results.experiment import Run
 from loadgen.results.job import Search
 from loadgen.results.ratios import geometric_mean, highest, ratio
-from loadgen.results.section import MISSING, Results, Section, table
+from loadgen.results.section import MISSING, Results, Section
 from loadgen.results.slackline.same_loads import ROWS, load_of
 from loadgen.results.slackline.systems import OURS
 

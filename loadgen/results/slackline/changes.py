@@ -2,8 +2,9 @@
 
 from msgspec.structs import replace
 
+from loadgen.markdown import table
 from loadgen.results.experiment import Run
-from loadgen.results.section import Results, Section, table
+from loadgen.results.section import Results, Section
 from loadgen.results.slackline.same_loads import load_of
 from loadgen.results.slackline.systems import OURS, SEEDS, other, ours, percents, spread
 from loadgen.simulator.deployment import Outage

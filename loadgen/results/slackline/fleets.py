@@ -5,8 +5,9 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from loadgen.markdown import table
 from loadgen.results.experiment import Run
-from loadgen.results.section import MISSING, Results, Section, table
+from loadgen.results.section import MISSING, Results, Section
 from loadgen.results.slackline.same_loads import load_of
 from loadgen.results.slackline.systems import OURS, met_percent, other
 

@@ -4,8 +4,9 @@ import math
 from collections.abc import Sequence
 from random import Random
 
+from loadgen.markdown import table
 from loadgen.results.experiment import PROFILE, Run
-from loadgen.results.section import MISSING, Results, Section, table
+from loadgen.results.section import MISSING, Results, Section
 from loadgen.results.slackline.systems import OTHERS, met_value_percent, other, ours
 from shared.perf.draft import DRAFT
 from shared.tiers import Tier, TierSet

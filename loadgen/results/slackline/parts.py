@@ -4,8 +4,9 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
+from loadgen.markdown import table
 from loadgen.results.experiment import Run
-from loadgen.results.section import MISSING, Results, Section, table
+from loadgen.results.section import MISSING, Results, Section
 from loadgen.results.slackline.same_loads import load_of
 from loadgen.results.slackline.systems import OURS, met_percent
 from shared.policy.slackline.policy import Part

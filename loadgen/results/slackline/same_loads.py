@@ -4,9 +4,10 @@ from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
+from loadgen.markdown import table
 from loadgen.results.experiment import Run
 from loadgen.results.matrix.loads import LOADS, Load
-from loadgen.results.section import MISSING, Results, Section, table
+from loadgen.results.section import MISSING, Results, Section
 from loadgen.results.slackline.systems import OURS, SEEDS, percents, spread
 
 WORK = ("slos_serve", {"long_deadlines": "work"})

@@ -4,9 +4,10 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
+from loadgen.markdown import table
 from loadgen.results.adaserve import systems as adaserve
 from loadgen.results.adaserve.rate import LLAMA
-from loadgen.results.section import MISSING, Results, Section, table
+from loadgen.results.section import MISSING, Results, Section
 from loadgen.results.slackline.systems import OURS, SEEDS, spread
 
 # At least so much of our requests counts as unattained, as on the page of AdaServe's figures.

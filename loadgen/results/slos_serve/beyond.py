@@ -5,9 +5,10 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from loadgen.markdown import table
 from loadgen.results.experiment import Run, violated_fraction
 from loadgen.results.matrix.loads import LOADS
-from loadgen.results.section import Results, Section, figure, table
+from loadgen.results.section import Results, Section, figure
 
 SEED = 7  # that of the matrix' search for the rates
 

@@ -2,9 +2,10 @@
 
 from msgspec.structs import replace
 
+from loadgen.markdown import table
 from loadgen.results.experiment import DISTSERVE, Run
 from loadgen.results.ratios import geometric_mean, highest, ratio
-from loadgen.results.section import Results, Section, compare, figure, table
+from loadgen.results.section import Results, Section, compare, figure
 from loadgen.results.slos_serve import systems as runs
 from loadgen.results.slos_serve.scenarios import FIRST_AT_2_RPS, FIRST_RPS
 

@@ -5,9 +5,10 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from loadgen.markdown import table
 from loadgen.results.experiment import Run
 from loadgen.results.ratios import geometric_mean, highest, ratio
-from loadgen.results.section import Results, Section, compare, figure, table
+from loadgen.results.section import Results, Section, compare, figure
 from loadgen.results.slos_serve import systems as runs
 
 # OPT-125m beside OPT-6.7B: a step reads 5 % of the bytes of one of 40 decodes of 900 tokens, and a

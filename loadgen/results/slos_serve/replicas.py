@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping
 
+from loadgen.markdown import table
 from loadgen.results.ratios import ratio
-from loadgen.results.section import Results, Section, compare, figure, table
+from loadgen.results.section import Results, Section, compare, figure
 from loadgen.results.slos_serve import systems as runs
 from loadgen.results.slos_serve.scenarios import FIRST_RPS
 

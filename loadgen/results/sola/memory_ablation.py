@@ -2,7 +2,8 @@
 
 from msgspec.structs import replace
 
-from loadgen.results.section import Results, Section, figure, table, violated_percent
+from loadgen.markdown import table
+from loadgen.results.section import Results, Section, figure, violated_percent
 from loadgen.results.sola import systems as runs
 from shared.tiers import load_tiers
 

@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping
 
+from loadgen.markdown import table
 from loadgen.results.ratios import geometric_mean, ratio
-from loadgen.results.section import Results, Section, figure, table
+from loadgen.results.section import Results, Section, figure
 from loadgen.results.sola import systems as runs
 from shared.tiers import load_tiers
 

@@ -2,9 +2,10 @@
 
 from msgspec.structs import replace
 
+from loadgen.markdown import table
 from loadgen.results.experiment import CONTEXT_TOKENS, SEED
 from loadgen.results.ratios import ratio
-from loadgen.results.section import Results, Section, figure, table, violated_percent
+from loadgen.results.section import Results, Section, figure, violated_percent
 from loadgen.results.sola import systems as runs
 from shared.tiers import Tier, TierSet, load_tiers
 from shared.vocabulary import Slo

@@ -24,8 +24,8 @@ _DEADLINE = DEFINITIONS.index(Definition.DEADLINE)
 _MEAN = DEFINITIONS.index(Definition.MEAN_TPOT)
 
 LOOSE_S = 0.4  # as QoServe's artifact for decodes without a TBT
-# A prefill without any deadline is to end within this after its arrival, so that it does not wait
-# for ever. In the order of due times no other is due later than this from now.
+# A prefill without any deadline is due so long after its arrival, so that it does not wait for
+# ever. No other prefill counts as due later than this from now.
 FAR_S = 3600.0
 # A TTLT keeps a quarter of itself for its output, but no more than this for each token.
 RESERVE_SHARE, RESERVE_MOST_S = 0.25, 0.25

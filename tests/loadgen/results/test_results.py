@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from loadgen.lab.figures import Figures
+from loadgen.markdown import table
 from loadgen.results import execution
 from loadgen.results.__main__ import SECTIONS, main
 from loadgen.results.cache import Cache
@@ -28,7 +29,7 @@ from loadgen.results.pages import PAGES
 from loadgen.results.qoserve import figure15b
 from loadgen.results.qoserve.figure15b import gpus
 from loadgen.results.qoserve.table4 import overall_percent
-from loadgen.results.section import Results, Section, compare, table, violated_percent
+from loadgen.results.section import Results, Section, compare, violated_percent
 from loadgen.results.slackline.recovery import recovery_s
 from loadgen.results.slos_serve import distserve
 from loadgen.simulator.disaggregated import Split
