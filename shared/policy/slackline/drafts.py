@@ -5,9 +5,11 @@
 - *Need*: a TBT is below NEEDED times what the decodes alone take. Then all decodes draft, the
   drafts needed most are verified first, and the iteration lasts as long as the mean pace allows.
   The time that is left is for prefills.
+- *Whole answers*: prompts wait, and decodes have a TTLT, which every token brings nearer. All
+  decodes draft in half of the time if the prompts with a TTFT are in time in the other half.
 - *Otherwise* prompts wait, and none drafts: the time is theirs.
 
-In neither case do decodes draft where that would bring them fewer tokens a second, as far as
+In no case do decodes draft where that would bring them fewer tokens a second, as far as
 iterations have shown (lasting.py).
 """
 
@@ -38,6 +40,8 @@ FADE = 0.02  # weight of one iteration
 CONTEXT_TOKENS = 256  # of each decode in the plan that others are compared with
 # The share of an iteration in which the draft model may read contexts.
 READING = 0.1
+# The share of an iteration in which decodes draft while prompts wait.
+SHARE = 0.5
 
 
 class Accepted:
@@ -99,7 +103,8 @@ def drafting(
     shape = chunk.decodes_of(view, rows)
     plain_s = view.profile.batch_s(shape)
     tight = rows[view.tbt_s[rows] < NEEDED * plain_s]
-    if not len(tight) and len(order):
+    whole = _for_whole_answers(view, rows)
+    if not len(tight) and len(order) and not whole.any():
         return None
     scale, factor = learned.accepted.scale, _factor(view, view.draft, len(rows), learned)
     least = factor * learned.lasting.doubt(len(rows)) / plain_s  # tokens/s
@@ -111,12 +116,36 @@ def drafting(
             return None
         length_s = _mean_slack_s(view, tight, best, pace_s)
         return _choice(view, every, rows, order, best, length_s, tight, least)
-    due_s = timing.token_due_s[rows]
-    limit_s = float(due_s[due_s >= plain_s + MARGIN_S].min(initial=LOOSE_S)) - MARGIN_S
-    plans = [plan for plan in plans if plan.seconds <= limit_s]
+    due_s, share = timing.token_due_s[rows], 1.0
+    if len(order):
+        due_s, share = due_s[~whole], SHARE
+    else:
+        due_s = due_s[due_s >= plain_s + MARGIN_S]
+    limit_s = float(due_s.min(initial=LOOSE_S)) - MARGIN_S
+    plans = [plan for plan in plans if plan.seconds <= share * limit_s]
     if not plans or _tokens_per_s(best := max(plans, key=_tokens_per_s)) <= least:
         return None
+    if len(order):
+        limit_s = min(limit_s, best.seconds / SHARE)
+        if not _in_time(view, timing, order, limit_s):
+            return None
     return _choice(view, every, rows, order, best, limit_s + MARGIN_S, tight, least)
+
+
+def _for_whole_answers(view: View, rows: Rows) -> Bools:
+    """[rows] those with a TTLT and without a pace."""
+    return np.isfinite(view.last_due_unix_s[rows]) & np.isinf(view.tbt_s[rows])
+
+
+def _in_time(view: View, timing: Timing, order: Rows, iteration_s: float) -> bool:
+    """Tells whether the prefills without a TTLT are in time if prefills have all but SHARE of the
+    time from now on.
+    """
+    cached = view.computed_tokens[order]
+    work_s = prices_of(view.profile).prefill_s(view.target_tokens[order] - cached, cached).cumsum()
+    ends_s = work_s / (1 - SHARE) + iteration_s
+    urgent = np.isinf(view.last_due_unix_s[order])
+    return bool((ends_s <= timing.prefill_due_s[order])[urgent].all())
 
 
 def can_pay(view: View, every: Decoding, learned: Learned) -> bool:
@@ -179,16 +208,16 @@ def _mean_slack_s(view: View, tight: Rows, plan: Plan, pace_s: float) -> float:
 
 
 def _read_later(
-    view: View, draft: Draft, missing: Ints, tight: Bools, spare_s: float, length_s: float
+    view: View, draft: Draft, missing: Ints, needed: Bools, spare_s: float, length_s: float
 ) -> Bools:
     """[decodes] those whose contexts the draft model does not read now: the shortest are read, as
-    many as `spare_s` allows, those of tight decodes first. The others get READING of `length_s`.
+    many as `spare_s` allows, those of the `needed` first. The others get READING of `length_s`.
     `missing`: positions that are not in its KV.
     """
     read_s = draft.read * prices_of(view.profile).prefill_s(missing, np.zeros(len(missing)))
     read_s[missing <= DEEPEST + 1] = 0.0
-    order = np.lexsort((read_s, ~tight))
-    limit_s = np.where(tight[order], spare_s, min(spare_s, READING * length_s))
+    order = np.lexsort((read_s, ~needed))
+    limit_s = np.where(needed[order], spare_s, min(spare_s, READING * length_s))
     late = np.zeros(len(missing), dtype=np.bool_)
     late[order] = (read_s[order] > 0) & (read_s[order].cumsum() > limit_s)
     return late
@@ -214,7 +243,7 @@ def _choice(
     computed = view.computed_tokens[rows]
     missing = computed + 1 - np.minimum(view.draft_tokens[rows], computed)
     spare_s = length_s - MARGIN_S - plan.seconds
-    needed = np.isin(rows, tight)
+    needed = np.isin(rows, tight) | _for_whole_answers(view, rows)
     depth[_read_later(view, view.draft, missing, needed, spare_s, length_s)] = 0
     drafts = depth > 0
     has = computed + view.unsure_tokens[rows]

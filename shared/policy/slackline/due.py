@@ -33,6 +33,8 @@ RESERVE_SHARE, RESERVE_MOST_S = 0.25, 0.25
 MOST_SHARE = 0.5
 # The output may well be so much of the longest that is expected.
 LIKELY = 0.5
+# Many an output is so short beside the mean: until there is no time for that, there is hope.
+SHORT = 0.25
 # An output that is longer than expected may go on for so much of what it has.
 AS_LONG_AGAIN = 0.5
 # Iterations may be so much longer than lately while the output is made.
@@ -43,6 +45,7 @@ class Due(NamedTuple):
     """The bounds of several requests, in columns."""
 
     prefill_unix_s: Floats  # when the prefill must have ended
+    hope_unix_s: Floats  # the same, or later where a short output would still be in time
     pace_s: Floats
     output_tokens: Floats  # the most that are expected still to come
 
@@ -148,6 +151,7 @@ def _due(facts: Facts, now_unix_s: float, step_s: float) -> Due:
     undated = np.isinf(facts.next_due_unix_s) & np.isinf(facts.last_due_unix_s)
     begin_unix_s = np.where(undated, facts.arrived_unix_s, now_unix_s)
     prefill = np.minimum(facts.next_due_unix_s, begin_unix_s + FAR_S)
+    hope = prefill.copy()
     pace = np.minimum(facts.tightest_tbt_s, LOOSE_S)
     whole = np.isfinite(facts.last_due_unix_s).nonzero()[0]
     if len(whole):
@@ -157,6 +161,7 @@ def _due(facts: Facts, now_unix_s: float, step_s: float) -> Due:
         each_s = np.maximum(least_s, np.minimum(each_s, RESERVE_MOST_S))
         mean = np.maximum(facts.mean_tokens[whole] - made[whole], 1.0)
         most_s = np.maximum(mean * least_s, MOST_SHARE * (last - arrived))
+        hope[whole] = np.minimum(hope[whole], last - SHORT * mean * step_s)
         prefill[whole] = np.minimum(prefill[whole], last - np.minimum(left[whole] * each_s, most_s))
         until_s = last - now_unix_s
         likely_s = until_s / np.maximum(mean, LIKELY * left[whole])
@@ -164,4 +169,4 @@ def _due(facts: Facts, now_unix_s: float, step_s: float) -> Due:
         # beyond rescue: it keeps its pace, and shortens no batch
         spread_s[until_s / mean < step_s / STEP_MARGIN] = LOOSE_S
         pace[whole] = np.minimum(pace[whole], np.maximum(spread_s, 1e-3))
-    return Due(prefill, pace, left)
+    return Due(prefill, hope, pace, left)

@@ -66,7 +66,7 @@ class Part(StrEnum):
     SIT_OUT = "sit_out"  # decodes that are not due sit out
     IN_TIME = "in_time"  # iterations end where prefills are due, or run them alone
     EARNED = "earned"  # early tokens leave time for others
-    UNHURRIED = "unhurried"  # the passes that a TTLT asks for take half of the time
+    UNHURRIED = "unhurried"  # passes for the sake of a TTLT leave time for prefills
     ROOM = "room"  # KV is left to urgent requests
     OWED = "owed"  # best-effort requests get their share of the time
     PROMOTION = "promotion"  # best-effort prefills that can be in time come back
@@ -138,7 +138,11 @@ class Slackline:
     def plan(self, view: View) -> Sequence[Choice]:
         every = chunk.decoding(view)
         due = self._due(view)
+        paced = self._paced_lately(view)
         weighed = self._weighed(view, due, every.victims)
+        if weighed.lost and not paced:
+            due = self._due(view, first_answers=True)
+            weighed = self._weighed(view, due, every.victims)
         every = make_room(view, every, weighed.queue[:FIRST])
         timing = self._timing(view, due, weighed)
         others = bool(view.best_effort.any())
@@ -169,15 +173,18 @@ class Slackline:
         alone = alone and not can_pay(view, every, self._drafts)
         return [choice if alone else replace(choice, repeats=1)]
 
-    def _due(self, view: View) -> Due:
+    def _due(self, view: View, *, first_answers: bool = False) -> Due:
         """The bounds of the requests that the replica holds."""
         due = due_of_rows(view, self._lengths, self._step_s)
+        if Part.UNHURRIED not in self._parts:
+            return due
+        return unhurried(view, due, first_answers=first_answers)
+
+    def _paced_lately(self, view: View) -> bool:
+        """Tells whether standard requests without a TTLT come, too."""
         if (np.isinf(view.last_due_unix_s) & ~view.best_effort).any():
             self._paced_unix_s = view.start_unix_s
-        lately = view.start_unix_s - self._paced_unix_s < LATELY_S
-        if not lately or Part.UNHURRIED not in self._parts:
-            return due
-        return unhurried(view, due)
+        return view.start_unix_s - self._paced_unix_s < LATELY_S
 
     def _timing(self, view: View, due: Due, weighed: Weighed) -> Timing:
         prefill_due_s = due.prefill_unix_s - view.start_unix_s
@@ -201,7 +208,7 @@ class Slackline:
         prices = prices_of(view.profile)
         work = work_of_rows(view, due, queue, prices)
         gone = give_way(work, passes_of(view, due, latest_s, prices))
-        relegated = queue[gone & _no_hope(view, queue, work, prices)]
+        relegated = queue[gone & _no_hope(view, due, queue, work, prices)]
         work = favoured(work)
         if Part.RELEGATION not in self._parts:
             relegated = relegated[:0]
@@ -261,12 +268,13 @@ def _waiting(view: View) -> Rows:
     return rows
 
 
-def _no_hope(view: View, queue: Rows, work: Work, prices: Prices) -> Bools:
+def _no_hope(view: View, due: Due, queue: Rows, work: Work, prices: Prices) -> Bools:
     """[queue] those that leave the standard class if they must give way: all without a TTLT, and
-    with one those that could not be in time even alone.
+    with one those that could not be in time even alone and with a short output.
     """
     whole = np.isfinite(view.last_due_unix_s[queue])
-    hopeless: Bools = work.seconds + prices.batch_s > work.due_s
+    until_s = due.hope_unix_s[queue] - view.start_unix_s
+    hopeless: Bools = work.seconds + prices.batch_s > until_s
     return ~whole | hopeless
 
 

@@ -16,8 +16,8 @@ from shared.policy.slackline.price import Prices
 from shared.policy.slackline.token_order import MARGIN_S, standard_decodes
 from shared.schemas import Offer
 
-# The most of the time that passes may take for the sake of a TTLT.
-HASTE = 0.5
+# The most of the time that passes may take for the sake of a TTLT, while a prefill waits.
+HASTE = 0.6
 
 
 def work_of_rows(view: View, due: Due, rows: Rows, prices: Prices) -> Work:
@@ -47,16 +47,21 @@ def work_of_offers(offers: Sequence[Offer], due: Due, now_unix_s: float, prices:
     )
 
 
-def unhurried(view: View, due: Due) -> Due:
-    """The bounds where requests without a TTLT come too: while a prefill waits, the passes that a
-    TTLT asks for take at most HASTE of the time.
+def unhurried(view: View, due: Due, *, first_answers: bool) -> Due:
+    """The bounds under which no TTLT makes an iteration too short for a pass of all decodes. While
+    a prefill waits, the passes that a TTLT asks for take at most HASTE of the time, unless the
+    answers that have begun are to end first.
     """
     rows = standard_decodes(view)
     whole = np.isfinite(view.last_due_unix_s)
-    waits = ~view.best_effort & (view.phase != chunk.DECODE)
-    if not waits.any() or not whole[rows].any():
+    if not whole[rows].any():
         return due
-    least_s = view.profile.batch_s(chunk.decodes_of(view, rows)) / HASTE
+    least_s = view.profile.batch_s(chunk.decodes_of(view, rows))
+    waits = ~view.best_effort & (view.phase != chunk.DECODE)
+    if waits.any() and not first_answers:
+        least_s /= HASTE
+    else:
+        least_s += 2 * MARGIN_S
     return due._replace(pace_s=np.where(whole, np.maximum(due.pace_s, least_s), due.pace_s))
 
 
