@@ -30,6 +30,8 @@ LABELS: Mapping[Part, str] = {
     Part.EARNED: "early tokens earn nothing",
     Part.UNHURRIED: "a TTLT may shorten every iteration",
     Part.ROOM: "no KV is left to urgent requests",
+    Part.KEPT_PACE: "every pace is kept, whatever it costs others",
+    Part.SPARING: "best-effort requests have all time that is left",
     Part.OWED: "best-effort requests have no share",
     Part.PROMOTION: "none is promoted",
     Part.DRAFTS: "no drafts",

@@ -37,6 +37,7 @@ from shared.policy.speculation import draft_s
 NEEDED = 1.3
 ACCEPTANCE = 0.7  # of the law, before anything is observed
 FADE = 0.02  # weight of one iteration
+FEW = 8  # decodes, as an example of what drafts bring
 CONTEXT_TOKENS = 256  # of each decode in the plan that others are compared with
 # The share of an iteration in which the draft model may read contexts.
 READING = 0.1
@@ -94,9 +95,16 @@ class Learned:
 
 
 def drafting(
-    view: View, timing: Timing, every: Decoding, order: Rows, learned: Learned
+    view: View,
+    timing: Timing,
+    every: Decoding,
+    order: Rows,
+    spare: Bools,
+    learned: Learned,
 ) -> Choice | None:
-    """One iteration in which the standard decodes draft; None where none should."""
+    """One iteration in which the standard decodes draft; None where none should. `spare`: as in
+    iteration.py.
+    """
     rows = every.rows[~view.best_effort[every.rows]]
     if view.draft is None or not len(rows):
         return None
@@ -115,7 +123,7 @@ def drafting(
         if _tokens_per_s(best) <= least:
             return None
         length_s = _mean_slack_s(view, tight, best, pace_s)
-        return _choice(view, every, rows, order, best, length_s, tight, least)
+        return _choice(view, every, rows, order, spare, best, length_s, tight, least)
     due_s, share = timing.token_due_s[rows], 1.0
     if len(order):
         due_s, share = due_s[~whole], SHARE
@@ -129,7 +137,7 @@ def drafting(
         limit_s = min(limit_s, best.seconds / SHARE)
         if not _in_time(view, timing, order, limit_s):
             return None
-    return _choice(view, every, rows, order, best, limit_s + MARGIN_S, tight, least)
+    return _choice(view, every, rows, order, spare, best, limit_s + MARGIN_S, tight, least)
 
 
 def _for_whole_answers(view: View, rows: Rows) -> Bools:
@@ -146,6 +154,16 @@ def _in_time(view: View, timing: Timing, order: Rows, iteration_s: float) -> boo
     ends_s = work_s / (1 - SHARE) + iteration_s
     urgent = np.isinf(view.last_due_unix_s[order])
     return bool((ends_s <= timing.prefill_due_s[order])[urgent].all())
+
+
+def speed(view: View, learned: Learned) -> float:
+    """The tokens that drafts bring to a few decodes in the time in which one would have one."""
+    if view.draft is None:
+        return 1.0
+    shape = BatchShape(decodes=FEW, decode_context=CONTEXT_TOKENS * FEW)
+    scale, factor = learned.accepted.scale, _factor(view, view.draft, FEW, learned)
+    plans = (_plan(view, view.draft, shape, known, scale) for known in yields(ACCEPTANCE))
+    return max(1.0, max(map(_tokens_per_s, plans)) * view.profile.batch_s(shape) / factor)
 
 
 def can_pay(view: View, every: Decoding, learned: Learned) -> bool:
@@ -228,6 +246,7 @@ def _choice(
     every: Decoding,
     rows: Rows,
     order: Rows,
+    spare: Bools,
     plan: Plan,
     length_s: float,
     tight: Rows,
@@ -268,7 +287,7 @@ def _choice(
     running = Decoding(rows, every.victims, free_blocks, shape)
     budget_s = length_s - drafted_s - MARGIN_S
     choice = chunk.fill(view, running, order, limit_tokens=BATCH_TOKENS, budget_s=budget_s)
-    choice = with_best_effort(view, every, running, order, choice, budget_s)
+    choice = with_best_effort(view, every, running, order, spare, choice, budget_s)
     n, others = len(rows), len(choice.slots) - len(rows)
     none = np.zeros(others, dtype=np.int32)
     lasts_s = max(length_s if len(order) else 0.0, drafted_s + view.profile.batch_s(shape))

@@ -19,7 +19,7 @@ from shared.perf.shape import BatchShape
 from shared.policy import chunk
 from shared.policy.chunk import Decoding, Rows
 from shared.policy.prefills_alone import whole_prefills
-from shared.policy.seam import Choice, View
+from shared.policy.seam import Bools, Choice, View
 from shared.policy.slackline.token_order import MARGIN_S, Timing, TokenOrder, token_order
 
 BATCH_TOKENS = 4096  # the most prompt tokens of an iteration
@@ -27,8 +27,10 @@ BATCH_TOKENS = 4096  # the most prompt tokens of an iteration
 FIRST = 12
 
 
-def iteration(view: View, timing: Timing, every: Decoding, order: Rows) -> Choice:
-    """The choice for these decodes, and for the standard prefills in `order`."""
+def iteration(view: View, timing: Timing, every: Decoding, order: Rows, spare: Bools) -> Choice:
+    """The choice for these decodes, and for the standard prefills in `order`. `spare`: [rows] the
+    best-effort requests that run in the time which is left.
+    """
     standard = every.rows[~view.best_effort[every.rows]]
     tokens = token_order(view, timing, standard)
     due_s = tokens.in_time_s
@@ -52,7 +54,7 @@ def iteration(view: View, timing: Timing, every: Decoding, order: Rows) -> Choic
         if len(due_s) and view.profile.batch_s(running.shape) > budget_s:
             running = _running(view, every, tokens.running(longest_s))
     choice = chunk.fill(view, running, order, limit_tokens=BATCH_TOKENS, budget_s=budget_s)
-    return with_best_effort(view, every, running, order, choice, budget_s)
+    return with_best_effort(view, every, running, order, spare, choice, budget_s)
 
 
 def best_effort_first(view: View, timing: Timing, every: Decoding, order: Rows) -> Choice | None:
@@ -67,7 +69,7 @@ def best_effort_first(view: View, timing: Timing, every: Decoding, order: Rows) 
     oldest = every.rows[view.best_effort[every.rows]]
     oldest = oldest[np.lexsort((view.slot[oldest], view.arrived_unix_s[oldest]))]
     both = _beside(view, running, oldest, running.shape, budget_s, at_least=1)
-    waiting = _best_effort_queue(view, every)
+    waiting = _waiting(view, every, view.best_effort)
     waiting = waiting[np.lexsort((view.slot[waiting], view.arrived_unix_s[waiting]))]
     queue = np.concatenate((waiting, order))
     choice = chunk.fill(view, both, queue, limit_tokens=BATCH_TOKENS, budget_s=budget_s)
@@ -137,20 +139,27 @@ def _until_due(
 
 
 def with_best_effort(
-    view: View, every: Decoding, running: Decoding, order: Rows, choice: Choice, budget_s: float
+    view: View,
+    every: Decoding,
+    running: Decoding,
+    order: Rows,
+    spare: Bools,
+    choice: Choice,
+    budget_s: float,
 ) -> Choice:
-    """The choice with best-effort requests in what time is left, if all standard ones fitted. Its
-    first entries stay those of `running`.
+    """The choice with best-effort requests in what time is left, if all standard ones fitted: those
+    in `spare`, and any if no standard one runs. Its first entries stay those of `running`.
     """
-    if not np.count_nonzero(view.best_effort):
+    runs = spare if len(choice.slots) else view.best_effort
+    if not np.count_nonzero(runs):
         return choice
     shape = chunk.shape_of(view, running, choice)
     left = int((view.target_tokens[order] - view.computed_tokens[order]).sum())
     if left > shape.prefill_tokens - running.shape.prefill_tokens:
         return choice
-    others = _by_importance(view, every.rows[view.best_effort[every.rows]])
+    others = _by_importance(view, every.rows[runs[every.rows]])
     both = _beside(view, running, others, shape, budget_s, at_least=0 if len(choice.slots) else 1)
-    queue = _best_effort_queue(view, every)
+    queue = _waiting(view, every, runs)
     if len(both.rows) == len(running.rows) and not len(queue):
         return choice
     return chunk.fill(
@@ -177,8 +186,9 @@ def _beside(
     return running._replace(rows=np.concatenate((running.rows, others)), shape=shape)
 
 
-def _best_effort_queue(view: View, every: Decoding) -> Rows:
-    waiting = (view.phase != chunk.DECODE) & view.best_effort
+def _waiting(view: View, every: Decoding, some: Bools) -> Rows:
+    """The prefills among these requests, the most important first."""
+    waiting = (view.phase != chunk.DECODE) & some
     waiting[every.victims] = False
     return _by_importance(view, waiting.nonzero()[0])
 

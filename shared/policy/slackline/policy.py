@@ -14,12 +14,22 @@ from typing import NamedTuple
 import numpy as np
 from msgspec import Struct
 
+from shared.perf.shape import BatchShape
 from shared.policy import chunk
 from shared.policy.chunk import Rows
 from shared.policy.fit import accept_what_fits
 from shared.policy.lengths import OutputLengths
-from shared.policy.seam import Admission, Bools, Choice, Declared, Floats, Observation, View
-from shared.policy.slackline.drafts import Learned, can_pay, drafting
+from shared.policy.seam import (
+    DEFINITIONS,
+    Admission,
+    Bools,
+    Choice,
+    Declared,
+    Floats,
+    Observation,
+    View,
+)
+from shared.policy.slackline.drafts import Learned, can_pay, drafting, speed
 from shared.policy.slackline.due import (
     Due,
     due_of_offers,
@@ -36,6 +46,7 @@ from shared.policy.slackline.iteration import (
     has_best_effort,
     iteration,
 )
+from shared.policy.slackline.kept_pace import Demand, pace_of, too_tight
 from shared.policy.slackline.owed import Owed
 from shared.policy.slackline.price import Prices, prices_of
 from shared.policy.slackline.room import Room
@@ -45,7 +56,9 @@ from shared.policy.slackline.work_ahead import passes_of, unhurried, work_of_off
 from shared.policy.slos_serve.best_effort import make_room
 from shared.routing.routings import RouterName
 from shared.schemas import Offer
-from shared.vocabulary import ServiceClass
+from shared.vocabulary import Definition, ServiceClass
+
+_TTLT = DEFINITIONS.index(Definition.TTLT)
 
 # Weight of one iteration in the mean duration of iterations.
 STEP_WEIGHT = 0.005
@@ -55,6 +68,8 @@ BURDEN = 0.25
 BEHIND_S = 0.008
 # Requests without a TTLT are expected for so long after the last one.
 LATELY_S = 60.0
+# For so long after a request gave way, best-effort requests get no more than they are owed.
+SPARING_S = 10.0
 
 
 class Part(StrEnum):
@@ -68,6 +83,8 @@ class Part(StrEnum):
     EARNED = "earned"  # early tokens leave time for others
     UNHURRIED = "unhurried"  # passes for the sake of a TTLT leave time for prefills
     ROOM = "room"  # KV is left to urgent requests
+    KEPT_PACE = "kept_pace"  # paces that cost more requests than they serve are given up
+    SPARING = "sparing"  # while requests give way, early tokens are not spent on best-effort ones
     OWED = "owed"  # best-effort requests get their share of the time
     PROMOTION = "promotion"  # best-effort prefills that can be in time come back
     DRAFTS = "drafts"  # decodes draft
@@ -104,6 +121,8 @@ class Slackline:
         self._room = Room()
         self._owed = Owed()
         self._windows = Windows()
+        self._demand = Demand()
+        self._gave_way_unix_s = -math.inf
         self._parts = frozenset(Part) - {settings.without}
         self._paced_unix_s = -math.inf  # when there last was a standard request without a TTLT
 
@@ -127,12 +146,15 @@ class Slackline:
         now = view.start_unix_s
         of_coming = due_of_offers(coming, now, self._lengths, self._step_s)
         new = work_of_offers(coming, of_coming, now, prices)
+        self._see([offers[n] for n in asked], now, new, of_coming)
         passes = passes_of(view, due, self._next_tokens(view, due).latest_s, prices)
         lost = give_way(held.beside(new), passes)[-len(asked) :]
+        lost |= too_tight(np.array([pace_of(offers[n]) for n in asked]), self._kept_s(view))
         for n, gives_way in zip(asked, lost.tolist(), strict=True):
             if gives_way and offers[n].slo.ttlt_s is None:
                 reason = "it cannot be in time beside the requests taken before"
                 answers[n] = Admission(False, reason=reason)
+                self._gave_way_unix_s = now
         return answers
 
     def plan(self, view: View) -> Sequence[Choice]:
@@ -143,6 +165,9 @@ class Slackline:
         if weighed.lost and not paced:
             due = self._due(view, first_answers=True)
             weighed = self._weighed(view, due, every.victims)
+        if len(weighed.relegated):
+            self._gave_way_unix_s = view.start_unix_s
+        spare = self._spare(view)
         every = make_room(view, every, weighed.queue[:FIRST])
         timing = self._timing(view, due, weighed)
         others = bool(view.best_effort.any())
@@ -155,9 +180,9 @@ class Slackline:
         self._drafts.accepted.begin(view.accepted_shares)
         choice = best_effort_first(view, timing, every, queue) if first else None
         if choice is None and Part.DRAFTS in self._parts:
-            choice = drafting(view, timing, every, queue, self._drafts)
+            choice = drafting(view, timing, every, queue, spare, self._drafts)
         if choice is None:
-            choice = iteration(view, timing, every, queue)
+            choice = iteration(view, timing, every, queue, spare)
         if not others or has_best_effort(view, choice):
             self._owed.served()
         moves = len(weighed.relegated) + len(promoted)
@@ -179,6 +204,32 @@ class Slackline:
         if Part.UNHURRIED not in self._parts:
             return due
         return unhurried(view, due, first_answers=first_answers)
+
+    def _see(self, offers: Sequence[Offer], now_unix_s: float, work: Work, due: Due) -> None:
+        """Offers count for the demand. `work` and `due` end with them."""
+        last = slice(len(work.due_s) - len(offers), None)
+        mean = self._lengths.mean([offer.application for offer in offers])
+        output = np.where(
+            mean > 0, np.minimum(mean, due.output_tokens[last]), due.output_tokens[last]
+        )
+        self._demand.offered(offers, now_unix_s, work.seconds[last], output * work.decode_s[last])
+
+    def _kept_s(self, view: View) -> float:
+        """The tightest pace that is kept; 0: every one."""
+        if not self._demand.differs or Part.KEPT_PACE not in self._parts:
+            return 0.0
+        pass_s = view.profile.batch_s(BatchShape(decodes=1))
+        return self._demand.kept_s(view.start_unix_s, pass_s, speed(view, self._drafts))
+
+    def _spare(self, view: View) -> Bools:
+        """[rows] the best-effort requests that run in the time which is left: all, and while others
+        give way only those that may still be in time.
+        """
+        sparing = view.start_unix_s - self._gave_way_unix_s < SPARING_S
+        if not sparing or Part.SPARING not in self._parts:
+            return view.best_effort
+        may_still: Bools = view.best_effort & (view.definition == _TTLT)
+        return may_still
 
     def _paced_lately(self, view: View) -> bool:
         """Tells whether standard requests without a TTLT come, too."""

@@ -1,0 +1,97 @@
+"""The tightest pace that is kept: a pace may cost more requests than have it.
+
+The decodes run once in each tightest pace, and each time the fixed part of a batch is paid. So the
+tighter the pace, the less of the time is left for the work itself. Of the paces that lately came,
+the one is kept with which the most requests can be served: those of this pace and of looser ones,
+as far as the time left suffices for them. Requests of a tighter pace are best-effort then, and
+those that run already have their tokens at the pace that is kept.
+"""
+
+import math
+from collections.abc import Sequence
+
+from shared.policy.seam import Bools, Floats
+from shared.policy.slackline.due import LOOSE_S
+from shared.schemas import Offer
+from shared.vocabulary import RequestKey
+
+FADES_S = 20.0  # in which what came counts for 1/e
+# Of the time so much is usable: arrivals are uneven, and a prompt holds up the pass beside it.
+USABLE = 0.85
+# By so many times more must be served with the tightest pace given up.
+WORTH = 1.25
+KNOWN = 4096  # offers, of which none is counted twice
+DIGITS = 4  # of a pace in seconds, so that paces close to each other count as one
+
+
+class Demand:
+    """The requests with a TTFT or a pace that were lately offered. A TTLT leaves time to wait for
+    better days, so those that have one are not counted.
+    """
+
+    def __init__(self) -> None:
+        self._by_pace: dict[float, list[float]] = {}  # importance, seconds of prefill, of decoding
+        self._began_unix_s = self._at_unix_s = math.inf
+        self._known: dict[tuple[RequestKey, int], None] = {}
+
+    def offered(
+        self, offers: Sequence[Offer], now_unix_s: float, prefill_s: Floats, decoding_s: Floats
+    ) -> None:
+        """`prefill_s`, `decoding_s`: [offers] seconds of full batches, by this replica's prices."""
+        self._fade(now_unix_s)
+        for offer, *seconds in zip(offers, prefill_s.tolist(), decoding_s.tolist(), strict=True):
+            name, pace_s = (offer.key, offer.attempt), pace_of(offer)
+            undated = math.isinf(pace_s) and offer.slo.ttft_s is None
+            if name in self._known or offer.slo.ttlt_s is not None or undated:
+                continue
+            self._known[name] = None
+            if len(self._known) > KNOWN:
+                del self._known[next(iter(self._known))]
+            kind = self._by_pace.setdefault(round(min(pace_s, LOOSE_S), DIGITS), [0.0, 0.0, 0.0])
+            for n, more in enumerate((offer.importance, *seconds)):
+                kind[n] += more
+
+    @property
+    def differs(self) -> bool:
+        """Several paces came lately."""
+        return len(self._by_pace) > 1
+
+    def kept_s(self, now_unix_s: float, pass_s: float, speed: float) -> float:
+        """The pace in seconds; 0: every one. `pass_s`: the fixed part of a batch. `speed`: drafts
+        bring so many times the tokens in the same time.
+        """
+        self._fade(now_unix_s)
+        kinds = sorted(self._by_pace.items())
+        if not kinds:
+            return 0.0
+        seen_s = FADES_S * (1 - math.exp(-max(now_unix_s - self._began_unix_s, 1.0) / FADES_S))
+        kept_s, most = 0.0, -1.0
+        for n, (pace_s, _) in enumerate(kinds):
+            value, prefill_s, decoding_s = map(sum, zip(*(of for _, of in kinds[n:]), strict=True))
+            asked = (prefill_s + decoding_s / speed) / seen_s
+            left = max(USABLE - pass_s / speed / pace_s, 0.0)
+            served = value * min(1.0, left / max(asked, 1e-9))
+            if n == 0 or served > WORTH * most:
+                kept_s, most = pace_s if n else 0.0, served
+        return kept_s
+
+    def _fade(self, now_unix_s: float) -> None:
+        if math.isinf(self._at_unix_s):
+            self._began_unix_s = self._at_unix_s = now_unix_s
+        faded = math.exp(min(self._at_unix_s - now_unix_s, 0.0) / FADES_S)
+        self._at_unix_s = max(self._at_unix_s, now_unix_s)
+        for pace_s, kind in list(self._by_pace.items()):
+            kind[:] = [part * faded for part in kind]
+            if kind[0] < 0.01:
+                del self._by_pace[pace_s]
+
+
+def pace_of(offer: Offer) -> float:
+    """Its tightest pace in seconds; inf without one."""
+    return offer.slo.tightest_pace_s(offer.thinking)
+
+
+def too_tight(tightest_tbt_s: Floats, kept_s: float) -> Bools:
+    """A mask of the paces that are tighter than the one that is kept."""
+    mask: Bools = tightest_tbt_s < kept_s - 0.5 * 10**-DIGITS
+    return mask
