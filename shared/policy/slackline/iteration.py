@@ -23,6 +23,8 @@ from shared.policy.seam import Bools, Choice, View
 from shared.policy.slackline.token_order import MARGIN_S, Timing, TokenOrder, token_order
 
 BATCH_TOKENS = 4096  # the most prompt tokens of an iteration
+# An iteration in which best-effort requests come first lasts so many passes of all decodes at most.
+PASSES = 1.5
 # Of the prefills due first so many are looked at one by one.
 FIRST = 12
 
@@ -59,11 +61,13 @@ def iteration(view: View, timing: Timing, every: Decoding, order: Rows, spare: B
 
 def best_effort_first(view: View, timing: Timing, every: Decoding, order: Rows) -> Choice | None:
     """The choice in which best-effort requests come first, in the order of arrival, and the
-    standard prefills in `order` after them. No decode is late for it. None: there is no time for
-    any of them, or no KV.
+    standard prefills in `order` after them. No decode is late for it, and it is short: a prefill
+    may come that is due soon. None: there is no time for any of them, or no KV.
     """
     tokens = token_order(view, timing, every.rows[~view.best_effort[every.rows]])
     longest_s = _longest_s(view, timing, tokens, order)
+    if len(tokens.rows):
+        longest_s = min(longest_s, PASSES * tokens.every_s)
     budget_s = longest_s - MARGIN_S
     running = _running(view, every, tokens.running(longest_s))
     oldest = every.rows[view.best_effort[every.rows]]

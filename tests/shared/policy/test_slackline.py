@@ -20,7 +20,7 @@ from shared.perf.draft import Draft
 from shared.perf.shape import BatchShape
 from shared.policy import chunk, registry
 from shared.policy.lengths import OutputLengths
-from shared.policy.seam import Drafts, Observation, Phase, Policy, View
+from shared.policy.seam import Drafts, Ended, Observation, Phase, Policy, View
 from shared.policy.slackline.due import (
     LOOSE_S,
     due_of_rows,
@@ -31,10 +31,10 @@ from shared.policy.slackline.due import (
 )
 from shared.policy.slackline.forecast import Passes, Work, give_way
 from shared.policy.slackline.owed import SHARE
-from shared.policy.slackline.policy import Part
+from shared.policy.slackline.policy import SPARING_S, Part
 from shared.policy.slackline.price import FULL_TOKENS, prices_of
 from shared.policy.slackline.token_order import MARGIN_S
-from shared.policy.slackline.work_ahead import unhurried
+from shared.policy.slackline.work_ahead import HASTE, unhurried
 from shared.policy.slackline.yields import yields
 from shared.tiers import DEMO_3, Tier, TierSet
 from shared.vocabulary import Definition, Missed, Slo
@@ -103,17 +103,32 @@ def test_a_decode_before_a_ttlt_sits_out_for_half_of_the_time_of_a_token() -> No
     assert sits_out_until_s(late, due, token_due_s)[0] == token_due_s[0]
 
 
-def test_a_ttlt_asks_for_at_most_half_of_the_time_while_others_wait_for_their_prefill() -> None:
+def test_a_ttlt_leaves_time_for_every_decode_and_for_the_prefills_that_wait() -> None:
     hurried = decode(summary(1, max_tokens=100, arrived_s=-599.5), generated=50)
     paced = decode(interactive(2))
     waits = view([hurried, paced, interactive(3)])
     due = due_of_rows(waits, OutputLengths(), 0.001)
     pass_s = waits.profile.batch_s(chunk.decodes_of(waits, np.array([0, 1])))
-    assert due.pace_s[0] < 2 * pass_s
-    assert unhurried(waits, due).pace_s.tolist() == pytest.approx([2 * pass_s, 0.05, 0.05])
+    assert due.pace_s[0] < pass_s
+    shared = unhurried(waits, due, first_answers=False)
+    assert shared.pace_s.tolist() == pytest.approx([pass_s / HASTE, 0.05, 0.05])
+    first = unhurried(waits, due, first_answers=True)
+    assert first.pace_s.tolist() == pytest.approx([pass_s + 2 * MARGIN_S, 0.05, 0.05])
     decodes_alone = view([hurried, paced])
     due = due_of_rows(decodes_alone, OutputLengths(), 0.001)
-    assert unhurried(decodes_alone, due) == due
+    alone = unhurried(decodes_alone, due, first_answers=False)
+    assert alone.pace_s.tolist() == pytest.approx([pass_s + 2 * MARGIN_S, 0.05])
+
+
+def test_a_whole_answer_is_given_up_only_once_a_short_one_would_be_late() -> None:
+    lengths = OutputLengths()
+    for _ in range(10):
+        lengths.observe(Ended("", 100, 500, 400))
+    seen = view([Row(slot=1, ttlt_s=10.0), interactive(2)])
+    seen.applications = ("",)
+    due = due_of_rows(seen, lengths, 0.02)
+    assert due.prefill_unix_s[0] == pytest.approx(NOW + 10.0 - 400 * 1.2 * 0.02)
+    assert due.hope_unix_s.tolist() == pytest.approx([NOW + 10.0 - 100 * 0.02, NOW + 6.0])
 
 
 @pytest.mark.parametrize("definition", Definition)
@@ -253,6 +268,25 @@ def test_best_effort_requests_run_where_nothing_else_wants_the_time() -> None:
     assert entries(registry.make("slackline").plan(busy)[0]).keys() == {2}
 
 
+def test_while_requests_give_way_early_tokens_are_not_spent_on_best_effort_ones() -> None:
+    policy = registry.make("slackline")
+    running = [decode(interactive(1)), decode(Row(slot=2, best_effort=True))]
+
+    def runs(seen: View) -> set[int]:
+        return set(entries(policy.plan(seen)[0]))
+
+    assert runs(view(running)) == {1, 2}
+    (lost,) = policy.plan(view([*running, Row(slot=3, target=4000, ttft_s=0.1)]))
+    assert list(lost.relegate) == [3]
+    assert runs(view(running)) == {1}
+    # with nobody else it runs at once, and beside others when none has given way for a while
+    assert runs(view(running[1:])) == {2}
+    later = view(running)
+    later.start_unix_s += SPARING_S
+    later.newest_token_unix_s = later.newest_token_unix_s + SPARING_S
+    assert runs(later) == {1, 2}
+
+
 def test_a_best_effort_decode_gets_a_token_in_overload() -> None:
     """It waits no longer than fifty iterations take, however many others there are."""
     policy, step_s = registry.make("slackline"), 0.05
@@ -327,6 +361,20 @@ def test_decodes_draft_while_nothing_waits_and_where_their_pace_needs_it() -> No
     assert drafts(0.2)
     assert not drafts(0.2, waiting)
     assert drafts(0.012, waiting)
+
+
+def test_decodes_before_a_ttlt_draft_beside_prompts_that_have_time() -> None:
+    def drafts(ttft_s: float) -> bool:
+        rows = [decode(summary(n)) for n in range(4)]
+        seen = view([*rows, Row(slot=9, target=4000, ttft_s=ttft_s, tbt_s=0.2)])
+        seen.draft = Draft(Linear(), 0.05, 0.05)
+        (choice,) = registry.make("slackline").plan(seen)
+        assert choice.speculation is None or entries(choice)[9] > 0
+        return choice.speculation is not None
+
+    # its prefill takes 0.4 s
+    assert drafts(6.0)
+    assert not drafts(0.6)
 
 
 def test_the_draft_model_first_reads_the_contexts_of_decodes_that_need_it() -> None:

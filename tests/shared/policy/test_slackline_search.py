@@ -2,8 +2,7 @@
 
 `SEARCH=500 pytest tests/shared/policy/test_slackline_search.py` tries so many loads of each
 workload. A rival is stopped once it has lost too many requests to be three points ahead, so ten
-cost little more than one. Whole answers within half a minute are left out, since there it is behind
-(docs/slackline.md, "Where it is not better"); what was found there is kept below.
+cost little more than one. Loads that a search once found are kept below.
 """
 
 import math
@@ -40,7 +39,7 @@ SETTINGS = {
 RIVALS = [name for name in registry.names() if name != "slackline"]
 
 tight = st.builds(Slo, ttft_s=st.sampled_from((0.3, 0.6, 1.2, 2.4)), tbt_s=st.floats(0.03, 0.1))
-whole = st.builds(Slo, ttlt_s=st.sampled_from((60.0, 240.0)))
+whole = st.builds(Slo, ttlt_s=st.sampled_from((15.0, 30.0, 60.0, 240.0)))
 tier = st.builds(Tier, slo=st.one_of(tight, whole), share=st.sampled_from((0.3, 0.6, 1.0)))
 loads = st.fixed_dictionaries(
     {
@@ -117,10 +116,11 @@ def test_no_load_is_found_on_which_slackline_is_far_behind(workload: str, load: 
 
 WITHIN_15_S, WITHIN_30_S = Tier(slo=Slo(ttlt_s=15.0)), Tier(slo=Slo(ttlt_s=30.0))
 PLAIN: Load = {"definition": Definition.MAX_TPOT_10, "burstiness": 1.0, "replicas": 1, "draft": 0.0}
-# Loads that a search found, and what slackline loses there. Of the first, 239 requests, edf loses
-# 1; of the second, 265, edf loses 54; of the third, 237, adaserve loses 15.
+# Loads on which it was far behind when a search found them, and what it loses there now. Of the
+# first, 239 requests, edf loses 1; of the second, 265, edf loses 54; of the third, 237, adaserve
+# loses 15.
 FOUND = [
-    ("chatbot", {**PLAIN, "tiers": [WITHIN_15_S], "times": 0.7, "seed": 159}, 18),
+    ("chatbot", {**PLAIN, "tiers": [WITHIN_15_S], "times": 0.7, "seed": 159}, 0),
     (
         "sharegpt",
         {
@@ -131,7 +131,7 @@ FOUND = [
             "replicas": 2,
             "seed": 192,
         },
-        111,
+        48,
     ),
     (
         "sharegpt",
@@ -142,13 +142,13 @@ FOUND = [
             "draft": DRAFT,
             "seed": 878,
         },
-        98,
+        7,
     ),
 ]
 
 
 @pytest.mark.parametrize(("workload", "load", "most"), FOUND)
-def test_where_it_is_known_to_be_behind_it_falls_no_further_behind(
+def test_what_a_search_has_found_stays_mended(
     workload: str, load: Load, most: int
 ) -> None:
     missed = lost("slackline", traffic(workload, load), load)

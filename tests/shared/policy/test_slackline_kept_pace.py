@@ -1,0 +1,124 @@
+"""Slackline gives up a pace that costs more requests than have it."""
+
+import json
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loadgen.load.arrivals import Gaps, draw_arrivals
+from loadgen.load.mix import plan_requests
+from loadgen.load.workload import Lengths
+from loadgen.simulator.deployment import Deployment, ReplicaFacts
+from loadgen.simulator.simulation import simulate
+from loadgen.simulator.traffic import Traffic
+from shared.perf.profile_file import FOLDER
+from shared.policy.slackline.kept_pace import FADES_S, Demand
+from shared.tiers import Tier, TierSet
+from shared.vocabulary import Definition, RequestKey, Slo
+from tests.shared.policy.slos_serving import offer
+
+# A token of a prompt takes as long as a decode; about what the shipped model takes on a CPU thread.
+FLAT = {
+    "form": "piecewise_tokens_plus_attention",
+    "tile": 1,
+    "knots": [0],
+    "slopes": [2.6e-4],
+    "c": 0.0034,
+    "attention": {"e": 2e-4, "p1": 8.6e-9, "p2": 7e-9, "d0": 0.0, "d1": 7.5e-5, "d2": 3e-7},
+}
+PASS_S = 0.004  # the fixed part of a batch
+TIGHT_S, LOOSE_S = 0.005, 0.05
+
+
+def offered(
+    tight: int, loose: int, *, seconds: float = 0.02, ttlt_s: float | None = None
+) -> Demand:
+    """The demand after so many requests of either pace came within a second."""
+    demand = Demand()
+    paces = [TIGHT_S] * tight + [LOOSE_S] * loose
+    offers = [
+        offer(key=RequestKey(f"t.{n}"), slo=Slo(ttft_s=1.0, tbt_s=pace_s, ttlt_s=ttlt_s))
+        for n, pace_s in enumerate(paces)
+    ]
+    each_s = np.full(len(offers), seconds)
+    demand.offered(offers, 0.0, each_s, each_s)
+    return demand
+
+
+def test_a_tight_pace_of_few_that_costs_many_is_given_up() -> None:
+    # a twentieth of the time is left beside passes every 5 ms; 25 requests need all of it
+    assert offered(5, 20).kept_s(1.0, PASS_S, speed=1.0) == LOOSE_S
+
+
+def test_a_pace_is_kept_where_there_is_time_for_all() -> None:
+    assert offered(1, 2, seconds=0.001).kept_s(1.0, PASS_S, speed=1.0) == 0.0
+    # where drafts make passes short enough
+    assert offered(5, 20).kept_s(1.0, PASS_S, speed=8.0) == 0.0
+
+
+def test_a_pace_that_most_have_is_kept() -> None:
+    assert offered(19, 1).kept_s(1.0, 0.001, speed=1.0) == 0.0
+
+
+def test_requests_of_one_pace_and_those_with_a_ttlt_change_nothing() -> None:
+    assert not offered(20, 0).differs
+    assert not offered(5, 20, ttlt_s=60.0).differs
+
+
+def test_what_came_long_ago_is_forgotten() -> None:
+    demand = offered(5, 20)
+    assert demand.kept_s(1.0, PASS_S, speed=1.0) == LOOSE_S
+    assert demand.kept_s(10 * FADES_S, PASS_S, speed=1.0) == 0.0
+
+
+@given(
+    st.integers(0, 40), st.integers(0, 40), st.floats(1e-4, 0.1), st.floats(1e-4, 0.1),
+    st.floats(1.0, 4.0),
+)  # fmt: skip
+def test_no_pace_is_given_up_for_fewer_requests_than_have_it(
+    tight: int, loose: int, seconds: float, pass_s: float, speed: float
+) -> None:
+    kept_s = offered(tight, loose, seconds=seconds).kept_s(1.0, pass_s, speed)
+    assert kept_s in (0.0, LOOSE_S)
+    if kept_s:
+        served = tight * max(0.0, 1 - pass_s / speed / TIGHT_S)
+        assert loose > served
+
+
+class Short:
+    """Prompts of 20 tokens and answers of 48 to 144."""
+
+    def draw(self, index: int, rank: int, rng: Random) -> Lengths:
+        return Lengths(20, rng.randint(48, 144), "question")
+
+
+@pytest.mark.parametrize("tight_s", [0.005, 0.006])
+def test_a_pace_that_can_hardly_be_kept_does_not_cost_the_others_theirs(
+    tight_s: float, tmp_path: Path
+) -> None:
+    """A pass of eight decodes takes 5.8 ms, and a prompt as long again."""
+    file = json.loads((FOLDER / "cpu-tiny.json").read_text())
+    path = tmp_path / "flat.json"
+    path.write_text(json.dumps(file | {"name": "flat", "coefficients": FLAT}))
+    tiers = TierSet(
+        name="paces",
+        default="p1",
+        tiers={
+            f"p{n}": Tier(slo=Slo(ttft_s=0.5, tbt_s=pace_s, definition=Definition.MEAN_TPOT))
+            for n, pace_s in enumerate((tight_s, 0.03))
+        },
+    )
+    requests = plan_requests(draw_arrivals(Gaps(), 15.0, 20.0, 1), Short(), tiers, 1)
+    facts = ReplicaFacts(kv_blocks=8192, context_tokens=4096)
+
+    def met(policy: str) -> float:
+        deployment = Deployment(policy, str(path), facts=facts, draft=0.0)
+        return simulate(Traffic(requests, tiers, 1), deployment).met_fraction
+
+    ours = met("slackline")
+    theirs = {policy: met(policy) for policy in ("slos_serve", "qoserve")}
+    assert ours >= max(theirs.values()) - 0.03, f"{ours}: {theirs}"
