@@ -18,12 +18,14 @@ from shared.structured import Structured
 from shared.vocabulary import (
     Count,
     FinishReason,
+    FromOne,
     Missed,
     RecordState,
     ReplicaId,
     RequestKey,
     ServiceClass,
     Slo,
+    SlotCount,
 )
 
 # Every integer that crosses the bus has bounds. A number that is counted up for as long as a fleet
@@ -96,7 +98,7 @@ class GenerateRequest(
     # model's chat template
     tools: list[dict[str, Any]] = field(default_factory=list)
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
-    token_ids: list[int] | None = None
+    token_ids: list[Int64] | None = None
     sampling: Sampling = Sampling()
     slo: Slo | None = None  # None: the tier's
     importance: Annotated[float, Meta(ge=0, le=1000)] = 1.0
@@ -498,7 +500,7 @@ class Digest(Struct, frozen=True, kw_only=True):
     kv_free_blocks: Count  # free once everything held has been computed
     free_slots: Count
     surplus: bool  # True: the replica can take best-effort work now
-    block_tokens: Annotated[int, Meta(ge=1, lt=2**31)] = 16  # of one KV block
+    block_tokens: FromOne = 16  # of one KV block
     # predicted seconds that one token of a prefill takes beside the present decodes
     token_s: Annotated[float, Meta(ge=1e-9, le=1e6)] = 1e-4
     accepting: bool = True
@@ -564,9 +566,9 @@ class Announce(Struct, frozen=True, kw_only=True):
     profile: str  # name of a shipped profile, or that of `fitted`
     pool: str
     kv_blocks: Count
-    block_tokens: Annotated[int, Meta(ge=1, lt=2**31)]
+    block_tokens: FromOne
     context_tokens: Count
-    max_slots: Count
+    max_slots: SlotCount
     epoch: Number  # the highest seen
     # of the newest ack it has stored; a planner that has not received that ack missed one
     ack_seq: Number = 0

@@ -15,9 +15,12 @@ from msgspec import Meta, Struct
 RequestKey = NewType("RequestKey", str)  # "<tenant>.<request_id>": names a request everywhere
 ReplicaId = NewType("ReplicaId", str)
 MOST_REPLICAS = 1024  # while so many are heard, a service takes in no further one
+MOST_DRAFTS = 64  # levels of what one request drafts, and nodes of one level
 Slot = NewType("Slot", int)  # names a request between one planner and one worker
 
 Count = Annotated[int, Meta(ge=0, lt=2**31)]  # what an int32 column holds
+FromOne = Annotated[int, Meta(ge=1, lt=2**31)]  # the same, and not 0
+SlotCount = Annotated[int, Meta(ge=0, le=65_536)]  # of one replica: its planner has a row for each
 
 # What is shorter or longer promises nothing.
 SHORTEST_S, LONGEST_S = 1e-4, 31_536_000.0

@@ -309,6 +309,8 @@ class Seat:
                         subjects.resync(self.replica), ask, ResyncPage, timeout_s=RESYNC_TIMEOUT_S
                     )
                     entries += answer.entries
+                    if len(entries) > answer.announce.max_slots:
+                        raise PeerError(f"{self.replica} reports more requests than it has slots")
                     more, page = answer.more, ask.page
                 self._incarnation = answer.announce.incarnation
                 synced = Synced(

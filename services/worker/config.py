@@ -6,7 +6,7 @@ from msgspec import Meta
 
 from shared.perf.draft import DraftCost
 from shared.process.configuration import Connected
-from shared.vocabulary import Count
+from shared.vocabulary import Count, SlotCount
 
 Seconds = Annotated[float, Meta(ge=0)]
 
@@ -56,9 +56,9 @@ class WorkerConfig(Connected, frozen=True, kw_only=True, forbid_unknown_fields=T
     """vllm: LoRA adapters, name to folder."""
     script: str = ""
     """sim: a file of answers to give in place of pseudo words."""
-    context_tokens: int = 8192
+    context_tokens: Count = 8192
     """sim: the longest prompt with its answer. A model has its own."""
-    max_slots: int = 1024
+    max_slots: SlotCount = 1024
     """Requests held at once, waiting ones included."""
     announce_s: float = 0.5
     """The time between two heartbeats."""

@@ -15,11 +15,9 @@ from shared.perf.profile_file import ProfileFile
 from shared.perf.shape import BatchShape
 from shared.schemas import Announce
 
-# of an announced profile; those that we measure take about 900. What is longer would take long to
-# unfold.
-LIMIT_BYTES = 16_384
+LIMIT_BYTES = 16_384  # of an announced profile; those that we measure take about 900
 LONGEST_S = 1e6  # of any iteration; ours are seconds at most
-REMEMBERED = 64  # unfolding takes 5 ms, and a request may ask for it
+REMEMBERED = 64  # unfolding takes 5 ms (50 at the most), and a request may ask for it
 
 PROBES = (
     BatchShape(decodes=1),
@@ -62,15 +60,23 @@ def _shipped(name: str) -> Profile:
     return store.load(name)
 
 
-@lru_cache(maxsize=REMEMBERED)
 def _own(file: ProfileFile) -> Profile:
     if len(msgspec.msgpack.encode(file)) > LIMIT_BYTES:
         raise ConfigError(f"the announced profile {file.name!r} is longer than {LIMIT_BYTES} bytes")
-    profile = file.profile()
-    if not all(0 < profile.batch_s(shape) < LONGEST_S for shape in PROBES) or not _finite(
-        msgspec.to_builtins(file)
-    ):
+    profile = _unfolded(file)
+    if profile is None:
         raise ConfigError(f"the announced profile {file.name!r} gives no durations")
+    return profile
+
+
+@lru_cache(maxsize=REMEMBERED)
+def _unfolded(file: ProfileFile) -> Profile | None:
+    """The profile; None if it gives no durations, which is remembered, too."""
+    if not _finite(msgspec.to_builtins(file)):
+        return None
+    profile = file.profile()
+    if not all(0 < profile.batch_s(shape) < LONGEST_S for shape in PROBES):
+        return None
     return profile
 
 

@@ -6,7 +6,9 @@ sequence.
 from collections import deque
 
 from shared.columns import unpack_list
+from shared.policy.speculation import METHODS
 from shared.schemas import BatchPlan, PlanRefused
+from shared.vocabulary import MOST_DRAFTS
 
 VALUE_BYTES = 4  # of one int32 or float32 in a column
 
@@ -50,7 +52,7 @@ class PlanQueue:
         if plan.seq > self.next_seq:
             return self._refused("a plan is missing")
         if not _well_formed(plan, self._max_slots):
-            return self._refused("columns of different lengths, or slots out of range")
+            return self._refused("columns of different lengths, or values out of range")
         self._plans.append(plan)
         self.next_seq += 1
         return None
@@ -73,20 +75,26 @@ class PlanQueue:
 
 
 def _well_formed(plan: BatchPlan, max_slots: int) -> bool:
-    """Columns have equal lengths, slots exist, caps are positive, no request has two entries."""
+    """Columns have equal lengths, slots exist, caps are positive, no request has two entries, and
+    what is drafted is chosen by a known method from trees that are not too large.
+    """
     slot_columns = (plan.slots, plan.released, plan.preempted, plan.relegated, plan.promoted)
     columns = [plan.caps, *slot_columns]
+    drafts: list[bytes] = []
     if plan.selection is not None:
-        chosen = (plan.selection.depth, plan.selection.width)
-        if any(len(column) != len(plan.slots) for column in chosen):
+        drafts = [plan.selection.depth, plan.selection.width]
+        if any(len(column) != len(plan.slots) for column in drafts):
             return False
-        columns += chosen
-    if any(len(column) % VALUE_BYTES for column in columns):
+        if plan.selection.method not in METHODS:
+            return False
+    if any(len(column) % VALUE_BYTES for column in columns + drafts):
         return False
     released = VALUE_BYTES * len(plan.released_why)
     if len(plan.slots) != len(plan.caps) or len(plan.released) != released:
         return False
     if any(not 0 <= slot < max_slots for column in slot_columns for slot in unpack_list(column)):
+        return False
+    if any(not 0 <= n <= MOST_DRAFTS for column in drafts for n in unpack_list(column)):
         return False
     slots = unpack_list(plan.slots)
     return len(set(slots)) == len(slots) and all(cap > 0 for cap in unpack_list(plan.caps))

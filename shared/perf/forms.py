@@ -16,11 +16,18 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from shared.perf.additive import AdditiveProfile
+from shared.vocabulary import Count, FromOne
 
 # The longest batch in the table. Beyond it the curve continues with the form's last slope.
 CURVE_TOKENS = 8192
+# A profile comes from a worker, and its curve is unfolded to a value for each count of tokens, by
+# each of its knots: these bound the memory and the time of that.
+MOST_TABLE_TOKENS = 32_768
+MOST_KNOTS = 32
 
-TableTokens = Annotated[tuple[Annotated[int, Meta(ge=0)], ...], Meta(min_length=2)]
+TableTokens = Annotated[
+    tuple[Annotated[int, Meta(ge=0, le=MOST_TABLE_TOKENS)], ...], Meta(min_length=2)
+]
 TableSeconds = Annotated[tuple[Annotated[float, Meta(gt=0)], ...], Meta(min_length=2)]
 
 
@@ -158,9 +165,9 @@ class PiecewiseTokens(
     of `tile` tokens.
     """
 
-    tile: Annotated[int, Meta(ge=1)]
-    knots: Annotated[tuple[int, ...], Meta(min_length=1)]
-    slopes: Annotated[tuple[float, ...], Meta(min_length=1)]
+    tile: FromOne
+    knots: Annotated[tuple[Count, ...], Meta(min_length=1, max_length=MOST_KNOTS)]
+    slopes: Annotated[tuple[float, ...], Meta(min_length=1, max_length=MOST_KNOTS)]
     c: float
     attention: Attention
 

@@ -20,6 +20,7 @@ from shared.perf.forms import (
 )
 from shared.perf.iteration_time import Profile
 from shared.perf.stratified import StratifiedLinear
+from shared.vocabulary import Count, FromOne
 
 FOLDER = Path(__file__).parent / "profiles"
 
@@ -60,9 +61,9 @@ class ProfileFile(
     name: Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
     gpu: NonEmpty
     model: NonEmpty
-    tensor_parallel: Annotated[int, Meta(ge=1)]
-    kv_capacity_tokens: Annotated[int, Meta(ge=1)]
-    kv_bytes_per_token: Annotated[int, Meta(ge=0)]  # 0: not stated
+    tensor_parallel: FromOne
+    kv_capacity_tokens: FromOne
+    kv_bytes_per_token: Count  # 0: not stated
     overhead_s: Annotated[float, Meta(ge=0)]  # per iteration, on top of what the form gives
     error: FitError
     provenance: NonEmpty

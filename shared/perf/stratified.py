@@ -9,6 +9,7 @@ from msgspec import Meta, Struct
 
 from shared.perf.inverse import largest_chunk
 from shared.perf.shape import BatchShape
+from shared.vocabulary import FromOne
 
 
 class Stratum(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -16,7 +17,7 @@ class Stratum(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     limit).
     """
 
-    up_to_tokens: Annotated[int, Meta(ge=1)] | None
+    up_to_tokens: FromOne | None
     intercept_s: float
     token_s: float
     prefill_token_s: float

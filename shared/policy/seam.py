@@ -118,8 +118,8 @@ class Speculation:
     """
 
     method: str  # a name in shared/policy/speculation.py
-    depth: Ints  # draft steps
-    width: Ints  # beam width of each step
+    depth: Ints  # draft steps, at most MOST_DRAFTS
+    width: Ints  # beam width of each step, at most MOST_DRAFTS
     budget_tokens: int  # verified by all speculating entries together, roots included
     needed_limit_tokens: int = 1  # the most that one entry may verify for its own need
     # How long the iteration is to last. The worker computes each need from it, and from the tokens

@@ -48,6 +48,7 @@ from shared.policy.overdue import dropping, past_due
 from shared.policy.seam import Admission, Choice, Declared, Observation, Speculation, View
 from shared.routing.routings import RouterName
 from shared.schemas import Offer
+from shared.vocabulary import MOST_DRAFTS
 
 BATCHED_TOKENS = 2048
 WATERMARK = 0.01  # of the KV
@@ -60,7 +61,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     max_num_seqs: Annotated[int, Meta(ge=1)] = 256
     # of the requests that have not begun; `sjf`, by prompt, is SOLA's baseline (section 6.1)
     order: Literal["fcfs", "sjf"] = "fcfs"
-    spec_tokens: Annotated[int, Meta(ge=0)] = 0
+    spec_tokens: Annotated[int, Meta(ge=0, le=MOST_DRAFTS)] = 0
     # requests that wait past their deadline, as Ascendra compares (its section 8.6)
     drop_late: bool = False
     router: RouterName = "attainable"

@@ -84,7 +84,7 @@ class Story:
 
     def resume(self, record: Record) -> Resume:
         """The resume of the next attempt: the record's own resume, with the tokens of this attempt
-        after it.
+        after it; the record's own alone where this attempt's begin elsewhere or were not timed.
         """
         before = record.resume
         measure = self.measure
@@ -104,6 +104,8 @@ class Story:
         tokens = unpack_list(before.tokens)[: self.offset] + self.tokens
         text = before.text[: self.text_offset] + self.text
         logprobs = before.logprobs[: self.offset] + self.logprobs
+        if len(tokens) != measure.tokens:  # no worker of ours wrote such a log
+            return before
         if len(logprobs) != len(tokens):  # one of its engines had none to give
             logprobs = []
         return Resume(
@@ -192,6 +194,9 @@ def _close(ledger: Ledger, at_slot: Mapping[int, Story]) -> None:
 
 
 def _feed(ack: PlanAck, stories: Stories, at_slot: dict[int, Story], ledger: Ledger) -> None:
+    tokens, emitted = unpack_list(ack.tokens), unpack_list(ack.emitted)
+    if min(emitted, default=0) < 0 or sum(emitted) != len(tokens):
+        raise ValueError("there must be as many tokens as were emitted")
     for held in ack.held:
         story = Story(ack.incarnation, held.offset, held.text_offset)
         stories[held.key, held.attempt, ack.incarnation] = at_slot[held.slot] = story
@@ -206,10 +211,10 @@ def _feed(ack: PlanAck, stories: Stories, at_slot: dict[int, Story], ledger: Led
         dict(ack.ended),
         dict(zip(unpack_list(ack.answering), unpack_list(ack.thinking_tokens), strict=True)),
     )
-    tokens, texts, at = unpack_list(ack.tokens), iter(ack.texts), 0
+    texts, at = iter(ack.texts), 0
     firsts: list[int] = []
     logprobs, with_logprobs = iter(ack.logprobs), frozenset(unpack_list(ack.logprob_slots))
-    for slot, n in zip(unpack_list(ack.slots), unpack_list(ack.emitted), strict=True):
+    for slot, n in zip(unpack_list(ack.slots), emitted, strict=True):
         if not n and ended.get(slot) not in _OWN_ENDS:
             continue
         text = next(texts, "")

@@ -42,14 +42,16 @@ from shared.policy.seam import Admission, Choice, Declared, Observation, Specula
 from shared.policy.speculation import draft_s
 from shared.routing.routings import RouterName
 from shared.schemas import Offer
+from shared.vocabulary import MOST_DRAFTS
 
 Count = Annotated[int, Meta(ge=1)]
+Drafts = Annotated[int, Meta(ge=1, le=MOST_DRAFTS)]
 
 
 class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    depth_max: Count = 8  # D_max, W_max: the artifact, Llama-70B
-    depth_min: Count | None = None  # D_min; None: from the budget (tree.py)
-    width_max: Count = 3
+    depth_max: Drafts = 8  # D_max, W_max: the artifact, Llama-70B
+    depth_min: Drafts | None = None  # D_min; None: from the budget (tree.py)
+    width_max: Drafts = 3
     c1: Annotated[int, Meta(ge=0)] = 0
     c2: int = 0
     budget_tokens: Count | None = None  # B1; None: from the profile

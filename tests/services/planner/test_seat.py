@@ -15,11 +15,21 @@ from services.planner.metrics import PlannerMetrics
 from services.planner.seat import Seat, StaleEpoch
 from services.planner.service import Planner
 from shared import subjects
+from shared.bus.api import Call, Endpoint
 from shared.core.replica_events import Acked, Offered, ReplicaEvent
 from shared.process.audit import IDLE_S
 from shared.process.instruments import Registry
 from shared.process.telemetry import Off
-from shared.schemas import Announce, Offer, OfferDeclined, PlanAck, PlanRefused
+from shared.schemas import (
+    Announce,
+    Offer,
+    OfferDeclined,
+    PlanAck,
+    PlanRefused,
+    Resync,
+    ResyncEntry,
+    ResyncPage,
+)
 from shared.store.leases import Lease
 from shared.store.presence import Absences
 from shared.testing.simulated_broker import Faults
@@ -164,6 +174,35 @@ def test_a_higher_epoch_seen_at_the_worker_ends_the_seat():
             await running
 
     run_virtual(main())
+
+
+def test_a_worker_that_reports_requests_without_end_is_not_believed():
+    """Each page says that there are more; the seat keeps none beyond the slots, and asks anew."""
+    asked: list[int] = []
+    replies: list[asyncio.Future[None]] = []
+
+    async def main() -> bool:
+        seat, worker = await a_seat()
+
+        def answer(resync: Resync, call: Call) -> None:
+            asked.append(resync.page)
+            slot = resync.page % ANNOUNCE.max_slots
+            entry = ResyncEntry(
+                slot=slot, offer=offer(resync.page), computed_tokens=0, generated_tokens=0
+            )
+            page = ResyncPage(announce=ANNOUNCE, next_seq=1, ack_seq=0, entries=[entry], more=True)
+            replies.append(asyncio.ensure_future(call.reply(page)))
+
+        endpoint = Endpoint("resync", subjects.resync(R), Resync, answer)
+        await worker.serve("worker", [endpoint], {})
+        running = asyncio.create_task(seat.run())
+        await asyncio.sleep(1.0)
+        running.cancel()
+        return seat.core.synced
+
+    assert not run_virtual(main())
+    assert asked[:6] == [0, 1, 2, 3, 4, 0]
+    assert max(asked) == ANNOUNCE.max_slots
 
 
 def test_another_profile_ends_the_seat():

@@ -3,10 +3,12 @@ decoder gives a message or a PeerError, and a message that was decoded can be st
 """
 
 import json
+from collections.abc import Iterator
 from random import Random
 from typing import Any
 
 import msgspec
+import msgspec.inspect as types
 import pytest
 from hypothesis import given
 
@@ -128,24 +130,37 @@ def test_the_output_of_an_attempt_is_as_long_as_its_measure_says() -> None:
             codec.decode(schemas.AttemptOver, msgspec.msgpack.encode(forged), json=False)
 
 
+def parts() -> Iterator[tuple[str, types.Type]]:
+    """Every type within these kinds, and the field that has it; each struct once."""
+    seen: set[type] = set()
+    todo = [("", types.type_info(kind)) for kind in KINDS]
+    while todo:
+        where, kind = todo.pop()
+        if isinstance(kind, types.StructType):
+            if kind.cls in seen:
+                continue
+            seen.add(kind.cls)
+            todo += [(f"{kind.cls.__name__}.{f.name}", f.type) for f in kind.fields]
+        yield where, kind
+        inner = [*getattr(kind, "types", ()), *getattr(kind, "item_types", ())]
+        inner += [getattr(kind, name, None) for name in ("item_type", "key_type", "value_type")]
+        todo += [(where, one) for one in inner if isinstance(one, types.Type)]
+
+
+def test_every_integer_has_bounds() -> None:
+    """A service that makes room for what a number says makes no more than the bound says."""
+    open_ended = {
+        where
+        for where, kind in parts()
+        if isinstance(kind, types.IntType)
+        and ((kind.ge is None and kind.gt is None) or (kind.le is None and kind.lt is None))
+    }
+    assert not open_ended
+
+
 def test_every_message_is_tried() -> None:
     """A message that is new in the schemas is part of one of these kinds, or is added to them."""
-    seen: set[str] = set()
-    todo = [msgspec.inspect.type_info(kind) for kind in KINDS]
-    while todo:
-        kind = todo.pop()
-        if isinstance(kind, msgspec.inspect.StructType):
-            if kind.cls.__name__ in seen:
-                continue
-            seen.add(kind.cls.__name__)
-            todo += [f.type for f in kind.fields]
-        todo += getattr(kind, "types", ())
-        todo += getattr(kind, "item_types", ())
-        todo += [
-            inner
-            for name in ("item_type", "key_type", "value_type")
-            if isinstance(inner := getattr(kind, name, None), msgspec.inspect.Type)
-        ]
+    seen = {kind.cls.__name__ for _, kind in parts() if isinstance(kind, types.StructType)}
     declared = {
         name
         for name, one in vars(schemas).items()

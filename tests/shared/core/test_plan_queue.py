@@ -13,7 +13,8 @@ PLAN = BatchPlan(
     replica=ReplicaId("r"), incarnation="i", epoch=2, sync=3, seq=2,
     slots=pack([0, 1]), caps=pack([1, 8]), predicted_s=0.01,
 )  # fmt: skip
-SHORT = Selection(method="chain", depth=pack([1]), width=b"", budget_tokens=1)
+DRAFTS = Selection(method="chain", depth=pack([3, 0]), width=pack([1, 1]), budget_tokens=9)
+SHORT = replace(DRAFTS, depth=pack([1]), width=b"")
 
 
 def queue() -> PlanQueue:
@@ -28,6 +29,7 @@ def queue() -> PlanQueue:
     ("changes", "reason", "queued"),
     [
         ({}, None, 2),
+        ({"selection": DRAFTS}, None, 2),
         ({"incarnation": "other"}, "another incarnation", 1),
         ({"epoch": 1, "sync": 9}, None, 1),
         ({"sync": 2}, None, 1),
@@ -58,6 +60,10 @@ def test_a_plan_is_queued_refused_or_ignored(
         {"preempted": pack([-1])},
         {"released": pack([1])},
         {"selection": SHORT},
+        {"selection": replace(DRAFTS, depth=pack([1, 2**31 - 1]))},
+        {"selection": replace(DRAFTS, width=pack([1, 2**31 - 1]))},
+        {"selection": replace(DRAFTS, depth=pack([1, -1]))},
+        {"selection": replace(DRAFTS, method="none such")},
     ],
 )  # fmt: skip
 def test_a_plan_whose_columns_do_not_fit_is_refused(changes: dict[str, object]) -> None:

@@ -24,13 +24,15 @@ from services.worker.engine import Engine, EngineFacts, EngineState, Outcome
 from services.worker.engines.sim_engine import SimEngine
 from services.worker.profiling import Measurement, fit_engine
 from shared import subjects
+from shared.bus import codec
 from shared.bus.api import Call
 from shared.core.announced import as_announced, profile_of
 from shared.core.turn import Load, Work
-from shared.errors import ConfigError
+from shared.errors import ConfigError, PeerError
 from shared.perf import profile_file as store
 from shared.perf.fitting import LEAST, Timed, coefficients, error_of, fit, non_negative
-from shared.perf.forms import Attention, PiecewiseTokens
+from shared.perf.forms import Attention, PiecewiseTokens, TokenTable
+from shared.perf.iteration_time import Profile
 from shared.perf.profile_file import ProfileFile
 from shared.perf.shape import BatchShape
 from shared.process import conventions as names
@@ -345,20 +347,43 @@ NONSENSE = {
         FITTED, coefficients=replace(FORM, attention=replace(FORM.attention, d1=math.inf))
     ),
     "a year": replace(FITTED, overhead_s=3e7),
-    "as long as a book": replace(
-        FITTED, coefficients=replace(FORM, knots=tuple(range(9000)), slopes=(0.0,) * 9000)
+    "as long as a book": replace(FITTED, provenance=20_000 * "a"),
+    "many knots": replace(
+        FITTED, coefficients=replace(FORM, knots=tuple(range(1000)), slopes=(0.0,) * 1000)
     ),
     "a wide tile": replace(FITTED, coefficients=replace(FORM, tile=2**62)),
+    # two points, and a million between them
+    "a long table": replace(
+        FITTED,
+        coefficients=TokenTable(
+            table_tokens=(0, 1_000_000), table_seconds=(0.1, 0.2), attention=NOTHING
+        ),
+    ),
 }
 
 
 @pytest.mark.parametrize("kind", NONSENSE)
 def test_a_fit_that_no_worker_would_send_is_refused(kind: str) -> None:
-    arrived = msgspec.msgpack.decode(
-        msgspec.msgpack.encode(announce(NONSENSE[kind])), type=Announce
-    )
-    with pytest.raises(ConfigError):
-        profile_of(arrived)
+    sent = msgspec.msgpack.encode(announce(NONSENSE[kind]))
+    with pytest.raises((PeerError, ConfigError)):
+        profile_of(codec.decode(Announce, sent, json=False))
+
+
+def test_a_fit_that_is_refused_is_not_unfolded_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every request may ask for it."""
+    unfolded: list[ProfileFile] = []
+    profile = ProfileFile.profile
+
+    def counted(file: ProfileFile) -> Profile:
+        unfolded.append(file)
+        return profile(file)
+
+    monkeypatch.setattr(ProfileFile, "profile", counted)
+    endless = replace(FITTED, name="endless", overhead_s=3e7)
+    for _ in range(3):
+        with pytest.raises(ConfigError, match="no durations"):
+            profile_of(announce(endless))
+    assert len(unfolded) == 1
 
 
 def metrics_of(registry: Registry) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:

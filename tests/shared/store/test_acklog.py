@@ -1,0 +1,88 @@
+"""A log that no worker of ours wrote: what is made of it is no longer than the log itself."""
+
+import pytest
+
+from shared.columns import pack, unpack_list
+from shared.measure import Measure
+from shared.schemas import Held, PlanAck, Record, Resume, Snapshot, SnapshotEntry
+from shared.store.acklog import Stories, fold
+from shared.vocabulary import RecordState, ReplicaId, RequestKey, ServiceClass, Slo
+
+R, KEY = ReplicaId("r1"), RequestKey("acme.q1")
+BEFORE = Resume(tokens=pack([7, 8]), text="gh", measure=Measure(tokens=2))
+RECORD = Record(
+    key=KEY,
+    body_key="b",
+    owner="admission-1",
+    state=RecordState.ACTIVE,
+    attempt=1,
+    service_class=ServiceClass.STANDARD,
+    tier="chat",
+    slo=Slo(ttft_s=0.5, tbt_s=0.03),
+    importance=1.0,
+    application="",
+    session="",
+    arrived_unix_s=0.0,
+    expires_unix_s=1e6,
+    prompt_tokens=10,
+    max_tokens=100,
+    stream_subject="s",
+    resume=BEFORE,
+)
+
+
+def held(offset: int) -> Held:
+    return Held(slot=0, key=KEY, attempt=1, offset=offset, text_offset=2)
+
+
+def ack(emitted: int, tokens: list[int], *holds: Held) -> PlanAck:
+    return PlanAck(
+        replica=R,
+        incarnation="i",
+        epoch=1,
+        plan_seq=1,
+        ack_seq=1,
+        slots=pack([0]),
+        computed=pack([1]),
+        emitted=pack([emitted]),
+        tokens=pack(tokens),
+        texts=["x"],
+        held=list(holds),
+    )
+
+
+def resumed(stories: Stories) -> Resume:
+    return stories[KEY, 1, "i"].resume(RECORD)
+
+
+def test_the_output_of_an_attempt_goes_on_behind_that_of_those_before() -> None:
+    resume = resumed(fold([ack(1, [9], held(2))], R))
+    assert unpack_list(resume.tokens) == [7, 8, 9]
+    assert resume.text == "ghx"
+    assert resume.measure.tokens == 3
+
+
+@pytest.mark.parametrize("emitted", [2**31 - 1, 2, 0, -1])
+def test_an_ack_that_counts_other_tokens_than_it_has_is_left_out(emitted: int) -> None:
+    """Each that it counts would be timed."""
+    first = ack(1, [9], held(2))
+    stories = fold([first, ack(emitted, [10])], R)
+    assert stories[KEY, 1, "i"].emissions == [(1, 0.0, None)]
+    assert resumed(stories) == resumed(fold([first], R))
+
+
+@pytest.mark.parametrize("offset", [0, 1])
+def test_an_attempt_that_began_elsewhere_than_its_record_says_adds_nothing(offset: int) -> None:
+    """No worker could report the end of such an output: its measure is of another."""
+    assert resumed(fold([ack(1, [9], held(offset))], R)) == BEFORE
+
+
+def test_a_snapshot_whose_measure_is_of_another_output_adds_nothing() -> None:
+    entry = SnapshotEntry(
+        held=held(0),
+        tokens=pack([7, 8, 9]),
+        text="ghx",
+        measure=Measure(tokens=2**31 - 1),
+        service_class=ServiceClass.STANDARD,
+    )
+    assert resumed(fold([Snapshot(incarnation="i", entries=[entry], overs=[])], R)) == BEFORE
