@@ -148,8 +148,6 @@ FOUND = [
 
 
 @pytest.mark.parametrize(("workload", "load", "most"), FOUND)
-def test_what_a_search_has_found_stays_mended(
-    workload: str, load: Load, most: int
-) -> None:
+def test_what_a_search_has_found_stays_mended(workload: str, load: Load, most: int) -> None:
     missed = lost("slackline", traffic(workload, load), load)
     assert missed is not None and missed <= most
