@@ -6,7 +6,8 @@
   drafts needed most are verified first, and the iteration lasts as long as the mean pace allows.
   The time that is left is for prefills.
 - *Whole answers*: prompts wait, and decodes have a TTLT, which every token brings nearer. All
-  decodes draft in half of the time if the prompts with a TTFT are in time in the other half.
+  decodes draft in half of the time if the prompts with a TTFT are in time in the other half, and
+  if none has given way lately or no decode has a pace.
 - *Otherwise* prompts wait, and none drafts: the time is theirs.
 
 In no case do decodes draft where that would bring them fewer tokens a second, as far as
@@ -101,9 +102,11 @@ def drafting(
     order: Rows,
     spare: Bools,
     learned: Learned,
+    *,
+    calm: bool,
 ) -> Choice | None:
     """One iteration in which the standard decodes draft; None where none should. `spare`: as in
-    iteration.py.
+    iteration.py. `calm`: no request has given way lately.
     """
     rows = every.rows[~view.best_effort[every.rows]]
     if view.draft is None or not len(rows):
@@ -112,7 +115,7 @@ def drafting(
     plain_s = view.profile.batch_s(shape)
     tight = rows[view.tbt_s[rows] < NEEDED * plain_s]
     whole = _for_whole_answers(view, rows)
-    if not len(tight) and len(order) and not whole.any():
+    if not len(tight) and len(order) and not (whole.all() or (calm and whole.any())):
         return None
     scale, factor = learned.accepted.scale, _factor(view, view.draft, len(rows), learned)
     least = factor * learned.lasting.doubt(len(rows)) / plain_s  # tokens/s

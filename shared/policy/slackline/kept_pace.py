@@ -3,8 +3,8 @@
 The decodes run once in each tightest pace, and each time the fixed part of a batch is paid. So the
 tighter the pace, the less of the time is left for the work itself. Of the paces that lately came,
 the one is kept with which the most requests can be served: those of this pace and of looser ones,
-as far as the time left suffices for them. Requests of a tighter pace are best-effort then, and
-those that run already have their tokens at the pace that is kept.
+as far as the time left suffices for them. Offers of a tighter pace are declined then; what was
+taken before keeps its pace.
 """
 
 import math
@@ -22,6 +22,7 @@ USABLE = 0.85
 WORTH = 1.25
 KNOWN = 4096  # offers, of which none is counted twice
 DIGITS = 4  # of a pace in seconds, so that paces close to each other count as one
+KINDS = 64  # of paces; while so many are known, others are not counted
 
 
 class Demand:
@@ -42,37 +43,39 @@ class Demand:
         for offer, *seconds in zip(offers, prefill_s.tolist(), decoding_s.tolist(), strict=True):
             name, pace_s = (offer.key, offer.attempt), pace_of(offer)
             undated = math.isinf(pace_s) and offer.slo.ttft_s is None
-            if name in self._known or offer.slo.ttlt_s is not None or undated:
+            pace_s = round(min(pace_s, LOOSE_S), DIGITS)
+            full = len(self._by_pace) >= KINDS and pace_s not in self._by_pace
+            if name in self._known or offer.slo.ttlt_s is not None or undated or full:
                 continue
             self._known[name] = None
             if len(self._known) > KNOWN:
                 del self._known[next(iter(self._known))]
-            kind = self._by_pace.setdefault(round(min(pace_s, LOOSE_S), DIGITS), [0.0, 0.0, 0.0])
+            kind = self._by_pace.setdefault(pace_s, [0.0, 0.0, 0.0])
             for n, more in enumerate((offer.importance, *seconds)):
                 kind[n] += more
 
     @property
-    def differs(self) -> bool:
-        """Several paces came lately."""
-        return len(self._by_pace) > 1
+    def kinds(self) -> int:
+        """The number of paces that lately came."""
+        return len(self._by_pace)
 
     def kept_s(self, now_unix_s: float, pass_s: float, speed: float) -> float:
         """The pace in seconds; 0: every one. `pass_s`: the fixed part of a batch. `speed`: drafts
         bring so many times the tokens in the same time.
         """
         self._fade(now_unix_s)
-        kinds = sorted(self._by_pace.items())
-        if not kinds:
-            return 0.0
         seen_s = FADES_S * (1 - math.exp(-max(now_unix_s - self._began_unix_s, 1.0) / FADES_S))
-        kept_s, most = 0.0, -1.0
-        for n, (pace_s, _) in enumerate(kinds):
-            value, prefill_s, decoding_s = map(sum, zip(*(of for _, of in kinds[n:]), strict=True))
-            asked = (prefill_s + decoding_s / speed) / seen_s
+        value = asked = 0.0
+        served: list[tuple[float, float]] = []  # by pace, the loosest first
+        for pace_s, kind in sorted(self._by_pace.items(), reverse=True):
+            value += kind[0]
+            asked += (kind[1] + kind[2] / speed) / seen_s
             left = max(USABLE - pass_s / speed / pace_s, 0.0)
-            served = value * min(1.0, left / max(asked, 1e-9))
-            if n == 0 or served > WORTH * most:
-                kept_s, most = pace_s if n else 0.0, served
+            served.append((pace_s, value * min(1.0, left / max(asked, 1e-9))))
+        kept_s, most = 0.0, -1.0
+        for pace_s, count in reversed(served):
+            if count > WORTH * most:
+                kept_s, most = (pace_s if most >= 0 else 0.0), count
         return kept_s
 
     def _fade(self, now_unix_s: float) -> None:

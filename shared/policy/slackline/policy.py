@@ -1,8 +1,9 @@
 """`slackline`: one policy for every load, without a constant to set. docs/slackline.md derives it.
 
 Around this file: the instants at which tokens are due (due.py, token_windows.py), the work ahead
-and its price (work_ahead.py, price.py), the requests that give way (forecast.py), one iteration
-(iteration.py, token_order.py), its drafts (drafts.py, lasting.py, yields.py).
+and its price (work_ahead.py, price.py), the requests that give way (forecast.py), paces that cost
+too much (kept_pace.py), one iteration (iteration.py, token_order.py), its drafts (drafts.py,
+lasting.py, yields.py).
 """
 
 import math
@@ -167,7 +168,8 @@ class Slackline:
             weighed = self._weighed(view, due, every.victims)
         if len(weighed.relegated):
             self._gave_way_unix_s = view.start_unix_s
-        spare = self._spare(view)
+        calm = view.start_unix_s - self._gave_way_unix_s >= SPARING_S
+        spare = self._spare(view, calm)
         every = make_room(view, every, weighed.queue[:FIRST])
         timing = self._timing(view, due, weighed)
         others = bool(view.best_effort.any())
@@ -180,7 +182,7 @@ class Slackline:
         self._drafts.accepted.begin(view.accepted_shares)
         choice = best_effort_first(view, timing, every, queue) if first else None
         if choice is None and Part.DRAFTS in self._parts:
-            choice = drafting(view, timing, every, queue, spare, self._drafts)
+            choice = drafting(view, timing, every, queue, spare, self._drafts, calm=calm)
         if choice is None:
             choice = iteration(view, timing, every, queue, spare)
         if not others or has_best_effort(view, choice):
@@ -216,17 +218,16 @@ class Slackline:
 
     def _kept_s(self, view: View) -> float:
         """The tightest pace that is kept; 0: every one."""
-        if not self._demand.differs or Part.KEPT_PACE not in self._parts:
+        if self._demand.kinds < 2 or Part.KEPT_PACE not in self._parts:
             return 0.0
         pass_s = view.profile.batch_s(BatchShape(decodes=1))
         return self._demand.kept_s(view.start_unix_s, pass_s, speed(view, self._drafts))
 
-    def _spare(self, view: View) -> Bools:
+    def _spare(self, view: View, calm: bool) -> Bools:
         """[rows] the best-effort requests that run in the time which is left: all, and while others
         give way only those that may still be in time.
         """
-        sparing = view.start_unix_s - self._gave_way_unix_s < SPARING_S
-        if not sparing or Part.SPARING not in self._parts:
+        if calm or Part.SPARING not in self._parts:
             return view.best_effort
         may_still: Bools = view.best_effort & (view.definition == _TTLT)
         return may_still

@@ -16,7 +16,7 @@ from loadgen.simulator.deployment import Deployment, ReplicaFacts
 from loadgen.simulator.simulation import simulate
 from loadgen.simulator.traffic import Traffic
 from shared.perf.profile_file import FOLDER
-from shared.policy.slackline.kept_pace import FADES_S, Demand
+from shared.policy.slackline.kept_pace import FADES_S, KINDS, USABLE, Demand
 from shared.tiers import Tier, TierSet
 from shared.vocabulary import Definition, RequestKey, Slo
 from tests.shared.policy.slos_serving import offer
@@ -65,8 +65,16 @@ def test_a_pace_that_most_have_is_kept() -> None:
 
 
 def test_requests_of_one_pace_and_those_with_a_ttlt_change_nothing() -> None:
-    assert not offered(20, 0).differs
-    assert not offered(5, 20, ttlt_s=60.0).differs
+    assert offered(20, 0).kinds == 1
+    assert offered(5, 20, ttlt_s=60.0).kinds == 0
+
+
+def test_a_caller_with_ever_new_paces_does_not_make_it_slow() -> None:
+    demand = Demand()
+    for n in range(3 * KINDS):
+        one = offer(key=RequestKey(f"t.{n}"), slo=Slo(ttft_s=1.0, tbt_s=0.01 + 0.001 * n))
+        demand.offered([one], 0.0, np.ones(1), np.ones(1))
+    assert demand.kinds == KINDS
 
 
 def test_what_came_long_ago_is_forgotten() -> None:
@@ -79,14 +87,14 @@ def test_what_came_long_ago_is_forgotten() -> None:
     st.integers(0, 40), st.integers(0, 40), st.floats(1e-4, 0.1), st.floats(1e-4, 0.1),
     st.floats(1.0, 4.0),
 )  # fmt: skip
-def test_no_pace_is_given_up_for_fewer_requests_than_have_it(
+def test_no_pace_is_given_up_while_there_is_time_for_all_or_for_nobody_else(
     tight: int, loose: int, seconds: float, pass_s: float, speed: float
 ) -> None:
     kept_s = offered(tight, loose, seconds=seconds).kept_s(1.0, pass_s, speed)
     assert kept_s in (0.0, LOOSE_S)
-    if kept_s:
-        served = tight * max(0.0, 1 - pass_s / speed / TIGHT_S)
-        assert loose > served
+    work_s = (tight + loose) * seconds * (1 + 1 / speed)  # within a second
+    if work_s <= USABLE - pass_s / speed / TIGHT_S or not loose:
+        assert kept_s == 0.0
 
 
 class Short:

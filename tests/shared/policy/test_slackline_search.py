@@ -142,7 +142,7 @@ FOUND = [
             "draft": DRAFT,
             "seed": 878,
         },
-        7,
+        12,
     ),
 ]
 
