@@ -123,7 +123,7 @@ class Slackline:
         self._owed = Owed()
         self._windows = Windows()
         self._demand = Demand()
-        self._gave_way_unix_s = -math.inf
+        self._gave_way_unix_s = -math.inf  # when a request last gave way to others
         self._parts = frozenset(Part) - {settings.without}
         self._paced_unix_s = -math.inf  # when there last was a standard request without a TTLT
 
@@ -151,11 +151,13 @@ class Slackline:
         passes = passes_of(view, due, self._next_tokens(view, due).latest_s, prices)
         lost = give_way(held.beside(new), passes)[-len(asked) :]
         lost |= too_tight(np.array([pace_of(offers[n]) for n in asked]), self._kept_s(view))
-        for n, gives_way in zip(asked, lost.tolist(), strict=True):
+        alone = (new.seconds + prices.batch_s <= new.due_s)[-len(asked) :]
+        for n, gives_way, in_time_alone in zip(asked, lost.tolist(), alone.tolist(), strict=True):
             if gives_way and offers[n].slo.ttlt_s is None:
                 reason = "it cannot be in time beside the requests taken before"
                 answers[n] = Admission(False, reason=reason)
-                self._gave_way_unix_s = now
+                if in_time_alone:  # another has given way to nobody
+                    self._gave_way_unix_s = now
         return answers
 
     def plan(self, view: View) -> Sequence[Choice]:

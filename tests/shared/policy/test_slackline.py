@@ -488,6 +488,26 @@ def test_with_exact_predictions_no_token_of_those_taken_is_late(seed: int) -> No
     assert not late, f"seed {seed}: {late} of {len(kept)}"
 
 
+def test_a_request_that_nobody_could_serve_in_time_holds_no_best_effort_request_back() -> None:
+    """Three answers run, and a request comes whose TTFT has passed: it ends within two seconds."""
+    tiers = TierSet(
+        name="two",
+        default="usual",
+        tiers={
+            "usual": Tier(slo=Slo(ttft_s=2.0, tbt_s=0.06)),
+            "late": Tier(slo=Slo(ttft_s=0.0001, tbt_s=1.0)),
+        },
+    )
+    usual = [PlannedRequest(n, 0.0, 100, 3000, "usual", 1.0, "", "question") for n in range(3)]
+    late = PlannedRequest(3, 5.0, 100, 50, "late", 1.0, "", "question")
+    deployment = Deployment("slackline", "a100-llama3-8b")
+    result = simulate(Traffic([*usual, late], tiers, 1), deployment, RunOptions(keep_times=True))
+    assert [verdict.relegated for verdict in result.verdicts if verdict] == 3 * [False] + [True]
+    assert result.token_unix_s is not None
+    ends = [times[-1] - result.token_unix_s[0][0] for times in result.token_unix_s]
+    assert ends[3] < 7.0 < min(ends[:3])
+
+
 @pytest.mark.parametrize("draft", [0.0, 0.05])
 def test_every_request_ends_in_overload(draft: float) -> None:
     result = served("slackline", DEMO_3, 16.0, draft=draft)

@@ -1,6 +1,5 @@
 """Slackline gives up a pace that costs more requests than have it."""
 
-import json
 from pathlib import Path
 from random import Random
 
@@ -15,21 +14,12 @@ from loadgen.load.workload import Lengths
 from loadgen.simulator.deployment import Deployment, ReplicaFacts
 from loadgen.simulator.simulation import simulate
 from loadgen.simulator.traffic import Traffic
-from shared.perf.profile_file import FOLDER
 from shared.policy.slackline.kept_pace import FADES_S, KINDS, USABLE, Demand
 from shared.tiers import Tier, TierSet
 from shared.vocabulary import Definition, RequestKey, Slo
+from tests.shared.policy.flat import flat_profile
 from tests.shared.policy.slos_serving import offer
 
-# A token of a prompt takes as long as a decode; about what the shipped model takes on a CPU thread.
-FLAT = {
-    "form": "piecewise_tokens_plus_attention",
-    "tile": 1,
-    "knots": [0],
-    "slopes": [2.6e-4],
-    "c": 0.0034,
-    "attention": {"e": 2e-4, "p1": 8.6e-9, "p2": 7e-9, "d0": 0.0, "d1": 7.5e-5, "d2": 3e-7},
-}
 PASS_S = 0.004  # the fixed part of a batch
 TIGHT_S, LOOSE_S = 0.005, 0.05
 
@@ -108,10 +98,8 @@ class Short:
 def test_a_pace_that_can_hardly_be_kept_does_not_cost_the_others_theirs(
     tight_s: float, tmp_path: Path
 ) -> None:
-    """A pass of eight decodes takes 5.8 ms, and a prompt as long again."""
-    file = json.loads((FOLDER / "cpu-tiny.json").read_text())
-    path = tmp_path / "flat.json"
-    path.write_text(json.dumps(file | {"name": "flat", "coefficients": FLAT}))
+    """A pass of eight decodes takes 6.3 ms, and beside a prompt 11.7."""
+    profile = flat_profile(tmp_path, batch_s=0.0034, token_s=2.6e-4)
     tiers = TierSet(
         name="paces",
         default="p1",
@@ -124,7 +112,7 @@ def test_a_pace_that_can_hardly_be_kept_does_not_cost_the_others_theirs(
     facts = ReplicaFacts(kv_blocks=8192, context_tokens=4096)
 
     def met(policy: str) -> float:
-        deployment = Deployment(policy, str(path), facts=facts, draft=0.0)
+        deployment = Deployment(policy, profile, facts=facts, draft=0.0)
         return simulate(Traffic(requests, tiers, 1), deployment).met_fraction
 
     ours = met("slackline")

@@ -1,7 +1,5 @@
 """`slackline` finds by what it sees where drafts begin to lose, whatever was announced."""
 
-import json
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -13,35 +11,25 @@ from loadgen.simulator.latency import Latency
 from loadgen.simulator.simulation import SimulationResult, simulate
 from loadgen.simulator.traffic import Traffic
 from shared.perf.draft import Draft
-from shared.perf.profile_file import FOLDER
 from shared.perf.shape import BatchShape
 from shared.policy import registry
 from shared.policy.seam import Drafts, Observation
 from shared.policy.slackline.lasting import APART, Lasting
 from shared.tiers import Tier, TierSet
 from shared.vocabulary import Definition, Slo
+from tests.shared.policy.flat import flat_profile
 from tests.shared.policy.views import Linear, Row, decode, view
 
-# A pass of 32 decodes takes 2.3 times one of a single decode, and a verified draft as long as a
-# token of a prompt: about what the shipped pair takes on one CPU thread.
-FLAT = {
-    "form": "piecewise_tokens_plus_attention",
-    "tile": 1,
-    "knots": [0],
-    "slopes": [1.15e-4],
-    "c": 0.0029,
-    "attention": {"e": 2e-4, "p1": 8.6e-9, "p2": 7e-9, "d0": 0.0, "d1": 7.5e-5, "d2": 3e-7},
-}
 TOKENS = {1: 2000, 8: 1000, 32: 800}  # of each answer, by the number of requests
 PATIENT_S, TIGHT_S = 0.4, 0.008  # TBT
 
 
 @pytest.fixture(scope="module")
 def profile(tmp_path_factory: pytest.TempPathFactory) -> str:
-    file = json.loads((FOLDER / "cpu-tiny.json").read_text())
-    path = tmp_path_factory.mktemp("profile") / "flat.json"
-    path.write_text(json.dumps(file | {"name": "flat", "coefficients": FLAT}))
-    return str(path)
+    """A pass of 32 decodes takes 2.3 times one of a single decode, about as with the shipped model
+    on one CPU thread.
+    """
+    return flat_profile(tmp_path_factory.mktemp("profile"), batch_s=0.0029, token_s=1.15e-4)
 
 
 def served(
