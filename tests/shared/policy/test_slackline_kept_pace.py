@@ -17,7 +17,7 @@ from loadgen.simulator.traffic import Traffic
 from shared.policy.slackline.kept_pace import FADES_S, KINDS, USABLE, Demand
 from shared.tiers import Tier, TierSet
 from shared.vocabulary import Definition, RequestKey, Slo
-from tests.shared.policy.flat import flat_profile
+from tests.shared.policy.flat_profile import flat_profile
 from tests.shared.policy.slos_serving import offer
 
 PASS_S = 0.004  # the fixed part of a batch

@@ -17,7 +17,7 @@ from shared.policy.seam import Drafts, Observation
 from shared.policy.slackline.lasting import APART, Lasting
 from shared.tiers import Tier, TierSet
 from shared.vocabulary import Definition, Slo
-from tests.shared.policy.flat import flat_profile
+from tests.shared.policy.flat_profile import flat_profile
 from tests.shared.policy.views import Linear, Row, decode, view
 
 TOKENS = {1: 2000, 8: 1000, 32: 800}  # of each answer, by the number of requests
