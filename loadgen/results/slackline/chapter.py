@@ -37,8 +37,7 @@ page is made by `python -m loadgen.results --only slackline`.
   first, 1.5 passes, on Overload.
 - `slackline` changed on 2026-11-24 ([decisions.md](decisions.md)). Its own cells were run again
   with the policy as it is now; those of the ten are of that day or the day before, of which the
-  change left them as they were. Not run again since: 50 loads drawn at random, Capacity, What is
-  misjudged and Other fleets.
+  change left them as they were. Not run again since: 50 loads drawn at random.
 - The rule for windows of ten was chosen with seeds 31 to 37 at other rates and lengths; three of
   these stand under Overload, Capacity and What is misjudged.
 - On loads drawn at random each other policy has one setting, the one that suits most loads:

@@ -88,10 +88,10 @@ the last change).
 
 That decodes sit out was worth 12 to 16 points before best-effort requests had to wait for others,
 and is worth up to 1.7 now; on `mix` it costs 1.1. That best-effort requests wait costs 0.1 to 0.7
-points with this seed, and brings up to 4.1 with those of the first table. Their share, without
-which some would wait for ever, costs about a point on ChatBot and Mixed. Relegation from the queue
-costs up to 0.5 there and saves `mix` 1.9; drafts beside prompts cost `mix` 1.8. Promotion, KV left
-to urgent requests, and paces that are given up show nothing here; the last is for paces that can
-hardly be kept.
+points with this seed, and brings up to 4 with those of the first table (decisions.md). Their share,
+without which some would wait for ever, costs 0.1 to 1.0. Relegation from the queue costs up to 0.5
+there and saves `mix` 1.9; drafts beside prompts cost `mix` 1.8. Promotion, KV left to urgent
+requests, and paces that are given up show nothing here; the last is for paces that can hardly be
+kept.
 """,
 )
