@@ -178,9 +178,10 @@ class Slackline:
         promoted = weighed.relegated[:0]
         if others and not weighed.lost and Part.PROMOTION in self._parts:
             promoted = self._in_time_again(view, due, weighed.latest_s)
-        first = others and self._owed.due(view.start_unix_s, self._step_s)
-        first &= Part.OWED in self._parts
         queue = weighed.queue
+        waits = len(queue) > 0
+        first = others and self._owed.due(view.start_unix_s, self._step_s, waits=waits)
+        first &= Part.OWED in self._parts
         self._drafts.accepted.begin(view.accepted_shares)
         choice = best_effort_first(view, timing, every, queue) if first else None
         if choice is None and Part.DRAFTS in self._parts:
@@ -196,8 +197,8 @@ class Slackline:
                 relegate=view.slot[weighed.relegated].tolist(),
                 promote=view.slot[promoted].tolist(),
             )
-        # what is right changes with each token, but for decodes alone that all run without drafts
-        alone = not len(queue) and not moves and choice.speculation is None
+        # what is right changes with each token, but where all are decodes and run without drafts
+        alone = len(every.rows) == view.rows and not moves and choice.speculation is None
         alone &= len(choice.slots) == len(every.rows)
         alone = alone and not can_pay(view, every, self._drafts)
         return [choice if alone else replace(choice, repeats=1)]

@@ -287,8 +287,27 @@ def test_while_requests_give_way_early_tokens_are_not_spent_on_best_effort_ones(
     assert runs(later) == {1, 2}
 
 
+def test_no_choice_is_repeated_while_a_request_waits_that_does_not_run() -> None:
+    """Else its turn would come with the next event, however long after it was due or owed."""
+    running = [decode(interactive(1), context=1600)]
+    # a patient prompt that finds no room in the KV
+    whole = Row(slot=3, target=6000, ttlt_s=300.0)
+    (choice,) = registry.make("slackline").plan(view([*running, whole], capacity=120))
+    assert entries(choice).keys() == {1}
+    assert choice.repeats == 1
+    # a best-effort prompt, after another request gave way
+    policy = registry.make("slackline")
+    policy.plan(view([*running, Row(slot=3, target=4000, ttft_s=0.1)]))
+    late = Row(slot=2, ttft_s=0.1, arrived_s=-9.0, best_effort=True)
+    (choice,) = policy.plan(view([*running, late]))
+    assert entries(choice).keys() == {1}
+    assert choice.repeats == 1
+    # nobody waits
+    assert policy.plan(view(running))[0].repeats > 1
+
+
 def test_a_best_effort_decode_gets_a_token_in_overload() -> None:
-    """It waits no longer than fifty iterations take, however many others there are."""
+    """It waits no longer than a hundred iterations take, however many others there are."""
     policy, step_s = registry.make("slackline"), 0.05
     others = [Row(slot=n, target=60_000, ttft_s=6000.0, tbt_s=0.1) for n in range(2, 9)]
     seen = view([decode(Row(slot=1, best_effort=True)), *others], capacity=100_000)

@@ -59,7 +59,7 @@ TIERS = {
 }
 ARRIVALS_S = 10.0
 CLOSE_S = 0.1  # an iteration that was under way
-# The best-effort requests of a replica wait for as long as the longest fifty iterations take, and
+# The best-effort requests of a replica wait for as long as the longest hundred iterations take, and
 # for so much more where decodes leave no time; or where the KV holds 24,000 tokens, a few prompts.
 FULL_S, LITTLE_KV_S = 2.0, 20.0
 LITTLE_KV_BLOCKS = 1500
@@ -146,6 +146,14 @@ def watched() -> Iterator[dict[int, Waits]]:
     seed=st.integers(0, 999),
 )
 @example(tiers="whole", workload="chatbot", times=4.0, important=0.0, kv_blocks=0, seed=1)
+@example(
+    tiers="demo-3",
+    workload="sharegpt",
+    times=1.5,
+    important=0.0,
+    kv_blocks=LITTLE_KV_BLOCKS,
+    seed=0,
+)  # a prompt that KV has no room for is given up in time
 @example(tiers="beside", workload="chatbot", times=3.0, important=0.0, kv_blocks=0, seed=0)
 def test_in_overload_every_class_keeps_its_longest_wait_on_a_replica(
     tiers: str, workload: str, times: float, important: float, kv_blocks: int, seed: int
