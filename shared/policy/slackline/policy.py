@@ -276,7 +276,8 @@ class Slackline:
         order = order[_without(view, relegated)[queue[order]]]
         queue = queue[order]
         if Part.ROOM in self._parts:
-            queue = self._room.beginning(view, queue, work.due_s[order])
+            due_s = due.prefill_unix_s[queue] - view.start_unix_s
+            queue = self._room.beginning(view, queue, due_s)
         return Weighed(queue, relegated, bool(gone.any()), token_due_s, put_off_s, latest_s)
 
     def _next_tokens(self, view: View, due: Due) -> NextTokens:

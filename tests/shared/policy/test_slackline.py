@@ -348,6 +348,9 @@ def test_patient_requests_leave_the_kv_that_urgent_ones_lately_needed() -> None:
     assert 50 in entries(policy.plan(view([*decodes, patient], free=2110))[0])
     # an urgent one may have it
     assert 51 in entries(policy.plan(view([*decodes, interactive(51)], free=500))[0])
+    # so may one that is due soon, though others go before it while its work is a burden
+    soon = Row(slot=52, target=16_000, ttlt_s=12.0)
+    assert 52 in entries(policy.plan(view([*decodes, soon], free=1990))[0])
     # alone it begins all the same: nothing would come that lets it
     assert 50 in entries(policy.plan(view([patient], free=1990))[0])
 
