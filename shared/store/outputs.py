@@ -46,7 +46,8 @@ class Outputs:
 
     def __init__(self, bucket: KeyValue, nonce: Callable[[], str]) -> None:
         self._bucket, self._nonce = bucket, nonce
-        self._doubtful: deque[str] = deque(maxlen=DOUBTFUL_LIMIT)
+        # key, and since when it is in doubt, by the event loop's clock
+        self._doubtful: deque[tuple[str, float]] = deque(maxlen=DOUBTFUL_LIMIT)
 
     async def store(self, ended: Record, before: Output | None = None) -> Output:
         """Store the output of this record, which commits it once it is written. `before`: what an
@@ -93,12 +94,18 @@ class Outputs:
     def doubt(self, output: Output | None) -> None:
         """This output may be stored, and no record may ever name it: `tidy` looks."""
         if output is not None and output.key:
-            self._doubtful.append(output.key)
+            self._doubtful.append((output.key, asyncio.get_running_loop().time()))
 
     async def tidy(self, read_record: Callable[[RequestKey], Awaitable[Record | None]]) -> None:
-        """Delete the outputs in doubt whose records have ended without them. Raises BusError."""
+        """Delete the outputs in doubt whose records have ended without them. A write that was given
+        up may still arrive, so each stays in doubt for FRESH_S. Raises BusError.
+        """
+        until_s = asyncio.get_running_loop().time() - FRESH_S
         for _ in range(len(self._doubtful)):
-            key = self._doubtful[0]
+            key, since_s = self._doubtful[0]
+            if since_s > until_s:
+                self._doubtful.rotate(-1)
+                continue
             record = await read_record(RequestKey(key.removeprefix("o.").rpartition(".")[0]))
             if record is not None and record.verdict is None:
                 self._doubtful.rotate(-1)  # a write that names it may still be on its way

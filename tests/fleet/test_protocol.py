@@ -57,6 +57,7 @@ def test_every_request_ends_once_with_its_own_tokens_whatever_happens(block: int
         (62_760, "a full disk"),  # a cancel came while its request was being stored
         (67_343, "fcfs"),  # one copy of a request was refused as unattainable, the other ran
         (40_754, "many deaths"),  # a late copy of a hold took in again what was over
+        (1_098, "speculation"),  # an output in doubt was deleted before its write arrived
         (30_448, "speculation"),  # of two copies of a hold one was declined, the other taken in
     ],
 )
