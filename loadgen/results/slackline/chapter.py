@@ -31,10 +31,11 @@ page is made by `python -m loadgen.results --only slackline`.
             setup=f"""\
 - `slackline` has no setting to choose, and has none here.
 - Seeds are {", ".join(map(str, SEEDS))}, drawn with the load, or named. None was tuned with, but
-  for three constants. How early important requests are to be done, 0.2 s, was chosen on the loads
+  for four constants. How early important requests are to be done, 0.2 s, was chosen on the loads
   drawn at random and on Overload; for how long best-effort requests wait after another gave way,
   10 s, on the loads of the matrix with seed 21; how long an iteration may be in which they come
-  first, 1.5 passes, on Overload.
+  first, 1.5 passes, on Overload; what they are owed while a prefill waits, 1 % of the time, with
+  seeds 25 to 32 and 41 to 44 of six loads.
 - `slackline` changed on 2026-11-24 ([decisions.md](decisions.md)). Its own cells were run again
   with the policy as it is now; those of the ten are of that day or the day before, of which the
   change left them as they were. Not run again since: 50 loads drawn at random.

@@ -87,11 +87,10 @@ is not among these, kept 87.2 % in place of 98.2 (the seeds and the rate of the 
 the last change).
 
 That decodes sit out was worth 12 to 16 points before best-effort requests had to wait for others,
-and is worth up to 1.7 now; on `mix` it costs 1.1. That best-effort requests wait costs 0.1 to 0.7
-points with this seed, and brings up to 4 with those of the first table (decisions.md). Their share,
-without which some would wait for ever, costs 0.1 to 1.0. Relegation from the queue costs up to 0.5
-there and saves `mix` 1.9; drafts beside prompts cost `mix` 1.8. Promotion, KV left to urgent
-requests, and paces that are given up show nothing here; the last is for paces that can hardly be
-kept.
+and is worth up to 1.7 now; on `mix` it costs 0.5. The door and relegation from the queue are worth
+up to 1.2 and 2.2. That best-effort requests wait brings up to 0.5 here, and up to 4 with the seeds
+of the first table (decisions.md); their share, without which some would wait for ever, costs 0.3 at
+most. Drafts beside prompts cost `mix` 1.5. Promotion, KV left to urgent requests, and paces that
+are given up show nothing here; the last is for paces that can hardly be kept.
 """,
 )

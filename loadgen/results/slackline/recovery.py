@@ -59,7 +59,7 @@ its end that window begins, for each seed.""",
     hours=120 / 3600,
     render=render,
     discussion="""\
-Of the windows in the burst `slackline` loses 25 to 44 %, and of those after it at most 6 %.
+Of the windows in the burst `slackline` loses 23 to 44 %, and of those after it at most 8 %.
 `qoserve` loses 58 to 88 %, and after it still 52 to 100 %.
 """,
 )
