@@ -13,6 +13,12 @@ SlacklineError
   + EngineError      the engine of a worker is gone, and its KV with it: the worker must start anew
 """
 
+import msgspec
+
+# What a decoder of msgspec raises for bytes that it does not take: ValueError where a text is not
+# UTF-8, RecursionError where they are nested deeper than the interpreter allows.
+UNDECODABLE = (msgspec.MsgspecError, ValueError, RecursionError)
+
 
 class SlacklineError(Exception):
     """The root of every error that we raise on purpose."""

@@ -31,6 +31,11 @@ from shared.vocabulary import (
 # Every integer that crosses the bus has bounds. A number that is counted up for as long as a fleet
 # lives: epochs, sequences
 Number = Annotated[int, Meta(ge=0, lt=2**53)]
+# No NaN and no infinity: one of them in a sum of times, or in an order, is there for ever
+Importance = Annotated[float, Meta(ge=0, le=1e6)]
+Weight = Annotated[float, Meta(gt=0, le=1e6)]
+Finite = Annotated[float, Meta(ge=-1e12, le=1e12)]
+Lasted = Annotated[float, Meta(ge=0, le=1e9)]
 ShortText = Annotated[str, Meta(max_length=128)]
 TokenId = Annotated[int, Meta(ge=0, lt=2**31)]
 Bias = Annotated[float, Meta(ge=-100, le=100)]
@@ -370,7 +375,7 @@ class Record(Struct, frozen=True, kw_only=True, omit_defaults=True):
     service_class: ServiceClass
     tier: str
     slo: Slo
-    importance: float
+    importance: Importance
     application: str
     session: str
     arrived_unix_s: float
@@ -394,7 +399,7 @@ class Record(Struct, frozen=True, kw_only=True, omit_defaults=True):
     output_key: str = ""  # the key of its output, once it has ended
     needs: tuple[str, ...] = ()  # features its replica must have, sorted (shared/features.py)
     asked: bytes = b""  # the digest of what the client asked for (services/admission/asked.py)
-    weight: float = 1.0  # of its tenant, beside those whose requests are equally important
+    weight: Weight = 1.0  # of its tenant, beside those whose requests are equally important
     # until then a best-effort request waits for its first token, by its tier
     begin_by_unix_s: float = math.inf
 
@@ -424,9 +429,9 @@ class Offer(Struct, frozen=True, kw_only=True, omit_defaults=True):
     service_class: ServiceClass
     tier: str
     slo: Slo
-    importance: float
+    importance: Importance
     application: str
-    arrived_unix_s: float
+    arrived_unix_s: Finite
     prompt_tokens: Count
     max_tokens: Count
     generated_tokens: Count = 0  # made by earlier attempts; their KV is computed again
@@ -443,7 +448,7 @@ class Offer(Struct, frozen=True, kw_only=True, omit_defaults=True):
     answering: bool = False
     body_key: str = ""  # for the worker that is to hold it
     needs: tuple[str, ...] = ()  # features its replica must have
-    weight: float = 1.0  # of its tenant
+    weight: Weight = 1.0  # of its tenant
 
     @property
     def thinking(self) -> bool:
@@ -488,14 +493,14 @@ class Digest(Struct, frozen=True, kw_only=True):
     replica: ReplicaId
     incarnation: str
     planner: str
-    at_unix_s: float
+    at_unix_s: Finite
     model: str
     pool: str
     waiting: Count  # standard requests still in prefill
     running: Count  # standard decodes
     best_effort: Count
     waiting_prefill_tokens: Count  # standard, not yet computed
-    backlog_s: float  # predicted seconds until the standard prefills queued now are done
+    backlog_s: Lasted  # predicted seconds until the standard prefills queued now are done
     kv_blocks: Count
     kv_free_blocks: Count  # free once everything held has been computed
     free_slots: Count
@@ -516,8 +521,8 @@ class PoolLane(Struct, frozen=True, kw_only=True):
     """The requests of one tenant in the pool that are equally important."""
 
     tenant: str
-    importance: Annotated[float, Meta(ge=0, le=1e6)]
-    weight: Annotated[float, Meta(gt=0, le=1e6)]  # of the tenant
+    importance: Importance
+    weight: Weight  # of the tenant
     requests: Count
     tokens: Count  # work: prompt and longest output of each
 
@@ -560,7 +565,7 @@ class Announce(Struct, frozen=True, kw_only=True):
 
     replica: ReplicaId
     incarnation: str
-    at_unix_s: float
+    at_unix_s: Finite
     model: str
     engine: str
     profile: str  # name of a shipped profile, or that of `fitted`
@@ -639,7 +644,7 @@ class Selection(Struct, frozen=True, kw_only=True):
     needed_limit_tokens: Count = 1 << 30
     # How long the iteration is to last. The worker computes each need from it (AdaServe A(r), the
     # tokens that keep the pace) and from the tokens that it has; 0: no entry has a need.
-    lasts_s: Annotated[float, Meta(ge=0)] = 0.0
+    lasts_s: Lasted = 0.0
 
 
 class BatchPlan(Struct, frozen=True, kw_only=True):
@@ -656,10 +661,10 @@ class BatchPlan(Struct, frozen=True, kw_only=True):
     seq: Number
     slots: bytes
     caps: bytes
-    predicted_s: float
+    predicted_s: Lasted
     # of `predicted_s`, where it has prefills: what its decodes would take alone
-    decodes_s: float = 0.0
-    drafts_s: float = 0.0  # of `predicted_s`, what drafting takes
+    decodes_s: Lasted = 0.0
+    drafts_s: Lasted = 0.0  # of `predicted_s`, what drafting takes
     released: bytes = b""  # slots whose attempt ends here, for the reasons in `released_why`
     released_why: list[str] = field(default_factory=list)
     preempted: bytes = b""  # slots whose KV is dropped and whose tokens are kept
@@ -688,7 +693,7 @@ class Held(Struct, frozen=True, kw_only=True):
     offset: Count = 0  # tokens made by earlier attempts
     text_offset: Count = 0
     tier: str = ""
-    at_unix_s: float = 0.0
+    at_unix_s: Finite = 0.0
     best_effort: bool = False
 
 
@@ -731,17 +736,17 @@ class PlanAck(Struct, frozen=True, kw_only=True, tag="ack"):
     free_blocks: Count = 0
     # of an iteration: KV blocks saved because requests share them, before those that ended left
     shared_blocks: Count = 0
-    started_unix_s: float = 0.0
-    ended_unix_s: float = 0.0
-    exec_s: float = 0.0  # duration by the worker's monotonic clock
-    outside_s: float = 0.0  # part of exec_s outside the model and its sampling; 0: unknown
-    drafted_s: float = 0.0  # part of exec_s in which the draft model worked; 0: unknown
-    idle_s: float = 0.0  # wait for this plan after the previous iteration, while holding work
-    late_s: float = 0.0  # the rest of the time since then: hand-overs, and what ran between them
+    started_unix_s: Finite = 0.0
+    ended_unix_s: Finite = 0.0
+    exec_s: Lasted = 0.0  # duration by the worker's monotonic clock
+    outside_s: Finite = 0.0  # part of exec_s outside the model and its sampling; 0: unknown
+    drafted_s: Lasted = 0.0  # part of exec_s in which the draft model worked; 0: unknown
+    idle_s: Lasted = 0.0  # wait for this plan after the previous iteration, while holding work
+    late_s: Finite = 0.0  # the rest of the time since then: hand-overs, and what ran between them
     # of exec_s, what went into decodes, as the plan predicted their share, and into drafting, as
     # measured or else predicted; the rest went into prefills, if there were any
-    decodes_s: float = 0.0
-    drafts_s: float = 0.0
+    decodes_s: Lasted = 0.0
+    drafts_s: Lasted = 0.0
     late: bytes = b""  # slots whose first late token came here
 
 

@@ -6,6 +6,7 @@ and prints that of a failure.
 
 import math
 import os
+import struct
 from collections.abc import Callable
 from random import Random
 from typing import Any
@@ -177,3 +178,39 @@ def _damaged(value: Any, rng: Random, odd: list[Any]) -> Any:
     if how < 0.2:
         return {**value, "odd": rng.choice(odd)}
     return {**value, key: _damaged(value[key], rng, odd)}
+
+
+def nudged(value: Any, rng: Random) -> Any:
+    """A message of ours with one place changed to what might stand there: a number nearby or at a
+    bound, an entry left out or doubled, a column with another int32.
+    """
+    match value:
+        case dict() if value:
+            told = [key for key, one in value.items() if one not in (None, b"", "", 0, [])]
+            key = rng.choice(told if told and rng.random() < 0.7 else list(value))
+            return {**value, key: nudged(value[key], rng)}
+        case list() if value:
+            at = rng.randrange(len(value))
+            before, one, after = value[:at], value[at], value[at + 1 :]
+            instead = rng.choice(([], [one, one], [nudged(one, rng)], [nudged(one, rng)]))
+            return [*before, *instead, *after]
+        case bool():
+            return not value
+        case int():
+            return rng.choice((value + 1, value - 1, 2 * value, 0, 1, 3, 2**31 - 1, 2**53 - 1))
+        case float():
+            return rng.choice((value + 1.0, -value, 0.0, 1e9, 1e308, -1e308, math.inf, math.nan))
+        case bytes():
+            return _column(value, rng)
+        case str():
+            return rng.choice(("", f"{value}x", "r1", "default.q1", "stop", "expired"))
+    return rng.choice((None, 0, 0.5, "", b"", []))
+
+
+def _column(raw: bytes, rng: Random) -> bytes:
+    """A column of int32 with one value replaced, left out or added; the slots of a fleet are 0 to
+    15.
+    """
+    at = 4 * rng.randint(0, max(len(raw) // 4 - 1, 0))
+    one = struct.pack("<i", rng.choice((0, 1, 2, 15, 16, -1, 2**31 - 1, -(2**31))))
+    return rng.choice((raw[:at] + one + raw[at + 4 :], raw[:at] + raw[at + 4 :], raw + one))

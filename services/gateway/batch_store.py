@@ -10,7 +10,7 @@ import msgspec
 from services.gateway.batch_record import BatchRecord
 from services.gateway.file_store import MONTH_S
 from shared.bus.api import Entry, KeyValue
-from shared.errors import BusTimeout, PeerError, WrongSequence
+from shared.errors import UNDECODABLE, BusTimeout, PeerError, WrongSequence
 from shared.process import logs
 from shared.subjects import ID_PATTERN
 
@@ -119,7 +119,7 @@ def _readable(entries: Sequence[tuple[str, Entry]]) -> list[BatchRecord]:
 def _read(raw: bytes) -> BatchRecord:
     try:
         return _decode(raw)
-    except msgspec.MsgspecError as error:
+    except UNDECODABLE as error:
         raise PeerError(
             f"the record of a batch is damaged: {error}", code="server_error"
         ) from error

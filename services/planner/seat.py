@@ -30,6 +30,7 @@ from shared.core.replica_events import (
     Synced,
     WorkerGone,
 )
+from shared.core.resync_check import misreported
 from shared.diary import Neighbour
 from shared.errors import BusError, BusTimeout, NoResponders, PeerError
 from shared.policy import registry
@@ -226,8 +227,7 @@ class Seat:
         """The prefills that come first, LOADS_S old at most: declines may come by the hundred."""
         now = self._clock.unix_s()
         if now - self._loads_unix_s > LOADS_S:
-            self._step_s = self._traced_unix_s = 0.0
-        self._loads_unix_s, self._known_loads = now, self.core.loads()
+            self._loads_unix_s, self._known_loads = now, self.core.loads()
         return self._known_loads
 
     def _trace(self, call: Call, came_unix_s: float, attempt: int, answer: OfferAnswer) -> None:
@@ -309,8 +309,8 @@ class Seat:
                         subjects.resync(self.replica), ask, ResyncPage, timeout_s=RESYNC_TIMEOUT_S
                     )
                     entries += answer.entries
-                    if len(entries) > answer.announce.max_slots:
-                        raise PeerError(f"{self.replica} reports more requests than it has slots")
+                    if reason := misreported(answer.announce, entries):
+                        raise PeerError(f"{self.replica} reports {reason}")
                     more, page = answer.more, ask.page
                 self._incarnation = answer.announce.incarnation
                 synced = Synced(
@@ -328,6 +328,7 @@ class Seat:
                 if error.code in ("stale_epoch", "no_lease"):
                     self._inbox.fail(StaleEpoch(str(error)))
                     return
+                log.warning("resync.refused", replica=self.replica, reason=str(error))
             except (NoResponders, BusTimeout):
                 pass
             await asyncio.sleep(RESYNC_PAUSE_S)

@@ -245,9 +245,11 @@ class WorkerService:
     # ------------------------------------------------------------ the planner's side
 
     def _on_plan(self, plan: BatchPlan, call: Call) -> None:
-        self._plan_came_unix_s[plan.seq] = self._clock.unix_s()
-        self._traces.planned(plan.seq, call.headers.get(TRACEPARENT))
+        waiting = self.core.waiting_plans
         refused = self.core.plan(plan)
+        if self.core.waiting_plans > waiting:  # else it will not run
+            self._plan_came_unix_s[plan.seq] = self._clock.unix_s()
+            self._traces.planned(plan.seq, call.headers.get(TRACEPARENT))
         if refused is not None:
             log.warning("plan.refused", reason=refused.reason, seq=plan.seq, epoch=plan.epoch)
             self._chores.spawn(

@@ -9,7 +9,7 @@ import msgspec
 
 from shared import subjects
 from shared.bus.api import RefusedError
-from shared.errors import PeerError, Unsendable
+from shared.errors import UNDECODABLE, PeerError, Unsendable
 from shared.schemas import Refused
 
 CONTENT_TYPE = "Content-Type"
@@ -53,8 +53,7 @@ def decode(kind: Any, raw: bytes, *, json: bool) -> Any:
     """
     try:
         return _decoder(kind, json).decode(raw or (b"{}" if json else EMPTY))
-    # RecursionError: nested deeper than the interpreter allows; ValueError: text that is not UTF-8
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+    except UNDECODABLE as error:
         found = _AT_PATH.search(str(error))
         hint = (
             ""

@@ -17,6 +17,7 @@ from nats.aio.msg import Msg
 from shared.bus.api import Entry
 from shared.bus.inbox import ReplyInbox, status
 from shared.errors import (
+    UNDECODABLE,
     BusError,
     BusTimeout,
     NoResponders,
@@ -129,7 +130,7 @@ class Stream:
             raise self._unanswered() from error
         try:
             ack = _acks.decode(msg.data)
-        except msgspec.MsgspecError as error:
+        except UNDECODABLE as error:
             raise BusError(f"the stream {self._name} answered something else: {error}") from error
         if ack.error is None:
             return ack

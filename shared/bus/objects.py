@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct, field
 
 from shared.bus.jetstream import Stream, sequence, ttl_headers
-from shared.errors import PeerError, StoreDamaged
+from shared.errors import UNDECODABLE, PeerError, StoreDamaged
 from shared.subjects import ID_PATTERN
 
 
@@ -151,6 +151,6 @@ def _info(raw: bytes) -> ObjectInfo | None:
         return None
     try:
         info = _infos.decode(raw)
-    except msgspec.MsgspecError as error:
+    except UNDECODABLE as error:
         raise StoreDamaged(f"the entry of an object is damaged: {error}") from error
     return None if info.deleted else info

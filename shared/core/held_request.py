@@ -121,7 +121,8 @@ class HeldRequest:
         """
         made = len(self.tokens)
         room = context_tokens - len(self.prompt) - made
-        limit = min(self.sampling.max_tokens - made, room)
+        # the record may have less than was asked for: the planner counts to that
+        limit = min(self.sampling.max_tokens - made, self.record.max_tokens - made, room)
         scripted = self.sampling.output_tokens
         if scripted is not None and scripted - made <= limit:
             return scripted - made, FinishReason.STOP

@@ -287,6 +287,21 @@ class Prediction:
         """
         return sum(int(flight.emitted[flight.slots == slot].sum()) for flight in self.flights)
 
+    @property
+    def misses_an_end(self) -> bool:
+        """A row has left the live ones, and no plan in flight can bring its end: the worker counts
+        to another end, and would hold the request for ever.
+        """
+        books = self._books
+        if books.used == books.live:
+            return False
+        slots = set(books.slot[books.live : books.used].tolist())
+        if self.flights:
+            slots -= self.releasing
+        for flight in self.flights:
+            slots.difference_update(flight.slots.tolist())
+        return bool(slots)
+
     def date_newest_tokens(self) -> None:
         """Write into the live rows when the newest token of each comes: at the predicted end of the
         last plan in flight that makes one, or when its newest acked one came.

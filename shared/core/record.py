@@ -235,10 +235,11 @@ def settled(record: Record, over: AttemptOver, owner: str, now_unix_s: float) ->
         over.incarnation,
     ):
         return None
-    if over.why in FINAL or record.cancelled:
+    why = _end_of(record, over.resume, over.why)
+    if why in FINAL or record.cancelled:
         return ended(
             record,
-            FinishReason(over.why) if over.why in FINAL else FinishReason.CANCELLED,
+            FinishReason(why) if why in FINAL else FinishReason.CANCELLED,
             over.resume,
             now_unix_s,
             message=over.message,
@@ -292,6 +293,7 @@ def lost(
     """
     if not _applies(Event.LOST, record) or not _same_place(record, seen):
         return None
+    why = _end_of(record, resume, why)
     if why in FINAL:
         return ended(record, FinishReason(why), resume, now_unix_s, relegated=relegated)
     if record.cancelled:
@@ -361,6 +363,8 @@ def fitted(record: Record, context_tokens: int, now_unix_s: float) -> Record | N
     if room < 1:
         message = does_not_fit(record.prompt_tokens, context_tokens)
         return ended(record, FinishReason.INVALID, record.resume, now_unix_s, message=message)
+    if record.resume.measure.tokens >= room:
+        return ended(record, FinishReason.LENGTH, record.resume, now_unix_s)
     return replace(record, max_tokens=room)
 
 
@@ -406,6 +410,14 @@ def without_output(record: Record, output_key: str) -> Record:
 
 
 # ------------------------------------------------------------ states
+
+
+def _end_of(record: Record, resume: Resume, why: str) -> str:
+    """`why` an attempt ended; LENGTH where nothing is left to be made, whatever its worker says: no
+    planner would plan for such a request again.
+    """
+    whole = why not in FINAL and resume.measure.tokens >= record.max_tokens
+    return FinishReason.LENGTH.value if whole else why
 
 
 def _at(

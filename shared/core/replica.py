@@ -269,6 +269,8 @@ class ReplicaCore:
             return OfferNotReady(reason="not ready")
         if known_tokens >= self._announce.context_tokens:
             return OfferDeclined(reason="prompt exceeds the context")
+        if offer.generated_tokens >= offer.max_tokens:
+            return OfferDeclined(reason="nothing is left to be made")
         if -(-(known_tokens + 1) // self._books.block_tokens) > self._books.kv_blocks:
             return OfferDeclined(reason="prompt exceeds the KV cache")
         return None
@@ -352,6 +354,9 @@ class ReplicaCore:
         ended = self._end(ack)
         if any(self._books.holds(slot) for slot in unpack(ack.skipped).tolist()):
             self._lose_sync("the worker does not have what was planned", actions)
+            return
+        if self._ahead.misses_an_end:
+            self._lose_sync("the worker goes on with what should have ended", actions)
             return
         self._slots.release(self._acked_seq)
         if flight is not None and landing is not None and landing.shape.tokens:

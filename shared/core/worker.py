@@ -7,7 +7,7 @@ Cancels and withdrawals take effect between iterations.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from shared.columns import unpack_list
 from shared.core.ack_builder import AckBuilder
@@ -56,7 +56,6 @@ class WorkerCounters:
     idle_s: float = 0.0
     late_s: float = 0.0
     predicted_s: float = 0.0
-    ended: dict[str, int] = field(default_factory=dict)
 
 
 class WorkerCore:
@@ -477,7 +476,6 @@ class WorkerCore:
             diary = diary.left(self.replica, why, diary.account.until_unix_s)
         over = request.over(why, self.replica, self.incarnation, diary)
         self._unsettled[over.key, over.attempt] = over
-        self.counters.ended[why] = self.counters.ended.get(why, 0) + 1
         return over
 
 

@@ -13,7 +13,7 @@ from shared.columns import pack, unpack_list
 from shared.core.ledger import Chunk, Ledger, Spent
 from shared.core.record import FINAL
 from shared.diary import Diary, Happened
-from shared.errors import PeerError
+from shared.errors import UNDECODABLE, PeerError
 from shared.measure import Measure
 from shared.schemas import (
     AttemptOver,
@@ -39,7 +39,7 @@ def decode_entry(payload: bytes) -> LogEntry:
     """One entry. Raises PeerError if no worker or admission can have written it."""
     try:
         return _entry.decode(payload)
-    except msgspec.MsgspecError as error:
+    except UNDECODABLE as error:
         raise PeerError(
             f"an entry of an ack log cannot be read: {error}", code="unreadable"
         ) from error

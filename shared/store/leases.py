@@ -8,7 +8,7 @@ that.
 import msgspec
 
 from shared.bus.api import KeyValue
-from shared.errors import BusTimeout, WrongSequence
+from shared.errors import UNDECODABLE, BusTimeout, WrongSequence
 from shared.schemas import LeaseValue
 from shared.store.presence import Absences
 
@@ -108,5 +108,5 @@ def _holder_of(value: bytes) -> str:
     """
     try:
         return _value.decode(value).holder
-    except msgspec.MsgspecError:
+    except UNDECODABLE:
         return ""

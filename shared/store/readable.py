@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import msgspec
 
-from shared.errors import PeerError, StoreDamaged
+from shared.errors import UNDECODABLE, PeerError, StoreDamaged
 
 T = TypeVar("T")
 
@@ -18,7 +18,7 @@ def readable(decoder: msgspec.msgpack.Decoder[T], value: T) -> bytes:
     stored = _encode(value)
     try:
         decoder.decode(stored)
-    except msgspec.MsgspecError as error:
+    except UNDECODABLE as error:
         name = type(value).__name__
         raise PeerError(
             f"the {name} could not be read again: {error}", code="unreadable"
@@ -30,5 +30,5 @@ def read(decoder: msgspec.msgpack.Decoder[T], key: str, value: bytes) -> T:
     """The value of the bytes. Raises StoreDamaged."""
     try:
         return decoder.decode(value)
-    except msgspec.MsgspecError as error:
+    except UNDECODABLE as error:
         raise StoreDamaged(f"{key} cannot be read: {error}") from error

@@ -20,6 +20,7 @@ from shared.client.client import Client, Patience
 from shared.schemas import GenerateRequest, Sampling, Verdict
 from shared.testing.virtual_loop import run_virtual
 from shared.vocabulary import ReplicaId, RequestKey
+from tests.fleet.liars import Liars
 from tests.fleet.world import CALM, Scene, World
 from tests.generated import encoded, few, near, seeds, tampered, valid
 
@@ -47,12 +48,31 @@ RECEIVED: list[tuple[str, Any]] = [
     (subjects.withdraw(R0), schemas.Withdraw),
     (subjects.holdings(R0), schemas.Holdings),
 ]
+# the answers on the subjects of one replica
+ANSWERED: dict[str, Any] = {
+    subjects.offer(R0): schemas.OfferAnswer,
+    subjects.hold(R0): schemas.HoldAnswer,
+    subjects.resync(R0): schemas.ResyncPage,
+    subjects.withdraw(R0): schemas.Withdrawn,
+    subjects.holdings(R0): schemas.HoldingsAnswer,
+    subjects.over(R0): schemas.Settled,
+}
+# some of these draft
+POLICIES: list[tuple[str, dict[str, str]]] = [
+    ("qoserve", {}),
+    ("slackline", {}),
+    ("adaserve", {"budget_tokens": "24"}),
+    ("vllm", {"spec_tokens": "3"}),
+]
 # the bucket, the beginning of the key and the value
 STORED: list[tuple[str, str, Any]] = [
     (subjects.REQUESTS_BUCKET, "s.", schemas.Record),
     (subjects.REQUESTS_BUCKET, "o.", schemas.Resume),
     (subjects.BODIES_BUCKET, "", schemas.Body),
 ]
+
+
+PATIENCE = Patience(give_up_s=60.0, submit_s=60.0, silence_s=1.0, silence_limit_s=5.0)
 
 
 @pytest.fixture(autouse=True)
@@ -116,18 +136,36 @@ async def ask(client: Client, request_id: str) -> Verdict:
     return await handle.wait()
 
 
+def fleet(rng: Random) -> World:
+    policy, settings = rng.choice(POLICIES)
+    scene = Scene(faults=CALM, policy=policy, settings=settings)
+    world = World(scene, rng.randrange(2**32))
+    for name in ("admission-0", "admission-1", "planner-0", "relegation-0"):
+        world.start(name)
+    for name in ("worker-r0", "worker-r1"):
+        world.start(name)
+    return world
+
+
+async def serves_on(world: World, client: Client) -> None:
+    """Wait until what was said falsely is forgotten; then everything works as ever."""
+    await asyncio.sleep(30.0)
+    async with asyncio.timeout(600.0):
+        for verdict in await asyncio.gather(*(ask(client, f"after{n}") for n in range(6))):
+            assert verdict.finish_reason == "length"
+            assert verdict.output_tokens == 20
+    for check in world.cores.values():
+        check()
+    assert not [error for planner in world.planners for error in planner.broken]
+
+
 @few
 @given(rng=seeds)
 def test_no_service_fails_of_any_message_or_record_and_the_fleet_serves_on(rng: Random) -> None:
     async def main() -> None:
-        world = World(Scene(faults=CALM, planners=1, relegations=1), rng.randrange(2**32))
-        for name in ("admission-0", "admission-1", "planner-0", "relegation-0"):
-            world.start(name)
-        for name in ("worker-r0", "worker-r1"):
-            world.start(name)
-        patience = Patience(give_up_s=60.0, submit_s=60.0, silence_s=1.0, silence_limit_s=5.0)
+        world = fleet(rng)
         bus = world.net.connect("clients")
-        async with Client(bus, world.net.clock, patience=patience) as client:
+        async with Client(bus, world.net.clock, patience=PATIENCE) as client:
             await asyncio.sleep(1.0)
             meanwhile = [asyncio.ensure_future(ask(client, f"q{n}")) for n in range(3)]
             await pester(world, rng)
@@ -135,9 +173,39 @@ def test_no_service_fails_of_any_message_or_record_and_the_fleet_serves_on(rng: 
             await asyncio.wait(meanwhile, timeout=600.0)
             assert all(one.done() for one in meanwhile)
             await asyncio.gather(*meanwhile, return_exceptions=True)
-            await asyncio.sleep(30.0)  # what was announced falsely is forgotten
-            verdict = await ask(client, "after")
-            assert verdict.finish_reason == "length"
-            assert verdict.output_tokens == 20
+            await serves_on(world, client)
+
+    run_virtual(main())
+
+
+@few
+@given(rng=seeds)
+def test_who_lies_of_one_replica_costs_no_other_replica_a_request(rng: Random) -> None:
+    """Its worker lies, and those who speak to it do, also in its log. When they stop, it begins
+    anew: a worker that holds a request and tells its planner that it does not keeps it for ever.
+    """
+
+    async def main() -> None:
+        world = fleet(rng)
+        bus = world.net.connect("clients")
+        async with Client(bus, world.net.clock, patience=PATIENCE) as client:
+            await asyncio.sleep(1.0)
+            said = {subject: kind for subject, kind in RECEIVED if f".{R0}" in subject}
+            liars = Liars(world, rng, said, ANSWERED, subjects.ack_log(R0))
+            meanwhile = []
+            for n in range(24):
+                await asyncio.sleep(rng.random() * 0.4)
+                meanwhile.append(asyncio.ensure_future(ask(client, f"q{n}")))
+                if rng.random() < 0.05:
+                    world.processes["worker-r0"].kill()
+            await asyncio.sleep(2.0)
+            liars.share = 0.0
+            world.processes["worker-r0"].kill()
+            await asyncio.wait(meanwhile, timeout=600.0)
+            assert all(one.done() for one in meanwhile)
+            for ended in await asyncio.gather(*meanwhile, return_exceptions=True):
+                if isinstance(ended, Verdict) and ended.attempts == 1 and ended.replica != R0:
+                    assert ended.finish_reason == "length"
+            await serves_on(world, client)
 
     run_virtual(main())

@@ -16,12 +16,29 @@ from services.planner.seat import Seat, StaleEpoch
 from services.planner.service import Planner
 from shared import subjects
 from shared.bus.api import Call, Endpoint
-from shared.core.replica_events import Acked, Offered, ReplicaEvent
+from shared.columns import pack
+from shared.core.announced import profile_of
+from shared.core.replica import ReplicaCore
+from shared.core.replica_events import (
+    Acked,
+    Answer,
+    HoldDone,
+    NeedResync,
+    Offered,
+    ReplicaEvent,
+    SendHold,
+    SendPlan,
+    Synced,
+)
+from shared.core.resync_check import misreported
+from shared.core.tick import Tick
+from shared.policy import registry
 from shared.process.audit import IDLE_S
 from shared.process.instruments import Registry
 from shared.process.telemetry import Off
 from shared.schemas import (
     Announce,
+    HoldAccepted,
     Offer,
     OfferDeclined,
     PlanAck,
@@ -203,6 +220,55 @@ def test_a_worker_that_reports_requests_without_end_is_not_believed():
     assert not run_virtual(main())
     assert asked[:6] == [0, 1, 2, 3, 4, 0]
     assert max(asked) == ANNOUNCE.max_slots
+
+
+@pytest.mark.parametrize(
+    ("entries", "reason"),
+    [
+        ([(4, 10, 0, 0)], "a slot that it does not have"),
+        ([(0, 10, 0, 0), (0, 10, 0, 0)], "two requests in one slot"),
+        ([(0, 2**31 - 1, 1, 0)], "more tokens than its context"),
+        ([(0, 10, 2, 12)], "more computed than is known"),
+        ([(0, 10, 10, 19)], "a request whose tokens are all made"),
+        ([(3, 10, 0, 10), (1, 10, 9, 18), (2, 991, 9, 0)], ""),
+    ],
+)
+def test_a_worker_that_reports_what_it_cannot_hold_is_not_believed(
+    entries: list[tuple[int, int, int, int]], reason: str
+) -> None:
+    """Each of these ended the seat, or was never planned."""
+    found = [
+        ResyncEntry(
+            slot=slot,
+            offer=replace(offer(n), prompt_tokens=prompt),
+            generated_tokens=made,
+            computed_tokens=computed,
+        )
+        for n, (slot, prompt, made, computed) in enumerate(entries)
+    ]
+    assert misreported(ANNOUNCE, found) == reason
+
+
+def test_a_worker_that_goes_on_with_what_should_have_ended_is_asked_what_it_holds() -> None:
+    """Its request has made all the tokens of the offer, and its end does not come."""
+    core = ReplicaCore(registry.make("fcfs", {}), profile_of(ANNOUNCE), epoch=1)
+    core.handle(Synced(ANNOUNCE, 1, 1, 0, []), now_unix_s=0.0)
+    asked = replace(offer(0), max_tokens=1)
+    (hold,) = core.handle(Offered([asked]), now_unix_s=0.0)
+    assert isinstance(hold, SendHold)
+    core.handle(HoldDone(hold.hold.slot, HoldAccepted()), now_unix_s=0.0)
+    (sent,) = core.handle(Tick(), now_unix_s=0.0)
+    assert isinstance(sent, SendPlan)
+    ran = replace(ACK, slots=pack([0]), computed=pack([10]), emitted=pack([1]), exec_s=0.01)
+    assert [type(one) for one in core.handle(Acked(ran), now_unix_s=0.01)] == [NeedResync]
+
+
+def test_an_offer_of_which_nothing_is_left_is_declined() -> None:
+    core = ReplicaCore(registry.make("fcfs", {}), profile_of(ANNOUNCE), epoch=1)
+    core.handle(Synced(ANNOUNCE, 1, 1, 0, []), now_unix_s=0.0)
+    whole = replace(offer(0), generated_tokens=10)
+    (answer,) = core.handle(Offered([whole]), now_unix_s=0.0)
+    assert isinstance(answer, Answer) and isinstance(answer.answer, OfferDeclined)
 
 
 def test_another_profile_ends_the_seat():

@@ -130,6 +130,26 @@ def test_the_output_of_an_attempt_is_as_long_as_its_measure_says() -> None:
             codec.decode(schemas.AttemptOver, msgspec.msgpack.encode(forged), json=False)
 
 
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), -1.0])
+def test_a_time_or_an_importance_that_is_no_number_is_refused(number: float) -> None:
+    """A planner would keep it in its sums. The importance of an offer ended a seat."""
+    ack = {
+        "type": "ack", "replica": "r1", "incarnation": "i", "epoch": 1, "plan_seq": 1, "ack_seq": 1,
+    }  # fmt: skip
+    offer = {
+        "key": "a.b", "attempt": 1, "service_class": "standard", "tier": "", "slo": {"ttft_s": 1.0},
+        "application": "", "arrived_unix_s": 0.0, "prompt_tokens": 1, "max_tokens": 1,
+    }  # fmt: skip
+    for kind, name, message in (
+        (schemas.PlanAck, "exec_s", ack),
+        (schemas.LogEntry, "exec_s", ack),
+        (schemas.Offer, "importance", offer),
+    ):
+        codec.decode(kind, msgspec.msgpack.encode(message | {name: 1.0}), json=False)
+        with pytest.raises(PeerError, match=name):
+            codec.decode(kind, msgspec.msgpack.encode(message | {name: number}), json=False)
+
+
 def parts() -> Iterator[tuple[str, types.Type]]:
     """Every type within these kinds, and the field that has it; each struct once."""
     seen: set[type] = set()

@@ -290,6 +290,20 @@ def test_an_end_that_the_log_of_a_lost_replica_tells_is_the_verdict() -> None:
     assert (after.verdict.finish_reason, after.verdict.relegated) == (FinishReason.LENGTH, True)
 
 
+@pytest.mark.parametrize("why", ["", "drained", "relegated", "no such word"])
+def test_a_request_whose_tokens_are_all_made_ends_whatever_its_worker_says(why: str) -> None:
+    """It was placed again, and held for ever: nothing is planned for it."""
+    whole = replace(PLACED, max_tokens=2)
+    for after in (
+        life.settled(whole, over(whole, why, ServiceClass.STANDARD), OWNER, NOW),
+        life.lost(whole, whole, OWNER, NOW, resume=MADE, why=why, limit=LIMIT),
+        life.fitted(replace(RELEGATED, resume=MADE), NEW.prompt_tokens + 2, NOW),
+    ):
+        verdict = sure(after).verdict
+        assert verdict is not None
+        assert (verdict.finish_reason, verdict.output_tokens) == (FinishReason.LENGTH, 2)
+
+
 def test_a_record_is_stored_as_before_the_states_had_names() -> None:
     """Records written before an upgrade are read, and the bytes are the same strings."""
     stored = [state.value for state in RecordState]

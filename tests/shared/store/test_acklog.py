@@ -5,7 +5,7 @@ import pytest
 from shared.columns import pack, unpack_list
 from shared.measure import Measure
 from shared.schemas import Held, PlanAck, Record, Resume, Snapshot, SnapshotEntry
-from shared.store.acklog import Stories, fold
+from shared.store.acklog import Stories, decode_log, encode_entry, fold
 from shared.vocabulary import RecordState, ReplicaId, RequestKey, ServiceClass, Slo
 
 R, KEY = ReplicaId("r1"), RequestKey("acme.q1")
@@ -86,3 +86,11 @@ def test_a_snapshot_whose_measure_is_of_another_output_adds_nothing() -> None:
         service_class=ServiceClass.STANDARD,
     )
     assert resumed(fold([Snapshot(incarnation="i", entries=[entry], overs=[])], R)) == BEFORE
+
+
+def test_an_entry_that_is_no_text_is_left_out() -> None:
+    """Every admission that read it ended."""
+    whole = encode_entry(ack(1, [9], held(2)))
+    broken = whole.replace(b"\xa1x", b"\xa1\xff")
+    assert broken != whole
+    assert decode_log([(1, broken), (2, whole)]) == [ack(1, [9], held(2))]
