@@ -180,10 +180,12 @@ async def second_gateway(fleet: Fleet) -> AsyncIterator[str]:
 
 
 async def test_a_gateway_that_was_paused_finds_that_another_took_over(fleet: Fleet) -> None:
-    async with second_gateway(fleet) as url:
-        client = openai.AsyncOpenAI(
+    async with (
+        second_gateway(fleet) as url,
+        openai.AsyncOpenAI(
             base_url=f"{url}/v1", api_key="none", max_retries=20, timeout=WAIT_S
-        )
+        ) as client,
+    ):
         lines = [line(n, max_tokens=60 + n % 40, ignore_eos=True) for n in range(300)]
         batch = await begin(client, lines)
         async with asyncio.timeout(WAIT_S):
@@ -355,11 +357,15 @@ async def test_no_tenant_reads_anothers_files(tmp_path_factory: pytest.TempPathF
     file = folder / "keys"
     file.write_text("".join(line_of(tenant, key) for tenant, key in keys.items()))
     environment = {"SLACKLINE_GATEWAY_KEYS": str(file)}
-    async with Fleet(FleetSpec(drain_s=2.0, environment=environment)) as fleet:
-        acme, other = (
-            openai.AsyncOpenAI(base_url=f"{fleet.http_url}/v1", api_key=key, max_retries=0)
-            for key in keys.values()
-        )
+    async with (
+        Fleet(FleetSpec(drain_s=2.0, environment=environment)) as fleet,
+        openai.AsyncOpenAI(
+            base_url=f"{fleet.http_url}/v1", api_key=keys["acme"], max_retries=0
+        ) as acme,
+        openai.AsyncOpenAI(
+            base_url=f"{fleet.http_url}/v1", api_key=keys["other"], max_retries=0
+        ) as other,
+    ):
         batch = await begin(acme, [line(1)])
         batch = await ended(acme, batch)
         assert batch.status == "completed"

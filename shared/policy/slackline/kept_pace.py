@@ -2,9 +2,9 @@
 
 The decodes run once in each tightest pace, and each time the fixed part of a batch is paid. So the
 tighter the pace, the less of the time is left for the work itself. Of the paces that lately came,
-the one is kept with which the most requests can be served: those of this pace and of looser ones,
-as far as the time left suffices for them. Offers of a tighter pace are declined then; what was
-taken before keeps its pace.
+the tightest is kept unless with a looser one WORTH times as many requests can be served: those of
+this pace and of looser ones, as far as the time left suffices for them, the most valuable for their
+time first. Offers of a tighter pace are declined then; what was taken before keeps its pace.
 """
 
 import math
@@ -19,21 +19,22 @@ FADES_S = 20.0  # in which what came counts for 1/e
 # Of the time so much is usable: arrivals are uneven, and a prompt holds up the pass beside it.
 USABLE = 0.85
 # By so many times more must be served with the tightest pace given up.
-WORTH = 1.25
-KNOWN = 4096  # offers, of which none is counted twice
+WORTH = 2.0
+KNOWN = 4096  # requests, of which none is counted twice
 DIGITS = 4  # of a pace in seconds, so that paces close to each other count as one
 KINDS = 64  # of paces; while so many are known, others are not counted
 
 
 class Demand:
-    """The requests with a TTFT or a pace that were lately offered. A TTLT leaves time to wait for
-    better days, so those that have one are not counted.
+    """The requests with a TTFT or a pace that were lately offered here first: each replica of a
+    fleet has its part of them. A TTLT leaves time to wait for better days, so those that have one
+    are not counted.
     """
 
     def __init__(self) -> None:
         self._by_pace: dict[float, list[float]] = {}  # importance, seconds of prefill, of decoding
         self._began_unix_s = self._at_unix_s = math.inf
-        self._known: dict[tuple[RequestKey, int], None] = {}
+        self._known: dict[RequestKey, None] = {}
 
     def offered(
         self, offers: Sequence[Offer], now_unix_s: float, prefill_s: Floats, decoding_s: Floats
@@ -41,13 +42,14 @@ class Demand:
         """`prefill_s`, `decoding_s`: [offers] seconds of full batches, by this replica's prices."""
         self._fade(now_unix_s)
         for offer, *seconds in zip(offers, prefill_s.tolist(), decoding_s.tolist(), strict=True):
-            name, pace_s = (offer.key, offer.attempt), pace_of(offer)
+            pace_s = pace_of(offer)
             undated = math.isinf(pace_s) and offer.slo.ttft_s is None
             pace_s = round(min(pace_s, LOOSE_S), DIGITS)
             full = len(self._by_pace) >= KINDS and pace_s not in self._by_pace
-            if name in self._known or offer.slo.ttlt_s is not None or undated or full:
+            again = offer.attempt > 1 or offer.key in self._known
+            if again or offer.slo.ttlt_s is not None or undated or full:
                 continue
-            self._known[name] = None
+            self._known[offer.key] = None
             if len(self._known) > KNOWN:
                 del self._known[next(iter(self._known))]
             kind = self._by_pace.setdefault(pace_s, [0.0, 0.0, 0.0])
@@ -65,15 +67,16 @@ class Demand:
         """
         self._fade(now_unix_s)
         seen_s = FADES_S * (1 - math.exp(-max(now_unix_s - self._began_unix_s, 1.0) / FADES_S))
-        value = asked = 0.0
-        served: list[tuple[float, float]] = []  # by pace, the loosest first
-        for pace_s, kind in sorted(self._by_pace.items(), reverse=True):
-            value += kind[0]
-            asked += (kind[1] + kind[2] / speed) / seen_s
-            left = max(USABLE - pass_s / speed / pace_s, 0.0)
-            served.append((pace_s, value * min(1.0, left / max(asked, 1e-9))))
+        kinds = [
+            (pace_s, value, (prefill_s + decoding_s / speed) / seen_s)
+            for pace_s, (value, prefill_s, decoding_s) in sorted(self._by_pace.items())
+        ]
+        served = [
+            (pace_s, _served(max(USABLE - pass_s / speed / pace_s, 0.0), kinds[n:]))
+            for n, (pace_s, _, _) in enumerate(kinds)
+        ]
         kept_s, most = 0.0, -1.0
-        for pace_s, count in reversed(served):
+        for pace_s, count in served:
             if count > WORTH * most:
                 kept_s, most = (pace_s if most >= 0 else 0.0), count
         return kept_s
@@ -87,6 +90,17 @@ class Demand:
             kind[:] = [part * faded for part in kind]
             if kind[0] < 0.01:
                 del self._by_pace[pace_s]
+
+
+def _served(left: float, kinds: Sequence[tuple[float, float, float]]) -> float:
+    """What of these kinds (pace, value, share of the time) is served in so much of the time, that
+    of the most value for its time first.
+    """
+    value = 0.0
+    for _, worth, share in sorted(kinds, key=lambda kind: -kind[1] / max(kind[2], 1e-9)):
+        value += worth * min(1.0, left / max(share, 1e-9))
+        left = max(left - share, 0.0)
+    return value
 
 
 def pace_of(offer: Offer) -> float:

@@ -7,10 +7,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from loadgen.load.arrivals import Gaps, draw_arrivals
 from loadgen.load.mix import plan_requests
 from loadgen.load.workload import Lengths
+from loadgen.results.experiment import execute
+from loadgen.results.slackline.mixes import mix
 from loadgen.simulator.deployment import Deployment, ReplicaFacts
 from loadgen.simulator.simulation import simulate
 from loadgen.simulator.traffic import Traffic
@@ -52,6 +55,41 @@ def test_a_pace_is_kept_where_there_is_time_for_all() -> None:
 
 def test_a_pace_that_most_have_is_kept() -> None:
     assert offered(19, 1).kept_s(1.0, 0.001, speed=1.0) == 0.0
+
+
+def test_a_pace_of_the_less_important_is_not_given_up_for_their_time_alone() -> None:
+    """Who is served of those that have time is for the door to say, importance first."""
+    demand = Demand()
+    offers = [
+        offer(key=RequestKey(f"t.{n}"), slo=Slo(ttft_s=1.0, tbt_s=pace_s), importance=importance)
+        for n, (pace_s, importance) in enumerate([(0.09, 1.0), (0.11, 3.0)] * 20)
+    ]
+    each_s = np.full(len(offers), 0.05)
+    demand.offered(offers, 0.0, each_s, each_s)
+    assert demand.kept_s(1.0, 0.01, speed=1.0) == 0.0
+
+
+def test_what_another_replica_has_declined_does_not_count() -> None:
+    """Else each replica of a fleet takes the demand of all for its own."""
+    demand = Demand()
+    again = offer(key=RequestKey("t.1"), slo=Slo(ttft_s=1.0, tbt_s=TIGHT_S), attempt=2)
+    demand.offered([again], 0.0, np.ones(1), np.ones(1))
+    assert demand.kinds == 0
+
+
+@pytest.mark.parametrize("seed", [3016, 3031, 3035])
+def test_no_pace_is_given_up_for_paces_that_are_nearly_as_tight(seed: int) -> None:
+    """With each of these the less important half was declined, though there was time for nearly
+    all.
+    """
+    run = mix(seed, 400)
+
+    def missed(settings: dict[str, str]) -> float:
+        figures = execute(replace(run, policy="slackline", settings=settings)).figures
+        assert figures is not None
+        return figures.violated_fraction
+
+    assert missed({}) <= missed({"without": "kept_pace"}) + 0.01
 
 
 def test_requests_of_one_pace_and_those_with_a_ttlt_change_nothing() -> None:
