@@ -93,8 +93,8 @@ class Demand:
 
 
 def _served(left: float, kinds: Sequence[tuple[float, float, float]]) -> float:
-    """What of these kinds (pace, value, share of the time) is served in so much of the time, that
-    of the most value for its time first.
+    """The value that is served in so much of the time, of these kinds (pace, value, share of the
+    time), those of the most value for their time first.
     """
     value = 0.0
     for _, worth, share in sorted(kinds, key=lambda kind: -kind[1] / max(kind[2], 1e-9)):

@@ -11,7 +11,7 @@ FREE_SHARE = 0.02
 
 
 class Owed:
-    """Since when best-effort requests have had nothing."""
+    """The time since which best-effort requests have had nothing."""
 
     def __init__(self) -> None:
         self._since_unix_s = math.inf  # best-effort requests have waited without a token

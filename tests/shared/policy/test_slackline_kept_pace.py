@@ -58,7 +58,7 @@ def test_a_pace_that_most_have_is_kept() -> None:
 
 
 def test_a_pace_of_the_less_important_is_not_given_up_for_their_time_alone() -> None:
-    """Who is served of those that have time is for the door to say, importance first."""
+    """The door says who is served, the important first."""
     demand = Demand()
     offers = [
         offer(key=RequestKey(f"t.{n}"), slo=Slo(ttft_s=1.0, tbt_s=pace_s), importance=importance)
