@@ -309,9 +309,11 @@ class Seat:
                         subjects.resync(self.replica), ask, ResyncPage, timeout_s=RESYNC_TIMEOUT_S
                     )
                     entries += answer.entries
-                    if reason := misreported(answer.announce, entries):
-                        raise PeerError(f"{self.replica} reports {reason}")
+                    if len(entries) > answer.announce.max_slots:
+                        raise PeerError(f"{self.replica} reports more requests than it has slots")
                     more, page = answer.more, ask.page
+                if reason := misreported(answer.announce, entries):
+                    raise PeerError(f"{self.replica} reports {reason}")
                 self._incarnation = answer.announce.incarnation
                 synced = Synced(
                     answer.announce,

@@ -7,8 +7,6 @@ from shared.schemas import Announce, ResyncEntry
 
 def misreported(announce: Announce, entries: Sequence[ResyncEntry]) -> str:
     """The reason why no worker of ours reports this; empty if one might."""
-    if len(entries) > announce.max_slots:
-        return "more requests than it has slots"
     if any(entry.slot >= announce.max_slots for entry in entries):
         return "a slot that it does not have"
     if len({entry.slot for entry in entries}) < len(entries):

@@ -7,7 +7,7 @@ import numpy as np
 from shared.perf.shape import BatchShape
 from shared.policy import chunk
 from shared.policy.chunk import Rows
-from shared.policy.seam import Floats, View
+from shared.policy.seam import Bools, Floats, View
 
 # Live, nine of ten iterations come within 2 ms (docs/simulator.md).
 MARGIN_S = 0.001
@@ -54,11 +54,27 @@ class TokenOrder(NamedTuple):
 
     def running(self, longest_s: float) -> Rows:
         """Those that run in a batch of this length: due before the batch after it would end, as
-        many as fit.
+        many as fit. All that fit run, if the others would be too many for the time after it.
         """
         fits = self.pass_s <= longest_s - MARGIN_S + CLOSE_S
         due = self.due_s < 2 * longest_s - CLOSE_S
-        return self.rows[due & (fits | (self.put_off_s <= longest_s + CLOSE_S))]
+        runs = due & (fits | (self.put_off_s <= longest_s + CLOSE_S))
+        if self._too_many(~runs, longest_s):
+            runs |= fits
+        return self.rows[runs]
+
+    def _too_many(self, rest: Bools, longest_s: float) -> bool:
+        """True if these cannot all be in time after a batch of this length: not in a pass with
+        those due before them, nor in another pass after it. Those that are late anyway do not
+        count.
+        """
+        if not rest.any():
+            return False
+        one_s = np.where(rest, np.diff(self.pass_s, prepend=self.batch_s), 0.0)
+        ends_s = longest_s + self.batch_s + one_s.cumsum() + MARGIN_S
+        until_s = np.maximum(self.put_off_s[rest][0], self.put_off_s - self.batch_s)
+        in_time = self.put_off_s >= self.pass_s + MARGIN_S - CLOSE_S
+        return bool((rest & in_time & (ends_s > until_s + CLOSE_S)).any())
 
 
 def standard_decodes(view: View) -> Rows:

@@ -79,9 +79,7 @@ def test_what_another_replica_has_declined_does_not_count() -> None:
 
 @pytest.mark.parametrize("seed", [3016, 3031, 3035])
 def test_no_pace_is_given_up_for_paces_that_are_nearly_as_tight(seed: int) -> None:
-    """With each of these the less important half was declined, though there was time for nearly
-    all.
-    """
+    """With each of these, requests were declined for a looser pace that served no more."""
     run = mix(seed, 400)
 
     def missed(settings: dict[str, str]) -> float:
