@@ -38,8 +38,7 @@ page is made by `python -m loadgen.results --only slackline`.
   seeds 25 to 32 and 41 to 44 of six loads.
 - `slackline` changed on 2026-11-24 ([decisions.md](decisions.md)). Its own cells were run again
   with the policy as it is now; those of the ten are of that day or the day before, of which the
-  change left them as they were. On the loads drawn at random all were run again. Capacity and
-  Other fleets were run before the last change, which moved few cells, and by 0.4 points at most.
+  change left them as they were. On the loads drawn at random all were run again.
 - The rule for windows of ten was chosen with seeds 31 to 37 at other rates and lengths; three of
   these stand under Overload, Capacity and What is misjudged.
 - On loads drawn at random each other policy has one setting, the one that suits most loads:
