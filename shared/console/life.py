@@ -60,7 +60,7 @@ class Life:
 
     def hold(self, held: Held, replica: ReplicaId, at_unix_s: float) -> None:
         """An attempt begins on a replica."""
-        self.whole = self.whole or held.attempt <= 1
+        self.whole = self.whole or held.offset == 0  # earlier attempts made no tokens
         self.replica, self.attempt = replica, held.attempt
         self.computed, self.generated = 0, held.offset
         self.event(at_unix_s, f"held by {replica}, attempt {held.attempt}")

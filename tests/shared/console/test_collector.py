@@ -154,6 +154,16 @@ def test_a_request_that_ran_before_the_listening_began_is_shown_as_its_planner_s
     assert life is not None and not life.whole
 
 
+def test_a_request_that_another_replica_declined_first_is_known_from_its_beginning() -> None:
+    collector = Collector(NOW)
+    collector.hear_digest(digest(), NOW)
+    holds = [held(0, "acme.new", attempt=2), held(1, "acme.moved", attempt=2, offset=7)]
+    collector.hear_ack(ack(1, NOW, held=holds), NOW)
+    new, moved = (collector.life(RequestKey(f"acme.{name}"), NOW) for name in ("new", "moved"))
+    assert new is not None and new.whole
+    assert moved is not None and not moved.whole
+
+
 def test_a_bound_on_the_last_token_is_slack_too_and_best_effort_has_none() -> None:
     collector = Collector(NOW)
     collector.hear_digest(digest(), NOW)
