@@ -21,7 +21,7 @@ from shared.core.admission import AdmissionCore, AdmissionEvent, Opened
 from shared.core.admission import Lost as ReplicaLost
 from shared.errors import BusError, BusTimeout, PeerError, WrongSequence
 from shared.schemas import Fenced, Hint, Holdings, HoldingsAnswer, LogEntry, Record
-from shared.store.acklog import Story, decode_log, encode_entry, fold
+from shared.store.acklog import Story, decode_log, encode_entry, fold_in_turns
 from shared.store.ending import Ending
 from shared.store.leases import holders
 from shared.store.place import Placer
@@ -252,7 +252,7 @@ class Sweep:
         if entries is None:
             self._soon = True
             return
-        stories = fold(entries, replica)
+        stories = await fold_in_turns(entries, replica)
         log.info(
             "replica.recovered", replica=replica, incarnation=incarnation, requests=len(records)
         )
@@ -267,7 +267,7 @@ class Sweep:
         """
         subject = ack_log(replica)
         rows = await self._bus.acks.read(subject)
-        entries = decode_log(rows)
+        entries = list(decode_log(rows))
         if not entries or isinstance(entries[-1], Fenced) or entries[-1].incarnation != incarnation:
             return entries  # another has written since: its appends fail
         fence = encode_entry(Fenced(incarnation=incarnation, by=self._owner))

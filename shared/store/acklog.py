@@ -1,6 +1,7 @@
 """The ack log of a replica, read as the story of each attempt. Recovery and attach read it."""
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -31,6 +32,8 @@ from shared.vocabulary import FinishReason, ReplicaId, RequestKey, ServiceClass
 
 log = structlog.get_logger()
 
+AT_ONCE = 16  # entries of a log, some milliseconds
+
 encode_entry = msgspec.msgpack.Encoder().encode
 _entry: msgspec.msgpack.Decoder[LogEntry] = msgspec.msgpack.Decoder(LogEntry)
 
@@ -45,15 +48,13 @@ def decode_entry(payload: bytes) -> LogEntry:
         ) from error
 
 
-def decode_log(rows: Sequence[tuple[int, bytes]]) -> list[LogEntry]:
+def decode_log(rows: Iterable[tuple[int, bytes]]) -> Iterator[LogEntry]:
     """The entries that can be read, in order."""
-    entries = []
     for seq, payload in rows:
         try:
-            entries.append(decode_entry(payload))
+            yield decode_entry(payload)
         except PeerError as error:
             log.warning("entry.unreadable", seq=seq, error=error.message)
-    return entries
 
 
 # the reasons that come from the output itself: such an end carries text even without a token
@@ -131,17 +132,21 @@ class Story:
 Stories = dict[tuple[RequestKey, int, str], Story]  # by key, attempt and incarnation
 
 
-def fold(entries: Sequence[LogEntry], replica: ReplicaId) -> Stories:
-    """The story of every attempt that the entries name, by (key, attempt, incarnation)."""
-    stories: Stories = {}
-    at_slot: dict[int, Story] = {}
-    ledger = Ledger(replica)
-    for entry in entries:
+class _Folding:
+    """The story of every attempt that the entries so far name."""
+
+    def __init__(self, replica: ReplicaId) -> None:
+        self._replica = replica
+        self._stories: Stories = {}
+        self._at_slot: dict[int, Story] = {}
+        self._ledger = Ledger(replica)
+
+    def add(self, entry: LogEntry) -> None:
         match entry:
             case Registered():
-                _close(ledger, at_slot)
-                at_slot.clear()
-                ledger = Ledger(replica)
+                self._close()
+                self._at_slot.clear()
+                self._ledger = Ledger(self._replica)
             case Fenced():
                 pass
             case Snapshot():
@@ -160,11 +165,12 @@ def fold(entries: Sequence[LogEntry], replica: ReplicaId) -> Stories:
                         kept.service_class is ServiceClass.BEST_EFFORT,
                     )
                     story.logprobs = list(kept.logprobs)
-                    ledger.found(held, kept.diary)
-                    stories[held.key, held.attempt, entry.incarnation] = at_slot[held.slot] = story
+                    self._ledger.found(held, kept.diary)
+                    self._at_slot[held.slot] = story
+                    self._stories[held.key, held.attempt, entry.incarnation] = story
                 for over in entry.overs:
                     made, at = over.resume, (over.key, over.attempt, entry.incarnation)
-                    stories[at] = Story(
+                    self._stories[at] = Story(
                         entry.incarnation,
                         0,
                         0,
@@ -175,22 +181,31 @@ def fold(entries: Sequence[LogEntry], replica: ReplicaId) -> Stories:
                         over.why,
                         over,
                     )
-                    stories[at].relegated = over.relegated
-                    stories[at].logprobs = list(made.logprobs)
-                    stories[at].best_effort = over.service_class is ServiceClass.BEST_EFFORT
+                    self._stories[at].relegated = over.relegated
+                    self._stories[at].logprobs = list(made.logprobs)
+                    self._stories[at].best_effort = over.service_class is ServiceClass.BEST_EFFORT
             case PlanAck():
                 try:
-                    _feed(entry, stories, at_slot, ledger)
+                    _feed(entry, self._stories, self._at_slot, self._ledger)
                 except ValueError as error:  # columns that do not fit: no worker of ours wrote that
                     log.warning("entry.unreadable", ack_seq=entry.ack_seq, error=str(error))
-    _close(ledger, at_slot)
-    return stories
+
+    def end(self) -> Stories:
+        self._close()
+        return self._stories
+
+    def _close(self) -> None:
+        """The attempts that the log does not end."""
+        for slot, story in self._at_slot.items():
+            story.diary = self._ledger.diary(slot)
 
 
-def _close(ledger: Ledger, at_slot: Mapping[int, Story]) -> None:
-    """The attempts that the log does not end."""
-    for slot, story in at_slot.items():
-        story.diary = ledger.diary(slot)
+def fold(entries: Iterable[LogEntry], replica: ReplicaId) -> Stories:
+    """The story of every attempt that the entries name, by (key, attempt, incarnation)."""
+    folding = _Folding(replica)
+    for entry in entries:
+        folding.add(entry)
+    return folding.end()
 
 
 def _feed(ack: PlanAck, stories: Stories, at_slot: dict[int, Story], ledger: Ledger) -> None:
@@ -269,6 +284,18 @@ def _account(ack: PlanAck, firsts: Sequence[int], ledger: Ledger) -> None:
         ledger.late(slot, 0, 0.0)
 
 
+async def fold_in_turns(entries: Iterable[LogEntry], replica: ReplicaId) -> Stories:
+    """The same, for a loop that others wait for: a long log takes tens of milliseconds, so they get
+    their turn after every AT_ONCE entries.
+    """
+    folding = _Folding(replica)
+    for n, entry in enumerate(entries, 1):
+        folding.add(entry)
+        if n % AT_ONCE == 0:
+            await asyncio.sleep(0)
+    return folding.end()
+
+
 async def read(bus: Bus, replica: ReplicaId) -> Stories:
     """Fold the whole log of a replica. Raises BusTimeout."""
-    return fold(decode_log(await bus.acks.read(ack_log(replica))), replica)
+    return await fold_in_turns(decode_log(await bus.acks.read(ack_log(replica))), replica)

@@ -36,11 +36,11 @@ def render(results: Results, duration_s: float) -> str:
         for name in (*TIGHT, LONG) if violations == min(LIMITS)[0] else TIGHT:
             run = load_of(name, hours * (LONG_TIMES if name == LONG else 1.0))
             run = replace(run, rate_rps=float(f"{first * run.rate_rps:.4g}"), seed=SEED)
-            mine = _capacity(results, violations, [replace(run, policy=OURS)])
-            rivals = _capacity(results, violations, _systems(run, ROWS[name][2]))
+            mine = carried(results, violations, [replace(run, policy=OURS)])
+            rivals = carried(results, violations, _systems(run, ROWS[name][2]))
             baselines = None
             if name != LONG:
-                baselines = _capacity(results, violations, _systems(run, BASELINES))
+                baselines = carried(results, violations, _systems(run, BASELINES))
                 rivals = highest((rivals, baselines))
             if name in SIX and violations == max(LIMITS)[0]:
                 over_baselines.append(ratio(mine, baselines))
@@ -67,7 +67,7 @@ def _systems(run: Run, systems: Sequence[tuple[str, dict[str, str]]]) -> list[Ru
     return [replace(run, policy=name, settings=settings) for name, settings in systems]
 
 
-def _capacity(results: Results, violations: float, runs: Sequence[Run]) -> float | None:
+def carried(results: Results, violations: float, runs: Sequence[Run]) -> float | None:
     """The highest rate at which one of these carries the load; None: not found yet."""
     first, *rivals = runs
     search = Search(

@@ -3,6 +3,7 @@
 from loadgen.results.section import Chapter, Page
 from loadgen.results.slackline import (
     above_capacity,
+    at_ninety,
     capacities,
     changes,
     fleets,
@@ -48,6 +49,7 @@ page is made by `python -m loadgen.results --only slackline`.
 """,
             sections=(
                 same_loads.SECTION,
+                at_ninety.SECTION,
                 mixes.SECTION,
                 capacities.SECTION,
                 tight_pace.SECTION,

@@ -151,22 +151,23 @@ def _due(facts: Facts, now_unix_s: float, step_s: float) -> Due:
     undated = np.isinf(facts.next_due_unix_s) & np.isinf(facts.last_due_unix_s)
     begin_unix_s = np.where(undated, facts.arrived_unix_s, now_unix_s)
     prefill = np.minimum(facts.next_due_unix_s, begin_unix_s + FAR_S)
-    hope = prefill.copy()
     pace = np.minimum(facts.tightest_tbt_s, LOOSE_S)
-    whole = np.isfinite(facts.last_due_unix_s).nonzero()[0]
-    if len(whole):
-        last, arrived = facts.last_due_unix_s[whole], facts.arrived_unix_s[whole]
-        each_s = (last - arrived) * RESERVE_SHARE / np.maximum(facts.upper_tokens[whole], 1.0)
-        least_s = STEP_MARGIN * step_s
-        each_s = np.maximum(least_s, np.minimum(each_s, RESERVE_MOST_S))
-        mean = np.maximum(facts.mean_tokens[whole] - made[whole], 1.0)
-        most_s = np.maximum(mean * least_s, MOST_SHARE * (last - arrived))
-        hope[whole] = np.minimum(hope[whole], last - SHORT * mean * step_s)
-        prefill[whole] = np.minimum(prefill[whole], last - np.minimum(left[whole] * each_s, most_s))
-        until_s = last - now_unix_s
-        likely_s = until_s / np.maximum(mean, LIKELY * left[whole])
-        spread_s = np.minimum(likely_s, np.maximum(until_s / left[whole], least_s))
-        # beyond rescue: it keeps its pace, and shortens no batch
-        spread_s[until_s / mean < step_s / STEP_MARGIN] = LOOSE_S
-        pace[whole] = np.minimum(pace[whole], np.maximum(spread_s, 1e-3))
+    last = facts.last_due_unix_s
+    if np.isinf(last).all():
+        return Due(prefill, prefill, pace, left)
+    # without a TTLT all of this is inf, and changes nothing
+    ttlt_s = last - facts.arrived_unix_s
+    least_s = STEP_MARGIN * step_s
+    each_s = ttlt_s * RESERVE_SHARE / np.maximum(facts.upper_tokens, 1.0)
+    each_s = np.maximum(least_s, np.minimum(each_s, RESERVE_MOST_S))
+    mean = np.maximum(facts.mean_tokens - made, 1.0)
+    most_s = np.maximum(mean * least_s, MOST_SHARE * ttlt_s)
+    hope = np.minimum(prefill, last - SHORT * mean * step_s)
+    prefill = np.minimum(prefill, last - np.minimum(left * each_s, most_s))
+    until_s = last - now_unix_s
+    likely_s = until_s / np.maximum(mean, LIKELY * left)
+    spread_s = np.minimum(likely_s, np.maximum(until_s / left, least_s))
+    # beyond rescue: it keeps its pace, and shortens no batch
+    spread_s[until_s / mean < step_s / STEP_MARGIN] = LOOSE_S
+    pace = np.minimum(pace, np.maximum(spread_s, 1e-3))
     return Due(prefill, hope, pace, left)
