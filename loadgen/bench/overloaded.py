@@ -27,7 +27,7 @@ PART = "overload"
 TIER = "chat"
 RATE_PER_S = 120.0  # ten times what two such replicas serve of these requests, and more
 SHORT, LONG = (200, 40), (4000, 100)  # tokens of prompt and of answer
-IMPORTANT_EVERY = 50  # requests; one of them has twice the importance
+IMPORTANT_EVERY = 25  # requests of each way; one of them has twice the importance
 REFUSED_AIM_S = 0.05
 NORMAL_AIM_S = 10.0
 CALM = 5  # short requests in a row, one a second, that meet their SLO: back to normal
@@ -63,7 +63,7 @@ class Flood:
         while (at_s := at_s + self.rng.expovariate(RATE_PER_S)) < until_s:
             await asyncio.sleep(at_s - clock())
             n = len(self.told)
-            one = Told("NATS" if n % 2 else "HTTP", n % 4 > 1, n // 2 % (IMPORTANT_EVERY // 2) == 0)
+            one = Told("NATS" if n % 2 else "HTTP", n % 4 > 1, n // 2 % IMPORTANT_EVERY == 0)
             self.told.append(one)
             send = self._by_nats if n % 2 else self._by_http
             tasks.append(asyncio.create_task(send(one, n), name=f"flood.{n}"))

@@ -3,6 +3,7 @@ lease is in doubt.
 """
 
 import asyncio
+from collections import deque
 from contextlib import suppress
 from random import Random
 
@@ -27,6 +28,7 @@ log = structlog.get_logger()
 LOOK_S = 0.25  # between two looks for leases without a holder
 SHUN_S = 10.0  # for this long a replica whose planning failed is left to other planners
 SAFETY_S = 0.5  # a lease that is not renewed this long before its end is given up
+FAULTS = 16  # kept for tests
 
 
 class Planner:
@@ -45,7 +47,8 @@ class Planner:
         self._stops: dict[ReplicaId, asyncio.Event] = {}
         # replicas whose planning failed, and until when they are left alone
         self._shunned: dict[ReplicaId, float] = {}
-        self.broken: list[BaseException] = []  # faults of ours that ended a seat
+        # the newest faults of ours that ended a seat
+        self.broken: deque[BaseException] = deque(maxlen=FAULTS)
 
     async def run(self, stop: asyncio.Event) -> None:
         announcements = await self._bus.subscribe(

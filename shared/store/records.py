@@ -1,5 +1,6 @@
 """The records of requests in the store, created and changed by compare-and-set alone."""
 
+import asyncio
 import secrets
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -22,6 +23,7 @@ from shared.store.readable import read, readable
 from shared.store.seal import opened, sealed
 from shared.vocabulary import RequestKey
 
+AT_ONCE = 64  # records that are read in one turn, a millisecond
 RETRIES = 8  # of a compare-and-set that lost its race; the loser reads what the winner wrote
 
 log = structlog.get_logger()
@@ -213,7 +215,9 @@ class Records:
 
     async def listing(self) -> Listing:
         found, others, outputs = list[Stored](), set[RequestKey](), set[str]()
-        for name, entry in await self._bucket.scan("s."):
+        for n, (name, entry) in enumerate(await self._bucket.scan("s."), 1):
+            if n % AT_ONCE == 0:  # there are thousands, and others wait for this loop
+                await asyncio.sleep(0)
             try:
                 stored = _stored(name, entry)
             except StoreDamaged as error:

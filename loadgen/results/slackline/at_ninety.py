@@ -8,38 +8,40 @@ from loadgen.markdown import table
 from loadgen.results.experiment import Run
 from loadgen.results.section import MISSING, Results, Section
 from loadgen.results.slackline import capacities
-from loadgen.results.slackline.same_loads import QOSERVE, ROWS, WORK, load_of
-from loadgen.results.slackline.systems import OTHERS, OURS, SEEDS, percents, spread
+from loadgen.results.slackline.same_loads import ROWS, load_of
+from loadgen.results.slackline.systems import OTHERS, OURS, SEEDS, met_percent, percents, spread
 
 VIOLATIONS = 0.1
-# QoServe's loads last half an hour, so that TTLTs of minutes can be missed. They have 90 % at about
-# so many times the rate of the matrix.
-LONG_TIMES, LONG_FIRST = 6.0, 1.1
-ON_QOSERVE = (WORK, QOSERVE, ("qoserve", {"alpha_low_s": "0.008"}))
+BEST = 2  # of all with the first seed: these have the other seeds, too
 
 
 def render(results: Results, duration_s: float) -> str:
     return table(
         ("load", "requests/s", "`slackline`", "the best of the ten", "", "points ahead"),
-        [_row(results, name, duration_s / 3600) for name in ROWS],
+        [_row(results, name, duration_s / 3600) for name in capacities.TIGHT],
     )
 
 
 def _row(results: Results, name: str, hours: float) -> Sequence[str]:
-    long = name.startswith("QoServe")
-    run = load_of(name, hours * (LONG_TIMES if long else 1.0))
     # the search of capacities.py
-    first = load_of(name, hours * (LONG_TIMES if long else 0.5), LONG_FIRST if long else 1.0)
-    first = replace(first, policy=OURS, seed=capacities.SEED)
+    first = replace(load_of(name, 0.5 * hours), policy=OURS, seed=capacities.SEED)
     rate_rps = capacities.carried(results, VIOLATIONS, [first])
     if not rate_rps:
         return (name, MISSING, MISSING, MISSING, "", "")
-    run = replace(run, rate_rps=rate_rps)
+    run = replace(load_of(name, hours), rate_rps=rate_rps)
     mine = percents(results, replace(run, policy=OURS), SEEDS)
     others: dict[str, tuple[str, Mapping[str, str]]] = {
-        _shown(*each): each for each in (ON_QOSERVE if long else (*ROWS[name][2], *OTHERS.items()))
+        _shown(*each): each for each in (*ROWS[name][2], *OTHERS.items())
     }
-    theirs = {shown: percents(results, _as(run, *each), SEEDS) for shown, each in others.items()}
+    first_seed = replace(run, seed=SEEDS[0])
+    tried = {shown: met_percent(results, _as(first_seed, *each)) for shown, each in others.items()}
+    found = {shown: value for shown, value in tried.items() if value is not None}
+    if len(found) < len(tried):
+        return (name, f"{rate_rps:.3g}", spread(mine), MISSING, "", "")
+    theirs = {
+        shown: percents(results, _as(run, *others[shown]), SEEDS)
+        for shown in sorted(found, key=lambda shown: -found[shown])[:BEST]
+    }
     known = {shown: values for shown, values in theirs.items() if values is not None}
     if mine is None or len(known) < len(theirs):
         return (name, f"{rate_rps:.3g}", spread(mine), MISSING, "", "")
@@ -64,9 +66,10 @@ SECTION = Section(
     title="The rate at which it keeps 90 %",
     paper=f"""\
 The same loads, each at the rate at which `slackline` meets {100 * (1 - VIOLATIONS):g} % with seed
-{capacities.SEED} (Capacity). Beside it the best of all ten, each at its setting for loads drawn at
-random, and of the policies of the table above at theirs. QoServe's loads last half an hour; beside
-them are `slos_serve:long_deadlines=work` and `qoserve` at both of its settings.""",
+{capacities.SEED} ([Capacity](#capacity)). Beside it the best of all ten, each at its setting for
+loads drawn at random, and of the policies of the table above at theirs: the {BEST} best of all with
+seed {SEEDS[0]} have the other seeds, too. QoServe's loads are not here: for minutes they keep 98 %
+at twice the rate of the matrix ([Overload](#overload)).""",
     hours=1.0,
     render=render,
     discussion="",
