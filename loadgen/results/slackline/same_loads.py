@@ -53,27 +53,30 @@ def load_of(name: str, hours: float, times: float = 1.0) -> Run:
 
 
 def _row(results: Results, load: Load, times: float) -> Sequence[str]:
-    rate_rps, _, rivals = ROWS[load.name]
-    run = load_of(load.name, times)
+    rate_rps = ROWS[load.name][0]
+    return (load.name, f"{rate_rps:g}", *beside(results, load.name, load_of(load.name, times)))
+
+
+def beside(results: Results, name: str, run: Run) -> Sequence[str]:
+    """The cells of a run of this load: slackline's, the best rival's, which that is, and how far
+    slackline is ahead.
+    """
     mine = percents(results, replace(run, policy=OURS), SEEDS)
-    theirs = {
-        name: percents(results, replace(run, policy=name, settings=settings), SEEDS)
-        for name, settings in rivals
-    }
-    known = {name: values for name, values in theirs.items() if values is not None}
+    theirs = [
+        percents(results, replace(run, policy=policy, settings=settings), SEEDS)
+        for policy, settings in ROWS[name][2]
+    ]
+    known = [values for values in theirs if values is not None]
     if mine is None or len(known) < len(theirs):
-        return (load.name, f"{rate_rps:g}", spread(mine), MISSING, "", "")
-    best = max(known, key=lambda name: sum(known[name]))
-    ahead = (sum(mine) - sum(known[best])) / len(SEEDS)
-    settings = next(each for name, each in rivals if name == best)
+        return (spread(mine), MISSING, "", "")
+    best = max(known, key=sum)
+    policy, settings = ROWS[name][2][known.index(best)]
     shown = ", ".join(f"{key}={value}" for key, value in settings.items())
     return (
-        load.name,
-        f"{rate_rps:g}",
         spread(mine),
-        spread(known[best]),
-        f"`{best}:{shown}`" if shown else f"`{best}`",
-        f"{ahead:+.1f}",
+        spread(best),
+        f"`{policy}:{shown}`" if shown else f"`{policy}`",
+        f"{(sum(mine) - sum(best)) / len(SEEDS):+.1f}",
     )
 
 

@@ -99,7 +99,7 @@ def test_an_entry_that_is_no_text_is_left_out() -> None:
 
 
 async def test_a_long_log_lets_others_have_their_turn() -> None:
-    """Whoever attached to a request held all others of its admission up for as long."""
+    """A client that attached to a request held up all others of its admission for as long."""
     turns = 0
 
     async def other() -> None:
