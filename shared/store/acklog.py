@@ -32,7 +32,7 @@ from shared.vocabulary import FinishReason, ReplicaId, RequestKey, ServiceClass
 
 log = structlog.get_logger()
 
-AT_ONCE = 16  # entries of a log, some milliseconds
+FOLDED_AT_ONCE = 16  # entries of a log, before others get their turn
 
 encode_entry = msgspec.msgpack.Encoder().encode
 _entry: msgspec.msgpack.Decoder[LogEntry] = msgspec.msgpack.Decoder(LogEntry)
@@ -195,7 +195,7 @@ class _Folding:
         return self._stories
 
     def _close(self) -> None:
-        """The attempts that the log does not end."""
+        """The diaries of the attempts that the log does not end."""
         for slot, story in self._at_slot.items():
             story.diary = self._ledger.diary(slot)
 
@@ -205,6 +205,16 @@ def fold(entries: Iterable[LogEntry], replica: ReplicaId) -> Stories:
     folding = _Folding(replica)
     for entry in entries:
         folding.add(entry)
+    return folding.end()
+
+
+async def fold_in_turns(entries: Iterable[LogEntry], replica: ReplicaId) -> Stories:
+    """The same as `fold`. It does not hold up the loop: a log may be long."""
+    folding = _Folding(replica)
+    for n, entry in enumerate(entries, 1):
+        folding.add(entry)
+        if n % FOLDED_AT_ONCE == 0:
+            await asyncio.sleep(0)
     return folding.end()
 
 
@@ -282,18 +292,6 @@ def _account(ack: PlanAck, firsts: Sequence[int], ledger: Ledger) -> None:
     ledger.note(Happened.FIRST_TOKEN, firsts, ack.ended_unix_s)
     for slot in unpack_list(ack.late):
         ledger.late(slot, 0, 0.0)
-
-
-async def fold_in_turns(entries: Iterable[LogEntry], replica: ReplicaId) -> Stories:
-    """The same, for a loop that others wait for: a long log takes tens of milliseconds, so they get
-    their turn after every AT_ONCE entries.
-    """
-    folding = _Folding(replica)
-    for n, entry in enumerate(entries, 1):
-        folding.add(entry)
-        if n % AT_ONCE == 0:
-            await asyncio.sleep(0)
-    return folding.end()
 
 
 async def read(bus: Bus, replica: ReplicaId) -> Stories:

@@ -23,7 +23,7 @@ from shared.store.readable import read, readable
 from shared.store.seal import opened, sealed
 from shared.vocabulary import RequestKey
 
-AT_ONCE = 64  # records that are read in one turn, a millisecond
+LISTED_AT_ONCE = 64  # records, before others get their turn
 RETRIES = 8  # of a compare-and-set that lost its race; the loser reads what the winner wrote
 
 log = structlog.get_logger()
@@ -216,7 +216,7 @@ class Records:
     async def listing(self) -> Listing:
         found, others, outputs = list[Stored](), set[RequestKey](), set[str]()
         for n, (name, entry) in enumerate(await self._bucket.scan("s."), 1):
-            if n % AT_ONCE == 0:  # there are thousands, and others wait for this loop
+            if n % LISTED_AT_ONCE == 0:  # there may be thousands
                 await asyncio.sleep(0)
             try:
                 stored = _stored(name, entry)

@@ -155,7 +155,7 @@ def _due(facts: Facts, now_unix_s: float, step_s: float) -> Due:
     last = facts.last_due_unix_s
     if np.isinf(last).all():
         return Due(prefill, prefill, pace, left)
-    # without a TTLT all of this is inf, and changes nothing
+    # a bound by a TTLT that is absent is inf, and changes nothing
     ttlt_s = last - facts.arrived_unix_s
     least_s = STEP_MARGIN * step_s
     each_s = ttlt_s * RESERVE_SHARE / np.maximum(facts.upper_tokens, 1.0)

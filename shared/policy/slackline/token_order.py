@@ -70,10 +70,8 @@ class TokenOrder(NamedTuple):
         """
         if not rest.any():
             return False
-        one_s = self.pass_s.copy()
-        one_s[0] -= self.batch_s
-        one_s[1:] -= self.pass_s[:-1]
-        ends_s = longest_s + self.batch_s + (rest * one_s).cumsum() + MARGIN_S
+        one_s = np.where(rest, np.diff(self.pass_s, prepend=self.batch_s), 0.0)
+        ends_s = longest_s + self.batch_s + one_s.cumsum() + MARGIN_S
         until_s = np.maximum(self.put_off_s[rest][0], self.put_off_s - self.batch_s)
         in_time = self.put_off_s >= self.pass_s + MARGIN_S - CLOSE_S
         return bool((rest & in_time & (ends_s > until_s + CLOSE_S)).any())
