@@ -242,9 +242,8 @@ class DraftModel:
     ) -> tuple[Floats, Ints]:
         """[beams, widest] the likeliest next tokens of each beam: probabilities and tokens."""
         heat = [ask.temperature or 1.0 for ask in asks for _ in range(ask.width if level else 1)]
-        with torch.inference_mode():
-            logits = logits[:, : self._vocabulary].float()
-            if any(value != 1.0 for value in heat):
-                logits = logits / torch.tensor(heat, device=logits.device)[:, None]
-            likely, ids = logits.softmax(dim=-1).topk(widest, dim=-1)
-            return likely.double().cpu().numpy(), ids.int().cpu().numpy()
+        logits = logits[:, : self._vocabulary].float()
+        if any(value != 1.0 for value in heat):
+            logits = logits / torch.tensor(heat, device=logits.device)[:, None]
+        likely, ids = logits.softmax(dim=-1).topk(widest, dim=-1)
+        return likely.double().cpu().numpy(), ids.int().cpu().numpy()

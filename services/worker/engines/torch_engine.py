@@ -147,6 +147,7 @@ class TorchEngine:
             Prefix(self._facts.block_tokens),
         )
 
+    @torch.inference_mode()
     def execute(self, work: Sequence[Work], selection: Selection | None) -> Outcome:
         began_s = time.monotonic()
         assert len({entry.slot for entry in work}) == len(work), "a slot may be in a batch once"

@@ -14,7 +14,7 @@ import torch
 from services.worker.engine import Likely
 from services.worker.engines.adjusting import Written, adjusted, asks
 from services.worker.engines.running import Running
-from services.worker.engines.sampling import Draw, choose, likelihoods
+from services.worker.engines.sampling import Draw, choose, likeliest, likelihoods
 from services.worker.engines.token_tree import Tree
 
 
@@ -37,8 +37,8 @@ def verify(
     """
     said = {n: Said([0], [], []) for n in root}
     greedy = [n for n in root if _likeliest_alone(states[n])]
-    likeliest = _likeliest(logits, [(root[n], _nodes(trees.get(n))) for n in greedy])
-    for n, tokens in zip(greedy, likeliest, strict=True):
+    firsts = _likeliest(logits, [(root[n], _nodes(trees.get(n))) for n in greedy])
+    for n, tokens in zip(greedy, firsts, strict=True):
         while _say(said[n], states[n], trees.get(n), tokens[said[n].path[-1]]):
             pass
     if len(greedy) < len(root):
@@ -101,10 +101,9 @@ def _likeliest(logits: torch.Tensor, spans: Sequence[tuple[int, int]]) -> list[l
     """The likeliest token of each row of these spans (first, length)."""
     if not spans:
         return []
-    with torch.inference_mode():
-        if sum(length for _, length in spans) < len(logits):
-            logits = logits[[first + n for first, length in spans for n in range(length)]]
-        tokens = logits.argmax(dim=-1).tolist()
+    if sum(length for _, length in spans) < len(logits):
+        logits = logits[[first + n for first, length in spans for n in range(length)]]
+    tokens = likeliest(logits)
     found, at = [], 0
     for _, length in spans:
         found.append(tokens[at : at + length])
@@ -118,26 +117,25 @@ def _choose(
     """The next token of each request, and its likelihood where asked. Position n of a request
     draws from (seed, n), where n counts from its first token.
     """
-    with torch.inference_mode():
-        shown = adjusted(
-            logits,
-            [Written(state.sampling, state.prompt, state.tokens, state.ends) for state in states],
-        )
-        constraints = [(row, c) for row, s in enumerate(states) if (c := s.constraint)]
-        if constraints and shown is logits:
-            shown = logits.clone()
-        for row, constraint in constraints:
-            constraint.hold(shown[row])
-        tokens = choose(
-            shown, [Draw(state.sampling, state.seed, len(state.tokens)) for state in states]
-        )
-        for row, constraint in constraints:
-            constraint.take(tokens[row : row + 1])
-        likely: list[tuple[Likely, ...]] = [()] * len(states)
-        rows = [row for row, state in enumerate(states) if state.sampling.logprobs is not None]
-        if rows:
-            tops = [states[row].sampling.logprobs or 0 for row in rows]
-            found = likelihoods(logits[rows], [tokens[row] for row in rows], tops)
-            for row, one in zip(rows, found, strict=True):
-                likely[row] = (one,)
-        return list(zip(tokens, likely, strict=True))
+    shown = adjusted(
+        logits,
+        [Written(state.sampling, state.prompt, state.tokens, state.ends) for state in states],
+    )
+    constraints = [(row, c) for row, s in enumerate(states) if (c := s.constraint)]
+    if constraints and shown is logits:
+        shown = logits.clone()
+    for row, constraint in constraints:
+        constraint.hold(shown[row])
+    tokens = choose(
+        shown, [Draw(state.sampling, state.seed, len(state.tokens)) for state in states]
+    )
+    for row, constraint in constraints:
+        constraint.take(tokens[row : row + 1])
+    likely: list[tuple[Likely, ...]] = [()] * len(states)
+    rows = [row for row, state in enumerate(states) if state.sampling.logprobs is not None]
+    if rows:
+        tops = [states[row].sampling.logprobs or 0 for row in rows]
+        found = likelihoods(logits[rows], [tokens[row] for row in rows], tops)
+        for row, one in zip(rows, found, strict=True):
+            likely[row] = (one,)
+    return list(zip(tokens, likely, strict=True))
