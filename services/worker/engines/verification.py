@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from services.worker.engine import Likely
-from services.worker.engines.adjusting import Written, adjusted, asks
+from services.worker.engines.adjusting import Written, adjusted
 from services.worker.engines.running import Running
 from services.worker.engines.sampling import Draw, choose, likeliest, likelihoods
 from services.worker.engines.token_tree import Tree
@@ -36,10 +36,14 @@ def verify(
     `root`: the row of `logits` behind its newest token, which the rows of its tree follow.
     """
     said = {n: Said([0], [], []) for n in root}
-    greedy = [n for n in root if _likeliest_alone(states[n])]
-    firsts = _likeliest(logits, [(root[n], _nodes(trees.get(n))) for n in greedy])
-    for n, tokens in zip(greedy, firsts, strict=True):
-        while _say(said[n], states[n], trees.get(n), tokens[said[n].path[-1]]):
+    greedy = [
+        n
+        for n in root
+        if (of := states[n]).likeliest and len(of.tokens) - of.prompt >= of.sampling.min_tokens
+    ]
+    tokens = likeliest(logits) if greedy else []
+    for n in greedy:
+        while _say(said[n], states[n], trees.get(n), tokens[root[n] + said[n].path[-1]]):
             pass
     if len(greedy) < len(root):
         chosen_alone = set(greedy)
@@ -80,35 +84,6 @@ def _say(said: Said, state: Running, tree: Tree | None, token: int) -> bool:
         return False
     said.path.append(node)
     return True
-
-
-def _likeliest_alone(state: Running) -> bool:
-    """The likeliest token by the logits is its token, whatever its text."""
-    s = state.sampling
-    return (
-        (s.temperature <= 0 or s.top_k == 1)
-        and s.logprobs is None
-        and state.constraint is None
-        and not asks(Written(s, state.prompt, state.tokens, state.ends))
-    )
-
-
-def _nodes(tree: Tree | None) -> int:
-    return 1 if tree is None else len(tree.tokens)
-
-
-def _likeliest(logits: torch.Tensor, spans: Sequence[tuple[int, int]]) -> list[list[int]]:
-    """The likeliest token of each row of these spans (first, length)."""
-    if not spans:
-        return []
-    if sum(length for _, length in spans) < len(logits):
-        logits = logits[[first + n for first, length in spans for n in range(length)]]
-    tokens = likeliest(logits)
-    found, at = [], 0
-    for _, length in spans:
-        found.append(tokens[at : at + length])
-        at += length
-    return found
 
 
 def _choose(
