@@ -46,7 +46,8 @@ Part = Piece | Node  # of a batch
 
 def positions_of(parts: Sequence[Part]) -> tuple[list[int], list[int]]:
     """The positions of the parts' new tokens in their sequences, and in the pool."""
-    in_sequence, in_pool = list[int](), list[int]()
+    in_sequence: list[int] = []
+    in_pool: list[int] = []
     for part in parts:
         if isinstance(part, Node):
             in_sequence.append(part.position)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import structlog
 import torch
 from torch import Tensor
@@ -57,7 +58,7 @@ class PagedModel:
         """
         in_sequence, in_pool = positions_of(parts)
         tokens, positions, writes, logits_to_keep = torch.split_with_sizes(
-            torch.tensor([*ids, *in_sequence, *in_pool, *rows], device=self._device),
+            torch.from_numpy(np.array([*ids, *in_sequence, *in_pool, *rows])).to(self._device),
             [len(ids), len(ids), len(ids), len(rows)],
         )
         if self._in_place:
