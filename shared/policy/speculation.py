@@ -97,6 +97,8 @@ def slo_then_throughput(
         left = left.copy()
         left[:, capped] = _likeliest(left[:, capped], path[:, capped], caps[capped] - 1)
         nodes = np.minimum(caps - 1, nodes)
+    if np.count_nonzero(left) <= budget:
+        return left
     enough = np.minimum(needed, depth + 1.0)  # A_cap
     needy = (enough > 1.0).nonzero()[0]
     chosen: Bools = np.zeros(left.shape, dtype=np.bool_)
@@ -110,8 +112,6 @@ def slo_then_throughput(
         chosen[:, needy] = _likeliest(left[:, needy], path[:, needy], toward)
         left = left & ~chosen
         budget -= int(toward.sum())
-    if np.count_nonzero(left) <= budget:
-        return chosen | left
     likeliest = np.where(left, -path, 1.0).ravel().argsort(kind="stable")
     chosen.reshape(-1)[likeliest[:budget]] = True
     return chosen

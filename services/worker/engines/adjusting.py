@@ -37,8 +37,13 @@ def adjusted(logits: Tensor, rows: Sequence[Written]) -> Tensor:
 def asks(written: Written) -> bool:
     """Its logits are to be adjusted. If not, they are not later on."""
     s = written.sampling
+    return always_asks(s) or len(written.tokens) - written.prompt < s.min_tokens
+
+
+def always_asks(s: Sampling) -> bool:
+    """The logits of every token are to be adjusted, not only those of the first `min_tokens`."""
     penalised = (s.repetition_penalty, s.presence_penalty, s.frequency_penalty) != (1.0, 0.0, 0.0)
-    return penalised or bool(s.logit_bias) or len(written.tokens) - written.prompt < s.min_tokens
+    return penalised or bool(s.logit_bias)
 
 
 def _adjust(logits: Tensor, written: Written) -> None:

@@ -44,27 +44,19 @@ class Node(NamedTuple):
 Part = Piece | Node  # of a batch
 
 
-def positions_of(parts: Sequence[Part]) -> NDArray[np.int64]:
-    """The positions of the parts' new tokens in their sequences."""
-    found: list[int] = []
+def positions_of(parts: Sequence[Part]) -> tuple[list[int], list[int]]:
+    """The positions of the parts' new tokens in their sequences, and in the pool."""
+    in_sequence: list[int] = []
+    in_pool: list[int] = []
     for part in parts:
         if isinstance(part, Node):
-            found.append(part.position)
+            in_sequence.append(part.position)
+            in_pool.append(int(part.sees[-1]))
         else:
-            found += range(part.cached, part.cached + part.new)
-    return np.array(found, dtype=np.int64)
-
-
-def writes_of(parts: Sequence[Part]) -> NDArray[np.int64]:
-    """The pool positions of the parts' new tokens."""
-    return np.concatenate(
-        [
-            part.sees[-1:]
-            if isinstance(part, Node)
-            else part.place.positions(part.cached, part.cached + part.new)
-            for part in parts
-        ]
-    )
+            cached, new, place = part
+            in_sequence += range(cached, cached + new)
+            in_pool += place.positions(cached, cached + new).tolist()
+    return in_sequence, in_pool
 
 
 class Batch(Protocol):

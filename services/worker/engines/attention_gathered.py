@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from services.worker.engines.attention import Node, Part, writes_of
+from services.worker.engines.attention import Node, Part
 from services.worker.engines.paged import Pool
 
 
@@ -33,8 +33,12 @@ class _Decodes(NamedTuple):
 class GatheredBatch:
     """Implements services.worker.engines.attention.Batch."""
 
-    def __init__(self, pool: Pool, parts: Sequence[Part], device: torch.device) -> None:
+    def __init__(
+        self, pool: Pool, parts: Sequence[Part], writes: Tensor, device: torch.device
+    ) -> None:
+        """`writes`: the pool positions of new tokens."""
         self._pool = pool
+        self._writes = writes
         self._chunks: list[_Chunk] = []
         singles: list[Tensor] = []
         rows, row = [], 0
@@ -58,7 +62,6 @@ class GatheredBatch:
                 )
                 self._chunks.append(_Chunk(slice(row, row + new), at, mask))
             row += new
-        self._writes = torch.from_numpy(writes_of(parts)).to(device)
         self._decodes = _padded(singles, rows, device) if singles else None
 
     def attend(

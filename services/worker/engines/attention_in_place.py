@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
-from services.worker.engines.attention import Node, Part, writes_of
+from services.worker.engines.attention import Node, Part
 from services.worker.engines.paged import Pool
 
 # New tokens of a chunk up to which its rows are computed one by one, among the decodes. Measured on
@@ -55,9 +55,14 @@ class _Pattern(NamedTuple):
 class InPlaceBatch:
     """Implements services.worker.engines.attention.Batch."""
 
-    def __init__(self, pool: Pool, parts: Sequence[Part], positions: int, sparse: bool) -> None:
-        """`positions`: of the pool. `sparse`: decodes go together (see `sparse_works`)."""
+    def __init__(
+        self, pool: Pool, parts: Sequence[Part], writes: Tensor, positions: int, sparse: bool
+    ) -> None:
+        """`writes`: the pool positions of new tokens. `positions`: of the pool. `sparse`: decodes
+        go together (see `sparse_works`).
+        """
         self._pool = pool
+        self._writes = writes
         self._positions = positions
         self._windows: list[_Window] = []
         self._together: list[NDArray[np.int64]] = []  # the pool positions that each row sees
@@ -80,7 +85,6 @@ class InPlaceBatch:
             else:
                 self._windows.append(_Window(row, row + 1, place.within(0, cached + 1), False))
             row += new
-        self._writes = torch.from_numpy(writes_of(parts))
         self._rows = torch.tensor(rows) if self._windows and rows else None  # None: the whole batch
         self._patterns: dict[tuple[int, int], _Pattern] = {}
 

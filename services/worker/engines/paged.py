@@ -88,10 +88,15 @@ class Blocks:
     def free(self) -> int:
         return self._unused + len(self._idle)
 
-    def grow(self, place: Place, tokens: int) -> None:
-        """Extends `place` until it has room for `tokens` positions."""
+    def grow(self, place: Place, tokens: int) -> bool:
+        """Extends `place` until it has room for `tokens` positions; false, and nothing is done, if
+        too few blocks are free.
+        """
         missing = -(-tokens // self._block_tokens) - len(place.blocks)
-        assert missing <= self.free, "more KV blocks promised than there are"
+        if missing <= 0:
+            return True
+        if missing > self.free:
+            return False
         while self._unused < missing:
             self._forget(self._idle.popitem(last=False)[0])
         for _ in range(missing):
@@ -102,6 +107,7 @@ class Blocks:
             self._owners[block] = 1
             self._unused -= 1
             place.add(block)
+        return True
 
     def shrink(self, place: Place, tokens: int) -> None:
         """Takes away the blocks of `place` that `tokens` positions do not need."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import structlog
 import torch
 from torch import Tensor
@@ -53,29 +54,28 @@ class PagedModel:
 
     def logits(self, ids: Sequence[int], parts: Sequence[Part], rows: Sequence[int]) -> Tensor:
         """[rows, vocabulary]. `ids` are the parts' new tokens, one part after the other; `rows`
-        count in them.
+        count in them. The caller is in inference mode.
         """
+        in_sequence, in_pool = positions_of(parts)
+        tokens, positions, writes, logits_to_keep = torch.split_with_sizes(
+            torch.from_numpy(np.array([*ids, *in_sequence, *in_pool, *rows])).to(self._device),
+            [len(ids), len(ids), len(ids), len(rows)],
+        )
         if self._in_place:
-            self._batch = InPlaceBatch(self._pool, parts, self._positions, self._sparse)
+            self._batch = InPlaceBatch(self._pool, parts, writes, self._positions, self._sparse)
         else:
-            self._batch = GatheredBatch(self._pool, parts, self._device)
-        with torch.inference_mode():
-            out = self._forward(
-                torch.tensor([ids], device=self._device),
-                torch.from_numpy(positions_of(parts))[None].to(self._device),
-                torch.tensor(rows, dtype=torch.long, device=self._device),
-            )
+            self._batch = GatheredBatch(self._pool, parts, writes, self._device)
+        out = self._forward(tokens[None], positions[None], logits_to_keep)
         self._batch = None
         return out[0]
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copies keys and values between positions of the pool."""
         if sources:
-            with torch.inference_mode():
-                self._pool.move(
-                    torch.tensor(sources, device=self._device),
-                    torch.tensor(targets, device=self._device),
-                )
+            self._pool.move(
+                torch.tensor(sources, device=self._device),
+                torch.tensor(targets, device=self._device),
+            )
 
     def _plain(self, ids: Tensor, positions: Tensor, rows: Tensor) -> Tensor:
         out = self._model(
@@ -152,6 +152,7 @@ class PagedModel:
             log.info(event, reason=reason)
         return proven
 
+    @torch.inference_mode()
     def _proves(self, prompt: Sequence[int], wanted: Tensor) -> bool:
         """Tells whether these tokens, alone and beside each other, have the logits `wanted`
         [tokens, vocabulary].

@@ -1,8 +1,9 @@
 """A request as the torch engine has it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from services.worker.engines import paged
+from services.worker.engines.adjusting import always_asks
 from services.worker.engines.constraint import Constraint
 from services.worker.engines.prefixes import Prefix
 from shared.schemas import Sampling
@@ -19,3 +20,14 @@ class Running:
     constraint: Constraint | None  # None: free text
     prefix: Prefix
     computed: int = 0
+    # from `min_tokens` on, the likeliest token by the logits is its token, whatever its text
+    likeliest: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        s = self.sampling
+        self.likeliest = (
+            (s.temperature <= 0 or s.top_k == 1)
+            and s.logprobs is None
+            and self.constraint is None
+            and not always_asks(s)
+        )

@@ -50,13 +50,19 @@ def choose(logits: Tensor, wanted: Sequence[Draw]) -> list[int]:
         if rows:
             some = logits if len(rows) == len(wanted) else logits[rows]
             chosen = (
-                some.argmax(dim=-1).tolist()
-                if rows is greedy
-                else _drawn(some, [wanted[row] for row in rows])
+                likeliest(some) if rows is greedy else _drawn(some, [wanted[row] for row in rows])
             )
             for row, token in zip(rows, chosen, strict=True):
                 tokens[row] = token
     return tokens
+
+
+def likeliest(logits: Tensor) -> list[int]:
+    """The likeliest token of each row of `logits` [B, vocabulary]; the first of equals."""
+    if logits.is_cpu:  # 8 rows of 2,048 tokens take 2 us, by torch 17
+        found: list[int] = logits.float().numpy().argmax(axis=-1).tolist()
+        return found
+    return logits.argmax(dim=-1).tolist()
 
 
 def likelihoods(logits: Tensor, tokens: Sequence[int], tops: Sequence[int]) -> list[Likely]:

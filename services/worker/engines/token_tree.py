@@ -68,14 +68,13 @@ def trees_of(roots: Sequence[int], drafted: Drafted, chosen: Bools) -> list[Tree
     connected.
     """
     tokens, above = drafted.tokens.tolist(), drafted.above.tolist()
-    picked = [list[tuple[int, int]]() for _ in roots]  # level and beam, level by level
-    for level, request, beam in np.argwhere(chosen).tolist():
-        picked[request].append((level, beam))
+    # of each request, the nodes below each: level and beam
+    children: list[dict[tuple[int, int], list[tuple[int, int]]]]
+    children = [defaultdict(list) for _ in roots]
+    for level, request, beam in zip(*(axis.tolist() for axis in chosen.nonzero()), strict=True):
+        children[request][level - 1, above[level][request][beam]].append((level, beam))
     trees = []
-    for request, root in enumerate(roots):
-        below: defaultdict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
-        for level, beam in picked[request]:
-            below[level - 1, above[level][request][beam] if level else 0].append((level, beam))
+    for request, (root, below) in enumerate(zip(roots, children, strict=True)):
         tree = Tree([root], [(0,)], [(-1, 0)], {})
         ahead = [(0, child) for child in reversed(below[-1, 0])]
         while ahead:

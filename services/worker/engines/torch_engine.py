@@ -147,6 +147,7 @@ class TorchEngine:
             Prefix(self._facts.block_tokens),
         )
 
+    @torch.inference_mode()
     def execute(self, work: Sequence[Work], selection: Selection | None) -> Outcome:
         began_s = time.monotonic()
         assert len({entry.slot for entry in work}) == len(work), "a slot may be in a batch once"
@@ -167,15 +168,16 @@ class TorchEngine:
         for n, (entry, state) in enumerate(zip(work, states, strict=True)):
             left, before = len(state.tokens) - state.computed, state.computed
             tree = trees.get(n)
-            if tree is not None and not self._grows(state, before + len(tree.tokens)):
+            if tree is not None and not self._blocks.grow(state.place, before + len(tree.tokens)):
                 tree = trees[n] = tree.root()
             new = min(entry.tokens, left) if tree is None else len(tree.tokens)
             assert before + new <= self._facts.context_tokens, "over the context"
-            if not self._grows(state, before + new):
+            # Without shared blocks the plans never promise more than there is; blocks that were
+            # found may have been promised to a plan in flight.
+            if not self._blocks.grow(state.place, before + new):
                 trees.pop(n, None)
                 news.append(0)
                 continue
-            self._blocks.grow(state.place, before + new)
             if tree is None:
                 ids += state.tokens[before : before + new]
                 parts.append(Piece(before, new, state.place))
@@ -261,12 +263,6 @@ class TorchEngine:
     def _missing(self, state: Running, tokens: int) -> int:
         return max(0, -(-tokens // self._facts.block_tokens) - len(state.place.blocks))
 
-    def _grows(self, state: Running, tokens: int) -> bool:
-        """Tells whether it can. Without shared blocks the plans never promise more than there is;
-        blocks that were found may have been promised to a plan in flight.
-        """
-        return self._missing(state, tokens) <= self._blocks.free
-
     def check(self) -> None:
         """Raises AssertionError unless every block has its owners."""
         self._blocks.check(state.place for state in self._slots.values())
@@ -288,7 +284,8 @@ class TorchEngine:
         KV back. `drafted`: the entries of `trees`, and those that then had no room.
         """
         done: list[Done] = []
-        sources, targets = list[int](), list[int]()
+        sources: list[int] = []
+        targets: list[int] = []
         for n, (state, new) in enumerate(zip(states, news, strict=True)):
             tree, of, before = trees.get(n), said.get(n), state.computed
             if of is None:

@@ -12,9 +12,9 @@ from typing import NamedTuple
 import torch
 
 from services.worker.engine import Likely
-from services.worker.engines.adjusting import Written, adjusted, asks
+from services.worker.engines.adjusting import Written, adjusted
 from services.worker.engines.running import Running
-from services.worker.engines.sampling import Draw, choose, likelihoods
+from services.worker.engines.sampling import Draw, choose, likeliest, likelihoods
 from services.worker.engines.token_tree import Tree
 
 
@@ -36,10 +36,14 @@ def verify(
     `root`: the row of `logits` behind its newest token, which the rows of its tree follow.
     """
     said = {n: Said([0], [], []) for n in root}
-    greedy = [n for n in root if _likeliest_alone(states[n])]
-    likeliest = _likeliest(logits, [(root[n], _nodes(trees.get(n))) for n in greedy])
-    for n, tokens in zip(greedy, likeliest, strict=True):
-        while _say(said[n], states[n], trees.get(n), tokens[said[n].path[-1]]):
+    greedy = [
+        n
+        for n in root
+        if (of := states[n]).likeliest and len(of.tokens) - of.prompt >= of.sampling.min_tokens
+    ]
+    tokens = likeliest(logits) if greedy else []
+    for n in greedy:
+        while _say(said[n], states[n], trees.get(n), tokens[root[n] + said[n].path[-1]]):
             pass
     if len(greedy) < len(root):
         chosen_alone = set(greedy)
@@ -82,62 +86,31 @@ def _say(said: Said, state: Running, tree: Tree | None, token: int) -> bool:
     return True
 
 
-def _likeliest_alone(state: Running) -> bool:
-    """The likeliest token by the logits is its token, whatever its text."""
-    s = state.sampling
-    return (
-        (s.temperature <= 0 or s.top_k == 1)
-        and s.logprobs is None
-        and state.constraint is None
-        and not asks(Written(s, state.prompt, state.tokens, state.ends))
-    )
-
-
-def _nodes(tree: Tree | None) -> int:
-    return 1 if tree is None else len(tree.tokens)
-
-
-def _likeliest(logits: torch.Tensor, spans: Sequence[tuple[int, int]]) -> list[list[int]]:
-    """The likeliest token of each row of these spans (first, length)."""
-    if not spans:
-        return []
-    with torch.inference_mode():
-        if sum(length for _, length in spans) < len(logits):
-            logits = logits[[first + n for first, length in spans for n in range(length)]]
-        tokens = logits.argmax(dim=-1).tolist()
-    found, at = [], 0
-    for _, length in spans:
-        found.append(tokens[at : at + length])
-        at += length
-    return found
-
-
 def _choose(
     logits: torch.Tensor, states: Sequence[Running]
 ) -> list[tuple[int, tuple[Likely, ...]]]:
     """The next token of each request, and its likelihood where asked. Position n of a request
     draws from (seed, n), where n counts from its first token.
     """
-    with torch.inference_mode():
-        shown = adjusted(
-            logits,
-            [Written(state.sampling, state.prompt, state.tokens, state.ends) for state in states],
-        )
-        constraints = [(row, c) for row, s in enumerate(states) if (c := s.constraint)]
-        if constraints and shown is logits:
-            shown = logits.clone()
-        for row, constraint in constraints:
-            constraint.hold(shown[row])
-        tokens = choose(
-            shown, [Draw(state.sampling, state.seed, len(state.tokens)) for state in states]
-        )
-        for row, constraint in constraints:
-            constraint.take(tokens[row : row + 1])
-        likely: list[tuple[Likely, ...]] = [()] * len(states)
-        rows = [row for row, state in enumerate(states) if state.sampling.logprobs is not None]
-        if rows:
-            tops = [states[row].sampling.logprobs or 0 for row in rows]
-            found = likelihoods(logits[rows], [tokens[row] for row in rows], tops)
-            for row, one in zip(rows, found, strict=True):
-                likely[row] = (one,)
-        return list(zip(tokens, likely, strict=True))
+    shown = adjusted(
+        logits,
+        [Written(state.sampling, state.prompt, state.tokens, state.ends) for state in states],
+    )
+    constraints = [(row, c) for row, s in enumerate(states) if (c := s.constraint)]
+    if constraints and shown is logits:
+        shown = logits.clone()
+    for row, constraint in constraints:
+        constraint.hold(shown[row])
+    tokens = choose(
+        shown, [Draw(state.sampling, state.seed, len(state.tokens)) for state in states]
+    )
+    for row, constraint in constraints:
+        constraint.take(tokens[row : row + 1])
+    likely: list[tuple[Likely, ...]] = [()] * len(states)
+    rows = [row for row, state in enumerate(states) if state.sampling.logprobs is not None]
+    if rows:
+        tops = [states[row].sampling.logprobs or 0 for row in rows]
+        found = likelihoods(logits[rows], [tokens[row] for row in rows], tops)
+        for row, one in zip(rows, found, strict=True):
+            likely[row] = (one,)
+    return list(zip(tokens, likely, strict=True))

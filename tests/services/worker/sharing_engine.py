@@ -45,7 +45,7 @@ class SharingEngine(SimEngine):
             if self._more(entry.slot, run.tokens) > self._pool.free:
                 self.lapsed += 1
                 continue
-            self._pool.grow(place, state.computed + run.tokens)
+            assert self._pool.grow(place, state.computed + run.tokens)
             kept.append(n)
             runs.append(run)
         if selection is not None:
