@@ -82,6 +82,9 @@ def build(cfg: WorkerConfig, folder: Path) -> Any:
     cpu = not torch.cuda.is_available()
     for name, value in (ENVIRONMENT | (CPU_ENVIRONMENT if cpu else {})).items():
         os.environ.setdefault(name, value)
+    if "speculative_config" in cfg.vllm:
+        # vLLM has two model runners. Only this one proposes when asked.
+        os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
     try:
         from vllm import __version__
         from vllm.engine.arg_utils import EngineArgs
@@ -89,7 +92,8 @@ def build(cfg: WorkerConfig, folder: Path) -> Any:
         from vllm.lora.request import LoRARequest
         from vllm.v1.engine.llm_engine import LLMEngine
 
-        from services.worker.engines.vllm_drafts import measure_draft
+        from services.worker.engines.draft_cost import measure_draft
+        from services.worker.engines.vllm_drafter import keep_back
         from services.worker.engines.vllm_engine import VllmEngine
         from services.worker.engines.vllm_generators import keep_generators
         from services.worker.engines.vllm_scheduler import PlannedScheduler
@@ -141,6 +145,8 @@ def build(cfg: WorkerConfig, folder: Path) -> Any:
     if cpu:
         engine.engine_core.engine_core.model_executor.collective_rpc(keep_generators)
     _refuse_what_cannot_be_planned(config, scheduler)
+    if scheduler.num_spec_tokens:
+        engine.engine_core.engine_core.model_executor.collective_rpc(keep_back)
     # Blocks beyond what the books count: drafts may be rejected, and vLLM keeps the blocks that it
     # took for them.
     drafts = scheduler.num_spec_tokens + scheduler.num_lookahead_tokens
@@ -202,3 +208,10 @@ def _refuse_what_cannot_be_planned(config: Any, scheduler: Any) -> None:
         )
     if config.model_config.is_multimodal_model or config.model_config.is_encoder_decoder:
         raise ConfigError("models that take more than text cannot be planned yet")
+    drafts = config.speculative_config
+    if drafts is None:
+        return
+    if drafts.method not in ("draft_model", "ngram"):
+        raise ConfigError(f"drafts by {drafts.method} cannot be planned yet: draft_model or ngram")
+    if drafts.parallel_drafting or drafts.draft_sample_method != "greedy":
+        raise ConfigError("drafts that are made in parallel or sampled cannot be planned yet")

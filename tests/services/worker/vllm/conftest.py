@@ -176,10 +176,34 @@ def caching(adapters: dict[str, Path], tmp_path_factory: pytest.TempPathFactory)
     engine.close()
 
 
+SPECULATION = {"method": "draft_model", "model": str(DRAFT), "num_speculative_tokens": 4}
+
+
 @pytest.fixture(scope="session")
 def drafting() -> Iterator[Any]:
     """Our model, drafted for by its small sister."""
-    spec = {"method": "draft_model", "model": str(DRAFT), "num_speculative_tokens": 4}
+    engine = built(
+        OURS,
+        {"speculative_config": SPECULATION, "enable_prefix_caching": False},
+        kv_blocks=KV_BLOCKS + SLOTS,
+    )
+    yield engine
+    engine.close()
+
+
+@pytest.fixture(scope="session")
+def drafting_and_caching() -> Iterator[Any]:
+    """The same with a prefix cache."""
+    engine = built(OURS, {"speculative_config": SPECULATION}, kv_blocks=KV_BLOCKS + SLOTS)
+    yield engine
+    engine.close()
+
+
+@pytest.fixture(scope="session")
+def matching() -> Iterator[Any]:
+    """Our model, with drafts of what followed the same n-gram."""
+    lookup = {"prompt_lookup_min": 1, "prompt_lookup_max": 2}
+    spec = {"method": "ngram", "num_speculative_tokens": 4, **lookup}
     engine = built(
         OURS,
         {"speculative_config": spec, "enable_prefix_caching": False},

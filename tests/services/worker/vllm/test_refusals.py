@@ -35,6 +35,12 @@ def test_an_argument_that_vllm_does_not_know_is_refused_by_its_name() -> None:
         built(conftest.OURS, {"no_such_thing": 1})
 
 
+def test_drafts_that_cannot_be_asked_for_are_refused() -> None:
+    sampled = {**conftest.SPECULATION, "draft_sample_method": "probabilistic"}
+    with pytest.raises(ConfigError, match="in parallel or sampled"):
+        built(conftest.OURS, {"speculative_config": sampled})
+
+
 def test_a_vllm_that_does_not_load_is_refused_with_what_it_lacks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
