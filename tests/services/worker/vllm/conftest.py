@@ -197,17 +197,3 @@ def drafting_and_caching() -> Iterator[Any]:
     engine = built(OURS, {"speculative_config": SPECULATION}, kv_blocks=KV_BLOCKS + SLOTS)
     yield engine
     engine.close()
-
-
-@pytest.fixture(scope="session")
-def matching() -> Iterator[Any]:
-    """Our model, with drafts of what followed the same n-gram."""
-    lookup = {"prompt_lookup_min": 1, "prompt_lookup_max": 2}
-    spec = {"method": "ngram", "num_speculative_tokens": 4, **lookup}
-    engine = built(
-        OURS,
-        {"speculative_config": spec, "enable_prefix_caching": False},
-        kv_blocks=KV_BLOCKS + SLOTS,
-    )
-    yield engine
-    engine.close()

@@ -264,20 +264,6 @@ def test_drafts_are_the_draft_models_own_behind_a_cached_prefix(
         engine.release(Slot(slot))
 
 
-def test_ngrams_are_found_for_the_plans_that_want_them_and_output_is_that_without(
-    matching: Any, case: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    known = case("ours")
-    compared = Compared(matching, matches, monkeypatch)
-    asked = [Asked(known.prompts[n], OUTPUT_TOKENS) for n in known.firm]
-    play = Play(matching, Random(1), Habits(preempt=0.04, depth=DEPTH), drafts=True)
-    outputs = play.run(asked)
-    assert [outputs[n][:OUTPUT_TOKENS] for n in range(len(asked))] == [
-        known.outputs[n] for n in known.firm
-    ]
-    assert 0 < play.accepted_tokens < play.drafted_tokens <= compared.drafts
-
-
 @pytest.mark.parametrize("end", ["preempt", "release"])
 def test_drafts_that_nobody_verified_hold_no_kv(drafting: Any, case: Any, end: str) -> None:
     begin(drafting, case("ours"), 3)
