@@ -17,6 +17,7 @@ from services.worker.engine import EngineFacts
 from services.worker.engines.vllm_versions import NEEDED, SUPPORTED, VLLM_NEWEST, VLLM_OLDEST
 from shared import features
 from shared.errors import ConfigError
+from shared.perf.draft import DRAFT
 from shared.text.tokenizer import Tokenizer
 
 PROFILE, CPU_PROFILE = "h100-llama3-8b", "cpu-tiny"  # start values where nothing is measured
@@ -174,6 +175,7 @@ def build(cfg: WorkerConfig, folder: Path) -> Any:
         # vLLM does not verify drafts under these two.
         features=features.ALL
         - ({features.MIN_P, features.LOGIT_BIAS} if scheduler.num_spec_tokens else set()),
+        draft=DRAFT if scheduler.num_spec_tokens else 0.0,
         adapters=tuple(cfg.adapters),
     )
     adapters = {
@@ -189,11 +191,9 @@ def build(cfg: WorkerConfig, folder: Path) -> Any:
                 f"adapter {name} cannot be loaded from {adapter.lora_path}: {error}"
             ) from error
     vllm = VllmEngine(engine, facts, adapters)
-    return (
-        vllm
-        if not scheduler.num_spec_tokens
-        else vllm.drafting(measure_draft(vllm, scheduler.num_spec_tokens))
-    )
+    if scheduler.num_spec_tokens and cfg.profile_s:
+        vllm.drafting(measure_draft(vllm, scheduler.num_spec_tokens))
+    return vllm
 
 
 def _refuse_what_cannot_be_planned(config: Any, scheduler: Any) -> None:
