@@ -10,7 +10,7 @@ from shared.vocabulary import Slot
 LEAST = 0.001  # a fraction of 0 would mean that there is no draft
 DECODES, PROMPT_TOKENS = 8, 48
 DEPTH = 3
-ROUNDS = 8
+PROMPTS, ROUNDS = 4, 4  # of each slot; of each prompt
 
 
 def measure_draft(engine: Engine, depth: int = DEPTH) -> DraftCost:
@@ -39,7 +39,7 @@ def measure_draft(engine: Engine, depth: int = DEPTH) -> DraftCost:
         work = [Work(slot, tokens, True) for slot in slots]
         return engine.execute(work, selection if drafts else None)
 
-    for seed in range(2):
+    for seed in range(PROMPTS):
         for slot in slots:
             prompt = [  # that no prefix cache has
                 7 + (slot + n * (seed + 3)) % (facts.vocabulary - 7) for n in range(PROMPT_TOKENS)
