@@ -45,7 +45,7 @@ def draft(worker: Any, unread: Sequence[Unread], depth: int) -> list[list[int]]:
 
 
 def _found(drafter: Any, unread: Sequence[Unread], depth: int) -> list[list[int]]:
-    """The tokens that followed the same n-gram. It reads whole requests."""
+    """The tokens that followed the same n-gram in the whole of each request."""
     lengths = np.array([len(one.tokens) for one in unread], dtype=np.int32)
     texts = np.zeros((len(unread), lengths.max()), dtype=np.int32)
     for row, one in zip(texts, unread, strict=True):

@@ -175,7 +175,7 @@ class VllmEngine:
         ]
 
     def _draft(self, states: Sequence[_Slot], depths: Sequence[int]) -> float:
-        """Makes the drafts of this iteration. How many seconds it took; 0: none are wanted."""
+        """Makes the drafts of this iteration. Returns the seconds it took; 0: none are wanted."""
         began_s = time.monotonic()
         wanted = [
             (self._unread(state), depth, state)
@@ -200,8 +200,8 @@ class VllmEngine:
         return time.monotonic() - began_s
 
     def _unread(self, state: _Slot) -> Unread:
-        """What the draft model lacks of a decode: at least its newest token and the one before.
-        n-grams are found in the whole of it.
+        """The part of a decode that the draft model lacks: at least its newest token and the one
+        before. n-grams are found in the whole of it.
         """
         request = state.request
         keeps_kv = self._scheduler.num_lookahead_tokens > 0
