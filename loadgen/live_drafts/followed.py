@@ -107,7 +107,6 @@ class Followed:
             state.has += computed[i]
             state.decoding = state.decoding or emitted[i] > 0
         verified = [emitted[i] - 1 for i in range(len(slots)) if drafted[i]]
-        draft_s = ack.drafted_s or (plan.drafts_s if verified else 0.0)  # vLLM does not tell
         return Iteration(
             shape=shape_of(
                 np.array(has, dtype=np.int32),
@@ -121,8 +120,8 @@ class Followed:
             tokens=sum(emitted),
             rest_s=max(ack.idle_s + ack.late_s, 0.0),
             late_s=max(ack.late_s, 0.0),
-            draft_s=draft_s,
-            pass_s=ack.exec_s - draft_s,
+            draft_s=ack.drafted_s,
+            pass_s=ack.exec_s - ack.drafted_s,
             trees=Trees(
                 *(np.array(column, dtype=np.int32) for column in zip(*columns, strict=True))
             )

@@ -24,7 +24,6 @@ from shared.policy.speculation import draft_s
 from shared.schemas import Announce
 from shared.tiers import TierSet
 
-NEARLY_NONE = 1e-9  # in place of 0, which would mean that the draft reads along with the target
 LEAST = 0.001  # a fraction of 0 would mean that there is no draft
 
 
@@ -73,7 +72,7 @@ def cost_of(iterations: Sequence[Iteration], profile: Profile, announced: DraftC
     drafting = [one for one in iterations if one.trees is not None]
     if not drafting:
         return announced
-    units = (Draft(profile, 1.0, NEARLY_NONE), Draft(profile, NEARLY_NONE, 1.0))
+    units = (Draft(profile, 1.0, 0.0), Draft(profile, 0.0, 1.0))
     design = np.array(
         [
             [draft_s(unit, **one.trees._asdict()) for unit in units]

@@ -96,9 +96,8 @@ class Measurement:
         self._kv_tokens = int(KV_SHARE * facts.kv_blocks) * facts.block_tokens
         # a context that each of many requests can have, with room for its output
         self._context = max(SHORTEST_TOKENS, min(facts.context_tokens, self._kv_tokens // 4) - 16)
-        # a draft that reads along with the target (0) is part of every iteration
         cost = facts.draft
-        self._drafts_apart = cost[1] > 0 if isinstance(cost, tuple) else cost > 0
+        self._has_drafts = (cost[0] if isinstance(cost, tuple) else cost) > 0
         self._residents: list[_Request] = []  # requests that decode
         self._arriving: list[_Request] = []  # requests whose prefill is under way
         self._slots = [Slot(n) for n in range(min(facts.max_slots, RESIDENTS + 16))]
@@ -118,7 +117,7 @@ class Measurement:
                     batch = Batch(0, 4, 4 * self._length(SHORTEST_TOKENS))
                 else:
                     if not todo:
-                        todo = [*ROUND, *VERIFYING] if self._drafts_apart else list(ROUND)
+                        todo = [*ROUND, *VERIFYING] if self._has_drafts else list(ROUND)
                         self._rng.shuffle(todo)
                     batch = todo.pop()
                 timed = self._time(batch, whole=populate)

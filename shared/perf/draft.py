@@ -16,8 +16,7 @@ class Draft:
     """The draft model of the target with profile `of`.
 
     step: the time of a draft step as a fraction of the target's for the same decodes.
-    read: the time of one more prompt token as a fraction of the target's. 0: the draft reads along
-        with the target, so that the target's profile holds its first step and what that reads.
+    read: the time of one more prompt token as a fraction of the target's.
     """
 
     of: Profile
@@ -34,8 +33,6 @@ class Draft:
         The first position read, like the decodes, costs what a step costs; `read` counts from the
         second on.
         """
-        if not self.read:
-            return 0.0
         whole_s = self.of.batch_s(shape)
         if self.read == self.step or not shape.prefill_tokens:
             return self.step * whole_s

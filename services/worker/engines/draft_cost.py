@@ -1,4 +1,4 @@
-"""The cost of the torch engine's draft model, measured at the start."""
+"""The cost of an engine's drafts, measured at the start."""
 
 from services.worker.engine import Engine, Outcome
 from shared.columns import pack
@@ -10,26 +10,26 @@ from shared.vocabulary import Slot
 LEAST = 0.001  # a fraction of 0 would mean that there is no draft
 DECODES, PROMPT_TOKENS = 8, 48
 DEPTH = 3
-ROUNDS = 8
+PROMPTS, ROUNDS = 4, 4  # of each slot; of each prompt
 
 
-def measure_draft(engine: Engine) -> DraftCost:
+def measure_draft(engine: Engine, depth: int = DEPTH) -> DraftCost:
     """(step, read): a draft step for a few decodes as a fraction of the target's pass for them, and
     a token of a prompt that the draft reads as a fraction of the target's. The engine holds
-    nothing, before and after.
+    nothing, before and after. It makes `depth` drafts at most.
 
     The fastest of each kind counts: a busy machine makes some slow.
     """
-    facts = engine.facts
-    needed = -(-(PROMPT_TOKENS + 2 * (DEPTH + 1) * ROUNDS) // facts.block_tokens)
+    facts, depth = engine.facts, min(depth, DEPTH)
+    needed = -(-(PROMPT_TOKENS + 2 * (depth + 1) * ROUNDS) // facts.block_tokens)
     blocks = min(facts.kv_blocks, facts.draft_kv_blocks or facts.kv_blocks)
     slots = [Slot(n) for n in range(min(DECODES, facts.max_slots, blocks // needed))]
     if not slots:  # drafts are for requests shorter than those
         return DRAFT
     plain_s, whole_s, step_s, read_s = list[float](), list[float](), list[float](), list[float]()
 
-    def run(tokens: int, depth: int = 0) -> Outcome:
-        column = pack([depth] * len(slots))
+    def run(tokens: int, drafts: int = 0) -> Outcome:
+        column = pack([drafts] * len(slots))
         selection = Selection(
             method="chain",
             depth=column,
@@ -37,22 +37,22 @@ def measure_draft(engine: Engine) -> DraftCost:
             budget_tokens=1 << 20,
         )
         work = [Work(slot, tokens, True) for slot in slots]
-        return engine.execute(work, selection if depth else None)
+        return engine.execute(work, selection if drafts else None)
 
-    for seed in range(2):
+    for seed in range(PROMPTS):
         for slot in slots:
             prompt = [  # that no prefix cache has
                 7 + (slot + n * (seed + 3)) % (facts.vocabulary - 7) for n in range(PROMPT_TOKENS)
             ]
             engine.load(Load(slot, prompt, 0, Sampling(temperature=0.0), seed))
         whole_s.append(run(PROMPT_TOKENS).exec_s)
-        read_s.append(run(DEPTH + 1, DEPTH).drafted_s)
+        read_s.append(run(depth + 1, depth).drafted_s)
         for _ in range(ROUNDS):
             plain_s.append(run(1).exec_s)
-            step_s.append(run(DEPTH + 1, DEPTH).drafted_s / DEPTH)
+            step_s.append(run(depth + 1, depth).drafted_s / depth)
         for slot in slots:
             engine.release(slot)
     step = min(step_s) / min(plain_s)
     # all that the first drafts took beyond as many steps was reading
-    read = (min(read_s) - DEPTH * min(step_s)) / max(min(whole_s) - min(plain_s), 1e-9)
+    read = (min(read_s) - depth * min(step_s)) / max(min(whole_s) - min(plain_s), 1e-9)
     return min(max(step, LEAST), 1.0), min(max(read, LEAST), 1.0)

@@ -6,9 +6,10 @@ decides where an output ends and which text of it is sent, as with every engine.
 vLLM's: a request that begins may find positions computed already, and is then further than its
 entry planned.
 
-Deviations from the seam: a request with a seed continues its draws alike after a preemption, but
-not on another replica. Drafts for a step are made at the end of the step before, so a plan's first
-speculating iteration may find none.
+Drafts are vLLM's, made at the beginning of the iteration that verifies them (`vllm_drafter.py`).
+
+Deviation from the seam: a request with a seed continues its draws alike after a preemption, but not
+on another replica.
 """
 
 import gc
@@ -19,23 +20,22 @@ from typing import Any
 
 from vllm.lora.request import LoRARequest
 from vllm.v1.engine.llm_engine import LLMEngine
+from vllm.v1.outputs import DraftTokenIds
 from vllm.v1.request import Request, RequestStatus
 
 from services.worker.engine import Done, EngineFacts, EngineState, Likely, Outcome, RefusedError
+from services.worker.engines.vllm_drafter import Unread, draft
 from services.worker.engines.vllm_drafts import depths_of
 from services.worker.engines.vllm_sampling import sampling_params
 from services.worker.engines.vllm_scheduler import Entry, PlannedScheduler
-from shared.columns import unpack_list
 from shared.core.turn import Load, Work
+from shared.perf.draft import DraftCost
 from shared.schemas import Selection
 from shared.vocabulary import Slot
 
 GRAMMAR_S = 10.0  # a request whose grammar takes longer to compile fails
 # The duration of an iteration in which nothing could run; grammars are compiled meanwhile.
 NOTHING_S = 0.002
-# Drafts are still made for this many iterations after the last plan with drafts: iterations without
-# decodes come between.
-LINGER = 8
 
 
 @dataclass(slots=True)
@@ -44,6 +44,7 @@ class _Slot:
     loaded_s: float  # monotonic
     computed: int = 0
     entered: bool = False  # it has had KV since it was loaded or preempted
+    read: int = 0  # positions in the draft model's KV
 
 
 class VllmEngine:
@@ -59,7 +60,8 @@ class VllmEngine:
         self._scheduler: PlannedScheduler = self._core.scheduler
         self._pool = self._scheduler.kv_cache_manager.block_pool
         self._max_depth: int = self._scheduler.num_spec_tokens
-        self._depth, self._lingers = 0, 0
+        # a request with its drafts is at most so long
+        self._longest = _longest(engine.vllm_config)
         self._slots: dict[Slot, _Slot] = {}
         self._loads = 0
         self._spare_blocks = self._pool.get_num_free_blocks() - facts.kv_blocks
@@ -68,13 +70,9 @@ class VllmEngine:
     def facts(self) -> EngineFacts:
         return self._facts
 
-    def drafting(self, step: float) -> "VllmEngine":
-        """The same engine with the measured cost of a draft step, as a fraction of an iteration.
-
-        A draft model computes its part of every iteration, drafts or none, so the profile holds
-        what it reads.
-        """
-        self._facts = self._facts._replace(draft=(step, 0.0))
+    def drafting(self, cost: DraftCost) -> "VllmEngine":
+        """The same engine with the measured cost of its drafts."""
+        self._facts = self._facts._replace(draft=cost)
         return self
 
     def load(self, load: Load) -> None:
@@ -115,10 +113,10 @@ class VllmEngine:
         began_s = time.monotonic()
         assert len({entry.slot for entry in work}) == len(work), "a slot may be in a batch once"
         scheduler, states = self._scheduler, [self._slots[entry.slot] for entry in work]
-        entries = self._entries(work, states, selection)
-        scheduler.obey(
-            [entry for entry in entries if entry.tokens], depth=self._next_depth(selection)
-        )
+        depths = self._depths(work, states, selection)
+        drafted_s = self._draft(states, depths)
+        entries = self._entries(work, states, depths)
+        scheduler.obey([entry for entry in entries if entry.tokens])
         outputs, executed = self._core.step_fn()
         self._core.post_step(executed)
         if not executed:
@@ -128,14 +126,14 @@ class VllmEngine:
         for entry, state in zip(entries, states, strict=True):
             done.append(self._landed(state, entry, output.get(state.request.request_id)))
         model_s = scheduler.ended_model_s - scheduler.began_model_s if executed else 0.0
-        ended_s = time.monotonic()
-        return Outcome(done, ended_s - began_s, ended_s - began_s - model_s)
+        exec_s = time.monotonic() - began_s
+        return Outcome(done, exec_s, exec_s - drafted_s - model_s, drafted_s)
 
     def preempt(self, slot: Slot) -> None:
         state = self._slots[slot]
         if state.request.status == RequestStatus.RUNNING:
             self._scheduler.preempt(state.request)
-        state.computed, state.entered = 0, False
+        state.computed, state.entered, state.read = 0, False, 0
 
     def release(self, slot: Slot) -> None:
         self._scheduler.finish_requests(
@@ -159,17 +157,64 @@ class VllmEngine:
 
     # ------------------------------------------------------------ before a step
 
-    def _entries(
+    def _depths(
         self, work: Sequence[Work], states: Sequence[_Slot], selection: Selection | None
+    ) -> list[int]:
+        """The number of drafts that each entry may have verified; 0 for all but decodes."""
+        if selection is None or not self._max_depth:
+            return [0] * len(work)
+        return [
+            max(0, min(depth, self._max_depth, self._longest - state.request.num_tokens))
+            if state.request.status == RequestStatus.RUNNING
+            and not state.request.is_prefill_chunk
+            and state.computed + 1 == state.request.num_tokens
+            else 0
+            for depth, state in zip(
+                depths_of(selection, [entry.tokens for entry in work]), states, strict=True
+            )
+        ]
+
+    def _draft(self, states: Sequence[_Slot], depths: Sequence[int]) -> float:
+        """Makes the drafts of this iteration. Returns the seconds it took; 0: none are wanted."""
+        began_s = time.monotonic()
+        wanted = [
+            (self._unread(state), depth, state)
+            for state, depth in zip(states, depths, strict=True)
+            if depth
+        ]
+        if not wanted:
+            return 0.0
+        wanted.sort(key=lambda one: len(one[0].tokens))
+        of_each_process = self._core.model_executor.collective_rpc(
+            draft, args=([unread for unread, _, _ in wanted], max(depths))
+        )
+        drafts = [
+            made[:depth] for made, (_, depth, _) in zip(of_each_process[0], wanted, strict=True)
+        ]
+        requests = [state.request for _, _, state in wanted]
+        self._scheduler.update_draft_token_ids(
+            DraftTokenIds([request.request_id for request in requests], drafts)
+        )
+        for _, _, state in wanted:
+            state.read = state.request.num_tokens
+        return time.monotonic() - began_s
+
+    def _unread(self, state: _Slot) -> Unread:
+        """The part of a decode that the draft model lacks: at least its newest token and the one
+        before. n-grams are found in the whole of it.
+        """
+        request = state.request
+        keeps_kv = self._scheduler.num_lookahead_tokens > 0
+        start = min(state.read, request.num_tokens - 2) if keeps_kv else 0
+        [blocks] = self._scheduler.kv_cache_manager.get_block_ids(request.request_id)
+        return Unread(request.all_token_ids[start:], start, blocks)
+
+    def _entries(
+        self, work: Sequence[Work], states: Sequence[_Slot], depths: Sequence[int]
     ) -> list[Entry]:
         """The part of the work that vLLM can do. An entry without room has 0 tokens: vLLM must
         never have to preempt on its own.
         """
-        depths = (
-            [0] * len(work)
-            if selection is None
-            else depths_of(selection, [entry.tokens for entry in work])
-        )
         room_tokens = self._scheduler.max_num_scheduled_tokens
         free_blocks = self._facts.kv_blocks - sum(
             self._blocks(state.computed) for state in self._slots.values()
@@ -177,7 +222,7 @@ class VllmEngine:
         entries, beginning = [], list[tuple[_Slot, int]]()
         for wanted, state, depth in zip(work, states, depths, strict=True):
             left = state.request.num_tokens - state.computed
-            drafts = min(depth, len(state.request.spec_token_ids)) if left == 1 else 0
+            drafts = min(depth, len(state.request.spec_token_ids))
             tokens = min(1 + drafts if left == 1 else min(wanted.tokens, left), room_tokens)
             blocks = self._blocks(state.computed + tokens) - self._blocks(state.computed)
             if drafts and blocks > free_blocks:  # the token that needs no drafts
@@ -200,17 +245,6 @@ class VllmEngine:
 
     def _blocks(self, tokens: int) -> int:
         return -(-tokens // self._facts.block_tokens)
-
-    def _next_depth(self, selection: Selection | None) -> int:
-        """The number of drafts to make at the end of this step: as many as recent plans wanted."""
-        wanted = 0 if selection is None else max(unpack_list(selection.depth), default=0)
-        if wanted:
-            self._depth, self._lingers = min(wanted, self._max_depth), LINGER
-        elif self._lingers:
-            self._lingers -= 1
-        else:
-            self._depth = 0
-        return self._depth
 
     # ------------------------------------------------------------ after it
 
@@ -235,6 +269,8 @@ class VllmEngine:
             return Done(0, ())
         state.computed = request.num_computed_tokens
         tokens = () if output is None else output.new_token_ids
+        if entry.drafts:  # the draft model has read them, but for the deepest
+            state.read += min(len(tokens), entry.drafts) - 1
         cached = 0
         if not state.entered:
             state.entered = True
@@ -245,6 +281,15 @@ class VllmEngine:
             else _likely(output.new_logprobs, len(tokens), request)
         )
         return Done(state.computed - before, tokens, entry.drafts, likely, cached=cached)
+
+
+def _longest(config: Any) -> int:
+    """The number of tokens that a request with its drafts may have, in both models."""
+    target: int = config.model_config.max_model_len
+    drafts = config.speculative_config
+    model = None if drafts is None else drafts.draft_model_config
+    # vLLM keeps the last position for the token that the target makes
+    return target - 1 if model is None else min(target - 1, model.max_model_len)
 
 
 def _likely(found: Any, n: int, request: Request) -> list[Likely]:

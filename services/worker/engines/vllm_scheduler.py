@@ -34,19 +34,16 @@ class PlannedScheduler(Scheduler):  # type: ignore[misc]
         # positions computed in the last iteration, without prefix-cache hits
         self.scheduled_tokens: Mapping[str, int] = {}
         self._quotas: dict[str, int] = {}
-        self._depth = _Depth()
         # Both loops of `schedule` ask `_mamba_block_aligned_split` how many tokens a request gets.
         # Models with Mamba layers are refused.
         self.need_mamba_block_aligned_split = True
-        if self.num_spec_tokens:
-            self.dynamic_sd_lookup = self._depth  # how many drafts to make at the end of the step
+        # The drafts that vLLM makes at the end of a step, by batch size. Without this list it pads
+        # the step of a request that enters with one token.
+        self.dynamic_sd_lookup = [0] * (self.max_num_running_reqs + 1)
 
-    def obey(self, entries: Sequence[Entry], *, depth: int = 0) -> None:
-        """Allows exactly these entries. Requests without KV enter in the order of the entries.
-        `depth` drafts are made for the step after.
-        """
+    def obey(self, entries: Sequence[Entry]) -> None:
+        """Allows exactly these entries. Requests without KV enter in the order of the entries."""
         self._quotas = {entry.request.request_id: entry.tokens for entry in entries}
-        self._depth.tokens = depth
         for request, _, drafts in entries:
             del request.spec_token_ids[drafts:]
             if request.status != RequestStatus.RUNNING:
@@ -89,13 +86,3 @@ class PlannedScheduler(Scheduler):  # type: ignore[misc]
 
     def _mamba_block_aligned_split(self, request: Request, num_new_tokens: int, *_: int) -> int:
         return min(num_new_tokens, self._quotas.get(request.request_id, 0))
-
-
-class _Depth:
-    """vLLM looks up a batch size here and gets the number of drafts to make."""
-
-    def __init__(self) -> None:
-        self.tokens = 0
-
-    def __getitem__(self, batch: int) -> int:
-        return self.tokens

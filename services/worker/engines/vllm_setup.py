@@ -17,6 +17,7 @@ from services.worker.engine import EngineFacts
 from services.worker.engines.vllm_versions import NEEDED, SUPPORTED, VLLM_NEWEST, VLLM_OLDEST
 from shared import features
 from shared.errors import ConfigError
+from shared.perf.draft import DRAFT
 from shared.text.tokenizer import Tokenizer
 
 PROFILE, CPU_PROFILE = "h100-llama3-8b", "cpu-tiny"  # start values where nothing is measured
@@ -82,6 +83,9 @@ def build(cfg: WorkerConfig, folder: Path) -> Any:
     cpu = not torch.cuda.is_available()
     for name, value in (ENVIRONMENT | (CPU_ENVIRONMENT if cpu else {})).items():
         os.environ.setdefault(name, value)
+    if "speculative_config" in cfg.vllm:
+        # vLLM has two model runners. Only this one proposes when asked.
+        os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
     try:
         from vllm import __version__
         from vllm.engine.arg_utils import EngineArgs
@@ -89,7 +93,8 @@ def build(cfg: WorkerConfig, folder: Path) -> Any:
         from vllm.lora.request import LoRARequest
         from vllm.v1.engine.llm_engine import LLMEngine
 
-        from services.worker.engines.vllm_drafts import measure_draft
+        from services.worker.engines.draft_cost import measure_draft
+        from services.worker.engines.vllm_drafter import keep_back
         from services.worker.engines.vllm_engine import VllmEngine
         from services.worker.engines.vllm_generators import keep_generators
         from services.worker.engines.vllm_scheduler import PlannedScheduler
@@ -141,6 +146,8 @@ def build(cfg: WorkerConfig, folder: Path) -> Any:
     if cpu:
         engine.engine_core.engine_core.model_executor.collective_rpc(keep_generators)
     _refuse_what_cannot_be_planned(config, scheduler)
+    if scheduler.num_spec_tokens:
+        engine.engine_core.engine_core.model_executor.collective_rpc(keep_back)
     # Blocks beyond what the books count: drafts may be rejected, and vLLM keeps the blocks that it
     # took for them.
     drafts = scheduler.num_spec_tokens + scheduler.num_lookahead_tokens
@@ -168,6 +175,7 @@ def build(cfg: WorkerConfig, folder: Path) -> Any:
         # vLLM does not verify drafts under these two.
         features=features.ALL
         - ({features.MIN_P, features.LOGIT_BIAS} if scheduler.num_spec_tokens else set()),
+        draft=DRAFT if scheduler.num_spec_tokens else 0.0,
         adapters=tuple(cfg.adapters),
     )
     adapters = {
@@ -183,11 +191,9 @@ def build(cfg: WorkerConfig, folder: Path) -> Any:
                 f"adapter {name} cannot be loaded from {adapter.lora_path}: {error}"
             ) from error
     vllm = VllmEngine(engine, facts, adapters)
-    return (
-        vllm
-        if not scheduler.num_spec_tokens
-        else vllm.drafting(measure_draft(vllm, scheduler.num_spec_tokens))
-    )
+    if scheduler.num_spec_tokens and cfg.profile_s:
+        vllm.drafting(measure_draft(vllm, scheduler.num_spec_tokens))
+    return vllm
 
 
 def _refuse_what_cannot_be_planned(config: Any, scheduler: Any) -> None:
@@ -202,3 +208,10 @@ def _refuse_what_cannot_be_planned(config: Any, scheduler: Any) -> None:
         )
     if config.model_config.is_multimodal_model or config.model_config.is_encoder_decoder:
         raise ConfigError("models that take more than text cannot be planned yet")
+    drafts = config.speculative_config
+    if drafts is None:
+        return
+    if drafts.method not in ("draft_model", "ngram"):
+        raise ConfigError(f"drafts by {drafts.method} cannot be planned yet: draft_model or ngram")
+    if drafts.parallel_drafting or drafts.draft_sample_method != "greedy":
+        raise ConfigError("drafts that are made in parallel or sampled cannot be planned yet")

@@ -203,8 +203,7 @@ def _plan(view: View, draft: Draft, shape: BatchShape, known: Yield, scale: floa
     """The plan with this yield. Contexts that the draft has not read are left out."""
     drafts = round(known.verified * shape.decodes)
     step_s = draft.step_s(shape)
-    drafted_s = (known.depth if draft.read else known.depth - 1) * step_s
-    seconds = drafted_s + view.profile.batch_s(_verifying(shape, drafts))
+    seconds = known.depth * step_s + view.profile.batch_s(_verifying(shape, drafts))
     return Plan(known.depth, drafts, known.accepted * scale, seconds)
 
 

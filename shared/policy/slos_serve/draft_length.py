@@ -150,20 +150,13 @@ def verifying(counts: Sequence[int], tokens: Sequence[int], context_tokens: floa
     )
 
 
-def _first_step(draft: Draft) -> int:
-    """The first step that costs anything: a draft that reads along with the target takes its first
-    step in every pass of the target.
-    """
-    return 1 if draft.read else 2
-
-
 def drafting_s(
     draft: Draft, counts: Sequence[int], tokens: Sequence[int], context_tokens: float
 ) -> float:
     """Seconds of the draft's steps, where its KV is filled. Step k is for all decodes whose length
-    is beyond k. The first is left out where the target's profile holds it.
+    is beyond k.
     """
-    total_s, step, going = 0.0, _first_step(draft), sum(counts)
+    total_s, step, going = 0.0, 1, sum(counts)
     # Between two lengths all steps are alike.
     for length, n in sorted(zip(tokens, counts, strict=True)):
         if going and length > step:
@@ -247,8 +240,8 @@ def fastest(
     best, most = Lengths((1,) * len(tpot_s), tightest_s), (False, 0.0)
     step_s = draft.step_s(BatchShape(decodes=n, decode_context=int(n * context_tokens)))
     for length in range(1, LONGEST + 1):
-        steps = max(length - _first_step(draft), 0)
-        seconds = profile.batch_s(verifying((n,), (length,), context_tokens)) + steps * step_s
+        verifying_s = profile.batch_s(verifying((n,), (length,), context_tokens))
+        seconds = verifying_s + (length - 1) * step_s
         batch_s = (
             tightest_s if seconds + margin_s <= tightest_s else tightest_s * float(acc.made[length])
         )

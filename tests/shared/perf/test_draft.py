@@ -36,13 +36,6 @@ def test_more_to_read_never_takes_less_time_and_costs_the_second_number(
         assert draft.read_s(longer) - draft.read_s(shape) == pytest.approx(read * more_s)
 
 
-def test_a_draft_that_reads_along_with_its_target_has_no_first_step_of_its_own() -> None:
-    draft = draft_of(TARGET, (0.05, 0.0))
-    assert draft is not None
-    assert draft.read_s(BatchShape(decodes=4, decode_context=400).with_chunk(300, 0)) == 0.0
-    assert draft.step_s(BatchShape(decodes=4, decode_context=400)) > 0
-
-
 def test_a_step_of_0_is_no_draft_and_impossible_fractions_are_refused() -> None:
     assert draft_of(TARGET, 0.0) is None
     for cost in (-0.1, 1.5, float("nan"), (0.05, 1.5), (0.05, -0.1), (0.05, float("nan"))):

@@ -255,10 +255,8 @@ def test_acceptance_is_learned_from_the_drafts_that_were_tried() -> None:
     assert expected_tokens(0.5)[:4].tolist() == [0.0, 1.0, 1.5, 1.75]
 
 
-def test_a_draft_that_reads_along_with_the_target_is_charged_no_first_step() -> None:
-    apart, along = Draft(Linear(), 0.05, 0.05), Draft(Linear(), 0.05, 0.0)
-    step_s = apart.step_s(BatchShape(decodes=3, decode_context=3 * 500))
-    for length in (2, 3, 5):
-        assert drafting_s(apart, (3,), (length,), 500.0) == pytest.approx((length - 1) * step_s)
-        assert drafting_s(along, (3,), (length,), 500.0) == pytest.approx((length - 2) * step_s)
-    assert drafting_s(along, (3,), (1,), 500.0) == 0.0
+def test_every_verified_token_but_the_newest_is_charged_a_step() -> None:
+    draft = Draft(Linear(), 0.05, 0.05)
+    step_s = draft.step_s(BatchShape(decodes=3, decode_context=3 * 500))
+    for length in (1, 2, 3, 5):
+        assert drafting_s(draft, (3,), (length,), 500.0) == pytest.approx((length - 1) * step_s)

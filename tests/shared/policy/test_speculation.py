@@ -347,8 +347,6 @@ def test_a_prompt_is_charged_by_what_is_read_and_the_steps_are_not() -> None:
     assert drafting_s(Draft(Linear(), 0.1, 0.02), *columns) == pytest.approx(
         steps_s + 0.1 * one_s + 0.02 * (prompt_s - one_s), rel=0.01
     )
-    # the target's profile holds the first step and what it reads
-    assert drafting_s(Draft(Linear(), 0.1, 0.0), *columns) == pytest.approx(steps_s)
 
 
 def drafting_s(draft: Draft, depth: Ints, width: Ints, context: Ints, missing: Ints) -> float:

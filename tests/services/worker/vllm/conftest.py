@@ -176,14 +176,24 @@ def caching(adapters: dict[str, Path], tmp_path_factory: pytest.TempPathFactory)
     engine.close()
 
 
+SPECULATION = {"method": "draft_model", "model": str(DRAFT), "num_speculative_tokens": 4}
+
+
 @pytest.fixture(scope="session")
 def drafting() -> Iterator[Any]:
     """Our model, drafted for by its small sister."""
-    spec = {"method": "draft_model", "model": str(DRAFT), "num_speculative_tokens": 4}
     engine = built(
         OURS,
-        {"speculative_config": spec, "enable_prefix_caching": False},
+        {"speculative_config": SPECULATION, "enable_prefix_caching": False},
         kv_blocks=KV_BLOCKS + SLOTS,
     )
+    yield engine
+    engine.close()
+
+
+@pytest.fixture(scope="session")
+def drafting_and_caching() -> Iterator[Any]:
+    """The same with a prefix cache."""
+    engine = built(OURS, {"speculative_config": SPECULATION}, kv_blocks=KV_BLOCKS + SLOTS)
     yield engine
     engine.close()

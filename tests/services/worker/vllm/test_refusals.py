@@ -112,6 +112,7 @@ def test_what_is_found_out_only_once_the_model_is_there_is_refused_too(
 ) -> None:
     """Try in a process of its own: an engine given up takes vLLM's process groups with it."""
     drafts = {"method": "ngram", "num_speculative_tokens": 40, "prompt_lookup_max": 3}
+    sampled = {**conftest.SPECULATION, "draft_sample_method": "probabilistic"}
     short = {"max_model_len": 512}
     tried: list[tuple[str, dict[str, Any]]] = [
         (
@@ -123,6 +124,7 @@ def test_what_is_found_out_only_once_the_model_is_there_is_refused_too(
             str(conftest.OURS),
             {"vllm": {**short, "max_lora_rank": 1}, "adapters": {"wide": str(adapters["ours"])}},
         ),
+        (str(conftest.OURS), {"vllm": {**short, "speculative_config": sampled}}),
         (
             str(conftest.OURS),
             {"vllm": {"max_model_len": 128, "speculative_config": drafts}, "kv_blocks": 8},
@@ -142,7 +144,8 @@ def test_what_is_found_out_only_once_the_model_is_there_is_refused_too(
     assert errors[1].startswith("adapter lost cannot be loaded")
     assert errors[2].startswith("adapter wide cannot be loaded")
     assert "rank" in errors[2]
-    assert "max_slots" in errors[3]
+    assert "sampled" in errors[3]
+    assert "max_slots" in errors[4]
 
 
 def sliding(folder: Path) -> Path:
@@ -166,31 +169,52 @@ def sliding(folder: Path) -> Path:
     return folder
 
 
-SPLIT = """
+ITSELF = {"model": str(conftest.OURS), "draft_tensor_parallel_size": 2}  # its sister has 3 heads
+NGRAMS = {"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 2}
+APART: dict[str, dict[str, Any]] = {
+    "split": {"tensor_parallel_size": 2},
+    "split and drafted for": {
+        "tensor_parallel_size": 2,
+        "speculative_config": {**conftest.SPECULATION, **ITSELF},
+    },
+    "by ngrams": {"speculative_config": {**NGRAMS, "num_speculative_tokens": 4}},
+}
+PLAYED = """
 import json, sys
 from random import Random
+import pytest
 from shared.schemas import Sampling
 from tests.services.worker.vllm.conftest import OURS, built
-from tests.services.worker.vllm.random_plans import Asked, Play
+from tests.services.worker.vllm.random_plans import Asked, Habits, Play
+from tests.services.worker.vllm.test_chains import Compared, matches
 if __name__ == "__main__":
-    engine = built(OURS, {"tensor_parallel_size": 2, "enable_prefix_caching": False})
-    prompts, output_tokens = json.loads(sys.argv[1])
+    prompts, output_tokens, options = json.loads(sys.argv[1])
+    engine = built(OURS, {"enable_prefix_caching": False, **options})
+    ngrams = options.get("speculative_config", {}).get("method") == "ngram"
+    compared = Compared(engine, matches, pytest.MonkeyPatch()) if ngrams else None
+    most = engine._max_depth
     asked = [Asked(prompt, output_tokens) for prompt in prompts]
-    print("output", json.dumps(Play(engine, Random(1)).run(asked)))
-    Play(engine, Random(2)).run([Asked(prompt, 5, Sampling(seed=1)) for prompt in prompts])
+    play = Play(engine, Random(1), Habits(depth=most), drafts=most > 0)
+    outputs = play.run(asked)
+    print("output", json.dumps({n: output[:output_tokens] for n, output in outputs.items()}))
+    asked = [Asked(prompt, 5, Sampling(seed=1)) for prompt in prompts]
+    Play(engine, Random(2), drafts=most > 0).run(asked)
     engine.close()
-    print("closed")
+    assert compared is None or compared.drafts >= play.drafted_tokens
+    print("accepted", play.accepted_tokens)
 """
 
 
-def test_a_model_that_is_split_over_two_processes_says_the_same(
-    case: Callable[[str], Case], tmp_path: Path
+@pytest.mark.parametrize("how", APART)
+def test_a_model_in_processes_of_its_own_says_the_same(
+    case: Callable[[str], Case], tmp_path: Path, how: str
 ) -> None:
+    """Split over two; and drafting by n-grams: vLLM sets no second engine up after one."""
     known = case("ours")
     chosen = known.firm[:6]
-    program = tmp_path / "split.py"  # a file, since vLLM's processes begin by importing it
-    program.write_text(SPLIT)
-    asked = json.dumps([[known.prompts[n] for n in chosen], OUTPUT_TOKENS])
+    program = tmp_path / "played.py"  # a file, since vLLM's processes begin by importing it
+    program.write_text(PLAYED)
+    asked = json.dumps([[known.prompts[n] for n in chosen], OUTPUT_TOKENS, APART[how]])
     ran = subprocess.run(
         [sys.executable, str(program), asked], cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
@@ -200,4 +224,5 @@ def test_a_model_that_is_split_over_two_processes_says_the_same(
     lines = ran.stdout.splitlines()
     outputs = json.loads(next(line for line in lines if line.startswith("output"))[7:])
     assert outputs == {str(n): known.outputs[m] for n, m in enumerate(chosen)}
-    assert "closed" in lines
+    accepted = int(next(line for line in lines if line.startswith("accepted"))[9:])
+    assert (accepted > 0) == ("speculative_config" in APART[how])
