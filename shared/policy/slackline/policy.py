@@ -30,6 +30,7 @@ from shared.policy.seam import (
     Observation,
     View,
 )
+from shared.policy.slackline.crowd import Decodes, asked_of, crowded, present_of
 from shared.policy.slackline.drafts import Learned, can_pay, drafting, speed
 from shared.policy.slackline.due import (
     Due,
@@ -80,6 +81,7 @@ class Part(StrEnum):
     RELEGATION = "relegation"  # prefills that give way leave the standard class
     DUE_FIRST = "due_first"  # prefills run in the order in which they are due
     SIT_OUT = "sit_out"  # decodes that are not due sit out
+    CROWD = "crowd"  # offers beyond what a pass has time for are declined
     IN_TIME = "in_time"  # iterations end where prefills are due, or run them alone
     EARNED = "earned"  # early tokens leave time for others
     UNHURRIED = "unhurried"  # passes for the sake of a TTLT leave time for prefills
@@ -141,7 +143,8 @@ class Slackline:
             return answers
         prices = prices_of(view.profile)
         due = self._due(view)
-        held = work_of_rows(view, due, _waiting(view), prices)
+        waiting = _waiting(view)
+        held = work_of_rows(view, due, waiting, prices)
         coming = [offer for offer in view.promised if offer.service_class is ServiceClass.STANDARD]
         coming += [offers[n] for n in asked]
         now = view.start_unix_s
@@ -151,6 +154,9 @@ class Slackline:
         passes = passes_of(view, due, self._next_tokens(view, due).latest_s, prices)
         lost = give_way(held.beside(new), passes)[-len(asked) :]
         lost |= too_tight(np.array([pace_of(offers[n]) for n in asked]), self._kept_s(view))
+        if Part.CROWD in self._parts and not lost.all():
+            present = present_of(view, due, waiting, held)
+            lost |= self._crowded(view, present, asked_of(coming, new, held.seconds.sum()), lost)
         alone = (new.seconds + prices.batch_s <= new.due_s)[-len(asked) :]
         for n, gives_way, in_time_alone in zip(asked, lost.tolist(), alone.tolist(), strict=True):
             if gives_way and offers[n].slo.ttlt_s is None:
@@ -210,6 +216,17 @@ class Slackline:
             return due
         return unhurried(view, due, first_answers=first_answers)
 
+    def _crowded(self, view: View, present: Decodes, coming: Decodes, lost: Bools) -> Bools:
+        """[asked] those that are too many for a pass, without those in `lost`, which are declined
+        anyway. `coming`: what is promised, then those asked.
+        """
+        promised = len(coming.pace_s) - len(lost)
+        present = present.beside(coming.taken(slice(0, promised)))
+        asked = coming.taken(slice(promised, None)).taken(~lost)
+        found = np.zeros(len(lost), dtype=np.bool_)
+        found[~lost] = crowded(present, asked, view.profile, speed(view, self._drafts))
+        return found
+
     def _see(self, offers: Sequence[Offer], now_unix_s: float, work: Work, due: Due) -> None:
         """Offers count for the demand. `work` and `due` end with them."""
         last = slice(len(work.due_s) - len(offers), None)
@@ -260,6 +277,8 @@ class Slackline:
         if not len(queue):
             return Weighed(queue, queue, False, token_due_s, token_due_s, latest_s)
         put_off_s = token_due_s
+        if Part.EARNED in self._parts:
+            put_off_s = put_off_by_deadline(view, token_due_s)
         prices = prices_of(view.profile)
         work = work_of_rows(view, due, queue, prices)
         gone = give_way(work, passes_of(view, due, latest_s, prices))
@@ -268,7 +287,6 @@ class Slackline:
         if Part.RELEGATION not in self._parts:
             relegated = relegated[:0]
         if Part.EARNED in self._parts and _burdened(view, queue, work):
-            put_off_s = put_off_by_deadline(view, token_due_s)
             work = work._replace(due_s=_put_back(view, due, queue, work))
         if Part.DUE_FIRST not in self._parts:
             work = work._replace(due_s=view.arrived_unix_s[queue] - view.start_unix_s)

@@ -1,0 +1,138 @@
+"""The crowd: no more decodes than a pass in each tightest pace has time for.
+
+At this edge one request too many costs more than its own SLO: all decodes of the tightest pace are
+late, from token to token. So an offer is declined if with it a pass of those that decode, and of
+those that are to, would take longer than the tightest of their paces.
+
+- A decode of a looser pace counts as a part of one.
+- A request without a pace in its SLO does not count: it may sit out.
+- A pace that not even a decode alone could keep constrains nobody.
+- Where a pass takes too long already, those alone are declined that have the tightest pace.
+- Where the deadline of each token judges, the first token may come long before it is due. EARNED of
+  that time is spread over the tokens to come, as if their pace was looser.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from shared.columns import Ints
+from shared.perf.iteration_time import Profile
+from shared.perf.shape import BatchShape
+from shared.policy.chunk import Rows
+from shared.policy.seam import DEFINITIONS, Bools, Floats, View
+from shared.policy.slackline.due import Due
+from shared.policy.slackline.forecast import Work
+from shared.policy.slackline.token_order import MARGIN_S, standard_decodes
+from shared.schemas import Offer
+from shared.vocabulary import Definition
+
+EARNED = 0.5
+_DEADLINE = DEFINITIONS.index(Definition.DEADLINE)
+
+
+class Decodes(NamedTuple):
+    """Requests that decode, or are to, in columns."""
+
+    pace_s: Floats  # inf where the SLO names none
+    context: Floats  # tokens that it stands on
+    value: Floats  # its importance; inf: it decodes already, and gives way to nobody
+
+    def taken(self, which: Bools | slice) -> "Decodes":
+        return Decodes._make(column[which] for column in self)
+
+    def beside(self, other: "Decodes") -> "Decodes":
+        return Decodes._make(np.concatenate(pair) for pair in zip(self, other, strict=True))
+
+
+class Pass(NamedTuple):
+    """The price of a pass: seconds of its fixed part, of a decode, and of a token of context. With
+    drafts, of so much of it as brings each decode one token.
+    """
+
+    fixed_s: float
+    decode_s: float
+    context_s: float
+
+    def each_s(self, decodes: Decodes) -> Floats:
+        return self.decode_s + self.context_s * decodes.context
+
+    def lasts_s(self, decodes: Decodes, every_s: float) -> float:
+        """Seconds of a pass in every `every_s`, without its fixed part."""
+        return float((self.each_s(decodes) * np.minimum(every_s / decodes.pace_s, 1.0)).sum())
+
+
+def pass_of(profile: Profile, decodes: int, context: float, speed: float) -> Pass:
+    """The price by a pass of so many decodes, with so many tokens of context together. `speed`:
+    drafts bring so many times the tokens in the same time.
+    """
+    one, many = BatchShape(decodes=1), BatchShape(decodes=decodes + 1)
+    context = max(1, round(context))
+    one_s, many_s = profile.batch_s(one), profile.batch_s(many)
+    decode_s = (many_s - one_s) / decodes
+    context_s = (profile.batch_s(many._replace(decode_context=context)) - many_s) / context
+    return Pass((one_s - decode_s) / speed, decode_s / speed, context_s / speed)
+
+
+def crowded(present: Decodes, asked: Decodes, profile: Profile, speed: float) -> Bools:
+    """[asked] a mask of those that are too many, one after the other. Less important ones that do
+    not decode yet are not in their way. `speed`: as in `pass_of`.
+    """
+    every = present.beside(asked)
+    price = pass_of(profile, len(every.pace_s), float(every.context.sum()), speed)
+    found = np.zeros(len(asked.pace_s), dtype=np.bool_)
+    for k in range(len(found)):
+        one = asked.taken(slice(k, k + 1))
+        found[k] = _too_many(present.taken(present.value >= one.value), one, price)
+        if not found[k]:
+            present = present.beside(one)
+    return found
+
+
+def _too_many(others: Decodes, one: Decodes, price: Pass) -> bool:
+    own_s = float(one.pace_s[0])
+    if np.isinf(own_s):
+        return False
+    least_s = price.fixed_s + price.each_s(others) + MARGIN_S
+    tightest_s = float(others.pace_s[others.pace_s >= least_s].min(initial=own_s))
+    without_s = price.fixed_s + price.lasts_s(others, tightest_s) + MARGIN_S
+    if without_s + price.lasts_s(one, tightest_s) <= tightest_s:
+        return False
+    return without_s <= tightest_s or own_s <= tightest_s
+
+
+def present_of(view: View, due: Due, waiting: Rows, work: Work) -> Decodes:
+    """The standard decodes, and beside them the `waiting` prefills, whose work is `work`."""
+    rows = standard_decodes(view)
+    pace_s = np.where(np.isfinite(view.tightest_tbt_s), due.pace_s, np.inf)
+    judged = view.definition == _DEADLINE
+    early_s = view.next_due_unix_s[rows] - view.start_unix_s - due.pace_s[rows]
+    decoding = Decodes(
+        _eased_s(pace_s[rows], early_s, due.output_tokens[rows], judged[rows]),
+        (view.computed_tokens[rows] + view.unsure_tokens[rows]).astype(np.float64),
+        np.full(len(rows), np.inf),
+    )
+    early_s = work.due_s - work.seconds.sum()
+    tokens = view.target_tokens[waiting]
+    return decoding.beside(_to_come(work, pace_s[waiting], early_s, tokens, judged[waiting]))
+
+
+def asked_of(offers: Sequence[Offer], work: Work, ahead_s: float) -> Decodes:
+    """The requests of these offers, whose work is `work`, behind prefills of `ahead_s`."""
+    tokens = np.array([offer.prompt_tokens + offer.generated_tokens for offer in offers])
+    named = np.isfinite([offer.slo.tightest_pace_s(offer.thinking) for offer in offers])
+    judged = np.array([offer.slo.definition is Definition.DEADLINE for offer in offers])
+    early_s = work.due_s - ahead_s - work.seconds
+    return _to_come(work, np.where(named, work.pace_s, np.inf), early_s, tokens, judged)
+
+
+def _to_come(work: Work, pace_s: Floats, early_s: Floats, tokens: Ints, judged: Bools) -> Decodes:
+    """`early_s`: before its due time the prefill may end so early. `judged`: by deadlines."""
+    pace_s = _eased_s(pace_s, early_s, work.output_tokens, judged)
+    return Decodes(pace_s, tokens + work.output_tokens / 2, work.value)
+
+
+def _eased_s(pace_s: Floats, early_s: Floats, output_tokens: Floats, judged: Bools) -> Floats:
+    earned_s = np.where(judged & np.isfinite(early_s), np.maximum(early_s, 0.0), 0.0)
+    return pace_s + EARNED * earned_s / output_tokens
