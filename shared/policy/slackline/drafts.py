@@ -30,7 +30,7 @@ from shared.policy.slackline.due import LOOSE_S
 from shared.policy.slackline.iteration import BATCH_TOKENS, with_best_effort
 from shared.policy.slackline.lasting import Lasting
 from shared.policy.slackline.price import prices_of
-from shared.policy.slackline.token_order import MARGIN_S, Timing
+from shared.policy.slackline.token_order import MARGIN_S, Timing, standard_decodes
 from shared.policy.slackline.yields import DEEPEST, Yield, yields
 from shared.policy.speculation import draft_s
 
@@ -157,6 +157,15 @@ def _in_time(view: View, timing: Timing, order: Rows, iteration_s: float) -> boo
     ends_s = work_s / (1 - SHARE) + iteration_s
     urgent = np.isinf(view.last_due_unix_s[order])
     return bool((ends_s <= timing.prefill_due_s[order])[urgent].all())
+
+
+def need_drafts(view: View) -> bool:
+    """Tells whether a pace of the standard decodes leaves prefills no time without drafts."""
+    rows = standard_decodes(view)
+    if view.draft is None or not len(rows):
+        return False
+    plain_s = view.profile.batch_s(chunk.decodes_of(view, rows))
+    return bool((view.tbt_s[rows] < NEEDED * plain_s).any())
 
 
 def speed(view: View, learned: Learned) -> float:

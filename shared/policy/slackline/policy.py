@@ -31,7 +31,7 @@ from shared.policy.seam import (
     View,
 )
 from shared.policy.slackline.crowd import Decodes, asked_of, crowded, present_of
-from shared.policy.slackline.drafts import Learned, can_pay, drafting, speed
+from shared.policy.slackline.drafts import Learned, can_pay, drafting, need_drafts, speed
 from shared.policy.slackline.due import (
     Due,
     due_of_offers,
@@ -41,7 +41,7 @@ from shared.policy.slackline.due import (
     sits_out_until_s,
     token_due_unix_s,
 )
-from shared.policy.slackline.forecast import Work, favoured, give_way
+from shared.policy.slackline.forecast import Passes, Work, favoured, give_way
 from shared.policy.slackline.iteration import (
     FIRST,
     best_effort_first,
@@ -151,7 +151,7 @@ class Slackline:
         of_coming = due_of_offers(coming, now, self._lengths, self._step_s)
         new = work_of_offers(coming, of_coming, now, prices)
         self._see([offers[n] for n in asked], now, new, of_coming)
-        passes = passes_of(view, due, self._next_tokens(view, due).latest_s, prices)
+        passes = self._passes(view, due, self._next_tokens(view, due).latest_s, prices)
         lost = give_way(held.beside(new), passes)[-len(asked) :]
         lost |= too_tight(np.array([pace_of(offers[n]) for n in asked]), self._kept_s(view))
         if Part.CROWD in self._parts and not lost.all():
@@ -281,7 +281,7 @@ class Slackline:
             put_off_s = put_off_by_deadline(view, token_due_s)
         prices = prices_of(view.profile)
         work = work_of_rows(view, due, queue, prices)
-        gone = give_way(work, passes_of(view, due, latest_s, prices))
+        gone = give_way(work, self._passes(view, due, latest_s, prices))
         relegated = queue[gone & _no_hope(view, due, queue, work, prices)]
         work = favoured(work)
         if Part.RELEGATION not in self._parts:
@@ -297,6 +297,12 @@ class Slackline:
             due_s = due.prefill_unix_s[queue] - view.start_unix_s
             queue = self._room.beginning(view, queue, due_s)
         return Weighed(queue, relegated, bool(gone.any()), token_due_s, put_off_s, latest_s)
+
+    def _passes(self, view: View, due: Due, latest_s: Floats, prices: Prices) -> Passes:
+        """The passes of the present decodes: fewer where all draft, since a pace needs it."""
+        drafting = Part.DRAFTS in self._parts and need_drafts(view)
+        faster = speed(view, self._drafts) if drafting else 1.0
+        return passes_of(view, due, latest_s, prices, faster)
 
     def _next_tokens(self, view: View, due: Due) -> NextTokens:
         """[rows] the instants at which the next token of each decode is due."""
@@ -316,7 +322,7 @@ class Slackline:
         order = np.lexsort((view.slot[rows], view.arrived_unix_s[rows], -view.importance[rows]))
         first: Rows = rows[order[:1]]
         together = np.concatenate((_waiting(view), first))
-        passes = passes_of(view, due, latest_s, prices)
+        passes = self._passes(view, due, latest_s, prices)
         gone = give_way(work_of_rows(view, due, together, prices), passes)
         return first[:0] if gone.any() else first
 

@@ -65,10 +65,10 @@ def unhurried(view: View, due: Due, *, first_answers: bool) -> Due:
     return due._replace(pace_s=np.where(whole, np.maximum(due.pace_s, least_s), due.pace_s))
 
 
-def passes_of(view: View, due: Due, token_due_s: Floats, prices: Prices) -> Passes:
+def passes_of(view: View, due: Due, token_due_s: Floats, prices: Prices, speed: float) -> Passes:
     """The passes of the standard decodes, one in each tightest pace. A decode of a looser pace runs
     in as many of them as its own asks. `token_due_s`: [rows] the latest for the next token of each
-    decode, in seconds from the start.
+    decode, in seconds from the start. `speed`: a pass brings each so many tokens.
     """
     rows = standard_decodes(view)
     if not len(rows):
@@ -81,7 +81,7 @@ def passes_of(view: View, due: Due, token_due_s: Floats, prices: Prices) -> Pass
     )
     pass_s = view.profile.batch_s(shape)
     first_s = float(token_due_s[rows].min()) - pass_s
-    every_s = max(pace_s, pass_s)
+    every_s = max(speed * pace_s, pass_s)
     # prompts beside a pass come cheaper than in a batch of their own, up to a full batch
     room_s = every_s - MARGIN_S
     tokens = view.profile.prefill_budget(shape, 0, room_s, BATCH_TOKENS) if room_s > pass_s else 0

@@ -1,7 +1,6 @@
 """Slackline gives up a pace that costs more requests than have it."""
 
 from pathlib import Path
-from random import Random
 
 import numpy as np
 import pytest
@@ -9,18 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from loadgen.load.arrivals import Gaps, draw_arrivals
-from loadgen.load.mix import plan_requests
-from loadgen.load.workload import Lengths
 from loadgen.results.experiment import execute
 from loadgen.results.slackline.mixes import mix
-from loadgen.simulator.deployment import Deployment, ReplicaFacts
-from loadgen.simulator.simulation import simulate
-from loadgen.simulator.traffic import Traffic
 from shared.policy.slackline.kept_pace import FADES_S, KINDS, USABLE, Demand
-from shared.tiers import Tier, TierSet
-from shared.vocabulary import Definition, RequestKey, Slo
-from tests.shared.policy.flat_profile import flat_profile
+from shared.vocabulary import RequestKey, Slo
+from tests.shared.policy.paced_load import serve
 from tests.shared.policy.slos_serving import offer
 
 PASS_S = 0.004  # the fixed part of a batch
@@ -123,33 +115,16 @@ def test_no_pace_is_given_up_while_there_is_time_for_all_or_for_nobody_else(
         assert kept_s == 0.0
 
 
-class Short:
-    """Prompts of 20 tokens and answers of 48 to 144."""
-
-    def draw(self, index: int, rank: int, rng: Random) -> Lengths:
-        return Lengths(20, rng.randint(48, 144), "question")
-
-
 @pytest.mark.parametrize("tight_s", [0.005, 0.006])
 def test_a_pace_that_can_hardly_be_kept_does_not_cost_the_others_theirs(
     tight_s: float, tmp_path: Path
 ) -> None:
     """A pass of eight decodes takes 6.3 ms, and beside a prompt 11.7."""
-    profile = flat_profile(tmp_path, batch_s=0.0034, token_s=2.6e-4)
-    tiers = TierSet(
-        name="paces",
-        default="p1",
-        tiers={
-            f"p{n}": Tier(slo=Slo(ttft_s=0.5, tbt_s=pace_s, definition=Definition.MEAN_TPOT))
-            for n, pace_s in enumerate((tight_s, 0.03))
-        },
-    )
-    requests = plan_requests(draw_arrivals(Gaps(), 15.0, 20.0, 1), Short(), tiers, 1)
-    facts = ReplicaFacts(kv_blocks=8192, context_tokens=4096)
 
     def met(policy: str) -> float:
-        deployment = Deployment(policy, profile, facts=facts, draft=0.0)
-        return simulate(Traffic(requests, tiers, 1), deployment).met_fraction
+        return serve(
+            policy, tmp_path, (tight_s, 0.03), (15.0, 15.0), batch_s=0.0034, token_s=2.6e-4
+        ).met_fraction
 
     ours = met("slackline")
     theirs = {policy: met(policy) for policy in ("slos_serve", "qoserve")}

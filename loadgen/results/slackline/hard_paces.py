@@ -1,0 +1,73 @@
+"""Paces that can hardly be kept: hardly longer than a pass of a few decodes."""
+
+from collections.abc import Mapping, Sequence
+
+from msgspec.structs import replace
+
+from loadgen.markdown import table
+from loadgen.results.experiment import Run
+from loadgen.results.section import MISSING, Results, Section
+from loadgen.results.slackline.systems import OTHERS, OURS, SEEDS, other, percents, spread
+from shared.tiers import Tier, TierSet
+from shared.vocabulary import Definition, Slo
+
+PROFILE = "a100-llama3-8b"
+TTFT_S = 1.0
+RATE_RPS = 8.0
+# The shares of the paces, which are in ms.
+PACES: Mapping[str, Mapping[float, float]] = {
+    "all 12 ms": {12: 1.0},
+    "12, 20 and 50 ms alike": {12: 1.0, 20: 1.0, 50: 1.0},
+    "a tenth 12 ms, the others 50": {12: 0.1, 50: 0.9},
+}
+DEFINITIONS = (Definition.DEADLINE, Definition.MEAN_TPOT, Definition.MAX_TPOT_10)
+
+
+def render(results: Results, duration_s: float) -> str:
+    return table(
+        ("paces", "definition", "`slackline`", "the best of the ten", "", "points ahead"),
+        [
+            _row(results, name, _run(shares, definition, duration_s))
+            for name, shares in PACES.items()
+            for definition in DEFINITIONS
+        ],
+    )
+
+
+def _run(shares: Mapping[float, float], definition: Definition, duration_s: float) -> Run:
+    tiers = {
+        f"{pace_ms:g}ms": Tier(slo=Slo(ttft_s=TTFT_S, tbt_s=pace_ms / 1e3), share=share)
+        for pace_ms, share in shares.items()
+    }
+    return Run(
+        policy=OURS,
+        workload="chatbot",
+        rate_rps=RATE_RPS,
+        duration_s=duration_s,
+        tiers=TierSet(name="hard-paces", default=next(iter(tiers)), tiers=tiers),
+        profile=PROFILE,
+        definition=definition.value,
+    )
+
+
+def _row(results: Results, name: str, run: Run) -> Sequence[str]:
+    mine = percents(results, run, SEEDS)
+    theirs = {policy: percents(results, other(run, policy), SEEDS) for policy in OTHERS}
+    known = {policy: values for policy, values in theirs.items() if values is not None}
+    if mine is None or len(known) < len(theirs):
+        return (name, f"`{run.definition}`", spread(mine), MISSING, "", "")
+    best = max(known, key=lambda policy: sum(known[policy]))
+    ahead = (sum(mine) - sum(known[best])) / len(SEEDS)
+    return (
+        name, f"`{run.definition}`", spread(mine), spread(known[best]), f"`{best}`", f"{ahead:+.1f}"
+    )  # fmt: skip
+
+
+SECTION = Section(
+    name="slackline-paces",
+    title="Paces that can hardly be kept",
+    paper="",
+    hours=60 / 3600,
+    render=render,
+    discussion="",
+)

@@ -1,0 +1,112 @@
+"""Slackline takes no more decodes than a pass in each tightest pace has time for."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loadgen.simulator.latency import Latency
+from shared.perf.iteration_time import Profile
+from shared.perf.profile_file import load
+from shared.perf.shape import BatchShape
+from shared.policy.slackline.crowd import Decodes, crowded
+from shared.policy.slackline.token_order import MARGIN_S
+from shared.vocabulary import Definition
+from tests.shared.policy.paced_load import serve
+
+PROFILE: Profile = load("cpu-tiny")
+CONTEXT = 100.0
+LOOSE_S = 1.0
+RUNS = np.inf  # the value of one that decodes already
+
+
+def decodes(paces_s: Sequence[float], value: float = 1.0) -> Decodes:
+    count = len(paces_s)
+    return Decodes(np.array(paces_s), np.full(count, CONTEXT), np.full(count, value))
+
+
+def pass_s(count: int) -> float:
+    return PROFILE.batch_s(BatchShape(decodes=count, decode_context=int(CONTEXT * count)))
+
+
+def lost(
+    present: Sequence[float], asked: Sequence[float], *, value: float = RUNS, speed: float = 1.0
+) -> list[bool]:
+    found = crowded(decodes(present, value), decodes(asked), PROFILE, speed)
+    return list(found.tolist())
+
+
+def test_as_many_are_taken_as_a_pass_has_time_for() -> None:
+    pace_s = pass_s(4) + MARGIN_S + 1e-6
+    assert lost([], [pace_s] * 6) == [False] * 4 + [True] * 2
+    assert lost([pace_s] * 3, [pace_s] * 2) == [False, True]
+
+
+def test_a_looser_pace_counts_as_a_part_of_one() -> None:
+    pace_s = pass_s(4) + MARGIN_S + 1e-6
+    assert lost([pace_s] * 3, [2 * pace_s] * 3) == [False, False, True]
+
+
+def test_a_request_without_a_pace_takes_no_place_and_finds_one() -> None:
+    pace_s = pass_s(4) + MARGIN_S + 1e-6
+    assert lost([pace_s] * 3 + [np.inf] * 100, [pace_s, np.inf, pace_s]) == [False, False, True]
+
+
+def test_a_pace_that_nobody_can_keep_is_declined_and_keeps_nobody_else_out() -> None:
+    never_s = pass_s(1) / 2
+    assert lost([], [never_s]) == [True]
+    assert lost([never_s], [LOOSE_S]) == [False]
+
+
+def test_where_the_tightest_are_late_anyway_others_come_in() -> None:
+    tight_s = pass_s(2) + MARGIN_S
+    assert lost([tight_s] * 4, [LOOSE_S, tight_s]) == [False, True]
+
+
+def test_those_that_wait_give_way_to_the_more_important() -> None:
+    pace_s = pass_s(4) + MARGIN_S + 1e-6
+    assert lost([pace_s] * 4, [pace_s], value=0.5) == [False]
+    assert lost([pace_s] * 4, [pace_s], value=RUNS) == [True]
+
+
+def test_drafts_make_room() -> None:
+    pace_s = pass_s(4) + MARGIN_S + 1e-6
+    assert lost([pace_s] * 4, [pace_s], speed=1.5) == [False]
+
+
+@given(st.lists(st.floats(0.001, 0.2), min_size=1, max_size=30))
+def test_what_is_taken_can_all_be_kept(paces_s: list[float]) -> None:
+    taken = [
+        pace_s for pace_s, is_lost in zip(paces_s, lost([], paces_s), strict=True) if not is_lost
+    ]
+    if taken:
+        share = sum(min(taken) / pace_s for pace_s in taken)
+        alone_s, each_s = pass_s(1), (pass_s(31) - pass_s(1)) / 30
+        assert alone_s + (share - 1) * each_s + MARGIN_S <= min(taken) + 1e-9
+
+
+@pytest.mark.parametrize("definition", [Definition.MEAN_TPOT, Definition.DEADLINE])
+@pytest.mark.parametrize("paces_s", [(0.006,), (0.006, 0.012, 0.03)])
+def test_beyond_capacity_those_that_are_taken_are_in_time(
+    paces_s: Sequence[float], definition: Definition, tmp_path: Path
+) -> None:
+    """A pass of eight decodes takes 6.7 ms. Of the requests that stay standard hardly one is late;
+    before, half of those with one pace were. And more are in time than under the others.
+    """
+
+    def served(policy: str) -> tuple[float, float]:
+        result = serve(
+            policy, tmp_path, paces_s, (10.0, 20.0), batch_s=0.0038, token_s=2.6e-4,
+            definition=definition, draft=(0.37, 0.2), latency=Latency.live(),
+        )  # fmt: skip
+        standard = [one for one in result.verdicts if one is not None and not one.relegated]
+        late = sum(not one.slo_met for one in standard) / max(1, len(standard))
+        return result.met_fraction, late
+
+    ours, late = served("slackline")
+    theirs = {policy: served(policy)[0] for policy in ("slos_serve", "qoserve")}
+    assert late <= 0.1, late
+    assert ours >= max(theirs.values()) - 0.02, f"{ours}: {theirs}"
