@@ -31,6 +31,7 @@ LABELS: Mapping[Part, str] = {
     Part.UNHURRIED: "a TTLT may shorten every iteration",
     Part.ROOM: "no KV is left to urgent requests",
     Part.KEPT_PACE: "every pace is kept, whatever it costs others",
+    Part.CROWD: "more decodes are taken than a pass has time for",
     Part.SPARING: "best-effort requests have all time that is left",
     Part.OWED: "best-effort requests have no share",
     Part.PROMOTION: "none is promoted",
