@@ -2,8 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 
-from msgspec.structs import replace
-
 from loadgen.markdown import table
 from loadgen.results.experiment import Run
 from loadgen.results.section import MISSING, Results, Section
@@ -67,10 +65,11 @@ SECTION = Section(
     name="slackline-paces",
     title="Paces that can hardly be kept",
     paper=f"""\
-ChatBot on one A100 at {RATE_RPS:g} requests/s, with a draft model. A pass of one decode takes 12.3 ms
-there, of 32 decodes 14.7: without drafts nobody has a token every 12 ms. TTFT {TTFT_S:g} s. Requests
-whose SLO was met, in % of those offered, the mean of {len(SEEDS)} seeds with the least and the most
-of them, and the best of the ten at the settings they have on loads drawn at random.""",
+ChatBot on one A100 at {RATE_RPS:g} requests/s, with a draft model. A pass of one decode takes
+12.3 ms there, of 32 decodes 14.7: without drafts nobody has a token every 12 ms. TTFT
+{TTFT_S:g} s. Requests whose SLO was met, in % of those offered, the mean of {len(SEEDS)} seeds with
+the least and the most of them, and the best of the ten at the settings they have on loads drawn at
+random.""",
     hours=60 / 3600,
     render=render,
     discussion="",
