@@ -1,5 +1,6 @@
 """The simulator's prediction of a load that a live fleet served, from what was measured there: the
-profile of its iterations, the cost of its draft model, and how many drafts were accepted.
+profile of its iterations, by how much each took longer, the cost of its draft model, and how many
+drafts were accepted.
 """
 
 from collections.abc import Sequence
@@ -33,8 +34,9 @@ class Measured(NamedTuple):
     file: ProfileFile
     draft: DraftCost
     acceptance: float
-    # the iterations together took so many times what the profile says: its fit passes over stalls
-    times: float
+    # each iteration took so many times what the profile says; its fit passes over stalls
+    scatter: Sequence[float]
+    times: float  # the same of all iterations together
 
 
 def measured(
@@ -44,12 +46,14 @@ def measured(
     file = profile_of(iterations, announce)
     profile = file.profile()
     known = acceptance if acceptance is not None else acceptance_of(iterations)
+    took_s = np.array([one.pass_s + one.late_s for one in iterations])
+    told_s = np.array([profile.batch_s(one.shape) for one in iterations])
     return Measured(
         file,
         cost_of(iterations, profile, announce.draft),
         ACCEPTANCE if known is None else known,
-        sum(one.pass_s + one.late_s for one in iterations)
-        / sum(profile.batch_s(one.shape) for one in iterations),
+        (took_s / told_s).tolist(),
+        float(took_s.sum() / told_s.sum()),
     )
 
 
@@ -120,6 +124,6 @@ def foretell(
         ),
         draft=found.draft,
         acceptance=found.acceptance,
-        engine_times=found.times,
+        engine_scatter=found.scatter,
     )
     return simulate(Traffic(requests, tiers, seed), deployment)

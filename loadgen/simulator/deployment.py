@@ -51,6 +51,8 @@ class Deployment:
     hand_back: relegated requests that have not begun go back to the relegation service.
     engine_times: the engine's iterations (without drafting) take so many times what the profile
         says.
+    engine_scatter: over that, each iteration takes its own of these times as long, from the first
+        again after the last; empty: none does.
     verification_times: verified drafts take the engine so many times what the profile says.
     length_times: policies see the outputs of ended requests so many times as long as they were.
     outages: the deaths of workers.
@@ -66,6 +68,7 @@ class Deployment:
     acceptance: float = ACCEPTANCE
     hand_back: bool = True
     engine_times: float = 1.0
+    engine_scatter: Sequence[float] = ()
     verification_times: float = 1.0
     length_times: float = 1.0
     outages: Sequence[Outage] = ()

@@ -1,10 +1,11 @@
 """Replicas that are not what the planner takes them for: engines that are slower or faster than the
-profile says, or to which drafts are dearer; and outputs longer or shorter than those that the
-policy learns from.
+profile says, all the time or from one iteration to the next, or to which drafts are dearer; and
+outputs longer or shorter than those that the policy learns from.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import cycle
 
 from shared.perf.iteration_time import Profile
 from shared.perf.shape import BatchShape
@@ -33,6 +34,21 @@ class Stretched(_Engine):
 
     def prefill_budget(self, shape: BatchShape, cached: int, budget_s: float, limit: int) -> int:
         return self.profile.prefill_budget(shape, cached, budget_s / self.times, limit)
+
+
+class Scattered:
+    """Each iteration takes its own of `times` as long; after the last comes the first again."""
+
+    def __init__(self, profile: Profile, times: Sequence[float]) -> None:
+        self.name = profile.name
+        self._profile, self._times = profile, cycle(times)
+
+    def batch_s(self, shape: BatchShape) -> float:
+        """The seconds of the next iteration."""
+        return next(self._times) * self._profile.batch_s(shape)
+
+    def prefill_budget(self, shape: BatchShape, cached: int, budget_s: float, limit: int) -> int:
+        return self._profile.prefill_budget(shape, cached, budget_s, limit)
 
 
 @dataclass(frozen=True, slots=True)

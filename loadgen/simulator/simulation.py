@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from random import Random
 
 from loadgen.simulator.deployment import Deployment, Outage
-from loadgen.simulator.misjudged import DearDrafts, MisjudgedLengths, Stretched
+from loadgen.simulator.misjudged import DearDrafts, MisjudgedLengths, Scattered, Stretched
 from loadgen.simulator.timeline import Timeline
 from loadgen.simulator.traffic import Traffic, key_of, stored_as
 from loadgen.simulator.virtual_fleet import VirtualFleet
@@ -167,7 +167,8 @@ class Simulation:
                 Random(f"{self._traffic.seed}/latency/{i}{life}"),
                 self._fleet,
                 hand_back=deployment.hand_back,
-                leaps=self._options.leaps,
+                # iterations that scatter are never alike
+                leaps=self._options.leaps and not deployment.engine_scatter,
                 engine=self._engine(deployment),
             )
 
@@ -210,6 +211,8 @@ class Simulation:
             engine = DearDrafts(engine, deployment.verification_times)
         if deployment.engine_times != 1.0:
             engine = Stretched(engine, deployment.engine_times)
+        if deployment.engine_scatter:
+            engine = Scattered(engine, deployment.engine_scatter)
         return None if engine is self._profile else engine
 
     def _policy_of(self, deployment: Deployment) -> Policy:

@@ -10,7 +10,7 @@ from loadgen.load.arrivals import Gaps, draw_arrivals
 from loadgen.load.mix import plan_requests
 from loadgen.load.workload import named_workload
 from loadgen.simulator.deployment import Deployment
-from loadgen.simulator.misjudged import DearDrafts, MisjudgedLengths, Stretched
+from loadgen.simulator.misjudged import DearDrafts, MisjudgedLengths, Scattered, Stretched
 from loadgen.simulator.simulation import SimulationResult, simulate
 from loadgen.simulator.traffic import Traffic
 from shared.perf.shape import BatchShape
@@ -41,6 +41,13 @@ def test_a_stretched_profile_takes_so_many_times_as_long_and_its_inverse_holds(
         assert stretched.batch_s(shape.with_chunk(tokens + 1, cached)) > budget_s - 1e-9
 
 
+def test_scattered_iterations_take_their_own_times_in_turn() -> None:
+    profile, shape = Linear(), BatchShape(decodes=4, decode_context=400)
+    scattered = Scattered(profile, (1.0, 0.5, 3.0))
+    found = [scattered.batch_s(shape) / profile.batch_s(shape) for _ in range(7)]
+    assert found == pytest.approx([1.0, 0.5, 3.0, 1.0, 0.5, 3.0, 1.0])
+
+
 def test_dear_drafts_take_so_many_times_as_long_and_nothing_else_does() -> None:
     profile = Linear()
     dear = DearDrafts(profile, 3.0)
@@ -59,6 +66,9 @@ def test_slower_engines_are_busy_for_longer_and_every_request_ends() -> None:
     slow = served(replace(deployment, engine_times=1.3))
     assert slow.busy_s > 1.1 * usual.busy_s
     assert all(verdict is not None for verdict in slow.verdicts)
+    uneven = served(replace(deployment, engine_scatter=(1.0, 1.6, 1.3)))
+    assert uneven.busy_s > 1.1 * usual.busy_s
+    assert all(verdict is not None for verdict in uneven.verdicts)
 
 
 @pytest.mark.parametrize("times", [0.5, 2.0])
