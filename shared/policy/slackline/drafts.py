@@ -2,9 +2,10 @@
 
 - *Nothing waits for its prefill*: the depth, and the number of drafts verified, are those with the
   most tokens a second that still keep the pace of every decode.
-- *Need*: a TBT is below NEEDED times what the decodes alone take. Then all decodes draft, the
-  drafts needed most are verified first, and the iteration lasts as long as the mean pace allows.
-  The time that is left is for prefills.
+- *Need*: a TBT is below NEEDED times what the decodes alone take. Then the decodes draft, the
+  drafts needed most are verified first, and the iteration lasts as long as that pace allows. The
+  time that is left is for prefills. While some wait, a decode whose pace leaves time for RIDES such
+  iterations has one token in each.
 - *Whole answers*: prompts wait, and decodes have a TTLT, which every token brings nearer. All
   decodes draft in half of the time if the prompts with a TTFT are in time in the other half, and
   if none has given way lately or no decode has a pace.
@@ -25,7 +26,15 @@ from shared.perf.draft import Draft
 from shared.perf.shape import BatchShape
 from shared.policy import chunk
 from shared.policy.chunk import Decoding, Rows
-from shared.policy.seam import Bools, Choice, Drafts, Observation, Speculation, View
+from shared.policy.seam import (
+    DEFINITIONS,
+    Bools,
+    Choice,
+    Drafts,
+    Observation,
+    Speculation,
+    View,
+)
 from shared.policy.slackline.due import LOOSE_S
 from shared.policy.slackline.iteration import BATCH_TOKENS, with_best_effort
 from shared.policy.slackline.lasting import Lasting
@@ -33,7 +42,10 @@ from shared.policy.slackline.price import prices_of
 from shared.policy.slackline.token_order import MARGIN_S, Timing, standard_decodes
 from shared.policy.slackline.yields import DEEPEST, Yield, yields
 from shared.policy.speculation import draft_s
+from shared.vocabulary import Definition
 
+_DEADLINE = DEFINITIONS.index(Definition.DEADLINE)
+_WINDOWS = DEFINITIONS.index(Definition.MAX_TPOT_10)
 # Below so many times what the decodes alone take, a pace leaves prefills no time.
 NEEDED = 1.3
 ACCEPTANCE = 0.7  # of the law, before anything is observed
@@ -44,6 +56,8 @@ CONTEXT_TOKENS = 256  # of each decode in the plan that others are compared with
 READING = 0.1
 # The share of an iteration in which decodes draft while prompts wait.
 SHARE = 0.5
+# Decodes with time for so many iterations to each token need no drafts.
+RIDES = 2.0
 
 
 class Accepted:
@@ -119,14 +133,20 @@ def drafting(
         return None
     scale, factor = learned.accepted.scale, _factor(view, view.draft, len(rows), learned)
     least = factor * learned.lasting.doubt(len(rows)) / plain_s  # tokens/s
-    plans = [_plan(view, view.draft, shape, known, scale) for known in yields(ACCEPTANCE)]
+    plans = [_plan(view, view.draft, shape, shape, known, scale) for known in yields(ACCEPTANCE)]
     if len(tight):
-        pace_s = float(view.tbt_s[tight].min())
-        best = min(plans, key=lambda plan: plan.seconds / ((1.0 + plan.accepted) * pace_s))
+        best, drafters = max(plans, key=_tokens_per_s), rows
+        if len(order):
+            drafters = rows[view.tbt_s[rows] < RIDES * best.seconds]
+            some = chunk.decodes_of(view, drafters)
+            plans = [
+                _plan(view, view.draft, shape, some, known, scale) for known in yields(ACCEPTANCE)
+            ]
+            best = max(plans, key=_tokens_per_s)
         if _tokens_per_s(best) <= least:
             return None
-        length_s = _mean_slack_s(view, tight, best, pace_s)
-        return _choice(view, every, rows, order, spare, best, length_s, tight, least)
+        length_s = _slack_s(view, timing, tight, best)
+        return _choice(view, every, rows, drafters, order, spare, best, length_s, tight, least)
     due_s, share = timing.token_due_s[rows], 1.0
     if len(order):
         due_s, share = due_s[~whole], SHARE
@@ -140,7 +160,7 @@ def drafting(
         limit_s = min(limit_s, best.seconds / SHARE)
         if not _in_time(view, timing, order, limit_s):
             return None
-    return _choice(view, every, rows, order, spare, best, limit_s + MARGIN_S, tight, least)
+    return _choice(view, every, rows, rows, order, spare, best, limit_s + MARGIN_S, tight, least)
 
 
 def _for_whole_answers(view: View, rows: Rows) -> Bools:
@@ -174,7 +194,7 @@ def speed(view: View, learned: Learned) -> float:
         return 1.0
     shape = BatchShape(decodes=FEW, decode_context=CONTEXT_TOKENS * FEW)
     scale, factor = learned.accepted.scale, _factor(view, view.draft, FEW, learned)
-    plans = (_plan(view, view.draft, shape, known, scale) for known in yields(ACCEPTANCE))
+    plans = (_plan(view, view.draft, shape, shape, known, scale) for known in yields(ACCEPTANCE))
     return max(1.0, max(map(_tokens_per_s, plans)) * view.profile.batch_s(shape) / factor)
 
 
@@ -187,7 +207,7 @@ def can_pay(view: View, every: Decoding, learned: Learned) -> bool:
         return False
     shape = chunk.decodes_of(view, rows)
     scale, factor = learned.accepted.scale, _factor(view, view.draft, len(rows), learned)
-    plans = (_plan(view, view.draft, shape, known, scale) for known in yields(ACCEPTANCE))
+    plans = (_plan(view, view.draft, shape, shape, known, scale) for known in yields(ACCEPTANCE))
     return max(map(_tokens_per_s, plans)) * view.profile.batch_s(shape) > factor
 
 
@@ -208,10 +228,14 @@ def _tokens_per_s(plan: Plan) -> float:
     return (1.0 + plan.accepted) / plan.seconds
 
 
-def _plan(view: View, draft: Draft, shape: BatchShape, known: Yield, scale: float) -> Plan:
-    """The plan with this yield. Contexts that the draft has not read are left out."""
-    drafts = round(known.verified * shape.decodes)
-    step_s = draft.step_s(shape)
+def _plan(
+    view: View, draft: Draft, shape: BatchShape, some: BatchShape, known: Yield, scale: float
+) -> Plan:
+    """The plan with this yield for the decodes in `some`, which draft, among those in `shape`.
+    Contexts that the draft has not read are left out.
+    """
+    drafts = round(known.verified * some.decodes)
+    step_s = draft.step_s(some)
     seconds = known.depth * step_s + view.profile.batch_s(_verifying(shape, drafts))
     return Plan(known.depth, drafts, known.accepted * scale, seconds)
 
@@ -226,14 +250,23 @@ def _verifying(shape: BatchShape, drafts: int) -> BatchShape:
     )
 
 
-def _mean_slack_s(view: View, tight: Rows, plan: Plan, pace_s: float) -> float:
-    """Seconds that the iteration may take for the mean pace of these decodes. One that is too far
-    behind for this plan constrains nobody.
+def _slack_s(view: View, timing: Timing, tight: Rows, plan: Plan) -> float:
+    """Seconds that the iteration may take, so that the last of the tokens that it brings each of
+    these decodes is not late. One that is too far behind for this plan constrains nobody.
     """
-    made = view.generated_tokens[tight] + plan.accepted
-    due_unix_s = view.first_token_unix_s[tight] + made * view.tbt_s[tight]
-    slack_s = due_unix_s - view.start_unix_s
-    return float(slack_s[slack_s >= plan.seconds].min(initial=(1.0 + plan.accepted) * pace_s))
+    tbt_s = view.tbt_s[tight]
+    more_s = plan.accepted * tbt_s
+    of_mean_s = view.first_token_unix_s[tight] + view.generated_tokens[tight] * tbt_s + more_s
+    slack_s = of_mean_s - view.start_unix_s
+    definition, due_unix_s = view.definition[tight], view.next_due_unix_s[tight]
+    earned = (definition == _DEADLINE) & np.isfinite(due_unix_s)
+    of_deadline_s = due_unix_s + more_s - view.start_unix_s
+    slack_s = np.where(earned, np.maximum(slack_s, of_deadline_s), slack_s)
+    spread_s = (1.0 + plan.accepted) * timing.token_due_s[tight]
+    of_windows_s = np.minimum(spread_s, timing.until_s[tight])
+    slack_s = np.where(definition == _WINDOWS, np.minimum(slack_s, of_windows_s), slack_s)
+    least_s = (1.0 + plan.accepted) * float(tbt_s.min())
+    return float(slack_s[slack_s >= plan.seconds].min(initial=least_s))
 
 
 def _read_later(
@@ -256,6 +289,7 @@ def _choice(
     view: View,
     every: Decoding,
     rows: Rows,
+    drafters: Rows,
     order: Rows,
     spare: Bools,
     plan: Plan,
@@ -263,9 +297,10 @@ def _choice(
     tight: Rows,
     least: float,
 ) -> Choice | None:
-    """The iteration with this speculation, and prefills in the rest of `length_s`; None where KV is
-    too short for drafts, or where so few can draft that it brings no more than `least` tokens a
-    second of each request, and no further context is read for later iterations either.
+    """The iteration with this speculation of the `drafters`, and prefills in the rest of
+    `length_s`; None where KV is too short for drafts, or where so few can draft that it brings no
+    more than `least` tokens a second of each, and no further context is read for later iterations
+    either.
     """
     assert view.draft is not None
     left = view.max_tokens[rows] - view.generated_tokens[rows] - view.unsure_tokens[rows]
@@ -275,6 +310,7 @@ def _choice(
     spare_s = length_s - MARGIN_S - plan.seconds
     needed = np.isin(rows, tight) | _for_whole_answers(view, rows)
     depth[_read_later(view, view.draft, missing, needed, spare_s, length_s)] = 0
+    depth[~np.isin(rows, drafters)] = 0
     drafts = depth > 0
     has = computed + view.unsure_tokens[rows]
     extra = (has + depth) // view.block_tokens - has // view.block_tokens
@@ -291,8 +327,8 @@ def _choice(
     verified = min(plan.drafts, int(depth.sum()))
     shape = _verifying(chunk.decodes_of(view, rows), verified)
     reads = np.count_nonzero(missing[drafts] > DEEPEST + 1)
-    if not reads and np.count_nonzero(drafts) < len(rows):
-        tokens = 1.0 + plan.accepted * np.count_nonzero(drafts) / len(rows)
+    if not reads and np.count_nonzero(drafts) < len(drafters):
+        tokens = 1.0 + plan.accepted * np.count_nonzero(drafts) / len(drafters)
         if tokens <= least * (drafted_s + view.profile.batch_s(shape)):
             return None
     running = Decoding(rows, every.victims, free_blocks, shape)

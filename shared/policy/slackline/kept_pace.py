@@ -9,11 +9,12 @@ time first. Offers of a tighter pace are declined then; what was taken before ke
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from shared.policy.seam import Bools, Floats
 from shared.policy.slackline.due import LOOSE_S
 from shared.schemas import Offer
-from shared.vocabulary import RequestKey
+from shared.vocabulary import Definition, RequestKey
 
 FADES_S = 20.0  # in which what came counts for 1/e
 # Of the time so much is usable: arrivals are uneven, and a prompt holds up the pass beside it.
@@ -25,6 +26,19 @@ DIGITS = 4  # of a pace in seconds, so that paces close to each other count as o
 KINDS = 64  # of paces; while so many are known, others are not counted
 
 
+class Pace(NamedTuple):
+    """A pace in seconds; inf: none. `windows`: each ten tokens are to keep it."""
+
+    tbt_s: float
+    windows: bool
+
+    def sure_s(self, speed: float) -> float:
+        """The mean pace that keeps it. Drafts bring `speed` times the tokens in the mean, and no
+        window of ten can count on that.
+        """
+        return self.tbt_s / speed if self.windows else self.tbt_s
+
+
 class Demand:
     """The requests with a TTFT or a pace that were lately offered here first: each replica of a
     fleet has its part of them. A TTLT leaves time to wait for better days, so those that have one
@@ -32,7 +46,7 @@ class Demand:
     """
 
     def __init__(self) -> None:
-        self._by_pace: dict[float, list[float]] = {}  # importance, seconds of prefill, of decoding
+        self._by_pace: dict[Pace, list[float]] = {}  # importance, seconds of prefill, of decoding
         self._began_unix_s = self._at_unix_s = math.inf
         self._known: dict[RequestKey, None] = {}
 
@@ -42,17 +56,17 @@ class Demand:
         """`prefill_s`, `decoding_s`: [offers] seconds of full batches, by this replica's prices."""
         self._fade(now_unix_s)
         for offer, *seconds in zip(offers, prefill_s.tolist(), decoding_s.tolist(), strict=True):
-            pace_s = pace_of(offer)
-            undated = math.isinf(pace_s) and offer.slo.ttft_s is None
-            pace_s = round(min(pace_s, LOOSE_S), DIGITS)
-            full = len(self._by_pace) >= KINDS and pace_s not in self._by_pace
+            pace = pace_of(offer)
+            undated = math.isinf(pace.tbt_s) and offer.slo.ttft_s is None
+            pace = pace._replace(tbt_s=round(min(pace.tbt_s, LOOSE_S), DIGITS))
+            full = len(self._by_pace) >= KINDS and pace not in self._by_pace
             again = offer.attempt > 1 or offer.key in self._known
             if again or offer.slo.ttlt_s is not None or undated or full:
                 continue
             self._known[offer.key] = None
             if len(self._known) > KNOWN:
                 del self._known[next(iter(self._known))]
-            kind = self._by_pace.setdefault(pace_s, [0.0, 0.0, 0.0])
+            kind = self._by_pace.setdefault(pace, [0.0, 0.0, 0.0])
             for n, more in enumerate((offer.importance, *seconds)):
                 kind[n] += more
 
@@ -67,10 +81,10 @@ class Demand:
         """
         self._fade(now_unix_s)
         seen_s = FADES_S * (1 - math.exp(-max(now_unix_s - self._began_unix_s, 1.0) / FADES_S))
-        kinds = [
-            (pace_s, value, (prefill_s + decoding_s / speed) / seen_s)
-            for pace_s, (value, prefill_s, decoding_s) in sorted(self._by_pace.items())
-        ]
+        kinds = sorted(
+            (pace.sure_s(speed), value, (prefill_s + decoding_s / speed) / seen_s)
+            for pace, (value, prefill_s, decoding_s) in self._by_pace.items()
+        )
         served = [
             (pace_s, _served(max(USABLE - pass_s / speed / pace_s, 0.0), kinds[n:]))
             for n, (pace_s, _, _) in enumerate(kinds)
@@ -86,10 +100,10 @@ class Demand:
             self._began_unix_s = self._at_unix_s = now_unix_s
         faded = math.exp(min(self._at_unix_s - now_unix_s, 0.0) / FADES_S)
         self._at_unix_s = max(self._at_unix_s, now_unix_s)
-        for pace_s, kind in list(self._by_pace.items()):
+        for pace, kind in list(self._by_pace.items()):
             kind[:] = [part * faded for part in kind]
             if kind[0] < 0.01:
-                del self._by_pace[pace_s]
+                del self._by_pace[pace]
 
 
 def _served(left: float, kinds: Sequence[tuple[float, float, float]]) -> float:
@@ -103,9 +117,10 @@ def _served(left: float, kinds: Sequence[tuple[float, float, float]]) -> float:
     return value
 
 
-def pace_of(offer: Offer) -> float:
-    """Its tightest pace in seconds; inf without one."""
-    return offer.slo.tightest_pace_s(offer.thinking)
+def pace_of(offer: Offer) -> Pace:
+    """Its tightest pace."""
+    windows = offer.slo.definition is Definition.MAX_TPOT_10
+    return Pace(offer.slo.tightest_pace_s(offer.thinking), windows)
 
 
 def too_tight(tightest_tbt_s: Floats, kept_s: float) -> Bools:

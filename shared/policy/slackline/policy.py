@@ -107,6 +107,7 @@ class Weighed(NamedTuple):
     token_due_s: Floats  # of the view's rows: seconds from the start
     put_off_s: Floats  # the same, or later where earned time may be spent
     latest_s: Floats  # of windows: the same, or later for prefills without any decode
+    until_s: Floats  # of windows: the latest of all
 
 
 class Slackline:
@@ -153,7 +154,7 @@ class Slackline:
         self._see([offers[n] for n in asked], now, new, of_coming)
         passes = self._passes(view, due, self._next_tokens(view, due).latest_s, prices)
         lost = give_way(held.beside(new), passes)[-len(asked) :]
-        lost |= too_tight(np.array([pace_of(offers[n]) for n in asked]), self._kept_s(view))
+        lost |= self._too_tight(view, [offers[n] for n in asked])
         if Part.CROWD in self._parts and not lost.all():
             present = present_of(view, due, waiting, held)
             lost |= self._crowded(view, present, asked_of(coming, new, held.seconds.sum()), lost)
@@ -236,12 +237,13 @@ class Slackline:
         )
         self._demand.offered(offers, now_unix_s, work.seconds[last], output * work.decode_s[last])
 
-    def _kept_s(self, view: View) -> float:
-        """The tightest pace that is kept; 0: every one."""
+    def _too_tight(self, view: View, asked: Sequence[Offer]) -> Bools:
+        """[asked] those with a pace that is not kept."""
         if self._demand.kinds < 2 or Part.KEPT_PACE not in self._parts:
-            return 0.0
-        pass_s = view.profile.batch_s(BatchShape(decodes=1))
-        return self._demand.kept_s(view.start_unix_s, pass_s, speed(view, self._drafts))
+            return np.zeros(len(asked), dtype=np.bool_)
+        pass_s, faster = view.profile.batch_s(BatchShape(decodes=1)), speed(view, self._drafts)
+        kept_s = self._demand.kept_s(view.start_unix_s, pass_s, faster)
+        return too_tight(np.array([pace_of(offer).sure_s(faster) for offer in asked]), kept_s)
 
     def _spare(self, view: View, calm: bool) -> Bools:
         """[rows] the best-effort requests that run in the time which is left: all, and while others
@@ -266,16 +268,18 @@ class Slackline:
         if Part.SIT_OUT not in self._parts:
             sit_out_s = np.full(view.rows, -math.inf)
         latest_s = np.maximum(weighed.put_off_s, weighed.latest_s)
-        return Timing(prefill_due_s, sit_out_s, weighed.put_off_s, latest_s, due.pace_s)
+        return Timing(
+            prefill_due_s, sit_out_s, weighed.put_off_s, latest_s, due.pace_s, weighed.until_s
+        )
 
     def _weighed(self, view: View, due: Due, victims: Rows) -> "Weighed":
         queue = _waiting(view)
         queue = queue[_without(view, victims)[queue]]
-        token_due_s, latest_s = self._next_tokens(view, due)
+        token_due_s, latest_s, until_s = self._next_tokens(view, due)
         if Part.EARNED in self._parts:
             token_due_s = put_off_by_mean(view, token_due_s)
         if not len(queue):
-            return Weighed(queue, queue, False, token_due_s, token_due_s, latest_s)
+            return Weighed(queue, queue, False, token_due_s, token_due_s, latest_s, until_s)
         put_off_s = token_due_s
         if Part.EARNED in self._parts:
             put_off_s = put_off_by_deadline(view, token_due_s)
@@ -296,7 +300,9 @@ class Slackline:
         if Part.ROOM in self._parts:
             due_s = due.prefill_unix_s[queue] - view.start_unix_s
             queue = self._room.beginning(view, queue, due_s)
-        return Weighed(queue, relegated, bool(gone.any()), token_due_s, put_off_s, latest_s)
+        return Weighed(
+            queue, relegated, bool(gone.any()), token_due_s, put_off_s, latest_s, until_s
+        )
 
     def _passes(self, view: View, due: Due, latest_s: Floats, prices: Prices) -> Passes:
         """The passes of the present decodes: fewer where all draft, since a pace needs it."""
@@ -308,7 +314,7 @@ class Slackline:
         """[rows] the instants at which the next token of each decode is due."""
         token_due_s = token_due_unix_s(view, due) - view.start_unix_s
         if Part.EARNED not in self._parts:
-            return NextTokens(token_due_s, token_due_s)
+            return NextTokens(token_due_s, token_due_s, token_due_s)
         return self._windows.next_tokens(view, token_due_s, self._step_s)
 
     def _in_time_again(self, view: View, due: Due, latest_s: Floats) -> Rows:

@@ -22,6 +22,7 @@ class Timing(NamedTuple):
     put_off_s: Floats  # the same, or later where earned time may be spent: how long it may take
     latest_s: Floats  # the same, or later: how long prefills without any decode may take
     pace_s: Floats
+    until_s: Floats  # of windows: the latest for the next token of a decode
 
 
 class TokenOrder(NamedTuple):

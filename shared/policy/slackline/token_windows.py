@@ -30,6 +30,7 @@ class NextTokens(NamedTuple):
 
     due_s: Floats
     latest_s: Floats  # the latest, if the tokens after it come one iteration after the other
+    until_s: Floats  # the latest, whenever the tokens after it come
 
 
 class Windows:
@@ -51,16 +52,17 @@ class Windows:
             & np.isfinite(view.newest_token_unix_s)
         ).nonzero()[0]
         if not len(rows):
-            return NextTokens(token_due_s, token_due_s)
+            return NextTokens(token_due_s, token_due_s, token_due_s)
         self._see(view, rows)
         until_s = self._ends_unix_s(view, rows) - view.start_unix_s
         pace_s = np.minimum(step_s, view.tbt_s[rows])
-        due_s, latest_s = token_due_s.copy(), token_due_s.copy()
+        due_s, latest_s, last_s = token_due_s.copy(), token_due_s.copy(), token_due_s.copy()
         due_s[rows] = (until_s / (NEXT + 1)).min(axis=1)
         latest_s[rows] = np.maximum(
             token_due_s[rows], (until_s - NEXT * pace_s[:, np.newaxis]).min(axis=1)
         )
-        return NextTokens(due_s, latest_s)
+        last_s[rows] = until_s[:, 0]
+        return NextTokens(due_s, latest_s, last_s)
 
     def _ends_unix_s(self, view: View, rows: Rows) -> Floats:
         """[rows, TEN] by when the next token must come, and the others of its windows."""
