@@ -4,8 +4,8 @@
   most tokens a second that still keep the pace of every decode.
 - *Need*: a TBT is below NEEDED times what the decodes alone take. Then the decodes draft, the
   drafts needed most are verified first, and the iteration lasts as long as that pace allows. The
-  time that is left is for prefills. While some wait, a decode whose pace leaves time for RIDES such
-  iterations has one token in each.
+  time that is left is for prefills. While some wait, decodes of a looser pace than such iterations
+  have one token in each, and draft nothing.
 - *Whole answers*: prompts wait, and decodes have a TTLT, which every token brings nearer. All
   decodes draft in half of the time if the prompts with a TTFT are in time in the other half, and
   if none has given way lately or no decode has a pace.
@@ -56,8 +56,6 @@ CONTEXT_TOKENS = 256  # of each decode in the plan that others are compared with
 READING = 0.1
 # The share of an iteration in which decodes draft while prompts wait.
 SHARE = 0.5
-# Decodes with time for so many iterations to each token need no drafts.
-RIDES = 2.0
 
 
 class Accepted:
@@ -137,7 +135,9 @@ def drafting(
     if len(tight):
         best, drafters = max(plans, key=_tokens_per_s), rows
         if len(order):
-            drafters = rows[view.tbt_s[rows] < RIDES * best.seconds]
+            lasts_s = (1.0 + best.accepted) * float(view.tbt_s[tight].min())
+            if best.seconds <= lasts_s:
+                drafters = rows[view.tbt_s[rows] < lasts_s]
             some = chunk.decodes_of(view, drafters)
             plans = [
                 _plan(view, view.draft, shape, some, known, scale) for known in yields(ACCEPTANCE)

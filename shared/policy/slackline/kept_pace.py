@@ -21,6 +21,8 @@ FADES_S = 20.0  # in which what came counts for 1/e
 USABLE = 0.85
 # By so many times more must be served with the tightest pace given up.
 WORTH = 2.0
+# Of what drafts bring in the mean, so much counts where each ten tokens are to keep a pace.
+SURE = 0.3
 KNOWN = 4096  # requests, of which none is counted twice
 DIGITS = 4  # of a pace in seconds, so that paces close to each other count as one
 KINDS = 64  # of paces; while so many are known, others are not counted
@@ -32,11 +34,12 @@ class Pace(NamedTuple):
     tbt_s: float
     windows: bool
 
-    def sure_s(self, speed: float) -> float:
-        """The mean pace that keeps it. Drafts bring `speed` times the tokens in the mean, and no
-        window of ten can count on that.
+    def passes_share(self, pass_s: float, speed: float) -> float:
+        """The share of the time that passes in this pace take, without their decodes. `pass_s`,
+        `speed`: as in `Demand.kept_s`.
         """
-        return self.tbt_s / speed if self.windows else self.tbt_s
+        sure = 1.0 + SURE * (speed - 1.0) if self.windows else speed
+        return pass_s / sure / self.tbt_s
 
 
 class Demand:
@@ -81,18 +84,16 @@ class Demand:
         """
         self._fade(now_unix_s)
         seen_s = FADES_S * (1 - math.exp(-max(now_unix_s - self._began_unix_s, 1.0) / FADES_S))
-        kinds = sorted(
-            (pace.sure_s(speed), value, (prefill_s + decoding_s / speed) / seen_s)
-            for pace, (value, prefill_s, decoding_s) in self._by_pace.items()
-        )
-        served = [
-            (pace_s, _served(max(USABLE - pass_s / speed / pace_s, 0.0), kinds[n:]))
-            for n, (pace_s, _, _) in enumerate(kinds)
+        paces = sorted(self._by_pace)
+        kinds = [
+            (value, (prefill_s + decoding_s / speed) / seen_s)
+            for value, prefill_s, decoding_s in map(self._by_pace.__getitem__, paces)
         ]
         kept_s, most = 0.0, -1.0
-        for pace_s, count in served:
+        for n, pace in enumerate(paces):
+            count = _served(max(USABLE - pace.passes_share(pass_s, speed), 0.0), kinds[n:])
             if count > WORTH * most:
-                kept_s, most = (pace_s if most >= 0 else 0.0), count
+                kept_s, most = (pace.tbt_s if n else 0.0), count
         return kept_s
 
     def _fade(self, now_unix_s: float) -> None:
@@ -106,12 +107,12 @@ class Demand:
                 del self._by_pace[pace]
 
 
-def _served(left: float, kinds: Sequence[tuple[float, float, float]]) -> float:
-    """The value that is served in so much of the time, of these kinds (pace, value, share of the
-    time), those of the most value for their time first.
+def _served(left: float, kinds: Sequence[tuple[float, float]]) -> float:
+    """The value that is served in so much of the time, of these kinds (value, share of the time),
+    those of the most value for their time first.
     """
     value = 0.0
-    for _, worth, share in sorted(kinds, key=lambda kind: -kind[1] / max(kind[2], 1e-9)):
+    for worth, share in sorted(kinds, key=lambda kind: -kind[0] / max(kind[1], 1e-9)):
         value += worth * min(1.0, left / max(share, 1e-9))
         left = max(left - share, 0.0)
     return value

@@ -243,7 +243,7 @@ class Slackline:
             return np.zeros(len(asked), dtype=np.bool_)
         pass_s, faster = view.profile.batch_s(BatchShape(decodes=1)), speed(view, self._drafts)
         kept_s = self._demand.kept_s(view.start_unix_s, pass_s, faster)
-        return too_tight(np.array([pace_of(offer).sure_s(faster) for offer in asked]), kept_s)
+        return too_tight(np.array([pace_of(offer).tbt_s for offer in asked]), kept_s)
 
     def _spare(self, view: View, calm: bool) -> Bools:
         """[rows] the best-effort requests that run in the time which is left: all, and while others
