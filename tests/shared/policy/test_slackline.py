@@ -394,6 +394,27 @@ def test_decodes_draft_while_nothing_waits_and_where_their_pace_needs_it() -> No
     assert drafts(0.012, waiting)
 
 
+def test_beside_prompts_only_decodes_draft_whose_pace_is_tighter_than_the_iteration() -> None:
+    paces_s = [0.012, 0.012, 0.014, 0.2, 0.2, 0.2]
+    decodes = [decode(Row(slot=n, tbt_s=tbt_s)) for n, tbt_s in enumerate(paces_s)]
+    waiting = Row(slot=9, target=4000, ttft_s=6.0, tbt_s=0.2)
+
+    def depths(*rows: Row) -> list[int]:
+        seen = view(rows)
+        seen.draft = Draft(Linear(), 0.05, 0.05)
+        seen.draft_tokens = seen.computed_tokens  # it has read them
+        (choice,) = registry.make("slackline").plan(seen)
+        assert choice.speculation is not None
+        assert set(choice.slots.tolist()) >= set(range(6))
+        by_slot = dict(zip(choice.slots.tolist(), choice.speculation.depth.tolist(), strict=True))
+        return [by_slot[n] for n in range(6)]
+
+    assert min(depths(*decodes)) > 0
+    beside = depths(*decodes, waiting)
+    assert min(beside[:3]) > 0
+    assert beside[3:] == [0, 0, 0]
+
+
 def test_decodes_before_a_ttlt_draft_beside_prompts_that_have_time() -> None:
     def drafts(ttft_s: float) -> bool:
         rows = [decode(summary(n)) for n in range(4)]

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from loadgen.results.experiment import execute
 from loadgen.results.slackline.mixes import mix
 from shared.policy.slackline.kept_pace import FADES_S, KINDS, USABLE, Demand
-from shared.vocabulary import RequestKey, Slo
+from shared.vocabulary import Definition, RequestKey, Slo
 from tests.shared.policy.paced_load import serve
 from tests.shared.policy.slos_serving import offer
 
@@ -20,13 +20,21 @@ TIGHT_S, LOOSE_S = 0.005, 0.05
 
 
 def offered(
-    tight: int, loose: int, *, seconds: float = 0.02, ttlt_s: float | None = None
+    tight: int,
+    loose: int,
+    *,
+    seconds: float = 0.02,
+    ttlt_s: float | None = None,
+    definition: Definition = Definition.DEADLINE,
 ) -> Demand:
     """The demand after so many requests of either pace came within a second."""
     demand = Demand()
     paces = [TIGHT_S] * tight + [LOOSE_S] * loose
     offers = [
-        offer(key=RequestKey(f"t.{n}"), slo=Slo(ttft_s=1.0, tbt_s=pace_s, ttlt_s=ttlt_s))
+        offer(
+            key=RequestKey(f"t.{n}"),
+            slo=Slo(ttft_s=1.0, tbt_s=pace_s, ttlt_s=ttlt_s, definition=definition),
+        )
         for n, pace_s in enumerate(paces)
     ]
     each_s = np.full(len(offers), seconds)
@@ -43,6 +51,16 @@ def test_a_pace_is_kept_where_there_is_time_for_all() -> None:
     assert offered(1, 2, seconds=0.001).kept_s(1.0, PASS_S, speed=1.0) == 0.0
     # where drafts make passes short enough
     assert offered(5, 20).kept_s(1.0, PASS_S, speed=8.0) == 0.0
+
+
+def test_windows_of_ten_count_on_a_part_of_the_drafts_alone() -> None:
+    windows = Definition.MAX_TPOT_10
+    assert offered(5, 20).kept_s(1.0, PASS_S, speed=2.0) == 0.0
+    assert offered(5, 20, definition=windows).kept_s(1.0, PASS_S, speed=2.0) == LOOSE_S
+    # and where they need none, or where there is time for all, the pace is kept
+    assert offered(5, 20, definition=windows).kept_s(1.0, PASS_S / 3, speed=1.0) == 0.0
+    few = offered(1, 2, seconds=0.001, definition=windows)
+    assert few.kept_s(1.0, PASS_S, speed=2.0) == 0.0
 
 
 def test_a_pace_that_most_have_is_kept() -> None:

@@ -66,6 +66,23 @@ def test_tokens_that_come_when_they_are_due_keep_every_window(gaps: list[float],
 
 
 @relaxed
+@given(gaps=early, more=st.integers(1, 12))
+def test_several_tokens_may_come_at_once_until_the_first_of_them_is_late(
+    gaps: list[float], more: int
+) -> None:
+    """As a verified draft brings them."""
+    windows, at_s = Windows(), [0.0]
+    next_token(windows, at_s)
+    for gap in gaps:
+        at_s.append(at_s[-1] + gap)
+        next_token(windows, at_s)
+    until_s = float(next_token(windows, at_s).until_s[0])
+    together = [*at_s, *[at_s[-1] + until_s] * more]
+    assert worst_s(together) <= PACE_S + 1e-9
+    assert worst_s([*at_s, at_s[-1] + until_s + 1e-6]) > PACE_S
+
+
+@relaxed
 @given(gaps=early, step_s=st.floats(0.005, PACE_S))
 def test_one_token_may_come_at_its_latest_if_those_after_it_come_one_iteration_after_the_other(
     gaps: list[float], step_s: float
