@@ -149,8 +149,7 @@ important one counts as three.""",
     hours=REQUESTS / 3600,
     render=render,
     discussion="""\
-On average `slackline` is 1.9 points ahead of whichever of the ten is best on a load, and it is
-never half a point behind. `slos_serve` comes nearest: on half of the loads it is within 0.2 points,
-or ahead.
+`slackline` is behind on none of them. In the mean it is 2.1 points ahead of whichever of the ten is
+best on a load. `slos_serve` comes nearest: on half of the loads it is within 0.3 points.
 """,
 )
