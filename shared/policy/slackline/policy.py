@@ -280,9 +280,6 @@ class Slackline:
             token_due_s = put_off_by_mean(view, token_due_s)
         if not len(queue):
             return Weighed(queue, queue, False, token_due_s, token_due_s, latest_s, until_s)
-        put_off_s = token_due_s
-        if Part.EARNED in self._parts:
-            put_off_s = put_off_by_deadline(view, token_due_s)
         prices = prices_of(view.profile)
         work = work_of_rows(view, due, queue, prices)
         gone = give_way(work, self._passes(view, due, latest_s, prices))
@@ -290,7 +287,11 @@ class Slackline:
         work = favoured(work)
         if Part.RELEGATION not in self._parts:
             relegated = relegated[:0]
-        if Part.EARNED in self._parts and _burdened(view, queue, work):
+        put_off_s = token_due_s
+        burdened = _burdened(view, queue, work)
+        if Part.EARNED in self._parts and (burdened or not _any_whole(view, queue)):
+            put_off_s = put_off_by_deadline(view, token_due_s)
+        if Part.EARNED in self._parts and burdened:
             work = work._replace(due_s=_put_back(view, due, queue, work))
         if Part.DUE_FIRST not in self._parts:
             work = work._replace(due_s=view.arrived_unix_s[queue] - view.start_unix_s)
@@ -362,6 +363,11 @@ def _no_hope(view: View, due: Due, queue: Rows, work: Work, prices: Prices) -> B
     until_s = due.hope_unix_s[queue] - view.start_unix_s
     hopeless: Bools = work.seconds + prices.batch_s > until_s
     return ~whole | hopeless
+
+
+def _any_whole(view: View, queue: Rows) -> bool:
+    """Some of these have a TTLT."""
+    return bool(np.isfinite(view.last_due_unix_s[queue]).any())
 
 
 def _burdened(view: View, queue: Rows, work: Work) -> bool:
