@@ -196,7 +196,8 @@ class RelegationCore:
 
     def _list(self, records: Sequence[Record], now_unix_s: float) -> None:
         listed = {record.key for record in records}
-        for key in [k for k in self._waiting if k not in listed and k not in self._busy]:
+        # in an order of their own: the last to leave says where its tenant's next one begins
+        for key in sorted(k for k in self._waiting if k not in listed and k not in self._busy):
             self._leave(key, now_unix_s)
         for record in records:
             known = self._waiting.get(record.key)

@@ -143,7 +143,7 @@ class Plain:
         actions: list[object] = []
         match event:
             case Listed(records):
-                for key in set(self.free) - {r.key for r in records}:
+                for key in sorted(set(self.free) - {r.key for r in records}):
                     self.leave(key)
                 for r in records:
                     if r.key not in self.free and r.key not in self.busy:
