@@ -1,10 +1,12 @@
 """A real Prometheus on this machine, with the rules that are shipped."""
 
 import asyncio
+import os
 import shutil
 import socket
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +29,16 @@ def find(program: str) -> str:
     return found
 
 
+# Below the ports that the system hands out, and apart for each process of pytest: nobody else takes
+# one before it is used.
+_PORTS = count(20_000 + 1_000 * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]))
+
+
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
+    for port in _PORTS:
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    raise AssertionError("no port is free")
 
 
 class Prometheus:
