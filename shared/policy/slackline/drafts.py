@@ -138,11 +138,12 @@ def drafting(
             lasts_s = (1.0 + best.accepted) * float(view.tbt_s[tight].min())
             if best.seconds <= lasts_s:
                 drafters = rows[view.tbt_s[rows] < lasts_s]
-            some = chunk.decodes_of(view, drafters)
-            plans = [
-                _plan(view, view.draft, shape, some, known, scale) for known in yields(ACCEPTANCE)
-            ]
-            best = max(plans, key=_tokens_per_s)
+                some = chunk.decodes_of(view, drafters)
+                plans = [
+                    _plan(view, view.draft, shape, some, known, scale)
+                    for known in yields(ACCEPTANCE)
+                ]
+                best = max(plans, key=_tokens_per_s)
         if _tokens_per_s(best) <= least:
             return None
         length_s = _slack_s(view, timing, tight, best)
@@ -252,7 +253,8 @@ def _verifying(shape: BatchShape, drafts: int) -> BatchShape:
 
 def _slack_s(view: View, timing: Timing, tight: Rows, plan: Plan) -> float:
     """Seconds that the iteration may take, so that the last of the tokens that it brings each of
-    these decodes is not late. One that is too far behind for this plan constrains nobody.
+    these decodes is not late; at most the tightest pace for each token. A decode that is too far
+    behind for this plan constrains nobody.
     """
     tbt_s = view.tbt_s[tight]
     more_s = plan.accepted * tbt_s
@@ -265,8 +267,8 @@ def _slack_s(view: View, timing: Timing, tight: Rows, plan: Plan) -> float:
     spread_s = (1.0 + plan.accepted) * timing.token_due_s[tight]
     of_windows_s = np.minimum(spread_s, timing.until_s[tight])
     slack_s = np.where(definition == _WINDOWS, np.minimum(slack_s, of_windows_s), slack_s)
-    least_s = (1.0 + plan.accepted) * float(tbt_s.min())
-    return float(slack_s[slack_s >= plan.seconds].min(initial=least_s))
+    most_s = (1.0 + plan.accepted) * float(tbt_s.min())
+    return float(slack_s[slack_s >= plan.seconds].min(initial=most_s))
 
 
 def _read_later(

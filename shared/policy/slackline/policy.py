@@ -288,11 +288,12 @@ class Slackline:
         if Part.RELEGATION not in self._parts:
             relegated = relegated[:0]
         put_off_s = token_due_s
-        burdened = _burdened(view, queue, work)
-        if Part.EARNED in self._parts and (burdened or not _any_whole(view, queue)):
-            put_off_s = put_off_by_deadline(view, token_due_s)
-        if Part.EARNED in self._parts and burdened:
-            work = work._replace(due_s=_put_back(view, due, queue, work))
+        if Part.EARNED in self._parts:
+            burdened = _burdened(view, queue, work)
+            if burdened or not _any_whole(view, queue):
+                put_off_s = put_off_by_deadline(view, token_due_s)
+            if burdened:
+                work = work._replace(due_s=_put_back(view, due, queue, work))
         if Part.DUE_FIRST not in self._parts:
             work = work._replace(due_s=view.arrived_unix_s[queue] - view.start_unix_s)
         order = np.lexsort((view.slot[queue], view.arrived_unix_s[queue], work.due_s, gone))

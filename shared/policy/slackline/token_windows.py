@@ -54,15 +54,15 @@ class Windows:
         if not len(rows):
             return NextTokens(token_due_s, token_due_s, token_due_s)
         self._see(view, rows)
-        until_s = self._ends_unix_s(view, rows) - view.start_unix_s
+        ends_s = self._ends_unix_s(view, rows) - view.start_unix_s
         pace_s = np.minimum(step_s, view.tbt_s[rows])
-        due_s, latest_s, last_s = token_due_s.copy(), token_due_s.copy(), token_due_s.copy()
-        due_s[rows] = (until_s / (NEXT + 1)).min(axis=1)
+        due_s, latest_s, until_s = token_due_s.copy(), token_due_s.copy(), token_due_s.copy()
+        due_s[rows] = (ends_s / (NEXT + 1)).min(axis=1)
         latest_s[rows] = np.maximum(
-            token_due_s[rows], (until_s - NEXT * pace_s[:, np.newaxis]).min(axis=1)
+            token_due_s[rows], (ends_s - NEXT * pace_s[:, np.newaxis]).min(axis=1)
         )
-        last_s[rows] = until_s[:, 0]
-        return NextTokens(due_s, latest_s, last_s)
+        until_s[rows] = ends_s[:, 0]
+        return NextTokens(due_s, latest_s, until_s)
 
     def _ends_unix_s(self, view: View, rows: Rows) -> Floats:
         """[rows, TEN] by when the next token must come, and the others of its windows."""

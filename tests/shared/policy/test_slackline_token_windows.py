@@ -43,6 +43,16 @@ def next_token(windows: Windows, at_s: Sequence[float], step_s: float = 0.02) ->
     return windows.next_tokens(seen, np.full(seen.rows, PACE_S), step_s)
 
 
+def after(gaps: Sequence[float]) -> tuple[Windows, list[float]]:
+    """What has seen tokens so far apart, and their instants."""
+    windows, at_s = Windows(), [0.0]
+    next_token(windows, at_s)
+    for gap in gaps:
+        at_s.append(at_s[-1] + gap)
+        next_token(windows, at_s)
+    return windows, at_s
+
+
 def worst_s(at_s: Sequence[float]) -> float:
     """The worst mean pace over ten tokens, and over all while there are fewer."""
     if len(at_s) <= TEN:
@@ -53,11 +63,7 @@ def worst_s(at_s: Sequence[float]) -> float:
 @relaxed
 @given(gaps=early, more=st.integers(1, 30))
 def test_tokens_that_come_when_they_are_due_keep_every_window(gaps: list[float], more: int) -> None:
-    windows, at_s = Windows(), [0.0]
-    next_token(windows, at_s)
-    for gap in gaps:
-        at_s.append(at_s[-1] + gap)
-        next_token(windows, at_s)
+    windows, at_s = after(gaps)
     for _ in range(more):
         due_s = float(next_token(windows, at_s).due_s[0])
         at_s.append(at_s[-1] + due_s)
@@ -71,11 +77,7 @@ def test_several_tokens_may_come_at_once_until_the_first_of_them_is_late(
     gaps: list[float], more: int
 ) -> None:
     """As a verified draft brings them."""
-    windows, at_s = Windows(), [0.0]
-    next_token(windows, at_s)
-    for gap in gaps:
-        at_s.append(at_s[-1] + gap)
-        next_token(windows, at_s)
+    windows, at_s = after(gaps)
     until_s = float(next_token(windows, at_s).until_s[0])
     together = [*at_s, *[at_s[-1] + until_s] * more]
     assert worst_s(together) <= PACE_S + 1e-9
@@ -87,11 +89,7 @@ def test_several_tokens_may_come_at_once_until_the_first_of_them_is_late(
 def test_one_token_may_come_at_its_latest_if_those_after_it_come_one_iteration_after_the_other(
     gaps: list[float], step_s: float
 ) -> None:
-    windows, at_s = Windows(), [0.0]
-    next_token(windows, at_s)
-    for gap in gaps:
-        at_s.append(at_s[-1] + gap)
-        next_token(windows, at_s)
+    windows, at_s = after(gaps)
     latest_s = float(next_token(windows, at_s, step_s).latest_s[0])
     assert latest_s >= PACE_S
     at_s.append(at_s[-1] + latest_s)
