@@ -44,7 +44,7 @@ def next_token(windows: Windows, at_s: Sequence[float], step_s: float = 0.02) ->
 
 
 def after(gaps: Sequence[float]) -> tuple[Windows, list[float]]:
-    """What has seen tokens so far apart, and their instants."""
+    """The windows that have seen tokens so far apart, and the instants of these."""
     windows, at_s = Windows(), [0.0]
     next_token(windows, at_s)
     for gap in gaps:
