@@ -3,9 +3,12 @@
 import argparse
 import math
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from loadgen.lab.parallel import check_jobs, cores
+from loadgen.markdown import table
+from loadgen.results import kept
 from loadgen.results.cache import Cache
 from loadgen.results.execution import Task, pending, run_tasks
 from loadgen.results.job import needs_trace
@@ -64,6 +67,12 @@ def make_parser() -> argparse.ArgumentParser:
         help="run nothing; write the pages from the finished runs",
     )
     parser.add_argument(
+        "--list",
+        action="store_true",
+        help="run nothing and write nothing; list the sections with what there is to run, as after "
+        "a change of a policy",
+    )
+    parser.add_argument(
         "--cache",
         type=Path,
         default=Path("out/results"),
@@ -89,17 +98,19 @@ def main(words: list[str] | None = None) -> int:
     )
     hours = {} if args.hours is None else dict.fromkeys(names, args.hours)
     cache = Cache(args.cache)
+    pages = [page for page in PAGES if any(section.name in names for section in page.sections)]
 
-    def pending_tasks() -> list[Task]:
-        """The tasks that can be run by now.
+    def tasks_of(name: str) -> list[Task]:
+        """The tasks of a section that can be run by now and have not been.
 
         Some runs are requested only after others have found the rate.
         """
+        section = SECTIONS[name]
+        jobs = section.jobs(3600 * hours.get(name, section.hours), cache.get)
         return pending(
             [
                 Task(name, job, args.cache, args.traces)
-                for name in names
-                for job in SECTIONS[name].jobs(3600 * hours.get(name, SECTIONS[name].hours), cache)
+                for job in jobs
                 if args.traces is not None or not needs_trace(job)
             ]
         )
@@ -108,18 +119,34 @@ def main(words: list[str] | None = None) -> int:
         if args.hours is not None and not 0 < args.hours < math.inf:
             raise ConfigError("--hours must be above 0")
         processes = check_jobs(args.jobs)
-        while not args.render and (tasks := pending_tasks()):
+        for page in pages:
+            kept.unpack(kept.file_of(page, args.out), cache)
+        if args.list:
+            print(listed({name: tasks_of(name) for name in names}))
+            return 0
+        while not args.render and (tasks := [task for name in names for task in tasks_of(name)]):
             run_tasks(tasks, processes)
     except ConfigError as error:
         print(f"results: {error}", file=sys.stderr)
         return 2
-    for page in PAGES:
-        if any(section.name in names for section in page.sections):
-            file = args.out / page.file
-            present = file.read_text(encoding="utf-8") if file.exists() else ""
-            text = render_page(page, cache, hours, names, present)
-            file.write_text(text, encoding="utf-8")
+    for page in pages:
+        file = args.out / page.file
+        present = file.read_text(encoding="utf-8") if file.exists() else ""
+        text = render_page(page, cache, hours, names, present)
+        file.write_text(text, encoding="utf-8")
+        for moved in kept.pack(page, hours, cache, kept.file_of(page, args.out)):
+            print(moved, file=sys.stderr)
     return 0
+
+
+def listed(tasks: Mapping[str, Sequence[Task]]) -> str:
+    """A table of the sections that have something to run, with the policies that run."""
+    rows = [
+        (name, str(len(waiting)), ", ".join(dict.fromkeys(task.policy for task in waiting)))
+        for name, waiting in tasks.items()
+        if waiting
+    ]
+    return table(("section", "runs or searches", "policies"), rows) if rows else "Nothing to run."
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from loadgen.lab.parallel import run_all
 from loadgen.results.cache import Cache
-from loadgen.results.experiment import RunResult, execute, violated_fraction
+from loadgen.results.experiment import Run, RunResult, execute, violated_fraction
 from loadgen.results.job import Job, next_run
 
 
@@ -22,6 +22,11 @@ class Task:
     job: Job
     folder: Path
     traces: Path | None
+
+    @property
+    def policy(self) -> str:
+        """The policy of its runs, of a search with rivals that of the first."""
+        return (self.job if isinstance(self.job, Run) else self.job.run).policy
 
     def __call__(self) -> int:
         """Returns the number of runs that it did."""

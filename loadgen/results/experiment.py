@@ -84,14 +84,25 @@ class Run(Struct, frozen=True, kw_only=True):
         Numbers count by value: 4 and 4.0 are one rate. A field that was added later counts only
         where it differs from its default, so that older results are found.
         """
+        return self._hash(b"%d" % self.version)
+
+    @property
+    def key(self) -> str:
+        """The name of the run whatever the version of its policy."""
+        return self._hash(b"")
+
+    @property
+    def version(self) -> int:
+        """The version of the figures of its policy."""
+        return POLICY_VERSIONS.get(self.policy, VERSION)
+
+    def _hash(self, beginning: bytes) -> str:
         fields = msgspec.to_builtins(msgspec.convert(msgspec.to_builtins(self), Run))
         _remove_defaults(Run, fields, _FIRST_FIELDS)
         for tier in fields["tiers"]["tiers"].values():
             _remove_defaults(Tier, tier, _FIRST_TIER_FIELDS)
-        version = POLICY_VERSIONS.get(self.policy, VERSION)
-        return hashlib.sha256(
-            b"%d" % version + msgspec.json.encode(fields, order="sorted")
-        ).hexdigest()[:24]
+        encoded = beginning + msgspec.json.encode(fields, order="sorted")
+        return hashlib.sha256(encoded).hexdigest()[:24]
 
 
 # The fields of the oldest results in the cache. Every field added since has a default.

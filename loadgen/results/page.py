@@ -46,7 +46,7 @@ def _sections(page: str) -> dict[str, str]:
 
 def render_section(section: Section, cache: Cache, hours: float) -> str:
     """The section without line breaks in its paragraphs: `wrap` adds them."""
-    results = Results(cache)
+    results = Results(cache.get)
     tables = section.render(results, 3600 * hours)
     command = f"`python -m loadgen.results --only {section.name} --hours {hours:g}`"
     return _joined(

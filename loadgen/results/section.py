@@ -9,9 +9,8 @@ from typing import Literal, NamedTuple
 
 from loadgen.bound.limit import Bound
 from loadgen.lab.figures import Figures, Group
-from loadgen.results.cache import Cache
 from loadgen.results.experiment import Run, RunResult
-from loadgen.results.job import Capacity, Job, Search, advance
+from loadgen.results.job import Capacity, Job, Lookup, Search, advance
 
 CLOSE = 0.15  # relative difference within which a figure counts as reproduced
 # A percentage also counts within so many points: a ratio of a few requests in a thousand means
@@ -20,22 +19,27 @@ CLOSE_POINTS = 0.5
 MISSING = "not run"
 
 
-class Results:
-    """The results of runs, as a section reads them from the cache.
+def nothing(_: Run) -> RunResult | None:
+    """A lookup that finds no result."""
+    return None
 
-    It records every job that the section requests. Without a cache nothing is found, and the
-    record says what is to be run.
+
+class Results:
+    """The results of runs, as a section reads them.
+
+    It records every job that the section requests. Where nothing is found, the record says what is
+    to be run.
     """
 
-    def __init__(self, cache: Cache | None) -> None:
-        self._cache = cache
+    def __init__(self, lookup: Lookup) -> None:
+        self._lookup = lookup
         self.requested: list[Job] = []
         self.used: list[RunResult] = []
 
     def result(self, run: Run) -> RunResult | None:
         """The result of a run; None: not run yet."""
         self.requested.append(run)
-        result = self._known(run)
+        result = self._lookup(run)
         if result is not None:
             self.used.append(result)
         return result
@@ -53,15 +57,12 @@ class Results:
     def capacity(self, search: Search) -> Capacity | None:
         """The capacity that a search found; None: not found yet."""
         self.requested.append(search)
-        found = advance(search, self._known)
+        found = advance(search, self._lookup)
         if isinstance(found, Run):
             return None
         if found.result is not None:
             self.used.append(found.result)
         return found
-
-    def _known(self, run: Run) -> RunResult | None:
-        return None if self._cache is None else self._cache.get(run)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,12 +76,12 @@ class Section:
     render: Callable[[Results, float], str]
     discussion: str  # what differs from the paper, why, and what was tried
 
-    def jobs(self, duration_s: float, cache: Cache | None = None) -> Sequence[Job]:
+    def jobs(self, duration_s: float, lookup: Lookup = nothing) -> Sequence[Job]:
         """The jobs that the section requests.
 
-        Jobs that depend on runs which `cache` lacks are added once those runs are in it.
+        Jobs that depend on runs which `lookup` does not find are added once it does.
         """
-        results = Results(cache)
+        results = Results(lookup)
         self.render(results, duration_s)
         return results.requested
 

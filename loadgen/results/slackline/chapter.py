@@ -25,7 +25,9 @@ PAGE = Page(
 
 What the policy [slackline](slackline.md) keeps, beside the ten other policies on the same requests,
 simulated on the project's own cores without control latency ([simulator.md](simulator.md)). The
-page is made by `python -m loadgen.results --only slackline`.
+page is made by `python -m loadgen.results --only slackline`. Its runs are kept in
+[runs/](runs/slackline-results.jsonl.xz), so that a change of one policy repeats only those of that
+policy. `--list` says which sections have runs to repeat.
 """,
     chapters=(
         Chapter(

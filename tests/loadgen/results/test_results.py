@@ -481,10 +481,10 @@ def test_the_matrix_chooses_settings_with_one_seed_and_shows_others(
     cache = Cache(tmp_path)
     monkeypatch.setattr(row, "rate_of", lambda load, results: 1.0)
     for _ in range(2):  # the runs of the best settings are requested after those of the choice
-        results = Results(cache)
+        results = Results(cache.get)
         row.row_of(load, results)
         run_tasks([Task("matrix", job, tmp_path, None) for job in results.requested], processes=1)
-    found = row.row_of(load, Results(cache))
+    found = row.row_of(load, Results(cache.get))
     assert found.settings["vllm"] == small
     printed, best = found.printed["vllm"], found.best["vllm"]
     assert printed is not None and best is not None
