@@ -35,11 +35,10 @@ def iteration(view: View, timing: Timing, every: Decoding, order: Rows, spare: B
     """
     standard = every.rows[~view.best_effort[every.rows]]
     tokens = token_order(view, timing, standard)
-    due_s = tokens.in_time_s
     longest_s = _longest_s(view, timing, tokens, order)
     budget_s = longest_s - MARGIN_S
     if len(order):
-        if len(standard) and len(due_s) == len(standard):
+        if len(standard) and tokens.all_kept:
             first = order[:FIRST]
             # they must end a margin before they are due
             until_s = timing.prefill_due_s[first] - MARGIN_S
@@ -53,7 +52,7 @@ def iteration(view: View, timing: Timing, every: Decoding, order: Rows, spare: B
         budget_s = _until_due(view, timing, running, order, budget_s)
     else:
         running = _running(view, every, standard)
-        if len(due_s) and view.profile.batch_s(running.shape) > budget_s:
+        if tokens.kept and view.profile.batch_s(running.shape) > budget_s:
             running = _running(view, every, tokens.running(longest_s))
     choice = chunk.fill(view, running, order, limit_tokens=BATCH_TOKENS, budget_s=budget_s)
     return with_best_effort(view, every, running, order, spare, choice, budget_s)
@@ -79,7 +78,7 @@ def best_effort_first(view: View, timing: Timing, every: Decoding, order: Rows) 
     choice = chunk.fill(view, both, queue, limit_tokens=BATCH_TOKENS, budget_s=budget_s)
     if has_best_effort(view, choice):
         return choice
-    if not len(tokens.rows) or len(tokens.in_time_s) < len(tokens.rows):
+    if not len(tokens.rows) or not tokens.all_kept:
         return None
     none = _running(view, every, every.rows[:0])
     until_s = tokens.latest_s
@@ -95,9 +94,8 @@ def has_best_effort(view: View, choice: Choice) -> bool:
 def _longest_s(view: View, timing: Timing, tokens: TokenOrder, order: Rows) -> float:
     """The seconds that an iteration may take. `tokens`: of the standard decodes."""
     if len(tokens.rows):
-        due_s = tokens.in_time_s
-        longest_s = float(due_s.min(initial=math.inf))
-        if len(due_s) == len(tokens.rows):
+        longest_s = tokens.first_due_s
+        if tokens.all_kept:
             return longest_s
         return min(longest_s, max(2 * tokens.every_s, float(timing.pace_s[tokens.rows].min())))
     # no longer than that, so that an arrival need not wait; but something must fit

@@ -1,5 +1,7 @@
 """The decodes in the order in which their next tokens are due, and the passes that they need."""
 
+import math
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -25,7 +27,8 @@ class Timing(NamedTuple):
     until_s: Floats  # of windows: the latest for the next token of a decode
 
 
-class TokenOrder(NamedTuple):
+@dataclass(slots=True)
+class TokenOrder:
     """Decodes in the order in which their tokens are due, in columns."""
 
     rows: Rows
@@ -34,16 +37,27 @@ class TokenOrder(NamedTuple):
     begin_s: Floats  # `latest_s`, the first first
     pass_s: Floats  # of a pass of all up to each
     batch_s: float  # of a pass of none
+    in_time: Bools = field(init=False)  # its due time can be kept
+    kept: int = field(init=False)  # due times that can be kept
+
+    def __post_init__(self) -> None:
+        self.in_time = self.put_off_s >= self.pass_s + MARGIN_S - CLOSE_S
+        self.kept = int(np.count_nonzero(self.in_time))
+
+    @property
+    def all_kept(self) -> bool:
+        """Every due time can be kept."""
+        return self.kept == len(self.rows)
+
+    @property
+    def first_due_s(self) -> float:
+        """The first due time that can be kept; inf if none can."""
+        return float(self.put_off_s[self.in_time.argmax()]) if self.kept else math.inf
 
     @property
     def every_s(self) -> float:
         """Seconds of a pass of all."""
         return float(self.pass_s[-1]) + MARGIN_S
-
-    @property
-    def in_time_s(self) -> Floats:
-        """The due times that can be kept."""
-        return self.put_off_s[self.put_off_s >= self.pass_s + MARGIN_S - CLOSE_S]
 
     @property
     def latest_s(self) -> float:
@@ -69,13 +83,15 @@ class TokenOrder(NamedTuple):
         those due before them, nor in another pass after it. Those that are late anyway do not
         count.
         """
-        if not rest.any():
+        if not np.count_nonzero(rest):
             return False
-        one_s = np.where(rest, np.diff(self.pass_s, prepend=self.batch_s), 0.0)
-        ends_s = longest_s + self.batch_s + one_s.cumsum() + MARGIN_S
-        until_s = np.maximum(self.put_off_s[rest][0], self.put_off_s - self.batch_s)
-        in_time = self.put_off_s >= self.pass_s + MARGIN_S - CLOSE_S
-        return bool((rest & in_time & (ends_s > until_s + CLOSE_S)).any())
+        one_s = self.pass_s.copy()
+        one_s[0] -= self.batch_s
+        one_s[1:] -= self.pass_s[:-1]
+        ends_s = longest_s + self.batch_s + (one_s * rest).cumsum() + MARGIN_S
+        until_s = np.maximum(self.put_off_s[rest.argmax()], self.put_off_s - self.batch_s)
+        late = rest & self.in_time & (ends_s > until_s + CLOSE_S)
+        return bool(np.count_nonzero(late))
 
 
 def standard_decodes(view: View) -> Rows:
