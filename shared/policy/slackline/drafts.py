@@ -2,7 +2,7 @@
 
 - *Nothing waits for its prefill*: the depth, and the number of drafts verified, are those with the
   most tokens a second that still keep the pace of every decode.
-- *Need*: a TBT is below NEEDED times what the decodes alone take. Then the decodes draft, the
+- *Need*: a TBT is below NEEDED times what a pass of a few decodes takes. Then decodes draft, the
   drafts needed most are verified first, and the iteration lasts as long as that pace allows. The
   time that is left is for prefills. While some wait, decodes of a looser pace than such iterations
   have one token in each, and draft nothing.
@@ -31,6 +31,7 @@ from shared.policy.seam import (
     Bools,
     Choice,
     Drafts,
+    Floats,
     Observation,
     Speculation,
     View,
@@ -46,8 +47,9 @@ from shared.vocabulary import Definition
 
 _DEADLINE = DEFINITIONS.index(Definition.DEADLINE)
 _WINDOWS = DEFINITIONS.index(Definition.MAX_TPOT_10)
-# Below so many times what the decodes alone take, a pace leaves prefills no time.
-NEEDED = 1.3
+# Below so many times what a pass of a few decodes takes, a pace leaves prefills little time. Where
+# each ten tokens are to keep it, drafts are too uncertain while plain passes can.
+NEEDED, NEEDED_BY_WINDOWS = 1.7, 1.0
 ACCEPTANCE = 0.7  # of the law, before anything is observed
 FADE = 0.02  # weight of one iteration
 FEW = 8  # decodes, as an example of what drafts bring
@@ -125,7 +127,7 @@ def drafting(
         return None
     shape = chunk.decodes_of(view, rows)
     plain_s = view.profile.batch_s(shape)
-    tight = rows[view.tbt_s[rows] < NEEDED * plain_s]
+    tight = rows[need_drafts(view, view.tbt_s[rows], view.definition[rows] == _WINDOWS)]
     whole = _for_whole_answers(view, rows)
     if not len(tight) and len(order) and not (whole.all() or (calm and whole.any())):
         return None
@@ -180,13 +182,22 @@ def _in_time(view: View, timing: Timing, order: Rows, iteration_s: float) -> boo
     return bool((ends_s <= timing.prefill_due_s[order])[urgent].all())
 
 
-def need_drafts(view: View) -> bool:
-    """Tells whether a pace of the standard decodes leaves prefills no time without drafts."""
+def need_drafts(view: View, tbt_s: Floats, windows: Bools) -> Bools:
+    """[requests] those with a pace for which plain passes are too slow. `windows`: each ten tokens
+    are to keep it.
+    """
+    if view.draft is None:
+        return np.zeros(len(tbt_s), dtype=np.bool_)
+    few = BatchShape(decodes=FEW, decode_context=CONTEXT_TOKENS * FEW)
+    need: Bools = tbt_s < np.where(windows, NEEDED_BY_WINDOWS, NEEDED) * view.profile.batch_s(few)
+    return need
+
+
+def some_need_drafts(view: View) -> bool:
+    """Tells whether standard decodes do."""
     rows = standard_decodes(view)
-    if view.draft is None or not len(rows):
-        return False
-    plain_s = view.profile.batch_s(chunk.decodes_of(view, rows))
-    return bool((view.tbt_s[rows] < NEEDED * plain_s).any())
+    windows = view.definition[rows] == _WINDOWS
+    return bool(need_drafts(view, view.tbt_s[rows], windows).any())
 
 
 def speed(view: View, learned: Learned) -> float:

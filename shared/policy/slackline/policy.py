@@ -31,7 +31,14 @@ from shared.policy.seam import (
     View,
 )
 from shared.policy.slackline.crowd import Decodes, asked_of, crowded, present_of
-from shared.policy.slackline.drafts import Learned, can_pay, drafting, need_drafts, speed
+from shared.policy.slackline.drafts import (
+    Learned,
+    can_pay,
+    drafting,
+    need_drafts,
+    some_need_drafts,
+    speed,
+)
 from shared.policy.slackline.due import (
     Due,
     due_of_offers,
@@ -157,7 +164,8 @@ class Slackline:
         lost |= self._too_tight(view, [offers[n] for n in asked])
         if Part.CROWD in self._parts and not lost.all():
             present = present_of(view, due, waiting, held)
-            lost |= self._crowded(view, present, asked_of(coming, new, held.seconds.sum()), lost)
+            decodes = asked_of(coming, new, held.seconds.sum())
+            lost |= self._crowded(view, present, decodes, lost, self._speed(view, coming))
         alone = (new.seconds + prices.batch_s <= new.due_s)[-len(asked) :]
         for n, gives_way, in_time_alone in zip(asked, lost.tolist(), alone.tolist(), strict=True):
             if gives_way and offers[n].slo.ttlt_s is None:
@@ -217,16 +225,28 @@ class Slackline:
             return due
         return unhurried(view, due, first_answers=first_answers)
 
-    def _crowded(self, view: View, present: Decodes, coming: Decodes, lost: Bools) -> Bools:
+    def _crowded(
+        self, view: View, present: Decodes, coming: Decodes, lost: Bools, faster: float
+    ) -> Bools:
         """[asked] those that are too many for a pass, without those in `lost`, which are declined
-        anyway. `coming`: what is promised, then those asked.
+        anyway. `coming`: what is promised, then those asked. `faster`: a pass brings each so many
+        tokens.
         """
         promised = len(coming.pace_s) - len(lost)
         present = present.beside(coming.taken(slice(0, promised)))
         asked = coming.taken(slice(promised, None)).taken(~lost)
         found = np.zeros(len(lost), dtype=np.bool_)
-        found[~lost] = crowded(present, asked, view.profile, speed(view, self._drafts))
+        found[~lost] = crowded(present, asked, view.profile, faster)
         return found
+
+    def _speed(self, view: View, coming: Sequence[Offer]) -> float:
+        """The tokens that a pass brings each decode: more than one where a pace needs drafts, of
+        those that decode or that come.
+        """
+        paces = [pace_of(offer) for offer in coming]
+        tbt_s, windows = (np.array(column) for column in zip(*paces, strict=True))
+        some = some_need_drafts(view) or need_drafts(view, tbt_s, windows).any()
+        return speed(view, self._drafts) if some else 1.0
 
     def _see(self, offers: Sequence[Offer], now_unix_s: float, work: Work, due: Due) -> None:
         """Offers count for the demand. `work` and `due` end with them."""
@@ -308,7 +328,7 @@ class Slackline:
 
     def _passes(self, view: View, due: Due, latest_s: Floats, prices: Prices) -> Passes:
         """The passes of the present decodes: fewer where all draft, since a pace needs it."""
-        drafting = Part.DRAFTS in self._parts and need_drafts(view)
+        drafting = Part.DRAFTS in self._parts and some_need_drafts(view)
         faster = speed(view, self._drafts) if drafting else 1.0
         return passes_of(view, due, latest_s, prices, faster)
 
