@@ -5,10 +5,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from shared.columns import Ints
 from shared.perf.shape import BatchShape
 from shared.policy import chunk
 from shared.policy.chunk import Rows
-from shared.policy.seam import Floats, View
+from shared.policy.seam import Bools, Floats, View
 from shared.policy.slackline.due import Due
 from shared.policy.slackline.forecast import Passes, Work
 from shared.policy.slackline.iteration import BATCH_TOKENS
@@ -48,21 +49,44 @@ def work_of_offers(offers: Sequence[Offer], due: Due, now_unix_s: float, prices:
 
 
 def unhurried(view: View, due: Due, *, first_answers: bool) -> Due:
-    """The bounds under which no TTLT makes an iteration too short for a pass of all decodes. While
-    a prefill waits, the passes that a TTLT asks for take at most HASTE of the time, unless the
-    answers that have begun are to end first.
+    """The bounds under which no TTLT makes an iteration too short for a pass of all decodes with
+    about as long a TTLT or a shorter one. While a prefill waits, the passes that a TTLT asks for
+    take at most HASTE of the time, unless the answers that have begun are to end first.
     """
     rows = standard_decodes(view)
     whole = np.isfinite(view.last_due_unix_s)
     if not whole[rows].any():
         return due
-    least_s = view.profile.batch_s(chunk.decodes_of(view, rows))
+    least_s = _least_s(view, due, rows, whole)
     waits = ~view.best_effort & (view.phase != chunk.DECODE)
     if waits.any() and not first_answers:
         least_s /= HASTE
     else:
         least_s += 2 * MARGIN_S
     return due._replace(pace_s=np.where(whole, np.maximum(due.pace_s, least_s), due.pace_s))
+
+
+def _least_s(view: View, due: Due, decodes: Rows, whole: Bools) -> Floats:
+    """[rows] where there is a TTLT, the seconds of a pass for its sake: of all decodes whose TTLT
+    is as long, to the next power of two, or shorter, and of the part of the others that their own
+    paces ask for.
+    """
+    longest = np.frexp(np.where(whole, view.last_due_unix_s - view.arrived_unix_s, 0.0))[1]
+    context = view.computed_tokens[decodes] + view.unsure_tokens[decodes]
+    least_s = np.zeros(view.rows)
+    for power in set(longest[whole].tolist()):
+        mine = whole & (longest == power)
+        share = np.minimum(due.pace_s[mine].min() / due.pace_s[decodes], 1.0)
+        share[whole[decodes] & (longest[decodes] <= power)] = 1.0
+        least_s[mine] = view.profile.batch_s(_part(share, context))
+    return least_s
+
+
+def _part(share: Floats, context: Ints) -> BatchShape:
+    """The shape of these shares of decodes."""
+    return BatchShape(
+        decodes=math.ceil(share.sum() - 1e-9), decode_context=int((share * context).sum())
+    )
 
 
 def passes_of(view: View, due: Due, token_due_s: Floats, prices: Prices, speed: float) -> Passes:
@@ -76,9 +100,7 @@ def passes_of(view: View, due: Due, token_due_s: Floats, prices: Prices, speed: 
     pace_s = float(due.pace_s[rows].min())
     share = pace_s / due.pace_s[rows]
     context = view.computed_tokens[rows] + view.unsure_tokens[rows]
-    shape = BatchShape(
-        decodes=math.ceil(share.sum() - 1e-9), decode_context=int((share * context).sum())
-    )
+    shape = _part(share, context)
     pass_s = view.profile.batch_s(shape)
     first_s = float(token_due_s[rows].min()) - pass_s
     every_s = max(speed * pace_s, pass_s)
