@@ -15,6 +15,7 @@ In no case do decodes draft where that would bring them fewer tokens a second, a
 iterations have shown (lasting.py).
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -148,7 +149,8 @@ def drafting(
                 best = max(plans, key=_tokens_per_s)
         if _tokens_per_s(best) <= least:
             return None
-        length_s = _slack_s(view, timing, tight, best)
+        length_s = (1.0 + best.accepted) * float(view.tbt_s[tight].min())
+        length_s = min(length_s, _slack_s(view, timing, rows, drafters, tight, best))
         return _choice(view, every, rows, drafters, order, spare, best, length_s, tight, least)
     due_s, share = timing.token_due_s[rows], 1.0
     if len(order):
@@ -189,7 +191,8 @@ def need_drafts(view: View, tbt_s: Floats, windows: Bools) -> Bools:
     if view.draft is None:
         return np.zeros(len(tbt_s), dtype=np.bool_)
     few = BatchShape(decodes=FEW, decode_context=CONTEXT_TOKENS * FEW)
-    need: Bools = tbt_s < np.where(windows, NEEDED_BY_WINDOWS, NEEDED) * view.profile.batch_s(few)
+    few_s = view.profile.batch_s(few)
+    need: Bools = tbt_s < np.where(windows, NEEDED_BY_WINDOWS, NEEDED) * few_s
     return need
 
 
@@ -262,24 +265,36 @@ def _verifying(shape: BatchShape, drafts: int) -> BatchShape:
     )
 
 
-def _slack_s(view: View, timing: Timing, tight: Rows, plan: Plan) -> float:
-    """Seconds that the iteration may take, so that the last of the tokens that it brings each of
-    these decodes is not late; at most the tightest pace for each token. A decode that is too far
-    behind for this plan constrains nobody.
+def _slack_s(
+    view: View, timing: Timing, rows: Rows, drafters: Rows, tight: Rows, plan: Plan
+) -> float:
+    """Seconds that the iteration may take, so that no decode with a pace is late with the last
+    token that it brings: of the `drafters` as many as the plan says in the mean, if the draft model
+    has read their contexts or reads those of the `tight` ones now; of the others one. A decode that
+    is too far behind for this plan constrains nobody.
     """
-    tbt_s = view.tbt_s[tight]
-    more_s = plan.accepted * tbt_s
-    of_mean_s = view.first_token_unix_s[tight] + view.generated_tokens[tight] * tbt_s + more_s
+    rows = rows[np.isfinite(view.tbt_s[rows])]
+    unread = _missing(view, rows) > DEEPEST + 1
+    drafts = np.isin(rows, drafters) & (~unread | np.isin(rows, tight))
+    brings = np.where(drafts, 1.0 + plan.accepted, 1.0)
+    tbt_s = view.tbt_s[rows]
+    more_s = (brings - 1.0) * tbt_s
+    of_mean_s = view.first_token_unix_s[rows] + view.generated_tokens[rows] * tbt_s + more_s
     slack_s = of_mean_s - view.start_unix_s
-    definition, due_unix_s = view.definition[tight], view.next_due_unix_s[tight]
+    definition, due_unix_s = view.definition[rows], view.next_due_unix_s[rows]
     earned = (definition == _DEADLINE) & np.isfinite(due_unix_s)
     of_deadline_s = due_unix_s + more_s - view.start_unix_s
     slack_s = np.where(earned, np.maximum(slack_s, of_deadline_s), slack_s)
-    spread_s = (1.0 + plan.accepted) * timing.token_due_s[tight]
-    of_windows_s = np.minimum(spread_s, timing.until_s[tight])
+    spread_s = brings * timing.token_due_s[rows]
+    of_windows_s = np.minimum(spread_s, timing.until_s[rows])
     slack_s = np.where(definition == _WINDOWS, np.minimum(slack_s, of_windows_s), slack_s)
-    most_s = (1.0 + plan.accepted) * float(tbt_s.min())
-    return float(slack_s[slack_s >= plan.seconds].min(initial=most_s))
+    return float(slack_s[slack_s >= plan.seconds].min(initial=math.inf))
+
+
+def _missing(view: View, rows: Rows) -> Ints:
+    """[rows] positions of each context that are not in the draft model's KV."""
+    computed = view.computed_tokens[rows]
+    return computed + 1 - np.minimum(view.draft_tokens[rows], computed)
 
 
 def _read_later(
@@ -318,8 +333,7 @@ def _choice(
     assert view.draft is not None
     left = view.max_tokens[rows] - view.generated_tokens[rows] - view.unsure_tokens[rows]
     depth: Ints = np.minimum(plan.depth, np.maximum(left - 1, 0)).astype(np.int32)
-    computed = view.computed_tokens[rows]
-    missing = computed + 1 - np.minimum(view.draft_tokens[rows], computed)
+    computed, missing = view.computed_tokens[rows], _missing(view, rows)
     spare_s = length_s - MARGIN_S - plan.seconds
     needed = np.isin(rows, tight) | _for_whole_answers(view, rows)
     depth[_read_later(view, view.draft, missing, needed, spare_s, length_s)] = 0

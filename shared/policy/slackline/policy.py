@@ -180,8 +180,8 @@ class Slackline:
         due = self._due(view)
         paced = self._paced_lately(view)
         weighed = self._weighed(view, due, every.victims)
-        if weighed.lost and not paced:
-            due = self._due(view, first_answers=True)
+        if weighed.lost:
+            due = self._due(view, first_answers=not paced, together=paced)
             weighed = self._weighed(view, due, every.victims)
         if len(weighed.relegated):
             self._gave_way_unix_s = view.start_unix_s
@@ -218,12 +218,12 @@ class Slackline:
         alone = alone and not can_pay(view, every, self._drafts)
         return [choice if alone else replace(choice, repeats=1)]
 
-    def _due(self, view: View, *, first_answers: bool = False) -> Due:
-        """The bounds of the requests that the replica holds."""
+    def _due(self, view: View, *, first_answers: bool = False, together: bool = False) -> Due:
+        """The bounds of the requests that the replica holds; the others as of `unhurried`."""
         due = due_of_rows(view, self._lengths, self._step_s)
         if Part.UNHURRIED not in self._parts:
             return due
-        return unhurried(view, due, first_answers=first_answers)
+        return unhurried(view, due, first_answers=first_answers, together=together)
 
     def _crowded(
         self, view: View, present: Decodes, coming: Decodes, lost: Bools, faster: float

@@ -48,16 +48,20 @@ def work_of_offers(offers: Sequence[Offer], due: Due, now_unix_s: float, prices:
     )
 
 
-def unhurried(view: View, due: Due, *, first_answers: bool) -> Due:
+def unhurried(view: View, due: Due, *, first_answers: bool, together: bool = False) -> Due:
     """The bounds under which no TTLT makes an iteration too short for a pass of all decodes with
-    about as long a TTLT or a shorter one. While a prefill waits, the passes that a TTLT asks for
-    take at most HASTE of the time, unless the answers that have begun are to end first.
+    about as long a TTLT or a shorter one; `together`: of all decodes. While a prefill waits, the
+    passes that a TTLT asks for take at most HASTE of the time, unless the answers that have begun
+    are to end first.
     """
     rows = standard_decodes(view)
     whole = np.isfinite(view.last_due_unix_s)
     if not whole[rows].any():
         return due
-    least_s = _least_s(view, due, rows, whole)
+    if together:
+        least_s = np.full(view.rows, view.profile.batch_s(chunk.decodes_of(view, rows)))
+    else:
+        least_s = _least_s(view, due, rows, whole)
     waits = ~view.best_effort & (view.phase != chunk.DECODE)
     if waits.any() and not first_answers:
         least_s /= HASTE
