@@ -108,7 +108,10 @@ def test_a_ttlt_leaves_time_for_every_decode_and_for_the_prefills_that_wait() ->
     paced = decode(interactive(2))
     waits = view([hurried, paced, interactive(3)])
     due = due_of_rows(waits, OutputLengths(), 0.001)
-    pass_s = waits.profile.batch_s(chunk.decodes_of(waits, np.array([0, 1])))
+    # for the sake of the first the other runs as often as its own pace asks
+    part, context = due.pace_s[0] / 0.05, waits.computed_tokens
+    some = BatchShape(decodes=2, decode_context=int(context[0] + part * context[1]))
+    pass_s = waits.profile.batch_s(some)
     assert due.pace_s[0] < pass_s
     shared = unhurried(waits, due, first_answers=False)
     assert shared.pace_s.tolist() == pytest.approx([pass_s / HASTE, 0.05, 0.05])
@@ -118,6 +121,26 @@ def test_a_ttlt_leaves_time_for_every_decode_and_for_the_prefills_that_wait() ->
     due = due_of_rows(decodes_alone, OutputLengths(), 0.001)
     alone = unhurried(decodes_alone, due, first_answers=False)
     assert alone.pace_s.tolist() == pytest.approx([pass_s + 2 * MARGIN_S, 0.05])
+
+
+def test_a_ttlt_asks_for_passes_of_those_with_as_long_a_ttlt_or_a_shorter_one() -> None:
+    """Summaries that have minutes do not make each token of a short answer wait for theirs."""
+    short = decode(Row(slot=0, max_tokens=900, ttlt_s=20.0, arrived_s=-18.0), generated=600)
+    alike = decode(Row(slot=1, max_tokens=900, ttlt_s=24.0, arrived_s=-1.0))
+    patient = [decode(summary(slot, max_tokens=900, arrived_s=-1.0)) for slot in range(2, 42)]
+    seen = view([short, alike, *patient])
+    due = due_of_rows(seen, OutputLengths(), 0.001)
+    floors = unhurried(seen, due, first_answers=True).pace_s
+
+    def pass_s(rows: int) -> float:
+        return seen.profile.batch_s(chunk.decodes_of(seen, np.arange(rows)))
+
+    assert pass_s(2) < floors[0] - 2 * MARGIN_S < pass_s(8)
+    hurried = due._replace(pace_s=np.full(seen.rows, 1e-3))
+    patient_s = unhurried(seen, hurried, first_answers=True).pace_s[-1]
+    assert patient_s == pytest.approx(pass_s(42) + 2 * MARGIN_S)
+    together = unhurried(seen, hurried, first_answers=True, together=True).pace_s
+    assert together.tolist() == pytest.approx([patient_s] * 42)
 
 
 def test_a_whole_answer_is_given_up_only_once_a_short_one_would_be_late() -> None:
@@ -383,8 +406,8 @@ def test_decodes_draft_while_nothing_waits_and_where_their_pace_needs_it() -> No
     draft = Draft(Linear(), 0.05, 0.05)
     waiting = Row(slot=9, target=4000, ttft_s=6.0, tbt_s=0.2)
 
-    def drafts(tbt_s: float, *others: Row) -> bool:
-        rows = [decode(Row(slot=n, tbt_s=tbt_s)) for n in range(4)]
+    def drafts(tbt_s: float, *others: Row, definition: Definition = Definition.DEADLINE) -> bool:
+        rows = [decode(Row(slot=n, tbt_s=tbt_s, definition=definition)) for n in range(4)]
         seen = view([*rows, *others])
         seen.draft = draft
         return registry.make("slackline").plan(seen)[0].speculation is not None
@@ -392,6 +415,37 @@ def test_decodes_draft_while_nothing_waits_and_where_their_pace_needs_it() -> No
     assert drafts(0.2)
     assert not drafts(0.2, waiting)
     assert drafts(0.012, waiting)
+    # a pass takes 10 ms: each ten tokens come in time without drafts, and with them perhaps not
+    assert not drafts(0.012, waiting, definition=Definition.MAX_TPOT_10)
+    assert drafts(0.009, waiting, definition=Definition.MAX_TPOT_10)
+
+
+def test_a_pace_that_plain_passes_keep_is_no_reason_for_drafts_however_many_decode() -> None:
+    """What many decodes need is that no more come. Drafts would make the iteration longer."""
+    rows = [decode(Row(slot=n, tbt_s=0.024)) for n in range(200)]
+    seen = view([*rows, Row(slot=999, target=4000, ttft_s=6.0, tbt_s=0.2)])
+    seen.draft = Draft(Linear(), 0.05, 0.05)
+    assert seen.profile.batch_s(chunk.decodes_of(seen, np.arange(200))) > 0.024 / 1.3
+    assert registry.make("slackline").plan(seen)[0].speculation is None
+
+
+@pytest.mark.parametrize("read", [True, False])
+def test_an_iteration_with_drafts_is_not_late_for_a_decode_that_cannot_draft(read: bool) -> None:
+    """Those of 12 ms draft beside a prompt. Another, of 24 ms, drafts as well if the draft model
+    has read its context, else it has one token in the iteration.
+    """
+    tight = [decode(Row(slot=n, tbt_s=0.012, ttft_s=6.0)) for n in range(4)]
+    mean = Definition.MEAN_TPOT
+    other = decode(Row(slot=9, tbt_s=0.024, definition=mean), context=20_000, generated=1)
+    seen = view([*tight, other, Row(slot=50, target=4000, ttft_s=6.0, tbt_s=0.2)])
+    seen.draft = Draft(Linear(), 0.05, 0.05)
+    seen.draft_tokens = np.where(seen.slot == 9, 20_000 * read, seen.computed_tokens)
+    choice = registry.make("slackline").plan(seen)[0]
+    assert choice.speculation is not None
+    depth = dict(zip(choice.slots.tolist(), choice.speculation.depth.tolist(), strict=True))
+    assert depth[0] > 0
+    assert (depth[9] > 0) == read
+    assert (choice.speculation.lasts_s > 0.025) == read
 
 
 def test_beside_prompts_only_decodes_draft_whose_pace_is_tighter_than_the_iteration() -> None:
