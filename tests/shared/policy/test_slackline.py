@@ -421,7 +421,7 @@ def test_decodes_draft_while_nothing_waits_and_where_their_pace_needs_it() -> No
 
 
 def test_a_pace_that_plain_passes_keep_is_no_reason_for_drafts_however_many_decode() -> None:
-    """What many decodes need is that no more come. Drafts would make the iteration longer."""
+    """Many decodes need that no more come. Drafts would make the iteration longer."""
     rows = [decode(Row(slot=n, tbt_s=0.024)) for n in range(200)]
     seen = view([*rows, Row(slot=999, target=4000, ttft_s=6.0, tbt_s=0.2)])
     seen.draft = Draft(Linear(), 0.05, 0.05)

@@ -173,7 +173,7 @@ def test_a_prediction_of_plain_iterations_that_grows_without_any_is_in_doubt() -
 
 
 def test_one_iteration_is_plain_where_none_was_seen() -> None:
-    """What was predicted of plain ones may have been wrong from the beginning."""
+    """The prediction of plain ones may have been wrong from the beginning."""
     lasting = referred()
     for _ in range(APART):
         assert lasting.doubt(20) == 1.0
