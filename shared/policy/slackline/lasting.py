@@ -8,8 +8,7 @@ iterations took beside their predictions.
 
 Either side is tried again now and then. While none draft, what is known of drafts is slowly
 forgotten: the more they lose, the longer it takes until one iteration drafts. While all draft, one
-is plain if drafts would lose by the prediction of plain ones as it was when one was last seen, or
-if none was.
+is plain if drafts would lose by the prediction of plain ones as it was when one was last seen.
 """
 
 from math import exp, inf, log
@@ -52,13 +51,11 @@ class Lasting:
 
     def doubt(self, decodes: int) -> float:
         """The predicted seconds of a plain iteration are this many times longer than when one was
-        last seen; 1 if that was lately, inf if none was.
+        last seen; 1 if that was lately.
         """
         size = self._sizes.get(decodes.bit_length())
         if size is None or size.since_plain < APART:
             return 1.0
-        if not size.seen_plain:
-            return inf
         return exp(max(size.now.plain - size.last_plain, 0.0))
 
     def observe(self, seen: Observation) -> None:
@@ -94,11 +91,6 @@ class _Size:
         drafting = 0.0 if self._drafting is None else self._drafting - self.now.drafting
         plain = 0.0 if self._plain is None else self._plain - self.now.plain
         return exp(drafting - plain)
-
-    @property
-    def seen_plain(self) -> bool:
-        """A plain iteration was seen."""
-        return self._seen[1] > 0
 
     def drafted(self, value: float) -> None:
         self._drafting = self._toward(self._drafting, value, self.now.drafting, 0)

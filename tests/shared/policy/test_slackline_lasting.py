@@ -1,7 +1,5 @@
 """`slackline` finds by what it sees where drafts begin to lose, whatever was announced."""
 
-import math
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -23,7 +21,7 @@ from tests.shared.policy.flat_profile import flat_profile
 from tests.shared.policy.views import Linear, Row, decode, view
 
 TOKENS = {1: 2000, 8: 1000, 32: 800}  # of each answer, by the number of requests
-PATIENT_S, TIGHT_S = 0.4, 0.008  # TBT
+PATIENT_S, TIGHT_S = 0.4, 0.012  # TBT; at 8 ms drafts may lose 9 % (docs/slackline.md)
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +78,7 @@ def test_drafts_go_on_where_they_gain_even_if_they_are_dearer(
     assert plain.simulated_s / dear.simulated_s > least
 
 
-def test_a_pace_too_tight_for_plain_decodes_is_no_reason_for_drafts_that_lose(
+def test_a_tight_pace_is_no_reason_for_drafts_that_lose(
     profile: str,
 ) -> None:
     losing = served(profile, 32, step=0.5, times=1.0, tbt_s=TIGHT_S)
@@ -161,7 +159,6 @@ def test_drafts_that_lost_are_forgotten_without_any() -> None:
 
 def test_a_prediction_of_plain_iterations_that_grows_without_any_is_in_doubt() -> None:
     lasting = referred()
-    lasting.observe(seen(20, 1.0, drafts=False))
     lasting.refer(20, 0.014, 0.012)
     for _ in range(APART):
         assert lasting.doubt(20) == 1.0
@@ -170,18 +167,6 @@ def test_a_prediction_of_plain_iterations_that_grows_without_any_is_in_doubt() -
     assert lasting.doubt(2) == 1.0
     lasting.observe(seen(20, 0.8, drafts=False))
     assert lasting.doubt(20) == 1.0
-
-
-def test_one_iteration_is_plain_where_none_was_seen() -> None:
-    """The prediction of plain ones may have been wrong from the beginning."""
-    lasting = referred()
-    for _ in range(APART):
-        assert lasting.doubt(20) == 1.0
-        lasting.observe(seen(20, 1.0, drafts=True))
-    assert lasting.doubt(20) == math.inf
-    lasting.observe(seen(20, 0.6, drafts=False))
-    assert lasting.doubt(20) == 1.0
-    assert lasting.factor(20) > 1.2
 
 
 def test_few_drafts_among_many_decodes_do_not_keep_the_draft_model_at_work() -> None:
