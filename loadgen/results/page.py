@@ -81,7 +81,13 @@ def _joined(*blocks: str) -> str:
 
 def _shown(seeds: Sequence[int]) -> str:
     """The seeds, in increasing order; many in a row as "FIRST to LAST"."""
-    first, last = seeds[0], seeds[-1]
-    if len(seeds) > MANY_SEEDS and last - first == len(seeds) - 1:
-        return f"{first} to {last}"
-    return ", ".join(map(str, seeds))
+    rows: list[list[int]] = []
+    for seed in seeds:
+        if rows and seed == rows[-1][-1] + 1:
+            rows[-1].append(seed)
+        else:
+            rows.append([seed])
+    return ", ".join(
+        f"{row[0]} to {row[-1]}" if len(row) > MANY_SEEDS else ", ".join(map(str, row))
+        for row in rows
+    )
