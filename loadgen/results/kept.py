@@ -84,8 +84,9 @@ def pack(page: Page, hours: Mapping[str, float], cache: Cache, file: Path) -> li
 
 
 def _name(run: Run) -> str:
+    policy = " ".join((run.policy, *(f"{key}={value}" for key, value in run.settings.items())))
     return (
-        f"{run.policy}: {run.workload} at {run.rate_rps:g} requests/s, {run.tiers.name}, "
+        f"{policy}: {run.workload} at {run.rate_rps:g} requests/s, {run.tiers.name}, "
         f"seed {run.seed}"
     )
 
