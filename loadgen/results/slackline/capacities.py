@@ -105,7 +105,7 @@ one that carries most. {LONG} is offered for {LONG_TIMES:g} times as long as the
     render=render,
     discussion="""\
 At most 10 % violated, `slackline` carries most on eight of nine loads: by 94 % on AdaServe's, and
-by 6 to 27 % on seven. At most 1 %, it carries most on six of ten, by 7 to 26 %, and within what the
+by 6 to 27 % on seven. At most 1 %, it carries most on six of ten, by 6 to 18 %, and within what the
 search resolves as much as the best on four: ChatBot, Coder, ToolLLM and QoServe's ShareGPT.
 
 It is behind on ToolLLM: `slos_serve` carries 7 % more at 10 %. There the share of violated sessions
