@@ -19,6 +19,7 @@ from shared.schemas import Offer
 
 # The most of the time that passes may take for the sake of a TTLT, while a prefill waits.
 HASTE = 0.6
+MOST = np.iinfo(np.int32).max  # the power of two where there is no TTLT
 
 
 def work_of_rows(view: View, due: Due, rows: Rows, prices: Prices) -> Work:
@@ -77,11 +78,12 @@ def _least_s(view: View, due: Due, decodes: Rows, whole: Bools) -> Floats:
     """
     longest = np.frexp(np.where(whole, view.last_due_unix_s - view.arrived_unix_s, 0.0))[1]
     context = view.computed_tokens[decodes] + view.unsure_tokens[decodes]
+    pace_s, powers = due.pace_s[decodes], np.where(whole, longest, MOST)[decodes]
     least_s = np.zeros(view.rows)
     for power in set(longest[whole].tolist()):
         mine = whole & (longest == power)
-        share = np.minimum(due.pace_s[mine].min() / due.pace_s[decodes], 1.0)
-        share[whole[decodes] & (longest[decodes] <= power)] = 1.0
+        share = np.minimum(due.pace_s[mine].min() / pace_s, 1.0)
+        share[powers <= power] = 1.0
         least_s[mine] = view.profile.batch_s(_part(share, context))
     return least_s
 
