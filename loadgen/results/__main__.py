@@ -69,7 +69,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--list",
         action="store_true",
-        help="run nothing and write nothing; list the sections with what there is to run, as after "
+        help="run nothing and write no page; list the sections with what there is to run, as after "
         "a change of a policy",
     )
     parser.add_argument(

@@ -6,6 +6,7 @@ The file is `runs/PAGE.jsonl.xz` in the folder of the pages: a `KeptRun` a line.
 
 import lzma
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -14,6 +15,7 @@ from msgspec import Struct
 from loadgen.results.cache import Cache
 from loadgen.results.experiment import Run, RunResult, violated_fraction
 from loadgen.results.section import Page, Results
+from shared.errors import ConfigError
 
 
 class KeptRun(Struct, frozen=True):
@@ -29,22 +31,32 @@ def file_of(page: Page, folder: Path) -> Path:
 
 
 def read(file: Path) -> Mapping[str, KeptRun]:
-    """The runs of a file by their `Run.key`; none if there is no such file."""
+    """The runs of a file by their `Run.key`; none if there is no such file. Runs of a version with
+    other figures are left out. Raises ConfigError for a damaged file.
+    """
     if not file.exists():
         return {}
-    lines = lzma.decompress(file.read_bytes()).splitlines()
-    kept = (msgspec.json.decode(line, type=KeptRun) for line in lines)
-    return {one.result.run.key: one for one in kept}
+    found: dict[str, KeptRun] = {}
+    try:
+        for line in lzma.decompress(file.read_bytes()).splitlines():
+            with suppress(msgspec.ValidationError):
+                one = msgspec.json.decode(line, type=KeptRun)
+                found[one.result.run.key] = one
+    except (EOFError, lzma.LZMAError, msgspec.DecodeError) as error:
+        raise ConfigError(f"{file} is damaged ({error}): take it from git again") from error
+    return found
 
 
 def write(file: Path, kept: Iterable[KeptRun]) -> None:
-    """Similar runs stand together, which makes the file a third smaller."""
+    """Writes the file at once, similar runs together, which makes it a third smaller."""
     file.parent.mkdir(parents=True, exist_ok=True)
     lines = [
         msgspec.json.encode(one)
         for one in sorted(kept, key=lambda one: msgspec.json.encode(one.result.run))
     ]
-    file.write_bytes(lzma.compress(b"\n".join(lines)))
+    part = file.with_suffix(".part")
+    part.write_bytes(lzma.compress(b"\n".join(lines)))
+    part.replace(file)
 
 
 def unpack(file: Path, cache: Cache) -> None:

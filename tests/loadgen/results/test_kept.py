@@ -17,6 +17,8 @@ from loadgen.results.slackline.systems import OURS
 
 DOCS = Path(__file__).parents[3] / "docs"
 TINY = Run(policy="fcfs", workload="azure-code", rate_rps=2.0, duration_s=30.0)
+# The pages whose runs are kept, by now.
+KEPT = [page for page in PAGES if kept.file_of(page, DOCS).exists()]
 RUNS = (TINY, replace(TINY, policy="edf"))
 
 
@@ -77,6 +79,23 @@ def test_a_policy_that_changed_runs_again_alone_and_what_moved_is_told(
     assert kept.pack(page, {}, cache, file) == [], "told once"
 
 
+@pytest.mark.parametrize("keep", [0, 20, 200])
+def test_a_damaged_file_is_named_and_nothing_is_written(
+    tmp_path: Path, results: list[RunResult], keep: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = next(page for page in PAGES if page.file == "slackline-results.md")
+    file = kept.file_of(page, tmp_path)
+    kept.write(file, [kept.KeptRun(result.run.version, result) for result in results])
+    assert [path.name for path in file.parent.iterdir()] == [file.name]
+    file.write_bytes(file.read_bytes()[:keep])
+    damaged = file.read_bytes()
+    words = ["--render", "--only", "slackline-recovery", "--out", str(tmp_path)]
+    assert main([*words, "--cache", str(tmp_path / "cache")]) == 2
+    assert f"{file.name} is damaged" in capsys.readouterr().err
+    assert file.read_bytes() == damaged
+    assert not (tmp_path / page.file).exists()
+
+
 def test_the_list_names_the_sections_that_a_change_of_policy_outdated(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -102,16 +121,13 @@ def test_a_clone_of_the_project_need_not_run_what_has_not_changed(
 # ---------------------------------------------------------------- the pages of docs/
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.file)
+@pytest.mark.parametrize("page", KEPT, ids=lambda page: page.file)
 def test_each_table_that_is_not_outdated_stands_in_the_page_as_its_runs_say(
     page: Page, tmp_path: Path
 ) -> None:
     """Nobody typed a figure into it."""
-    file = kept.file_of(page, DOCS)
-    if not file.exists():
-        pytest.skip(f"the runs of {page.file} are not kept")
     cache = Cache(tmp_path)
-    kept.unpack(file, cache)
+    kept.unpack(kept.file_of(page, DOCS), cache)
     current = {
         section.name
         for section in page.sections
@@ -125,7 +141,7 @@ def test_each_table_that_is_not_outdated_stands_in_the_page_as_its_runs_say(
     assert render_page(page, cache, {}, current, present) == present
 
 
-def test_the_loads_drawn_at_random_were_run_with_the_policy_as_it_is(tmp_path: Path) -> None:
+def test_the_loads_drawn_at_random_were_run_with_the_policy_as_it_is() -> None:
     """The three that take the least time are run again. A table that a change has outdated says
     nothing about the policy: raise its version, and run the section.
     """
