@@ -197,7 +197,7 @@ def need_drafts(view: View, tbt_s: Floats, windows: Bools) -> Bools:
 
 
 def some_need_drafts(view: View) -> bool:
-    """Tells whether standard decodes do."""
+    """Tells whether a standard decode has such a pace."""
     rows = standard_decodes(view)
     windows = view.definition[rows] == _WINDOWS
     return bool(need_drafts(view, view.tbt_s[rows], windows).any())
@@ -274,8 +274,8 @@ def _slack_s(
     is too far behind for this plan constrains nobody.
     """
     rows = rows[np.isfinite(view.tbt_s[rows])]
-    unread = _missing(view, rows) > DEEPEST + 1
-    drafts = np.isin(rows, drafters) & (~unread | np.isin(rows, tight))
+    read = _missing(view, rows) <= DEEPEST + 1
+    drafts = np.isin(rows, drafters) & (read | np.isin(rows, tight))
     brings = np.where(drafts, 1.0 + plan.accepted, 1.0)
     tbt_s = view.tbt_s[rows]
     more_s = (brings - 1.0) * tbt_s

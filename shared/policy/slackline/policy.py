@@ -219,7 +219,9 @@ class Slackline:
         return [choice if alone else replace(choice, repeats=1)]
 
     def _due(self, view: View, *, first_answers: bool = False, together: bool = False) -> Due:
-        """The bounds of the requests that the replica holds; the others as of `unhurried`."""
+        """The bounds of the requests that the replica holds. `first_answers`, `together`: as of
+        `unhurried`.
+        """
         due = due_of_rows(view, self._lengths, self._step_s)
         if Part.UNHURRIED not in self._parts:
             return due

@@ -76,14 +76,14 @@ def _least_s(view: View, due: Due, decodes: Rows, whole: Bools) -> Floats:
     is as long, to the next power of two, or shorter, and of the part of the others that their own
     paces ask for.
     """
-    longest = np.frexp(np.where(whole, view.last_due_unix_s - view.arrived_unix_s, 0.0))[1]
+    powers = np.frexp(np.where(whole, view.last_due_unix_s - view.arrived_unix_s, 0.0))[1]
     context = view.computed_tokens[decodes] + view.unsure_tokens[decodes]
-    pace_s, powers = due.pace_s[decodes], np.where(whole, longest, MOST)[decodes]
+    pace_s, of_decodes = due.pace_s[decodes], np.where(whole, powers, MOST)[decodes]
     least_s = np.zeros(view.rows)
-    for power in set(longest[whole].tolist()):
-        mine = whole & (longest == power)
+    for power in set(powers[whole].tolist()):
+        mine = whole & (powers == power)
         share = np.minimum(due.pace_s[mine].min() / pace_s, 1.0)
-        share[powers <= power] = 1.0
+        share[of_decodes <= power] = 1.0
         least_s[mine] = view.profile.batch_s(_part(share, context))
     return least_s
 
