@@ -25,11 +25,11 @@ def whole_prefills(
     left = view.target_tokens[first] - view.computed_tokens[first]
     for n, (row, until_s) in enumerate(zip(first.tolist(), due_s.tolist(), strict=True)):
         cached = int(view.computed_tokens[row])
-        beside = beside.with_chunk(int(left[n]), cached)
         alone = alone.with_chunk(int(left[n]), cached)
         alone_s = view.profile.batch_s(alone)
         if alone_s > limit_s:
             break
+        beside = beside.with_chunk(int(left[n]), cached)
         if alone_s <= until_s < view.profile.batch_s(beside):
             count = n + 1
     if not count:

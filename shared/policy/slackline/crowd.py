@@ -12,6 +12,7 @@ those that are to, would take longer than the tightest of their paces.
   that time is spread over the tokens to come, as if their pace was looser.
 """
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -24,7 +25,7 @@ from shared.policy.chunk import Rows
 from shared.policy.seam import DEFINITIONS, Bools, Floats, View
 from shared.policy.slackline.due import Due
 from shared.policy.slackline.forecast import Work
-from shared.policy.slackline.token_order import MARGIN_S, standard_decodes
+from shared.policy.slackline.token_order import MARGIN_S
 from shared.schemas import Offer
 from shared.vocabulary import Definition
 
@@ -58,9 +59,12 @@ class Pass(NamedTuple):
     def each_s(self, decodes: Decodes) -> Floats:
         return self.decode_s + self.context_s * decodes.context
 
-    def lasts_s(self, decodes: Decodes, every_s: float) -> float:
-        """Seconds of a pass in every `every_s`, without its fixed part."""
-        return float((self.each_s(decodes) * np.minimum(every_s / decodes.pace_s, 1.0)).sum())
+
+def _lasts_s(each_s: Floats, pace_s: Floats, every_s: float) -> float:
+    """Seconds of a pass in every `every_s`, without its fixed part, of decodes with these paces.
+    `each_s`: what they cost.
+    """
+    return float((each_s * np.minimum(every_s / pace_s, 1.0)).sum())
 
 
 def pass_of(profile: Profile, decodes: int, context: float, speed: float) -> Pass:
@@ -84,27 +88,28 @@ def crowded(present: Decodes, asked: Decodes, profile: Profile, speed: float) ->
     found = np.zeros(len(asked.pace_s), dtype=np.bool_)
     for k in range(len(found)):
         one = asked.taken(slice(k, k + 1))
-        found[k] = _too_many(present.taken(present.value >= one.value), one, price)
-        if not found[k]:
+        found[k] = _too_many(present, one, price)
+        if not found[k] and k + 1 < len(found):
             present = present.beside(one)
     return found
 
 
-def _too_many(others: Decodes, one: Decodes, price: Pass) -> bool:
+def _too_many(present: Decodes, one: Decodes, price: Pass) -> bool:
     own_s = float(one.pace_s[0])
-    if np.isinf(own_s):
+    if math.isinf(own_s):
         return False
-    least_s = price.fixed_s + price.each_s(others) + MARGIN_S
-    tightest_s = float(others.pace_s[others.pace_s >= least_s].min(initial=own_s))
-    without_s = price.fixed_s + price.lasts_s(others, tightest_s) + MARGIN_S
-    if without_s + price.lasts_s(one, tightest_s) <= tightest_s:
+    others = present.taken(present.value >= one.value)
+    each_s, pace_s = price.each_s(others), others.pace_s
+    least_s = price.fixed_s + each_s + MARGIN_S
+    tightest_s = float(pace_s[pace_s >= least_s].min(initial=own_s))
+    without_s = price.fixed_s + _lasts_s(each_s, pace_s, tightest_s) + MARGIN_S
+    if without_s + _lasts_s(price.each_s(one), one.pace_s, tightest_s) <= tightest_s:
         return False
     return without_s <= tightest_s or own_s <= tightest_s
 
 
-def present_of(view: View, due: Due, waiting: Rows, work: Work) -> Decodes:
-    """The standard decodes, and beside them the `waiting` prefills, whose work is `work`."""
-    rows = standard_decodes(view)
+def present_of(view: View, due: Due, rows: Rows, waiting: Rows, work: Work) -> Decodes:
+    """The decodes in these rows, and beside them the `waiting` prefills, whose work is `work`."""
     pace_s = np.where(np.isfinite(view.tightest_tbt_s), due.pace_s, np.inf)
     judged = view.definition == _DEADLINE
     early_s = view.next_due_unix_s[rows] - view.start_unix_s - due.pace_s[rows]

@@ -41,7 +41,7 @@ from shared.policy.slackline.due import LOOSE_S
 from shared.policy.slackline.iteration import BATCH_TOKENS, with_best_effort
 from shared.policy.slackline.lasting import Lasting
 from shared.policy.slackline.price import prices_of
-from shared.policy.slackline.token_order import MARGIN_S, Timing, standard_decodes
+from shared.policy.slackline.token_order import MARGIN_S, Timing
 from shared.policy.slackline.yields import DEEPEST, Yield, yields
 from shared.policy.speculation import draft_s
 from shared.vocabulary import Definition
@@ -196,11 +196,12 @@ def need_drafts(view: View, tbt_s: Floats, windows: Bools) -> Bools:
     return need
 
 
-def some_need_drafts(view: View) -> bool:
-    """Tells whether a standard decode has such a pace."""
-    rows = standard_decodes(view)
-    windows = view.definition[rows] == _WINDOWS
-    return bool(need_drafts(view, view.tbt_s[rows], windows).any())
+def some_need_drafts(view: View, decodes: Rows) -> bool:
+    """Tells whether one of these decodes has such a pace."""
+    if view.draft is None:
+        return False
+    windows = view.definition[decodes] == _WINDOWS
+    return bool(need_drafts(view, view.tbt_s[decodes], windows).any())
 
 
 def speed(view: View, learned: Learned) -> float:

@@ -114,13 +114,8 @@ def sits_out_until_s(view: View, due: Due, token_due_s: Floats) -> Floats:
     to be longer than expected, and to sit out saves no work.
     """
     until_s = view.last_due_unix_s - view.start_unix_s
-    rows = (np.isfinite(until_s) & (until_s > 0)).nonzero()[0]
-    if not len(rows):
-        return token_due_s
-    pace_s = np.minimum(due.pace_s[rows], LIKELY * until_s[rows] / due.output_tokens[rows])
-    until = token_due_s.copy()
-    until[rows] += pace_s - due.pace_s[rows]
-    return until
+    pace_s = np.minimum(due.pace_s, LIKELY * until_s / due.output_tokens)
+    return token_due_s + np.where(until_s > 0, pace_s - due.pace_s, 0.0)
 
 
 def put_off_by_mean(view: View, token_due_s: Floats) -> Floats:

@@ -49,6 +49,8 @@ def favoured(work: Work) -> Work:
     important than the least.
     """
     more = work.value > work.value.min(initial=math.inf)
+    if not np.count_nonzero(more):
+        return work
     early_s = np.maximum(work.due_s - EARLY_S, HALF * work.due_s)
     return work._replace(due_s=np.where(more, early_s, work.due_s))
 
@@ -69,13 +71,15 @@ class Passes(NamedTuple):
         return np.where(count > 0, count * self.seconds, self.batch_s)
 
 
-def give_way(work: Work, passes: Passes) -> Bools:
-    """[prefills] a mask of those that cannot all be in time, so that the others can."""
-    more = work.value > work.value.min(initial=math.inf)
-    if not more.any():
-        return _late(work, passes)
-    gone = _late(favoured(work), passes)
-    if (gone & more).any():  # with all of their time they may be in time
+def give_way(work: Work, early: Work, passes: Passes) -> Bools:
+    """[prefills] a mask of those that cannot all be in time, so that the others can. `early`: the
+    work as `favoured` has it.
+    """
+    gone = _late(early, passes)
+    if early is work or not np.count_nonzero(gone):
+        return gone
+    more = work.value > work.value.min()
+    if np.count_nonzero(gone & more):  # with all of their time they may be in time
         rest = ~gone | more
         gone[rest] = _late(work.taken(rest), passes)
     return gone
@@ -95,25 +99,9 @@ def _late(work: Work, passes: Passes) -> Bools:
         rate.cumsum() * queue.due_s - (rate * queue.due_s).cumsum(), most_s.cumsum()
     )
     found = np.zeros(len(work.due_s), dtype=np.bool_)
-    if (queue.seconds.cumsum() + decoding_s > spare_s).any():
-        gone = _gone(
-            Item._make(each)
-            for each in zip(
-                *(
-                    column.tolist()
-                    for column in (
-                        queue.due_s,
-                        spare_s,
-                        queue.seconds,
-                        rate,
-                        most_s,
-                        queue.value,
-                        hopeless[order],
-                    )
-                ),
-                strict=True,
-            )
-        )
+    if np.count_nonzero(queue.seconds.cumsum() + decoding_s > spare_s):
+        columns = (queue.due_s, spare_s, queue.seconds, rate, most_s, queue.value, hopeless[order])
+        gone = _gone(zip(*(column.tolist() for column in columns), strict=True))
         found[order[gone]] = True
     if len(order) < len(found):
         rest = np.ones(len(found), dtype=np.bool_)
@@ -122,34 +110,31 @@ def _late(work: Work, passes: Passes) -> Bools:
     return found
 
 
-class Item(NamedTuple):
-    due_s: float
-    spare_s: float  # until then, beside the passes
-    seconds: float
-    rate: float
-    most_s: float
-    value: float
-    hopeless: bool
+# Due and spare seconds (until due, beside the passes), those of its prefill, the rate and the most
+# seconds of its decode, its importance, and whether it is hopeless.
+Item = tuple[float, float, float, float, float, float, bool]
 
 
 def _gone(queue: Iterable[Item]) -> list[int]:
     """The places of those that give way, in the order of their due times."""
     items: list[Item] = []
     gone: list[int] = []
+    lost: list[int]
     hopeless: list[int] = []
     first: list[tuple[float, float, int]] = []  # a heap
     ahead_s = share = from_s = most_s = 0.0
     for k, item in enumerate(queue):
+        due_s, spare_s, seconds, rate, decoding_s, value, no_hope = item
         items.append(item)
-        if item.hopeless:
+        if no_hope:
             hopeless.append(k)
         else:
-            heappush(first, (item.value, -item.seconds, -k))
-        ahead_s += item.seconds
-        share += item.rate
-        from_s += item.rate * item.due_s
-        most_s += item.most_s
-        while ahead_s + min(share * item.due_s - from_s, most_s) > item.spare_s + ROUNDING_S:
+            heappush(first, (value, -seconds, -k))
+        ahead_s += seconds
+        share += rate
+        from_s += rate * due_s
+        most_s += decoding_s
+        while ahead_s + min(share * due_s - from_s, most_s) > spare_s + ROUNDING_S:
             if hopeless:
                 lost, hopeless = hopeless, []
             elif first:
@@ -158,8 +143,9 @@ def _gone(queue: Iterable[Item]) -> list[int]:
                 break
             gone += lost
             for i in lost:
-                ahead_s -= items[i].seconds
-                share -= items[i].rate
-                from_s -= items[i].rate * items[i].due_s
-                most_s -= items[i].most_s
+                of_due_s, _, seconds, rate, decoding_s, _, _ = items[i]
+                ahead_s -= seconds
+                share -= rate
+                from_s -= rate * of_due_s
+                most_s -= decoding_s
     return gone

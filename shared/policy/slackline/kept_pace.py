@@ -57,7 +57,7 @@ class Demand:
         self, offers: Sequence[Offer], now_unix_s: float, prefill_s: Floats, decoding_s: Floats
     ) -> None:
         """`prefill_s`, `decoding_s`: [offers] seconds of full batches, by this replica's prices."""
-        self._fade(now_unix_s)
+        self.fade(now_unix_s)
         for offer, *seconds in zip(offers, prefill_s.tolist(), decoding_s.tolist(), strict=True):
             pace = pace_of(offer)
             undated = math.isinf(pace.tbt_s) and offer.slo.ttft_s is None
@@ -82,7 +82,7 @@ class Demand:
         """The pace in seconds; 0: every one. `pass_s`: the fixed part of a batch. `speed`: drafts
         bring so many times the tokens in the same time.
         """
-        self._fade(now_unix_s)
+        self.fade(now_unix_s)
         seen_s = FADES_S * (1 - math.exp(-max(now_unix_s - self._began_unix_s, 1.0) / FADES_S))
         paces = sorted(self._by_pace)
         kinds = [
@@ -96,7 +96,8 @@ class Demand:
                 kept_s, most = (pace.tbt_s if n else 0.0), count
         return kept_s
 
-    def _fade(self, now_unix_s: float) -> None:
+    def fade(self, now_unix_s: float) -> None:
+        """Nothing that counts came since the last time."""
         if math.isinf(self._at_unix_s):
             self._began_unix_s = self._at_unix_s = now_unix_s
         faded = math.exp(min(self._at_unix_s - now_unix_s, 0.0) / FADES_S)

@@ -59,7 +59,7 @@ from shared.policy.slackline.kept_pace import Demand, pace_of, too_tight
 from shared.policy.slackline.owed import Owed
 from shared.policy.slackline.price import Prices, prices_of
 from shared.policy.slackline.room import Room
-from shared.policy.slackline.token_order import Timing
+from shared.policy.slackline.token_order import Timing, standard_decodes
 from shared.policy.slackline.token_windows import NextTokens, Windows
 from shared.policy.slackline.work_ahead import passes_of, unhurried, work_of_offers, work_of_rows
 from shared.policy.slos_serve.best_effort import make_room
@@ -149,9 +149,12 @@ class Slackline:
         ]
         if not asked or Part.DOOR not in self._parts:
             return answers
+        if all(offers[n].slo.ttlt_s is not None for n in asked):
+            self._demand.fade(view.start_unix_s)
+            return answers
         prices = prices_of(view.profile)
-        due = self._due(view)
-        waiting = _waiting(view)
+        decodes, waiting = standard_decodes(view), _waiting(view)
+        due = self._due(view, decodes)
         held = work_of_rows(view, due, waiting, prices)
         coming = [offer for offer in view.promised if offer.service_class is ServiceClass.STANDARD]
         coming += [offers[n] for n in asked]
@@ -159,13 +162,15 @@ class Slackline:
         of_coming = due_of_offers(coming, now, self._lengths, self._step_s)
         new = work_of_offers(coming, of_coming, now, prices)
         self._see([offers[n] for n in asked], now, new, of_coming)
-        passes = self._passes(view, due, self._next_tokens(view, due).latest_s, prices)
-        lost = give_way(held.beside(new), passes)[-len(asked) :]
+        latest_s = self._next_tokens(view, due).latest_s
+        passes = self._passes(view, due, decodes, latest_s, prices)
+        work = held.beside(new)
+        lost = give_way(work, favoured(work), passes)[-len(asked) :]
         lost |= self._too_tight(view, [offers[n] for n in asked])
         if Part.CROWD in self._parts and not lost.all():
-            present = present_of(view, due, waiting, held)
-            decodes = asked_of(coming, new, held.seconds.sum())
-            lost |= self._crowded(view, present, decodes, lost, self._speed(view, coming))
+            present = present_of(view, due, decodes, waiting, held)
+            more = asked_of(coming, new, held.seconds.sum())
+            lost |= self._crowded(view, present, more, lost, self._speed(view, decodes, coming))
         alone = (new.seconds + prices.batch_s <= new.due_s)[-len(asked) :]
         for n, gives_way, in_time_alone in zip(asked, lost.tolist(), alone.tolist(), strict=True):
             if gives_way and offers[n].slo.ttlt_s is None:
@@ -177,12 +182,13 @@ class Slackline:
 
     def plan(self, view: View) -> Sequence[Choice]:
         every = chunk.decoding(view)
-        due = self._due(view)
+        decodes = standard_decodes(view)
+        due = self._due(view, decodes)
         paced = self._paced_lately(view)
-        weighed = self._weighed(view, due, every.victims)
+        weighed = self._weighed(view, due, decodes, every.victims)
         if weighed.lost:
-            due = self._due(view, first_answers=not paced, together=paced)
-            weighed = self._weighed(view, due, every.victims)
+            due = self._due(view, decodes, first_answers=not paced, together=paced)
+            weighed = self._weighed(view, due, decodes, every.victims)
         if len(weighed.relegated):
             self._gave_way_unix_s = view.start_unix_s
         calm = view.start_unix_s - self._gave_way_unix_s >= SPARING_S
@@ -192,7 +198,7 @@ class Slackline:
         others = bool(view.best_effort.any())
         promoted = weighed.relegated[:0]
         if others and not weighed.lost and Part.PROMOTION in self._parts:
-            promoted = self._in_time_again(view, due, weighed.latest_s)
+            promoted = self._in_time_again(view, due, decodes, weighed.latest_s)
         queue = weighed.queue
         waits = len(queue) > 0
         first = others and self._owed.due(view.start_unix_s, self._step_s, waits=waits)
@@ -212,20 +218,24 @@ class Slackline:
                 relegate=view.slot[weighed.relegated].tolist(),
                 promote=view.slot[promoted].tolist(),
             )
+        if choice.repeats == 1:
+            return [choice]
         # what is right changes with each token, but where all are decodes and run without drafts
         alone = len(every.rows) == view.rows and not moves and choice.speculation is None
         alone &= len(choice.slots) == len(every.rows)
         alone = alone and not can_pay(view, every, self._drafts)
         return [choice if alone else replace(choice, repeats=1)]
 
-    def _due(self, view: View, *, first_answers: bool = False, together: bool = False) -> Due:
-        """The bounds of the requests that the replica holds. `first_answers`, `together`: as of
-        `unhurried`.
+    def _due(
+        self, view: View, decodes: Rows, *, first_answers: bool = False, together: bool = False
+    ) -> Due:
+        """The bounds of the requests that the replica holds. `decodes`, `first_answers`,
+        `together`: as of `unhurried`.
         """
         due = due_of_rows(view, self._lengths, self._step_s)
         if Part.UNHURRIED not in self._parts:
             return due
-        return unhurried(view, due, first_answers=first_answers, together=together)
+        return unhurried(view, due, decodes, first_answers=first_answers, together=together)
 
     def _crowded(
         self, view: View, present: Decodes, coming: Decodes, lost: Bools, faster: float
@@ -235,19 +245,20 @@ class Slackline:
         tokens.
         """
         promised = len(coming.pace_s) - len(lost)
-        present = present.beside(coming.taken(slice(0, promised)))
         asked = coming.taken(slice(promised, None)).taken(~lost)
+        if promised:
+            present = present.beside(coming.taken(slice(0, promised)))
         found = np.zeros(len(lost), dtype=np.bool_)
         found[~lost] = crowded(present, asked, view.profile, faster)
         return found
 
-    def _speed(self, view: View, coming: Sequence[Offer]) -> float:
+    def _speed(self, view: View, decodes: Rows, coming: Sequence[Offer]) -> float:
         """The tokens that a pass brings each decode: more than one where a pace needs drafts, of
         those that decode or that come.
         """
         paces = [pace_of(offer) for offer in coming]
         tbt_s, windows = (np.array(column) for column in zip(*paces, strict=True))
-        some = some_need_drafts(view) or need_drafts(view, tbt_s, windows).any()
+        some = some_need_drafts(view, decodes) or need_drafts(view, tbt_s, windows).any()
         return speed(view, self._drafts) if some else 1.0
 
     def _see(self, offers: Sequence[Offer], now_unix_s: float, work: Work, due: Due) -> None:
@@ -294,9 +305,8 @@ class Slackline:
             prefill_due_s, sit_out_s, weighed.put_off_s, latest_s, due.pace_s, weighed.until_s
         )
 
-    def _weighed(self, view: View, due: Due, victims: Rows) -> "Weighed":
-        queue = _waiting(view)
-        queue = queue[_without(view, victims)[queue]]
+    def _weighed(self, view: View, due: Due, decodes: Rows, victims: Rows) -> "Weighed":
+        queue = _without(view, _waiting(view), victims)
         token_due_s, latest_s, until_s = self._next_tokens(view, due)
         if Part.EARNED in self._parts:
             token_due_s = put_off_by_mean(view, token_due_s)
@@ -304,11 +314,13 @@ class Slackline:
             return Weighed(queue, queue, False, token_due_s, token_due_s, latest_s, until_s)
         prices = prices_of(view.profile)
         work = work_of_rows(view, due, queue, prices)
-        gone = give_way(work, self._passes(view, due, latest_s, prices))
-        relegated = queue[gone & _no_hope(view, due, queue, work, prices)]
-        work = favoured(work)
-        if Part.RELEGATION not in self._parts:
-            relegated = relegated[:0]
+        early = favoured(work)
+        gone = give_way(work, early, self._passes(view, due, decodes, latest_s, prices))
+        lost = bool(np.count_nonzero(gone))
+        relegated = queue[:0]
+        if lost and Part.RELEGATION in self._parts:
+            relegated = queue[gone & _no_hope(view, due, queue, work, prices)]
+        work = early
         put_off_s = token_due_s
         if Part.EARNED in self._parts:
             burdened = _burdened(view, queue, work)
@@ -319,20 +331,19 @@ class Slackline:
         if Part.DUE_FIRST not in self._parts:
             work = work._replace(due_s=view.arrived_unix_s[queue] - view.start_unix_s)
         order = np.lexsort((view.slot[queue], view.arrived_unix_s[queue], work.due_s, gone))
-        order = order[_without(view, relegated)[queue[order]]]
-        queue = queue[order]
+        queue = _without(view, queue[order], relegated)
         if Part.ROOM in self._parts:
             due_s = due.prefill_unix_s[queue] - view.start_unix_s
             queue = self._room.beginning(view, queue, due_s)
-        return Weighed(
-            queue, relegated, bool(gone.any()), token_due_s, put_off_s, latest_s, until_s
-        )
+        return Weighed(queue, relegated, lost, token_due_s, put_off_s, latest_s, until_s)
 
-    def _passes(self, view: View, due: Due, latest_s: Floats, prices: Prices) -> Passes:
-        """The passes of the present decodes: fewer where all draft, since a pace needs it."""
-        drafting = Part.DRAFTS in self._parts and some_need_drafts(view)
+    def _passes(
+        self, view: View, due: Due, decodes: Rows, latest_s: Floats, prices: Prices
+    ) -> Passes:
+        """The passes of the decodes: fewer where all draft, since a pace needs it."""
+        drafting = Part.DRAFTS in self._parts and some_need_drafts(view, decodes)
         faster = speed(view, self._drafts) if drafting else 1.0
-        return passes_of(view, due, latest_s, prices, faster)
+        return passes_of(view, due, decodes, latest_s, prices, faster)
 
     def _next_tokens(self, view: View, due: Due) -> NextTokens:
         """[rows] the instants at which the next token of each decode is due."""
@@ -341,7 +352,7 @@ class Slackline:
             return NextTokens(token_due_s, token_due_s, token_due_s)
         return self._windows.next_tokens(view, token_due_s, self._step_s)
 
-    def _in_time_again(self, view: View, due: Due, latest_s: Floats) -> Rows:
+    def _in_time_again(self, view: View, due: Due, decodes: Rows, latest_s: Floats) -> Rows:
         """The first best-effort prefill that can be in time, if nothing else is late for it."""
         prices = prices_of(view.profile)
         rows: Rows = ((view.phase != chunk.DECODE) & view.best_effort).nonzero()[0]
@@ -352,8 +363,9 @@ class Slackline:
         order = np.lexsort((view.slot[rows], view.arrived_unix_s[rows], -view.importance[rows]))
         first: Rows = rows[order[:1]]
         together = np.concatenate((_waiting(view), first))
-        passes = self._passes(view, due, latest_s, prices)
-        gone = give_way(work_of_rows(view, due, together, prices), passes)
+        passes = self._passes(view, due, decodes, latest_s, prices)
+        work = work_of_rows(view, due, together, prices)
+        gone = give_way(work, favoured(work), passes)
         return first[:0] if gone.any() else first
 
     def observe(self, seen: Observation) -> None:
@@ -365,11 +377,13 @@ class Slackline:
             self._lengths.observe(ended)
 
 
-def _without(view: View, rows: Rows) -> Bools:
-    """[rows of the view] a mask of the others."""
+def _without(view: View, rows: Rows, gone: Rows) -> Rows:
+    """These rows but those in `gone`."""
+    if not len(gone):
+        return rows
     others = np.ones(view.rows, dtype=np.bool_)
-    others[rows] = False
-    return others
+    others[gone] = False
+    return rows[others[rows]]
 
 
 def _waiting(view: View) -> Rows:

@@ -5,7 +5,8 @@ The prices are what one more of these adds to a batch of FULL_TOKENS. Profiles a
 a whole queue is priced in a few operations on columns.
 """
 
-from typing import NamedTuple
+import math
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -18,6 +19,8 @@ FULL_TOKENS = 1024
 # A long prompt is counted in chunks of so many tokens.
 CHUNK_TOKENS = 512
 FAR = 1_000_000  # an amount that makes a difference of two predictions exact enough
+
+Number = TypeVar("Number", float, Floats)
 
 
 class Prices(NamedTuple):
@@ -36,12 +39,22 @@ class Prices(NamedTuple):
         """[prompts] their prefill: `tokens` that stand on `cached` ones."""
         tokens = np.asarray(tokens, dtype=np.float64)
         chunk = np.minimum(tokens, CHUNK_TOKENS)
-        chunks = np.ceil(tokens / CHUNK_TOKENS)
-        stand = cached + (tokens - chunk) / 2
-        seconds: Floats = tokens * (
-            self.token_s + self.square_s * chunk + self.cross_s * stand
-        ) + chunks * (self.chunk_s + self.has_s * stand)
-        return seconds
+        return self._chunks_s(
+            tokens, chunk, np.ceil(tokens / CHUNK_TOKENS), cached + (tokens - chunk) / 2
+        )
+
+    def prompt_s(self, tokens: int) -> float:
+        """The prefill of one prompt."""
+        chunk = min(tokens, CHUNK_TOKENS)
+        return self._chunks_s(
+            float(tokens), chunk, math.ceil(tokens / CHUNK_TOKENS), (tokens - chunk) / 2
+        )
+
+    def _chunks_s(self, tokens: Number, chunk: Number, chunks: Number, stand: Number) -> Number:
+        """`stand`: tokens that each chunk stands on, in the mean."""
+        return tokens * (self.token_s + self.square_s * chunk + self.cross_s * stand) + chunks * (
+            self.chunk_s + self.has_s * stand
+        )
 
     def decoding_s(self, context: Floats) -> Floats:
         """[decodes] one token each, on so much context."""

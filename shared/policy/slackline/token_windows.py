@@ -45,8 +45,11 @@ class Windows:
         """[rows] the next token of each decode: by its windows where these judge it, else due at
         `token_due_s`. An iteration takes `step_s`.
         """
+        judged = view.definition == _WINDOWS
+        if not np.count_nonzero(judged):
+            return NextTokens(token_due_s, token_due_s, token_due_s)
         rows = (
-            (view.definition == _WINDOWS)
+            judged
             & (view.phase == chunk.DECODE)
             & np.isfinite(view.tbt_s)
             & np.isfinite(view.newest_token_unix_s)

@@ -9,12 +9,12 @@ from shared.columns import Ints
 from shared.perf.shape import BatchShape
 from shared.policy import chunk
 from shared.policy.chunk import Rows
-from shared.policy.seam import Bools, Floats, View
+from shared.policy.seam import Floats, View
 from shared.policy.slackline.due import Due
 from shared.policy.slackline.forecast import Passes, Work
 from shared.policy.slackline.iteration import BATCH_TOKENS
 from shared.policy.slackline.price import Prices
-from shared.policy.slackline.token_order import MARGIN_S, standard_decodes
+from shared.policy.slackline.token_order import MARGIN_S
 from shared.schemas import Offer
 
 # The most of the time that passes may take for the sake of a TTLT, while a prefill waits.
@@ -49,43 +49,42 @@ def work_of_offers(offers: Sequence[Offer], due: Due, now_unix_s: float, prices:
     )
 
 
-def unhurried(view: View, due: Due, *, first_answers: bool, together: bool = False) -> Due:
-    """The bounds under which no TTLT makes an iteration too short for a pass of all decodes with
-    about as long a TTLT or a shorter one; `together`: of all decodes. While a prefill waits, the
-    passes that a TTLT asks for take at most HASTE of the time, unless the answers that have begun
-    are to end first.
+def unhurried(
+    view: View, due: Due, decodes: Rows, *, first_answers: bool, together: bool = False
+) -> Due:
+    """The bounds under which no TTLT makes an iteration too short for a pass of all decodes with as
+    long a TTLT, to the next power of two seconds, or a shorter one; `together`: of all decodes.
+    While a prefill waits, the passes that a TTLT asks for take at most HASTE of the time, unless
+    the answers that have begun are to end first. `decodes`: the standard ones.
     """
-    rows = standard_decodes(view)
     whole = np.isfinite(view.last_due_unix_s)
-    if not whole[rows].any():
+    if not np.count_nonzero(whole[decodes]):
         return due
+    waits = not first_answers and bool((~view.best_effort & (view.phase != chunk.DECODE)).any())
+    longest_s = _unhurried_s(view.profile.batch_s(chunk.decodes_of(view, decodes)), waits)
+    short = whole & (due.pace_s < longest_s)
+    if not np.count_nonzero(short):
+        return due
+    pace_s = due.pace_s.copy()
     if together:
-        least_s = np.full(view.rows, view.profile.batch_s(chunk.decodes_of(view, rows)))
-    else:
-        least_s = _least_s(view, due, rows, whole)
-    waits = ~view.best_effort & (view.phase != chunk.DECODE)
-    if waits.any() and not first_answers:
-        least_s /= HASTE
-    else:
-        least_s += 2 * MARGIN_S
-    return due._replace(pace_s=np.where(whole, np.maximum(due.pace_s, least_s), due.pace_s))
-
-
-def _least_s(view: View, due: Due, decodes: Rows, whole: Bools) -> Floats:
-    """[rows] where there is a TTLT, the seconds of a pass for its sake: of all decodes whose TTLT
-    is as long, to the next power of two, or shorter, and of the part of the others that their own
-    paces ask for.
-    """
+        pace_s[short] = longest_s
+        return due._replace(pace_s=pace_s)
     powers = np.frexp(np.where(whole, view.last_due_unix_s - view.arrived_unix_s, 0.0))[1]
+    of_decodes = np.where(whole, powers, MOST)[decodes]
     context = view.computed_tokens[decodes] + view.unsure_tokens[decodes]
-    pace_s, of_decodes = due.pace_s[decodes], np.where(whole, powers, MOST)[decodes]
-    least_s = np.zeros(view.rows)
-    for power in set(powers[whole].tolist()):
-        mine = whole & (powers == power)
-        share = np.minimum(due.pace_s[mine].min() / pace_s, 1.0)
+    for power in set(powers[short].tolist()):
+        some = short & (powers == power)
+        # all decodes with as long a TTLT or a shorter one; of the others what their paces ask for
+        share = np.minimum(due.pace_s[some].min() / due.pace_s[decodes], 1.0)
         share[of_decodes <= power] = 1.0
-        least_s[mine] = view.profile.batch_s(_part(share, context))
-    return least_s
+        least_s = _unhurried_s(view.profile.batch_s(_part(share, context)), waits)
+        pace_s[some] = np.maximum(due.pace_s[some], least_s)
+    return due._replace(pace_s=pace_s)
+
+
+def _unhurried_s(pass_s: float, waits: bool) -> float:
+    """The pace from which on there is time for such passes. `waits`: a prefill does."""
+    return pass_s / HASTE if waits else pass_s + 2 * MARGIN_S
 
 
 def _part(share: Floats, context: Ints) -> BatchShape:
@@ -95,26 +94,26 @@ def _part(share: Floats, context: Ints) -> BatchShape:
     )
 
 
-def passes_of(view: View, due: Due, token_due_s: Floats, prices: Prices, speed: float) -> Passes:
-    """The passes of the standard decodes, one in each tightest pace. A decode of a looser pace runs
-    in as many of them as its own asks. `token_due_s`: [rows] the latest for the next token of each
-    decode, in seconds from the start. `speed`: a pass brings each so many tokens.
+def passes_of(
+    view: View, due: Due, decodes: Rows, token_due_s: Floats, prices: Prices, speed: float
+) -> Passes:
+    """The passes of these decodes, one in each tightest pace. A decode of a looser pace runs in as
+    many of them as its own asks. `token_due_s`: [rows of the view] the latest for the next token of
+    each decode, in seconds from the start. `speed`: a pass brings each so many tokens.
     """
-    rows = standard_decodes(view)
-    if not len(rows):
+    if not len(decodes):
         return Passes(math.inf, math.inf, 0.0, prices.batch_s)
-    pace_s = float(due.pace_s[rows].min())
-    share = pace_s / due.pace_s[rows]
-    context = view.computed_tokens[rows] + view.unsure_tokens[rows]
+    pace_s = float(due.pace_s[decodes].min())
+    share = pace_s / due.pace_s[decodes]
+    context = view.computed_tokens[decodes] + view.unsure_tokens[decodes]
     shape = _part(share, context)
     pass_s = view.profile.batch_s(shape)
-    first_s = float(token_due_s[rows].min()) - pass_s
+    first_s = float(token_due_s[decodes].min()) - pass_s
     every_s = max(speed * pace_s, pass_s)
     # prompts beside a pass come cheaper than in a batch of their own, up to a full batch
     room_s = every_s - MARGIN_S
     tokens = view.profile.prefill_budget(shape, 0, room_s, BATCH_TOKENS) if room_s > pass_s else 0
     if tokens:
         beside_s = view.profile.batch_s(shape.with_chunk(tokens, 0))
-        alone_s = float(prices.prefill_s(np.array([tokens]), np.zeros(1))[0])
-        pass_s = min(pass_s, max(beside_s - alone_s, 0.0))
+        pass_s = min(pass_s, max(beside_s - prices.prompt_s(tokens), 0.0))
     return Passes(max(first_s, 0.0), every_s, pass_s, prices.batch_s)

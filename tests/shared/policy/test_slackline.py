@@ -20,7 +20,7 @@ from shared.perf.draft import Draft
 from shared.perf.shape import BatchShape
 from shared.policy import chunk, registry
 from shared.policy.lengths import OutputLengths
-from shared.policy.seam import Drafts, Ended, Observation, Phase, Policy, View
+from shared.policy.seam import Bools, Drafts, Ended, Observation, Phase, Policy, View
 from shared.policy.slackline.due import (
     LOOSE_S,
     due_of_rows,
@@ -29,7 +29,7 @@ from shared.policy.slackline.due import (
     sits_out_until_s,
     token_due_unix_s,
 )
-from shared.policy.slackline.forecast import Passes, Work, give_way
+from shared.policy.slackline.forecast import Passes, Work, favoured, give_way
 from shared.policy.slackline.owed import SHARE
 from shared.policy.slackline.policy import SPARING_S, Part
 from shared.policy.slackline.price import FULL_TOKENS, prices_of
@@ -113,13 +113,14 @@ def test_a_ttlt_leaves_time_for_every_decode_and_for_the_prefills_that_wait() ->
     some = BatchShape(decodes=2, decode_context=int(context[0] + part * context[1]))
     pass_s = waits.profile.batch_s(some)
     assert due.pace_s[0] < pass_s
-    shared = unhurried(waits, due, first_answers=False)
+    rows = np.arange(2)
+    shared = unhurried(waits, due, rows, first_answers=False)
     assert shared.pace_s.tolist() == pytest.approx([pass_s / HASTE, 0.05, 0.05])
-    first = unhurried(waits, due, first_answers=True)
+    first = unhurried(waits, due, rows, first_answers=True)
     assert first.pace_s.tolist() == pytest.approx([pass_s + 2 * MARGIN_S, 0.05, 0.05])
     decodes_alone = view([hurried, paced])
     due = due_of_rows(decodes_alone, OutputLengths(), 0.001)
-    alone = unhurried(decodes_alone, due, first_answers=False)
+    alone = unhurried(decodes_alone, due, rows, first_answers=False)
     assert alone.pace_s.tolist() == pytest.approx([pass_s + 2 * MARGIN_S, 0.05])
 
 
@@ -130,16 +131,17 @@ def test_a_ttlt_asks_for_passes_of_those_with_as_long_a_ttlt_or_a_shorter_one() 
     patient = [decode(summary(slot, max_tokens=900, arrived_s=-1.0)) for slot in range(2, 42)]
     seen = view([short, alike, *patient])
     due = due_of_rows(seen, OutputLengths(), 0.001)
-    floors = unhurried(seen, due, first_answers=True).pace_s
+    rows = np.arange(seen.rows)
+    floors = unhurried(seen, due, rows, first_answers=True).pace_s
 
     def pass_s(rows: int) -> float:
         return seen.profile.batch_s(chunk.decodes_of(seen, np.arange(rows)))
 
     assert pass_s(2) < floors[0] - 2 * MARGIN_S < pass_s(8)
     hurried = due._replace(pace_s=np.full(seen.rows, 1e-3))
-    patient_s = unhurried(seen, hurried, first_answers=True).pace_s[-1]
+    patient_s = unhurried(seen, hurried, rows, first_answers=True).pace_s[-1]
     assert patient_s == pytest.approx(pass_s(42) + 2 * MARGIN_S)
-    together = unhurried(seen, hurried, first_answers=True, together=True).pace_s
+    together = unhurried(seen, hurried, rows, first_answers=True, together=True).pace_s
     assert together.tolist() == pytest.approx([patient_s] * 42)
 
 
@@ -185,6 +187,10 @@ def test_a_chunk_costs_what_it_adds_to_a_full_batch(tokens: int, cached: int) ->
 jobs = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 20)), min_size=1, max_size=7)
 
 
+def gone(work: Work, passes: Passes) -> Bools:
+    return give_way(work, favoured(work), passes)
+
+
 @relaxed
 @given(jobs=jobs)
 def test_the_fewest_give_way_and_the_others_are_in_time(jobs: list[tuple[int, int]]) -> None:
@@ -199,8 +205,8 @@ def test_the_fewest_give_way_and_the_others_are_in_time(jobs: list[tuple[int, in
                 return False
         return True
 
-    gone = give_way(work(*items), NO_PASSES)
-    kept = tuple(np.flatnonzero(~gone).tolist())
+    lost = gone(work(*items), NO_PASSES)
+    kept = tuple(np.flatnonzero(~lost).tolist())
     assert in_time(kept)
     every = range(len(items))
     assert not any(in_time(more) for more in combinations(every, len(kept) + 1))
@@ -213,7 +219,7 @@ def test_of_two_alike_the_less_important_gives_way(
 ) -> None:
     others = [(float(d), float(s), 1.0) for d, s in jobs]
     twins = [(float(due), float(seconds), 1.0), (float(due), float(seconds), 2.0)]
-    lesser, greater = give_way(work(*twins, *others), NO_PASSES)[:2]
+    lesser, greater = gone(work(*twins, *others), NO_PASSES)[:2]
     assert lesser or not greater
 
 
@@ -224,15 +230,15 @@ def test_important_requests_give_way_only_where_they_do_alone(
 ) -> None:
     important = [(float(due), float(seconds), 2.0) for due, seconds in jobs]
     rest = [(float(due), float(seconds), 1.0) for due, seconds in others]
-    alone = give_way(work(*important), NO_PASSES)
-    beside = give_way(work(*important, *rest), NO_PASSES)[: len(jobs)]
+    alone = gone(work(*important), NO_PASSES)
+    beside = gone(work(*important, *rest), NO_PASSES)[: len(jobs)]
     assert np.count_nonzero(beside) == np.count_nonzero(alone)
 
 
 def test_passes_of_the_decodes_take_time_from_the_prefills() -> None:
     items = [(1.0, 0.5, 1.0)]
-    assert not give_way(work(*items), Passes(0.05, 0.1, 0.04, 0.01))[0]
-    assert give_way(work(*items), Passes(0.05, 0.1, 0.06, 0.01))[0]
+    assert not gone(work(*items), Passes(0.05, 0.1, 0.04, 0.01))[0]
+    assert gone(work(*items), Passes(0.05, 0.1, 0.06, 0.01))[0]
 
 
 # ---------------------------------------------------------------- iterations
@@ -242,11 +248,12 @@ def test_passes_of_the_decodes_take_time_from_the_prefills() -> None:
 @given(seen=views)
 def test_no_iteration_ends_after_a_token_is_due_that_can_still_be_in_time(seen: View) -> None:
     choice = registry.make("slackline").plan(seen)[0]
-    due = unhurried(seen, due_of_rows(seen, OutputLengths(), 0.0), first_answers=False)
-    token_due_s = token_due_unix_s(seen, due) - NOW
     decodes = (seen.phase == Phase.DECODE) & ~seen.best_effort
+    rows = decodes.nonzero()[0]
+    due = unhurried(seen, due_of_rows(seen, OutputLengths(), 0.0), rows, first_answers=False)
+    token_due_s = token_due_unix_s(seen, due) - NOW
     # the decodes may take longer than any pace asks for: then nothing else runs beside them
-    least_s = seen.profile.batch_s(chunk.decodes_of(seen, decodes.nonzero()[0])) + MARGIN_S
+    least_s = seen.profile.batch_s(chunk.decodes_of(seen, rows)) + MARGIN_S
     soon = token_due_s[decodes & (token_due_s >= least_s)]
     at = {slot: i for i, slot in enumerate(seen.slot.tolist())}
     prefills = [slot for slot in entries(choice) if seen.phase[at[slot]] != Phase.DECODE]
