@@ -10,7 +10,9 @@ import argparse
 import os
 import shlex
 import sys
+from collections.abc import Sequence
 from datetime import UTC, datetime
+from itertools import product
 from pathlib import Path
 
 import msgspec
@@ -30,7 +32,7 @@ from shared.text.tokenizer import Tokenizer
 POLICIES = (
     "vllm,vllm:spec_tokens=1,vllm:spec_tokens=3,vllm:spec_tokens=5,slos_serve,adaserve,slackline"
 )
-POLICIES_OF_VLLM = "vllm,slos_serve,adaserve"
+POLICIES_OF_VLLM = "vllm,slos_serve,adaserve,slackline"
 RESULT = "result.json"
 
 
@@ -58,6 +60,14 @@ def _parser() -> argparse.ArgumentParser:
         default=60.0,
         metavar="S",
         help="seconds of arrivals (default: 60)",
+    )
+    parser.add_argument(
+        "--turns",
+        type=int,
+        default=1,
+        metavar="N",
+        help="turns of each policy, one after the other; each turn of all has a seed of its own, "
+        "from --seed on (default: 1)",
     )
     parser.add_argument(
         "--engine", choices=("torch", "vllm"), default="torch", help="(default: torch)"
@@ -88,12 +98,15 @@ def _numbers(text: str, option: str, factor: float = 1.0) -> list[float]:
     return found
 
 
-async def _run(args: argparse.Namespace, load: RisingLoad, console: Console) -> list[Row]:
+async def _run(
+    args: argparse.Namespace, loads: Sequence[RisingLoad], console: Console
+) -> list[Row]:
     tokenizer = Tokenizer.load(models.folder(models.DEFAULT))
-    prompts = Questions(tokenizer, load.seed)
     default = POLICIES_OF_VLLM if args.engine == "vllm" else POLICIES
+    contestants = parse_policies(args.policies or default)
     rows, acceptance = list[Row](), None
-    for contestant in parse_policies(args.policies or default):
+    for load, contestant in product(loads, contestants):
+        prompts = Questions(tokenizer, load.seed)
         row, seen = await serve(contestant, args.engine, load, prompts, acceptance, console)
         if "spec_tokens" in row.settings and acceptance is None:
             acceptance = seen  # all decodes draft there
@@ -113,8 +126,11 @@ def main() -> int:
         rates, paces = _numbers(args.rates, "--rates"), _numbers(args.paces, "--paces", 1e-3)
         if len(paces) != 3:
             raise ConfigError(f"--paces `{args.paces}`: there are three tiers")
-        load = RisingLoad(rates, args.duration, paces, args.seed)
-        rows = uvloop.run(_run(args, load, console))
+        if args.turns < 1:
+            raise ConfigError(f"--turns {args.turns}: expected 1 or more")
+        seeds = range(args.seed, args.seed + args.turns)
+        loads = [RisingLoad(rates, args.duration, paces, seed) for seed in seeds]
+        rows = uvloop.run(_run(args, loads, console))
     except ConfigError as error:
         parser.error(str(error))
     found = Comparison(

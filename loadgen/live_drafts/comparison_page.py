@@ -1,7 +1,7 @@
 """The rows as Markdown tables and as a plot."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from msgspec import Struct
@@ -10,6 +10,7 @@ from loadgen.bench.machine import Machine
 from loadgen.lab.plots import line_of, new_figure, write
 from loadgen.live_drafts.rising_load import RisingLoad
 from loadgen.live_drafts.trial_run import Attained, Row
+from loadgen.live_drafts.turns import Turns, by_policy
 from loadgen.live_drafts.worth import Phases, gain
 from loadgen.markdown import table
 
@@ -27,7 +28,7 @@ class Comparison(Struct, frozen=True, kw_only=True):
     duration_s: float
     machine: Machine
     load_average: tuple[float, float]  # of a minute, before the first run and after the last
-    rows: list[Row]
+    rows: list[Row]  # in the order in which they were served
 
     @property
     def load(self) -> RisingLoad:
@@ -35,7 +36,9 @@ class Comparison(Struct, frozen=True, kw_only=True):
 
 
 def markdown(found: Comparison) -> str:
-    return "\n\n".join([_heading(found), _attained(found), _phases(found), _worth(found)])
+    turns = by_policy(found.rows)
+    rows = [one.row for one in turns]
+    return "\n\n".join([_heading(found), _attained(found, turns), _phases(rows), _worth(rows)])
 
 
 def _heading(found: Comparison) -> str:
@@ -45,7 +48,7 @@ def _heading(found: Comparison) -> str:
     return (
         f"{found.began}, `{found.command}` (seed {found.seed}), {found.machine}; load average "
         f"{before:.1f} before the first run, {after:.1f} after the last. "
-        f"{found.rows[0].requests} requests, {rates} a second for "
+        f"{found.rows[0].requests} requests a turn, {rates} a second for "
         f"{found.load.stage_s:g} s each; TPOT {paces} ms."
     )
 
@@ -54,7 +57,7 @@ def _percent(fraction: float) -> str:
     return f"{100 * fraction:.1f}"
 
 
-def _attained(found: Comparison) -> str:
+def _attained(found: Comparison, turns: Sequence[Turns]) -> str:
     tiers = list(found.load.tiers.tiers)
     rates = [f"at {rate:g}/s" for rate in found.rates_per_s]
     head = [
@@ -62,14 +65,14 @@ def _attained(found: Comparison) -> str:
         "tokens/s in SLO: live", "simulated",
     ]  # fmt: skip
     rows = []
-    for row in found.rows:
-        live, told = row.live, row.simulated
+    for each in turns:
+        live, told = each.row.live, each.row.simulated
         rows.append(
             [
-                f"`{row.name}`",
-                _percent(live.met),
+                f"`{each.row.name}`",
+                _percent(live.met) + _span(each, lambda row: row.live.met, ".1f"),
                 _percent(told.met),
-                f"{100 * (live.met - told.met):+.1f}",
+                f"{100 * (live.met - told.met):+.1f}" + _span(each, _apart, "+.1f"),
                 *(_pair(live.by_tier[tier], told.by_tier[tier]) for tier in tiers),
                 *map(_pair, live.by_stage, told.by_stage),
                 f"{live.goodput_tokens_per_s:.0f}",
@@ -79,18 +82,30 @@ def _attained(found: Comparison) -> str:
     return table(head, rows)
 
 
+def _span(turns: Turns, value: Callable[[Row], float], form: str) -> str:
+    """From the turn with the least to that with the most, if there are several."""
+    if len(turns.each) == 1:
+        return ""
+    least, most = turns.span(value)
+    return f" ({100 * least:{form}} to {100 * most:{form}})"
+
+
+def _apart(row: Row) -> float:
+    return row.live.met - row.simulated.met
+
+
 def _pair(live: float, simulated: float) -> str:
     return f"{100 * live:.0f} ({100 * simulated:.0f})"
 
 
-def _phases(found: Comparison) -> str:
+def _phases(turns: Sequence[Row]) -> str:
     head = [
         "iterations", "with drafts", "decodes", "tokens per verification: live", "simulated",
         "draft, ms", "verification", "rest", "without drafts", "decodes", "pass, ms", "rest",
         "draft step, read", "acceptance", "over the fit",
     ]  # fmt: skip
     rows = []
-    for row in found.rows:
+    for row in turns:
         with_, without = row.verifying, row.plain
         cost = row.cost if isinstance(row.cost, tuple) else (row.cost, row.cost)
         rows.append(
@@ -125,27 +140,27 @@ def _yield(attained: Attained) -> str:
     return "" if tokens is None else f"{tokens:.2f}"
 
 
-def _plain(found: Comparison, engine: str) -> Row | None:
+def _plain(rows: Sequence[Row], engine: str) -> Row | None:
     """The row whose iterations of plain decodes the others are compared with."""
-    every = [row for row in found.rows if row.engine == engine]
+    every = [row for row in rows if row.engine == engine]
     return next((row for row in every if not row.verifying.iterations), None)
 
 
-def _worth(found: Comparison) -> str:
+def _worth(turns: Sequence[Row]) -> str:
     """Speed with drafts over that without, by decodes in the iteration; and how often a policy
     that chooses has drafted there.
     """
     columns = []
     head = ["decodes at once", "without drafts, ms"]
-    for row in found.rows:
-        plain = _plain(found, row.engine)
+    for row in turns:
+        plain = _plain(turns, row.engine)
         if plain is None or not row.verifying.iterations:
             continue
         columns.append((row, plain))
         head.append(f"`{row.name}`")
     rows = []
-    first = _plain(found, found.rows[0].engine)
-    for n, band in enumerate(found.rows[0].bands):
+    first = _plain(turns, turns[0].engine)
+    for n, band in enumerate(turns[0].bands):
         cells = [band.name]
         if first is None or not first.bands[n].plain.iterations:
             cells.append("")
@@ -165,7 +180,8 @@ def plot(found: Comparison, path: Path) -> Path:
     figure, [kept, worth] = new_figure(
         1, 2, "Drafts, live", f"seed {found.seed}, {found.began}", width=10.0
     )
-    for n, row in enumerate(found.rows):
+    rows = [one.row for one in by_policy(found.rows)]
+    for n, row in enumerate(rows):
         look = line_of(n)
         kept.plot(
             found.rates_per_s, [100 * met for met in row.live.by_stage], **look, label=row.name
@@ -175,7 +191,7 @@ def plot(found: Comparison, path: Path) -> Path:
             [100 * met for met in row.simulated.by_stage],
             **look | {"linestyle": ":", "marker": "o", "markersize": 3},
         )
-        plain = _plain(found, row.engine)
+        plain = _plain(rows, row.engine)
         if plain is None or not row.verifying.iterations:
             continue
         places, over = [], []
@@ -197,5 +213,6 @@ def plot(found: Comparison, path: Path) -> Path:
 
 
 def farthest(found: Comparison) -> float:
-    """The points by which live and simulated attainment differ most."""
-    return max((100 * abs(r.live.met - r.simulated.met) for r in found.rows), default=math.nan)
+    """The points by which live and simulated attainment of a policy differ most."""
+    rows = [one.row for one in by_policy(found.rows)]
+    return max((100 * abs(_apart(row)) for row in rows), default=math.nan)

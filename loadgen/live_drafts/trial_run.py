@@ -49,11 +49,12 @@ class Attained(Struct, frozen=True, kw_only=True):
 
 
 class Row(Struct, frozen=True, kw_only=True):
-    """One policy."""
+    """One turn of a policy."""
 
     engine: str
     policy: str
     settings: dict[str, str]
+    seed: int = 1  # of the load
     requests: int
     live: Attained
     simulated: Attained
@@ -208,6 +209,7 @@ def row_of(
         engine=engine,
         policy=contestant.policy,
         settings=dict(contestant.settings),
+        seed=load.seed,
         requests=len(requests),
         live=attained(load, requests, met, per_verification(verifications, accepted)),
         simulated=attained(

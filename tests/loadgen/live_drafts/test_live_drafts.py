@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from rich.console import Console
 
 from loadgen.bench.machine import Machine
@@ -16,6 +17,7 @@ from loadgen.live_drafts.followed import Followed, Iteration, Trees
 from loadgen.live_drafts.foretold import acceptance_of, cost_of, foretell, measured
 from loadgen.live_drafts.rising_load import QUESTIONS, WORDS, Questions, RisingLoad
 from loadgen.live_drafts.trial_run import Row, attained, per_verification, row_of, serve
+from loadgen.live_drafts.turns import by_policy
 from loadgen.live_drafts.worth import bands, gain, phases
 from shared.columns import pack
 from shared.models import shipped as models
@@ -273,6 +275,31 @@ def test_the_simulator_serves_the_load_and_the_page_shows_both(
     assert plot(found, tmp_path / "plot.svg").read_text().startswith("<?xml")
     again = msgspec.json.decode(msgspec.json.encode(found), type=Comparison)
     assert markdown(again) == text
+
+
+def test_turns_of_a_policy_are_one_row_that_says_how_far_they_lie_apart(
+    prompts: Questions, tmp_path: Path
+) -> None:
+    found = compared(prompts, tmp_path)
+    first, other = found.rows[1], replace(found.rows[1], seed=4)
+    other = replace(
+        other,
+        live=replace(other.live, met=other.live.met - 0.1),
+        verifying=replace(other.verifying, iterations=3 * other.verifying.iterations, decodes=2.0),
+    )
+    turns = by_policy([*found.rows, other])
+    assert [len(one.each) for one in turns] == [1, 2]
+    assert turns[0].row.live == found.rows[0].live
+    row = turns[1].row
+    assert row.requests == first.requests + other.requests
+    assert row.live.met == pytest.approx(first.live.met - 0.05)
+    assert row.verifying.iterations == 4 * first.verifying.iterations
+    assert row.verifying.decodes == pytest.approx((first.verifying.decodes + 3 * 2.0) / 4)
+    text = markdown(replace(found, rows=[*found.rows, other]))
+    least, most = 100 * other.live.met, 100 * first.live.met
+    assert f"{(least + most) / 2:.1f} ({least:.1f} to {most:.1f})" in text
+    assert "-5.0 (-10.0 to +0.0)" in text
+    assert farthest(replace(found, rows=[*found.rows, other])) == pytest.approx(5.0)
 
 
 def test_attainment_is_of_what_was_offered(prompts: Questions) -> None:
