@@ -15,6 +15,7 @@ from loadgen.results.slackline import (
     robustness,
     same_loads,
     tight_pace,
+    whole_answers,
 )
 from loadgen.results.slackline.systems import OTHERS, SEEDS
 
@@ -59,6 +60,7 @@ policy. `--list` says which sections have runs to repeat.
                 same_loads.SECTION,
                 at_ninety.SECTION,
                 mixes.SECTION,
+                whole_answers.SECTION,
                 capacities.SECTION,
                 tight_pace.SECTION,
                 hard_paces.SECTION,

@@ -58,24 +58,28 @@ def _tier(rng: Random) -> Tier:
     """Tight, moderate or whole answers, one as likely as the other."""
     kind = rng.randrange(3)
     if kind == 0:
-        slo = Slo(ttft_s=_drawn(rng, 0.3, 2.0), tbt_s=_drawn(rng, 0.025, 0.06))
+        slo = Slo(ttft_s=drawn(rng, 0.3, 2.0), tbt_s=drawn(rng, 0.025, 0.06))
     elif kind == 1:
-        slo = Slo(ttft_s=_drawn(rng, 1.0, 10.0), tbt_s=_drawn(rng, 0.05, 0.2))
+        slo = Slo(ttft_s=drawn(rng, 1.0, 10.0), tbt_s=drawn(rng, 0.05, 0.2))
     else:
-        slo = Slo(ttlt_s=_drawn(rng, 20.0, 600.0))
-    return Tier(slo=slo, share=_drawn(rng, 0.2, 1.0), importance=rng.choice((1.0, 1.0, 3.0)))
+        slo = Slo(ttlt_s=drawn(rng, 20.0, 600.0))
+    return Tier(slo=slo, share=drawn(rng, 0.2, 1.0), importance=rng.choice((1.0, 1.0, 3.0)))
 
 
-def _drawn(rng: Random, low: float, high: float) -> float:
-    """Evenly in the logarithm, to two digits."""
+def drawn(rng: Random, low: float, high: float) -> float:
+    """Draws evenly in the logarithm, to two digits."""
     return float(f"{math.exp(rng.uniform(math.log(low), math.log(high))):.2g}")
 
 
 def render(results: Results, duration_s: float) -> str:
-    rows, leads = [], []
+    return leads(results, [mix(seed, duration_s) for seed in MIXES])
+
+
+def leads(results: Results, loads: Sequence[Run]) -> str:
+    """By how much it is ahead on these loads, and where it is behind."""
+    rows, over_best = [], []
     ahead: dict[str, list[float]] = {policy: [] for policy in OTHERS}
-    for seed in MIXES:
-        run = mix(seed, duration_s)
+    for run in loads:
         mine = met_value_percent(results, ours(run))
         theirs = {policy: met_value_percent(results, other(run, policy)) for policy in OTHERS}
         known = {policy: value for policy, value in theirs.items() if value is not None}
@@ -84,27 +88,27 @@ def render(results: Results, duration_s: float) -> str:
         for policy, value in known.items():
             ahead[policy].append(mine - value)
         best = max(known, key=known.__getitem__)
-        leads.append(mine - known[best])
-        if leads[-1] < -0.5:
-            rows.append((leads[-1], seed, run, mine, best, known[best]))
+        over_best.append(mine - known[best])
+        if over_best[-1] < -0.5:
+            rows.append((over_best[-1], run, mine, best, known[best]))
     rows.sort(key=lambda row: row[0])
     return "\n\n".join(
         (
             table(
                 ("over", "points ahead, mean", "median", "least", "behind by 3 points or more"),
                 [(f"`{policy}`", *_summary(values)) for policy, values in ahead.items()]
-                + [("the best of the ten on each", *_summary(leads))],
+                + [("the best of the ten on each", *_summary(over_best))],
             ),
-            f"It is more than half a point behind on {len(rows)} of {len(leads)} loads"
+            f"It is more than half a point behind on {len(rows)} of {len(over_best)} loads"
             + (":" if rows else "."),
             table(BEHIND, [_behind(*row) for row in rows]) if rows else "",
         )
     )
 
 
-def _behind(_: float, seed: int, run: Run, mine: float, best: str, value: float) -> Sequence[str]:
+def _behind(_: float, run: Run, mine: float, best: str, value: float) -> Sequence[str]:
     return (
-        str(seed),
+        str(run.seed),
         run.workload + (", bursts" if run.arrivals != "poisson" else ""),
         "; ".join(_shown(tier) for tier in run.tiers.tiers.values())
         + (", a draft" if run.draft else ""),

@@ -6,9 +6,9 @@
   drafts needed most are verified first, and the iteration lasts as long as that pace allows. The
   time that is left is for prefills. While some wait, decodes of a looser pace than such iterations
   have one token in each, and draft nothing.
-- *Whole answers*: prompts wait, and decodes have a TTLT, which every token brings nearer. All
-  decodes draft in half of the time if the prompts with a TTFT are in time in the other half, and
-  if none has given way lately or no decode has a pace.
+- *Whole answers*: prompts wait, and decodes have a TTLT, which leaves one of them less than HURRIED
+  passes for each token. All decodes draft in half of the time if the prompts with a TTFT are in
+  time in the other half, and if none has given way lately or no decode has a pace.
 - *Otherwise* prompts wait, and none drafts: the time is theirs.
 
 In no case do decodes draft where that would bring them fewer tokens a second, as far as
@@ -57,8 +57,9 @@ FEW = 8  # decodes, as an example of what drafts bring
 CONTEXT_TOKENS = 256  # of each decode in the plan that others are compared with
 # The share of an iteration in which the draft model may read contexts.
 READING = 0.1
-# The share of an iteration in which decodes draft while prompts wait.
-SHARE = 0.5
+# The share of an iteration in which decodes draft while prompts wait, and the passes for each token
+# of a whole answer below which they do so.
+SHARE, HURRIED = 0.5, 2.0
 
 
 class Accepted:
@@ -154,6 +155,8 @@ def drafting(
         return _choice(view, every, rows, drafters, order, spare, best, length_s, tight, least)
     due_s, share = timing.token_due_s[rows], 1.0
     if len(order):
+        if float(timing.each_s[rows[whole]].min()) > HURRIED * plain_s:
+            return None
         due_s, share = due_s[~whole], SHARE
     else:
         due_s = due_s[due_s >= plain_s + MARGIN_S]

@@ -108,14 +108,20 @@ def token_due_unix_s(view: View, due: Due) -> Floats:
     return np.where(np.isfinite(newest), newest, view.start_unix_s) + due.pace_s
 
 
-def sits_out_until_s(view: View, due: Due, token_due_s: Floats) -> Floats:
-    """[rows] until when each decode may sit out, in seconds from the start: until its next token is
-    due. Before a TTLT it is half of the time that is left for each token: its output may turn out
-    to be longer than expected, and to sit out saves no work.
+def left_s(view: View, due: Due) -> Floats:
+    """[rows] the time that a TTLT leaves to each token still expected; inf without one, and once it
+    has passed.
     """
     until_s = view.last_due_unix_s - view.start_unix_s
-    pace_s = np.minimum(due.pace_s, LIKELY * until_s / due.output_tokens)
-    return token_due_s + np.where(until_s > 0, pace_s - due.pace_s, 0.0)
+    return np.where(until_s > 0, until_s / due.output_tokens, np.inf)
+
+
+def sits_out_until_s(due: Due, token_due_s: Floats, each_s: Floats) -> Floats:
+    """[rows] until when each decode may sit out, in seconds from the start: until its next token is
+    due. Before a TTLT it is half of the time `each_s` that is left for each token: its output may
+    turn out to be longer than expected, and to sit out saves no work.
+    """
+    return token_due_s + (np.minimum(due.pace_s, LIKELY * each_s) - due.pace_s)
 
 
 def put_off_by_mean(view: View, token_due_s: Floats) -> Floats:

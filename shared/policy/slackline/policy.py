@@ -2,8 +2,8 @@
 
 Around this file: the instants at which tokens are due (due.py, token_windows.py), the work ahead
 and its price (work_ahead.py, price.py), the requests that give way (forecast.py), those too many
-for a pass (crowd.py), paces that cost too much (kept_pace.py), one iteration (iteration.py,
-token_order.py), its drafts (drafts.py, lasting.py, yields.py).
+for a pass (crowd.py), paces that cost too much (kept_pace.py, hurry.py), one iteration
+(iteration.py, token_order.py), its drafts (drafts.py, lasting.py, yields.py).
 """
 
 import math
@@ -43,12 +43,14 @@ from shared.policy.slackline.due import (
     Due,
     due_of_offers,
     due_of_rows,
+    left_s,
     put_off_by_deadline,
     put_off_by_mean,
     sits_out_until_s,
     token_due_unix_s,
 )
 from shared.policy.slackline.forecast import Passes, Work, favoured, give_way
+from shared.policy.slackline.hurry import without_hurry
 from shared.policy.slackline.iteration import (
     FIRST,
     best_effort_first,
@@ -187,7 +189,7 @@ class Slackline:
         paced = self._paced_lately(view)
         weighed = self._weighed(view, due, decodes, every.victims)
         if weighed.lost:
-            due = self._due(view, decodes, first_answers=not paced, together=paced)
+            due = self._due(view, decodes, weighed.queue, first_answers=not paced, together=paced)
             weighed = self._weighed(view, due, decodes, every.victims)
         if len(weighed.relegated):
             self._gave_way_unix_s = view.start_unix_s
@@ -227,14 +229,22 @@ class Slackline:
         return [choice if alone else replace(choice, repeats=1)]
 
     def _due(
-        self, view: View, decodes: Rows, *, first_answers: bool = False, together: bool = False
+        self,
+        view: View,
+        decodes: Rows,
+        short: Rows | None = None,
+        *,
+        first_answers: bool = False,
+        together: bool = False,
     ) -> Due:
-        """The bounds of the requests that the replica holds. `decodes`, `first_answers`,
-        `together`: as of `unhurried`.
+        """The bounds of the requests that the replica holds. `short`: the prefills that wait, which
+        cannot all be in time. `decodes`, `first_answers`, `together`: as of `unhurried`.
         """
         due = due_of_rows(view, self._lengths, self._step_s)
         if Part.UNHURRIED not in self._parts:
             return due
+        if short is not None:
+            due = without_hurry(view, due, decodes, short, prices_of(view.profile))
         return unhurried(view, due, decodes, first_answers=first_answers, together=together)
 
     def _crowded(
@@ -295,14 +305,16 @@ class Slackline:
 
     def _timing(self, view: View, due: Due, weighed: Weighed) -> Timing:
         prefill_due_s = due.prefill_unix_s - view.start_unix_s
-        sit_out_s = sits_out_until_s(view, due, weighed.token_due_s)
+        each_s = left_s(view, due)
+        sit_out_s = sits_out_until_s(due, weighed.token_due_s, each_s)
         if Part.IN_TIME not in self._parts:
             prefill_due_s = np.full(view.rows, -math.inf)
         if Part.SIT_OUT not in self._parts:
             sit_out_s = np.full(view.rows, -math.inf)
         latest_s = np.maximum(weighed.put_off_s, weighed.latest_s)
+        until_s = weighed.until_s
         return Timing(
-            prefill_due_s, sit_out_s, weighed.put_off_s, latest_s, due.pace_s, weighed.until_s
+            prefill_due_s, sit_out_s, weighed.put_off_s, latest_s, due.pace_s, until_s, each_s
         )
 
     def _weighed(self, view: View, due: Due, decodes: Rows, victims: Rows) -> "Weighed":

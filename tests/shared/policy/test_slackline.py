@@ -1,6 +1,7 @@
 """Slackline: due times, prices, the requests that give way, iterations, drafts, and whole runs."""
 
 import math
+from dataclasses import replace as replaced
 from itertools import combinations, pairwise
 
 import numpy as np
@@ -24,12 +25,14 @@ from shared.policy.seam import Bools, Drafts, Ended, Observation, Phase, Policy,
 from shared.policy.slackline.due import (
     LOOSE_S,
     due_of_rows,
+    left_s,
     put_off_by_deadline,
     put_off_by_mean,
     sits_out_until_s,
     token_due_unix_s,
 )
 from shared.policy.slackline.forecast import Passes, Work, favoured, give_way
+from shared.policy.slackline.hurry import without_hurry
 from shared.policy.slackline.owed import SHARE
 from shared.policy.slackline.policy import SPARING_S, Part
 from shared.policy.slackline.price import FULL_TOKENS, prices_of
@@ -96,11 +99,11 @@ def test_a_decode_before_a_ttlt_sits_out_for_half_of_the_time_of_a_token() -> No
     due = due_of_rows(seen, OutputLengths(), 0.02)
     token_due_s = token_due_unix_s(seen, due) - NOW
     assert token_due_s[0] == pytest.approx(20.0 / 50)
-    assert sits_out_until_s(seen, due, token_due_s)[0] == pytest.approx(20.0 / 50 / 2)
+    assert sits_out_until_s(due, token_due_s, left_s(seen, due))[0] == pytest.approx(20.0 / 50 / 2)
     late = view([decode(summary(1, max_tokens=100, arrived_s=-601.0), generated=50)])
     due = due_of_rows(late, OutputLengths(), 0.02)
     token_due_s = token_due_unix_s(late, due) - NOW
-    assert sits_out_until_s(late, due, token_due_s)[0] == token_due_s[0]
+    assert sits_out_until_s(due, token_due_s, left_s(late, due))[0] == token_due_s[0]
 
 
 def test_a_ttlt_leaves_time_for_every_decode_and_for_the_prefills_that_wait() -> None:
@@ -476,18 +479,48 @@ def test_beside_prompts_only_decodes_draft_whose_pace_is_tighter_than_the_iterat
     assert beside[3:] == [0, 0, 0]
 
 
-def test_decodes_before_a_ttlt_draft_beside_prompts_that_have_time() -> None:
-    def drafts(ttft_s: float) -> bool:
-        rows = [decode(summary(n)) for n in range(4)]
+def test_decodes_in_a_hurry_before_a_ttlt_draft_beside_prompts() -> None:
+    def drafts(ttlt_s: float, ttft_s: float) -> bool:
+        rows = [decode(summary(n, ttlt_s=ttlt_s)) for n in range(4)]
         seen = view([*rows, Row(slot=9, target=4000, ttft_s=ttft_s, tbt_s=0.2)])
         seen.draft = Draft(Linear(), 0.05, 0.05)
         (choice,) = registry.make("slackline").plan(seen)
         assert choice.speculation is None or entries(choice)[9] > 0
         return choice.speculation is not None
 
-    # its prefill takes 0.4 s
-    assert drafts(6.0)
-    assert not drafts(0.6)
+    # an output has up to 500 tokens, and a pass takes 10 ms; the prefill takes 0.4 s
+    assert drafts(10.0, 6.0)
+    assert drafts(10.0, 0.9)
+    assert not drafts(12.0, 6.0)
+    assert not drafts(60.0, 6.0)
+
+
+# ---------------------------------------------------------------- hurry
+
+
+def unhurried_slots(rows: list[Row], waiting: list[Row]) -> set[int]:
+    """Of the decodes in `rows`, those that are let go."""
+    seen = view([*rows, *waiting])
+    due = due_of_rows(seen, OutputLengths(), 0.02)
+    queue = np.arange(len(rows), seen.rows)
+    found = without_hurry(seen, due, np.arange(len(rows)), queue, prices_of(seen.profile))
+    changed = (found.pace_s != due.pace_s).nonzero()[0]
+    assert (found.pace_s[changed] == LOOSE_S).all()
+    return set(seen.slot[changed].tolist())
+
+
+def test_no_iteration_is_short_for_one_long_answer_where_many_wait() -> None:
+    calm = [decode(summary(n, ttlt_s=60.0, max_tokens=400)) for n in range(12)]
+    waiting = [Row(slot=20 + n, target=300, ttlt_s=60.0, max_tokens=20) for n in range(4)]
+    # 5 s are left for up to 300 tokens, and so many passes of 11 ms take 3.3 s
+    late = decode(summary(12, ttlt_s=60.0, arrived_s=-55.0, max_tokens=305))
+    assert unhurried_slots([*calm, late], waiting) == {12}
+    # what it costs is not worth one that is as important as all that it costs
+    assert unhurried_slots([*calm, replaced(late, importance=100.0)], waiting) == set()
+    # where all are in as much of a hurry, those that wait will be, too
+    hurried = [replaced(late, slot=n) for n in range(13)]
+    assert unhurried_slots(hurried, waiting) == set()
+    assert unhurried_slots([*calm, late], []) == set()
 
 
 def test_the_draft_model_first_reads_the_contexts_of_decodes_that_need_it() -> None:

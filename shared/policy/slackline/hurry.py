@@ -1,0 +1,59 @@
+"""Hurry: whole answers for which iterations are not made shorter, since that would cost more
+requests than it saves.
+
+Until its TTLT each decode has so much time for each token that may still come, and the one with the
+least sets the length of the iterations. The shorter these are, the more of the time their passes
+take, and the less is left for prefills. So where not all can be in time, of the decodes with a TTLT
+up to a tenth are let go, those with the least time for each token: as many as keeps most. What is
+kept are decodes; what it costs is the time of the passes beyond those that all others need, in
+requests as those that wait. The decodes that are let go run on, at the pace of the others.
+
+With a draft model they draft instead (drafts.py).
+"""
+
+import math
+
+import numpy as np
+
+from shared.policy import chunk
+from shared.policy.chunk import Rows
+from shared.policy.seam import View
+from shared.policy.slackline.due import LOOSE_S, Due
+from shared.policy.slackline.price import Prices
+from shared.policy.slackline.token_order import MARGIN_S
+from shared.policy.slackline.work_ahead import work_of_rows
+
+# The share of the decodes with a TTLT that may be let go at once. Where more are in as much of a
+# hurry, those that wait would be, too.
+FEW = 0.1
+# Passes that take less of the time than this are no hurry.
+CALM = 0.25
+
+
+def without_hurry(view: View, due: Due, decodes: Rows, waiting: Rows, prices: Prices) -> Due:
+    """The bounds without those by which a decode would cost more than it is worth. `decodes`: the
+    standard ones; `waiting`: the prefills that wait.
+    """
+    rows = decodes[np.isfinite(view.last_due_unix_s[decodes])]
+    if not len(rows) or not len(waiting) or view.draft is not None:
+        return due
+    pass_s = view.profile.batch_s(chunk.decodes_of(view, decodes))
+    pace_s = np.maximum(due.pace_s[rows], pass_s + 2 * MARGIN_S)
+    rows = rows[order := pace_s.argsort(kind="stable")]
+    pace_s, until_s = pace_s[order], view.last_due_unix_s[rows] - view.start_unix_s
+    calm_s = min(pass_s / CALM, float(pace_s[math.ceil(FEW * (len(rows) - 1))]))
+    hurried = ((pace_s < calm_s) & (until_s > 0)).nonzero()[0]
+    if not len(hurried):
+        return due
+    rows, pace_s, until_s = rows[hurried], pace_s[hurried], until_s[hurried]
+    work = work_of_rows(view, due, waiting, prices)
+    request_s = float((work.seconds + work.output_tokens * work.decode_s).mean())
+    # of those from each on: what they are worth in such requests, and for how long they hurry
+    worth = view.importance[rows][::-1].cumsum()[::-1] / float(work.value.mean())
+    for_s = until_s[::-1].cumsum()[::-1] / np.arange(len(rows), 0, -1)
+    gain = worth - pass_s * (1 / pace_s - 1 / calm_s) * for_s / request_s
+    first = int(gain.argmax())
+    let_go = rows[:first] if gain[first] > 0 else rows
+    paces_s = due.pace_s.copy()
+    paces_s[let_go] = LOOSE_S
+    return due._replace(pace_s=paces_s)
