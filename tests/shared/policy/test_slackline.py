@@ -499,7 +499,7 @@ def test_decodes_in_a_hurry_before_a_ttlt_draft_beside_prompts() -> None:
 
 
 def unhurried_slots(rows: list[Row], waiting: list[Row]) -> set[int]:
-    """Of the decodes in `rows`, those that are let go."""
+    """The decodes among `rows` that are let go."""
     seen = view([*rows, *waiting])
     due = due_of_rows(seen, OutputLengths(), 0.02)
     queue = np.arange(len(rows), seen.rows)
