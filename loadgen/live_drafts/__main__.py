@@ -1,9 +1,9 @@
 """Policies that draft, live on the shipped pair of models, beside the simulator's prediction.
 
 Run python -m loadgen.live_drafts. One replica of the torch engine serves the same questions in
-three tiers of pace, at rates that rise, under each policy in turn. It prints tables in Markdown and
-writes them, a plot and all figures to a folder. With --engine vllm, in an environment that has
-vLLM, it adds rows to those of the folder.
+three tiers of pace, at rates that rise, under each policy in turn, --turns times. It prints tables
+in Markdown and writes them, a plot and all figures to a folder. With --engine vllm, in an
+environment that has vLLM, it adds rows to those of the folder.
 """
 
 import argparse
@@ -66,8 +66,8 @@ def _parser() -> argparse.ArgumentParser:
         type=int,
         default=1,
         metavar="N",
-        help="turns of each policy, one after the other; each turn of all has a seed of its own, "
-        "from --seed on (default: 1)",
+        help="turns: in each, all policies serve one load, whose seed is one more than that of the "
+        "turn before (default: 1)",
     )
     parser.add_argument(
         "--engine", choices=("torch", "vllm"), default="torch", help="(default: torch)"

@@ -46,11 +46,17 @@ def _heading(found: Comparison) -> str:
     paces = ", ".join(f"{1e3 * pace_s:g}" for pace_s in found.paces_s)
     before, after = found.load_average
     return (
-        f"{found.began}, `{found.command}` (seed {found.seed}), {found.machine}; load average "
+        f"{found.began}, `{found.command}` ({_seeds(found)}), {found.machine}; load average "
         f"{before:.1f} before the first run, {after:.1f} after the last. "
         f"{found.rows[0].requests} requests a turn, {rates} a second for "
         f"{found.load.stage_s:g} s each; TPOT {paces} ms."
     )
+
+
+def _seeds(found: Comparison) -> str:
+    """The seeds of the loads, of which each turn of all policies has one."""
+    first, *others = sorted({row.seed for row in found.rows})
+    return f"seeds {first} to {others[-1]}" if others else f"seed {first}"
 
 
 def _percent(fraction: float) -> str:
@@ -98,14 +104,14 @@ def _pair(live: float, simulated: float) -> str:
     return f"{100 * live:.0f} ({100 * simulated:.0f})"
 
 
-def _phases(turns: Sequence[Row]) -> str:
+def _phases(policies: Sequence[Row]) -> str:
     head = [
         "iterations", "with drafts", "decodes", "tokens per verification: live", "simulated",
         "draft, ms", "verification", "rest", "without drafts", "decodes", "pass, ms", "rest",
         "draft step, read", "acceptance", "over the fit",
     ]  # fmt: skip
     rows = []
-    for row in turns:
+    for row in policies:
         with_, without = row.verifying, row.plain
         cost = row.cost if isinstance(row.cost, tuple) else (row.cost, row.cost)
         rows.append(
@@ -146,21 +152,21 @@ def _plain(rows: Sequence[Row], engine: str) -> Row | None:
     return next((row for row in every if not row.verifying.iterations), None)
 
 
-def _worth(turns: Sequence[Row]) -> str:
+def _worth(policies: Sequence[Row]) -> str:
     """Speed with drafts over that without, by decodes in the iteration; and how often a policy
     that chooses has drafted there.
     """
     columns = []
     head = ["decodes at once", "without drafts, ms"]
-    for row in turns:
-        plain = _plain(turns, row.engine)
+    for row in policies:
+        plain = _plain(policies, row.engine)
         if plain is None or not row.verifying.iterations:
             continue
         columns.append((row, plain))
         head.append(f"`{row.name}`")
     rows = []
-    first = _plain(turns, turns[0].engine)
-    for n, band in enumerate(turns[0].bands):
+    first = _plain(policies, policies[0].engine)
+    for n, band in enumerate(policies[0].bands):
         cells = [band.name]
         if first is None or not first.bands[n].plain.iterations:
             cells.append("")
@@ -178,7 +184,7 @@ def _worth(turns: Sequence[Row]) -> str:
 def plot(found: Comparison, path: Path) -> Path:
     """Attainment over the rate, live and simulated; and the worth of drafts over the decodes."""
     figure, [kept, worth] = new_figure(
-        1, 2, "Drafts, live", f"seed {found.seed}, {found.began}", width=10.0
+        1, 2, "Drafts, live", f"{_seeds(found)}, {found.began}", width=10.0
     )
     rows = [one.row for one in by_policy(found.rows)]
     for n, row in enumerate(rows):

@@ -54,7 +54,7 @@ class Row(Struct, frozen=True, kw_only=True):
     engine: str
     policy: str
     settings: dict[str, str]
-    seed: int = 1  # of the load
+    seed: int  # of the load
     requests: int
     live: Attained
     simulated: Attained

@@ -26,7 +26,7 @@ class Turns(NamedTuple):
 
 
 def by_policy(rows: Sequence[Row]) -> list[Turns]:
-    """The policies in the order of their first turns."""
+    """The turns of each policy, in the order of the first ones."""
     found: dict[str, list[Row]] = {}
     for row in rows:
         found.setdefault(row.name, []).append(row)

@@ -6,8 +6,8 @@
   drafts needed most are verified first, and the iteration lasts as long as that pace allows. The
   time that is left is for prefills. While some wait, decodes of a looser pace than such iterations
   have one token in each, and draft nothing.
-- *Whole answers*: prompts wait, and decodes have a TTLT, which leaves one of them less than HURRIED
-  passes for each token. All decodes draft in half of the time if the prompts with a TTFT are in
+- *Whole answers*: prompts wait, and some decode has a TTLT that leaves it less than HURRIED passes
+  for each token. All decodes draft in half of the time if the prompts with a TTFT are in
   time in the other half, and if none has given way lately or no decode has a pace.
 - *Otherwise* prompts wait, and none drafts: the time is theirs.
 
@@ -57,9 +57,10 @@ FEW = 8  # decodes, as an example of what drafts bring
 CONTEXT_TOKENS = 256  # of each decode in the plan that others are compared with
 # The share of an iteration in which the draft model may read contexts.
 READING = 0.1
-# The share of an iteration in which decodes draft while prompts wait, and the passes for each token
-# of a whole answer below which they do so.
-SHARE, HURRIED = 0.5, 2.0
+# The share of an iteration in which decodes draft while prompts wait.
+SHARE = 0.5
+# A whole answer is in a hurry if its TTLT leaves less than so many passes to each token.
+HURRIED = 2.0
 
 
 class Accepted:

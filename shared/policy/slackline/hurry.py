@@ -3,10 +3,10 @@ requests than it saves.
 
 Until its TTLT each decode has so much time for each token that may still come, and the one with the
 least sets the length of the iterations. The shorter these are, the more of the time their passes
-take, and the less is left for prefills. So where not all can be in time, of the decodes with a TTLT
-up to a tenth are let go, those with the least time for each token: as many as keeps most. What is
-kept are decodes; what it costs is the time of the passes beyond those that all others need, in
-requests as those that wait. The decodes that are let go run on, at the pace of the others.
+take, and the less is left for prefills. So where not all can be in time, up to a tenth of the
+decodes with a TTLT are let go, those with the least time for each token: as many as gains most. To
+keep the others gains their importance. It costs the time of the passes beyond those that the rest
+needs, counted in requests like those that wait. What is let go runs on, at the pace of the others.
 
 With a draft model they draft instead (drafts.py).
 """
@@ -48,10 +48,11 @@ def without_hurry(view: View, due: Due, decodes: Rows, waiting: Rows, prices: Pr
     rows, pace_s, until_s = rows[hurried], pace_s[hurried], until_s[hurried]
     work = work_of_rows(view, due, waiting, prices)
     request_s = float((work.seconds + work.output_tokens * work.decode_s).mean())
-    # of those from each on: what they are worth in such requests, and for how long they hurry
-    worth = view.importance[rows][::-1].cumsum()[::-1] / float(work.value.mean())
+    # of those from each on: their importance, and for how long they hurry
+    worth = view.importance[rows][::-1].cumsum()[::-1]
     for_s = until_s[::-1].cumsum()[::-1] / np.arange(len(rows), 0, -1)
-    gain = worth - pass_s * (1 / pace_s - 1 / calm_s) * for_s / request_s
+    requests = pass_s * (1 / pace_s - 1 / calm_s) * for_s / max(request_s, 1e-9)
+    gain = worth - requests * float(work.value.mean())
     first = int(gain.argmax())
     let_go = rows[:first] if gain[first] > 0 else rows
     paces_s = due.pace_s.copy()

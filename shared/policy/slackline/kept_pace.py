@@ -97,7 +97,7 @@ class Demand:
         return kept_s
 
     def fade(self, now_unix_s: float) -> None:
-        """Nothing that counts came since the last time."""
+        """Lets all that came count for less, by the time since the last call."""
         if math.isinf(self._at_unix_s):
             self._began_unix_s = self._at_unix_s = now_unix_s
         faded = math.exp(min(self._at_unix_s - now_unix_s, 0.0) / FADES_S)

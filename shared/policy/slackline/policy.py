@@ -232,19 +232,19 @@ class Slackline:
         self,
         view: View,
         decodes: Rows,
-        short: Rows | None = None,
+        waiting: Rows | None = None,
         *,
         first_answers: bool = False,
         together: bool = False,
     ) -> Due:
-        """The bounds of the requests that the replica holds. `short`: the prefills that wait, which
-        cannot all be in time. `decodes`, `first_answers`, `together`: as of `unhurried`.
+        """The bounds of the requests that the replica holds. `waiting`: the prefills, where not all
+        can be in time. `decodes`, `first_answers`, `together`: as of `unhurried`.
         """
         due = due_of_rows(view, self._lengths, self._step_s)
         if Part.UNHURRIED not in self._parts:
             return due
-        if short is not None:
-            due = without_hurry(view, due, decodes, short, prices_of(view.profile))
+        if waiting is not None:
+            due = without_hurry(view, due, decodes, waiting, prices_of(view.profile))
         return unhurried(view, due, decodes, first_answers=first_answers, together=together)
 
     def _crowded(

@@ -25,7 +25,7 @@ class Timing(NamedTuple):
     latest_s: Floats  # the same, or later: how long prefills without any decode may take
     pace_s: Floats
     until_s: Floats  # of windows: the latest for the next token of a decode
-    each_s: Floats  # left by a TTLT to each token still expected; inf: nothing is
+    each_s: Floats  # that a TTLT leaves to each token still expected, as of `left_s`
 
 
 @dataclass(slots=True)

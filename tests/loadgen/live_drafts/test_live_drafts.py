@@ -12,6 +12,7 @@ from rich.console import Console
 
 from loadgen.bench.machine import Machine
 from loadgen.lab.comparison import Contestant
+from loadgen.live_drafts.__main__ import main
 from loadgen.live_drafts.comparison_page import Comparison, farthest, markdown, plot
 from loadgen.live_drafts.followed import Followed, Iteration, Trees
 from loadgen.live_drafts.foretold import acceptance_of, cost_of, foretell, measured
@@ -299,7 +300,19 @@ def test_turns_of_a_policy_are_one_row_that_says_how_far_they_lie_apart(
     least, most = 100 * other.live.met, 100 * first.live.met
     assert f"{(least + most) / 2:.1f} ({least:.1f} to {most:.1f})" in text
     assert "-5.0 (-10.0 to +0.0)" in text
+    assert "(seeds 3 to 4)" in text
+    assert "(seed 3)" in markdown(found)
     assert farthest(replace(found, rows=[*found.rows, other])) == pytest.approx(5.0)
+
+
+def test_a_number_of_turns_below_one_is_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["live_drafts", "--turns", "0"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert "--turns 0: expected 1 or more" in capsys.readouterr().err
 
 
 def test_attainment_is_of_what_was_offered(prompts: Questions) -> None:

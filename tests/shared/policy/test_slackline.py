@@ -496,6 +496,7 @@ def test_decodes_in_a_hurry_before_a_ttlt_draft_beside_prompts() -> None:
     # an output has up to 500 tokens, and a pass takes 10 ms; the prefill takes 0.4 s
     assert drafts(10.0, 6.0)
     assert drafts(10.0, 0.9)
+    assert not drafts(10.0, 0.82)  # with half of the time it would be late
     assert not drafts(12.0, 6.0)
     assert not drafts(60.0, 6.0)
 
@@ -522,6 +523,8 @@ def test_no_iteration_is_short_for_one_long_answer_where_many_wait() -> None:
     assert unhurried_slots([*calm, late], waiting) == {12}
     # what it costs is not worth one that is as important as all that it costs
     assert unhurried_slots([*calm, replaced(late, importance=100.0)], waiting) == set()
+    nothing = [replaced(row, importance=0.0) for row in waiting]
+    assert unhurried_slots([*calm, late], nothing) == set()
     # where all are in as much of a hurry, those that wait will be, too
     hurried = [replaced(late, slot=n) for n in range(13)]
     assert unhurried_slots(hurried, waiting) == set()
