@@ -30,7 +30,7 @@ FAR_S = 3600.0
 # A TTLT keeps a quarter of itself for its output, but no more than this for each token.
 RESERVE_SHARE, RESERVE_MOST_S = 0.25, 0.25
 # Where the longest output would take more than this share of the TTLT, that of the mean counts.
-MOST_SHARE = 0.5
+MOST_SHARE = 0.65
 # The output may well be so much of the longest that is expected.
 LIKELY = 0.5
 # Many an output is so short beside the mean: until there is no time for that, there is hope.

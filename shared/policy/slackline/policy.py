@@ -57,7 +57,7 @@ from shared.policy.slackline.iteration import (
     has_best_effort,
     iteration,
 )
-from shared.policy.slackline.kept_pace import Demand, pace_of, too_tight
+from shared.policy.slackline.kept_pace import Demand, counts, pace_of, too_tight
 from shared.policy.slackline.owed import Owed
 from shared.policy.slackline.price import Prices, prices_of
 from shared.policy.slackline.room import Room
@@ -163,7 +163,7 @@ class Slackline:
         now = view.start_unix_s
         of_coming = due_of_offers(coming, now, self._lengths, self._step_s)
         new = work_of_offers(coming, of_coming, now, prices)
-        self._see([offers[n] for n in asked], now, new, of_coming)
+        self._see([offers[n] for n in asked], now, new)
         latest_s = self._next_tokens(view, due).latest_s
         passes = self._passes(view, due, decodes, latest_s, prices)
         work = held.beside(new)
@@ -180,6 +180,8 @@ class Slackline:
                 answers[n] = Admission(False, reason=reason)
                 if in_time_alone:  # another has given way to nobody
                     self._gave_way_unix_s = now
+            elif counts(offers[n]):
+                self._demand.taken(offers[n].importance, now)
         return answers
 
     def plan(self, view: View) -> Sequence[Choice]:
@@ -193,6 +195,8 @@ class Slackline:
             weighed = self._weighed(view, due, decodes, every.victims)
         if len(weighed.relegated):
             self._gave_way_unix_s = view.start_unix_s
+            gone = weighed.relegated[np.isinf(view.last_due_unix_s[weighed.relegated])]
+            self._demand.taken(-float(view.importance[gone].sum()), view.start_unix_s)
         calm = view.start_unix_s - self._gave_way_unix_s >= SPARING_S
         spare = self._spare(view, calm)
         every = make_room(view, every, weighed.queue[:FIRST])
@@ -271,21 +275,17 @@ class Slackline:
         some = some_need_drafts(view, decodes) or need_drafts(view, tbt_s, windows).any()
         return speed(view, self._drafts) if some else 1.0
 
-    def _see(self, offers: Sequence[Offer], now_unix_s: float, work: Work, due: Due) -> None:
-        """Offers count for the demand. `work` and `due` end with them."""
+    def _see(self, offers: Sequence[Offer], now_unix_s: float, work: Work) -> None:
+        """Offers count for the demand. `work` ends with theirs."""
         last = slice(len(work.due_s) - len(offers), None)
-        mean = self._lengths.mean([offer.application for offer in offers])
-        output = np.where(
-            mean > 0, np.minimum(mean, due.output_tokens[last]), due.output_tokens[last]
-        )
-        self._demand.offered(offers, now_unix_s, work.seconds[last], output * work.decode_s[last])
+        self._demand.offered(offers, now_unix_s, work.seconds[last], work.decode_s[last])
 
     def _too_tight(self, view: View, asked: Sequence[Offer]) -> Bools:
         """[asked] those with a pace that is not kept."""
-        if self._demand.kinds < 2 or Part.KEPT_PACE not in self._parts:
+        if self._demand.paces < 2 or Part.KEPT_PACE not in self._parts:
             return np.zeros(len(asked), dtype=np.bool_)
         pass_s, faster = view.profile.batch_s(BatchShape(decodes=1)), speed(view, self._drafts)
-        kept_s = self._demand.kept_s(view.start_unix_s, pass_s, faster)
+        kept_s = self._demand.kept_s(view.start_unix_s, pass_s, faster, self._lengths)
         return too_tight(np.array([pace_of(offer).tbt_s for offer in asked]), kept_s)
 
     def _spare(self, view: View, calm: bool) -> Bools:
