@@ -3,6 +3,10 @@
 A batch costs a fixed part, and a part for each token, each chunk, its attention, and each decode.
 The prices are what one more of these adds to a batch of FULL_TOKENS. Profiles are linear there, so
 a whole queue is priced in a few operations on columns.
+
+A corrected profile may say that one more decode costs next to nothing beside a full batch, since a
+mixed batch is never predicted faster than its prefills alone. Then what it costs among decodes
+counts.
 """
 
 import math
@@ -70,6 +74,8 @@ MORE_SQUARES = FULL._replace(prefill_sq=FULL.prefill_sq + FAR)
 MORE_CROSS = FULL._replace(prefill_cross=FULL.prefill_cross + FAR)
 MORE_HAS = FULL._replace(prefill_has=FULL.prefill_has + FAR)
 MORE_DECODES = FULL._replace(decodes=2)
+ONE_DECODE, MANY_DECODES = BatchShape(decodes=1), BatchShape(decodes=65)
+LEAST = 0.5  # of the price among decodes
 MORE_CONTEXT = FULL._replace(decode_context=FULL.decode_context + FAR)
 
 
@@ -80,6 +86,10 @@ def prices_of(profile: Profile) -> Prices:
         return max(0.0, profile.batch_s(more) - base_s) / amount
 
     token_s = each_s(MORE_TOKENS, FULL_TOKENS)
+    decode_s = each_s(MORE_DECODES, 1)
+    among_s = (profile.batch_s(MANY_DECODES) - profile.batch_s(ONE_DECODE)) / 64
+    if decode_s < LEAST * among_s:
+        decode_s = among_s
     return Prices(
         batch_s=max(0.0, base_s - FULL_TOKENS * token_s),
         token_s=token_s,
@@ -87,6 +97,6 @@ def prices_of(profile: Profile) -> Prices:
         square_s=each_s(MORE_SQUARES, FAR),
         cross_s=each_s(MORE_CROSS, FAR),
         has_s=each_s(MORE_HAS, FAR),
-        decode_s=each_s(MORE_DECODES, 1),
+        decode_s=decode_s,
         context_s=each_s(MORE_CONTEXT, FAR),
     )

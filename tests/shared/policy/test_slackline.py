@@ -89,9 +89,10 @@ def test_a_ttlt_leaves_time_for_the_output_and_gives_each_token_its_share() -> N
     # no tighter than iterations have lately been, as long as half of the tokens would be in time
     assert due_of_rows(hurried, OutputLengths(), 0.05).pace_s[0] == pytest.approx(0.06)
     assert due_of_rows(hurried, OutputLengths(), 0.2).pace_s[0] == pytest.approx(2.0 / 25)
-    # a long output would take all of this TTLT; the prefill has half of it
+    # a long output would take all of this TTLT; the prefill has a third of it
     short = view([Row(slot=1, max_tokens=800, ttlt_s=20.0)])
-    assert due_of_rows(short, OutputLengths(), 0.05).prefill_unix_s[0] == NOW + 10.0
+    due = due_of_rows(short, OutputLengths(), 0.05)
+    assert due.prefill_unix_s[0] - NOW == pytest.approx(0.35 * 20.0)
 
 
 def test_a_decode_before_a_ttlt_sits_out_for_half_of_the_time_of_a_token() -> None:

@@ -134,7 +134,7 @@ FOUND = [
             "replicas": 2,
             "seed": 192,
         },
-        48,
+        49,
     ),
     (
         "sharegpt",
