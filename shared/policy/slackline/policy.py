@@ -195,7 +195,7 @@ class Slackline:
             weighed = self._weighed(view, due, decodes, every.victims)
         if len(weighed.relegated):
             self._gave_way_unix_s = view.start_unix_s
-            gone = weighed.relegated[np.isinf(view.last_due_unix_s[weighed.relegated])]
+            gone = weighed.relegated[_counts(view)[weighed.relegated]]
             self._demand.taken(-float(view.importance[gone].sum()), view.start_unix_s)
         calm = view.start_unix_s - self._gave_way_unix_s >= SPARING_S
         spare = self._spare(view, calm)
@@ -412,6 +412,12 @@ def _no_hope(view: View, due: Due, queue: Rows, work: Work, prices: Prices) -> B
     until_s = due.hope_unix_s[queue] - view.start_unix_s
     hopeless: Bools = work.seconds + prices.batch_s > until_s
     return ~whole | hopeless
+
+
+def _counts(view: View) -> Bools:
+    """[rows] as `counts` has it: with a TTFT or a pace, and no TTLT."""
+    dated: Bools = np.isfinite(view.next_due_unix_s) | np.isfinite(view.tightest_tbt_s)
+    return dated & np.isinf(view.last_due_unix_s)
 
 
 def _any_whole(view: View, queue: Rows) -> bool:
