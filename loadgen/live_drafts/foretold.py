@@ -13,7 +13,7 @@ import numpy as np
 from loadgen.lab.comparison import Contestant
 from loadgen.live_drafts.followed import Iteration
 from loadgen.load.mix import PlannedRequest
-from loadgen.simulator.deployment import ACCEPTANCE, Deployment, ReplicaFacts
+from loadgen.simulator.deployment import ACCEPTANCE, Deployment, EngineFacts, ReplicaFacts
 from loadgen.simulator.latency import Latency
 from loadgen.simulator.simulation import SimulationResult, simulate
 from loadgen.simulator.traffic import Traffic
@@ -107,12 +107,16 @@ def foretell(
     found: Measured,
     folder: Path,
 ) -> SimulationResult:
-    """The same requests served by the simulator."""
-    path = folder / "as-served.json"
-    path.write_bytes(msgspec.json.encode(found.file))
+    """The same requests served by the simulator. Its planner knows what the live one knew: what the
+    worker announced.
+    """
+    served, announced = folder / "as-served.json", folder / "announced.json"
+    served.write_bytes(msgspec.json.encode(found.file))
+    if facts.fitted is not None:
+        announced.write_bytes(msgspec.json.encode(facts.fitted))
     deployment = Deployment(
         contestant.policy,
-        str(path),
+        facts.profile if facts.fitted is None else str(announced),
         1,
         contestant.settings,
         Latency.live(),
@@ -122,8 +126,9 @@ def foretell(
             context_tokens=facts.context_tokens,
             max_slots=facts.max_slots,
         ),
-        draft=found.draft,
+        draft=facts.draft,
         acceptance=found.acceptance,
+        engine=EngineFacts(str(served), found.draft),
         engine_scatter=found.scatter,
     )
     return simulate(Traffic(requests, tiers, seed), deployment)

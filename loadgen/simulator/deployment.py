@@ -41,6 +41,13 @@ class Outage(NamedTuple):
     for_s: float = math.inf
 
 
+class EngineFacts(NamedTuple):
+    """What an engine takes: its profile, by name or path, and its draft model's fractions of it."""
+
+    profile: str
+    draft: DraftCost
+
+
 @dataclass(frozen=True, slots=True)
 class Deployment:
     """A policy with its settings, and `replicas` of one profile.
@@ -49,6 +56,8 @@ class Deployment:
         times; 0: there is none.
     acceptance: the mean probability that its first token is accepted (acceptance.py).
     hand_back: relegated requests that have not begun go back to the relegation service.
+    engine: the engine as it is, where that is not what the planners know from `profile` and
+        `draft`.
     engine_times: the engine's iterations (without drafting) take so many times what the profile
         says.
     engine_scatter: over that, each iteration takes its own of these times as long, from the first
@@ -67,6 +76,7 @@ class Deployment:
     draft: DraftCost = DRAFT
     acceptance: float = ACCEPTANCE
     hand_back: bool = True
+    engine: EngineFacts | None = None
     engine_times: float = 1.0
     engine_scatter: Sequence[float] = ()
     verification_times: float = 1.0

@@ -135,6 +135,10 @@ class Simulation:
     def _start(self, deployment: Deployment, model: str) -> None:
         """Every replica is there and known; then the first arrival is scheduled."""
         draft = draft_of(self._profile, deployment.draft)
+        own, own_draft = self._profile, draft
+        if deployment.engine is not None:
+            own = profiles.load(deployment.engine.profile)
+            own_draft = draft_of(own, deployment.engine.draft)
         acceptance = Acceptance(deployment.acceptance)
         if deployment.replicas < 1:
             raise ConfigError("there must be at least one replica")
@@ -169,7 +173,8 @@ class Simulation:
                 hand_back=deployment.hand_back,
                 # iterations that scatter are never alike
                 leaps=self._options.leaps and not deployment.engine_scatter,
-                engine=self._engine(deployment),
+                engine=_engine(deployment, own),
+                engine_draft=own_draft,
             )
 
         self._alive = [made(i) for i in range(deployment.replicas)]
@@ -203,17 +208,6 @@ class Simulation:
         self._timeline.at(from_s, gone)
         if math.isfinite(for_s):
             self._timeline.at(from_s + for_s, back)
-
-    def _engine(self, deployment: Deployment) -> Profile | None:
-        """The times that the engines take; None: as the planners predict."""
-        engine: Profile = self._profile
-        if deployment.verification_times != 1.0:
-            engine = DearDrafts(engine, deployment.verification_times)
-        if deployment.engine_times != 1.0:
-            engine = Stretched(engine, deployment.engine_times)
-        if deployment.engine_scatter:
-            engine = Scattered(engine, deployment.engine_scatter)
-        return None if engine is self._profile else engine
 
     def _policy_of(self, deployment: Deployment) -> Policy:
         policy = registry.make(deployment.policy, deployment.settings)
@@ -382,3 +376,14 @@ class Arrivals:
         while i is not None:
             self.unsent += 1
             i = self._next_rounds.pop(self._keys[i], None)
+
+
+def _engine(deployment: Deployment, own: Profile) -> Profile:
+    """The times that an engine takes whose profile is `own`."""
+    if deployment.verification_times != 1.0:
+        own = DearDrafts(own, deployment.verification_times)
+    if deployment.engine_times != 1.0:
+        own = Stretched(own, deployment.engine_times)
+    if deployment.engine_scatter:
+        own = Scattered(own, deployment.engine_scatter)
+    return own

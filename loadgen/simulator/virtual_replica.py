@@ -70,9 +70,9 @@ class Store(Protocol):
 
 
 class VirtualReplica:
-    """One replica; `rng` draws its latencies. Iterations take as long as `engine` says; without it,
-    as long as the planner predicts. No message is lost here, so a resync or a refused plan is a bug
-    of the cores.
+    """One replica; `rng` draws its latencies. The planner knows `profile` and `draft`; iterations
+    take as long as `engine` and `engine_draft` say. No message is lost here, so a resync or a
+    refused plan is a bug of the cores.
     """
 
     def __init__(
@@ -89,7 +89,8 @@ class VirtualReplica:
         *,
         hand_back: bool,
         leaps: bool = True,
-        engine: Profile | None = None,
+        engine: Profile,
+        engine_draft: Draft | None,
     ) -> None:
         self.id: ReplicaId = announce.replica
         self._timeline, self._latency, self._store = timeline, latency, store
@@ -101,7 +102,7 @@ class VirtualReplica:
         self._leaps = leaps and latency.depth == 1 and self._at_once
         settings = ReplicaSettings(depth=latency.depth, lead_s=latency.lead_s, hand_back=hand_back)
         self.core = ReplicaCore(policy, profile, epoch=1, settings=settings, draft=draft)
-        self.worker = VirtualWorker(announce, engine or profile, draft, acceptance)
+        self.worker = VirtualWorker(announce, engine, engine_draft, acceptance)
         self._alarm = Alarm(timeline, self.core.wake_at_unix_s, self._tick)
         self._offers: list[Offer] = []
         self._replies: dict[tuple[RequestKey, int], Reply] = {}

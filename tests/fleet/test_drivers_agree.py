@@ -195,6 +195,8 @@ def virtual(
         Random(seed),
         around,
         hand_back=True,
+        engine=PROFILE,
+        engine_draft=DRAFT,
     )
     inner, inner_plan = replica.core.handle, replica.worker.plan
 

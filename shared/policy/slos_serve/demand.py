@@ -31,6 +31,7 @@ from shared.perf.shape import BatchShape
 from shared.policy.chunk import DECODE, Rows
 from shared.policy.lengths import PRIOR_TOKENS, OutputLengths
 from shared.policy.seam import Ended, Floats, View
+from shared.policy.slos_serve.draft_length import CHUNK_TOKENS, token_s
 from shared.policy.sola.output_lengths import LengthDistributions
 from shared.schemas import Offer
 
@@ -40,9 +41,6 @@ LOOSE_TPOT_S = 0.1
 FAR_S = 3600.0
 # Ours: how long a TPOT is expected again after it was last offered.
 LATELY_S = 60.0
-# Ours: the chunk size assumed when the attention of a prompt is priced, and the tokens over which
-# the cost of one more token is measured.
-CHUNK_TOKENS = 512
 # Ours: the most prices that are kept.
 MOST_PRICES = 65_536
 
@@ -122,7 +120,8 @@ class Lengths:
 
 class PromptPrices:
     """Prompt tokens, plus as many more as take the time of their attention and of their chunks'
-    fixed cost. Prices are kept while the profile stays as it is.
+    fixed cost. Prices are kept while the profile stays as it is. Where a token costs next to
+    nothing, prompts have no price beyond their tokens.
     """
 
     def __init__(self) -> None:
@@ -130,10 +129,7 @@ class PromptPrices:
         self._more = dict[tuple[int, int], float]()  # [tokens left, cached]
 
     def priced(self, profile: Profile, tokens: Ints, cached: Ints) -> Floats:
-        one_s = (
-            profile.batch_s(BatchShape(2 * CHUNK_TOKENS))
-            - profile.batch_s(BatchShape(CHUNK_TOKENS))
-        ) / CHUNK_TOKENS
+        one_s = token_s(profile.batch_s)
         plain = tokens.astype(np.float64)
         if one_s <= 0:
             return plain

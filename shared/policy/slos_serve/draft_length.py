@@ -53,8 +53,11 @@ BATCH_TOKENS = 4096
 # Ours: alpha before anything is observed, and the number of drafts that this prior counts for.
 PRIOR_ALPHA = 0.7
 PRIOR_DRAFTS = 100.0
-# Ours: the cost of one more prompt token is measured between this many and twice as many.
+# Ours: a chunk, when a prompt is priced. The cost of one more token is measured between this many
+# and twice as many.
 CHUNK_TOKENS = 512
+# Ours: below this part of a chunk with its attention, the cost of its tokens is none.
+LEAST = 0.01
 # Ours: at this many drafts, all earlier ones count half.
 FADE_DRAFTS = 20_000.0
 
@@ -299,7 +302,10 @@ def plain_tokens(
 
 
 def token_s(seconds: Callable[[BatchShape], float]) -> float:
-    """Seconds of one more prompt token, its attention left out."""
-    return (
-        seconds(BatchShape(2 * CHUNK_TOKENS)) - seconds(BatchShape(CHUNK_TOKENS))
-    ) / CHUNK_TOKENS
+    """Seconds of one more prompt token, its attention left out; 0 where they are next to nothing.
+
+    A profile fitted to few long prompts may count all that they cost as attention.
+    """
+    more_s = seconds(BatchShape(2 * CHUNK_TOKENS)) - seconds(BatchShape(CHUNK_TOKENS))
+    whole_s = seconds(BatchShape(CHUNK_TOKENS, 1, CHUNK_TOKENS**2))
+    return more_s / CHUNK_TOKENS if more_s > LEAST * whole_s else 0.0

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from loadgen.load.arrivals import Gaps, draw_arrivals
 from loadgen.load.mix import plan_requests
 from loadgen.load.workload import named_workload
-from loadgen.simulator.deployment import Deployment
+from loadgen.simulator.deployment import Deployment, EngineFacts
 from loadgen.simulator.misjudged import DearDrafts, MisjudgedLengths, Scattered, Stretched
 from loadgen.simulator.simulation import SimulationResult, simulate
 from loadgen.simulator.traffic import Traffic
@@ -69,6 +69,17 @@ def test_slower_engines_are_busy_for_longer_and_every_request_ends() -> None:
     uneven = served(replace(deployment, engine_scatter=(1.0, 1.6, 1.3)))
     assert uneven.busy_s > 1.1 * usual.busy_s
     assert all(verdict is not None for verdict in uneven.verdicts)
+
+
+def test_engines_take_what_they_are_whatever_profile_the_planners_know() -> None:
+    known = Deployment("vllm", "a100-llama3-8b", settings={"spec_tokens": "3"}, draft=0.05)
+    quick = served(known)
+    slow = served(replace(known, engine=EngineFacts("cpu-tiny", 0.05)))
+    alike = served(replace(known, engine=EngineFacts("a100-llama3-8b", 0.05)))
+    dear = served(replace(known, engine=EngineFacts("a100-llama3-8b", 1.0)))
+    assert alike.busy_s == quick.busy_s
+    assert slow.busy_s != quick.busy_s
+    assert dear.busy_s > 1.5 * quick.busy_s  # three drafts cost what a pass does
 
 
 @pytest.mark.parametrize("times", [0.5, 2.0])

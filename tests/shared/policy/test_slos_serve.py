@@ -271,6 +271,23 @@ def test_a_ttlt_leaves_the_output_its_time_and_no_bounds_means_the_loose_pace() 
     assert got.due_unix_s[0] - NOW == pytest.approx(2.0)
 
 
+class AllAttention(Linear):
+    """As fitted to prompts of one length: what they cost counts as attention, and a token has no
+    price but a rounding error.
+    """
+
+    def batch_s(self, shape: BatchShape) -> float:
+        return 0.010 + 1e-20 * shape.prefill_tokens + 1e-5 * shape.prefill_sq
+
+
+def test_a_profile_that_counts_prompts_as_attention_alone_does_not_shut_everyone_out() -> None:
+    seen = view([], profile=AllAttention())
+    assert accepted(seen, [offer(tokens=20), offer(1, tokens=20)]) == [True, True]
+    # in chunks of 95 tokens, one in 0.1 s, within a TTFT of 1 s
+    assert accepted(seen, [offer(tokens=500)]) == [True]
+    assert accepted(seen, [offer(tokens=2000)]) == [False]
+
+
 @relaxed
 @given(
     st.lists(
