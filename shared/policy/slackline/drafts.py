@@ -208,12 +208,15 @@ def some_need_drafts(view: View, decodes: Rows) -> bool:
     return bool(need_drafts(view, view.tbt_s[decodes], windows).any())
 
 
-def speed(view: View, learned: Learned) -> float:
-    """The tokens that drafts bring to a few decodes in the time in which one would have one."""
+def speed(view: View, learned: Learned, decodes: int) -> float:
+    """The tokens that drafts bring to so many decodes, a few at least, in the time in which each
+    would have one.
+    """
     if view.draft is None:
         return 1.0
-    shape = BatchShape(decodes=FEW, decode_context=CONTEXT_TOKENS * FEW)
-    scale, factor = learned.accepted.scale, _factor(view, view.draft, FEW, learned)
+    decodes = max(decodes, FEW)
+    shape = BatchShape(decodes=decodes, decode_context=CONTEXT_TOKENS * decodes)
+    scale, factor = learned.accepted.scale, _factor(view, view.draft, decodes, learned)
     plans = (_plan(view, view.draft, shape, shape, known, scale) for known in yields(ACCEPTANCE))
     return max(1.0, max(map(_tokens_per_s, plans)) * view.profile.batch_s(shape) / factor)
 

@@ -168,7 +168,7 @@ class Slackline:
         passes = self._passes(view, due, decodes, latest_s, prices)
         work = held.beside(new)
         lost = give_way(work, favoured(work), passes)[-len(asked) :]
-        lost |= self._too_tight(view, [offers[n] for n in asked])
+        lost |= self._too_tight(view, decodes, [offers[n] for n in asked])
         if Part.CROWD in self._parts and not lost.all():
             present = present_of(view, due, decodes, waiting, held)
             more = asked_of(coming, new, held.seconds.sum())
@@ -273,18 +273,19 @@ class Slackline:
         paces = [pace_of(offer) for offer in coming]
         tbt_s, windows = (np.array(column) for column in zip(*paces, strict=True))
         some = some_need_drafts(view, decodes) or need_drafts(view, tbt_s, windows).any()
-        return speed(view, self._drafts) if some else 1.0
+        return speed(view, self._drafts, len(decodes) + len(coming)) if some else 1.0
 
     def _see(self, offers: Sequence[Offer], now_unix_s: float, work: Work) -> None:
         """Offers count for the demand. `work` ends with theirs."""
         last = slice(len(work.due_s) - len(offers), None)
         self._demand.offered(offers, now_unix_s, work.seconds[last], work.decode_s[last])
 
-    def _too_tight(self, view: View, asked: Sequence[Offer]) -> Bools:
+    def _too_tight(self, view: View, decodes: Rows, asked: Sequence[Offer]) -> Bools:
         """[asked] those with a pace that is not kept."""
         if self._demand.paces < 2 or Part.KEPT_PACE not in self._parts:
             return np.zeros(len(asked), dtype=np.bool_)
-        pass_s, faster = view.profile.batch_s(BatchShape(decodes=1)), speed(view, self._drafts)
+        pass_s = view.profile.batch_s(BatchShape(decodes=1))
+        faster = speed(view, self._drafts, len(decodes))
         kept_s = self._demand.kept_s(view.start_unix_s, pass_s, faster, self._lengths)
         return too_tight(np.array([pace_of(offer).tbt_s for offer in asked]), kept_s)
 
@@ -354,7 +355,7 @@ class Slackline:
     ) -> Passes:
         """The passes of the decodes: fewer where all draft, since a pace needs it."""
         drafting = Part.DRAFTS in self._parts and some_need_drafts(view, decodes)
-        faster = speed(view, self._drafts) if drafting else 1.0
+        faster = speed(view, self._drafts, len(decodes)) if drafting else 1.0
         return passes_of(view, due, decodes, latest_s, prices, faster)
 
     def _next_tokens(self, view: View, due: Due) -> NextTokens:
