@@ -12,7 +12,6 @@ import shlex
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from itertools import product
 from pathlib import Path
 
 import msgspec
@@ -105,15 +104,17 @@ async def _run(
     default = POLICIES_OF_VLLM if args.engine == "vllm" else POLICIES
     contestants = parse_policies(args.policies or default)
     rows, acceptance = list[Row](), None
-    for load, contestant in product(loads, contestants):
-        prompts = Questions(tokenizer, load.seed)
-        row, seen = await serve(contestant, args.engine, load, prompts, acceptance, console)
-        if "spec_tokens" in row.settings and acceptance is None:
-            acceptance = seen  # all decodes draft there
-        rows.append(row)
-        console.print(
-            f"{row.name}: {100 * row.live.met:.1f} % live, {100 * row.simulated.met:.1f} simulated"
-        )
+    for n, load in enumerate(loads):
+        # each turn begins with another policy: a machine may be slower at the end of every one
+        first = n * len(contestants) // len(loads)
+        for contestant in [*contestants[first:], *contestants[:first]]:
+            prompts = Questions(tokenizer, load.seed)
+            row, seen = await serve(contestant, args.engine, load, prompts, acceptance, console)
+            if "spec_tokens" in row.settings and acceptance is None:
+                acceptance = seen  # all decodes draft there
+            rows.append(row)
+            met, told = 100 * row.live.met, 100 * row.simulated.met
+            console.print(f"{row.name}: {met:.1f} % live, {told:.1f} simulated")
     return rows
 
 

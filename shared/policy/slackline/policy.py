@@ -273,7 +273,11 @@ class Slackline:
         paces = [pace_of(offer) for offer in coming]
         tbt_s, windows = (np.array(column) for column in zip(*paces, strict=True))
         some = some_need_drafts(view, decodes) or need_drafts(view, tbt_s, windows).any()
-        return speed(view, self._drafts, len(decodes) + len(coming)) if some else 1.0
+        return self._brought(view, len(decodes) + len(coming)) if some else 1.0
+
+    def _brought(self, view: View, decodes: int) -> float:
+        """As `speed`; 1 where an ablation has no drafts."""
+        return speed(view, self._drafts, decodes) if Part.DRAFTS in self._parts else 1.0
 
     def _see(self, offers: Sequence[Offer], now_unix_s: float, work: Work) -> None:
         """Offers count for the demand. `work` ends with theirs."""
@@ -285,7 +289,7 @@ class Slackline:
         if self._demand.paces < 2 or Part.KEPT_PACE not in self._parts:
             return np.zeros(len(asked), dtype=np.bool_)
         pass_s = view.profile.batch_s(BatchShape(decodes=1))
-        faster = speed(view, self._drafts, len(decodes))
+        faster = self._brought(view, len(decodes))
         kept_s = self._demand.kept_s(view.start_unix_s, pass_s, faster, self._lengths)
         return too_tight(np.array([pace_of(offer).tbt_s for offer in asked]), kept_s)
 
@@ -354,8 +358,8 @@ class Slackline:
         self, view: View, due: Due, decodes: Rows, latest_s: Floats, prices: Prices
     ) -> Passes:
         """The passes of the decodes: fewer where all draft, since a pace needs it."""
-        drafting = Part.DRAFTS in self._parts and some_need_drafts(view, decodes)
-        faster = speed(view, self._drafts, len(decodes)) if drafting else 1.0
+        needed = some_need_drafts(view, decodes)
+        faster = self._brought(view, len(decodes)) if needed else 1.0
         return passes_of(view, due, decodes, latest_s, prices, faster)
 
     def _next_tokens(self, view: View, due: Due) -> NextTokens:
