@@ -24,6 +24,7 @@ from loadgen.lab.comparison import parse_policies
 from loadgen.live_drafts.comparison_page import POINTS, Comparison, farthest, markdown, plot
 from loadgen.live_drafts.rising_load import Questions, RisingLoad
 from loadgen.live_drafts.trial_run import Row, serve
+from loadgen.live_drafts.turns import in_turns
 from shared.errors import ConfigError
 from shared.models import shipped as models
 from shared.text.tokenizer import Tokenizer
@@ -104,17 +105,15 @@ async def _run(
     default = POLICIES_OF_VLLM if args.engine == "vllm" else POLICIES
     contestants = parse_policies(args.policies or default)
     rows, acceptance = list[Row](), None
-    for n, load in enumerate(loads):
-        # each turn begins with another policy: a machine may be slower at the end of every one
-        first = n * len(contestants) // len(loads)
-        for contestant in [*contestants[first:], *contestants[:first]]:
-            prompts = Questions(tokenizer, load.seed)
-            row, seen = await serve(contestant, args.engine, load, prompts, acceptance, console)
-            if "spec_tokens" in row.settings and acceptance is None:
-                acceptance = seen  # all decodes draft there
-            rows.append(row)
-            met, told = 100 * row.live.met, 100 * row.simulated.met
-            console.print(f"{row.name}: {met:.1f} % live, {told:.1f} simulated")
+    for load, contestant in in_turns(loads, contestants):
+        prompts = Questions(tokenizer, load.seed)
+        row, seen = await serve(contestant, args.engine, load, prompts, acceptance, console)
+        if "spec_tokens" in row.settings and acceptance is None:
+            acceptance = seen  # all decodes draft there
+        rows.append(row)
+        console.print(
+            f"{row.name}: {100 * row.live.met:.1f} % live, {100 * row.simulated.met:.1f} simulated"
+        )
     return rows
 
 

@@ -75,7 +75,7 @@ def _attained(found: Comparison, turns: Sequence[Turns]) -> str:
         live, told = each.row.live, each.row.simulated
         rows.append(
             [
-                f"`{each.row.name}`",
+                _code(each.row),
                 _percent(live.met) + _span(each, lambda row: row.live.met, ".1f"),
                 _percent(told.met),
                 f"{100 * (live.met - told.met):+.1f}" + _span(each, _apart, "+.1f"),
@@ -116,7 +116,7 @@ def _phases(policies: Sequence[Row]) -> str:
         cost = row.cost if isinstance(row.cost, tuple) else (row.cost, row.cost)
         rows.append(
             [
-                f"`{row.name}`",
+                _code(row),
                 f"{with_.iterations}",
                 _if(with_, f"{with_.decodes:.1f}"),
                 _yield(row.live),
@@ -131,6 +131,10 @@ def _phases(policies: Sequence[Row]) -> str:
             ]
         )
     return table(head, rows)
+
+
+def _code(row: Row) -> str:
+    return f"`{row.contestant}`{row.where}"
 
 
 def _three(phases: Phases) -> tuple[float, float, float]:
@@ -163,7 +167,7 @@ def _worth(policies: Sequence[Row]) -> str:
         if plain is None or not row.verifying.iterations:
             continue
         columns.append((row, plain))
-        head.append(f"`{row.name}`")
+        head.append(_code(row))
     rows = []
     first = _plain(policies, policies[0].engine)
     for n, band in enumerate(policies[0].bands):

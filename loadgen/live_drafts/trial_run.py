@@ -69,10 +69,17 @@ class Row(Struct, frozen=True, kw_only=True):
     late_s: float  # the longest time by which a request was sent too late
 
     @property
-    def name(self) -> str:
+    def contestant(self) -> str:
         settings = ",".join(f"{key}={value}" for key, value in self.settings.items())
-        text = f"{self.policy}:{settings}" if settings else self.policy
-        return f"{text} on vLLM" if self.engine == "vllm" else text
+        return f"{self.policy}:{settings}" if settings else self.policy
+
+    @property
+    def name(self) -> str:
+        return f"{self.contestant}{self.where}"
+
+    @property
+    def where(self) -> str:
+        return " on vLLM" if self.engine == "vllm" else ""
 
 
 def attained(

@@ -1,4 +1,5 @@
-"""The turns of each policy as one row: shares and times in the mean, counts together.
+"""The turns of the policies: their order, and those of each as one row, with shares and times in
+the mean and counts together.
 
 A machine has better and worse minutes. Where the policies take turns, each has some of both.
 """
@@ -9,6 +10,8 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from loadgen.lab.comparison import Contestant
+from loadgen.live_drafts.rising_load import RisingLoad
 from loadgen.live_drafts.trial_run import Attained, Row
 from loadgen.live_drafts.worth import Band, Phases
 
@@ -23,6 +26,20 @@ class Turns(NamedTuple):
         """The least and the most of any turn."""
         values = [value(row) for row in self.each]
         return min(values), max(values)
+
+
+def in_turns(
+    loads: Sequence[RisingLoad], contestants: Sequence[Contestant]
+) -> list[tuple[RisingLoad, Contestant]]:
+    """All policies with each load, in the order in which they are served. Each turn begins with
+    another policy: a machine may be slower at the end of every one.
+    """
+    order = []
+    for n, load in enumerate(loads):
+        first = n * len(contestants) // len(loads)
+        turn = [*contestants[first:], *contestants[:first]]
+        order += [(load, contestant) for contestant in turn]
+    return order
 
 
 def by_policy(rows: Sequence[Row]) -> list[Turns]:

@@ -18,7 +18,7 @@ from loadgen.live_drafts.followed import Followed, Iteration, Trees
 from loadgen.live_drafts.foretold import acceptance_of, cost_of, foretell, measured
 from loadgen.live_drafts.rising_load import QUESTIONS, WORDS, Questions, RisingLoad
 from loadgen.live_drafts.trial_run import Row, attained, per_verification, row_of, serve
-from loadgen.live_drafts.turns import by_policy
+from loadgen.live_drafts.turns import by_policy, in_turns
 from loadgen.live_drafts.worth import bands, gain, phases
 from shared.columns import pack
 from shared.models import shipped as models
@@ -313,6 +313,16 @@ def test_a_number_of_turns_below_one_is_named(
         main()
     assert ended.value.code == 2
     assert "--turns 0: expected 1 or more" in capsys.readouterr().err
+
+
+def test_each_turn_serves_all_policies_and_begins_with_another() -> None:
+    policies = [Contestant(name, {}) for name in ("vllm", "slos_serve", "adaserve", "slackline")]
+    order = in_turns([LOAD] * 3, policies)
+    turns = [order[n : n + 4] for n in (0, 4, 8)]
+    names = {one.policy for one in policies}
+    assert all({one.policy for _, one in turn} == names for turn in turns)
+    assert len({turn[0][1].policy for turn in turns}) == 3
+    assert [one.policy for _, one in turns[0]] == [one.policy for one in policies]
 
 
 def test_attainment_is_of_what_was_offered(prompts: Questions) -> None:
