@@ -42,7 +42,7 @@ class Outage(NamedTuple):
 
 
 class EngineFacts(NamedTuple):
-    """What an engine takes: its profile, by name or path, and its draft model's fractions of it."""
+    """An engine as it is: its profile, by name or path, and its draft model's fractions of it."""
 
     profile: str
     draft: DraftCost
