@@ -273,11 +273,13 @@ class Slackline:
         paces = [pace_of(offer) for offer in coming]
         tbt_s, windows = (np.array(column) for column in zip(*paces, strict=True))
         some = some_need_drafts(view, decodes) or need_drafts(view, tbt_s, windows).any()
-        return self._brought(view, len(decodes) + len(coming)) if some else 1.0
+        return self._brought(view, decodes) if some else 1.0
 
-    def _brought(self, view: View, decodes: int) -> float:
-        """As `speed`; 1 where an ablation has no drafts."""
-        return speed(view, self._drafts, decodes) if Part.DRAFTS in self._parts else 1.0
+    def _brought(self, view: View, decodes: Rows) -> float:
+        """The tokens that drafts bring each of these decodes in the time of one; 1 where an
+        ablation has no drafts.
+        """
+        return speed(view, self._drafts, len(decodes)) if Part.DRAFTS in self._parts else 1.0
 
     def _see(self, offers: Sequence[Offer], now_unix_s: float, work: Work) -> None:
         """Offers count for the demand. `work` ends with theirs."""
@@ -289,7 +291,7 @@ class Slackline:
         if self._demand.paces < 2 or Part.KEPT_PACE not in self._parts:
             return np.zeros(len(asked), dtype=np.bool_)
         pass_s = view.profile.batch_s(BatchShape(decodes=1))
-        faster = self._brought(view, len(decodes))
+        faster = self._brought(view, decodes)
         kept_s = self._demand.kept_s(view.start_unix_s, pass_s, faster, self._lengths)
         return too_tight(np.array([pace_of(offer).tbt_s for offer in asked]), kept_s)
 
@@ -359,7 +361,7 @@ class Slackline:
     ) -> Passes:
         """The passes of the decodes: fewer where all draft, since a pace needs it."""
         needed = some_need_drafts(view, decodes)
-        faster = self._brought(view, len(decodes)) if needed else 1.0
+        faster = self._brought(view, decodes) if needed else 1.0
         return passes_of(view, due, decodes, latest_s, prices, faster)
 
     def _next_tokens(self, view: View, due: Due) -> NextTokens:
