@@ -134,7 +134,7 @@ def _phases(policies: Sequence[Row]) -> str:
 
 
 def _code(row: Row) -> str:
-    return f"`{row.contestant}`{row.where}"
+    return f"`{row.policy_with_settings}`{row.on_engine}"
 
 
 def _three(phases: Phases) -> tuple[float, float, float]:

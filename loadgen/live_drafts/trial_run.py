@@ -69,16 +69,17 @@ class Row(Struct, frozen=True, kw_only=True):
     late_s: float  # the longest time by which a request was sent too late
 
     @property
-    def contestant(self) -> str:
+    def policy_with_settings(self) -> str:
         settings = ",".join(f"{key}={value}" for key, value in self.settings.items())
         return f"{self.policy}:{settings}" if settings else self.policy
 
     @property
     def name(self) -> str:
-        return f"{self.contestant}{self.where}"
+        return f"{self.policy_with_settings}{self.on_engine}"
 
     @property
-    def where(self) -> str:
+    def on_engine(self) -> str:
+        """The engine, where it is not the torch engine."""
         return " on vLLM" if self.engine == "vllm" else ""
 
 

@@ -31,7 +31,7 @@ from shared.vocabulary import Definition
 VERSION = 1
 # The same for the runs of one policy, where only its figures have moved.
 POLICY_VERSIONS = {"adaserve": 2, "ascendra": 2, "slackline": 16}
-# The same where only those with a draft model have moved since; it must be above the other.
+# The same where since then only the figures of its runs with a draft model have moved.
 DRAFT_VERSIONS = {"slackline": 18}
 PROFILE = "a100-llama3-8b-qoserve"
 CONTEXT_TOKENS = 18_432  # the longest of azure-conv, 16,384 and 2,048

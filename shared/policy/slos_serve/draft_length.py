@@ -56,7 +56,7 @@ PRIOR_DRAFTS = 100.0
 # Ours: a chunk, when a prompt is priced. The cost of one more token is measured between this many
 # and twice as many.
 CHUNK_TOKENS = 512
-# Ours: below this part of a chunk with its attention, the cost of its tokens is none.
+# Ours: tokens that take less than this part of a chunk's seconds cost nothing.
 LEAST = 0.01
 # Ours: at this many drafts, all earlier ones count half.
 FADE_DRAFTS = 20_000.0
@@ -302,9 +302,8 @@ def plain_tokens(
 
 
 def token_s(seconds: Callable[[BatchShape], float]) -> float:
-    """Seconds of one more prompt token, its attention left out; 0 where they are next to nothing.
-
-    A profile fitted to few long prompts may count all that they cost as attention.
+    """Seconds of one more prompt token, its attention left out; 0 where that is next to nothing: a
+    profile fitted to few long prompts may count all that they cost as attention.
     """
     more_s = seconds(BatchShape(2 * CHUNK_TOKENS)) - seconds(BatchShape(CHUNK_TOKENS))
     whole_s = seconds(BatchShape(CHUNK_TOKENS, 1, CHUNK_TOKENS**2))

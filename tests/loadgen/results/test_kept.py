@@ -79,6 +79,18 @@ def test_a_policy_that_changed_runs_again_alone_and_what_moved_is_told(
     assert kept.pack(page, {}, cache, file) == [], "told once"
 
 
+def test_where_only_drafts_changed_no_run_without_them_runs_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    drafting = replace(TINY, policy="edf", draft=0.05)
+    runs = drafting, replace(drafting, draft=0.0), replace(drafting, policy="fcfs")
+    before = [run.digest for run in runs]
+    monkeypatch.setitem(experiment.DRAFT_VERSIONS, "edf", 7)
+    assert [run.digest == digest for run, digest in zip(runs, before, strict=True)] == [
+        False, True, True,
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize("keep", [0, 20, 200])
 def test_a_damaged_file_is_named_and_nothing_is_written(
     tmp_path: Path, results: list[RunResult], keep: int, capsys: pytest.CaptureFixture[str]
