@@ -13,7 +13,7 @@ import msgspec
 from loadgen.bench.figure import Figure
 from loadgen.fleet.child import Say
 from shared.errors import SlacklineError
-from shared.perf.engine_figures import EngineFigures
+from shared.perf.engine_figures import CPU, EngineFigures
 
 PART = "torch engine"
 OUTSIDE_AIM, OUTSIDE_BATCH = 0.05, 8
@@ -53,7 +53,7 @@ def measure(quick: bool, say: Say) -> list[Figure]:
 def figures(measured: EngineFigures) -> list[Figure]:
     model = (
         f"{measured.model}, {measured.parameters / 1e6:.1f} M parameters, "
-        f"threads: {measured.threads}"
+        f"device: {measured.device}, threads: {measured.threads}"
     )
     found = []
     for number, speed in enumerate(measured.speeds):
@@ -106,10 +106,11 @@ def drafting(measured: EngineFigures) -> list[Figure]:
     of drafts that is best; and the time outside the models.
     """
     plain = {one.batch: one.tokens_per_s for one in measured.drafting if not one.budget}
+    speed = "tokens/s of CPU time" if measured.device == CPU else "tokens/s"
     found = []
     for one in measured.drafting:
         note = (
-            f"{one.tokens_per_s:,.0f} tokens/s of CPU time; {one.yielded:.2f} tokens a request in "
+            f"{one.tokens_per_s:,.0f} {speed}; {one.yielded:.2f} tokens a request in "
             f"{one.iteration_s * 1e3:.1f} ms, drafting {one.drafted_s * 1e3:.1f}, outside the "
             f"models {one.outside_s / one.iteration_s:.0%}"
         )
@@ -141,7 +142,7 @@ def drafting(measured: EngineFigures) -> list[Figure]:
         most_per_s = max(one.tokens_per_s for one in measured.drafting if one.batch == 1)
         note = (
             f"assisted: {measured.generate_assisted:,.0f}, generate: "
-            f"{measured.generate_alone:,.0f} tokens/s of CPU time"
+            f"{measured.generate_alone:,.0f} {speed}"
         )
         name = "batch 1, best, over assisted generation"
         value = most_per_s / measured.generate_assisted

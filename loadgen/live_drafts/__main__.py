@@ -2,15 +2,15 @@
 
 Run python -m loadgen.live_drafts. One replica of the torch engine serves the same questions in
 three tiers of pace, at rates that rise, under each policy in turn, --turns times. It prints tables
-in Markdown and writes them, a plot and all figures to a folder. With --engine vllm, in an
-environment that has vLLM, it adds rows to those of the folder.
+in Markdown and writes them, a plot and all figures to a folder, which after each row has those that
+there are. With --engine vllm, in an environment that has vLLM, it adds rows to those of the folder.
 """
 
 import argparse
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from loadgen.bench import machine
 from loadgen.lab.comparison import parse_policies
 from loadgen.live_drafts.comparison_page import POINTS, Comparison, farthest, markdown, plot
 from loadgen.live_drafts.rising_load import Questions, RisingLoad
-from loadgen.live_drafts.trial_run import Row, serve
+from loadgen.live_drafts.trial_run import Row, System, serve
 from loadgen.live_drafts.turns import in_turns
 from shared.errors import ConfigError
 from shared.models import shipped as models
@@ -73,6 +73,18 @@ def _parser() -> argparse.ArgumentParser:
         "--engine", choices=("torch", "vllm"), default="torch", help="(default: torch)"
     )
     parser.add_argument(
+        "--model",
+        default=models.DEFAULT,
+        metavar="NAME|FOLDER",
+        help="the model, a shipped one or a folder with its tokenizer (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--draft-model",
+        default=models.DRAFTS[models.DEFAULT],
+        metavar="NAME|FOLDER",
+        help="the draft model beside it (default: %(default)s)",
+    )
+    parser.add_argument(
         "--policies",
         metavar="NAME[:KEY=VALUE[+KEY=VALUE...]],...",
         help=f"policies in turn (default: {POLICIES}; with --engine vllm: {POLICIES_OF_VLLM})",
@@ -98,63 +110,74 @@ def _numbers(text: str, option: str, factor: float = 1.0) -> list[float]:
     return found
 
 
-async def _run(
+async def _rows(
     args: argparse.Namespace, loads: Sequence[RisingLoad], console: Console
-) -> list[Row]:
+) -> AsyncIterator[Row]:
     tokenizer = Tokenizer.load(models.folder(models.DEFAULT))
     default = POLICIES_OF_VLLM if args.engine == "vllm" else POLICIES
     contestants = parse_policies(args.policies or default)
-    rows, acceptance = list[Row](), None
+    system = System(args.engine, args.model, args.draft_model)
+    acceptance = None
     for load, contestant in in_turns(loads, contestants):
         prompts = Questions(tokenizer, load.seed)
-        row, seen = await serve(contestant, args.engine, load, prompts, acceptance, console)
+        row, seen = await serve(contestant, system, load, prompts, acceptance, console)
         if "spec_tokens" in row.settings and acceptance is None:
             acceptance = seen  # all decodes draft there
-        rows.append(row)
         console.print(
             f"{row.name}: {100 * row.live.met:.1f} % live, {100 * row.simulated.met:.1f} simulated"
         )
-    return rows
+        yield row
+
+
+async def _compare(
+    args: argparse.Namespace, empty: Comparison, loads: Sequence[RisingLoad], console: Console
+) -> Comparison:
+    """The rows of all turns. After each the folder has those that there are."""
+    found, path = empty, args.out / RESULT
+    if args.engine == "vllm" and path.is_file():
+        earlier = msgspec.json.decode(path.read_bytes(), type=Comparison)
+        found = replace(earlier, rows=[row for row in earlier.rows if row.engine != "vllm"])
+    args.out.mkdir(parents=True, exist_ok=True)
+    async for row in _rows(args, loads, console):
+        after = os.getloadavg()[0]
+        found = replace(found, rows=[*found.rows, row])
+        if args.engine != "vllm":
+            found = replace(found, load_average=(empty.load_average[0], after))
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
+        (args.out / "tables.md").write_text(markdown(found) + "\n")
+        plot(found, args.out / "live-drafts.svg")
+    return found
 
 
 def main() -> int:
     parser = _parser()
     args = parser.parse_args()
     console = Console(stderr=True, width=None if sys.stderr.isatty() else 120)
-    began, facts, before = datetime.now(UTC), machine.describe(), os.getloadavg()[0]
     try:
         rates, paces = _numbers(args.rates, "--rates"), _numbers(args.paces, "--paces", 1e-3)
         if len(paces) != 3:
             raise ConfigError(f"--paces `{args.paces}`: there are three tiers")
         if args.turns < 1:
             raise ConfigError(f"--turns {args.turns}: expected 1 or more")
+        for model in (args.model, args.draft_model):
+            models.folder(model)  # fails here, and not in a worker
+        empty = Comparison(
+            command=shlex.join(["python", "-m", "loadgen.live_drafts", *sys.argv[1:]]),
+            began=datetime.now(UTC).isoformat(timespec="minutes"),
+            seed=args.seed,
+            rates_per_s=rates,
+            paces_s=paces,
+            duration_s=args.duration,
+            machine=machine.describe(),
+            load_average=(os.getloadavg()[0],) * 2,
+            rows=[],
+        )
         seeds = range(args.seed, args.seed + args.turns)
         loads = [RisingLoad(rates, args.duration, paces, seed) for seed in seeds]
-        rows = uvloop.run(_run(args, loads, console))
+        found = uvloop.run(_compare(args, empty, loads, console))
     except ConfigError as error:
         parser.error(str(error))
-    found = Comparison(
-        command=shlex.join(["python", "-m", "loadgen.live_drafts", *sys.argv[1:]]),
-        began=began.isoformat(timespec="minutes"),
-        seed=args.seed,
-        rates_per_s=rates,
-        paces_s=paces,
-        duration_s=args.duration,
-        machine=facts,
-        load_average=(before, os.getloadavg()[0]),
-        rows=rows,
-    )
-    args.out.mkdir(parents=True, exist_ok=True)
-    path = args.out / RESULT
-    if args.engine == "vllm" and path.is_file():
-        earlier = msgspec.json.decode(path.read_bytes(), type=Comparison)
-        kept = [row for row in earlier.rows if row.engine != "vllm"]
-        found = replace(earlier, rows=[*kept, *rows])
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
-    text = markdown(found)
-    (args.out / "tables.md").write_text(text + "\n")
-    plot(found, args.out / "live-drafts.svg")
-    print(text)
+    print(markdown(found))
     console.print(
         f"live and simulated differ by at most {farthest(found):.1f} points (aim: {POINTS:g}); "
         f"the plot is in {args.out}"

@@ -5,7 +5,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import Struct
@@ -115,20 +115,28 @@ def per_verification(verifications: int, accepted: int) -> float | None:
     return 1 + accepted / verifications if verifications else None
 
 
-def fleet_spec(contestant: Contestant, engine: str, tiers: Path) -> FleetSpec:
-    """One replica of the shipped pair."""
+class System(NamedTuple):
+    """An engine, torch or vllm, and its pair of models, shipped ones or folders."""
+
+    engine: str
+    model: str = models.DEFAULT
+    draft_model: str = models.DRAFTS[models.DEFAULT]
+
+
+def fleet_spec(contestant: Contestant, system: System, tiers: Path) -> FleetSpec:
+    """One replica."""
+    engine, model, draft_model = system
     vllm: dict[str, Any] = {}
-    model = models.DEFAULT
     if engine == "vllm":
-        model = str(models.folder(models.DEFAULT))
         vllm = {
             "speculative_config": {
                 "method": "draft_model",
-                "model": str(models.draft_folder("", models.DEFAULT)),
+                "model": str(models.folder(draft_model)),
                 "num_speculative_tokens": VLLM_DRAFTS,
             },
             "max_model_len": 2048,
         }
+        model, draft_model = str(models.folder(model)), ""
     environment: Mapping[str, str] = {
         "SLACKLINE_WORKER_KV_BLOCKS": str(KV_BLOCKS if engine != "vllm" else KV_BLOCKS // 2),
         "SLACKLINE_WORKER_MAX_SLOTS": "256",
@@ -139,6 +147,7 @@ def fleet_spec(contestant: Contestant, engine: str, tiers: Path) -> FleetSpec:
         settings=contestant.settings,
         engine=engine,
         model=model,
+        draft_model=draft_model,
         vllm=vllm,
         tiers=str(tiers),
         gateway=False,
@@ -149,7 +158,7 @@ def fleet_spec(contestant: Contestant, engine: str, tiers: Path) -> FleetSpec:
 
 async def serve(
     contestant: Contestant,
-    engine: str,
+    system: System,
     load: RisingLoad,
     prompts: Questions,
     acceptance: float | None,
@@ -162,7 +171,7 @@ async def serve(
         tiers = Path(folder) / "tiers.json"
         tiers.write_bytes(msgspec.json.encode(load.tiers))
         async with (
-            Fleet(fleet_spec(contestant, engine, tiers), console.print) as fleet,
+            Fleet(fleet_spec(contestant, system, tiers), console.print) as fleet,
             connected(fleet.access(), "slackline-bench", OPERATOR, clock, LOAD_PATIENCE) as client,
             fleet.connect("slackline-observer") as observer,
         ):
@@ -192,7 +201,16 @@ async def serve(
         result = foretell(contestant, requests, load.tiers, load.seed, facts, found, Path(folder))
     late_s = max((outcome.lateness_s for outcome in tally.outcomes), default=0.0)
     row = row_of(
-        contestant, engine, load, requests, met, followed.iterations, facts, found, result, late_s
+        contestant,
+        system.engine,
+        load,
+        requests,
+        met,
+        followed.iterations,
+        facts,
+        found,
+        result,
+        late_s,
     )
     return row, own
 

@@ -1,8 +1,8 @@
 """Figures of drafting in the torch engine: what trees of each size cost and yield, beside no drafts
 and transformers' assisted generation. A part of services.worker.engine_bench.
 
-Seconds are CPU time of the one thread that computes, so that other work on the machine counts less.
-Greedy, float32; the prompts are questions as the shipped pair was trained on.
+Seconds are CPU time of the one thread that computes, so that other work on the machine counts less;
+on CUDA they are by the clock. Greedy; the prompts are questions as the shipped pair was trained on.
 """
 
 import time
@@ -40,6 +40,12 @@ def shape_of(drafts: float) -> tuple[int, int]:
     return depth, 1 if drafts <= 3 else 3 if drafts <= 16 else 8
 
 
+def wait_for(device: torch.device) -> None:
+    """Waits until the device has computed what it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
 class DraftBench:
     def __init__(self, folder: Path, draft: Path, output_tokens: int) -> None:
         self.engine = TorchEngine(
@@ -50,10 +56,13 @@ class DraftBench:
         self._prompts = [tokenizer.encode(QUESTION.format(word)) for word in WORDS]
         self._target, self._draft = (
             transformers.AutoModelForCausalLM.from_pretrained(
-                path, local_files_only=True, dtype=torch.float32, attn_implementation="sdpa"
-            ).eval()
+                path, local_files_only=True, dtype=self.engine.dtype, attn_implementation="sdpa"
+            )
+            .to(self.engine.device)
+            .eval()
             for path in (folder, draft)
         )
+        self._now_s = time.thread_time if self.engine.device.type == "cpu" else time.perf_counter
         self._forward_s = 0.0
         of_engine: Any = self.engine
         for model in (of_engine._model, of_engine._draft._model):
@@ -99,12 +108,12 @@ class DraftBench:
         )
         work = [Work(slot, 1 + (min(budget, depth * width)), True) for slot in slots]
         made, iterations, drafted_s = 0, 0, 0.0
-        self._forward_s, began_s = 0.0, time.thread_time()
+        self._forward_s, began_s = 0.0, self._now_s()
         while made < batch * self._output_tokens:
             did = self.engine.execute(work, selection if budget else None)
             made, iterations = made + sum(len(one.tokens) for one in did.done), iterations + 1
             drafted_s += did.drafted_s
-        took_s = time.thread_time() - began_s
+        took_s = self._now_s() - began_s
         for slot in slots:
             self.engine.release(slot)
         return made, iterations, took_s, drafted_s
@@ -112,25 +121,26 @@ class DraftBench:
     def generate(self, assisted: bool) -> float:
         """Tokens a second of `model.generate`, one request after the other."""
         helped: dict[str, Any] = {"assistant_model": self._draft} if assisted else {}
-        began_s = time.thread_time()
+        began_s = self._now_s()
         for prompt in self._prompts[:ALONE]:
             self._target.generate(
-                torch.tensor([prompt]),
+                torch.tensor([prompt], device=self.engine.device),
                 max_new_tokens=self._output_tokens,
                 do_sample=False,
                 eos_token_id=None,
                 pad_token_id=0,
                 **helped,
             )
-        return ALONE * self._output_tokens / (time.thread_time() - began_s)
+        return ALONE * self._output_tokens / (self._now_s() - began_s)
 
     def _time_forward(self, model: Any) -> None:
         inner: Callable[..., Any] = model._forward
 
         def timed(*args: Any) -> Any:
-            began_s = time.thread_time()
+            began_s = self._now_s()
             out = inner(*args)
-            self._forward_s += time.thread_time() - began_s
+            wait_for(self.engine.device)
+            self._forward_s += self._now_s() - began_s
             return out
 
         model._forward = timed

@@ -2,8 +2,8 @@
 services.worker.engine_bench --json`.
 
 Each way gets the same model, prompts, threads and number of tokens. They take turns, so that a busy
-machine is busy for all of them; the fastest of several rounds counts. Greedy, float32. Threads:
-OMP_NUM_THREADS, 1 without it.
+machine is busy for all of them; the fastest of several rounds counts. Greedy; float32 on a CPU,
+bfloat16 on CUDA. Threads: OMP_NUM_THREADS, 1 without it.
 """
 
 import argparse
@@ -23,12 +23,12 @@ import msgspec
 import torch
 import transformers
 
-from services.worker.draft_bench import measure_drafting
+from services.worker.draft_bench import measure_drafting, wait_for
 from services.worker.engines.torch_engine import TorchEngine
 from shared.core.turn import Load, Work
 from shared.errors import ConfigError
 from shared.models import shipped as store
-from shared.perf.engine_figures import DraftSpeed, EngineFigures, Speed
+from shared.perf.engine_figures import CPU, DraftSpeed, EngineFigures, Speed
 from shared.schemas import Sampling
 from shared.vocabulary import Slot
 
@@ -46,8 +46,9 @@ class Bench:
         self.engine = TorchEngine(folder, profile="bench", kv_blocks=1024, prefix_caching=False)
         self.output_tokens = output_tokens
         self._model: Any = transformers.AutoModelForCausalLM.from_pretrained(
-            folder, local_files_only=True, dtype=torch.float32, attn_implementation="sdpa"
-        ).eval()
+            folder, local_files_only=True, dtype=self.engine.dtype, attn_implementation="sdpa"
+        )
+        self._model.to(self.engine.device).eval()
         self.parameters = sum(weights.numel() for weights in self._model.parameters())
         self._forward_s = 0.0
         self._model_of_engine: Any = self.engine._model
@@ -86,7 +87,7 @@ class Bench:
         """Seconds of the whole generation."""
         began_s = time.perf_counter()
         self._model.generate(
-            torch.tensor(prompts),
+            torch.tensor(prompts, device=self.engine.device),
             max_new_tokens=tokens,
             do_sample=False,
             eos_token_id=None,
@@ -131,6 +132,7 @@ class Bench:
         def timed(*args: Any) -> Any:
             began_s = time.perf_counter()
             out = inner(*args)
+            wait_for(self.engine.device)
             self._forward_s += time.perf_counter() - began_s
             return out
 
@@ -148,6 +150,10 @@ async def naps_late_s(beside: Callable[[], object] | None, seconds: float) -> li
             await asyncio.sleep(NAP_S)
             late.append(time.perf_counter() - began_s - NAP_S)
     return sorted(late)
+
+
+def _name(device: torch.device) -> str:
+    return CPU if device.type == CPU else torch.cuda.get_device_name(device)
 
 
 def measure(
@@ -214,6 +220,7 @@ def measure(
     return EngineFigures(
         model=folder.resolve().name,
         parameters=bench.parameters,
+        device=_name(bench.engine.device),
         threads=torch.get_num_threads(),
         rounds=rounds,
         speeds=speeds,
@@ -234,6 +241,11 @@ def main() -> int:
     parser.add_argument(
         "--model", default=store.DEFAULT, help="a shipped model or a folder in Hugging Face format"
     )
+    parser.add_argument(
+        "--draft-model",
+        default="",
+        help="a shipped model, a folder, or none (default: the draft of a shipped model)",
+    )
     parser.add_argument("--quick", action="store_true", help="few tokens, one round")
     parser.add_argument("--json", action="store_true", help="print JSON instead of lines")
     args = parser.parse_args()
@@ -244,7 +256,7 @@ def main() -> int:
     try:
         figures = measure(
             store.folder(args.model),
-            store.draft_folder("", args.model),
+            store.draft_folder(args.draft_model, args.model),
             args.quick,
             lambda line: print(line, file=sys.stderr, flush=True),
         )
@@ -256,7 +268,7 @@ def main() -> int:
         return 0
     print(
         f"{figures.model}, {figures.parameters / 1e6:.1f} M parameters, "
-        f"{figures.threads} threads, best of {figures.rounds}"
+        f"{figures.device}, {figures.threads} threads, best of {figures.rounds}"
     )
     for speed in figures.speeds:
         batched = (
@@ -270,14 +282,14 @@ def main() -> int:
         )
     for one in figures.drafting:
         print(
-            f"batch {one.batch}, {one.budget} drafts: {one.tokens_per_s:.0f} tokens/s of CPU "
-            f"time, {one.yielded:.2f} tokens of a request, an iteration "
+            f"batch {one.batch}, {one.budget} drafts: {one.tokens_per_s:.0f} tokens/s, "
+            f"{one.yielded:.2f} tokens of a request, an iteration "
             f"{one.iteration_s * 1e3:.2f} ms, drafting {one.drafted_s * 1e3:.2f}, outside the "
             f"models {one.outside_s * 1e3:.2f}"
         )
     if figures.drafting:
         print(
-            f"one at a time: generate {figures.generate_alone:.0f} tokens/s of CPU time, assisted "
+            f"one at a time: generate {figures.generate_alone:.0f} tokens/s, assisted "
             f"{figures.generate_assisted:.0f}"
         )
     for name, (p50_s, p99_s) in figures.late_s.items():

@@ -7,7 +7,7 @@ row changes, its slot does not.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import get_args, get_type_hints
+from typing import get_type_hints
 
 import numpy as np
 
@@ -37,9 +37,18 @@ class BookRows(Rows):
     turn: Floats
 
 
+# by the annotation; what an annotation is made of differs between versions of numpy
+_DTYPES: dict[object, type[np.generic]] = {
+    Ints: np.int32,
+    Indices: np.intp,
+    Floats: np.float64,
+    Bools: np.bool_,
+}
+
+
 def _columns(rows: type[Rows]) -> dict[str, type[np.generic]]:
     """Name and dtype of each declared column."""
-    return {name: get_args(get_args(kind)[1])[0] for name, kind in get_type_hints(rows).items()}
+    return {name: _DTYPES[kind] for name, kind in get_type_hints(rows).items()}
 
 
 COLUMNS = _columns(BookRows)

@@ -2,6 +2,8 @@
 
 from msgspec import Struct
 
+CPU = "cpu"  # the device where it is no GPU
+
 
 class Speed(Struct, frozen=True, kw_only=True):
     """Tokens per second of the engine, of `model.generate` and, where it was tried, of
@@ -16,8 +18,8 @@ class Speed(Struct, frozen=True, kw_only=True):
 
 class DraftSpeed(Struct, frozen=True, kw_only=True):
     """One batch of decodes, all of which draft; `budget` drafts are verified together. Tokens a
-    second of CPU time; `yielded` tokens of a request and iteration. Of an iteration, `drafted_s`
-    (by the clock) passes before the target's pass, and `outside_s` outside both models.
+    second (on a CPU, of CPU time); `yielded` tokens of a request and iteration. Of an iteration,
+    `drafted_s` (by the clock) passes before the target's pass, and `outside_s` outside both models.
     """
 
     batch: int
@@ -36,6 +38,7 @@ class EngineFigures(Struct, frozen=True, kw_only=True):
 
     model: str
     parameters: int
+    device: str  # CPU, or the name of the GPU
     threads: int
     rounds: int
     speeds: list[Speed]
@@ -43,9 +46,9 @@ class EngineFigures(Struct, frozen=True, kw_only=True):
     outside_s: dict[int, float]
     # beside which work -> (p50, p99); native code shows the cost of a busy core without any lock
     late_s: dict[str, tuple[float, float]]
-    # with the draft model of the shipped model; empty for others
+    # empty without a draft model
     drafting: list[DraftSpeed] = []
-    # tokens per second of CPU time, one request at a time: transformers' generate, and with the
-    # draft model as its assistant
+    # tokens per second (on a CPU, of CPU time), one request at a time: transformers' generate, and
+    # with the draft model as its assistant
     generate_alone: float = 0.0
     generate_assisted: float = 0.0

@@ -29,7 +29,10 @@ def without_drafts() -> list[str]:
     from services.worker.engines.torch_engine import TorchEngine
 
     folder = shipped.folder(shipped.DEFAULT)
-    tokenizer, engine = Tokenizer.load(folder), TorchEngine(folder, profile="cpu-tiny")
+    tokenizer, engine = (
+        Tokenizer.load(folder),
+        TorchEngine(folder, profile="cpu-tiny", device="cpu"),
+    )
     texts = []
     for asked in ASKED:
         prompt = tokenizer.encode(asked["prompt"])

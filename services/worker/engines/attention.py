@@ -41,7 +41,35 @@ class Node(NamedTuple):
     sees: NDArray[np.int64]
 
 
-Part = Piece | Node  # of a batch
+class Branches(NamedTuple):
+    """A tree of tokens behind the first `cached` positions of its sequence. `sees`: the pool
+    positions of those, then of its nodes. `paths`: of each node, the nodes from the root to it,
+    itself the last.
+    """
+
+    cached: int
+    sees: NDArray[np.int64]
+    paths: Sequence[tuple[int, ...]]
+
+    def nodes(self) -> list[Node]:
+        context, own = self.sees[: self.cached], self.sees[self.cached :]
+        return [
+            Node(self.cached + len(path) - 1, np.concatenate((context, own[list(path)])))
+            for path in self.paths
+        ]
+
+
+Part = Piece | Node | Branches  # of a batch
+
+
+def rows_of(part: Part) -> int:
+    match part:
+        case Node():
+            return 1
+        case Branches(_, _, paths):
+            return len(paths)
+        case Piece(_, new, _):
+            return new
 
 
 def positions_of(parts: Sequence[Part]) -> tuple[list[int], list[int]]:
@@ -49,13 +77,16 @@ def positions_of(parts: Sequence[Part]) -> tuple[list[int], list[int]]:
     in_sequence: list[int] = []
     in_pool: list[int] = []
     for part in parts:
-        if isinstance(part, Node):
-            in_sequence.append(part.position)
-            in_pool.append(int(part.sees[-1]))
-        else:
-            cached, new, place = part
-            in_sequence += range(cached, cached + new)
-            in_pool += place.positions(cached, cached + new).tolist()
+        match part:
+            case Node(position, sees):
+                in_sequence.append(position)
+                in_pool.append(int(sees[-1]))
+            case Branches(cached, sees, paths):
+                in_sequence += [cached + len(path) - 1 for path in paths]
+                in_pool += sees[cached:].tolist()
+            case Piece(cached, new, place):
+                in_sequence += range(cached, cached + new)
+                in_pool += place.positions(cached, cached + new).tolist()
     return in_sequence, in_pool
 
 

@@ -1,18 +1,21 @@
-"""Attention on any device that torch knows: sequences are gathered from the pool, and decodes are
-padded to the longest.
+"""Attention on any device that torch knows: what a batch sees is gathered from the pool.
 
-It copies what it reads, and serves devices and types for which attention_in_place.py has no
-kernels.
+Short parts are computed together (padded_rows.py), each longer chunk alone. It copies what it
+reads, and serves devices and types for which attention_in_place.py has no kernels. All positions
+reach the device in one copy.
 """
 
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from services.worker.engines.attention import Node, Part
+from services.worker.engines.attention import Part, Piece, rows_of
+from services.worker.engines.padded_rows import LONGEST_RUN, PaddedRows, indices, runs_of, shape_of
 from services.worker.engines.paged import Pool
 
 
@@ -20,14 +23,6 @@ class _Chunk(NamedTuple):
     rows: slice  # of the packed batch
     at: Tensor  # [cached + new] pool positions
     mask: Tensor | None  # [new, cached + new], None where causal from position 0
-
-
-class _Decodes(NamedTuple):
-    """Rows that see one position more than are cached: decodes, and the nodes of trees."""
-
-    rows: Tensor  # [B] of the packed batch
-    at: Tensor  # [B, longest] pool positions, padded
-    mask: Tensor  # [B, 1, 1, longest]
 
 
 class GatheredBatch:
@@ -39,30 +34,26 @@ class GatheredBatch:
         """`writes`: the pool positions of new tokens."""
         self._pool = pool
         self._writes = writes
-        self._chunks: list[_Chunk] = []
-        singles: list[Tensor] = []
-        rows, row = [], 0
-        for part in parts:
-            if isinstance(part, Node):
-                singles.append(torch.from_numpy(part.sees).to(device))
-                rows.append(row)
-                row += 1
-                continue
-            cached, new, place = part
-            length = cached + new
-            at = torch.from_numpy(place.positions(0, length)).to(device)
-            if new == 1:
-                singles.append(at)
-                rows.append(row)
+        begins = [0, *itertools.accumulate(map(rows_of, parts))]
+        runs, short, chunks, columns = [], [], list[slice](), []
+        for part, begin, end in zip(parts, begins, begins[1:], strict=False):
+            if isinstance(part, Piece) and part.new > LONGEST_RUN:
+                chunks.append(slice(begin, end))
+                columns.append(part.place.positions(0, part.cached + part.new))
             else:
-                mask = (
-                    torch.ones(new, length, dtype=torch.bool, device=device).tril(cached)
-                    if cached
-                    else None
-                )
-                self._chunks.append(_Chunk(slice(row, row + new), at, mask))
-            row += new
-        self._decodes = _padded(singles, rows, device) if singles else None
+                runs += runs_of(part)
+                short.append(np.arange(begin, end))
+        if runs:
+            shape = shape_of(runs)
+            columns += [np.concatenate(short), *map(np.ravel, indices(runs, shape))]
+        there = torch.split_with_sizes(
+            torch.from_numpy(np.concatenate(columns)).to(device), [*map(len, columns)]
+        )
+        self._chunks = [_chunk(rows, at) for rows, at in zip(chunks, there, strict=False)]
+        self._padded: tuple[Tensor, PaddedRows] | None = None  # of which rows
+        if runs:
+            of_rows, *of_runs = there[len(chunks) :]
+            self._padded = of_rows, PaddedRows(shape, *of_runs)
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None
@@ -84,21 +75,15 @@ class GatheredBatch:
                 enable_gqa=True,
             )
             out[chunk.rows] = seen[0].transpose(0, 1)
-        if self._decodes is not None:
-            rows, at, mask = self._decodes
-            # [B, KV heads, longest, size]
-            keys, values = (pool[at].transpose(1, 2) for pool in pools)
-            # query heads that share a KV head stand in for query rows
-            group = q.shape[1] // k.shape[1]
-            asking = q[rows].view(-1, k.shape[1], group, q.shape[2])
-            out[rows] = scaled_dot_product_attention(
-                asking, keys, values, attn_mask=mask, scale=scale
-            ).flatten(1, 2)
+        if self._padded is not None:
+            rows, padded = self._padded
+            out[rows] = padded.attend(q[rows], pools, scale)
         return out[None]
 
 
-def _padded(singles: Sequence[Tensor], rows: Sequence[int], device: torch.device) -> _Decodes:
-    lengths = torch.tensor([len(at) for at in singles], device=device)
-    padded = torch.nn.utils.rnn.pad_sequence(list(singles), batch_first=True)
-    mask = torch.arange(padded.shape[1], device=device) < lengths[:, None]
-    return _Decodes(torch.tensor(rows, device=device), padded, mask[:, None, None, :])
+def _chunk(rows: slice, at: Tensor) -> _Chunk:
+    new, length = rows.stop - rows.start, len(at)
+    mask = None
+    if new < length:
+        mask = torch.ones(new, length, dtype=torch.bool, device=at.device).tril(length - new)
+    return _Chunk(rows, at, mask)

@@ -9,6 +9,7 @@ the pool, one kernel computes its scores, and another the weighted sums of the v
 lacks these kernels, they are computed as chunks are.
 """
 
+import itertools
 import math
 import warnings
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
-from services.worker.engines.attention import Node, Part
+from services.worker.engines.attention import Branches, Node, Part
 from services.worker.engines.paged import Pool
 
 # New tokens of a chunk up to which its rows are computed one by one, among the decodes. Measured on
@@ -67,7 +68,8 @@ class InPlaceBatch:
         self._windows: list[_Window] = []
         self._together: list[NDArray[np.int64]] = []  # the pool positions that each row sees
         rows, row = [], 0
-        for part in parts:
+        nodes = [part.nodes() if isinstance(part, Branches) else [part] for part in parts]
+        for part in itertools.chain.from_iterable(nodes):
             if isinstance(part, Node):
                 if sparse:
                     self._together.append(part.sees)

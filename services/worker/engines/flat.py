@@ -47,8 +47,11 @@ def _shape_only(
 _library.impl("attend", _shape_only, "CompositeExplicitAutograd")
 
 
-def flatten(call: Callable[..., Tensor], owner: torch.nn.Module, attend: Attend) -> Forward:
-    """`call(ids, positions, rows)` runs `owner`'s forward pass with `traced_attend` for attention.
+def flatten(
+    call: Callable[..., Tensor], owner: torch.nn.Module, attend: Attend, device: torch.device
+) -> Forward:
+    """`call(ids, positions, rows)` runs `owner`'s forward pass on `device` with `traced_attend` for
+    attention.
 
     The merged projections become views of one matrix in `owner` as well, so that no weight is held
     twice. Raises the exception of torch.export for a model that it cannot follow, and ValueError
@@ -67,7 +70,11 @@ def flatten(call: Callable[..., Tensor], owner: torch.nn.Module, attend: Attend)
     with torch.no_grad():
         exported = torch.export.export(
             Entry(),
-            (torch.zeros(1, 6, dtype=torch.long), torch.arange(6)[None], torch.arange(3)),
+            (
+                torch.zeros(1, 6, dtype=torch.long, device=device),
+                torch.arange(6, device=device)[None],
+                torch.arange(3, device=device),
+            ),
             dynamic_shapes={"ids": {1: dynamic}, "positions": {1: dynamic}, "rows": {0: dynamic}},
             strict=False,
         )

@@ -18,6 +18,7 @@ from services.worker.engines.attention import Batch, Part, Piece, positions_of
 from services.worker.engines.attention_gathered import GatheredBatch
 from services.worker.engines.attention_in_place import InPlaceBatch, sparse_works
 from services.worker.engines.paged import Blocks, Place, Pool
+from services.worker.engines.recorded_passes import MOST_TOKENS, RecordedPasses
 from shared.errors import ConfigError
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger()
@@ -36,7 +37,7 @@ class PagedModel:
         self, folder: Path, device: torch.device, dtype: torch.dtype, positions: int
     ) -> None:
         """`positions`: of the pool, over all sequences."""
-        self._device = device
+        self.device, self.dtype = device, dtype
         self._positions = positions
         self._model: Any = _load(folder, device, dtype)  # transformers' classes are not typed
         config = self._model.config.get_text_config()
@@ -47,35 +48,47 @@ class PagedModel:
         self._batch: Batch | None = None
         self._attend: attention.Attend = self._attend_in_batch
         self._forward: flat.Forward = self._plain
-        self._pool = Pool(positions)
+        self._pool = Pool(positions + 1)  # the last for padding
         self._in_place = False
+        self._passes: RecordedPasses | None = None
+        if device.type == "cuda":  # it plans every new shape anew, for 6 ms in every layer
+            torch.backends.cuda.enable_cudnn_sdp(False)
         self._sparse = device.type == "cpu" and sparse_works(dtype)
         self._settle(folder)
 
     def logits(self, ids: Sequence[int], parts: Sequence[Part], rows: Sequence[int]) -> Tensor:
         """[rows, vocabulary]. `ids` are the parts' new tokens, one part after the other; `rows`
-        count in them. The caller is in inference mode.
+        count in them. The caller is in inference mode, and reads the logits before it calls again.
         """
+        if self._passes is not None:
+            logits = self._passes.logits(ids, parts, rows)
+            if logits is not None:
+                return logits
         in_sequence, in_pool = positions_of(parts)
         tokens, positions, writes, logits_to_keep = torch.split_with_sizes(
-            torch.from_numpy(np.array([*ids, *in_sequence, *in_pool, *rows])).to(self._device),
+            torch.from_numpy(np.array([*ids, *in_sequence, *in_pool, *rows])).to(self.device),
             [len(ids), len(ids), len(ids), len(rows)],
         )
+        batch: Batch
         if self._in_place:
-            self._batch = InPlaceBatch(self._pool, parts, writes, self._positions, self._sparse)
+            batch = InPlaceBatch(self._pool, parts, writes, self._positions + 1, self._sparse)
         else:
-            self._batch = GatheredBatch(self._pool, parts, writes, self._device)
-        out = self._forward(tokens[None], positions[None], logits_to_keep)
-        self._batch = None
-        return out[0]
+            batch = GatheredBatch(self._pool, parts, writes, self.device)
+        return self._compute(batch, tokens[None], positions[None], logits_to_keep)[0]
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copies keys and values between positions of the pool."""
         if sources:
             self._pool.move(
-                torch.tensor(sources, device=self._device),
-                torch.tensor(targets, device=self._device),
+                torch.tensor(sources, device=self.device),
+                torch.tensor(targets, device=self.device),
             )
+
+    def _compute(self, batch: Batch, ids: Tensor, positions: Tensor, rows: Tensor) -> Tensor:
+        self._batch = batch
+        out = self._forward(ids, positions, rows)
+        self._batch = None
+        return out
 
     def _plain(self, ids: Tensor, positions: Tensor, rows: Tensor) -> Tensor:
         out = self._model(
@@ -102,7 +115,7 @@ class PagedModel:
         try:
             with torch.inference_mode():
                 wanted = self._model(
-                    input_ids=torch.tensor([prompt], device=self._device), use_cache=False
+                    input_ids=torch.tensor([prompt], device=self.device), use_cache=False
                 ).logits[0]
             self._model.set_attn_implementation(attention.NAME)
             proven = self._proves(prompt, wanted)
@@ -122,19 +135,37 @@ class PagedModel:
                 f"the model in {folder} computes other tokens over a paged KV pool than by itself: "
                 "it keeps more than KV"
             )
-        if self._device.type != "cpu":
-            return
-        self._in_place = self._pool.even
+        self._in_place = self.device.type == "cpu" and self._pool.even
         if self._in_place and not self._proves_or_logs("engine.cache_gathered", prompt, wanted):
             self._in_place = False
         self._attend = flat.traced_attend
         try:
-            self._forward = flat.flatten(self._plain, self._model, self._attend_in_batch)
+            self._forward = flat.flatten(
+                self._plain, self._model, self._attend_in_batch, self.device
+            )
         except Exception as error:  # torch.export has no class of its own for what it cannot follow
             log.info("engine.model_not_flat", reason=str(error).split("\n", 1)[0])
         self._attend = self._attend_in_batch
         if self.is_flat and not self._proves_or_logs("engine.model_not_flat", prompt, wanted):
             self._forward = self._plain
+        if self.is_flat and self.device.type == "cuda":
+            try:
+                self._pad()
+            except RuntimeError as error:  # no memory, or an operation that cannot be recorded
+                log.info("engine.passes_not_recorded", reason=str(error).split("\n", 1)[0])
+            if not self._proves_or_logs("engine.passes_not_recorded", prompt, wanted):
+                self._passes = None
+
+    @torch.inference_mode()
+    def _pad(self) -> None:
+        """From now on, what fits is computed in padded passes, which a GPU records."""
+        self._passes = RecordedPasses(
+            self._compute,
+            self._pool,
+            self._positions,
+            torch.empty(MOST_TOKENS, self.vocabulary, dtype=self.dtype, device=self.device),
+            seen=min(self.context_tokens, self._positions),
+        )
 
     @property
     def is_flat(self) -> bool:

@@ -7,9 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
-
-from services.worker.engines.attention import Node, Part, Piece
+from services.worker.engines.attention import Branches, Part, Piece
 from services.worker.engines.paged import Place
 from shared.columns import Ints
 from shared.policy.seam import Bools
@@ -55,12 +53,7 @@ class Tree:
         """
         if self.paths[-1] == tuple(range(len(self.tokens))):
             return [Piece(cached, len(self.tokens), place)]
-        context = place.positions(0, cached)
-        own = place.positions(cached, cached + len(self.tokens))
-        return [
-            Node(cached + len(path) - 1, np.concatenate((context, own[list(path)])))
-            for path in self.paths
-        ]
+        return [Branches(cached, place.positions(0, cached + len(self.tokens)), self.paths)]
 
 
 def trees_of(roots: Sequence[int], drafted: Drafted, chosen: Bools) -> list[Tree]:

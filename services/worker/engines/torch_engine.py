@@ -114,6 +114,14 @@ class TorchEngine:
     def facts(self) -> EngineFacts:
         return self._facts
 
+    @property
+    def device(self) -> torch.device:
+        return self._model.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._model.dtype
+
     def drafting(self, cost: DraftCost) -> "TorchEngine":
         """The same engine with the measured cost of its draft model."""
         self._facts = self._facts._replace(draft=cost)

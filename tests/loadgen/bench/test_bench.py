@@ -102,8 +102,8 @@ def test_drafts_are_shown_over_none_with_the_best_number_and_the_time_outside() 
         )
 
     measured = EngineFigures(
-        model="pair", parameters=1, threads=1, rounds=1, speeds=[], iteration_s={}, outside_s={},
-        late_s={}, generate_alone=90.0, generate_assisted=100.0,
+        model="pair", parameters=1, device="cpu", threads=1, rounds=1, speeds=[], iteration_s={},
+        outside_s={}, late_s={}, generate_alone=90.0, generate_assisted=100.0,
         drafting=[
             speed(1, 0, 200.0, 0.0005), speed(1, 2, 240.0, 0.001),
             speed(8, 0, 800.0, 0.0003), speed(8, 8, 600.0, 0.0012),

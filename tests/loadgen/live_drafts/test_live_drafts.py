@@ -17,7 +17,7 @@ from loadgen.live_drafts.comparison_page import Comparison, farthest, markdown, 
 from loadgen.live_drafts.followed import Followed, Iteration, Trees
 from loadgen.live_drafts.foretold import acceptance_of, cost_of, foretell, measured
 from loadgen.live_drafts.rising_load import QUESTIONS, WORDS, Questions, RisingLoad
-from loadgen.live_drafts.trial_run import Row, attained, per_verification, row_of, serve
+from loadgen.live_drafts.trial_run import Row, System, attained, per_verification, row_of, serve
 from loadgen.live_drafts.turns import by_policy, in_turns
 from loadgen.live_drafts.worth import bands, gain, phases
 from shared.columns import pack
@@ -341,7 +341,7 @@ async def test_a_fleet_serves_the_load_and_tells_of_its_phases(prompts: Question
     load = RisingLoad((2.0, 3.0, 4.0), 6.0, (0.1, 0.2, 0.4), seed=3)
     console = Console(quiet=True)
     contestant = Contestant("vllm", {"spec_tokens": "2"})
-    row, acceptance = await serve(contestant, "torch", load, prompts, None, console)
+    row, acceptance = await serve(contestant, System("torch"), load, prompts, None, console)
     assert row.requests == len(load.requests(prompts))
     assert row.verifying.iterations > 20
     assert row.verifying.draft_s > 0.0

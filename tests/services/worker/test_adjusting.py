@@ -125,7 +125,9 @@ def test_tokens_that_the_model_does_not_have_change_nothing() -> None:
 def test_greedy_output_is_that_of_transformers_whatever_the_schedule(tmp_path: Path) -> None:
     """Compare each output up to its first close call, with random chunks, mixes, preemptions."""
     folder, bias = tiny_model(tmp_path, "Llama"), {101: 4.0, 32: -100.0}
-    engine = TorchEngine(folder, profile="cpu-tiny", kv_blocks=24, block_tokens=8, max_slots=4)
+    engine = TorchEngine(
+        folder, profile="cpu-tiny", device="cpu", kv_blocks=24, block_tokens=8, max_slots=4
+    )
     model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     rng = Random(3)
     prompts = [[rng.randrange(256) for _ in range(n)] for n in (1, 5, 9, 16, 30, 40)]

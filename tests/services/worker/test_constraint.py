@@ -42,7 +42,7 @@ LONGEST = 200  # tokens
 
 @pytest.fixture(scope="module")
 def engines() -> TorchEngine:
-    return TorchEngine(shipped.folder(shipped.DEFAULT), profile="cpu")
+    return TorchEngine(shipped.folder(shipped.DEFAULT), profile="cpu", device="cpu")
 
 
 @pytest.fixture

@@ -30,7 +30,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def engine_of(model: Path, kv_blocks: int = 40, draft: Path | None = None) -> TorchEngine:
-    return TorchEngine(model, profile="toy", kv_blocks=kv_blocks, block_tokens=4, draft=draft)
+    return TorchEngine(
+        model, profile="toy", device="cpu", kv_blocks=kv_blocks, block_tokens=4, draft=draft
+    )
 
 
 def ask(engine: TorchEngine, slot: int, prompt: Sequence[int]) -> Done:

@@ -30,6 +30,7 @@ from services.worker.engines.paged import Blocks, Place  # noqa: E402
 from services.worker.engines.sampling import Draw, choose, likelihoods  # noqa: E402
 from services.worker.engines.torch_engine import TorchEngine  # noqa: E402
 from tests.services.worker import random_llama  # noqa: E402
+from tests.services.worker.devices import device_of, needs_cuda  # noqa: E402
 from tests.services.worker.tiny_models import tiny_model  # noqa: E402
 
 # of every family and way to compute
@@ -202,18 +203,37 @@ def play(
     assert engine.snapshot() == (facts.kv_blocks, [], 0)
 
 
-@pytest.mark.parametrize("way", ["as it comes", "without sparse kernels", "gathered"])
+@pytest.mark.parametrize(
+    "way",
+    [
+        "as it comes",
+        "without sparse kernels",
+        "gathered",
+        "padded",
+        pytest.param("on CUDA", marks=needs_cuda),
+    ],
+)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_greedy_tokens_are_those_of_generate(
     family: str, way: str, bank: Callable[[str], Bank]
 ) -> None:
     folder, prompts, expected = bank(family)
-    engine = TorchEngine(folder, profile="toy", kv_blocks=30, block_tokens=4, max_slots=6)
+    engine = TorchEngine(
+        folder,
+        profile="toy",
+        kv_blocks=30,
+        block_tokens=4,
+        max_slots=6,
+        device=device_of(way),
+        dtype="float32",
+    )
     assert engine._model.is_flat
-    assert engine._model._in_place
+    assert engine._model._in_place == (way != "on CUDA")
     # what other builds and devices compute with
     engine._model._sparse &= way != "without sparse kernels"
     engine._model._in_place &= way != "gathered"
+    if way == "padded":
+        engine._model._pad()
 
     @seeded
     @given(st.integers(0, 2**32))
@@ -252,11 +272,20 @@ ASKED = (
 )
 
 
+@pytest.mark.parametrize("way", ["as it comes", pytest.param("on CUDA", marks=needs_cuda)])
 def test_sampled_tokens_depend_neither_on_the_batch_nor_on_the_chunks(
-    bank: Callable[[str], Bank],
+    way: str, bank: Callable[[str], Bank]
 ) -> None:
     folder, prompts, _ = bank("Llama")
-    engine = TorchEngine(folder, profile="toy", kv_blocks=40, block_tokens=4, max_slots=8)
+    engine = TorchEngine(
+        folder,
+        profile="toy",
+        kv_blocks=40,
+        block_tokens=4,
+        max_slots=8,
+        device=device_of(way),
+        dtype="float32",
+    )
 
     def asked(n: int) -> Sampling:
         return ASKED[n % len(ASKED)]
@@ -282,7 +311,9 @@ def test_sampled_tokens_depend_neither_on_the_batch_nor_on_the_chunks(
 
 @pytest.mark.parametrize("family", ["GPTNeoX", "Gemma", "Mistral", "Phi3", "Olmo2"])
 def test_other_families_come_for_free(family: str, tmp_path: Path) -> None:
-    engine = TorchEngine(tiny_model(tmp_path, family), profile="toy", kv_blocks=32, block_tokens=8)
+    engine = TorchEngine(
+        tiny_model(tmp_path, family), profile="toy", device="cpu", kv_blocks=32, block_tokens=8
+    )
     want = generate(
         transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32),
         [*range(3, 43)],
@@ -315,12 +346,12 @@ def test_a_model_that_cannot_be_served_is_refused_at_the_start(
     family: str, options: dict[str, Any], why: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match=why):
-        TorchEngine(tiny_model(tmp_path, family, **options), profile="toy")
+        TorchEngine(tiny_model(tmp_path, family, **options), profile="toy", device="cpu")
 
 
 def test_a_window_that_holds_the_whole_context_is_no_window(tmp_path: Path) -> None:
     tiny_model(tmp_path, "Mistral", sliding_window=256)
-    assert TorchEngine(tmp_path, profile="toy").facts.context_tokens == 256
+    assert TorchEngine(tmp_path, profile="toy", device="cpu").facts.context_tokens == 256
 
 
 @pytest.mark.parametrize("how", ["fails", "errs"])
@@ -336,7 +367,7 @@ def test_a_model_that_cannot_be_flattened_is_served_as_it_is(
 
     monkeypatch.setattr(flat, "flatten", flatten)
     folder, prompts, expected = bank("Qwen3")
-    engine = TorchEngine(folder, profile="toy", kv_blocks=40, block_tokens=4)
+    engine = TorchEngine(folder, profile="toy", device="cpu", kv_blocks=40, block_tokens=4)
     assert not engine._model.is_flat
     for said in play(engine, Random(1), prompts, lambda _: GREEDY, slots=4):
         sure = expected[said.request].sure
@@ -345,19 +376,21 @@ def test_a_model_that_cannot_be_flattened_is_served_as_it_is(
 
 def test_bfloat16_is_an_option(bank: Callable[[str], Bank]) -> None:
     folder, prompts, expected = bank("Llama")
-    engine = TorchEngine(folder, profile="toy", kv_blocks=40, block_tokens=4, dtype="bfloat16")
+    engine = TorchEngine(
+        folder, profile="toy", device="cpu", kv_blocks=40, block_tokens=4, dtype="bfloat16"
+    )
     agree = [
         said.tokens[0] == expected[said.request].tokens[0]
         for said in play(engine, Random(1), prompts, lambda _: GREEDY, slots=4)
     ]
     assert sum(agree) > len(agree) / 2
     with pytest.raises(ConfigError, match="float16"):
-        TorchEngine(folder, profile="toy", dtype="float16")
+        TorchEngine(folder, profile="toy", device="cpu", dtype="float16")
 
 
 def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no model"):
-        TorchEngine(tmp_path, profile="toy")
+        TorchEngine(tmp_path, profile="toy", device="cpu")
 
 
 @pytest.fixture(scope="module")
@@ -379,8 +412,10 @@ def test_a_sampled_request_goes_on_alike_after_it_is_computed_again_elsewhere(fo
             out += run(engine, *[(slot, 1, True) for slot in range(1 + beside)])[0]
         return out
 
-    first = go_on(TorchEngine(folder, profile="toy"), prompt, 60, beside=False)
-    second = go_on(TorchEngine(folder, profile="toy"), prompt + first[:25], 35, beside=True)
+    first = go_on(TorchEngine(folder, profile="toy", device="cpu"), prompt, 60, beside=False)
+    second = go_on(
+        TorchEngine(folder, profile="toy", device="cpu"), prompt + first[:25], 35, beside=True
+    )
     assert first == first[:25] + second
     print(bytes(first).decode(errors="replace"))
 
@@ -409,7 +444,7 @@ def test_the_random_model_is_made_once_and_speaks_words(folder: Path) -> None:
     random_llama.make(folder)
     assert (folder / "model.safetensors").stat().st_mtime_ns == made.st_mtime_ns
     assert not [path for path in folder.iterdir() if path.is_dir()]
-    engine = TorchEngine(folder, profile="toy")
+    engine = TorchEngine(folder, profile="toy", device="cpu")
     prompt = Tokenizer.load(folder).encode("Tell me a story.")
     load(engine, 0, prompt, sampling=Sampling(temperature=1.0), seed=5)
     out = run(engine, (0, len(prompt), True))[0]

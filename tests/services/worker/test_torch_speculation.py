@@ -32,6 +32,7 @@ transformers = pytest.importorskip("transformers")
 
 from services.worker.engines import draft_model  # noqa: E402
 from services.worker.engines.torch_engine import TorchEngine  # noqa: E402
+from tests.services.worker.devices import device_of, needs_cuda  # noqa: E402
 from tests.services.worker.tiny_models import near, tiny_model  # noqa: E402
 
 EXAMPLES = int(os.environ.get("SLACKLINE_TORCH_EXAMPLES", "8"))
@@ -169,8 +170,10 @@ def play(engine: TorchEngine, rng: Random, accepted: Counter[str]) -> Iterator[P
     assert engine._draft.free_blocks == engine._draft.kv_blocks
 
 
-def without_drafts(folder: Path) -> dict[int, Played]:
-    engine = TorchEngine(folder, profile="toy", kv_blocks=40, block_tokens=4)
+def without_drafts(folder: Path, device: str) -> dict[int, Played]:
+    engine = TorchEngine(
+        folder, profile="toy", device=device, dtype="float32", kv_blocks=40, block_tokens=4
+    )
     found = {}
     for n, prompt in enumerate(PROMPTS):
         load(engine, 0, n, prompt)
@@ -191,15 +194,18 @@ def without_drafts(folder: Path) -> dict[int, Played]:
         ("near", "as it comes"),
         ("near", "without sparse kernels"),
         ("near", "gathered"),
+        ("near", "padded"),
         ("near", "in little KV"),
+        pytest.param("near", "on CUDA", marks=needs_cuda),
         ("stranger", "as it comes"),
     ],
 )
 def test_output_is_the_same_with_drafts_as_without(draft: str, way: str, models: Models) -> None:
-    want = without_drafts(models.target)
+    want = without_drafts(models.target, device_of(way))
     engine = TorchEngine(
         models.target,
         profile="toy",
+        device="cpu",
         kv_blocks=40,
         block_tokens=4,
         draft=getattr(models, draft),
@@ -210,6 +216,8 @@ def test_output_is_the_same_with_drafts_as_without(draft: str, way: str, models:
         # what other builds and devices compute with
         model._sparse &= way != "without sparse kernels"
         model._in_place &= way != "gathered"
+        if way == "padded":
+            model._pad()
     accepted = Counter[str]()
 
     @seeded
@@ -240,7 +248,8 @@ def exact_shares(folder: Path, context: list[int], heat: float) -> dict[tuple[in
     return {divmod(n, len(first)): float(p) for n, p in enumerate(joint.flatten())}
 
 
-def test_drawn_tokens_have_the_targets_shares(models: Models) -> None:
+@pytest.mark.parametrize("way", ["as it comes", pytest.param("on CUDA", marks=needs_cuda)])
+def test_drawn_tokens_have_the_targets_shares(way: str, models: Models) -> None:
     """A chi-square test of 6,000 pairs of tokens, drawn at temperature 0.3 behind one context, each
     pair by verifying a tree of two levels. Cells: the 12 likeliest pairs, and all others. It fails
     a right engine once in 100,000 runs. Its power: were the draft's first choice accepted with 6
@@ -249,7 +258,13 @@ def test_drawn_tokens_have_the_targets_shares(models: Models) -> None:
     """
     draws, heat, context = 6000, 0.3, [*PROMPTS[-1], 65]
     engine = TorchEngine(
-        models.target, profile="toy", kv_blocks=1024, draft=models.near, prefix_caching=False
+        models.target,
+        profile="toy",
+        device=device_of(way),
+        dtype="float32",
+        kv_blocks=1024,
+        draft=models.near,
+        prefix_caching=False,
     )
     shares = exact_shares(models.target, context, heat)
     cells = sorted(shares, key=lambda pair: -shares[pair])[:12]
@@ -304,10 +319,10 @@ def test_a_draft_without_room_for_its_nodes_leaves_the_root(
     monkeypatch.setattr(draft_model, "LEAST_BLOCKS", 0)
     monkeypatch.setattr(draft_model, "NODES", 0.0)
     engine = TorchEngine(
-        models.target, profile="toy", kv_blocks=15, block_tokens=4, draft=models.near
+        models.target, profile="toy", device="cpu", kv_blocks=15, block_tokens=4, draft=models.near
     )
     accepted = Counter[str]()
-    want = without_drafts(models.target)
+    want = without_drafts(models.target, "cpu")
     for said in play(engine, Random(3), accepted):
         assert said.tokens == want[said.request].tokens
     assert accepted["drafted"] > 0
@@ -319,11 +334,11 @@ def test_a_draft_with_another_tokenizer_is_refused(models: Models, tmp_path: Pat
     inner.add_special_tokens(["<|other|>"])
     inner.save(str(folder / "tokenizer.json"))
     with pytest.raises(ConfigError, match=r"another tokenizer.*'<\|other\|>'"):
-        TorchEngine(models.target, profile="toy", draft=folder)
+        TorchEngine(models.target, profile="toy", device="cpu", draft=folder)
 
 
 def test_without_a_draft_model_the_root_is_verified_alone(models: Models) -> None:
-    engine = TorchEngine(models.target, profile="toy", kv_blocks=40)
+    engine = TorchEngine(models.target, profile="toy", device="cpu", kv_blocks=40)
     load(engine, 0, 0, PROMPTS[-1])
     engine.execute([Work(Slot(0), len(PROMPTS[-1]), True)], None)
     did = engine.execute([Work(Slot(0), 4, True)], selection(Random(1), 1)).done[0]

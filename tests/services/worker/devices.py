@@ -1,0 +1,10 @@
+"""The device that a test of the torch engine computes on, by the way that the test names."""
+
+import pytest
+import torch
+
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU that torch can use")
+
+
+def device_of(way: str) -> str:
+    return "cuda" if way == "on CUDA" else "cpu"
