@@ -25,6 +25,7 @@ from shared.policy.speculation import draft_s
 from shared.schemas import Announce
 from shared.tiers import TierSet
 
+LEAST_ACCEPTANCE, MOST_ACCEPTANCE = 0.01, 0.99
 LEAST = 0.001  # a fraction of 0 would mean that there is no draft
 
 
@@ -89,13 +90,31 @@ def cost_of(iterations: Sequence[Iteration], profile: Profile, announced: DraftC
 
 
 def acceptance_of(iterations: Sequence[Iteration]) -> float | None:
-    """The probability that the first draft is accepted. It is the model's own where all decodes
-    draft; a policy that verifies the likeliest drafts alone sees more. None without any.
+    """The probability that a draft is accepted if those before it are: with it, chains as long as
+    these have as many accepted. It is the model's own where all decodes draft; a policy that
+    verifies the likeliest drafts alone sees more. Of trees it is the share of verifications whose
+    first draft was accepted. None without any.
     """
     verifications = sum(one.verifications for one in iterations)
     if not verifications:
         return None
-    return min(max(sum(one.first_accepted for one in iterations) / verifications, 0.01), 0.99)
+    if any(one.trees is not None and one.trees.width.max() > 1 for one in iterations):
+        share = sum(one.first_accepted for one in iterations) / verifications
+        return min(max(share, LEAST_ACCEPTANCE), MOST_ACCEPTANCE)
+    depth = sum(one.drafted for one in iterations) / verifications
+    accepted = sum(one.accepted for one in iterations) / verifications
+    low, high = LEAST_ACCEPTANCE, MOST_ACCEPTANCE
+    while high - low > 1e-4:
+        middle = (low + high) / 2
+        low, high = (middle, high) if _of_chain(middle, depth) < accepted else (low, middle)
+    return high
+
+
+def _of_chain(acceptance: float, depth: float) -> float:
+    """The drafts that are accepted of a chain so deep, in the mean."""
+    whole, part = divmod(depth, 1.0)
+    of_whole = acceptance * (1 - acceptance**whole) / (1 - acceptance)
+    return float(of_whole + part * acceptance ** (whole + 1))
 
 
 def foretell(

@@ -30,6 +30,7 @@ from shared.bus.users import OPERATOR
 from shared.clock import Clock
 from shared.models import shipped as models
 from shared.perf.draft import DraftCost
+from shared.perf.profile_file import ProfileFile
 from shared.schemas import Announce
 
 ANNOUNCED_WITHIN_S = 5.0
@@ -64,6 +65,10 @@ class Row(Struct, frozen=True, kw_only=True):
     announced: DraftCost
     cost: DraftCost  # as measured
     acceptance: float
+    # what the simulator was given beside these, so that it can serve the same again
+    announced_profile: ProfileFile | None
+    served_profile: ProfileFile
+    scatter: list[float]
     profile_error: float | None  # relative, of the fit to its iterations
     times: float  # what the iterations took together, over what the fit says
     late_s: float  # the longest time by which a request was sent too late
@@ -247,6 +252,9 @@ def row_of(
         announced=facts.draft,
         cost=found.draft,
         acceptance=found.acceptance,
+        announced_profile=facts.fitted,
+        served_profile=found.file,
+        scatter=[round(times, 3) for times in found.scatter],
         profile_error=found.file.error.mape,
         times=found.times,
         late_s=late_s,

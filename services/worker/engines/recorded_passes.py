@@ -8,6 +8,7 @@ computed without.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,8 +25,7 @@ MOST_SEEN = 1 << 17  # positions, all runs together: they are copied in every la
 WIDTHS = (1, 4, LONGEST_RUN)
 FEWER = 4  # tokens to a run, where there are that few runs
 SHORTEST = 128  # positions of a run; each further size has twice as many
-# of the sizes that are recorded at the start
-USUAL_TOKENS, USUAL_LONGEST = 128, 512
+USUAL_LONGEST = 512  # up to this the sizes are recorded at the start
 
 # compute(batch, ids [1, T], positions [1, T], rows [N]) -> logits [1, N, vocabulary]
 Compute = Callable[[Batch, Tensor, Tensor, Tensor], Tensor]
@@ -100,7 +100,7 @@ class RecordedPasses:
             max(len(run.own) for run in runs),
             max(len(run.sees) for run in runs),
         )
-        if size.runs.runs * size.runs.longest > MOST_SEEN:
+        if not fits(size):
             return None
         in_sequence, in_pool = positions_of(parts)
         place, *others = indices(runs, size.runs)
@@ -164,17 +164,23 @@ def size_of(tokens: int, runs: int, rows: int, seen: int) -> Size:
     return Size(padded, Shape(fewer if needed <= fewer else padded, width, longest))
 
 
+def fits(size: Size) -> bool:
+    return size.runs.runs * size.runs.longest <= MOST_SEEN
+
+
 def usual_sizes(seen: int) -> Iterator[Size]:
     """The sizes of a busy engine's passes. `seen`: the most positions that a sequence has."""
     tokens = 1
-    while tokens <= USUAL_TOKENS:
+    while tokens <= MOST_TOKENS:
+        shapes = [(tokens, 1)]
+        if tokens > 1:
+            shapes += product({tokens, max(1, tokens // FEWER)}, WIDTHS[1:])
         longest = SHORTEST
         while longest <= min(USUAL_LONGEST, max(SHORTEST, _power(seen))):
-            yield Size(tokens, Shape(tokens, 1, longest))
-            if tokens > 1:
-                for width in WIDTHS[1:]:
-                    for runs in {tokens, max(1, tokens // FEWER)}:
-                        yield Size(tokens, Shape(runs, width, longest))
+            for runs, width in shapes:
+                size = Size(tokens, Shape(runs, width, longest))
+                if fits(size):
+                    yield size
             longest *= 2
         tokens *= 2
 

@@ -218,9 +218,16 @@ def test_the_cost_of_the_draft_and_its_acceptance_are_found() -> None:
     step, read = cost_of(iterations, Linear(), 0.05)  # type: ignore[misc]
     assert step == pytest.approx(0.3, rel=0.01)
     assert read == pytest.approx(0.1, rel=0.05)
-    assert acceptance_of(iterations) == pytest.approx(0.99)
+    # of two drafts one is accepted: a + a^2 = 1
+    assert acceptance_of(iterations) == pytest.approx((5**0.5 - 1) / 2, abs=1e-3)
     assert cost_of([iteration(3)], Linear(), (0.2, 0.0)) == (0.2, 0.0)
     assert acceptance_of([iteration(3)]) is None
+    # of chains of three 1.5 are accepted: 0.7 + 0.7^2 + 0.7^3 in the mean
+    chains = [iteration(100, 300, 153), iteration(3)]
+    assert acceptance_of(chains) == pytest.approx(0.7, abs=0.002)
+    wide = Trees(*(np.array([value] * 100, dtype=np.int32) for value in (2, 3, 50, 1)))
+    trees = [iteration(100, 600, 153, trees=wide, first_accepted=80)]
+    assert acceptance_of(trees) == pytest.approx(0.8)
     found = measured(iterations, FACTS, 0.6)
     assert found.acceptance == 0.6
     assert found.times == pytest.approx(1.0, rel=0.02)
