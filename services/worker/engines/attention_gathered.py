@@ -6,16 +6,25 @@ reach the device in one copy.
 """
 
 import itertools
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from services.worker.engines.attention import Part, Piece, rows_of
-from services.worker.engines.padded_rows import LONGEST_RUN, PaddedRows, indices, runs_of, shape_of
+from services.worker.engines.padded_rows import (
+    LONGEST_RUN,
+    PaddedRows,
+    Run,
+    indices,
+    runs_of,
+    shape_of,
+)
 from services.worker.engines.paged import Pool
 
 
@@ -23,6 +32,11 @@ class _Chunk(NamedTuple):
     rows: slice  # of the packed batch
     at: Tensor  # [cached + new] pool positions
     mask: Tensor | None  # [new, cached + new], None where causal from position 0
+
+
+class _Band(NamedTuple):
+    runs: list[Run]
+    rows: list[NDArray[np.int64]]  # of the packed batch, of each part
 
 
 class GatheredBatch:
@@ -35,25 +49,31 @@ class GatheredBatch:
         self._pool = pool
         self._writes = writes
         begins = [0, *itertools.accumulate(map(rows_of, parts))]
-        runs, short, chunks, columns = [], [], list[slice](), []
+        chunks, columns = list[slice](), []
+        # short parts by the binary digits of their length, so that none is padded to twice as much
+        bands = defaultdict[int, _Band](lambda: _Band([], []))
         for part, begin, end in zip(parts, begins, begins[1:], strict=False):
             if isinstance(part, Piece) and part.new > LONGEST_RUN:
                 chunks.append(slice(begin, end))
                 columns.append(part.place.positions(0, part.cached + part.new))
             else:
-                runs += runs_of(part)
-                short.append(np.arange(begin, end))
-        if runs:
-            shape = shape_of(runs)
-            columns += [np.concatenate(short), *map(np.ravel, indices(runs, shape))]
+                runs = runs_of(part)
+                band = bands[len(runs[-1].sees).bit_length()]
+                band.runs.extend(runs)
+                band.rows.append(np.arange(begin, end))
+        shapes = [shape_of(band.runs) for band in bands.values()]
+        for band, shape in zip(bands.values(), shapes, strict=True):
+            columns.append(np.concatenate(band.rows))
+            columns += map(np.ravel, indices(band.runs, shape))
         there = torch.split_with_sizes(
             torch.from_numpy(np.concatenate(columns)).to(device), [*map(len, columns)]
         )
         self._chunks = [_chunk(rows, at) for rows, at in zip(chunks, there, strict=False)]
-        self._padded: tuple[Tensor, PaddedRows] | None = None  # of which rows
-        if runs:
-            of_rows, *of_runs = there[len(chunks) :]
-            self._padded = of_rows, PaddedRows(shape, *of_runs)
+        rest = iter(there[len(chunks) :])
+        self._padded = [  # of which rows
+            (next(rest), PaddedRows(shape, next(rest), next(rest), next(rest), next(rest)))
+            for shape in shapes
+        ]
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None
@@ -75,8 +95,7 @@ class GatheredBatch:
                 enable_gqa=True,
             )
             out[chunk.rows] = seen[0].transpose(0, 1)
-        if self._padded is not None:
-            rows, padded = self._padded
+        for rows, padded in self._padded:
             out[rows] = padded.attend(q[rows], pools, scale)
         return out[None]
 

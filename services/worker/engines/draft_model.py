@@ -164,6 +164,8 @@ class DraftModel:
             held = self._held[ask.slot] = _Held(place, Prefix(self._block_tokens))
             if self._prefix_caching:
                 held.filled = held.prefix.begin(self._blocks, place, ask.tokens, self._blocks.free)
+        # the newest token is read again where its last tree was not verified
+        held.filled = min(held.filled, known - 1)
         depth = min(ask.depth, self._model.context_tokens - known)
         unknown = self._smaller and max(ask.tokens[held.filled :]) >= self._model.vocabulary
         if depth < 1 or unknown:

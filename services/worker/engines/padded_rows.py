@@ -76,6 +76,7 @@ def indices(runs: Sequence[Run], shape: Shape) -> tuple[NDArray[np.int64], ...]:
     place = []
     for n, run in enumerate(runs):
         rows = len(run.own)
+        at[n] = run.sees[0]  # what it does not see is its own, too
         at[n, : len(run.sees)] = run.sees
         before[n] = run.before
         own[n, :rows] = run.own

@@ -3,8 +3,8 @@ Python to ask for its thousand kernels.
 
 A graph computes what was recorded, in the same memory. So a batch is padded to one of few sizes,
 and its numbers are written where the recorded pass reads them. The usual sizes are recorded at the
-start, others when they first come. Longer chunks, and batches that see very many positions, are
-computed without.
+start, some others when they first come. Longer chunks, and batches that would be padded to very
+many positions, are computed without.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +26,7 @@ WIDTHS = (1, 4, LONGEST_RUN)
 FEWER = 4  # tokens to a run, where there are that few runs
 SHORTEST = 128  # positions of a run; each further size has twice as many
 USUAL_LONGEST = 512  # up to this the sizes are recorded at the start
+RARE = 64  # sizes that may be recorded later
 
 # compute(batch, ids [1, T], positions [1, T], rows [N]) -> logits [1, N, vocabulary]
 Compute = Callable[[Batch, Tensor, Tensor, Tensor], Tensor]
@@ -80,10 +81,12 @@ class RecordedPasses:
         self._passes: dict[Size, _Recorded] = {}
         self._memory: Any = None
         self._recording: Any = None
+        self._more = RARE
         if logits.is_cuda:
-            self._recording = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            self._recording = torch.cuda.Stream(logits.device)  # type: ignore[no-untyped-call]
             for size in usual_sizes(seen):
                 self._passes[size] = self._record(size, self._idle(size))
+            torch.cuda.empty_cache()  # what passes beside the recording took
 
     def logits(
         self, ids: Sequence[int], parts: Sequence[Part], rows: Sequence[int]
@@ -120,9 +123,9 @@ class RecordedPasses:
         if not self._logits.is_cuda:
             self._run(size, given)
             return self._logits[: len(rows)]
-        recorded = self._passes.get(size)
+        recorded = self._passes.get(size) or self._try_to_record(size, given)
         if recorded is None:
-            recorded = self._passes[size] = self._record(size, given.to(self._logits.device))
+            return None
         recorded.inputs.copy_(given)
         recorded.graph.replay()
         return self._logits[: len(rows)]
@@ -136,17 +139,34 @@ class RecordedPasses:
         """Inputs that write padding alone."""
         columns = [torch.zeros(length, dtype=torch.long) for length in size.columns]
         columns[2] += self._spare
+        columns[-1] += 1  # each row sees one
         return torch.cat(columns).to(self._logits.device)
 
+    def _try_to_record(self, size: Size, given: Tensor) -> _Recorded | None:
+        """While requests are served. None where there are too many already, or is no memory."""
+        if not self._more:
+            return None
+        self._more -= 1
+        try:
+            recorded = self._record(size, given.to(self._logits.device))
+        except torch.OutOfMemoryError:
+            self._more = 0
+            return None
+        self._passes[size] = recorded
+        return recorded
+
     def _record(self, size: Size, inputs: Tensor) -> _Recorded:
-        now, graph = torch.cuda.current_stream(), torch.cuda.CUDAGraph()
+        device = self._logits.device
+        now, graph = torch.cuda.current_stream(device), torch.cuda.CUDAGraph()
         self._recording.wait_stream(now)
-        with torch.cuda.stream(self._recording):
+        with torch.cuda.device(device), torch.cuda.stream(self._recording):
             self._run(size, inputs)  # what libraries do once may not be recorded
             # torch.cuda.graph would collect garbage first, and give memory back
             graph.capture_begin(pool=self._memory)
-            self._run(size, inputs)
-            graph.capture_end()
+            try:
+                self._run(size, inputs)
+            finally:
+                graph.capture_end()
         now.wait_stream(self._recording)
         self._memory = graph.pool()
         return _Recorded(inputs, graph)

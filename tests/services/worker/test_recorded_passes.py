@@ -1,4 +1,4 @@
-"""Passes of a GPU are padded to few sizes, all of which are recorded at the start."""
+"""Passes of a GPU are padded to few sizes, and the usual ones are recorded at the start."""
 
 import pytest
 from hypothesis import given

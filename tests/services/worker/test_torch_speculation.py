@@ -328,6 +328,26 @@ def test_a_draft_without_room_for_its_nodes_leaves_the_root(
     assert accepted["drafted"] > 0
 
 
+def test_a_tree_that_was_not_verified_is_drafted_again(models: Models) -> None:
+    """Its root had found no room."""
+    draft = draft_model.DraftModel(
+        models.near,
+        torch.device("cpu"),
+        torch.float32,
+        kv_blocks=20,
+        block_tokens=4,
+        vocabulary=261,
+        prefix_caching=False,
+    )
+    asks = [draft_model.Ask(Slot(n), PROMPTS[-1 - n], 2, 1, 0.0) for n in range(2)]
+    with torch.inference_mode():
+        first = draft.draft(asks)
+        draft.keep([draft_model.Accepted(ask.slot, ask.tokens, []) for ask in asks])
+        alone, again = draft.draft(asks[:1]), draft.draft(asks)
+    assert (again.tokens == first.tokens).all()
+    assert (alone.tokens[:, 0] == first.tokens[:, 0]).all()
+
+
 def test_a_draft_with_another_tokenizer_is_refused(models: Models, tmp_path: Path) -> None:
     folder = tiny_model(tmp_path, "Llama")
     inner = tokenizers.Tokenizer.from_str(Tokenizer.builtin().inner.to_str())
