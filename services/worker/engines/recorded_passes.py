@@ -12,12 +12,15 @@ from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
+import structlog
 import torch
 from torch import Tensor
 
 from services.worker.engines.attention import Batch, Part, Piece, positions_of
 from services.worker.engines.padded_rows import LONGEST_RUN, PaddedRows, Shape, indices, runs_of
 from services.worker.engines.paged import Pool
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger()
 
 LONGEST_CHUNK = 128  # tokens
 MOST_TOKENS = 512
@@ -143,13 +146,14 @@ class RecordedPasses:
         return torch.cat(columns).to(self._logits.device)
 
     def _try_to_record(self, size: Size, given: Tensor) -> _Recorded | None:
-        """While requests are served. None where there are too many already, or is no memory."""
+        """While requests are served. None where there are too many already, or it fails."""
         if not self._more:
             return None
         self._more -= 1
         try:
             recorded = self._record(size, given.to(self._logits.device))
-        except torch.OutOfMemoryError:
+        except RuntimeError as error:  # no memory, for one
+            log.warning("engine.pass_not_recorded", reason=str(error).split("\n", 1)[0])
             self._more = 0
             return None
         self._passes[size] = recorded
