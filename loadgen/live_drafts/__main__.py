@@ -177,6 +177,9 @@ def main() -> int:
         found = uvloop.run(_compare(args, empty, loads, console))
     except ConfigError as error:
         parser.error(str(error))
+    except KeyboardInterrupt:
+        console.print(f"stopped; {args.out} has the rows that had ended")
+        return 130
     print(markdown(found))
     console.print(
         f"live and simulated differ by at most {farthest(found):.1f} points (aim: {POINTS:g}); "

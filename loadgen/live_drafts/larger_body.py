@@ -101,7 +101,7 @@ class Enlarged:
         body, hidden = self._body, torch.arange(self._own.hidden)
         inner, name = torch.arange(self._own.intermediate), f"model.layers.{n}."
         queries, keys = body.heads * body.head, body.kv_heads * body.head
-        # of the smaller head, by which the scores are divided
+        # scores are divided by the root of the head's size
         sharper = math.sqrt(body.head / self._own.head)
         shapes = (
             ("self_attn.q_proj", (queries, body.hidden), self._of_queries, hidden, sharper),
@@ -119,10 +119,11 @@ class Enlarged:
         for each, shape, rows, columns, factor in shapes:
             key, writes = f"{name}{each}.weight", each in ("self_attn.o_proj", "mlp.down_proj")
             wide = torch.zeros(shape, dtype=self._dtype, device=self._device)
-            if not writes:  # what it adds to is read by nothing
+            # what is written behind the shipped model's dimensions must be zero
+            if not writes:
                 wide.normal_(0.0, 1 / math.sqrt(shape[1]), generator=self._random)
             if each == "self_attn.q_proj":
-                wide[self._asking.to(self._device)] = 0.0  # a score counts all dimensions of a head
+                wide[self._asking.to(self._device)] = 0.0  # a score sums over a whole head
             if key in self._weights:
                 own = self._weights[key].to(self._device) * factor
                 wide[rows[:, None].to(self._device), columns.to(self._device)] = own

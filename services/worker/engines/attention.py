@@ -63,6 +63,7 @@ Part = Piece | Node | Branches  # of a batch
 
 
 def rows_of(part: Part) -> int:
+    """The number of its new tokens."""
     match part:
         case Node():
             return 1

@@ -84,7 +84,7 @@ class RecordedPasses:
         self._passes: dict[Size, _Recorded] = {}
         self._memory: Any = None
         self._recording: Any = None
-        self._more = RARE
+        self._more = RARE  # sizes that may still be recorded
         if logits.is_cuda:
             self._recording = torch.cuda.Stream(logits.device)  # type: ignore[no-untyped-call]
             for size in usual_sizes(seen):
@@ -189,6 +189,7 @@ def size_of(tokens: int, runs: int, rows: int, seen: int) -> Size:
 
 
 def fits(size: Size) -> bool:
+    """It does not see too many positions to be computed so."""
     return size.runs.runs * size.runs.longest <= MOST_SEEN
 
 

@@ -356,3 +356,27 @@ async def test_a_fleet_serves_the_load_and_tells_of_its_phases(prompts: Question
     assert 1.0 < (row.live.tokens_per_verification or 0.0) <= 3.0
     assert acceptance is not None
     assert 0.3 < acceptance < 0.99
+
+
+def test_a_comparison_that_is_stopped_keeps_the_rows_that_had_ended(
+    prompts: Questions,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    row, *_ = compared(prompts, tmp_path).rows
+    turns = iter([row])
+
+    async def served_once(*_: Any) -> tuple[Row, float | None]:
+        for ended in turns:
+            return ended, None
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("loadgen.live_drafts.__main__.serve", served_once)
+    out = tmp_path / "out"
+    monkeypatch.setattr("sys.argv", ["live_drafts", "--policies", "vllm,edf", "--out", str(out)])
+    assert main() == 130
+    assert "has the rows that had ended" in capsys.readouterr().err
+    kept = msgspec.json.decode((out / "result.json").read_bytes(), type=Comparison)
+    assert kept.rows == [row]
+    assert "| `vllm` |" in (out / "tables.md").read_text()

@@ -203,6 +203,18 @@ def play(
     assert engine.snapshot() == (facts.kv_blocks, [], 0)
 
 
+def engine_on(way: str, folder: Path, *, kv_blocks: int, slots: int) -> TorchEngine:
+    return TorchEngine(
+        folder,
+        profile="toy",
+        kv_blocks=kv_blocks,
+        block_tokens=4,
+        max_slots=slots,
+        device=device_of(way),
+        dtype="float32",
+    )
+
+
 @pytest.mark.parametrize(
     "way",
     [
@@ -218,15 +230,7 @@ def test_greedy_tokens_are_those_of_generate(
     family: str, way: str, bank: Callable[[str], Bank]
 ) -> None:
     folder, prompts, expected = bank(family)
-    engine = TorchEngine(
-        folder,
-        profile="toy",
-        kv_blocks=30,
-        block_tokens=4,
-        max_slots=6,
-        device=device_of(way),
-        dtype="float32",
-    )
+    engine = engine_on(way, folder, kv_blocks=30, slots=6)
     assert engine._model.is_flat
     assert engine._model._in_place == (way != "on CUDA")
     # what other builds and devices compute with
@@ -277,15 +281,7 @@ def test_sampled_tokens_depend_neither_on_the_batch_nor_on_the_chunks(
     way: str, bank: Callable[[str], Bank]
 ) -> None:
     folder, prompts, _ = bank("Llama")
-    engine = TorchEngine(
-        folder,
-        profile="toy",
-        kv_blocks=40,
-        block_tokens=4,
-        max_slots=8,
-        device=device_of(way),
-        dtype="float32",
-    )
+    engine = engine_on(way, folder, kv_blocks=40, slots=8)
 
     def asked(n: int) -> Sampling:
         return ASKED[n % len(ASKED)]
