@@ -85,10 +85,14 @@ RelegationAction = Place | Expire
 # most requests examined per digest that turn out not to be attainable (some 5 us each); the next
 # digest goes on
 LOOKS = 256
+# a replica without any standard request is handed prompts for so many seconds at once, and leaves
+# the rest of its KV to others
+IDLE_S, IDLE_MOST, IDLE_KEPT = 0.1, 64, 0.25
 
 
 class RelegationSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    per_digest: int = 2  # requests handed to one replica before its next digest
+    # requests handed before its next digest to a replica that has standard ones
+    per_digest: int = 2
     declined_s: float = 0.5  # a replica that declined is left alone for this long
     # an SLO counts as attainable if this many times the predicted time is left
     promote_margin: float = 2.0
@@ -277,16 +281,21 @@ class RelegationCore:
         if not digest.accepting or not (digest.surplus or not digest.waiting):
             return
         order = self._order if digest.surplus else self._hopeful
-        ready_unix_s = now_unix_s + self._set.promote_margin * digest.backlog_s
-        left, too_late_here = min(self._set.per_digest, digest.free_slots), []
-        looks = LOOKS
+        idle_tokens = _idle_tokens(digest)
+        most = max(self._set.per_digest, IDLE_MOST if idle_tokens else 0)
+        most = min(most, digest.free_slots)
+        handed = handed_tokens = 0
+        looks, too_late_here = LOOKS, []
         while (
-            left > 0
+            handed < most
+            and (handed < self._set.per_digest or handed_tokens < idle_tokens)
             and looks > 0
             and (key := order.first(lambda needs: meets(digest, needs))) is not None
         ):
             waiting = self._waiting[key]
             record = waiting.record
+            ahead_s = digest.backlog_s + (handed_tokens * digest.token_s if idle_tokens else 0.0)
+            ready_unix_s = now_unix_s + self._set.promote_margin * ahead_s
             attainable = not digest.waiting and ready_unix_s <= waiting.hopeful_until_unix_s
             if not attainable and not digest.surplus:
                 looks -= 1
@@ -294,7 +303,7 @@ class RelegationCore:
                 if now_unix_s <= waiting.hopeful_until_unix_s:
                     too_late_here.append(record)
                 continue
-            left -= 1
+            handed, handed_tokens = handed + 1, handed_tokens + record.prompt_tokens
             self._make_busy(key)
             self._shares.give(lane_of(record), record.prompt_tokens / record.weight)
             self._debits.placed(
@@ -322,3 +331,11 @@ class RelegationCore:
         if record.slo.ttlt_s is not None:
             predicted_s += 0.05 * record.max_tokens
         return due - self._set.promote_margin * predicted_s
+
+
+def _idle_tokens(digest: Digest) -> float:
+    """The prompt tokens handed at once to a replica that has nothing but best-effort requests."""
+    if digest.running or digest.waiting or not digest.surplus:
+        return 0.0
+    room_blocks = digest.kv_free_blocks - IDLE_KEPT * digest.kv_blocks
+    return max(min(IDLE_S / digest.token_s, room_blocks * digest.block_tokens), 0.0)

@@ -10,6 +10,7 @@
   for each token. All decodes draft in half of the time if the prompts with a TTFT are in
   time in the other half, and if none has given way lately or no decode has a pace.
 - *Otherwise* prompts wait, and none drafts: the time is theirs.
+- *Best-effort* requests draft where they are alone on the replica, and none waits for its prefill.
 
 In no case do decodes draft where that would bring them fewer tokens a second, as far as
 iterations have shown (lasting.py).
@@ -38,7 +39,11 @@ from shared.policy.seam import (
     View,
 )
 from shared.policy.slackline.due import LOOSE_S
-from shared.policy.slackline.iteration import BATCH_TOKENS, with_best_effort
+from shared.policy.slackline.iteration import (
+    BATCH_TOKENS,
+    longest_of_none_s,
+    with_best_effort,
+)
 from shared.policy.slackline.lasting import Lasting
 from shared.policy.slackline.price import prices_of
 from shared.policy.slackline.token_order import MARGIN_S, Timing
@@ -126,32 +131,32 @@ def drafting(
     iteration.py. `calm`: no request has given way lately.
     """
     rows = every.rows[~view.best_effort[every.rows]]
-    if view.draft is None or not len(rows):
+    if view.draft is None:
         return None
+    if not len(rows):
+        return _best_effort_alone(view, timing, every, learned)
     shape = chunk.decodes_of(view, rows)
     plain_s = view.profile.batch_s(shape)
     tight = rows[need_drafts(view, view.tbt_s[rows], view.definition[rows] == _WINDOWS)]
     whole = _for_whole_answers(view, rows)
     if not len(tight) and len(order) and not (whole.all() or (calm and whole.any())):
         return None
-    scale, factor = learned.accepted.scale, _factor(view, view.draft, len(rows), learned)
-    least = factor * learned.lasting.doubt(len(rows)) / plain_s  # tokens/s
+    scale, least = learned.accepted.scale, _least(view, view.draft, len(rows), plain_s, learned)
     plans = [_plan(view, view.draft, shape, shape, known, scale) for known in yields(ACCEPTANCE)]
     if len(tight):
         best, drafters = max(plans, key=_tokens_per_s), rows
-        if len(order):
-            lasts_s = (1.0 + best.accepted) * float(view.tbt_s[tight].min())
-            if best.seconds <= lasts_s:
-                drafters = rows[view.tbt_s[rows] < lasts_s]
-                some = chunk.decodes_of(view, drafters)
-                plans = [
-                    _plan(view, view.draft, shape, some, known, scale)
-                    for known in yields(ACCEPTANCE)
-                ]
-                best = max(plans, key=_tokens_per_s)
+        tightest_s = float(view.tbt_s[tight].min())
+        lasts_s = (1.0 + best.accepted) * tightest_s
+        if len(order) and (best.seconds <= lasts_s or _tokens_per_s(best) > least):
+            drafters = rows[view.tbt_s[rows] < lasts_s]
+            some = chunk.decodes_of(view, drafters)
+            plans = [
+                _plan(view, view.draft, shape, some, known, scale) for known in yields(ACCEPTANCE)
+            ]
+            best = max(plans, key=_tokens_per_s)
         if _tokens_per_s(best) <= least:
             return None
-        length_s = (1.0 + best.accepted) * float(view.tbt_s[tight].min())
+        length_s = (1.0 + best.accepted) * tightest_s
         length_s = min(length_s, _slack_s(view, timing, rows, drafters, tight, best))
         return _choice(view, every, rows, drafters, order, spare, best, length_s, tight, least)
     due_s, share = timing.token_due_s[rows], 1.0
@@ -170,6 +175,27 @@ def drafting(
         if not _in_time(view, timing, order, limit_s):
             return None
     return _choice(view, every, rows, rows, order, spare, best, limit_s + MARGIN_S, tight, least)
+
+
+def _best_effort_alone(
+    view: View, timing: Timing, every: Decoding, learned: Learned
+) -> Choice | None:
+    """The same where no standard request decodes. It is no longer than without drafts, so that an
+    arrival need not wait.
+    """
+    rows, draft = every.rows, view.draft
+    if draft is None or not len(rows) or np.count_nonzero(view.phase != chunk.DECODE):
+        return None
+    shape, scale = chunk.decodes_of(view, rows), learned.accepted.scale
+    least = _least(view, draft, len(rows), view.profile.batch_s(shape), learned)
+    length_s = longest_of_none_s(view, timing, rows)
+    plans = [_plan(view, draft, shape, shape, known, scale) for known in yields(ACCEPTANCE)]
+    plans = [plan for plan in plans if plan.seconds <= length_s - MARGIN_S]
+    if not plans or _tokens_per_s(best := max(plans, key=_tokens_per_s)) <= least:
+        return None
+    none = rows[:0]
+    spare = np.zeros(view.rows, dtype=np.bool_)
+    return _choice(view, every, rows, rows, none, spare, best, length_s, none, least)
 
 
 def _for_whole_answers(view: View, rows: Rows) -> Bools:
@@ -244,6 +270,14 @@ def _factor(view: View, draft: Draft, decodes: int, learned: Learned) -> float:
     drafting_s = draft.step_s(shape) + view.profile.batch_s(_verifying(shape, most))
     learned.lasting.refer(decodes, drafting_s, plain_s)
     return learned.lasting.factor(decodes)
+
+
+def _least(view: View, draft: Draft, decodes: int, plain_s: float, learned: Learned) -> float:
+    """The predicted tokens a second of each decode that drafts must exceed. `plain_s`: of an
+    iteration without.
+    """
+    factor = _factor(view, draft, decodes, learned)
+    return factor * learned.lasting.doubt(decodes) / plain_s
 
 
 def _tokens_per_s(plan: Plan) -> float:

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from shared.core.debits import TOKEN_S
 from shared.core.pool import FORGET_S, Shares
 from shared.core.relegation import (
+    IDLE_MOST,
+    IDLE_S,
     Declined,
     Expire,
     Gone,
@@ -58,7 +60,7 @@ def digest(at_s: float, replica: str = "r", *, surplus: bool = True, **more: obj
     values: dict[str, object] = {
         "replica": ReplicaId(replica), "incarnation": "1", "planner": "p", "at_unix_s": NOW + at_s,
         "model": "", "pool": "", "waiting": 0,
-        "running": 0, "best_effort": 0, "waiting_prefill_tokens": 0, "backlog_s": 0.0,
+        "running": 1, "best_effort": 0, "waiting_prefill_tokens": 0, "backlog_s": 0.0,
         "kv_blocks": 99, "kv_free_blocks": 99,
         "free_slots": 8, "surplus": surplus,
     }  # fmt: skip
@@ -167,8 +169,13 @@ class Plain:
         return actions
 
     def hand_out(self, d: Digest, now: float, actions: list[object]) -> None:
-        for _ in range(min(SETTINGS.per_digest, d.free_slots)):
-            ready = [r for r in self.free.values() if d.surplus or attainable(r, d, now)]
+        idle = d.surplus and not d.running and not d.waiting
+        handed, tokens = 0, 0
+        while handed < d.free_slots and (
+            handed < SETTINGS.per_digest or (idle and tokens < IDLE_S / d.token_s)
+        ):
+            ahead_s = tokens * d.token_s if idle else 0.0
+            ready = [r for r in self.free.values() if d.surplus or attainable(r, d, now, ahead_s)]
             if not ready:
                 return
             r = min(
@@ -180,16 +187,19 @@ class Plain:
                     r.key,
                 ),
             )
+            handed, tokens = handed + 1, tokens + r.prompt_tokens
             self.given[r.importance, r.key.split(".")[0]] += r.prompt_tokens
             self.busy[r.key] = self.free.pop(r.key)
             self.lift(r.importance, 0.0)
             service_class = (
-                ServiceClass.STANDARD if attainable(r, d, now) else ServiceClass.BEST_EFFORT
+                ServiceClass.STANDARD
+                if attainable(r, d, now, ahead_s)
+                else ServiceClass.BEST_EFFORT
             )
             actions.append(Place(r.key, d.replica, d.incarnation, service_class))
 
 
-def attainable(r: Record, d: Digest, now: float) -> bool:
+def attainable(r: Record, d: Digest, now: float, ahead_s: float) -> bool:
     due = min(r.slo.last_due_unix_s(r.arrived_unix_s), r.slo.first_due_unix_s(r.arrived_unix_s))
     if r.resume.measure.tokens:
         due = min(r.slo.last_due_unix_s(r.arrived_unix_s), r.resume.measure.next_due_unix_s)
@@ -197,6 +207,7 @@ def attainable(r: Record, d: Digest, now: float) -> bool:
         return False
     needed_s = (
         d.backlog_s
+        + ahead_s
         + 2 * TOKEN_S * r.prompt_tokens
         + (0.0 if r.slo.ttlt_s is None else 0.05 * r.max_tokens)
     )
@@ -229,6 +240,7 @@ SAID = st.fixed_dictionaries(
         "replica": st.sampled_from(["r", "s"]),
         "surplus": st.booleans(),
         "waiting": st.sampled_from([0, 0, 1]),
+        "running": st.sampled_from([0, 1]),
         "backlog_s": st.sampled_from([0.0, 0.0, 1.0]),
         "free_slots": st.sampled_from([0, 1, 8]),
         "accepting": st.sampled_from([True, True, True, False]),
@@ -403,3 +415,30 @@ def test_a_planner_whose_clock_is_far_off_is_given_work_all_the_same() -> None:
         core = pool(*(record(f"t.{i}") for i in range(9)))
         assert len(handed(core, 1.0, digest(1.0 + skew_s))) == 2
         assert len(handed(core, 1.1, digest(1.1 + skew_s))) == 2
+
+
+def test_a_replica_without_standard_requests_is_handed_what_it_computes_until_its_next_digest() -> (
+    None
+):
+    def prompts(prompt: int, **more: object) -> int:
+        core = pool(*(record(f"t.{i}", prompt=prompt) for i in range(200)))
+        values = {"running": 0, "token_s": 1e-4, "free_slots": 150, "kv_blocks": 1000}
+        said = digest(1.0, **{**values, "kv_free_blocks": 1000, **more})
+        return len(handed(core, 1.0, said))
+
+    # 0.1 s are 1,000 tokens; the last one begins within them
+    assert prompts(100) == 10
+    assert prompts(90) == 12
+    assert prompts(5000) == 2  # as any
+    assert prompts(1) == IDLE_MOST
+    assert prompts(1, free_slots=5) == 5
+    assert prompts(100, running=1) == prompts(100, waiting=1) == 2
+    assert prompts(100, kv_free_blocks=250 + 25) == 4  # 25 blocks of 16 tokens
+
+
+def test_what_is_promoted_at_once_can_be_in_time_one_after_the_other() -> None:
+    core = pool(*(record(f"t.{i}", prompt=100, slo=Slo(ttft_s=1.07)) for i in range(20)))
+    classes = [p.service_class for p in handed(core, 1.0, digest(1.0, running=0, free_slots=99))]
+    # each takes 0.01 s, and twice as long must be left
+    assert classes.count(ServiceClass.STANDARD) == 2
+    assert classes.count(ServiceClass.BEST_EFFORT) == 8

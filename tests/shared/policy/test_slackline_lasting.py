@@ -1,5 +1,7 @@
 """`slackline` finds by what it sees where drafts begin to lose, whatever was announced."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -180,3 +182,24 @@ def test_few_drafts_among_many_decodes_do_not_keep_the_draft_model_at_work() -> 
 
     assert drafts(0)
     assert not drafts(31)
+
+
+def test_best_effort_requests_draft_while_they_have_the_replica_for_themselves() -> None:
+    late = Row(tbt_s=0.05, best_effort=True)
+    decodes = [decode(replace(late, slot=n)) for n in range(4)]
+
+    def drafts(*others: Row) -> bool:
+        seen = view([*decodes, *others])
+        seen.draft = Draft(Linear(), 0.1, 0.1)
+        seen.draft_tokens = seen.computed_tokens
+        choice = registry.make("slackline").plan(seen)[0]
+        assert set(range(4)) <= set(choice.slots.tolist())
+        depth = choice.speculation.depth.tolist() if choice.speculation else []
+        return any(
+            deep > 0 for slot, deep in zip(choice.slots.tolist(), depth, strict=False) if slot < 4
+        )
+
+    assert drafts()
+    assert not drafts(replace(late, slot=4))  # its prompt waits
+    # they have a token each in the time that this one leaves, which may draft itself
+    assert not drafts(decode(Row(slot=4, tbt_s=0.05)))
