@@ -8,6 +8,7 @@ on CUDA they are by the clock. Greedy; the prompts are questions as the shipped 
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -46,6 +47,29 @@ def wait_for(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+def time_passes(model: Any, now_s: Callable[[], float], note: Callable[[float], None]) -> None:
+    """From now on `note` is told what each pass of this PagedModel takes, by the clock `now_s`. On
+    CUDA these are its recorded passes, and those that are computed without; what is recorded later
+    is not seen.
+    """
+
+    def timed(inner: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            began_s = now_s()
+            out = inner(*args)
+            wait_for(model.device)
+            note(now_s() - began_s)
+            return out
+
+        return call
+
+    model._forward = timed(model._forward)
+    if model._passes is not None:
+        recorded = model._passes._passes
+        for size, one in recorded.items():
+            recorded[size] = one._replace(graph=SimpleNamespace(replay=timed(one.graph.replay)))
+
+
 class DraftBench:
     def __init__(self, folder: Path, draft: Path, output_tokens: int) -> None:
         self.engine = TorchEngine(
@@ -66,7 +90,10 @@ class DraftBench:
         self._forward_s = 0.0
         of_engine: Any = self.engine
         for model in (of_engine._model, of_engine._draft._model):
-            self._time_forward(model)
+            time_passes(model, self._now_s, self._note)
+
+    def _note(self, took_s: float) -> None:
+        self._forward_s += took_s
 
     def engine_s(self, batch: int, budget: int) -> DraftSpeed:
         """One round. With a budget below the batch the likeliest drafts of all are verified."""
@@ -132,18 +159,6 @@ class DraftBench:
                 **helped,
             )
         return ALONE * self._output_tokens / (self._now_s() - began_s)
-
-    def _time_forward(self, model: Any) -> None:
-        inner: Callable[..., Any] = model._forward
-
-        def timed(*args: Any) -> Any:
-            began_s = self._now_s()
-            out = inner(*args)
-            wait_for(self.engine.device)
-            self._forward_s += self._now_s() - began_s
-            return out
-
-        model._forward = timed
 
 
 def measure_drafting(

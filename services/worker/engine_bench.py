@@ -23,7 +23,7 @@ import msgspec
 import torch
 import transformers
 
-from services.worker.draft_bench import measure_drafting, wait_for
+from services.worker.draft_bench import measure_drafting, time_passes
 from services.worker.engines.torch_engine import TorchEngine
 from shared.core.turn import Load, Work
 from shared.errors import ConfigError
@@ -51,8 +51,7 @@ class Bench:
         self._model.to(self.engine.device).eval()
         self.parameters = sum(weights.numel() for weights in self._model.parameters())
         self._forward_s = 0.0
-        self._model_of_engine: Any = self.engine._model
-        self._time_forward()
+        time_passes(self.engine._model, time.perf_counter, self._note)
 
     def prompts(self, batch: int, tokens: int = PROMPT_TOKENS) -> list[list[int]]:
         rng = Random(batch)
@@ -126,17 +125,8 @@ class Bench:
         for n in range(len(prompts)):
             self.engine.release(Slot(n))
 
-    def _time_forward(self) -> None:
-        inner: Callable[..., Any] = self._model_of_engine._forward
-
-        def timed(*args: Any) -> Any:
-            began_s = time.perf_counter()
-            out = inner(*args)
-            wait_for(self.engine.device)
-            self._forward_s += time.perf_counter() - began_s
-            return out
-
-        self._model_of_engine._forward = timed
+    def _note(self, took_s: float) -> None:
+        self._forward_s += took_s
 
 
 async def naps_late_s(beside: Callable[[], object] | None, seconds: float) -> list[float]:
