@@ -47,7 +47,7 @@ from shared.policy.slackline.iteration import (
 from shared.policy.slackline.lasting import Lasting
 from shared.policy.slackline.price import prices_of
 from shared.policy.slackline.token_order import MARGIN_S, Timing
-from shared.policy.slackline.yields import DEEPEST, Yield, yields
+from shared.policy.slackline.yields import DEEPEST, yields
 from shared.policy.speculation import draft_s
 from shared.vocabulary import Definition
 
@@ -141,18 +141,15 @@ def drafting(
     whole = _for_whole_answers(view, rows)
     if not len(tight) and len(order) and not (whole.all() or (calm and whole.any())):
         return None
-    scale, least = learned.accepted.scale, _least(view, view.draft, len(rows), plain_s, learned)
-    plans = [_plan(view, view.draft, shape, shape, known, scale) for known in yields(ACCEPTANCE)]
+    least = _least(view, view.draft, len(rows), plain_s, learned)
+    plans = _plans(view, view.draft, shape, shape, learned)
     if len(tight):
         best, drafters = max(plans, key=_tokens_per_s), rows
         tightest_s = float(view.tbt_s[tight].min())
         lasts_s = (1.0 + best.accepted) * tightest_s
         if len(order) and (best.seconds <= lasts_s or _tokens_per_s(best) > least):
             drafters = rows[view.tbt_s[rows] < lasts_s]
-            some = chunk.decodes_of(view, drafters)
-            plans = [
-                _plan(view, view.draft, shape, some, known, scale) for known in yields(ACCEPTANCE)
-            ]
+            plans = _plans(view, view.draft, shape, chunk.decodes_of(view, drafters), learned)
             best = max(plans, key=_tokens_per_s)
         if _tokens_per_s(best) <= least:
             return None
@@ -186,10 +183,10 @@ def _best_effort_alone(
     rows, draft = every.rows, view.draft
     if draft is None or not len(rows) or np.count_nonzero(view.phase != chunk.DECODE):
         return None
-    shape, scale = chunk.decodes_of(view, rows), learned.accepted.scale
+    shape = chunk.decodes_of(view, rows)
     least = _least(view, draft, len(rows), view.profile.batch_s(shape), learned)
     length_s = longest_of_none_s(view, timing, rows)
-    plans = [_plan(view, draft, shape, shape, known, scale) for known in yields(ACCEPTANCE)]
+    plans = _plans(view, draft, shape, shape, learned)
     plans = [plan for plan in plans if plan.seconds <= length_s - MARGIN_S]
     if not plans or _tokens_per_s(best := max(plans, key=_tokens_per_s)) <= least:
         return None
@@ -242,8 +239,8 @@ def speed(view: View, learned: Learned, decodes: int) -> float:
         return 1.0
     decodes = max(decodes, FEW)
     shape = BatchShape(decodes=decodes, decode_context=CONTEXT_TOKENS * decodes)
-    scale, factor = learned.accepted.scale, _factor(view, view.draft, decodes, learned)
-    plans = (_plan(view, view.draft, shape, shape, known, scale) for known in yields(ACCEPTANCE))
+    factor = _factor(view, view.draft, decodes, learned)
+    plans = _plans(view, view.draft, shape, shape, learned)
     return max(1.0, max(map(_tokens_per_s, plans)) * view.profile.batch_s(shape) / factor)
 
 
@@ -255,8 +252,8 @@ def can_pay(view: View, every: Decoding, learned: Learned) -> bool:
     if view.draft is None or not len(rows):
         return False
     shape = chunk.decodes_of(view, rows)
-    scale, factor = learned.accepted.scale, _factor(view, view.draft, len(rows), learned)
-    plans = (_plan(view, view.draft, shape, shape, known, scale) for known in yields(ACCEPTANCE))
+    factor = _factor(view, view.draft, len(rows), learned)
+    plans = _plans(view, view.draft, shape, shape, learned)
     return max(map(_tokens_per_s, plans)) * view.profile.batch_s(shape) > factor
 
 
@@ -285,16 +282,19 @@ def _tokens_per_s(plan: Plan) -> float:
     return (1.0 + plan.accepted) / plan.seconds
 
 
-def _plan(
-    view: View, draft: Draft, shape: BatchShape, some: BatchShape, known: Yield, scale: float
-) -> Plan:
-    """The plan with this yield for the decodes in `some`, which draft, among those in `shape`.
+def _plans(
+    view: View, draft: Draft, shape: BatchShape, some: BatchShape, learned: Learned
+) -> list[Plan]:
+    """The plan with each yield for the decodes in `some`, which draft, among those in `shape`.
     Contexts that the draft has not read are left out.
     """
-    drafts = round(known.verified * some.decodes)
-    step_s = draft.step_s(some)
-    seconds = known.depth * step_s + view.profile.batch_s(_verifying(shape, drafts))
-    return Plan(known.depth, drafts, known.accepted * scale, seconds)
+    step_s, scale = draft.step_s(some), learned.accepted.scale
+    found = []
+    for known in yields(ACCEPTANCE):
+        drafts = round(known.verified * some.decodes)
+        seconds = known.depth * step_s + view.profile.batch_s(_verifying(shape, drafts))
+        found.append(Plan(known.depth, drafts, known.accepted * scale, seconds))
+    return found
 
 
 def _verifying(shape: BatchShape, drafts: int) -> BatchShape:

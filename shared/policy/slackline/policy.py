@@ -156,7 +156,8 @@ class Slackline:
             return answers
         prices = prices_of(view.profile)
         decodes, waiting = standard_decodes(view), _waiting(view)
-        due = self._due(view, decodes)
+        due = due_of_rows(view, self._lengths, self._step_s)
+        due = self._unhurried(view, due, decodes)
         held = work_of_rows(view, due, waiting, prices)
         coming = [offer for offer in view.promised if offer.service_class is ServiceClass.STANDARD]
         coming += [offers[n] for n in asked]
@@ -187,12 +188,16 @@ class Slackline:
     def plan(self, view: View) -> Sequence[Choice]:
         every = chunk.decoding(view)
         decodes = standard_decodes(view)
-        due = self._due(view, decodes)
+        prices, bounds = prices_of(view.profile), due_of_rows(view, self._lengths, self._step_s)
+        due = self._unhurried(view, bounds, decodes)
         paced = self._paced_lately(view)
-        weighed = self._weighed(view, due, decodes, every.victims)
+        weighed = self._weighed(view, due, decodes, every.victims, prices)
         if weighed.lost:
-            due = self._due(view, decodes, weighed.queue, first_answers=not paced, together=paced)
-            weighed = self._weighed(view, due, decodes, every.victims)
+            bounds = self._without_hurry(view, bounds, decodes, weighed.queue, prices)
+            before = due
+            due = self._unhurried(view, bounds, decodes, first_answers=not paced, together=paced)
+            if due is not before:
+                weighed = self._weighed(view, due, decodes, every.victims, prices)
         if len(weighed.relegated):
             self._gave_way_unix_s = view.start_unix_s
             gone = weighed.relegated[_counts(view)[weighed.relegated]]
@@ -204,7 +209,7 @@ class Slackline:
         others = bool(view.best_effort.any())
         promoted = weighed.relegated[:0]
         if others and not weighed.lost and Part.PROMOTION in self._parts:
-            promoted = self._in_time_again(view, due, decodes, weighed.latest_s)
+            promoted = self._in_time_again(view, due, decodes, weighed.latest_s, prices)
         queue = weighed.queue
         waits = len(queue) > 0
         first = others and self._owed.due(view.start_unix_s, self._step_s, waits=waits)
@@ -232,24 +237,27 @@ class Slackline:
         alone = alone and not can_pay(view, every, self._drafts)
         return [choice if alone else replace(choice, repeats=1)]
 
-    def _due(
+    def _unhurried(
         self,
         view: View,
+        due: Due,
         decodes: Rows,
-        waiting: Rows | None = None,
         *,
         first_answers: bool = False,
         together: bool = False,
     ) -> Due:
-        """The bounds of the requests that the replica holds. `waiting`: the prefills, where not all
-        can be in time. `decodes`, `first_answers`, `together`: as of `unhurried`.
-        """
-        due = due_of_rows(view, self._lengths, self._step_s)
+        """As `unhurried`."""
         if Part.UNHURRIED not in self._parts:
             return due
-        if waiting is not None:
-            due = without_hurry(view, due, decodes, waiting, prices_of(view.profile))
         return unhurried(view, due, decodes, first_answers=first_answers, together=together)
+
+    def _without_hurry(
+        self, view: View, due: Due, decodes: Rows, waiting: Rows, prices: Prices
+    ) -> Due:
+        """As `without_hurry`, for the prefills that cannot all be in time."""
+        if Part.UNHURRIED not in self._parts:
+            return due
+        return without_hurry(view, due, decodes, waiting, prices)
 
     def _crowded(
         self, view: View, present: Decodes, coming: Decodes, lost: Bools, faster: float
@@ -324,14 +332,15 @@ class Slackline:
             prefill_due_s, sit_out_s, weighed.put_off_s, latest_s, due.pace_s, until_s, each_s
         )
 
-    def _weighed(self, view: View, due: Due, decodes: Rows, victims: Rows) -> "Weighed":
+    def _weighed(
+        self, view: View, due: Due, decodes: Rows, victims: Rows, prices: Prices
+    ) -> Weighed:
         queue = _without(view, _waiting(view), victims)
         token_due_s, latest_s, until_s = self._next_tokens(view, due)
         if Part.EARNED in self._parts:
             token_due_s = put_off_by_mean(view, token_due_s)
         if not len(queue):
             return Weighed(queue, queue, False, token_due_s, token_due_s, latest_s, until_s)
-        prices = prices_of(view.profile)
         work = work_of_rows(view, due, queue, prices)
         early = favoured(work)
         gone = give_way(work, early, self._passes(view, due, decodes, latest_s, prices))
@@ -371,9 +380,10 @@ class Slackline:
             return NextTokens(token_due_s, token_due_s, token_due_s)
         return self._windows.next_tokens(view, token_due_s, self._step_s)
 
-    def _in_time_again(self, view: View, due: Due, decodes: Rows, latest_s: Floats) -> Rows:
+    def _in_time_again(
+        self, view: View, due: Due, decodes: Rows, latest_s: Floats, prices: Prices
+    ) -> Rows:
         """The first best-effort prefill that can be in time, if nothing else is late for it."""
-        prices = prices_of(view.profile)
         rows: Rows = ((view.phase != chunk.DECODE) & view.best_effort).nonzero()[0]
         work = work_of_rows(view, due, rows, prices)
         rows = rows[work.seconds + prices.batch_s < work.due_s]
