@@ -43,14 +43,13 @@ def shape_of(drafts: float) -> tuple[int, int]:
 
 def wait_for(device: torch.device) -> None:
     """Waits until the device has computed what it was given."""
-    if device.type == "cuda":
+    if device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
         torch.cuda.synchronize(device)
 
 
 def time_passes(model: Any, now_s: Callable[[], float], note: Callable[[float], None]) -> None:
     """From now on `note` is told what each pass of this PagedModel takes, by the clock `now_s`. On
-    CUDA these are its recorded passes, and those that are computed without; what is recorded later
-    is not seen.
+    CUDA these are the passes recorded so far, and those that are computed without.
     """
 
     def timed(inner: Callable[..., Any]) -> Callable[..., Any]:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
-from typing import assert_never
+from typing import NamedTuple, assert_never
 
 import msgspec
 
@@ -85,9 +85,9 @@ RelegationAction = Place | Expire
 # most requests examined per digest that turn out not to be attainable (some 5 us each); the next
 # digest goes on
 LOOKS = 256
-# a replica without any standard request is handed prompts for so many seconds at once, and leaves
-# the rest of its KV to others
-IDLE_S, IDLE_MOST, IDLE_KEPT = 0.1, 64, 0.25
+# A replica without any standard request is handed prompts for so many seconds at once, and no more
+# requests than these. So much of its KV, and of its free slots, is left to others.
+ALONE_S, ALONE_MOST, KEPT = 0.1, 64, 0.25
 
 
 class RelegationSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -105,6 +105,18 @@ class _Waiting:
     hopeful_until_unix_s: float
 
 
+class _AtOnce(NamedTuple):
+    """The most that a replica is handed at once, beyond `per_digest`."""
+
+    requests: int
+    tokens: float  # of prompts, and of what was made before
+
+
+def _has_best_effort_alone(digest: Digest) -> bool:
+    """It takes best-effort requests, and has no standard one."""
+    return digest.accepting and digest.surplus and not digest.running and not digest.waiting
+
+
 class RelegationCore:
     """The pool of the one instance that has the lease. A request is *busy* from an action about it
     until the event with the result.
@@ -113,7 +125,7 @@ class RelegationCore:
     def __init__(self, settings: RelegationSettings | None = None) -> None:
         self._set = settings or RelegationSettings()
         self._waiting: dict[RequestKey, _Waiting] = {}
-        self._busy: set[RequestKey] = set()
+        self._busy: dict[RequestKey, ReplicaId | None] = {}  # None: it expires
         self._shares = Shares()
         self._order = Order(self._shares)  # the requests not busy
         # those of them whose SLO may still be attainable somewhere
@@ -171,7 +183,7 @@ class RelegationCore:
                 }
                 self._not_before_unix_s[replica] = now_unix_s + self._set.declined_s
                 if key in self._busy:
-                    self._busy.remove(key)
+                    del self._busy[key]
                     self._offer_again(self._waiting[key], now_unix_s)
             case Tick():
                 pass
@@ -186,8 +198,8 @@ class RelegationCore:
 
     def check(self) -> None:
         """Raises AssertionError unless the pool's parts agree."""
-        assert self._busy <= self._waiting.keys(), "a busy request does not wait"
-        free = self._waiting.keys() - self._busy
+        assert self._busy.keys() <= self._waiting.keys(), "a busy request does not wait"
+        free = self._waiting.keys() - self._busy.keys()
         assert self._order.keys() == free, "the order and the pool differ"
         assert self._hopeful.keys() <= free, "a request may be promoted that is not free"
         expiring = {
@@ -232,14 +244,14 @@ class RelegationCore:
             ]
             heapify(self._expiries)
 
-    def _make_busy(self, key: RequestKey) -> None:
-        self._busy.add(key)
+    def _make_busy(self, key: RequestKey, replica: ReplicaId | None = None) -> None:
+        self._busy[key] = replica
         self._order.discard(key)
         self._hopeful.discard(key)
 
     def _leave(self, key: RequestKey, now_unix_s: float) -> None:
         self._make_busy(key)
-        self._busy.remove(key)
+        del self._busy[key]
         record = self._waiting.pop(key).record
         self._shares.leave(lane_of(record), now_unix_s)
         self._work.add(record, -1)
@@ -281,20 +293,19 @@ class RelegationCore:
         if not digest.accepting or not (digest.surplus or not digest.waiting):
             return
         order = self._order if digest.surplus else self._hopeful
-        idle_tokens = _idle_tokens(digest)
-        most = max(self._set.per_digest, IDLE_MOST if idle_tokens else 0)
-        most = min(most, digest.free_slots)
+        alone = self._alone(replica, digest, now_unix_s)
+        most = min(max(self._set.per_digest, alone.requests), digest.free_slots)
         handed = handed_tokens = 0
         looks, too_late_here = LOOKS, []
         while (
             handed < most
-            and (handed < self._set.per_digest or handed_tokens < idle_tokens)
+            and (handed < self._set.per_digest or handed_tokens < alone.tokens)
             and looks > 0
             and (key := order.first(lambda needs: meets(digest, needs))) is not None
         ):
             waiting = self._waiting[key]
             record = waiting.record
-            ahead_s = digest.backlog_s + (handed_tokens * digest.token_s if idle_tokens else 0.0)
+            ahead_s = digest.backlog_s + (handed_tokens * digest.token_s if alone.tokens else 0.0)
             ready_unix_s = now_unix_s + self._set.promote_margin * ahead_s
             attainable = not digest.waiting and ready_unix_s <= waiting.hopeful_until_unix_s
             if not attainable and not digest.surplus:
@@ -303,8 +314,10 @@ class RelegationCore:
                 if now_unix_s <= waiting.hopeful_until_unix_s:
                     too_late_here.append(record)
                 continue
-            handed, handed_tokens = handed + 1, handed_tokens + record.prompt_tokens
-            self._make_busy(key)
+            tokens = record.prompt_tokens + record.resume.measure.tokens
+            handed_tokens += -(-tokens // digest.block_tokens) * digest.block_tokens
+            handed += 1
+            self._make_busy(key, replica)
             self._shares.give(lane_of(record), record.prompt_tokens / record.weight)
             self._debits.placed(
                 replica, record.prompt_tokens, now_unix_s, best_effort=not attainable
@@ -313,6 +326,21 @@ class RelegationCore:
             actions.append(Place(key, replica, digest.incarnation, service_class))
         for record in too_late_here:
             self._hopeful.add(record)
+
+    def _alone(self, replica: ReplicaId, digest: Digest, now_unix_s: float) -> _AtOnce:
+        """The most that this replica is handed at once if it has best-effort requests alone: its
+        part of what waits, where others are like it. Nothing while it has not answered for the
+        last.
+        """
+        free = len(self._waiting) - len(self._busy)
+        if not free or not _has_best_effort_alone(digest) or replica in self._busy.values():
+            return _AtOnce(0, 0.0)
+        views = self._debits.views(now_unix_s).values()
+        part = math.ceil(free / max(sum(map(_has_best_effort_alone, views)), 1))
+        slots = int((1 - KEPT) * digest.free_slots)
+        room_tokens = (digest.kv_free_blocks - KEPT * digest.kv_blocks) * digest.block_tokens
+        tokens = max(min(ALONE_S / digest.token_s, room_tokens), 0.0)
+        return _AtOnce(min(part, slots, ALONE_MOST), tokens)
 
     def _hopeful_until_unix_s(self, record: Record) -> float:
         """The next deadline, less the predicted time with its margin. -inf: the request is late
@@ -331,11 +359,3 @@ class RelegationCore:
         if record.slo.ttlt_s is not None:
             predicted_s += 0.05 * record.max_tokens
         return due - self._set.promote_margin * predicted_s
-
-
-def _idle_tokens(digest: Digest) -> float:
-    """The prompt tokens handed at once to a replica that has nothing but best-effort requests."""
-    if digest.running or digest.waiting or not digest.surplus:
-        return 0.0
-    room_blocks = digest.kv_free_blocks - IDLE_KEPT * digest.kv_blocks
-    return max(min(IDLE_S / digest.token_s, room_blocks * digest.block_tokens), 0.0)

@@ -9,8 +9,8 @@
 - *Whole answers*: prompts wait, and some decode has a TTLT that leaves it less than HURRIED passes
   for each token. All decodes draft in half of the time if the prompts with a TTFT are in
   time in the other half, and if none has given way lately or no decode has a pace.
-- *Otherwise* prompts wait, and none drafts: the time is theirs.
 - *Best-effort* requests draft where they are alone on the replica, and none waits for its prefill.
+- *Otherwise* prompts wait, and none drafts: the time is theirs.
 
 In no case do decodes draft where that would bring them fewer tokens a second, as far as
 iterations have shown (lasting.py).
@@ -127,8 +127,8 @@ def drafting(
     *,
     calm: bool,
 ) -> Choice | None:
-    """One iteration in which the standard decodes draft; None where none should. `spare`: as in
-    iteration.py. `calm`: no request has given way lately.
+    """One iteration in which the standard decodes draft, or best-effort ones where they are alone;
+    None where none should. `spare`: as in iteration.py. `calm`: no request has given way lately.
     """
     rows = every.rows[~view.best_effort[every.rows]]
     if view.draft is None:
@@ -148,7 +148,7 @@ def drafting(
         tightest_s = float(view.tbt_s[tight].min())
         lasts_s = (1.0 + best.accepted) * tightest_s
         if len(order) and (best.seconds <= lasts_s or _tokens_per_s(best) > least):
-            drafters = rows[view.tbt_s[rows] < lasts_s]
+            drafters = rows[view.tbt_s[rows] < max(lasts_s, best.seconds)]
             plans = _plans(view, view.draft, shape, chunk.decodes_of(view, drafters), learned)
             best = max(plans, key=_tokens_per_s)
         if _tokens_per_s(best) <= least:
@@ -177,8 +177,8 @@ def drafting(
 def _best_effort_alone(
     view: View, timing: Timing, every: Decoding, learned: Learned
 ) -> Choice | None:
-    """The same where no standard request decodes. It is no longer than without drafts, so that an
-    arrival need not wait.
+    """One iteration in which the best-effort decodes draft, since no other request is on the
+    replica. It is no longer than one without drafts may be: an arrival need not wait.
     """
     rows, draft = every.rows, view.draft
     if draft is None or not len(rows) or np.count_nonzero(view.phase != chunk.DECODE):
@@ -249,6 +249,8 @@ def can_pay(view: View, every: Decoding, learned: Learned) -> bool:
     while nothing waits.
     """
     rows = every.rows[~view.best_effort[every.rows]]
+    if not len(rows):
+        rows = every.rows
     if view.draft is None or not len(rows):
         return False
     shape = chunk.decodes_of(view, rows)
@@ -377,7 +379,7 @@ def _choice(
     depth: Ints = np.minimum(plan.depth, np.maximum(left - 1, 0)).astype(np.int32)
     computed, missing = view.computed_tokens[rows], _missing(view, rows)
     spare_s = length_s - MARGIN_S - plan.seconds
-    needed = np.isin(rows, tight) | _for_whole_answers(view, rows)
+    needed = np.isin(rows, tight) | (_for_whole_answers(view, rows) & ~view.best_effort[rows])
     depth[_read_later(view, view.draft, missing, needed, spare_s, length_s)] = 0
     depth[~np.isin(rows, drafters)] = 0
     drafts = depth > 0

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.core.debits import TOKEN_S
+from shared.core.debits import STALE_S, TOKEN_S
 from shared.core.pool import FORGET_S, Shares
 from shared.core.relegation import (
-    IDLE_MOST,
-    IDLE_S,
+    ALONE_MOST,
+    ALONE_S,
     Declined,
     Expire,
     Gone,
@@ -114,6 +114,9 @@ class Plain:
 
     free: dict[str, Record] = field(default_factory=dict)
     busy: dict[str, Record] = field(default_factory=dict)
+    given_to: dict[str, str] = field(default_factory=dict)  # the replica of each that is handed out
+    said: dict[str, tuple[Digest, float]] = field(default_factory=dict)
+    debited: set[str] = field(default_factory=set)  # replicas that were given some since they said
     given: dict[tuple[float, str], float] = field(default_factory=dict)
     floors: dict[float, float] = field(default_factory=dict)
     not_before: dict[str, float] = field(default_factory=dict)
@@ -154,6 +157,8 @@ class Plain:
                 if r.key not in self.free and r.key not in self.busy:
                     self.enter(r)
             case Heard(d):
+                self.said[d.replica] = d, now
+                self.debited.discard(d.replica)
                 if d.accepting and now >= self.not_before.get(d.replica, 0.0):
                     self.hand_out(d, now, actions)
             case Taken(key) | Gone(key):
@@ -162,6 +167,7 @@ class Plain:
                 self.not_before[replica] = now + SETTINGS.declined_s
                 if key in self.busy:
                     self.free[key] = self.busy.pop(key)
+                    self.given_to.pop(key, None)
         for r in sorted(self.free.values(), key=lambda r: (r.expires_unix_s, r.key)):
             if r.expires_unix_s <= now:
                 self.busy[r.key] = self.free.pop(r.key)
@@ -169,12 +175,12 @@ class Plain:
         return actions
 
     def hand_out(self, d: Digest, now: float, actions: list[object]) -> None:
-        idle = d.surplus and not d.running and not d.waiting
+        alone = self.alone(d, now)
         handed, tokens = 0, 0
         while handed < d.free_slots and (
-            handed < SETTINGS.per_digest or (idle and tokens < IDLE_S / d.token_s)
+            handed < SETTINGS.per_digest or (handed < alone and tokens < ALONE_S / d.token_s)
         ):
-            ahead_s = tokens * d.token_s if idle else 0.0
+            ahead_s = tokens * d.token_s if alone else 0.0
             ready = [r for r in self.free.values() if d.surplus or attainable(r, d, now, ahead_s)]
             if not ready:
                 return
@@ -187,7 +193,8 @@ class Plain:
                     r.key,
                 ),
             )
-            handed, tokens = handed + 1, tokens + r.prompt_tokens
+            computed = r.prompt_tokens + r.resume.measure.tokens
+            handed, tokens = handed + 1, tokens + math.ceil(computed / 16) * 16
             self.given[r.importance, r.key.split(".")[0]] += r.prompt_tokens
             self.busy[r.key] = self.free.pop(r.key)
             self.lift(r.importance, 0.0)
@@ -196,7 +203,25 @@ class Plain:
                 if attainable(r, d, now, ahead_s)
                 else ServiceClass.BEST_EFFORT
             )
+            self.given_to[r.key] = d.replica
+            self.debited.add(d.replica)
             actions.append(Place(r.key, d.replica, d.incarnation, service_class))
+
+    def alone(self, d: Digest, now: float) -> int:
+        """The most requests that a replica with best-effort ones alone is handed."""
+        like = [
+            other.replica
+            for other, at in self.said.values()
+            if now - at <= STALE_S
+            and other.replica not in self.debited
+            and other.accepting
+            and other.surplus
+            and not other.running
+            and not other.waiting
+        ]
+        if d.replica not in like or any(self.given_to.get(key) == d.replica for key in self.busy):
+            return 0
+        return min(math.ceil(len(self.free) / len(like)), int(0.75 * d.free_slots), ALONE_MOST)
 
 
 def attainable(r: Record, d: Digest, now: float, ahead_s: float) -> bool:
@@ -426,19 +451,53 @@ def test_a_replica_without_standard_requests_is_handed_what_it_computes_until_it
         said = digest(1.0, **{**values, "kv_free_blocks": 1000, **more})
         return len(handed(core, 1.0, said))
 
-    # 0.1 s are 1,000 tokens; the last one begins within them
-    assert prompts(100) == 10
-    assert prompts(90) == 12
+    # 0.1 s are 1,000 tokens, in blocks of 16; the last one begins within them
+    assert prompts(96) == 11
+    assert prompts(81) == 11
     assert prompts(5000) == 2  # as any
-    assert prompts(1) == IDLE_MOST
-    assert prompts(1, free_slots=5) == 5
-    assert prompts(100, running=1) == prompts(100, waiting=1) == 2
-    assert prompts(100, kv_free_blocks=250 + 25) == 4  # 25 blocks of 16 tokens
+    assert prompts(1) == 63
+    assert prompts(1, token_s=1e-5) == ALONE_MOST
+    assert prompts(1, free_slots=8) == 6  # a quarter is left to others
+    assert prompts(96, running=1) == prompts(96, waiting=1) == 2
+    assert prompts(96, kv_free_blocks=250 + 24) == 4
+    assert prompts(96, kv_free_blocks=250 + 0) == 2
+
+
+def test_what_was_made_before_counts_like_a_prompt() -> None:
+    made = Resume(measure=Measure(tokens=2000, next_due_unix_s=NOW))
+    core = pool(*(record(f"t.{i}", prompt=15, resume=made) for i in range(20)))
+    assert len(handed(core, 1.0, digest(1.0, running=0, free_slots=99))) == 2
+
+
+def test_replicas_without_standard_requests_share_what_waits() -> None:
+    core = pool(*(record(f"t.{i}", prompt=50) for i in range(20)))
+    for replica in "rstu":  # each was heard before
+        core.handle(Heard(digest(0.5, replica, surplus=False)), now_unix_s=NOW + 0.5)
+    for replica in "rstu":
+        core.handle(
+            Heard(digest(1.0, replica, running=0, free_slots=0, kv_blocks=999)),
+            now_unix_s=NOW + 1.0,
+        )
+    got = [
+        len(handed(core, 1.1, digest(1.1, replica, running=0, free_slots=50, kv_free_blocks=999)))
+        for replica in "rstu"
+    ]
+    assert got == [5, 5, 5, 5]
+
+
+def test_a_replica_is_handed_no_more_at_once_before_it_has_answered() -> None:
+    core = pool(*(record(f"t.{i}", prompt=100) for i in range(40)))
+    first = handed(core, 1.0, digest(1.0, running=0, free_slots=50))
+    assert len(first) > 2
+    assert len(handed(core, 1.1, digest(1.1, running=0, free_slots=50))) == 2
+    for place in first:
+        core.handle(Taken(place.key), now_unix_s=NOW + 1.15)
+    assert len(handed(core, 1.2, digest(1.2, running=0, free_slots=50))) == 2  # the two of 1.1
 
 
 def test_what_is_promoted_at_once_can_be_in_time_one_after_the_other() -> None:
-    core = pool(*(record(f"t.{i}", prompt=100, slo=Slo(ttft_s=1.07)) for i in range(20)))
+    core = pool(*(record(f"t.{i}", prompt=96, slo=Slo(ttft_s=1.07)) for i in range(20)))
     classes = [p.service_class for p in handed(core, 1.0, digest(1.0, running=0, free_slots=99))]
     # each takes 0.01 s, and twice as long must be left
     assert classes.count(ServiceClass.STANDARD) == 2
-    assert classes.count(ServiceClass.BEST_EFFORT) == 8
+    assert classes.count(ServiceClass.BEST_EFFORT) == 9

@@ -203,3 +203,37 @@ def test_best_effort_requests_draft_while_they_have_the_replica_for_themselves()
     assert not drafts(replace(late, slot=4))  # its prompt waits
     # they have a token each in the time that this one leaves, which may draft itself
     assert not drafts(decode(Row(slot=4, tbt_s=0.05)))
+
+
+def test_best_effort_requests_that_do_not_draft_now_are_asked_again() -> None:
+    seen = view([decode(Row(slot=n, tbt_s=0.02, best_effort=True), context=3000) for n in range(4)])
+    seen.draft = Draft(Linear(), 0.1, 0.1)  # there is no time to read their contexts
+    choice = registry.make("slackline").plan(seen)[0]
+    assert choice.speculation is None
+    assert choice.repeats == 1
+
+
+@pytest.mark.parametrize(("looser_s", "drafts"), [(0.1, False), (0.012, True)])
+def test_while_prompts_wait_a_pace_that_the_iteration_keeps_drafts_nothing(
+    looser_s: float, drafts: bool
+) -> None:
+    """Drafts for all take longer than the tightest pace allows, and bring more than none."""
+    tight = [decode(Row(slot=n, tbt_s=0.0045)) for n in range(2)]
+    looser = [decode(Row(slot=n, tbt_s=looser_s)) for n in range(2, 10)]
+    seen = view([*tight, *looser, Row(slot=10, ttlt_s=60.0)])
+    seen.draft = Draft(Linear(), 0.1, 0.1)
+    seen.draft_tokens = seen.computed_tokens
+    choice = registry.make("slackline").plan(seen)[0]
+    assert choice.speculation is not None
+    depth = dict(zip(choice.slots.tolist(), choice.speculation.depth.tolist(), strict=True))
+    assert all(depth[slot] > 0 for slot in range(2))
+    assert [depth[slot] > 0 for slot in range(2, 10)] == [drafts] * 8
+
+
+def test_best_effort_requests_alone_draft_no_longer_than_an_arrival_may_wait() -> None:
+    """Drafts for so many would take longer than two passes of one decode, and than their pace."""
+    seen = view([decode(Row(slot=n, tbt_s=0.01, best_effort=True)) for n in range(200)])
+    seen.draft = Draft(Linear(), 0.1, 0.1)
+    seen.draft_tokens = seen.computed_tokens
+    choice = registry.make("slackline").plan(seen)[0]
+    assert choice.speculation is None
