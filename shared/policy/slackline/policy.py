@@ -246,7 +246,7 @@ class Slackline:
         first_answers: bool = False,
         together: bool = False,
     ) -> Due:
-        """As `unhurried`."""
+        """These bounds as `unhurried` leaves them; as they are in an ablation without it."""
         if Part.UNHURRIED not in self._parts:
             return due
         return unhurried(view, due, decodes, first_answers=first_answers, together=together)
@@ -254,7 +254,7 @@ class Slackline:
     def _without_hurry(
         self, view: View, due: Due, decodes: Rows, waiting: Rows, prices: Prices
     ) -> Due:
-        """As `without_hurry`, for the prefills that cannot all be in time."""
+        """The same with `without_hurry`. `waiting`: the prefills, which cannot all be in time."""
         if Part.UNHURRIED not in self._parts:
             return due
         return without_hurry(view, due, decodes, waiting, prices)

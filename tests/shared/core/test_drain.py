@@ -52,5 +52,5 @@ def test_what_a_replica_takes_at_once_is_no_speed_beyond_its_own() -> None:
     drain.waited(1.0)
     for n in range(1000):
         drain.took(pooled(f"a.{n}", prompt_tokens=490))
-    assert drain.tokens_s(0.0) > 10 * IDLE_TOKENS_S  # no replica is known
+    assert drain.tokens_s(0.0) > 5 * IDLE_TOKENS_S  # no replica is known
     assert drain.tokens_s(IDLE_TOKENS_S) == IDLE_TOKENS_S
