@@ -48,6 +48,6 @@ class Drain:
         seen = (self._tokens + self._prior_s * PRIOR * idle_tokens_s) / (
             self._waited_s + self._prior_s
         )
-        if idle_tokens_s:  # a replica may take more at once than it does in that time
+        if idle_tokens_s:  # replicas take many requests at once, and do them later
             seen = min(seen, idle_tokens_s)
         return max(seen, LEAST * idle_tokens_s)

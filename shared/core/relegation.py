@@ -85,14 +85,14 @@ RelegationAction = Place | Expire
 # most requests examined per digest that turn out not to be attainable (some 5 us each); the next
 # digest goes on
 LOOKS = 256
-# A replica without any standard request is handed prompts for so many seconds at once, and no more
-# requests than these. So much of its KV, and of its free slots, is left to others.
-ALONE_S, ALONE_MOST, KEPT = 0.1, 64, 0.25
+# A replica without any standard request is handed prompts for so many seconds at once.
+ALONE_S = 0.1
+ALONE_MOST = 64  # requests of these
+KEPT = 0.25  # of its KV, and of its free slots, stays free for others
 
 
 class RelegationSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    # requests handed before its next digest to a replica that has standard ones
-    per_digest: int = 2
+    per_digest: int = 2  # requests handed to a busy replica before its next digest
     declined_s: float = 0.5  # a replica that declined is left alone for this long
     # an SLO counts as attainable if this many times the predicted time is left
     promote_margin: float = 2.0
@@ -106,7 +106,7 @@ class _Waiting:
 
 
 class _AtOnce(NamedTuple):
-    """The most that a replica is handed at once, beyond `per_digest`."""
+    """The most that a replica is handed at once, where that is more than `per_digest`."""
 
     requests: int
     tokens: float  # of prompts, and of what was made before
@@ -328,9 +328,8 @@ class RelegationCore:
             self._hopeful.add(record)
 
     def _alone(self, replica: ReplicaId, digest: Digest, now_unix_s: float) -> _AtOnce:
-        """The most that this replica is handed at once if it has best-effort requests alone: its
-        part of what waits, where others are like it. Nothing while it has not answered for the
-        last.
+        """The most that this replica is handed at once, if it has best-effort requests alone and
+        has answered for all that it was offered. Several such replicas share what waits.
         """
         free = len(self._waiting) - len(self._busy)
         if not free or not _has_best_effort_alone(digest) or replica in self._busy.values():

@@ -41,7 +41,7 @@ from shared.policy.seam import (
 from shared.policy.slackline.due import LOOSE_S
 from shared.policy.slackline.iteration import (
     BATCH_TOKENS,
-    longest_of_none_s,
+    longest_without_standard_s,
     with_best_effort,
 )
 from shared.policy.slackline.lasting import Lasting
@@ -130,9 +130,9 @@ def drafting(
     """One iteration in which the standard decodes draft, or best-effort ones where they are alone;
     None where none should. `spare`: as in iteration.py. `calm`: no request has given way lately.
     """
-    rows = every.rows[~view.best_effort[every.rows]]
     if view.draft is None:
         return None
+    rows = every.rows[~view.best_effort[every.rows]]
     if not len(rows):
         return _best_effort_alone(view, timing, every, learned)
     shape = chunk.decodes_of(view, rows)
@@ -181,11 +181,12 @@ def _best_effort_alone(
     replica. It is no longer than one without drafts may be: an arrival need not wait.
     """
     rows, draft = every.rows, view.draft
-    if draft is None or not len(rows) or np.count_nonzero(view.phase != chunk.DECODE):
+    assert draft is not None
+    if not len(rows) or np.count_nonzero(view.phase != chunk.DECODE):
         return None
     shape = chunk.decodes_of(view, rows)
     least = _least(view, draft, len(rows), view.profile.batch_s(shape), learned)
-    length_s = longest_of_none_s(view, timing, rows)
+    length_s = longest_without_standard_s(view, timing, rows)
     plans = _plans(view, draft, shape, shape, learned)
     plans = [plan for plan in plans if plan.seconds <= length_s - MARGIN_S]
     if not plans or _tokens_per_s(best := max(plans, key=_tokens_per_s)) <= least:
@@ -245,14 +246,13 @@ def speed(view: View, learned: Learned, decodes: int) -> float:
 
 
 def can_pay(view: View, every: Decoding, learned: Learned) -> bool:
-    """Tells whether drafts would bring these decodes more tokens a second, with time enough and
-    while nothing waits.
+    """Tells whether drafts would bring the standard ones of these decodes more tokens a second, or
+    all where there are none, with time enough and while nothing waits.
     """
-    rows = every.rows[~view.best_effort[every.rows]]
-    if not len(rows):
-        rows = every.rows
-    if view.draft is None or not len(rows):
+    if view.draft is None or not len(every.rows):
         return False
+    standard = every.rows[~view.best_effort[every.rows]]
+    rows = standard if len(standard) else every.rows
     shape = chunk.decodes_of(view, rows)
     factor = _factor(view, view.draft, len(rows), learned)
     plans = _plans(view, view.draft, shape, shape, learned)

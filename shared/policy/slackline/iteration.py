@@ -98,10 +98,10 @@ def _longest_s(view: View, timing: Timing, tokens: TokenOrder, order: Rows) -> f
         if tokens.all_kept:
             return longest_s
         return min(longest_s, max(2 * tokens.every_s, float(timing.pace_s[tokens.rows].min())))
-    return longest_of_none_s(view, timing, order if len(order) else slice(None))
+    return longest_without_standard_s(view, timing, order if len(order) else slice(None))
 
 
-def longest_of_none_s(view: View, timing: Timing, paced: Rows | slice) -> float:
+def longest_without_standard_s(view: View, timing: Timing, paced: Rows | slice) -> float:
     """The seconds that an iteration without any standard decode may take: no more than the pace of
     these requests, so that an arrival need not wait; but something must fit.
     """
