@@ -16,7 +16,7 @@ from typing import Any
 import structlog
 from msgspec import Struct
 
-from loadgen.access import DEFAULT_URL, noted
+from loadgen.access import DEFAULT_URL
 from loadgen.commands.trial_arguments import add_draft_arguments, check_acceptance, parse_draft
 from loadgen.fleet.fleet import (
     HOST,
@@ -211,6 +211,7 @@ def make_spec(args: argparse.Namespace) -> FleetSpec:
     return FleetSpec(
         environment=environment,
         tenants=_tenants(environment),
+        noted=True,
         replicas=args.replicas
         if args.replicas is not None
         else {"sim": 2, "vllm": 1}.get(args.engine) or torch_replicas(),
@@ -331,10 +332,9 @@ async def _up(spec: FleetSpec, listener: socket.socket) -> int:
         return 0
     try:
         async with metrics_page(listener, fleet.metrics) as metrics:
-            with noted(fleet.access()):
-                print(_welcome(fleet, metrics), flush=True)
-                stopping = asyncio.ensure_future(stop.wait())
-                await asyncio.wait((stopping, fleet.failed), return_when=asyncio.FIRST_COMPLETED)
+            print(_welcome(fleet, metrics), flush=True)
+            stopping = asyncio.ensure_future(stop.wait())
+            await asyncio.wait((stopping, fleet.failed), return_when=asyncio.FIRST_COMPLETED)
         if stop.is_set():
             _say(
                 "stopping: workers hand their requests back, then NATS stops "

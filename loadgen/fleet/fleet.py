@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Self
 import httpx
 from msgspec import Struct
 
-from loadgen.access import Access
+from loadgen.access import Access, noted
 from loadgen.fleet.child import Child, ChildError, Say
 from loadgen.fleet.nats_server import (
     MAX_PAYLOAD_BYTES,
@@ -91,6 +91,7 @@ class FleetSpec:
     port: int = 0  # of the fleet's own NATS; 0: any free one
     http_port: int = 0  # of the gateway; 0: any free one
     tenants: Sequence[str] = (subjects.DEFAULT_TENANT,)  # with a key each at NATS
+    noted: bool = False  # commands of the same user find its keys, from before anything answers
     # keeps requests, logs and keys; None: a folder that is removed with the fleet
     store: Path | None = None
     drain_s: float = 5.0  # each service may take so long to stop
@@ -197,6 +198,8 @@ class Fleet:
         else:
             self._make_keys()
             await self._start_nats()
+        if self.spec.noted:
+            self._exit.enter_context(noted(self.access()))
         async with self.connect("slackline-fleet") as bus:
             for broken in await bus.make_streams(self.replicas):
                 self._say(broken)

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator
+from datetime import datetime
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -138,11 +139,15 @@ async def test_commands_of_the_same_user_need_no_key_while_it_runs(
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     process, lines, _ = await started()
     url = next(word for line in lines for word in line.split() if word.startswith("nats://"))
+    note = tmp_path / "slackline" / f"up-{url.rpartition(':')[2]}.json"
+    gateway = next(file for file in log_files(lines) if file.stem == "gateway")
+    first = json.loads(gateway.read_text().splitlines()[0])
+    answers_s = datetime.fromisoformat(first["at"]).timestamp()
+    assert note.stat().st_mtime < answers_s, "who sees HTTP answer may ask at once"
     submit = (sys.executable, "-m", "loadgen", "submit", "hello", "--url", url, "--max-tokens", "2")
     for tenant in ("default", "another"):
         asked = await asyncio.create_subprocess_exec(*submit, "--tenant", tenant)
         assert await asked.wait() == 0
-    note = tmp_path / "slackline" / f"up-{url.rpartition(':')[2]}.json"
     assert "user.nk" in note.read_text()
     process.send_signal(signal.SIGINT)
     assert await process.wait() == 0
