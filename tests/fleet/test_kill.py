@@ -17,10 +17,16 @@ import pytest_asyncio
 
 from loadgen.fleet.child import Child
 from loadgen.fleet.fleet import Fleet, FleetSpec
-from shared.schemas import GenerateRequest
+from shared import subjects
+from shared.bus.api import Call
+from shared.schemas import GenerateRequest, Offer, Sampling
+from shared.store.records import Records
+from shared.vocabulary import RecordState, ReplicaId
 from tests.fleet.live import (
+    HOPELESS,
     WAIT_S,
     Wire,
+    ask,
     check,
     client_of,
     draw_requests,
@@ -34,6 +40,7 @@ from tests.fleet.processes import children_of
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 SEED = 20_261_121
 REQUESTS, DURING_S = 48, 2.0
+POOLED = 200  # more than two replicas are handed at once
 # how a test disturbs a fleet, given what its client receives
 Disturb = Callable[[Wire], Awaitable[None]]
 
@@ -94,6 +101,56 @@ async def test_nothing_is_lost_when_a_process_is_killed_under_load(fleet: Fleet,
     starts = victim.starts
     await survive(fleet, kill(victim), SEED + len(name))
     assert victim.starts == starts + 1
+
+
+async def test_nothing_is_lost_when_relegation_is_killed_in_the_middle_of_handing_out(
+    fleet: Fleet,
+) -> None:
+    """A fleet without standard requests is handed dozens at once. It dies when the first of their
+    offers goes out, so most times with places named and not offered, and offers not answered.
+    """
+    relegation = fleet.process("relegation")
+    starts = relegation.starts
+    requests = [
+        GenerateRequest(
+            request_id=f"pooled-{n}",
+            prompt="hello",
+            sampling=Sampling(max_tokens=8, ignore_eos=True),
+            slo=HOPELESS,
+        )
+        for n in range(POOLED)
+    ]
+    async with client_of(fleet) as (bus, client, wire), asyncio.timeout(WAIT_S):
+        records = Records(bus.requests, bus.bodies)
+        offered: list[Offer] = []
+        killed = asyncio.Event()
+
+        def kill_it(offer: Offer, _: Call) -> None:
+            if not killed.is_set():
+                relegation.kill()
+                killed.set()
+            offered.append(offer)
+
+        relegation.send(signal.SIGSTOP)
+        running = [asyncio.create_task(ask(client, request)) for request in requests]
+        while await pooled(records) < POOLED:
+            await asyncio.sleep(0.05)
+        every = subjects.offer(ReplicaId(subjects.EVERY))
+        offers = await bus.subscribe(every, Offer, kill_it)
+        relegation.send(signal.SIGCONT)
+        await killed.wait()
+        left = await pooled(records)
+        print(f"{left} in the pool, {POOLED - left} handed out, {len(offered)} of these offered")
+        assert left > 0, "all was handed out before"
+        await offers.stop()
+        await check(bus, wire, await asyncio.gather(*running))
+        assert relegation.starts == starts + 1
+        await until_idle(bus, fleet.replicas)
+
+
+async def pooled(records: Records) -> int:
+    """How many requests wait in the best-effort pool, by their records."""
+    return sum(one.record.state is RecordState.RELEGATED for one in await records.open())
 
 
 async def test_requests_go_on_elsewhere_when_their_worker_is_killed(fleet: Fleet) -> None:
