@@ -149,7 +149,7 @@ async def test_nothing_is_lost_when_relegation_is_killed_in_the_middle_of_handin
 
 
 async def pooled(records: Records) -> int:
-    """How many requests wait in the best-effort pool, by their records."""
+    """The number of requests in the best-effort pool, by their records."""
     return sum(one.record.state is RecordState.RELEGATED for one in await records.open())
 
 
