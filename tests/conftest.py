@@ -15,10 +15,9 @@ from hypothesis import HealthCheck, settings
 from loadgen.fleet.nats_server import NatsServer
 from shared.bus.nats import connect
 
-# A shell's background job begins with SIGINT ignored, one under nohup with SIGHUP, and its children
-# would ignore them too: tests press Ctrl-C and close terminals.
+# A shell's background job begins with SIGINT ignored, and its children would ignore it too: tests
+# press Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # A slow machine is no failure: no example has a deadline, and drawing one may take its time.
 settings.register_profile("slackline", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -91,7 +91,8 @@ class FleetSpec:
     port: int = 0  # of the fleet's own NATS; 0: any free one
     http_port: int = 0  # of the gateway; 0: any free one
     tenants: Sequence[str] = (subjects.DEFAULT_TENANT,)  # with a key each at NATS
-    noted: bool = False  # commands of the same user find its keys, from before anything answers
+    # commands of the same user find the operator's keys, before any service answers
+    noted: bool = False
     # keeps requests, logs and keys; None: a folder that is removed with the fleet
     store: Path | None = None
     drain_s: float = 5.0  # each service may take so long to stop

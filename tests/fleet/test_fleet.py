@@ -126,7 +126,12 @@ async def test_a_second_ctrl_c_waits_for_nobody() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks at processes in /proc")
 async def test_a_closed_terminal_stops_a_fleet_and_leaves_no_process_behind() -> None:
-    process, lines, pids = await started()
+    # under nohup SIGHUP is ignored, and a child would ignore it too; of a handler it gets nothing
+    before = signal.signal(signal.SIGHUP, lambda *_: None)
+    try:
+        process, lines, pids = await started()
+    finally:
+        signal.signal(signal.SIGHUP, before)
     process.send_signal(signal.SIGHUP)
     assert await process.wait() == 0
     assert [pid for pid in pids if not gone(pid)] == []
@@ -142,8 +147,8 @@ async def test_commands_of_the_same_user_need_no_key_while_it_runs(
     note = tmp_path / "slackline" / f"up-{url.rpartition(':')[2]}.json"
     gateway = next(file for file in log_files(lines) if file.stem == "gateway")
     first = json.loads(gateway.read_text().splitlines()[0])
-    answers_s = datetime.fromisoformat(first["at"]).timestamp()
-    assert note.stat().st_mtime < answers_s, "who sees HTTP answer may ask at once"
+    connected_unix_s = datetime.fromisoformat(first["at"]).timestamp()
+    assert note.stat().st_mtime < connected_unix_s, "who sees HTTP answer may ask at once"
     submit = (sys.executable, "-m", "loadgen", "submit", "hello", "--url", url, "--max-tokens", "2")
     for tenant in ("default", "another"):
         asked = await asyncio.create_subprocess_exec(*submit, "--tenant", tenant)

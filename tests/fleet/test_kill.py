@@ -106,8 +106,8 @@ async def test_nothing_is_lost_when_a_process_is_killed_under_load(fleet: Fleet,
 async def test_nothing_is_lost_when_relegation_is_killed_in_the_middle_of_handing_out(
     fleet: Fleet,
 ) -> None:
-    """A fleet without standard requests is handed dozens at once. It dies when the first of their
-    offers goes out, so most times with places named and not offered, and offers not answered.
+    """A fleet without standard requests is handed dozens at once. Relegation is killed when the
+    first of their offers goes out: often some places are named and not offered yet.
     """
     relegation = fleet.process("relegation")
     starts = relegation.starts
