@@ -22,8 +22,9 @@ from loadgen.fleet.fleet import Fleet, FleetSpec
 from shared import subjects
 from shared.bus.api import RefusedError
 from shared.bus.nats import NatsBus
+from shared.client.client import Client
 from shared.diary import Happened
-from shared.schemas import Explain, Explanation, GenerateRequest, Sampling
+from shared.schemas import Delta, Explain, Explanation, GenerateRequest, Sampling
 from tests.fleet.live import DEFAULT, HOPELESS, WAIT_S, Delivered, ask, client_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -45,10 +46,27 @@ async def explained(
     return await bus.request(subject, question, Explanation, timeout_s=WAIT_S)
 
 
+async def explained_running(bus: NatsBus, client: Client) -> Explanation:
+    """The explanation of a request that has begun and, until it is cancelled, has no end."""
+    handle = await client.submit(request("endless", 7000), "chat")
+    async with asyncio.timeout(WAIT_S):
+        async for event in handle:
+            if isinstance(event, Delta):
+                break
+        running = await explained(bus, "endless")
+        await handle.cancel()
+        await handle.wait()
+    return running
+
+
 async def replica_of(bus: NatsBus, name: str, tenant: str) -> str:
-    """The replica that has taken the request last."""
-    found = await explained(bus, name, tenant)
-    return [step.replica for step in found.happenings if step.what is Happened.HELD][-1]
+    """The replica that has taken the request last, as soon as its diary names one."""
+    async with asyncio.timeout(WAIT_S):
+        while True:
+            found = await explained(bus, name, tenant)
+            if held := [step.replica for step in found.happenings if step.what is Happened.HELD]:
+                return held[-1]
+            await asyncio.sleep(0.02)
 
 
 @dataclass
@@ -82,18 +100,20 @@ async def told(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Told]:
         async with client_of(fleet) as (bus, client, wire):
             straight = await ask(client, request("straight", 20), "interactive")
             relegated = await ask(client, request("relegated", 20, slo=HOPELESS))
+            running = await explained_running(bus, client)
             names = {f"long-{n}": tenant for n, tenant in enumerate(["default", "acme"] * 4)}
             async with asyncio.TaskGroup() as tasks:
                 long = [
                     tasks.create_task(ask(client, request(name, 400, tenant=tenant)))
                     for name, tenant in names.items()
                 ]
-                await wire.until_speaking(2 + len(long))
-                held = [await replica_of(bus, name, tenant) for name, tenant in names.items()]
+                await wire.until_speaking(3 + len(long))
+                held = await asyncio.gather(
+                    *(replica_of(bus, name, tenant) for name, tenant in names.items())
+                )
                 fleet.process("worker-r1").kill()
                 async with asyncio.timeout(WAIT_S):
                     await wire.replaced.wait()
-                running = await explained(bus, "long-0")
             delivered = [task.result() for task in long]
             moved = [one for one, replica in zip(delivered, held, strict=True) if replica == "r1"]
             told = Told(straight, relegated, moved, running)
