@@ -8,6 +8,11 @@ those that are to, would take longer than the tightest of their paces.
 - A request without a pace in its SLO does not count: it may sit out.
 - A pace that not even a decode alone could keep constrains nobody.
 - Where a pass takes too long already, those alone are declined that have the tightest pace.
+- Where a pace needs drafts and they bring more tokens, the edge is not sharp: some requests have
+  more of theirs accepted than others. Then a request counts for the part by which it may well keep
+  its pace, and an offer is declined if the others would lose more than it would gain, by their
+  importance. Where each ten tokens are to keep the pace, one that is late now and then is lost, so
+  the edge stays sharp.
 - Where the deadline of each token judges, the first token may come long before it is due. EARNED of
   that time is spread over the tokens to come, as if their pace was looser.
 """
@@ -30,7 +35,12 @@ from shared.schemas import Offer
 from shared.vocabulary import Definition
 
 EARNED = 0.5
+# Where drafts bring twice the tokens, a request has its own by so much of the time earlier or later
+# than in the mean.
+UNSURE = 0.05
+SHARP = 1e-9
 _DEADLINE = DEFINITIONS.index(Definition.DEADLINE)
+_WINDOWS = DEFINITIONS.index(Definition.MAX_TPOT_10)
 
 
 class Decodes(NamedTuple):
@@ -38,7 +48,9 @@ class Decodes(NamedTuple):
 
     pace_s: Floats  # inf where the SLO names none
     context: Floats  # tokens that it stands on
-    value: Floats  # its importance; inf: it decodes already, and gives way to nobody
+    value: Floats  # its importance
+    runs: Bools  # it decodes already, and gives way to nobody
+    windows: Bools  # each ten tokens are to keep its pace
 
     def taken(self, which: Bools | slice) -> "Decodes":
         return Decodes._make(column[which] for column in self)
@@ -48,13 +60,15 @@ class Decodes(NamedTuple):
 
 
 class Pass(NamedTuple):
-    """The price of a pass: seconds of its fixed part, of a decode, and of a token of context. With
-    drafts, of so much of it as brings each decode one token.
+    """The price of a pass: seconds of its fixed part, of a decode, of a token of context, and of
+    the margin after it. With drafts, of so much of it as brings each decode one token.
     """
 
     fixed_s: float
     decode_s: float
     context_s: float
+    margin_s: float
+    unsure: float  # a request's tokens come by so much of the time earlier or later
 
     def each_s(self, decodes: Decodes) -> Floats:
         return self.decode_s + self.context_s * decodes.context
@@ -76,7 +90,9 @@ def pass_of(profile: Profile, decodes: int, context: float, speed: float) -> Pas
     one_s, many_s = profile.batch_s(one), profile.batch_s(many)
     decode_s = (many_s - one_s) / decodes
     context_s = (profile.batch_s(many._replace(decode_context=context)) - many_s) / context
-    return Pass((one_s - decode_s) / speed, decode_s / speed, context_s / speed)
+    fixed_s = one_s - decode_s
+    unsure = UNSURE * min(speed - 1.0, 1.0)
+    return Pass(fixed_s / speed, decode_s / speed, context_s / speed, MARGIN_S / speed, unsure)
 
 
 def crowded(present: Decodes, asked: Decodes, profile: Profile, speed: float) -> Bools:
@@ -98,29 +114,46 @@ def _too_many(present: Decodes, one: Decodes, price: Pass) -> bool:
     own_s = float(one.pace_s[0])
     if math.isinf(own_s):
         return False
-    others = present.taken(present.value >= one.value)
+    others = present.taken(present.runs | (present.value >= one.value))
     each_s, pace_s = price.each_s(others), others.pace_s
-    least_s = price.fixed_s + each_s + MARGIN_S
+    least_s = price.fixed_s + each_s + price.margin_s
     tightest_s = float(pace_s[pace_s >= least_s].min(initial=own_s))
-    without_s = price.fixed_s + _lasts_s(each_s, pace_s, tightest_s) + MARGIN_S
-    if without_s + _lasts_s(price.each_s(one), one.pace_s, tightest_s) <= tightest_s:
+    without_s = price.fixed_s + _lasts_s(each_s, pace_s, tightest_s) + price.margin_s
+    with_s = without_s + _lasts_s(price.each_s(one), one.pace_s, tightest_s)
+    if price.unsure and not one.windows[0]:
+        kept = one.value * _kept(with_s, one, price)
+        lost = others.value * (_kept(without_s, others, price) - _kept(with_s, others, price))
+        return own_s <= with_s / (1.0 + price.unsure) or 0.0 < lost.sum() >= kept.sum()
+    if with_s <= tightest_s:
         return False
     return without_s <= tightest_s or own_s <= tightest_s
+
+
+def _kept(token_s: float, decodes: Decodes, price: Pass) -> Floats:
+    """[decodes] the part by which each may well keep its pace, if a token takes so long in the
+    mean.
+    """
+    unsure = np.where(decodes.windows, SHARP, price.unsure)
+    parts: Floats = (1.0 + unsure - token_s / decodes.pace_s) / (2 * unsure)
+    return np.clip(parts, 0.0, 1.0)
 
 
 def present_of(view: View, due: Due, rows: Rows, waiting: Rows, work: Work) -> Decodes:
     """The decodes in these rows, and beside them the `waiting` prefills, whose work is `work`."""
     pace_s = np.where(np.isfinite(view.tightest_tbt_s), due.pace_s, np.inf)
-    judged = view.definition == _DEADLINE
+    judged, windows = view.definition == _DEADLINE, view.definition == _WINDOWS
     early_s = view.next_due_unix_s[rows] - view.start_unix_s - due.pace_s[rows]
     decoding = Decodes(
         _eased_s(pace_s[rows], early_s, due.output_tokens[rows], judged[rows]),
         (view.computed_tokens[rows] + view.unsure_tokens[rows]).astype(np.float64),
-        np.full(len(rows), np.inf),
+        view.importance[rows],
+        np.ones(len(rows), dtype=np.bool_),
+        windows[rows],
     )
     early_s = work.due_s - work.seconds.sum()
     tokens = view.target_tokens[waiting]
-    return decoding.beside(_to_come(work, pace_s[waiting], early_s, tokens, judged[waiting]))
+    others = _to_come(work, pace_s[waiting], early_s, tokens, judged[waiting], windows[waiting])
+    return decoding.beside(others)
 
 
 def asked_of(offers: Sequence[Offer], work: Work, ahead_s: float) -> Decodes:
@@ -128,14 +161,18 @@ def asked_of(offers: Sequence[Offer], work: Work, ahead_s: float) -> Decodes:
     tokens = np.array([offer.prompt_tokens + offer.generated_tokens for offer in offers])
     named = np.isfinite([offer.slo.tightest_pace_s(offer.thinking) for offer in offers])
     judged = np.array([offer.slo.definition is Definition.DEADLINE for offer in offers])
+    windows = np.array([offer.slo.definition is Definition.MAX_TPOT_10 for offer in offers])
     early_s = work.due_s - ahead_s - work.seconds
-    return _to_come(work, np.where(named, work.pace_s, np.inf), early_s, tokens, judged)
+    return _to_come(work, np.where(named, work.pace_s, np.inf), early_s, tokens, judged, windows)
 
 
-def _to_come(work: Work, pace_s: Floats, early_s: Floats, tokens: Ints, judged: Bools) -> Decodes:
+def _to_come(
+    work: Work, pace_s: Floats, early_s: Floats, tokens: Ints, judged: Bools, windows: Bools
+) -> Decodes:
     """`early_s`: before its due time the prefill may end so early. `judged`: by deadlines."""
     pace_s = _eased_s(pace_s, early_s, work.output_tokens, judged)
-    return Decodes(pace_s, tokens + work.output_tokens / 2, work.value)
+    runs = np.zeros(len(pace_s), dtype=np.bool_)
+    return Decodes(pace_s, tokens + work.output_tokens / 2, work.value, runs, windows)
 
 
 def _eased_s(pace_s: Floats, early_s: Floats, output_tokens: Floats, judged: Bools) -> Floats:

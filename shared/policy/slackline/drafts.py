@@ -4,8 +4,8 @@
   most tokens a second that still keep the pace of every decode.
 - *Need*: a TBT is below NEEDED times what a pass of a few decodes takes. Then decodes draft, the
   drafts needed most are verified first, and the iteration lasts as long as that pace allows. The
-  time that is left is for prefills. While some wait, decodes of a looser pace than such iterations
-  have one token in each, and draft nothing.
+  time that is left is for prefills; a short one runs at once. While some wait, decodes of a looser
+  pace than such iterations have one token in each, and draft nothing.
 - *Whole answers*: prompts wait, and some decode has a TTLT that leaves it less than HURRIED passes
   for each token. All decodes draft in half of the time if the prompts with a TTFT are in
   time in the other half, and if none has given way lately or no decode has a pace.
@@ -64,6 +64,8 @@ CONTEXT_TOKENS = 256  # of each decode in the plan that others are compared with
 READING = 0.1
 # The share of an iteration in which decodes draft while prompts wait.
 SHARE = 0.5
+# A prompt that takes no more than this share of the decodes' time runs beside drafts at once.
+AT_ONCE = 0.1
 # A whole answer is in a hurry if its TTLT leaves less than so many passes to each token.
 HURRIED = 2.0
 
@@ -155,6 +157,10 @@ def drafting(
             return None
         length_s = (1.0 + best.accepted) * tightest_s
         length_s = min(length_s, _slack_s(view, timing, rows, drafters, tight, best))
+        longer_s = (1.0 + AT_ONCE) * best.seconds + 2 * MARGIN_S
+        if length_s < longer_s and _runs_at_once(view, order[:1], AT_ONCE * best.seconds):
+            # best-effort requests make no decode late
+            length_s, spare = longer_s, np.zeros_like(spare)
         return _choice(view, every, rows, drafters, order, spare, best, length_s, tight, least)
     due_s, share = timing.token_due_s[rows], 1.0
     if len(order):
@@ -210,6 +216,17 @@ def _in_time(view: View, timing: Timing, order: Rows, iteration_s: float) -> boo
     ends_s = work_s / (1 - SHARE) + iteration_s
     urgent = np.isinf(view.last_due_unix_s[order])
     return bool((ends_s <= timing.prefill_due_s[order])[urgent].all())
+
+
+def _runs_at_once(view: View, first: Rows, most_s: float) -> bool:
+    """Tells whether there is a first prompt without a TTLT, and what is left of it takes no longer
+    than this.
+    """
+    if not len(first) or np.isfinite(view.last_due_unix_s[first[0]]):
+        return False
+    cached = view.computed_tokens[first]
+    left_s = prices_of(view.profile).prefill_s(view.target_tokens[first] - cached, cached)
+    return float(left_s[0]) <= most_s
 
 
 def need_drafts(view: View, tbt_s: Floats, windows: Bools) -> Bools:
