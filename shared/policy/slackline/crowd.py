@@ -8,11 +8,11 @@ those that are to, would take longer than the tightest of their paces.
 - A request without a pace in its SLO does not count: it may sit out.
 - A pace that not even a decode alone could keep constrains nobody.
 - Where a pass takes too long already, those alone are declined that have the tightest pace.
-- Where a pace needs drafts and they bring more tokens, the edge is not sharp: some requests have
-  more of theirs accepted than others. Then a request counts for the part by which it may well keep
-  its pace, and an offer is declined if the others would lose more than it would gain, by their
-  importance. Where each ten tokens are to keep the pace, one that is late now and then is lost, so
-  the edge stays sharp.
+- Where a pace needs drafts and they bring more tokens, and the mean judges, the edge is not sharp:
+  some requests have more of theirs accepted than others. Then a request counts for the part by
+  which it may well keep its pace, and an offer is declined if the others would lose more than it
+  would gain, by their importance. Where deadlines or windows judge, one that is late now and then
+  is lost, so the edge stays sharp.
 - Where the deadline of each token judges, the first token may come long before it is due. EARNED of
   that time is spread over the tokens to come, as if their pace was looser.
 """
@@ -40,7 +40,7 @@ EARNED = 0.5
 UNSURE = 0.05
 SHARP = 1e-9
 _DEADLINE = DEFINITIONS.index(Definition.DEADLINE)
-_WINDOWS = DEFINITIONS.index(Definition.MAX_TPOT_10)
+_MEAN = DEFINITIONS.index(Definition.MEAN_TPOT)
 
 
 class Decodes(NamedTuple):
@@ -50,7 +50,7 @@ class Decodes(NamedTuple):
     context: Floats  # tokens that it stands on
     value: Floats  # its importance
     runs: Bools  # it decodes already, and gives way to nobody
-    windows: Bools  # each ten tokens are to keep its pace
+    sharp: Bools  # not the mean, but each ten tokens or each token are to keep its pace
 
     def taken(self, which: Bools | slice) -> "Decodes":
         return Decodes._make(column[which] for column in self)
@@ -120,7 +120,7 @@ def _too_many(present: Decodes, one: Decodes, price: Pass) -> bool:
     tightest_s = float(pace_s[pace_s >= least_s].min(initial=own_s))
     without_s = price.fixed_s + _lasts_s(each_s, pace_s, tightest_s) + price.margin_s
     with_s = without_s + _lasts_s(price.each_s(one), one.pace_s, tightest_s)
-    if price.unsure and not one.windows[0]:
+    if price.unsure and not one.sharp[0]:
         kept = one.value * _kept(with_s, one, price)
         lost = others.value * (_kept(without_s, others, price) - _kept(with_s, others, price))
         return own_s <= with_s / (1.0 + price.unsure) or 0.0 < lost.sum() >= kept.sum()
@@ -133,7 +133,7 @@ def _kept(token_s: float, decodes: Decodes, price: Pass) -> Floats:
     """[decodes] the part by which each may well keep its pace, if a token takes so long in the
     mean.
     """
-    unsure = np.where(decodes.windows, SHARP, price.unsure)
+    unsure = np.where(decodes.sharp, SHARP, price.unsure)
     parts: Floats = (1.0 + unsure - token_s / decodes.pace_s) / (2 * unsure)
     return np.clip(parts, 0.0, 1.0)
 
@@ -141,18 +141,18 @@ def _kept(token_s: float, decodes: Decodes, price: Pass) -> Floats:
 def present_of(view: View, due: Due, rows: Rows, waiting: Rows, work: Work) -> Decodes:
     """The decodes in these rows, and beside them the `waiting` prefills, whose work is `work`."""
     pace_s = np.where(np.isfinite(view.tightest_tbt_s), due.pace_s, np.inf)
-    judged, windows = view.definition == _DEADLINE, view.definition == _WINDOWS
+    judged, sharp = view.definition == _DEADLINE, view.definition != _MEAN
     early_s = view.next_due_unix_s[rows] - view.start_unix_s - due.pace_s[rows]
     decoding = Decodes(
         _eased_s(pace_s[rows], early_s, due.output_tokens[rows], judged[rows]),
         (view.computed_tokens[rows] + view.unsure_tokens[rows]).astype(np.float64),
         view.importance[rows],
         np.ones(len(rows), dtype=np.bool_),
-        windows[rows],
+        sharp[rows],
     )
     early_s = work.due_s - work.seconds.sum()
     tokens = view.target_tokens[waiting]
-    others = _to_come(work, pace_s[waiting], early_s, tokens, judged[waiting], windows[waiting])
+    others = _to_come(work, pace_s[waiting], early_s, tokens, judged[waiting], sharp[waiting])
     return decoding.beside(others)
 
 
@@ -161,18 +161,18 @@ def asked_of(offers: Sequence[Offer], work: Work, ahead_s: float) -> Decodes:
     tokens = np.array([offer.prompt_tokens + offer.generated_tokens for offer in offers])
     named = np.isfinite([offer.slo.tightest_pace_s(offer.thinking) for offer in offers])
     judged = np.array([offer.slo.definition is Definition.DEADLINE for offer in offers])
-    windows = np.array([offer.slo.definition is Definition.MAX_TPOT_10 for offer in offers])
+    sharp = np.array([offer.slo.definition is not Definition.MEAN_TPOT for offer in offers])
     early_s = work.due_s - ahead_s - work.seconds
-    return _to_come(work, np.where(named, work.pace_s, np.inf), early_s, tokens, judged, windows)
+    return _to_come(work, np.where(named, work.pace_s, np.inf), early_s, tokens, judged, sharp)
 
 
 def _to_come(
-    work: Work, pace_s: Floats, early_s: Floats, tokens: Ints, judged: Bools, windows: Bools
+    work: Work, pace_s: Floats, early_s: Floats, tokens: Ints, judged: Bools, sharp: Bools
 ) -> Decodes:
     """`early_s`: before its due time the prefill may end so early. `judged`: by deadlines."""
     pace_s = _eased_s(pace_s, early_s, work.output_tokens, judged)
     runs = np.zeros(len(pace_s), dtype=np.bool_)
-    return Decodes(pace_s, tokens + work.output_tokens / 2, work.value, runs, windows)
+    return Decodes(pace_s, tokens + work.output_tokens / 2, work.value, runs, sharp)
 
 
 def _eased_s(pace_s: Floats, early_s: Floats, output_tokens: Floats, judged: Bools) -> Floats:

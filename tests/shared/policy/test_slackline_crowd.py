@@ -28,7 +28,7 @@ LOOSE_S = 1.0
 
 
 def decodes(
-    paces_s: Sequence[float], value: float = 1.0, *, runs: bool = False, windows: bool = False
+    paces_s: Sequence[float], value: float = 1.0, *, runs: bool = False, sharp: bool = False
 ) -> Decodes:
     count = len(paces_s)
     return Decodes(
@@ -36,7 +36,7 @@ def decodes(
         np.full(count, CONTEXT),
         np.full(count, value),
         np.full(count, runs),
-        np.full(count, windows),
+        np.full(count, sharp),
     )
 
 
@@ -51,10 +51,10 @@ def lost(
     value: float = 1.0,
     runs: bool = True,
     speed: float = 1.0,
-    windows: bool = False,
+    sharp: bool = False,
 ) -> list[bool]:
-    of_present = decodes(present, value, runs=runs, windows=windows)
-    found = crowded(of_present, decodes(asked, windows=windows), PROFILE, speed)
+    of_present = decodes(present, value, runs=runs, sharp=sharp)
+    found = crowded(of_present, decodes(asked, sharp=sharp), PROFILE, speed)
     return list(found.tolist())
 
 
@@ -131,10 +131,10 @@ def test_the_edge_is_as_sharp_as_drafts_bring_little() -> None:
     assert taken[-1] > 0
 
 
-def test_where_windows_judge_the_edge_is_sharp_with_drafts_too() -> None:
+def test_where_the_mean_does_not_judge_the_edge_is_sharp_with_drafts_too() -> None:
     edge_s = (pass_s(4) + MARGIN_S + 1e-6) / 2
-    assert lost([edge_s] * 4, [LOOSE_S, edge_s], speed=2.0, windows=True) == [True, True]
-    assert lost([edge_s] * 3, [edge_s, LOOSE_S], speed=2.0, windows=True) == [False, True]
+    assert lost([edge_s] * 4, [LOOSE_S, edge_s], speed=2.0, sharp=True) == [True, True]
+    assert lost([edge_s] * 3, [edge_s, LOOSE_S], speed=2.0, sharp=True) == [False, True]
 
 
 @given(st.lists(st.floats(0.001, 0.2), min_size=1, max_size=30))
