@@ -489,6 +489,30 @@ def test_beside_prompts_only_decodes_draft_whose_pace_is_tighter_than_the_iterat
     assert beside[3:] == [0, 0, 0]
 
 
+def test_beside_drafts_a_short_prompt_runs_at_once_even_if_a_decode_is_late_for_it() -> None:
+    """The iteration of the decodes takes 14.2 ms, and a token is due in 15: that leaves no time for
+    a prompt. In a tenth of the 14.2 ms 17 tokens of one run.
+    """
+    tight = [decode(Row(slot=n, tbt_s=0.012, ttft_s=6.0)) for n in range(4)]
+    loose = Row(slot=8, tbt_s=0.2, arrived_s=0.015 - 0.2, definition=Definition.MEAN_TPOT)
+
+    def runs(prompt: Row, *others: Row) -> dict[int, int]:
+        seen = view([*tight, decode(loose, generated=1), prompt, *others])
+        seen.draft = Draft(Linear(), 0.05, 0.05)
+        seen.draft_tokens = seen.computed_tokens  # it has read them
+        (choice,) = registry.make("slackline").plan(seen)
+        assert choice.speculation is not None
+        return entries(choice)
+
+    prompt = Row(slot=9, target=17, ttft_s=6.0, tbt_s=0.2)
+    assert runs(prompt)[9] == 17
+    assert 9 not in runs(replaced(prompt, target=18))
+    assert 9 not in runs(replaced(prompt, ttft_s=math.inf, ttlt_s=60.0))
+    with_another = runs(replaced(prompt, target=5), Row(slot=10, target=5, best_effort=True))
+    assert with_another[9] == 5
+    assert 10 not in with_another
+
+
 def test_decodes_in_a_hurry_before_a_ttlt_draft_beside_prompts() -> None:
     def drafts(ttlt_s: float, ttft_s: float) -> bool:
         rows = [decode(summary(n, ttlt_s=ttlt_s)) for n in range(4)]
