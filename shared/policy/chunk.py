@@ -9,7 +9,7 @@ KV rules, the same for every policy that fills iterations here:
   before any request is preempted.
 - A prefill begins only if all of it fits beside the KV that the prefills already begun still need:
   a prefill that has begun can always end. While one prefill cannot begin, none behind it begins (it
-  would starve); those that have begun go on.
+  would starve), unless the policy says that others may pass it; those that have begun go on.
 """
 
 import math
@@ -19,7 +19,7 @@ import numpy as np
 
 from shared.columns import Indices, Ints
 from shared.perf.shape import BatchShape
-from shared.policy.seam import Choice, Phase, View
+from shared.policy.seam import Bools, Choice, Phase, View
 
 Rows = Indices  # in the view
 
@@ -132,6 +132,30 @@ def _victims(view: View, decodes: Rows, need: Ints, short_blocks: int) -> Rows:
     return np.array(chosen[::-1], dtype=np.intp)
 
 
+def _begun(view: View, decodes: Decoding) -> tuple[Rows, int]:
+    """The prefills that have begun, and the blocks that they still need."""
+    rows: Rows = (view.phase == PREFILL).nonzero()[0]
+    if len(decodes.victims):
+        rows = rows[~np.isin(rows, decodes.victims)]
+    promised = view.target_tokens[rows] + view.unsure_tokens[rows]
+    needs = np.maximum(-(-promised // view.block_tokens) - view.kv_held_blocks[rows], 0)
+    return rows, int(needs.sum())
+
+
+def shut(view: View, decodes: Decoding, order: Rows, passed: Bools) -> bool:
+    """Tells whether none of these prefills can run, since none has begun and there is no KV for
+    those that may begin. `passed`: as in `fill`.
+    """
+    if not len(order) or (view.phase[order] == PREFILL).any():
+        return False
+    ends = (~passed[order]).nonzero()[0]
+    if len(ends):
+        order = order[: int(ends[0]) + 1]
+    tokens = view.target_tokens[order] + view.unsure_tokens[order]
+    wholes = -(-tokens // view.block_tokens) - view.kv_held_blocks[order]
+    return int(wholes.min()) > decodes.free_blocks - len(decodes.rows) - _begun(view, decodes)[1]
+
+
 def fill(
     view: View,
     decodes: Decoding,
@@ -141,6 +165,7 @@ def fill(
     budget_s: float = math.inf,
     relegate: Rows | None = None,
     steady: bool = False,
+    passed: Bools | None = None,
 ) -> Choice:
     """The iteration: the decodes, then chunks of the prefills in `order`, until a budget or the KV
     is used up.
@@ -149,6 +174,7 @@ def fill(
     budget_s: the longest that the whole predicted iteration may take. Each chunk is fitted to the
         batch so far (the decodes, the chunks before it, the context it stands on), so that the sum
         is exact.
+    passed: [rows] those that find no KV, and let others of `order` begin; None: none does.
     steady: `order` stays as it is while nothing but progress happens. If its first row takes the
         whole limit, that row then does so again until its last chunk.
 
@@ -158,11 +184,7 @@ def fill(
     bt, profile, shape = view.block_tokens, view.profile, decodes.shape
     preempted = set(decodes.victims.tolist())
     room = decodes.free_blocks - len(decodes.rows)
-    begun_rows = (view.phase == PREFILL).nonzero()[0]
-    if preempted:
-        begun_rows = begun_rows[~np.isin(begun_rows, decodes.victims)]
-    promised = view.target_tokens[begun_rows] + view.unsure_tokens[begun_rows]
-    owed = int(np.maximum(-(-promised // bt) - view.kv_held_blocks[begun_rows], 0).sum())
+    begun_rows, owed = _begun(view, decodes)
     rows: list[int] = []
     chunks: list[int] = []
     shut = False  # a prefill could not begin
@@ -177,7 +199,7 @@ def fill(
         begun = view.phase[row] == PREFILL
         whole = max(blocks(target + unsure, bt) - held, 0)
         if not begun and (shut or whole > room - owed):
-            shut = True
+            shut = shut or passed is None or not passed[row]
             continue
         begun_left -= int(begun)
         wanted = min(target - cached, limit_tokens, (held + max(room, 0)) * bt - cached - unsure)

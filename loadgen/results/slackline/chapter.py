@@ -14,6 +14,7 @@ from loadgen.results.slackline import (
     recovery,
     robustness,
     same_loads,
+    short_kv,
     tight_pace,
     whole_answers,
 )
@@ -64,6 +65,7 @@ policy. `--list` says which sections have runs to repeat.
                 at_ninety.SECTION,
                 mixes.SECTION,
                 whole_answers.SECTION,
+                short_kv.SECTION,
                 capacities.SECTION,
                 tight_pace.SECTION,
                 hard_paces.SECTION,

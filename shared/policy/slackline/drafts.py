@@ -40,7 +40,7 @@ from shared.policy.seam import (
 )
 from shared.policy.slackline.due import LOOSE_S
 from shared.policy.slackline.iteration import (
-    BATCH_TOKENS,
+    filled,
     longest_without_standard_s,
     with_best_effort,
 )
@@ -421,7 +421,7 @@ def _choice(
             return None
     running = Decoding(rows, every.victims, free_blocks, shape)
     budget_s = length_s - drafted_s - MARGIN_S
-    choice = chunk.fill(view, running, order, limit_tokens=BATCH_TOKENS, budget_s=budget_s)
+    choice = filled(view, running, order, budget_s)
     choice = with_best_effort(view, every, running, order, spare, choice, budget_s)
     n, others = len(rows), len(choice.slots) - len(rows)
     none = np.zeros(others, dtype=np.int32)

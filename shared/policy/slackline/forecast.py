@@ -17,6 +17,7 @@ import numpy as np
 
 from shared.columns import Indices
 from shared.policy.seam import Bools, Floats
+from shared.policy.slackline.token_order import MARGIN_S
 
 # Beyond so many in the order of due times, what is to come decides more than what waits.
 LOOKS = 512
@@ -59,16 +60,21 @@ class Passes(NamedTuple):
     """The passes that the present decodes need."""
 
     first_s: float  # the first must have begun by then; inf without a decode
+    ends_s: float  # it ends then, if it begins as late as that
     every_s: float
     seconds: float  # of each
     batch_s: float  # the fixed part of a batch without any
 
     def until(self, due_s: Floats) -> Floats:
-        """[deadlines] seconds of the passes begun by then, or of a batch without any."""
+        """[deadlines] seconds of the passes begun by then; where one comes between two passes, of
+        the batch that ends there as well.
+        """
         if not math.isfinite(self.first_s):
-            return np.full(len(due_s), self.batch_s)
-        count = np.floor((due_s - self.first_s) / self.every_s) + 1.0
-        return np.where(count > 0, count * self.seconds, self.batch_s)
+            return np.full(len(due_s), self.batch_s + MARGIN_S)
+        count = np.maximum(np.floor((due_s - self.first_s) / self.every_s) + 1.0, 0.0)
+        between = (count == 0) | (due_s > self.ends_s + (count - 1.0) * self.every_s)
+        seconds: Floats = count * self.seconds + between * (self.batch_s + MARGIN_S)
+        return seconds
 
 
 def give_way(work: Work, early: Work, passes: Passes) -> Bools:

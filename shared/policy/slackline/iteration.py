@@ -3,7 +3,8 @@
 - *Length*: until the first token of a decode is due. A decode whose token cannot come in time any
   more constrains nobody, but then the batch takes no longer than the tightest pace, or two passes.
 - *Due only*: where not everything fits beside all decodes, those run whose token is due before the
-  batch after this one would end, as many as fit.
+  batch after this one would end, as many as fit; the others too where prefills leave time, since
+  they find no KV.
 - *Alone*: the prefills due first run without any decode, if beside the decodes one would be late,
   alone they are in time, and passes after them still keep all due times (token_order.py).
 - *In time*: the batch ends where a prefill that it completes is due.
@@ -54,8 +55,50 @@ def iteration(view: View, timing: Timing, every: Decoding, order: Rows, spare: B
         running = _running(view, every, standard)
         if tokens.kept and view.profile.batch_s(running.shape) > budget_s:
             running = _running(view, every, tokens.running(longest_s))
-    choice = chunk.fill(view, running, order, limit_tokens=BATCH_TOKENS, budget_s=budget_s)
+    choice = filled(view, running, order, budget_s)
+    if len(order) and len(running.rows) < len(standard):
+        running, choice = _with_the_rest(view, running, tokens, order, choice, budget_s)
     return with_best_effort(view, every, running, order, spare, choice, budget_s)
+
+
+def filled(view: View, running: Decoding, order: Rows, budget_s: float) -> Choice:
+    """These decodes, and prefills in this order."""
+    return chunk.fill(
+        view,
+        running,
+        order,
+        limit_tokens=BATCH_TOKENS,
+        budget_s=budget_s,
+        passed=may_be_passed(view),
+    )
+
+
+def may_be_passed(view: View) -> Bools:
+    """[rows] the requests that others may pass where they find no KV: the standard ones with a TTFT
+    alone, which wait no longer than until they are due.
+    """
+    dated = np.isfinite(view.next_due_unix_s) & np.isinf(view.last_due_unix_s)
+    passed: Bools = dated & ~view.best_effort
+    return passed
+
+
+def _with_the_rest(
+    view: View,
+    running: Decoding,
+    tokens: TokenOrder,
+    order: Rows,
+    choice: Choice,
+    budget_s: float,
+) -> tuple[Decoding, Choice]:
+    """The choice with as many of the decodes that sit out as fit in the time that prefills leave:
+    they may find no KV, and each token brings the end of a decode nearer, which gives some back.
+    """
+    shape = chunk.shape_of(view, running, choice)
+    rest = tokens.rows[~np.isin(tokens.rows, running.rows)]
+    more = _beside(view, running, rest, shape, budget_s, at_least=0)
+    if len(more.rows) == len(running.rows):
+        return running, choice
+    return more, filled(view, more, order, budget_s)
 
 
 def best_effort_first(view: View, timing: Timing, every: Decoding, order: Rows) -> Choice | None:
@@ -75,14 +118,14 @@ def best_effort_first(view: View, timing: Timing, every: Decoding, order: Rows) 
     waiting = _waiting(view, every, view.best_effort)
     waiting = waiting[np.lexsort((view.slot[waiting], view.arrived_unix_s[waiting]))]
     queue = np.concatenate((waiting, order))
-    choice = chunk.fill(view, both, queue, limit_tokens=BATCH_TOKENS, budget_s=budget_s)
+    choice = filled(view, both, queue, budget_s)
     if has_best_effort(view, choice):
         return choice
     if not len(tokens.rows) or not tokens.all_kept:
         return None
     none = _running(view, every, every.rows[:0])
     until_s = tokens.latest_s
-    choice = chunk.fill(view, none, waiting, limit_tokens=BATCH_TOKENS, budget_s=until_s)
+    choice = filled(view, none, waiting, until_s)
     return choice if has_best_effort(view, choice) else None
 
 
@@ -169,9 +212,7 @@ def with_best_effort(
     queue = _waiting(view, every, runs)
     if len(both.rows) == len(running.rows) and not len(queue):
         return choice
-    return chunk.fill(
-        view, both, np.concatenate((order, queue)), limit_tokens=BATCH_TOKENS, budget_s=budget_s
-    )
+    return filled(view, both, np.concatenate((order, queue)), budget_s)
 
 
 def _beside(

@@ -56,6 +56,7 @@ from shared.policy.slackline.iteration import (
     best_effort_first,
     has_best_effort,
     iteration,
+    may_be_passed,
 )
 from shared.policy.slackline.kept_pace import Demand, counts, pace_of, too_tight
 from shared.policy.slackline.owed import Owed
@@ -217,7 +218,10 @@ class Slackline:
         self._drafts.accepted.begin(view.accepted_shares)
         choice = best_effort_first(view, timing, every, queue) if first else None
         if choice is None and Part.DRAFTS in self._parts:
-            choice = drafting(view, timing, every, queue, spare, self._drafts, calm=calm)
+            # beside prefills that find no KV decodes draft as if none waited, so that they end
+            none = chunk.shut(view, every, queue, may_be_passed(view))
+            order = queue[:0] if none else queue
+            choice = drafting(view, timing, every, order, spare, self._drafts, calm=calm)
         if choice is None:
             choice = iteration(view, timing, every, queue, spare)
         if not others or has_best_effort(view, choice):

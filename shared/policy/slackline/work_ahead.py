@@ -102,13 +102,14 @@ def passes_of(
     each decode, in seconds from the start. `speed`: a pass brings each so many tokens.
     """
     if not len(decodes):
-        return Passes(math.inf, math.inf, 0.0, prices.batch_s)
+        return Passes(math.inf, math.inf, math.inf, 0.0, prices.batch_s)
     pace_s = float(due.pace_s[decodes].min())
     share = pace_s / due.pace_s[decodes]
     context = view.computed_tokens[decodes] + view.unsure_tokens[decodes]
     shape = _part(share, context)
     pass_s = view.profile.batch_s(shape)
-    first_s = float(token_due_s[decodes].min()) - pass_s
+    first_s = max(float(token_due_s[decodes].min()) - pass_s, 0.0)
+    ends_s = first_s + pass_s
     every_s = max(speed * pace_s, pass_s)
     # prompts beside a pass come cheaper than in a batch of their own, up to a full batch
     room_s = every_s - MARGIN_S
@@ -116,4 +117,4 @@ def passes_of(
     if tokens:
         beside_s = view.profile.batch_s(shape.with_chunk(tokens, 0))
         pass_s = min(pass_s, max(beside_s - prices.prompt_s(tokens), 0.0))
-    return Passes(max(first_s, 0.0), every_s, pass_s, prices.batch_s)
+    return Passes(first_s, ends_s, every_s, pass_s, prices.batch_s)

@@ -1,0 +1,43 @@
+"""Loads whose KV is short."""
+
+from collections.abc import Mapping
+
+from msgspec.structs import replace
+
+from loadgen.markdown import table
+from loadgen.results.section import Results, Section
+from loadgen.results.slackline.same_loads import load_of
+from loadgen.results.slackline.systems import OURS, SEEDS, other, ours, percents, spread
+
+# Of each load: the share of its seconds in the matrix, and the tokens of KV of each replica.
+LOADS: Mapping[str, tuple[float, int]] = {
+    "SLOs-Serve, ChatBot": (1.0, 30_000),
+    "SLOs-Serve, Mixed": (1.0, 30_000),
+    "Ascendra": (0.5, 60_000),
+    "QoServe, ShareGPT": (0.4, 40_000),
+}
+BESIDE = ("slos_serve", "qoserve", "edf", "vllm")
+
+
+def render(results: Results, duration_s: float) -> str:
+    rows = []
+    for name, (length, kv_tokens) in LOADS.items():
+        run = replace(load_of(name, length * duration_s / 3600), kv_tokens=kv_tokens)
+        runs = [ours(replace(run, settings={})), *(other(run, policy) for policy in BESIDE)]
+        cells = [spread(percents(results, each, SEEDS)) for each in runs]
+        rows.append((name, f"{run.rate_rps:g}", f"{kv_tokens:,}", *cells))
+    head = ("load", "requests/s", "KV, tokens", *(f"`{policy}`" for policy in (OURS, *BESIDE)))
+    return table(head, rows)
+
+
+SECTION = Section(
+    name="slackline-kv",
+    title="Where KV is short",
+    paper=f"""\
+Loads of the matrix on replicas with little KV: requests whose SLO was met, in % of those offered,
+the mean of {len(SEEDS)} seeds with the least and the most of them. The others have the settings of
+the loads drawn at random.""",
+    hours=1.0,
+    render=render,
+    discussion="",
+)
