@@ -2,10 +2,11 @@
 which prefills are due, in the manner of Moore and Hodgson's rule for the fewest late jobs.
 
 Up to each deadline there must be time for the prefills due by then, for the passes that the decodes
-make meanwhile, and for the tokens of those whose prefill ended before. At the first deadline where
-there is not, a request due by then gives way: one that could not be in time even alone, else of
-the least important the one whose prefill takes longest, of equals the one due last. So the fewest
-are lost, and one that was taken in does not give way to another of its kind.
+make meanwhile, for a batch that ends there, and for the tokens of those whose prefill ended before.
+At the first deadline where there is too little, a request due by then gives way: one that could not
+be in time even alone, else of the least important the one whose prefill takes longest, of equals
+the one due last. So the fewest are lost, and one that was taken in does not give way to another of
+its kind.
 """
 
 import math
