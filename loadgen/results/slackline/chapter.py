@@ -43,7 +43,7 @@ policy. `--list` says which sections have runs to repeat.
   10 s, on the loads of the matrix with seed 21; how long an iteration may be in which they come
   first, 1.5 passes, on Overload; what they are owed while a prefill waits, 1 % of the time, with
   seeds 25 to 32 and 41 to 44 of six loads.
-- `slackline` changed on 2026-11-24 and 2026-11-25 ([decisions.md](decisions.md)). A table has the
+- `slackline` changed from 2026-11-24 to 2026-11-26 ([decisions.md](decisions.md)). A table has the
   policy as it was on the day that stands above it. What changed on 2026-11-25 concerns paces near a
   pass, drafts where a pace needs them, earned time under deadlines, and TTLTs of different length
   side by side: of the six loads under Ablation QoServe's gained 0.1 points, AdaServe's 0.8, the

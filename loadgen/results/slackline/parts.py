@@ -85,15 +85,15 @@ have prefills alone, and drafts where paces need them (AdaServe's load). What ea
 that a TTLT may not shorten every iteration, matter to whole answers beside tight requests. What
 early tokens earn matters most where windows of ten judge short prompts: without it Reasoning, which
 is not among these, kept 87.2 % in place of 98.2 (the seeds and the rate of the first table, before
-the last change).
+the last changes).
 
 That decodes sit out was worth 12 to 16 points before best-effort requests had to wait for others,
-and is worth up to 1.7 now. The door and relegation from the queue are worth up to 1.2 and 1.0. That
+and is worth up to 1.6 now. The door and relegation from the queue are worth up to 1.2 and 0.9. That
 no more decodes are taken than a pass has time for shows on none of these loads. That best-effort
-requests wait brings up to 0.5 here, and up to 4 with the seeds of the first table (decisions.md);
-their share, without which some would wait for ever, costs 0.3 at most. Drafts cost `mix` 1.5 points
-before they needed a hurry beside prompts, and bring it 0.5 now. Promotion, KV left to urgent
-requests, and paces that are given up show nothing here; the last is for paces that can hardly be
-kept.
+requests wait brings up to 0.3 here, and up to 4 with the seeds of the first table (decisions.md);
+their share, without which some would wait for ever, costs 0.4 at most. Drafts cost `mix` 1.5 points
+before they needed a hurry beside prompts, and bring it 0.1 now. Promotion costs it 0.3. KV left to
+urgent requests, and paces that are given up show nothing here; the last is for paces that can
+hardly be kept.
 """,
 )
