@@ -142,7 +142,7 @@ def _begun(view: View, decodes: Decoding) -> tuple[Rows, int]:
     return rows, int(needs.sum())
 
 
-def shut(view: View, decodes: Decoding, order: Rows, passed: Bools) -> bool:
+def none_finds_kv(view: View, decodes: Decoding, order: Rows, passed: Bools) -> bool:
     """Tells whether none of these prefills can run, since none has begun and there is no KV for
     those that may begin. `passed`: as in `fill`.
     """

@@ -219,8 +219,8 @@ class Slackline:
         choice = best_effort_first(view, timing, every, queue) if first else None
         if choice is None and Part.DRAFTS in self._parts:
             # beside prefills that find no KV decodes draft as if none waited, so that they end
-            none = chunk.shut(view, every, queue, may_be_passed(view))
-            order = queue[:0] if none else queue
+            none_begins = chunk.none_finds_kv(view, every, queue, may_be_passed(view))
+            order = queue[:0] if none_begins else queue
             choice = drafting(view, timing, every, order, spare, self._drafts, calm=calm)
         if choice is None:
             choice = iteration(view, timing, every, queue, spare)
