@@ -94,10 +94,12 @@ def _with_the_rest(
     they may find no KV, and each token brings the end of a decode nearer, which gives some back.
     """
     shape = chunk.shape_of(view, running, choice)
-    rest = tokens.rows[~np.isin(tokens.rows, running.rows)]
+    rests = np.ones(view.rows, dtype=np.bool_)
+    rests[running.rows] = False
+    rest = tokens.rows[rests[tokens.rows]]
+    if not len(chunk.as_many_as_fit(view, shape, rest[:1], budget_s, at_least=0)):
+        return running, choice  # mostly prefills leave no time
     more = _beside(view, running, rest, shape, budget_s, at_least=0)
-    if len(more.rows) == len(running.rows):
-        return running, choice
     return more, filled(view, more, order, budget_s)
 
 
