@@ -449,6 +449,7 @@ class Offer(Struct, frozen=True, kw_only=True, omit_defaults=True):
     body_key: str = ""  # for the worker that is to hold it
     needs: tuple[str, ...] = ()  # features its replica must have
     weight: Weight = 1.0  # of its tenant
+    hops_left: Count = 0  # so many more replicas may be asked if this one declines
 
     @property
     def thinking(self) -> bool:

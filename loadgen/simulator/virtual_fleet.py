@@ -184,19 +184,21 @@ class VirtualFleet:
             return
         picked = self._admission.pick(as_offer(record, ServiceClass.STANDARD), now_unix_s=now_s)
         self._bodies[record.key] = body
+        hops_left = 0
         if picked is not None:
-            placed = life.placed(record, ADMISSION, *picked, attempt=record.attempt)
+            replica, incarnation, hops_left = picked
+            placed = life.placed(record, ADMISSION, replica, incarnation, attempt=record.attempt)
             assert placed is not None, "a new record can be placed"
             record = placed
-        self._after(self._latency.create, self._created, record, now_s)
+        self._after(self._latency.create, self._created, record, now_s, hops_left)
 
-    def _created(self, record: Record, received_s: float) -> None:
+    def _created(self, record: Record, received_s: float, hops_left: int) -> None:
         self._records[record.key] = record
         if record.replica is None:
             self._admit(admission.Opened(record))
         else:
             self._admission.placed(record, told=True, now_unix_s=received_s)
-            self._offer(record, self._admission_answered)
+            self._offer(record, self._admission_answered, hops_left)
 
     def _admit(self, event: AdmissionEvent) -> None:
         for action in self._admission.handle(event, now_unix_s=self._timeline.now_s):
@@ -207,9 +209,9 @@ class VirtualFleet:
     def _admission_step(self, action: admission.AdmissionAction) -> None:
         record = self._records[action.key]
         match action:
-            case admission.Place(_, attempt, replica, incarnation):
+            case admission.Place(_, attempt, replica, incarnation, hops_left):
                 placed = life.placed(record, ADMISSION, replica, incarnation, attempt=attempt)
-                self._offer(self._write(placed), self._admission_answered)
+                self._offer(self._write(placed), self._admission_answered, hops_left)
                 return
             case admission.Relegate():
                 self._write(life.relegated(record, ADMISSION))
@@ -284,9 +286,15 @@ class VirtualFleet:
 
     # ------------------------------------------------------------ both
 
-    def _offer(self, record: Record, answered: Callable[[Record, OfferAnswer], None]) -> None:
+    def _offer(
+        self,
+        record: Record,
+        answered: Callable[[Record, OfferAnswer], None],
+        hops_left: int = 0,
+    ) -> None:
         assert record.replica is not None
-        replica, offer = self._replicas.get(record.replica), as_offer(record, record.service_class)
+        replica = self._replicas.get(record.replica)
+        offer = as_offer(record, record.service_class, hops_left)
         if replica is None:  # its planner finds no worker
             self._timeline.after(
                 SEEN_S, answered, record, OfferNotReady(reason="its worker is dead")

@@ -262,7 +262,7 @@ class Admission:
     async def _perform(self, action: AdmissionAction) -> None:
         try:
             match action:
-                case Place(key, attempt, replica, incarnation, declined):
+                case Place(key, attempt, replica, incarnation, hops_left, declined):
                     outcome = await self._placer.place(
                         key,
                         lambda record: life.placed(
@@ -274,6 +274,7 @@ class Admission:
                             now_unix_s=self._clock.unix_s(),
                             declined=declined,
                         ),
+                        hops_left=hops_left,
                     )
                     self._placed(key, attempt + 1, replica, outcome)
                 case Relegate(key):
@@ -415,7 +416,8 @@ class Admission:
                 placed = life.placed(
                     record,
                     self.name,
-                    *picked,
+                    picked.replica,
+                    picked.incarnation,
                     attempt=record.attempt,
                     now_unix_s=self._clock.unix_s(),
                 )
@@ -426,7 +428,9 @@ class Admission:
             answer = (
                 None
                 if picked is None
-                else self._chores.start(self._placer.ask(record), "admission.ask")
+                else self._chores.start(
+                    self._placer.ask(record, hops_left=picked.hops_left), "admission.ask"
+                )
             )
             if self._storing.get(key):
                 await self._refuse(call, WITHDRAWN)

@@ -9,7 +9,7 @@ as an event, which leads to the next step.
 import math
 from dataclasses import dataclass, field
 from random import Random
-from typing import assert_never
+from typing import NamedTuple, assert_never
 
 import msgspec
 
@@ -115,7 +115,16 @@ class Place:
     attempt: int
     replica: ReplicaId
     incarnation: str
+    hops_left: int  # so many more replicas may be asked if this one declines
     declined: str = ""  # why the replica before did not take it
+
+
+class First(NamedTuple):
+    """The first place of a request."""
+
+    replica: ReplicaId
+    incarnation: str
+    hops_left: int  # as in `Place`
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +252,7 @@ class AdmissionCore:
                 self._step(key, now_unix_s, actions)
         return actions
 
-    def pick(self, offer: Offer, *, now_unix_s: float) -> tuple[ReplicaId, str] | None:
+    def pick(self, offer: Offer, *, now_unix_s: float) -> First | None:
         """The first place of a request about to be stored, so that its record can be written with
         it. The place is debited.
         """
@@ -253,7 +262,13 @@ class AdmissionCore:
         if replica is None or digest is None:
             return None
         self._debits.placed(replica, offer.prompt_tokens, now_unix_s)
-        return replica, digest.incarnation
+        return First(replica, digest.incarnation, self._hops_left(1, len(order)))
+
+    def _hops_left(self, hops: int, fresh: int) -> int:
+        """The replicas that may be asked after this hop, the `hops`-th. Before it `fresh` ones had
+        not been asked.
+        """
+        return max(min(self._set.hop_limit - hops, fresh - 1), 0)
 
     def shortest_backlog_s(self, *, now_unix_s: float) -> float:
         """Seconds until it may be worth asking again: the least backlog of any replica, between 1
@@ -332,8 +347,9 @@ class AdmissionCore:
             waiting.hops += 1
             waiting.busy = True
             self._debits.placed(replica, record.prompt_tokens, now_unix_s)
+            left = self._hops_left(waiting.hops, len(fresh))
             actions.append(
-                Place(key, waiting.attempt, replica, digest.incarnation, waiting.declined)
+                Place(key, waiting.attempt, replica, digest.incarnation, left, waiting.declined)
             )
             waiting.attempt += 1
             waiting.unasked = False

@@ -7,11 +7,18 @@ from shared.schemas import Offer, Record
 from shared.vocabulary import ServiceClass
 
 
-def as_offer(record: Record, service_class: ServiceClass) -> Offer:
+def as_offer(record: Record, service_class: ServiceClass, hops_left: int = 0) -> Offer:
     """The offer of a request that nobody holds; it goes on from `record.resume`."""
     made = record.resume.measure
     measure = made if made.tokens else Measure.begin(record.slo, record.arrived_unix_s)
-    return offer_of(record, service_class, measure, made.tokens, body_key=record.body_key)
+    return offer_of(
+        record,
+        service_class,
+        measure,
+        made.tokens,
+        body_key=record.body_key,
+        hops_left=hops_left,
+    )
 
 
 def offer_of(
@@ -21,6 +28,7 @@ def offer_of(
     generated_tokens: int,
     *,
     body_key: str = "",
+    hops_left: int = 0,
 ) -> Offer:
     """The offer of a request whose class, measure and tokens of earlier attempts are those given. A
     worker describes what it holds this way; it has the body already.
@@ -49,4 +57,5 @@ def offer_of(
         body_key=body_key,
         needs=record.needs,
         weight=record.weight,
+        hops_left=hops_left,
     )

@@ -142,9 +142,11 @@ def _begun(view: View, decodes: Decoding) -> tuple[Rows, int]:
     return rows, int(needs.sum())
 
 
-def none_finds_kv(view: View, decodes: Decoding, order: Rows, passed: Bools) -> bool:
+def none_finds_kv(
+    view: View, decodes: Decoding, order: Rows, passed: Bools, *, kept_blocks: int
+) -> bool:
     """Tells whether none of these prefills can run, since none has begun and there is no KV for
-    those that may begin. `passed`: as in `fill`.
+    those that may begin. `passed`, `kept_blocks`: as in `fill`.
     """
     if not len(order) or (view.phase[order] == PREFILL).any():
         return False
@@ -153,7 +155,8 @@ def none_finds_kv(view: View, decodes: Decoding, order: Rows, passed: Bools) -> 
         order = order[: int(ends[0]) + 1]
     tokens = view.target_tokens[order] + view.unsure_tokens[order]
     wholes = -(-tokens // view.block_tokens) - view.kv_held_blocks[order]
-    return int(wholes.min()) > decodes.free_blocks - len(decodes.rows) - _begun(view, decodes)[1]
+    room = decodes.free_blocks - len(decodes.rows) - _begun(view, decodes)[1]
+    return int(wholes.min()) > room - kept_blocks
 
 
 def fill(
@@ -166,6 +169,7 @@ def fill(
     relegate: Rows | None = None,
     steady: bool = False,
     passed: Bools | None = None,
+    kept_blocks: int = 0,
 ) -> Choice:
     """The iteration: the decodes, then chunks of the prefills in `order`, until a budget or the KV
     is used up.
@@ -175,6 +179,7 @@ def fill(
         batch so far (the decodes, the chunks before it, the context it stands on), so that the sum
         is exact.
     passed: [rows] those that find no KV, and let others of `order` begin; None: none does.
+    kept_blocks: a prefill that begins leaves so much KV free, beyond the rules above.
     steady: `order` stays as it is while nothing but progress happens. If its first row takes the
         whole limit, that row then does so again until its last chunk.
 
@@ -198,7 +203,7 @@ def fill(
         unsure, target = int(view.unsure_tokens[row]), int(view.target_tokens[row])
         begun = view.phase[row] == PREFILL
         whole = max(blocks(target + unsure, bt) - held, 0)
-        if not begun and (shut or whole > room - owed):
+        if not begun and (shut or whole > room - owed - kept_blocks):
             shut = shut or passed is None or not passed[row]
             continue
         begun_left -= int(begun)

@@ -81,27 +81,29 @@ class Placer:
         self,
         key: RequestKey,
         step: Callable[[Record], Record | None],
+        *,
+        hops_left: int = 0,
     ) -> PlaceOutcome:
         """Write the place by `step` (`placed` or `drawn` of shared/core/record.py), then offer."""
         stored = await self._records.change(key, step)
         if stored is None:
             return PlaceGone()
-        return await self.offer(stored)
+        return await self.offer(stored, hops_left=hops_left)
 
-    async def offer(self, stored: Stored) -> PlaceOutcome:
+    async def offer(self, stored: Stored, *, hops_left: int = 0) -> PlaceOutcome:
         """Offer an attempt whose record names the place already. Returns only when it is certain
         whether the replica holds it.
         """
-        return await self.conclude(stored, await self.ask(stored.record))
+        return await self.conclude(stored, await self.ask(stored.record, hops_left=hops_left))
 
-    async def ask(self, record: Record) -> OfferAnswer:
+    async def ask(self, record: Record, *, hops_left: int = 0) -> OfferAnswer:
         """The answer of the replica's planner. The worker takes in only a record that names this
         place, so the question may leave before the record is stored.
         """
         assert record.replica is not None
         began = self._clock.unix_s()
         headers = {TRACEPARENT: record.traceparent} if record.traceparent else None
-        offer = as_offer(record, record.service_class)
+        offer = as_offer(record, record.service_class, hops_left)
         try:
             answer: OfferAnswer = await self._bus.request(
                 subjects.offer(record.replica),

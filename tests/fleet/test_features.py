@@ -355,7 +355,8 @@ def test_the_place_written_with_the_record_has_what_the_request_needs() -> None:
         picked = core.pick(
             as_offer(opened("t.a", "adapter:poet"), ServiceClass.STANDARD), now_unix_s=NOW
         )
-        assert picked == ("able", "1")
+        assert picked is not None
+        assert picked[:2] == ("able", "1")
     assert (
         core.pick(as_offer(opened("t.b", "adapter:painter"), ServiceClass.STANDARD), now_unix_s=NOW)
         is None

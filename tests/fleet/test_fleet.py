@@ -27,7 +27,16 @@ from shared.bus.api import RefusedError
 from shared.bus.nats import NatsBus
 from shared.bus.users import Role, User
 from shared.errors import ConfigError, PeerError
-from shared.schemas import Announce, Delta, Digest, GenerateRequest, Sampling, Withdraw, Withdrawn
+from shared.schemas import (
+    Announce,
+    Delta,
+    Digest,
+    GenerateRequest,
+    Offer,
+    Sampling,
+    Withdraw,
+    Withdrawn,
+)
 from shared.subjects import request_key
 from shared.vocabulary import FinishReason, ReplicaId, Slo
 from tests.fleet.live import (
@@ -263,6 +272,22 @@ async def test_a_request_over_nats_is_answered_in_messagepack_and_attached_to_af
         assert tokens == delivered.tokens
         assert await again.wait() == delivered.verdict
         assert len(delivered.tokens) == 40
+
+
+async def test_the_first_offer_says_how_many_more_replicas_may_be_asked(fleet: Fleet) -> None:
+    assert len(fleet.replicas) == 2
+    async with client_of(fleet) as (bus, client, wire), asyncio.timeout(WAIT_S):
+        offered: asyncio.Queue[Offer] = asyncio.Queue()
+        every = subjects.offer(ReplicaId(subjects.EVERY))
+        offers = await bus.subscribe(every, Offer, lambda offer, _: offered.put_nowait(offer))
+        await until_idle(bus, fleet.replicas)
+        request = GenerateRequest(request_id="hops-1", prompt="hello", sampling=Sampling())
+        delivered = await ask(client, request)
+        while (offer := await offered.get()).key != request_key("default", "hops-1"):
+            pass
+        assert offer.hops_left == 1
+        await offers.stop()
+        await check(bus, wire, [delivered])
 
 
 async def test_another_request_under_a_used_id_is_a_conflict_over_nats_and_http_alike(

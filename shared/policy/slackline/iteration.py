@@ -28,6 +28,8 @@ BATCH_TOKENS = 4096  # the most prompt tokens of an iteration
 PASSES = 1.5
 # Of the prefills due first so many are looked at one by one.
 FIRST = 12
+# With a draft model each decode has so many blocks left for drafts, beside the one to grow by.
+DRAFT_BLOCKS = 2
 
 
 def iteration(view: View, timing: Timing, every: Decoding, order: Rows, spare: Bools) -> Choice:
@@ -70,7 +72,15 @@ def filled(view: View, running: Decoding, order: Rows, budget_s: float) -> Choic
         limit_tokens=BATCH_TOKENS,
         budget_s=budget_s,
         passed=may_be_passed(view),
+        kept_blocks=kept_for_drafts(view),
     )
+
+
+def kept_for_drafts(view: View) -> int:
+    """The KV blocks that prefills which begin leave to the drafts of the standard decodes."""
+    if view.draft is None:
+        return 0
+    return DRAFT_BLOCKS * int(np.count_nonzero((view.phase == chunk.DECODE) & ~view.best_effort))
 
 
 def may_be_passed(view: View) -> Bools:

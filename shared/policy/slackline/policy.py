@@ -56,9 +56,11 @@ from shared.policy.slackline.iteration import (
     best_effort_first,
     has_best_effort,
     iteration,
+    kept_for_drafts,
     may_be_passed,
 )
 from shared.policy.slackline.kept_pace import Demand, counts, pace_of, too_tight
+from shared.policy.slackline.kv_in_time import finds_no_kv
 from shared.policy.slackline.owed import Owed
 from shared.policy.slackline.price import Prices, prices_of
 from shared.policy.slackline.room import Room
@@ -82,6 +84,9 @@ BEHIND_S = 0.008
 LATELY_S = 60.0
 # For so long after a request gave way, best-effort requests get no more than they are owed.
 SPARING_S = 10.0
+# Why an offer is declined.
+NO_TIME = "it cannot be in time beside the requests taken before"
+NO_KV = "its KV would not come free in time"
 
 
 class Part(StrEnum):
@@ -96,6 +101,7 @@ class Part(StrEnum):
     EARNED = "earned"  # early tokens leave time for others
     UNHURRIED = "unhurried"  # passes for the sake of a TTLT leave time for prefills
     ROOM = "room"  # KV is left to urgent requests
+    KV = "kv"  # offers that would find no KV in time are declined
     KEPT_PACE = "kept_pace"  # paces that cost more requests than they serve are given up
     SPARING = "sparing"  # while requests give way, early tokens are not spent on best-effort ones
     OWED = "owed"  # best-effort requests get their share of the time
@@ -171,15 +177,19 @@ class Slackline:
         work = held.beside(new)
         lost = give_way(work, favoured(work), passes)[-len(asked) :]
         lost |= self._too_tight(view, decodes, [offers[n] for n in asked])
+        no_kv = np.zeros(len(asked), dtype=np.bool_)
+        if Part.KV in self._parts:
+            no_kv = finds_no_kv(view, due, decodes, coming, new, self._step_s, asked=len(asked))
+            lost |= no_kv
         if Part.CROWD in self._parts and not lost.all():
             present = present_of(view, due, decodes, waiting, held)
             more = asked_of(coming, new, held.seconds.sum())
             lost |= self._crowded(view, present, more, lost, self._speed(view, decodes, coming))
         alone = (new.seconds + prices.batch_s <= new.due_s)[-len(asked) :]
-        for n, gives_way, in_time_alone in zip(asked, lost.tolist(), alone.tolist(), strict=True):
+        columns = (lost.tolist(), no_kv.tolist(), alone.tolist())
+        for n, gives_way, without_kv, in_time_alone in zip(asked, *columns, strict=True):
             if gives_way and offers[n].slo.ttlt_s is None:
-                reason = "it cannot be in time beside the requests taken before"
-                answers[n] = Admission(False, reason=reason)
+                answers[n] = Admission(False, reason=NO_KV if without_kv else NO_TIME)
                 if in_time_alone:  # another has given way to nobody
                     self._gave_way_unix_s = now
             elif counts(offers[n]):
@@ -219,7 +229,8 @@ class Slackline:
         choice = best_effort_first(view, timing, every, queue) if first else None
         if choice is None and Part.DRAFTS in self._parts:
             # beside prefills that find no KV decodes draft as if none waited, so that they end
-            none_begins = chunk.none_finds_kv(view, every, queue, may_be_passed(view))
+            passed, kept = may_be_passed(view), kept_for_drafts(view)
+            none_begins = chunk.none_finds_kv(view, every, queue, passed, kept_blocks=kept)
             order = queue[:0] if none_begins else queue
             choice = drafting(view, timing, every, order, spare, self._drafts, calm=calm)
         if choice is None:

@@ -1,9 +1,10 @@
-"""Slackline where KV is short: the time that prefills without KV leave, who passes them, and whole
-runs.
+"""Slackline where KV is short: the time that prefills without KV leave, who passes them, KV for
+drafts, offers that would find none, and whole runs.
 """
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from loadgen.load.arrivals import Gaps, draw_arrivals
 from loadgen.load.mix import plan_requests
@@ -12,11 +13,13 @@ from loadgen.simulator.deployment import Deployment, ReplicaFacts
 from loadgen.simulator.simulation import SimulationResult, simulate
 from loadgen.simulator.traffic import Traffic
 from shared.perf.draft import Draft
+from shared.perf.shape import BatchShape
 from shared.policy import registry
-from shared.policy.seam import Choice
+from shared.policy.seam import Admission, Choice, Observation
+from shared.schemas import Offer
 from shared.tiers import Tier, TierSet
-from shared.vocabulary import Definition, Slo
-from tests.shared.policy.views import BLOCK, Linear, Row, decode, entries, view
+from shared.vocabulary import Definition, RequestKey, ServiceClass, Slo
+from tests.shared.policy.views import BLOCK, NOW, Linear, Row, decode, entries, view
 
 PROMPT = Row(slot=50, target=3000, ttft_s=3.0, tbt_s=0.1)
 # two of twenty decodes are due soon
@@ -72,6 +75,106 @@ def test_others_do_not_pass_what_would_then_wait_for_ever(first: Row) -> None:
     assert 50 in entries(planned(first, later, decodes=[]))
 
 
+@pytest.mark.parametrize("draft", [False, True])
+def test_a_prefill_that_begins_leaves_kv_for_drafts(draft: bool) -> None:
+    """A block for each of twenty decodes to grow by, and two more for the drafts of each."""
+    first = Row(slot=51, target=10 * BLOCK, ttft_s=3.0, tbt_s=0.1)
+    least = 10 + len(DECODES) * (3 if draft else 1)
+    assert 51 in entries(planned(first, free=least, draft=draft))
+    waits = planned(first, free=least - 1, draft=draft)
+    assert 51 not in entries(waits)
+    assert (waits.speculation is not None) == draft, "meanwhile decodes draft"
+
+
+# ---------------------------------------------------------------- at the door
+
+OFFER = Offer(
+    key=RequestKey("t.r"),
+    attempt=1,
+    service_class=ServiceClass.STANDARD,
+    tier="t",
+    slo=Slo(ttft_s=1.0, tbt_s=0.1),
+    importance=1.0,
+    application="a",
+    arrived_unix_s=NOW,
+    prompt_tokens=1600,  # a hundred blocks
+    max_tokens=100,
+    next_due_unix_s=NOW + 1.0,
+    hops_left=1,
+)
+# Each decode keeps a quarter of half of 495 tokens, which is four blocks, and one to grow by.
+KEPT = 5 * len(DECODES)
+FEW = KEPT + 30  # blocks
+
+
+def answered(
+    *offers: Offer, rows: list[Row] = DECODES, free: int = FEW, step_s: float = 0.05
+) -> list[Admission]:
+    """`step_s`: what iterations took lately."""
+    policy = registry.make("slackline")
+    policy.observe(Observation(NOW, BatchShape(decodes=20), step_s, step_s))
+    return list(policy.admit(view(rows, free=free), offers))
+
+
+def taken(
+    *offers: Offer, rows: list[Row] = DECODES, free: int = FEW, step_s: float = 0.05
+) -> list[bool]:
+    return [answer.accepted for answer in answered(*offers, rows=rows, free=free, step_s=step_s)]
+
+
+def test_what_would_find_no_kv_is_declined_while_another_replica_may_be_asked() -> None:
+    (answer,) = answered(OFFER)
+    assert not answer.accepted
+    assert "KV" in answer.reason
+    assert taken(OFFER, free=400) == [True]
+    assert taken(replace(OFFER, prompt_tokens=160)) == [True]
+
+
+def test_at_the_last_replica_it_may_wait_for_kv() -> None:
+    assert taken(replace(OFFER, hops_left=0)) == [True]
+
+
+def test_each_offer_counts_for_those_after_it() -> None:
+    second = replace(OFFER, key=RequestKey("t.s"))
+    assert taken(OFFER, second, free=KEPT + 120) == [True, False]
+    assert taken(OFFER, second, free=KEPT + 220) == [True, True]
+    small = replace(second, prompt_tokens=160)
+    assert taken(OFFER, small) == [False, True], "what is declined takes no KV"
+
+
+def test_decodes_that_end_in_time_give_their_kv() -> None:
+    """Each has twenty tokens left in the mean: that is a second at 50 ms, and eight at 400."""
+    rows = [decode(Row(slot=n, tbt_s=0.3, max_tokens=45), generated=5) for n in range(20)]
+    assert taken(OFFER, rows=rows, free=60) == [True]
+    assert taken(OFFER, rows=rows, free=60, step_s=0.4) == [False]
+    soon = replace(OFFER, slo=Slo(ttft_s=0.16, tbt_s=0.1), next_due_unix_s=NOW + 0.16)
+    assert taken(soon, rows=rows, free=60) == [False]
+    later = replace(OFFER, slo=Slo(ttft_s=0.6, tbt_s=0.1), next_due_unix_s=NOW + 0.6)
+    assert taken(later, rows=rows, free=60) == [False], "enough end in the mean, but not surely"
+
+
+def test_the_kv_of_best_effort_requests_is_free() -> None:
+    rows = [decode(Row(slot=n, best_effort=True)) for n in range(20)]
+    assert taken(OFFER, rows=rows, free=0) == [True]
+
+
+def test_more_important_offers_are_taken_and_others_leave_them_room() -> None:
+    important = replace(OFFER, importance=3.0)
+    assert taken(important) == [True]
+    waits = Row(slot=90, target=1600, ttft_s=30.0, tbt_s=0.1, importance=3.0)
+    room = KEPT + 120
+    assert taken(OFFER, rows=[*DECODES, waits], free=room) == [False]
+    equal = Row(slot=90, target=1600, ttft_s=30.0, tbt_s=0.1)
+    assert taken(OFFER, rows=[*DECODES, equal], free=room) == [True], "that one is due later"
+
+
+def test_a_request_with_a_ttlt_is_taken_in_any_case() -> None:
+    whole = replace(OFFER, slo=Slo(ttft_s=1.0, ttlt_s=600.0))
+    assert taken(whole) == [True]
+    small = replace(OFFER, key=RequestKey("t.s"), prompt_tokens=160)
+    assert taken(whole, small) == [True, False], "the first counts"
+
+
 # ---------------------------------------------------------------- whole runs
 
 
@@ -104,6 +207,6 @@ def test_where_kv_is_short_no_other_policy_keeps_many_more(bound: str, draft: fl
         return float(np.mean([run.met_fraction for run in runs]))
 
     ours = met("slackline")
-    assert ours < 0.8, "KV is not short"
+    assert ours < 0.85, "KV is not short"
     for policy in ("slos_serve", "qoserve", "edf"):
         assert ours >= met(policy) - 0.03, f"seeds {seeds}, {policy}"
