@@ -294,7 +294,7 @@ class VirtualFleet:
     ) -> None:
         assert record.replica is not None
         replica = self._replicas.get(record.replica)
-        offer = as_offer(record, record.service_class, hops_left)
+        offer = as_offer(record, record.service_class, hops_left=hops_left)
         if replica is None:  # its planner finds no worker
             self._timeline.after(
                 SEEN_S, answered, record, OfferNotReady(reason="its worker is dead")

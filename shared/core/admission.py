@@ -115,7 +115,7 @@ class Place:
     attempt: int
     replica: ReplicaId
     incarnation: str
-    hops_left: int  # so many more replicas may be asked if this one declines
+    hops_left: int  # as in the offer
     declined: str = ""  # why the replica before did not take it
 
 
@@ -124,7 +124,7 @@ class First(NamedTuple):
 
     replica: ReplicaId
     incarnation: str
-    hops_left: int  # as in `Place`
+    hops_left: int  # as in the offer
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,7 +103,7 @@ class Placer:
         assert record.replica is not None
         began = self._clock.unix_s()
         headers = {TRACEPARENT: record.traceparent} if record.traceparent else None
-        offer = as_offer(record, record.service_class, hops_left)
+        offer = as_offer(record, record.service_class, hops_left=hops_left)
         try:
             answer: OfferAnswer = await self._bus.request(
                 subjects.offer(record.replica),

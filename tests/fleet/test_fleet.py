@@ -23,7 +23,7 @@ from loadgen.fleet.child import Child, ChildError
 from loadgen.fleet.fleet import Fleet, FleetSpec
 from services.gateway.translate import id_of_choice
 from shared import subjects
-from shared.bus.api import RefusedError
+from shared.bus.api import Call, RefusedError
 from shared.bus.nats import NatsBus
 from shared.bus.users import Role, User
 from shared.errors import ConfigError, PeerError
@@ -38,8 +38,9 @@ from shared.schemas import (
     Withdrawn,
 )
 from shared.subjects import request_key
-from shared.vocabulary import FinishReason, ReplicaId, Slo
+from shared.vocabulary import FinishReason, ReplicaId, ServiceClass, Slo
 from tests.fleet.live import (
+    HOPELESS,
     WAIT_S,
     ask,
     check,
@@ -209,6 +210,30 @@ async def test_replicas_take_the_pools_of_their_policy_in_turn_and_each_pool_ser
     )
 
 
+async def test_each_offer_says_how_many_more_replicas_may_be_asked() -> None:
+    """A request that none can hold in time is offered to all three, and then to the pool."""
+    spec = FleetSpec(replicas=3, pace=0.2, gateway=False, drain_s=1.0)
+    left: list[int] = []
+
+    def see(offer: Offer, _: Call) -> None:
+        if offer.service_class is ServiceClass.STANDARD:
+            left.append(offer.hops_left)
+
+    async with Fleet(spec) as fleet, client_of(fleet) as (bus, client, wire):
+        await bus.subscribe(subjects.offer(ReplicaId(subjects.EVERY)), Offer, see)
+        await bus.flush(WAIT_S)
+        sampling = Sampling(max_tokens=8, ignore_eos=True)
+        request = GenerateRequest(
+            request_id="hops-1", prompt="hello", sampling=sampling, slo=HOPELESS
+        )
+        async with asyncio.timeout(WAIT_S):
+            delivered = await ask(client, request)
+            while len(left) < 3:
+                await asyncio.sleep(0.05)
+        await check(bus, wire, [delivered])
+    assert left == [2, 1, 0]
+
+
 async def test_two_fleets_never_share_a_store(fleet: Fleet) -> None:
     with pytest.raises(ConfigError, match="in use"):
         await Fleet(FleetSpec(store=fleet.spec.store)).__aenter__()
@@ -272,22 +297,6 @@ async def test_a_request_over_nats_is_answered_in_messagepack_and_attached_to_af
         assert tokens == delivered.tokens
         assert await again.wait() == delivered.verdict
         assert len(delivered.tokens) == 40
-
-
-async def test_the_first_offer_says_how_many_more_replicas_may_be_asked(fleet: Fleet) -> None:
-    assert len(fleet.replicas) == 2
-    async with client_of(fleet) as (bus, client, wire), asyncio.timeout(WAIT_S):
-        offered: asyncio.Queue[Offer] = asyncio.Queue()
-        every = subjects.offer(ReplicaId(subjects.EVERY))
-        offers = await bus.subscribe(every, Offer, lambda offer, _: offered.put_nowait(offer))
-        await until_idle(bus, fleet.replicas)
-        request = GenerateRequest(request_id="hops-1", prompt="hello", sampling=Sampling())
-        delivered = await ask(client, request)
-        while (offer := await offered.get()).key != request_key("default", "hops-1"):
-            pass
-        assert offer.hops_left == 1
-        await offers.stop()
-        await check(bus, wire, [delivered])
 
 
 async def test_another_request_under_a_used_id_is_a_conflict_over_nats_and_http_alike(

@@ -43,6 +43,6 @@ QoServe's loads are not here: for minutes they keep 98 % at twice the rate of th
     discussion="""\
 `slackline` is ahead on all nine in the mean, by 3.1 to 18.8 points. The search for these rates has
 runs of half the length and one seed. At full length five of the nine keep less than 90 % at them,
-Reasoning and AdaServe far less.
+AdaServe's far less.
 """,
 )

@@ -2,10 +2,11 @@
 
 Free by then is what is free now, what best-effort requests hold, and what decodes that end by then
 give back, less what begun prefills still need and a part of what decodes will grow by. Nobody knows
-when an output ends. So each decode is taken to end with the same chance at each instant, after what
-is likely left of its output in the mean, and SURELY standard deviations fewer are counted on than
-end by then in the mean. An offer that is taken in vain waits here until it is late, while another
-replica might have KV for it.
+when an output ends, so each decode is taken to end with the same chance at each instant. In the
+mean that is after what is likely left of its output. Of the decodes that end by then in the mean,
+SURELY standard deviations fewer are counted on: an offer that is taken in vain waits here until it
+is late, while another replica might have KV for it. An offer that is more important than some
+request here is taken in any case, and the others leave it room.
 """
 
 import math
@@ -21,10 +22,10 @@ from shared.policy.slackline.due import LIKELY, Due
 from shared.policy.slackline.forecast import Work
 from shared.schemas import Offer
 
-SURELY = 2.0
+SURELY = 2.0  # standard deviations
 # The part of the likely growth of decodes that is kept for them: some end while others grow.
 GROWTH = 0.25
-LEAST_STEP_S = 1e-3
+LEAST_STEP_S = 1e-3  # before any iteration was seen
 
 
 def finds_no_kv(
@@ -37,10 +38,13 @@ def finds_no_kv(
     *,
     asked: int,
 ) -> Bools:
-    """[asked] those with a TTFT and no TTLT that would find no KV in time, beside the standard
-    prefills that are due before them. `decodes`: the standard ones. `coming`: what is promised, and
-    then the `asked` offers, each after those before it that find some; `work` is theirs. `step_s`:
-    seconds of an iteration lately.
+    """[asked] those with a TTFT and no TTLT that would find no KV in time, while another replica
+    may be asked. Standard prefills that are due before them, or are more important, come first.
+
+    decodes: the standard ones.
+    coming: what is promised, and then the `asked` offers; each counts for those after it, but for
+        those that find none. `work` is theirs.
+    step_s: seconds of an iteration lately.
     """
     found, promised = np.zeros(asked, dtype=np.bool_), len(coming) - asked
     standard, size = ~view.best_effort, view.block_tokens
@@ -59,22 +63,20 @@ def finds_no_kv(
     blocks = np.concatenate((blocks, needs))
     value = np.concatenate((view.importance[waiting], work.value))
     least = min(float(value.min()), float(view.importance[decodes].min(initial=math.inf)))
-    ends_s, each = math.inf, 0.0
+    ends_s, gives = math.inf, 0.0  # a decode ends after so long in the mean, with so many blocks
     if len(decodes):
         ends_s = max(float(likely.mean()), 1.0) * max(step_s, LEAST_STEP_S)
-        each = (float(view.kv_held_blocks[decodes].sum()) + growth) / len(decodes)
+        gives = (float(view.kv_held_blocks[decodes].sum()) + growth) / len(decodes)
     for k, offer in enumerate(coming[promised:]):
-        dated = offer.slo.ttlt_s is None and math.isfinite(offer.next_due_unix_s)
-        if not dated or not offer.hops_left:
-            continue
         n = len(waiting) + promised + k
+        dated = offer.slo.ttlt_s is None and math.isfinite(offer.next_due_unix_s)
+        if not dated or not offer.hops_left or value[n] > least:
+            continue
         begin_s = float(due_s[n] - work.seconds[promised + k])
         going_on = math.exp(-max(begin_s, 0.0) / ends_s)
         ended = len(decodes) * (1.0 - going_on)
         surely = max(ended - SURELY * math.sqrt(ended * going_on), 0.0)
-        if value[n] > least:
-            continue
         before = (due_s[: n + 1] <= due_s[n]) | (value[: n + 1] > value[n])
-        if int(blocks[: n + 1][before].sum()) > free + each * surely:
+        if int(blocks[: n + 1][before].sum()) > free + gives * surely:
             found[k], blocks[n] = True, 0
     return found
