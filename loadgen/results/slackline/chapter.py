@@ -15,6 +15,7 @@ from loadgen.results.slackline import (
     robustness,
     same_loads,
     short_kv,
+    short_kv_mixes,
     tight_pace,
     whole_answers,
 )
@@ -69,6 +70,7 @@ policy. `--list` says which sections have runs to repeat.
                 mixes.SECTION,
                 whole_answers.SECTION,
                 short_kv.SECTION,
+                short_kv_mixes.SECTION,
                 capacities.SECTION,
                 tight_pace.SECTION,
                 hard_paces.SECTION,

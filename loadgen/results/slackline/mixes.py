@@ -114,7 +114,8 @@ def _behind(_: float, run: Run, mine: float, best: str, value: float) -> Sequenc
         "; ".join(_shown(tier) for tier in run.tiers.tiers.values())
         + (", a draft" if run.draft else ""),
         f"`{run.definition}`",
-        f"{run.rate_rps:g} on {run.replicas}",
+        f"{run.rate_rps:g} on {run.replicas}"
+        + (f", KV for {run.kv_tokens:,} tokens" if run.kv_tokens else ""),
         f"{mine:.1f}",
         f"{value:.1f} `{best}`",
     )

@@ -17,15 +17,18 @@ import numpy as np
 from shared.policy import chunk
 from shared.policy.chunk import Rows
 from shared.policy.overdue import WAITING
-from shared.policy.seam import Bools, View
+from shared.policy.seam import Bools, Floats, View
 from shared.policy.slackline.due import LIKELY, Due
 from shared.policy.slackline.forecast import Work
+from shared.policy.slackline.iteration import may_be_passed
 from shared.schemas import Offer
 
 SURELY = 2.0  # standard deviations
 # The part of the likely growth of decodes that is kept for them: some end while others grow.
 GROWTH = 0.25
 LEAST_STEP_S = 1e-3  # before any iteration was seen
+# Where KV is short, each token of a prompt puts it back behind others by so many seconds.
+BEHIND_S = 0.003
 
 
 def finds_no_kv(
@@ -39,7 +42,8 @@ def finds_no_kv(
     asked: int,
 ) -> Bools:
     """[asked] those with a TTFT and no TTLT that would find no KV in time, while another replica
-    may be asked. Standard prefills that are due before them, or are more important, come first.
+    may be asked. Standard prefills that are due before them come first, and more important ones
+    also if they are due before such an offer would give back its KV.
 
     decodes: the standard ones.
     coming: what is promised, and then the `asked` offers; each counts for those after it, but for
@@ -76,7 +80,22 @@ def finds_no_kv(
         going_on = math.exp(-max(begin_s, 0.0) / ends_s)
         ended = len(decodes) * (1.0 - going_on)
         surely = max(ended - SURELY * math.sqrt(ended * going_on), 0.0)
-        before = (due_s[: n + 1] <= due_s[n]) | (value[: n + 1] > value[n])
+        more_important = value[: n + 1] > value[n]
+        soon_s = due_s[n] + np.where(more_important, ends_s, 0.0)
+        before = due_s[: n + 1] <= soon_s
         if int(blocks[: n + 1][before].sum()) > free + gives * surely:
             found[k], blocks[n] = True, 0
     return found
+
+
+def put_back_for_kv(view: View, decodes: Rows, queue: Rows, due_s: Floats) -> Floats:
+    """[queue] when each of these prefills is due, for the order. Where there is no KV for all of
+    them, those with a TTFT alone are put back by each of their tokens: so more of the short ones
+    find KV in time. `decodes`: the standard ones. `due_s` runs along the queue.
+    """
+    target_tokens = view.target_tokens[queue]
+    needs = -(-target_tokens // view.block_tokens) - view.kv_held_blocks[queue]
+    if int(needs.sum()) <= view.kv_free_blocks - len(decodes):
+        return due_s
+    put_back: Floats = due_s + may_be_passed(view)[queue] * (BEHIND_S * target_tokens)
+    return put_back

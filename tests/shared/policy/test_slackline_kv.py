@@ -37,6 +37,11 @@ def planned(
     return registry.make("slackline").plan(seen)[0]
 
 
+def first_prefill(choice: Choice) -> int:
+    """The slot of the first of them."""
+    return next(slot for slot in entries(choice) if slot >= len(DECODES))
+
+
 def test_decodes_that_sit_out_run_where_prefills_find_no_kv() -> None:
     beside = entries(planned(PROMPT))
     assert beside[50] > 0
@@ -56,6 +61,21 @@ def test_a_prefill_that_finds_no_kv_is_passed_by_one_that_does() -> None:
     assert 50 not in chosen
     assert chosen[51] == 200
     assert 50 in entries(planned(PROMPT, small))
+
+
+def test_where_kv_is_short_a_short_prompt_comes_before_a_long_one_that_is_due_a_little_before() -> (
+    None
+):
+    """Each token puts one back by 3 ms."""
+    long = Row(slot=50, target=100 * BLOCK, ttft_s=3.0, tbt_s=0.1)
+    short = Row(slot=51, target=50 * BLOCK, ttft_s=5.0, tbt_s=0.1)
+    enough = 150 + len(DECODES)
+    assert first_prefill(planned(long, short, free=enough)) == 50
+    assert first_prefill(planned(long, short, free=enough - 1)) == 51
+    later = Row(slot=51, target=50 * BLOCK, ttft_s=6.0, tbt_s=0.1)
+    assert first_prefill(planned(long, later, free=enough - 1)) == 50
+    whole = Row(slot=50, target=100 * BLOCK, ttft_s=3.0, tbt_s=0.1, ttlt_s=90.0)
+    assert first_prefill(planned(whole, short, free=enough - 1)) == 50
 
 
 @pytest.mark.parametrize(
@@ -161,11 +181,21 @@ def test_the_kv_of_best_effort_requests_is_free() -> None:
 def test_more_important_offers_are_taken_and_others_leave_them_room() -> None:
     important = replace(OFFER, importance=3.0)
     assert taken(important) == [True]
-    waits = Row(slot=90, target=1600, ttft_s=30.0, tbt_s=0.1, importance=3.0)
+    waits = Row(slot=90, target=1600, ttft_s=10.0, tbt_s=0.1, importance=3.0)
     room = KEPT + 120
     assert taken(OFFER, rows=[*DECODES, waits], free=room) == [False]
-    equal = Row(slot=90, target=1600, ttft_s=30.0, tbt_s=0.1)
+    equal = Row(slot=90, target=1600, ttft_s=10.0, tbt_s=0.1)
     assert taken(OFFER, rows=[*DECODES, equal], free=room) == [True], "that one is due later"
+
+
+def test_an_offer_that_ends_before_more_important_ones_are_due_is_taken() -> None:
+    """It has given back its KV by then: 247 tokens are likely, in 12 s at 50 ms."""
+    for slo in ({"ttft_s": 30.0, "tbt_s": 0.1}, {"ttlt_s": 600.0}):
+        waits = [Row(slot=90 + n, target=1600, importance=3.0, **slo) for n in range(9)]
+        rows = [*DECODES, *waits]
+        assert taken(OFFER, rows=rows, free=KEPT + 120) == [True]
+        assert taken(OFFER, rows=rows, free=KEPT + 120, step_s=0.15) == ["ttlt_s" in slo]
+        assert taken(OFFER, rows=rows) == [False], "there is no KV for itself"
 
 
 def test_a_request_with_a_ttlt_is_taken_in_any_case() -> None:
