@@ -30,7 +30,7 @@ SECTION = Section(
     name="slackline-kv-mixes",
     title=f"{len(LOADS)} loads drawn at random, where KV is short",
     paper=f"""\
-Drawn as above, but each replica has KV for {LEAST_TOKENS:,} to {MOST_TOKENS:,} tokens.
+Drawn as those two sections above, but each replica has KV for {LEAST_TOKENS:,} to {MOST_TOKENS:,} tokens.
 {REQUESTS} requests a load. Requests whose SLO was met, in points; an important one counts as
 three.""",
     hours=REQUESTS / 3600,

@@ -90,12 +90,14 @@ def finds_no_kv(
 
 def put_back_for_kv(view: View, decodes: Rows, queue: Rows, due_s: Floats) -> Floats:
     """[queue] when each of these prefills is due, for the order. Where there is no KV for all of
-    them, those with a TTFT alone are put back by each of their tokens: so more of the short ones
-    find KV in time. `decodes`: the standard ones. `due_s` runs along the queue.
+    them, the least important with a TTFT alone are put back by each of their tokens: so more of the
+    short ones find KV in time. `decodes`: the standard ones. `due_s` runs along the queue.
     """
     target_tokens = view.target_tokens[queue]
     needs = -(-target_tokens // view.block_tokens) - view.kv_held_blocks[queue]
     if int(needs.sum()) <= view.kv_free_blocks - len(decodes):
         return due_s
-    put_back: Floats = due_s + may_be_passed(view)[queue] * (BEHIND_S * target_tokens)
+    importance = view.importance[queue]
+    least = may_be_passed(view)[queue] & (importance == importance.min())
+    put_back: Floats = due_s + least * (BEHIND_S * target_tokens)
     return put_back

@@ -74,8 +74,10 @@ def test_where_kv_is_short_a_short_prompt_comes_before_a_long_one_that_is_due_a_
     assert first_prefill(planned(long, short, free=enough - 1)) == 51
     later = Row(slot=51, target=50 * BLOCK, ttft_s=6.0, tbt_s=0.1)
     assert first_prefill(planned(long, later, free=enough - 1)) == 50
-    whole = Row(slot=50, target=100 * BLOCK, ttft_s=3.0, tbt_s=0.1, ttlt_s=90.0)
-    assert first_prefill(planned(whole, short, free=enough - 1)) == 50
+    whole = replace(long, ttlt_s=90.0)
+    important = replace(long, importance=3.0)
+    for other in (whole, important):
+        assert first_prefill(planned(other, short, free=enough - 1)) == 50, "it is not put back"
 
 
 @pytest.mark.parametrize(
