@@ -2,6 +2,8 @@
 drafts, offers that would find none, and whole runs.
 """
 
+import dataclasses
+
 import numpy as np
 import pytest
 from msgspec.structs import replace
@@ -74,8 +76,8 @@ def test_where_kv_is_short_a_short_prompt_comes_before_a_long_one_that_is_due_a_
     assert first_prefill(planned(long, short, free=enough - 1)) == 51
     later = Row(slot=51, target=50 * BLOCK, ttft_s=6.0, tbt_s=0.1)
     assert first_prefill(planned(long, later, free=enough - 1)) == 50
-    whole = replace(long, ttlt_s=90.0)
-    important = replace(long, importance=3.0)
+    whole = dataclasses.replace(long, ttlt_s=90.0)
+    important = dataclasses.replace(long, importance=3.0)
     for other in (whole, important):
         assert first_prefill(planned(other, short, free=enough - 1)) == 50, "it is not put back"
 
