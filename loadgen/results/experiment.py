@@ -30,9 +30,11 @@ from shared.vocabulary import Definition
 # The version of the figures: raise it with every change of simulator or policies that moves them.
 VERSION = 1
 # The same for the runs of one policy, where only its figures have moved.
-POLICY_VERSIONS = {"adaserve": 2, "ascendra": 2, "slackline": 34}
+POLICY_VERSIONS = {"adaserve": 2, "ascendra": 2, "slackline": 32}
 # The same where since then only the figures of its runs with a draft model have moved.
 DRAFT_VERSIONS: dict[str, int] = {}
+# The same for runs in which some requests are more important than others.
+UNEQUAL_VERSIONS = {"slackline": 35}
 PROFILE = "a100-llama3-8b-qoserve"
 CONTEXT_TOKENS = 18_432  # the longest of azure-conv, 16,384 and 2,048
 SEED = 1
@@ -96,8 +98,12 @@ class Run(Struct, frozen=True, kw_only=True):
     @property
     def version(self) -> int:
         """The version of the figures of its policy."""
-        version = POLICY_VERSIONS.get(self.policy, VERSION)
-        return DRAFT_VERSIONS.get(self.policy, version) if self.draft else version
+        versions = [POLICY_VERSIONS.get(self.policy, VERSION)]
+        if self.draft:
+            versions.append(DRAFT_VERSIONS.get(self.policy, VERSION))
+        if self.important or len({tier.importance for tier in self.tiers.tiers.values()}) > 1:
+            versions.append(UNEQUAL_VERSIONS.get(self.policy, VERSION))
+        return max(versions)
 
     def _hash(self, beginning: bytes) -> str:
         fields = msgspec.to_builtins(msgspec.convert(msgspec.to_builtins(self), Run))

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from loadgen.results.experiment import Run
 from loadgen.results.section import Results, Section
-from loadgen.results.slackline.mixes import drawn, leads, mix
+from loadgen.results.slackline.mixes import MIXES, drawn, leads, mix
 
 # Drawn after the policy was as it is.
 LOADS = range(9100, 9124)
@@ -30,9 +30,9 @@ SECTION = Section(
     name="slackline-kv-mixes",
     title=f"{len(LOADS)} loads drawn at random, where KV is short",
     paper=f"""\
-Drawn as those two sections above, but each replica has KV for {LEAST_TOKENS:,} to {MOST_TOKENS:,} tokens.
-{REQUESTS} requests a load. Requests whose SLO was met, in points; an important one counts as
-three.""",
+Drawn as the {len(MIXES)} loads above, but each replica has KV for {LEAST_TOKENS:,} to
+{MOST_TOKENS:,} tokens. {REQUESTS} requests a load. Requests whose SLO was met, in points; an
+important one counts as three.""",
     hours=REQUESTS / 3600,
     render=render,
     discussion="",

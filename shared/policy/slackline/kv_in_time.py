@@ -17,18 +17,15 @@ import numpy as np
 from shared.policy import chunk
 from shared.policy.chunk import Rows
 from shared.policy.overdue import WAITING
-from shared.policy.seam import Bools, Floats, View
+from shared.policy.seam import Bools, View
 from shared.policy.slackline.due import LIKELY, Due
 from shared.policy.slackline.forecast import Work
-from shared.policy.slackline.iteration import may_be_passed
 from shared.schemas import Offer
 
 SURELY = 2.0  # standard deviations
 # The part of the likely growth of decodes that is kept for them: some end while others grow.
 GROWTH = 0.25
 LEAST_STEP_S = 1e-3  # before any iteration was seen
-# Where KV is short, each token of a prompt puts it back behind others by so many seconds.
-BEHIND_S = 0.003
 
 
 def finds_no_kv(
@@ -86,18 +83,3 @@ def finds_no_kv(
         if int(blocks[: n + 1][before].sum()) > free + gives * surely:
             found[k], blocks[n] = True, 0
     return found
-
-
-def put_back_for_kv(view: View, decodes: Rows, queue: Rows, due_s: Floats) -> Floats:
-    """[queue] when each of these prefills is due, for the order. Where there is no KV for all of
-    them, the least important with a TTFT alone are put back by each of their tokens: so more of the
-    short ones find KV in time. `decodes`: the standard ones. `due_s` runs along the queue.
-    """
-    target_tokens = view.target_tokens[queue]
-    needs = -(-target_tokens // view.block_tokens) - view.kv_held_blocks[queue]
-    if int(needs.sum()) <= view.kv_free_blocks - len(decodes):
-        return due_s
-    importance = view.importance[queue]
-    least = may_be_passed(view)[queue] & (importance == importance.min())
-    put_back: Floats = due_s + least * (BEHIND_S * target_tokens)
-    return put_back

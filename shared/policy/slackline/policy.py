@@ -60,7 +60,7 @@ from shared.policy.slackline.iteration import (
     may_be_passed,
 )
 from shared.policy.slackline.kept_pace import Demand, counts, pace_of, too_tight
-from shared.policy.slackline.kv_in_time import finds_no_kv, put_back_for_kv
+from shared.policy.slackline.kv_in_time import finds_no_kv
 from shared.policy.slackline.owed import Owed
 from shared.policy.slackline.price import Prices, prices_of
 from shared.policy.slackline.room import Room
@@ -101,7 +101,7 @@ class Part(StrEnum):
     EARNED = "earned"  # early tokens leave time for others
     UNHURRIED = "unhurried"  # passes for the sake of a TTLT leave time for prefills
     ROOM = "room"  # KV is left to urgent requests
-    KV = "kv"  # what would find no KV in time is declined, and short prompts are before long ones
+    KV = "kv"  # offers that would find no KV in time are declined
     KEPT_PACE = "kept_pace"  # paces that cost more requests than they serve are given up
     SPARING = "sparing"  # while requests give way, early tokens are not spent on best-effort ones
     OWED = "owed"  # best-effort requests get their share of the time
@@ -371,8 +371,6 @@ class Slackline:
                 put_off_s = put_off_by_deadline(view, token_due_s)
             if burdened:
                 work = work._replace(due_s=_put_back(view, due, queue, work))
-        if Part.KV in self._parts:
-            work = work._replace(due_s=put_back_for_kv(view, decodes, queue, work.due_s))
         if Part.DUE_FIRST not in self._parts:
             work = work._replace(due_s=view.arrived_unix_s[queue] - view.start_unix_s)
         order = np.lexsort((view.slot[queue], view.arrived_unix_s[queue], work.due_s, gone))

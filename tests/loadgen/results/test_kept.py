@@ -91,6 +91,22 @@ def test_where_only_drafts_changed_no_run_without_them_runs_again(
     ]  # fmt: skip
 
 
+def test_where_only_importance_changed_no_run_of_equals_runs_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tiers = dict(TINY.tiers.tiers)
+    name = next(iter(tiers))
+    tiers[name] = replace(tiers[name], importance=3.0)
+    unequal = replace(TINY, policy="edf", tiers=replace(TINY.tiers, tiers=tiers))
+    equal = replace(TINY, policy="edf", important=0.0)
+    runs = unequal, replace(equal, important=0.2), equal, replace(unequal, policy="fcfs")
+    before = [run.digest for run in runs]
+    monkeypatch.setitem(experiment.UNEQUAL_VERSIONS, "edf", 7)
+    assert [run.digest == digest for run, digest in zip(runs, before, strict=True)] == [
+        False, False, True, True,
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize("keep", [0, 20, 200])
 def test_a_damaged_file_is_named_and_nothing_is_written(
     tmp_path: Path, results: list[RunResult], keep: int, capsys: pytest.CaptureFixture[str]

@@ -2,8 +2,6 @@
 drafts, offers that would find none, and whole runs.
 """
 
-import dataclasses
-
 import numpy as np
 import pytest
 from msgspec.structs import replace
@@ -39,11 +37,6 @@ def planned(
     return registry.make("slackline").plan(seen)[0]
 
 
-def first_prefill(choice: Choice) -> int:
-    """The slot of the first of them."""
-    return next(slot for slot in entries(choice) if slot >= len(DECODES))
-
-
 def test_decodes_that_sit_out_run_where_prefills_find_no_kv() -> None:
     beside = entries(planned(PROMPT))
     assert beside[50] > 0
@@ -63,23 +56,6 @@ def test_a_prefill_that_finds_no_kv_is_passed_by_one_that_does() -> None:
     assert 50 not in chosen
     assert chosen[51] == 200
     assert 50 in entries(planned(PROMPT, small))
-
-
-def test_where_kv_is_short_a_short_prompt_comes_before_a_long_one_that_is_due_a_little_before() -> (
-    None
-):
-    """Each token puts one back by 3 ms."""
-    long = Row(slot=50, target=100 * BLOCK, ttft_s=3.0, tbt_s=0.1)
-    short = Row(slot=51, target=50 * BLOCK, ttft_s=5.0, tbt_s=0.1)
-    enough = 150 + len(DECODES)
-    assert first_prefill(planned(long, short, free=enough)) == 50
-    assert first_prefill(planned(long, short, free=enough - 1)) == 51
-    later = Row(slot=51, target=50 * BLOCK, ttft_s=6.0, tbt_s=0.1)
-    assert first_prefill(planned(long, later, free=enough - 1)) == 50
-    whole = dataclasses.replace(long, ttlt_s=90.0)
-    important = dataclasses.replace(long, importance=3.0)
-    for other in (whole, important):
-        assert first_prefill(planned(other, short, free=enough - 1)) == 50, "it is not put back"
 
 
 @pytest.mark.parametrize(
