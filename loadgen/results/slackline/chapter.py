@@ -44,7 +44,7 @@ policy. `--list` says which sections have runs to repeat.
   10 s, on the loads of the matrix with seed 21; how long an iteration may be in which they come
   first, 1.5 passes, on Overload; what they are owed while a prefill waits, 1 % of the time, with
   seeds 25 to 32 and 41 to 44 of six loads.
-- `slackline` changed from 2026-11-24 to 2026-11-26 ([decisions.md](decisions.md)). A table has the
+- `slackline` changed from 2026-11-24 to 2026-11-27 ([decisions.md](decisions.md)). A table has the
   policy as it was on the day that stands above it. What changed on 2026-11-25 concerns paces near a
   pass, drafts where a pace needs them, earned time under deadlines, and TTLTs of different length
   side by side: of the six loads under Ablation QoServe's gained 0.1 points, AdaServe's 0.8, the
@@ -56,7 +56,9 @@ policy. `--list` says which sections have runs to repeat.
   drifts, and a few of the loads drawn at random by less than one.
 - What changed on 2026-11-26 concerns short KV and the batch that ends at a due time. Overload that
   lasts has not been run since; all other tables have. Last, offers that would find no KV are
-  declined, and drafts have blocks of their own ([decisions.md](decisions.md)).
+  declined, and drafts have blocks of their own ([decisions.md](decisions.md)). What changed on
+  2026-11-27 concerns offers that find little KV beside more important requests; where all are
+  equally important nothing changed, and those runs are older.
 - The rule for windows of ten was chosen with seeds 31 to 37 at other rates and lengths; three of
   these stand under Overload, Capacity and What is misjudged.
 - On loads drawn at random each other policy has one setting, the one that suits most loads:
