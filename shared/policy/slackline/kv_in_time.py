@@ -6,7 +6,7 @@ when an output ends, so each decode is taken to end with the same chance at each
 mean that is after what is likely left of its output. Of the decodes that end by then in the mean,
 SURELY standard deviations fewer are counted on: an offer that is taken in vain waits here until it
 is late, while another replica might have KV for it. An offer that is more important than some
-request here is taken in any case, and the others leave it room.
+request here is taken in any case. The others leave it room, unless they end before it is due.
 """
 
 import math
@@ -78,8 +78,8 @@ def finds_no_kv(
         ended = len(decodes) * (1.0 - going_on)
         surely = max(ended - SURELY * math.sqrt(ended * going_on), 0.0)
         more_important = value[: n + 1] > value[n]
-        soon_s = due_s[n] + np.where(more_important, ends_s, 0.0)
-        before = due_s[: n + 1] <= soon_s
+        until_s = due_s[n] + np.where(more_important, ends_s, 0.0)
+        before = due_s[: n + 1] <= until_s
         if int(blocks[: n + 1][before].sum()) > free + gives * surely:
             found[k], blocks[n] = True, 0
     return found
