@@ -13,7 +13,7 @@ from loadgen.bench.figure import Figure
 from loadgen.bench.lone_services import lone_services
 from loadgen.bench.scale_of_admission import REPLICAS, digest
 from loadgen.fleet.child import Say
-from loadgen.fleet.fleet import free_port
+from loadgen.fleet.ports import free_port
 from shared import subjects
 from shared.bus.api import Bus, Call, Endpoint
 from shared.clock import Clock

@@ -11,7 +11,6 @@ import fcntl
 import json
 import os
 import shutil
-import socket
 import sys
 import tempfile
 from collections.abc import Coroutine, Mapping, Sequence
@@ -32,6 +31,7 @@ from loadgen.fleet.nats_server import (
     include_line,
     server_config,
 )
+from loadgen.fleet.ports import HOST, free_port
 from loadgen.fleet.store_watch import keep_writable
 from loadgen.load.connection import bus_at
 from loadgen.simulator.deployment import ACCEPTANCE
@@ -51,7 +51,6 @@ from shared.vocabulary import ReplicaId
 if TYPE_CHECKING:
     from loadgen.fleet.key_folder import Keys
 
-HOST = "127.0.0.1"
 POLL_S = 0.05
 PING_S = 1.0  # for one answer of the services API
 READY_S = 300.0  # two torch engines import and load on two cores in 15 s, if these are idle
@@ -505,20 +504,6 @@ def torch_replicas() -> int:
     demonstration needs no more.
     """
     return max(1, min(2, cores() // 2))
-
-
-def free_port() -> int:
-    with socket.create_server((HOST, 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
-
-
-def is_free(port: int) -> bool:
-    try:
-        socket.create_server((HOST, port)).close()
-    except OSError:
-        return False
-    return True
 
 
 def _service(name: str) -> list[str]:

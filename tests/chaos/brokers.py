@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 from loadgen.fleet.child import Child
-from loadgen.fleet.fleet import HOST, free_port
 from loadgen.fleet.nats_server import MAX_PAYLOAD_BYTES, find_binary, greets, server_config
+from loadgen.fleet.ports import HOST, free_port
 from shared.bus.nats import connect
 from shared.errors import BusError, ConfigError
 from tests.chaos.lines import Lines

@@ -10,7 +10,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from loadgen.fleet.fleet import HOST, Fleet, FleetSpec, free_port
+from loadgen.fleet.fleet import Fleet, FleetSpec
+from loadgen.fleet.ports import HOST, free_port
 from tests.chaos.balance import balance
 from tests.chaos.brokers import three_brokers
 from tests.chaos.faults import Act, Arena

@@ -12,7 +12,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Self
 
-from loadgen.fleet.fleet import HOST
+from loadgen.fleet.ports import HOST
 from tests.fleet.processes import owner_of_port
 
 CHUNK_BYTES = 65_536

@@ -3,8 +3,8 @@
 import os
 from pathlib import Path
 
+from loadgen.fleet.ports import free_port
 from tests.infra.page_run import PageRun, blocks
-from tests.infra.prometheus import free_port
 
 
 def test_the_page_does_what_it_says(tmp_path: Path) -> None:

@@ -1,18 +1,17 @@
 """A real Prometheus on this machine, with the rules that are shipped."""
 
 import asyncio
-import os
 import shutil
-import socket
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, suppress
-from itertools import count
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 import yaml
+
+from loadgen.fleet.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = ROOT / "infra" / "prometheus"
@@ -27,18 +26,6 @@ def find(program: str) -> str:
     if found is None:
         pytest.skip(MISSING.format(program))
     return found
-
-
-# Below the ports that the system hands out, and apart for each process of pytest: nobody else takes
-# one before it is used.
-_PORTS = count(20_000 + 1_000 * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]))
-
-
-def free_port() -> int:
-    for port in _PORTS:
-        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            return port
-    raise AssertionError("no port is free")
 
 
 class Prometheus:

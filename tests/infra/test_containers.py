@@ -19,7 +19,8 @@ import httpx
 import pytest
 import yaml
 
-from tests.infra.prometheus import ROOT, free_port
+from loadgen.fleet.ports import free_port
+from tests.infra.prometheus import ROOT
 from tests.infra.stand_ins import CONTAINERS_CONF, make_images, need_podman, podman
 
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())

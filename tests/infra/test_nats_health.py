@@ -11,9 +11,9 @@ import nats.errors
 import pytest
 from nats.js.api import StreamConfig
 
-from loadgen.fleet.fleet import free_port
 from loadgen.fleet.lifeline import bound
 from loadgen.fleet.nats_server import find_binary, greets, server_config
+from loadgen.fleet.ports import free_port
 from tests.fleet.processes import gone, wait_for
 from tests.infra.full_disk import small_disk
 

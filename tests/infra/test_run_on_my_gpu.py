@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from loadgen.fleet.ports import free_port
 from tests.infra.page_run import PageRun, blocks
-from tests.infra.prometheus import free_port
 
 YOURS = "/srv/models/Llama-3-8B-Instruct"
 

@@ -6,8 +6,9 @@ import os
 import time
 from pathlib import Path
 
+from loadgen.fleet.ports import free_port
 from tests.infra.page_run import WITHIN_S, PageRun, blocks
-from tests.infra.prometheus import SHIPPED, find, free_port
+from tests.infra.prometheus import SHIPPED, find
 
 # the answers: one of each query of the page
 TOLD = ('{tier="chat"} =>', 'type="ttft"} =>', '{replica="r1"} =>', '{model_name="sim-')

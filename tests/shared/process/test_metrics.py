@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_metrics
 from prometheus_client.parser import text_string_to_metric_families
 
-from loadgen.fleet.fleet import Fleet, FleetSpec, free_port
+from loadgen.fleet.fleet import Fleet, FleetSpec
+from loadgen.fleet.ports import free_port
 from shared.errors import ConfigError
 from shared.process import conventions as names
 from shared.process.about import about
