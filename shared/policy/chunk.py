@@ -49,7 +49,7 @@ def decoding(view: View) -> Decoding:
     after preemption.
     """
     rows = ((view.phase == DECODE) & (view.generated_tokens < view.max_tokens)).nonzero()[0]
-    context = view.computed_tokens[rows] + view.unsure_tokens[rows]
+    context = view.top_tokens[rows]
     need = np.maximum(context // view.block_tokens + 1 - view.kv_held_blocks[rows], 0)
     free = view.kv_free_blocks - int(need.sum())
     victims = rows[:0]
@@ -67,7 +67,7 @@ def decodes_of(view: View, rows: Rows) -> BatchShape:
     """The shape of these decodes alone."""
     return BatchShape(
         decodes=len(rows),
-        decode_context=int((view.computed_tokens[rows] + view.unsure_tokens[rows]).sum()),
+        decode_context=int(view.top_tokens[rows].sum()),
     )
 
 
@@ -85,7 +85,7 @@ def as_many_as_fit(
     """The longest run of these decodes, from the first on, with which the batch stays within
     `budget_s`.
     """
-    context = (view.computed_tokens[rows] + view.unsure_tokens[rows]).cumsum()
+    context = view.top_tokens[rows].cumsum()
     fits, exceeds = min(at_least, len(rows)), len(rows) + 1
     while exceeds - fits > 1:
         count = (fits + exceeds) // 2
@@ -116,7 +116,7 @@ def _victims(view: View, decodes: Rows, need: Ints, short_blocks: int) -> Rows:
                 -view.slot[rows],
                 -view.arrived_unix_s[rows],
                 view.phase[rows] == DECODE,
-                ~view.best_effort[rows],
+                view.standard[rows],
             )
         )
     ]
@@ -135,6 +135,8 @@ def _victims(view: View, decodes: Rows, need: Ints, short_blocks: int) -> Rows:
 def _begun(view: View, decodes: Decoding) -> tuple[Rows, int]:
     """The prefills that have begun, and the blocks that they still need."""
     rows: Rows = (view.phase == PREFILL).nonzero()[0]
+    if not len(rows):
+        return rows, 0
     if len(decodes.victims):
         rows = rows[~np.isin(rows, decodes.victims)]
     promised = view.target_tokens[rows] + view.unsure_tokens[rows]

@@ -15,7 +15,7 @@ WAITING = int(Phase.WAITING)
 
 def unstarted(view: View) -> Bools:
     """[rows] standard requests of which nothing has ever been computed."""
-    new: Bools = (view.phase == WAITING) & (view.generated_tokens == 0) & ~view.best_effort
+    new: Bools = (view.phase == WAITING) & (view.generated_tokens == 0) & view.standard
     return new
 
 

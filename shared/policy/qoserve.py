@@ -107,7 +107,7 @@ class Queue:
                 np.minimum(lengths.mean(view.applications)[app], most) - made, 0.0
             )
             self.due = np.minimum(self.next_due, self.last_due - expected * step_s)
-        self.standard: Bools = ~view.best_effort[rows]
+        self.standard: Bools = view.standard[rows]
         self.begun: Bools = view.phase[rows] == chunk.PREFILL
         self.importance: Floats = view.importance[rows]
         self.slot = view.slot[rows]
@@ -195,7 +195,7 @@ class QoServe:
         the tokens expected to be left, at most `batch_tbt_s`, and exactly `batch_tbt_s` where no
         iteration is so short. Best-effort decodes ask for nothing.
         """
-        rows = decodes.rows[~view.best_effort[decodes.rows]]
+        rows = decodes.rows[view.standard[decodes.rows]]
         if len(rows) == 0:
             return math.inf
         pace_s = self._set.batch_tbt_s

@@ -113,7 +113,7 @@ def _within_reach(view: View, queue: Rows, key: Floats, entries: int) -> Bools:
     A prefill that has not begun is passed over only if none behind it begins either
     (shared/policy/chunk.py).
     """
-    standard = ~view.best_effort[queue]
+    standard = view.standard[queue]
     near: Bools = view.phase[queue] == chunk.PREFILL
     if np.count_nonzero(standard) <= entries:
         return np.ones(len(queue), dtype=np.bool_)

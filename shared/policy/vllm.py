@@ -155,7 +155,7 @@ class Vllm:
             return drafts, 0
         left = view.max_tokens[rows] - view.generated_tokens[rows] - view.unsure_tokens[rows] - 1
         drafts = np.clip(left, 0, self._set.spec_tokens).astype(np.int32)
-        upper = view.computed_tokens[rows] + view.unsure_tokens[rows] + 1
+        upper = view.top_tokens[rows] + 1
         held = np.maximum(-(-upper // view.block_tokens), view.kv_held_blocks[rows])
         blocks = int(np.maximum(-(-(upper + drafts) // view.block_tokens) - held, 0).sum())
         return (drafts, blocks) if blocks <= decodes.free_blocks else (np.zeros_like(drafts), 0)

@@ -199,7 +199,7 @@ def _within_kv(
     if len(decodes.victims):
         free_blocks += int(held[decodes.victims].sum())
     if len(prefills):
-        before = view.computed_tokens[prefills] + view.unsure_tokens[prefills]
+        before = view.top_tokens[prefills]
         free_blocks -= newly(prefills, before + chunks)
     if newly(decodes.rows, context + wanted) <= free_blocks:
         return wanted

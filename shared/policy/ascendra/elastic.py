@@ -33,7 +33,7 @@ def reserve_blocks(view: View, lengths: OutputLengths, share: float) -> int:
         lengths.mean(view.applications)[view.application[rows]], view.max_tokens[rows]
     )
     left = np.maximum(mean - view.generated_tokens[rows], 0.0)
-    held = view.computed_tokens[rows] + view.unsure_tokens[rows]
+    held = view.top_tokens[rows]
     longest = (-left).argsort(kind="stable")
     # When the decode with the n-th most tokens left ends, n are still there, and each has grown by
     # just that many tokens.

@@ -121,7 +121,7 @@ class Ascendra:
         if view.pool != HP:
             return answers
         urgent = [offer.left == "offloaded" for offer in offers]
-        waits = ((view.phase != chunk.DECODE) & ~view.best_effort).any()
+        waits = ((view.phase != chunk.DECODE) & view.standard).any()
         ticket = not view.promised and not waits and not any(urgent)
         for n, (answer, offloaded) in enumerate(zip(answers, urgent, strict=True)):
             if answer.accepted and not offloaded:
@@ -136,7 +136,7 @@ class Ascendra:
         late = past_due(view)
         stays = view.phase != chunk.DECODE
         stays[late] = False
-        queue = (stays & ~view.best_effort).nonzero()[0]
+        queue = (stays & view.standard).nonzero()[0]
         relegated = (stays & view.best_effort).nonzero()[0]
         waits = len(queue) + len(relegated) + len(late) > 0
         if view.pool == HP:

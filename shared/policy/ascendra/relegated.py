@@ -20,7 +20,7 @@ SHARE_OF_TIME = 0.25
 
 def standard_of(view: View, every: Decoding) -> Decoding:
     """The decodes that are not relegated. KV stays reserved for the others."""
-    rows = every.rows[~view.best_effort[every.rows]]
+    rows = every.rows[view.standard[every.rows]]
     if len(rows) == len(every.rows):
         return every
     return every._replace(rows=rows, shape=chunk.decodes_of(view, rows))

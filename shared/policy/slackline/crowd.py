@@ -23,7 +23,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shared.columns import Ints
 from shared.perf.iteration_time import Profile
 from shared.perf.shape import BatchShape
 from shared.policy.chunk import Rows
@@ -99,8 +98,9 @@ def crowded(present: Decodes, asked: Decodes, profile: Profile, speed: float) ->
     """[asked] a mask of those that are too many, one after the other. Less important ones that do
     not decode yet are not in their way. `speed`: as in `pass_of`.
     """
-    every = present.beside(asked)
-    price = pass_of(profile, len(every.pace_s), float(every.context.sum()), speed)
+    count = len(present.pace_s) + len(asked.pace_s)
+    context = float(present.context.sum()) + float(asked.context.sum())
+    price = pass_of(profile, count, context, speed)
     found = np.zeros(len(asked.pace_s), dtype=np.bool_)
     for k in range(len(found)):
         one = asked.taken(slice(k, k + 1))
@@ -114,7 +114,8 @@ def _too_many(present: Decodes, one: Decodes, price: Pass) -> bool:
     own_s = float(one.pace_s[0])
     if math.isinf(own_s):
         return False
-    others = present.taken(present.runs | (present.value >= one.value))
+    ahead = present.runs | (present.value >= one.value)
+    others = present if np.count_nonzero(ahead) == len(ahead) else present.taken(ahead)
     each_s, pace_s = price.each_s(others), others.pace_s
     least_s = price.fixed_s + each_s + price.margin_s
     tightest_s = float(pace_s[pace_s >= least_s].min(initial=own_s))
@@ -140,20 +141,19 @@ def _kept(token_s: float, decodes: Decodes, price: Pass) -> Floats:
 
 def present_of(view: View, due: Due, rows: Rows, waiting: Rows, work: Work) -> Decodes:
     """The decodes in these rows, and beside them the `waiting` prefills, whose work is `work`."""
-    pace_s = np.where(np.isfinite(view.tightest_tbt_s), due.pace_s, np.inf)
-    judged, sharp = view.definition == _DEADLINE, view.definition != _MEAN
-    early_s = view.next_due_unix_s[rows] - view.start_unix_s - due.pace_s[rows]
-    decoding = Decodes(
-        _eased_s(pace_s[rows], early_s, due.output_tokens[rows], judged[rows]),
-        (view.computed_tokens[rows] + view.unsure_tokens[rows]).astype(np.float64),
-        view.importance[rows],
-        np.ones(len(rows), dtype=np.bool_),
-        sharp[rows],
+    both = np.concatenate((rows, waiting))
+    pace_s, definition = due.pace_s[both], view.definition[both]
+    own_s = np.where(np.isfinite(view.tightest_tbt_s[both]), pace_s, np.inf)
+    early_s = view.next_due_unix_s[rows] - view.start_unix_s - pace_s[: len(rows)]
+    to_come = view.target_tokens[waiting] + work.output_tokens / 2
+    early_s = np.concatenate((early_s, work.due_s - work.seconds.sum()))
+    return Decodes(
+        _eased_s(own_s, early_s, due.output_tokens[both], definition == _DEADLINE),
+        np.concatenate((view.top_tokens[rows], to_come)),
+        view.importance[both],
+        np.arange(len(both)) < len(rows),
+        definition != _MEAN,
     )
-    early_s = work.due_s - work.seconds.sum()
-    tokens = view.target_tokens[waiting]
-    others = _to_come(work, pace_s[waiting], early_s, tokens, judged[waiting], sharp[waiting])
-    return decoding.beside(others)
 
 
 def asked_of(offers: Sequence[Offer], work: Work, ahead_s: float) -> Decodes:
@@ -163,18 +163,18 @@ def asked_of(offers: Sequence[Offer], work: Work, ahead_s: float) -> Decodes:
     judged = np.array([offer.slo.definition is Definition.DEADLINE for offer in offers])
     sharp = np.array([offer.slo.definition is not Definition.MEAN_TPOT for offer in offers])
     early_s = work.due_s - ahead_s - work.seconds
-    return _to_come(work, np.where(named, work.pace_s, np.inf), early_s, tokens, judged, sharp)
-
-
-def _to_come(
-    work: Work, pace_s: Floats, early_s: Floats, tokens: Ints, judged: Bools, sharp: Bools
-) -> Decodes:
-    """`early_s`: before its due time the prefill may end so early. `judged`: by deadlines."""
-    pace_s = _eased_s(pace_s, early_s, work.output_tokens, judged)
-    runs = np.zeros(len(pace_s), dtype=np.bool_)
-    return Decodes(pace_s, tokens + work.output_tokens / 2, work.value, runs, sharp)
+    return Decodes(
+        _eased_s(np.where(named, work.pace_s, np.inf), early_s, work.output_tokens, judged),
+        tokens + work.output_tokens / 2,
+        work.value,
+        np.zeros(len(offers), dtype=np.bool_),
+        sharp,
+    )
 
 
 def _eased_s(pace_s: Floats, early_s: Floats, output_tokens: Floats, judged: Bools) -> Floats:
+    """The paces, looser by the part of the time that tokens to come have earned. `early_s`: the
+    next one may come so early. `judged`: by deadlines.
+    """
     earned_s = np.where(judged & np.isfinite(early_s), np.maximum(early_s, 0.0), 0.0)
     return pace_s + EARNED * earned_s / output_tokens

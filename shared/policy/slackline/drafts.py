@@ -134,7 +134,7 @@ def drafting(
     """
     if view.draft is None:
         return None
-    rows = every.rows[~view.best_effort[every.rows]]
+    rows = every.rows[view.standard[every.rows]]
     if not len(rows):
         return _best_effort_alone(view, timing, every, learned)
     shape = chunk.decodes_of(view, rows)
@@ -204,7 +204,7 @@ def _best_effort_alone(
 
 def _for_whole_answers(view: View, rows: Rows) -> Bools:
     """[rows] those with a TTLT and without a pace."""
-    return np.isfinite(view.last_due_unix_s[rows]) & np.isinf(view.tbt_s[rows])
+    return view.whole[rows] & np.isinf(view.tbt_s[rows])
 
 
 def _in_time(view: View, timing: Timing, order: Rows, iteration_s: float) -> bool:
@@ -214,7 +214,7 @@ def _in_time(view: View, timing: Timing, order: Rows, iteration_s: float) -> boo
     cached = view.computed_tokens[order]
     work_s = prices_of(view.profile).prefill_s(view.target_tokens[order] - cached, cached).cumsum()
     ends_s = work_s / (1 - SHARE) + iteration_s
-    urgent = np.isinf(view.last_due_unix_s[order])
+    urgent = ~view.whole[order]
     return bool((ends_s <= timing.prefill_due_s[order])[urgent].all())
 
 
@@ -222,7 +222,7 @@ def _runs_at_once(view: View, first: Rows, most_s: float) -> bool:
     """Tells whether there is a first prompt without a TTLT, and what is left of it takes no longer
     than this.
     """
-    if not len(first) or np.isfinite(view.last_due_unix_s[first[0]]):
+    if not len(first) or view.whole[first[0]]:
         return False
     cached = view.computed_tokens[first]
     left_s = prices_of(view.profile).prefill_s(view.target_tokens[first] - cached, cached)
@@ -268,7 +268,7 @@ def can_pay(view: View, every: Decoding, learned: Learned) -> bool:
     """
     if view.draft is None or not len(every.rows):
         return False
-    standard = every.rows[~view.best_effort[every.rows]]
+    standard = every.rows[view.standard[every.rows]]
     rows = standard if len(standard) else every.rows
     shape = chunk.decodes_of(view, rows)
     factor = _factor(view, view.draft, len(rows), learned)
@@ -396,7 +396,7 @@ def _choice(
     depth: Ints = np.minimum(plan.depth, np.maximum(left - 1, 0)).astype(np.int32)
     computed, missing = view.computed_tokens[rows], _missing(view, rows)
     spare_s = length_s - MARGIN_S - plan.seconds
-    needed = np.isin(rows, tight) | (_for_whole_answers(view, rows) & ~view.best_effort[rows])
+    needed = np.isin(rows, tight) | (_for_whole_answers(view, rows) & view.standard[rows])
     depth[_read_later(view, view.draft, missing, needed, spare_s, length_s)] = 0
     depth[~np.isin(rows, drafters)] = 0
     drafts = depth > 0

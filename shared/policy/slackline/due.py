@@ -128,7 +128,10 @@ def put_off_by_mean(view: View, token_due_s: Floats) -> Floats:
     """[rows] when the next token of each decode is due, in seconds from the start: where the mean
     pace judges the request, tokens that came early put it off.
     """
-    rows = ((view.definition == _MEAN) & np.isfinite(view.tbt_s)).nonzero()[0]
+    judged = view.definition == _MEAN
+    if not np.count_nonzero(judged):
+        return token_due_s
+    rows = (judged & np.isfinite(view.tbt_s)).nonzero()[0]
     rows = rows[np.isfinite(view.first_token_unix_s[rows])]
     if not len(rows):
         return token_due_s

@@ -107,9 +107,12 @@ def _late(work: Work, passes: Passes) -> Bools:
     )
     found = np.zeros(len(work.due_s), dtype=np.bool_)
     if np.count_nonzero(queue.seconds.cumsum() + decoding_s > spare_s):
+        # up to the last due time before which passes leave no time at all, every prefill
+        begin = int((spare_s < -ROUNDING_S).nonzero()[0].max(initial=-1)) + 1
+        found[order[:begin]] = True
         columns = (queue.due_s, spare_s, queue.seconds, rate, most_s, queue.value, hopeless[order])
-        gone = _gone(zip(*(column.tolist() for column in columns), strict=True))
-        found[order[gone]] = True
+        gone = _gone(zip(*(column[begin:].tolist() for column in columns), strict=True))
+        found[order[begin:][gone]] = True
     if len(order) < len(found):
         rest = np.ones(len(found), dtype=np.bool_)
         rest[order] = False

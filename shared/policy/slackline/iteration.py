@@ -36,7 +36,7 @@ def iteration(view: View, timing: Timing, every: Decoding, order: Rows, spare: B
     """The choice for these decodes, and for the standard prefills in `order`. `spare`: [rows] the
     best-effort requests that run in the time which is left.
     """
-    standard = every.rows[~view.best_effort[every.rows]]
+    standard = every.rows[view.standard[every.rows]]
     tokens = token_order(view, timing, standard)
     longest_s = _longest_s(view, timing, tokens, order)
     budget_s = longest_s - MARGIN_S
@@ -80,15 +80,15 @@ def kept_for_drafts(view: View) -> int:
     """The KV blocks that prefills which begin leave to the drafts of the standard decodes."""
     if view.draft is None:
         return 0
-    return DRAFT_BLOCKS * int(np.count_nonzero((view.phase == chunk.DECODE) & ~view.best_effort))
+    return DRAFT_BLOCKS * int(np.count_nonzero((view.phase == chunk.DECODE) & view.standard))
 
 
 def may_be_passed(view: View) -> Bools:
     """[rows] the requests that others may pass where they find no KV: the standard ones with a TTFT
     alone, which wait no longer than until they are due.
     """
-    dated = np.isfinite(view.next_due_unix_s) & np.isinf(view.last_due_unix_s)
-    passed: Bools = dated & ~view.best_effort
+    dated = np.isfinite(view.next_due_unix_s) & ~view.whole
+    passed: Bools = dated & view.standard
     return passed
 
 
@@ -104,11 +104,13 @@ def _with_the_rest(
     they may find no KV, and each token brings the end of a decode nearer, which gives some back.
     """
     shape = chunk.shape_of(view, running, choice)
+    if view.profile.batch_s(shape._replace(decodes=shape.decodes + 1)) > budget_s:
+        return running, choice  # mostly prefills leave no time
     rests = np.ones(view.rows, dtype=np.bool_)
     rests[running.rows] = False
     rest = tokens.rows[rests[tokens.rows]]
     if not len(chunk.as_many_as_fit(view, shape, rest[:1], budget_s, at_least=0)):
-        return running, choice  # mostly prefills leave no time
+        return running, choice
     more = _beside(view, running, rest, shape, budget_s, at_least=0)
     return more, filled(view, more, order, budget_s)
 
@@ -118,7 +120,7 @@ def best_effort_first(view: View, timing: Timing, every: Decoding, order: Rows) 
     standard prefills in `order` after them. No decode is late for it, and it is short: a prefill
     may come that is due soon. None: there is no time for any of them, or no KV.
     """
-    tokens = token_order(view, timing, every.rows[~view.best_effort[every.rows]])
+    tokens = token_order(view, timing, every.rows[view.standard[every.rows]])
     longest_s = _longest_s(view, timing, tokens, order)
     if len(tokens.rows):
         longest_s = min(longest_s, PASSES * tokens.every_s)

@@ -48,7 +48,7 @@ def finds_no_kv(
     step_s: seconds of an iteration lately.
     """
     found, promised = np.zeros(asked, dtype=np.bool_), len(coming) - asked
-    standard, size = ~view.best_effort, view.block_tokens
+    standard, size = view.standard, view.block_tokens
     begun = ((view.phase == chunk.PREFILL) & standard).nonzero()[0]
     waiting = ((view.phase == WAITING) & standard).nonzero()[0]
     to_come = -(-view.target_tokens[begun] // size) - view.kv_held_blocks[begun]

@@ -164,7 +164,7 @@ class Slackline:
         prices = prices_of(view.profile)
         decodes, waiting = standard_decodes(view), _waiting(view)
         due = due_of_rows(view, self._lengths, self._step_s)
-        due = self._unhurried(view, due, decodes)
+        due = self._unhurried(view, due, decodes, waits=len(waiting) > 0)
         held = work_of_rows(view, due, waiting, prices)
         coming = [offer for offer in view.promised if offer.service_class is ServiceClass.STANDARD]
         coming += [offers[n] for n in asked]
@@ -198,17 +198,18 @@ class Slackline:
 
     def plan(self, view: View) -> Sequence[Choice]:
         every = chunk.decoding(view)
-        decodes = standard_decodes(view)
+        decodes, waiting = standard_decodes(view), _waiting(view)
         prices, bounds = prices_of(view.profile), due_of_rows(view, self._lengths, self._step_s)
-        due = self._unhurried(view, bounds, decodes)
+        due = self._unhurried(view, bounds, decodes, waits=len(waiting) > 0)
         paced = self._paced_lately(view)
-        weighed = self._weighed(view, due, decodes, every.victims, prices)
+        waiting = _without(view, waiting, every.victims)
+        weighed = self._weighed(view, due, decodes, waiting, prices)
         if weighed.lost:
             bounds = self._without_hurry(view, bounds, decodes, weighed.queue, prices)
             before = due
-            due = self._unhurried(view, bounds, decodes, first_answers=not paced, together=paced)
+            due = self._unhurried(view, bounds, decodes, waits=paced, together=paced)
             if due is not before:
-                weighed = self._weighed(view, due, decodes, every.victims, prices)
+                weighed = self._weighed(view, due, decodes, waiting, prices)
         if len(weighed.relegated):
             self._gave_way_unix_s = view.start_unix_s
             gone = weighed.relegated[_counts(view)[weighed.relegated]]
@@ -217,7 +218,7 @@ class Slackline:
         spare = self._spare(view, calm)
         every = make_room(view, every, weighed.queue[:FIRST])
         timing = self._timing(view, due, weighed)
-        others = bool(view.best_effort.any())
+        others = bool(np.count_nonzero(view.best_effort))
         promoted = weighed.relegated[:0]
         if others and not weighed.lost and Part.PROMOTION in self._parts:
             promoted = self._in_time_again(view, due, decodes, weighed.latest_s, prices)
@@ -227,7 +228,7 @@ class Slackline:
         first &= Part.OWED in self._parts
         self._drafts.accepted.begin(view.accepted_shares)
         choice = best_effort_first(view, timing, every, queue) if first else None
-        if choice is None and Part.DRAFTS in self._parts:
+        if choice is None and view.draft is not None and Part.DRAFTS in self._parts:
             # beside prefills that find no KV decodes draft as if none waited, so that they end
             passed, kept = may_be_passed(view), kept_for_drafts(view)
             none_begins = chunk.none_finds_kv(view, every, queue, passed, kept_blocks=kept)
@@ -253,18 +254,12 @@ class Slackline:
         return [choice if alone else replace(choice, repeats=1)]
 
     def _unhurried(
-        self,
-        view: View,
-        due: Due,
-        decodes: Rows,
-        *,
-        first_answers: bool = False,
-        together: bool = False,
+        self, view: View, due: Due, decodes: Rows, *, waits: bool, together: bool = False
     ) -> Due:
         """These bounds as `unhurried` leaves them; as they are in an ablation without it."""
         if Part.UNHURRIED not in self._parts:
             return due
-        return unhurried(view, due, decodes, first_answers=first_answers, together=together)
+        return unhurried(view, due, decodes, waits=waits, together=together)
 
     def _without_hurry(
         self, view: View, due: Due, decodes: Rows, waiting: Rows, prices: Prices
@@ -293,6 +288,8 @@ class Slackline:
         """The tokens that a pass brings each decode: more than one where a pace needs drafts, of
         those that decode or that come.
         """
+        if view.draft is None:
+            return 1.0
         paces = [pace_of(offer) for offer in coming]
         tbt_s, windows = (np.array(column) for column in zip(*paces, strict=True))
         some = some_need_drafts(view, decodes) or need_drafts(view, tbt_s, windows).any()
@@ -329,7 +326,7 @@ class Slackline:
 
     def _paced_lately(self, view: View) -> bool:
         """Tells whether standard requests without a TTLT come, too."""
-        if (np.isinf(view.last_due_unix_s) & ~view.best_effort).any():
+        if np.count_nonzero(view.standard & ~view.whole):
             self._paced_unix_s = view.start_unix_s
         return view.start_unix_s - self._paced_unix_s < LATELY_S
 
@@ -347,10 +344,8 @@ class Slackline:
             prefill_due_s, sit_out_s, weighed.put_off_s, latest_s, due.pace_s, until_s, each_s
         )
 
-    def _weighed(
-        self, view: View, due: Due, decodes: Rows, victims: Rows, prices: Prices
-    ) -> Weighed:
-        queue = _without(view, _waiting(view), victims)
+    def _weighed(self, view: View, due: Due, decodes: Rows, queue: Rows, prices: Prices) -> Weighed:
+        """`queue`: the standard prefills that may run."""
         token_due_s, latest_s, until_s = self._next_tokens(view, due)
         if Part.EARNED in self._parts:
             token_due_s = put_off_by_mean(view, token_due_s)
@@ -363,11 +358,11 @@ class Slackline:
         relegated = queue[:0]
         if lost and Part.RELEGATION in self._parts:
             relegated = queue[gone & _no_hope(view, due, queue, work, prices)]
-        work = early
+        work, whole = early, view.whole[queue]
         put_off_s = token_due_s
         if Part.EARNED in self._parts:
-            burdened = _burdened(view, queue, work)
-            if burdened or not _any_whole(view, queue):
+            burdened = _burdened(whole, work)
+            if burdened or not np.count_nonzero(whole):
                 put_off_s = put_off_by_deadline(view, token_due_s)
             if burdened:
                 work = work._replace(due_s=_put_back(view, due, queue, work))
@@ -400,6 +395,8 @@ class Slackline:
     ) -> Rows:
         """The first best-effort prefill that can be in time, if nothing else is late for it."""
         rows: Rows = ((view.phase != chunk.DECODE) & view.best_effort).nonzero()[0]
+        if not len(rows):
+            return rows
         work = work_of_rows(view, due, rows, prices)
         rows = rows[work.seconds + prices.batch_s < work.due_s]
         if not len(rows):
@@ -432,7 +429,7 @@ def _without(view: View, rows: Rows, gone: Rows) -> Rows:
 
 def _waiting(view: View) -> Rows:
     """The standard prefills."""
-    rows: Rows = ((view.phase != chunk.DECODE) & ~view.best_effort).nonzero()[0]
+    rows: Rows = ((view.phase != chunk.DECODE) & view.standard).nonzero()[0]
     return rows
 
 
@@ -440,7 +437,7 @@ def _no_hope(view: View, due: Due, queue: Rows, work: Work, prices: Prices) -> B
     """[queue] those that leave the standard class if they must give way: all without a TTLT, and
     with one those that could not be in time even alone and with a short output.
     """
-    whole = np.isfinite(view.last_due_unix_s[queue])
+    whole = view.whole[queue]
     until_s = due.hope_unix_s[queue] - view.start_unix_s
     hopeless: Bools = work.seconds + prices.batch_s > until_s
     return ~whole | hopeless
@@ -449,17 +446,13 @@ def _no_hope(view: View, due: Due, queue: Rows, work: Work, prices: Prices) -> B
 def _counts(view: View) -> Bools:
     """[rows] as `counts` has it: with a TTFT or a pace, and no TTLT."""
     dated: Bools = np.isfinite(view.next_due_unix_s) | np.isfinite(view.tightest_tbt_s)
-    return dated & np.isinf(view.last_due_unix_s)
+    return dated & ~view.whole
 
 
-def _any_whole(view: View, queue: Rows) -> bool:
-    """Some of these have a TTLT."""
-    return bool(np.isfinite(view.last_due_unix_s[queue]).any())
-
-
-def _burdened(view: View, queue: Rows, work: Work) -> bool:
-    """The work before some TTLT takes up a good share of the time until then."""
-    whole = np.isfinite(view.last_due_unix_s[queue])
+def _burdened(whole: Bools, work: Work) -> bool:
+    """The work before some TTLT takes up a good share of the time until then. `whole`: of which
+    prefills the SLO has one.
+    """
     if not np.count_nonzero(whole):
         return False
     order = work.due_s.argsort(kind="stable")
@@ -469,6 +462,6 @@ def _burdened(view: View, queue: Rows, work: Work) -> bool:
 
 def _put_back(view: View, due: Due, queue: Rows, work: Work) -> Floats:
     """[queue] when each is due, for the order: later by each token, where it has a TTLT."""
-    whole = np.isfinite(view.last_due_unix_s[queue])
+    whole = view.whole[queue]
     left = view.target_tokens[queue] - view.computed_tokens[queue] + due.output_tokens[queue]
     return work.due_s + np.where(whole, BEHIND_S * left, 0.0)

@@ -27,27 +27,31 @@ class Room:
 
     def beginning(self, view: View, queue: Rows, due_s: Floats) -> Rows:
         """The queue without the patient requests that may not begin yet. `due_s` runs along it."""
-        patient = np.isfinite(view.last_due_unix_s[queue]) & (due_s > PATIENT_S)
-        waiting = queue[patient & (view.computed_tokens[queue] == 0)]
+        patient = view.whole[queue] & (due_s > PATIENT_S)
+        begin = (patient & (view.computed_tokens[queue] == 0)).nonzero()[0]
         needed, held = self._urgent(view, queue[~patient])
         needed = min(needed, MOST * view.kv_blocks)
         age_s = view.start_unix_s - self._at_unix_s
         self._peak_blocks = max(needed, self._peak_blocks * math.exp(-max(age_s, 0.0) / FADES_S))
         self._at_unix_s = view.start_unix_s
-        if not len(waiting):
+        if not len(begin):
             return queue
         spare = view.kv_free_blocks - max(0.0, self._peak_blocks - held)
-        taken = np.ceil(view.target_tokens[waiting] / view.block_tokens).cumsum()
-        begins = np.ones(view.rows, dtype=np.bool_)
-        begins[waiting[taken > spare]] = False
-        if len(waiting) == len(queue) and not view.kv_held_blocks.any():
-            begins[waiting[0]] = True  # nothing else runs here that could end and make room
-        return queue[begins[queue]]
+        taken = (-(-view.target_tokens[queue[begin]] // view.block_tokens)).cumsum()
+        if taken[-1] <= spare:
+            return queue
+        begins = np.ones(len(queue), dtype=np.bool_)
+        begins[begin[taken > spare]] = False
+        if len(begin) == len(queue) and not np.count_nonzero(view.kv_held_blocks):
+            begins[0] = True  # nothing else runs here that could end and make room
+        return queue[begins]
 
     def _urgent(self, view: View, waiting: Rows) -> tuple[float, float]:
         """Blocks that urgent requests need at once, and that they hold."""
-        urgent: Bools = ~np.isfinite(view.last_due_unix_s) & ~view.best_effort
-        held = view.kv_held_blocks[urgent].sum()
-        blocks = np.ceil(view.target_tokens[waiting] / view.block_tokens)
-        more = np.maximum(blocks - view.kv_held_blocks[waiting], 0.0).sum()
-        return float(held + more), float(held)
+        urgent: Bools = ~view.whole & view.standard
+        held = float(view.kv_held_blocks[urgent].sum())
+        if not len(waiting):
+            return held, held
+        blocks = -(-view.target_tokens[waiting] // view.block_tokens)
+        more = np.maximum(blocks - view.kv_held_blocks[waiting], 0).sum()
+        return held + float(more), held

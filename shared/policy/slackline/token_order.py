@@ -97,7 +97,7 @@ class TokenOrder:
 
 def standard_decodes(view: View) -> Rows:
     """The decodes that are not best-effort."""
-    rows: Rows = ((view.phase == chunk.DECODE) & ~view.best_effort).nonzero()[0]
+    rows: Rows = ((view.phase == chunk.DECODE) & view.standard).nonzero()[0]
     return rows
 
 
@@ -109,7 +109,7 @@ def token_order(view: View, timing: Timing, decodes: Rows) -> TokenOrder:
     due_s = timing.token_due_s[rows]
     if not len(rows):
         return TokenOrder(rows, due_s, put_off_s, put_off_s, put_off_s, 0.0)
-    context = (view.computed_tokens[rows] + view.unsure_tokens[rows]).cumsum()
+    context = view.top_tokens[rows].cumsum()
     count, last = len(rows), int(context[-1])
     every = BatchShape(decodes=count, decode_context=last)
     # profiles are linear in both

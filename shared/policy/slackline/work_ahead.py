@@ -49,18 +49,15 @@ def work_of_offers(offers: Sequence[Offer], due: Due, now_unix_s: float, prices:
     )
 
 
-def unhurried(
-    view: View, due: Due, decodes: Rows, *, first_answers: bool, together: bool = False
-) -> Due:
+def unhurried(view: View, due: Due, decodes: Rows, *, waits: bool, together: bool = False) -> Due:
     """The bounds under which no TTLT makes an iteration too short for a pass of all decodes with as
     long a TTLT, to the next power of two seconds, or a shorter one; `together`: of all decodes.
-    While a prefill waits, the passes that a TTLT asks for take at most HASTE of the time, unless
-    the answers that have begun are to end first. `decodes`: the standard ones.
+    `waits`: a prefill does, and is not to wait until the answers that have begun end. Then the
+    passes that a TTLT asks for take at most HASTE of the time. `decodes`: the standard ones.
     """
-    whole = np.isfinite(view.last_due_unix_s)
+    whole = view.whole
     if not np.count_nonzero(whole[decodes]):
         return due
-    waits = not first_answers and bool((~view.best_effort & (view.phase != chunk.DECODE)).any())
     longest_s = _unhurried_s(view.profile.batch_s(chunk.decodes_of(view, decodes)), waits)
     short = whole & (due.pace_s < longest_s)
     if not np.count_nonzero(short):
@@ -71,7 +68,7 @@ def unhurried(
         return due._replace(pace_s=pace_s)
     powers = np.frexp(np.where(whole, view.last_due_unix_s - view.arrived_unix_s, 0.0))[1]
     of_decodes = np.where(whole, powers, MOST)[decodes]
-    context = view.computed_tokens[decodes] + view.unsure_tokens[decodes]
+    context = view.top_tokens[decodes]
     for power in set(powers[short].tolist()):
         some = short & (powers == power)
         # all decodes with as long a TTLT or a shorter one; of the others what their paces ask for
@@ -103,9 +100,10 @@ def passes_of(
     """
     if not len(decodes):
         return Passes(math.inf, math.inf, math.inf, 0.0, prices.batch_s)
-    pace_s = float(due.pace_s[decodes].min())
-    share = pace_s / due.pace_s[decodes]
-    context = view.computed_tokens[decodes] + view.unsure_tokens[decodes]
+    paces_s = due.pace_s[decodes]
+    pace_s = float(paces_s.min())
+    share = pace_s / paces_s
+    context = view.top_tokens[decodes]
     shape = _part(share, context)
     pass_s = view.profile.batch_s(shape)
     first_s = max(float(token_due_s[decodes].min()) - pass_s, 0.0)

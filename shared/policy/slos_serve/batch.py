@@ -72,7 +72,7 @@ def batches(view: View, standing: Standing) -> list[Choice]:
     while True:
         batch = _batch(view, standing, token_due - begin_s)
         choices.append(batch.choice)
-        pace = standing.tpot_s[(view.phase == chunk.DECODE) & ~view.best_effort]
+        pace = standing.tpot_s[(view.phase == chunk.DECODE) & view.standard]
         if (
             len(choices) == HORIZON
             or not batch.goes_on
@@ -114,8 +114,8 @@ def _batch(view: View, standing: Standing, token_due: Floats) -> Batch:
     """One batch. `token_due` is in seconds from its beginning."""
     every = chunk.decoding(view)
     every = make_room(view, every, queue_of(view, every.victims, best_effort=False))
-    rows = every.rows[~view.best_effort[every.rows]]
-    queued = (view.phase != chunk.DECODE) & ~view.best_effort
+    rows = every.rows[view.standard[every.rows]]
+    queued = (view.phase != chunk.DECODE) & view.standard
     if len(rows):
         longest_s = min(float(standing.tpot_s[rows].min()), standing.sat_out_due_s)
     else:

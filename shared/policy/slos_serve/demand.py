@@ -165,7 +165,7 @@ def paces_of_rows(view: View, rows: Rows, lengths: Lengths) -> Paces:
         view.start_unix_s + FAR_S,
     )
     tpot = np.minimum(view.tightest_tbt_s[rows], LOOSE_TPOT_S)
-    whole = np.isfinite(view.last_due_unix_s[rows]).nonzero()[0]
+    whole = view.whole[rows].nonzero()[0]
     if len(whole):
         of = rows[whole]
         generated, most = view.generated_tokens[of], view.max_tokens[of]
@@ -192,7 +192,7 @@ def of_rows(view: View, rows: Rows, lengths: Lengths, prices: PromptPrices) -> D
     left = lengths.left(
         view.prompt_tokens[rows], view.max_tokens[rows], view.generated_tokens[rows]
     )
-    has = view.computed_tokens[rows] + view.unsure_tokens[rows]
+    has = view.top_tokens[rows]
     stands = np.where(decodes, has, view.target_tokens[rows]).astype(np.float64)
     prefill = np.zeros(len(rows))
     begins = (~decodes & (view.target_tokens[rows] > view.computed_tokens[rows])).nonzero()[0]

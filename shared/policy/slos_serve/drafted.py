@@ -45,7 +45,7 @@ def speculating(view: View, standing: Standing, drafting: Drafting) -> Choice | 
     assert view.draft is not None
     every = chunk.decoding(view)
     every = make_room(view, every, queue_of(view, every.victims, best_effort=False))
-    rows = every.rows[~view.best_effort[every.rows]]
+    rows = every.rows[view.standard[every.rows]]
     if not len(rows):
         return None
     least = min(drafting.lengths.tokens)

@@ -141,7 +141,7 @@ class SlosServe:
         """[offers] the offers that are taken, and the seconds until the present prefills can have
         ended, where there is time for any.
         """
-        rows = (~view.best_effort).nonzero()[0]
+        rows = view.standard.nonzero()[0]
         held = demand.of_rows(view, rows, self._lengths, self._prices)
         promised = [
             offer for offer in view.promised if offer.service_class is ServiceClass.STANDARD
@@ -235,7 +235,7 @@ class SlosServe:
     def plan(self, view: View) -> Sequence[Choice]:
         if not self._set.best_effort:
             return [prefill_first(view)]
-        rows = (~view.best_effort).nonzero()[0]
+        rows = view.standard.nonzero()[0]
         paces = demand.paces_of_rows(view, rows, self._lengths)
         tpot_s, due = np.full(view.rows, np.inf), np.full(view.rows, np.inf)
         tpot_s[rows], due[rows] = paces.tpot_s, paces.due_unix_s
@@ -261,7 +261,7 @@ class SlosServe:
         where they are not to draft.
         """
         assert view.draft is not None
-        rows = ((view.phase == chunk.DECODE) & ~view.best_effort).nonzero()[0]
+        rows = ((view.phase == chunk.DECODE) & view.standard).nonzero()[0]
         if not len(rows):
             return None
         self._acceptance.begin(view.accepted_shares)
@@ -270,7 +270,7 @@ class SlosServe:
         counts = np.bincount(tier, minlength=len(tiers)).tolist()
         context = float(view.computed_tokens[rows].mean())
         prefills = self._set.speculate == "paper" or bool(
-            ((view.phase != chunk.DECODE) & ~view.best_effort).any()
+            ((view.phase != chunk.DECODE) & view.standard).any()
         )
         owed_s = self._owed_s(view, view.draft, rows, tier, len(tiers)) if prefills else None
         acc = self._acc(view.profile, tiers, counts, context)
@@ -343,7 +343,7 @@ def _usable_s(view: View, due_s: Floats, batch_s: float) -> Floats:
     Batches of `batch_s` follow each other until then, as in Algorithm 2, whose floor(t / t0) would
     lose that whole batch.
     """
-    rows = (view.phase == chunk.DECODE) & ~view.best_effort
+    rows = (view.phase == chunk.DECODE) & view.standard
     decodes = max(int(np.count_nonzero(rows)), 1)
     alone_s = view.profile.batch_s(
         BatchShape(decodes=decodes, decode_context=int(view.computed_tokens[rows].sum()))

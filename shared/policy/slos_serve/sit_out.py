@@ -56,15 +56,15 @@ def tokens_alone(view: View, tpot_s: Floats, due_s: Floats) -> Floats:
 def prefills_alone(view: View, standing: Standing) -> Choice | None:
     """The longest batch of the kind above; None where there is none."""
     every = chunk.decoding(view)
-    queued = (view.phase != chunk.DECODE) & ~view.best_effort
+    queued = (view.phase != chunk.DECODE) & view.standard
     if not queued.any():
         return None
     order = by_deadline(view, standing, queued.nonzero()[0])[:PROMPTS]
     due_s = standing.due_unix_s[order] - view.start_unix_s
-    beside = chunk.decodes_of(view, every.rows[~view.best_effort[every.rows]])
+    beside = chunk.decodes_of(view, every.rows[view.standard[every.rows]])
     return whole_prefills(view, every, beside, order, due_s, spare_s(view, standing.tpot_s))
 
 
 def _decodes(view: View) -> Rows:
-    rows: Rows = ((view.phase == chunk.DECODE) & ~view.best_effort).nonzero()[0]
+    rows: Rows = ((view.phase == chunk.DECODE) & view.standard).nonzero()[0]
     return rows

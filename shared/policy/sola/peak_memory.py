@@ -119,9 +119,7 @@ def room_of(
     queue, begun = prefills.rows, prefills.begun
     has = (view.target_tokens[queue] + view.unsure_tokens[queue]).astype(np.float64)
     left = state.left_out[queue] - 1
-    held = (view.computed_tokens[running.rows] + view.unsure_tokens[running.rows]).astype(
-        np.float64
-    )
+    held = view.top_tokens[running.rows].astype(np.float64)
     growing = state.left_out[running.rows]
     memory = None
     if (

@@ -98,7 +98,7 @@ class State:
             self.ttft_bound_s = np.minimum(self.ttft_bound_s, np.maximum(spare_s, SHORTEST_S))
             share_s = np.where(self.answered, last_due - first, math.inf) / (self.l_out + left_out)
             self.tpot_bound_s = np.minimum(self.tpot_bound_s, np.maximum(share_s, SHORTEST_S))
-        self._standard = ~view.best_effort
+        self._standard = view.standard
         self.has_ttft: Bools = self._standard & np.isfinite(self.ttft_bound_s)
         self.has_tpot: Bools = (
             self._standard & np.isfinite(self.tpot_bound_s) & (self.since_first_s > 0)

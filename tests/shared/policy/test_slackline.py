@@ -118,13 +118,13 @@ def test_a_ttlt_leaves_time_for_every_decode_and_for_the_prefills_that_wait() ->
     pass_s = waits.profile.batch_s(some)
     assert due.pace_s[0] < pass_s
     rows = np.arange(2)
-    shared = unhurried(waits, due, rows, first_answers=False)
+    shared = unhurried(waits, due, rows, waits=True)
     assert shared.pace_s.tolist() == pytest.approx([pass_s / HASTE, 0.05, 0.05])
-    first = unhurried(waits, due, rows, first_answers=True)
+    first = unhurried(waits, due, rows, waits=False)
     assert first.pace_s.tolist() == pytest.approx([pass_s + 2 * MARGIN_S, 0.05, 0.05])
     decodes_alone = view([hurried, paced])
     due = due_of_rows(decodes_alone, OutputLengths(), 0.001)
-    alone = unhurried(decodes_alone, due, rows, first_answers=False)
+    alone = unhurried(decodes_alone, due, rows, waits=False)
     assert alone.pace_s.tolist() == pytest.approx([pass_s + 2 * MARGIN_S, 0.05])
 
 
@@ -136,16 +136,16 @@ def test_a_ttlt_asks_for_passes_of_those_with_as_long_a_ttlt_or_a_shorter_one() 
     seen = view([short, alike, *patient])
     due = due_of_rows(seen, OutputLengths(), 0.001)
     rows = np.arange(seen.rows)
-    floors = unhurried(seen, due, rows, first_answers=True).pace_s
+    floors = unhurried(seen, due, rows, waits=False).pace_s
 
     def pass_s(rows: int) -> float:
         return seen.profile.batch_s(chunk.decodes_of(seen, np.arange(rows)))
 
     assert pass_s(2) < floors[0] - 2 * MARGIN_S < pass_s(8)
     hurried = due._replace(pace_s=np.full(seen.rows, 1e-3))
-    patient_s = unhurried(seen, hurried, rows, first_answers=True).pace_s[-1]
+    patient_s = unhurried(seen, hurried, rows, waits=False).pace_s[-1]
     assert patient_s == pytest.approx(pass_s(42) + 2 * MARGIN_S)
-    together = unhurried(seen, hurried, rows, first_answers=True, together=True).pace_s
+    together = unhurried(seen, hurried, rows, waits=False, together=True).pace_s
     assert together.tolist() == pytest.approx([patient_s] * 42)
 
 
@@ -263,7 +263,7 @@ def test_no_iteration_ends_after_a_token_is_due_that_can_still_be_in_time(seen: 
     waiting = ((seen.phase != Phase.DECODE) & ~seen.best_effort).nonzero()[0]
     work = work_of_rows(seen, due, waiting, prices_of(seen.profile))
     all_in_time = 3 * work.seconds.sum() + 1.0 < work.due_s.min(initial=np.inf)
-    due = unhurried(seen, due, rows, first_answers=False, together=not all_in_time)
+    due = unhurried(seen, due, rows, waits=len(waiting) > 0, together=not all_in_time)
     token_due_s = token_due_unix_s(seen, due) - NOW
     # the decodes may take longer than any pace asks for: then nothing else runs beside them
     least_s = seen.profile.batch_s(chunk.decodes_of(seen, rows)) + MARGIN_S
