@@ -15,12 +15,14 @@ from loadgen.live_drafts.followed import Iteration
 from loadgen.load.mix import PlannedRequest
 from loadgen.simulator.deployment import ACCEPTANCE, Deployment, EngineFacts, ReplicaFacts
 from loadgen.simulator.latency import Latency
+from loadgen.simulator.misjudged import Scatter, size_of
 from loadgen.simulator.simulation import SimulationResult, simulate
 from loadgen.simulator.traffic import Traffic
 from shared.perf.draft import Draft, DraftCost
-from shared.perf.fitting import Timed, fit, least_relative_error
+from shared.perf.fitting import Timed, fit, non_negative
 from shared.perf.iteration_time import Profile
 from shared.perf.profile_file import ProfileFile
+from shared.policy.seam import Floats
 from shared.policy.speculation import draft_s
 from shared.schemas import Announce
 from shared.tiers import TierSet
@@ -36,7 +38,7 @@ class Measured(NamedTuple):
     draft: DraftCost
     acceptance: float
     # each iteration took so many times what the profile says; its fit passes over stalls
-    scatter: Sequence[float]
+    scatter: Scatter
     times: float  # the same of all iterations together
 
 
@@ -53,9 +55,17 @@ def measured(
         file,
         cost_of(iterations, profile, announce.draft),
         ACCEPTANCE if known is None else known,
-        (took_s / told_s).tolist(),
+        _by_size(iterations, took_s / told_s),
         float(took_s.sum() / told_s.sum()),
     )
+
+
+def _by_size(iterations: Sequence[Iteration], times: Floats) -> Scatter:
+    """The `times` of these iterations, in their order."""
+    found: dict[int, list[float]] = {}
+    for one, each in zip(iterations, times.tolist(), strict=True):
+        found.setdefault(size_of(one.shape), []).append(each)
+    return found
 
 
 def profile_of(iterations: Sequence[Iteration], announce: Announce) -> ProfileFile:
@@ -71,8 +81,8 @@ def profile_of(iterations: Sequence[Iteration], announce: Announce) -> ProfileFi
 
 
 def cost_of(iterations: Sequence[Iteration], profile: Profile, announced: DraftCost) -> DraftCost:
-    """(step, read) of the draft model by the times that drafting took; as announced where no
-    iteration tells.
+    """(step, read) of the draft model by the times that drafting took, so that the squares of what
+    is left are the least: long drafting counts for more. As announced where no iteration tells.
     """
     drafting = [one for one in iterations if one.trees is not None]
     if not drafting:
@@ -85,7 +95,7 @@ def cost_of(iterations: Sequence[Iteration], profile: Profile, announced: DraftC
             if one.trees is not None
         ]
     )
-    step, read = least_relative_error(design, np.array([one.draft_s for one in drafting]))
+    step, read = non_negative(design, np.array([one.draft_s for one in drafting]))
     return min(max(float(step), LEAST), 1.0), min(max(float(read), LEAST), 1.0)
 
 

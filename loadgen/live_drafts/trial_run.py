@@ -68,7 +68,7 @@ class Row(Struct, frozen=True, kw_only=True):
     # what the simulator was given beside these, so that it can serve the same again
     announced_profile: ProfileFile | None
     served_profile: ProfileFile
-    scatter: list[float]
+    scatter: dict[int, list[float]]
     profile_error: float | None  # relative, of the fit to its iterations
     times: float  # what the iterations took together, over what the fit says
     late_s: float  # the longest time by which a request was sent too late
@@ -254,7 +254,7 @@ def row_of(
         acceptance=found.acceptance,
         announced_profile=facts.fitted,
         served_profile=found.file,
-        scatter=[round(times, 3) for times in found.scatter],
+        scatter={size: [round(each, 3) for each in times] for size, times in found.scatter.items()},
         profile_error=found.file.error.mape,
         times=found.times,
         late_s=late_s,

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from loadgen.simulator.latency import LATENCIES, Latency
+from loadgen.simulator.misjudged import Scatter
 from shared.core.admission import AdmissionSettings
 from shared.core.relegation import RelegationSettings
 from shared.perf.draft import DRAFT, DraftCost
@@ -60,8 +61,8 @@ class Deployment:
         `draft`.
     engine_times: the engine's iterations (without drafting) take so many times what the profile
         says.
-    engine_scatter: over that, each iteration takes its own of these times as long, from the first
-        again after the last; empty: none does.
+    engine_scatter: over that, each iteration takes its own of these times as long, by its size and
+        from the first again after the last; empty: none does.
     verification_times: verified drafts take the engine so many times what the profile says.
     length_times: policies see the outputs of ended requests so many times as long as they were.
     outages: the deaths of workers.
@@ -78,7 +79,7 @@ class Deployment:
     hand_back: bool = True
     engine: EngineFacts | None = None
     engine_times: float = 1.0
-    engine_scatter: Sequence[float] = ()
+    engine_scatter: Scatter = field(default_factory=dict)
     verification_times: float = 1.0
     length_times: float = 1.0
     outages: Sequence[Outage] = ()

@@ -3,7 +3,7 @@ profile says, all the time or from one iteration to the next, or to which drafts
 outputs longer or shorter than those that the policy learns from.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle
 
@@ -36,16 +36,32 @@ class Stretched(_Engine):
         return self.profile.prefill_budget(shape, cached, budget_s / self.times, limit)
 
 
-class Scattered:
-    """Each iteration takes its own of `times` as long; after the last comes the first again."""
+# By the size of iterations: so many times as long as predicted each of them takes, in turn.
+Scatter = Mapping[int, Sequence[float]]
 
-    def __init__(self, profile: Profile, times: Sequence[float]) -> None:
+
+def size_of(shape: BatchShape) -> int:
+    """The binary digits of the tokens of an iteration: a stall of a millisecond is much of a short
+    one, and little of a long one.
+    """
+    return (shape.prefill_tokens + shape.decodes).bit_length()
+
+
+class Scattered:
+    """Each iteration takes its own of the `times` of its size as long, or of the size next to it;
+    after the last comes the first again.
+    """
+
+    def __init__(self, profile: Profile, times: Scatter) -> None:
         self.name = profile.name
-        self._profile, self._times = profile, cycle(times)
+        self._profile = profile
+        self._times = {size: cycle(each) for size, each in times.items()}
 
     def batch_s(self, shape: BatchShape) -> float:
         """The seconds of the next iteration."""
-        return next(self._times) * self._profile.batch_s(shape)
+        size = size_of(shape)
+        nearest = min(self._times, key=lambda known: abs(known - size))
+        return next(self._times[nearest]) * self._profile.batch_s(shape)
 
     def prefill_budget(self, shape: BatchShape, cached: int, budget_s: float, limit: int) -> int:
         return self._profile.prefill_budget(shape, cached, budget_s, limit)

@@ -43,9 +43,18 @@ def test_a_stretched_profile_takes_so_many_times_as_long_and_its_inverse_holds(
 
 def test_scattered_iterations_take_their_own_times_in_turn() -> None:
     profile, shape = Linear(), BatchShape(decodes=4, decode_context=400)
-    scattered = Scattered(profile, (1.0, 0.5, 3.0))
+    scattered = Scattered(profile, {3: (1.0, 0.5, 3.0)})
     found = [scattered.batch_s(shape) / profile.batch_s(shape) for _ in range(7)]
     assert found == pytest.approx([1.0, 0.5, 3.0, 1.0, 0.5, 3.0, 1.0])
+
+
+def test_scattered_iterations_take_times_of_their_size_or_of_the_next_to_it() -> None:
+    profile, few = Linear(), BatchShape(decodes=3, decode_context=300)
+    chunk, many = few.with_chunk(40, 0), BatchShape(decodes=200, decode_context=20_000)
+    scattered = Scattered(profile, {2: (2.0, 1.0), 6: (1.5, 1.2, 1.1)})
+    shapes = (few, chunk, few, many, chunk, few)
+    found = [scattered.batch_s(shape) / profile.batch_s(shape) for shape in shapes]
+    assert found == pytest.approx([2.0, 1.5, 1.0, 1.2, 1.1, 2.0])
 
 
 def test_dear_drafts_take_so_many_times_as_long_and_nothing_else_does() -> None:
@@ -66,7 +75,7 @@ def test_slower_engines_are_busy_for_longer_and_every_request_ends() -> None:
     slow = served(replace(deployment, engine_times=1.3))
     assert slow.busy_s > 1.1 * usual.busy_s
     assert all(verdict is not None for verdict in slow.verdicts)
-    uneven = served(replace(deployment, engine_scatter=(1.0, 1.6, 1.3)))
+    uneven = served(replace(deployment, engine_scatter={4: (1.0, 1.6, 1.3)}))
     assert uneven.busy_s > 1.1 * usual.busy_s
     assert all(verdict is not None for verdict in uneven.verdicts)
 
