@@ -132,7 +132,7 @@ def _victims(view: View, decodes: Rows, need: Ints, short_blocks: int) -> Rows:
     return np.array(chosen[::-1], dtype=np.intp)
 
 
-def _begun(view: View, decodes: Decoding) -> tuple[Rows, int]:
+def begun(view: View, decodes: Decoding) -> tuple[Rows, int]:
     """The prefills that have begun, and the blocks that they still need."""
     rows: Rows = (view.phase == PREFILL).nonzero()[0]
     if not len(rows):
@@ -157,7 +157,7 @@ def none_finds_kv(
         order = order[: int(ends[0]) + 1]
     tokens = view.target_tokens[order] + view.unsure_tokens[order]
     wholes = -(-tokens // view.block_tokens) - view.kv_held_blocks[order]
-    room = decodes.free_blocks - len(decodes.rows) - _begun(view, decodes)[1]
+    room = decodes.free_blocks - len(decodes.rows) - begun(view, decodes)[1]
     return int(wholes.min()) > room - kept_blocks
 
 
@@ -191,7 +191,7 @@ def fill(
     bt, profile, shape = view.block_tokens, view.profile, decodes.shape
     preempted = set(decodes.victims.tolist())
     room = decodes.free_blocks - len(decodes.rows)
-    begun_rows, owed = _begun(view, decodes)
+    begun_rows, owed = begun(view, decodes)
     rows: list[int] = []
     chunks: list[int] = []
     shut = False  # a prefill could not begin
@@ -203,12 +203,12 @@ def fill(
             continue
         cached, held = int(view.computed_tokens[row]), int(view.kv_held_blocks[row])
         unsure, target = int(view.unsure_tokens[row]), int(view.target_tokens[row])
-        begun = view.phase[row] == PREFILL
+        goes_on = view.phase[row] == PREFILL
         whole = max(blocks(target + unsure, bt) - held, 0)
-        if not begun and (shut or whole > room - owed - kept_blocks):
+        if not goes_on and (shut or whole > room - owed - kept_blocks):
             shut = shut or passed is None or not passed[row]
             continue
-        begun_left -= int(begun)
+        begun_left -= int(goes_on)
         wanted = min(target - cached, limit_tokens, (held + max(room, 0)) * bt - cached - unsure)
         if wanted <= 0:
             continue
@@ -225,7 +225,7 @@ def fill(
         shape = shape.with_chunk(tokens, cached)
         taken = max(blocks(cached + unsure + tokens, bt) - held, 0)
         room -= taken
-        owed += -taken if begun else whole - taken
+        owed += -taken if goes_on else whole - taken
         if tokens < wanted:
             break
     n = len(decodes.rows)

@@ -3,10 +3,15 @@
 from msgspec.structs import replace
 
 from loadgen.markdown import table
-from loadgen.results.experiment import BOUND, Run
+from loadgen.results.experiment import BOUND
 from loadgen.results.section import MISSING, Results, Section
 from loadgen.results.slackline.same_loads import load_of
-from loadgen.results.slackline.systems import OURS, met_percent, other
+from loadgen.results.slackline.systems import (
+    OURS,
+    met_percent,
+    other,
+    percents_by_importance,
+)
 
 NAMES = ("QoServe, code", "QoServe, ShareGPT", "SLOs-Serve, ChatBot", "SLOs-Serve, Mixed")
 TIMES = (1.1, 1.5, 2.0)
@@ -24,21 +29,12 @@ def render(results: Results, duration_s: float) -> str:
             cells += [met_percent(results, other(run, rival)) for rival in RIVALS]
             bound = results.bound(replace(run, policy=BOUND))
             cells.append(None if bound is None else 100 * (1 - bound.violated_fraction))
-            cells += _by_importance(results, replace(run, policy=OURS, important=IMPORTANT))
+            unequal = replace(run, policy=OURS, important=IMPORTANT)
+            cells += percents_by_importance(results, unequal, (SEED,)) or (None, None)
             shown = (MISSING if cell is None else f"{cell:.1f}" for cell in cells)
             rows.append((name, f"{times:g}", f"{run.rate_rps:g}", *shown))
     head = ("load", "times", "requests/s", f"`{OURS}`", *(f"`{rival}`" for rival in RIVALS))
     return table((*head, "bound", f"`{OURS}`: important", "others"), rows)
-
-
-def _by_importance(results: Results, run: Run) -> list[float | None]:
-    """Requests whose SLO was met, in %: of the important ones, and of the others."""
-    figures = results.figures(run)
-    groups = None if figures is None else figures.by_importance
-    if not groups:
-        return [None, None]
-    ordered = sorted(groups, key=float, reverse=True)
-    return [100 * (1 - groups[name].violated / groups[name].offered) for name in ordered]
 
 
 SECTION = Section(

@@ -5,9 +5,18 @@ from collections.abc import Mapping
 from msgspec.structs import replace
 
 from loadgen.markdown import table
-from loadgen.results.section import Results, Section
+from loadgen.results.section import MISSING, Results, Section
 from loadgen.results.slackline.same_loads import load_of
-from loadgen.results.slackline.systems import OURS, SEEDS, other, ours, percents, spread
+from loadgen.results.slackline.systems import (
+    OURS,
+    SEEDS,
+    other,
+    ours,
+    percents,
+    percents_by_importance,
+    spread,
+)
+from shared.policy.slackline.policy import Part
 
 # Of each load: the share of its seconds in the matrix, and the tokens of KV of each replica.
 LOADS: Mapping[str, tuple[float, int]] = {
@@ -16,18 +25,28 @@ LOADS: Mapping[str, tuple[float, int]] = {
     "Ascendra": (0.5, 60_000),
     "QoServe, ShareGPT": (0.4, 40_000),
 }
+IMPORTANT = 0.2
+UNEQUAL = f"""\
+Where {100 * IMPORTANT:.0f} % of the requests are important: of these and of the others, in % and in
+the mean of the seeds; then where nobody gives up KV for them."""
 BESIDE = ("slos_serve", "qoserve", "edf", "vllm")
 
 
 def render(results: Results, duration_s: float) -> str:
-    rows = []
+    rows, important = [], []
     for name, (length, kv_tokens) in LOADS.items():
         run = replace(load_of(name, length * duration_s / 3600), kv_tokens=kv_tokens)
         runs = [ours(replace(run, settings={})), *(other(run, policy) for policy in BESIDE)]
         cells = [spread(percents(results, each, SEEDS)) for each in runs]
         rows.append((name, f"{run.rate_rps:g}", f"{kv_tokens:,}", *cells))
+        unequal = replace(run, policy=OURS, settings={}, important=IMPORTANT)
+        without = replace(unequal, settings={"without": Part.CLAIMS.value})
+        found = [percents_by_importance(results, each, SEEDS) for each in (unequal, without)]
+        known = [value for pair in found for value in pair or (None, None)]
+        important.append((name, *(MISSING if x is None else f"{x:.1f}" for x in known)))
     head = ("load", "requests/s", "KV, tokens", *(f"`{policy}`" for policy in (OURS, *BESIDE)))
-    return table(head, rows)
+    kinds = ("load", "important", "others", "without: important", "without: others")
+    return f"{table(head, rows)}\n\n{UNEQUAL}\n\n{table(kinds, important)}"
 
 
 SECTION = Section(

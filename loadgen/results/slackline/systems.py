@@ -58,6 +58,24 @@ def percents(results: Results, run: Run, seeds: Sequence[int]) -> Sequence[float
     return known if len(known) == len(seeds) else None
 
 
+def percents_by_importance(
+    results: Results, run: Run, seeds: Sequence[int]
+) -> tuple[float, float] | None:
+    """Requests whose SLO was met, in %, in the mean of the seeds: of the important ones, and of the
+    others; None while a seed has not run.
+    """
+    means = []
+    for seed in seeds:
+        figures = results.figures(replace(run, seed=seed))
+        if figures is None or len(figures.by_importance) < 2:
+            return None
+        groups = figures.by_importance
+        ordered = sorted(groups, key=float, reverse=True)
+        means.append([100 * (1 - groups[k].violated / groups[k].offered) for k in ordered])
+    important, others = (sum(each) / len(each) for each in zip(*means, strict=True))
+    return important, others
+
+
 def spread(values: Sequence[float] | None) -> str:
     """The mean, with the least and the most in brackets."""
     if values is None:

@@ -53,8 +53,13 @@ def favoured(work: Work) -> Work:
     more = work.value > work.value.min(initial=math.inf)
     if not np.count_nonzero(more):
         return work
-    early_s = np.maximum(work.due_s - EARLY_S, HALF * work.due_s)
-    return work._replace(due_s=np.where(more, early_s, work.due_s))
+    return work._replace(due_s=np.where(more, early_s(work.due_s), work.due_s))
+
+
+def early_s(due_s: Floats) -> Floats:
+    """When what is due then is to be done if it is more important than others."""
+    early: Floats = np.maximum(due_s - EARLY_S, HALF * due_s)
+    return early
 
 
 class Passes(NamedTuple):

@@ -30,6 +30,7 @@ from shared.policy.seam import (
     Observation,
     View,
 )
+from shared.policy.slackline.claims import claimed
 from shared.policy.slackline.crowd import Decodes, asked_of, crowded, present_of
 from shared.policy.slackline.drafts import (
     Learned,
@@ -102,6 +103,7 @@ class Part(StrEnum):
     UNHURRIED = "unhurried"  # passes for the sake of a TTLT leave time for prefills
     ROOM = "room"  # KV is left to urgent requests
     KV = "kv"  # offers that would find no KV in time are declined
+    CLAIMS = "claims"  # less important requests give up their KV for more important prompts
     KEPT_PACE = "kept_pace"  # paces that cost more requests than they serve are given up
     SPARING = "sparing"  # while requests give way, early tokens are not spent on best-effort ones
     OWED = "owed"  # best-effort requests get their share of the time
@@ -216,13 +218,15 @@ class Slackline:
             self._demand.taken(-float(view.importance[gone].sum()), view.start_unix_s)
         calm = view.start_unix_s - self._gave_way_unix_s >= SPARING_S
         spare = self._spare(view, calm)
-        every = make_room(view, every, weighed.queue[:FIRST])
+        every, queue = make_room(view, every, weighed.queue[:FIRST]), weighed.queue
+        if len(queue) and Part.CLAIMS in self._parts:
+            kept = kept_for_drafts(view)
+            every, queue = claimed(view, due, every, queue, weighed.relegated, prices, kept)
         timing = self._timing(view, due, weighed)
         others = bool(np.count_nonzero(view.best_effort))
         promoted = weighed.relegated[:0]
         if others and not weighed.lost and Part.PROMOTION in self._parts:
             promoted = self._in_time_again(view, due, decodes, weighed.latest_s, prices)
-        queue = weighed.queue
         waits = len(queue) > 0
         first = others and self._owed.due(view.start_unix_s, self._step_s, waits=waits)
         first &= Part.OWED in self._parts
