@@ -54,7 +54,7 @@ which knows the future, falls below 98 % only at twice the rate. These runs last
 [slackline.md](slackline.md) has half an hour.
 
 Of the important requests 97 to 100 % are kept at every rate, and all of QoServe's. It is not all on
-ChatBot and Mixed: the policy never gives up a request that has begun to decode for a more important
-prompt.
+ChatBot and Mixed: a request that has begun to decode gives up KV for a more important prompt, but
+not its time.
 """,
 )

@@ -34,11 +34,11 @@ def claimed(
     kept_blocks: as in `chunk.fill`.
     """
     first = queue[:FIRST]
-    tokens = view.target_tokens[first] + view.unsure_tokens[first]
-    needed = -(-tokens // view.block_tokens)
     room = every.free_blocks - len(every.rows) - chunk.begun(view, every)[1] - kept_blocks
-    if int(needed.sum()) <= room:
+    tokens = view.target_tokens[first].tolist()
+    if sum(tokens) // view.block_tokens + len(tokens) <= room:
         return every, queue
+    needed = -(-view.target_tokens[first] // view.block_tokens)
     holds = view.standard & (view.kv_held_blocks > 0)
     # the others are about to end
     holds &= (view.phase != chunk.DECODE) | (view.generated_tokens < view.max_tokens)
@@ -70,9 +70,9 @@ def claimed(
 
 
 def _victims(view: View, holds: Bools, row: int, short: int) -> Rows | None:
-    """Of those in `holds`, the requests that give up their KV for this prefill, which is short of
-    so many blocks; None where they would be too few, or too important. One that is enough alone is
-    the least important, with a TTLT rather than without, and the latest to arrive.
+    """The requests among `holds` that give up their KV for this prefill, which is short of so many
+    blocks; None where they would be too few, or too important. One that is enough alone is the
+    least important, with a TTLT rather than without, and the latest to arrive.
     """
     may = (holds & (view.importance < view.importance[row])).nonzero()[0]
     held, value = view.kv_held_blocks[may], view.importance[may]

@@ -57,7 +57,7 @@ def favoured(work: Work) -> Work:
 
 
 def early_s(due_s: Floats) -> Floats:
-    """When what is due then is to be done if it is more important than others."""
+    """The instants at which more important prefills that are due then are to be done."""
     early: Floats = np.maximum(due_s - EARLY_S, HALF * due_s)
     return early
 

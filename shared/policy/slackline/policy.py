@@ -2,8 +2,9 @@
 
 Around this file: the instants at which tokens are due (due.py, token_windows.py), the work ahead
 and its price (work_ahead.py, price.py), the requests that give way (forecast.py), those too many
-for a pass (crowd.py), paces that cost too much (kept_pace.py, hurry.py), one iteration
-(iteration.py, token_order.py), its drafts (drafts.py, lasting.py, yields.py).
+for a pass (crowd.py), paces that cost too much (kept_pace.py, hurry.py), KV (room.py,
+kv_in_time.py, claims.py), one iteration (iteration.py, token_order.py), its drafts (drafts.py,
+lasting.py, yields.py).
 """
 
 import math
