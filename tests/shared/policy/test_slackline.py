@@ -245,6 +245,14 @@ def test_passes_of_the_decodes_take_time_from_the_prefills() -> None:
     assert gone(work(*items), Passes(0.05, 0.09, 0.1, 0.06, 0.01))[0]
 
 
+def test_what_is_due_before_passes_leave_time_gives_way() -> None:
+    """Passes of 90 ms every 100: until 150 ms they take 180, and until 3 s 2.79 s."""
+    passes = Passes(0.0, 0.09, 0.1, 0.09, 0.05)
+    found = gone(work((0.15, 0.001, 1.0), (3.0, 0.15, 1.0), (3.0, 0.15, 1.0)), passes)
+    assert found.tolist() == [True, False, True]
+    assert gone(work((3.0, 0.15, 1.0)), passes).tolist() == [False]
+
+
 # ---------------------------------------------------------------- iterations
 
 

@@ -71,6 +71,21 @@ def test_a_begun_prefill_gives_up_its_kv_too() -> None:
     assert 60 not in entries(choice)
 
 
+def test_neither_the_equally_important_nor_who_is_about_to_end_gives_up_kv() -> None:
+    equal = [replace(one, importance=2.0) for one in DECODES[:9]]
+    last = DECODES[9]
+    assert list(planned(*equal, last, PROMPT).preempt) == [9]
+    assert list(planned(*equal, replace(last, max_tokens=5), PROMPT).preempt) == []
+    small = replace(last, target=16, computed=16)
+    assert list(planned(*equal, small, PROMPT).preempt) == []
+
+
+def test_what_leaves_the_standard_class_gives_up_its_kv_another_time() -> None:
+    late = Row(slot=60, phase=Phase.PREFILL, target=400, computed=320, ttft_s=0.01, tbt_s=0.3)
+    choice = planned(*DECODES, late, PROMPT, free=FREE + 5)
+    assert (list(choice.relegate), list(choice.preempt)) == ([60], [9])
+
+
 def test_best_effort_requests_give_up_theirs_first() -> None:
     spare = replace(DECODES[0], best_effort=True)
     assert list(planned(spare, *DECODES[1:], PROMPT).preempt) == [0]
