@@ -18,12 +18,7 @@ from msgspec import Struct
 
 from loadgen.access import DEFAULT_URL
 from loadgen.commands.trial_arguments import add_draft_arguments, check_acceptance, parse_draft
-from loadgen.fleet.fleet import (
-    METRICS_PORT,
-    Fleet,
-    FleetSpec,
-    torch_replicas,
-)
+from loadgen.fleet.fleet import METRICS_PORT, Fleet, FleetSpec, torch_replicas
 from loadgen.fleet.metrics_page import listen, metrics_page
 from loadgen.fleet.ports import HOST, is_free
 from shared.bus.users import Role, User

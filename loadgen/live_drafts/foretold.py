@@ -81,8 +81,8 @@ def profile_of(iterations: Sequence[Iteration], announce: Announce) -> ProfileFi
 
 
 def cost_of(iterations: Sequence[Iteration], profile: Profile, announced: DraftCost) -> DraftCost:
-    """(step, read) of the draft model by the times that drafting took, so that the squares of what
-    is left are the least: long drafting counts for more. As announced where no iteration tells.
+    """(step, read) of the draft model, by least squares of the seconds that drafting took: long
+    drafting counts for more. As announced where no iteration tells.
     """
     drafting = [one for one in iterations if one.trees is not None]
     if not drafting:

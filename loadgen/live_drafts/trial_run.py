@@ -68,7 +68,7 @@ class Row(Struct, frozen=True, kw_only=True):
     # what the simulator was given beside these, so that it can serve the same again
     announced_profile: ProfileFile | None
     served_profile: ProfileFile
-    scatter: dict[int, list[float]]
+    scatter: dict[int, list[float]]  # by size
     profile_error: float | None  # relative, of the fit to its iterations
     times: float  # what the iterations took together, over what the fit says
     late_s: float  # the longest time by which a request was sent too late

@@ -61,8 +61,8 @@ class Deployment:
         `draft`.
     engine_times: the engine's iterations (without drafting) take so many times what the profile
         says.
-    engine_scatter: over that, each iteration takes its own of these times as long, by its size and
-        from the first again after the last; empty: none does.
+    engine_scatter: over that, iterations of each size take so many times as long, one after the
+        other (misjudged.py); empty: none does.
     verification_times: verified drafts take the engine so many times what the profile says.
     length_times: policies see the outputs of ended requests so many times as long as they were.
     outages: the deaths of workers.

@@ -36,20 +36,20 @@ class Stretched(_Engine):
         return self.profile.prefill_budget(shape, cached, budget_s / self.times, limit)
 
 
-# By the size of iterations: so many times as long as predicted each of them takes, in turn.
+# By the size of iterations: what they take over what is predicted, one after the other.
 Scatter = Mapping[int, Sequence[float]]
 
 
 def size_of(shape: BatchShape) -> int:
-    """The binary digits of the tokens of an iteration: a stall of a millisecond is much of a short
-    one, and little of a long one.
+    """The number of binary digits of an iteration's tokens. A stall of a millisecond is much of a
+    short iteration, and little of a long one.
     """
     return (shape.prefill_tokens + shape.decodes).bit_length()
 
 
 class Scattered:
-    """Each iteration takes its own of the `times` of its size as long, or of the size next to it;
-    after the last comes the first again.
+    """Each iteration takes as many times as long as the next of the `times` of its size says, or of
+    the nearest size that has any. After the last comes the first again.
     """
 
     def __init__(self, profile: Profile, times: Scatter) -> None:

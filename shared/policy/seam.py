@@ -103,12 +103,12 @@ class View(Rows):
     pool: str = ""  # of the replica, as its worker announced it
     # columns that follow from others
     standard: Bools = field(init=False)
-    whole: Bools = field(init=False)  # its SLO has a TTLT
+    has_ttlt: Bools = field(init=False)
     top_tokens: Ints = field(init=False)  # KV positions filled, and those that may be
 
     def __post_init__(self) -> None:
         self.standard = ~self.best_effort
-        self.whole = np.isfinite(self.last_due_unix_s)
+        self.has_ttlt = np.isfinite(self.last_due_unix_s)
         self.top_tokens = self.computed_tokens + self.unsure_tokens
 
     @property

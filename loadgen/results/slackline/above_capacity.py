@@ -6,12 +6,7 @@ from loadgen.markdown import table
 from loadgen.results.experiment import BOUND
 from loadgen.results.section import MISSING, Results, Section
 from loadgen.results.slackline.same_loads import load_of
-from loadgen.results.slackline.systems import (
-    OURS,
-    met_percent,
-    other,
-    percents_by_importance,
-)
+from loadgen.results.slackline.systems import OURS, met_percent, other, percents_by_importance
 
 NAMES = ("QoServe, code", "QoServe, ShareGPT", "SLOs-Serve, ChatBot", "SLOs-Serve, Mixed")
 TIMES = (1.1, 1.5, 2.0)

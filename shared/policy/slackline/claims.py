@@ -16,10 +16,10 @@ from shared.policy.overdue import WAITING
 from shared.policy.seam import Bools, View
 from shared.policy.slackline.due import Due
 from shared.policy.slackline.forecast import early_s
+from shared.policy.slackline.iteration import FIRST
 from shared.policy.slackline.price import Prices
 from shared.policy.slackline.work_ahead import work_of_rows
 
-FIRST = 12  # of the prefills due first so many may claim KV
 # A prefill must begin so many times its own seconds before it is to be done.
 TIMES = 2.0
 
@@ -49,7 +49,8 @@ def claimed(
     claim &= (view.phase[first] == WAITING) & (view.importance[first] > least)
     victims, ahead = list[int](), list[int]()
     for row, blocks in zip(first[claim].tolist(), needed[claim].tolist(), strict=True):
-        lost = _victims(view, holds, row, blocks - room)
+        short = blocks - room
+        lost = _victims(view, holds, row, short) if short > 0 else first[:0]
         if lost is None:
             continue
         holds[lost] = False
@@ -76,16 +77,14 @@ def _victims(view: View, holds: Bools, row: int, short: int) -> Rows | None:
     """
     may = (holds & (view.importance < view.importance[row])).nonzero()[0]
     held, value = view.kv_held_blocks[may], view.importance[may]
-    alone = held >= short
-    if short <= 0:
-        count = 0
-    elif np.count_nonzero(alone):
-        may, count = may[alone], 1
-        order = np.lexsort((-view.arrived_unix_s[may], ~view.whole[may], view.importance[may]))
+    count, alone = 1, held >= short
+    if np.count_nonzero(alone):
+        may = may[alone]
+        order = np.lexsort((-view.arrived_unix_s[may], ~view.has_ttlt[may], view.importance[may]))
     else:
         order = np.lexsort((-held, value))
         count = int(np.searchsorted(held[order].cumsum(), short)) + 1
         if count > len(may) or float(value[order[:count]].sum()) >= view.importance[row]:
             return None
-    chosen: Rows = may[order[:count]] if count else may[:0]
+    chosen: Rows = may[order[:count]]
     return chosen

@@ -204,7 +204,7 @@ def _best_effort_alone(
 
 def _for_whole_answers(view: View, rows: Rows) -> Bools:
     """[rows] those with a TTLT and without a pace."""
-    return view.whole[rows] & np.isinf(view.tbt_s[rows])
+    return view.has_ttlt[rows] & np.isinf(view.tbt_s[rows])
 
 
 def _in_time(view: View, timing: Timing, order: Rows, iteration_s: float) -> bool:
@@ -214,7 +214,7 @@ def _in_time(view: View, timing: Timing, order: Rows, iteration_s: float) -> boo
     cached = view.computed_tokens[order]
     work_s = prices_of(view.profile).prefill_s(view.target_tokens[order] - cached, cached).cumsum()
     ends_s = work_s / (1 - SHARE) + iteration_s
-    urgent = ~view.whole[order]
+    urgent = ~view.has_ttlt[order]
     return bool((ends_s <= timing.prefill_due_s[order])[urgent].all())
 
 
@@ -222,7 +222,7 @@ def _runs_at_once(view: View, first: Rows, most_s: float) -> bool:
     """Tells whether there is a first prompt without a TTLT, and what is left of it takes no longer
     than this.
     """
-    if not len(first) or view.whole[first[0]]:
+    if not len(first) or view.has_ttlt[first[0]]:
         return False
     cached = view.computed_tokens[first]
     left_s = prices_of(view.profile).prefill_s(view.target_tokens[first] - cached, cached)

@@ -34,7 +34,7 @@ def without_hurry(view: View, due: Due, decodes: Rows, waiting: Rows, prices: Pr
     """The bounds without those by which a decode would cost more than it is worth. `decodes`: the
     standard ones; `waiting`: the prefills that wait.
     """
-    rows = decodes[view.whole[decodes]]
+    rows = decodes[view.has_ttlt[decodes]]
     if not len(rows) or not len(waiting) or view.draft is not None:
         return due
     pass_s = view.profile.batch_s(chunk.decodes_of(view, decodes))

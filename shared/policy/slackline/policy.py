@@ -331,7 +331,7 @@ class Slackline:
 
     def _paced_lately(self, view: View) -> bool:
         """Tells whether standard requests without a TTLT come, too."""
-        if np.count_nonzero(view.standard & ~view.whole):
+        if np.count_nonzero(view.standard & ~view.has_ttlt):
             self._paced_unix_s = view.start_unix_s
         return view.start_unix_s - self._paced_unix_s < LATELY_S
 
@@ -363,7 +363,7 @@ class Slackline:
         relegated = queue[:0]
         if lost and Part.RELEGATION in self._parts:
             relegated = queue[gone & _no_hope(view, due, queue, work, prices)]
-        work, whole = early, view.whole[queue]
+        work, whole = early, view.has_ttlt[queue]
         put_off_s = token_due_s
         if Part.EARNED in self._parts:
             burdened = _burdened(whole, work)
@@ -442,7 +442,7 @@ def _no_hope(view: View, due: Due, queue: Rows, work: Work, prices: Prices) -> B
     """[queue] those that leave the standard class if they must give way: all without a TTLT, and
     with one those that could not be in time even alone and with a short output.
     """
-    whole = view.whole[queue]
+    whole = view.has_ttlt[queue]
     until_s = due.hope_unix_s[queue] - view.start_unix_s
     hopeless: Bools = work.seconds + prices.batch_s > until_s
     return ~whole | hopeless
@@ -451,7 +451,7 @@ def _no_hope(view: View, due: Due, queue: Rows, work: Work, prices: Prices) -> B
 def _counts(view: View) -> Bools:
     """[rows] as `counts` has it: with a TTFT or a pace, and no TTLT."""
     dated: Bools = np.isfinite(view.next_due_unix_s) | np.isfinite(view.tightest_tbt_s)
-    return dated & ~view.whole
+    return dated & ~view.has_ttlt
 
 
 def _burdened(whole: Bools, work: Work) -> bool:
@@ -467,6 +467,6 @@ def _burdened(whole: Bools, work: Work) -> bool:
 
 def _put_back(view: View, due: Due, queue: Rows, work: Work) -> Floats:
     """[queue] when each is due, for the order: later by each token, where it has a TTLT."""
-    whole = view.whole[queue]
+    whole = view.has_ttlt[queue]
     left = view.target_tokens[queue] - view.computed_tokens[queue] + due.output_tokens[queue]
     return work.due_s + np.where(whole, BEHIND_S * left, 0.0)

@@ -55,7 +55,7 @@ def unhurried(view: View, due: Due, decodes: Rows, *, waits: bool, together: boo
     `waits`: a prefill does, and is not to wait until the answers that have begun end. Then the
     passes that a TTLT asks for take at most HASTE of the time. `decodes`: the standard ones.
     """
-    whole = view.whole
+    whole = view.has_ttlt
     if not np.count_nonzero(whole[decodes]):
         return due
     longest_s = _unhurried_s(view.profile.batch_s(chunk.decodes_of(view, decodes)), waits)

@@ -165,7 +165,7 @@ def paces_of_rows(view: View, rows: Rows, lengths: Lengths) -> Paces:
         view.start_unix_s + FAR_S,
     )
     tpot = np.minimum(view.tightest_tbt_s[rows], LOOSE_TPOT_S)
-    whole = view.whole[rows].nonzero()[0]
+    whole = view.has_ttlt[rows].nonzero()[0]
     if len(whole):
         of = rows[whole]
         generated, most = view.generated_tokens[of], view.max_tokens[of]
