@@ -11,14 +11,19 @@ HOST = "127.0.0.1"
 PORTS = range(20_000, 32_768)
 TRIES = 1000
 
+_given = set[int]()  # by this process
+
 
 def free_port() -> int:
-    """A port that is free, drawn at random: two fleets that start at once take others. Raises
-    ConfigError if none is found.
+    """A port that is free, drawn at random: two fleets that start at once take others. A process
+    gets none twice before it has had half of them. Raises ConfigError if none is found.
     """
+    if 2 * len(_given) >= len(PORTS):
+        _given.clear()
     for _ in range(TRIES):
         port = PORTS[secrets.randbelow(len(PORTS))]
-        if is_free(port):
+        if port not in _given and is_free(port):
+            _given.add(port)
             return port
     raise ConfigError(f"no port from {PORTS.start} to {PORTS.stop - 1} is free on {HOST}")
 
