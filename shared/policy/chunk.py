@@ -48,7 +48,7 @@ def decoding(view: View) -> Decoding:
     """The decodes that have tokens still to make, one token each; fewer only if KV is short even
     after preemption.
     """
-    rows = ((view.phase == DECODE) & (view.generated_tokens < view.max_tokens)).nonzero()[0]
+    rows = (view.in_decode & (view.generated_tokens < view.max_tokens)).nonzero()[0]
     context = view.top_tokens[rows]
     need = np.maximum(context // view.block_tokens + 1 - view.kv_held_blocks[rows], 0)
     free = view.kv_free_blocks - int(need.sum())
@@ -108,14 +108,14 @@ def _victims(view: View, decodes: Rows, need: Ints, short_blocks: int) -> Rows:
     gain[decodes] += need  # a preempted decode asks for nothing
     may_go = view.kv_held_blocks > 0
     # a decode with no token left to make is about to end
-    may_go &= (view.phase != DECODE) | (view.generated_tokens < view.max_tokens)
+    may_go &= ~view.in_decode | (view.generated_tokens < view.max_tokens)
     rows = np.flatnonzero(may_go)
     rows = rows[
         np.lexsort(
             (
                 -view.slot[rows],
                 -view.arrived_unix_s[rows],
-                view.phase[rows] == DECODE,
+                view.in_decode[rows],
                 view.standard[rows],
             )
         )
@@ -132,16 +132,16 @@ def _victims(view: View, decodes: Rows, need: Ints, short_blocks: int) -> Rows:
     return np.array(chosen[::-1], dtype=np.intp)
 
 
-def begun(view: View, decodes: Decoding) -> tuple[Rows, int]:
-    """The prefills that have begun, and the blocks that they still need."""
-    rows: Rows = (view.phase == PREFILL).nonzero()[0]
-    if not len(rows):
-        return rows, 0
-    if len(decodes.victims):
+def begun(view: View, decodes: Decoding) -> tuple[int, int]:
+    """The number of prefills that have begun, and the blocks that they still need."""
+    rows = (view.phase == PREFILL).nonzero()[0]
+    if len(rows) and len(decodes.victims):
         rows = rows[~np.isin(rows, decodes.victims)]
-    promised = view.target_tokens[rows] + view.unsure_tokens[rows]
-    needs = np.maximum(-(-promised // view.block_tokens) - view.kv_held_blocks[rows], 0)
-    return rows, int(needs.sum())
+    owed = 0
+    for row in rows.tolist():  # of the few
+        promised = int(view.target_tokens[row]) + int(view.unsure_tokens[row])
+        owed += max(blocks(promised, view.block_tokens) - int(view.kv_held_blocks[row]), 0)
+    return len(rows), owed
 
 
 def none_finds_kv(
@@ -191,11 +191,10 @@ def fill(
     bt, profile, shape = view.block_tokens, view.profile, decodes.shape
     preempted = set(decodes.victims.tolist())
     room = decodes.free_blocks - len(decodes.rows)
-    begun_rows, owed = begun(view, decodes)
+    begun_left, owed = begun(view, decodes)
     rows: list[int] = []
     chunks: list[int] = []
     shut = False  # a prefill could not begin
-    begun_left = len(begun_rows)
     for row in order.tolist():
         if limit_tokens <= 0 or (shut and not begun_left):
             break

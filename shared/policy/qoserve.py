@@ -84,7 +84,7 @@ class Queue:
     """The rows that are still to prefill, and their predictions; arrays parallel to `rows`."""
 
     def __init__(self, view: View, lengths: OutputLengths, rate: float, step_s: float) -> None:
-        rows = (view.phase != chunk.DECODE).nonzero()[0]
+        rows = (~view.in_decode).nonzero()[0]
         self.rows: Rows = rows
         self.left: Floats = (view.target_tokens[rows] - view.computed_tokens[rows]).astype(
             np.float64

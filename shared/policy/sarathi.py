@@ -80,7 +80,7 @@ class Sarathi:
     def plan(self, view: View) -> Sequence[Choice]:
         decodes = chunk.decoding(view)
         limit_tokens = self._set.chunk_tokens - len(decodes.rows)
-        queue = (view.phase != chunk.DECODE).nonzero()[0]
+        queue = (~view.in_decode).nonzero()[0]
         late = past_due(view) if self._set.drop_late else queue[:0]
         if len(late):
             queue = queue[~np.isin(queue, late)]

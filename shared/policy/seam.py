@@ -104,11 +104,13 @@ class View(Rows):
     # columns that follow from others
     standard: Bools = field(init=False)
     has_ttlt: Bools = field(init=False)
+    in_decode: Bools = field(init=False)
     top_tokens: Ints = field(init=False)  # KV positions filled, and those that may be
 
     def __post_init__(self) -> None:
         self.standard = ~self.best_effort
         self.has_ttlt = np.isfinite(self.last_due_unix_s)
+        self.in_decode = self.phase == int(Phase.DECODE)  # numpy compares enums slowly
         self.top_tokens = self.computed_tokens + self.unsure_tokens
 
     @property

@@ -105,7 +105,7 @@ class Vllm:
         """The rows that may be prefilled, in order of arrival: those that have begun, and as many
         others as may run beside all running requests.
         """
-        rows = (view.phase != chunk.DECODE).nonzero()[0]
+        rows = (~view.in_decode).nonzero()[0]
         waits = view.phase[rows] != chunk.PREFILL
         running = view.rows - int(np.count_nonzero(waits))
         shortest = view.prompt_tokens[rows] * (waits & (self._set.order == "sjf"))

@@ -115,7 +115,7 @@ class AdaServe:
 
     def _queue(self, view: View, decodes: Decoding) -> Rows:
         """Prefills by arrival, best-effort ones last. At most `max_requests` run at once."""
-        queue: Rows = (view.phase != chunk.DECODE).nonzero()[0]
+        queue: Rows = (~view.in_decode).nonzero()[0]
         if not len(queue):
             return queue
         begun = view.phase[queue] == chunk.PREFILL

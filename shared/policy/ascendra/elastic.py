@@ -15,7 +15,6 @@ from math import ceil
 
 import numpy as np
 
-from shared.policy import chunk
 from shared.policy.chunk import Rows
 from shared.policy.lengths import OutputLengths
 from shared.policy.seam import View
@@ -25,7 +24,7 @@ def reserve_blocks(view: View, lengths: OutputLengths, share: float) -> int:
     """KV blocks that the running decodes are still expected to take; at least `share` of the
     capacity.
     """
-    rows = (view.phase == chunk.DECODE).nonzero()[0]
+    rows = view.in_decode.nonzero()[0]
     least = ceil(share * view.kv_blocks)
     if not len(rows):
         return least
@@ -52,5 +51,5 @@ def admitted(view: View, begun: Rows, fresh: Rows, reserve: int) -> int:
     )
     room = view.kv_free_blocks - int(np.maximum(promised, 0).sum()) - reserve
     fit = int(blocks.cumsum().searchsorted(room, side="right"))
-    alone = not len(begun) and not (view.phase == chunk.DECODE).any()
+    alone = not len(begun) and not view.in_decode.any()
     return max(fit, 1) if alone else fit

@@ -121,7 +121,7 @@ class Ascendra:
         if view.pool != HP:
             return answers
         urgent = [offer.left == "offloaded" for offer in offers]
-        waits = ((view.phase != chunk.DECODE) & view.standard).any()
+        waits = (~view.in_decode & view.standard).any()
         ticket = not view.promised and not waits and not any(urgent)
         for n, (answer, offloaded) in enumerate(zip(answers, urgent, strict=True)):
             if answer.accepted and not offloaded:
@@ -134,7 +134,7 @@ class Ascendra:
 
     def plan(self, view: View) -> Sequence[Choice]:
         late = past_due(view)
-        stays = view.phase != chunk.DECODE
+        stays = ~view.in_decode
         stays[late] = False
         queue = (stays & view.standard).nonzero()[0]
         relegated = (stays & view.best_effort).nonzero()[0]
@@ -201,7 +201,7 @@ class Ascendra:
         if len(queue):
             order = self._arrived(view, queue)
             # A block for each decode that is made to wait.
-            free = view.kv_free_blocks - int(np.count_nonzero(view.phase == chunk.DECODE))
+            free = view.kv_free_blocks - int(np.count_nonzero(view.in_decode))
             alone = Decoding(queue[:0], queue[:0], free, BatchShape())
             choice = chunk.fill(view, alone, order, limit_tokens=self._set.batch_tokens)
             if len(choice.slots):
@@ -224,7 +224,7 @@ class Ascendra:
             reserve = elastic.reserve_blocks(view, self._lengths, self._set.reserve)
             most = elastic.admitted(view, begun, order[begins], reserve)
         else:
-            decoding = int(np.count_nonzero(view.phase == chunk.DECODE))
+            decoding = int(np.count_nonzero(view.in_decode))
             most = max(self._set.batch_requests - decoding - len(begun), 0)
         served: Rows = order[~begins | (begins.cumsum() <= most)]
         return served

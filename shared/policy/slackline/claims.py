@@ -41,7 +41,7 @@ def claimed(
     needed = -(-view.target_tokens[first] // view.block_tokens)
     holds = view.standard & (view.kv_held_blocks > 0)
     # the others are about to end
-    holds &= (view.phase != chunk.DECODE) | (view.generated_tokens < view.max_tokens)
+    holds &= ~view.in_decode | (view.generated_tokens < view.max_tokens)
     holds[every.victims] = holds[gone] = False
     least = float(view.importance[holds].min(initial=math.inf))
     work = work_of_rows(view, due, first, prices)

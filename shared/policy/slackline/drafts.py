@@ -188,7 +188,7 @@ def _best_effort_alone(
     """
     rows, draft = every.rows, view.draft
     assert draft is not None
-    if not len(rows) or np.count_nonzero(view.phase != chunk.DECODE):
+    if not len(rows) or not view.in_decode.all():
         return None
     shape = chunk.decodes_of(view, rows)
     least = _least(view, draft, len(rows), view.profile.batch_s(shape), learned)

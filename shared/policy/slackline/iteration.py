@@ -80,7 +80,7 @@ def kept_for_drafts(view: View) -> int:
     """The KV blocks that prefills which begin leave to the drafts of the standard decodes."""
     if view.draft is None:
         return 0
-    return DRAFT_BLOCKS * int(np.count_nonzero((view.phase == chunk.DECODE) & view.standard))
+    return DRAFT_BLOCKS * int(np.count_nonzero(view.in_decode & view.standard))
 
 
 def may_be_passed(view: View) -> Bools:
@@ -250,7 +250,7 @@ def _beside(
 
 def _waiting(view: View, every: Decoding, some: Bools) -> Rows:
     """The prefills among these requests, the most important first."""
-    waiting = (view.phase != chunk.DECODE) & some
+    waiting = ~view.in_decode & some
     waiting[every.victims] = False
     return _by_importance(view, waiting.nonzero()[0])
 

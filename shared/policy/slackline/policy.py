@@ -45,6 +45,7 @@ from shared.policy.slackline.due import (
     Due,
     due_of_offers,
     due_of_rows,
+    hope_unix_s,
     left_s,
     put_off_by_deadline,
     put_off_by_mean,
@@ -362,7 +363,8 @@ class Slackline:
         lost = bool(np.count_nonzero(gone))
         relegated = queue[:0]
         if lost and Part.RELEGATION in self._parts:
-            relegated = queue[gone & _no_hope(view, due, queue, work, prices)]
+            hope = hope_unix_s(view, self._lengths, self._step_s)[queue]
+            relegated = queue[gone & _no_hope(view, hope, queue, work, prices)]
         work, whole = early, view.has_ttlt[queue]
         put_off_s = token_due_s
         if Part.EARNED in self._parts:
@@ -399,7 +401,7 @@ class Slackline:
         self, view: View, due: Due, decodes: Rows, latest_s: Floats, prices: Prices
     ) -> Rows:
         """The first best-effort prefill that can be in time, if nothing else is late for it."""
-        rows: Rows = ((view.phase != chunk.DECODE) & view.best_effort).nonzero()[0]
+        rows: Rows = (~view.in_decode & view.best_effort).nonzero()[0]
         if not len(rows):
             return rows
         work = work_of_rows(view, due, rows, prices)
@@ -434,18 +436,17 @@ def _without(view: View, rows: Rows, gone: Rows) -> Rows:
 
 def _waiting(view: View) -> Rows:
     """The standard prefills."""
-    rows: Rows = ((view.phase != chunk.DECODE) & view.standard).nonzero()[0]
+    rows: Rows = (~view.in_decode & view.standard).nonzero()[0]
     return rows
 
 
-def _no_hope(view: View, due: Due, queue: Rows, work: Work, prices: Prices) -> Bools:
+def _no_hope(view: View, hope: Floats, queue: Rows, work: Work, prices: Prices) -> Bools:
     """[queue] those that leave the standard class if they must give way: all without a TTLT, and
-    with one those that could not be in time even alone and with a short output.
+    with one those that could not be in time even alone and with a short output. `hope`: of these,
+    as `hope_unix_s` has it.
     """
-    whole = view.has_ttlt[queue]
-    until_s = due.hope_unix_s[queue] - view.start_unix_s
-    hopeless: Bools = work.seconds + prices.batch_s > until_s
-    return ~whole | hopeless
+    hopeless: Bools = work.seconds + prices.batch_s > hope - view.start_unix_s
+    return ~view.has_ttlt[queue] | hopeless
 
 
 def _counts(view: View) -> Bools:

@@ -7,7 +7,6 @@ from typing import NamedTuple
 import numpy as np
 
 from shared.perf.shape import BatchShape
-from shared.policy import chunk
 from shared.policy.chunk import Rows
 from shared.policy.seam import Bools, Floats, View
 
@@ -97,7 +96,7 @@ class TokenOrder:
 
 def standard_decodes(view: View) -> Rows:
     """The decodes that are not best-effort."""
-    rows: Rows = ((view.phase == chunk.DECODE) & view.standard).nonzero()[0]
+    rows: Rows = (view.in_decode & view.standard).nonzero()[0]
     return rows
 
 

@@ -15,7 +15,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shared.policy import chunk
 from shared.policy.chunk import Rows
 from shared.policy.seam import DEFINITIONS, Floats, View
 from shared.vocabulary import Definition
@@ -50,7 +49,7 @@ class Windows:
             return NextTokens(token_due_s, token_due_s, token_due_s)
         rows = (
             judged
-            & (view.phase == chunk.DECODE)
+            & view.in_decode
             & np.isfinite(view.tbt_s)
             & np.isfinite(view.newest_token_unix_s)
         ).nonzero()[0]

@@ -72,7 +72,7 @@ def batches(view: View, standing: Standing) -> list[Choice]:
     while True:
         batch = _batch(view, standing, token_due - begin_s)
         choices.append(batch.choice)
-        pace = standing.tpot_s[(view.phase == chunk.DECODE) & view.standard]
+        pace = standing.tpot_s[view.in_decode & view.standard]
         if (
             len(choices) == HORIZON
             or not batch.goes_on
@@ -84,7 +84,7 @@ def batches(view: View, standing: Standing) -> list[Choice]:
         view = after(view, batch.choice, batch.seconds)
         standing = standing._replace(sat_out_due_s=math.inf)
         begin_s += batch.seconds
-        emitted = ran & (view.phase == chunk.DECODE)
+        emitted = ran & view.in_decode
         token_due = np.where(
             emitted, np.where(np.isinf(token_due), begin_s, token_due) + standing.tpot_s, token_due
         )
@@ -95,7 +95,7 @@ def prefill_first(view: View) -> Choice:
     else all decodes.
     """
     decodes = chunk.decoding(view)
-    queue = (view.phase != chunk.DECODE).nonzero()[0]
+    queue = (~view.in_decode).nonzero()[0]
     if len(queue):
         alone = Decoding(
             queue[:0], queue[:0], view.kv_free_blocks - len(decodes.rows), BatchShape()
@@ -115,7 +115,7 @@ def _batch(view: View, standing: Standing, token_due: Floats) -> Batch:
     every = chunk.decoding(view)
     every = make_room(view, every, queue_of(view, every.victims, best_effort=False))
     rows = every.rows[view.standard[every.rows]]
-    queued = (view.phase != chunk.DECODE) & view.standard
+    queued = ~view.in_decode & view.standard
     if len(rows):
         longest_s = min(float(standing.tpot_s[rows].min()), standing.sat_out_due_s)
     else:

@@ -13,7 +13,7 @@ from shared.policy.seam import View
 
 
 def queue_of(view: View, victims: Rows, *, best_effort: bool) -> Rows:
-    queue: Rows = ((view.phase != chunk.DECODE) & (view.best_effort == best_effort)).nonzero()[0]
+    queue: Rows = (~view.in_decode & (view.best_effort == best_effort)).nonzero()[0]
     return queue[~np.isin(queue, victims)] if len(victims) else queue
 
 
@@ -34,7 +34,7 @@ def make_room(view: View, every: Decoding, queue: Rows) -> Decoding:
         return every
     may_go = view.best_effort & (view.kv_held_blocks > 0)
     # the others are about to end
-    may_go &= (view.phase != chunk.DECODE) | (view.generated_tokens < view.max_tokens)
+    may_go &= ~view.in_decode | (view.generated_tokens < view.max_tokens)
     may_go[every.victims] = False
     rows = may_go.nonzero()[0]
     rows = rows[np.lexsort((-view.slot[rows], -view.arrived_unix_s[rows], view.importance[rows]))]

@@ -28,7 +28,7 @@ import numpy as np
 from shared.columns import Ints
 from shared.perf.iteration_time import Profile
 from shared.perf.shape import BatchShape
-from shared.policy.chunk import DECODE, Rows
+from shared.policy.chunk import Rows
 from shared.policy.lengths import PRIOR_TOKENS, OutputLengths
 from shared.policy.seam import Ended, Floats, View
 from shared.policy.slos_serve.draft_length import CHUNK_TOKENS, token_s
@@ -159,7 +159,7 @@ class Paces(NamedTuple):
 
 def paces_of_rows(view: View, rows: Rows, lengths: Lengths) -> Paces:
     """The bounds of standard requests that the replica holds."""
-    decodes = view.phase[rows] == DECODE
+    decodes = view.in_decode[rows]
     due = np.minimum(
         np.minimum(view.next_due_unix_s[rows], view.last_due_unix_s[rows]),
         view.start_unix_s + FAR_S,
@@ -188,7 +188,7 @@ def paces_of_rows(view: View, rows: Rows, lengths: Lengths) -> Paces:
 def of_rows(view: View, rows: Rows, lengths: Lengths, prices: PromptPrices) -> Demands:
     """The demands of standard requests that the replica holds. A decode has 0 prefill tokens."""
     paces = paces_of_rows(view, rows, lengths)
-    decodes = view.phase[rows] == DECODE
+    decodes = view.in_decode[rows]
     left = lengths.left(
         view.prompt_tokens[rows], view.max_tokens[rows], view.generated_tokens[rows]
     )

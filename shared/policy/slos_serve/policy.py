@@ -34,7 +34,6 @@ from msgspec import Struct
 from shared.perf.draft import Draft
 from shared.perf.iteration_time import Profile
 from shared.perf.shape import BatchShape
-from shared.policy import chunk
 from shared.policy.chunk import Rows
 from shared.policy.fit import accept_what_fits
 from shared.policy.seam import Admission, Bools, Choice, Declared, Floats, Observation, View
@@ -200,7 +199,7 @@ class SlosServe:
         if self._set.long_deadlines == "held":
             return np.zeros(len(everyone.value), dtype=np.bool_)
         later = everyone.due_unix_s > view.start_unix_s + LATER_S
-        later[: len(rows)] &= (view.kv_held_blocks[rows] == 0) & (view.phase[rows] != chunk.DECODE)
+        later[: len(rows)] &= (view.kv_held_blocks[rows] == 0) & ~view.in_decode[rows]
         return later
 
     def _rate(
@@ -261,7 +260,7 @@ class SlosServe:
         where they are not to draft.
         """
         assert view.draft is not None
-        rows = ((view.phase == chunk.DECODE) & view.standard).nonzero()[0]
+        rows = (view.in_decode & view.standard).nonzero()[0]
         if not len(rows):
             return None
         self._acceptance.begin(view.accepted_shares)
@@ -269,9 +268,7 @@ class SlosServe:
         tier = tier_along(standing.tpot_s[rows], tiers)
         counts = np.bincount(tier, minlength=len(tiers)).tolist()
         context = float(view.computed_tokens[rows].mean())
-        prefills = self._set.speculate == "paper" or bool(
-            ((view.phase != chunk.DECODE) & view.standard).any()
-        )
+        prefills = self._set.speculate == "paper" or bool((~view.in_decode & view.standard).any())
         owed_s = self._owed_s(view, view.draft, rows, tier, len(tiers)) if prefills else None
         acc = self._acc(view.profile, tiers, counts, context)
         # profiles are corrected while they are used
@@ -343,7 +340,7 @@ def _usable_s(view: View, due_s: Floats, batch_s: float) -> Floats:
     Batches of `batch_s` follow each other until then, as in Algorithm 2, whose floor(t / t0) would
     lose that whole batch.
     """
-    rows = (view.phase == chunk.DECODE) & view.standard
+    rows = view.in_decode & view.standard
     decodes = max(int(np.count_nonzero(rows)), 1)
     alone_s = view.profile.batch_s(
         BatchShape(decodes=decodes, decode_context=int(view.computed_tokens[rows].sum()))

@@ -56,7 +56,7 @@ def tokens_alone(view: View, tpot_s: Floats, due_s: Floats) -> Floats:
 def prefills_alone(view: View, standing: Standing) -> Choice | None:
     """The longest batch of the kind above; None where there is none."""
     every = chunk.decoding(view)
-    queued = (view.phase != chunk.DECODE) & view.standard
+    queued = ~view.in_decode & view.standard
     if not queued.any():
         return None
     order = by_deadline(view, standing, queued.nonzero()[0])[:PROMPTS]
@@ -66,5 +66,5 @@ def prefills_alone(view: View, standing: Standing) -> Choice | None:
 
 
 def _decodes(view: View) -> Rows:
-    rows: Rows = ((view.phase == chunk.DECODE) & view.standard).nonzero()[0]
+    rows: Rows = (view.in_decode & view.standard).nonzero()[0]
     return rows

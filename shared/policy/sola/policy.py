@@ -89,7 +89,7 @@ class Sola:
 
     def plan(self, view: View) -> Sequence[Choice]:
         running = chunk.decoding(view)
-        queue = (view.phase != chunk.DECODE).nonzero()[0]
+        queue = (~view.in_decode).nonzero()[0]
         if len(running.victims):
             queue = queue[~np.isin(queue, running.victims)]
         if len(queue) == 0:
