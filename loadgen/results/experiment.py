@@ -35,6 +35,8 @@ POLICY_VERSIONS = {"adaserve": 2, "ascendra": 2, "slackline": 32}
 DRAFT_VERSIONS: dict[str, int] = {}
 # The same for runs in which some requests are more important than others.
 UNEQUAL_VERSIONS = {"slackline": 36}
+# The same for runs in which deadlines judge requests with a pace.
+DEADLINE_VERSIONS = {"slackline": 37}
 PROFILE = "a100-llama3-8b-qoserve"
 CONTEXT_TOKENS = 18_432  # the longest of azure-conv, 16,384 and 2,048
 SEED = 1
@@ -103,6 +105,9 @@ class Run(Struct, frozen=True, kw_only=True):
             versions.append(DRAFT_VERSIONS.get(self.policy, VERSION))
         if self.important or len({tier.importance for tier in self.tiers.tiers.values()}) > 1:
             versions.append(UNEQUAL_VERSIONS.get(self.policy, VERSION))
+        paced = any(tier.slo.tbt_s is not None for tier in self.tiers.tiers.values())
+        if paced and self.definition == Definition.DEADLINE:
+            versions.append(DEADLINE_VERSIONS.get(self.policy, VERSION))
         return max(versions)
 
     def _hash(self, beginning: bytes) -> str:

@@ -13,8 +13,8 @@ those that are to, would take longer than the tightest of their paces.
   which it may well keep its pace, and an offer is declined if the others would lose more than it
   would gain, by their importance. Where deadlines or windows judge, one that is late now and then
   is lost, so the edge stays sharp.
-- Where the deadline of each token judges, the first token may come long before it is due. EARNED of
-  that time is spread over the tokens to come, as if their pace was looser.
+- Where the deadline of each token judges, the first token may come long before it is due, which
+  earns time (due.py).
 """
 
 import math
@@ -27,13 +27,12 @@ from shared.perf.iteration_time import Profile
 from shared.perf.shape import BatchShape
 from shared.policy.chunk import Rows
 from shared.policy.seam import DEFINITIONS, Bools, Floats, View
-from shared.policy.slackline.due import Due
+from shared.policy.slackline.due import Due, eased_s
 from shared.policy.slackline.forecast import Work
 from shared.policy.slackline.token_order import MARGIN_S
 from shared.schemas import Offer
 from shared.vocabulary import Definition
 
-EARNED = 0.5
 # Where drafts bring twice the tokens, a request has its own by so much of the time earlier or later
 # than in the mean.
 UNSURE = 0.05
@@ -144,11 +143,12 @@ def present_of(view: View, due: Due, rows: Rows, waiting: Rows, work: Work) -> D
     both = np.concatenate((rows, waiting))
     pace_s, definition = due.pace_s[both], view.definition[both]
     own_s = np.where(np.isfinite(view.tightest_tbt_s[both]), pace_s, np.inf)
-    early_s = view.next_due_unix_s[rows] - view.start_unix_s - pace_s[: len(rows)]
+    judged, begun = definition[len(rows) :] == _DEADLINE, own_s[: len(rows)]
+    early_s = work.due_s - work.seconds.sum()
+    to_begin = _eased_s(own_s[len(rows) :], early_s, work.output_tokens, judged)
     to_come = view.target_tokens[waiting] + work.output_tokens / 2
-    early_s = np.concatenate((early_s, work.due_s - work.seconds.sum()))
     return Decodes(
-        _eased_s(own_s, early_s, due.output_tokens[both], definition == _DEADLINE),
+        np.concatenate((begun, to_begin)),
         np.concatenate((view.top_tokens[rows], to_come)),
         view.importance[both],
         np.arange(len(both)) < len(rows),
@@ -176,5 +176,4 @@ def _eased_s(pace_s: Floats, early_s: Floats, output_tokens: Floats, judged: Boo
     """The paces, looser by the part of the time that tokens to come have earned. `early_s`: the
     next one may come so early. `judged`: by deadlines.
     """
-    earned_s = np.where(judged & np.isfinite(early_s), np.maximum(early_s, 0.0), 0.0)
-    return pace_s + EARNED * earned_s / output_tokens
+    return eased_s(pace_s, np.where(judged & np.isfinite(early_s), early_s, 0.0), output_tokens)

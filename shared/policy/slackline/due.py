@@ -7,6 +7,8 @@
   request holds KV for ever.
 - *The next token of a decode* is due a pace after its newest one. Where no gap is longer than the
   pace, windows of any length hold it, and so do the mean and the deadline of each token.
+- *Time earned*: where the deadline of each token judges, tokens that come early earn time. EARNED
+  of it is spread over the tokens to come, as if the pace was looser.
 """
 
 from collections.abc import Sequence
@@ -38,6 +40,8 @@ SHORT = 0.25
 AS_LONG_AGAIN = 0.5
 # Iterations may be so much longer than lately while the output is made.
 STEP_MARGIN = 1.2
+# Where the deadline of each token judges, so much of the time that tokens come early is spent.
+EARNED = 0.5
 
 
 class Due(NamedTuple):
@@ -81,6 +85,26 @@ def due_of_rows(view: View, lengths: OutputLengths, step_s: float) -> Due:
         view.start_unix_s,
         step_s,
     )
+
+
+def eased(view: View, due: Due) -> Due:
+    """The bounds with looser paces for decodes that deadlines judge and that have earned time."""
+    judged = view.in_decode & (view.definition == _DEADLINE) & ~view.has_ttlt
+    rows = (judged & np.isfinite(view.next_due_unix_s)).nonzero()[0]
+    if not len(rows):
+        return due
+    pace_s = due.pace_s.copy()
+    early_s = view.next_due_unix_s[rows] - view.start_unix_s - pace_s[rows]
+    pace_s[rows] = eased_s(pace_s[rows], early_s, due.output_tokens[rows])
+    return due._replace(pace_s=pace_s)
+
+
+def eased_s(pace_s: Floats, early_s: Floats, output_tokens: Floats) -> Floats:
+    """[requests] the paces of requests that deadlines judge. `early_s`: the next token may come so
+    long before it is due. `output_tokens`: still to come.
+    """
+    paces: Floats = pace_s + EARNED * np.maximum(early_s, 0.0) / output_tokens
+    return paces
 
 
 def hope_unix_s(view: View, lengths: OutputLengths, step_s: float) -> Floats:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from shared.policy.lengths import OutputLengths
 from shared.policy.seam import Bools, Floats
-from shared.policy.slackline.due import LOOSE_S
+from shared.policy.slackline.due import EARNED, LOOSE_S
 from shared.schemas import Offer
 from shared.vocabulary import Definition, RequestKey
 
@@ -39,10 +39,18 @@ KINDS = 64  # of paces and applications; while so many are known, others are not
 
 
 class Pace(NamedTuple):
-    """A pace in seconds; inf: none. `windows`: each ten tokens are to keep it."""
+    """A pace in seconds; inf: none. `windows`: each ten tokens are to keep it. `early_s`: deadlines
+    judge, and the first token may come so long before it is due.
+    """
 
     tbt_s: float
     windows: bool
+    early_s: float = 0.0
+
+    def eased(self, output_tokens: float) -> "Pace":
+        """The pace with the time that so many tokens earn (due.py); 0: nobody knows how many."""
+        earned_s = EARNED * self.early_s / output_tokens if output_tokens else 0.0
+        return Pace(round(min(self.tbt_s + earned_s, LOOSE_S), DIGITS), self.windows)
 
     def passes_share(self, pass_s: float, speed: float) -> float:
         """The share of the time that passes in this pace take, without their decodes. `pass_s`,
@@ -121,7 +129,7 @@ class Demand:
             _served(max(USABLE - pace.passes_share(pass_s, speed), 0.0), kinds[n:])
             for n, pace in enumerate(paces)
         ]
-        now = max((n for n, pace in enumerate(paces) if pace.tbt_s <= self._kept_s), default=0)
+        now = self._now(paces)
         unsure = paces[now].unsure(pass_s, speed)
         serves = list(reckoned)
         if not unsure:
@@ -135,6 +143,14 @@ class Demand:
         self._kept_s = paces[best].tbt_s if best else 0.0
         return self._kept_s
 
+    def _now(self, paces: Sequence[Pace]) -> int:
+        """The place of the pace that is kept. Outputs may be longer now than when it was chosen, so
+        it is the nearest.
+        """
+        if not self._kept_s:
+            return 0
+        return min(range(len(paces)), key=lambda n: abs(math.log(paces[n].tbt_s / self._kept_s)))
+
     def _by_pace(
         self, speed: float, lengths: OutputLengths
     ) -> tuple[list[Pace], list[tuple[float, float]]]:
@@ -146,9 +162,10 @@ class Demand:
         for (pace, _), (more, prefill_s, decode_s), mean in zip(
             self._kinds, self._kinds.values(), means, strict=True
         ):
-            value, share = found.get(pace, (0.0, 0.0))
+            eased = pace.eased(mean)
+            value, share = found.get(eased, (0.0, 0.0))
             share += (prefill_s + decode_s * mean / speed) / self._seen_s
-            found[pace] = value + more, share
+            found[eased] = value + more, share
         paces = sorted(found)
         return paces, [found[pace] for pace in paces]
 
@@ -190,8 +207,10 @@ def _served(left: float, kinds: Sequence[tuple[float, float]]) -> float:
 
 def pace_of(offer: Offer) -> Pace:
     """Its tightest pace."""
-    windows = offer.slo.definition is Definition.MAX_TPOT_10
-    return Pace(offer.slo.tightest_pace_s(offer.thinking), windows)
+    slo, ttft_s = offer.slo, offer.slo.ttft_s or 0.0
+    early_s = ttft_s if slo.definition is Definition.DEADLINE else 0.0
+    tbt_s = slo.tightest_pace_s(offer.thinking)
+    return Pace(tbt_s, slo.definition is Definition.MAX_TPOT_10, early_s)
 
 
 def too_tight(tightest_tbt_s: Floats, kept_s: float) -> Bools:

@@ -45,6 +45,7 @@ from shared.policy.slackline.due import (
     Due,
     due_of_offers,
     due_of_rows,
+    eased,
     hope_unix_s,
     left_s,
     put_off_by_deadline,
@@ -167,7 +168,7 @@ class Slackline:
             return answers
         prices = prices_of(view.profile)
         decodes, waiting = standard_decodes(view), _waiting(view)
-        due = due_of_rows(view, self._lengths, self._step_s)
+        due = self._bounds(view)
         due = self._unhurried(view, due, decodes, waits=len(waiting) > 0)
         held = work_of_rows(view, due, waiting, prices)
         coming = [offer for offer in view.promised if offer.service_class is ServiceClass.STANDARD]
@@ -203,7 +204,7 @@ class Slackline:
     def plan(self, view: View) -> Sequence[Choice]:
         every = chunk.decoding(view)
         decodes, waiting = standard_decodes(view), _waiting(view)
-        prices, bounds = prices_of(view.profile), due_of_rows(view, self._lengths, self._step_s)
+        prices, bounds = prices_of(view.profile), self._bounds(view)
         due = self._unhurried(view, bounds, decodes, waits=len(waiting) > 0)
         paced = self._paced_lately(view)
         waiting = _without(view, waiting, every.victims)
@@ -259,6 +260,10 @@ class Slackline:
         alone = alone and not can_pay(view, every, self._drafts)
         return [choice if alone else replace(choice, repeats=1)]
 
+    def _bounds(self, view: View) -> Due:
+        due = due_of_rows(view, self._lengths, self._step_s)
+        return eased(view, due) if Part.EARNED in self._parts else due
+
     def _unhurried(
         self, view: View, due: Due, decodes: Rows, *, waits: bool, together: bool = False
     ) -> Due:
@@ -297,7 +302,8 @@ class Slackline:
         if view.draft is None:
             return 1.0
         paces = [pace_of(offer) for offer in coming]
-        tbt_s, windows = (np.array(column) for column in zip(*paces, strict=True))
+        tbt_s = np.array([pace.tbt_s for pace in paces])
+        windows = np.array([pace.windows for pace in paces])
         some = some_need_drafts(view, decodes) or need_drafts(view, tbt_s, windows).any()
         return self._brought(view, decodes) if some else 1.0
 
@@ -319,7 +325,9 @@ class Slackline:
         pass_s = view.profile.batch_s(BatchShape(decodes=1))
         faster = self._brought(view, decodes)
         kept_s = self._demand.kept_s(view.start_unix_s, pass_s, faster, self._lengths)
-        return too_tight(np.array([pace_of(offer).tbt_s for offer in asked]), kept_s)
+        means = self._lengths.mean([offer.application for offer in asked]).tolist()
+        paces = [pace_of(offer).eased(mean) for offer, mean in zip(asked, means, strict=True)]
+        return too_tight(np.array([pace.tbt_s for pace in paces]), kept_s)
 
     def _spare(self, view: View, calm: bool) -> Bools:
         """[rows] the best-effort requests that run in the time which is left: all, and while others

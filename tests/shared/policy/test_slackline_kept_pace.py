@@ -21,11 +21,13 @@ PASS_S = 0.004  # the fixed part of a batch
 TIGHT_S, LOOSE_S = 0.005, 0.05
 
 
-def lengths(*, known: bool = True) -> OutputLengths:
-    """Outputs of one token each."""
+def lengths(tokens: int = 1, *, known: bool = True) -> OutputLengths:
+    """Outputs of so many tokens each."""
     found = OutputLengths()
     for _ in range(MIN_ENDS if known else 0):
-        found.observe(Ended(offer().application, prompt_tokens=10, max_tokens=10, output_tokens=1))
+        found.observe(
+            Ended(offer().application, prompt_tokens=10, max_tokens=tokens, output_tokens=tokens)
+        )
     return found
 
 
@@ -35,13 +37,17 @@ def kept_s(
     return demand.kept_s(at_s, pass_s, speed, lengths())
 
 
+def mean_slo(pace_s: float) -> Slo:
+    return Slo(ttft_s=1.0, tbt_s=pace_s, definition=Definition.MEAN_TPOT)
+
+
 def offered(
     tight: int,
     loose: int,
     *,
     seconds: float = 0.02,
     ttlt_s: float | None = None,
-    definition: Definition = Definition.DEADLINE,
+    definition: Definition = Definition.MEAN_TPOT,
 ) -> Demand:
     """The demand after so many requests of either pace came within a second."""
     demand = Demand()
@@ -61,6 +67,18 @@ def offered(
 def test_a_tight_pace_of_few_that_costs_many_is_given_up() -> None:
     # a twentieth of the time is left beside passes every 5 ms; 25 requests need all of it
     assert kept_s(offered(5, 20)) == LOOSE_S
+
+
+@pytest.mark.parametrize(
+    ("definition", "kept"), [(Definition.DEADLINE, 0.0), (Definition.MEAN_TPOT, LOOSE_S)]
+)
+def test_a_first_token_long_before_it_is_due_earns_time_where_deadlines_judge(
+    definition: Definition, kept: float
+) -> None:
+    """Outputs of ten tokens: a tenth of half of the TTFT is 50 ms, and 5 ms are no tight pace."""
+    demand = offered(5, 20, definition=definition)
+    assert demand.kept_s(1.0, PASS_S, 1.0, lengths(10)) == kept
+    assert demand.kept_s(1.0, PASS_S, 1.0, lengths(10_000)) == LOOSE_S
 
 
 def test_a_pace_is_kept_where_there_is_time_for_all() -> None:
@@ -88,7 +106,7 @@ def test_a_pace_that_was_given_up_is_kept_again_when_there_is_time_for_all() -> 
     demand = offered(20, 20, seconds=0.01)
     assert kept_s(demand) == LOOSE_S
     few = [
-        offer(key=RequestKey(f"f.{n}"), slo=Slo(ttft_s=1.0, tbt_s=pace_s))
+        offer(key=RequestKey(f"f.{n}"), slo=mean_slo(pace_s))
         for n, pace_s in enumerate([TIGHT_S, LOOSE_S] * 2)
     ]
     demand.offered(few, 8 * FADES_S, each_s := np.full(4, 0.001), each_s)
@@ -98,7 +116,7 @@ def test_a_pace_that_was_given_up_is_kept_again_when_there_is_time_for_all() -> 
 def test_no_pace_is_given_up_for_outputs_whose_length_is_unknown() -> None:
     demand = Demand()
     offers = [
-        offer(key=RequestKey(f"t.{n}"), slo=Slo(ttft_s=1.0, tbt_s=pace_s))
+        offer(key=RequestKey(f"t.{n}"), slo=mean_slo(pace_s))
         for n, pace_s in enumerate([TIGHT_S, LOOSE_S] * 20)
     ]
     demand.offered(offers, 0.0, np.zeros(40), np.full(40, 0.02))
@@ -130,7 +148,7 @@ def test_windows_of_ten_count_on_a_part_of_the_drafts_alone() -> None:
         return kept_s(demand, pass_s, speed=speed)
 
     windows = Definition.MAX_TPOT_10
-    assert kept(Definition.DEADLINE, 2.0) == 0.0
+    assert kept(Definition.MEAN_TPOT, 2.0) == 0.0
     assert kept(windows, 2.0) == LOOSE_S
     # and where they need none, or where there is time for all, the pace is kept
     assert kept(windows, 1.0, PASS_S / 3) == 0.0
