@@ -7,8 +7,8 @@
   request holds KV for ever.
 - *The next token of a decode* is due a pace after its newest one. Where no gap is longer than the
   pace, windows of any length hold it, and so do the mean and the deadline of each token.
-- *Time earned*: where the deadline of each token judges, tokens that come early earn time. EARNED
-  of it is spread over the tokens to come, as if the pace was looser.
+- *Time earned*: where the deadline of each token judges, tokens that come early earn time. It is
+  spread over the tokens to come, as if the pace was looser.
 """
 
 from collections.abc import Sequence
@@ -40,8 +40,6 @@ SHORT = 0.25
 AS_LONG_AGAIN = 0.5
 # Iterations may be so much longer than lately while the output is made.
 STEP_MARGIN = 1.2
-# Where the deadline of each token judges, so much of the time that tokens come early is spent.
-EARNED = 0.5
 
 
 class Due(NamedTuple):
@@ -103,7 +101,7 @@ def eased_s(pace_s: Floats, early_s: Floats, output_tokens: Floats) -> Floats:
     """[requests] the paces of requests that deadlines judge. `early_s`: the next token may come so
     long before it is due. `output_tokens`: still to come.
     """
-    paces: Floats = pace_s + EARNED * np.maximum(early_s, 0.0) / output_tokens
+    paces: Floats = pace_s + np.maximum(early_s, 0.0) / output_tokens
     return paces
 
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from shared.policy.lengths import OutputLengths
 from shared.policy.seam import Bools, Floats
-from shared.policy.slackline.due import EARNED, LOOSE_S
+from shared.policy.slackline.due import LOOSE_S
 from shared.schemas import Offer
 from shared.vocabulary import Definition, RequestKey
 
@@ -49,7 +49,7 @@ class Pace(NamedTuple):
 
     def eased(self, output_tokens: float) -> "Pace":
         """The pace with the time that so many tokens earn (due.py); 0: nobody knows how many."""
-        earned_s = EARNED * self.early_s / output_tokens if output_tokens else 0.0
+        earned_s = self.early_s / output_tokens if output_tokens else 0.0
         return Pace(round(min(self.tbt_s + earned_s, LOOSE_S), DIGITS), self.windows)
 
     def passes_share(self, pass_s: float, speed: float) -> float:
