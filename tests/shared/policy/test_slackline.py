@@ -25,6 +25,7 @@ from shared.policy.seam import Bools, Drafts, Ended, Observation, Phase, Policy,
 from shared.policy.slackline.due import (
     LOOSE_S,
     due_of_rows,
+    eased,
     hope_unix_s,
     left_s,
     put_off_by_deadline,
@@ -160,6 +161,25 @@ def test_a_whole_answer_is_given_up_only_once_a_short_one_would_be_late() -> Non
     assert due.prefill_unix_s[0] == pytest.approx(NOW + 10.0 - 400 * 1.2 * 0.02)
     hope = hope_unix_s(seen, lengths, 0.02)
     assert hope.tolist() == pytest.approx([NOW + 10.0 - 100 * 0.02, NOW + 6.0])
+
+
+@pytest.mark.parametrize("definition", Definition)
+def test_what_a_decode_has_earned_looses_its_pace_where_deadlines_judge(
+    definition: Definition,
+) -> None:
+    def row(slot: int, arrived_s: float = 0.0, ttlt_s: float = math.inf) -> Row:
+        return Row(
+            slot=slot, arrived_s=arrived_s, ttft_s=2.0, tbt_s=0.1, ttlt_s=ttlt_s, max_tokens=50,
+            definition=definition,
+        )  # fmt: skip
+
+    rows = (row(1), row(2, ttlt_s=60.0), row(3, arrived_s=-9.0))
+    seen = view([decode(each, generated=10) for each in rows])
+    due = due_of_rows(seen, OutputLengths(), 0.02)
+    # token 11 is due at 3.0 s, 2.9 s later than by its pace, and 40 tokens are to come
+    spread_s = 2.9 / 40 if definition is Definition.DEADLINE else 0.0
+    paces_s = eased(seen, due).pace_s - due.pace_s
+    assert paces_s.tolist() == pytest.approx([spread_s, 0.0, 0.0])
 
 
 @pytest.mark.parametrize("definition", Definition)
