@@ -44,7 +44,7 @@ without a draft model can exceed ([bound.md](bound.md)). In the last two columns
     render=render,
     discussion="""\
 At no rate is `slackline` more than 0.2 points behind any of the three others. On QoServe's loads it
-is within 2.3 points of the bound. On ChatBot and Mixed it is 7 to 25 points from it; the bound,
+is within 1.9 points of the bound. On ChatBot and Mixed it is 7 to 25 points from it; the bound,
 which knows the future, falls below 98 % only at twice the rate. These runs last minutes;
 [slackline.md](slackline.md) has half an hour.
 

@@ -84,20 +84,20 @@ one of its parts (its setting `without`), with seed {SEED}.""",
     render=render,
     discussion="""\
 Three parts carry the rule: the order by due time, iterations that end where a prefill is due or
-have prefills alone, and drafts where paces need them (AdaServe's load). What early tokens earn, and
-that a TTLT may not shorten every iteration, matter to whole answers beside tight requests. What
-early tokens earn matters most where windows of ten judge short prompts: without it Reasoning, which
-is not among these, kept 87.2 % in place of 98.2 (the seeds and the rate of the first table, before
-the last changes).
+have prefills alone, and drafts where paces need them (AdaServe's load). That a TTLT may not shorten
+every iteration matters to whole answers beside tight requests: 8.0 points of `mix`. What early
+tokens earn matters most where windows of ten judge short prompts: without it Reasoning, which is
+not among these, kept 87.2 % in place of 98.2 (the seeds and the rate of the first table, before the
+last changes). Where deadlines judge it matters to short answers with a pace near a pass
+([slackline.md](slackline.md#where-it-is-not-better)).
 
 That decodes sit out was worth 12 to 16 points before best-effort requests had to wait for others,
 and is worth up to 1.6 now. The door and relegation from the queue are worth up to 1.2 and 0.9. That
 no more decodes are taken than a pass has time for shows on none of these loads. That best-effort
 requests wait brings up to 0.3 here, and up to 4 with the seeds of the first table (decisions.md);
-their share, without which some would wait for ever, costs 0.4 at most. Drafts cost `mix` 1.5 points
-before they needed a hurry beside prompts, and bring it 0.1 now. Promotion costs it 0.3. KV left to
-urgent requests, and paces that are given up show nothing here; the last is for paces that can
-hardly be kept.
+their share, without which some would wait for ever, costs 0.1 at most. Drafts cost `mix` 1.5 points
+before they needed a hurry beside prompts, and nothing now. Promotion, KV left to urgent requests,
+and paces that are given up show nothing here; the last is for paces that can hardly be kept.
 
 Where KV is short other parts count. That offers are declined which would find no KV is worth 1.8
 points there, drafts 15.3 and relegation 8.0, while the share of best-effort requests costs 3.5,
