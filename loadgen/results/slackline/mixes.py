@@ -156,7 +156,7 @@ important one counts as three.""",
     hours=REQUESTS / 3600,
     render=render,
     discussion="""\
-In the mean `slackline` is 2.7 points ahead of whichever of the ten is best on a load. `slos_serve`
+In the mean `slackline` is 2.8 points ahead of whichever of the ten is best on a load. `slos_serve`
 comes nearest: on half of the loads it is within 0.5 points. On one load, 7018, `slackline` is
 behind by more than half a point: drafts would pay there beside prompts, though plain passes keep
 every pace; on other loads such drafts cost more than they bring here

@@ -164,7 +164,7 @@ def test_a_whole_answer_is_given_up_only_once_a_short_one_would_be_late() -> Non
 
 
 @pytest.mark.parametrize("definition", Definition)
-def test_what_a_decode_has_earned_looses_its_pace_where_deadlines_judge(
+def test_what_a_decode_has_earned_loosens_its_pace_where_deadlines_judge(
     definition: Definition,
 ) -> None:
     def row(slot: int, arrived_s: float = 0.0, ttlt_s: float = math.inf) -> Row:
