@@ -14,7 +14,8 @@ those that are to, would take longer than the tightest of their paces.
   would gain, by their importance. Where deadlines or windows judge, one that is late now and then
   is lost, so the edge stays sharp.
 - Where the deadline of each token judges, the first token may come long before it is due, which
-  earns time (due.py).
+  earns time (due.py). So a pass needs no margin there: a token that comes later than its pace asks
+  is late only once that time is spent.
 """
 
 import math
@@ -49,6 +50,7 @@ class Decodes(NamedTuple):
     value: Floats  # its importance
     runs: Bools  # it decodes already, and gives way to nobody
     sharp: Bools  # not the mean, but each ten tokens or each token are to keep its pace
+    earns: Bools  # the deadline of each token judges
 
     def taken(self, which: Bools | slice) -> "Decodes":
         return Decodes._make(column[which] for column in self)
@@ -116,6 +118,8 @@ def _too_many(present: Decodes, one: Decodes, price: Pass) -> bool:
     ahead = present.runs | (present.value >= one.value)
     others = present if np.count_nonzero(ahead) == len(ahead) else present.taken(ahead)
     each_s, pace_s = price.each_s(others), others.pace_s
+    if one.earns[0] and others.earns.all():
+        price = price._replace(margin_s=0.0)
     least_s = price.fixed_s + each_s + price.margin_s
     tightest_s = float(pace_s[pace_s >= least_s].min(initial=own_s))
     without_s = price.fixed_s + _lasts_s(each_s, pace_s, tightest_s) + price.margin_s
@@ -142,10 +146,10 @@ def present_of(view: View, due: Due, rows: Rows, waiting: Rows, work: Work) -> D
     """The decodes in these rows, and beside them the `waiting` prefills, whose work is `work`."""
     both = np.concatenate((rows, waiting))
     pace_s, definition = due.pace_s[both], view.definition[both]
+    earns = definition == _DEADLINE
     own_s = np.where(np.isfinite(view.tightest_tbt_s[both]), pace_s, np.inf)
-    judged, begun = definition[len(rows) :] == _DEADLINE, own_s[: len(rows)]
-    early_s = work.due_s - work.seconds.sum()
-    to_begin = _eased_s(own_s[len(rows) :], early_s, work.output_tokens, judged)
+    begun, early_s = own_s[: len(rows)], work.due_s - work.seconds.sum()
+    to_begin = _eased_s(own_s[len(rows) :], early_s, work.output_tokens, earns[len(rows) :])
     to_come = view.target_tokens[waiting] + work.output_tokens / 2
     return Decodes(
         np.concatenate((begun, to_begin)),
@@ -153,6 +157,7 @@ def present_of(view: View, due: Due, rows: Rows, waiting: Rows, work: Work) -> D
         view.importance[both],
         np.arange(len(both)) < len(rows),
         definition != _MEAN,
+        earns,
     )
 
 
@@ -160,20 +165,21 @@ def asked_of(offers: Sequence[Offer], work: Work, ahead_s: float) -> Decodes:
     """The requests of these offers, whose work is `work`, behind prefills of `ahead_s`."""
     tokens = np.array([offer.prompt_tokens + offer.generated_tokens for offer in offers])
     named = np.isfinite([offer.slo.tightest_pace_s(offer.thinking) for offer in offers])
-    judged = np.array([offer.slo.definition is Definition.DEADLINE for offer in offers])
+    earns = np.array([offer.slo.definition is Definition.DEADLINE for offer in offers])
     sharp = np.array([offer.slo.definition is not Definition.MEAN_TPOT for offer in offers])
     early_s = work.due_s - ahead_s - work.seconds
     return Decodes(
-        _eased_s(np.where(named, work.pace_s, np.inf), early_s, work.output_tokens, judged),
+        _eased_s(np.where(named, work.pace_s, np.inf), early_s, work.output_tokens, earns),
         tokens + work.output_tokens / 2,
         work.value,
         np.zeros(len(offers), dtype=np.bool_),
         sharp,
+        earns,
     )
 
 
-def _eased_s(pace_s: Floats, early_s: Floats, output_tokens: Floats, judged: Bools) -> Floats:
+def _eased_s(pace_s: Floats, early_s: Floats, output_tokens: Floats, earns: Bools) -> Floats:
     """The paces, looser by the part of the time that tokens to come have earned. `early_s`: the
-    next one may come so early. `judged`: by deadlines.
+    next one may come so early. `earns`: deadlines judge.
     """
-    return eased_s(pace_s, np.where(judged & np.isfinite(early_s), early_s, 0.0), output_tokens)
+    return eased_s(pace_s, np.where(earns & np.isfinite(early_s), early_s, 0.0), output_tokens)

@@ -364,7 +364,10 @@ class Slackline:
         if Part.EARNED in self._parts:
             token_due_s = put_off_by_mean(view, token_due_s)
         if not len(queue):
-            return Weighed(queue, queue, False, token_due_s, token_due_s, latest_s, until_s)
+            put_off_s = token_due_s
+            if Part.EARNED in self._parts:
+                put_off_s = put_off_by_deadline(view, token_due_s)
+            return Weighed(queue, queue, False, token_due_s, put_off_s, latest_s, until_s)
         work = work_of_rows(view, due, queue, prices)
         early = favoured(work)
         gone = give_way(work, early, self._passes(view, due, decodes, latest_s, prices))

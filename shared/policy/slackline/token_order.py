@@ -55,6 +55,12 @@ class TokenOrder:
         return float(self.put_off_s[self.in_time.argmax()]) if self.kept else math.inf
 
     @property
+    def paced_s(self) -> float:
+        """The same by the paces alone: no time that tokens have earned is spent."""
+        kept = self.in_time & (self.due_s >= self.pass_s + MARGIN_S - CLOSE_S)
+        return float(self.due_s[kept].min(initial=math.inf))
+
+    @property
     def every_s(self) -> float:
         """Seconds of a pass of all."""
         return float(self.pass_s[-1]) + MARGIN_S

@@ -334,6 +334,30 @@ def test_a_decode_that_is_not_due_does_not_make_others_late() -> None:
     assert choice.repeats == 1
 
 
+@pytest.mark.parametrize("definition", [Definition.DEADLINE, Definition.MAX_TPOT_10])
+def test_no_decode_sits_out_for_a_pace_while_its_deadline_is_far(definition: Definition) -> None:
+    """A pass of all takes longer than the pace of each, also with its part of the two seconds until
+    the first token is due.
+    """
+    row = Row(slot=0, ttft_s=2.0, tbt_s=0.015, max_tokens=4000, definition=definition)
+    seen = view([decode(replaced(row, slot=n), context=2000) for n in range(40)])
+    seen.newest_token_unix_s = np.array([NOW - 0.002] * 5 + [NOW] * 35)
+    pace_s = eased(seen, due_of_rows(seen, OutputLengths(), 0.0)).pace_s
+    assert seen.profile.batch_s(chunk.decodes_of(seen, np.arange(40))) > pace_s.max()
+    runs = len(entries(registry.make("slackline").plan(seen)[0]))
+    assert (runs == 40) == (definition is Definition.DEADLINE)
+
+
+def test_best_effort_requests_do_not_spend_what_tokens_have_earned() -> None:
+    """By its deadline the decode has two seconds; a prompt may come that is due sooner."""
+    running = decode(Row(slot=1, ttft_s=2.0, tbt_s=0.1))
+    seen = view([running, Row(slot=2, target=60_000, best_effort=True)])
+    choice = registry.make("slackline").plan(seen)[0]
+    assert entries(choice).keys() == {1, 2}
+    due_s = eased(seen, due_of_rows(seen, OutputLengths(), 0.0)).pace_s[0]
+    assert seen.profile.batch_s(shape_of(seen, choice)) <= due_s < 2.0
+
+
 @pytest.mark.parametrize(("others", "run"), [(63, 36), (10, 1)])
 def test_decodes_do_not_sit_out_if_they_would_be_too_many_afterwards(others: int, run: int) -> None:
     """A pass takes 10 ms and 0.2 for each decode, and the others are due when two have passed."""

@@ -28,7 +28,12 @@ LOOSE_S = 1.0
 
 
 def decodes(
-    paces_s: Sequence[float], value: float = 1.0, *, runs: bool = False, sharp: bool = False
+    paces_s: Sequence[float],
+    value: float = 1.0,
+    *,
+    runs: bool = False,
+    sharp: bool = False,
+    earns: bool = False,
 ) -> Decodes:
     count = len(paces_s)
     return Decodes(
@@ -36,7 +41,8 @@ def decodes(
         np.full(count, CONTEXT),
         np.full(count, value),
         np.full(count, runs),
-        np.full(count, sharp),
+        np.full(count, sharp or earns),
+        np.full(count, earns),
     )
 
 
@@ -62,6 +68,14 @@ def test_as_many_are_taken_as_a_pass_has_time_for() -> None:
     pace_s = pass_s(4) + MARGIN_S + 1e-6
     assert lost([], [pace_s] * 6) == [False] * 4 + [True] * 2
     assert lost([pace_s] * 3, [pace_s] * 2) == [False, True]
+
+
+@pytest.mark.parametrize(("present", "asked"), [(True, True), (True, False), (False, True)])
+def test_a_pass_has_a_margin_unless_deadlines_judge_all(present: bool, asked: bool) -> None:
+    pace_s = [pass_s(4) + MARGIN_S / 2]
+    others = decodes(pace_s * 3, runs=True, earns=present)
+    found = crowded(others, decodes(pace_s, earns=asked), PROFILE, 1.0)
+    assert found.tolist() == [not (present and asked)]
 
 
 def test_a_looser_pace_counts_as_a_part_of_one() -> None:

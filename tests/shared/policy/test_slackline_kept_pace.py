@@ -257,7 +257,7 @@ def test_where_deadlines_judge_a_pace_is_kept_by_tokens_that_come_early(
             definition=Definition.DEADLINE, seed=seed,
         ).met_fraction  # fmt: skip
 
-    assert met("slackline") >= met("qoserve") - 0.05
+    assert met("slackline") >= met("qoserve") - 0.02
 
 
 @pytest.mark.parametrize("seed", [1, 2])
