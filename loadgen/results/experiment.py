@@ -36,7 +36,7 @@ DRAFT_VERSIONS: dict[str, int] = {}
 # The same for runs in which some requests are more important than others.
 UNEQUAL_VERSIONS = {"slackline": 36}
 # The same for runs in which deadlines judge requests with a pace.
-DEADLINE_VERSIONS = {"slackline": 39}
+DEADLINE_VERSIONS = {"slackline": 40}
 PROFILE = "a100-llama3-8b-qoserve"
 CONTEXT_TOKENS = 18_432  # the longest of azure-conv, 16,384 and 2,048
 SEED = 1

@@ -1,26 +1,31 @@
 """Ablation: slackline without each of its parts."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from msgspec.structs import replace
 
 from loadgen.markdown import table
 from loadgen.results.experiment import Run
 from loadgen.results.section import MISSING, Results, Section
+from loadgen.results.slackline import hard_paces
 from loadgen.results.slackline.same_loads import load_of
-from loadgen.results.slackline.systems import OURS, met_percent
+from loadgen.results.slackline.systems import OURS, met_percent, percents_by_importance
 from shared.policy.slackline.policy import Part
 from shared.tiers import DEMO_3
+from shared.vocabulary import Definition
 
 NAMES = (
     "QoServe, ShareGPT",
     "SLOs-Serve, ChatBot",
     "SLOs-Serve, Coder",
     "SLOs-Serve, Mixed",
+    "SLOs-Serve, Reasoning",
     "AdaServe",
 )
 SHORT_KV, KV_TOKENS = "ChatBot, KV for 30,000 tokens", 30_000
+IMPORTANT, SHARE = "the same, important", 0.2
 WHOLE_ANSWERS = "`mix`, `demo-3`"
+HARD_PACES = "12, 20 and 50 ms alike"
 SEED = 33
 LABELS: Mapping[Part, str] = {
     Part.DOOR: "none is declined at the door",
@@ -37,25 +42,55 @@ LABELS: Mapping[Part, str] = {
     Part.SPARING: "best-effort requests have all time that is left",
     Part.OWED: "best-effort requests have no share",
     Part.PROMOTION: "none is promoted",
+    Part.CLAIMS: "nobody gives up KV for a more important prompt",
     Part.DRAFTS: "no drafts",
 }
+# What is changed, as settings.
+CHANGES: Mapping[str, Mapping[str, str]] = {
+    **{label: {"without": part.value} for part, label in LABELS.items()},
+    "replicas are asked in turn": {"router": "round_robin"},
+}
+Value = Callable[[Results, Run], float | None]
 
 
 def render(results: Results, duration_s: float) -> str:
-    loads = {name: load_of(name, duration_s / 3600) for name in NAMES}
-    loads[SHORT_KV] = replace(loads["SLOs-Serve, ChatBot"], kv_tokens=KV_TOKENS)
-    loads[WHOLE_ANSWERS] = _whole_answers(duration_s)
-    ours = {name: replace(run, policy=OURS, settings={}, seed=SEED) for name, run in loads.items()}
-    base = {name: met_percent(results, run) for name, run in ours.items()}
+    columns = _columns(duration_s)
+    base = {name: value(results, run) for name, (run, value) in columns.items()}
     rows = [("whole", *(_shown(value) for value in base.values()))]
-    for part, label in LABELS.items():
+    for label, settings in CHANGES.items():
         cells = []
-        for name, run in ours.items():
-            value = met_percent(results, replace(run, settings={"without": part.value}))
-            whole = base[name]
-            cells.append(MISSING if value is None or whole is None else f"{value - whole:+.1f}")
+        for name, (run, value) in columns.items():
+            found, whole = value(results, replace(run, settings=dict(settings))), base[name]
+            cells.append(MISSING if found is None or whole is None else f"{found - whole:+.1f}")
         rows.append((label, *cells))
-    return table(("without", *loads), rows)
+    return table(("without", *columns), rows)
+
+
+def _columns(duration_s: float) -> Mapping[str, tuple[Run, Value]]:
+    """Of each column the run of the whole policy, and what it shows of one."""
+    runs = {name: load_of(name, duration_s / 3600) for name in NAMES}
+    short_kv = replace(runs["SLOs-Serve, ChatBot"], kv_tokens=KV_TOKENS)
+    runs |= {
+        SHORT_KV: short_kv,
+        IMPORTANT: replace(short_kv, important=SHARE),
+        WHOLE_ANSWERS: _whole_answers(duration_s),
+        HARD_PACES: hard_paces.run_of(
+            hard_paces.PACES[HARD_PACES], Definition.MEAN_TPOT, round(duration_s / 30, 1)
+        ),
+    }
+    return {
+        name: (
+            replace(run, policy=OURS, settings={}, seed=SEED),
+            _important_percent if name == IMPORTANT else met_percent,
+        )
+        for name, run in runs.items()
+    }
+
+
+def _important_percent(results: Results, run: Run) -> float | None:
+    """Of the important requests those whose SLO was met."""
+    found = percents_by_importance(results, run, (SEED,))
+    return None if found is None else found[0]
 
 
 def _whole_answers(duration_s: float) -> Run:

@@ -5,10 +5,12 @@ from collections.abc import Mapping, Sequence
 from msgspec.structs import replace
 
 from loadgen.results.experiment import Run, violated_fraction
-from loadgen.results.section import Results
+from loadgen.results.section import MISSING, Results
 
 OURS = "slackline"
 CHUNK = {"chunk_tokens": "512"}
+# Of the settings of `qoserve` the one that suits loads of short prompts with tight paces.
+FIXED_CHUNK = {"dynamic_chunking": "false", **CHUNK}
 OTHERS: Mapping[str, Mapping[str, str]] = {
     "fcfs": CHUNK,
     "edf": CHUNK,
@@ -58,6 +60,12 @@ def percents(results: Results, run: Run, seeds: Sequence[int]) -> Sequence[float
     return known if len(known) == len(seeds) else None
 
 
+def mean_percent(results: Results, run: Run, seeds: Sequence[int]) -> str:
+    """The mean of the same, as a cell of a table."""
+    found = percents(results, run, seeds)
+    return MISSING if found is None else f"{sum(found) / len(found):.1f}"
+
+
 def percents_by_importance(
     results: Results, run: Run, seeds: Sequence[int]
 ) -> tuple[float, float] | None:
@@ -79,5 +87,5 @@ def percents_by_importance(
 def spread(values: Sequence[float] | None) -> str:
     """The mean, with the least and the most in brackets."""
     if values is None:
-        return "not run"
+        return MISSING
     return f"{sum(values) / len(values):.1f} ({min(values):.1f} to {max(values):.1f})"

@@ -156,14 +156,17 @@ def sits_out_until_s(due: Due, token_due_s: Floats, each_s: Floats) -> Floats:
     return token_due_s + (np.minimum(due.pace_s, LIKELY * each_s) - due.pace_s)
 
 
-def put_off_by_mean(view: View, token_due_s: Floats) -> Floats:
+def put_off_by_mean(view: View, token_due_s: Floats, *, by_deadlines: bool) -> Floats:
     """[rows] when the next token of each decode is due, in seconds from the start: where the mean
-    pace judges the request, tokens that came early put it off.
+    pace judges the request, tokens that came early put it off. `by_deadlines`: also where deadlines
+    judge. They would allow more: the first token may have come before it was due.
     """
     judged = view.definition == _MEAN
+    if by_deadlines:
+        judged |= view.definition == _DEADLINE
     if not np.count_nonzero(judged):
         return token_due_s
-    rows = (judged & np.isfinite(view.tbt_s)).nonzero()[0]
+    rows = (judged & view.in_decode & np.isfinite(view.tbt_s)).nonzero()[0]
     rows = rows[np.isfinite(view.first_token_unix_s[rows])]
     if not len(rows):
         return token_due_s

@@ -362,7 +362,8 @@ class Slackline:
         """`queue`: the standard prefills that may run."""
         token_due_s, latest_s, until_s = self._next_tokens(view, due)
         if Part.EARNED in self._parts:
-            token_due_s = put_off_by_mean(view, token_due_s)
+            by_deadlines = not some_need_drafts(view, decodes)
+            token_due_s = put_off_by_mean(view, token_due_s, by_deadlines=by_deadlines)
         if not len(queue):
             put_off_s = token_due_s
             if Part.EARNED in self._parts:

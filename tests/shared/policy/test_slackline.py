@@ -188,9 +188,17 @@ def test_early_tokens_put_off_the_next_one_as_the_definition_allows(definition: 
     seen = view([decode(row, generated=20)])  # its first token came a second ago
     paced = token_due_unix_s(seen, due_of_rows(seen, OutputLengths(), 0.02)) - NOW
     assert paced[0] == pytest.approx(0.1)
-    by_mean, by_deadline = put_off_by_mean(seen, paced)[0], put_off_by_deadline(seen, paced)[0]
+    by_mean, also, by_deadline = (
+        each[0]
+        for each in (
+            put_off_by_mean(seen, paced, by_deadlines=False),
+            put_off_by_mean(seen, paced, by_deadlines=True),
+            put_off_by_deadline(seen, paced),
+        )
+    )
     # twenty paces after the first token
     assert by_mean == pytest.approx(1.0 if definition is Definition.MEAN_TPOT else 0.1)
+    assert also == pytest.approx(by_mean if definition is not Definition.DEADLINE else 1.0)
     # twenty paces after the TTFT
     assert by_deadline == pytest.approx(3.0 if definition is Definition.DEADLINE else 0.1)
 
@@ -323,11 +331,12 @@ def test_an_iteration_ends_where_a_prefill_that_it_completes_is_due() -> None:
 
 def test_a_decode_that_is_not_due_does_not_make_others_late() -> None:
     """A pass of all takes longer than the first tokens have, and nothing else waits."""
-    urgent = [decode(Row(slot=n, tbt_s=0.05), context=2000) for n in range(40)]
-    patient = [decode(Row(slot=n, tbt_s=0.2), context=2000) for n in range(40, 80)]
+    urgent = [decode(Row(slot=n, tbt_s=0.05), context=2000, generated=1) for n in range(40)]
+    patient = [decode(Row(slot=n, tbt_s=0.2), context=2000, generated=1) for n in range(40, 80)]
     seen = view([*urgent, *patient])
     pass_s = seen.profile.batch_s(chunk.decodes_of(seen, np.arange(40)))
     seen.newest_token_unix_s = np.full(80, NOW + pass_s + 2 * MARGIN_S - 0.05)
+    seen.first_token_unix_s = seen.newest_token_unix_s
     choice = registry.make("slackline").plan(seen)[0]
     assert set(entries(choice)) == set(range(40))
     # those that sit out are looked at again
@@ -340,17 +349,19 @@ def test_no_decode_sits_out_for_a_pace_while_its_deadline_is_far(definition: Def
     the first token is due.
     """
     row = Row(slot=0, ttft_s=2.0, tbt_s=0.015, max_tokens=4000, definition=definition)
-    seen = view([decode(replaced(row, slot=n), context=2000) for n in range(40)])
+    rows = [decode(replaced(row, slot=n), context=2000, generated=1) for n in range(40)]
+    seen = view(rows)
     seen.newest_token_unix_s = np.array([NOW - 0.002] * 5 + [NOW] * 35)
+    seen.first_token_unix_s = seen.newest_token_unix_s
     pace_s = eased(seen, due_of_rows(seen, OutputLengths(), 0.0)).pace_s
     assert seen.profile.batch_s(chunk.decodes_of(seen, np.arange(40))) > pace_s.max()
     runs = len(entries(registry.make("slackline").plan(seen)[0]))
     assert (runs == 40) == (definition is Definition.DEADLINE)
 
 
-def test_best_effort_requests_do_not_spend_what_tokens_have_earned() -> None:
+def test_best_effort_requests_do_not_spend_what_a_first_token_has_earned() -> None:
     """By its deadline the decode has two seconds; a prompt may come that is due sooner."""
-    running = decode(Row(slot=1, ttft_s=2.0, tbt_s=0.1))
+    running = decode(Row(slot=1, ttft_s=2.0, tbt_s=0.1), generated=1)
     seen = view([running, Row(slot=2, target=60_000, best_effort=True)])
     choice = registry.make("slackline").plan(seen)[0]
     assert entries(choice).keys() == {1, 2}
