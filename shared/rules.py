@@ -10,7 +10,7 @@ from shared import http_keys
 from shared.errors import ConfigError
 from shared.http_keys import HttpKeys
 from shared.tenants import Tenant, Tenants, load_tenants
-from shared.tiers import DEFAULT, Tier, TierSet, load_tiers
+from shared.tiers import DEFAULT, Tier, TierSet, tiers_of
 
 TierSource = str | dict[str, Tier]
 TenantSource = str | dict[str, Tenant]
@@ -47,19 +47,7 @@ def read_rules(
     """
     limits = read_tenants(tenants)
     known = None if keys is None else _keys(keys, limits.tenants)
-    return Rules(_tiers(tiers, default_tier), limits, known)
-
-
-def _tiers(source: TierSource, default_tier: str) -> TierSet:
-    if isinstance(source, str):
-        known = load_tiers(source) if source else DEFAULT
-        name, default, tiers = known.name, default_tier or known.default, known.tiers
-    else:
-        name, default, tiers = "configured", default_tier or next(iter(source), ""), source
-    try:
-        return TierSet(name=name, default=default, tiers=tiers)
-    except ValueError as error:
-        raise ConfigError(f"tiers: {error}") from error
+    return Rules(tiers_of(tiers, default_tier), limits, known)
 
 
 def read_tenants(source: TenantSource) -> Tenants:

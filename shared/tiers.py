@@ -3,7 +3,7 @@
 import json
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
@@ -12,6 +12,8 @@ from msgspec.structs import replace
 from shared.errors import ConfigError, PeerError
 from shared.subjects import ID_PATTERN
 from shared.vocabulary import Definition, Slo
+
+T = TypeVar("T")
 
 
 class Tier(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -259,13 +261,47 @@ BUILT_IN = {
 }
 
 
+class _Configuration(Struct, frozen=True, kw_only=True):
+    """The tiers of a configuration file; the rest of it is for others."""
+
+    tiers: str | dict[str, Tier] = ""
+    default_tier: str = ""
+
+
 def load_tiers(name_or_path: str) -> TierSet:
-    """A built-in set by its name, or a set from a .toml or .json file. Raises a ConfigError that
-    names the fault and its place.
+    """A built-in set by its name, a set from a .toml or .json file, or the tiers of a configuration
+    file. Raises a ConfigError that names the fault and its place.
     """
-    built_in = BUILT_IN.get(name_or_path)
-    if built_in is not None:
-        return built_in
+    if name_or_path in BUILT_IN:
+        return BUILT_IN[name_or_path]
+    path, raw = _parsed(name_or_path)
+    if "name" in raw or "default" in raw:
+        return _converted(path, raw, TierSet)
+    if "tiers" not in raw and "default_tier" not in raw:
+        raise ConfigError(f"tiers: {path} has no tiers: write [tiers.NAME] in it")
+    written = _converted(path, raw, _Configuration)
+    if written.tiers in ("", *BUILT_IN) or not isinstance(written.tiers, str):
+        return tiers_of(written.tiers, written.default_tier)
+    known = _converted(*_parsed(written.tiers), TierSet)  # a set: no file leads back to itself
+    return tiers_of(known.tiers, written.default_tier or known.default)
+
+
+def tiers_of(source: str | dict[str, Tier], default_tier: str) -> TierSet:
+    """The tiers of a configuration: written there, or named. Empty: the built-in ones. Raises
+    ConfigError.
+    """
+    if isinstance(source, str):
+        known = load_tiers(source) if source else DEFAULT
+        name, default, tiers = known.name, default_tier or known.default, known.tiers
+    else:
+        name, default, tiers = "configured", default_tier or next(iter(source), ""), source
+    try:
+        return TierSet(name=name, default=default, tiers=tiers)
+    except ValueError as error:
+        raise ConfigError(f"tiers: {error}") from error
+
+
+def _parsed(name_or_path: str) -> tuple[Path, dict[str, Any]]:
     path = Path(name_or_path)
     if path.suffix not in (".toml", ".json"):
         raise ConfigError(
@@ -282,7 +318,11 @@ def load_tiers(name_or_path: str) -> TierSet:
         raise ConfigError(
             f"tiers: {path} is not proper {path.suffix[1:].upper()}: {error}"
         ) from error
+    return path, _converted(path, raw, dict[str, Any])
+
+
+def _converted(path: Path, raw: Any, kind: type[T]) -> T:
     try:
-        return msgspec.convert(raw, TierSet)
+        return msgspec.convert(raw, kind)
     except msgspec.ValidationError as error:
         raise ConfigError(f"tiers: {path}: {error}") from error

@@ -170,7 +170,7 @@ def add_tiers_argument(parser: argparse.ArgumentParser) -> None:
         default="default",
         metavar="NAME|FILE",
         help=f"SLOs and their shares of the requests: {', '.join(BUILT_IN)}, "
-        "or a .toml or .json file (default: default)",
+        "or a file: a configuration, or a set in TOML or JSON (default: default)",
     )
 
 

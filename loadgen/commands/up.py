@@ -112,7 +112,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--tiers",
         default="",
         metavar="NAME|FILE",
-        help="tiers and their SLOs: a built-in set, or a .toml or .json file",
+        help="tiers and their SLOs: a built-in set, or a file: a configuration, or a set in TOML "
+        "or JSON",
     )
     parser.add_argument(
         "--config",

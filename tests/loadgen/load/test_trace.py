@@ -174,6 +174,46 @@ def test_tiers_are_read_from_toml_and_from_json(tmp_path: Path) -> None:
         first.for_service_tier("flex")
 
 
+def test_tiers_are_read_from_a_configuration_file(tmp_path: Path) -> None:
+    text = """
+        policy = "fcfs"
+        default_tier = "b"
+        [tiers.a]
+        slo = {ttft_s = 1}
+        share = 2
+        [tiers.b]
+        slo = {ttlt_s = 60}
+        [tenants.acme]
+        weight = 4.0
+        """
+    tiers = load_tiers(str(written(tmp_path / "slackline.toml", text)))
+    assert (tiers.default, list(tiers.tiers), tiers.tiers["a"].share) == ("b", ["a", "b"], 2)
+    named = 'tiers = "demo-3"\ndefault_tier = "batch"\n[gateway]\nport = 1\n'
+    tiers = load_tiers(str(written(tmp_path / "named.toml", named)))
+    assert (tiers.default, tiers.tiers) == ("batch", DEMO_3.tiers)
+    ours = 'name = "x"\ndefault = "a"\n[tiers.a]\nslo = {ttft_s = 1}\n'
+    naming = f'tiers = "{written(tmp_path / "ours.toml", ours)}"\n'
+    tiers = load_tiers(str(written(tmp_path / "naming.toml", naming)))
+    assert (tiers.default, list(tiers.tiers)) == ("a", ["a"])
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("[tiers.a]\nslo = {ttlt = 60}\n", "unknown field `ttlt`"),
+        ("default_tier = 'b'\n[tiers.a]\nslo = {ttlt_s = 60}\n", "default is `b`"),
+        ("tiers = 'slackline.toml'\n", r"Expected `object`, got `str` - at `\$.tiers`"),  # itself
+        ("[tenants.acme]\nweight = 4.0\n", "has no tiers"),
+    ],
+)
+def test_a_configuration_file_without_proper_tiers_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, why: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=why):
+        load_tiers(str(written(tmp_path / "slackline.toml", text)))
+
+
 def test_the_importance_of_a_tier_counts_once_as_in_admission() -> None:
     tiers = TierSet(name="x", default="a", tiers={"a": Tier(slo=Slo(ttlt_s=60.0), importance=0.5)})
     [sent] = plan_requests([0.0], named_workload("mix", 8192), tiers, 1)
