@@ -14,6 +14,7 @@ from shared.subjects import ID_PATTERN
 from shared.vocabulary import Definition, Slo
 
 T = TypeVar("T")
+AUTO = "auto"  # in place of a tier: the default one
 
 
 class Tier(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -81,6 +82,10 @@ class TierSet(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             )
         return tier
 
+    def asked(self, name: str) -> str:
+        """The tier that a subject names: `auto` stands for the default one."""
+        return self.default if name == AUTO else name
+
     def judged_by(self, definition: Definition | None) -> "TierSet":
         """The same tiers, all judged by this definition; None: each by its own."""
         if definition is None:
@@ -102,13 +107,13 @@ class TierSet(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
         Raises PeerError for anything else.
         """
-        if value is None or value == "auto":
+        if value is None or value == AUTO:
             return self.default
         for name, tier in self.tiers.items():
             if value in (name, tier.service_tier):
                 return name
         known = [
-            "auto",
+            AUTO,
             *(t.service_tier for t in self.tiers.values() if t.service_tier is not None),
             *self.tiers,
         ]

@@ -18,6 +18,7 @@ from shared.clock import Clock
 from shared.errors import BusError, ConfigError, NoResponders, PeerError, SlacklineError
 from shared.schemas import GenerateRequest, Sampling
 from shared.subjects import DEFAULT_TENANT, ID_PATTERN
+from shared.tiers import AUTO
 from shared.vocabulary import FinishReason
 
 PATIENCE = Patience(submit_s=3.0)
@@ -32,7 +33,7 @@ HELP = """\
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--tier", default="chat", help="tier of the requests, by name (default: chat)"
+        "--tier", default=AUTO, help="tier of the requests, by name (default: the fleet's)"
     )
     parser.add_argument("--system", default="", metavar="TEXT", help="system prompt")
     parser.add_argument(
@@ -132,7 +133,7 @@ class Chat:
             _note(str(error))
             return False
         print()
-        _note(f"[{self.tier}: {answer.in_words}]")
+        _note(f"[{answer.tier}: {answer.in_words}]")
         good = answer.verdict.finish_reason in GOOD_ENDS
         if good:
             self.turns.append((text, answer.text))

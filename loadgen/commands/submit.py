@@ -12,12 +12,14 @@ from loadgen.access import access_of, add_access_arguments
 from loadgen.cli import INTERRUPTED
 from loadgen.load.stream import printable, stream
 from loadgen.load.tally import GOOD_ENDS
+from shared.bus.api import RefusedError
 from shared.bus.users import Role, User
-from shared.client.client import Client, Patience, new_request_id
+from shared.client.client import Client, Handle, Patience, new_request_id
 from shared.clock import Clock
 from shared.errors import BusError, ConfigError, NoResponders
 from shared.schemas import GenerateRequest, Sampling
 from shared.subjects import DEFAULT_TENANT, ID_PATTERN
+from shared.tiers import AUTO
 
 PATIENCE = Patience(submit_s=3.0)
 
@@ -30,7 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="continue the prompt as plain text, without the model's chat template",
     )
     parser.add_argument(
-        "--tier", default="interactive", help="tier of the request, by name (default: interactive)"
+        "--tier",
+        help="tier of the request, by name (default: interactive if the fleet has it, else the "
+        "fleet's default tier)",
     )
     parser.add_argument(
         "--max-tokens",
@@ -71,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
         ("--tenant", args.tenant),
         ("--request-id", request_id),
     ):
-        if not ID_PATTERN.fullmatch(value):
+        if value is not None and not ID_PATTERN.fullmatch(value):
             raise ConfigError(f"{name} must be 1 to 64 characters of A-Z, a-z, 0-9, _ and -")
     sampling = {"max_tokens": args.max_tokens, "temperature": args.temperature, "seed": args.seed}
     try:
@@ -102,7 +106,7 @@ async def _submit(request: GenerateRequest, args: argparse.Namespace) -> int:
 
 async def _answer(client: Client, request: GenerateRequest, args: argparse.Namespace) -> int:
     began_s = time.monotonic()
-    handle = await client.submit(request, args.tier)
+    handle = await _submitted(client, request, args.tier)
     try:
         answer = await stream(handle, began_s, _quiet if args.json else _print)
     except asyncio.CancelledError:
@@ -111,7 +115,7 @@ async def _answer(client: Client, request: GenerateRequest, args: argparse.Names
     if args.json:
         result: dict[str, Any] = {
             "request_id": request.request_id,
-            "tier": args.tier,
+            "tier": answer.tier,
             "text": answer.text,
             "tokens": answer.tokens,
             "attached": answer.attached,
@@ -122,8 +126,17 @@ async def _answer(client: Client, request: GenerateRequest, args: argparse.Names
         print(msgspec.json.encode(result).decode())
     elif answer.text and not answer.text.endswith("\n"):
         print()
-    print(f"{args.tier}, {answer.in_words}", file=sys.stderr)
+    print(f"{answer.tier}, {answer.in_words}", file=sys.stderr)
     return 0 if answer.verdict.finish_reason in GOOD_ENDS else 1
+
+
+async def _submitted(client: Client, request: GenerateRequest, tier: str | None) -> Handle:
+    try:
+        return await client.submit(request, tier or "interactive")
+    except RefusedError as error:
+        if tier is not None or error.code != "unknown_tier":
+            raise
+    return await client.submit(request, AUTO)
 
 
 def _print(text: str) -> None:

@@ -18,6 +18,7 @@ class Streamed:
     began_s: float
     verdict: Verdict
     attached: bool
+    tier: str
     texts: list[str] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     first_s: float | None = None
@@ -78,9 +79,18 @@ async def stream(handle: Handle, began_s: float, show: Callable[[str], None]) ->
     except asyncio.CancelledError:
         await handle.cancel()
         raise
-    attached = handle.received is not None and handle.received.attached
+    verdict, received = await handle.wait(), handle.received
+    assert received is not None, "a handle is given once its request is stored"
     return Streamed(
-        began_s, await handle.wait(), attached, texts, tokens, first_s, first_tokens, last_s
+        began_s,
+        verdict,
+        received.attached,
+        received.tier,
+        texts,
+        tokens,
+        first_s,
+        first_tokens,
+        last_s,
     )
 
 

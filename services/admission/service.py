@@ -375,7 +375,7 @@ class Admission:
         now = self._clock.unix_s()
         self._receiving += 1
         self._receiving_bytes += call.payload_bytes
-        tier = call.subject.rpartition(".")[2]
+        tier = self._rules.tiers.asked(call.subject.rpartition(".")[2])
         attributes = {names.REQUEST_KEY: key} if key else dict[str, str]()
         span = self._tracing.start("admit", traceparent, attributes, at_unix_s=now, kind="server")
         ends_here = True  # nothing of it is stored: its trace ends with this step
@@ -660,6 +660,7 @@ class Admission:
             prompt_tokens=record.prompt_tokens,
             tool_format=self._tool_format,
             attached=attached,
+            tier=record.tier,
         )
 
 

@@ -102,6 +102,7 @@ async def test_an_id_used_before_is_attached_to_and_its_first_times_are_told(fle
     code, out, err = await ended(await begun("submit", fleet, *words))
     assert code == 0, err
     first = json.loads(out)
+    assert first["tier"] == "interactive"
     code, out, err = await ended(await begun("submit", fleet, *words))
     assert code == 0, err
     second = json.loads(out)
@@ -109,6 +110,32 @@ async def test_an_id_used_before_is_attached_to_and_its_first_times_are_told(fle
     assert (first["attached"], second["attached"]) == (False, True)
     assert second["ttft_s"] == first["verdict"]["ttft_s"]
     assert "attached to an earlier request" in err
+
+
+async def test_without_a_tier_a_fleet_with_tiers_of_its_own_takes_its_default_one(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "slackline.toml"
+    file.write_text(
+        "default_tier = 'prose'\n[tiers.code]\nslo = { ttft_s = 9 }\n"
+        "[tiers.prose]\nslo = { ttlt_s = 99 }\n"
+    )
+    configured = {"SLACKLINE_CONFIG": str(file)}
+    async with Fleet(
+        FleetSpec(replicas=1, pace=0.2, gateway=False, drain_s=2.0, environment=configured)
+    ) as other:
+        code, out, err = await ended(
+            await begun("submit", other, "hello", "--max-tokens", "4", "--json")
+        )
+        assert code == 0, err
+        assert json.loads(out)["tier"] == "prose"
+        assert err.startswith("prose, standard, ")
+        code, _, err = await ended(await begun("chat", other, "--max-tokens", "4"), "hello\n")
+        assert code == 0, err
+        assert err.startswith("[prose: standard, ")
+        code, _, err = await ended(await begun("submit", other, "hello", "--tier", "interactive"))
+        assert code == 1, "a tier that was named is not replaced by another"
+        assert "unknown tier `interactive`" in err
 
 
 async def test_without_a_fleet_the_answer_says_what_to_do(tmp_path: Path) -> None:
