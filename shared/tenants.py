@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from shared.errors import ConfigError, PeerError
+from shared.misfit import misfit
 from shared.subjects import ID_PATTERN
 from shared.vocabulary import Slo
 
@@ -76,10 +77,12 @@ def load_tenants(path: str) -> Tenants:
         return Tenants()
     try:
         raw: Any = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-        return msgspec.convert(raw, Tenants)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"tenants: cannot read {path}: {error}") from error
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"tenants: {path} is not proper TOML: {error}") from error
+    try:
+        return msgspec.convert(raw, Tenants)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"tenants: {path}: {error}") from error
+        place, why = misfit(raw, Tenants, error)
+        raise ConfigError(f"tenants: {path}: {place and f'{place}: '}{why}") from error

@@ -10,6 +10,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from shared.errors import ConfigError, PeerError
+from shared.misfit import misfit
 from shared.subjects import ID_PATTERN
 from shared.vocabulary import Definition, Slo
 
@@ -330,4 +331,5 @@ def _converted(path: Path, raw: Any, kind: type[T]) -> T:
     try:
         return msgspec.convert(raw, kind)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"tiers: {path}: {error}") from error
+        place, why = misfit(raw, kind, error)
+        raise ConfigError(f"tiers: {path}: {place and f'{place}: '}{why}") from error

@@ -4,6 +4,7 @@ import argparse
 import os
 import sys
 import textwrap
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,8 @@ def _plain(value: Any) -> str:
 
 
 def _faults(file: File, lines: Sequence[Explained]) -> Iterator[str]:
+    """Each fault with its line; one that several services find, once and without their names."""
+    found = Counter(section.fault for section in file.sections)
     for section in file.sections:
         wrong = [setting for setting in section.set if setting.error]
         for setting in wrong:
@@ -105,7 +108,8 @@ def _faults(file: File, lines: Sequence[Explained]) -> Iterator[str]:
             number = line_of(key, lines) if where else None
             yield setting.error if number is None else f"line {number}: {setting.error}"
         if section.fault and not wrong:
-            yield f"{section.section}: {section.fault}"
+            named = f"{section.section}: " if found[section.fault] == 1 else ""
+            yield f"{named}{section.fault}"
 
 
 def _markdown(file: File) -> Iterator[str]:

@@ -46,8 +46,13 @@ def explain(text: str, schema: dict[str, Any]) -> Iterator[Explained]:
 
 
 def line_of(key: str, lines: Sequence[Explained]) -> int | None:
-    """The line that sets a key, or the first one below it."""
-    return next((one.line for one in lines if f"{one.key}.".startswith(f"{key}.")), None)
+    """The line that sets a key, or the first one below it, or the one that sets what it is in."""
+    while key:
+        for one in lines:
+            if f"{one.key}.".startswith(f"{key}."):
+                return one.line
+        key = key.rpartition(".")[0]
+    return None
 
 
 def _parts(path: str) -> tuple[str, ...]:

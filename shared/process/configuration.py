@@ -19,6 +19,7 @@ import msgspec
 from msgspec import Meta
 
 from shared.errors import ConfigError
+from shared.misfit import misfit
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -109,6 +110,14 @@ def without_secrets(config: msgspec.Struct) -> dict[str, Any]:
     }
 
 
+class MisfitError(ConfigError):
+    """A value does not fit its type; `origin` names the innermost key, and where it was set."""
+
+    def __init__(self, origin: str, why: str) -> None:
+        super().__init__(f"{origin}: {why}")
+        self.origin = origin
+
+
 class Setting(NamedTuple):
     """A value that is set, where it was set, and what is wrong with it."""
 
@@ -151,6 +160,8 @@ def _tried(
     try:
         _check_known(name, types, f"in [{section}]")
         convert(raw, types[name], origin)
+    except MisfitError as error:
+        return Setting(name, error.origin, shown, str(error))
     except ConfigError as error:
         return Setting(name, origin, shown, str(error))
     return Setting(name, origin, shown)
@@ -239,7 +250,9 @@ def _converted(raw: Any, kind: Any, origin: str) -> Any:
     try:
         return msgspec.convert(raw, kind)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{origin}: {error}") from error
+        place, why = misfit(raw, kind, error)
+        key, space, where = origin.partition(" ")
+        raise MisfitError(f"{key}{place and f'.{place}'}{space}{where}", why) from error
 
 
 def _variable(section: str, name: str) -> str:

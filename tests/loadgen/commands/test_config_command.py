@@ -64,9 +64,24 @@ def test_the_example_of_the_page_is_explained_line_by_line(
                 r"line 6: unknown key 'paec' in \[worker\]",
             ],
         ),
-        ("[tiers.chat]\nslo = {}\n", ["`chat` has an SLO without any bound"]),
-        ("[gateway\n", ["cannot be read"]),
-        ("[nobody]\n", ["unknown key 'nobody'"]),
+        (
+            "[tiers.chat]\nslo = { ttft_s = 1 }\n\n[tiers.nightly]\nslo = { ttlt = 9 }\n",
+            [r"^wrong      line 5: tiers\.nightly\.slo\.ttlt at the top of .*: unknown field$"],
+        ),
+        (
+            "[tenants.acme]\nweight = 1.0\n[tenants.b]\nkeys = ['x']\nwieght = 2\n",
+            [r"^wrong      line 4: tenants\.b\.keys\.0 at the top of .*: Expected `str` matching"],
+        ),
+        (
+            "[tenants.acme]\nweight = 1.0\n[tenants.b]\nweight = 2\nwieght = 2\n",
+            [r"^wrong      line 5: tenants\.b\.wieght at the top of .*: unknown field$"],
+        ),
+        (
+            "[tiers.chat]\nslo = {}\n",
+            ["^wrong      tiers: tier `chat` has an SLO without any bound$"],
+        ),
+        ("[gateway\n", ["^wrong      SLACKLINE_CONFIG=.* cannot be read"]),
+        ("[nobody]\n", ["^wrong      unknown key 'nobody'"]),
     ],
 )
 def test_what_is_wrong_is_told_once_with_its_line(
@@ -77,8 +92,8 @@ def test_what_is_wrong_is_told_once_with_its_line(
     assert run("check", str(file)) == 1
     out, err = capsys.readouterr()
     for fault in faults:
-        assert re.search(fault, err), err
-    assert len(err.splitlines()) == len(set(err.splitlines()))
+        assert re.search(fault, err, re.MULTILINE), err
+    assert len(err.splitlines()) == len(faults)
     assert "would start" not in out
 
 

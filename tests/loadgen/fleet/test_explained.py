@@ -62,4 +62,5 @@ def test_it_says_what_a_running_fleet_takes_over() -> None:
 def test_a_fault_is_found_at_the_line_of_its_key_or_the_first_below_it() -> None:
     assert line_of("worker.paec", lines()) == 10
     assert line_of("tiers", lines()) == 3
+    assert line_of("worker.pace.unit", lines()) == 9
     assert line_of("tier", lines()) is None

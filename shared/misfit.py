@@ -1,0 +1,57 @@
+"""The place and the reason of a value that does not fit its type, with the names of tables, which
+msgspec leaves out (`$[...].slo`).
+"""
+
+import re
+from collections.abc import Sequence
+from copy import copy
+from typing import Any
+
+import msgspec
+
+STEP = re.compile(r"\.(\w+)|\[(\d+|\.\.\.)\]")
+
+UNKNOWN = re.compile(r"Object contains unknown field `(.*)`")
+
+
+def misfit(raw: Any, kind: Any, error: msgspec.ValidationError) -> tuple[str, str]:
+    """The place within `raw`, such as `nightly.slo.ttlt` (empty: all of it), and the reason."""
+    why, _, path = str(error).partition(" - at `$")
+    place: list[str | int] = []
+    for name, item in STEP.findall(path):
+        here = _at(raw, place)
+        if item != "...":
+            place.append(name or int(item))
+        elif isinstance(here, dict):
+            place.append(
+                next(key for key in here if _fault(_with_one(raw, place, key), kind) == str(error))
+            )
+        else:
+            break
+    if (unknown := UNKNOWN.fullmatch(why)) is not None:
+        place.append(unknown[1])
+        why = "unknown field"
+    return ".".join(map(str, place)), why.removeprefix("Object ")
+
+
+def _at(raw: Any, place: Sequence[str | int]) -> Any:
+    for step in place:
+        raw = raw[step]
+    return raw
+
+
+def _with_one(raw: Any, place: Sequence[str | int], key: str) -> Any:
+    """The value with one key alone in the table at `place`."""
+    if not place:
+        return {key: raw[key]}
+    changed = copy(raw)
+    changed[place[0]] = _with_one(raw[place[0]], place[1:], key)
+    return changed
+
+
+def _fault(raw: Any, kind: Any) -> str:
+    try:
+        msgspec.convert(raw, kind)
+    except msgspec.ValidationError as error:
+        return str(error)
+    return ""
