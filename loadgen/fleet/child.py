@@ -38,6 +38,7 @@ class Child:
         self._command = list(command)
         # the log before this offset is of an earlier fleet
         self._log_from = log.stat().st_size if log.exists() else 0
+        self._fresh_from = self._log_from
         self._say = say
         self._process: Process | None = None
         self._wanted = True
@@ -120,6 +121,16 @@ class Child:
         with self.log.open("rb") as log:
             log.seek(self._log_from)
             return log.read().decode(errors="replace")
+
+    def fresh_lines(self) -> list[str]:
+        """The whole lines that it has logged since the last call, or since its first start."""
+        if not self.log.exists():
+            return []
+        with self.log.open("rb") as log:
+            log.seek(self._fresh_from)
+            whole, end, _ = log.read().rpartition(b"\n")
+        self._fresh_from += len(whole) + len(end)
+        return whole.decode(errors="replace").splitlines()
 
     def reason(self) -> str:
         """The line of its log that says why it ended: the last that is no line of ours, such as a

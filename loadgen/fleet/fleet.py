@@ -32,6 +32,7 @@ from loadgen.fleet.nats_server import (
     server_config,
 )
 from loadgen.fleet.ports import HOST, free_port
+from loadgen.fleet.refusal_watch import tell_refusals
 from loadgen.fleet.store_watch import keep_writable
 from loadgen.load.connection import bus_at
 from loadgen.simulator.deployment import ACCEPTANCE
@@ -230,6 +231,10 @@ class Fleet:
             await self._until_http()
         for child in self._children.values():
             child.patient = True
+        ruled = [
+            c for name, c in self._children.items() if name.startswith(("admission", "gateway"))
+        ]
+        self._keep(tell_refusals(ruled, self._say), "fleet.refusals")
 
     def _check(self) -> None:
         spec = self.spec

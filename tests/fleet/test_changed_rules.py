@@ -9,6 +9,7 @@ import pytest
 import pytest_asyncio
 
 from loadgen.fleet.fleet import Fleet, FleetSpec
+from loadgen.fleet.refusal_watch import WATCH_S
 from shared.bus.api import RefusedError
 from shared.http_keys import line_of, new_key
 from shared.schemas import GenerateRequest, Sampling
@@ -32,12 +33,15 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
+@pytest.fixture(scope="module")
+def said() -> list[str]:
+    return []
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def fleet(file: Path) -> AsyncIterator[Fleet]:
-    environment = {"SLACKLINE_CONFIG": str(file)}
-    async with Fleet(
-        FleetSpec(replicas=1, pace=0.2, drain_s=2.0, environment=environment)
-    ) as fleet:
+async def fleet(file: Path, said: list[str]) -> AsyncIterator[Fleet]:
+    spec = FleetSpec(replicas=1, pace=0.2, drain_s=2.0, environment={"SLACKLINE_CONFIG": str(file)})
+    async with Fleet(spec, said.append) as fleet:
         yield fleet
 
 
@@ -64,16 +68,19 @@ async def a_new_tier_is_taken_and_what_was_sent_before_goes_on(fleet: Fleet, fil
         assert len((await under_way).tokens) == 400
 
 
-async def a_wrong_file_changes_nothing(fleet: Fleet, file: Path) -> None:
+async def a_wrong_file_changes_nothing_and_is_told_once(
+    fleet: Fleet, file: Path, said: list[str]
+) -> None:
     file.write_text("[tiers.chat]\nslo = {}\n")
     async with client_of(fleet) as (_, client, _), asyncio.timeout(WAIT_S):
-        while not any(
-            "config.refused" in child.output()
-            for child in fleet.processes
-            if child.name == "admission"
-        ):
-            await asyncio.sleep(0.1)
+        for service in (fleet.process("admission"), fleet.process("gateway")):
+            while "config.refused" not in service.output():
+                await asyncio.sleep(0.1)
         assert (await ask(client, request("d"), "nightly")).verdict is not None
+        await asyncio.sleep(2 * WATCH_S)
+    (line,) = said
+    assert line.startswith("the fleet keeps its rules, since the changed configuration is wrong: ")
+    assert line.endswith("tier `chat` has an SLO without any bound")
 
 
 async def a_key_and_its_revocation_count_without_a_restart(fleet: Fleet, file: Path) -> None:
@@ -100,8 +107,10 @@ async def a_key_and_its_revocation_count_without_a_restart(fleet: Fleet, file: P
         assert await status(second) == httpx.codes.OK
 
 
-async def test_changes_count_on_a_fleet_that_runs(fleet: Fleet, file: Path) -> None:
+async def test_changes_count_on_a_fleet_that_runs(
+    fleet: Fleet, file: Path, said: list[str]
+) -> None:
     """One after the other: each begins with the file that the one before has left."""
     await a_new_tier_is_taken_and_what_was_sent_before_goes_on(fleet, file)
-    await a_wrong_file_changes_nothing(fleet, file)
+    await a_wrong_file_changes_nothing_and_is_told_once(fleet, file, said)
     await a_key_and_its_revocation_count_without_a_restart(fleet, file)
