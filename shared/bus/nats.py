@@ -7,6 +7,7 @@ subscriptions.py import the NATS client.
 
 import asyncio
 import contextlib
+import ssl
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from types import UnionType
@@ -262,7 +263,10 @@ class NatsBus:
                     **options,
                 )
         except TimeoutError as error:
-            why = f" ({self._client.last_error})" if self._client.last_error else ""
+            last = self._client.last_error
+            why = f" ({last})" if last else ""
+            if isinstance(last, ssl.SSLCertVerificationError):
+                why += "; name its authority in SLACKLINE_TLS_CA, and your key in SLACKLINE_CREDS"
             raise ConfigError(
                 f"no NATS server let us in at {_without_password(url)} within {connect_s:g} s{why}"
             ) from error
