@@ -10,9 +10,11 @@ import signal
 import socket
 import sys
 from collections.abc import Mapping, Sequence
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
+import httpx
 import structlog
 from msgspec import Struct
 
@@ -33,6 +35,7 @@ from shared.subjects import DEFAULT_TENANT
 from shared.tenants import OTHERS
 from shared.tiers import load_tiers
 
+KEY_HEADER = '-H "Authorization: Bearer KEY" '
 AWAITED_S = 2.0  # between two lines about what a start waits for
 # the ports that clients use by default
 NATS_PORT, HTTP_PORT = int(DEFAULT_URL.rpartition(":")[2]), 8080
@@ -327,7 +330,7 @@ async def _up(spec: FleetSpec, listener: socket.socket) -> int:
         return 0
     try:
         async with metrics_page(listener, fleet.metrics) as metrics:
-            print(_welcome(fleet, metrics), flush=True)
+            print(await _welcome(fleet, metrics), flush=True)
             stopping = asyncio.ensure_future(stop.wait())
             await asyncio.wait((stopping, fleet.failed), return_when=asyncio.FIRST_COMPLETED)
         if stop.is_set():
@@ -365,15 +368,22 @@ def _say(line: str) -> None:
         print(line, flush=True)
 
 
-def _welcome(fleet: Fleet, metrics: str) -> str:
+async def _welcome(fleet: Fleet, metrics: str) -> str:
     url = "" if fleet.url == DEFAULT_URL else f" --url {fleet.url}"
     chosen = _rules(fleet.spec.environment)
     rules = read_rules(fleet.spec.tiers or chosen.tiers, chosen.default_tier, chosen.tenants)
     tier = next(iter(rules.tiers.tiers))
     lines = [f"ready   NATS  {fleet.url}"]
+    with_key = False
     if fleet.http_url:
+        with_key = await _status(f"{fleet.http_url}/v1/models") == HTTPStatus.UNAUTHORIZED
+        off = await _status(f"{fleet.http_url}/console") == HTTPStatus.NOT_FOUND
         lines.append(f"        HTTP  {fleet.http_url}")
-        lines.append(f"        console {fleet.http_url}/console")
+        lines.append(
+            "        console off: it needs console_keys of its own"
+            if off
+            else f"        console {fleet.http_url}/console"
+        )
     lines.append(f"        logs  {fleet.folder / 'logs'}")
     lines.append(f"        metrics {metrics}")
     if any(fleet.pools.values()):
@@ -389,8 +399,19 @@ def _welcome(fleet: Fleet, metrics: str) -> str:
     if fleet.http_url:
         lines.append(
             f"        curl -N {fleet.http_url}/v1/chat/completions "
-            "-H 'Content-Type: application/json' "
+            f"-H 'Content-Type: application/json' {KEY_HEADER if with_key else ''}"
             '-d \'{"messages": [{"role": "user", "content": "What is a river?"}], "stream": true}\''
         )
     lines.append("stop    Ctrl-C")
     return "\n".join(lines)
+
+
+async def _status(url: str) -> int:
+    """The status with which our own gateway answers, whatever address its certificate names; 0 if
+    it does not answer.
+    """
+    async with httpx.AsyncClient(trust_env=False, verify=False) as http:
+        try:
+            return (await http.get(url)).status_code
+        except httpx.HTTPError:
+            return 0

@@ -22,7 +22,7 @@ from loadgen.fleet import child as child_module
 from loadgen.fleet.child import Child, ChildError
 from loadgen.fleet.fleet import Fleet, FleetSpec
 from services.gateway.translate import id_of_choice
-from shared import subjects
+from shared import http_keys, subjects
 from shared.bus.api import Call, RefusedError
 from shared.bus.nats import NatsBus
 from shared.bus.users import Role, User
@@ -110,6 +110,8 @@ async def test_ctrl_c_stops_a_fleet_and_leaves_no_process_behind() -> None:
     assert len(pids) == 7, "nats-server, admission, planner, relegation, two workers, gateway"
     assert any("nats://127.0.0.1:" in line for line in lines)
     assert any("http://127.0.0.1:" in line for line in lines)
+    assert any(line.endswith("/console") for line in lines)
+    assert not any("Bearer" in line for line in lines), "HTTP has no keys"
     assert len(log_files(lines)) == 7
     process.send_signal(signal.SIGINT)
     assert await process.wait() == 0
@@ -167,6 +169,19 @@ async def test_commands_of_the_same_user_need_no_key_while_it_runs(
     process.send_signal(signal.SIGINT)
     assert await process.wait() == 0
     assert not note.exists()
+
+
+async def test_the_first_lines_say_what_keys_of_http_close(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "keys").write_text(http_keys.line_of("acme", http_keys.new_key()))
+    monkeypatch.setenv("SLACKLINE_GATEWAY_KEYS", str(tmp_path / "keys"))
+    process, lines, _ = await started("--replicas", "1")
+    process.send_signal(signal.SIGINT)
+    assert "        console off: it needs console_keys of its own" in lines
+    (curl,) = [line for line in lines if line.lstrip().startswith("curl")]
+    assert '-H "Authorization: Bearer KEY" -d' in curl
+    assert await process.wait() == 0
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's help is there only on Linux")
