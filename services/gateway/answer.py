@@ -6,7 +6,7 @@ handles keep a bounded number of events, drop the rest, and read them again from
 reader has caught up.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, assert_never
 
 from msgspec import UNSET
@@ -48,7 +48,7 @@ class Answer:
         handles: Sequence[Handle],
         send: Send,
         *,
-        model: str,
+        default_model: Callable[[], str],
         created_unix_s: float,
         keepalive_s: float,
         stall_s: float,
@@ -58,6 +58,7 @@ class Answer:
         self.lost = False  # it failed since its events did not come; its requests go on
         self.verdicts: dict[int, Verdict] = {}  # by choice, in the order of their ends
         self._ask = ask
+        self._model, self._default_model = ask.model, default_model
         self._count = len(handles)
         self._n = ask.n
         self._prompt_tokens = sum(
@@ -76,7 +77,6 @@ class Answer:
         self._frame = ask.dialect.frame(
             Head(
                 ask.request_id,
-                ask.model or model,
                 int(created_unix_s),
                 ask.include_usage,
                 ask.usage_so_far,
@@ -92,6 +92,12 @@ class Answer:
     def over(self) -> bool:
         """True once no further event can come."""
         return self.problem is not None or len(self.verdicts) == self._count
+
+    @property
+    def model(self) -> str:
+        """The model that was named, or else the fleet's: it may be known only once it answers."""
+        self._model = self._model or self._default_model()
+        return self._model
 
     @property
     def service_tier(self) -> str:

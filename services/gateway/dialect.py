@@ -83,7 +83,6 @@ class Head(NamedTuple):
     """The facts of one answer that its frame repeats."""
 
     request_id: str
-    model: str
     created: int  # unix seconds
     include_usage: bool
     usage_so_far: bool  # with every chunk as well
@@ -91,6 +90,10 @@ class Head(NamedTuple):
 
 class SoFar(Protocol):
     """The facts of an answer that are known by now."""
+
+    @property
+    def model(self) -> str:
+        """The model that answers; empty while no replica is heard and none was named."""
 
     @property
     def service_tier(self) -> str:
@@ -171,7 +174,7 @@ class ReplyFrame:
             id=self._id,
             object=kind,
             created=self._head.created,
-            model=self._head.model,
+            model=so_far.model,
             choices=choices,
             service_tier=so_far.service_tier,
             usage=usage,

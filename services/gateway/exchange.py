@@ -76,7 +76,7 @@ class Exchanges:
                 ask,
                 handles,
                 send,
-                model=model,
+                default_model=self._fleet.default_model,
                 created_unix_s=began_unix_s,
                 keepalive_s=self._cfg.keepalive_s,
                 stall_s=self._cfg.stall_s,

@@ -299,7 +299,7 @@ class ResponseFrame:
             **self._echo,
             id=f"resp_{self._head.request_id}",
             created_at=self._head.created,
-            model=self._head.model,
+            model=so_far.model,
             status=status,
             output=list(self._output),
             service_tier=so_far.service_tier,

@@ -1039,6 +1039,28 @@ async def test_health_readiness_models_and_unknown_paths(nats_url: str) -> None:
         await until_status(http, "/ready", 503)  # no digest for half a second
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_names_its_model_though_no_replica_was_heard_when_it_was_asked_for(
+    nats_url: str, stream: bool
+) -> None:
+    body = {"prompt": "wait", "max_tokens": 2, "stream": stream}
+    async with (
+        connect(nats_url, "stand-in") as bus,
+        standing_in(bus) as fleet,
+        gateway(nats_url) as (url, _, _),
+        client_of(url) as http,
+    ):
+        asked = asyncio.create_task(http.post("/v1/completions", json=body))
+        await until(lambda: bool(fleet.asked))
+        assert (await http.get("/v1/models")).json()["data"] == []
+        await fleet.digest()
+        await until_status(http, "/ready", 200)
+        fleet.go.set()
+        answer = await asked
+    replies = sse(answer.text)[:-1] if stream else [answer.json()]
+    assert {reply["model"] for reply in replies} == {MODEL}
+
+
 async def test_metrics_are_in_the_prometheus_format(nats_url: str) -> None:
     async with site(nats_url) as at, at.http() as http:
         await http.post("/v1/completions", json={"prompt": "hi"})
