@@ -25,8 +25,7 @@ AIMED = {
     "engines idle for want of a plan",
     "peak memory of a run",
 }
-SCALE = {
-    "replicas whose engines wait at most 1%",
+SCALE = {  # but not the replicas that a planner drives: a quick bench tries four at most
     "replicas of a core, by that CPU, at 25 ms",
     "tokens streamed, an event each",
     "tokens of a core, by that CPU",
