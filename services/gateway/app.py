@@ -14,7 +14,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Match, Route
 
 from services.gateway import chats, completions, envelope, openapi, responses, translate
 from services.gateway.alive import Fleet
@@ -269,9 +269,13 @@ async def _no_such_thing(request: Request, error: Exception) -> Response:
     """Answers 404 and 405 in the envelope."""
     assert isinstance(error, HTTPException)
     code = "method_not_allowed" if error.status_code == 405 else "not_found"
+    path = request.url.path
+    there = {**request.scope, "path": f"/v1{path}"}
+    meant = any(route.matches(there)[0] is Match.FULL for route in request.app.routes)
+    hint = f"; did you mean /v1{path}?" if meant else ""
     problem = Problem(
         status=error.status_code,
-        message=f"{request.method} {request.url.path}: {error.detail}",
+        message=f"{request.method} {path}: {error.detail}{hint}",
         code=code,
     )
     return _response(problem, error.headers)

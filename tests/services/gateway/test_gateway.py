@@ -1033,6 +1033,11 @@ async def test_health_readiness_models_and_unknown_paths(nats_url: str) -> None:
         with pytest.raises(openai.NotFoundError):
             await client.models.retrieve("no/such")
         assert (await http.get("/v1/nothing")).json()["error"]["code"] == "not_found"
+        short = (await http.post("/chat/completions", json={})).json()["error"]["message"]
+        assert short.endswith("Not Found; did you mean /v1/chat/completions?")
+        short = (await http.get("/files/file-1")).json()["error"]["message"]
+        assert short.endswith("Not Found; did you mean /v1/files/file-1?")
+        assert "mean" not in (await http.post("/nothing")).text
         wrong = await http.get("/v1/completions")
         assert (wrong.status_code, wrong.json()["error"]["code"]) == (405, "method_not_allowed")
     async with site(nats_url, fresh_s=0.5) as at, at.http() as http:
