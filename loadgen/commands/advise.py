@@ -96,6 +96,9 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("--context must be 1 or more")
     check_acceptance(args.acceptance)
     tiers = load_tiers(args.tiers).judged_by(args.definition)
+    names = dict.fromkeys(args.profile or PROFILES)
+    for name in names:
+        profiles.read(name)
     console = Console(stderr=True)
 
     def show(line: str) -> None:
@@ -107,7 +110,7 @@ def run(args: argparse.Namespace) -> int:
     requests = _requests(trace, tiers, args.seed)
     trials = [
         trial
-        for profile in dict.fromkeys(args.profile or PROFILES)
+        for profile in names
         for trial in _trials(args, profile, tiers, trace.name, requests[-1].arrival_s)
     ]
     if args.plots is not None:

@@ -262,3 +262,12 @@ def test_the_fewest_gpus_are_chosen_and_no_draft_model_for_nothing() -> None:
     plain, drafted = fleet(4, 1, draft=False), fleet(4, 1, draft=True)
     assert choose([drafted, plain, fleet(2, 4, draft=False), fleet(None, 1, draft=True)]) == plain
     assert choose([fleet(None, 1, draft=False)]) is None
+
+
+def test_an_unknown_profile_is_told_before_the_trace_is_read(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["advise", "--trace", "no-such.csv", "--profile", "a100"]) == 2
+    told = capsys.readouterr().err
+    assert "a100" in told
+    assert "no-such.csv" not in told
