@@ -206,7 +206,7 @@ def make_spec(args: argparse.Namespace) -> FleetSpec:
     if args.profile:
         profiles.read(args.profile)
     environment = configured(args.config)
-    return FleetSpec(
+    spec = FleetSpec(
         environment=environment,
         tenants=_tenants(environment),
         noted=True,
@@ -233,6 +233,8 @@ def make_spec(args: argparse.Namespace) -> FleetSpec:
         http_port=_port(args.http_port, HTTP_PORT),
         store=args.store,
     )
+    spec.check()
+    return spec
 
 
 class Rules(Struct, frozen=True):

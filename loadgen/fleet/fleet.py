@@ -99,6 +99,13 @@ class FleetSpec:
     # more of SLACKLINE_..., for every service
     environment: Mapping[str, str] = field(default_factory=dict)
 
+    def check(self) -> None:
+        """Raises ConfigError for a fleet that cannot be."""
+        if self.replicas < 1 or self.planners < 1 or self.admissions < 1:
+            raise ConfigError("a fleet has at least one replica, one planner and one admission")
+        if self.engine not in ENGINES:
+            raise ConfigError(f"unknown engine {self.engine!r}: {', '.join(ENGINES)}")
+
 
 class Chosen(Struct, frozen=True):
     """The policy, as every service reads it."""
@@ -191,7 +198,7 @@ class Fleet:
     # ------------------------------------------------------------ start
 
     async def _start(self) -> None:
-        self._check()
+        self.spec.check()
         self.folder = self._take_folder()
         (self.folder / "logs").mkdir(exist_ok=True)
         if self.spec.url:
@@ -235,13 +242,6 @@ class Fleet:
             c for name, c in self._children.items() if name.startswith(("admission", "gateway"))
         ]
         self._keep(tell_refusals(ruled, self._say), "fleet.refusals")
-
-    def _check(self) -> None:
-        spec = self.spec
-        if spec.replicas < 1 or spec.planners < 1 or spec.admissions < 1:
-            raise ConfigError("a fleet has at least one replica, one planner and one admission")
-        if spec.engine not in ENGINES:
-            raise ConfigError(f"unknown engine {spec.engine!r}: {', '.join(ENGINES)}")
 
     def _take_folder(self) -> Path:
         """The folder of the store, locked: two servers on one store would corrupt it."""

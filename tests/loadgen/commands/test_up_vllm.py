@@ -45,6 +45,7 @@ def test_arguments_of_vllm_are_json_or_plain_words() -> None:
         (("--engine", "vllm", "--vllm", "enforce_eager"), "NAME=VALUE"),
         (("--engine", "vllm", "--model", "no-such-model"), "no model named"),
         (("--engine", "sim", "--model", "slackline-5m"), "--engine torch, or vllm"),
+        (("--engine", "sim", "--replicas", "0"), "at least one replica"),
     ],
 )
 def test_what_makes_no_sense_is_refused_with_a_word_about_what_would(
@@ -56,7 +57,7 @@ def test_what_makes_no_sense_is_refused_with_a_word_about_what_would(
 
 def test_without_vllm_its_engine_is_refused_with_the_range_of_versions() -> None:
     pytest.importorskip("torch")
-    with pytest.raises(ConfigError, match=r"0\.27.*0\.33"):
+    with pytest.raises(ConfigError, match=r"0\.27.*0\.33.*docs/run-on-my-gpu\.md"):
         make(WorkerConfig(engine="vllm"))
 
 
