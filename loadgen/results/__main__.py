@@ -124,6 +124,9 @@ def main(words: list[str] | None = None) -> int:
         if args.list:
             print(listed({name: tasks_of(name) for name in names}))
             return 0
+        for name in names if args.render else ():
+            if waiting := tasks_of(name):
+                print(f"{name}: {len(waiting)} to run; its figures stay", file=sys.stderr)
         while not args.render and (tasks := [task for name in names for task in tasks_of(name)]):
             run_tasks(tasks, processes)
     except ConfigError as error:

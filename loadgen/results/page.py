@@ -6,7 +6,7 @@ from collections.abc import Container, Mapping, Sequence
 from loadgen.markdown import wrap
 from loadgen.results.cache import Cache
 from loadgen.results.experiment import Run
-from loadgen.results.section import Page, Results, Section
+from loadgen.results.section import MISSING, Page, Results, Section
 
 MANY_SEEDS = 4  # more in a row are named by the first and the last
 
@@ -19,15 +19,20 @@ def render_page(
     present: str = "",
 ) -> str:
     """The page with the sections of these names written anew; the others stay as they are in the
-    `present` page, where they are in it. `hours` has the length of the runs of each section that
-    does not use its own.
+    `present` page, where they are in it. So does one that would lose figures, since its runs are of
+    a policy as it was. `hours` has the length of the runs of each section that does not use its
+    own.
     """
     kept = _sections(present)
 
     def written(section: Section) -> str:
-        if section.name not in names and section.title in kept:
-            return kept[section.title]
-        return render_section(section, cache, hours.get(section.name, section.hours))
+        before = kept.get(section.title)
+        if before is not None and section.name not in names:
+            return before
+        text = render_section(section, cache, hours.get(section.name, section.hours))
+        if before is not None and before.count(MISSING) < text.count(MISSING):
+            return before
+        return text
 
     chapters = (
         _joined(f"## {chapter.title}", chapter.setup, *map(written, chapter.sections))

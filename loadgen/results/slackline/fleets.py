@@ -69,9 +69,8 @@ requests meet a fleet that has been full for long.""",
     hours=0.5,
     render=render,
     discussion="""\
-With the same load for each, more replicas keep more of ChatBot, from 95.0 % with one to all with
+With the same load for each, more replicas keep more of ChatBot, from 95.6 % with one to all with
 sixteen, and as much of ShareGPT to 0.1 points. `slackline` is first or level, to 0.1 points, in all
-rows but one: on two replicas of the 70B model on A100s `slos_serve` keeps 0.4 points more of
-ChatBot.
+rows.
 """,
 )

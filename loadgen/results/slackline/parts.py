@@ -67,7 +67,7 @@ def render(results: Results, duration_s: float) -> str:
 
 
 def _columns(duration_s: float) -> Mapping[str, tuple[Run, Value]]:
-    """Of each column the run of the whole policy, and what it shows of one."""
+    """The columns: the run of the whole policy, and what each shows of a run."""
     runs = {name: load_of(name, duration_s / 3600) for name in NAMES}
     short_kv = replace(runs["SLOs-Serve, ChatBot"], kv_tokens=KV_TOKENS)
     runs |= {
@@ -88,7 +88,7 @@ def _columns(duration_s: float) -> Mapping[str, tuple[Run, Value]]:
 
 
 def _important_percent(results: Results, run: Run) -> float | None:
-    """Of the important requests those whose SLO was met."""
+    """The important requests whose SLO was met."""
     found = percents_by_importance(results, run, (SEED,))
     return None if found is None else found[0]
 
@@ -120,23 +120,25 @@ one of its parts (its setting `without`), with seed {SEED}.""",
     discussion="""\
 Three parts carry the rule: the order by due time, iterations that end where a prefill is due or
 have prefills alone, and drafts where paces need them (AdaServe's load). That a TTLT may not shorten
-every iteration matters to whole answers beside tight requests: 8.0 points of `mix`. What early
-tokens earn matters most where windows of ten judge short prompts: without it Reasoning, which is
-not among these, kept 87.2 % in place of 98.2 (the seeds and the rate of the first table, before the
-last changes). Where deadlines judge it matters to short answers with a pace near a pass
-([slackline.md](slackline.md#where-it-is-not-better)).
+every iteration matters to whole answers beside tight requests: 6.0 points of `mix`. What early
+tokens earn matters most where windows of ten judge short prompts: 4.5 points of Reasoning, and with
+the seeds and the rate of the first table, before the last changes, 11.0. Where deadlines judge it
+matters to short answers with a pace near a pass ([decisions.md](decisions.md)).
 
 That decodes sit out was worth 12 to 16 points before best-effort requests had to wait for others,
 and is worth up to 1.6 now. The door and relegation from the queue are worth up to 1.2 and 0.9. That
-no more decodes are taken than a pass has time for shows on none of these loads. That best-effort
-requests wait brings up to 0.3 here, and up to 4 with the seeds of the first table (decisions.md);
-their share, without which some would wait for ever, costs 0.1 at most. Drafts cost `mix` 1.5 points
-before they needed a hurry beside prompts, and nothing now. Promotion, KV left to urgent requests,
-and paces that are given up show nothing here; the last is for paces that can hardly be kept.
+best-effort requests wait brings up to 0.6 here, and up to 4 with the seeds of the first table
+(decisions.md); their share, without which some would wait for ever, costs 1.0 at most. Drafts cost
+`mix` 1.5 points before they needed a hurry beside prompts, and nothing now. The replica that is
+asked first matters little, since one that declines is followed by another: up to 0.9 points.
+Promotion shows little, and three parts nothing here: KV left to urgent requests, paces that are
+given up, and that no more decodes are taken than a pass has time for. The last two are for a
+profile as flat as a CPU's, where tests hold them; with three hard paces as many were kept without.
 
 Where KV is short other parts count. That offers are declined which would find no KV is worth 1.8
 points there, drafts 15.3 and relegation 8.0, while the share of best-effort requests costs 3.5,
 what early tokens earn 2.4, that decodes sit out 2.0 and promotion 1.2. Why the last four cost was
-not looked for.
+not looked for. Where a fifth of the requests are important, the column has these alone: others give
+up KV for them, which is worth 15.3 points.
 """,
 )
