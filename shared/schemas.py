@@ -127,7 +127,7 @@ class Received(Struct, frozen=True, kw_only=True, tag="received"):
     # the form in which the model writes calls of tools (shared/text/tool_format.py)
     tool_format: str = ""
     attached: bool = False  # True: a request with this id exists already; nothing was started
-    tier: str = ""
+    tier: str = ""  # of the request, by its name: `auto` is resolved
 
 
 class Refused(Struct, frozen=True, kw_only=True, tag="refused"):

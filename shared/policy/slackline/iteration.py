@@ -57,7 +57,7 @@ def iteration(view: View, timing: Timing, every: Decoding, order: Rows, spare: B
         running = _running(view, every, standard)
         if tokens.kept and view.profile.batch_s(running.shape) > budget_s:
             running = _running(view, every, tokens.running(longest_s))
-        # for best-effort requests nothing is spent that tokens have earned
+        # best-effort requests spend no time that is left until a deadline
         budget_s = min(budget_s, tokens.paced_s - MARGIN_S)
     choice = filled(view, running, order, budget_s)
     if len(order) and len(running.rows) < len(standard):

@@ -56,7 +56,7 @@ class TokenOrder:
 
     @property
     def paced_s(self) -> float:
-        """The same by the paces alone: no time that tokens have earned is spent."""
+        """The same by `due_s`, without what `put_off_s` adds to it."""
         kept = self.in_time & (self.due_s >= self.pass_s + MARGIN_S - CLOSE_S)
         return float(self.due_s[kept].min(initial=math.inf))
 

@@ -396,14 +396,13 @@ def test_sections_that_were_not_asked_for_stay_as_they_are_in_the_page(tmp_path:
     file = tmp_path / page.file
     options = ["--render", "--cache", str(tmp_path), "--out", str(tmp_path)]
     assert main(options) == 0
-    named, other, *_ = page.sections
+    named = page.sections[0]
     edited = file.read_text().replace("Requests whose SLO was met", "REQUESTS WHOSE SLO WAS MET")
     file.write_text(edited)
     assert main([*options, "--only", named.name]) == 0
     before, after = edited.split("\n### "), file.read_text().split("\n### ")
     changed = [old.partition("\n")[0] for old, new in zip(before, after, strict=True) if old != new]
     assert changed == [named.title]
-    assert other.title in file.read_text()
 
 
 def test_no_figure_of_a_page_gives_way_to_a_run_that_is_to_be_done(
