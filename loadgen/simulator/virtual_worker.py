@@ -468,7 +468,7 @@ class VirtualWorker:
 
 def _grown(shape: BatchShape, n: int) -> BatchShape:
     """The shape of the n-th alike iteration after this one."""
-    prefill_tokens, prefills, sq, cross, has, decodes, context = shape
+    prefill_tokens, prefills, sq, cross, has, decodes, context, drafts = shape
     return BatchShape(
         prefill_tokens,
         prefills,
@@ -477,6 +477,7 @@ def _grown(shape: BatchShape, n: int) -> BatchShape:
         has + n * prefill_tokens,
         decodes,
         context + n * decodes,
+        drafts,
     )
 
 

@@ -47,7 +47,7 @@ MIXES = (
     (12, 3, 192),
 )
 # decodes, drafts that each verifies, of an engine with a draft model
-VERIFICATIONS = ((1, 1), (1, 3), (4, 2), (8, 1), (8, 3), (16, 2))
+VERIFICATIONS = ((1, 1), (1, 3), (4, 2), (8, 1), (8, 3), (16, 2), (24, 1), (32, 2))
 RESIDENTS = max(DECODES)
 ARRIVING = 6  # requests whose prefill is under way
 SHORTEST_TOKENS, LONGEST_TOKENS = 8, 1024  # of a prompt
@@ -56,7 +56,8 @@ WARM_UP = 0.1  # share of the time whose timings are left out
 POPULATE = 0.25  # share of the time to gather decodes; the rest goes on with those that there are
 LARGEST = 0.03  # share of the time that a batch may take at most
 KV_SHARE = 0.75  # of the blocks, so that a batch under way always finds free ones
-GREEDY, SAMPLED = Sampling(temperature=0.0), Sampling(temperature=0.8, top_p=0.95)
+# of the engine's requests: greedy ones, and those that ask for nothing
+GREEDY, SAMPLED = Sampling(temperature=0.0), Sampling()
 
 
 class Batch(NamedTuple):

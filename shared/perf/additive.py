@@ -30,9 +30,10 @@ class AdditiveProfile:
     decodes_s: float = 0.0  # once per batch with any decode
     decode_s: float = 0.0  # per decode
     decode_context_s: float = 0.0  # per cached token of the decodes
+    draft_s: float = 0.0  # per draft that decodes verify
 
     def batch_s(self, shape: BatchShape) -> float:
-        prefill_tokens, prefills, prefill_sq, prefill_cross, _, decodes, decode_context = shape
+        prefill_tokens, prefills, prefill_sq, prefill_cross, _, decodes, context, drafts = shape
         tokens = prefill_tokens + decodes
         if not tokens:
             return 0.0
@@ -44,7 +45,10 @@ class AdditiveProfile:
         )
         if decodes:
             total_s += (
-                self.decodes_s + self.decode_s * decodes + self.decode_context_s * decode_context
+                self.decodes_s
+                + self.decode_s * decodes
+                + self.decode_context_s * context
+                + self.draft_s * drafts
             )
         if prefill_tokens:
             total_s += (
@@ -57,7 +61,7 @@ class AdditiveProfile:
         return total_s
 
     def prefill_budget(self, shape: BatchShape, cached: int, budget_s: float, limit: int) -> int:
-        prefill_tokens, prefills, prefill_sq, prefill_cross, _, decodes, decode_context = shape
+        prefill_tokens, prefills, prefill_sq, prefill_cross, _, decodes, context, drafts = shape
         curve_s, tokens = self.curve_s, prefill_tokens + decodes
         if tokens + limit >= len(curve_s):
             return largest_chunk(self.batch_s, shape, cached, budget_s, limit)
@@ -70,7 +74,10 @@ class AdditiveProfile:
         )
         if decodes:
             left_s -= (
-                self.decodes_s + self.decode_s * decodes + self.decode_context_s * decode_context
+                self.decodes_s
+                + self.decode_s * decodes
+                + self.decode_context_s * context
+                + self.draft_s * drafts
             )
         token_s, sq_s = self.prefill_token_s + self.prefill_cross_s * cached, self.prefill_sq_s
         fits, exceeds = 0, limit + 1

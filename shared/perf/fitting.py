@@ -79,9 +79,9 @@ def coefficients(timings: Sequence[Timed]) -> PiecewiseTokens:
     found = least_relative_error(design, exec_s)
     found[0] = max(found[0], FASTEST * float(exec_s.min()))
     c, *rest = (float(f"{value:.{DIGITS}g}") for value in found)
-    steps, (e, p1, p2, d0, d1, d2) = rest[: len(knots)], rest[len(knots) :]
+    steps, (e, p1, p2, d0, d1, d2, v) = rest[: len(knots)], rest[len(knots) :]
     slopes = tuple(step - before for step, before in zip(steps, [0.0, *steps[:-1]], strict=True))
-    attention = Attention(e=e, p1=p1, p2=p2, d0=d0, d1=d1, d2=d2)
+    attention = Attention(e=e, p1=p1, p2=p2, d0=d0, d1=d1, d2=d2, v=v)
     return PiecewiseTokens(tile=1, knots=knots, slopes=slopes, c=c, attention=attention)
 
 
@@ -125,26 +125,23 @@ def _fit_error(regimes: Sequence[Regime], off: Column, against: str) -> FitError
 
 def _design(shapes: Sequence[BatchShape], knots: Sequence[int]) -> Column:
     """[timings, coefficients]: 1, tokens between each knot and the next, chunks, the prefills'
-    sums, any decode, decodes, their context.
+    sums, any decode, decodes, their context, their drafts.
 
     Tokens count between knots rather than above them, so that coefficients of at least 0 make the
     curve rise and need not make it convex.
     """
     rows = np.array(shapes, dtype=np.float64)
-    prefills, square, cross, decodes, context = (
-        rows[:, 1],
-        rows[:, 2],
-        rows[:, 3],
-        rows[:, 5],
-        rows[:, 6],
-    )
+    prefills, square, cross, decodes, context, drafts = rows[:, [1, 2, 3, 5, 6, 7]].T
     tokens = rows[:, 0] + decodes
     between = [
         np.clip(tokens - low, 0, high - low)
         for low, high in zip(knots, [*knots[1:], np.inf], strict=True)
     ]
     return np.column_stack(
-        [np.ones(len(rows)), *between, prefills, cross, square, decodes > 0, decodes, context]
+        [
+            *(np.ones(len(rows)), *between, prefills, cross, square),
+            *(decodes > 0, decodes, context, drafts),
+        ]
     )
 
 

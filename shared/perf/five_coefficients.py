@@ -73,7 +73,9 @@ class AscendraProfile:
     pair_s: float  # per query-key pair
 
     def batch_s(self, shape: BatchShape) -> float:
-        prefill_tokens, _, prefill_sq, prefill_cross, prefill_has, decodes, decode_context = shape
+        prefill_tokens, _, prefill_sq, prefill_cross, prefill_has, decodes, decode_context, _ = (
+            shape
+        )
         tokens = prefill_tokens + decodes
         if not tokens:
             return 0.0

@@ -2,7 +2,8 @@
 as a profile file holds them.
 
 Symbols in the formulas: T tokens of the batch; P, D 1 when it has any prefill or decode; per
-prefill chunk l_in new tokens on l_has cached ones; n decodes with ctx cached tokens in all.
+prefill chunk l_in new tokens on l_has cached ones; n decodes with ctx cached tokens in all, and the
+drafts that they verify.
 
 Fits are not always monotone: a measured table wiggles, a slope comes out slightly negative. A
 planner inverts the profile and does better early than late, so every form leans upwards: a curve is
@@ -129,8 +130,10 @@ class RooflinePlusAttention(
         )
 
 
-class Attention(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """e*chunks + p1*sum(l_has*l_in) + p2*sum(l_in^2) + D*d0 + d1*n + d2*ctx."""
+class Attention(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """e*chunks + p1*sum(l_has*l_in) + p2*sum(l_in^2) + D*d0 + d1*n + d2*ctx + v*drafts. `v` is the
+    price of a draft beyond that of a token: its logits, and drawing from them.
+    """
 
     e: float
     p1: float
@@ -138,6 +141,7 @@ class Attention(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     d0: float
     d1: float
     d2: float
+    v: float = 0.0
 
     def over(self, name: str, curve_s: tuple[float, ...], beyond_s: float) -> AdditiveProfile:
         return AdditiveProfile(
@@ -150,6 +154,7 @@ class Attention(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             decodes_s=max(0.0, self.d0),
             decode_s=max(0.0, self.d1),
             decode_context_s=max(0.0, self.d2),
+            draft_s=max(0.0, self.v),
         )
 
 

@@ -11,7 +11,8 @@ class BatchShape(NamedTuple):
 
     A speculating decode counts as a decode, which reads its KV once. Its drafts are new tokens on
     its context that belong to no chunk: one kernel verifies all trees, so they do not pay the fixed
-    cost of a chunk (1.3 to 2.2 ms in our profiles).
+    cost of a chunk (1.3 to 2.2 ms in our profiles). But each has logits and a token drawn, as a
+    decode has, and so they are counted by themselves, too.
     """
 
     prefill_tokens: int = 0  # sum l_in
@@ -21,6 +22,7 @@ class BatchShape(NamedTuple):
     prefill_has: int = 0  # sum l_has
     decodes: int = 0
     decode_context: int = 0  # sum of the decodes' cached tokens
+    drafts: int = 0  # that decodes verify; they are among the prefill tokens
 
     @property
     def tokens(self) -> int:
@@ -37,6 +39,7 @@ class BatchShape(NamedTuple):
             prefill_tokens=self.prefill_tokens + int(l_in.sum()),
             prefill_sq=self.prefill_sq + float(l_in @ l_in),
             prefill_cross=self.prefill_cross + float(l_in @ has),
+            drafts=self.drafts + int(l_in.sum()),
         )
 
     def with_chunk(self, tokens: int, cached: int) -> "BatchShape":
@@ -49,4 +52,5 @@ class BatchShape(NamedTuple):
             self.prefill_has + cached,
             self.decodes,
             self.decode_context,
+            self.drafts,
         )

@@ -94,7 +94,7 @@ class StratifiedProfile:
     pieces: tuple[_Piece, ...]
 
     def batch_s(self, shape: BatchShape) -> float:
-        prefill_tokens, _, _, _, prefill_has, decodes, decode_context = shape
+        prefill_tokens, _, _, _, prefill_has, decodes, decode_context, _ = shape
         tokens = prefill_tokens + decodes
         if not tokens:
             return 0.0
@@ -130,7 +130,7 @@ class StratifiedProfile:
 
     def prefill_budget(self, shape: BatchShape, cached: int, budget_s: float, limit: int) -> int:
         # The guess solves each stratum's line, and leaves out what `batch_s` does at the bounds.
-        prefill_tokens, _, _, _, prefill_has, decodes, decode_context = shape
+        prefill_tokens, _, _, _, prefill_has, decodes, decode_context, _ = shape
         tokens, guess = prefill_tokens + decodes, max(limit, 0)
         for (
             above,

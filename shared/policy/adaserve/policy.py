@@ -223,4 +223,5 @@ def _pass(verified: int, has: Ints, chunks: Ints, cached: Ints) -> BatchShape:
         prefill_has=int(l_has.sum()),
         decodes=len(has),
         decode_context=context,
+        drafts=verified - len(has),
     )

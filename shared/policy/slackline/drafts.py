@@ -323,6 +323,7 @@ def _verifying(shape: BatchShape, drafts: int) -> BatchShape:
         prefill_tokens=drafts,
         prefill_sq=each * drafts,
         prefill_cross=each * shape.decode_context,
+        drafts=drafts,
     )
 
 

@@ -150,6 +150,7 @@ def verifying(counts: Sequence[int], tokens: Sequence[int], context_tokens: floa
         0,
         decodes,
         int(decodes * context_tokens),
+        drafts,
     )
 
 

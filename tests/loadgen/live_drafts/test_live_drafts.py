@@ -131,7 +131,7 @@ def test_iterations_are_rebuilt_from_plans_and_acks() -> None:
     # 16 of the 20 positions were found in the prefix cache
     assert prefill.shape == BatchShape(4 + 8, 2, 16.0 + 64.0, 64.0, 16)
     assert not prefill.of_decodes
-    assert mixed.shape == BatchShape(4 + 3, 1, 16.0 + 9.0, 32.0 + 60.0, 8, 1, 20)
+    assert mixed.shape == BatchShape(4 + 3, 1, 16.0 + 9.0, 32.0 + 60.0, 8, 1, 20, drafts=3)
     assert (mixed.verifications, mixed.drafted, mixed.accepted, mixed.tokens) == (1, 3, 2, 4)
     assert mixed.draft_s == 0.004
     assert mixed.pass_s == pytest.approx(0.006)

@@ -105,6 +105,30 @@ def test_a_fit_predicts_batches_it_has_not_seen_although_times_scatter_and_some_
     assert sum(off) / len(off) < within, f"seed {seed}"
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_a_verified_draft_has_a_price_beyond_that_of_a_token(seed: int) -> None:
+    rng = random.Random(seed)
+    dear = replace(TRUE, attention=replace(TRUE.attention, v=0.0004)).profile("dear", 0.0)
+    timings = []
+    for shape in drawn(rng, 250):
+        if shape.decodes and rng.random() < 0.5:
+            n = rng.randint(1, shape.decodes)
+            each = np.array([rng.randint(1, 3) for _ in range(n)], dtype=np.int32)
+            shape = shape.with_drafts(each, np.full(n, shape.decode_context // shape.decodes))
+        timings.append(Timed(shape, rng.uniform(0.95, 1.05) * dear.batch_s(shape)))
+    file = file_of(timings)
+    assert isinstance(file.coefficients, PiecewiseTokens)
+    assert file.coefficients.attention.v == pytest.approx(0.0004, rel=0.15), f"seed {seed}"
+    shape = BatchShape(decodes=20, decode_context=4000)
+    drafts = shape.with_drafts(np.full(20, 2), np.full(20, 200))
+    extra_s = file.profile().batch_s(drafts) - file.profile().batch_s(drafts._replace(drafts=0))
+    assert extra_s == pytest.approx(40 * 0.0004, rel=0.15)
+    # what remains for prompts beside them counts it
+    tokens = file.profile().prefill_budget(drafts, 0, 0.060, 4000)
+    assert 0 < tokens < file.profile().prefill_budget(drafts._replace(drafts=0), 0, 0.060, 4000)
+    assert file.profile().batch_s(drafts.with_chunk(tokens, 0)) <= 0.060
+
+
 def test_the_stated_error_is_that_of_iterations_the_fit_has_not_seen() -> None:
     rng = random.Random(7)
     timings = timed(drawn(rng, 300), 0.10, rng)
