@@ -143,11 +143,12 @@ def built(folder: Path, vllm: dict[str, Any], **options: Any) -> Any:
 
 @pytest.fixture(autouse=True)
 def let_go() -> Iterator[None]:
-    """Release the requests that a failed test left loaded."""
+    """Release the requests that a test left loaded; no block is leaked."""
     yield
     for engine in BUILT:
         for slot in engine.snapshot().slots:
             engine.release(slot)
+        assert engine.snapshot() == (engine.facts.kv_blocks, [], 0), "blocks are leaked"
 
 
 @pytest.fixture(scope="session")
