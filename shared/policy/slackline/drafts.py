@@ -106,6 +106,11 @@ class Plan(NamedTuple):
     accepted: float  # of one request, in the mean
     seconds: float  # of the iteration without prefills
 
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens a second of each request."""
+        return (1.0 + self.accepted) / self.seconds
+
 
 class Learned:
     """The policy's knowledge of drafts: how many are accepted, and how long they take."""
@@ -144,16 +149,16 @@ def drafting(
     if not len(tight) and len(order) and not (whole.all() or (calm and whole.any())):
         return None
     least = _least(view, view.draft, len(rows), plain_s, learned)
-    plans = _plans(view, view.draft, shape, shape, learned)
     if len(tight):
-        best, drafters = max(plans, key=_tokens_per_s), rows
+        best, drafters = best_plan(view, view.draft, shape, shape, learned), rows
+        assert best is not None
         tightest_s = float(view.tbt_s[tight].min())
         lasts_s = (1.0 + best.accepted) * tightest_s
-        if len(order) and (best.seconds <= lasts_s or _tokens_per_s(best) > least):
+        if len(order) and (best.seconds <= lasts_s or best.tokens_per_s > least):
             drafters = rows[view.tbt_s[rows] < max(lasts_s, best.seconds)]
-            plans = _plans(view, view.draft, shape, chunk.decodes_of(view, drafters), learned)
-            best = max(plans, key=_tokens_per_s)
-        if _tokens_per_s(best) <= least:
+            best = best_plan(view, view.draft, shape, chunk.decodes_of(view, drafters), learned)
+            assert best is not None
+        if best.tokens_per_s <= least:
             return None
         length_s = (1.0 + best.accepted) * tightest_s
         length_s = min(length_s, _slack_s(view, timing, rows, drafters, tight, best))
@@ -170,8 +175,8 @@ def drafting(
     else:
         due_s = due_s[due_s >= plain_s + MARGIN_S]
     limit_s = float(due_s.min(initial=LOOSE_S)) - MARGIN_S
-    plans = [plan for plan in plans if plan.seconds <= share * limit_s]
-    if not plans or _tokens_per_s(best := max(plans, key=_tokens_per_s)) <= least:
+    best = best_plan(view, view.draft, shape, shape, learned, share * limit_s)
+    if best is None or best.tokens_per_s <= least:
         return None
     if len(order):
         limit_s = min(limit_s, best.seconds / SHARE)
@@ -193,9 +198,8 @@ def _best_effort_alone(
     shape = chunk.decodes_of(view, rows)
     least = _least(view, draft, len(rows), view.profile.batch_s(shape), learned)
     length_s = longest_without_standard_s(view, timing, rows)
-    plans = _plans(view, draft, shape, shape, learned)
-    plans = [plan for plan in plans if plan.seconds <= length_s - MARGIN_S]
-    if not plans or _tokens_per_s(best := max(plans, key=_tokens_per_s)) <= least:
+    best = best_plan(view, draft, shape, shape, learned, length_s - MARGIN_S)
+    if best is None or best.tokens_per_s <= least:
         return None
     none = rows[:0]
     spare = np.zeros(view.rows, dtype=np.bool_)
@@ -258,8 +262,9 @@ def speed(view: View, learned: Learned, decodes: int) -> float:
     decodes = max(decodes, FEW)
     shape = BatchShape(decodes=decodes, decode_context=CONTEXT_TOKENS * decodes)
     factor = _factor(view, view.draft, decodes, learned)
-    plans = _plans(view, view.draft, shape, shape, learned)
-    return max(1.0, max(map(_tokens_per_s, plans)) * view.profile.batch_s(shape) / factor)
+    best = best_plan(view, view.draft, shape, shape, learned)
+    assert best is not None
+    return max(1.0, best.tokens_per_s * view.profile.batch_s(shape) / factor)
 
 
 def can_pay(view: View, every: Decoding, learned: Learned) -> bool:
@@ -272,8 +277,8 @@ def can_pay(view: View, every: Decoding, learned: Learned) -> bool:
     rows = standard if len(standard) else every.rows
     shape = chunk.decodes_of(view, rows)
     factor = _factor(view, view.draft, len(rows), learned)
-    plans = _plans(view, view.draft, shape, shape, learned)
-    return max(map(_tokens_per_s, plans)) * view.profile.batch_s(shape) > factor
+    best = best_plan(view, view.draft, shape, shape, learned)
+    return best is not None and best.tokens_per_s * view.profile.batch_s(shape) > factor
 
 
 def _factor(view: View, draft: Draft, decodes: int, learned: Learned) -> float:
@@ -296,33 +301,45 @@ def _least(view: View, draft: Draft, decodes: int, plain_s: float, learned: Lear
     return factor * learned.lasting.doubt(decodes) / plain_s
 
 
-def _tokens_per_s(plan: Plan) -> float:
-    """Tokens a second of each request."""
-    return (1.0 + plan.accepted) / plan.seconds
-
-
-def _plans(
-    view: View, draft: Draft, shape: BatchShape, some: BatchShape, learned: Learned
-) -> list[Plan]:
-    """The plan with each yield for the decodes in `some`, which draft, among those in `shape`.
-    Contexts that the draft has not read are left out.
+def best_plan(
+    view: View,
+    draft: Draft,
+    shape: BatchShape,
+    some: BatchShape,
+    learned: Learned,
+    limit_s: float = math.inf,
+) -> Plan | None:
+    """The plan with the most tokens a second for the decodes in `some`, which draft, among those in
+    `shape`; None if each takes longer than `limit_s`. Contexts that the draft has not read are left
+    out.
     """
     step_s, scale = draft.step_s(some), learned.accepted.scale
-    found = []
+    best, most = None, 0.0  # tokens a second
+    verifies_s = 0.0  # at least: what fewer drafts take
     for known in yields(ACCEPTANCE):
+        if known.depth == 1:
+            verifies_s = 0.0
+        tokens, drafts_s = 1.0 + known.accepted * scale, known.depth * step_s
+        if best is not None and tokens <= most * (drafts_s + verifies_s):
+            continue
         drafts = round(known.verified * some.decodes)
-        seconds = known.depth * step_s + view.profile.batch_s(_verifying(shape, drafts))
-        found.append(Plan(known.depth, drafts, known.accepted * scale, seconds))
-    return found
+        verifies_s = view.profile.batch_s(_verifying(shape, drafts))
+        seconds = drafts_s + verifies_s
+        if seconds <= limit_s and tokens / seconds > most:
+            best = Plan(known.depth, drafts, known.accepted * scale, seconds)
+            most = best.tokens_per_s
+    return best
 
 
 def _verifying(shape: BatchShape, drafts: int) -> BatchShape:
     """The decodes with so many drafts, spread evenly."""
     each = drafts / shape.decodes
-    return shape._replace(
+    return BatchShape(
         prefill_tokens=drafts,
         prefill_sq=each * drafts,
         prefill_cross=each * shape.decode_context,
+        decodes=shape.decodes,
+        decode_context=shape.decode_context,
         drafts=drafts,
     )
 
@@ -337,7 +354,7 @@ def _slack_s(
     """
     rows = rows[np.isfinite(view.tbt_s[rows])]
     read = _missing(view, rows) <= DEEPEST + 1
-    drafts = np.isin(rows, drafters) & (read | np.isin(rows, tight))
+    drafts = _among(view, drafters)[rows] & (read | _among(view, tight)[rows])
     brings = np.where(drafts, 1.0 + plan.accepted, 1.0)
     tbt_s = view.tbt_s[rows]
     more_s = (brings - 1.0) * tbt_s
@@ -351,6 +368,13 @@ def _slack_s(
     of_windows_s = np.minimum(spread_s, timing.until_s[rows])
     slack_s = np.where(definition == _WINDOWS, np.minimum(slack_s, of_windows_s), slack_s)
     return float(slack_s[slack_s >= plan.seconds].min(initial=math.inf))
+
+
+def _among(view: View, rows: Rows) -> Bools:
+    """[rows of the view] those among these. As np.isin in a tenth of the time."""
+    among = np.zeros(view.rows, dtype=np.bool_)
+    among[rows] = True
+    return among
 
 
 def _missing(view: View, rows: Rows) -> Ints:
@@ -397,9 +421,9 @@ def _choice(
     depth: Ints = np.minimum(plan.depth, np.maximum(left - 1, 0)).astype(np.int32)
     computed, missing = view.computed_tokens[rows], _missing(view, rows)
     spare_s = length_s - MARGIN_S - plan.seconds
-    needed = np.isin(rows, tight) | (_for_whole_answers(view, rows) & view.standard[rows])
+    needed = _among(view, tight)[rows] | (_for_whole_answers(view, rows) & view.standard[rows])
     depth[_read_later(view, view.draft, missing, needed, spare_s, length_s)] = 0
-    depth[~np.isin(rows, drafters)] = 0
+    depth[~_among(view, drafters)[rows]] = 0
     drafts = depth > 0
     has = computed + view.unsure_tokens[rows]
     extra = (has + depth) // view.block_tokens - has // view.block_tokens

@@ -22,6 +22,7 @@ from shared.perf.shape import BatchShape
 from shared.policy import chunk, registry
 from shared.policy.lengths import OutputLengths
 from shared.policy.seam import Bools, Drafts, Ended, Observation, Phase, Policy, View
+from shared.policy.slackline.drafts import ACCEPTANCE, Learned, best_plan
 from shared.policy.slackline.due import (
     LOOSE_S,
     due_of_rows,
@@ -485,6 +486,44 @@ def test_the_yield_of_drafts_is_that_of_the_acceptance_model(acceptance: float) 
         least = np.quantile(path[:, : known.depth], 1.0 - known.verified / known.depth)
         above = np.where(path[:, : known.depth] >= least, path[:, : known.depth], 0.0)
         assert above.sum(axis=1).mean() == pytest.approx(known.accepted, rel=0.02)
+
+
+@given(
+    decodes=st.integers(1, 80),
+    drafting=st.integers(1, 80),
+    step=st.floats(0.01, 1.0),
+    token_s=st.floats(1e-6, 2e-3),
+    scale=st.floats(0.1, 2.0),
+    limit_s=st.just(math.inf) | st.floats(0.001, 0.2),
+)
+def test_no_plan_of_drafts_brings_more_tokens_a_second_than_the_best_one(
+    decodes: int, drafting: int, step: float, token_s: float, scale: float, limit_s: float
+) -> None:
+    class Dear(Linear):
+        def batch_s(self, shape: BatchShape) -> float:
+            return super().batch_s(shape) + token_s * shape.drafts
+
+    drafting, seen = min(drafting, decodes), view([], profile=Dear())
+    draft, learned = Draft(seen.profile, step, step), Learned()
+    learned.accepted.scale = scale
+    shape = BatchShape(decodes=decodes, decode_context=100 * decodes)
+    some = BatchShape(decodes=drafting, decode_context=100 * drafting)
+    rates = []
+    for known in yields(ACCEPTANCE):
+        n = round(known.verified * drafting)
+        each = n / decodes
+        verifying = shape._replace(
+            prefill_tokens=n, prefill_sq=each * n, prefill_cross=each * 100 * decodes, drafts=n
+        )
+        seconds = known.depth * draft.step_s(some) + seen.profile.batch_s(verifying)
+        if seconds <= limit_s:
+            rates.append((1.0 + scale * known.accepted) / seconds)
+    best = best_plan(seen, draft, shape, some, learned, limit_s)
+    if best is None:
+        assert not rates
+    else:
+        assert best.seconds <= limit_s
+        assert best.tokens_per_s == pytest.approx(max(rates), rel=1e-12)
 
 
 def test_decodes_draft_while_nothing_waits_and_where_their_pace_needs_it() -> None:
