@@ -17,8 +17,11 @@ from shared.perf.profile_file import FitError, Form
 from shared.perf.shape import BatchShape
 
 SECONDS = "seconds"
+DRAFTS = "drafts"  # may be absent: there are none then
 COLUMNS = (*BatchShape._fields, SECONDS)
-WHOLE = frozenset(("prefill_tokens", "prefills", "prefill_has", "decodes", "decode_context"))
+WHOLE = frozenset(
+    ("prefill_tokens", "prefills", "prefill_has", "decodes", "decode_context", DRAFTS)
+)
 # of the iterations, drawn with a fixed seed: measurements are made in rounds, and every fifth could
 # be of one kind
 HELD_OUT = 0.2
@@ -44,7 +47,8 @@ def read_timings(path: Path) -> list[Timed]:
 
 
 def _rows(path: Path, reader: "csv.DictReader[str]") -> Iterator[Timed]:
-    absent = [name for name in COLUMNS if name not in (reader.fieldnames or ())]
+    columns = [name for name in COLUMNS if name in (reader.fieldnames or ())]
+    absent = [name for name in COLUMNS if name not in columns and name != DRAFTS]
     if absent:
         raise ConfigError(
             f"timings {path}, line 1: no column {', '.join(absent)}; "
@@ -52,11 +56,12 @@ def _rows(path: Path, reader: "csv.DictReader[str]") -> Iterator[Timed]:
         )
     for cells in reader:
         here = f"timings {path}, line {reader.line_num}"
-        values = {name: _value(here, name, cells[name]) for name in COLUMNS}
-        seconds = values.pop(SECONDS)
+        values = {name: _value(here, name, cells[name]) for name in columns}
+        seconds, drafts = values.pop(SECONDS), values.pop(DRAFTS, 0.0)
         tokens, prefills, square, cross, has, decodes, context = values.values()
         shape = BatchShape(
-            int(tokens), int(prefills), square, cross, int(has), int(decodes), int(context)
+            *(int(tokens), int(prefills), square, cross, int(has)),
+            *(int(decodes), int(context), int(drafts)),
         )
         if shape.tokens == 0 or seconds == 0:
             raise ConfigError(f"{here}: an iteration must have tokens and take time")

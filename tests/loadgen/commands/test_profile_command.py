@@ -136,7 +136,23 @@ def test_two_lines_are_found_where_there_are_two(
     assert fitted["b_b"] + 1000 * fitted["k1b"] == pytest.approx(0.065, rel=0.02)
 
 
-HEADER = ",".join(COLUMNS) + "\n"
+def test_drafts_that_decodes_verify_have_a_price(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, rng = tmp_path / "timings.csv", random.Random(3)
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(COLUMNS)
+        for _ in range(200):
+            decodes, drafts = rng.randint(1, 40), rng.randint(0, 40)
+            seconds = 0.01 + 1e-4 * (decodes + drafts) + 3e-4 * drafts
+            writer.writerow([drafts, 0, 0, 0, 0, decodes, 0, drafts, seconds])
+    fitted = printed(capsys, "fit", str(path), *WHO)["coefficients"]
+    assert fitted["attention"]["v"] == pytest.approx(3e-4, rel=0.05)
+
+
+# without drafts, which may be absent
+HEADER = ",".join(name for name in COLUMNS if name != "drafts") + "\n"
 ROW = "16,1,256,0,0,0,0,0.01\n"
 
 
