@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from loadgen.lab.profile_fit import COLUMNS, FITTED, fit_form, read_timings
+from loadgen.lab.profile_fit import COLUMNS, DRAFTS, FITTED, fit_form, read_timings
 from loadgen.load.report import percent
 from loadgen.tables import print_table
 from shared.errors import ConfigError
@@ -46,7 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "timings",
         type=Path,
         metavar="FILE",
-        help=f"CSV with a line for each iteration; columns: {', '.join(COLUMNS)}",
+        help=f"CSV with a line for each iteration; columns: {', '.join(COLUMNS)}; "
+        f"{DRAFTS}, if there are any",
     )
     for_fit.add_argument("--name", required=True, metavar="N", help="name of the new profile")
     for_fit.add_argument("--gpu", required=True, metavar="G", help="GPU that was measured")

@@ -18,7 +18,7 @@ from shared.perf.shape import BatchShape
 
 SECONDS = "seconds"
 DRAFTS = "drafts"  # may be absent: there are none then
-COLUMNS = (*BatchShape._fields, SECONDS)
+COLUMNS = (*(name for name in BatchShape._fields if name != DRAFTS), SECONDS)
 WHOLE = frozenset(
     ("prefill_tokens", "prefills", "prefill_has", "decodes", "decode_context", DRAFTS)
 )
@@ -30,8 +30,8 @@ SPLITS = np.linspace(0.05, 0.95, 19)
 
 
 def read_timings(path: Path) -> list[Timed]:
-    """The iterations in a CSV with the columns COLUMNS; others are ignored. Raises ConfigError that
-    names line and column.
+    """The iterations in a CSV with the columns COLUMNS, and DRAFTS if there are any; others are
+    ignored. Raises ConfigError that names line and column.
     """
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
@@ -47,8 +47,8 @@ def read_timings(path: Path) -> list[Timed]:
 
 
 def _rows(path: Path, reader: "csv.DictReader[str]") -> Iterator[Timed]:
-    columns = [name for name in COLUMNS if name in (reader.fieldnames or ())]
-    absent = [name for name in COLUMNS if name not in columns and name != DRAFTS]
+    header = reader.fieldnames or ()
+    absent = [name for name in COLUMNS if name not in header]
     if absent:
         raise ConfigError(
             f"timings {path}, line 1: no column {', '.join(absent)}; "
@@ -56,13 +56,18 @@ def _rows(path: Path, reader: "csv.DictReader[str]") -> Iterator[Timed]:
         )
     for cells in reader:
         here = f"timings {path}, line {reader.line_num}"
-        values = {name: _value(here, name, cells[name]) for name in columns}
-        seconds, drafts = values.pop(SECONDS), values.pop(DRAFTS, 0.0)
+        values = {name: _value(here, name, cells[name]) for name in COLUMNS}
+        seconds = values.pop(SECONDS)
         tokens, prefills, square, cross, has, decodes, context = values.values()
         shape = BatchShape(
-            *(int(tokens), int(prefills), square, cross, int(has)),
-            *(int(decodes), int(context), int(drafts)),
+            int(tokens), int(prefills), square, cross, int(has), int(decodes), int(context)
         )
+        if DRAFTS in header:
+            shape = shape._replace(drafts=int(_value(here, DRAFTS, cells[DRAFTS])))
+        if shape.drafts > (shape.prefill_tokens if shape.decodes else 0):
+            raise ConfigError(
+                f"{here}, column {DRAFTS}: decodes verify them, and they are among prefill_tokens"
+            )
         if shape.tokens == 0 or seconds == 0:
             raise ConfigError(f"{here}: an iteration must have tokens and take time")
         yield Timed(shape, seconds)

@@ -56,7 +56,7 @@ WARM_UP = 0.1  # share of the time whose timings are left out
 POPULATE = 0.25  # share of the time to gather decodes; the rest goes on with those that there are
 LARGEST = 0.03  # share of the time that a batch may take at most
 KV_SHARE = 0.75  # of the blocks, so that a batch under way always finds free ones
-# of the engine's requests: greedy ones, and those that ask for nothing
+# Half of the requests are greedy, half are sampled as a request that sets nothing is.
 GREEDY, SAMPLED = Sampling(temperature=0.0), Sampling()
 
 

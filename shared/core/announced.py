@@ -22,7 +22,9 @@ REMEMBERED = 64  # unfolding takes 5 ms (50 at the most), and a request may ask 
 PROBES = (
     BatchShape(decodes=1),
     BatchShape().with_chunk(1, 0),
-    BatchShape(decodes=256, decode_context=1_000_000).with_chunk(16_384, 100_000),
+    BatchShape(4096, decodes=256, decode_context=1_000_000, drafts=4096).with_chunk(
+        16_384, 100_000
+    ),
 )
 
 

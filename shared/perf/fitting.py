@@ -137,11 +137,9 @@ def _design(shapes: Sequence[BatchShape], knots: Sequence[int]) -> Column:
         np.clip(tokens - low, 0, high - low)
         for low, high in zip(knots, [*knots[1:], np.inf], strict=True)
     ]
+    ones = np.ones(len(rows))
     return np.column_stack(
-        [
-            *(np.ones(len(rows)), *between, prefills, cross, square),
-            *(decodes > 0, decodes, context, drafts),
-        ]
+        [ones, *between, prefills, cross, square, decodes > 0, decodes, context, drafts]
     )
 
 

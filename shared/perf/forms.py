@@ -131,8 +131,8 @@ class RooflinePlusAttention(
 
 
 class Attention(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """e*chunks + p1*sum(l_has*l_in) + p2*sum(l_in^2) + D*d0 + d1*n + d2*ctx + v*drafts. `v` is the
-    price of a draft beyond that of a token: its logits, and drawing from them.
+    """e*chunks + p1*sum(l_has*l_in) + p2*sum(l_in^2) + D*d0 + d1*n + d2*ctx + v*drafts. A draft
+    costs `v` more than a token of a prompt: it needs logits, from which a token is drawn.
     """
 
     e: float

@@ -11,8 +11,8 @@ class BatchShape(NamedTuple):
 
     A speculating decode counts as a decode, which reads its KV once. Its drafts are new tokens on
     its context that belong to no chunk: one kernel verifies all trees, so they do not pay the fixed
-    cost of a chunk (1.3 to 2.2 ms in our profiles). But each has logits and a token drawn, as a
-    decode has, and so they are counted by themselves, too.
+    cost of a chunk (1.3 to 2.2 ms in our profiles). They also count by themselves: each needs
+    logits, from which a token is drawn, and most tokens of a prompt do not.
     """
 
     prefill_tokens: int = 0  # sum l_in
@@ -22,7 +22,7 @@ class BatchShape(NamedTuple):
     prefill_has: int = 0  # sum l_has
     decodes: int = 0
     decode_context: int = 0  # sum of the decodes' cached tokens
-    drafts: int = 0  # that decodes verify; they are among the prefill tokens
+    drafts: int = 0  # that decodes verify; also among the prefill tokens
 
     @property
     def tokens(self) -> int:

@@ -176,7 +176,7 @@ def draft_s(draft: Draft, *, depth: Ints, width: Ints, context: Ints, missing: I
         prompts = BatchShape(int(l_in.sum()), len(l_in), float((l_in * l_in).sum()))
         cached, drafts = cached[~new], drafts[~new]
     first = prompts._replace(decodes=len(cached), decode_context=int(cached.sum()))
-    # what it reads has no logits
+    # it needs no logits of what it reads
     total_s = draft.read_s(first.with_drafts(drafts, cached)._replace(drafts=0))
     alike = int(depth.min())  # steps that all entries take
     if alike > 1:

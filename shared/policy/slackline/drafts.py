@@ -314,18 +314,19 @@ def best_plan(
     out.
     """
     step_s, scale = draft.step_s(some), learned.accepted.scale
-    best, most = None, 0.0  # tokens a second
-    verifies_s = 0.0  # at least: what fewer drafts take
+    best, most = None, 0.0  # `most`: tokens a second
+    verifies_s = 0.0
     for known in yields(ACCEPTANCE):
-        if known.depth == 1:
+        if known.depth == 1:  # from here on, deeper chains have more drafts
             verifies_s = 0.0
         tokens, drafts_s = 1.0 + known.accepted * scale, known.depth * step_s
+        # verifying takes no less than the fewer drafts of the chains before took
         if best is not None and tokens <= most * (drafts_s + verifies_s):
             continue
         drafts = round(known.verified * some.decodes)
         verifies_s = view.profile.batch_s(_verifying(shape, drafts))
         seconds = drafts_s + verifies_s
-        if seconds <= limit_s and tokens / seconds > most:
+        if seconds <= limit_s and (best is None or tokens / seconds > most):
             best = Plan(known.depth, drafts, known.accepted * scale, seconds)
             most = best.tokens_per_s
     return best
@@ -371,7 +372,7 @@ def _slack_s(
 
 
 def _among(view: View, rows: Rows) -> Bools:
-    """[rows of the view] those among these. As np.isin in a tenth of the time."""
+    """[rows of the view] whether each is among these; np.isin takes ten times as long."""
     among = np.zeros(view.rows, dtype=np.bool_)
     among[rows] = True
     return among

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from loadgen.cli import main
-from loadgen.lab.profile_fit import COLUMNS, FITTED
+from loadgen.lab.profile_fit import COLUMNS, DRAFTS, FITTED, SECONDS
 from shared.perf import profile_file as store
 from shared.perf.shape import BatchShape
 
+OF_A_SHAPE = (*BatchShape._fields, SECONDS)
 WHO = ["--name", "my-gpu", "--gpu", "G", "--model", "M", "--kv-capacity-tokens", "90000"]
 
 
@@ -26,7 +27,7 @@ def measured(path: Path, profile_name: str = "a100-llama3-8b", n: int = 300) -> 
     profile, rng = store.load(profile_name), random.Random(7)
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(["note", *COLUMNS])
+        writer.writerow(["note", *OF_A_SHAPE])
         for i in range(n):
             decodes = 0 if i % 3 == 0 else rng.choice((1, 4, 16, 64, 128))
             shape = BatchShape(decodes=decodes, decode_context=decodes * rng.randint(1, 3000))
@@ -125,7 +126,7 @@ def test_two_lines_are_found_where_there_are_two(
 ) -> None:
     with (tmp_path / "t.csv").open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(COLUMNS)
+        writer.writerow(OF_A_SHAPE)
         for tokens in range(10, 1010, 10):
             shape = BatchShape().with_chunk(tokens, 0)
             writer.writerow([*shape, max(0.02, 0.005 + 6e-5 * tokens)])
@@ -142,17 +143,17 @@ def test_drafts_that_decodes_verify_have_a_price(
     path, rng = tmp_path / "timings.csv", random.Random(3)
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(COLUMNS)
+        writer.writerow(OF_A_SHAPE)
         for _ in range(200):
             decodes, drafts = rng.randint(1, 40), rng.randint(0, 40)
             seconds = 0.01 + 1e-4 * (decodes + drafts) + 3e-4 * drafts
-            writer.writerow([drafts, 0, 0, 0, 0, decodes, 0, drafts, seconds])
+            writer.writerow([*BatchShape(drafts, decodes=decodes, drafts=drafts), seconds])
     fitted = printed(capsys, "fit", str(path), *WHO)["coefficients"]
     assert fitted["attention"]["v"] == pytest.approx(3e-4, rel=0.05)
 
 
-# without drafts, which may be absent
-HEADER = ",".join(name for name in COLUMNS if name != "drafts") + "\n"
+HEADER = ",".join(COLUMNS) + "\n"
+WITH_DRAFTS = ",".join((*COLUMNS, DRAFTS)) + "\n"
 ROW = "16,1,256,0,0,0,0,0.01\n"
 
 
@@ -170,6 +171,9 @@ ROW = "16,1,256,0,0,0,0,0.01\n"
         ),
         (HEADER + 40 * ROW + "16,1\n", [], "line 42, column prefill_sq"),
         (HEADER + 40 * ROW + "0,0,0,0,0,0,0,1\n", [], "line 42: an iteration must have tokens"),
+        (WITH_DRAFTS + "8,0,8,0,0,4,400,0.01,9\n", [], "line 2, column drafts: decodes verify"),
+        (WITH_DRAFTS + "8,1,64,0,0,0,0,0.01,8\n", [], "line 2, column drafts: decodes verify"),
+        (WITH_DRAFTS + "8,0,8,0,0,4,400,0.01\n", [], "line 2, column drafts: `` is not"),
         (HEADER + 40 * ROW, ["--form", "forest"], "form `forest` is not fitted here"),
         (HEADER + 40 * ROW, ["--name", "My GPU"], "make no valid profile"),
         (HEADER + 40 * ROW, ["--kv-capacity-tokens", "0"], "make no valid profile"),

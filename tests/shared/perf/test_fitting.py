@@ -370,6 +370,9 @@ NONSENSE = {
     "endless": replace(
         FITTED, coefficients=replace(FORM, attention=replace(FORM.attention, d1=math.inf))
     ),
+    "endless drafts": replace(
+        FITTED, coefficients=replace(FORM, attention=replace(FORM.attention, v=1e300))
+    ),
     "a year": replace(FITTED, overhead_s=3e7),
     "as long as a book": replace(FITTED, provenance=20_000 * "a"),
     "many knots": replace(
