@@ -160,7 +160,9 @@ async def watched(folder: Path) -> AsyncIterator[Watched]:
 
 
 async def ask_on(url: str) -> None:
-    """Ask without end, in bursts: some of what is asked comes late, some asks for no such model."""
+    """Ask without end, in bursts: some ask for a first token sooner than can be, some for no such
+    model.
+    """
     async with httpx.AsyncClient(trust_env=False, timeout=WITHIN_S) as http:
 
         async def ask(n: int) -> None:
@@ -171,7 +173,8 @@ async def ask_on(url: str) -> None:
             }
             if n % 16 == 15:
                 body["model"] = "no-such-model"
-            await http.post(f"{url}/v1/completions", json=body)
+            soon = {"x-llm-d-slo-ttft-ms": "0.1"} if n % 16 == 7 else {}
+            await http.post(f"{url}/v1/completions", json=body, headers=soon)
 
         while True:
             await asyncio.gather(*(ask(n) for n in range(48)))
