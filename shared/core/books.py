@@ -96,6 +96,7 @@ class Books(BookRows):
             for name, column in zip(names, block, strict=True):
                 setattr(self, name, column)
         self._viewed: list[np.ndarray] = [getattr(self, name) for name in VIEWED]
+        self._window = [column[:0] for column in self._viewed]  # the live rows of the last view
 
     # ------------------------------------------------------------ rows
 
@@ -287,9 +288,10 @@ class Books(BookRows):
         accepted_shares: Sequence[float] = (),
     ) -> View:
         """A window on the live rows; no copies. It is valid until the books change."""
-        n = self.live
+        if len(self._window[0]) != self.live:
+            self._window = [column[: self.live] for column in self._viewed]
         return View(
-            *[column[:n] for column in self._viewed],
+            *self._window,
             start_unix_s=start_unix_s,
             profile=profile,
             kv_blocks=self.kv_blocks,

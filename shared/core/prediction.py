@@ -215,10 +215,15 @@ class Prediction:
         ends becomes a decode. Returns which rows make a token, and which make their first.
         """
         books = self._books
-        emitted: Bools = decode | (books.computed_tokens[rows] >= books.target_tokens[rows])
-        books.phase[rows] = np.where(emitted, DECODE, PREFILL)
-        if not len(ended := (emitted & ~decode).nonzero()[0]):
-            return emitted, np.zeros(len(rows), dtype=np.bool_)
+        chunks = (~decode).nonzero()[0]
+        of_chunks = rows[chunks]
+        ends: Bools = books.computed_tokens[of_chunks] >= books.target_tokens[of_chunks]
+        books.phase[of_chunks] = np.where(ends, DECODE, PREFILL)
+        if not np.count_nonzero(ends):
+            return decode, np.zeros(len(rows), dtype=np.bool_)
+        ended = chunks[ends]
+        emitted = decode.copy()
+        emitted[ended] = True
         firsts = emitted & np.isinf(books.first_token_unix_s[rows])
         books.first_token_unix_s[rows[firsts]] = end_unix_s
         # without a TTFT the pace counts from the first token

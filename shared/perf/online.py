@@ -260,7 +260,7 @@ class Corrected:
 
 
 def _decodes(shape: BatchShape) -> BatchShape:
-    return BatchShape(decodes=shape.decodes, decode_context=shape.decode_context)
+    return BatchShape().with_decodes(shape.decodes, shape.decode_context)
 
 
 def _prefills(shape: BatchShape) -> BatchShape:

@@ -42,6 +42,19 @@ class BatchShape(NamedTuple):
             drafts=self.drafts + int(l_in.sum()),
         )
 
+    def with_decodes(self, decodes: int, context: int) -> "BatchShape":
+        """The shape with so many more decodes, which stand on so many cached tokens together."""
+        return BatchShape(
+            self.prefill_tokens,
+            self.prefills,
+            self.prefill_sq,
+            self.prefill_cross,
+            self.prefill_has,
+            self.decodes + decodes,
+            self.decode_context + context,
+            self.drafts,
+        )
+
     def with_chunk(self, tokens: int, cached: int) -> "BatchShape":
         """The shape with one more prefill chunk."""
         return BatchShape(

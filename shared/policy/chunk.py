@@ -89,10 +89,7 @@ def as_many_as_fit(
     fits, exceeds = min(at_least, len(rows)), len(rows) + 1
     while exceeds - fits > 1:
         count = (fits + exceeds) // 2
-        more = shape._replace(
-            decodes=shape.decodes + count,
-            decode_context=shape.decode_context + int(context[count - 1]),
-        )
+        more = shape.with_decodes(count, int(context[count - 1]))
         if view.profile.batch_s(more) <= budget_s:
             fits = count
         else:

@@ -40,6 +40,9 @@ class Phase(IntEnum):
     DECODE = 2
 
 
+_DECODE = int(Phase.DECODE)  # numpy compares enums slowly
+
+
 @dataclass(slots=True, eq=False)
 class Rows:
     """The columns of a replica's requests: arrays in parallel, one row per request.
@@ -110,7 +113,7 @@ class View(Rows):
     def __post_init__(self) -> None:
         self.standard = ~self.best_effort
         self.has_ttlt = np.isfinite(self.last_due_unix_s)
-        self.in_decode = self.phase == int(Phase.DECODE)  # numpy compares enums slowly
+        self.in_decode = self.phase == _DECODE
         self.top_tokens = self.computed_tokens + self.unsure_tokens
 
     @property

@@ -21,8 +21,7 @@ def render(results: Results, duration_s: float) -> str:
 
 
 def _row(results: Results, name: str, hours: float) -> Sequence[str]:
-    # the search of capacities.py
-    first = replace(load_of(name, 0.5 * hours), policy=OURS, seed=capacities.SEED)
+    first = replace(load_of(name, hours), policy=OURS, seed=capacities.SEED)
     rate_rps = capacities.carried(results, VIOLATIONS, [first])
     if not rate_rps:
         return (name, MISSING, MISSING, MISSING, "", "")

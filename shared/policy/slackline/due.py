@@ -94,7 +94,7 @@ def eased(view: View, due: Due) -> Due:
     pace_s = due.pace_s.copy()
     early_s = view.next_due_unix_s[rows] - view.start_unix_s - pace_s[rows]
     pace_s[rows] = eased_s(pace_s[rows], early_s, due.output_tokens[rows])
-    return due._replace(pace_s=pace_s)
+    return Due(due.prefill_unix_s, pace_s, due.output_tokens)
 
 
 def eased_s(pace_s: Floats, early_s: Floats, output_tokens: Floats) -> Floats:
@@ -166,8 +166,8 @@ def put_off_by_mean(view: View, token_due_s: Floats, *, by_deadlines: bool) -> F
         judged |= view.definition == _DEADLINE
     if not np.count_nonzero(judged):
         return token_due_s
-    rows = (judged & view.in_decode & np.isfinite(view.tbt_s)).nonzero()[0]
-    rows = rows[np.isfinite(view.first_token_unix_s[rows])]
+    paced = np.isfinite(view.tbt_s) & np.isfinite(view.first_token_unix_s)
+    rows = (judged & view.in_decode & paced).nonzero()[0]
     if not len(rows):
         return token_due_s
     due_unix_s = view.first_token_unix_s[rows] + view.generated_tokens[rows] * view.tbt_s[rows]
@@ -187,12 +187,14 @@ def put_off_by_deadline(view: View, token_due_s: Floats) -> Floats:
 def _due(facts: Facts, now_unix_s: float, step_s: float) -> Due:
     made = facts.generated_tokens
     left = np.maximum(facts.upper_tokens - made, np.maximum(AS_LONG_AGAIN * made, 1.0))
-    undated = np.isinf(facts.next_due_unix_s) & np.isinf(facts.last_due_unix_s)
-    begin_unix_s = np.where(undated, facts.arrived_unix_s, now_unix_s)
-    prefill = np.minimum(facts.next_due_unix_s, begin_unix_s + FAR_S)
-    pace = np.minimum(facts.tightest_tbt_s, LOOSE_S)
     last = facts.last_due_unix_s
-    if np.isinf(last).all():
+    without_ttlt = np.isinf(last)
+    prefill = np.minimum(facts.next_due_unix_s, now_unix_s + FAR_S)
+    undated = without_ttlt & np.isinf(facts.next_due_unix_s)
+    if np.count_nonzero(undated):
+        prefill[undated] = facts.arrived_unix_s[undated] + FAR_S
+    pace = np.minimum(facts.tightest_tbt_s, LOOSE_S)
+    if np.count_nonzero(without_ttlt) == len(last):
         return Due(prefill, pace, left)
     # a bound by a TTLT that is absent is inf, and changes nothing
     ttlt_s = last - facts.arrived_unix_s

@@ -103,19 +103,17 @@ def _late(work: Work, passes: Passes) -> Bools:
     """
     hopeless: Bools = work.seconds + passes.batch_s > work.due_s
     order = work.due_s.argsort(kind="stable")[:LOOKS]
-    queue = work.taken(order)
-    spare_s = queue.due_s - passes.until(queue.due_s)
-    rate = queue.decode_s / queue.pace_s  # of the GPU's time, once it decodes
-    most_s = queue.decode_s * queue.output_tokens
-    decoding_s = np.minimum(
-        rate.cumsum() * queue.due_s - (rate * queue.due_s).cumsum(), most_s.cumsum()
-    )
+    due_s, seconds = work.due_s[order], work.seconds[order]
+    spare_s = due_s - passes.until(due_s)
+    rate = (work.decode_s / work.pace_s)[order]  # of the GPU's time, once it decodes
+    most_s = (work.decode_s * work.output_tokens)[order]
+    decoding_s = np.minimum(rate.cumsum() * due_s - (rate * due_s).cumsum(), most_s.cumsum())
     found = np.zeros(len(work.due_s), dtype=np.bool_)
-    if np.count_nonzero(queue.seconds.cumsum() + decoding_s > spare_s):
+    if np.count_nonzero(seconds.cumsum() + decoding_s > spare_s):
         # up to the last due time before which passes leave no time at all, every prefill
         begin = int((spare_s < -ROUNDING_S).nonzero()[0].max(initial=-1)) + 1
         found[order[:begin]] = True
-        columns = (queue.due_s, spare_s, queue.seconds, rate, most_s, queue.value, hopeless[order])
+        columns = (due_s, spare_s, seconds, rate, most_s, work.value[order], hopeless[order])
         gone = _gone(zip(*(column[begin:].tolist() for column in columns), strict=True))
         found[order[begin:][gone]] = True
     if len(order) < len(found):

@@ -106,7 +106,7 @@ def _with_the_rest(
     they may find no KV, and each token brings the end of a decode nearer, which gives some back.
     """
     shape = chunk.shape_of(view, running, choice)
-    if view.profile.batch_s(shape._replace(decodes=shape.decodes + 1)) > budget_s:
+    if view.profile.batch_s(shape.with_decodes(1, 0)) > budget_s:
         return running, choice  # mostly prefills leave no time
     rests = np.ones(view.rows, dtype=np.bool_)
     rests[running.rows] = False
@@ -243,10 +243,7 @@ def _beside(
     """The running decodes, and as many of the `others` as fit beside this batch, in their order."""
     others = chunk.as_many_as_fit(view, batch, others, budget_s, at_least=at_least)
     more = chunk.decodes_of(view, others)
-    shape = running.shape._replace(
-        decodes=running.shape.decodes + more.decodes,
-        decode_context=running.shape.decode_context + more.decode_context,
-    )
+    shape = running.shape.with_decodes(more.decodes, more.decode_context)
     return running._replace(rows=np.concatenate((running.rows, others)), shape=shape)
 
 

@@ -387,7 +387,8 @@ class Slackline:
                 work = work._replace(due_s=_put_back(view, due, queue, work))
         if Part.DUE_FIRST not in self._parts:
             work = work._replace(due_s=view.arrived_unix_s[queue] - view.start_unix_s)
-        order = np.lexsort((view.slot[queue], view.arrived_unix_s[queue], work.due_s, gone))
+        keys = (view.slot[queue], view.arrived_unix_s[queue], work.due_s)
+        order = np.lexsort((*keys, gone) if lost else keys)
         queue = _without(view, queue[order], relegated)
         if Part.ROOM in self._parts:
             due_s = due.prefill_unix_s[queue] - view.start_unix_s
@@ -473,6 +474,8 @@ def _burdened(whole: Bools, work: Work) -> bool:
     """
     if not np.count_nonzero(whole):
         return False
+    if work.seconds.sum() < BURDEN / 2 * work.due_s[whole].min():
+        return False  # all that waits is no burden
     order = work.due_s.argsort(kind="stable")
     share = work.seconds[order].cumsum() / np.maximum(work.due_s[order], 1e-6)
     return float(share[whole[order]].max()) >= BURDEN

@@ -89,14 +89,15 @@ class TokenOrder:
         those due before them, nor in another pass after it. Those that are late anyway do not
         count.
         """
-        if not np.count_nonzero(rest):
+        in_time = rest & self.in_time
+        if not np.count_nonzero(in_time):
             return False
         one_s = self.pass_s.copy()
         one_s[0] -= self.batch_s
         one_s[1:] -= self.pass_s[:-1]
         ends_s = longest_s + self.batch_s + (one_s * rest).cumsum() + MARGIN_S
         until_s = np.maximum(self.put_off_s[rest.argmax()], self.put_off_s - self.batch_s)
-        late = rest & self.in_time & (ends_s > until_s + CLOSE_S)
+        late = in_time & (ends_s > until_s + CLOSE_S)
         return bool(np.count_nonzero(late))
 
 
@@ -116,13 +117,13 @@ def token_order(view: View, timing: Timing, decodes: Rows) -> TokenOrder:
         return TokenOrder(rows, due_s, put_off_s, put_off_s, put_off_s, 0.0)
     context = view.top_tokens[rows].cumsum()
     count, last = len(rows), int(context[-1])
-    every = BatchShape(decodes=count, decode_context=last)
     # profiles are linear in both
-    every_s = view.profile.batch_s(every)
-    one_s = (every_s - view.profile.batch_s(every._replace(decodes=1))) / max(count - 1, 1)
-    token_s = (every_s - view.profile.batch_s(every._replace(decode_context=0))) / max(last, 1)
+    batch_s = view.profile.batch_s
+    every_s = batch_s(BatchShape(decodes=count, decode_context=last))
+    one_s = (every_s - batch_s(BatchShape(decodes=1, decode_context=last))) / max(count - 1, 1)
+    token_s = (every_s - batch_s(BatchShape(decodes=count))) / max(last, 1)
     left = np.arange(count - 1, -1, -1)
     pass_s = every_s - one_s * left - token_s * (last - context)
     begin_s = np.sort(timing.latest_s[decodes])
-    batch_s = every_s - one_s * count - token_s * last
-    return TokenOrder(rows, due_s, put_off_s, begin_s, pass_s, batch_s)
+    none_s = every_s - one_s * count - token_s * last
+    return TokenOrder(rows, due_s, put_off_s, begin_s, pass_s, none_s)

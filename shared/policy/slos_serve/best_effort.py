@@ -23,7 +23,7 @@ def make_room(view: View, every: Decoding, queue: Rows) -> Decoding:
     best-effort prefill that has begun keeps KV from others for what it still needs (chunk.py), so
     that KV counts as its own.
     """
-    if not len(queue) or not view.best_effort.any():
+    if not len(queue) or not np.count_nonzero(view.best_effort):
         return every
     begun = queue_of(view, every.victims, best_effort=True)
     begun = begun[view.phase[begun] == chunk.PREFILL]
