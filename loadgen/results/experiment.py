@@ -34,7 +34,7 @@ POLICY_VERSIONS = {"adaserve": 2, "ascendra": 2, "slackline": 32}
 # The same where since then only the figures of its runs with a draft model have moved.
 DRAFT_VERSIONS: dict[str, int] = {}
 # The same for runs in which some requests are more important than others.
-UNEQUAL_VERSIONS = {"slackline": 36}
+UNEQUAL_VERSIONS = {"slackline": 41}
 # The same for runs in which deadlines judge requests with a pace.
 DEADLINE_VERSIONS = {"slackline": 40}
 PROFILE = "a100-llama3-8b-qoserve"

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from msgspec import Struct
 
+from shared.columns import Ints
 from shared.perf.shape import BatchShape
 from shared.policy import chunk
 from shared.policy.chunk import Rows
@@ -373,10 +374,11 @@ class Slackline:
         early = favoured(work)
         gone = give_way(work, early, self._passes(view, due, decodes, latest_s, prices))
         lost = bool(np.count_nonzero(gone))
-        relegated = queue[:0]
+        relegated, hopeful = queue[:0], np.zeros(len(queue), dtype=np.bool_)
         if lost and Part.RELEGATION in self._parts:
             hope = hope_unix_s(view, self._lengths, self._step_s)[queue]
-            relegated = queue[gone & _no_hope(view, hope, queue, work, prices)]
+            no_hope = _no_hope(view, hope, queue, work, prices)
+            relegated, hopeful = queue[gone & no_hope], gone & ~no_hope
         work, whole = early, view.has_ttlt[queue]
         put_off_s = token_due_s
         if Part.EARNED in self._parts:
@@ -388,7 +390,7 @@ class Slackline:
         if Part.DUE_FIRST not in self._parts:
             work = work._replace(due_s=view.arrived_unix_s[queue] - view.start_unix_s)
         keys = (view.slot[queue], view.arrived_unix_s[queue], work.due_s)
-        order = np.lexsort((*keys, gone) if lost else keys)
+        order = np.lexsort((*keys, *_turns(work.value, gone, hopeful)) if lost else keys)
         queue = _without(view, queue[order], relegated)
         if Part.ROOM in self._parts:
             due_s = due.prefill_unix_s[queue] - view.start_unix_s
@@ -479,6 +481,17 @@ def _burdened(whole: Bools, work: Work) -> bool:
     order = work.due_s.argsort(kind="stable")
     share = work.seconds[order].cumsum() / np.maximum(work.due_s[order], 1e-6)
     return float(share[whole[order]].max()) >= BURDEN
+
+
+def _turns(value: Floats, gone: Bools, hopeful: Bools) -> tuple[Floats, Ints]:
+    """[queue] keys of the order, the last one first. Those that give way come after the others, the
+    most important first. But where one of them still has hope, others that are less important than
+    it come after it: they would be in time, and it may be.
+    """
+    more = hopeful & (value > value.min())
+    most = value[more].max(initial=-math.inf)
+    turns = np.where(more, 1, np.where(gone, 3, np.where(value < most, 2, 0)))
+    return np.where(gone, -value, 0.0), turns.astype(np.int32)
 
 
 def _put_back(view: View, due: Due, queue: Rows, work: Work) -> Floats:

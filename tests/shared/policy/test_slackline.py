@@ -1,4 +1,4 @@
-"""Slackline: due times, prices, the requests that give way, iterations, drafts, and whole runs."""
+"""Slackline: due times, prices, the requests that give way, iterations and drafts."""
 
 import math
 from dataclasses import replace as replaced
@@ -8,15 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
-from loadgen.load.arrivals import Gaps, draw_arrivals
-from loadgen.load.mix import PlannedRequest, plan_requests
-from loadgen.load.workload import CHATBOT, Synthetic
-from loadgen.simulator.deployment import Deployment
-from loadgen.simulator.latency import LATENCIES
-from loadgen.simulator.simulation import RunOptions, SimulationResult, simulate
-from loadgen.simulator.traffic import Traffic
 from shared.perf.draft import Draft
 from shared.perf.shape import BatchShape
 from shared.policy import chunk, registry
@@ -37,13 +29,12 @@ from shared.policy.slackline.due import (
 from shared.policy.slackline.forecast import Passes, Work, favoured, give_way
 from shared.policy.slackline.hurry import FEW, without_hurry
 from shared.policy.slackline.owed import SHARE
-from shared.policy.slackline.policy import SPARING_S, Part
+from shared.policy.slackline.policy import SPARING_S
 from shared.policy.slackline.price import FULL_TOKENS, prices_of
 from shared.policy.slackline.token_order import MARGIN_S, TokenOrder
 from shared.policy.slackline.work_ahead import HASTE, unhurried, work_of_rows
 from shared.policy.slackline.yields import yields
-from shared.tiers import DEMO_3, Tier, TierSet
-from shared.vocabulary import Definition, Missed, Slo
+from shared.vocabulary import Definition
 from tests.shared.policy.views import (
     NOW,
     Linear,
@@ -453,6 +444,26 @@ def test_a_best_effort_prefill_that_can_be_in_time_again_is_promoted() -> None:
     assert promoted(hopeful, Row(slot=3, target=25_000, ttft_s=2.1)) == []
 
 
+def test_of_whole_answers_that_may_be_late_the_more_important_run_first() -> None:
+    """Their prefills should have ended. A short output would still be in time, and one that has
+    only come waits for those that are more important than it is.
+    """
+    late = [Row(slot=n, target=2000, arrived_s=-16.0 - n, ttlt_s=20.0) for n in range(3)]
+    late[2] = replaced(late[2], importance=2.0)
+    new = Row(slot=3, target=2000, ttlt_s=20.0)
+
+    def order(*rows: Row) -> list[int]:
+        seen = view(rows)
+        seen.applications = ("",)
+        [choice] = registry.make("slackline").plan(seen)
+        return [int(slot) for slot in choice.slots]
+
+    assert order(*late, new)[0] == 2
+    assert order(*late, replaced(new, importance=2.0))[0] == 3
+    alike = [replaced(row, importance=1.0) for row in late]
+    assert order(*alike, new)[0] == 3
+
+
 # ---------------------------------------------------------------- KV
 
 
@@ -711,128 +722,3 @@ def test_drafts_give_way_as_more_decodes_share_the_batch() -> None:
 def test_a_draft_that_costs_too_much_is_not_used() -> None:
     assert drafted(registry.make("slackline"), 4, 0.1) > 0.0
     assert drafted(registry.make("slackline"), 4, 0.9) == 0.0
-
-
-# ---------------------------------------------------------------- the whole policy
-
-CHAT = TierSet(
-    name="chat",
-    default="chat",
-    tiers={"chat": Tier(slo=Slo(ttft_s=0.8, tbt_s=0.1, definition=Definition.MAX_TPOT_10))},
-)
-
-
-def planned(tiers: TierSet, rate_rps: float, seed: int) -> list[PlannedRequest]:
-    arrivals_s = draw_arrivals(Gaps(), rate_rps, 25.0, seed)
-    return plan_requests(arrivals_s, Synthetic((CHATBOT,), 8192), tiers, seed=seed)
-
-
-def served(
-    policy: str,
-    tiers: TierSet,
-    rate_rps: float,
-    *,
-    latency: str = "none",
-    draft: float = 0.0,
-    replicas: int = 1,
-    seed: int = 3,
-) -> SimulationResult:
-    return simulate(
-        Traffic(planned(tiers, rate_rps, seed), tiers, seed=seed),
-        Deployment(policy, "a100-llama3-8b", replicas, latency=LATENCIES[latency], draft=draft),
-        RunOptions(check_every=50),
-    )
-
-
-@pytest.mark.parametrize("latency", ["none", "live"])
-def test_in_overload_those_taken_keep_their_slo_and_no_other_policy_keeps_more(
-    latency: str,
-) -> None:
-    result = served("slackline", CHAT, 11.0, latency=latency)
-    kept = [verdict for verdict in result.verdicts if verdict and not verdict.relegated]
-    assert sum(not verdict.slo_met for verdict in kept) <= 0.02 * len(result.verdicts)
-    for policy in ("fcfs", "qoserve", "slos_serve"):
-        other = served(policy, CHAT, 11.0, latency=latency)
-        assert result.met_fraction >= other.met_fraction - 0.02
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_with_exact_predictions_no_token_of_those_taken_is_late(seed: int) -> None:
-    """Two paces, and twice the requests that can be served."""
-    slos = {"quick": Slo(ttft_s=0.5, tbt_s=0.05), "slow": Slo(ttft_s=0.8, tbt_s=0.1)}
-    tiers = TierSet(
-        name="paces",
-        default="slow",
-        tiers={
-            name: Tier(slo=replace(slo, definition=Definition.MAX_TPOT_10))
-            for name, slo in slos.items()
-        },
-    )
-    result = served("slackline", tiers, 20.0, seed=seed)
-    kept = [verdict for verdict in result.verdicts if verdict and not verdict.relegated]
-    assert len(kept) > 100
-    late = sum(verdict.missed is Missed.TBT for verdict in kept)
-    assert not late, f"seed {seed}: {late} of {len(kept)}"
-
-
-def test_a_request_that_nobody_could_serve_in_time_holds_no_best_effort_request_back() -> None:
-    """Three answers run, and a request comes whose TTFT has passed: it ends within two seconds."""
-    tiers = TierSet(
-        name="two",
-        default="usual",
-        tiers={
-            "usual": Tier(slo=Slo(ttft_s=2.0, tbt_s=0.06)),
-            "late": Tier(slo=Slo(ttft_s=0.0001, tbt_s=1.0)),
-        },
-    )
-    usual = [PlannedRequest(n, 0.0, 100, 3000, "usual", 1.0, "", "question") for n in range(3)]
-    late = PlannedRequest(3, 5.0, 100, 50, "late", 1.0, "", "question")
-    deployment = Deployment("slackline", "a100-llama3-8b")
-    result = simulate(Traffic([*usual, late], tiers, 1), deployment, RunOptions(keep_times=True))
-    assert [verdict.relegated for verdict in result.verdicts if verdict] == 3 * [False] + [True]
-    assert result.token_unix_s is not None
-    ends = [times[-1] - result.token_unix_s[0][0] for times in result.token_unix_s]
-    assert ends[3] < 7.0 < min(ends[:3])
-
-
-@pytest.mark.parametrize("draft", [0.0, 0.05])
-def test_every_request_ends_in_overload(draft: float) -> None:
-    result = served("slackline", DEMO_3, 16.0, draft=draft)
-    assert all(verdict is not None for verdict in result.verdicts)
-    assert result.finished == len(result.verdicts)
-
-
-def test_more_replicas_lose_no_more_requests_in_the_mean_over_seeds() -> None:
-    seeds = range(4)
-    met = [
-        sum(served("slackline", CHAT, 24.0, replicas=n, seed=seed).met_fraction for seed in seeds)
-        for n in (1, 2, 3)
-    ]
-    assert met == sorted(met), f"seeds {seeds}: {met}"
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_in_overload_hardly_an_important_request_is_lost(seed: int) -> None:
-    """Importance alone is less than capacity; with the others there is half as much again."""
-    tiers = TierSet(
-        name="two",
-        default="low",
-        tiers={
-            "high": Tier(slo=Slo(ttft_s=0.8, tbt_s=0.1), share=0.3, importance=20.0),
-            "low": Tier(slo=Slo(ttft_s=0.8, tbt_s=0.1), share=0.7),
-        },
-    )
-    result = served("slackline", tiers, 16.0, seed=seed)
-    lost: dict[str, list[bool]] = {"high": [], "low": []}
-    for request, verdict in zip(planned(tiers, 16.0, seed), result.verdicts, strict=True):
-        lost[request.tier].append(verdict is None or not verdict.slo_met)
-    share = {tier: sum(each) / len(each) for tier, each in lost.items()}
-    assert share["high"] <= 0.03 and share["low"] > 0.1, f"seed {seed}: {share}"
-
-
-@pytest.mark.parametrize("part", Part)
-def test_without_any_of_its_parts_every_request_ends(part: Part) -> None:
-    requests = planned(DEMO_3, 12.0, 5)
-    deployment = Deployment("slackline", "a100-llama3-8b", settings={"without": part.value})
-    result = simulate(Traffic(requests, DEMO_3, seed=5), deployment, RunOptions(check_every=50))
-    assert result.finished == len(result.verdicts)
