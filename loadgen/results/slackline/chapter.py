@@ -57,10 +57,11 @@ policy. `--list` says which sections have runs to repeat.
 - What changed on 2026-11-26 concerns short KV and the batch that ends at a due time. Last, offers
   that would find no KV are declined, and drafts have blocks of their own
   ([decisions.md](decisions.md)). What changed on 2026-11-27 concerns KV where some requests are
-  more important than others, and paces that deadlines judge. Of other loads no run changed, and
-  those are older. It was chosen with seeds 40, 43, 44 and 51 to 53 of hard paces, 6300 to 6590 of
-  loads drawn at random, 43 and 44 of six loads of the matrix at 1.2 times their rates, and short
-  answers on a profile as flat as a CPU's.
+  more important than others, paces that deadlines judge, and last whole answers some of which are
+  more important. Of other loads no run changed, and those are older. It was chosen with seeds 40,
+  43, 44 and 51 to 53 of hard paces, 6300 to 6590 of loads drawn at random, 43 and 44 of six loads
+  of the matrix at 1.2 times their rates, short answers on a profile as flat as a CPU's, and for
+  whole answers loads of a script.
 - The rule for windows of ten was chosen with seeds 31 to 37 at other rates and lengths; three of
   these stand under Overload, Capacity and What is misjudged.
 - On loads drawn at random each other policy has one setting, the one that suits most loads:
