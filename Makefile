@@ -20,7 +20,7 @@ CLIENTS_STAMP := .venv-clients/.installed
 .PHONY: help setup test test-vllm test-clients test-containers demo bench results soak fuzz chaos audit sbom screenshots models clean
 
 help: ## this text
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)$$/  make \1\t\2/' | expand -t 16
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)$$/  make \1\t\2/' | expand -t 24
 
 setup: $(STAMP) ## a virtual environment in .venv with pinned dependencies and the NATS server (once)
 

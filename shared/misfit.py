@@ -3,8 +3,9 @@ msgspec leaves out (`$[...].slo`).
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from copy import copy
+from difflib import get_close_matches
 from typing import Any
 
 import msgspec
@@ -12,6 +13,7 @@ import msgspec
 STEP = re.compile(r"\.(\w+)|\[(\d+|\.\.\.)\]")
 
 UNKNOWN = re.compile(r"Object contains unknown field `(.*)`")
+UNKNOWN_FIELD = "unknown field"  # the reason, where that is it
 
 
 def misfit(raw: Any, kind: Any, error: msgspec.ValidationError) -> tuple[str, str]:
@@ -30,8 +32,15 @@ def misfit(raw: Any, kind: Any, error: msgspec.ValidationError) -> tuple[str, st
             break
     if (unknown := UNKNOWN.fullmatch(why)) is not None:
         place.append(unknown[1])
-        why = "unknown field"
+        why = UNKNOWN_FIELD
     return ".".join(map(str, place)), why.removeprefix("Object ")
+
+
+def there_are(unknown: str, known: Iterable[str]) -> str:
+    """The known names, behind the one that is most like the unknown one."""
+    names = sorted(known)
+    nearest = "".join(f"the nearest is {name}; " for name in get_close_matches(unknown, names, n=1))
+    return f"{nearest}there are: {', '.join(names)}"
 
 
 def _at(raw: Any, place: Sequence[str | int]) -> Any:

@@ -11,9 +11,10 @@ from typing import Any
 
 import msgspec
 
-from loadgen.fleet.explained import Explained, explain, line_of
+from loadgen.fleet.explained import Explained, explain, fields_beside, line_of
 from loadgen.fleet.section_settings import File, ask_services
 from shared.errors import ConfigError
+from shared.misfit import UNKNOWN_FIELD, there_are
 from shared.process.configuration import FLEET_KEYS, PREFIX
 
 INDENT = " " * 11
@@ -106,7 +107,11 @@ def _faults(file: File, lines: Sequence[Explained]) -> Iterator[str]:
         for setting in wrong:
             key, _, where = setting.origin.partition(" ")
             number = line_of(key, lines) if where else None
-            yield setting.error if number is None else f"line {number}: {setting.error}"
+            # the line says where it is
+            told = setting.error if number is None else setting.error.replace(f" {where}", "", 1)
+            if told.endswith(UNKNOWN_FIELD) and (beside := fields_beside(key, file.schema)):
+                told += f"; {there_are(key.rpartition('.')[2], beside)}"
+            yield told if number is None else f"line {number}: {told}"
         if section.fault and not wrong:
             named = f"{section.section}: " if found[section.fault] == 1 else ""
             yield f"{named}{section.fault}"

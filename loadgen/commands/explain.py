@@ -14,6 +14,7 @@ from loadgen.access import access_of, add_access_arguments
 from loadgen.load.connection import connecting
 from loadgen.tables import print_table
 from shared import subjects
+from shared.bus.api import RefusedError
 from shared.bus.users import OPERATOR, Role, User
 from shared.core.explanation import WORDS, in_seconds, others
 from shared.diary import Happened, Happening
@@ -22,6 +23,9 @@ from shared.schemas import Explain, Explanation
 from shared.subjects import DEFAULT_TENANT, ID_PATTERN
 
 ANSWER_S = 5.0
+# a gateway's answer has the id of its request behind one of these
+PREFIXES = ("chatcmpl-", "cmpl-", "resp_")
+NO_BREAK = "\N{NO-BREAK SPACE}"
 STEPS = {
     Happened.DECLINED: "{replica} declined it",
     Happened.HELD: "{replica} has it",
@@ -36,9 +40,14 @@ STEPS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("request_id", metavar="REQUEST_ID", help="id of the request")
     parser.add_argument(
-        "--tenant", default=DEFAULT_TENANT, help="tenant of the request (default: default)"
+        "request_id",
+        metavar="REQUEST_ID",
+        help="id of the request, also as TENANT.ID, or the id of an HTTP answer",
+    )
+    parser.add_argument(
+        "--tenant",
+        help="tenant of the request (default: default; for the operator that of TENANT.ID)",
     )
     parser.add_argument(
         "--operator",
@@ -50,10 +59,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    for name, value in (("--tenant", args.tenant), ("REQUEST_ID", args.request_id)):
-        if not ID_PATTERN.fullmatch(value):
-            raise ConfigError(f"{name} must be 1 to 64 characters of A-Z, a-z, 0-9, _ and -")
-    found = asyncio.run(_asked(args))
+    operator = args.operator or not args.creds
+    tenant, ids = meant(args.request_id, args.tenant, operator=operator)
+    found = asyncio.run(_asked(args, tenant, ids, operator=operator))
     if args.json:
         print(msgspec.json.encode(found).decode())
     else:
@@ -61,14 +69,53 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-async def _asked(args: argparse.Namespace) -> Explanation:
-    operator = args.operator or not args.creds
-    user = OPERATOR if operator else User(Role.TENANT, args.tenant)
-    subject = subjects.EXPLAIN_ALL if operator else subjects.explain(args.tenant)
-    question = Explain(tenant=args.tenant, request_id=args.request_id)
+def meant(name: str, tenant: str | None, *, operator: bool) -> tuple[str, list[str]]:
+    """The tenant of a request, and the ids that it may have, the likeliest first.
+
+    `name`: what a user has at hand: an id, TENANT.ID of logs and tables, or the id of an answer.
+    `tenant`: the one that the user asks as; None: TENANT for the operator, else the default one.
+    Raises ConfigError where TENANT is another one, and for what can be no id.
+    """
+    before, dot, request_id = name.rpartition(".")
+    own = tenant
+    if own is None:
+        own = before if dot and operator else DEFAULT_TENANT
+    stripped = [request_id.removeprefix(each) for each in PREFIXES if request_id.startswith(each)]
+    ids = [each for each in (request_id, *stripped) if ID_PATTERN.fullmatch(each)]
+    for argument, fits in (
+        ("--tenant", tenant is None or ID_PATTERN.fullmatch(tenant)),
+        ("REQUEST_ID", ids and (not dot or ID_PATTERN.fullmatch(before))),
+    ):
+        if not fits:
+            raise ConfigError(f"{argument} must be 1 to 64 characters of A-Z, a-z, 0-9, _ and -")
+    if dot and before != own:
+        raise ConfigError(
+            f"{name} is of the tenant {before}, and you ask as {own}: --tenant {before} asks as "
+            "that tenant"
+        )
+    return own, ids
+
+
+async def _asked(
+    args: argparse.Namespace, tenant: str, ids: list[str], *, operator: bool
+) -> Explanation:
+    user = OPERATOR if operator else User(Role.TENANT, tenant)
+    subject = subjects.EXPLAIN_ALL if operator else subjects.explain(tenant)
     async with connecting(access_of(args), "slackline-explain", user) as bus:
-        try:
+
+        async def ask(request_id: str) -> Explanation:
+            question = Explain(tenant=tenant, request_id=request_id)
             return await bus.request(subject, question, Explanation, timeout_s=ANSWER_S)
+
+        *firsts, last = ids
+        try:
+            for request_id in firsts:
+                try:
+                    return await ask(request_id)
+                except RefusedError as error:
+                    if error.code != "not_found":
+                        raise
+            return await ask(last)
         except NoResponders as error:
             raise BusError(
                 f"{args.url} has no admission service: start a fleet with `slackline up`"
@@ -78,7 +125,9 @@ async def _asked(args: argparse.Namespace) -> Explanation:
 def show(found: Explanation, console: Console) -> None:
     """The answer in one sentence, then the shares, then the steps."""
     width = min(console.width, 100)
-    console.print(escape(textwrap.fill(f"{found.request_id}: {found.answer}", width)))
+    for text in (f"{found.request_id}: {found.answer}", _facts(found)):
+        filled = textwrap.fill(text, width, break_on_hyphens=False).replace(NO_BREAK, " ")
+        console.print(escape(filled), highlight=False)
     if found.shares:
         print_table(console, _shares(found))
     for neighbour in found.neighbours:
@@ -90,7 +139,7 @@ def show(found: Explanation, console: Console) -> None:
 
 
 def _shares(found: Explanation) -> Table:
-    out = Table(box=SIMPLE_HEAD, title=_facts(found), title_justify="left", padding=(0, 1))
+    out = Table(box=SIMPLE_HEAD, padding=(0, 1))
     out.add_column("where its time went", no_wrap=True)
     until = {share.cause: share for share in found.shares_until_missed}
     columns = ["until it was late"] if until else []
@@ -116,6 +165,7 @@ def _cells(seconds: float, share: float) -> list[str]:
 
 
 def _facts(found: Explanation) -> str:
+    """The request and its SLO. No item is broken at the end of a line."""
     bounds = [
         f"{name} {in_seconds(bound_s)}"
         for name, bound_s in (
@@ -126,9 +176,16 @@ def _facts(found: Explanation) -> str:
         if bound_s is not None
     ]
     state = found.verdict.finish_reason.value if found.verdict else found.state
-    return (
-        f"{found.tenant}/{found.tier}, {found.prompt_tokens:,} tokens of prompt, "
-        f"{found.output_tokens:,} of answer, {state}; SLO: {', '.join(bounds) or 'none'}"
+    first, *rest = bounds or ["none"]
+    request = [
+        f"{found.tenant}/{found.tier}",
+        f"{found.prompt_tokens:,} tokens of prompt",
+        f"{found.output_tokens:,} of answer",
+        state,
+    ]
+    return "; ".join(
+        ", ".join(item.replace(" ", NO_BREAK) for item in items)
+        for items in (request, [f"SLO: {first}", *rest])
     )
 
 

@@ -9,14 +9,14 @@ from rich.console import Console
 
 from loadgen.access import access_of, add_access_arguments
 from loadgen.fleet.fleet_tables import headline, replica_table, tier_table
-from loadgen.load.connection import bus_at, quiet_logs
+from loadgen.load.connection import connecting
 from loadgen.tables import print_table
 from shared.bus.users import OPERATOR
 from shared.client.ping import answers
 from shared.clock import Clock
 from shared.console.listening import listening
 from shared.console.picture import Picture
-from shared.errors import BusError, ConfigError
+from shared.errors import ConfigError
 
 SERVICES = {"admission": "requests", "planner": "planner", "relegation": "relegation"}
 LISTEN_S = 1.5  # in which every replica is heard many times, and every worker once
@@ -39,7 +39,6 @@ def run(args: argparse.Namespace) -> int:
     """0 while the fleet takes requests, else 1."""
     if not 0 < args.listen <= 3600:
         raise ConfigError("--listen must be above 0, and at most an hour")
-    quiet_logs()
     picture, silent = asyncio.run(_look(args))
     working = not silent and any(replica.accepting for replica in picture.replicas)
     if args.json:
@@ -67,17 +66,14 @@ def _print_tables(out: Console, picture: Picture) -> None:
 
 async def _look(args: argparse.Namespace) -> tuple[Picture, list[str]]:
     """The picture, and the services that do not answer. Raises BusError without a NATS server."""
-    access, clock = access_of(args), Clock()
-    try:
-        async with (
-            bus_at(access, "slackline-status", OPERATOR) as bus,
-            listening(bus, clock, None) as collector,
-        ):
-            *answered, _ = await asyncio.gather(
-                *(answers(bus, service, ANSWER_S) for service in SERVICES.values()),
-                asyncio.sleep(args.listen),
-            )
-            silent = [name for name, answer in zip(SERVICES, answered, strict=True) if not answer]
-            return collector.picture(clock.unix_s()), silent
-    except ConfigError as error:
-        raise BusError(f"{error}: is it up, and are --url, --creds and --tls-ca right?") from error
+    clock = Clock()
+    async with (
+        connecting(access_of(args), "slackline-status", OPERATOR) as bus,
+        listening(bus, clock, None) as collector,
+    ):
+        *answered, _ = await asyncio.gather(
+            *(answers(bus, service, ANSWER_S) for service in SERVICES.values()),
+            asyncio.sleep(args.listen),
+        )
+        silent = [name for name, answer in zip(SERVICES, answered, strict=True) if not answer]
+        return collector.picture(clock.unix_s()), silent

@@ -15,13 +15,13 @@ from rich.text import Text
 
 from loadgen.access import access_of, add_access_arguments
 from loadgen.fleet.fleet_tables import headline, request_table, strip_table, tier_table
-from loadgen.load.connection import bus_at, quiet_logs
+from loadgen.load.connection import connecting
 from loadgen.tables import fitted
 from shared.bus.users import OPERATOR
 from shared.clock import Clock
 from shared.console.listening import listening
 from shared.console.picture import Picture
-from shared.errors import BusError, ConfigError
+from shared.errors import ConfigError
 
 QUIT = b"q\x03"
 
@@ -39,7 +39,6 @@ def run(args: argparse.Namespace) -> int:
     console = Console()
     if not console.is_terminal or not sys.stdin.isatty():
         raise ConfigError("it needs a terminal; `slackline status` says the same once")
-    quiet_logs()
     with _keys() as keys:
         asyncio.run(_show(args, console, keys))
     return 0
@@ -53,21 +52,18 @@ async def _show(args: argparse.Namespace, console: Console, keys: int) -> None:
         if set(QUIT) & set(os.read(keys, 64)):
             stop.set()
 
-    try:
-        async with (
-            bus_at(access_of(args), "slackline-top", OPERATOR) as bus,
-            listening(bus, clock, None) as collector,
-        ):
-            loop.add_reader(keys, on_key)
-            with Live(console=console, screen=True, auto_refresh=False) as live:
-                while not stop.is_set() and not bus.failed.done():
-                    live.update(screen(collector.picture(clock.unix_s()), console), refresh=True)
-                    with contextlib.suppress(TimeoutError):
-                        async with asyncio.timeout(args.every):
-                            await stop.wait()
-            loop.remove_reader(keys)
-    except ConfigError as error:
-        raise BusError(f"{error}: is it up, and are --url, --creds and --tls-ca right?") from error
+    async with (
+        connecting(access_of(args), "slackline-top", OPERATOR) as bus,
+        listening(bus, clock, None) as collector,
+    ):
+        loop.add_reader(keys, on_key)
+        with Live(console=console, screen=True, auto_refresh=False) as live:
+            while not stop.is_set() and not bus.failed.done():
+                live.update(screen(collector.picture(clock.unix_s()), console), refresh=True)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(args.every):
+                        await stop.wait()
+        loop.remove_reader(keys)
 
 
 def screen(picture: Picture, console: Console) -> Group:

@@ -102,7 +102,7 @@ def timeline(trace_id: str, spans: Sequence[SpanLine]) -> Table:
         facts = ", ".join(
             f"{short} {span.attributes[long]}"
             for long, short in SHOWN.items()
-            if long in span.attributes
+            if span.attributes.get(long, "") != ""
         )
         out.add_row(
             seconds(span.start_unix_s - begin_s),

@@ -55,6 +55,13 @@ def line_of(key: str, lines: Sequence[Explained]) -> int | None:
     return None
 
 
+def fields_beside(key: str, schema: dict[str, Any]) -> list[str]:
+    """The fields of the table in which a key stands; none where it may have any."""
+    node = _node(key.split(".")[:-1], schema)
+    table = _table(node, schema) if node else None
+    return list(table.get("properties", {})) if table else []
+
+
 def _parts(path: str) -> tuple[str, ...]:
     return tuple(part.strip("\"'") for part in PART.findall(path))
 

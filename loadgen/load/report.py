@@ -212,6 +212,11 @@ def seconds(value_s: float | None) -> str:
     )
 
 
+def together(medians_s: Iterable[float | None]) -> str:
+    """A note for a table that shows these medians of TBT, seconds; empty if it needs none."""
+    return "TBT p50 0 ms: several tokens came in one iteration" if 0.0 in [*medians_s] else ""
+
+
 def engine_time(spent: EngineTime) -> str:
     """The time of the engines in words."""
     held_s = spent.exec_s + spent.idle_s + spent.late_s

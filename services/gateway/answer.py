@@ -9,11 +9,19 @@ reader has caught up.
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, assert_never
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from starlette.types import Message, Send
 
 from services.gateway.deadline import Deadline
-from services.gateway.dialect import CompletionDetails, Head, Output, PromptDetails, Usage
+from services.gateway.dialect import (
+    ChoiceVerdict,
+    CompletionDetails,
+    Head,
+    Output,
+    PromptDetails,
+    Usage,
+    told,
+)
 from services.gateway.envelope import Problem, of_error, of_verdict
 from services.gateway.merge import Merge
 from services.gateway.translate import Ask
@@ -122,6 +130,12 @@ class Answer:
             if thinking
             else UNSET,
         )
+
+    @property
+    def told_verdicts(self) -> Sequence[ChoiceVerdict] | UnsetType:
+        if not self._ask.with_verdicts or len(self.verdicts) < self._count:
+            return UNSET
+        return [told(self.verdicts[index]) for index in range(self._count)]
 
     async def run(self) -> None:
         """Writes the response. Raises ReaderStalled."""

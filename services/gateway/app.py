@@ -34,6 +34,7 @@ from services.gateway.files import Files
 from services.gateway.guard import read_tenant
 from services.gateway.model_list import Model, ModelList
 from services.gateway.responses import ResponseBody
+from services.gateway.slo_headers import header_at_fault
 from services.gateway.texts import Texts
 from services.gateway.visits import Serve, Visit, Visits
 from shared.bus.api import KeyValue
@@ -225,6 +226,7 @@ class Gateway:
         """Answers one of OpenAI's questions to a model."""
         headers = visit.headers
         visit.request_id = translate.read_request_id(headers)
+        translate.check_names(headers)
         raw = await visit.read()
         if translate.read_flag(headers, translate.LENIENT, False):
             raw, names = without_unknown(raw, api.kind)
@@ -247,7 +249,8 @@ class Gateway:
             )
         except PeerError as error:
             problem = envelope.of_error(error)
-            param = api.params.get(problem.param or "", problem.param)
+            param = header_at_fault(headers, problem.param)
+            param = api.params.get(param or "", param)
             raise Rejected(replace(problem, param=param)) from error
 
 

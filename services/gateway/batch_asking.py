@@ -14,7 +14,7 @@ import msgspec
 from msgspec.structs import replace
 from starlette.types import Message
 
-from services.gateway import chats, completions, envelope, responses, translate
+from services.gateway import chats, completions, envelope, responses, slo_headers, translate
 from services.gateway.alive import Fleet
 from services.gateway.chats import ChatBody
 from services.gateway.completions import CompletionBody
@@ -104,7 +104,7 @@ class BatchAsker:
                 {
                     translate.IDEMPOTENCY_KEY: request_id,
                     translate.TIER_HEADERS[0]: TIER if TIER in tiers.tiers else tiers.default,
-                    translate.SLO_HEADERS["ttlt_s"][0]: repr(1e3 * asking.ttlt_s),
+                    slo_headers.SLO_HEADERS["ttlt_s"][0]: repr(1e3 * asking.ttlt_s),
                 },
                 body,
                 request_id,

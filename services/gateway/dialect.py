@@ -7,7 +7,8 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from services.gateway.envelope import Problem
-from shared.schemas import Delta, TokenLogprob
+from shared.schemas import Delta, FirstMissed, TokenLogprob, Verdict
+from shared.vocabulary import Missed
 
 DONE = b"data: [DONE]\n\n"
 _encode = msgspec.json.Encoder().encode
@@ -65,9 +66,30 @@ class Usage(Struct, frozen=True, kw_only=True):
     completion_tokens_details: CompletionDetails | UnsetType = UNSET
 
 
+class ChoiceVerdict(Struct, frozen=True, kw_only=True):
+    """The verdict on one choice, without what only operators ask for. Times are in seconds."""
+
+    slo_met: bool
+    missed: Missed
+    relegated: bool
+    ttft_s: float | None
+    mean_tpot_s: float | None
+    worst_tbt_s: float | None
+    ttlt_s: float | None
+    first_missed: FirstMissed | None
+
+
+def told(verdict: Verdict) -> ChoiceVerdict:
+    """The part of a verdict that the client of HTTP is told."""
+    return ChoiceVerdict(
+        **{name: getattr(verdict, name) for name in ChoiceVerdict.__struct_fields__}
+    )
+
+
 class Reply(Struct, frozen=True, kw_only=True):
     """A whole answer, or one chunk of a stream. `service_tier` is the tier actually used, as far as
-    it is known by then.
+    it is known by then. `verdicts` are those of the choices, where the client asked for them, and
+    all choices have ended.
     """
 
     id: str
@@ -77,6 +99,7 @@ class Reply(Struct, frozen=True, kw_only=True):
     choices: Sequence[Struct]
     service_tier: str
     usage: Usage | UnsetType | None = UNSET
+    verdicts: Sequence[ChoiceVerdict] | UnsetType = UNSET
 
 
 class Head(NamedTuple):
@@ -101,6 +124,10 @@ class SoFar(Protocol):
 
     @property
     def usage(self) -> Usage: ...
+
+    @property
+    def told_verdicts(self) -> Sequence[ChoiceVerdict] | UnsetType:
+        """One for each choice; unset if the client asked for none, or a choice has not ended."""
 
 
 class Frame(Protocol):
@@ -178,4 +205,5 @@ class ReplyFrame:
             choices=choices,
             service_tier=so_far.service_tier,
             usage=usage,
+            verdicts=so_far.told_verdicts,
         )

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import Struct
 
-from services.gateway import translate
+from services.gateway import slo_headers, translate
 from services.gateway.batch_record import Batch
 from services.gateway.batches import BatchBody
 from services.gateway.chats import ChatBody, ChatChoice
@@ -124,15 +124,20 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("GET", "/openapi.json"): Operation("This document", media_type=JSON),
 }
 NUMBERS = {"limit": {"type": "integer", "minimum": 1, "maximum": 100}}
-MILLISECONDS = {"type": "number", "exclusiveMinimum": 0}
+MILLISECONDS = {
+    "type": "number",
+    "minimum": slo_headers.LEAST_MS,
+    "maximum": slo_headers.MOST_MS,
+}
 PLAIN = {"type": "string", "minLength": 1, "maxLength": 64, "pattern": "^[A-Za-z0-9_-]+$"}
 HEADERS: Mapping[str, Mapping[str, Any]] = {
     translate.IDEMPOTENCY_KEY: PLAIN,
     translate.CORRELATION_ID: {"type": "string", "maxLength": 256},
     **{name: {"type": "string", "maxLength": 64} for name in translate.TIER_HEADERS},
-    **{name: MILLISECONDS for names in translate.SLO_HEADERS.values() for name in names},
+    **{name: MILLISECONDS for names in slo_headers.SLO_HEADERS.values() for name in names},
     translate.ALLOW_RELEGATION: {"enum": ["true", "false"]},
     translate.LENIENT: {"enum": ["true", "false"]},
+    translate.VERDICT: {"enum": ["true", "false"]},
     translate.APPLICATION: {"type": "string"},
     TENANT: PLAIN,
 }

@@ -10,10 +10,10 @@ from hashlib import sha256
 from typing import Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from services.gateway.chats import ChatChoice, ChatChunk
-from services.gateway.dialect import Head, SoFar, Usage
+from services.gateway.dialect import ChoiceVerdict, Head, SoFar, Usage
 from services.gateway.envelope import Problem
 from services.gateway.likelihoods import ChatLogprobs, ContentLogprob
 
@@ -106,6 +106,7 @@ class ResponseReply(Echo, frozen=True, kw_only=True):
     error: ResponseError | None = None
     incomplete_details: Incomplete | None = None
     object: str = "response"
+    verdicts: Sequence[ChoiceVerdict] | UnsetType = UNSET
 
 
 class _Text:
@@ -306,6 +307,7 @@ class ResponseFrame:
             usage=_usage(so_far.usage) if over else None,
             error=error,
             incomplete_details=Incomplete(reason=reason) if reason else None,
+            verdicts=so_far.told_verdicts,
         )
 
 

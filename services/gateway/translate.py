@@ -2,8 +2,8 @@
 SLO (tier or SLO headers).
 """
 
-import math
 from collections.abc import Mapping
+from difflib import get_close_matches
 from hashlib import sha256
 from typing import NamedTuple
 
@@ -13,13 +13,13 @@ from services.gateway.asking import StreamOptions
 from services.gateway.chats import ChatBody
 from services.gateway.completions import CompletionBody
 from services.gateway.dialect import Dialect
+from services.gateway.slo_headers import SLO_HEADERS, read_slo
 from services.gateway.tools import Calls
 from shared import subjects
 from shared.client.client import new_request_id
 from shared.errors import PeerError
 from shared.schemas import GenerateRequest, Sampling
-from shared.tiers import Tier, TierSet
-from shared.vocabulary import Slo
+from shared.tiers import TierSet
 
 REQUESTS_LIMIT = 64  # per HTTP request: prompts times choices
 TOP_K_LIMIT = 1_000_000  # more than any vocabulary has
@@ -32,13 +32,17 @@ APPLICATION = "x-slackline-application"
 ALLOW_RELEGATION = "x-slackline-allow-relegation"
 LENIENT = "x-slackline-lenient"  # unknown fields of the body are ignored
 IGNORED = "x-slackline-ignored"  # in the answer: their names
-# SLO bound -> headers that give it in milliseconds; the first one present counts.
-SLO_HEADERS = {
-    "ttft_s": ("x-llm-d-slo-ttft-ms", "x-slo-ttft-ms"),
-    "tbt_s": ("x-llm-d-slo-tpot-ms", "x-slo-tpot-ms"),
-    "ttlt_s": ("x-slackline-slo-ttlt-ms",),
-    "thinking_tbt_s": ("x-slackline-slo-thinking-tpot-ms",),
-}
+VERDICT = "x-slackline-verdict"  # the answer tells whether its SLO was met
+# the headers that are ours by their names: a mistyped one is refused, for it would do nothing
+PREFIXES = ("x-slackline-", "x-llm-d-slo-", "x-slo-")
+KNOWN = (
+    *(name for names in SLO_HEADERS.values() for name in names),
+    TIER_HEADERS[0],
+    APPLICATION,
+    ALLOW_RELEGATION,
+    LENIENT,
+    VERDICT,
+)
 
 
 class Ask(NamedTuple):
@@ -59,6 +63,7 @@ class Ask(NamedTuple):
     stream: bool
     include_usage: bool
     usage_so_far: bool  # with every chunk as well
+    with_verdicts: bool  # the answer tells of each choice whether its SLO was met
     dialect: Dialect
     # asked again under the same id until it has an answer, perhaps by another gateway: what is
     # stored of it goes on
@@ -95,29 +100,16 @@ def read_correlation_id(headers: Mapping[str, str]) -> str:
     return given if fit else ""
 
 
-def read_slo(headers: Mapping[str, str], tier: Tier) -> Slo | None:
-    """The request's own SLO; None if the tier's SLO holds. A request that names any bound has only
-    the bounds that it names, judged as its tier is.
-
-    Raises PeerError for anything but a positive, finite number of milliseconds.
-    """
-    bounds: dict[str, float] = {}
-    for bound, names in SLO_HEADERS.items():
-        for name in names:
-            if bound in bounds or name not in headers:
-                continue
-            try:
-                value_ms = float(headers[name])
-            except ValueError:
-                value_ms = math.nan
-            if not 0 < value_ms < math.inf:
-                raise PeerError(
-                    f"{name} must be a positive number of milliseconds",
-                    code="invalid_value",
-                    param=name,
-                )
-            bounds[bound] = value_ms / 1000
-    return Slo(**bounds, definition=tier.slo.definition) if bounds else None
+def check_names(headers: Mapping[str, str]) -> None:
+    """Raises PeerError for a header that is ours by its prefix, and that nobody reads."""
+    for name in headers:
+        if name.startswith(PREFIXES) and name not in KNOWN:
+            nearest_first = get_close_matches(name, KNOWN, len(KNOWN), 0.0)
+            raise PeerError(
+                f"unknown header `{name[:64]}`; known, the nearest first: "
+                f"{', '.join(nearest_first)}",
+                param=name[:64],
+            )
 
 
 def importance_of(priority: int | None) -> float:
@@ -215,6 +207,7 @@ def read_ask(
         stream=bool(body.stream),
         include_usage=bool(options.include_usage),
         usage_so_far=bool(options.include_usage and options.continuous_usage_stats),
+        with_verdicts=read_flag(headers, VERDICT, False),
         dialect=body.dialect(held=held),
     )
 

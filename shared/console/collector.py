@@ -65,7 +65,7 @@ class Collector:
             return
         if digest.incarnation != watch.incarnation:
             watch.begin(digest.incarnation)
-        watch.digest, watch.digest_unix_s = digest, now_unix_s
+        watch.report(digest, now_unix_s)
 
     def hear_announce(self, announce: Announce) -> None:
         watch = self._watch(announce.replica)

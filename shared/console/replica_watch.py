@@ -14,7 +14,7 @@ from shared.vocabulary import ReplicaId
 ITERATIONS = 240  # the strip: the widest screen shows fewer
 PLANS = 16  # whose acks are still to come; a worker has two
 SLOTS_LIMIT = 4096  # requests of one replica; more are not followed
-RATE_S = 5.0  # the span over which rates are counted
+RATE_S = 5.0  # the longest span over which rates are counted
 ASK_S, ASK_ALL_S = 0.15, 10.0  # between two questions for unknown slots; for all, as acks get lost
 
 
@@ -26,6 +26,8 @@ class ReplicaWatch:
         self.digest: Digest | None = None
         self.announce: Announce | None = None
         self.digest_unix_s = -math.inf
+        # from its first digest, or from the beginning of its first iteration
+        self._watched_unix_s = math.inf
         self.incarnation = ""
         self.ack_seq = 0
         self.seats: dict[int, Life] = {}
@@ -42,6 +44,10 @@ class ReplicaWatch:
         self.unknown.clear()
         self._plans.clear()
 
+    def report(self, digest: Digest, now_unix_s: float) -> None:
+        self.digest, self.digest_unix_s = digest, now_unix_s
+        self._watched_unix_s = min(self._watched_unix_s, now_unix_s)
+
     def planned(self, plan: BatchPlan) -> None:
         self._plans[plan.epoch, plan.seq] = plan.predicted_s
         while len(self._plans) > PLANS:
@@ -53,6 +59,7 @@ class ReplicaWatch:
     def ran(self, iteration: Iteration, emitted: int, now_unix_s: float) -> None:
         self.iterations.append(iteration)
         self._made.append((now_unix_s, emitted, iteration.exec_s))
+        self._watched_unix_s = min(self._watched_unix_s, now_unix_s - iteration.exec_s)
 
     def question(self, now_unix_s: float) -> list[int] | None:
         """The slots to ask its planner about, [] for all; None: nothing is to be asked now."""
@@ -69,11 +76,7 @@ class ReplicaWatch:
         digest, announce = self.digest, self.announce
         if digest is None:
             return None
-        emitted, exec_s = 0, 0.0
-        for at_unix_s, tokens, took_s in reversed(self._made):
-            if at_unix_s < now_unix_s - RATE_S:
-                break
-            emitted, exec_s = emitted + tokens, exec_s + took_s
+        tokens_s, busy = self._rates(now_unix_s)
         return ReplicaPicture(
             name=self.name,
             model=digest.model,
@@ -89,11 +92,27 @@ class ReplicaWatch:
             running=digest.running,
             best_effort=digest.best_effort,
             backlog_s=digest.backlog_s,
-            tokens_s=emitted / RATE_S,
-            busy=min(exec_s / RATE_S, 1.0),
+            tokens_s=tokens_s,
+            busy=busy,
             slack=classes(life.slack_s(now_unix_s) for life in self.seats.values() if _owed(life)),
             iterations=list(_newer(self.iterations, since)),
         )
+
+    def _rates(self, now_unix_s: float) -> tuple[float, float]:
+        """Tokens a second, and the part of the time in which the engine computed, over the last
+        RATE_S; over less where it was watched for less, or the iterations kept reach less far back.
+        """
+        since_unix_s = max(self._watched_unix_s, now_unix_s - RATE_S)
+        if len(self._made) == ITERATIONS:
+            at_unix_s, _, took_s = self._made[0]
+            since_unix_s = max(since_unix_s, at_unix_s - took_s)
+        emitted, exec_s = 0, 0.0
+        for at_unix_s, tokens, took_s in reversed(self._made):
+            if at_unix_s < since_unix_s:
+                break
+            emitted, exec_s = emitted + tokens, exec_s + took_s
+        span_s = now_unix_s - since_unix_s
+        return (emitted / span_s, min(exec_s / span_s, 1.0)) if span_s > 0 else (0.0, 0.0)
 
 
 def _owed(life: Life) -> bool:

@@ -26,6 +26,8 @@ WORDS = {
     Cause.SAT_OUT: "left out of iterations",
     Cause.CONTROL: "control, between iterations",
 }
+SHORT_S = 0.1  # shorter times are in ms
+CLEAR_S = 1e-6  # instants are not known better
 SILENT_S = 1.0  # a replica that has reported nothing for longer is not between two iterations
 
 
@@ -155,13 +157,17 @@ def _answer(record: Record, measure: Measure, diary: Diary, missed: FirstMissed 
     what = {0: "its last token", 1: "its first token"}.get(
         missed.token, f"its token {missed.token}"
     )
+    late_s = 0.0 if missed.came_s is None else missed.came_s - missed.due_s
+    decimals = _decimals(late_s)
     if missed.came_s is not None:
-        came = f"came at {in_seconds(missed.came_s)}"
+        came = f"came at {in_seconds(missed.came_s, decimals)}"
     else:
         came = "never came" if verdict is not None else "has not come yet"
+    by = f" by {in_seconds(late_s, decimals)}" if late_s >= CLEAR_S else ""
+    due = f"due at {in_seconds(missed.due_s, decimals)}"
     spent_s = account.seconds(missed.cause)
     went = f"{in_seconds(spent_s)} of that went into {why(record, diary, account, missed.cause)}"
-    return f"late: {what} was due at {in_seconds(missed.due_s)} and {came}; {went}."
+    return f"late{by}: {what} was {due} and {came}; {went}."
 
 
 def _standing(record: Record, verdict: Verdict | None) -> str:
@@ -257,5 +263,15 @@ def named(names: Sequence[str]) -> str:
     return f"{', '.join(first)} and {last}" if first else last
 
 
-def in_seconds(seconds: float) -> str:
-    return f"{seconds:.2f} s" if seconds >= 0.1 else f"{seconds * 1000:.0f} ms"
+def in_seconds(seconds: float, decimals: int = 2) -> str:
+    """`decimals`: those of a second, 2 or more; a time below 0.1 s is in ms."""
+    if seconds >= SHORT_S:
+        return f"{seconds:.{decimals}f} s"
+    return f"{seconds * 1000:.{max(decimals - 3, 0)}f} ms"
+
+
+def _decimals(late_s: float) -> int:
+    """The decimals of a second that show by how much a token was late."""
+    if CLEAR_S <= late_s < SHORT_S:
+        return max(-math.floor(math.log10(late_s)), 3)
+    return 2

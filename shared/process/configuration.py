@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Meta
 
 from shared.errors import ConfigError
-from shared.misfit import misfit
+from shared.misfit import misfit, there_are
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -231,7 +231,7 @@ def _from_environment(
 
 def _check_known(key: str, known: Iterable[str], where: str) -> None:
     if key not in known:
-        raise ConfigError(f"unknown key {key!r} {where}; there are: {', '.join(sorted(known))}")
+        raise ConfigError(f"unknown key {key!r} {where}; {there_are(key, known)}")
 
 
 def _from_text(text: str, kind: Any, origin: str) -> Any:

@@ -204,4 +204,5 @@ async def test_status_says_that_nothing_is_there() -> None:
     )  # fmt: skip
     out, err = await process.communicate()
     assert process.returncode == 1 and out == b""
-    assert len(err.decode().splitlines()) == 1 and b"is it up" in err
+    assert len(err.decode().splitlines()) == 1
+    assert b"start a fleet with `slackline up`, or say where one is with --url" in err

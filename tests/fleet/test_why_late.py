@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import pytest_asyncio
 
@@ -82,6 +83,7 @@ class Told:
     unknown: str = ""
     command: dict[str, subprocess.CompletedProcess[str]] = field(default_factory=dict)
     page: dict[str, subprocess.CompletedProcess[str]] = field(default_factory=dict)
+    answered: dict[str, subprocess.CompletedProcess[str]] = field(default_factory=dict)
     spans: list[dict[str, Any]] = field(default_factory=list)
     lines: list[dict[str, Any]] = field(default_factory=list)
 
@@ -129,10 +131,28 @@ async def told(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Told]:
         [block, *_] = FENCE.findall(PAGE.read_text())
         for line in block.splitlines():
             told.page[line] = await asyncio.to_thread(as_a_tenant, fleet, line)
+        for name in [*await answer_ids(fleet), "default.straight", "acme.straight"]:
+            line = f"slackline explain {name} --json"
+            told.answered[name] = await asyncio.to_thread(as_a_tenant, fleet, line)
     told.spans = [json.loads(line) for line in spans.read_text().splitlines()]
     for log in (folder / "fleet" / "logs").glob("*.jsonl"):
         told.lines += [json.loads(line) for line in log.read_text().splitlines() if line[:1] == "{"]
     yield told
+
+
+async def answer_ids(fleet: Fleet) -> list[str]:
+    """The ids of one answer of each kind that the gateway gives."""
+    words, ids = "What is a river?", []
+    async with httpx.AsyncClient(base_url=fleet.http_url, timeout=WAIT_S, trust_env=False) as http:
+        for path, body in (
+            ("chat/completions", {"messages": [{"role": "user", "content": words}]}),
+            ("completions", {"prompt": words}),
+            ("responses", {"input": words, "store": False}),
+        ):
+            answer = await http.post(f"/v1/{path}", json=body)
+            assert answer.status_code == 200, answer.text
+            ids.append(answer.json()["id"])
+    return ids
 
 
 def as_a_tenant(fleet: Fleet, line: str) -> subprocess.CompletedProcess[str]:
@@ -185,7 +205,8 @@ async def test_a_late_request_names_its_first_missed_deadline_and_why(told: Told
     assert missed.due_s == pytest.approx(HOPELESS.ttft_s, abs=1e-6)
     until_s = sum(share.seconds for share in found.shares_until_missed)
     assert until_s == pytest.approx(missed.came_s, abs=CLOSE_S)
-    assert found.answer.startswith("late: its first token was due at 0 ms and came at ")
+    told_late = r"late by \d.* m?s: its first token was due at 0 ms and came at \d.* m?s; "
+    assert re.match(told_late, found.answer), found.answer
     assert found.verdict is not None and found.verdict.first_missed == missed
     assert told.found["straight"].first_missed is None or not told.straight.verdict.slo_met
 
@@ -252,6 +273,19 @@ async def test_the_commands_of_the_page_work(told: Told) -> None:
     assert submitted.stdout
     assert printed.stdout.startswith("river-1: ")
     assert json.loads(as_json.stdout)["request_id"] == "river-1"
+
+
+async def test_a_tenant_names_a_request_by_its_answer_or_by_its_whole_key(told: Told) -> None:
+    *answers, own, foreign = told.answered
+    assert [name.partition("-")[0].partition("_")[0] for name in answers] == [
+        "chatcmpl", "cmpl", "resp",
+    ]  # fmt: skip
+    for name in (*answers, own):
+        found = told.answered[name]
+        assert found.returncode == 0, found.stderr
+        assert name.endswith(json.loads(found.stdout)["request_id"])
+    assert told.answered[foreign].returncode == 2
+    assert "is of the tenant acme, and you ask as default" in told.answered[foreign].stderr
 
 
 async def test_the_spans_below_request_leave_no_hole(told: Told) -> None:

@@ -108,6 +108,7 @@ def span(
     end_s: float,
     service: str = "a",
     trace: str = "t",
+    **attributes: str | bool | int,
 ) -> SpanLine:
     return SpanLine(
         trace_id=trace,
@@ -117,7 +118,7 @@ def span(
         service=service,
         start_unix_s=start_s,
         end_unix_s=end_s,
-        attributes={},
+        attributes={f"slackline.{name}": value for name, value in attributes.items()},
     )
 
 
@@ -131,6 +132,15 @@ def test_a_timeline_indents_what_was_caused_and_shows_spans_whose_parent_is_miss
     shown = story.timeline("t", spans)
     assert list(shown.columns[3].cells) == ["root", "  child", "    grandchild", "lost"]
     assert list(shown.columns[0].cells) == ["0 ms", "1.0 s", "1.0 s", "3.0 s"]
+
+
+def test_a_timeline_leaves_out_attributes_without_a_value() -> None:
+    spans = [
+        span("place", None, 0, 1, replica="r1", service_class="standard", reason=""),
+        span("place again", None, 1, 2, replica="", attempt=0, reason="late"),
+    ]
+    facts = list(story.timeline("t", spans).columns[5].cells)
+    assert facts == ["[dim]replica r1, class standard[/]", "[dim]attempt 0, why late[/]"]
 
 
 def test_the_trace_shown_is_the_one_that_saw_most_services() -> None:

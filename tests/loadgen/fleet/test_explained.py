@@ -1,6 +1,6 @@
 """A configuration file, line by line."""
 
-from loadgen.fleet.explained import Explained, explain, line_of
+from loadgen.fleet.explained import Explained, explain, fields_beside, line_of
 
 SCHEMA = {
     "type": "object",
@@ -57,6 +57,13 @@ def test_it_says_what_a_running_fleet_takes_over() -> None:
     assert at_once["tiers.chat.slo.ttft_s"]
     assert not at_once["policy"]
     assert lines()[0].default == "slackline"
+
+
+def test_the_fields_beside_a_key_are_those_of_its_table() -> None:
+    assert fields_beside("worker.paec", SCHEMA) == ["pace"]
+    assert fields_beside("tiers.chat.slo.ttft_ms", SCHEMA) == ["ttft_s"]
+    assert fields_beside("tiers.chat", SCHEMA) == []  # any name will do
+    assert fields_beside("nobody.knows", SCHEMA) == []
 
 
 def test_a_fault_is_found_at_the_line_of_its_key_or_the_first_below_it() -> None:

@@ -11,7 +11,15 @@ from rich.console import Console
 from loadgen.cli import main
 from loadgen.load.mix import PlannedRequest
 from loadgen.load.open_loop import run_load
-from loadgen.load.report import Report, make_report, read_report, side_by_side, table, write_report
+from loadgen.load.report import (
+    Report,
+    make_report,
+    read_report,
+    side_by_side,
+    table,
+    together,
+    write_report,
+)
 from loadgen.load.tally import Outcome, Tally
 from shared.errors import ConfigError
 from shared.testing.simulated_process import VirtualClock, virtual_loop
@@ -103,6 +111,17 @@ def test_the_gap_between_tokens_that_arrive_together_is_zero() -> None:
     outcome.emit(2, 1.0)
     outcome.emit(3, 1.5)
     assert list(tally.gaps_s["interactive"]) == [0.0, 0.5, 0.0, 0.0]
+
+
+def test_a_median_gap_of_nothing_is_explained() -> None:
+    apart, together_ = Tally(DEMO_3), Tally(DEMO_3)
+    answered(apart, 0, [0.4, 0.45, 0.5])
+    answered(together_, 0, [0.4, 0.4, 0.4, 0.5])
+    notes = [
+        together(tier.tbt.p50_s for tier in reported(tally).tiers.values())
+        for tally in (apart, together_)
+    ]
+    assert notes == ["", "TBT p50 0 ms: several tokens came in one iteration"]
 
 
 def test_a_report_of_nothing_has_no_percentages_and_prints() -> None:

@@ -1,10 +1,10 @@
 """A stand-in for admission and a worker on a real bus: it answers requests as their prompt says,
 and keeps the requests.
 
-Prompts: `refuse <code>`, `end <finish reason>`, `relegate`, `break` (fails after two tokens),
-`hang` (one token, then nothing until cancelled), `wait` (nothing at all until `go` is set, or it is
-cancelled), `flood` (max_tokens long words), `silent` (no answer at the door); anything else:
-max_tokens words, WORDS_LIMIT at most.
+Prompts: `refuse <code> [<param>]`, `end <finish reason>`, `relegate`, `break` (fails after two
+tokens), `hang` (one token, then nothing until cancelled), `wait` (nothing at all until `go` is set,
+or it is cancelled), `flood` (max_tokens long words), `silent` (no answer at the door); anything
+else: max_tokens words, WORDS_LIMIT at most.
 Each word is a token.
 
 The prompt of a chat is its last message. A request for log-probabilities gets -0.5 - n for token n,
@@ -134,13 +134,13 @@ class StandIn:
                 await call.reply(codec.refusal(error))
                 return
         if prompt.startswith("refuse "):
-            code = prompt.split()[1]
+            code, *param = prompt.split()[1:]
             retry_after_s = 2.2 if code in ("slow_down", "resource_unavailable") else None
             await call.reply(
                 Refused(
                     code=code,
                     message=f"refused with {code}",
-                    param="prompt",
+                    param=param[0] if param else "prompt",
                     retry_after_s=retry_after_s,
                 )
             )

@@ -20,7 +20,8 @@ import pytest
 
 from services.gateway.config import GatewayConfig
 from services.gateway.service import listen, serve
-from services.gateway.translate import id_of_choice, read_slo
+from services.gateway.slo_headers import SLO_HEADERS, read_slo
+from services.gateway.translate import id_of_choice
 from shared import subjects
 from shared.bus.nats import connect
 from shared.process.telemetry import Off
@@ -237,6 +238,101 @@ def test_an_slo_in_headers_is_judged_as_its_tier_is() -> None:
     assert read_slo({}, tier) is None
 
 
+NOT_HEADERS = [
+    ("x-llm-d-slo-tbt-ms", "x-llm-d-slo-tpot-ms"),
+    ("x-llm-d-slo-foo-ms", "x-llm-d-slo-ttft-ms"),
+    ("x-slo-ttft", "x-slo-ttft-ms"),
+    ("x-slackline-teir", "x-slackline-tier"),
+    ("x-slackline-ignored", "x-slackline-lenient"),
+    (f"x-slackline-{1000 * 'x'}", "x-slackline-lenient"),
+]
+
+
+async def test_a_mistyped_header_of_ours_is_refused_and_those_there_are_are_named(
+    nats_url: str,
+) -> None:
+    async with site(nats_url) as at, at.http() as http:
+        for name, meant in NOT_HEADERS:
+            for path in ("/v1/completions", "/v1/chat/completions", "/v1/responses"):
+                answer = await http.post(path, json={"prompt": "hi"}, headers={name: "30"})
+                error = answer.json()["error"]
+                assert (answer.status_code, error["param"]) == (400, name[:64]), path
+                assert len(answer.content) < 1000
+            known = error["message"].partition("the nearest first: ")[2].split(", ")
+            assert meant in known[:3], error
+            assert {"x-slackline-allow-relegation", "x-slo-ttlt-ms"} < set(known)
+        assert at.fleet.asked == {}
+        others = {"x-slow": "1", "x-slackline": "1", "x-llm-d-inference-pool": "1"}
+        answer = await http.post("/v1/completions", json={"prompt": "hi"}, headers=others)
+        assert answer.status_code == 200
+
+
+async def test_each_name_of_a_bound_gives_it(nats_url: str) -> None:
+    async with site(nats_url) as at, at.http() as http:
+        for bound, names in SLO_HEADERS.items():
+            for name in names:
+                request_id = new_id()
+                headers = {"idempotency-key": request_id, name: "0.1"}
+                answer = await http.post("/v1/completions", json={"prompt": "a"}, headers=headers)
+                assert answer.status_code == 200, name
+                slo = at.fleet.asked[key_of(request_id)].request.slo
+                assert slo == Slo(**{bound: 1e-4})
+    assert SLO_HEADERS["ttlt_s"][1:] == ("x-llm-d-slo-ttlt-ms", "x-slo-ttlt-ms")
+
+
+OUT_OF_BOUNDS = [
+    ("0.001", "must be at least 0.1 ms"),
+    ("-inf", "must be at least 0.1 ms"),
+    ("1e12", "must be at most 31536000000 ms, a year"),
+    ("inf", "must be at most 31536000000 ms, a year"),
+    ("nan", "must be a number of milliseconds"),
+    ("soon", "must be a number of milliseconds"),
+]
+
+
+async def test_a_bound_that_no_slo_can_have_is_refused_by_the_name_of_its_header(
+    nats_url: str,
+) -> None:
+    async with site(nats_url) as at, at.http() as http:
+        for name in (name for names in SLO_HEADERS.values() for name in names):
+            for value, said in OUT_OF_BOUNDS:
+                answer = await http.post(
+                    "/v1/completions", json={"prompt": "a"}, headers={name: value}
+                )
+                error = answer.json()["error"]
+                assert (answer.status_code, error["param"]) == (400, name)
+                assert error["message"] == f"{name} {said}"
+        assert at.fleet.asked == {}
+
+
+TPOT, THINKING = "x-llm-d-slo-tpot-ms", "x-slackline-slo-thinking-tpot-ms"
+FAULTS: list[tuple[str, dict[str, str], str]] = [
+    ("slo.ttft_s", {"x-slo-ttft-ms": "1"}, "x-slo-ttft-ms"),
+    ("slo.ttft_s", {"x-slo-ttft-ms": "9", "x-llm-d-slo-ttft-ms": "1"}, "x-llm-d-slo-ttft-ms"),
+    ("slo.tbt_s", {TPOT: "1", THINKING: "2"}, TPOT),
+    ("slo.tbt_s", {TPOT: "2", THINKING: "1"}, THINKING),
+    ("slo.tbt_s", {THINKING: "1"}, THINKING),
+    ("slo.ttft_s", {}, "slo.ttft_s"),  # the tier's
+    ("slo.ttft_s", {TPOT: "1"}, "slo.ttft_s"),
+    ("prompt", {TPOT: "1"}, "prompt"),
+]
+
+
+async def test_an_slo_that_admission_refuses_is_called_by_the_header_that_gave_it(
+    nats_url: str,
+) -> None:
+    async with site(nats_url) as at, at.http() as http:
+        for param, headers, named in FAULTS:
+            answer = await http.post(
+                "/v1/completions",
+                json={"prompt": f"refuse unattainable_slo {param}"},
+                headers=headers,
+            )
+            error = answer.json()["error"]
+            assert (answer.status_code, error["code"]) == (400, "unattainable_slo")
+            assert error["param"] == named, (param, headers)
+
+
 async def test_headers_become_tenant_slo_importance_and_trace(nats_url: str) -> None:
     async with site(nats_url) as at, at.http() as http:
         request_id = new_id()
@@ -321,6 +417,44 @@ async def test_the_answer_says_which_service_tier_was_used(nats_url: str, stream
             assert at.fleet.tiers[key_of(request_id)] == tier
 
 
+VERDICTS = {"x-slackline-verdict": "true"}
+
+
+async def test_an_answer_tells_the_verdict_on_each_choice_to_who_asks_for_it(
+    nats_url: str,
+) -> None:
+    async with site(nats_url) as at, at.http() as http:
+        asked = {"prompt": ["relegate", "hi"], "max_tokens": 2}
+        answer = await http.post("/v1/completions", json=asked, headers=VERDICTS)
+        late, kept = answer.json()["verdicts"]
+        assert (late["slo_met"], late["relegated"]) == (False, True)
+        assert (kept["slo_met"], kept["relegated"], kept["missed"]) == (True, False, "")
+        assert answer.json()["service_tier"] == "flex"
+        assert "replica" not in kept
+        without = await http.post("/v1/completions", json=asked)
+        assert "verdicts" not in without.json()
+
+
+async def test_a_stream_tells_the_verdicts_once_all_its_choices_have_ended(nats_url: str) -> None:
+    async with site(nats_url) as at, at.http() as http:
+        asked = {"prompt": "relegate", "max_tokens": 2, "n": 2, "stream": True}
+        answer = await http.post("/v1/completions", json=asked, headers=VERDICTS)
+        *chunks, last = sse(answer.text)[:-1]
+        assert not any("verdicts" in chunk for chunk in chunks)
+        assert last["choices"][0]["finish_reason"] == "length"
+        assert [one["slo_met"] for one in last["verdicts"]] == [False, False]
+        with_usage = {**asked, "stream_options": {"include_usage": True}}
+        answer = await http.post("/v1/completions", json=with_usage, headers=VERDICTS)
+        assert len(sse(answer.text)[-2]["verdicts"]) == 2, "beside the usage"
+        item = {"role": "user", "content": "relegate"}
+        for stream in (False, True):
+            answer = await http.post(
+                "/v1/responses", json={"input": [item], "stream": stream}, headers=VERDICTS
+            )
+            reply = sse(answer.text)[-1]["response"] if stream else answer.json()
+            assert [one["relegated"] for one in reply["verdicts"]] == [True]
+
+
 MALFORMED: list[tuple[bytes, dict[str, str], str | None]] = [
     (b"{", {}, None),
     (b"\xff\xfe", {}, None),
@@ -370,6 +504,7 @@ MALFORMED: list[tuple[bytes, dict[str, str], str | None]] = [
         {"x-slackline-allow-relegation": "perhaps"},
         "x-slackline-allow-relegation",
     ),
+    (b'{"prompt": "a"}', {"x-slackline-verdict": "perhaps"}, "x-slackline-verdict"),
 ]
 
 

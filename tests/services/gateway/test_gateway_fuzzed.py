@@ -16,11 +16,11 @@ from hypothesis import given
 
 from services.gateway.chats import ChatBody
 from services.gateway.completions import CompletionBody
+from services.gateway.slo_headers import SLO_HEADERS
 from services.gateway.translate import (
     APPLICATION,
     CORRELATION_ID,
     IDEMPOTENCY_KEY,
-    SLO_HEADERS,
     TIER_HEADERS,
 )
 from tests.generated import ODD, encoded, fuzzed, near, seeds, tampered, valid

@@ -83,6 +83,42 @@ def test_an_iteration_has_its_prefill_decodes_drafts_and_what_was_predicted() ->
     assert (second.decode_tokens, second.predicted_s) == (1, 0.0)  # its plan was not heard
 
 
+@pytest.mark.parametrize("watched_s", [0.5, 1.5, 4.0, 12.0])
+@pytest.mark.parametrize("exec_s", [0.004, 0.02, 0.1])  # the shortest: not all of them are kept
+def test_rates_are_over_the_time_that_the_replica_was_watched(
+    watched_s: float, exec_s: float
+) -> None:
+    collector = Collector(NOW)
+    collector.hear_digest(digest(), NOW)
+    for seq in range(1, round(watched_s / exec_s) + 1):
+        at = NOW + seq * exec_s
+        collector.hear_ack(ack(seq, at, {0: (1, 1), 1: (1, 1)}, exec_s=exec_s), at)
+    [replica] = collector.picture(NOW + watched_s).replicas
+    assert replica.busy == pytest.approx(1.0, abs=0.03)
+    assert replica.tokens_s == pytest.approx(2 / exec_s, rel=0.03)
+    [replica] = collector.picture(NOW + watched_s + 10.0).replicas
+    assert (replica.busy, replica.tokens_s) == (0.0, 0.0)
+
+
+def test_a_replica_that_came_later_and_one_with_half_its_time_idle_have_their_own_rates() -> None:
+    collector = Collector(NOW - 60.0)
+    for name, exec_s in (("r1", 0.5), ("r2", 0.25)):
+        collector.hear_ack(ack(1, NOW, {0: (1, 1)}, name, exec_s=exec_s), NOW)
+        collector.hear_digest(digest(name), NOW)
+        collector.hear_ack(ack(2, NOW + 0.5, {0: (1, 1)}, name, exec_s=exec_s), NOW + 0.5)
+    r1, r2 = collector.picture(NOW + 0.5).replicas
+    # the first iteration is counted, so the watch goes back to its beginning
+    assert (r1.busy, r1.tokens_s) == (pytest.approx(1.0), pytest.approx(2 / 1.0))
+    assert (r2.busy, r2.tokens_s) == (pytest.approx(0.5 / 0.75), pytest.approx(2 / 0.75))
+
+
+def test_a_replica_that_was_heard_this_instant_has_no_rates() -> None:
+    collector = Collector(NOW)
+    collector.hear_digest(digest(), NOW)
+    [replica] = collector.picture(NOW).replicas
+    assert (replica.busy, replica.tokens_s) == (0.0, 0.0)
+
+
 def test_a_picture_has_only_the_iterations_that_were_not_told_before() -> None:
     collector = Collector(NOW)
     collector.hear_digest(digest(), NOW)
