@@ -41,7 +41,7 @@ class Tenant(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
                 raise PeerError(
                     f"this tenant may ask for a {name} of {least:g} s or more, not {asked:g} s",
                     code="permission_denied",
-                    param="slo",
+                    param=f"slo.{name}",
                 )
 
 

@@ -18,6 +18,7 @@ from shared.vocabulary import FinishReason
 
 RETRY_AFTER_MAX_S = 30
 STATUS_OF_CODE = {
+    "permission_denied": 403,
     "model_not_found": 404,
     "not_found": 404,
     "conflict": 409,

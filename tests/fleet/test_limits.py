@@ -56,7 +56,8 @@ async def test_a_tighter_slo_than_allowed_is_refused(fleet: Fleet) -> None:
     async with client_of(fleet) as (_, client, _):
         with pytest.raises(RefusedError, match=r"ttft_s of 0\.5 s or more") as caught:
             await client.submit(small("b", slo=Slo(ttft_s=0.4)), "chat")
-    assert caught.value.refused.code == "permission_denied"
+    refused = caught.value.refused
+    assert (refused.code, refused.param) == ("permission_denied", "slo.ttft_s")
 
 
 async def test_a_tenant_that_had_its_tokens_is_told_when_to_come_back_and_others_are_not(

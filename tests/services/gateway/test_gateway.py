@@ -167,6 +167,7 @@ async def test_openai_client_streams_tokens_and_gets_usage_at_the_end_when_it_as
 
 
 BAD_ENDS: list[tuple[str, type[openai.APIStatusError], int, str]] = [
+    ("refuse permission_denied", openai.PermissionDeniedError, 403, "permission_denied"),
     ("refuse model_not_found", openai.NotFoundError, 404, "model_not_found"),
     ("refuse context_length_exceeded", openai.BadRequestError, 400, "context_length_exceeded"),
     ("refuse slow_down", openai.RateLimitError, 429, "slow_down"),
