@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from shared.policy.chunk import Rows
 from shared.policy.lengths import OutputLengths
 from shared.policy.seam import DEFINITIONS, Floats, View
 from shared.schemas import Offer
@@ -105,13 +106,15 @@ def eased_s(pace_s: Floats, early_s: Floats, output_tokens: Floats) -> Floats:
     return paces
 
 
-def hope_unix_s(view: View, lengths: OutputLengths, step_s: float) -> Floats:
+def hope_unix_s(view: View, rows: Rows, lengths: OutputLengths, step_s: float) -> Floats:
     """[rows] when the prefill must have ended for a short output to be in time. `step_s`: as in
     `due_of_rows`.
     """
-    mean = np.minimum(lengths.mean(view.applications)[view.application], view.max_tokens)
-    mean = np.maximum(mean - view.generated_tokens, 1.0)
-    hope: Floats = np.minimum(view.next_due_unix_s, view.last_due_unix_s - SHORT * mean * step_s)
+    mean = lengths.mean(view.applications)[view.application[rows]]
+    mean = np.minimum(mean, view.max_tokens[rows])
+    mean = np.maximum(mean - view.generated_tokens[rows], 1.0)
+    last_unix_s = view.last_due_unix_s[rows] - SHORT * mean * step_s
+    hope: Floats = np.minimum(view.next_due_unix_s[rows], last_unix_s)
     return hope
 
 

@@ -376,7 +376,7 @@ class Slackline:
         lost = bool(np.count_nonzero(gone))
         relegated, hopeful = queue[:0], np.zeros(len(queue), dtype=np.bool_)
         if lost and Part.RELEGATION in self._parts:
-            hope = hope_unix_s(view, self._lengths, self._step_s)[queue]
+            hope = hope_unix_s(view, queue, self._lengths, self._step_s)
             no_hope = _no_hope(view, hope, queue, work, prices)
             relegated, hopeful = queue[gone & no_hope], gone & ~no_hope
         work, whole = early, view.has_ttlt[queue]
@@ -483,15 +483,18 @@ def _burdened(whole: Bools, work: Work) -> bool:
     return float(share[whole[order]].max()) >= BURDEN
 
 
-def _turns(value: Floats, gone: Bools, hopeful: Bools) -> tuple[Floats, Ints]:
+def _turns(value: Floats, gone: Bools, hopeful: Bools) -> tuple[Floats | Ints | Bools, ...]:
     """[queue] keys of the order, the last one first. Those that give way come after the others, the
     most important first. But where one of them still has hope, others that are less important than
     it come after it: they would be in time, and it may be.
     """
-    more = hopeful & (value > value.min())
+    more = value > value.min()
+    if not np.count_nonzero(more):
+        return (gone,)
+    more &= hopeful
     most = value[more].max(initial=-math.inf)
-    turns = np.where(more, 1, np.where(gone, 3, np.where(value < most, 2, 0)))
-    return np.where(gone, -value, 0.0), turns.astype(np.int32)
+    turns: Ints = np.where(more, 1, np.where(gone, 3, np.where(value < most, 2, 0)))
+    return np.where(gone, -value, 0.0), turns
 
 
 def _put_back(view: View, due: Due, queue: Rows, work: Work) -> Floats:

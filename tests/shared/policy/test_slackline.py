@@ -151,7 +151,7 @@ def test_a_whole_answer_is_given_up_only_once_a_short_one_would_be_late() -> Non
     seen.applications = ("",)
     due = due_of_rows(seen, lengths, 0.02)
     assert due.prefill_unix_s[0] == pytest.approx(NOW + 10.0 - 400 * 1.2 * 0.02)
-    hope = hope_unix_s(seen, lengths, 0.02)
+    hope = hope_unix_s(seen, np.arange(2), lengths, 0.02)
     assert hope.tolist() == pytest.approx([NOW + 10.0 - 100 * 0.02, NOW + 6.0])
 
 
